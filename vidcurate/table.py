@@ -1,0 +1,171 @@
+"""A stage's table: one Parquet file in the run folder, whole or absent, that says where it comes from.
+
+`RUN/<stage>.parquet` carries in its Parquet metadata (key `vidcurate`) the stage, the version of this
+package, the stage's settings and the digest of what it read. When all of that is unchanged the stage is
+up to date; when the table that it read has changed since, later stages refuse to go on from it.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow.parquet as pq
+
+from vidcurate import __version__
+from vidcurate.errors import StageError, StorageError, TableError
+from vidcurate.schema import COLUMNS, STAGES
+
+_METADATA_KEY = "vidcurate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """Where a table comes from. `settings` is the stage's specification as plain JSON values.
+
+    `inputs` maps a name (an earlier stage, a file) to the digest of what was read under it.
+    """
+
+    stage: str
+    settings: Mapping[str, Any]
+    inputs: Mapping[str, str]
+    version: str = __version__
+
+    def as_json(self) -> str:
+        return json.dumps(
+            {"stage": self.stage, "settings": self.settings, "inputs": self.inputs, "version": self.version},
+            sort_keys=True,
+        )
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of the file, as hex. Raises StorageError."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read ({error.strerror}).") from error
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make a rename inside `folder` survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def replace(partial: Path, final: Path) -> None:
+    """Flush `partial`, then give it its final name: readers see the old file or the whole new one."""
+    with partial.open("rb") as file:
+        os.fsync(file.fileno())
+    partial.replace(final)
+    fsync_folder(final.parent)
+
+
+def stage_path(run: Path, stage: str) -> Path:
+    return run / f"{stage}.parquet"
+
+
+def provenance(path: Path) -> Provenance:
+    """Return what the table at `path` says of itself. Raises TableError for a file that is none of ours."""
+    try:
+        metadata = pq.read_metadata(path).metadata or {}
+        fields = json.loads(metadata[_METADATA_KEY.encode()])
+    except FileNotFoundError as error:
+        raise TableError(f"{path}: no such table.") from error
+    except Exception as error:  # noqa: BLE001 - pyarrow raises many kinds for a damaged file
+        raise TableError(f"{path}: not a table written by vidcurate ({type(error).__name__}).") from error
+    return Provenance(
+        stage=fields["stage"], settings=fields["settings"], inputs=fields["inputs"], version=fields["version"]
+    )
+
+
+def previous_stage(run: Path, stage: str) -> str:
+    """Return the nearest stage before `stage` whose table is in `run`.
+
+    Raises StageError when there is none, or when that table was made from one that has changed since.
+    """
+    if not run.is_dir():
+        raise StageError(f"{run}: no such run folder. Begin with `vidcurate ingest`.")
+    for name in reversed(STAGES[: STAGES.index(stage)]):
+        if stage_path(run, name).exists():
+            _check_fresh(run, name)
+            return name
+    raise StageError(f"{run}: no table that {stage} could read. Begin with `vidcurate ingest`.")
+
+
+def newest_stage(run: Path) -> str:
+    """Return the last stage whose table is in `run`. Raises StageError as `previous_stage` does."""
+    for name in reversed(STAGES):
+        if stage_path(run, name).exists():
+            _check_fresh(run, name)
+            return name
+    raise StageError(f"{run}: no table of any stage. Begin with `vidcurate ingest`.")
+
+
+def _check_fresh(run: Path, stage: str) -> None:
+    for name, value in provenance(stage_path(run, stage)).inputs.items():
+        if name in STAGES:
+            path = stage_path(run, name)
+            if not path.exists():
+                raise StageError(f"{path}: {stage}.parquet was made from it and it is gone. Run {name} again.")
+            if digest(path) != value:
+                raise StageError(
+                    f"{stage_path(run, stage)}: made from an older {name}.parquet. Run `vidcurate {_command(stage)}` again."
+                )
+            _check_fresh(run, name)
+
+
+def _command(stage: str) -> str:
+    return "split-by-difficulty" if stage == "split" else stage
+
+
+def is_up_to_date(path: Path, wanted: Provenance) -> bool:
+    """Say whether `path` is a readable table made with exactly `wanted`."""
+    if not path.exists():
+        return False
+    try:
+        return provenance(path).as_json() == wanted.as_json()
+    except TableError:
+        return False
+
+
+def scan(run: Path, stage: str) -> pl.LazyFrame:
+    """Return the stage's table, lazily. Raises StageError when it is not there."""
+    path = stage_path(run, stage)
+    if not path.exists():
+        raise StageError(f"{path}: no such table. Run `vidcurate {_command(stage)}` first.")
+    provenance(path)
+    return pl.scan_parquet(path)
+
+
+def write(frame: pl.LazyFrame | pl.DataFrame, path: Path, origin: Provenance) -> None:
+    """Write `frame` to `path` as a stage's table: streamed, beside the final name, then renamed.
+
+    The same frame and origin give the same bytes. Raises StorageError when the disk refuses (the old table,
+    if any, is then untouched).
+    """
+    lazy = frame.lazy()
+    names = lazy.collect_schema().names()
+    words = {
+        name: {"unit": COLUMNS[name].unit, "meaning": COLUMNS[name].meaning} for name in names if name in COLUMNS
+    }
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lazy.sink_parquet(
+            partial,
+            maintain_order=True,
+            row_group_size=65_536,
+            metadata={_METADATA_KEY: origin.as_json(), "columns": json.dumps(words, sort_keys=True)},
+        )
+        replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise StorageError(f"{path}: cannot be written ({error.strerror or error}).") from error
