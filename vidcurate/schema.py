@@ -34,13 +34,25 @@ STAGES: tuple[str, ...] = ("ingest", "probe", "score", "filter", "split")
 COLUMNS: dict[str, Column] = {
     # ── ingest: what the metadata says ──────────────────────────────────────────────────────────────
     "clip_id": _column("ingest", pl.String, "", "the clip's name, unique in the table"),
-    "sample_key": _column("ingest", pl.String, "", "clip_id made safe as a WebDataset key, unique in the table"),
-    "source_dataset": _column("ingest", pl.String, "", "the data set that the row comes from, such as openvid"),
-    "source_id": _column("ingest", pl.String, "", "the video that the clip was cut from; a split never parts it"),
-    "video_path": _column("ingest", pl.String, "", "the file, relative to the video folder, with forward slashes"),
+    "sample_key": _column(
+        "ingest", pl.String, "", "clip_id made safe as a WebDataset key, unique in the table"
+    ),
+    "source_dataset": _column(
+        "ingest", pl.String, "", "the data set that the row comes from, such as openvid"
+    ),
+    "source_id": _column(
+        "ingest", pl.String, "", "the video that the clip was cut from; a split never parts it"
+    ),
+    "video_path": _column(
+        "ingest", pl.String, "", "the file, relative to the video folder, with forward slashes"
+    ),
     "caption": _column("ingest", pl.String, "", "the text that describes the clip; null when there is none"),
-    "start_seconds": _column("ingest", pl.Float64, "s", "start of the clip in its file; null: the file's start"),
-    "end_seconds": _column("ingest", pl.Float64, "s", "end of the clip in its file (exclusive); null: the file's end"),
+    "start_seconds": _column(
+        "ingest", pl.Float64, "s", "start of the clip in its file; null: the file's start"
+    ),
+    "end_seconds": _column(
+        "ingest", pl.Float64, "s", "end of the clip in its file (exclusive); null: the file's end"
+    ),
     "width_from_metadata": _column("ingest", pl.Int32, "px", "width as the metadata says"),
     "height_from_metadata": _column("ingest", pl.Int32, "px", "height as the metadata says"),
     "fps_from_metadata": _column("ingest", pl.Float64, "frames/s", "frame rate as the metadata says"),
@@ -48,10 +60,14 @@ COLUMNS: dict[str, Column] = {
     "duration_seconds_from_metadata": _column("ingest", pl.Float64, "s", "duration as the metadata says"),
     "aesthetic_score": _column("ingest", pl.Float64, "", "aesthetic score that came with the metadata"),
     "motion_score": _column("ingest", pl.Float64, "", "motion score that came with the metadata"),
-    "temporal_consistency_score": _column("ingest", pl.Float64, "", "temporal consistency that came with the metadata"),
+    "temporal_consistency_score": _column(
+        "ingest", pl.Float64, "", "temporal consistency that came with the metadata"
+    ),
     "matching_score": _column("ingest", pl.Float64, "", "caption-video match that came with the metadata"),
     "clarity_score": _column("ingest", pl.Float64, "", "clarity that came with the metadata"),
-    "suitability_score": _column("ingest", pl.Float64, "", "training suitability that came with the metadata"),
+    "suitability_score": _column(
+        "ingest", pl.Float64, "", "training suitability that came with the metadata"
+    ),
     "camera_motion": _column("ingest", pl.String, "", "camera motion that came with the metadata"),
     # ── best known: from the metadata at ingest, from the file once it is probed ────────────────────
     "width": _column("ingest", pl.Int32, "px", "display width, after rotation; the best known so far"),
@@ -61,13 +77,19 @@ COLUMNS: dict[str, Column] = {
     "duration_seconds": _column("ingest", pl.Float64, "s", "duration of the clip; the best known so far"),
     "file_size_bytes": _column("ingest", pl.Int64, "B", "size of the file; null when there is no file"),
     "ingest_problem": _column(
-        "ingest", pl.String, "",
-        "why the row cannot go on: empty_caption, duplicate_id, missing_file, path_outside_root, bad_value; else null",
+        "ingest",
+        pl.String,
+        "",
+        "why the row cannot go on: empty_caption, duplicate_id, missing_file, extra_file, "
+        "path_outside_root, bad_value; else null",
     ),
     # ── probe: what the file says, without decoding ─────────────────────────────────────────────────
     "probe_status": _column(
-        "probe", pl.String, "",
-        "ok, or what is wrong: missing, empty, unreadable, no_video_stream, no_frames, truncated, frame_count_mismatch",
+        "probe",
+        pl.String,
+        "",
+        "ok, or what is wrong: missing, empty, unreadable, no_video_stream, no_frames, truncated, "
+        "frame_count_mismatch, not_probed",
     ),
     "probe_problem": _column("probe", pl.String, "", "the problem in words; null when probe_status is ok"),
     "container": _column("probe", pl.String, "", "container format, FFmpeg's short name"),
@@ -75,10 +97,17 @@ COLUMNS: dict[str, Column] = {
     "pixel_format": _column("probe", pl.String, "", "pixel format as coded"),
     "coded_width": _column("probe", pl.Int32, "px", "width as coded, before rotation"),
     "coded_height": _column("probe", pl.Int32, "px", "height as coded, before rotation"),
-    "rotation_degrees": _column("probe", pl.Int32, "degrees", "clockwise turn for display: 0, 90, 180 or 270"),
+    "rotation_degrees": _column(
+        "probe", pl.Int32, "degrees", "clockwise turn for display: 0, 90, 180 or 270"
+    ),
+    "sample_aspect_ratio": _column("probe", pl.Float64, "", "width over height of one pixel as coded"),
     "fps_from_header": _column("probe", pl.Float64, "frames/s", "average frame rate in the header"),
-    "num_frames_from_header": _column("probe", pl.Int64, "frames", "frame count in the header; null when it has none"),
-    "num_frames_from_index": _column("probe", pl.Int64, "frames", "video packets in the index (or read one by one)"),
+    "num_frames_from_header": _column(
+        "probe", pl.Int64, "frames", "frame count in the header; null when it has none"
+    ),
+    "num_frames_from_index": _column(
+        "probe", pl.Int64, "frames", "video packets in the index (or read one by one)"
+    ),
     "num_keyframes_from_index": _column("probe", pl.Int64, "frames", "video packets marked as key frames"),
     "duration_seconds_from_header": _column("probe", pl.Float64, "s", "duration in the header"),
     "duration_seconds_from_index": _column("probe", pl.Float64, "s", "span of the video packets"),
@@ -86,7 +115,9 @@ COLUMNS: dict[str, Column] = {
     "bit_rate": _column("probe", pl.Int64, "bits/s", "bit rate of the whole file"),
     "has_audio": _column("probe", pl.Boolean, "", "the file has an audio stream"),
     "audio_codec": _column("probe", pl.String, "", "codec of the first audio stream"),
-    "missing_bytes": _column("probe", pl.Int64, "B", "bytes that the index promises behind the end of the file"),
+    "missing_bytes": _column(
+        "probe", pl.Int64, "B", "bytes that the index promises behind the end of the file"
+    ),
     # ── score ───────────────────────────────────────────────────────────────────────────────────────
     "noun_count": _column("score", pl.Int32, "nouns", "NOUN and PROPN tokens of the caption: the difficulty"),
     "noun_engine": _column("score", pl.String, "", "engine, model and version that counted; one per table"),
@@ -94,13 +125,17 @@ COLUMNS: dict[str, Column] = {
     "caption_num_characters": _column("score", pl.Int32, "characters", "characters of the caption"),
     # ── filter: the verdict ─────────────────────────────────────────────────────────────────────────
     "is_kept": _column("filter", pl.Boolean, "", "no rule rejected the clip"),
-    "reject_stage": _column("filter", pl.String, "", "the stage whose rule rejected the clip; null when kept"),
+    "reject_stage": _column(
+        "filter", pl.String, "", "the stage whose rule rejected the clip; null when kept"
+    ),
     "reject_rule": _column("filter", pl.String, "", "the first rule that rejected the clip; null when kept"),
     "reject_value": _column("filter", pl.String, "", "the clip's value under that rule"),
     "reject_threshold": _column("filter", pl.String, "", "what the rule asked for"),
     # ── split ───────────────────────────────────────────────────────────────────────────────────────
     "level": _column("split", pl.Int32, "", "difficulty level, 1 is the easiest; null when rejected"),
-    "fold": _column("split", pl.String, "", "train or validation; no source video is in both; null when rejected"),
+    "fold": _column(
+        "split", pl.String, "", "train or validation; no source video is in both; null when rejected"
+    ),
 }
 
 
@@ -110,7 +145,9 @@ def require(columns: Iterable[str], names: Iterable[str], where: str, hint: str 
     missing = [name for name in names if name not in have]
     if missing:
         step = f" {hint}" if hint else ""
-        raise ColumnError(f"{where}: the column {', '.join(missing)} is missing; it has {', '.join(sorted(have))}.{step}")
+        raise ColumnError(
+            f"{where}: the column {', '.join(missing)} is missing; it has {', '.join(sorted(have))}.{step}"
+        )
 
 
 def conform(frame: pl.LazyFrame, schema: Mapping[str, pl.DataType]) -> pl.LazyFrame:
@@ -143,9 +180,7 @@ def sample_key(clip_id: str) -> str:
 
 
 def sample_keys(clip_ids: Iterable[str]) -> list[str]:
-    """Return the key of each id. Raises InputError when two different ids would share a key.
-
-    """
+    """Return the key of each id. Raises InputError when two different ids would share a key."""
     owner: dict[str, str] = {}
     keys: list[str] = []
     for clip_id in clip_ids:

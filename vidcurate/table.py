@@ -79,7 +79,7 @@ def provenance(path: Path) -> Provenance:
         fields = json.loads(metadata[_METADATA_KEY.encode()])
     except FileNotFoundError as error:
         raise TableError(f"{path}: no such table.") from error
-    except Exception as error:  # noqa: BLE001 - pyarrow raises many kinds for a damaged file
+    except Exception as error:  # pyarrow raises many kinds for a damaged file
         raise TableError(f"{path}: not a table written by vidcurate ({type(error).__name__}).") from error
     return Provenance(
         stage=fields["stage"], settings=fields["settings"], inputs=fields["inputs"], version=fields["version"]
@@ -114,10 +114,13 @@ def _check_fresh(run: Path, stage: str) -> None:
         if name in STAGES:
             path = stage_path(run, name)
             if not path.exists():
-                raise StageError(f"{path}: {stage}.parquet was made from it and it is gone. Run {name} again.")
+                raise StageError(
+                    f"{path}: {stage}.parquet was made from it and it is gone. Run {name} again."
+                )
             if digest(path) != value:
                 raise StageError(
-                    f"{stage_path(run, stage)}: made from an older {name}.parquet. Run `vidcurate {_command(stage)}` again."
+                    f"{stage_path(run, stage)}: made from an older {name}.parquet. "
+                    f"Run `vidcurate {_command(stage)}` again."
                 )
             _check_fresh(run, name)
 
@@ -154,7 +157,9 @@ def write(frame: pl.LazyFrame | pl.DataFrame, path: Path, origin: Provenance) ->
     lazy = frame.lazy()
     names = lazy.collect_schema().names()
     words = {
-        name: {"unit": COLUMNS[name].unit, "meaning": COLUMNS[name].meaning} for name in names if name in COLUMNS
+        name: {"unit": COLUMNS[name].unit, "meaning": COLUMNS[name].meaning}
+        for name in names
+        if name in COLUMNS
     }
     partial = path.with_name(f".{path.name}.partial")
     try:
