@@ -89,7 +89,7 @@ COLUMNS: dict[str, Column] = {
         pl.String,
         "",
         "ok, or what is wrong: missing, empty, unreadable, no_video_stream, no_frames, truncated, "
-        "frame_count_mismatch, not_probed",
+        "frame_count_mismatch, duration_mismatch, not_probed",
     ),
     "probe_problem": _column("probe", pl.String, "", "the problem in words; null when probe_status is ok"),
     "container": _column("probe", pl.String, "", "container format, FFmpeg's short name"),

@@ -21,7 +21,7 @@ import numpy as np
 from av.video.reformatter import Interpolation, VideoReformatter
 from numpy.typing import NDArray
 
-from vidcurate import mp4
+from vidcurate import matroska, mp4
 from vidcurate.errors import MediaError
 
 av.logging.set_level(None)  # an integer level installs a callback that takes the GIL (PyAV 751, 909)
@@ -64,11 +64,12 @@ class Header:
 class PacketIndex:
     """The video packets that a player would show, counted without decoding.
 
-    `end_offset_bytes` is the largest offset + size that the index promises (None where it holds no offsets):
-    behind the end of the file it proves a truncation.
+    `num_hidden` counts the packets that an edit list hides. `end_offset_bytes` is where the file ends by its
+    own index or header (None where it does not say): behind the real end it proves a truncation.
     """
 
     num_frames: int
+    num_hidden: int
     num_keyframes: int
     duration_seconds: float | None
     is_variable_fps: bool
@@ -129,10 +130,10 @@ def _from_entries(entries: Any, base: Fraction | None) -> PacketIndex:
         if not entry.is_discard:  # an edit list hides it
             timestamps.append(entry.timestamp)
             keys += entry.is_keyframe
-    return _index(timestamps, keys, base, max(ends, default=None))
+    return _index(timestamps, keys, base, max(ends, default=None), num_hidden=len(ends) - len(timestamps))
 
 
-def _from_packets(container: Any, stream: Any) -> PacketIndex:
+def _from_packets(container: Any, stream: Any, end: int | None) -> PacketIndex:
     timestamps: list[int] = []
     keys = 0
     try:
@@ -143,11 +144,13 @@ def _from_packets(container: Any, stream: Any) -> PacketIndex:
                 keys += packet.is_keyframe
     except (av.FFmpegError, OSError):
         # What was read before the damage counts; the probe compares it with the header.
-        return _index(timestamps, keys, stream.time_base, None)
-    return _index(timestamps, keys, stream.time_base, None)
+        return _index(timestamps, keys, stream.time_base, end)
+    return _index(timestamps, keys, stream.time_base, end)
 
 
-def _index(timestamps: list[int], keys: int, base: Fraction | None, end: int | None) -> PacketIndex:
+def _index(
+    timestamps: list[int], keys: int, base: Fraction | None, end: int | None, num_hidden: int = 0
+) -> PacketIndex:
     stamps = np.sort(np.asarray(timestamps, dtype=np.int64))
     steps = np.diff(stamps)
     duration = None
@@ -159,6 +162,7 @@ def _index(timestamps: list[int], keys: int, base: Fraction | None, end: int | N
         is_variable = bool(np.any(np.abs(steps - usual) > max(usual / 2, 1)))
     return PacketIndex(
         num_frames=len(stamps),
+        num_hidden=num_hidden,
         num_keyframes=keys,
         duration_seconds=duration,
         is_variable_fps=is_variable,
@@ -175,10 +179,12 @@ def read_header_and_index(path: Path) -> tuple[Header, PacketIndex]:
     with _open(path) as (container, stream):
         codec = stream.codec_context
         family = container.format.name.split(",")[0]
-        rotation = 0
-        if family == "mov":
-            with path.open("rb") as file:
+        rotation, end = 0, None
+        with path.open("rb") as file:
+            if family == "mov":
                 rotation = mp4.rotation_degrees(file, os.path.getsize(path))
+            elif family == "matroska":
+                end = matroska.segment_end_bytes(file)
         turned = rotation % 180 == 90
         audio = container.streams.audio[0] if container.streams.audio else None
         duration = container.duration
@@ -204,7 +210,7 @@ def read_header_and_index(path: Path) -> tuple[Header, PacketIndex]:
         # A fragmented file counts no frames in its header and indexes only what was read so far.
         if family in _INDEXED and len(entries) and stream.frames:
             return header, _from_entries(entries, stream.time_base)
-        return header, _from_packets(container, stream)
+        return header, _from_packets(container, stream, end)
 
 
 def _decoded(container: Any, stream: Any, deadline: float | None) -> Iterator[Any]:
