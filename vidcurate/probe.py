@@ -76,8 +76,8 @@ def probe_file(path: str) -> dict[str, Any]:
     """
     file = Path(path)
     try:
-        size_bytes = file.stat().st_size
         header, index = video.read_header_and_index(file)
+        size_bytes = file.stat().st_size
     except MediaError as error:
         return {"probe_status": error.kind, "probe_problem": str(error)}
     except OSError as error:

@@ -172,5 +172,7 @@ def write(frame: pl.LazyFrame | pl.DataFrame, path: Path, origin: Provenance) ->
         )
         replace(partial, path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise StorageError(f"{path}: cannot be written ({error.strerror or error}).") from error
+    finally:
+        if path.parent.is_dir():
+            partial.unlink(missing_ok=True)

@@ -1,0 +1,42 @@
+# make demo   install into .venv and run the whole road on data it makes itself
+# make test   the test suite (under ten minutes on two cores)
+# make check  format, lint, types
+# make bench  run the CPU benchmarks and print every kept result as one table
+# make soak   the long versions of the fault tests
+.PHONY: demo test check bench soak install clean
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+# One thread per process keeps float sums in one order and leaves the cores to the workers.
+export OMP_NUM_THREADS ?= 1
+export PYTHONUNBUFFERED := 1
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "vidcurate needs Python 3.11 or newer; this is %d.%d. Set PYTHON=…" % sys.version_info[:2])'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,score,dev]'
+	touch $@
+
+demo: $(INSTALLED)
+	OMP_NUM_THREADS=2 $(BIN)/python -m trainer.demo demo
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -m "not soak and not gpu" $(TESTS)
+
+check: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+soak: $(INSTALLED)
+	$(BIN)/python -m pytest -m soak -s
+
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/run.py
+
+clean:
+	rm -rf $(VENV) demo build *.egg-info

@@ -1,0 +1,68 @@
+"""What every test may use: small real videos whose content is known, and a fresh interpreter."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from vidcurate import video
+
+SHARED = Path(__file__).resolve().parents[1].parent / "shared"
+
+Frames = NDArray[np.uint8]
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of real clips and reference tensors beside the checkout; skips where it is not there."""
+    if not SHARED.is_dir():
+        pytest.skip("no folder `shared` beside the checkout: the tests' own videos cover the same ground")
+    return SHARED
+
+
+def moving_square(num_frames: int = 24, height: int = 64, width: int = 96) -> Frames:
+    """Return frames (T, H, W, 3) of a white square on a grey ramp; the corner of frame t is 8·t."""
+    frames = np.empty((num_frames, height, width, 3), dtype=np.uint8)
+    frames[:] = np.linspace(40, 120, width, dtype=np.uint8)[None, None, :, None]
+    for number in range(num_frames):
+        left = 2 * number % (width - 16)
+        frames[number, height // 2 - 8 : height // 2 + 8, left : left + 16] = 255
+        frames[number, :16, :16] = 8 * number % 256
+    return frames
+
+
+@pytest.fixture(scope="session")
+def make_video(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return a function that writes a small video and gives its path; equal calls give one file."""
+    folder = tmp_path_factory.mktemp("videos")
+    made: dict[str, Path] = {}
+
+    def make(
+        name: str = "clip.mp4", num_frames: int = 24, height: int = 64, width: int = 96, **options
+    ) -> Path:  # type: ignore[no-untyped-def]
+        key = f"{name}-{num_frames}-{height}-{width}-{sorted(options.items())}"
+        if key not in made:
+            path = folder / str(len(made)) / name
+            path.parent.mkdir()
+            options.setdefault("fps", 24.0)
+            video.write_video(path, moving_square(num_frames, height, width), **options)
+            made[key] = path
+        return made[key]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def run_python() -> Callable[[str], str]:
+    """Return a function that runs code in a fresh interpreter and gives what it printed."""
+
+    def run(code: str) -> str:
+        return subprocess.run(
+            [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120
+        ).stdout
+
+    return run

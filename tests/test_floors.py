@@ -1,0 +1,144 @@
+"""Imports run one way: from the command line down to the words."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Lowest first. A file may import files of lower floors, and of its own floor where `TOGETHER` allows it.
+VIDCURATE = [
+    {"errors"},
+    {"recipe", "schema", "mp4", "matroska"},
+    {"video", "table"},
+    {"transcode", "tar", "buckets", "order", "synthetic", "damage", "engine"},
+    {"probe", "score", "filter", "difficulty", "ingest", "index"},
+    {"shards", "decode_pool"},
+    {"loader"},
+    {"torch", "report", "inspect"},
+    {"curate"},
+    {"progress"},
+    {"cli"},
+    {"__main__"},
+]
+TRAINER = [
+    {"noise", "masks", "optim", "encode", "stdit", "flow"},
+    {"weights", "mesh", "metrics"},
+    {"recipe"},
+    {"data", "checkpoint", "gallery", "plan"},
+    {"sample", "inspect"},
+    {"loop"},
+    {"__main__", "demo"},
+]
+# Where trainer may touch vidcurate, and what.
+TOUCHES = {
+    "data": {"loader", "index", "order", "buckets", "torch"},
+    "recipe": {"recipe", "buckets", "loader"},
+    "sample": {"video"},
+    "demo": {"cli", "curate", "synthetic", "progress", "video", "report"},
+}
+# These start in decode workers and on GPU machines: nothing heavy when they are imported.
+LIGHT = ["errors", "recipe", "buckets", "order", "index"]
+
+
+def _module(path: Path, package: str) -> str:
+    parts = path.relative_to(ROOT / package).with_suffix("").parts
+    return parts[0] if len(parts) > 1 or parts[0] != "__init__" else "__init__"
+
+
+def _imports(path: Path) -> set[tuple[str, str]]:
+    """Return (package, module) of everything the file imports from the two packages."""
+    found: set[tuple[str, str]] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            parts = node.module.split(".")
+            if parts[0] in ("vidcurate", "trainer"):
+                names = [parts[1]] if len(parts) > 1 else [alias.name for alias in node.names]
+                found |= {(parts[0], name) for name in names}
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                parts = alias.name.split(".")
+                if parts[0] in ("vidcurate", "trainer") and len(parts) > 1:
+                    found.add((parts[0], parts[1]))
+        assert not (isinstance(node, ast.ImportFrom) and node.level), f"{path}: write imports in full"
+    return found
+
+
+def _files(package: str) -> list[Path]:
+    return sorted(
+        path
+        for path in (ROOT / package).rglob("*.py")
+        if path.name != "__init__.py" or path.parent.name != package
+    )
+
+
+def _floor(floors: list[set[str]], module: str) -> int:
+    for number, names in enumerate(floors):
+        if module in names:
+            return number
+    raise AssertionError(f"{module} has no floor: put it on one in tests/test_floors.py")
+
+
+@pytest.mark.parametrize(("package", "floors"), [("vidcurate", VIDCURATE), ("trainer", TRAINER)])
+def test_every_import_goes_down(package: str, floors: list[set[str]]) -> None:
+    for path in _files(package):
+        module = _module(path, package)
+        for other_package, other in _imports(path):
+            if other_package != package or other in (module, "__version__"):
+                continue
+            assert _floor(floors, other) < _floor(floors, module) or (
+                other in floors[_floor(floors, module)]
+            ), f"{path.relative_to(ROOT)} imports {other}, which is on a higher floor"
+
+
+@pytest.mark.parametrize(("package", "floors"), [("vidcurate", VIDCURATE), ("trainer", TRAINER)])
+def test_no_two_files_import_each_other(package: str, floors: list[set[str]]) -> None:
+    graph: dict[str, set[str]] = {}
+    for path in _files(package):
+        module = _module(path, package)
+        graph.setdefault(module, set()).update(
+            other for other_package, other in _imports(path) if other_package == package and other != module
+        )
+
+    def reaches(start: str, goal: str, seen: set[str]) -> bool:
+        for other in graph.get(start, set()) - seen:
+            seen.add(other)
+            if other == goal or reaches(other, goal, seen):
+                return True
+        return False
+
+    for module in graph:
+        assert not reaches(module, module, set()), f"{package}.{module} imports itself through others"
+
+
+def test_vidcurate_does_not_know_trainer_and_only_one_file_knows_torch() -> None:
+    for path in _files("vidcurate"):
+        assert not [name for package, name in _imports(path) if package == "trainer"], path
+        text = path.read_text()
+        knows_torch = any(
+            line.strip().startswith(("import torch", "from torch")) for line in text.splitlines()
+        )
+        assert not knows_torch or path.name == "torch.py", path
+
+
+def test_trainer_touches_vidcurate_only_in_the_named_places() -> None:
+    for path in _files("trainer"):
+        module = _module(path, "trainer")
+        touched = {name for package, name in _imports(path) if package == "vidcurate"} - {
+            "errors",
+            "__version__",
+        }
+        allowed = TOUCHES.get(module, set()) | (
+            {"recipe"} if module in ("stdit", "optim", "encode", "flow") else set()
+        )
+        assert touched <= allowed, f"{path.relative_to(ROOT)} imports vidcurate's {touched - allowed}"
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_light_modules_load_nothing_heavy(module: str, run_python) -> None:  # type: ignore[no-untyped-def]
+    heavy = run_python(
+        f"import sys, vidcurate.{module}; "
+        "print([name for name in ('polars', 'av', 'torch', 'joblib', 'spacy') if name in sys.modules])"
+    )
+    assert heavy.strip() == "[]"

@@ -1,0 +1,83 @@
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from vidcurate import recipe
+from vidcurate.errors import RecipeError
+from vidcurate.recipe import Recipe
+
+
+class Model(Recipe):
+    depth: int = 2
+    lr: float = 0.1
+
+
+class Stage(Recipe):
+    name: str
+    sizes: Mapping[str, tuple[float, int]] = {}
+
+
+class Whole(Recipe):
+    model: Model = Model()
+    output: Path | None = None
+    stages: tuple[Stage, ...] = ()
+    verbose: bool = False
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model:\n  depht: 4\n", "r.yaml:2: model.depht is not a setting. Did you mean model.depth?"),
+        ("modle: {}\n", "r.yaml:1: modle is not a setting. Did you mean model?"),
+        ("model:\n  depth: '4'\n", 'r.yaml:2: model.depth is "4": input should be a valid integer.'),
+        ("model:\n  depth: 4.5\n", "r.yaml:2: model.depth is 4.5:"),
+        ("model:\n  lr: 1e-4x\n", "r.yaml:2: model.lr is"),
+        ("verbose: yes\n", 'r.yaml:1: verbose is "yes"'),  # YAML 1.1 would call it true
+        ("stages:\n  - name: a\n  - nme: b\n", "r.yaml:3: stages.1.nme is not a setting."),
+        ("stages:\n  - sizes: {}\n", "r.yaml:2: stages.0.name is missing and has no default"),
+        ("model: {depth: 1}\nmodel: {depth: 2}\n", "r.yaml:2: model is given twice (first on line 1)"),
+        ("model: [\n", "r.yaml:2: not YAML:"),
+        ("- a\n- b\n", "r.yaml: a recipe is a mapping of settings, not a list."),
+        ("stages:\n  - name: a\n    sizes: {51: [1, 0.5]}\n", "r.yaml:3: stages.0.sizes.51.1 is 0.5"),
+    ],
+)
+def test_a_wrong_recipe_is_one_line_that_names_file_line_and_key(text: str, message: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        recipe.parse(text, Whole, where="r.yaml")
+
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_numbers_follow_yaml_1_2() -> None:
+    read = recipe.parse("model: {lr: 1e-4, depth: 010}\nstages: [{name: on, sizes: {51: [1, 3]}}]", Whole)
+
+    assert read.model.lr == 1e-4
+    assert read.stages[0].name == "on"
+    assert read.stages[0].sizes == {"51": (1.0, 3)}
+
+
+def test_set_goes_through_the_same_strict_door() -> None:
+    text = "stages: [{name: a}]"
+
+    read = recipe.parse(text, Whole, settings=["model.depth=7", "stages.0.name=b", "output=out"])
+
+    assert (read.model.depth, read.stages[0].name, read.output) == (7, "b", Path("out"))
+    for setting in ("model.dept=7", "model.depth=x", "model.depth", "stages.3.name=c", "=3"):
+        with pytest.raises(RecipeError):
+            recipe.parse(text, Whole, settings=[setting])
+
+
+def test_a_recipe_that_is_no_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"none\.yaml: the recipe cannot be read"):
+        recipe.load(tmp_path / "none.yaml", Whole)
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(RecipeError, match=r"binary\.yaml: the recipe cannot be read"):
+        recipe.load(tmp_path / "binary.yaml", Whole)
+
+
+def test_a_recipe_cannot_be_changed_after_it_was_read() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Model().depth = 3  # type: ignore[misc]
