@@ -19,9 +19,11 @@ from vidcurate.errors import RecipeError
 
 
 class Recipe(BaseModel):
-    """Base of every recipe model: frozen, and a key it does not know is an error."""
+    """Base of every recipe model: frozen, an unknown key is an error, docstrings describe the fields."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, validate_default=True, use_attribute_docstrings=True
+    )
 
 
 M = TypeVar("M", bound=Recipe)

@@ -1,0 +1,182 @@
+"""Write the pages that follow from the code: commands, columns, recipe keys, errors, and the JSON Schemas.
+
+    python docs/generate.py          # write them
+    python docs/generate.py --check  # say which are out of step, exit 1
+
+A test runs the check, so a command, a column, a key or an error class cannot go undocumented.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import typer.main
+from pydantic import BaseModel
+from trainer.recipe import TrainRecipe
+
+from vidcurate import errors, recipe, schema
+from vidcurate.cli import app
+from vidcurate.curate import CurateRecipe
+
+ROOT = Path(__file__).resolve().parents[1]
+MADE = "<!-- Made by docs/generate.py; change the code, then run it. -->\n"
+RECIPES: dict[str, tuple[type[recipe.Recipe], str]] = {
+    "curate": (CurateRecipe, "A curation recipe: `vidcurate curate RECIPE`"),
+    "train": (TrainRecipe, "A training recipe: `python -m trainer RECIPE`"),
+}
+
+
+def _default(parameter: click.Parameter) -> str:
+    value = parameter.default
+    if parameter.required:
+        return "required"
+    if value is None or callable(value) or value is False or value == ():
+        return ""
+    return f"`{value}`" if not str(value).startswith("Sentinel") else ""
+
+
+def commands() -> str:
+    """Return docs/cli.md."""
+    group = typer.main.get_command(app)
+    assert isinstance(group, click.Group)
+    lines = [
+        "# Commands\n",
+        MADE,
+        "stdout is the answer, stderr the telling. Exit code 0: done; 1: the work failed; 2: the request was",
+        "wrong. `--traceback` before the command shows where an error came from.\n",
+    ]
+    for name, command in sorted(group.commands.items()):
+        lines.append(f"## vidcurate {name}\n")
+        lines.append((command.help or "").strip() + "\n")
+        lines.append("| argument | meaning | default |\n| --- | --- | --- |")
+        for parameter in command.params:
+            if parameter.name == "help":
+                continue
+            shown = (
+                parameter.opts[0]
+                if isinstance(parameter, click.Option)
+                else parameter.make_metavar(click.Context(command))
+            )
+            text = getattr(parameter, "help", "") or ""
+            lines.append(f"| `{shown}` | {text} | {_default(parameter)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def columns() -> str:
+    """Return docs/columns.md."""
+    lines = [
+        "# Columns\n",
+        MADE,
+        "One table runs through every stage, a row a clip. A stage adds its columns and takes none away.\n",
+    ]
+    for stage in schema.STAGES:
+        lines.append(f"## {stage}\n\n| column | type | unit | meaning |\n| --- | --- | --- | --- |")
+        for name, column in schema.COLUMNS.items():
+            if column.stage == stage:
+                lines.append(f"| `{name}` | {column.dtype} | {column.unit} | {column.meaning} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _tree(error: type[errors.VidcurateError]) -> Iterator[type[errors.VidcurateError]]:
+    yield error
+    for child in error.__subclasses__():
+        yield from _tree(child)
+
+
+def error_classes() -> str:
+    """Return docs/errors.md."""
+    lines = [
+        "# Errors\n",
+        MADE,
+        "Every error that a user can meet is one of these, and one line.\n",
+        "| class | exit code | meaning |\n| --- | --- | --- |",
+    ]
+    for error in _tree(errors.VidcurateError):
+        meaning = " ".join((error.__doc__ or "").split())
+        lines.append(f"| `{error.__name__}` | {error.exit_code} | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+def _models(model: type[BaseModel], seen: dict[str, type[BaseModel]]) -> None:
+    """Collect `model` and the models that its fields hold, outermost first."""
+    if model.__name__ in seen:
+        return
+    seen[model.__name__] = model
+    for field in model.model_fields.values():
+        stack: list[Any] = [field.annotation]
+        while stack:
+            kind = stack.pop()
+            stack.extend(getattr(kind, "__args__", ()))
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                _models(kind, seen)
+
+
+def _type(annotation: Any) -> str:
+    text = (
+        annotation.__name__
+        if isinstance(annotation, type) and not hasattr(annotation, "__args__")
+        else str(annotation)
+    )
+    for word in ("typing.", "pathlib.", "vidcurate.", "trainer."):
+        text = text.replace(word, "")
+    return text.replace("|", "\\|")
+
+
+def recipe_keys() -> str:
+    """Return docs/recipe-keys.md."""
+    lines = [
+        "# Recipe keys\n",
+        MADE,
+        "A recipe is YAML, whole and readable alone. A key that is not here is an error.\n",
+    ]
+    for name, (model, title) in RECIPES.items():
+        seen: dict[str, type[BaseModel]] = {}
+        _models(model, seen)
+        lines.append(f"# {title}\n\nJSON Schema for editors: `recipes/{name}.schema.json`.\n")
+        for inner in seen.values():
+            lines.append(f"## {inner.__name__}\n")
+            lines.append(" ".join((inner.__doc__ or "").split()) + "\n")
+            lines.append("| key | type | default | meaning |\n| --- | --- | --- | --- |")
+            for key, field in inner.model_fields.items():
+                default = (
+                    "required" if field.is_required() else f"`{field.get_default(call_default_factory=True)}`"
+                )
+                if len(default) > 60:
+                    default = "see below"
+                meaning = " ".join((field.description or "").split())
+                lines.append(f"| `{key}` | {_type(field.annotation)} | {default} | {meaning} |")
+            lines.append("")
+    return "\n".join(lines)
+
+
+def pages() -> dict[Path, str]:
+    """Return every made file and what it should hold."""
+    made = {
+        ROOT / "docs" / "cli.md": commands(),
+        ROOT / "docs" / "columns.md": columns(),
+        ROOT / "docs" / "errors.md": error_classes(),
+        ROOT / "docs" / "recipe-keys.md": recipe_keys(),
+    }
+    for name, (model, title) in RECIPES.items():
+        made[ROOT / "recipes" / f"{name}.schema.json"] = recipe.json_schema(model, title.split(":")[0])
+    return made
+
+
+def main() -> None:
+    behind = []
+    for path, text in pages().items():
+        if "--check" in sys.argv:
+            if not path.exists() or path.read_text(encoding="utf-8") != text:
+                behind.append(str(path.relative_to(ROOT)))
+        else:
+            path.write_text(text, encoding="utf-8")
+    if behind:
+        sys.exit(f"out of step with the code: {', '.join(behind)}. Run `python docs/generate.py`.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""`python -m vidcurate` is `vidcurate`."""
+
+from vidcurate.cli import main
+
+main()

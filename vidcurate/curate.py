@@ -1,0 +1,75 @@
+"""The road as one function: from a table of captions to shards, a line a stage.
+
+Every stage is up to date or run again by itself, so the same command continues where it stopped.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from vidcurate import difficulty, filter, ingest, probe, report, score, shards
+from vidcurate.difficulty import SplitSpec
+from vidcurate.engine import Progress
+from vidcurate.errors import InputError
+from vidcurate.filter import FilterSpec
+from vidcurate.ingest import IngestSpec
+from vidcurate.probe import ProbeSpec
+from vidcurate.recipe import Recipe
+from vidcurate.score import ScoreSpec
+from vidcurate.shards import ShardSpec
+
+Telling = Callable[[str], AbstractContextManager[Progress]]
+Told = Callable[[str, dict[str, Any]], None]
+
+
+class CurateRecipe(Recipe):
+    """A whole curation. `run` is the folder that holds every stage's table; shards go to RUN/shards."""
+
+    run: Path
+    workers: int = 1
+    ingest: IngestSpec
+    score: ScoreSpec = ScoreSpec()
+    filter: FilterSpec = FilterSpec()
+    split: SplitSpec = SplitSpec()
+    shards: ShardSpec = ShardSpec()
+
+
+def curate(recipe: CurateRecipe, *, telling: Telling, told: Told) -> dict[str, dict[str, Any]]:
+    """Run every stage of `recipe` and return each one's summary.
+
+    `telling` shows the progress of a stage, `told` gets a stage's summary as soon as it is there. Raises what
+    the stages raise.
+    """
+    run, workers = recipe.run, recipe.workers
+    videos = recipe.ingest.videos
+    if videos is None:
+        raise InputError("ingest.videos is not set: a curation to shards needs the folder of videos.")
+    summaries: dict[str, dict[str, Any]] = {}
+
+    def done(stage: str, summary: Any) -> None:
+        summaries[stage] = asdict(summary)
+        told(stage, summaries[stage])
+
+    with telling("ingest") as progress:
+        done("ingest", ingest.run_ingest(run, recipe.ingest, progress=progress))
+    with telling("probe") as progress:
+        spec = ProbeSpec(videos=videos)
+        done("probe", probe.run_probe(run, spec, num_workers=workers, progress=progress))
+    with telling("score") as progress:
+        done("score", score.run_score(run, recipe.score, progress=progress))
+    with telling("filter") as progress:
+        done("filter", filter.run_filter(run, recipe.filter, progress=progress))
+    with telling("split") as progress:
+        done("split", difficulty.run_split(run, recipe.split, progress=progress))
+    with telling("build-shards") as progress:
+        done(
+            "build-shards",
+            shards.run_build_shards(
+                run, recipe.shards, videos=videos, out=run / "shards", num_workers=workers, progress=progress
+            ),
+        )
+    with telling("report") as progress:
+        done("report", report.run_report(run, videos=videos))
+    return summaries
