@@ -1,0 +1,123 @@
+"""The run's two diaries: `metrics.jsonl`, a line a step, and `events.jsonl`, a line for what happened.
+
+Both are the truth; anything else (a page, a tracker) is drawn from them. Losses are float32 means of
+per-clip losses, written with all their digits, so that two runs can be compared bit for bit. Step numbers
+count finished updates: line 100 and the checkpoint `step-00000100` belong together.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vidcurate.errors import StorageError
+
+METRICS = "metrics.jsonl"
+EVENTS = "events.jsonl"
+
+# What differs between two runs of the same recipe: everything else in a line must be equal.
+CLOCK_KEYS = ("seconds", "data_seconds", "tokens_per_second", "clips_per_second")
+
+
+def _plain(value: object) -> object:
+    """Return numbers that JSON has no word for (nan, inf) as text, so that every line is JSON."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    return value
+
+
+def append(path: Path, line: dict[str, Any]) -> None:
+    """Add one line to a diary, in one write. Raises StorageError when the disk refuses."""
+    data = (json.dumps(_plain(line), ensure_ascii=False) + "\n").encode()
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(handle, data)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written ({error.strerror}).") from error
+
+
+def record_event(run: Path, kind: str, step: int, **facts: Any) -> None:
+    append(run / EVENTS, {"event": kind, "step": step, **facts})
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return a diary's lines; none where there is no file. A last line cut short by a kill is left out."""
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8")
+    whole = text[: text.rfind("\n") + 1]
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def _rewrite(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written ({error.strerror}).") from error
+
+
+def forget_after(run: Path, step: int) -> int:
+    """Drop the metric lines behind `step`, and what a kill cut short; return how many lines went.
+
+    A run that was killed had gone past its last checkpoint; those steps are trained, and written, again.
+    """
+    dropped = 0
+    for path in (run / METRICS, run / EVENTS):
+        lines = read(path)
+        kept = [line for line in lines if path.name == EVENTS or line["step"] <= step]
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept)
+        if path.exists() and text != path.read_text(encoding="utf-8"):
+            _rewrite(path, text)
+        dropped += len(lines) - len(kept)
+    return dropped
+
+
+def mean(losses: Iterable[float]) -> float:
+    """Return the float32 mean of per-clip losses, summed in float64 in the order given."""
+    values = np.fromiter(losses, dtype=np.float64)
+    return float(np.float32(values.sum() / len(values)))
+
+
+def mean_by(losses: NDArray[np.float64], names: Sequence[str]) -> dict[str, float]:
+    """Return the mean loss of each name (a bucket, a level), sorted by name."""
+    groups: dict[str, list[float]] = {}
+    for name, loss in zip(names, losses, strict=True):
+        groups.setdefault(name, []).append(float(loss))
+    return {name: mean(groups[name]) for name in sorted(groups)}
+
+
+def seconds_in_words(seconds: float) -> str:
+    """Return a duration as people say it: 8 s, 3 min 20 s, 5 h 12 min."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def console_line(line: dict[str, Any], last_step: int, seconds_per_step: float) -> str:
+    """Return the line that the terminal shows for a metric line."""
+    left = seconds_in_words((last_step - line["step"]) * seconds_per_step)
+    return (
+        f"{line['stage']}  step {line['step']}/{last_step}  loss {line['loss']:.6f}  lr {line['lr']:.3g}  "
+        f"grad {line['grad_norm']:.3g}  {line['tokens_per_second']:,.0f} tokens/s  "
+        f"data {100 * line['data_seconds'] / max(line['seconds'], 1e-9):.0f} %  {left} left"
+    )

@@ -1,0 +1,179 @@
+"""AdamW, its schedules, and the moving average of the weights.
+
+A learning rate is a pure function of the recipe and the step, so there is no schedule state to save, to
+lose or to restart. The optimizer's moments exist from the start (zeros), so that every checkpoint holds
+the same keys. Nothing here knows ranks or files.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from vidcurate.recipe import Recipe
+
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+class OptimSpec(Recipe):
+    """How one stage changes the weights. Steps are counted from the stage's beginning.
+
+    `schedule` is `constant` (after the warm-up), `cosine` (down to `min_lr` at the stage's end) or `bump`
+    (from `min_lr` up to `max_lr` at `warmup_steps`, down to `lr` over `cooldown_steps`, then constant).
+    """
+
+    lr: Positive = 1e-4
+    schedule: Literal["constant", "cosine", "bump"] = "constant"
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    cooldown_steps: Annotated[int, Field(ge=0)] = 0
+    min_lr: NotNegative = 0.0
+    max_lr: Positive | None = None
+    weight_decay: NotNegative = 0.0
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    eps: Positive = 1e-8
+    grad_clip: Positive | None = 1.0
+
+    @model_validator(mode="after")
+    def _words_fit_the_schedule(self) -> Self:
+        if self.schedule == "bump":
+            if self.max_lr is None or self.warmup_steps < 1 or self.cooldown_steps < 1:
+                raise ValueError(
+                    "the schedule bump needs max_lr, and warmup_steps and cooldown_steps of at least 1"
+                )
+            if not self.min_lr <= self.lr <= self.max_lr:
+                raise ValueError(
+                    "the schedule bump needs min_lr <= lr <= max_lr; "
+                    f"they are {self.min_lr:g}, {self.lr:g}, {self.max_lr:g}"
+                )
+            return self
+        if self.max_lr is not None or self.cooldown_steps:
+            raise ValueError(f"max_lr and cooldown_steps belong to the schedule bump, not to {self.schedule}")
+        if self.min_lr and self.schedule == "constant":
+            raise ValueError("min_lr belongs to the schedules cosine and bump, not to constant")
+        if self.min_lr > self.lr:
+            raise ValueError(f"min_lr is {self.min_lr:g}; it must not be above lr, {self.lr:g}")
+        return self
+
+
+def _ease(start: float, end: float, part: float) -> float:
+    """Return the half cosine from `start` (part 0) to `end` (part 1)."""
+    return start + (end - start) * (1 - math.cos(math.pi * part)) / 2
+
+
+def learning_rate(spec: OptimSpec, step: int, num_steps: int) -> float:
+    """Return the rate of update number `step` (from 0) of a stage of `num_steps` updates.
+
+    The linear warm-up is lr·(step+1)/(warmup_steps+1), as in Open-Sora 1.2, so the first update is not
+    lost; `bump` is the published 1-cycle of the 28k-hour run (min_lr at 0, max_lr at warmup_steps).
+    """
+    if spec.schedule == "bump":
+        assert spec.max_lr is not None
+        if step < spec.warmup_steps:
+            return _ease(spec.min_lr, spec.max_lr, step / spec.warmup_steps)
+        part = min(1.0, (step - spec.warmup_steps) / spec.cooldown_steps)
+        return _ease(spec.max_lr, spec.lr, part)
+    if step < spec.warmup_steps:
+        return spec.lr * (step + 1) / (spec.warmup_steps + 1)
+    if spec.schedule == "cosine":
+        part = (step - spec.warmup_steps) / max(1, num_steps - spec.warmup_steps)
+        return _ease(spec.lr, spec.min_lr, min(1.0, part))
+    return spec.lr
+
+
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that learn, by name, in the model's order."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def make_optimizer(model: nn.Module) -> torch.optim.AdamW:
+    """Return AdamW over `trained(model)` with zero moments. `set_update` gives it its numbers each step.
+
+    Weight decay acts on every trained tensor, biases, norms and tables included, as in the published runs;
+    they used 0 or 0.01, where leaving some tensors out changes little, and their moments load unchanged.
+    """
+    parameters = trained(model)
+    optimizer = torch.optim.AdamW(list(parameters.values()), lr=0.0, foreach=False)
+    for parameter in parameters.values():
+        optimizer.state[parameter] = {
+            "step": torch.tensor(0.0),
+            "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+            "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+        }
+    return optimizer
+
+
+def set_update(optimizer: torch.optim.Optimizer, spec: OptimSpec, lr: float) -> None:
+    """Make `lr` and the numbers of `spec` those of the next `optimizer.step()`."""
+    for group in optimizer.param_groups:
+        group.update(lr=lr, betas=spec.betas, eps=spec.eps, weight_decay=spec.weight_decay)
+
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return the optimizer's tensors as `exp_avg.<parameter>` and `exp_avg_sq.<parameter>`, not copied."""
+    return {
+        f"{kind}.{name}": optimizer.state[parameter][kind]
+        for kind in MOMENTS
+        for name, parameter in trained(model).items()
+    }
+
+
+def update_count(optimizer: torch.optim.Optimizer) -> int:
+    """Return how many updates the optimizer has made; every tensor has the same count."""
+    counts = {int(state["step"]) for state in optimizer.state.values()}
+    assert len(counts) == 1, f"the parameters have different update counts: {sorted(counts)}"
+    return counts.pop()
+
+
+def set_update_count(optimizer: torch.optim.Optimizer, count: int) -> None:
+    for state in optimizer.state.values():
+        state["step"] = torch.tensor(float(count))
+
+
+def make_ema(model: nn.Module) -> dict[str, Tensor]:
+    """Return a float32 copy of the model's state, by name: the moving average before its first update."""
+    return {
+        name: value.detach().to(torch.float32, copy=True)
+        if value.is_floating_point()
+        else value.detach().clone()
+        for name, value in model.state_dict().items()
+    }
+
+
+@torch.no_grad()
+def update_ema(ema: Mapping[str, Tensor], model: nn.Module, decay: float) -> None:
+    """Move `ema` towards the model in place: ema = decay·ema + (1 − decay)·weight.
+
+    What does not learn (buffers, frozen parameters) is copied.
+    """
+    learns = trained(model)
+    for name, value in model.state_dict().items():
+        if name in learns:
+            ema[name].lerp_(value.detach().to(ema[name].dtype), 1 - decay)
+        else:
+            ema[name].copy_(value)
+
+
+@torch.no_grad()
+def norm(tensors: Iterable[Tensor]) -> Tensor:
+    """Return the 2-norm over all tensors together, as a float64 scalar on the tensors' device."""
+    squares = [tensor.detach().double().square().sum() for tensor in tensors]
+    return torch.stack(squares).sum().sqrt()
+
+
+@torch.no_grad()
+def clip_gradients(model: nn.Module, limit: float | None) -> float:
+    """Scale the gradients so that their common norm is at most `limit`; return the norm before."""
+    gradients = [parameter.grad for parameter in trained(model).values() if parameter.grad is not None]
+    before = float(norm(gradients))
+    if limit is not None and before > limit:
+        for gradient in gradients:
+            gradient.mul_(limit / before)
+    return before
