@@ -1,0 +1,384 @@
+"""index.parquet: where each clip lies in the shards, and what a sampler must know of it.
+
+One row per clip, sorted by shard and offset. Every row carries two hashes of 16 bytes: of its structure (id,
+fold, level, shape: what decides the order of training) and of its content (payload and caption). The
+fingerprint of any set of clips is the hash of the sum of theirs. So it does not depend on how the clips lie
+in shards, a moved or re-sharded data set keeps its own, and a shard's fingerprint names the shard that
+differs. Opening adds the hashes up and never recomputes them: `check_index` does.
+
+A light module: decode workers and GPU machines import it (no polars, no av, no torch).
+"""
+
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from vidcurate.errors import ShardError, StorageError
+
+INDEX_NAME = "index.parquet"
+FORMAT = "vidcurate-index-1"
+_FORMAT_KEY = b"vidcurate"
+_HASH_BYTES = 16
+_ROWS_PER_GROUP = 65_536
+
+_WORD = pa.dictionary(pa.int32(), pa.string())  # few different values
+# Name, Arrow type and meaning of every column; docs/shards.md shows this table.
+COLUMNS: dict[str, tuple[Any, str]] = {
+    "sample_key": (pa.string(), "key of the sample in the tar: clip_id made safe"),
+    "clip_id": (pa.string(), "the clip's name, unique over all shards"),
+    "source_id": (pa.string(), "the video that the clip was cut from"),
+    "source_dataset": (_WORD, "the data set that the clip comes from"),
+    "fold": (_WORD, "train or validation"),
+    "level": (pa.int32(), "difficulty level, 1 is the easiest; 0 when no split was run"),
+    "caption": (pa.large_string(), "the text that describes the clip"),
+    "shard": (_WORD, "file name of the tar"),
+    "json_offset": (pa.int64(), "first byte of the JSON inside the tar"),
+    "json_size": (pa.int64(), "bytes of the JSON"),
+    "video_offset": (pa.int64(), "first byte of the video inside the tar"),
+    "video_size": (pa.int64(), "bytes of the video"),
+    "video_extension": (_WORD, "extension of the video member, such as mp4"),
+    "video_crc32": (pa.uint32(), "CRC-32 (zlib) of the video's bytes"),
+    "width": (pa.int32(), "px, as displayed; null when not known"),
+    "height": (pa.int32(), "px, as displayed; null when not known"),
+    "fps": (pa.float64(), "frames/s; null when not known"),
+    "num_frames": (pa.int64(), "frames of the video in the shard; null when not known"),
+    "duration_seconds": (pa.float64(), "s; null when not known"),
+    "noun_count": (pa.int32(), "NOUN and PROPN tokens of the caption; null when not scored"),
+    "structure_hash": (pa.binary(_HASH_BYTES), "BLAKE2b of id, fold, level, shape, frames and frame rate"),
+    "content_hash": (pa.binary(_HASH_BYTES), "BLAKE2b of id, video CRC-32, video size and caption"),
+}
+SCHEMA = pa.schema([(name, dtype) for name, (dtype, _) in COLUMNS.items()])
+_HASHES = ("structure_hash", "content_hash")
+_STRUCTURE = ("clip_id", "fold", "level", "width", "height", "num_frames", "fps")
+_CONTENT = ("clip_id", "video_crc32", "video_size", "caption")
+_DICTIONARIES = [name for name, (dtype, _) in COLUMNS.items() if dtype == _WORD]
+
+_AGAIN = "Run `vidcurate build-shards` again."
+Hashes = NDArray[np.uint64]  # (clips, 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Index:
+    """An open index.parquet; row i of every array is the same clip.
+
+    `table` holds all columns but the caption, which is read from the file when `captions` is first asked for.
+    In the arrays an unknown whole number is 0 and an unknown `fps` or `duration_seconds` is NaN. `shards` are
+    the file names, sorted, and `shard_number` counts in them.
+    """
+
+    folder: Path
+    table: Any  # pyarrow.Table
+    shards: tuple[str, ...]
+    shard_number: NDArray[np.int32]
+    level: NDArray[np.int32]
+    json_offset: NDArray[np.int64]
+    json_size: NDArray[np.int64]
+    video_offset: NDArray[np.int64]
+    video_size: NDArray[np.int64]
+    video_crc32: NDArray[np.uint32]
+    width: NDArray[np.int32]
+    height: NDArray[np.int32]
+    fps: NDArray[np.float64]
+    num_frames: NDArray[np.int64]
+    duration_seconds: NDArray[np.float64]
+    noun_count: NDArray[np.int32]
+    structure_fingerprint: str
+    content_fingerprint: str
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def words(self, column: str) -> Any:
+        """Return a text column (clip_id, sample_key, source_id, fold, …) as one pyarrow array."""
+        return self.captions if column == "caption" else self.table.column(column).chunk(0)
+
+    def word(self, column: str, row: int) -> str:
+        """Return one value of a text column, "" where there is none."""
+        return self.words(column)[row].as_py() or ""
+
+    @cached_property
+    def captions(self) -> Any:
+        """All captions as one pyarrow array, read on first use."""
+        return _read(self.folder / INDEX_NAME, ["caption"]).column("caption").chunk(0)
+
+
+def _hash_rows(table: Any, columns: tuple[str, ...]) -> Any:
+    """Return the 16-byte hash of each row's `columns`, written as a JSON list."""
+    lists = [table.column(name).to_pylist() for name in columns]
+    return pa.array(
+        [
+            hashlib.blake2b(json.dumps(values).encode(), digest_size=_HASH_BYTES).digest()
+            for values in zip(*lists, strict=True)
+        ],
+        type=pa.binary(_HASH_BYTES),
+    )
+
+
+def _as_numbers(hashes: Any) -> Hashes:
+    """View a chunk of 16-byte hashes as (n, 2) little-endian numbers."""
+    if len(hashes) == 0:
+        return np.empty((0, 2), dtype=np.uint64)
+    data = np.frombuffer(hashes.buffers()[1], dtype="<u8")
+    return data.reshape(-1, 2)[hashes.offset : hashes.offset + len(hashes)]
+
+
+def _fingerprint(kind: str, num_clips: int, total: Hashes) -> str:
+    text = f"{FORMAT} {kind} {num_clips} ".encode() + total.astype("<u8").tobytes()
+    return hashlib.sha256(text).hexdigest()[:32]
+
+
+def _columns_fit(table: Any, where: str) -> None:
+    missing = [name for name in SCHEMA.names if name not in table.schema.names]
+    if missing:
+        raise ShardError(f"{where}: the column {', '.join(missing)} is missing. {_AGAIN}")
+
+
+def write_index(folder: Path, rows: Mapping[str, Any]) -> str:
+    """Write `folder`/index.parquet from columns of equal length and return the file's SHA-256, as hex.
+
+    `rows` has every column of COLUMNS but the two hashes, as arrays or lists in any order of rows. The file
+    appears whole or not at all; the same rows give the same bytes. Raises ShardError when a clip id or a key
+    occurs twice, StorageError when the disk refuses.
+    """
+    path = folder / INDEX_NAME
+    names = [name for name in SCHEMA.names if name not in _HASHES]
+    plain = {name: pa.string() if name in _DICTIONARIES else SCHEMA.field(name).type for name in names}
+    table = pa.table({name: pa.array(rows[name], type=plain[name], from_pandas=False) for name in names})
+    for name in ("clip_id", "sample_key"):
+        counts = pc.value_counts(table.column(name))
+        twice = counts.filter(pc.greater(counts.field("counts"), 1)).field("values").to_pylist()
+        if twice:
+            raise ShardError(f"{path}: the {name} {min(twice)!r} occurs more than once; ids must be unique.")
+    table = table.sort_by([("shard", "ascending"), ("video_offset", "ascending")])
+    table = table.append_column("structure_hash", _hash_rows(table, _STRUCTURE))
+    table = table.append_column("content_hash", _hash_rows(table, _CONTENT))
+    # Stored as plain strings (Parquet makes its own dictionaries), so that any reader sees text.
+    table = table.replace_schema_metadata({_FORMAT_KEY: FORMAT.encode()})
+    partial = folder / f".{INDEX_NAME}.partial"
+    try:
+        pq.write_table(
+            table,
+            partial,
+            compression="zstd",
+            row_group_size=_ROWS_PER_GROUP,
+            use_dictionary=_DICTIONARIES,
+            write_page_checksum=True,
+        )
+        with partial.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise StorageError(f"{path}: cannot be written ({error.strerror or error}).") from error
+    return digest
+
+
+def _read(path: Path, columns: list[str] | None) -> Any:
+    """Return the columns with the types of SCHEMA, each in one chunk."""
+    try:
+        file = pq.ParquetFile(path, read_dictionary=_DICTIONARIES, page_checksum_verification=True)
+        metadata = file.schema_arrow.metadata or {}
+        form = (file.metadata.metadata or metadata).get(_FORMAT_KEY, b"").decode()
+        if form != FORMAT:
+            raise ShardError(f"{path}: its format is {form or 'unknown'!r}, this version reads {FORMAT!r}.")
+        _columns_fit(file.schema_arrow.empty_table(), str(path))
+        wanted = columns or [name for name in SCHEMA.names if name != "caption"]
+        table = file.read(columns=wanted)
+    except FileNotFoundError as error:
+        raise ShardError(f"{path}: no such index. Run `vidcurate build-shards` first.") from error
+    except (OSError, pa.ArrowException) as error:
+        raise ShardError(f"{path}: damaged or not an index ({type(error).__name__}: {error}).") from error
+    schema = pa.schema([SCHEMA.field(name) for name in wanted])
+    if table.num_rows == 0:  # no chunk to combine
+        return pa.table([pa.array([], type=field.type) for field in schema], schema=schema)
+    return table.select(wanted).cast(schema).unify_dictionaries().combine_chunks()
+
+
+def _numbers(table: Any, name: str) -> NDArray[Any]:
+    column = table.column(name).chunk(0)
+    floating = pa.types.is_floating(column.type)
+    filled = pc.fill_null(column, float("nan") if floating else 0) if column.null_count else column
+    array: NDArray[Any] = filled.to_numpy(zero_copy_only=False)
+    array.flags.writeable = False
+    return array
+
+
+def read_index(folder: Path, *, check_files: bool = True) -> Index:
+    """Open the index of the shards in `folder`.
+
+    Raises ShardError when there is none, when it is damaged or of another format, or (with `check_files`)
+    when a shard is missing or shorter than the index says.
+    """
+    path = folder / INDEX_NAME
+    table = _read(path, None)
+    shard = table.column("shard").chunk(0)
+    names = shard.dictionary.to_pylist()
+    order = np.argsort(np.array(names, dtype=object), kind="stable")
+    place = np.empty(len(names), dtype=np.int32)
+    place[order] = np.arange(len(names), dtype=np.int32)
+    shard_number = place[shard.indices.to_numpy(zero_copy_only=False)]
+    offsets = _numbers(table, "video_offset")
+    steps = np.diff(shard_number)
+    if np.any(steps < 0) or np.any((steps == 0) & (np.diff(offsets) <= 0)):
+        raise ShardError(f"{path}: not sorted by shard and offset. {_AGAIN}")
+    sums = {name: _as_numbers(table.column(name).chunk(0)).sum(axis=0, dtype=np.uint64) for name in _HASHES}
+    index = Index(
+        folder=folder,
+        table=table,
+        shards=tuple(names[number] for number in order),
+        shard_number=shard_number,
+        structure_fingerprint=_fingerprint("structure", table.num_rows, sums["structure_hash"]),
+        content_fingerprint=_fingerprint("content", table.num_rows, sums["content_hash"]),
+        **{
+            name: _numbers(table, name)
+            for name, (dtype, _) in COLUMNS.items()
+            if pa.types.is_integer(dtype) or pa.types.is_floating(dtype)
+        },
+    )
+    if check_files:
+        _check_files(index)
+    return index
+
+
+def _shard_starts(index: Index) -> NDArray[np.int64]:
+    return np.searchsorted(index.shard_number, np.arange(len(index.shards) + 1)).astype(np.int64)
+
+
+def _check_files(index: Index) -> None:
+    starts = _shard_starts(index)
+    for number, name in enumerate(index.shards):
+        last = starts[number + 1] - 1
+        need = int(index.video_offset[last] + index.video_size[last])
+        try:
+            have = os.path.getsize(index.folder / name)
+        except OSError as error:
+            raise ShardError(
+                f"{index.folder / name}: named by the index and cannot be read ({error.strerror})."
+            ) from error
+        if have < need:
+            raise ShardError(f"{index.folder / name}: has {have} bytes and the index needs {need}.")
+
+
+def shard_fingerprints(index: Index) -> dict[str, tuple[str, str]]:
+    """Return the (structure, content) fingerprints of each shard, by its file name."""
+    starts = _shard_starts(index)
+    found: dict[str, tuple[str, str]] = {}
+    numbers = {name: _as_numbers(index.table.column(name).chunk(0)) for name in _HASHES}
+    for number, shard in enumerate(index.shards):
+        rows = slice(starts[number], starts[number + 1])
+        count = int(starts[number + 1] - starts[number])
+        structure, content = (
+            _fingerprint(name.removesuffix("_hash"), count, numbers[name][rows].sum(axis=0, dtype=np.uint64))
+            for name in _HASHES
+        )
+        found[shard] = (structure, content)
+    return found
+
+
+def differing_shards(
+    old: Mapping[str, tuple[str, str]], new: Mapping[str, tuple[str, str]]
+) -> tuple[tuple[str, str], ...]:
+    """Return (shard, what differs) for shards that are not the same in two `shard_fingerprints`.
+
+    What differs is one of removed, added, structure, content.
+    """
+    found: list[tuple[str, str]] = []
+    for shard in sorted(old.keys() | new.keys()):
+        if shard not in new:
+            found.append((shard, "removed"))
+        elif shard not in old:
+            found.append((shard, "added"))
+        elif old[shard][0] != new[shard][0]:
+            found.append((shard, "structure"))
+        elif old[shard][1] != new[shard][1]:
+            found.append((shard, "content"))
+    return tuple(found)
+
+
+def check_index(index: Index) -> None:
+    """Recompute every hash of the index (a few seconds per million clips).
+
+    Raises ShardError that names the first shard and clip whose row was changed without its hash.
+    """
+    table = index.table.append_column("caption", [index.captions])
+    for name, columns in zip(_HASHES, (_STRUCTURE, _CONTENT), strict=True):
+        wrong = pc.not_equal(_hash_rows(table, columns), table.column(name).chunk(0))
+        row = pc.index(wrong, True).as_py()
+        if row >= 0:
+            raise ShardError(
+                f"{index.folder / INDEX_NAME}: the row of clip {index.word('clip_id', row)!r} in "
+                f"{index.word('shard', row)} was changed after it was written. {_AGAIN}"
+            )
+
+
+def find_clip(index: Index, clip_id: str) -> int:
+    """Return the row of a clip. Raises ShardError when the index does not have it."""
+    row = int(pc.index(index.words("clip_id"), clip_id).as_py())
+    if row < 0:
+        raise ShardError(f"{index.folder / INDEX_NAME}: no clip {clip_id!r} among its {len(index)}.")
+    return row
+
+
+def _place(index: Index, row: int) -> str:
+    shard = index.folder / index.shards[index.shard_number[row]]
+    return f"{shard}: clip {index.word('clip_id', row)!r}"
+
+
+def _read_at(index: Index, row: int, offset: int, size: int) -> bytes:
+    path = index.folder / index.shards[index.shard_number[row]]
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(offset)
+            parts: list[bytes] = []
+            while size and (data := file.read(size)):
+                parts.append(data)
+                size -= len(data)
+            return b"".join(parts)
+    except OSError as error:
+        raise ShardError(f"{_place(index, row)} cannot be read ({error.strerror}).") from error
+
+
+def read_clip_bytes(index: Index, row: int) -> bytes:
+    """Return the bytes of one clip's video: one seek, one read, and its CRC-32 compared.
+
+    Raises ShardError that names shard and clip when the file cannot be read or holds other bytes.
+    """
+    size = int(index.video_size[row])
+    data = _read_at(index, row, int(index.video_offset[row]), size)
+    crc32 = zlib.crc32(data)
+    if len(data) != size or crc32 != index.video_crc32[row]:
+        raise ShardError(
+            f"{_place(index, row)} has {len(data)} bytes with CRC-32 {crc32:08x}, the index says {size} and "
+            f"{int(index.video_crc32[row]):08x}. Build this shard again or copy it anew."
+        )
+    return data
+
+
+def read_clip_facts(index: Index, row: int) -> dict[str, Any]:
+    """Return the JSON of one clip. Raises ShardError that names shard and clip when it is not there."""
+    data = _read_at(index, row, int(index.json_offset[row]), int(index.json_size[row]))
+    try:
+        facts: dict[str, Any] = json.loads(data)
+    except ValueError as error:
+        raise ShardError(
+            f"{_place(index, row)} has no readable JSON there. Build this shard again or copy it anew."
+        ) from error
+    return facts
