@@ -1,0 +1,80 @@
+"""A few tiny real videos in real shards: coloured squares that move, each with a caption that is true."""
+
+import json
+import zlib
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vidcurate import video
+from vidcurate.index import write_index
+from vidcurate.tar import TarWriter
+
+COLOURS = {"red": (220, 40, 40), "green": (40, 200, 60), "blue": (50, 70, 220), "white": (240, 240, 240)}
+WAYS = {"right": (0, 2), "left": (0, -2), "down": (2, 0), "up": (-2, 0)}
+FPS = 8.0
+
+
+def square(colour: str, way: str, num_frames: int, height: int, width: int) -> NDArray[np.uint8]:
+    """Return (T, H, W, 3): a square of `colour` that moves two pixels a frame, and wraps around."""
+    frames = np.full((num_frames, height, width, 3), 30, dtype=np.uint8)
+    down, right = WAYS[way]
+    for number in range(num_frames):
+        patch = np.zeros((height, width), dtype=bool)
+        patch[: height // 2, : width // 2] = True
+        frames[number][np.roll(patch, (down * number, right * number), (0, 1))] = COLOURS[colour]
+    return frames
+
+
+def make_shards(
+    folder: Path, *, num_clips: int = 12, num_frames: int = 9, size: int = 32, name: str = "clip"
+) -> Path:
+    """Write `num_clips` clips to `folder` (two levels, one shard each, and one wide clip in three).
+
+    Returns `folder`. The same arguments give the same bytes.
+    """
+    folder.mkdir(parents=True)
+    kinds = [(colour, way) for way in WAYS for colour in COLOURS]
+    rows: dict[str, list[object]] = {}
+    for level in (1, 2):
+        shard = f"train-level{level}-000000.tar"
+        with (folder / shard).open("wb") as file:
+            writer = TarWriter(file)
+            for number in range(level - 1, num_clips, 2):
+                colour, way = kinds[number % len(kinds)]
+                height, width = (size, 2 * size) if number % 3 == 2 else (size, size)
+                path = folder / "clip.mp4"
+                video.write_video(path, square(colour, way, num_frames, height, width), fps=FPS)
+                payload = path.read_bytes()
+                path.unlink()
+                caption = f"a {colour} square moves {way}"
+                key = f"{name}-{number:03d}"
+                facts = json.dumps({"clip_id": key, "caption": caption}).encode()
+                row = {
+                    "sample_key": key,
+                    "clip_id": key,
+                    "source_id": key,
+                    "source_dataset": "made",
+                    "fold": "train",
+                    "level": level,
+                    "caption": caption,
+                    "shard": shard,
+                    "json_offset": writer.add(f"{key}.json", facts),
+                    "json_size": len(facts),
+                    "video_offset": writer.add(f"{key}.mp4", payload),
+                    "video_size": len(payload),
+                    "video_extension": "mp4",
+                    "video_crc32": zlib.crc32(payload),
+                    "width": width,
+                    "height": height,
+                    "fps": FPS,
+                    "num_frames": num_frames,
+                    "duration_seconds": num_frames / FPS,
+                    "noun_count": 1,
+                }
+                for column, value in row.items():
+                    rows.setdefault(column, []).append(value)
+            writer.finish()
+    write_index(folder, rows)
+    return folder
