@@ -69,6 +69,7 @@ COLUMNS: dict[str, Column] = {
         "ingest", pl.Float64, "", "training suitability that came with the metadata"
     ),
     "camera_motion": _column("ingest", pl.String, "", "camera motion that came with the metadata"),
+    "desirable_filtering": _column("ingest", pl.String, "", "Panda-70M's word on whether a clip is worth it"),
     # ── best known: from the metadata at ingest, from the file once it is probed ────────────────────
     "width": _column("ingest", pl.Int32, "px", "display width, after rotation; the best known so far"),
     "height": _column("ingest", pl.Int32, "px", "display height, after rotation; the best known so far"),

@@ -1,0 +1,207 @@
+"""What lies in the video folder, and which file a row means.
+
+The folder is listed once; a row's path is only compared with that list, so a path that leaves the folder is
+never opened. Links to folders are not followed in the listing: that is how a listing runs in circles.
+"""
+
+import hashlib
+import os
+import posixpath
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from vidcurate.errors import InputError
+
+VIDEO_SUFFIXES = tuple(
+    f".{name}"
+    for name in (
+        *("3g2", "3gp", "asf", "avi", "f4v", "flv", "m1v", "m2ts", "m2v", "m4v", "mj2", "mkv", "mov", "mp4"),
+        *("mpeg", "mpg", "mts", "mxf", "ogv", "ts", "vob", "webm", "wmv", "y4m"),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """Files below `root`, sorted by path.
+
+    `files`: path (relative, forward slashes), size_bytes (null: a link to nothing), leaves (a link out of the
+    root), is_video. `links`: links to folders. `digest` covers names and sizes.
+    """
+
+    root: Path
+    files: pl.DataFrame
+    links: tuple[str, ...]
+    digest: str
+
+
+def _walk(root: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Yield (path below root, entry) of all files; hidden files and folders are passed over."""
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            with os.scandir(root / folder) as entries:
+                for entry in entries:
+                    if entry.name.startswith("."):
+                        continue
+                    path = f"{folder}/{entry.name}" if folder else entry.name
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(path)
+                    else:
+                        yield path, entry
+        except OSError as error:
+            raise InputError(f"{root / folder}: the folder cannot be read ({error.strerror}).") from error
+
+
+def _printable(path: str) -> str:
+    """Return a name as valid text: bytes that are not UTF-8 become `\\xNN`."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def list_folder(root: Path) -> Listing:
+    """List the folder `root` with sizes. Raises InputError when it is not a folder or cannot be read."""
+    if not root.exists():
+        raise InputError(f"{root}: no such folder of videos.")
+    if not root.is_dir():
+        raise InputError(f"{root}: is a file; the folder that holds the videos is needed.")
+    real = root.resolve()
+    found: list[tuple[str, int | None, bool]] = []
+    links: list[str] = []
+    for path, entry in _walk(root):
+        leaves = False
+        size: int | None = None
+        if entry.is_symlink():
+            target = Path(entry.path).resolve()
+            leaves = not target.is_relative_to(real)
+            if target.is_dir():
+                links.append(path)
+                continue
+        if not leaves:
+            try:
+                size = entry.stat().st_size
+            except OSError:
+                size = None  # a link to nothing: the row that names it is a missing file
+        found.append((_printable(path), size, leaves))
+    found.sort()
+    whole = hashlib.sha256()
+    for path, size, leaves in found:
+        whole.update(f"{path}\0{size}\0{leaves}\n".encode())
+    for path in sorted(links):
+        whole.update(f"{path}\0link\n".encode(errors="surrogateescape"))
+    files = pl.DataFrame(
+        found, schema={"path": pl.String, "size_bytes": pl.Int64, "leaves": pl.Boolean}, orient="row"
+    ).with_columns(is_video=pl.col("path").str.to_lowercase().str.contains(_suffixes()))
+    return Listing(root=root, files=files, links=tuple(sorted(links)), digest=whole.hexdigest())
+
+
+def _suffixes() -> str:
+    return "(?:" + "|".join(suffix.replace(".", r"\.") for suffix in VIDEO_SUFFIXES) + ")$"
+
+
+def holds_videos(root: Path) -> bool:
+    """Say whether a file below `root` has a video's extension."""
+    return any(path.lower().endswith(VIDEO_SUFFIXES) for path, _ in _walk(root))
+
+
+def relative(paths: pl.Series, root: Path | None) -> pl.DataFrame:
+    """Return `path` (relative to `root`, slashes only forward, no `.` and `..`) and `leaves` for each path.
+
+    An absolute path below the root becomes relative; outside it, and after too many `..`, `leaves` is true.
+    Without a root an absolute path stays as it is and leaves nothing. Links are not looked at here.
+    """
+    roots = [] if root is None else sorted({posixpath.abspath(root), str(root.resolve())})
+    path = pl.col("path").str.replace_all("\\", "/", literal=True)
+    for prefix in roots:
+        path = path.str.strip_prefix(prefix + "/")
+    frame = pl.DataFrame({"path": paths}).select(path=path, leaves=pl.lit(False))
+    # Only the odd ones meet Python: absolute, or with an empty, `.` or `..` part.
+    odd = pl.col("path").str.contains(r"^/|(?:^|/)\.{0,2}(?:/|$)") & ~pl.col("path").str.contains(
+        "://", literal=True
+    )
+    odd_paths = frame.filter(odd)["path"].unique().to_list()
+    if not odd_paths:
+        return frame
+    judged = [_normal(path, roots) for path in odd_paths]
+    known = pl.DataFrame(
+        {"path": odd_paths, "plain": [plain for plain, _ in judged], "out": [out for _, out in judged]},
+        schema={"path": pl.String, "plain": pl.String, "out": pl.Boolean},
+    )
+    return frame.join(known, on="path", how="left", maintain_order="left").select(
+        path=pl.coalesce("plain", "path"), leaves=pl.coalesce("out", "leaves")
+    )
+
+
+def _normal(path: str, roots: list[str]) -> tuple[str, bool]:
+    plain = posixpath.normpath(path)
+    for root in roots:
+        if plain.startswith(root + "/"):
+            return plain[len(root) + 1 :], False
+    if plain.startswith("/"):
+        return plain, bool(roots)
+    return plain, plain == ".." or plain.startswith("../")
+
+
+def match(paths: pl.DataFrame, listing: Listing) -> pl.DataFrame:
+    """Find the file of each row: `paths` has path and leaves (both from `relative`).
+
+    Returns, row by row: path (that of the file where one was found), size_bytes, leaves, is_there, by_name (a
+    bare name that was found below the root), is_ambiguous (a bare name that several folders hold).
+    """
+    wanted = paths.with_columns(pl.when(~pl.col("leaves")).then("path").alias("wanted"))
+    files = listing.files.select("path", "size_bytes", pl.col("leaves").alias("link_leaves"))
+    found = wanted.join(files, left_on="wanted", right_on="path", how="left", maintain_order="left")
+    found = found.with_columns(by_name=pl.lit(False), is_ambiguous=pl.lit(False))
+    below = files.filter(pl.col("path").str.contains("/", literal=True))
+    missing = pl.col("link_leaves").is_null() & ~pl.col("leaves")
+    if below.height and found.select(missing.any()).item():
+        names = (
+            below.with_columns(name=pl.col("path").str.extract(r"([^/]+)$", 1))
+            .group_by("name")
+            .agg(
+                pl.col("path").first().alias("path_below"),
+                pl.col("size_bytes").first().alias("size_below"),
+                pl.col("link_leaves").first().alias("leaves_below"),
+                pl.len().alias("homes"),
+            )
+        )
+        bare = missing & ~pl.col("path").str.contains("/", literal=True)
+        one = bare & (pl.col("homes") == 1)
+        found = found.join(names, left_on="path", right_on="name", how="left", maintain_order="left")
+        found = found.with_columns(
+            path=pl.when(one).then("path_below").otherwise("path"),
+            size_bytes=pl.when(one).then("size_below").otherwise("size_bytes"),
+            link_leaves=pl.when(one).then("leaves_below").otherwise("link_leaves"),
+            by_name=one.fill_null(False),
+            is_ambiguous=(bare & (pl.col("homes") > 1)).fill_null(False),
+        )
+    found = found.select(
+        "path",
+        "size_bytes",
+        leaves=pl.col("leaves") | pl.col("link_leaves").fill_null(False),
+        is_there=pl.col("size_bytes").is_not_null(),
+        by_name="by_name",
+        is_ambiguous="is_ambiguous",
+    )
+    return _through_links(found, listing) if listing.links else found
+
+
+def _through_links(found: pl.DataFrame, listing: Listing) -> pl.DataFrame:
+    """Judge the rows whose path goes through a link to a folder, one by one: there are few."""
+    real = listing.root.resolve()
+    rows = found.to_dicts()
+    for row in rows:
+        path = row["path"]
+        if path is None or row["is_there"] or row["leaves"] or "\0" in path:
+            continue
+        if any(path.startswith(link + "/") for link in listing.links):
+            target = (listing.root / path).resolve()
+            row["leaves"] = not target.is_relative_to(real)
+            if not row["leaves"] and target.is_file():
+                row["is_there"] = True
+                row["path"] = target.relative_to(real).as_posix()
+                row["size_bytes"] = target.stat().st_size
+    return pl.DataFrame(rows, schema=found.schema)
