@@ -14,7 +14,7 @@ VIDCURATE = [
     {"video", "table"},
     {"transcode", "tar", "buckets", "order", "synthetic", "damage", "engine"},
     {"probe", "score", "filter", "difficulty", "ingest", "index"},
-    {"shards", "decode_pool"},
+    {"shards", "shard_plan", "shard_write", "shard_set", "decode_pool"},
     {"loader"},
     {"torch", "report", "inspect"},
     {"curate"},
@@ -23,7 +23,7 @@ VIDCURATE = [
     {"__main__"},
 ]
 TRAINER = [
-    {"noise", "masks", "optim", "encode", "stdit", "flow"},
+    {"noise", "masks", "optim", "encode", "layers", "stdit", "flow"},
     {"weights", "mesh", "metrics"},
     {"recipe"},
     {"data", "checkpoint", "gallery", "plan"},
