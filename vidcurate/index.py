@@ -139,10 +139,10 @@ def _fingerprint(kind: str, num_clips: int, total: Hashes) -> str:
     return hashlib.sha256(text).hexdigest()[:32]
 
 
-def _columns_fit(table: Any, where: str) -> None:
-    missing = [name for name in SCHEMA.names if name not in table.schema.names]
+def _columns_fit(names: list[str], path: Path) -> None:
+    missing = [name for name in SCHEMA.names if name not in names]
     if missing:
-        raise ShardError(f"{where}: the column {', '.join(missing)} is missing. {_AGAIN}")
+        raise ShardError(f"{path}: the column {', '.join(missing)} is missing. {_AGAIN}")
 
 
 def write_index(folder: Path, rows: Mapping[str, Any]) -> str:
@@ -194,12 +194,14 @@ def write_index(folder: Path, rows: Mapping[str, Any]) -> str:
 def _read(path: Path, columns: list[str] | None) -> Any:
     """Return the columns with the types of SCHEMA, each in one chunk."""
     try:
-        file = pq.ParquetFile(path, read_dictionary=_DICTIONARIES, page_checksum_verification=True)
-        metadata = file.schema_arrow.metadata or {}
-        form = (file.metadata.metadata or metadata).get(_FORMAT_KEY, b"").decode()
+        footer = pq.read_metadata(path)
+        form = (footer.metadata or {}).get(_FORMAT_KEY, b"").decode()
         if form != FORMAT:
             raise ShardError(f"{path}: its format is {form or 'unknown'!r}, this version reads {FORMAT!r}.")
-        _columns_fit(file.schema_arrow.empty_table(), str(path))
+        _columns_fit(footer.schema.names, path)
+        file = pq.ParquetFile(
+            path, metadata=footer, read_dictionary=_DICTIONARIES, page_checksum_verification=True
+        )
         wanted = columns or [name for name in SCHEMA.names if name != "caption"]
         table = file.read(columns=wanted)
     except FileNotFoundError as error:

@@ -1,0 +1,174 @@
+"""Writing one shard, in a worker: beside its name, flushed, recorded, then renamed.
+
+A clip whose file is not what the table says (gone, another size, unreadable, not to be cut) is left out and
+named in the record with the reason; what was written of it is taken back. Trouble with the disk that is
+written to is no clip's fault and ends the shard.
+"""
+
+import json
+import os
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from vidcurate import table, tar, transcode
+from vidcurate.errors import MediaError, ShardError, StorageError
+from vidcurate.shard_plan import PlannedShard, ShardSpec, as_json, clip_facts, extension_of, is_cut
+
+BUILD = ".build"  # the folder of everything unfinished, inside the folder of the shards
+_CHUNK_BYTES = 1 << 20
+# Failures that another run may not meet: a file was missing or a mount was gone.
+MAY_HEAL = ("missing", "size_changed", "unreadable")
+# The columns of the index that only the writing can know, and those that a cut changes.
+PLACES = ("json_offset", "json_size", "video_offset", "video_size", "video_crc32", "video_extension")
+CHANGED_BY_A_CUT = ("width", "height", "fps", "num_frames", "duration_seconds")
+
+# What is in a finished shard, as plain JSON values: plan_sha256, sha256, bytes, positions (of the planned
+# clips that were written), one list for each of PLACES, changed (position -> columns) and failed.
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardTask:
+    """What a worker needs to write one shard; it travels to another process."""
+
+    out: Path
+    videos: Path
+    shard: PlannedShard
+    rows: tuple[dict[str, Any], ...]
+    spec: ShardSpec
+    parent: int
+
+
+def problem_of(videos: Path, video_path: str | None, size_bytes: int) -> tuple[str, str] | None:
+    """Return (kind, reason) when the file is not what the table says, else None."""
+    if not video_path:
+        return "missing", "the table names no file"
+    inside = PurePosixPath(video_path)
+    if inside.is_absolute() or ".." in inside.parts:
+        return "path_outside_root", f"{video_path} is outside the video folder"
+    try:
+        size = (videos / inside).stat().st_size
+        with (videos / inside).open("rb"):
+            pass
+    except FileNotFoundError:
+        return "missing", f"{video_path}: no such file"
+    except OSError as error:
+        return "unreadable", f"{video_path}: cannot be read ({error.strerror})"
+    if size != size_bytes:
+        return "size_changed", f"{video_path} has {size} bytes; it had {size_bytes} when it was probed"
+    if size > tar.MAX_MEMBER_BYTES:
+        return "too_large", f"{video_path} has {size} bytes; a tar member takes {tar.MAX_MEMBER_BYTES}"
+    return None
+
+
+def _chunks(path: Path, size_bytes: int) -> Iterator[memoryview]:
+    """Yield the bytes of a file in one reused buffer. Raises MediaError when they are not `size_bytes`."""
+    buffer = memoryview(bytearray(min(_CHUNK_BYTES, max(size_bytes, 1))))
+    done = 0
+    try:
+        with path.open("rb", buffering=0) as file:
+            while got := file.readinto(buffer):
+                done += got
+                if done > size_bytes:
+                    break
+                yield buffer[:got]
+    except OSError as error:
+        raise MediaError(f"{path.name}: reading failed at byte {done} ({error.strerror})") from error
+    if done != size_bytes:
+        raise MediaError(f"{path.name}: its size changed while it was read", kind="size_changed")
+
+
+def _add_sample(
+    writer: tar.TarWriter, row: Mapping[str, Any], task: ShardTask
+) -> tuple[list[Any], dict[str, Any]]:
+    """Write JSON, video and caption of one clip; return its places and the facts that a cut changed.
+
+    Raises MediaError when the clip's file cannot be read or cut.
+    """
+    key, size = row["sample_key"], row["_size"]
+    problem = problem_of(task.videos, row["video_path"], size)
+    if problem:
+        raise MediaError(problem[1], kind=problem[0])
+    path = task.videos / row["video_path"]
+    facts = clip_facts({name: value for name, value in row.items() if name != "_size"}, task.spec.mode)
+    changed: dict[str, Any] = {}
+    cut = None
+    if is_cut(row, task.spec.mode):
+        interval = row.get("start_seconds"), row.get("end_seconds")
+        if task.spec.mode == "trim":
+            cut = transcode.trim_video(path, *interval)
+        else:
+            cut = transcode.transcode_video(path, *interval, task.spec.transcode)
+        facts |= cut.facts
+        changed = {name: cut.facts[name] for name in CHANGED_BY_A_CUT if name in cut.facts}
+    payload = as_json(facts)
+    json_offset = writer.add(f"{key}.json", payload)
+    extension = cut.extension if cut else extension_of(row["video_path"])
+    name = f"{key}.{extension}"
+    if cut:
+        size = len(cut.payload)
+        offset, crc32 = writer.add(name, cut.payload), zlib.crc32(cut.payload)
+    else:
+        offset, crc32 = writer.add_chunks(name, size, _chunks(path, size))
+    writer.add(f"{key}.txt", (row.get("caption") or "").encode())
+    return [json_offset, len(payload), offset, size, crc32, extension], changed
+
+
+def _fill(writer: tar.TarWriter, task: ShardTask) -> Record:
+    """Write all clips of the shard that can be read; return its record, yet without size and digest."""
+    places: list[list[Any]] = []
+    record: Record = {"plan_sha256": task.shard.digest, "positions": [], "changed": {}, "failed": []}
+    for position, row in enumerate(task.rows):
+        # A worker outlives its parent by a SIGKILL; the next run must not meet it.
+        if os.getpid() != task.parent and os.getppid() != task.parent:
+            raise ShardError(f"{task.shard.name}: the run that asked for it has ended.")
+        mark = writer.mark()
+        try:
+            place, changed = _add_sample(writer, row, task)
+        except MediaError as error:
+            writer.take_back(mark)
+            reason = str(error).rstrip(".")
+            record["failed"].append({"position": position, "kind": error.kind, "reason": reason})
+            continue
+        record["positions"].append(position)
+        places.append(place)
+        if changed:
+            record["changed"][str(position)] = changed
+    record |= {name: [place[column] for place in places] for column, name in enumerate(PLACES)}
+    return record
+
+
+def write_shard(task: ShardTask) -> Record:
+    """Write one shard: beside its name, flushed, recorded, renamed. Raises StorageError."""
+    final, build = task.out / task.shard.name, task.out / BUILD
+    partial = build / f"{task.shard.name}.{os.getpid()}.partial"
+    try:
+        with partial.open("wb") as file:
+            writer = tar.TarWriter(file)
+            record = _fill(writer, task)
+            record["sha256"], record["bytes"] = writer.finish(), writer.position
+        if record["positions"]:
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
+            write_json(build / f"{task.shard.name}.json", record)
+            table.replace(partial, final)
+        else:  # a shard is never empty
+            partial.unlink()
+            final.unlink(missing_ok=True)
+            write_json(build / f"{task.shard.name}.json", record)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise StorageError(
+            f"{final}: cannot be written ({error.strerror}); it needs {task.shard.num_bytes:,} bytes. "
+            "Make room and run the same command again: finished shards are kept."
+        ) from error
+    return record
+
+
+def write_json(path: Path, value: Any, indent: int | None = None) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial.write_text(json.dumps(value, indent=indent) + "\n", encoding="utf-8")
+    table.replace(partial, path)
