@@ -68,10 +68,11 @@ def _clips(row: dict[str, Any], labels: dict[str, str]) -> list[_Clip]:
         if not entries:
             return _unusable(video, labels[name], cell)
         lists[name] = entries
-    lengths = {name: len(entries) for name, entries in lists.items()}
-    if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{labels[name]} {length}" for name, length in lengths.items())
-        return _unusable(video, labels["timestamp"], f"lists of unequal length ({told})")
+    length = len(lists["timestamp"])
+    uneven = [f"{labels[name]} {len(entries)}" for name, entries in lists.items() if len(entries) != length]
+    if uneven:
+        told = f"lists of unequal length ({length}, but {', '.join(uneven)})"
+        return _unusable(video, labels["timestamp"], told)
     clips: list[_Clip] = []
     for place, entry in enumerate(lists["timestamp"]):
         span = _entries(entry) or []

@@ -36,7 +36,7 @@ class IngestSpec(Recipe):
 
     metadata: Path
     videos: Path | None = None
-    schema_name: SchemaName = Field("auto", alias="schema")
+    schema_name: SchemaName = Field(default="auto", alias="schema")
     caption_column: str | None = None
     map: dict[str, str] = Field(default_factory=dict)
     files: Literal["clips", "sources"] | None = None
