@@ -210,6 +210,10 @@ def test_a_second_run_is_up_to_date_until_something_changes(tmp_path: Path, vide
     assert not third.up_to_date
     assert "missing_file" not in third.problems
     assert not ingest(run, table, videos=videos, caption_column="camera motion")[0].up_to_date
+    old = (run / "ingest.parquet").read_bytes()
+    ingest(run, table, videos=videos)
+    (run / "ingest.parquet").write_bytes(old)  # as if the run had been killed between the two files
+    assert not ingest(run, table, videos=videos, caption_column="camera motion")[0].up_to_date
     (run / "reconcile.json").write_text("{")
     assert not ingest(run, table, videos=videos, caption_column="camera motion")[0].up_to_date
     assert sorted(path.name for path in run.iterdir()) == ["ingest.parquet", "reconcile.json"]
@@ -353,15 +357,17 @@ print(size, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 def test_a_table_is_never_held_in_memory(tmp_path: Path) -> None:
     """Three times the table is not three times the memory: what grows is ids, never captions."""
+    # One thread, and memory given back at once: what is left is what is held.
+    env = {**os.environ, "POLARS_MAX_THREADS": "1", "_RJEM_MALLOC_CONF": "dirty_decay_ms:0,muzzy_decay_ms:0"}
     peaks = []
     for rows in (200_000, 600_000):
         folder = tmp_path / str(rows)
         folder.mkdir()
         command = [sys.executable, "-c", BIG, str(folder), str(rows)]
-        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120, env=env)
         size, peak = map(int, done.stdout.split())
         (folder / "big.csv").unlink()
         peaks.append((size, peak))
     (small, low), (large, high) = peaks
-    assert large > 700e6
-    assert high - low < 0.6 * (large - small), json.dumps(peaks)
+    assert large - small > 450e6
+    assert high - low < 0.4 * (large - small), json.dumps(peaks)

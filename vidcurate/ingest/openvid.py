@@ -25,7 +25,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "fps": ("fps",),
     "duration_seconds": ("seconds",),
 }
-_STEM = r"([^/\\]+?)(?:\.[A-Za-z0-9]{1,5})?$"
+_EXTENSION = r"\.[A-Za-z0-9]{1,5}$"
 _FACE = r"^celebv_([A-Za-z0-9_-]{11})_\d+(?:_\d+to\d+)?$"
 _SCENE = r"^(.+)_\d+_\d+to\d+$"
 
@@ -34,7 +34,8 @@ def read(source: Source, spec: IngestSpec, scratch: Path) -> Rows:
     """Return the rows of an OpenVid table. Raises ColumnError when a column is not there."""
     found = pick(source, COLUMNS, required=("video_path", "caption"))
     found["caption"] = caption_column(source, spec, "caption")
-    stem = pl.col("video_path").str.extract(_STEM, 1)
+    name = pl.col("video_path").str.replace_all("\\", "/", literal=True).str.split("/").list.last()
+    stem = name.str.replace(_EXTENSION, "")
     source_id = pl.coalesce(stem.str.extract(_FACE, 1), stem.str.extract(_SCENE, 1))
     frame = text(source, found).with_columns(source_id=source_id)
     return Rows(frame=frame, used=tuple(found.values()), labels=found)

@@ -48,14 +48,15 @@ def _identify(keys: pl.DataFrame, root: Path | None, extension: str) -> pl.DataF
     keys = keys.with_row_index("row", offset=1).with_columns(written_path=written)
     where = relative(keys["written_path"], root)
     keys = keys.with_columns(where["path"], where["leaves"].fill_null(False))
-    base = pl.coalesce(
-        "clip_id",
-        pl.col("path").str.strip_suffix(extension),
-        pl.concat_str(pl.lit("row-"), pl.col("row").cast(pl.String)),
+    keys = keys.with_columns(base_id=pl.coalesce("clip_id", pl.col("path").str.strip_suffix(extension)))
+    if not keys["base_id"].null_count():
+        return keys
+    nameless = pl.col("base_id").is_null()
+    bad = pl.concat_str("bad", pl.lit(f"{BETWEEN_BAD}clip_id=")).str.strip_chars(BETWEEN_BAD)
+    return keys.with_columns(
+        base_id=pl.coalesce("base_id", pl.concat_str(pl.lit("row-"), pl.col("row").cast(pl.String))),
+        bad=pl.when(nameless).then(bad).otherwise("bad"),
     )
-    nameless = pl.col("clip_id").is_null() & pl.col("video_path").is_null()
-    bad = pl.when(nameless).then(pl.concat_str("bad", pl.lit(f"{BETWEEN_BAD}clip_id="))).otherwise("bad")
-    return keys.with_columns(base_id=base, bad=bad.str.strip_chars(BETWEEN_BAD))
 
 
 def _with_unique_ids(frame: pl.DataFrame) -> pl.DataFrame:
@@ -85,8 +86,8 @@ def _with_keys(frame: pl.DataFrame) -> pl.DataFrame:
     if at.height:
         hashed = pl.Series([sample_key(clip_id) for clip_id in at["clip_id"]], dtype=pl.String)
         frame = frame.with_columns(frame["sample_key"].clone().scatter(at["at"], hashed))
-    if frame["sample_key"].n_unique() < frame.height:
-        sample_keys(frame["clip_id"])  # names the two
+        if frame["sample_key"].n_unique() < frame.height:  # safe ids alone are as unlike as the ids
+            sample_keys(frame["clip_id"])  # names the two
     return frame
 
 

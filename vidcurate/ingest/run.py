@@ -4,6 +4,7 @@ Two passes over the metadata. The first keeps ids, paths and flags (some 100 byt
 second streams every cell into the table beside the verdicts of the first, captions never all at once.
 """
 
+import hashlib
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,8 +91,14 @@ def _ingest(run: Path, spec: IngestSpec, scratch: Path, progress: Progress) -> I
     )
     videos = run / UNPACKED if plan.shards else plan.listing.root if plan.listing else None
     target = table.stage_path(run, "ingest")
+    made_from = hashlib.sha256(origin.as_json().encode()).hexdigest()
     report = read_report(run / REPORT)
-    if report is not None and table.is_up_to_date(target, origin) and _still_there(plan, report, videos):
+    if (
+        report is not None
+        and report.get("made_from") == made_from
+        and table.is_up_to_date(target, origin)
+        and _still_there(plan, report, videos)
+    ):
         return _summary(report, videos, up_to_date=True)
 
     try:
@@ -101,7 +108,7 @@ def _ingest(run: Path, spec: IngestSpec, scratch: Path, progress: Progress) -> I
             raise InputError(f"{spec.metadata}: a header and no rows; there is nothing to take in.")
         progress(0, keys.height, "rows")
         ledger = judge(keys, listing, spec.extension, with_extra_files=not plan.shards)
-        report = _report(plan, ledger, dropped, more, videos)
+        report = {"made_from": made_from, **_report(plan, ledger, dropped, more, videos)}
         frame = _table(rows, ledger, plan.schema, spec)
         write_report(run / REPORT, report)
         table.write(frame, target, origin)
