@@ -19,9 +19,10 @@ import polars as pl
 from numpy.typing import NDArray
 from pydantic import Field
 
-from vidcurate import schema, table, tar, transcode
+from vidcurate import schema, table, tar
 from vidcurate.errors import InputError, StageError
 from vidcurate.recipe import Recipe
+from vidcurate.transcode import TranscodeSpec, ffmpeg_version
 
 LAYOUT = "vidcurate-shards-1"  # changes whenever the same plan would give other bytes
 
@@ -56,8 +57,8 @@ class ShardSpec(Recipe):
     overwrite: bool = Field(
         default=False, description="replace a different set of shards in the same folder instead of refusing"
     )
-    transcode: transcode.TranscodeSpec = Field(
-        default=transcode.TranscodeSpec(), description="how mode: transcode encodes"
+    transcode: TranscodeSpec = Field(
+        default=TranscodeSpec(), description="how mode: transcode encodes"
     )
 
     def lasting(self) -> dict[str, Any]:
@@ -198,7 +199,7 @@ def _share(row: Mapping[str, Any], mode: str) -> float:
 
 def _measure(clips: pl.DataFrame, spec: ShardSpec) -> Iterator[tuple[int, bytes]]:
     """Yield for each clip its bytes in a tar and the digest of what it is made of."""
-    tool = transcode.ffmpeg_version().encode() if spec.mode != "copy" else b""
+    tool = ffmpeg_version().encode() if spec.mode != "copy" else b""
     for part in clips.iter_slices(_ROWS_AT_ONCE):
         for row in part.iter_rows(named=True):
             if spec.mode == "copy" and is_cut(row, "copy"):

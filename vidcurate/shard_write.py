@@ -7,18 +7,22 @@ written to is no clip's fault and ends the shard.
 
 import json
 import os
+import threading
+import time
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vidcurate import table, tar, transcode
-from vidcurate.errors import MediaError, ShardError, StorageError
+from vidcurate.errors import MediaError, StorageError
 from vidcurate.shard_plan import PlannedShard, ShardSpec, as_json, clip_facts, extension_of, is_cut
 
 BUILD = ".build"  # the folder of everything unfinished, inside the folder of the shards
 _CHUNK_BYTES = 1 << 20
+_WATCH_SECONDS = 0.5
 # Failures that another run may not meet: a file was missing or a mount was gone.
 MAY_HEAL = ("missing", "size_changed", "unreadable")
 # The columns of the index that only the writing can know, and those that a cut changes.
@@ -122,9 +126,6 @@ def _fill(writer: tar.TarWriter, task: ShardTask) -> Record:
     places: list[list[Any]] = []
     record: Record = {"plan_sha256": task.shard.digest, "positions": [], "changed": {}, "failed": []}
     for position, row in enumerate(task.rows):
-        # A worker outlives its parent by a SIGKILL; the next run must not meet it.
-        if os.getpid() != task.parent and os.getppid() != task.parent:
-            raise ShardError(f"{task.shard.name}: the run that asked for it has ended.")
         mark = writer.mark()
         try:
             place, changed = _add_sample(writer, row, task)
@@ -141,8 +142,22 @@ def _fill(writer: tar.TarWriter, task: ShardTask) -> Record:
     return record
 
 
+@cache
+def _end_with(parent: int) -> None:
+    """End this worker soon after its parent: a pool's idle workers outlive a SIGKILL of it by minutes."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_WATCH_SECONDS)
+        os._exit(1)  # what it was writing has no name that a reader takes
+
+    if os.getpid() != parent:
+        threading.Thread(target=watch, daemon=True).start()
+
+
 def write_shard(task: ShardTask) -> Record:
     """Write one shard: beside its name, flushed, recorded, renamed. Raises StorageError."""
+    _end_with(task.parent)
     final, build = task.out / task.shard.name, task.out / BUILD
     partial = build / f"{task.shard.name}.{os.getpid()}.partial"
     try:

@@ -195,7 +195,8 @@ def _finish(
         "failed": failed,
     }
     try:
-        write_json(out / MANIFEST_NAME, manifest, indent=1)
+        write_json(out / BUILD / MANIFEST_NAME, manifest, indent=1)
+        table.replace(out / BUILD / MANIFEST_NAME, out / MANIFEST_NAME)
     except OSError as error:
         raise StorageError(f"{out / MANIFEST_NAME}: cannot be written ({error.strerror}).") from error
     shutil.rmtree(out / BUILD, ignore_errors=True)

@@ -1,0 +1,182 @@
+"""Clips that cannot be read and disks that refuse are named, and the next run finishes the work."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.shard_runs import SMALL, build, contents, make_run, rows, write_table
+from vidcurate import index, shards
+from vidcurate.errors import StorageError
+from vidcurate.shards import run_build_shards
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("built")
+    make_run(folder, rows())
+    build(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make_run(tmp_path, rows())
+    return tmp_path
+
+
+@pytest.fixture
+def unwell(folder: Path) -> Path:
+    """Return a folder in which the files of clip10, clip11 and clip12 are gone, longer and no file."""
+    videos = folder / "videos"
+    by_id = {row["clip_id"]: videos / row["video_path"] for row in rows()}
+    by_id["clip10"].unlink()
+    by_id["clip11"].write_bytes(by_id["clip11"].read_bytes() + b"more")
+    by_id["clip12"].unlink()
+    by_id["clip12"].mkdir()
+    return folder
+
+
+def test_clips_that_cannot_be_read_are_named_with_the_reason(unwell: Path, built: Path) -> None:
+    summary = build(unwell, workers=2)
+    assert (summary.rows_kept, summary.rows_written, summary.rows_failed) == (36, 33, 3)
+    manifest = shards.read_manifest(unwell / "shards")
+    assert manifest is not None
+    failed = {clip["clip_id"]: clip for clip in manifest["failed"]}
+    assert {clip_id: clip["kind"] for clip_id, clip in failed.items()} == {
+        "clip10": "missing",
+        "clip11": "size_changed",
+        "clip12": "unreadable",
+    }
+    assert "no such file" in failed["clip10"]["reason"]
+    assert "it had 1847 when it was probed" in failed["clip11"]["reason"]
+    assert sorted(summary.failed) == [f"{name}: {failed[name]['reason']}" for name in sorted(failed)]
+    # The plan is the same with and without them: every other clip is where it would have been.
+    well = index.read_index(built / "shards")
+    where = {well.word("clip_id", row): well.word("shard", row) for row in range(len(well))}
+    opened = index.read_index(unwell / "shards")
+    assert {opened.word("clip_id", row): opened.word("shard", row) for row in range(len(opened))} == {
+        clip_id: shard for clip_id, shard in where.items() if clip_id not in failed
+    }
+    assert build(unwell).up_to_date
+
+
+def test_once_the_files_are_back_the_same_command_heals_the_set(unwell: Path, built: Path) -> None:
+    build(unwell)
+    (unwell / "videos" / rows()[12]["video_path"]).rmdir()
+    for row in rows():
+        if row["clip_id"] in ("clip10", "clip11", "clip12"):
+            (unwell / "videos" / row["video_path"]).write_bytes(
+                (built / "videos" / row["video_path"]).read_bytes()
+            )
+    summary = build(unwell)
+    assert (summary.rows_failed, summary.up_to_date) == (0, False)
+    assert summary.num_shards_written < summary.num_shards
+    assert contents(unwell / "shards") == contents(built / "shards")
+
+
+def test_a_shard_without_a_readable_clip_is_not_written(folder: Path) -> None:
+    for row in rows():
+        if row["fold"] == "validation" and row["level"] == 1:
+            (folder / "videos" / row["video_path"]).unlink()
+    summary = build(folder)
+    assert not list((folder / "shards").glob("validation-level1-*"))
+    assert summary.rows_failed > 0
+    assert summary.rows_in == summary.rows_rejected + summary.rows_written + summary.rows_failed
+    index.read_index(folder / "shards")
+
+
+def test_when_no_clip_can_be_read_the_set_is_empty_and_says_so(folder: Path) -> None:
+    for path in (folder / "videos").rglob("*.*"):
+        path.unlink()
+    summary = build(folder)
+    assert (summary.rows_written, summary.rows_failed, summary.num_shards) == (0, 36, 0)
+    assert len(index.read_index(folder / "shards")) == 0
+    assert build(folder).up_to_date
+
+
+@pytest.mark.parametrize("path", ["../outside.mp4", "/etc/hostname", "a/../../outside.mp4"])
+def test_a_path_outside_the_video_folder_is_not_read(tmp_path: Path, path: str) -> None:
+    (tmp_path / "outside.mp4").write_bytes(b"secret")
+    table_rows = rows(3)
+    make_run(tmp_path, table_rows)
+    table_rows[1]["video_path"] = path
+    write_table(tmp_path / "run", table_rows)
+    summary = build(tmp_path)
+    assert summary.failed == (f"12.10: {path} is outside the video folder",)
+
+
+CAPPED = """
+    import resource, sys
+    from pathlib import Path
+    from vidcurate.errors import StorageError
+    from vidcurate.shards import ShardSpec, run_build_shards
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    folder = Path(sys.argv[1])
+    try:
+        run_build_shards(folder / "run", ShardSpec(max_clips=7, max_bytes=60_000), videos=folder / "videos",
+                         out=folder / "shards", num_workers=int(sys.argv[2]))
+    except StorageError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_disk_that_refuses_is_named_and_the_next_run_finishes(
+    folder: Path, built: Path, workers: int
+) -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(CAPPED), str(folder), str(workers)],
+        capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    assert "cannot be written (File too large); it needs" in told.stdout
+    assert ".tar: " in told.stdout
+    assert not list((folder / "shards").rglob("*.partial"))
+    build(folder)
+    assert contents(folder / "shards") == contents(built / "shards")
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Any:
+    """Yield a folder that is a disk of 400 KiB; skips where mounting is not allowed."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(place)], capture_output=True
+    )
+    if mounted.returncode != 0:
+        pytest.skip("mounting a small file system needs root: RLIMIT_FSIZE covers the writing error")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_too_little_space_is_refused_before_anything_is_written(folder: Path, tiny_disk: Path) -> None:
+    (tiny_disk / "ballast").write_bytes(bytes(350_000))
+    with pytest.raises(StorageError, match=r"the shards need [0-9,]+ bytes and [0-9,]+ are free"):
+        run_build_shards(folder / "run", SMALL, videos=folder / "videos", out=tiny_disk / "shards")
+    assert not list((tiny_disk / "shards").iterdir())
+
+
+def test_a_disk_that_fills_up_meanwhile_is_named_and_the_next_run_finishes(
+    folder: Path, built: Path, tiny_disk: Path
+) -> None:
+    out, ballast = tiny_disk / "shards", tiny_disk / "ballast"
+
+    def fill(done: int, total: int, unit: str) -> None:
+        if 0 < done < total and not ballast.exists():
+            usage = os.statvfs(tiny_disk)
+            ballast.write_bytes(bytes((usage.f_bavail - 2) * usage.f_frsize))
+
+    with pytest.raises(
+        StorageError, match=r"\.tar: cannot be written \(No space left on device\); it needs [0-9,]+"
+    ):
+        run_build_shards(folder / "run", SMALL, videos=folder / "videos", out=out, progress=fill)
+    assert list(out.glob("*.tar"))
+    assert not (out / "index.parquet").exists()
+    ballast.unlink()
+    run_build_shards(folder / "run", SMALL, videos=folder / "videos", out=out)
+    assert contents(out) == contents(built / "shards")

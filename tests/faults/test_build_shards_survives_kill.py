@@ -1,0 +1,239 @@
+"""build-shards killed with SIGKILL at any moment and run again ends with the bytes of an undisturbed run.
+
+Some kills take the whole process group, some only the parent (its workers are then orphans that must not
+spoil the next run). After each kill every tar that has its final name must be whole.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.shard_runs import contents, make_run, rows
+from vidcurate import index
+from vidcurate.shards import ShardSpec, run_build_shards
+
+CODE = textwrap.dedent("""
+    import sys
+    from pathlib import Path
+    from vidcurate.shards import ShardSpec, run_build_shards
+    folder, out, workers = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    def told(done, total, unit):
+        print(done, flush=True)
+    run_build_shards(folder / "run", ShardSpec(max_clips=4), videos=folder / "videos", out=out,
+                     num_workers=workers, progress=told)
+    print("end", flush=True)
+""")
+SPEC = ShardSpec(max_clips=4)
+
+
+def start(folder: Path, out: Path, workers: int) -> "subprocess.Popen[str]":
+    child = subprocess.Popen(
+        [sys.executable, "-c", CODE, str(folder), str(out), str(workers)],
+        stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert child.stdout is not None
+    assert child.stdout.readline().strip().isdigit()  # planned; from here on it writes
+    return child
+
+
+def kill(child: "subprocess.Popen[str]", *, group: bool) -> None:
+    if group:
+        os.killpg(child.pid, signal.SIGKILL)
+    else:
+        child.kill()
+    child.wait()
+    assert child.stdout is not None
+    child.stdout.close()
+
+
+def finish(folder: Path, out: Path) -> None:
+    run_build_shards(folder / "run", SPEC, videos=folder / "videos", out=out)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a run of 90 clips of up to 300 kB and its shards, undisturbed, in `whole`."""
+    folder = tmp_path_factory.mktemp("kill")
+    make_run(folder, rows(90), lambda i: 1000 + 77_777 * i % 300_000)
+    finish(folder, folder / "whole")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> dict[str, str]:
+    return contents(folder / "whole")
+
+
+@pytest.fixture(scope="module")
+def seconds(folder: Path) -> dict[int, float]:
+    """Return how long an undisturbed run writes, for 1 and 2 workers."""
+    found = {}
+    for workers in (1, 2):
+        child = start(folder, folder / f"timed{workers}", workers)
+        began = time.monotonic()
+        assert child.stdout is not None
+        assert "end" in child.stdout.read()
+        found[workers] = time.monotonic() - began
+        child.wait()
+        child.stdout.close()
+    return found
+
+
+def whole_or_absent(out: Path, whole: dict[str, str]) -> None:
+    """Assert that whatever a reader would take is whole."""
+    seen = {path.name for path in out.glob("*") if not path.name.startswith(".")}
+    found = contents(out)
+    for name in seen:
+        assert found[name] == whole[name], f"{name} is not what an undisturbed run writes"
+    if "index.parquet" in seen:
+        index.read_index(out)
+    if "manifest.json" in seen:
+        assert seen == {name for name in whole}
+
+
+@pytest.mark.parametrize("moment", range(8))
+def test_killed_once_and_run_again(
+    folder: Path, whole: dict[str, str], seconds: dict[int, float], tmp_path: Path, moment: int
+) -> None:
+    workers = 1 + moment % 2
+    out = tmp_path / "shards"
+    child = start(folder, out, workers)
+    time.sleep((moment + random.Random(moment).random()) / 8 * seconds[workers])
+    kill(child, group=moment % 4 < 2)
+    whole_or_absent(out, whole)
+    finish(folder, out)
+    assert contents(out) == whole
+
+
+def test_killed_again_and_again_in_one_folder(
+    folder: Path, whole: dict[str, str], seconds: dict[int, float], tmp_path: Path
+) -> None:
+    out = tmp_path / "shards"
+    draw = random.Random(7)
+    for _ in range(5):
+        child = start(folder, out, 1)
+        time.sleep(draw.random() * seconds[1] / 3)
+        kill(child, group=True)
+        whole_or_absent(out, whole)
+    finish(folder, out)
+    assert contents(out) == whole
+
+
+def test_killed_while_it_overwrites_another_set(
+    folder: Path, whole: dict[str, str], seconds: dict[int, float], tmp_path: Path
+) -> None:
+    out = tmp_path / "shards"
+    other = ShardSpec(max_clips=9, seed=3)
+    run_build_shards(folder / "run", other, videos=folder / "videos", out=out)
+    replace = SPEC.model_copy(update={"overwrite": True})
+    code = CODE.replace("ShardSpec(max_clips=4)", "ShardSpec(max_clips=4, overwrite=True)")
+    for share in (0.0, 0.3, 0.6):
+        child = subprocess.Popen(
+            [sys.executable, "-c", code, str(folder), str(out), "1"],
+            stdout=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+        assert child.stdout is not None
+        child.stdout.readline()
+        time.sleep(share * seconds[1])
+        kill(child, group=True)
+        whole_or_absent(out, whole)
+    run_build_shards(folder / "run", replace, videos=folder / "videos", out=out)
+    assert contents(out) == whole
+
+
+def test_orphaned_workers_stop_by_themselves(
+    folder: Path, whole: dict[str, str], seconds: dict[int, float], tmp_path: Path
+) -> None:
+    out = tmp_path / "shards"
+    child = start(folder, out, 2)
+    time.sleep(seconds[2] / 2)
+    kill(child, group=False)
+    deadline = time.monotonic() + 30
+    while _alive_in_session(child.pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not _alive_in_session(child.pid)
+    finish(folder, out)
+    assert contents(out) == whole
+
+
+def _alive_in_session(session: int) -> list[int]:
+    """Return the processes of a session, from /proc."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if fields[0] != "Z" and int(fields[3]) == session:
+            found.append(int(path.parent.name))
+    return found
+
+
+# Kills itself before the n-th file operation inside OUT (an audit hook sees each of them); n = 0 counts them.
+AT_OPERATION = textwrap.dedent("""
+    import os, signal, sys
+    from pathlib import Path
+    from vidcurate.shards import ShardSpec, run_build_shards
+    folder, out, stop = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    count = 0
+    def hook(event, args):
+        global count
+        if event in ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree"):
+            if any(isinstance(a, (str, bytes)) and os.fsdecode(a).startswith(out) for a in args[:2]):
+                count += 1
+                if count == stop:
+                    os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(hook)
+    run_build_shards(folder / "run", ShardSpec(max_clips=20, overwrite=True), videos=folder / "videos",
+                     out=Path(out))
+    print(count)
+""")
+
+
+def _at_operation(folder: Path, out: Path, operation: int) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-c", AT_OPERATION, str(folder), str(out), str(operation)],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+def _killed_before_operations(folder: Path, tmp_path: Path, number_of_moments: int | None) -> None:
+    spec, other = ShardSpec(max_clips=20), ShardSpec(max_clips=30)
+    run_build_shards(folder / "run", spec, videos=folder / "videos", out=tmp_path / "expected")
+    expected = contents(tmp_path / "expected")
+    for has_other_set in (False, True):
+        out = tmp_path / f"other{has_other_set}"
+        if has_other_set:
+            run_build_shards(folder / "run", other, videos=folder / "videos", out=out)
+        total = int(_at_operation(folder, out, 0).stdout)
+        assert total > 20
+        moments = range(1, total + 1)
+        for operation in moments if number_of_moments is None else moments[:: -(total // number_of_moments)]:
+            out = tmp_path / f"{has_other_set}{operation}"
+            if has_other_set:
+                run_build_shards(folder / "run", other, videos=folder / "videos", out=out)
+            assert _at_operation(folder, out, operation).returncode == -signal.SIGKILL
+            if out.exists():
+                index_path, manifest_path = out / "index.parquet", out / "manifest.json"
+                if index_path.exists() or manifest_path.exists():
+                    index.read_index(out)  # whatever is there fits together
+            run_build_shards(
+                folder / "run", spec.model_copy(update={"overwrite": True}), videos=folder / "videos", out=out
+            )
+            assert contents(out) == expected, f"killed before file operation {operation} of {total}"
+
+
+def test_killed_before_single_file_operations(folder: Path, tmp_path: Path) -> None:
+    _killed_before_operations(folder, tmp_path, 4)
+
+
+@pytest.mark.soak
+def test_killed_before_every_file_operation(folder: Path, tmp_path: Path) -> None:
+    _killed_before_operations(folder, tmp_path, None)
