@@ -134,6 +134,16 @@ def test_an_absolute_path_is_judged_against_the_folder_of_this_run(tmp_path: Pat
     assert frame["ingest_problem"][0] == "path_outside_root"
 
 
+def test_a_renamed_video_folder_is_up_to_date_and_known_by_its_new_name(tmp_path: Path, videos: Path) -> None:
+    table = write_csv(tmp_path / "t.csv", OPENVID, [openvid_row("a.mp4")])
+    _, _, report = ingest(tmp_path / "run", table, videos=videos)
+    assert report["videos"] == str(videos)
+    moved = videos.rename(tmp_path / "moved")
+    summary, _, report = ingest(tmp_path / "run", table, videos=moved)
+    assert summary.up_to_date
+    assert report["videos"] == summary.videos == str(moved)
+
+
 def test_a_cell_that_does_not_parse_is_named_and_one_that_says_nothing_is_not(tmp_path: Path) -> None:
     table = write_csv(
         tmp_path / "t.csv",

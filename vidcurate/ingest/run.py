@@ -95,10 +95,14 @@ def _ingest(run: Path, spec: IngestSpec, scratch: Path, progress: Progress) -> I
     report = read_report(run / REPORT)
     if (
         report is not None
+        and "videos" in report
         and report.get("made_from") == made_from
         and table.is_up_to_date(target, origin)
         and _still_there(plan, report, videos)
     ):
+        if report["videos"] != _place(videos):  # the same files under another name
+            report["videos"] = _place(videos)
+            write_report(run / REPORT, report)
         return _summary(report, videos, up_to_date=True)
 
     try:
@@ -116,6 +120,10 @@ def _ingest(run: Path, spec: IngestSpec, scratch: Path, progress: Progress) -> I
         raise unreadable(spec.metadata, error, spec.encoding) from error
     progress(keys.height, keys.height, "rows")
     return _summary(report, videos, up_to_date=False)
+
+
+def _place(videos: Path | None) -> str | None:
+    return None if videos is None else str(videos.resolve())
 
 
 def _files(schema: str) -> str:
@@ -189,9 +197,7 @@ def _check_settings(spec: IngestSpec, schema: str) -> None:
 
 def _still_there(plan: _Plan, report: dict[str, Any], videos: Path | None) -> bool:
     """Say whether what the table says of paths holds: unpacked shards, and the root of absolute paths."""
-    if report["root_of_absolute_paths"] is not None and (
-        videos is None or report["root_of_absolute_paths"] != str(videos.resolve())
-    ):
+    if report["root_of_absolute_paths"] not in (None, _place(videos)):
         return False
     return videos is None or all(
         (videos / tars.folder_name(shard, digest)).is_dir() for shard, digest in plan.shards.items()
@@ -278,7 +284,7 @@ def _report(
 ) -> dict[str, Any]:
     counted = dict(ledger.frame["ingest_problem"].drop_nulls().value_counts().iter_rows())
     problems = {word: counted[word] for word in PROBLEMS if word in counted}
-    root = str(videos.resolve()) if ledger.num_absolute_paths and videos is not None else None
+    root = _place(videos) if ledger.num_absolute_paths else None
     return {
         "schema": plan.schema,
         "reason": plan.reason,
@@ -287,6 +293,7 @@ def _report(
         "rows_kept": ledger.frame.height - sum(problems.values()),
         "problems": problems,
         "dropped_columns": dropped,
+        "videos": _place(videos),
         "root_of_absolute_paths": root,
         **lists(ledger),
         "captions_without_a_video": {"count": len(plan.alone), "listed": plan.alone},
