@@ -10,11 +10,11 @@ ROOT = Path(__file__).resolve().parents[1]
 # Lowest first. A file may import files of lower floors, and of its own floor where `TOGETHER` allows it.
 VIDCURATE = [
     {"errors"},
-    {"recipe", "schema", "mp4", "matroska"},
+    {"recipe", "schema", "mp4", "matroska", "draws", "resolutions"},
     {"video", "table"},
-    {"transcode", "tar", "buckets", "order", "synthetic", "damage", "engine"},
+    {"transcode", "tar", "buckets", "interleave", "order", "synthetic", "damage", "engine"},
     {"probe", "score", "filter", "difficulty", "ingest", "index"},
-    {"shards", "shard_plan", "shard_write", "shard_set", "decode_pool"},
+    {"shards", "shard_plan", "shard_write", "shard_set", "decode_worker", "decode_pool", "clip_plan", "loader_state"},
     {"loader"},
     {"torch", "report", "inspect"},
     {"curate"},
@@ -27,19 +27,19 @@ TRAINER = [
     {"weights", "mesh", "metrics"},
     {"recipe"},
     {"data", "checkpoint", "gallery", "plan"},
-    {"sample", "inspect"},
+    {"sample", "inspect", "resume", "step"},
     {"loop"},
     {"__main__", "demo"},
 ]
 # Where trainer may touch vidcurate, and what.
 TOUCHES = {
-    "data": {"loader", "index", "order", "buckets", "torch"},
+    "data": {"loader", "loader_state", "clip_plan", "index", "order", "buckets", "torch"},
     "recipe": {"recipe", "buckets", "loader"},
     "sample": {"video"},
     "demo": {"cli", "curate", "synthetic", "progress", "video", "report"},
 }
 # These start in decode workers and on GPU machines: nothing heavy when they are imported.
-LIGHT = ["errors", "recipe", "buckets", "order", "index"]
+LIGHT = ["errors", "recipe", "buckets", "order", "index", "loader"]
 
 
 def _module(path: Path, package: str) -> str:

@@ -1,0 +1,169 @@
+"""Random numbers that are a function of a name, never of what was drawn before.
+
+Every choice of the data path (which clips a bucket keeps, the order of a pass, a start frame, the noise of a
+step) is a hash of what it is about. So workers, ranks, restarts and other choices cannot shift it. The mixer
+is the finaliser of splitmix64 (Steele, Lea & Flood, OOPSLA 2014), the ids are folded in 8 bytes at a time.
+Arithmetic is modulo 2^64; arrays are numpy uint64, scalars Python ints.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from vidcurate.errors import InputError
+
+Words = NDArray[np.uint64]
+
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_MULTIPLY_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MULTIPLY_2 = np.uint64(0x94D049BB133111EB)
+_ROWS_PER_CHUNK = 1 << 16  # the temporaries of a chunk stay in the cache
+
+
+def mix(words: Words) -> Words:
+    """Return the words scrambled by a bijection of the 64-bit numbers."""
+    mixed = words + _STEP
+    mixed ^= mixed >> np.uint64(30)
+    mixed *= _MULTIPLY_1
+    mixed ^= mixed >> np.uint64(27)
+    mixed *= _MULTIPLY_2
+    mixed ^= mixed >> np.uint64(31)
+    return mixed
+
+
+def key(*parts: int | str) -> int:
+    """Return the 64-bit number that belongs to these parts; ("1", 2), (1, 2) and (12,) all differ."""
+    text = "\0".join(f"{type(part).__name__}:{part}" for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def below(number: int, limit: int) -> int:
+    """Turn the 64-bit `number` into one of 0 … limit − 1."""
+    return (number * limit) >> 64
+
+
+def uniform(words: Words, draw_key: int) -> NDArray[np.float64]:
+    """Return one number in [0, 1) per word, a different one for each key."""
+    return (mix(words ^ np.uint64(draw_key)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def id_hashes(ids: Any) -> Words:
+    """Return a 64-bit hash of each id, uint64 (n,).
+
+    `ids` is a sequence of strings or a pyarrow string array (millions per second). The hash of an id depends
+    on nothing but its UTF-8 bytes. Raises InputError for a missing id.
+    """
+    if isinstance(ids, pa.ChunkedArray):
+        parts = [id_hashes(chunk) for chunk in ids.chunks]
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint64)
+    if not isinstance(ids, pa.Array):
+        ids = pa.array(ids, type=pa.large_string())
+    if ids.null_count:
+        raise InputError(f"{ids.null_count} of {len(ids)} clips have no id; every clip needs one.")
+    ids = ids.cast(pa.large_string())
+    count = len(ids)
+    hashes = np.empty(count, dtype=np.uint64)
+    if count == 0:
+        return hashes
+    buffers = ids.buffers()
+    ends = np.frombuffer(buffers[1], dtype=np.int64)[ids.offset : ids.offset + count + 1]
+    data = np.frombuffer(buffers[2], dtype=np.uint8) if buffers[2] else np.empty(0, dtype=np.uint8)
+    for first in range(0, count, _ROWS_PER_CHUNK):
+        chunk = ends[first : first + _ROWS_PER_CHUNK + 1]
+        hashes[first : first + len(chunk) - 1] = _hash_chunk(data[chunk[0] : chunk[-1]], chunk - chunk[0])
+    return hashes
+
+
+def _hash_chunk(data: NDArray[np.uint8], ends: NDArray[np.int64]) -> Words:
+    padded = np.zeros(len(data) + 8, dtype=np.uint8)
+    padded[: len(data)] = data
+    # Every 8 bytes of the text as one word, at any offset.
+    words: Words = np.ndarray(len(data) + 1, dtype="<u8", buffer=padded.data, strides=(1,))
+    starts, lengths = ends[:-1], np.diff(ends)
+    hashes = mix(lengths.astype(np.uint64))
+    open_rows: Any = slice(None)
+    for done in range(0, int(lengths.max(initial=0)), 8):
+        left = lengths - done
+        if left.min() <= 0:
+            open_rows = np.flatnonzero(left > 0)
+        left = left[open_rows]
+        word = words[starts[open_rows] + done].astype(np.uint64)
+        unused = np.maximum(8 - left, 0).astype(np.uint64) * np.uint64(8)
+        word = (word << unused) >> unused if unused.any() else word
+        hashes[open_rows] = mix(hashes[open_rows] ^ word)
+    return hashes
+
+
+def hash_bytes(data: bytes) -> str:
+    """Return 32 hex digits that stand for these bytes."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def hash_text(texts: Sequence[str]) -> str:
+    """Return 32 hex digits that stand for these texts in this order."""
+    digest = hashlib.blake2b(digest_size=16)
+    for text in texts:
+        data = text.encode()
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()
+
+
+# ── permutations ────────────────────────────────────────────────────────────────────────────────────────────
+
+SMALL = 4096  # up to here a permutation is sorted out whole: a Feistel network is uneven on small ranges
+_ROUNDS = 8
+
+
+@lru_cache(maxsize=512)
+def _small_permutation(count: int, draw_key: int) -> NDArray[np.int64]:
+    order = np.argsort(mix(np.arange(count, dtype=np.uint64) ^ np.uint64(draw_key)), kind="stable")
+    order.flags.writeable = False
+    return order
+
+
+def permute(count: int, draw_key: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return what stands at these positions (0 … count − 1) in the order of 0 … count − 1 that the key names.
+
+    Costs as much as there are positions, however large `count` is: a Feistel network over a grid of about
+    sqrt(count) x sqrt(count), walked on while it lands outside (Black & Rogaway, CT-RSA 2002).
+    """
+    if count <= SMALL:
+        return _small_permutation(count, draw_key)[positions]
+    return _walk(count, draw_key, positions, range(_ROUNDS))
+
+
+def unpermute(count: int, draw_key: int, values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the positions at which `permute` has these values."""
+    if count <= SMALL:
+        return np.argsort(_small_permutation(count, draw_key), kind="stable")[values]
+    return _walk(count, draw_key, values, range(_ROUNDS - 1, -1, -1))
+
+
+def _walk(count: int, draw_key: int, start: NDArray[np.int64], rounds: range) -> NDArray[np.int64]:
+    tall = math.isqrt(count - 1) + 1
+    wide = -(-count // tall)
+    backwards = rounds.step < 0
+    keys = mix(np.arange(_ROUNDS, dtype=np.uint64) * _STEP + np.uint64(draw_key))
+    cells = start.astype(np.uint64)
+    outside: Any = np.arange(len(cells))
+    while len(outside):
+        high, low = np.divmod(cells[outside], np.uint64(wide))
+        for number in rounds:
+            if number % 2 == 0:
+                high = _turn(high, mix(low ^ keys[number]), tall, backwards)
+            else:
+                low = _turn(low, mix(high ^ keys[number]), wide, backwards)
+        cells[outside] = high * np.uint64(wide) + low
+        outside = outside[cells[outside] >= count]
+    return cells.astype(np.int64)
+
+
+def _turn(values: Words, by: Words, size: int, backwards: bool) -> Words:
+    by = by % np.uint64(size)
+    return (values + (np.uint64(size) - by if backwards else by)) % np.uint64(size)

@@ -1,0 +1,348 @@
+"""The order of training, computed and not iterated: the clips of micro-batch k are a function of (plan, k).
+
+Micro-batches are counted from 0 without end; optimizer step t is the M of them from t·M on, however many
+ranks share them. A cell holds the clips of one level (or source) in one bucket. `interleave` says which cell
+has turn k; a cell's turns read its clips in exact passes, each in an order of its own, without a break
+between passes. There is no epoch, no iterator and no buffer: so no state but the step.
+
+A light module: plain numpy, no reading of files.
+"""
+
+import heapq
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vidcurate import draws, interleave
+from vidcurate.buckets import Bucket
+from vidcurate.errors import InputError
+
+ALGORITHM_VERSION = 1  # raised when any plan's order changes; the golden vectors in the tests hold it
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """Clips that may stand in one micro-batch. `rows` (n,) are their rows of the index, in a lasting order.
+
+    `weight`: micro-batches of this cell against those of other cells. `micro_batch_size` is the bucket's, or
+    n where the cell has fewer clips.
+    """
+
+    name: str
+    bucket: Bucket
+    rows: Rows
+    weight: int
+    micro_batch_size: int
+    digest: str  # of the clip ids
+
+    @property
+    def cost(self) -> int:
+        """Pixels of a micro-batch: what ranks are balanced by."""
+        return self.micro_batch_size * self.bucket.num_frames * self.bucket.height * self.bucket.width
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """All that the order depends on. `fingerprint` covers cells, weights, sizes and M; not seed and version.
+
+    `left_out`: reason → rows of clips that no cell holds. `notes`: what had to be adapted, as events.
+    """
+
+    algorithm_version: int
+    seed: int
+    cells: tuple[Cell, ...]
+    micro_batches_per_step: int
+    fingerprint: str
+    mixture: interleave.Mixture
+    left_out: Mapping[str, Rows]
+    notes: tuple[dict[str, object], ...]
+
+    @property
+    def num_clips(self) -> int:
+        return sum(len(cell.rows) for cell in self.cells)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatchPlan:
+    """Micro-batch `position`: the clips at `rows` (m,) of the index, all of cell number `cell`."""
+
+    position: int
+    cell: int
+    rows: Rows
+
+
+def make_cell(name: str, bucket: Bucket, rows: Rows, hashes: draws.Words, weight: int) -> Cell:
+    """Return the cell of the clips at `rows` whose ids have these `draws.id_hashes`.
+
+    The clips are put in the order of their hashes, so that it does not matter how they lie in the shards.
+    """
+    order = np.argsort(hashes)
+    ranked = hashes[order]
+    if np.any(ranked[1:] == ranked[:-1]):  # two ids in 10^5 data sets of 20 M clips
+        order = np.lexsort((rows, hashes))
+    digest = draws.hash_bytes(ranked.astype("<u8").tobytes())
+    size = min(bucket.micro_batch_size, len(rows))
+    return Cell(
+        name=name,
+        bucket=bucket,
+        rows=rows[order].astype(np.int64),
+        weight=weight,
+        micro_batch_size=size,
+        digest=digest,
+    )
+
+
+def make_plan(
+    cells: Sequence[Cell],
+    *,
+    seed: int,
+    micro_batches_per_step: int,
+    left_out: Mapping[str, Rows] | None = None,
+) -> Plan:
+    """Return the plan over these cells (any order; names must differ).
+
+    A cell with fewer clips than its bucket's micro-batch gets smaller ones, and a note says so: a clip is
+    never twice in a micro-batch. Raises InputError when there is no clip or M is below 1.
+    """
+    if micro_batches_per_step < 1:
+        raise InputError(f"micro_batches_per_step is {micro_batches_per_step}; it must be 1 or more.")
+    cells = sorted((cell for cell in cells if len(cell.rows)), key=lambda cell: cell.name)
+    if not cells:
+        reasons = ", ".join(f"{len(rows)} {reason}" for reason, rows in (left_out or {}).items() if len(rows))
+        raise InputError(f"no clip fits any bucket ({reasons or 'there are none'}); change the bucket table.")
+    names = [cell.name for cell in cells]
+    if len(set(names)) < len(names):
+        raise InputError(
+            f"two cells are called {next(n for n in names if names.count(n) > 1)!r}; names must differ."
+        )
+    divisor = math.gcd(*(cell.weight for cell in cells))
+    facts = [str(micro_batches_per_step)]
+    for cell in cells:
+        facts += [cell.name, repr(cell.bucket), str(cell.weight // divisor), str(len(cell.rows)), cell.digest]
+    return Plan(
+        algorithm_version=ALGORITHM_VERSION,
+        seed=seed,
+        cells=tuple(cells),
+        micro_batches_per_step=micro_batches_per_step,
+        fingerprint=draws.hash_text(facts),
+        mixture=interleave.mixture([cell.weight // divisor for cell in cells]),
+        left_out=left_out or {},
+        notes=tuple(
+            {
+                "event": "small_cell",
+                "cell": cell.name,
+                "clips": len(cell.rows),
+                "micro_batch_size_asked": cell.bucket.micro_batch_size,
+                "micro_batch_size": cell.micro_batch_size,
+            }
+            for cell in cells
+            if cell.micro_batch_size < cell.bucket.micro_batch_size
+        ),
+    )
+
+
+# ── which clips ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _pass_key(plan: Plan, cell: Cell, number: int) -> int:
+    """Return the key of the order of pass `number` of a cell.
+
+    With fewer clips than two micro-batches the end of a pass and the start of the next cannot be kept apart
+    by moving clips; such a cell keeps one order until a micro-batch and a pass end together.
+    """
+    if len(cell.rows) < 2 * cell.micro_batch_size:
+        passes = cell.micro_batch_size // math.gcd(len(cell.rows), cell.micro_batch_size)
+        number -= number % passes
+    return draws.key("pass", plan.seed, cell.name, number)
+
+
+def _pass_head(plan: Plan, cell: Cell, number: int) -> Rows:
+    """Return the first m ordinals of a pass, none of which the straddling micro-batch already has.
+
+    That micro-batch takes the last t clips of the pass before and the first m − t of this one. Those of the
+    latter that are among the former change places with the next ones that are not; as n ≥ 2m, there are
+    enough of these within the first m, and the end of the pass stays as it is.
+    """
+    count, size = len(cell.rows), cell.micro_batch_size
+    head = draws.permute(count, _pass_key(plan, cell, number), np.arange(size))
+    tail_size = number * count % size
+    if number == 0 or tail_size == 0:
+        return head
+    tail = draws.permute(count, _pass_key(plan, cell, number - 1), np.arange(count - tail_size, count))
+    clashes = np.isin(head, tail)
+    cut = size - tail_size
+    away = np.flatnonzero(clashes[:cut])
+    into = cut + np.flatnonzero(~clashes[cut:])[: len(away)]
+    head[away], head[into] = head[into], head[away]
+    return head
+
+
+def _pass_ordinals(plan: Plan, cell: Cell, number: int, offsets: Rows) -> Rows:
+    """Return the ordinals at these offsets (0 … n − 1) of a pass."""
+    count, size = len(cell.rows), cell.micro_batch_size
+    ordinals = draws.permute(count, _pass_key(plan, cell, number), offsets)
+    early = offsets < size
+    if count >= 2 * size and early.any():
+        ordinals = np.where(early, _pass_head(plan, cell, number)[np.where(early, offsets, 0)], ordinals)
+    return ordinals
+
+
+def micro_batch(plan: Plan, position: int) -> MicroBatchPlan:
+    """Return micro-batch number `position` of the whole run, from 0; it costs the same for any position."""
+    number, occurrence = interleave.turn(plan.mixture, position)
+    cell = plan.cells[number]
+    count = len(cell.rows)
+    pass_number, first = divmod(occurrence * cell.micro_batch_size, count)
+    offsets = np.arange(first, first + cell.micro_batch_size)
+    ordinals = _pass_ordinals(plan, cell, pass_number, offsets[offsets < count])
+    if offsets[-1] >= count:
+        following = _pass_ordinals(plan, cell, pass_number + 1, offsets[offsets >= count] - count)
+        ordinals = np.concatenate([ordinals, following])
+    return MicroBatchPlan(position=position, cell=number, rows=cell.rows[ordinals])
+
+
+def step_micro_batches(plan: Plan, step: int) -> tuple[MicroBatchPlan, ...]:
+    """Return all micro-batches of an optimizer step, in the order of their positions."""
+    first = step * plan.micro_batches_per_step
+    return tuple(micro_batch(plan, first + number) for number in range(plan.micro_batches_per_step))
+
+
+def positions_of_row(plan: Plan, row: int) -> Iterator[int]:
+    """Yield, without end, the positions of the micro-batches with the clip at `row`; none without a cell."""
+    homes = [(number, np.flatnonzero(cell.rows == row)) for number, cell in enumerate(plan.cells)]
+    homes = [(number, found) for number, found in homes if len(found)]
+    if not homes:
+        return
+    number, found = homes[0]
+    cell = plan.cells[number]
+    count, size = len(cell.rows), cell.micro_batch_size
+    pass_number = 0
+    while True:
+        offset = int(draws.unpermute(count, _pass_key(plan, cell, pass_number), found)[0])
+        if count >= 2 * size:
+            early = np.flatnonzero(_pass_head(plan, cell, pass_number) == found[0])
+            offset = int(early[0]) if len(early) else offset
+        yield interleave.position_of(plan.mixture, number, (pass_number * count + offset) // size)
+        pass_number += 1
+
+
+def spares(plan: Plan, batch: MicroBatchPlan, slot: int) -> Iterator[int]:
+    """Yield the rows that may stand in for slot `slot`, in a fixed order, none of them in the micro-batch.
+
+    First those of the same cell, then those of other cells of the same bucket.
+    """
+    own = plan.cells[batch.cell]
+    others = [cell for cell in plan.cells if cell.bucket == own.bucket and cell is not own]
+    taken = set(batch.rows.tolist())
+    for cell in [own, *others]:
+        spare_key = draws.key("spare", plan.seed, cell.name, batch.position, slot)
+        for place in range(len(cell.rows)):
+            row = int(cell.rows[draws.permute(len(cell.rows), spare_key, np.array([place]))[0]])
+            if row not in taken:
+                yield row
+
+
+def slot_seed(seed: int, position: int, slot: int, purpose: str) -> int:
+    """Return the 64-bit seed of one choice about one clip of one micro-batch (its start frame, noise, …).
+
+    It belongs to the place in the order, never to a rank, a worker or what was drawn before.
+    """
+    return draws.key("slot", seed, position, slot, purpose)
+
+
+# ── who reads them ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def shares(plan: Plan, step: int, world_size: int) -> tuple[tuple[int, ...], ...]:
+    """Return, for each rank, the positions of the step's micro-batches that it runs, the costliest first.
+
+    Every position is in exactly one share; the shares differ by at most one micro-batch and are balanced by
+    cost: from the costliest on, each goes to the rank with the least so far.
+    """
+    first = step * plan.micro_batches_per_step
+    positions = range(first, first + plan.micro_batches_per_step)
+    cost = {p: plan.cells[interleave.turn(plan.mixture, p)[0]].cost for p in positions}
+    least, extra = divmod(plan.micro_batches_per_step, world_size)
+    given: list[list[int]] = [[] for _ in range(world_size)]
+    heap = [(0, rank) for rank in range(world_size)]
+    for position in sorted(positions, key=lambda p: (-cost[p], p)):
+        while True:
+            load, rank = heapq.heappop(heap)
+            if len(given[rank]) < least:
+                break
+            if len(given[rank]) == least and extra:
+                extra -= 1
+                break
+        given[rank].append(position)
+        heapq.heappush(heap, (load + cost[position], rank))
+    return tuple(tuple(positions) for positions in given)
+
+
+def share(plan: Plan, step: int, rank: int, world_size: int) -> tuple[MicroBatchPlan, ...]:
+    """Return the micro-batches of a step that a rank runs, in the order in which it runs them."""
+    return tuple(micro_batch(plan, position) for position in shares(plan, step, world_size)[rank])
+
+
+def finite_pass(plan: Plan, rank: int = 0, world_size: int = 1) -> Iterator[MicroBatchPlan]:
+    """Yield every clip exactly once over all ranks, cell by cell: for evaluation.
+
+    A cell's last micro-batch may be smaller. Positions count from 0; rank r has those with position mod
+    `world_size` = r.
+    """
+    position = 0
+    for number, cell in enumerate(plan.cells):
+        for first in range(0, len(cell.rows), cell.micro_batch_size):
+            if position % world_size == rank:
+                offsets = np.arange(first, min(first + cell.micro_batch_size, len(cell.rows)))
+                ordinals = draws.permute(len(cell.rows), _pass_key(plan, cell, 0), offsets)
+                yield MicroBatchPlan(position=position, cell=number, rows=cell.rows[ordinals])
+            position += 1
+
+
+# ── what it amounts to ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def micro_batches_before(plan: Plan, step: int) -> list[int]:
+    """Return how many micro-batches of each cell the steps before `step` have."""
+    return interleave.turns_before(plan.mixture, step * plan.micro_batches_per_step)
+
+
+def exposures(plan: Plan, step: int) -> list[tuple[int, int]]:
+    """Return, per cell, how often the steps before `step` show its least and its most shown clip."""
+    shown = [
+        count * cell.micro_batch_size
+        for count, cell in zip(micro_batches_before(plan, step), plan.cells, strict=True)
+    ]
+    return [(n // len(cell.rows), -(-n // len(cell.rows))) for n, cell in zip(shown, plan.cells, strict=True)]
+
+
+def steps_for_passes(plan: Plan, passes: float) -> int:
+    """Return the fewest steps that show at least `passes` x the number of clips; for a stage's length."""
+
+    def shown(step: int) -> int:
+        counts = micro_batches_before(plan, step)
+        return sum(n * cell.micro_batch_size for n, cell in zip(counts, plan.cells, strict=True))
+
+    wanted = passes * plan.num_clips
+    high = 1
+    while shown(high) < wanted:
+        high *= 2
+    low = 0
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if shown(middle) >= wanted else (middle + 1, high)
+    return low
+
+
+def rolling_hash(previous: str, clip_ids: Iterable[str]) -> str:
+    """Return the hash of all clips up to a step from that of the step before ("" at first) and its clips.
+
+    The clips are those of the whole step in the order of positions. Two runs that log the same hash at a step
+    have read the same clips in the same order up to there.
+    """
+    return draws.hash_text([previous, *clip_ids])
