@@ -88,7 +88,8 @@ def _videos(run: Path, given: Path | None) -> Path:
     """Return the folder of videos: the one given, else the one that ingest was given."""
     if given is not None:
         return given
-    known = table.provenance(table.stage_path(run, "ingest")).settings.get("videos")
+    table.previous_stage(run, "probe")
+    known = json.loads((run / "reconcile.json").read_text(encoding="utf-8")).get("videos")
     if not known:
         raise InputError(f"{run}: ingest was given no folder of videos. Say it with --videos.")
     return Path(known)

@@ -43,9 +43,6 @@ def curate(recipe: CurateRecipe, *, telling: Telling, told: Told) -> dict[str, d
     the stages raise.
     """
     run, workers = recipe.run, recipe.workers
-    videos = recipe.ingest.videos
-    if videos is None:
-        raise InputError("ingest.videos is not set: a curation to shards needs the folder of videos.")
     summaries: dict[str, dict[str, Any]] = {}
 
     def done(stage: str, summary: Any) -> None:
@@ -53,7 +50,11 @@ def curate(recipe: CurateRecipe, *, telling: Telling, told: Told) -> dict[str, d
         told(stage, summaries[stage])
 
     with telling("ingest") as progress:
-        done("ingest", ingest.run_ingest(run, recipe.ingest, progress=progress))
+        ingested = ingest.run_ingest(run, recipe.ingest, progress=progress)
+        done("ingest", ingested)
+    if ingested.videos is None:
+        raise InputError("ingest.videos is not set: a curation to shards needs the folder of videos.")
+    videos = Path(ingested.videos)
     with telling("probe") as progress:
         spec = ProbeSpec(videos=videos)
         done("probe", probe.run_probe(run, spec, num_workers=workers, progress=progress))

@@ -187,6 +187,7 @@ def run_probe(
     require(clips.columns, ("clip_id", "video_path", "ingest_problem"), str(table.stage_path(run, previous)))
     there = clips.filter(
         pl.col("video_path").is_not_null()
+        & ~pl.col("video_path").str.starts_with("/")  # ingested without a folder: judged by none
         & ~pl.col("ingest_problem").fill_null("").is_in(["missing_file", "path_outside_root"])
     )
     paths: list[str] = there["video_path"].unique(maintain_order=True).to_list()

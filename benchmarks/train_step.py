@@ -1,0 +1,281 @@
+"""One full training step of STDiT3-XL/2 on one GPU: how many tokens a second, and where the time goes.
+
+    python benchmarks/train_step.py [--shapes 144p_51f,240p_102f] [--forms plain,compiled,compiled_cudnn]
+
+A step is forward and backward over the published batch of a bucket (in micro-batches without recompute),
+gradient clipping, AdamW on float32 masters, EMA and the cast back to bfloat16. Weights, latents and text
+features are random (300 real text tokens); medians of the timed steps. Forms: `recomputed` (eager, every
+block checkpointed, one micro-batch: what the published run does), `plain` (eager), `compiled` (each kind of
+block through torch.compile) and `compiled_cudnn` (the same with attention in cuDNN).
+
+The goals are four times the published model's step on one H200: 18.8, 19.1, 18.0, 17.6 and 15.9 thousand
+tokens a second for 144p x 51, 240p x 102, 360p x 51, 480p x 51 and 720p x 51 frames.
+"""
+
+import argparse
+import gc
+import itertools
+import statistics
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from rows import keep, row
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from trainer.stdit import STDiT3, STDiT3Config, flops
+
+CONFIG = STDiT3Config(freeze_y_embedder=True)
+TEXT_TOKENS = 300
+DENSE_BF16_TFLOPS = 989.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A bucket's latent (frames, height, width), the published batch, and the goal in tokens a second."""
+
+    frames: int
+    height: int
+    width: int
+    batch: int
+    micro_batch: int
+    goal: int
+    recomputed_blocks: int = 0  # of 56, where the activations of one clip do not fit
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one clip."""
+        return self.frames * -(-self.height // 2) * -(-self.width // 2)
+
+
+SHAPES = {
+    "144p_51f": Shape(frames=15, height=18, width=32, batch=51, micro_batch=10, goal=75_000),
+    "240p_102f": Shape(frames=30, height=30, width=53, batch=10, micro_batch=2, goal=76_000),
+    "360p_51f": Shape(frames=15, height=45, width=80, batch=8, micro_batch=2, goal=72_000),
+    "480p_51f": Shape(frames=15, height=60, width=106, batch=5, micro_batch=1, goal=70_000),
+    "720p_51f": Shape(
+        frames=15, height=90, width=160, batch=2, micro_batch=1, goal=60_000, recomputed_blocks=28
+    ),
+    "256_image": Shape(frames=1, height=32, width=32, batch=96, micro_batch=96, goal=0),
+}
+
+
+class Masters:
+    """float32 copies, moments and EMA of the trained weights; AdamW and clipping over all of them."""
+
+    def __init__(self, model: STDiT3) -> None:
+        self.weights = [weight for weight in model.parameters() if weight.requires_grad]
+        self.masters = [weight.detach().float() for weight in self.weights]
+        self.ema = [master.clone() for master in self.masters]
+        self.optimizer = torch.optim.AdamW(self.masters, lr=1e-4, eps=1e-15, weight_decay=0.01, fused=True)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Clip to norm 1, update, average, cast back; nothing waits for the device."""
+        gradients = [weight.grad.float() for weight in self.weights if weight.grad is not None]
+        norm = torch.stack(torch._foreach_norm(gradients)).norm()
+        torch._foreach_mul_(gradients, (1.0 / norm).clamp(max=1.0))
+        for master, gradient in zip(self.masters, gradients, strict=True):
+            master.grad = gradient
+        self.optimizer.step()
+        for master, weight in zip(self.masters, self.weights, strict=True):
+            master.grad = None
+            weight.grad = None
+        torch._foreach_lerp_(self.ema, self.masters, 0.01)
+        torch._foreach_copy_(self.weights, self.masters)
+
+
+def build() -> STDiT3:
+    """Return the model in bfloat16 on the GPU, every weight random (none zero, as zeros run faster)."""
+    with torch.device("meta"):
+        model = STDiT3(CONFIG)
+    model = model.to_empty(device="cuda").bfloat16()
+    generator = torch.Generator("cuda").manual_seed(0)
+    with torch.no_grad():
+        for name, weight in [*model.named_parameters(), *model.named_buffers()]:
+            if name.endswith("_norm.weight"):
+                weight.fill_(1.0)
+            else:
+                weight.normal_(0, 0.02, generator=generator)
+    return model
+
+
+def blocks_of(model: STDiT3) -> list[nn.Module]:
+    """Return the 56 blocks in the order of the forward pass."""
+    return [block for pair in zip(model.spatial_blocks, model.temporal_blocks, strict=True) for block in pair]
+
+
+def recompute(model: STDiT3, count: int) -> None:
+    """Checkpoint `count` blocks, spread evenly, around whatever runs them (compiled or not)."""
+    blocks = blocks_of(model)
+    for number in range(count):
+        block = blocks[number * len(blocks) // count]
+        inner = block._compiled_call_impl or block.forward
+        block._compiled_call_impl = partial(checkpoint, inner, use_reentrant=False)
+
+
+def compile_blocks(model: STDiT3) -> None:
+    """Compile the two kinds of block, each once for all its layers."""
+    torch._dynamo.config.cache_size_limit = 64
+    for block in blocks_of(model):
+        block.compile(dynamic=False, fullgraph=True)
+
+
+def only_cudnn(on: bool) -> None:
+    """Leave attention to cuDNN alone, or give all backends back."""
+    torch.backends.cuda.enable_flash_sdp(not on)
+    torch.backends.cuda.enable_mem_efficient_sdp(not on)
+    torch.backends.cuda.enable_math_sdp(not on)
+    torch.backends.cuda.enable_cudnn_sdp(True)
+
+
+def inputs(shape: Shape, count: int) -> dict[str, Tensor]:
+    def normal(*size: int) -> Tensor:
+        return torch.randn(*size, device="cuda", dtype=torch.bfloat16)
+
+    size = (count, 4, shape.frames, shape.height, shape.width)
+    return {
+        "x": normal(*size),
+        "target": normal(*size).float(),
+        "timestep": torch.rand(count, device="cuda") * 1000,
+        "y": normal(count, 1, TEXT_TOKENS, CONFIG.caption_channels),
+        "fps": torch.full((count,), 24.0, device="cuda"),
+        "height": torch.full((count,), shape.height * 8.0, device="cuda"),
+        "width": torch.full((count,), shape.width * 8.0, device="cuda"),
+    }
+
+
+def timed_step(
+    model: STDiT3, masters: Masters, batches: list[dict[str, Tensor]]
+) -> tuple[float, float, float]:
+    """Return milliseconds of forward, backward and optimizer of one step."""
+    marks: list[torch.cuda.Event] = []
+
+    def mark() -> None:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        marks.append(event)
+
+    mark()
+    total = sum(len(batch["x"]) for batch in batches)
+    for batch in batches:
+        given = {name: tensor for name, tensor in batch.items() if name != "target"}
+        out = model(**given)[:, :4]
+        loss = F.mse_loss(out, batch["target"]) * (len(batch["x"]) / total)
+        mark()
+        loss.backward()
+        mark()
+    masters.step()
+    mark()
+    torch.cuda.synchronize()
+    times = [first.elapsed_time(second) for first, second in itertools.pairwise(marks)]
+    return sum(times[0:-1:2]), sum(times[1:-1:2]), times[-1]
+
+
+def ceiling_tflops() -> float:
+    """Return the rate of an 8192^3 bfloat16 product on random data in this process."""
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    times = []
+    for _ in range(13):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        torch.mm(a, b)
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end))
+    return 2 * 8192**3 / statistics.median(times[3:]) / 1e9
+
+
+def prepare(model: STDiT3, shape: Shape, form: str) -> None:
+    """Put `model` into one of the four forms."""
+    only_cudnn(form == "compiled_cudnn")
+    if form.startswith("compiled"):
+        compile_blocks(model)
+    count = len(blocks_of(model)) if form == "recomputed" else shape.recomputed_blocks
+    if count:
+        recompute(model, count)
+
+
+def measure(shape: Shape, form: str, steps: int, warm_up: int) -> dict[str, float]:
+    """Return tokens per second, the split in ms, TFLOP/s and peak GiB of one form at one shape."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    torch._dynamo.reset()
+    model = build()
+    prepare(model, shape, form)
+    model.train()
+    masters = Masters(model)
+    micro = shape.batch if form == "recomputed" else shape.micro_batch
+    counts = [min(micro, shape.batch - done) for done in range(0, shape.batch, micro)]
+    batches = [inputs(shape, count) for count in counts]
+    runs = [timed_step(model, masters, batches) for _ in range(warm_up + steps)][warm_up:]
+    forward, backward, optimizer = (statistics.median(part) for part in zip(*runs, strict=True))
+    seconds = statistics.median(sum(run) for run in runs) / 1000
+    work = 3 * shape.batch * flops(CONFIG, shape.frames, shape.height, shape.width, TEXT_TOKENS)
+    return {
+        "tokens_per_s": shape.batch * shape.tokens / seconds,
+        "forward_ms": forward,
+        "backward_ms": backward,
+        "optimizer_ms": optimizer,
+        "tflops": work / seconds / 1e12,
+        "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
+    }
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--shapes", default=",".join(SHAPES))
+    arguments.add_argument("--forms", default="plain,compiled")
+    arguments.add_argument("--out", default="train_step_h200")
+    given = arguments.parse_args()
+    hardware = torch.cuda.get_device_name()
+    ceiling = ceiling_tflops()
+    print(f"{hardware}, torch {torch.__version__}: 8192^3 bf16 product {ceiling:.0f} TFLOP/s", flush=True)
+    rows = []
+    for name in given.shapes.split(","):
+        shape = SHAPES[name]
+        found: dict[str, dict[str, float]] = {}
+        for form in given.forms.split(","):
+            slow = form in ("plain", "recomputed")
+            try:
+                found[form] = measure(shape, form, steps=4 if slow else 10, warm_up=1 if slow else 3)
+            except (RuntimeError, torch.OutOfMemoryError) as error:
+                print(f"{name} {form}: {str(error).splitlines()[0][:200]}", flush=True)
+                continue
+            figures = found[form]
+            of_ceiling, of_dense = figures["tflops"] / ceiling, figures["tflops"] / DENSE_BF16_TFLOPS
+            print(
+                f"{name:10} {form:15} {figures['tokens_per_s']:8,.0f} tokens/s  "
+                f"fwd {figures['forward_ms']:6.0f} bwd {figures['backward_ms']:6.0f} "
+                f"opt {figures['optimizer_ms']:4.0f} ms  {figures['tflops']:5.0f} TFLOP/s "
+                f"({of_ceiling:.1%} of the product, {of_dense:.1%} of 989)  "
+                f"{figures['peak_gib']:4.0f} GiB",
+                flush=True,
+            )
+        if "plain" not in found:
+            continue
+        best = max(found, key=lambda form: found[form]["tokens_per_s"])
+        for metric in ("tokens_per_s", "tflops", "forward_ms", "backward_ms", "optimizer_ms", "peak_gib"):
+            rows.append(
+                row(
+                    f"{name}_{metric}",
+                    found[best][metric],
+                    metric.rsplit("_", 1)[-1] if metric != "tokens_per_s" else "tokens/s",
+                    peer=f"plain eager (ours is {best})",
+                    peer_value=found["plain"][metric],
+                    goal=f">= {shape.goal:,}" if metric == "tokens_per_s" and shape.goal else "",
+                    higher_is_better=metric in ("tokens_per_s", "tflops"),
+                    hardware=hardware,
+                )
+            )
+        keep(given.out, rows)
+
+
+if __name__ == "__main__":
+    main()
