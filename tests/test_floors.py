@@ -24,7 +24,7 @@ VIDCURATE = [
 ]
 TRAINER = [
     {"noise", "masks", "optim", "encode", "layers", "stdit", "flow"},
-    {"weights", "mesh", "metrics"},
+    {"pixart", "weights", "mesh", "metrics"},
     {"recipe"},
     {"data", "checkpoint", "gallery", "plan"},
     {"sample", "inspect", "resume", "step"},
