@@ -73,7 +73,8 @@ def _flush(path: Path) -> None:
         os.close(handle)
 
 
-def _write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
+    """Write a small file and flush it to disk."""
     path.write_text(text, encoding="utf-8")
     _flush(path)
 
@@ -96,13 +97,13 @@ def save(run: Path, step: int, parts: Mapping[str, Mapping[str, Tensor]], state:
             path = partial / f"{name}.safetensors"
             save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, path)
             _flush(path)
-        _write_text(partial / "state.json", _json(state))
+        write_text(partial / "state.json", _json(state))
         files = {
             path.name: {"size_bytes": path.stat().st_size, "sha256": _digest(path)}
             for path in sorted(partial.iterdir())
         }
         manifest = {"format": FORMAT, "step": step, "files": files, "versions": _versions()}
-        _write_text(partial / "manifest.json", _json(manifest))
+        write_text(partial / "manifest.json", _json(manifest))
         _flush(partial)
         _put(partial, final)
         _point(run, final.name)
@@ -131,7 +132,7 @@ def _put(partial: Path, final: Path) -> None:
 
 def _point(run: Path, name: str) -> None:
     partial = run / f".{LATEST}.partial"
-    _write_text(partial, name + "\n")
+    write_text(partial, name + "\n")
     partial.replace(run / LATEST)
     _flush(run)
 

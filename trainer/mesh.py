@@ -132,10 +132,7 @@ def spread(tensors: Iterable[Tensor], world: World) -> None:
 
 def agree(facts: dict[str, str], world: World) -> None:
     """Raise StateError, on every rank, unless all ranks hold the same `facts`."""
-    if world.size == 1:
-        return
-    everyone: list[dict[str, str]] = [{} for _ in range(world.size)]
-    dist.all_gather_object(everyone, facts)
+    everyone = gather(facts, world)
     for rank, theirs in enumerate(everyone):
         for name, value in everyone[0].items():
             if theirs.get(name) != value:
@@ -143,6 +140,15 @@ def agree(facts: dict[str, str], world: World) -> None:
                     f"rank {rank} has another {name} than rank 0: {theirs.get(name)} and {value}. "
                     "All ranks must see the same recipe and the same shards."
                 )
+
+
+def gather(value: T, world: World) -> list[T]:
+    """Return every rank's value, in the order of ranks, on all of them."""
+    if world.size == 1:
+        return [value]
+    everyone: list[T] = [value] * world.size
+    dist.all_gather_object(everyone, value)
+    return everyone
 
 
 def first_does(work: Callable[[], T], world: World) -> T:

@@ -48,8 +48,8 @@ def append(path: Path, line: dict[str, Any]) -> None:
         raise StorageError(f"{path}: cannot be written ({error.strerror}).") from error
 
 
-def record_event(run: Path, kind: str, step: int, **facts: Any) -> None:
-    append(run / EVENTS, {"event": kind, "step": step, **facts})
+def record_event(run: Path, event: str, step: int, /, **facts: Any) -> None:
+    append(run / EVENTS, {"event": event, "step": step, **facts})
 
 
 def read(path: Path) -> list[dict[str, Any]]:

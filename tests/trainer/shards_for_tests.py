@@ -3,14 +3,19 @@
 import json
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer import metrics
+from trainer import recipe as recipes
+from trainer.recipe import TrainRecipe
 from vidcurate import video
 from vidcurate.index import write_index
 from vidcurate.tar import TarWriter
 
+SMOKE = Path(__file__).resolve().parents[2] / "recipes" / "smoke.yaml"
 COLOURS = {"red": (220, 40, 40), "green": (40, 200, 60), "blue": (50, 70, 220), "white": (240, 240, 240)}
 WAYS = {"right": (0, 2), "left": (0, -2), "down": (2, 0), "up": (-2, 0)}
 FPS = 8.0
@@ -28,11 +33,18 @@ def square(colour: str, way: str, num_frames: int, height: int, width: int) -> N
 
 
 def make_shards(
-    folder: Path, *, num_clips: int = 12, num_frames: int = 9, size: int = 32, name: str = "clip"
+    folder: Path,
+    *,
+    num_clips: int = 12,
+    num_frames: int = 9,
+    size: int = 32,
+    name: str = "clip",
+    cut_short: tuple[int, ...] = (),
 ) -> Path:
     """Write `num_clips` clips to `folder` (two levels, one shard each, and one wide clip in three).
 
-    Returns `folder`. The same arguments give the same bytes.
+    Of the clips numbered in `cut_short` the file has 3 frames, whatever the index says. Returns `folder`. The
+    same arguments give the same bytes.
     """
     folder.mkdir(parents=True)
     kinds = [(colour, way) for way in WAYS for colour in COLOURS]
@@ -45,7 +57,8 @@ def make_shards(
                 colour, way = kinds[number % len(kinds)]
                 height, width = (size, 2 * size) if number % 3 == 2 else (size, size)
                 path = folder / "clip.mp4"
-                video.write_video(path, square(colour, way, num_frames, height, width), fps=FPS)
+                length = 3 if number in cut_short else num_frames
+                video.write_video(path, square(colour, way, length, height, width), fps=FPS)
                 payload = path.read_bytes()
                 path.unlink()
                 caption = f"a {colour} square moves {way}"
@@ -78,3 +91,25 @@ def make_shards(
             writer.finish()
     write_index(folder, rows)
     return folder
+
+
+def settings(shards: Path, output: Path, *more: str) -> list[str]:
+    """Return the `--set` values that point recipes/smoke.yaml at these shards and this run folder."""
+    return [f"stages.0.data.shards={shards}", f"output={output}", *more]
+
+
+def smoke(shards: Path, output: Path, *more: str) -> TrainRecipe:
+    """Return recipes/smoke.yaml with its paths, and `more` settings."""
+    return recipes.load(SMOKE, settings(shards, output, *more))
+
+
+def numbers(run: Path) -> list[dict[str, Any]]:
+    """Return a run's metric lines without what a clock measured."""
+    return [
+        {key: value for key, value in line.items() if key not in metrics.CLOCK_KEYS}
+        for line in metrics.read(run / metrics.METRICS)
+    ]
+
+
+def events(run: Path, kind: str) -> list[dict[str, Any]]:
+    return [line for line in metrics.read(run / metrics.EVENTS) if line["event"] == kind]

@@ -1,0 +1,464 @@
+"""The training act in one process: its numbers, where it begins, what it refuses."""
+
+import fcntl
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer.shards_for_tests import events, make_shards, numbers, smoke
+from trainer import checkpoint, data, loop, metrics, optim, resume
+from trainer.encode import text_encoder, video_encoder
+from trainer.loop import train
+from trainer.mesh import ALONE
+from trainer.recipe import TrainRecipe
+from trainer.resume import Origin
+from trainer.stdit import STDiT3
+from trainer.step import Tools, clip_losses
+from vidcurate.errors import CheckpointError, InputError, RecipeError, StateError, VidcurateError
+
+# recipes/smoke.yaml on the shards that the tests make: a refactor changes no number. When these change, the
+# commit says why. Another processor may round sums and pixels otherwise: 1e-4 is far below any change of
+# meaning (another draw of noise moves a loss by 1e-2).
+LOSSES = [
+    1.5056698,
+    1.4788144,
+    1.3493352,
+    1.455853,
+    1.3832012,
+    1.3036437,
+    1.3413947,
+    1.3384445,
+    1.2598045,
+    1.3538797,
+    1.2463084,
+    1.2741051,
+]
+SHORT = ("stages.0.steps=4", "stages.0.checkpoint_every=2", "sample=null")
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_shards(tmp_path_factory.mktemp("made") / "shards")
+
+
+@pytest.fixture(scope="module")
+def short_run(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of 4 steps with checkpoints at 2 and 4; copy it before changing it."""
+    run = tmp_path_factory.mktemp("short") / "run"
+    train(smoke(shards, run, *SHORT))
+    return run
+
+
+@pytest.fixture
+def half_run(short_run: Path, tmp_path: Path) -> Path:
+    """The short run as it was after its second step."""
+    run = tmp_path / "half"
+    shutil.copytree(short_run, run)
+    shutil.rmtree(run / "step-00000004")
+    (run / "LATEST").write_text("step-00000002\n")
+    return run
+
+
+def tensors(run: Path, part: str) -> dict[str, torch.Tensor]:
+    return checkpoint.load(run).parts[part]
+
+
+def same(one: Path, other: Path) -> bool:
+    return all(
+        checkpoint.checksum(tensors(one, part)) == checkpoint.checksum(tensors(other, part))
+        for part in checkpoint.PARTS
+    )
+
+
+def fresh_state(recipe: TrainRecipe) -> resume.TrainState:
+    model = STDiT3(recipe.model, recipe.seed)
+    return resume.TrainState(model=model, optimizer=optim.make_optimizer(model), ema=optim.make_ema(model))
+
+
+# ── the numbers ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_refactor_changes_no_number(shards: Path, tmp_path: Path) -> None:
+    outcome = train(smoke(shards, tmp_path / "run", "stages.0.steps=12", "sample=null"))
+
+    lines = numbers(tmp_path / "run")
+    assert [line["loss"] for line in lines] == pytest.approx(LOSSES, rel=1e-4)
+    assert outcome.loss == lines[-1]["loss"]
+    assert [line["step"] for line in lines] == list(range(1, 13))
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_another_run(
+    shards: Path, short_run: Path, tmp_path: Path
+) -> None:
+    train(smoke(shards, tmp_path / "again", *SHORT))
+    train(smoke(shards, tmp_path / "other", *SHORT, "seed=7"))
+
+    assert same(short_run, tmp_path / "again")
+    assert numbers(short_run) == numbers(tmp_path / "again")
+    assert numbers(short_run)[0]["loss"] != numbers(tmp_path / "other")[0]["loss"]
+    assert numbers(short_run)[0]["clips_hash"] != numbers(tmp_path / "other")[0]["clips_hash"]
+
+
+def test_the_gradient_is_that_of_the_mean_over_all_clips_of_the_step(shards: Path, tmp_path: Path) -> None:
+    recipe = smoke(shards, tmp_path / "run", "stages.0.data.buckets.table={32px: {8: [1.0, 3]}}")
+    (stage,) = data.lay_out(recipe)
+    state = fresh_state(recipe)
+    tools = Tools(
+        recipe=recipe,
+        world=ALONE,
+        video=video_encoder(recipe.video_encoder),
+        text=text_encoder(recipe.text_encoder),
+    )
+    plan = data.step_plan(stage, 0, recipe)
+    with data.open_loader(stage, recipe, rank=0, world_size=1, on_event=pytest.fail) as loader:
+        batches = loader.step(0)
+    assert len({len(batch.clip_ids) for batch in batches}) == 2  # cells of 2 and of 3 clips
+
+    together = torch.cat([clip_losses(state.model, tools, stage.stage, batch, 0) for batch in batches])
+    together.mean().backward()  # type: ignore[no-untyped-call]
+    expected = {name: value.grad.clone() for name, value in optim.trained(state.model).items()}
+    before = {name: value.detach().clone() for name, value in optim.trained(state.model).items()}
+    line, _ = loop.train_step(state, tools, stage, plan, batches)
+
+    assert line["loss"] == pytest.approx(float(together.detach().mean()), rel=1e-6)
+    norm = float(optim.norm(expected.values()))
+    assert line["grad_norm"] == pytest.approx(norm, rel=1e-5)
+    moved = {name: value.detach() - before[name] for name, value in optim.trained(state.model).items()}
+    for name, gradient in expected.items():  # the first AdamW update goes by lr against the gradient's sign
+        certain = gradient.abs() > 1e-4 * norm
+        assert torch.equal(moved[name][certain].sign(), -gradient[certain].sign()), name
+
+
+def test_a_line_says_the_loss_by_bucket_and_by_level(short_run: Path) -> None:
+    for line in numbers(short_run):
+        assert line["clips"] == 4
+        assert set(line["loss_by_bucket"]) <= {"32px-8f-1.00", "32px-8f-0.50"}
+        assert set(line["loss_by_level"]) <= {"1", "2"}
+        assert min(line["loss_by_level"].values()) <= line["loss"] <= max(line["loss_by_level"].values())
+    first, last = numbers(short_run)[0], numbers(short_run)[-1]
+    # 8 frames of 8 x 8 latents in patches of 2 x 2; the wide ones have 6 x 12.
+    assert first["tokens"] == 2 * 8 * 4 * 4 + 2 * 8 * 3 * 6
+    assert "weight_norm" in last
+
+
+def test_bfloat16_trains_and_keeps_float32_weights(shards: Path, short_run: Path, tmp_path: Path) -> None:
+    train(smoke(shards, tmp_path / "run", *SHORT, "precision=bfloat16"))
+
+    losses = [line["loss"] for line in numbers(tmp_path / "run")]
+    assert losses == pytest.approx([line["loss"] for line in numbers(short_run)], rel=0.02)
+    assert all(value.dtype == torch.float32 for value in tensors(tmp_path / "run", "model").values())
+
+
+def test_training_learns(shards: Path, tmp_path: Path) -> None:
+    recipe = smoke(shards, tmp_path / "run", "stages.0.steps=60", "stages.0.optim.lr=3e-3", "sample=null")
+
+    train(recipe)
+
+    losses = [line["loss"] for line in numbers(tmp_path / "run")]
+    assert sum(losses[-10:]) < 0.85 * sum(losses[:10])
+
+
+# ── where it begins ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_run_goes_on_where_it_stopped_and_proves_it(shards: Path, short_run: Path, half_run: Path) -> None:
+    outcome = train(smoke(shards, half_run, *SHORT))
+
+    assert (outcome.step, outcome.was_done) == (4, False)
+    assert same(short_run, half_run)
+    assert numbers(short_run) == numbers(half_run)
+    (proof,) = events(half_run, "resume")
+    assert proof["path"].endswith("step-00000002")
+    assert (proof["step"], proof["optimizer_updates"], proof["ema_updates"]) == (2, 2, 2)
+    assert (proof["lr_before"], proof["lr_after"]) == (0.0004, pytest.approx(0.0006))
+    assert proof["parameters_match_the_manifest"]
+    assert proof["repeated_steps"] == 2
+    assert proof["changed"]["output"][1] == str(half_run)
+    clips = data.clips(data.lay_out(smoke(shards, half_run, *SHORT))[0], 2)
+    assert proof["next_clip_ids"] == [clip.clip_id for clip in clips]
+
+
+def test_a_finished_run_says_so_and_changes_nothing(shards: Path, short_run: Path) -> None:
+    before = {path: path.read_bytes() for path in short_run.rglob("*") if path.is_file()}
+
+    outcome = train(smoke(shards, short_run, *SHORT))
+
+    assert outcome.was_done
+    assert "is done: 4 of 4 steps" in outcome.in_words()
+    assert before == {path: path.read_bytes() for path in short_run.rglob("*") if path.is_file()}
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_again(
+    shards: Path, short_run: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    shutil.copy(short_run / "metrics.jsonl", run)
+
+    train(smoke(shards, run, *SHORT))
+
+    assert numbers(run) == numbers(short_run)
+    assert events(run, "start")[0]["repeated_steps"] == 4
+
+
+def test_stages_follow_each_other_and_a_resume_between_them_changes_nothing(
+    shards: Path, tmp_path: Path
+) -> None:
+    document = smoke(shards, tmp_path / "run", *SHORT).model_dump(mode="json")
+    first = document["stages"][0] | {"steps": 3}
+    stages = [
+        first | {"name": "easy", "data": first["data"] | {"levels": [1]}},
+        first | {"name": "hard", "data": first["data"] | {"levels": [2]}, "carry_over": "weights"},
+        first | {"name": "all", "steps": None, "passes": 0.5},
+    ]
+
+    def recipe(run: str, stages: list[dict[str, Any]]) -> TrainRecipe:
+        whole = document | {"output": str(tmp_path / run), "stages": stages}
+        return TrainRecipe.model_validate_json(json.dumps(whole))
+
+    train(recipe("once", stages))
+    train(recipe("parts", stages[:1]))
+    train(recipe("parts", stages[:2]))
+    train(recipe("parts", stages))
+
+    lines = numbers(tmp_path / "once")
+    assert [line["stage"] for line in lines] == ["easy"] * 3 + ["hard"] * 3 + ["all"] * 2
+    assert [line["stage_step"] for line in lines] == [1, 2, 3, 1, 2, 3, 1, 2]
+    assert {tuple(line["loss_by_level"]) for line in lines[:3]} == {("1",)}
+    assert lines[3]["lr"] == lines[0]["lr"]  # each stage has its own warm-up
+    assert numbers(tmp_path / "parts") == lines
+    assert same(tmp_path / "once", tmp_path / "parts")
+    state = checkpoint.load(tmp_path / "once").state
+    assert (state["optimizer_updates"], state["ema_updates"], state["step"]) == (5, 5, 8)
+
+
+def test_load_goes_on_in_a_new_folder(shards: Path, short_run: Path, tmp_path: Path) -> None:
+    origin = Origin(load=short_run / "step-00000002")
+
+    train(smoke(shards, tmp_path / "new", *SHORT), origin)
+    again = train(smoke(shards, tmp_path / "new", *SHORT), origin)
+
+    assert same(short_run, tmp_path / "new")
+    assert numbers(tmp_path / "new") == numbers(short_run)[2:]
+    assert events(tmp_path / "new", "load")[0]["step"] == 2
+    assert again.was_done  # the same command again
+
+
+def test_start_from_scratch_keeps_all_but_step_and_position(
+    shards: Path, short_run: Path, tmp_path: Path
+) -> None:
+    other = make_shards(tmp_path / "other", num_clips=8, name="other")
+    origin = Origin(load=short_run, start_from_scratch=True)
+
+    train(smoke(other, tmp_path / "new", *SHORT), origin)
+
+    (event,) = events(tmp_path / "new", "load_from_scratch")
+    assert (event["step"], event["optimizer_updates"], event["ema_updates"]) == (0, 4, 4)
+    saved = checkpoint.load(tmp_path / "new").state
+    assert (saved["step"], saved["optimizer_updates"], saved["ema_updates"]) == (4, 8, 8)
+    assert [line["step"] for line in numbers(tmp_path / "new")] == [1, 2, 3, 4]
+    assert numbers(tmp_path / "new")[0]["lr"] == numbers(short_run)[0]["lr"]
+
+
+@pytest.mark.parametrize("what", ["run", "checkpoint", "ema file"])
+def test_ckpt_path_takes_weights_only(shards: Path, short_run: Path, tmp_path: Path, what: str) -> None:
+    path = {
+        "run": short_run,
+        "checkpoint": short_run / "step-00000004",
+        "ema file": short_run / "step-00000004" / "ema.safetensors",
+    }[what]
+    recipe = smoke(shards, tmp_path / "new", *SHORT)
+    state = fresh_state(recipe)
+
+    begun = resume.begin(recipe, Origin(ckpt_path=path), state)
+
+    wanted = tensors(short_run, "ema" if what == "ema file" else "model")
+    assert begun.kind == "weights"
+    assert checkpoint.checksum(state.model.state_dict()) == checkpoint.checksum(wanted)
+    assert checkpoint.checksum(state.ema) == checkpoint.checksum(wanted)
+    assert (state.step, state.ema_updates, optim.update_count(state.optimizer)) == (0, 0, 0)
+
+
+# ── what it refuses ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"load": "RUN", "ckpt_path": "RUN"}, "exclude each other"),
+        ({"ckpt_path": "RUN", "start_from_scratch": True}, "belongs to --load"),
+        ({"start_from_scratch": True}, "needs --load CHECKPOINT"),
+        ({"load": "RUN/step-00000004/model.safetensors"}, "For weights only: --ckpt-path"),
+        ({"load": "nowhere"}, "no such checkpoint or run folder"),
+        ({"ckpt_path": "nowhere"}, "no such file or folder"),
+        ({"ckpt_path": "RUN/step-00000004/state.json"}, r"is no \.safetensors file"),
+        ({"load": "RUN/samples"}, "no such checkpoint"),
+    ],
+)
+def test_a_wrong_origin_is_refused_with_the_right_flag_named(
+    shards: Path, short_run: Path, tmp_path: Path, flags: dict[str, Any], said: str
+) -> None:
+    given = {k: Path(v.replace("RUN", str(short_run))) if isinstance(v, str) else v for k, v in flags.items()}
+
+    with pytest.raises(VidcurateError, match=said) as caught:
+        train(smoke(shards, tmp_path / "new", *SHORT), Origin(**given))
+    assert "\n" not in str(caught.value)
+    assert not list((tmp_path / "new").glob("step-*"))
+
+
+def test_a_run_is_not_begun_from_elsewhere_while_it_has_checkpoints(
+    shards: Path, short_run: Path, half_run: Path
+) -> None:
+    for origin in (Origin(ckpt_path=short_run), Origin(load=short_run, start_from_scratch=True)):
+        with pytest.raises(InputError, match="already holds a run that began without a checkpoint"):
+            train(smoke(shards, half_run, *SHORT), origin)
+    train(smoke(shards, half_run, *SHORT), Origin(load=half_run))  # itself: the same as without
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("seed=1", "seed was 42 .* and is 1 now"),
+        ("ema_decay=0.5", "ema_decay was 0.9"),
+        ("stages.0.steps=1", r"stages\.0\.steps was 4"),
+        ("stages.0.caption_dropout=0.5", r"stages\.0\.caption_dropout"),
+        ("stages.0.data.micro_batches_per_step=1", "Other ways on.*--start-from-scratch"),
+        ("stages.0.mask_ratios={}", r"stages\.0\.mask_ratios\.image_head was 0.25"),
+        ("stages.0.flow.shift=false", r"stages\.0\.flow\.shift was True"),
+    ],
+)
+def test_a_recipe_that_changes_the_past_is_refused(
+    shards: Path, half_run: Path, setting: str, said: str
+) -> None:
+    with pytest.raises(RecipeError, match=said):
+        train(smoke(shards, half_run, *SHORT, setting), settings=[setting])
+
+
+def test_another_model_is_refused_by_the_setting_that_differs(shards: Path, half_run: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"model\.depth is 1 in the checkpoint and 2 in the recipe"):
+        train(smoke(shards, half_run, *SHORT, "model.depth=2"))
+
+
+def test_another_learning_rate_is_taken_when_it_is_asked_for_and_recorded(
+    shards: Path, half_run: Path
+) -> None:
+    setting = "stages.0.optim.lr=5e-4"
+    with pytest.raises(RecipeError, match=r"say that it is meant: --set stages\.0\.optim\.lr=0\.0005"):
+        train(smoke(shards, half_run, *SHORT, setting))
+
+    train(smoke(shards, half_run, *SHORT, setting), settings=[setting])
+
+    assert numbers(half_run)[-1]["lr"] == pytest.approx(0.8 * 5e-4)
+    assert events(half_run, "resume")[0]["changed"]["stages.0.optim.lr"] == [0.001, 0.0005]
+    with pytest.raises(RecipeError, match=r"stages\.0\.optim\.lr was 0\.0005"):
+        train(smoke(shards, half_run, *SHORT))
+
+
+def test_more_steps_and_other_cadences_are_taken(shards: Path, short_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "longer"
+    shutil.copytree(short_run, run)
+
+    outcome = train(
+        smoke(shards, run, *SHORT, "stages.0.steps=6", "stages.0.log_every=1", "loader.num_workers=0")
+    )
+
+    assert (outcome.step, len(numbers(run))) == (6, 6)
+
+
+def test_a_cosine_is_not_stretched_unasked(shards: Path, tmp_path: Path) -> None:
+    cosine = (*SHORT, "stages.0.optim.schedule=cosine")
+    train(smoke(shards, tmp_path / "run", *cosine))
+    with pytest.raises(RecipeError, match=r"stages\.0\.steps was 4"):
+        train(smoke(shards, tmp_path / "run", *cosine, "stages.0.steps=6"))
+
+    train(smoke(shards, tmp_path / "run", *cosine, "stages.0.steps=6"), settings=["stages.0.steps=6"])
+
+    assert len(numbers(tmp_path / "run")) == 6
+
+
+def test_another_data_set_is_refused_and_a_moved_one_is_not(
+    shards: Path, half_run: Path, short_run: Path, tmp_path: Path
+) -> None:
+    other = make_shards(tmp_path / "other", num_clips=16)
+    with pytest.raises(StateError, match=r"12 clips were indexed then.*now 16.*--start-from-scratch"):
+        train(smoke(other, half_run, *SHORT))
+
+    moved = shutil.copytree(shards, tmp_path / "moved")
+    train(smoke(moved, half_run, *SHORT))
+
+    assert same(half_run, short_run)
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused_and_left_alone(shards: Path, half_run: Path) -> None:
+    path = half_run / "step-00000002" / "ema.safetensors"
+    before = path.read_bytes()
+    path.write_bytes(before[:-4])
+    metrics_before = (half_run / "metrics.jsonl").read_bytes()
+
+    with pytest.raises(CheckpointError, match=r"ema\.safetensors: has .* bytes"):
+        train(smoke(shards, half_run, *SHORT))
+
+    assert (half_run / "metrics.jsonl").read_bytes() == metrics_before
+    path.write_bytes(before)
+    train(smoke(shards, half_run, *SHORT))
+
+
+def test_two_processes_do_not_train_into_one_folder(shards: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    with (run / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(InputError, match="another process is training into it"):
+            train(smoke(shards, run, *SHORT))
+
+    train(smoke(shards, run, *SHORT))
+
+
+def test_an_output_that_cannot_be_a_folder_is_named(shards: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"output .*file/run: cannot be written"):
+        train(smoke(shards, tmp_path / "file" / "run", *SHORT))
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_before_the_update(shards: Path, half_run: Path) -> None:
+    weights = checkpoint.load(half_run)
+    broken = {name: value.clone() for name, value in weights.parts["model"].items()}
+    broken["final_layer.linear.bias"][0] = float("nan")
+    state = weights.state | {"parameters_sha256": checkpoint.checksum(broken)}
+    checkpoint.save(half_run, 2, weights.parts | {"model": broken}, state)
+
+    with pytest.raises(
+        VidcurateError, match=r"step 3: the loss is nan.*nothing was updated. Its clips: clip-"
+    ):
+        train(smoke(shards, half_run, *SHORT))
+
+    assert checkpoint.find(half_run).name == "step-00000002"
+    assert len(numbers(half_run)) == 2
+
+
+def test_a_clip_that_cannot_be_decoded_is_replaced_and_recorded(tmp_path: Path) -> None:
+    damaged = make_shards(tmp_path / "shards", cut_short=(3,))
+
+    train(smoke(damaged, tmp_path / "run", "stages.0.steps=6", "sample=null"))
+
+    found = events(tmp_path / "run", "clip_substituted")
+    assert {event["clip_id"] for event in found} == {"clip-003"}
+    assert {event["spare"] for event in found} <= {f"clip-{number:03d}" for number in range(12)}
+    assert all(event["rank"] == 0 and event["kind"] == "too_few_frames" for event in found)
+    assert [line["clips"] for line in metrics.read(tmp_path / "run" / "metrics.jsonl")] == [4] * 6
+
+
+def test_only_the_newest_checkpoints_are_kept(shards: Path, tmp_path: Path) -> None:
+    recipe = smoke(shards, tmp_path / "run", *SHORT, "stages.0.checkpoint_every=1", "stages.0.keep_last=2")
+
+    train(recipe)
+
+    assert [path.name for path in checkpoint.checkpoints(tmp_path / "run")] == [
+        "step-00000003",
+        "step-00000004",
+    ]
+    assert events(tmp_path / "run", "save")[-1]["deleted"] == ["step-00000002"]

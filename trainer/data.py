@@ -1,0 +1,170 @@
+"""Shards in, tensors out: the only file that knows the index, the order and the loader.
+
+`lay_out` opens every stage's data before anything heavy is built: how many steps a stage has, and which clips
+a step reads, is known before the first one. Frames come as uint8 and go to the encoder as they are.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+import vidcurate.torch
+from trainer.encode import video_encoder
+from trainer.recipe import Stage, TrainRecipe
+from vidcurate import order
+from vidcurate.clip_plan import PlannedClip, clips_of_step, plan_from
+from vidcurate.errors import RecipeError
+from vidcurate.index import Index, read_index
+from vidcurate.loader import Event, Loader
+from vidcurate.loader import MicroBatch as MicroBatch
+from vidcurate.loader_state import LoaderState, check_state, state_of
+from vidcurate.order import Plan
+from vidcurate.order import rolling_hash as rolling_hash
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageData:
+    """One stage with its clips and their order. `first_step` counts the updates of the stages before."""
+
+    number: int
+    stage: Stage
+    index: Index
+    plan: Plan
+    first_step: int
+    num_steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """What all ranks together read in one update: n clips in the order of positions.
+
+    `slots` maps a micro-batch's position to the place of its first clip among the n.
+    """
+
+    clip_ids: tuple[str, ...]
+    rows: NDArray[np.int64]
+    buckets: tuple[str, ...]
+    levels: tuple[str, ...]
+    slots: dict[int, int]
+    num_tokens: int
+
+
+def lay_out(recipe: TrainRecipe) -> tuple[StageData, ...]:
+    """Return every stage with its index, its plan and its number of steps.
+
+    Raises ShardError for shards that are not there or damaged, InputError when no clip fits.
+    """
+    opened: dict[Path, Index] = {}
+    laid: list[StageData] = []
+    first_step = 0
+    for number, stage in enumerate(recipe.stages):
+        spec = stage.data
+        index = opened.setdefault(spec.shards, read_index(spec.shards))
+        plan = plan_from(
+            index,
+            spec.buckets,
+            seed=recipe.seed,
+            micro_batches_per_step=spec.micro_batches_per_step,
+            fold=spec.fold,
+            levels=spec.levels,
+            weights=spec.weights or None,
+        )
+        num_steps = stage.steps or order.steps_for_passes(plan, stage.passes or 0.0)
+        laid.append(
+            StageData(
+                number=number, stage=stage, index=index, plan=plan, first_step=first_step, num_steps=num_steps
+            )
+        )
+        first_step += num_steps
+    return tuple(laid)
+
+
+def step_plan(data: StageData, stage_step: int, recipe: TrainRecipe) -> StepPlan:
+    """Return what the stage's update number `stage_step` (from 0) reads."""
+    batches = order.step_micro_batches(data.plan, stage_step)
+    encoder, patch = video_encoder(recipe.video_encoder), recipe.model.patch_size
+    slots: dict[int, int] = {}
+    buckets: list[str] = []
+    num_tokens = 0
+    for batch in batches:
+        slots[batch.position] = len(buckets)
+        bucket = data.plan.cells[batch.cell].bucket
+        buckets += [bucket.name] * len(batch.rows)
+        _, frames, rows, columns = encoder.latent_shape(bucket.num_frames, bucket.height, bucket.width)
+        tokens = -(-frames // patch[0]) * -(-rows // patch[1]) * -(-columns // patch[2])
+        num_tokens += tokens * len(batch.rows)
+    all_rows = np.concatenate([batch.rows for batch in batches])
+    return StepPlan(
+        clip_ids=tuple(data.index.words("clip_id").take(all_rows).to_pylist()),
+        rows=all_rows,
+        buckets=tuple(buckets),
+        levels=tuple(str(level) for level in data.index.level[all_rows]),
+        slots=slots,
+        num_tokens=num_tokens,
+    )
+
+
+def summary(data: StageData) -> dict[str, Any]:
+    """Return how many clips a stage reads, how many of its fold and levels fit no bucket, and the notes."""
+    return {
+        "clips": data.plan.num_clips,
+        "clips_left_out": {name: len(rows) for name, rows in data.plan.left_out.items() if len(rows)},
+        "notes": [dict(note) for note in data.plan.notes],
+    }
+
+
+def micro_batches(data: StageData) -> list[int]:
+    """Return how many micro-batches of each cell the whole stage reads."""
+    return order.micro_batches_before(data.plan, data.num_steps)
+
+
+def clips(data: StageData, stage_step: int) -> tuple[PlannedClip, ...]:
+    """Return the clips that the stage's update number `stage_step` (from 0) reads, with their captions."""
+    return clips_of_step(data.plan, data.index, stage_step)
+
+
+def position(data: StageData, stage_step: int, clips_hash: str) -> dict[str, Any]:
+    """Return, as plain values, the data position in which `stage_step` is the stage's next update."""
+    fields: dict[str, Any] = json.loads(state_of(data.index, data.plan, stage_step, clips_hash).as_json())
+    return fields
+
+
+def check_position(data: StageData, saved: dict[str, Any]) -> None:
+    """Raise StateError unless a saved position means in this stage's data what it meant then.
+
+    The message names what differs and the ways on.
+    """
+    check_state(LoaderState.from_json(json.dumps(saved)), data.index, data.plan)
+
+
+@contextmanager
+def open_loader(
+    data: StageData, recipe: TrainRecipe, *, rank: int, world_size: int, on_event: Callable[[Event], None]
+) -> Iterator[Loader]:
+    """Open the stage's loader; `on_event` hears of clips replaced and workers restarted on this rank."""
+    with Loader(
+        data.index, data.plan, recipe.loader, rank=rank, world_size=world_size, on_event=on_event
+    ) as loader:
+        yield loader
+
+
+def pixels(batch: MicroBatch, device: torch.device) -> Tensor:
+    """Return the frames as float32 [B, 3, T, H, W] in [-1, 1] on `device`."""
+    return vidcurate.torch.pixels(batch, device)
+
+
+def check_lengths(laid: tuple[StageData, ...], stage: int, stage_step: int) -> None:
+    """Raise RecipeError when a stage has become shorter than what of it is trained already."""
+    if stage < len(laid) and laid[stage].num_steps < stage_step:
+        raise RecipeError(
+            f"stages.{stage} has {laid[stage].num_steps} steps and this run has already made {stage_step} "
+            "of it; give it at least as many."
+        )

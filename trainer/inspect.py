@@ -1,0 +1,125 @@
+"""`python -m trainer.inspect RUN`: what a run or a checkpoint holds; with `--step N`, the clips of a step.
+
+A checkpoint is verified first (sizes, hashes), so what is printed is what a load would take.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer import checkpoint, data, metrics, optim
+from trainer.recipe import TrainRecipe
+from vidcurate.errors import InputError, VidcurateError
+
+LAST_EVENTS = 5
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Return what a checkpoint, or the newest one of a run, holds. Raises CheckpointError."""
+    found = checkpoint.load(path)
+    state, model, ema = found.state, found.parts["model"], found.parts["ema"]
+    apart = optim.norm(model[name].float() - ema[name].float() for name in model)
+    report = {
+        "checkpoint": str(found.path),
+        **{name: state[name] for name in ("step", "stage", "stage_step", "seed", "lr", "optimizer_updates")},
+        **{name: state[name] for name in ("ema_updates", "clips_hash", "origin", "recipe_digest")},
+        "parameters": sum(value.numel() for value in model.values()),
+        "parameters_sha256": state["parameters_sha256"],
+        "weight_norm": float(optim.norm(model.values())),
+        "ema_distance": float(apart),
+        "data_position": state["loader"],
+        "files": checkpoint.verify(found.path)["files"],
+    }
+    if checkpoint.checksum(model) != state["parameters_sha256"]:
+        report["parameters_sha256"] = "not that of the weights"
+    return report
+
+
+def describe_run(run: Path) -> dict[str, Any]:
+    """Return a run's checkpoints, its last metric line and its last events."""
+    lines, events = metrics.read(run / metrics.METRICS), metrics.read(run / metrics.EVENTS)
+    newest = checkpoint.latest(run)
+    return {
+        "run": str(run),
+        "checkpoints": [path.name for path in checkpoint.checkpoints(run)],
+        "latest": newest.name if newest else None,
+        "last_metrics": lines[-1] if lines else None,
+        "last_events": events[-LAST_EVENTS:],
+        "newest": describe(newest) if newest else None,
+    }
+
+
+def clips_of_step(path: Path, step: int) -> list[dict[str, Any]]:
+    """Return the clips of update number `step` (from 1, as in metrics.jsonl) in the order they were read.
+
+    The recipe is the one that the newest checkpoint keeps; the shards must lie where it says. Raises
+    InputError for a step that the recipe does not have.
+    """
+    saved = checkpoint.read_state(checkpoint.find(path))["recipe"]
+    recipe = TrainRecipe.model_validate_json(json.dumps(saved))
+    for stage in data.lay_out(recipe):
+        if stage.first_step < step <= stage.first_step + stage.num_steps:
+            return [
+                {
+                    "step": step,
+                    "stage": stage.stage.name,
+                    "clip_id": clip.clip_id,
+                    "cell": clip.cell,
+                    "level": int(stage.index.level[clip.row]),
+                    "caption": clip.caption,
+                }
+                for clip in data.clips(stage, step - stage.first_step - 1)
+            ]
+    raise InputError(f"--step {step}: {path} has the steps 1 to {stage.first_step + stage.num_steps}.")
+
+
+def _in_words(report: dict[str, Any], indent: str = "") -> list[str]:
+    lines = []
+    for key, value in report.items():
+        if isinstance(value, dict) and value:
+            lines += [f"{indent}{key}:", *_in_words(value, indent + "  ")]
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            lines += [f"{indent}{key}:", *(f"{indent}  {json.dumps(entry)}" for entry in value)]
+        else:
+            lines.append(f"{indent}{key}: {', '.join(value) if isinstance(value, list) else value}")
+    return lines
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.inspect",
+        description="Say what a run or a checkpoint holds.",
+        epilog="example:\n  python -m trainer.inspect runs/smoke --step 7\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "path", type=Path, metavar="RUN", help="a run folder, or a checkpoint folder (step-…)"
+    )
+    parser.add_argument(
+        "--step", type=int, metavar="N", help="list the clips of update number N, with captions"
+    )
+    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+    given = parser.parse_args(arguments)
+    try:
+        if given.step is not None:
+            clips = clips_of_step(given.path, given.step)
+            words = [f"{clip['clip_id']}  {clip['cell']}  {clip['caption']}" for clip in clips]
+            print(json.dumps(clips, indent=1) if given.json else "\n".join(words))
+            return 0
+        if not given.path.is_dir():
+            raise InputError(f"{given.path}: no such run or checkpoint folder.")
+        is_checkpoint = (given.path / "manifest.json").is_file()
+        report = describe(given.path) if is_checkpoint else describe_run(given.path)
+        print(json.dumps(report, indent=1) if given.json else "\n".join(_in_words(report)))
+    except VidcurateError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

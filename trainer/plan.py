@@ -1,0 +1,96 @@
+"""What a recipe amounts to, before anything is trained: `--dry-run`.
+
+The figures come from the same plan that the loader reads, not from an estimate of it.
+"""
+
+from typing import Any
+
+import torch
+
+from trainer import data, optim
+from trainer.recipe import TrainRecipe
+from trainer.stdit import STDiT3
+
+FIRST_CLIPS = 8
+# Bytes of a trained parameter in float32: itself, its gradient, two moments, its average.
+TRAINED_BYTES, FROZEN_BYTES = 20, 8
+
+
+def _stage(laid: data.StageData, recipe: TrainRecipe) -> dict[str, Any]:
+    first = data.step_plan(laid, 0, recipe)
+    counts = data.micro_batches(laid)
+    cells: list[dict[str, Any]] = [
+        {
+            "name": cell.name,
+            "clips": len(cell.rows),
+            "clips_per_micro_batch": cell.micro_batch_size,
+            "micro_batches": count,
+            "passes": count * cell.micro_batch_size / len(cell.rows),
+        }
+        for cell, count in zip(laid.plan.cells, counts, strict=True)
+    ]
+    trained = sum(cell["micro_batches"] * cell["clips_per_micro_batch"] for cell in cells)
+    return {
+        "name": laid.stage.name,
+        "shards": str(laid.stage.data.shards),
+        "structure_fingerprint": laid.index.structure_fingerprint,
+        "plan_fingerprint": laid.plan.fingerprint,
+        "first_step": laid.first_step,
+        "steps": laid.num_steps,
+        "micro_batches_per_step": laid.plan.micro_batches_per_step,
+        **data.summary(laid),
+        "clips_read": trained,
+        "passes": trained / laid.plan.num_clips,
+        "tokens_of_first_step": first.num_tokens,
+        "lr_first": optim.learning_rate(laid.stage.optim, 0, laid.num_steps),
+        "lr_last": optim.learning_rate(laid.stage.optim, laid.num_steps - 1, laid.num_steps),
+        "cells": cells,
+        "first_clip_ids": list(first.clip_ids[:FIRST_CLIPS]),
+    }
+
+
+def dry_run(recipe: TrainRecipe) -> dict[str, Any]:
+    """Return the plan of a run as plain values. Reads the indexes; writes and trains nothing.
+
+    Raises what `data.lay_out` raises.
+    """
+    laid = data.lay_out(recipe)
+    with torch.device("meta"):
+        model = STDiT3(recipe.model)
+    total = sum(parameter.numel() for parameter in model.parameters())
+    trained = sum(parameter.numel() for parameter in optim.trained(model).values())
+    return {
+        "name": recipe.name,
+        "output": str(recipe.output),
+        "parameters": total,
+        "trained_parameters": trained,
+        "weights_and_optimizer_bytes": trained * TRAINED_BYTES + (total - trained) * FROZEN_BYTES,
+        "steps": laid[-1].first_step + laid[-1].num_steps,
+        "stages": [_stage(stage, recipe) for stage in laid],
+    }
+
+
+def in_words(report: dict[str, Any]) -> str:
+    """Return the report as people read it."""
+    lines = [
+        f"{report['name']} → {report['output']}: {report['steps']:,} steps, stages: "
+        f"{', '.join(stage['name'] for stage in report['stages'])}",
+        f"model: {report['parameters']:,} parameters, {report['trained_parameters']:,} trained; with "
+        f"gradients, optimizer and average {report['weights_and_optimizer_bytes'] / 1e9:.3g} GB",
+    ]
+    for stage in report["stages"]:
+        lines.append("")
+        lines.append(
+            f"{stage['name']}: {stage['steps']:,} steps of {stage['micro_batches_per_step']} micro-batches, "
+            f"{stage['passes']:.2f} passes over {stage['clips']:,} clips of {stage['shards']}, "
+            f"lr {stage['lr_first']:.3g} → {stage['lr_last']:.3g}"
+        )
+        for cell in stage["cells"]:
+            lines.append(
+                f"  {cell['name']:<32} {cell['clips']:>9,} clips  {cell['micro_batches']:>9,} micro-batches "
+                f"of {cell['clips_per_micro_batch']}, {cell['passes']:.2f} passes"
+            )
+        for reason, count in stage["clips_left_out"].items():
+            lines.append(f"  {'(' + reason + ')':<32} {count:>9,} clips  in no bucket")
+        lines.append(f"  first clips: {', '.join(stage['first_clip_ids'])}")
+    return "\n".join(lines)

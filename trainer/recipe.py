@@ -1,0 +1,221 @@
+"""The training recipe: one YAML, readable alone, from the model to the samples.
+
+The specifications of the parts live in the files that use them; here they are put together, and what only
+the whole can know is checked: that the encoders fit the model, that a stage has a length. A run's folder
+keeps the recipe, and `changes` says what a resumed run may change of it.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from trainer import masks
+from trainer.encode import TextSpec, VideoSpec, text_encoder, video_encoder
+from trainer.flow import FlowSpec
+from trainer.optim import OptimSpec
+from trainer.stdit import GIANT_3B_2, XL_2, STDiT3Config
+from vidcurate import recipe as strict
+from vidcurate.buckets import BucketSpec
+from vidcurate.loader import LoaderSpec
+from vidcurate.recipe import Recipe
+
+PRESETS: dict[str, STDiT3Config] = {"XL/2": XL_2, "3B/2": GIANT_3B_2}
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
+Count = Annotated[int, Field(ge=1)]
+
+
+def _preset(value: object) -> object:
+    """Turn a preset's name into its settings, {preset: NAME, …} into them with changes."""
+    if isinstance(value, str):
+        if value not in PRESETS:
+            raise ValueError(f"the presets are {', '.join(PRESETS)}; or give the model's settings")
+        return PRESETS[value]
+    return value
+
+
+class DataSpec(Recipe):
+    """Which clips a stage trains on, and in what shapes.
+
+    `levels` null: all of them. `weights`: level → its share of the clips shown ({"1": 3, "2": 1}); without
+    weights every clip is shown equally often.
+    """
+
+    shards: Path
+    fold: str = "train"
+    levels: tuple[int, ...] | None = None
+    buckets: BucketSpec
+    micro_batches_per_step: Count = 1
+    weights: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
+
+
+class Stage(Recipe):
+    """One stage: its data, its length (`steps`, or `passes` over its clips) and how it learns.
+
+    `carry_over` says what a stage takes from the one before: `everything` (weights, moving average,
+    optimizer) or `weights` (the published runs began each stage with a fresh optimizer and average).
+    """
+
+    name: Name
+    data: DataSpec
+    steps: Count | None = None
+    passes: Annotated[float, Field(gt=0)] | None = None
+    optim: OptimSpec = OptimSpec()
+    flow: FlowSpec = FlowSpec()
+    mask_ratios: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=dict)
+    caption_dropout: Annotated[float, Field(ge=0, le=1)] = 0.1
+    carry_over: Literal["everything", "weights"] = "everything"
+    checkpoint_every: Count = 100
+    keep_last: Count = 3
+    log_every: Count = 10
+
+    @field_validator("mask_ratios")
+    @classmethod
+    def _ratios_fit(cls, ratios: dict[str, float]) -> dict[str, float]:
+        masks.check_ratios(ratios)
+        return ratios
+
+    @model_validator(mode="after")
+    def _has_one_length(self) -> Self:
+        if (self.steps is None) == (self.passes is None):
+            given = "neither is" if self.steps is None else "both are"
+            raise ValueError(f"stage {self.name} needs steps or passes, one of them; {given} given")
+        return self
+
+
+class SampleSpec(Recipe):
+    """Clips made during the run, from the moving average, every `every` steps and at the end.
+
+    The noise of a clip belongs to (seed, prompt's number), so the same clip is the same noise at every step.
+    """
+
+    prompts: tuple[str, ...]
+    seeds: tuple[int, ...] = (0,)
+    every: Count = 100
+    steps: Count = 30
+    guidance: float = 7.0
+    num_frames: Count = 51
+    height: Count = 144
+    width: Count = 256
+    fps: Annotated[float, Field(gt=0)] = 24.0
+
+
+class TrainRecipe(Recipe):
+    """A whole run. Relative paths are taken from the folder in which the command is run."""
+
+    name: Name
+    seed: Annotated[int, Field(ge=0)] = 42
+    output: Path
+    model: Annotated[
+        STDiT3Config,
+        BeforeValidator(_preset, json_schema_input_type=Literal["XL/2", "3B/2"] | STDiT3Config),
+    ]
+    video_encoder: VideoSpec
+    text_encoder: TextSpec
+    stages: tuple[Stage, ...] = Field(min_length=1)
+    ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    precision: Literal["float32", "bfloat16"] = "float32"
+    loader: LoaderSpec = LoaderSpec()
+    sample: SampleSpec | None = None
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> Self:
+        """What only the whole can know: names, and that encoders, model and sample sizes belong together."""
+        names = [stage.name for stage in self.stages]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two stages are called {name}; give each its own name")
+        video, text, model = video_encoder(self.video_encoder), text_encoder(self.text_encoder), self.model
+        for key, has, needs in (
+            ("in_channels", model.in_channels, video.latent_channels),
+            ("caption_channels", model.caption_channels, text.caption_channels),
+            ("model_max_length", model.model_max_length, text.model_max_length),
+        ):
+            if has != needs:
+                raise ValueError(
+                    f"model.{key} is {has} and the encoder makes {needs}; set model.{key}={needs}"
+                )
+        if self.sample:
+            _, _, rows, columns = video.latent_shape(
+                self.sample.num_frames, self.sample.height, self.sample.width
+            )
+            if not rows or not columns or self.sample.height % 2 or self.sample.width % 2:
+                raise ValueError(
+                    f"sample is {self.sample.height} x {self.sample.width}; height and width must be even, "
+                    "as mp4 asks, and no smaller than the video encoder's blocks"
+                )
+        return self
+
+
+def load(path: Path, settings: Sequence[str] = ()) -> TrainRecipe:
+    """Return the recipe file at `path` with `--set` overrides. Raises RecipeError."""
+    return strict.load(path, TrainRecipe, settings=settings)
+
+
+def as_json(recipe: Recipe) -> dict[str, Any]:
+    """Return the recipe as plain JSON values, every default written out."""
+    plain: dict[str, Any] = json.loads(recipe.model_dump_json())
+    return plain
+
+
+def digest(recipe: Recipe) -> str:
+    """Return the SHA-256 of the recipe with all its defaults, as hex."""
+    return hashlib.sha256(json.dumps(as_json(recipe), sort_keys=True).encode()).hexdigest()
+
+
+def flat(value: Any, name: str = "") -> dict[str, Any]:
+    """Return nested settings as {dotted key: value}; an empty list or mapping is a value."""
+    if isinstance(value, dict) and value:
+        return {key: leaf for k, v in value.items() for key, leaf in flat(v, f"{name}.{k}").items()}
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return {key: leaf for k, v in enumerate(value) for key, leaf in flat(v, f"{name}.{k}").items()}
+    return {name.removeprefix("."): value}
+
+
+# What may change between one start of a run and the next, whatever the step: it changes no number.
+FREE = re.compile(
+    r"^(name|output|loader\..*|sample|sample\..*"
+    r"|stages\.\d+\.(checkpoint_every|keep_last|log_every|data\.shards))$"
+)
+
+
+def changes(saved: dict[str, Any], now: Recipe) -> dict[str, tuple[Any, Any]]:
+    """Return {dotted key: (value in a saved recipe, value now)} of all settings that differ."""
+    before, after = flat(saved), flat(as_json(now))
+    keys = [*before, *(key for key in after if key not in before)]
+    return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
+
+
+def refused_changes(
+    changed: dict[str, tuple[Any, Any]],
+    now: TrainRecipe,
+    stage: int,
+    stage_step: int,
+    settings: Sequence[str],
+) -> list[str]:
+    """Return the keys of `changed` that a run standing at `stage_step` of stage number `stage` cannot take.
+
+    Allowed are FREE, everything of later stages, more steps for this stage, and what this command's `--set`
+    names of this stage's optim (or length, where the schedule hangs on it).
+    """
+    asked = {setting.partition("=")[0] for setting in settings}
+    refused = []
+    for key in changed:
+        match = re.match(r"^stages\.(\d+)\.(\w+)", key)
+        if FREE.match(key) or (match and int(match[1]) > stage):
+            continue
+        if match and int(match[1]) == stage < len(now.stages):
+            part, spec = match[2], now.stages[stage]
+            is_asked = any(key == name or key.startswith(f"{name}.") for name in asked)
+            is_longer = part in ("steps", "passes") and (spec.steps is None or spec.steps >= stage_step)
+            if is_longer and (spec.optim.schedule != "cosine" or is_asked):
+                continue
+            if part == "optim" and is_asked:
+                continue
+        refused.append(key)
+    return refused

@@ -1,0 +1,213 @@
+"""Prompts and seeds in, mp4 files out, from the weights of a checkpoint (the moving average by default).
+
+The noise of a clip belongs to (seed, the prompt's number), so clip k is the same noise at every step of a run
+and on any machine. A round of samples is a folder `RUN/samples/step-…` whose `samples.json` is written
+last. `python -m trainer.sample RUN --prompt "a red square moves right"` samples by hand.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from trainer import checkpoint, flow, gallery, noise
+from trainer.encode import text_encoder, video_encoder
+from trainer.flow import FlowSpec
+from trainer.recipe import SampleSpec, TrainRecipe
+from trainer.stdit import STDiT3
+from vidcurate import video
+from vidcurate.errors import InputError, StorageError, VidcurateError
+
+
+@torch.no_grad()
+def sample_clips(
+    model: nn.Module,
+    weights: Mapping[str, Tensor] | None,
+    recipe: TrainRecipe,
+    flow_spec: FlowSpec,
+    spec: SampleSpec,
+    prompts: Sequence[str],
+    *,
+    seed: int,
+    first_number: int = 0,
+) -> NDArray[np.uint8]:
+    """Return one clip per prompt, uint8 [n, T, H, W, 3].
+
+    `weights` stand in for the model's own (None: its own). The noise is that of `seed` and the prompts'
+    numbers, which count from `first_number`.
+    """
+    device = next(model.parameters()).device
+    encoder = video_encoder(recipe.video_encoder)
+    shape = encoder.latent_shape(spec.num_frames, spec.height, spec.width)
+    names = [f"prompt-{first_number + number}" for number in range(len(prompts))]
+    start = noise.normal(seed, "sample", 0, names, shape).to(device)
+    y, mask = text_encoder(recipe.text_encoder).encode(prompts)
+
+    def forward(*arguments: Any, **keywords: Any) -> Tensor:
+        if weights is None:
+            result: Tensor = model(*arguments, **keywords)
+        else:
+            result = functional_call(model, dict(weights), arguments, keywords)
+        return result
+
+    def row(value: float) -> Tensor:
+        return torch.full((len(prompts),), float(value), device=device)
+
+    ratio = row(1.0)
+    if flow_spec.shift:
+        sizes = row(spec.height), row(spec.width), row(spec.num_frames)
+        ratio = flow.shift_ratio(*sizes, scale=flow_spec.shift_scale)
+    null = (weights or model.state_dict())["y_embedder.y_embedding"][None, None]
+    velocity = flow.guided(
+        forward,
+        y.to(device),
+        mask.to(device),
+        null,
+        scale=spec.guidance,
+        cut_null_caption="cut_null_caption" in recipe.model.reproduce,
+        conditions={"fps": row(spec.fps), "height": row(spec.height), "width": row(spec.width)},
+    )
+    with torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bfloat16"):
+        latent = flow.sample(velocity, start, flow.sampling_timesteps(spec.steps, ratio))
+    pixels = encoder.decode(latent, num_frames=spec.num_frames)
+    eight_bit = ((pixels + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+    frames: NDArray[np.uint8] = eight_bit.permute(0, 2, 3, 4, 1).cpu().numpy()
+    return frames
+
+
+def write_clip(path: Path, frames: NDArray[np.uint8], fps: float) -> None:
+    """Write one clip (T, H, W, 3) as mp4; an odd last row or column is cut. Raises StorageError."""
+    height, width = frames.shape[1] // 2 * 2, frames.shape[2] // 2 * 2
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        video.write_video(path, frames[:, :height, :width], fps=fps)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written ({error}).") from error
+
+
+def is_sampled(run: Path, step: int) -> bool:
+    return (run / gallery.SAMPLES / checkpoint.folder_name(step) / gallery.LISTING).is_file()
+
+
+def sample_round(
+    run: Path, step: int, model: nn.Module, weights: Mapping[str, Tensor], recipe: TrainRecipe, stage: int
+) -> list[Path]:
+    """Sample the recipe's prompts and seeds into RUN/samples/step-…, draw the gallery, return the files."""
+    spec = recipe.sample
+    assert spec is not None
+    folder = run / gallery.SAMPLES / checkpoint.folder_name(step)
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    entries: list[dict[str, Any]] = []
+    for seed in spec.seeds:
+        clips = sample_clips(model, weights, recipe, recipe.stages[stage].flow, spec, spec.prompts, seed=seed)
+        for number, (prompt, frames) in enumerate(zip(spec.prompts, clips, strict=True)):
+            name = f"{number:02d}-{seed}.mp4"
+            write_clip(partial / name, frames, spec.fps)
+            entries.append(
+                {
+                    "number": number,
+                    "prompt": prompt,
+                    "seed": seed,
+                    "file": f"{gallery.SAMPLES}/{folder.name}/{name}",
+                }
+            )
+    try:
+        listing = {"step": step, "samples": entries}
+        (partial / gallery.LISTING).write_text(json.dumps(listing, indent=1) + "\n", encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+    except OSError as error:
+        raise StorageError(f"{folder}: cannot be written ({error}).") from error
+    gallery.write_gallery(run, recipe.name)
+    return [run / entry["file"] for entry in entries]
+
+
+def load_model(path: Path, *, raw: bool = False) -> tuple[STDiT3, TrainRecipe, dict[str, Any]]:
+    """Return the model with a checkpoint's moving average (`raw`: its weights), its recipe and its state.
+
+    Raises CheckpointError.
+    """
+    path = checkpoint.find(path)
+    checkpoint.verify(path)
+    state = checkpoint.read_state(path)
+    recipe = TrainRecipe.model_validate_json(json.dumps(state["recipe"]))
+    with torch.device("meta"):
+        model = STDiT3(recipe.model)
+    model.to_empty(device="cpu")
+    file = path / ("model.safetensors" if raw else "ema.safetensors")
+    checkpoint.copy_into(model.state_dict(), checkpoint.read_tensors(file), str(file))
+    return model.eval().requires_grad_(False), recipe, state
+
+
+def _spec(recipe: TrainRecipe, given: argparse.Namespace, path: Path) -> SampleSpec:
+    """Return the recipe's way of sampling, with what the command line changes of it."""
+    base = recipe.sample or SampleSpec(prompts=())
+    if recipe.sample is None and given.size is None:
+        raise InputError(f"{path}: its recipe has no sample section; say --size FRAMESxHEIGHTxWIDTH.")
+    changed: dict[str, Any] = {"prompts": tuple(given.prompt) or base.prompts}
+    for name in ("steps", "guidance", "fps"):
+        if getattr(given, name) is not None:
+            changed[name] = getattr(given, name)
+    if given.size is not None:
+        numbers = given.size.lower().split("x")
+        if len(numbers) != 3 or not all(number.isdecimal() and int(number) for number in numbers):
+            raise InputError(f"--size {given.size}: write it as FRAMESxHEIGHTxWIDTH, for example 16x32x32.")
+        changed |= dict(zip(("num_frames", "height", "width"), map(int, numbers), strict=True))
+    if not changed["prompts"]:
+        raise InputError("nothing to sample: say --prompt TEXT.")
+    return base.model_copy(update=changed)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.sample",
+        description="Sample clips from a checkpoint, or from a run's newest one.",
+        epilog='example:\n  python -m trainer.sample runs/smoke --prompt "a red square moves right"\n',
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "path", type=Path, metavar="RUN", help="a run folder, or a checkpoint folder (step-…)"
+    )
+    parser.add_argument(
+        "--prompt", action="append", default=[], help="may be repeated; default: the recipe's"
+    )
+    parser.add_argument("--out", type=Path, default=Path("samples"), help="folder for the mp4 files")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, help="Euler steps")
+    parser.add_argument("--guidance", type=float, help="guidance scale; 1 is none")
+    parser.add_argument("--size", metavar="FxHxW", help="frames, height and width, such as 16x32x32")
+    parser.add_argument("--fps", type=float, help="frames per second")
+    parser.add_argument("--raw", action="store_true", help="the weights themselves, not their moving average")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = _parser().parse_args(arguments)
+    try:
+        model, recipe, state = load_model(given.path, raw=given.raw)
+        spec = _spec(recipe, given, given.path)
+        stage = recipe.stages[min(state["stage_number"], len(recipe.stages) - 1)]
+        clips = sample_clips(model, None, recipe, stage.flow, spec, spec.prompts, seed=given.seed)
+        for number, (prompt, frames) in enumerate(zip(spec.prompts, clips, strict=True)):
+            path = given.out / f"{number:02d}-{given.seed}.mp4"
+            write_clip(path, frames, spec.fps)
+            print(f"{path}  {prompt}", flush=True)
+    except VidcurateError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""One update: from this rank's micro-batches to the new weights, and the figures of it.
+
+All that is random (noise, timestep, frame mask, dropped caption) is drawn for (seed, step, clip), so it does
+not matter which rank or process does it. The loss of the step is the mean over all its clips on all ranks.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer import data, flow, masks, mesh, metrics, noise, optim
+from trainer.data import MicroBatch, StageData, StepPlan
+from trainer.encode import TextEncoder, VideoEncoder
+from trainer.mesh import World
+from trainer.recipe import Stage, TrainRecipe
+from trainer.resume import TrainState
+from vidcurate.errors import VidcurateError
+
+NAMED_CLIPS = 8  # in a message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """What a step uses and does not change."""
+
+    recipe: TrainRecipe
+    world: World
+    video: VideoEncoder
+    text: TextEncoder
+
+
+def clip_losses(model: nn.Module, tools: Tools, stage: Stage, batch: MicroBatch, step: int) -> Tensor:
+    """Return the loss of each clip of a micro-batch, float32 [B], with its graph."""
+    seed, ids, device = tools.recipe.seed, batch.clip_ids, tools.world.device
+    with torch.no_grad():
+        latents = tools.video.encode(data.pixels(batch, device))
+        y, text_mask = tools.text.encode(batch.captions)
+    count, _, frames = latents.shape[:3]
+    sizes = (batch.bucket.height, batch.bucket.width, batch.bucket.num_frames)
+    height, width, num_frames = (torch.full((count,), float(size)) for size in sizes)
+
+    noises = noise.normal(seed, "noise", step, ids, tuple(latents.shape[1:]))
+    is_normal = stage.flow.timesteps == "logit-normal"
+    draws = noise.scalars(seed, "timestep", step, ids, "normal" if is_normal else "uniform")
+    ratio = flow.shift_ratio(height, width, num_frames, scale=stage.flow.shift_scale)
+    timesteps = flow.training_timesteps(stage.flow, draws, ratio)
+    x_mask = None
+    if any(ratio for name, ratio in stage.mask_ratios.items() if name != "identity"):
+        x_mask, _ = masks.draw_masks(stage.mask_ratios, frames, seed=seed, step=step, clip_ids=ids)
+        x_mask = x_mask.to(device)
+    dropped = None
+    if stage.caption_dropout:
+        dropped = noise.caption_drops(seed, step, ids, stage.caption_dropout).to(device)
+
+    with torch.autocast(device.type, torch.bfloat16, enabled=tools.recipe.precision == "bfloat16"):
+        return flow.training_losses(
+            model,
+            latents,
+            noises.to(device),
+            timesteps.to(device),
+            x_mask=x_mask,
+            y=y.to(device),
+            mask=text_mask.to(device),
+            fps=torch.from_numpy(batch.fps).to(device),
+            height=height.to(device),
+            width=width.to(device),
+            drop_caption=dropped,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What the ranks told each other in a step: that one has to stop, how many loader events there are."""
+
+    stop: bool
+    num_events: int
+
+
+def train_step(
+    state: TrainState,
+    tools: Tools,
+    stage: StageData,
+    plan: StepPlan,
+    batches: Sequence[MicroBatch],
+    *,
+    stop: bool = False,
+    num_events: int = 0,
+) -> tuple[dict[str, Any], Told]:
+    """Make one update; return its figures, and what `stop` and `num_events` are over all ranks.
+
+    `batches` are this rank's; the gradient is that of the mean loss over all `plan.clip_ids`. Raises
+    VidcurateError, before anything is changed, when the loss or the gradient is not finite.
+    """
+    model, world = state.model, tools.world
+    num_clips = len(plan.clip_ids)
+    # Each rank fills in its clips and the sum puts them together, exactly: the rest are zeros.
+    told = torch.zeros(num_clips + 2, dtype=torch.float64)
+    told[-2], told[-1] = float(stop), float(num_events)
+    state.optimizer.zero_grad(set_to_none=True)
+    for batch in sorted(batches, key=lambda batch: batch.position):
+        losses = clip_losses(model, tools, stage.stage, batch, state.step)
+        (losses.sum() / num_clips).backward()  # type: ignore[no-untyped-call]
+        slot = plan.slots[batch.position]
+        told[slot : slot + len(losses)] = losses.detach().double().cpu()
+    mesh.sum_gradients(optim.trained(model).values(), world)
+    told = mesh.sum_over_ranks(told, world).cpu()
+    losses_of_all = told[:-2].numpy()
+
+    lr = optim.learning_rate(stage.stage.optim, state.stage_step, stage.num_steps)
+    grad_norm = optim.clip_gradients(model, stage.stage.optim.grad_clip)
+    loss = metrics.mean(losses_of_all)
+    if not math.isfinite(loss) or not math.isfinite(grad_norm):
+        raise VidcurateError(
+            f"step {state.step + 1}: the loss is {loss} and the gradient's norm {grad_norm}; nothing was "
+            f"updated. Its clips: {', '.join(plan.clip_ids[:NAMED_CLIPS])}{', …' * (num_clips > NAMED_CLIPS)}"
+        )
+    optim.set_update(state.optimizer, stage.stage.optim, lr)
+    state.optimizer.step()
+    optim.update_ema(state.ema, model, tools.recipe.ema_decay)
+
+    state.step, state.stage_step, state.ema_updates = (
+        state.step + 1,
+        state.stage_step + 1,
+        state.ema_updates + 1,
+    )
+    state.lr = lr
+    state.clips_hash = data.rolling_hash(state.clips_hash, plan.clip_ids)
+    return {
+        "step": state.step,
+        "stage": stage.stage.name,
+        "stage_step": state.stage_step,
+        "loss": loss,
+        "loss_by_bucket": metrics.mean_by(losses_of_all, plan.buckets),
+        "loss_by_level": metrics.mean_by(losses_of_all, plan.levels),
+        "grad_norm": grad_norm,
+        "lr": lr,
+        "clips": num_clips,
+        "tokens": plan.num_tokens,
+        "clips_hash": state.clips_hash,
+    }, Told(stop=bool(told[-2]), num_events=int(told[-1]))
