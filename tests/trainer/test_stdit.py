@@ -329,6 +329,35 @@ def test_casting_the_model_does_not_round_its_positions() -> None:
     assert all(torch.equal(first, second) for first, second in zip(exact[0], again[0], strict=True))
 
 
+def test_nothing_in_the_forward_pass_asks_for_a_value() -> None:
+    # Tensors on the meta device have none: an `.item()`, or a shape that depends on one, would raise.
+    with torch.device("meta"):
+        model = STDiT3(XL_2)
+        out = model(
+            torch.empty(2, 4, 15, 31, 53),
+            torch.empty(2),
+            torch.empty(2, 1, 200, 4096),
+            mask=torch.empty(1, 200, dtype=torch.int64),
+            x_mask=torch.empty(2, 15, dtype=torch.bool),
+            fps=torch.empty(2),
+            height=torch.empty(2),
+            width=torch.empty(2),
+            drop_caption=torch.empty(2, dtype=torch.bool),
+        )
+    assert out.shape == (2, 8, 15, 31, 53)
+    assert out.dtype == torch.float32
+
+
+def test_the_model_is_one_graph() -> None:
+    model, given = filled(), inputs()
+    mask, x_mask = torch.tensor([[1, 1, 1, 0, 0, 0]] * 2), torch.tensor([[True, False, True]] * 2)
+    traced = torch.compile(model, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            traced(**given, mask=mask, x_mask=x_mask), model(**given, mask=mask, x_mask=x_mask)
+        )
+
+
 def test_rows_that_do_not_divide_the_batch_are_refused() -> None:
     with pytest.raises(ValueError, match="mask has 3 rows, which do not divide the batch of 2"):
         filled()(**inputs(), mask=torch.ones(3, 6))
