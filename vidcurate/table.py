@@ -176,3 +176,13 @@ def write(frame: pl.LazyFrame | pl.DataFrame, path: Path, origin: Provenance) ->
     finally:
         if path.parent.is_dir():
             partial.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as JSON to `path`, whole or not at all. Raises StorageError."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        replace(partial, path)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written ({error.strerror or error}).") from error

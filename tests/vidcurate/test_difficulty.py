@@ -1,0 +1,224 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vidcurate import difficulty, table
+from vidcurate.difficulty import SplitSpec
+from vidcurate.errors import ColumnError, InputError
+
+
+def judged(run: Path, nouns: list[int | None], **columns: list[Any]) -> Path:
+    count = len(nouns)
+    given_ = {
+        "clip_id": [f"c{n}" for n in range(count)],
+        "source_id": [f"s{n // 3}" for n in range(count)],
+        "noun_count": pl.Series(nouns, dtype=pl.Int32),
+        "num_frames": pl.Series([48] * count, dtype=pl.Int64),
+        "duration_seconds": [2.0] * count,
+        "is_kept": [True] * count,
+        "reject_stage": pl.Series([None] * count, dtype=pl.String),
+        "reject_rule": pl.Series([None] * count, dtype=pl.String),
+        "reject_value": pl.Series([None] * count, dtype=pl.String),
+        "reject_threshold": pl.Series([None] * count, dtype=pl.String),
+        **columns,
+    }
+    table.write(
+        pl.DataFrame(given_), run / "filter.parquet", table.Provenance(stage="filter", settings={}, inputs={})
+    )
+    return run
+
+
+def rows_of(run: Path) -> pl.DataFrame:
+    return pl.read_parquet(run / "split.parquet")
+
+
+def test_levels_grow_and_ties_stay_together(tmp_path: Path) -> None:
+    judged(tmp_path, [0, 1, 1, 1, 2, 3, 4, 5, 5, 9])
+
+    summary = difficulty.run_split(tmp_path, SplitSpec(levels=3))
+
+    rows = rows_of(tmp_path)
+    assert rows.group_by("noun_count").agg(pl.col("level").n_unique())["level"].max() == 1
+    assert [(level.min, level.max) for level in summary.levels] == [(0, 1), (2, 4), (5, 9)]
+    assert sum(level.clips for level in summary.levels) == 10
+
+
+def test_parted_ties_balance_the_levels_within_one_clip(tmp_path: Path) -> None:
+    judged(tmp_path, [7] * 50 + [8] * 53)
+
+    summary = difficulty.run_split(tmp_path, SplitSpec(levels=5, ties="split"))
+
+    clips = [level.clips for level in summary.levels]
+    assert max(clips) - min(clips) <= 1
+
+
+def test_levels_can_hold_equal_shares_of_frames(tmp_path: Path) -> None:
+    judged(tmp_path, list(range(100)), num_frames=[900] * 10 + [100] * 90)
+
+    summary = difficulty.run_split(tmp_path, SplitSpec(levels=2, balance="frames"))
+
+    assert [level.frames for level in summary.levels] == [9000, 9000]
+    assert [level.clips for level in summary.levels] == [10, 90]
+
+
+def test_the_hardest_tail_is_rejected_by_name(tmp_path: Path) -> None:
+    judged(tmp_path, [*range(1, 100), 5000])
+
+    summary = difficulty.run_split(tmp_path, SplitSpec(levels=2, drop_hardest=0.01))
+
+    last = rows_of(tmp_path).row(99, named=True)
+    assert (last["reject_stage"], last["reject_rule"]) == ("split", "drop_hardest")
+    assert (last["reject_value"], last["reject_threshold"]) == ("5000", "<= 99")
+    assert (last["is_kept"], last["level"], last["fold"]) == (False, None, None)
+    assert (summary.rows_in, summary.rows_kept, summary.rows_dropped_here) == (100, 99, 1)
+
+
+def test_a_rejected_clip_keeps_its_row_and_has_no_level(tmp_path: Path) -> None:
+    judged(
+        tmp_path,
+        [1, 2, 3, None],
+        is_kept=[True, False, True, True],
+        reject_stage=[None, "filter", None, None],
+        reject_rule=[None, "min_height", None, None],
+    )
+
+    summary = difficulty.run_split(tmp_path, SplitSpec(levels=2))
+
+    rows = rows_of(tmp_path)
+    assert rows["clip_id"].to_list() == ["c0", "c1", "c2", "c3"]
+    assert rows["level"].to_list() == [1, None, 2, None]
+    assert rows["reject_rule"].to_list() == [None, "min_height", None, "no_noun_count"]
+    assert summary.rows_rejected == 2
+
+
+def test_no_source_is_in_both_folds_and_growing_data_moves_none(tmp_path: Path) -> None:
+    small, large = tmp_path / "small", tmp_path / "large"
+    judged(small, [n % 17 for n in range(300)])
+    judged(large, [n % 17 for n in range(900)])
+    spec = SplitSpec(levels=3, validation_fraction=0.3)
+
+    difficulty.run_split(small, spec)
+    difficulty.run_split(large, spec)
+
+    folds = [rows_of(run).select("clip_id", "source_id", "fold") for run in (small, large)]
+    assert folds[1].group_by("source_id").agg(pl.col("fold").n_unique())["fold"].max() == 1
+    assert folds[1].head(300).equals(folds[0])
+    assert 0.2 < (folds[1]["fold"] == "validation").mean() < 0.4
+
+
+def test_the_jump_has_the_values_of_its_formulas() -> None:
+    low, high = np.array([1.0, 2.0, 3.0]), np.array([3.0, 4.0, 8.0])
+
+    found = difficulty.jump("noun_count", low, high, SplitSpec(), 1)
+
+    assert found.effect_size == pytest.approx(3 / np.sqrt((2 + 14) / 4))
+    assert found.ks_distance == pytest.approx(2 / 3)
+    assert found.tail_ratio == pytest.approx(7.92 / 2.98)
+    assert found.warning is not None
+    assert "the top 1 % of noun_count grows 2.66 times" in found.warning
+
+
+def test_levels_of_one_value_each_have_no_effect_size(tmp_path: Path) -> None:
+    judged(tmp_path, [1] * 5 + [2] * 5)
+
+    summary = difficulty.run_split(tmp_path, SplitSpec(levels=2))
+
+    assert summary.jumps[0].effect_size is None
+    assert json.loads((tmp_path / "levels.json").read_text())["jumps"][0]["effect_size"] is None
+
+
+def test_a_jump_above_the_limit_is_told(tmp_path: Path) -> None:
+    judged(tmp_path, [*range(1, 80), *range(500, 520)])
+
+    summary = difficulty.run_split(tmp_path, SplitSpec(levels=5))
+
+    assert [text for text in summary.warnings if "from level 4 to 5" in text and "cut the tail" in text]
+
+
+def test_another_column_that_shifts_between_levels_is_told(tmp_path: Path) -> None:
+    judged(tmp_path, list(range(100)), num_frames=[50] * 50 + [400] * 50)
+
+    summary = difficulty.run_split(tmp_path, SplitSpec(levels=2))
+
+    assert any("num_frames shifts by a KS distance of 1.00" in text for text in summary.warnings)
+
+
+@pytest.mark.parametrize(
+    ("nouns", "spec", "message"),
+    [
+        ([1, 1, 1], SplitSpec(levels=2), r"levels is 2 and .* has 1 different values .* ties=split"),
+        ([1, 2], SplitSpec(levels=3, ties="split"), r"levels is 3 and .* has 2 clips"),
+        ([None, None], SplitSpec(levels=1), "no clip is kept"),
+    ],
+)
+def test_more_levels_than_the_data_allows_is_refused(
+    tmp_path: Path, nouns: list[int | None], spec: SplitSpec, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        difficulty.run_split(judged(tmp_path, nouns), spec)
+    assert not (tmp_path / "split.parquet").exists()
+
+
+def test_a_split_before_its_stages_names_them(tmp_path: Path) -> None:
+    run = judged(tmp_path, [1, 2, 3])
+    with pytest.raises(ColumnError, match=r"the column beauty is missing.*Run `vidcurate score"):
+        difficulty.run_split(run, SplitSpec(column="beauty"))
+    table.write(
+        pl.DataFrame({"clip_id": ["a"]}),
+        tmp_path / "x" / "score.parquet",
+        table.Provenance(stage="score", settings={}, inputs={}),
+    )
+    with pytest.raises(ColumnError, match=r"is_kept is missing.*Run `vidcurate filter"):
+        difficulty.run_split(tmp_path / "x", SplitSpec())
+
+
+def test_the_same_split_again_is_up_to_date(tmp_path: Path) -> None:
+    judged(tmp_path, list(range(40)))
+
+    first = difficulty.run_split(tmp_path, SplitSpec(levels=4))
+    again = difficulty.run_split(tmp_path, SplitSpec(levels=4))
+
+    assert (first.up_to_date, again.up_to_date) == (False, True)
+    assert (first.levels, first.jumps) == (again.levels, again.jumps)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_the_order_of_the_rows_changes_no_level(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    nouns = data.draw(st.lists(st.integers(0, 30), min_size=6, max_size=80))
+    ties = data.draw(st.sampled_from(["together", "split"]))
+    levels = data.draw(st.integers(1, 3 if ties == "split" else max(1, min(3, len(set(nouns))))))
+    spec = SplitSpec(levels=levels, ties=ties, validation_fraction=0.2)
+    order = data.draw(st.permutations(range(len(nouns))))
+    straight, mixed = tmp_path_factory.mktemp("a"), tmp_path_factory.mktemp("b")
+    judged(straight, nouns)
+    judged(
+        mixed,
+        [nouns[n] for n in order],
+        clip_id=[f"c{n}" for n in order],
+        source_id=[f"s{n // 3}" for n in order],
+    )
+
+    summary = difficulty.run_split(straight, spec)
+    difficulty.run_split(mixed, spec)
+
+    columns = ("clip_id", "level", "fold")
+    assert (
+        rows_of(straight)
+        .select(columns)
+        .sort("clip_id")
+        .equals(rows_of(mixed).select(columns).sort("clip_id"))
+    )
+    assert all(level.clips > 0 for level in summary.levels)
+    assert [level.max for level in summary.levels] == sorted(level.max for level in summary.levels)
+    if ties == "split":
+        clips = [level.clips for level in summary.levels]
+        assert max(clips) - min(clips) <= 1
