@@ -13,6 +13,7 @@ from pathlib import Path
 from vidcurate.errors import VidcurateError
 
 EXIT_REQUEUE = 75
+EXIT_INTERRUPTED = 130
 
 EXAMPLE = """\
 example:
@@ -92,10 +93,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     try:
         return _act(given)
+    except KeyboardInterrupt:
+        print("error: interrupted; the same command goes on from the last checkpoint.", file=sys.stderr)
+        return EXIT_INTERRUPTED
     except VidcurateError as error:
         if given.traceback:
             raise
-        print(error, file=sys.stderr, flush=True)
+        print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
 
 

@@ -147,6 +147,13 @@ def checkpoints(run: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
+def clean(run: Path) -> None:
+    """Remove what saves that were killed left behind; no reader has looked at it."""
+    for pattern in (".step-*.partial", ".step-*.replaced"):
+        for path in run.glob(pattern):
+            shutil.rmtree(path, ignore_errors=True)
+
+
 def keep_last(run: Path, number: int) -> list[str]:
     """Delete all but the newest `number` checkpoints (LATEST's is always kept); return the names deleted."""
     newest = latest(run)

@@ -195,7 +195,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         print(write_gallery(Path(given[0])))
     except VidcurateError as error:
-        print(error, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     return 0
 

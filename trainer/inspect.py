@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report = describe(given.path) if is_checkpoint else describe_run(given.path)
         print(json.dumps(report, indent=1) if given.json else "\n".join(_in_words(report)))
     except VidcurateError as error:
-        print(error, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     return 0
 

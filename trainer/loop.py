@@ -145,6 +145,7 @@ def _tell_beginning(begun: Begun, state: TrainState, tools: Tools, laid: tuple[S
     proof["next_clip_ids"] = list(ids[:NEXT_CLIPS])
     proof["changed"] = {key: list(values) for key, values in begun.changed.items()}
     if world.is_first:
+        checkpoint.clean(run)
         proof["repeated_steps"] = metrics.forget_after(run, state.step)
         metrics.record_event(
             run, begun.kind, state.step, stage=stage.stage.name, world_size=world.size, **proof

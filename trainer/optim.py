@@ -97,7 +97,7 @@ def make_optimizer(model: nn.Module) -> torch.optim.AdamW:
     they used 0 or 0.01, where leaving some tensors out changes little, and their moments load unchanged.
     """
     parameters = trained(model)
-    optimizer = torch.optim.AdamW(list(parameters.values()), lr=0.0, foreach=False)
+    optimizer = torch.optim.AdamW(list(parameters.values()), lr=0.0)
     for parameter in parameters.values():
         optimizer.state[parameter] = {
             "step": torch.tensor(0.0),

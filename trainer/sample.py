@@ -163,6 +163,8 @@ def _spec(recipe: TrainRecipe, given: argparse.Namespace, path: Path) -> SampleS
         if len(numbers) != 3 or not all(number.isdecimal() and int(number) for number in numbers):
             raise InputError(f"--size {given.size}: write it as FRAMESxHEIGHTxWIDTH, for example 16x32x32.")
         changed |= dict(zip(("num_frames", "height", "width"), map(int, numbers), strict=True))
+        if min(video_encoder(recipe.video_encoder).latent_shape(*map(int, numbers))) < 1:
+            raise InputError(f"--size {given.size}: is smaller than the video encoder's blocks.")
     if not changed["prompts"]:
         raise InputError("nothing to sample: say --prompt TEXT.")
     return base.model_copy(update=changed)
@@ -204,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write_clip(path, frames, spec.fps)
             print(f"{path}  {prompt}", flush=True)
     except VidcurateError as error:
-        print(error, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     return 0
 

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -175,3 +177,72 @@ def test_a_disk_that_refuses_leaves_the_run_as_it_was(run: Path, tmp_path: Path)
         checkpoint.save(blocked, 100, parts(), STATE)
 
     assert checkpoint.load(run).state["step"] == 100
+
+
+KILLED_EVERYWHERE = """
+import os, shutil, sys
+from pathlib import Path
+
+import torch
+
+from trainer import checkpoint
+
+# The process dies at its n-th file operation, for every n, while it saves step 200 and deletes what is too
+# old; the next process must find a whole checkpoint, the old or the new one.
+OPERATIONS = {"open", "os.rename", "os.mkdir", "os.rmdir", "os.remove"}
+run, original = Path(sys.argv[1]), Path(sys.argv[1]).with_name("original")
+
+
+def parts(value):
+    return {part: {"a": torch.full((4,), value)} for part in checkpoint.PARTS}
+
+
+def die_at(moment):
+    count = 0
+
+    def hook(event, arguments):
+        nonlocal count
+        if event in OPERATIONS:
+            count += 1
+            if count == moment:
+                os._exit(9)
+
+    sys.addaudithook(hook)
+
+
+checkpoint.save(original, 100, parts(1.0), {"step": 100})
+found, moment, status = set(), 0, None
+while status != 0:
+    moment += 1
+    shutil.rmtree(run, ignore_errors=True)
+    shutil.copytree(original, run)
+    child = os.fork()
+    if child == 0:
+        die_at(moment)
+        checkpoint.save(run, 200, parts(2.0), {"step": 200})
+        checkpoint.keep_last(run, 1)
+        os._exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status in (0, 9), status
+    loaded = checkpoint.load(run)
+    expected = {100: 1.0, 200: 2.0}[loaded.state["step"]]
+    assert all(float(loaded.parts[part]["a"][0]) == expected for part in checkpoint.PARTS)
+    found.add((loaded.state["step"], len(checkpoint.checkpoints(run))))
+    checkpoint.save(run, 300, parts(3.0), {"step": 300})
+    assert checkpoint.load(run).state["step"] == 300
+print(moment, sorted(found))
+"""
+
+
+def test_a_save_killed_at_any_file_operation_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", KILLED_EVERYWHERE, str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert ended.returncode == 0, ended.stderr
+    moments, found = ended.stdout.split(" ", 1)
+    assert int(moments) > 20
+    assert found.strip() == "[(100, 1), (100, 2), (200, 1), (200, 2)]"

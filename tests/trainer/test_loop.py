@@ -55,11 +55,12 @@ def short_run(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def half_run(short_run: Path, tmp_path: Path) -> Path:
-    """The short run as it was after its second step."""
+    """The short run as it was after its second step, killed while it saved the third."""
     run = tmp_path / "half"
     shutil.copytree(short_run, run)
     shutil.rmtree(run / "step-00000004")
     (run / "LATEST").write_text("step-00000002\n")
+    (run / ".step-00000003.partial").mkdir()
     return run
 
 
@@ -133,6 +134,14 @@ def test_the_gradient_is_that_of_the_mean_over_all_clips_of_the_step(shards: Pat
         assert torch.equal(moved[name][certain].sign(), -gradient[certain].sign()), name
 
 
+def test_the_number_of_decode_workers_changes_no_number(
+    shards: Path, short_run: Path, tmp_path: Path
+) -> None:
+    train(smoke(shards, tmp_path / "run", *SHORT, "loader.num_workers=1"))
+
+    assert numbers(tmp_path / "run") == numbers(short_run)
+
+
 def test_a_line_says_the_loss_by_bucket_and_by_level(short_run: Path) -> None:
     for line in numbers(short_run):
         assert line["clips"] == 4
@@ -171,6 +180,7 @@ def test_a_run_goes_on_where_it_stopped_and_proves_it(shards: Path, short_run: P
     assert (outcome.step, outcome.was_done) == (4, False)
     assert same(short_run, half_run)
     assert numbers(short_run) == numbers(half_run)
+    assert not list(half_run.glob(".step*"))
     (proof,) = events(half_run, "resume")
     assert proof["path"].endswith("step-00000002")
     assert (proof["step"], proof["optimizer_updates"], proof["ema_updates"]) == (2, 2, 2)

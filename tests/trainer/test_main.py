@@ -1,0 +1,173 @@
+"""The command line: what it prints, how it ends, and that the example in its help is true."""
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.shards_for_tests import SMOKE, make_shards, numbers, settings, smoke
+from trainer import __main__ as command
+from trainer import data, inspect, plan
+from trainer.loop import train
+
+ROOT = SMOKE.parents[1]
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_shards(tmp_path_factory.mktemp("made") / "shards")
+
+
+@pytest.fixture(scope="module")
+def run(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("inspected") / "run"
+    train(smoke(shards, run, "stages.0.steps=3", "sample=null"))
+    return run
+
+
+def arguments(shards: Path, output: Path, *more: str) -> list[str]:
+    return [str(SMOKE), *(word for value in settings(shards, output, *more) for word in ("--set", value))]
+
+
+def test_the_example_of_the_help_runs(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.main(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    line = re.search(r"python -m trainer (recipes/.*)", text)
+    assert line is not None
+    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
+    shutil.copytree(shards, tmp_path / "runs" / "made" / "shards")
+    monkeypatch.chdir(tmp_path)
+
+    assert command.main(shlex.split(line[1])) == 0
+
+    assert capsys.readouterr().out.startswith("done: 20 steps, loss ")
+    assert (tmp_path / "runs" / "smoke" / "gallery.html").is_file()
+    assert command.main(shlex.split(line[1])) == 0
+    assert capsys.readouterr().out.startswith("runs/smoke is done: 20 of 20 steps")
+
+
+def test_the_answer_is_json_when_asked_for(
+    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = arguments(shards, tmp_path / "run", "stages.0.steps=2", "sample=null")
+
+    assert command.main([*given, "--json"]) == 0
+
+    captured = capsys.readouterr()
+    answer = json.loads(captured.out)
+    assert (answer["step"], answer["num_steps"], answer["stopped_by"]) == (2, 2, None)
+    assert answer["loss"] == numbers(tmp_path / "run")[-1]["loss"]
+    assert "step 2/2" in captured.err
+
+
+def test_a_dry_run_writes_nothing_and_its_numbers_are_the_loaders(
+    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ("stages.0.passes=1.5", "stages.0.steps=null", "stages.0.data.buckets.table={32px: {8: [1.0, 3]}}")
+    given = arguments(shards, tmp_path / "run", *more)
+
+    assert command.main([*given, "--dry-run", "--json"]) == 0
+
+    (report,) = json.loads(capsys.readouterr().out)["stages"]
+    assert not (tmp_path / "run").exists()
+    recipe = smoke(shards, tmp_path / "run", *more)
+    (stage,) = data.lay_out(recipe)
+    counts: dict[str, int] = {}
+    clips = []
+    with data.open_loader(stage, recipe, rank=0, world_size=1, on_event=pytest.fail) as loader:
+        for step in range(report["steps"]):
+            for batch in sorted(loader.step(step), key=lambda batch: batch.position):
+                counts[batch.cell] = counts.get(batch.cell, 0) + 1
+                clips.append(batch.clip_ids)
+    assert {cell["name"]: cell["micro_batches"] for cell in report["cells"]} == counts
+    assert report["clips_read"] == sum(map(len, clips))
+    assert report["clips_read"] >= 1.5 * report["clips"] == 18
+    assert report["first_clip_ids"] == [clip for batch in clips[:2] for clip in batch][:8]
+    assert report["notes"][0]["event"] == "small_cell"  # two cells have 2 clips, less than 3
+
+
+def test_a_dry_run_in_words_names_what_no_bucket_takes(shards: Path, tmp_path: Path) -> None:
+    report = plan.dry_run(smoke(shards, tmp_path / "run"))
+    long = plan.dry_run(smoke(shards, tmp_path / "run", "stages.0.data.buckets.table={32px: {9: [1.0, 1]}}"))
+
+    words = plan.in_words(report)
+    assert "20 steps, stages: first" in words
+    assert f"{report['parameters']:,} parameters" in words
+    assert "level-1/32px-8f-1.00" in words
+    assert long["stages"][0]["clips"] == 12
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "said"),
+    [
+        (["--set", "model.depht=3"], 2, "Did you mean model.depth?"),
+        (["--set", "seed"], 2, "--set seed: write it as key=value"),
+        (["--start-from-scratch"], 2, "--start-from-scratch needs --load"),
+        (["--load", "a", "--ckpt-path", "b"], 2, "exclude each other"),
+        (["--load", "nowhere"], 1, "nowhere: no such checkpoint or run folder"),
+        (["--set", "stages.0.data.shards=nowhere"], 1, "no such index"),
+        (["--set", "stages.0.data.levels=[7]"], 2, "no clip of level 7"),
+        (["--set", "stages.0.data.buckets.table={144p: {51: [1.0, 1]}}"], 2, "no clip fits any bucket"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_an_exit_code(
+    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], code: int, said: str
+) -> None:
+    assert command.main([*arguments(shards, tmp_path / "run"), *more]) == code
+
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_a_recipe_that_is_not_there_is_a_wrong_request(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["nowhere.yaml"]) == 2
+    assert "nowhere.yaml: the recipe cannot be read" in capsys.readouterr().err
+
+
+def test_a_flag_is_never_guessed() -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.main([str(SMOKE), "--start"])
+    assert ended.value.code == 2
+
+
+def test_inspect_says_what_a_run_and_a_checkpoint_hold(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert inspect.main([str(run), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["checkpoints"] == ["step-00000003"]
+    assert report["last_metrics"]["step"] == 3
+    newest = report["newest"]
+    assert (newest["step"], newest["optimizer_updates"], newest["data_position"]["step"]) == (3, 3, 3)
+    assert newest["ema_distance"] > 0
+
+    assert inspect.main([str(run / "step-00000003")]) == 0
+    assert "optimizer_updates: 3" in capsys.readouterr().out
+
+
+def test_inspect_lists_the_clips_of_a_step_with_their_captions(
+    run: Path, shards: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = smoke(shards, run)
+    (stage,) = data.lay_out(recipe)
+
+    assert inspect.main([str(run), "--step", "2", "--json"]) == 0
+
+    listed = json.loads(capsys.readouterr().out)
+    assert [clip["clip_id"] for clip in listed] == list(data.step_plan(stage, 1, recipe).clip_ids)
+    assert all(clip["caption"].startswith("a ") for clip in listed)
+    assert inspect.main([str(run), "--step", "4"]) == 2
+    assert "has the steps 1 to 3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments_", [["nowhere"], ["nowhere", "--step", "1"]])
+def test_inspect_of_nothing_is_refused(arguments_: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert inspect.main(arguments_) in (1, 2)
+    assert "nowhere: no such" in capsys.readouterr().err
