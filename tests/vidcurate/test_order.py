@@ -1,6 +1,7 @@
 """The order is exact, even, random and a function of (plan, position) alone."""
 
 import time
+from random import Random
 
 import numpy as np
 import pytest
@@ -173,7 +174,7 @@ def test_every_step_is_a_resume_point() -> None:
 
 
 @given(cells, st.randoms(use_true_random=False))
-def test_the_rows_of_the_index_do_not_matter(cells: list[tuple[int, int, int]], random) -> None:  # type: ignore[no-untyped-def]
+def test_the_rows_of_the_index_do_not_matter(cells: list[tuple[int, int, int]], random: Random) -> None:
     """Re-sharded: the same clips lie in other rows."""
     old = plan(cells)
     ids = [f"clip-{row}" for row in range(old.num_clips)]

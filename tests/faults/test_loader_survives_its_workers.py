@@ -1,0 +1,348 @@
+"""Whatever happens to a decode worker, the loader gives what an undisturbed one gives, and says so."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.loader_runs import clips, plan_of, read, spec, told, videos, write_shards
+from vidcurate import order
+from vidcurate.errors import VidcurateError
+from vidcurate.index import Index
+from vidcurate.loader import Loader, steps_of_clip
+from vidcurate.order import Plan
+
+STEPS = range(8)
+
+
+@pytest.fixture(scope="module")
+def payloads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    paths = videos(tmp_path_factory.mktemp("videos"), clips())
+    return {name: path.read_bytes() for name, path in paths.items()}
+
+
+@pytest.fixture
+def opened(tmp_path: Path, payloads: dict[str, bytes]) -> Index:
+    """Shards of one clip each, so that a test can spoil one clip."""
+    return write_shards(tmp_path / "shards", clips(), payloads, per_shard=1)
+
+
+def shard_of(opened: Index, clip_id: str) -> Path:
+    row = opened.words("clip_id").to_pylist().index(clip_id)
+    return opened.folder / opened.shards[opened.shard_number[row]]
+
+
+def first_clip(opened: Index, plan: Plan, step: int = 0) -> str:
+    return opened.word("clip_id", int(order.step_micro_batches(plan, step)[0].rows[0]))
+
+
+@contextmanager
+def blocked(opened: Index, clip_id: str) -> Iterator[Callable[[], None]]:
+    """Make the shard of a clip a pipe that nobody writes to: a read that never ends, until it is released."""
+    path = shard_of(opened, clip_id)
+    kept = path.with_suffix(".kept")
+    path.rename(kept)
+    os.mkfifo(path)
+
+    def release() -> None:
+        kept.replace(path)
+
+    yield release
+    if kept.exists():
+        release()
+
+
+def strike(loader: Loader, pipe: Path, number: signal.Signals) -> None:
+    """Send the loader's only worker a signal once it is reading `pipe`, and wait until it is replaced."""
+    until = time.monotonic() + 20
+    while True:
+        try:
+            writer = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)  # refused as long as nobody reads
+            break
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.02)
+    (worker,) = loader.process_ids()
+    os.kill(worker, number)
+    while worker in loader.process_ids():
+        time.sleep(0.02)
+    os.close(writer)
+
+
+def substitutions(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [event for event in events if event["event"] == "clip_substituted"]
+
+
+# ── killed, stopped, crashed: the same frames ───────────────────────────────────────────────────────────────
+
+
+def test_killed_workers_change_nothing(opened: Index) -> None:
+    plan = plan_of(opened)
+    undisturbed = read(opened, plan, STEPS)
+    events: list[dict[str, Any]] = []
+    done = threading.Event()
+    with Loader(opened, plan, spec(num_workers=2), on_event=events.append) as loader:
+
+        def kill() -> None:
+            number = 0
+            while not done.wait(0.6):
+                for process in loader.process_ids()[number % 2 : number % 2 + 1]:
+                    os.kill(process, signal.SIGKILL)
+                number += 1
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        try:
+            for step in STEPS:
+                assert sorted(map(told, loader.step(step))) == undisturbed[step]
+                time.sleep(0.4)
+        finally:
+            done.set()
+            killer.join()
+    assert not substitutions(events)
+    assert {event["reason"] for event in events} == {"worker_died"}
+
+
+def test_a_stopped_worker_costs_one_deadline_and_changes_nothing(opened: Index) -> None:
+    plan = plan_of(opened)
+    undisturbed = read(opened, plan, STEPS)
+    events: list[dict[str, Any]] = []
+    settings = spec(num_workers=1, deadline_seconds=1.0, prefetch_bytes=0)
+    with Loader(opened, plan, settings, on_event=events.append) as loader:
+        assert sorted(map(told, loader.step(0))) == undisturbed[0]
+        os.kill(loader.process_ids()[0], signal.SIGSTOP)
+        started = time.monotonic()
+        assert sorted(map(told, loader.step(1))) == undisturbed[1]
+        assert 1.0 <= time.monotonic() - started < 8.0
+        assert sorted(map(told, loader.step(2))) == undisturbed[2]
+    assert [event["reason"] for event in events] == ["deadline"]
+    assert events[0]["exit_status"] == -signal.SIGKILL
+
+
+def test_a_clip_that_hangs_once_is_read_the_second_time(opened: Index) -> None:
+    plan = plan_of(opened)
+    undisturbed = read(opened, plan, [0])
+    clip = first_clip(opened, plan)
+    events: list[dict[str, Any]] = []
+    settings = spec(num_workers=1, deadline_seconds=1.0)
+    with blocked(opened, clip) as release, Loader(opened, plan, settings, on_event=events.append) as loader:
+        threading.Timer(0.8, release).start()
+        assert sorted(map(told, loader.step(0))) == undisturbed[0]
+    assert [(event["event"], event["clip_id"]) for event in events] == [("worker_replaced", clip)]
+
+
+def test_a_clip_that_always_hangs_is_replaced_by_a_spare_and_named(opened: Index) -> None:
+    plan = plan_of(opened)
+    clip = first_clip(opened, plan)
+    undisturbed = read(opened, plan, [0])
+    runs = []
+    for num_workers in (1, 3):
+        events: list[dict[str, Any]] = []
+        settings = spec(num_workers=num_workers, deadline_seconds=0.7, prefetch_bytes=0)
+        with blocked(opened, clip), Loader(opened, plan, settings, on_event=events.append) as loader:
+            started = time.monotonic()
+            runs.append(sorted(map(told, loader.step(0))))
+            assert time.monotonic() - started < 10
+        (event,) = substitutions(events)
+        assert event["kind"] == "deadline"
+        assert f"clip '{clip}': not decoded in 0.7 s, 2 times" in event["reason"]
+        assert sum(event["event"] == "worker_replaced" for event in events) == 2
+    assert runs[0] == runs[1] != undisturbed[0]
+    assert sum(a != b for a, b in zip(runs[0], undisturbed[0], strict=True)) == 1
+
+
+def test_a_clip_that_crashes_its_worker_twice_is_replaced(opened: Index) -> None:
+    plan = plan_of(opened)
+    clip = first_clip(opened, plan)
+    events: list[dict[str, Any]] = []
+    settings = spec(num_workers=1, prefetch_bytes=0)
+    with blocked(opened, clip), Loader(opened, plan, settings, on_event=events.append) as loader:
+
+        def crash() -> None:
+            for _ in range(2):
+                strike(loader, shard_of(opened, clip), signal.SIGSEGV)
+
+        crasher = threading.Thread(target=crash)
+        crasher.start()
+        batches = loader.step(0)
+        crasher.join()
+    (event,) = substitutions(events)
+    assert (event["kind"], event["clip_id"]) == ("worker_died", clip)
+    assert "its worker crashed (exit status -11), 2 times" in event["reason"]
+    assert event["spare"] in {name for batch in batches for name in batch.clip_ids}
+
+
+def test_a_clip_whose_worker_is_killed_again_and_again_stops_the_run(opened: Index) -> None:
+    plan = plan_of(opened)
+    clip = first_clip(opened, plan)
+    settings = spec(num_workers=1, prefetch_bytes=0)
+    with blocked(opened, clip), Loader(opened, plan, settings) as loader:
+
+        def kill() -> None:
+            for _ in range(11):
+                strike(loader, shard_of(opened, clip), signal.SIGKILL)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        with pytest.raises(
+            VidcurateError, match=r"was killed 11 times from outside \(exit status -9; out of"
+        ):
+            loader.step(0)
+        killer.join()
+
+
+# ── clips that cannot be decoded ────────────────────────────────────────────────────────────────────────────
+
+
+def spoil(payloads: dict[str, bytes], broken: list[str]) -> dict[str, bytes]:
+    return {name: (data[: len(data) // 2] if name in broken else data) for name, data in payloads.items()}
+
+
+def test_broken_clips_are_replaced_alike_by_any_number_of_workers(
+    tmp_path: Path, payloads: dict[str, bytes]
+) -> None:
+    broken = ["clip/2.0", "clip/3.0", "clip/7.0", "clip/16.0"]
+    opened = write_shards(tmp_path, clips(), spoil(payloads, broken))
+    plan = plan_of(opened)
+    whole = write_shards(tmp_path / "whole", clips(), payloads)
+    undisturbed = read(whole, plan_of(whole), STEPS)
+    runs = []
+    for num_workers in (0, 1, 3):
+        events: list[dict[str, Any]] = []
+        run = {}
+        settings = spec(num_workers=num_workers, max_failure_share=0.1)
+        with Loader(opened, plan, settings, on_event=events.append) as loader:
+            for step in STEPS:
+                run[step] = sorted(map(told, loader.step(step)))
+        runs.append((run, events))
+    assert runs[0] == runs[1] == runs[2]
+    run, events = runs[0]
+    assert {event["clip_id"] for event in events} == set(broken)
+    for step in STEPS:
+        for mine, wanted in zip(run[step], undisturbed[step], strict=True):
+            swapped = [(was, now) for was, now in zip(wanted[3], mine[3], strict=True) if was != now]
+            assert all(was in broken and now not in wanted[3] for was, now in swapped)
+            assert len(set(mine[3])) == len(mine[3])
+            assert not set(mine[3]) & set(broken)
+            assert (mine == wanted) == (not swapped)
+            for was, _ in swapped:
+                assert [
+                    e
+                    for e in events
+                    if e["clip_id"] == was and e["position"] == mine[0] and e["step"] == step
+                ]
+
+
+def test_altered_bytes_are_found_by_their_checksum(opened: Index) -> None:
+    plan = plan_of(opened)
+    clip = first_clip(opened, plan)
+    shard = shard_of(opened, clip)
+    data = bytearray(shard.read_bytes())
+    data[-600] ^= 1
+    shard.write_bytes(data)
+    events: list[dict[str, Any]] = []
+    with Loader(opened, plan, spec(), on_event=events.append) as loader:
+        loader.step(0)
+    (event,) = events
+    assert (event["clip_id"], event["kind"]) == (clip, "crc_mismatch")
+
+
+def test_too_many_broken_clips_stop_the_run_with_their_names(
+    tmp_path: Path, payloads: dict[str, bytes]
+) -> None:
+    opened = write_shards(tmp_path, clips(), spoil(payloads, [f"clip/{n}.0" for n in range(0, 24, 2)]))
+    plan = plan_of(opened)
+    with Loader(opened, plan, spec(num_workers=1, max_failure_share=0.003)) as loader:
+
+        def run() -> None:
+            for step in STEPS:
+                loader.step(step)
+
+        with pytest.raises(VidcurateError, match=r"4 of \d+ clips read could not be decoded") as caught:
+            run()
+        assert "more than max_failure_share 0.003 allows" in str(caught.value)
+        assert str(caught.value).count("(") == 4
+
+
+def test_a_cell_without_a_spare_stops_the_run(tmp_path: Path, payloads: dict[str, bytes]) -> None:
+    facts = [fact for fact in clips() if fact["clip_id"] in ("clip/0.0", "clip/6.0")]
+    opened = write_shards(tmp_path, facts, spoil(payloads, ["clip/0.0"]))
+    plan = plan_of(opened, micro_batches_per_step=1)
+    showing = steps_of_clip(plan, opened, "clip/0.0")[0]
+    with Loader(opened, plan, spec()) as loader, pytest.raises(VidcurateError, match="has no other clip"):
+        loader.step(showing)
+
+
+# ── the parent ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_workers_die_with_a_parent_that_is_killed(opened: Index) -> None:
+    clip = first_clip(opened, plan_of(opened))
+    program = (
+        "import sys; sys.path.insert(0, '.')\n"
+        "from pathlib import Path\n"
+        "from tests.loader_runs import plan_of, spec\n"
+        "from vidcurate import index, loader\n"
+        f"opened = index.read_index(Path({str(opened.folder)!r}), check_files=False)\n"
+        "one = loader.Loader(opened, plan_of(opened), spec(num_workers=3))\n"
+        "import threading, time\n"
+        "threading.Thread(target=one.step, args=(0,), daemon=True).start()\n"
+        "while len(one.process_ids()) < 3: time.sleep(0.01)\n"
+        "time.sleep(1)\n"
+        "print(*one.process_ids(), flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    root = Path(__file__).resolve().parents[2]
+    with (
+        blocked(opened, clip),  # one of them hangs in a read
+        subprocess.Popen(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=root
+        ) as parent,
+    ):
+        assert parent.stdout is not None
+        workers = [int(word) for word in parent.stdout.readline().split()]
+        assert len(workers) == 3
+        assert all(Path(f"/proc/{worker}").exists() for worker in workers)
+        parent.kill()
+        until = time.monotonic() + 10
+        while time.monotonic() < until and any(_runs(worker) for worker in workers):
+            time.sleep(0.05)
+        assert not any(_runs(worker) for worker in workers)
+
+
+def _runs(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_memory_descriptors_and_threads_stay_flat(opened: Index) -> None:
+    plan = plan_of(opened)
+    with Loader(opened, plan, spec(num_workers=1)) as loader:
+
+        def usage() -> tuple[int, int, int]:
+            worker = loader.process_ids()[0]
+            status = Path(f"/proc/{worker}/status").read_text()
+            resident = int(status.split("RssAnon:")[1].split()[0])
+            files = len(os.listdir(f"/proc/{worker}/fd")) + len(os.listdir("/proc/self/fd"))
+            return resident, files, int(status.split("Threads:")[1].split()[0])
+
+        for step in range(100):  # the scalers of all sizes are made, the collector has run
+            loader.step(step)
+        before = usage()
+        for step in range(100, 220):
+            loader.step(step)
+        after = usage()
+    assert after[0] < before[0] * 1.05
+    assert after[1] <= before[1] + 4
+    assert after[2] == before[2]

@@ -1,0 +1,149 @@
+"""Small shards of real videos whose clips can be told apart by their pictures, and readings of them."""
+
+import hashlib
+import json
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vidcurate import index, video
+from vidcurate.buckets import BucketSpec
+from vidcurate.index import Index
+from vidcurate.loader import Loader, LoaderSpec, MicroBatch, plan_from
+from vidcurate.order import Plan
+from vidcurate.recipe import parse
+
+BUCKETS = parse(
+    """
+    sizes: {32px: {"0.50": [24, 48], "1.00": [32, 32]}}
+    table: {32px: {4: [1.0, 3], 8: [[1.0, 0.6], 2]}}
+    """,
+    BucketSpec,
+)
+
+
+def picture(number: int, frame: int, height: int, width: int) -> Any:
+    """Return a frame (H, W, 3) whose colours name the clip and the frame."""
+    image = np.empty((height, width, 3), dtype=np.uint8)
+    image[:, : width // 2] = (37 * number % 200 + 20, 91 * number % 200 + 20, 150)
+    image[:, width // 2 :] = 10 + 8 * frame % 230
+    return image
+
+
+def clips(count: int = 24) -> list[dict[str, Any]]:
+    """Return the facts of clips of two levels and shapes, 9 to 20 frames long."""
+    return [
+        {
+            "clip_id": f"clip/{number}.0",
+            "sample_key": f"clip-{number}",
+            "source_id": f"source{number // 2}",
+            "source_dataset": "even" if number % 2 == 0 else "odd",
+            "fold": "validation" if number % 12 == 11 else "train",
+            "level": 1 + number % 2,
+            "caption": f"caption of clip {number}, ünï",
+            "video_extension": "mp4",
+            "height": 48 if number % 3 else 40,
+            "width": 48 if number % 3 else 80,
+            "fps": 24.0,
+            "num_frames": 9 + number % 12,
+            "number": number,
+        }
+        for number in range(count)
+    ]
+
+
+def videos(folder: Path, facts: Sequence[dict[str, Any]]) -> dict[str, Path]:
+    """Encode one video per clip; return their paths by clip id."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths: dict[str, Path] = {}
+    for fact in facts:
+        path = paths[fact["clip_id"]] = folder / f"{fact['sample_key']}.mp4"
+        if not path.exists():
+            frames = np.stack(
+                [
+                    picture(fact["number"], frame, fact["height"], fact["width"])
+                    for frame in range(fact["num_frames"])
+                ]
+            )
+            video.write_video(path, frames, fps=fact["fps"])
+    return paths
+
+
+def write_shards(
+    folder: Path,
+    facts: Sequence[dict[str, Any]],
+    payloads: dict[str, bytes],
+    *,
+    per_shard: int = 7,
+) -> Index:
+    """Write files that hold JSON and video of each clip at an offset, and their index; open it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows: dict[str, list[Any]] = {name: [] for name in index.COLUMNS if not name.endswith("_hash")}
+    for first in range(0, len(facts), per_shard):
+        shard = f"train-{first // per_shard:06d}.tar"
+        data = bytearray(512)
+        for fact in facts[first : first + per_shard]:
+            said = json.dumps({"clip_id": fact["clip_id"], "caption": fact["caption"]}).encode()
+            payload = payloads[fact["clip_id"]]
+            places = {
+                "shard": shard,
+                "json_offset": len(data),
+                "json_size": len(said),
+                "video_offset": len(data) + len(said) + 512,
+                "video_size": len(payload),
+                "video_crc32": zlib.crc32(payload),
+            }
+            data += said + bytes(512) + payload + bytes(512)
+            for name, values in rows.items():
+                values.append({**fact, **places}.get(name))
+        (folder / shard).write_bytes(data)
+    index.write_index(folder, rows)
+    return index.read_index(folder)
+
+
+def make(folder: Path, *, count: int = 24, per_shard: int = 7) -> Index:
+    """Return the opened index of small shards; videos are encoded once per folder."""
+    facts = clips(count)
+    payloads = {name: path.read_bytes() for name, path in videos(folder / "videos", facts).items()}
+    return write_shards(folder / "shards", facts, payloads, per_shard=per_shard)
+
+
+def plan_of(opened: Index, **more: Any) -> Plan:
+    settings = {"seed": 5, "micro_batches_per_step": 4, **more}
+    return plan_from(opened, BUCKETS, **settings)
+
+
+def spec(**settings: Any) -> LoaderSpec:
+    return LoaderSpec(**settings)
+
+
+def told(batch: MicroBatch) -> tuple[Any, ...]:
+    """Return all that a micro-batch says, with a hash in place of the frames."""
+    return (
+        batch.position,
+        batch.bucket,
+        batch.cell,
+        batch.clip_ids,
+        batch.captions,
+        batch.frames.shape,
+        hashlib.sha256(batch.frames.tobytes()).hexdigest(),
+        batch.fps.tolist(),
+        batch.level.tolist(),
+        batch.source,
+        batch.start_frame.tolist(),
+    )
+
+
+def read(
+    opened: Index, plan: Plan, steps: Sequence[int], *, world_size: int = 1, **settings: Any
+) -> dict[int, list[tuple[Any, ...]]]:
+    """Return step → what all ranks together read in it, in the order of positions."""
+    found: dict[int, list[tuple[Any, ...]]] = {step: [] for step in steps}
+    for rank in range(world_size):
+        with Loader(opened, plan, spec(**settings), rank=rank, world_size=world_size) as loader:
+            for step in steps:
+                found[step] += [told(batch) for batch in loader.step(step)]
+    return {step: sorted(batches, key=lambda batch: batch[0]) for step, batches in found.items()}

@@ -1,0 +1,321 @@
+"""The decode workers of one rank, kept alive: killed when late, replaced when dead, and never waited for.
+
+One thread of the parent hands tasks out, one at a time per worker, and takes answers; only file descriptors
+and short lines pass between the processes, the frames lie in shared memory. A task that crashes its worker,
+or is later than its deadline, is given out once more to a fresh worker; the second time it fails. A worker
+that was killed from outside (by hand, or for want of memory) is not held against its clip. Nothing here
+decides what is read or in which order.
+"""
+
+import json
+import mmap
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vidcurate.decode_worker import DecodeTask, raise_error, task_line
+from vidcurate.errors import MediaError, VidcurateError
+
+_TRIES = 2
+_MOST_KILLS = 10  # from outside, while on one task
+_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP)
+_START_TRIES = 3
+_START_SECONDS = 120.0
+_DUMP_SECONDS = 0.2  # for the stack of a worker that is about to be killed
+_GOODBYE_SECONDS = 2.0
+_EXIT_SECONDS = 5.0  # of a worker that has hung up
+_KILL_SECONDS = 10.0  # a process that waits for a dead disk cannot even be killed
+_PROGRAM = (
+    "import sys; sys.path.insert(0, sys.argv[1]); "
+    "from vidcurate.decode_worker import main; main(int(sys.argv[2]), int(sys.argv[3]))"
+)
+
+
+class Slab:
+    """Shared memory for the frames of one micro-batch; `array` is uint8 of the given shape."""
+
+    __slots__ = ("array", "descriptor")
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        size = int(np.prod(shape))
+        if hasattr(os, "memfd_create"):
+            self.descriptor = os.memfd_create("vidcurate-frames", os.MFD_CLOEXEC)
+        else:
+            with tempfile.TemporaryFile() as file:
+                self.descriptor = os.dup(file.fileno())
+        os.ftruncate(self.descriptor, size)
+        # The array keeps the mapping alive; the memory goes back with the last reference to it.
+        self.array: NDArray[np.uint8] = np.frombuffer(
+            mmap.mmap(self.descriptor, size), dtype=np.uint8
+        ).reshape(shape)
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)  # the array stays usable
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_KILL_SECONDS)
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    task: DecodeTask
+    slab: Slab
+    offset: int
+    future: "Future[str]"
+    tries: int = 0
+    kills: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    process: "subprocess.Popen[bytes]"
+    channel: socket.socket
+    due: float  # monotonic time at which it is late: with its start, then with its job
+    is_ready: bool = False
+    job: _Job | None = None
+    received: bytearray = field(default_factory=bytearray)
+
+
+class DecodePool:
+    """`num_workers` decode processes. Use as a context manager, or call `close`."""
+
+    def __init__(self, num_workers: int, *, deadline_seconds: float) -> None:
+        self._num_workers = num_workers
+        self._deadline_seconds = deadline_seconds
+        self._lock = threading.Lock()
+        self._waiting: deque[_Job] = deque()
+        self._events: deque[dict[str, Any]] = deque()
+        self._workers: list[_Worker] = []
+        self._failed_starts = 0
+        self._is_closing = False
+        self._error: BaseException | None = None
+        self._bell, self._listener = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ, None)
+        # The workers die with the thread that started them (PR_SET_PDEATHSIG goes by thread): so this one.
+        self._thread = threading.Thread(target=self._serve, name="vidcurate-decode-pool", daemon=True)
+        self._thread.start()
+
+    def submit(self, task: DecodeTask, slab: Slab, offset: int, *, is_urgent: bool = False) -> "Future[str]":
+        """Have the frames of `task` written to `offset` of the slab; the result is the caption.
+
+        The future raises MediaError for a clip that cannot be decoded (also kind deadline and worker_died,
+        after the second try), and the errors of `decode_worker.decode`.
+        """
+        job = _Job(task, slab, offset, Future())
+        with self._lock:
+            if self._error is not None or self._is_closing:
+                raise VidcurateError("the decode workers have stopped.") from self._error
+            (self._waiting.appendleft if is_urgent else self._waiting.append)(job)
+        self._ring()
+        return job.future
+
+    def take_events(self) -> list[dict[str, Any]]:
+        """Return what happened to workers since the last call."""
+        with self._lock:
+            found = list(self._events)
+            self._events.clear()
+        return found
+
+    def process_ids(self) -> list[int]:
+        """Return the ids of the living workers."""
+        with self._lock:
+            return [worker.process.pid for worker in self._workers]
+
+    def close(self) -> None:
+        """End the workers. Tasks that are not finished are cancelled."""
+        with self._lock:
+            if self._is_closing:
+                return
+            self._is_closing = True
+        self._ring()
+        self._thread.join()
+        self._bell.close()
+        self._listener.close()
+        self._selector.close()
+
+    def __enter__(self) -> "DecodePool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ── the thread ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def _ring(self) -> None:
+        self._bell.send(b"\0")
+
+    def _serve(self) -> None:
+        try:
+            while not self._is_closing:
+                self._fill()
+                self._hand_out()
+                due = min((worker.due for worker in self._workers), default=float("inf"))
+                wait = None if due == float("inf") else max(0.0, due - time.monotonic())
+                for ready, _ in self._selector.select(wait):
+                    if ready.data is None:
+                        self._listener.recv(1 << 12)
+                    else:
+                        self._receive(ready.data)
+                now = time.monotonic()
+                for worker in [worker for worker in self._workers if worker.due <= now]:
+                    self._stop_late(worker)
+        except BaseException as error:  # noqa: BLE001 - whoever waits for a clip must learn of it
+            with self._lock:
+                self._error = error
+        finally:
+            self._end()
+
+    def _fill(self) -> None:
+        while len(self._workers) < self._num_workers:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                root = str(Path(__file__).resolve().parents[1])
+                process = subprocess.Popen(
+                    [sys.executable, "-P", "-c", _PROGRAM, root, str(theirs.fileno()), str(os.getpid())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"},
+                )
+            worker = _Worker(process, ours, due=time.monotonic() + _START_SECONDS)
+            self._selector.register(ours, selectors.EVENT_READ, worker)
+            with self._lock:
+                self._workers.append(worker)
+
+    def _hand_out(self) -> None:
+        for worker in list(self._workers):
+            while worker.is_ready and worker.job is None:
+                with self._lock:
+                    if not self._waiting:
+                        return
+                    job = self._waiting.popleft()
+                if not job.future.running() and not job.future.set_running_or_notify_cancel():
+                    continue
+                worker.job = job
+                job.tries += 1
+                worker.due = time.monotonic() + self._deadline_seconds
+                try:
+                    line = task_line(job.task, job.offset)
+                    socket.send_fds(worker.channel, [line], [job.slab.descriptor])
+                except OSError:  # it died between two tasks
+                    worker.job = None
+                    job.tries -= 1
+                    with self._lock:
+                        self._waiting.appendleft(job)
+                    self._drop(worker, "worker_died")
+
+    def _receive(self, worker: _Worker) -> None:
+        if worker not in self._workers:  # dropped earlier in this round
+            return
+        try:
+            data = worker.channel.recv(1 << 16)
+        except OSError:
+            data = b""
+        if not data:
+            self._drop(worker, "worker_died")
+            return
+        worker.received += data
+        while b"\n" in worker.received:
+            line, _, rest = worker.received.partition(b"\n")
+            worker.received = bytearray(rest)
+            worker.due = float("inf")
+            message = json.loads(line)
+            if "ready" in message:
+                worker.is_ready = True
+                self._failed_starts = 0
+                continue
+            job, worker.job = worker.job, None
+            if job is None:
+                raise VidcurateError("a decode worker answered a task that it was not given.")
+            try:
+                raise_error(message)
+                job.future.set_result(message["caption"])
+            except VidcurateError as error:
+                job.future.set_exception(error)
+
+    def _stop_late(self, worker: _Worker) -> None:
+        worker.process.send_signal(signal.SIGUSR1)
+        time.sleep(_DUMP_SECONDS)
+        self._drop(worker, "deadline")
+
+    def _drop(self, worker: _Worker, reason: str) -> None:
+        """End the worker; give its job out again, or fail it the second time."""
+        if reason == "worker_died":
+            with suppress(subprocess.TimeoutExpired):
+                worker.process.wait(_EXIT_SECONDS)  # its exit status says whose fault it was
+        _kill(worker.process)
+        status = worker.process.returncode
+        self._selector.unregister(worker.channel)
+        worker.channel.close()
+        job = worker.job
+        event = {"event": "worker_replaced", "reason": reason, "clip_id": job.task.clip_id if job else None}
+        with self._lock:
+            self._workers.remove(worker)
+            self._events.append({**event, "exit_status": status})
+        if not worker.is_ready:
+            self._failed_starts += 1
+            if self._failed_starts >= (_MOST_KILLS if status in _OUTSIDE else _START_TRIES):
+                raise VidcurateError(
+                    f"a decode worker could not start, {self._failed_starts} times in a row (exit status "
+                    f"{status}); its error stands above. Try num_workers: 0."
+                )
+        if job is None:
+            return
+        if reason == "worker_died" and status in _OUTSIDE:
+            job.kills += 1
+            job.tries -= 1
+        if job.kills > _MOST_KILLS:
+            job.future.set_exception(
+                VidcurateError(
+                    f"clip {job.task.clip_id!r}: its decode worker was killed {job.kills} times from outside "
+                    f"(exit status {status}; out of memory?). Lower num_workers or prefetch_bytes."
+                )
+            )
+        elif job.tries < _TRIES:
+            with self._lock:
+                self._waiting.appendleft(job)
+        elif reason == "deadline":
+            text = (
+                f"clip {job.task.clip_id!r}: not decoded in {self._deadline_seconds:g} s, {job.tries} times."
+            )
+            job.future.set_exception(MediaError(text, kind=reason))
+        else:
+            text = f"clip {job.task.clip_id!r}: its worker crashed (exit status {status}), {job.tries} times."
+            job.future.set_exception(MediaError(text, kind=reason))
+
+    def _end(self) -> None:
+        with self._lock:
+            jobs = [*self._waiting, *(worker.job for worker in self._workers if worker.job)]
+            self._waiting.clear()
+            workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.channel.close()  # an idle worker ends by itself
+        until = time.monotonic() + (_GOODBYE_SECONDS if self._error is None else 0.0)
+        for worker in workers:
+            try:
+                worker.process.wait(0.0 if worker.job else max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                _kill(worker.process)
+        for job in jobs:
+            if self._error is None and job.future.cancel():
+                continue
+            if job.future.running() or job.future.set_running_or_notify_cancel():
+                job.future.set_exception(self._error or CancelledError())

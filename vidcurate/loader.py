@@ -1,0 +1,322 @@
+"""The loader: the micro-batches of any step, with their frames, on one rank.
+
+It holds no position. `step(t)` gives what the plan says, whatever was asked before, how many workers decode,
+how many ranks there are and which of them died on the way. What it adds to the order is decoding ahead (in
+bytes, not in batches), and what happens to a clip that cannot be decoded: a spare that the plan names takes
+its place, and an event says so.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from vidcurate import draws, interleave, order
+from vidcurate.buckets import Bucket
+from vidcurate.clip_plan import PlannedClip, clips_of_step, plan_from, steps_of_clip
+from vidcurate.decode_pool import DecodePool, Slab
+from vidcurate.decode_worker import DecodeTask, decode
+from vidcurate.errors import InputError, MediaError, VidcurateError
+from vidcurate.index import Index
+from vidcurate.loader_state import LoaderState, check_state, state_of
+from vidcurate.order import MicroBatchPlan, Plan
+from vidcurate.recipe import Recipe
+
+__all__ = [
+    "IMAGE_FPS",
+    "Loader",
+    "LoaderSpec",
+    "LoaderState",
+    "MicroBatch",
+    "PlannedClip",
+    "check_state",
+    "clips_of_step",
+    "plan_from",
+    "state_of",
+    "steps_of_clip",
+]
+
+IMAGE_FPS = 120.0  # what Open-Sora tells the model of an image
+_LEAST_READ = 1000  # clips, before which a share of failures is not judged by less
+_NAMED = 10  # clips in a message
+_MOST_AHEAD = 128  # micro-batches and steps: each holds two file descriptors
+
+Event = dict[str, Any]
+
+
+class LoaderSpec(Recipe):
+    """How clips are read; nothing here changes what is read.
+
+    `num_workers`: decode processes per rank; 0 decodes in the training process, without a deadline.
+    `prefetch_bytes`: frames decoded ahead, at most. `deadline_seconds`: a clip that takes longer loses its
+    worker, is tried once more and then replaced. `max_failure_share`: of the clips read (counted as at least
+    1,000); with more failures the run stops.
+    """
+
+    num_workers: int = Field(default=0, ge=0)
+    prefetch_bytes: int = Field(default=1 << 30, ge=0)
+    deadline_seconds: float = Field(default=60.0, gt=0)
+    max_failure_share: float = Field(default=0.01, ge=0, le=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """B clips of one shape: `frames` uint8 (B, T, H, W, 3) RGB; `fps` float32 (B,), after the frame stride.
+
+    `level` int32 (B,), `start_frame` int64 (B,) in the clip's frames; `source` is the data set of each clip.
+    """
+
+    position: int
+    bucket: Bucket
+    cell: str
+    clip_ids: tuple[str, ...]
+    captions: tuple[str, ...]
+    frames: NDArray[np.uint8]
+    fps: NDArray[np.float32]
+    level: NDArray[np.int32]
+    source: tuple[str, ...]
+    start_frame: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Started:
+    """A micro-batch that is being decoded: a future per slot, or none where this process decodes itself."""
+
+    plan: MicroBatchPlan
+    tasks: list[DecodeTask]
+    frames: NDArray[np.uint8]
+    slab: Slab | None
+    futures: "list[Future[str]]"
+
+    def cancel(self) -> None:
+        for future in self.futures:
+            future.cancel()
+
+
+class Loader:
+    """The micro-batches of rank `rank` of `world_size`. Use as a context manager, or call `close`.
+
+    `on_event` is called, from `step` and `load`, with {"event": "clip_substituted", step, position, clip_id,
+    spare, kind, reason} and {"event": "worker_replaced", reason, clip_id, exit_status}.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        plan: Plan,
+        spec: LoaderSpec,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> None:
+        if not 0 <= rank < world_size:
+            raise InputError(f"rank {rank} of {world_size}: it must lie in 0 to {world_size - 1}.")
+        self.index, self.plan, self.spec = index, plan, spec
+        self.rank, self.world_size = rank, world_size
+        self._on_event = on_event or (lambda event: None)
+        self._started: dict[int, _Started] = {}
+        self._shares: dict[int, tuple[int, ...]] = {}
+        self._num_read = 0
+        self._failures: list[str] = []
+        self._pool: DecodePool | None = None
+        if spec.num_workers:
+            self._pool = DecodePool(spec.num_workers, deadline_seconds=spec.deadline_seconds)
+
+    def step(self, step: int) -> list[MicroBatch]:
+        """Return this rank's micro-batches of optimizer step `step`, in the order in which to run them.
+
+        Any step may be asked for, any number of times, with the same result. The steps behind it are decoded
+        ahead. Raises VidcurateError when too many clips fail, ShardError or StorageError when a shard cannot
+        be read.
+        """
+        current = [self._begun(position) for position in self._positions(step)]
+        self._prefetch(step + 1)
+        return self._finish_all(current)
+
+    def load(self, parts: Sequence[MicroBatchPlan]) -> list[MicroBatch]:
+        """Return these micro-batches (of `order.finite_pass`, for evaluation). Errors as for `step`."""
+        return self._finish_all([self._start(part) for part in parts])
+
+    def state(self, step: int, rolling_hash: str = "") -> LoaderState:
+        """Return the state in which `step` is the next step."""
+        return state_of(self.index, self.plan, step, rolling_hash)
+
+    def process_ids(self) -> list[int]:
+        """Return the ids of the decode workers."""
+        return self._pool.process_ids() if self._pool else []
+
+    def close(self) -> None:
+        """End the workers. Frames that were handed out stay usable."""
+        if self._pool:
+            self._pool.close()
+        self._started.clear()
+
+    def __enter__(self) -> "Loader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _positions(self, step: int) -> tuple[int, ...]:
+        if step not in self._shares:
+            self._shares[step] = order.shares(self.plan, step, self.world_size)[self.rank]
+        return self._shares[step]
+
+    def _begun(self, position: int) -> _Started:
+        if position in self._started:
+            return self._started.pop(position)
+        return self._start(order.micro_batch(self.plan, position))
+
+    def _prefetch(self, step: int) -> None:
+        """Begin what comes from `step` on while it fits into `prefetch_bytes`; drop all else."""
+        if self._pool is None:
+            return
+        steps = range(step, step + _MOST_AHEAD)
+        self._shares = {known: share for known, share in self._shares.items() if known in steps}
+        kept: dict[int, _Started] = {}
+        size = 0
+        for position in itertools.chain.from_iterable(map(self._positions, steps)):
+            cell = self.plan.cells[interleave.turn(self.plan.mixture, position)[0]]
+            size += 3 * cell.cost
+            if size > self.spec.prefetch_bytes or len(kept) == _MOST_AHEAD:
+                break
+            kept[position] = self._begun(position)
+        for started in self._started.values():
+            started.cancel()
+        self._started = kept
+
+    def _finish_all(self, current: list[_Started]) -> list[MicroBatch]:
+        try:
+            return [self._finish(started) for started in current]
+        except BaseException:
+            for started in current:
+                started.cancel()
+            raise
+        finally:
+            for event in self._pool.take_events() if self._pool else ():
+                self._on_event(event)
+
+    def _start(self, part: MicroBatchPlan) -> _Started:
+        tasks = [self._task(part, slot, int(row)) for slot, row in enumerate(part.rows)]
+        bucket = self.plan.cells[part.cell].bucket
+        shape = (len(tasks), bucket.num_frames, bucket.height, bucket.width, 3)
+        if self._pool is None:
+            return _Started(
+                plan=part, tasks=tasks, frames=np.empty(shape, dtype=np.uint8), slab=None, futures=[]
+            )
+        slab = Slab(shape)
+        futures = [self._pool.submit(task, slab, slot * task.size_bytes) for slot, task in enumerate(tasks)]
+        return _Started(plan=part, tasks=tasks, frames=slab.array, slab=slab, futures=futures)
+
+    def _task(self, part: MicroBatchPlan, slot: int, row: int) -> DecodeTask:
+        index, bucket = self.index, self.plan.cells[part.cell].bucket
+        seed = order.slot_seed(self.plan.seed, part.position, slot, "start_frame")
+        starts = int(index.num_frames[row]) - bucket.num_source_frames + 1
+        return DecodeTask(
+            clip_id=index.word("clip_id", row),
+            shard=str(index.folder / index.shards[index.shard_number[row]]),
+            json_offset=int(index.json_offset[row]),
+            json_size=int(index.json_size[row]),
+            video_offset=int(index.video_offset[row]),
+            video_size=int(index.video_size[row]),
+            video_crc32=int(index.video_crc32[row]),
+            first_frame=draws.below(seed, starts),
+            num_frames=bucket.num_frames,
+            frame_stride=bucket.frame_stride,
+            height=bucket.height,
+            width=bucket.width,
+        )
+
+    def _decode(self, started: _Started, slot: int, task: DecodeTask, *, is_spare: bool) -> str:
+        """Have the frames of one slot in place and return the caption. Raises MediaError."""
+        if self._pool is None or started.slab is None:
+            frames, caption = decode(task)
+            started.frames[slot] = frames
+            return caption
+        if is_spare:
+            offset = slot * task.size_bytes
+            return self._pool.submit(task, started.slab, offset, is_urgent=True).result()
+        return started.futures[slot].result()
+
+    def _finish(self, started: _Started) -> MicroBatch:
+        part = started.plan
+        rows = part.rows.tolist()
+        tasks = list(started.tasks)
+        captions: list[str] = []
+        for slot, task in enumerate(started.tasks):
+            try:
+                captions.append(self._decode(started, slot, task, is_spare=False))
+            except MediaError as error:
+                rows[slot], tasks[slot], caption = self._substitute(started, slot, rows, error)
+                captions.append(caption)
+        self._num_read += len(rows)
+        index, cell = self.index, self.plan.cells[part.cell]
+        is_image = cell.bucket.num_frames == 1
+        return MicroBatch(
+            position=part.position,
+            bucket=cell.bucket,
+            cell=cell.name,
+            clip_ids=tuple(task.clip_id for task in tasks),
+            captions=tuple(captions),
+            frames=started.frames,
+            fps=np.array(
+                [IMAGE_FPS if is_image else index.fps[row] / cell.bucket.frame_stride for row in rows],
+                dtype=np.float32,
+            ),
+            level=index.level[rows].astype(np.int32),
+            source=tuple(index.word("source_dataset", row) for row in rows),
+            start_frame=np.array([task.first_frame for task in tasks], dtype=np.int64),
+        )
+
+    def _substitute(
+        self, started: _Started, slot: int, rows: list[int], error: MediaError
+    ) -> tuple[int, DecodeTask, str]:
+        """Return row, task and caption of the first spare that decodes. `rows`: what the slots hold by now.
+
+        Slots are settled one after the other, so the spares do not depend on which clip failed first.
+        """
+        part = started.plan
+        failed, kind, reason = started.tasks[slot].clip_id, error.kind, str(error)
+        self._count_failure(failed, kind)
+        for row in order.spares(self.plan, part, slot):
+            if row in rows:
+                continue
+            task = self._task(part, slot, row)
+            event: Event = {
+                "event": "clip_substituted",
+                "step": part.position // self.plan.micro_batches_per_step,
+                "position": part.position,
+                "slot": slot,
+                "clip_id": failed,
+                "spare": task.clip_id,
+                "kind": kind,
+                "reason": reason,
+            }
+            self._on_event(event)
+            try:
+                return row, task, self._decode(started, slot, task, is_spare=True)
+            except MediaError as another:
+                failed, kind, reason = task.clip_id, another.kind, str(another)
+                self._count_failure(failed, kind)
+        cell = self.plan.cells[part.cell].name
+        raise VidcurateError(
+            f"clip {failed!r} cannot be decoded ({reason}) and cell {cell} has no other clip to take its "
+            "place. Build the shards without it, or choose buckets that hold more clips."
+        )
+
+    def _count_failure(self, clip_id: str, kind: str) -> None:
+        self._failures.append(f"{clip_id} ({kind})")
+        share = self.spec.max_failure_share
+        if len(self._failures) > share * max(self._num_read, _LEAST_READ):
+            names = ", ".join(dict.fromkeys(self._failures[-_NAMED:]))
+            raise VidcurateError(
+                f"{len(self._failures)} of {self._num_read} clips read could not be decoded, more than "
+                f"max_failure_share {share:g} allows; the last: {names}. Build the shards without them, or "
+                "raise it."
+            )
