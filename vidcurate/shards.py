@@ -10,6 +10,7 @@ shards is touched again, the manifest and the index go first.
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from vidcurate.errors import InputError, ShardError, StorageError
 from vidcurate.shard_plan import LAYOUT, PlannedShard, ShardPlan, ShardSpec, make_plan
 from vidcurate.shard_set import MANIFEST_NAME, finished_by, only_writer, open_set, read_manifest
 from vidcurate.shard_write import BUILD, PLACES, Record, ShardTask, write_json, write_shard
+
+_LARGE_CLIP_BYTES = 1 << 20
 
 __all__ = ["ShardSpec", "ShardSummary", "read_manifest", "run_build_shards"]
 
@@ -61,49 +64,72 @@ def _summary(manifest: Mapping[str, Any], *, num_shards_written: int, up_to_date
 # ── the run ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _write_shards(
-    plan: ShardPlan,
-    todo: list[PlannedShard],
-    *,
-    out: Path,
-    videos: Path,
-    spec: ShardSpec,
-    num_workers: int,
-) -> Iterator[tuple[str, Record]]:
-    """Write the shards, one task each; yield (name, record) as they are finished."""
-    if not todo:
-        return
-    tasks = (
-        delayed(_named)(
-            ShardTask(
-                out=out,
-                videos=videos,
-                shard=shard,
-                rows=tuple(plan.clips[shard.rows].iter_rows(named=True)),
-                spec=spec,
-                parent=os.getpid(),
-            )
-        )
-        for shard in todo
-    )
+def _tasks(
+    plan: ShardPlan, todo: list[PlannedShard], *, out: Path, videos: Path, spec: ShardSpec
+) -> Iterator[ShardTask]:
+    """Yield the shards' tasks one by one: their rows take memory."""
+    for shard in todo:
+        rows = tuple(plan.clips[shard.rows].iter_rows(named=True))
+        yield ShardTask(out=out, videos=videos, shard=shard, rows=rows, spec=spec, parent=os.getpid())
+
+
+def _in_threads(tasks: Iterator[ShardTask], num_workers: int) -> Iterator[tuple[str, Record]]:
+    pool = ThreadPoolExecutor(num_workers)
+    running: set[Future[tuple[str, Record]]] = set()
+    try:
+        for task in tasks:
+            running.add(pool.submit(_named, task))
+            if len(running) > num_workers:  # one waits in line
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                yield from (future.result() for future in done)
+        yield from (future.result() for future in as_completed(running))
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _in_processes(tasks: Iterator[ShardTask], num_workers: int) -> Iterator[tuple[str, Record]]:
     pool = Parallel(
-        n_jobs=min(num_workers, len(todo)),
+        n_jobs=num_workers,
         return_as="generator_unordered",
         batch_size=1,
         pre_dispatch="2*n_jobs",
         max_nbytes=None,
     )
     try:
-        yield from pool(tasks)
+        yield from pool(delayed(_named)(task) for task in tasks)
     except BrokenProcessPool as error:
         raise ShardError(
-            f"{out}: a worker died (killed, out of memory, or a crash inside a decoder). "
+            "a worker died while it wrote shards (killed, out of memory, or a crash inside a decoder). "
             "Run the same command again: finished shards are kept."
         ) from error
 
 
 def _named(task: ShardTask) -> tuple[str, Record]:
     return task.shard.name, write_shard(task)
+
+
+def _write_shards(
+    plan: ShardPlan, todo: list[PlannedShard], *, out: Path, videos: Path, spec: ShardSpec, num_workers: int
+) -> Iterator[tuple[str, Record]]:
+    """Write the shards, one task each; yield (name, record) as they are finished.
+
+    Copying large clips is reading, hashing and writing, all of it outside the interpreter's lock: threads do
+    it without the second that processes take to start. Small clips and cuts need processes.
+    """
+    num_clips = sum(len(shard.rows) for shard in todo)
+    is_large = sum(shard.num_bytes for shard in todo) >= num_clips * _LARGE_CLIP_BYTES
+    tasks = _tasks(plan, todo, out=out, videos=videos, spec=spec)
+    num_workers = min(num_workers, len(todo))
+    try:
+        if num_workers <= 1:
+            yield from (_named(task) for task in tasks)
+        elif spec.mode == "copy" and is_large:
+            yield from _in_threads(tasks, num_workers)
+        else:
+            yield from _in_processes(tasks, num_workers)
+    finally:
+        for path in (out / BUILD).glob("*.partial"):  # of workers that were stopped
+            path.unlink(missing_ok=True)
 
 
 def _index_rows(plan: ShardPlan, records: Mapping[str, Record]) -> dict[str, list[Any]]:

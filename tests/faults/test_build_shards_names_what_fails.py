@@ -140,6 +140,25 @@ def test_a_disk_that_refuses_is_named_and_the_next_run_finishes(
     assert contents(folder / "shards") == contents(built / "shards")
 
 
+def test_threads_that_cannot_write_stop_and_leave_no_half_shard(tmp_path: Path) -> None:
+    make_run(tmp_path, rows(9), lambda i: 1_500_000)
+    code = (
+        textwrap.dedent(CAPPED)
+        .replace("max_bytes=60_000", "max_bytes=2_000_000")
+        .replace("20_000", "1_000_000")
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path), "3"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert "cannot be written (File too large); it needs 1,50" in told.stdout
+    assert not list((tmp_path / "shards").rglob("*.partial"))
+    assert not list((tmp_path / "shards").glob("*.tar"))
+
+
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Any:
     """Yield a folder that is a disk of 400 KiB; skips where mounting is not allowed."""

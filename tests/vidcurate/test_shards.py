@@ -192,6 +192,17 @@ def test_one_and_four_workers_give_the_same_bytes(built: Path, folder: Path) -> 
     assert len(seen) == summary.num_shards + 1
 
 
+def test_threads_that_copy_large_clips_give_the_bytes_of_one(tmp_path: Path) -> None:
+    make_run(tmp_path, rows(9), lambda i: 1_500_000 + 100_000 * i)
+    spec = ShardSpec(max_bytes=4_000_000)
+    (tmp_path / "videos" / rows(9)[4]["video_path"]).unlink()
+    one = build(tmp_path, spec)
+    many = build(tmp_path, spec, workers=3, out="other")
+    assert (one.rows_failed, one.num_shards) == (many.rows_failed, many.num_shards)
+    assert one.num_shards > 3
+    assert contents(tmp_path / "shards") == contents(tmp_path / "other")
+
+
 def test_run_again_it_is_up_to_date_and_touches_nothing(folder: Path) -> None:
     first = build(folder)
     before = {path: path.stat().st_mtime_ns for path in (folder / "shards").rglob("*")}
