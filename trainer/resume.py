@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer import checkpoint, optim
+from trainer import checkpoint, optim, weights
 from trainer import recipe as recipes
 from trainer.recipe import TrainRecipe
 from vidcurate.errors import CheckpointError, InputError, RecipeError
@@ -172,22 +172,19 @@ def continue_from(
     return Begun(kind=kind, path=path, changed=changed, proof=_proof(state, saved, path))
 
 
-def _load_weights(path: Path, state: TrainState) -> Begun:
-    """Take weights only: a .safetensors file, or the raw weights of a checkpoint or of a run's newest one."""
-    if not path.exists():
-        raise InputError(f"--ckpt-path {path}: no such file or folder.")
-    file = path if path.is_file() else checkpoint.find(path) / "model.safetensors"
-    if file.suffix != ".safetensors":
-        raise InputError(
-            f"--ckpt-path {file}: is no .safetensors file; convert it with `python -m trainer.weights`."
-        )
-    if path.is_dir():
-        checkpoint.verify(file.parent)
+def _load_weights(path: Path, state: TrainState, recipe: TrainRecipe) -> Begun:
+    """Take weights only: those of a file, of an Open-Sora folder, or the raw ones of a checkpoint of ours."""
+    if path.is_dir() and ((path / checkpoint.LATEST).exists() or (path / "manifest.json").exists()):
+        path = checkpoint.find(path)
+        checkpoint.verify(path)
+    given = weights.read_open_sora(path, recipe.model)
     wanted = dict(state.model.state_dict())
-    checkpoint.copy_into(wanted, checkpoint.read_tensors(file), str(file))
+    # Published weights are bfloat16 or float16; training keeps float32.
+    cast = {name: value.to(wanted[name].dtype) for name, value in given.items()}
+    checkpoint.copy_into(wanted, cast, str(path))
     state.ema = optim.make_ema(state.model)
-    now = checkpoint.checksum(wanted)
-    return Begun(kind="weights", path=file, proof={"path": str(file), "parameters_sha256": now})
+    proof = {"path": str(path), "parameters_sha256": checkpoint.checksum(wanted)}
+    return Begun(kind="weights", path=path, proof=proof)
 
 
 def begin(recipe: TrainRecipe, origin: Origin, state: TrainState, settings: Sequence[str] = ()) -> Begun:
@@ -210,7 +207,7 @@ def begin(recipe: TrainRecipe, origin: Origin, state: TrainState, settings: Sequ
             )
         return continue_from(newest, state, recipe, settings, "resume")
     if origin.ckpt_path:
-        return _load_weights(origin.ckpt_path, state)
+        return _load_weights(origin.ckpt_path, state, recipe)
     if origin.load and origin.start_from_scratch:
         path = checkpoint.find(origin.load)
         saved = _fill(path, state, recipe)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.trainer.shards_for_tests import events, make_shards, numbers, smoke
-from trainer import checkpoint, data, loop, metrics, optim, resume
+from trainer import checkpoint, data, loop, metrics, optim, resume, weights
 from trainer.encode import text_encoder, video_encoder
 from trainer.loop import train
 from trainer.mesh import ALONE
@@ -293,6 +293,21 @@ def test_ckpt_path_takes_weights_only(shards: Path, short_run: Path, tmp_path: P
     assert (state.step, state.ema_updates, optim.update_count(state.optimizer)) == (0, 0, 0)
 
 
+def test_ckpt_path_takes_published_files_in_half_precision(
+    shards: Path, short_run: Path, tmp_path: Path
+) -> None:
+    recipe = smoke(shards, tmp_path / "new", *SHORT)
+    half = {name: value.to(torch.bfloat16) for name, value in tensors(short_run, "ema").items()}
+    weights.write_open_sora(half, recipe.model, tmp_path / "published", shard_bytes=50_000)
+    state = fresh_state(recipe)
+
+    resume.begin(recipe, Origin(ckpt_path=tmp_path / "published"), state)
+
+    for name, value in state.model.state_dict().items():
+        assert value.dtype == torch.float32
+        assert torch.equal(value, half[name].float()), name
+
+
 # ── what it refuses ─────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -304,8 +319,9 @@ def test_ckpt_path_takes_weights_only(shards: Path, short_run: Path, tmp_path: P
         ({"start_from_scratch": True}, "needs --load CHECKPOINT"),
         ({"load": "RUN/step-00000004/model.safetensors"}, "For weights only: --ckpt-path"),
         ({"load": "nowhere"}, "no such checkpoint or run folder"),
-        ({"ckpt_path": "nowhere"}, "no such file or folder"),
-        ({"ckpt_path": "RUN/step-00000004/state.json"}, r"is no \.safetensors file"),
+        ({"ckpt_path": "nowhere"}, "nowhere: there is no such file"),
+        ({"ckpt_path": "RUN/step-00000004/state.json"}, "cannot be read as weights"),
+        ({"ckpt_path": "RUN/step-00000004/optimizer.safetensors"}, "it is not this STDiT3"),
         ({"load": "RUN/samples"}, "no such checkpoint"),
     ],
 )
@@ -415,6 +431,20 @@ def test_a_checkpoint_that_does_not_fit_is_refused_and_left_alone(shards: Path, 
     assert (half_run / "metrics.jsonl").read_bytes() == metrics_before
     path.write_bytes(before)
     train(smoke(shards, half_run, *SHORT))
+
+
+@pytest.mark.parametrize("part", checkpoint.PARTS)
+def test_a_renamed_key_is_refused_by_name_even_where_every_hash_is_right(
+    shards: Path, half_run: Path, part: str
+) -> None:
+    found = checkpoint.load(half_run)
+    renamed = dict(found.parts[part])
+    key = sorted(renamed)[3]
+    renamed[key + "_old"] = renamed.pop(key)
+    checkpoint.save(half_run, 2, found.parts | {part: renamed}, found.state)
+
+    with pytest.raises(CheckpointError, match=rf"{part}\.safetensors: lacks {key} and has unknown {key}_old"):
+        train(smoke(shards, half_run, *SHORT))
 
 
 def test_two_processes_do_not_train_into_one_folder(shards: Path, tmp_path: Path) -> None:
