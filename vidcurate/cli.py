@@ -272,6 +272,23 @@ def curate(
 
 
 @app.command()
+def export(
+    run: Run,
+    out: Annotated[Path, typer.Argument(help="A .parquet, .csv or .jsonl file.", metavar="FILE")],
+    as_json: Json = False,
+) -> None:
+    """Write the whole table of a run, every column of every stage, for other tools.
+
+    Example: vidcurate export run clips.csv
+    """
+    stage = table.newest_stage(run)
+    table.export(table.scan(run, stage), out)
+    answer(
+        {"stage": stage, "file": str(out), "size_bytes": out.stat().st_size}, title="export", as_json=as_json
+    )
+
+
+@app.command()
 def inspect(
     run: Run,
     clip: Annotated[str | None, typer.Argument(help="A clip id: show its fate.", metavar="CLIP")] = None,

@@ -140,6 +140,19 @@ COLUMNS: dict[str, Column] = {
 }
 
 
+# Columns of earlier stages that a stage states anew.
+RESTATED: dict[str, tuple[str, ...]] = {
+    "probe": ("width", "height", "fps", "num_frames", "duration_seconds", "file_size_bytes"),
+    "split": ("is_kept", "reject_stage", "reject_rule", "reject_value", "reject_threshold"),
+}
+
+
+def written_by(stage: str) -> set[str]:
+    """Return the columns that the stage's own file holds: what it adds, what it restates, and the clip id."""
+    own = {name for name, column in COLUMNS.items() if column.stage == stage}
+    return {"clip_id", *own, *RESTATED.get(stage, ())}
+
+
 def require(columns: Iterable[str], names: Iterable[str], where: str, hint: str = "") -> None:
     """Raise ColumnError unless all `names` are among `columns` of `where` (a table's name)."""
     have = set(columns)

@@ -1,6 +1,8 @@
-"""A stage's table: one Parquet file in the run folder, whole or absent, that says where it comes from.
+"""The table of a run: a Parquet file for each stage, whole or absent, that says where it comes from.
 
-`RUN/<stage>.parquet` carries in its Parquet metadata (key `vidcurate`) the stage, the version of this
+`RUN/ingest.parquet` holds every row; each later file holds the same rows in the same order, the clip id and
+only the columns that its stage wrote, so that a verdict costs no copy of a million captions. `scan` joins
+them. `RUN/<stage>.parquet` carries in its Parquet metadata (key `vidcurate`) the stage, the version of this
 package, the stage's settings and the digest of what it read. When all of that is unchanged the stage is
 up to date; when the table that it read has changed since, later stages refuse to go on from it.
 """
@@ -17,8 +19,8 @@ import polars as pl
 import pyarrow.parquet as pq
 
 from vidcurate import __version__
-from vidcurate.errors import StageError, StorageError, TableError
-from vidcurate.schema import COLUMNS, STAGES
+from vidcurate.errors import InputError, StageError, StorageError, TableError
+from vidcurate.schema import COLUMNS, STAGES, written_by
 
 _METADATA_KEY = "vidcurate"
 
@@ -140,22 +142,39 @@ def is_up_to_date(path: Path, wanted: Provenance) -> bool:
 
 
 def scan(run: Path, stage: str) -> pl.LazyFrame:
-    """Return the stage's table, lazily. Raises StageError when it is not there."""
+    """Return the table as it stands after `stage`, lazily: its columns beside those of the stages before it.
+
+    Raises StageError when the stage has not been run, TableError for a damaged file.
+    """
     path = stage_path(run, stage)
     if not path.exists():
         raise StageError(f"{path}: no such table. Run `vidcurate {_command(stage)}` first.")
-    provenance(path)
-    return pl.scan_parquet(path)
+    before = [name for name in provenance(path).inputs if name in STAGES]
+    own = pl.scan_parquet(path)
+    if not before:
+        return own
+    columns = own.collect_schema().names()
+    earlier = scan(run, before[0])
+    names = earlier.collect_schema().names()
+    kept = [name for name in names if name == "clip_id" or name not in columns]
+    added = [name for name in columns if name != "clip_id"]
+    both = pl.concat([earlier.select(kept), own.select(added)], how="horizontal")
+    return both.select([*names, *(name for name in added if name not in names)])
 
 
 def write(frame: pl.LazyFrame | pl.DataFrame, path: Path, origin: Provenance) -> None:
     """Write `frame` to `path` as a stage's table: streamed, beside the final name, then renamed.
 
-    The same frame and origin give the same bytes. Raises StorageError when the disk refuses (the old table,
+    Of a stage that follows another only its own columns are written. The same frame and origin give the same
+    bytes. Raises StorageError when the disk refuses (the old table,
     if any, is then untouched).
     """
     lazy = frame.lazy()
     names = lazy.collect_schema().names()
+    if path.stem == origin.stage and any(name in STAGES for name in origin.inputs):
+        own = written_by(origin.stage)
+        names = [name for name in names if name in own]
+        lazy = lazy.select(names)
     words = {
         name: {"unit": COLUMNS[name].unit, "meaning": COLUMNS[name].meaning}
         for name in names
@@ -176,6 +195,23 @@ def write(frame: pl.LazyFrame | pl.DataFrame, path: Path, origin: Provenance) ->
     finally:
         if path.parent.is_dir():
             partial.unlink(missing_ok=True)
+
+
+def export(frame: pl.LazyFrame, path: Path) -> None:
+    """Write a whole table for other tools, as the suffix says: .parquet, .csv or .jsonl. Raises InputError."""
+    writers = {
+        ".parquet": pl.LazyFrame.sink_parquet,
+        ".csv": pl.LazyFrame.sink_csv,
+        ".jsonl": pl.LazyFrame.sink_ndjson,
+    }
+    if path.suffix not in writers:
+        raise InputError(f"{path}: the suffix {path.suffix!r} is not known; write {', '.join(writers)}.")
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        writers[path.suffix](frame, partial)
+        replace(partial, path)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written ({error.strerror or error}).") from error
 
 
 def write_json(path: Path, value: Any) -> None:

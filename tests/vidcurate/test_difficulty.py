@@ -35,7 +35,7 @@ def judged(run: Path, nouns: list[int | None], **columns: list[Any]) -> Path:
 
 
 def rows_of(run: Path) -> pl.DataFrame:
-    return pl.read_parquet(run / "split.parquet")
+    return table.scan(run, "split").collect()
 
 
 def test_levels_grow_and_ties_stay_together(tmp_path: Path) -> None:

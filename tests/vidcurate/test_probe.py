@@ -46,7 +46,7 @@ def videos(tmp_path: Path, make_video: Make) -> Path:
 
 
 def rows_of(run: Path) -> dict[str, dict]:  # type: ignore[type-arg]
-    return {row["clip_id"]: row for row in pl.read_parquet(run / "probe.parquet").iter_rows(named=True)}
+    return {row["clip_id"]: row for row in table.scan(run, "probe").collect().iter_rows(named=True)}
 
 
 def test_no_row_is_lost_and_every_file_says_what_it_is(tmp_path: Path, videos: Path) -> None:
