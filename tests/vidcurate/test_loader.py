@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from tests.loader_runs import BUCKETS, clips, make, plan_of, read, spec, told, videos, write_shards
+from tests.shard_runs import write_table
 from vidcurate import order, video
 from vidcurate.errors import InputError, ShardError, StateError, StorageError, VidcurateError
-from vidcurate.index import Index
+from vidcurate.index import Index, read_index
 from vidcurate.loader import (
     Loader,
     LoaderState,
@@ -24,6 +25,7 @@ from vidcurate.loader import (
     steps_of_clip,
 )
 from vidcurate.order import Plan
+from vidcurate.shards import ShardSpec, run_build_shards
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +82,29 @@ def test_frames_are_those_of_the_files(folder: Path, opened: Index, plan: Plan) 
                 assert batch.fps.tolist() == [24.0] * len(batch.clip_ids)
                 assert batch.cell == f"level-{batch.level[0]}/{bucket.name}"
     assert len(starts) > 3
+
+
+def test_shards_of_build_shards_are_read_and_a_copy_of_their_folder_is_the_same(
+    tmp_path: Path, undisturbed: dict[int, Any]
+) -> None:
+    facts = clips()
+    table_rows = []
+    for clip_id, path in videos(tmp_path / "videos", facts).items():
+        fact = next(fact for fact in facts if fact["clip_id"] == clip_id)
+        known = {name: value for name, value in fact.items() if name not in ("number", "video_extension")}
+        table_rows.append({**known, "video_path": path.name, "is_kept": True, "duration_seconds": 1.0})
+    run = write_table(tmp_path / "run", table_rows)
+    run_build_shards(
+        run, ShardSpec(max_clips=5), videos=tmp_path / "videos", out=tmp_path / "shards", num_workers=1
+    )
+    built = read_index(tmp_path / "shards")
+    assert read(built, plan_of(built), range(3), num_workers=1) == {
+        step: undisturbed[step] for step in range(3)
+    }
+    (tmp_path / "shards").rename(tmp_path / "elsewhere")
+    moved = read_index(tmp_path / "elsewhere")
+    check_state(state_of(built, plan_of(built), 1), moved, plan_of(moved))
+    assert read(moved, plan_of(moved), [2]) == {2: undisturbed[2]}
 
 
 def test_a_frame_stride_takes_every_nth_frame_at_a_lower_rate(folder: Path, opened: Index) -> None:
