@@ -32,7 +32,7 @@ _VERDICT = {
 }  # fmt: skip
 _FILE_FACTS = {
     "container", "codec", "pixel_format", "coded_width", "coded_height", "rotation_degrees",
-    "is_variable_fps", "bit_rate", "has_audio", "audio_codec",
+    "sample_aspect_ratio", "is_variable_fps", "bit_rate", "has_audio", "audio_codec",
 }  # fmt: skip
 _UNRECONCILED = re.compile(r"_from_(metadata|header|index)$")
 _EXTENSION = re.compile(r"[a-z0-9]{1,8}")
@@ -57,9 +57,7 @@ class ShardSpec(Recipe):
     overwrite: bool = Field(
         default=False, description="replace a different set of shards in the same folder instead of refusing"
     )
-    transcode: TranscodeSpec = Field(
-        default=TranscodeSpec(), description="how mode: transcode encodes"
-    )
+    transcode: TranscodeSpec = Field(default=TranscodeSpec(), description="how mode: transcode encodes")
 
     def lasting(self) -> dict[str, Any]:
         """Return the settings that decide the bytes of the shards, as plain JSON values."""
