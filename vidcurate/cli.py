@@ -79,9 +79,24 @@ def answer(summary: dict[str, Any], *, title: str, as_json: bool) -> None:
         print(json.dumps(summary, default=str))
         return
     grid = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    records = {name: value for name, value in summary.items() if _is_records(value)}
     for name, value in summary.items():
-        grid.add_row(name.replace("_", " "), _cell(value))
-    Console().print(grid)
+        if name not in records:
+            grid.add_row(name.replace("_", " "), _cell(value))
+    console = Console()
+    console.print(grid)
+    for name, rows in records.items():
+        inner = Table(title=name, title_justify="left", box=None, padding=(0, 2, 0, 0))
+        columns = [column for column in rows[0] if column != "warning"]  # warnings stand above, whole
+        for column in columns:
+            inner.add_column(column.replace("_", " "), overflow="fold")
+        for record in rows:
+            inner.add_row(*("" if record[column] is None else _cell(record[column]) for column in columns))
+        console.print(inner)
+
+
+def _is_records(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(row, dict) for row in value)
 
 
 def _videos(run: Path, given: Path | None) -> Path:

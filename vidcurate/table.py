@@ -198,7 +198,7 @@ def write(frame: pl.LazyFrame | pl.DataFrame, path: Path, origin: Provenance) ->
 
 
 def export(frame: pl.LazyFrame, path: Path) -> None:
-    """Write a whole table for other tools, as the suffix says: .parquet, .csv or .jsonl. Raises InputError."""
+    """Write a whole table for other tools: .parquet, .csv or .jsonl, by the suffix. Raises InputError."""
     writers = {
         ".parquet": pl.LazyFrame.sink_parquet,
         ".csv": pl.LazyFrame.sink_csv,
