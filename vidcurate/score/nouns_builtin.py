@@ -1,0 +1,277 @@
+"""The built-in noun counter: a log-linear model over a token and its neighbours, for whole tables at once.
+
+No download, no Python per caption. A caption is cut at spaces, the distinct pieces (a few per cent of all)
+are cut into tokens by one regular expression in the manner of Universal Dependencies, and everything that
+does not depend on the neighbours is added up once per distinct token. What remains per token is two gathers
+of four 16-bit numbers and eight additions. All numbers are integers: the same caption has the same count on
+every machine and beside any other captions.
+
+The numbers in `noun_tables.parquet` were learnt from UD English EWT (README.md beside it; the script is
+benchmarks/train_noun_tables.py). English only: a run of letters of another script is one token.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from vidcurate.errors import TableError
+
+TABLES = Path(__file__).with_name("noun_tables.parquet")
+METADATA_KEY = "vidcurate_nouns"
+# Captions are counted in pieces of about this size, so that memory does not grow with the table.
+_BYTES_PER_PIECE = 16_000_000
+
+# The four ways in which an entry of the tables adds to a token's score. Rows of single tokens speak to the
+# token itself, to the one after it, to the second after it and to the one before it. Rows of pairs (the
+# classes of two tokens that stand together) speak to the second of the two, to the first, to the token after
+# the pair and to the one before it.
+WAYS = ("way_0", "way_1", "way_2", "way_3")
+MARK = ""  # what stands between captions, as a key: no token is empty
+
+# The pieces of EWT's tokenisation, first match wins; what it never joins is cut one sign at a time.
+TOKEN = r"""(?x)
+    (?:https?://|www\.)\S*[\w/]
+  | [\w.+%-]+@[\w-]+(?:\.[\w-]+)+
+  | \w[\w-]*(?:\.[\w-]+)*\.(?:com|org|net|edu|gov|uk|ca|de|html?|exe
+      |(?i:docx?|xls|ppt|pdf|txt|jpe?g|png|gif|mp[34]|avi|mov))\b
+  | (?:\p{L}\.){2,}(?:\p{L}\b)? | \p{L}(?:\.\p{L})+\b | \b[A-HJ-Z]\.
+  | (?:[Mm]r|[Mm]rs|[Mm]s|[Dd]r|[Ss]t|[Jj]r|[Ss]r|[Pp]rof|Inc|Corp|Co|Ft|Mt|[Vv]s|[Ee]tc|Sen|Gov|Lt|Gen|Rep
+      |Rev|Col|Capt|Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Nov|Dec)\.
+  | \d+(?:[.,:/-]\d+)*(?:st|nd|rd|th|['’]?[sS]|[dDkKpPxX])?\b
+  | \d+(?:[.,:/-]\d+)*
+  | \p{L}+[nN]['’][tT]\b
+  | (?:[Oo]|[DdLl])['’]\p{Lu}\p{L}+
+  | ['’](?:[sSdDmM]|[rR][eE]|[vV][eE]|[lL][lL])\b
+  | \b(?i:e|co|ex|mid|non|anti|pre|multi|semi)-\w+
+  | \p{Lu}+(?:&\p{Lu}+)+\b
+  | [\p{L}\p{M}_]\w*
+  | \.{2,} | -{2,} | [!?]+ | ['’]{2} | <+ | >+ | [:;]-?[)(DP] | \S
+"""
+
+# Of a word that the treebank does not know, the class is its longest of these endings.
+_ENDINGS = "ation|ness|ment|able|ing|ion|ity|ous|ive|est|ist|ies|ful|ary|ent|ant|ed|ly|er|al|ic|or|en|an|s|y"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """The learnt numbers. `pairs` is int16 (classes * classes, 4), row first * classes + second."""
+
+    engine: str
+    bias: int
+    singles: dict[str, pl.DataFrame]  # feature -> key, WAYS
+    mark: NDArray[np.int16]  # (4,): what the mark between captions says to its neighbours
+    classes_of_words: pl.DataFrame  # word, class
+    class_numbers: pl.DataFrame  # class, number (0 stands between captions)
+    pairs: NDArray[np.int16]
+
+
+def _shape() -> pl.Expr:
+    """Return the look of a token in one letter or two."""
+    token = pl.col("token")
+    return (
+        pl.when(token.str.contains(r"^\d+$"))
+        .then(pl.lit("number"))
+        .when(token.str.contains(r"^\d"))
+        .then(pl.lit("digit first"))
+        .when(token.str.contains(r"^['’]\p{L}"))
+        .then(pl.lit("clitic"))
+        .when(~token.str.contains(r"^[\p{L}\p{M}_]"))
+        .then(pl.lit("sign"))
+        .when(token.str.contains(r"\d"))
+        .then(pl.lit("with digit"))
+        .when(token.str.contains(r"[.@]"))
+        .then(pl.lit("with dot"))
+        .when(token.str.contains(r"['’]"))
+        .then(pl.lit("with apostrophe"))
+        .when(token.str.contains(r"^\P{Lu}+$"))
+        .then(pl.lit("lower"))
+        .when(token.str.contains(r"^\p{Lu}$"))
+        .then(pl.lit("capital"))
+        .when(token.str.contains(r"^\P{Ll}+$"))
+        .then(pl.lit("upper"))
+        .when(token.str.contains(r"^\p{Lu}\P{Lu}+$"))
+        .then(pl.lit("title"))
+        .otherwise(pl.lit("mixed"))
+    )
+
+
+def describe(tokens: pl.Series, classes_of_words: pl.DataFrame) -> pl.DataFrame:
+    """Return, per token, the key of each feature: word, form, suffix_1 … suffix_4, prefix_2, prefix_3, shape
+    and class, all String."""
+    word = pl.col("word")
+
+    def part(piece: pl.Expr, length: int) -> pl.Expr:
+        # A word no longer than its suffix is another key than the same letters at the end of a longer one.
+        return pl.when(word.str.len_chars() > length).then(piece).otherwise(pl.lit("^") + word)
+
+    described = (
+        tokens.rename("token")
+        .to_frame()
+        .with_columns(
+            pl.col("token").str.to_lowercase().alias("word"),
+            pl.col("token").alias("form"),
+            _shape().alias("shape"),
+        )
+    )
+    described = described.with_columns(
+        *(part(word.str.tail(length), length).alias(f"suffix_{length}") for length in (1, 2, 3, 4)),
+        *(part(word.str.head(length), length).alias(f"prefix_{length}") for length in (2, 3)),
+    ).join(classes_of_words, on="word", how="left", maintain_order="left")
+    is_capital = pl.col("shape").is_in(["capital", "upper", "title", "mixed"])
+    is_letters = is_capital | (pl.col("shape") == "lower")
+    ending = word.str.extract(rf"^..+?({_ENDINGS})$").fill_null("")
+    return described.with_columns(
+        pl.when(pl.col("class").str.starts_with("="))
+        .then("class")
+        .when(pl.col("class").is_not_null())
+        .then(pl.col("class") + pl.when(is_capital).then(pl.lit("^")).otherwise(pl.lit("")))
+        .when(is_letters)
+        .then(
+            pl.lit("?")
+            + pl.when(ending == "")
+            .then(pl.col("shape"))
+            .otherwise(ending + pl.when(is_capital).then(pl.lit("^")).otherwise(pl.lit("")))
+        )
+        .otherwise(pl.lit("#") + pl.col("shape"))
+        .alias("class")
+    ).drop("token")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """Captions as token numbers. Before, between and behind captions stand two marks (number 0), so that no
+    caption is seen by its neighbours; token n > 0 is `distinct[n - 1]`."""
+
+    codes: NDArray[np.int32]
+    distinct: pl.Series
+    ends: NDArray[np.int64]  # (captions + 1,): caption c lies in codes[ends[c] + 2 : ends[c + 1]]
+
+
+def tokenise(captions: pl.Series) -> Tokens:
+    """Return the tokens of `captions` (String, no nulls)."""
+    pieces = captions.str.split(" ")
+    pieces_per_caption = pieces.list.len().to_numpy()
+    encoded = pieces.explode().to_arrow().dictionary_encode()
+    piece_codes = encoded.indices.to_numpy()
+    cut = pl.Series(encoded.dictionary).str.extract_all(TOKEN)
+    tokens_per_piece = cut.list.len().to_numpy().astype(np.int64)
+    tokens = cut.list.explode(keep_nulls=False, empty_as_null=False).to_arrow().dictionary_encode()
+    token_codes = tokens.indices.to_numpy().astype(np.int32) + np.int32(1)
+
+    lengths = tokens_per_piece[piece_codes]
+    ends_of_pieces = np.concatenate([[0], np.cumsum(lengths)])
+    ends = ends_of_pieces[np.concatenate([[0], np.cumsum(pieces_per_caption, dtype=np.int64)])]
+    starts = (np.cumsum(tokens_per_piece) - tokens_per_piece)[piece_codes] - ends_of_pieces[:-1]
+    flat = token_codes[np.repeat(starts, lengths) + np.arange(ends[-1])]
+    marks = 2 * np.arange(len(ends))
+    codes = np.zeros(len(flat) + 2 * len(ends), dtype=np.int32)
+    codes[np.arange(len(flat)) + np.repeat(marks[1:], np.diff(ends))] = flat
+    return Tokens(codes=codes, distinct=pl.Series(tokens.dictionary), ends=ends + marks)
+
+
+def _shifted_sum(parts: NDArray[np.int16], shifts: tuple[int, int, int, int]) -> NDArray[np.int16]:
+    """Return, per token, the sum of the four parts that `shifts` tokens before it say of it."""
+    total = np.zeros(len(parts), dtype=np.int16)
+    for way, shift in enumerate(shifts):
+        if shift >= 0:
+            total[shift:] += parts[: len(parts) - shift, way]
+        else:
+            total[:shift] += parts[-shift:, way]
+    return total
+
+
+def scores(tokens: Tokens, tables: Tables) -> NDArray[np.int16]:
+    """Return the score of each entry of `tokens.codes`, int16: above 0 is a noun; a mark's means nothing."""
+    keys = describe(tokens.distinct, tables.classes_of_words)
+    singles = np.zeros((len(keys) + 1, 4), dtype=np.int16)
+    for feature, table in tables.singles.items():
+        found = keys.select(feature).join(
+            table, left_on=feature, right_on="key", how="left", maintain_order="left"
+        )
+        singles[1:] += found.select(pl.col(WAYS).fill_null(0)).to_numpy()
+    singles[0] = tables.mark
+    numbers = np.zeros(len(keys) + 1, dtype=np.int64)
+    numbers[1:] = (
+        keys.select("class")
+        .join(tables.class_numbers, on="class", how="left", maintain_order="left")["number"]
+        .fill_null(tables.class_numbers.height + 1)
+    )
+
+    side = tables.class_numbers.height + 2
+    classes = numbers[tokens.codes]
+    pairs = classes[:-1] * side + classes[1:]
+    # Four 16-bit numbers are fetched as one of 64 bits.
+    single = singles.view(np.int64).ravel()[tokens.codes].view(np.int16).reshape(-1, 4)
+    pair = np.zeros((len(tokens.codes), 4), dtype=np.int16)
+    pair[:-1] = tables.pairs.view(np.int64).ravel()[pairs].view(np.int16).reshape(-1, 4)
+    return _shifted_sum(single, (0, 1, 2, -1)) + _shifted_sum(pair, (1, 0, 2, -1)) + np.int16(tables.bias)
+
+
+@cache
+def load_tables(path: Path = TABLES) -> Tables:
+    """Return the learnt numbers in the file at `path`. Raises TableError when it is not such a file."""
+    try:
+        metadata = json.loads((pq.read_schema(path).metadata or {})[METADATA_KEY.encode()])
+        entries = pl.read_parquet(path)
+    except Exception as error:  # pyarrow raises many kinds for a damaged file
+        raise TableError(
+            f"{path}: the noun tables cannot be read ({type(error).__name__}). Install vidcurate again."
+        ) from error
+    by_feature = {str(name): part for (name,), part in entries.group_by("feature", maintain_order=True)}
+    pair_entries = by_feature.pop("pair")
+    class_numbers = (
+        by_feature["class"].select(pl.col("key").alias("class")).with_row_index("number", offset=1)
+    )
+    side = class_numbers.height + 2
+    number_of = {MARK: 0} | dict(class_numbers.select("class", "number").iter_rows())
+    sides = pair_entries["key"].str.split_exact(" ", 1).struct.unnest()
+    first, second = (
+        sides[name].replace_strict(number_of, return_dtype=pl.Int64).to_numpy() for name in sides.columns
+    )
+    pairs = np.zeros((side * side, 4), dtype=np.int16)
+    pairs[first * side + second] = pair_entries.select(WAYS).to_numpy()
+    return Tables(
+        engine=metadata["engine"],
+        bias=metadata["bias"],
+        mark=by_feature["word"]
+        .filter(pl.col("key") == MARK)
+        .select(WAYS)
+        .to_numpy()
+        .sum(axis=0, dtype=np.int16),
+        singles={name: part.select("key", *WAYS) for name, part in by_feature.items()},
+        classes_of_words=by_feature["word"]
+        .filter(pl.col("class").is_not_null())
+        .select(pl.col("key").alias("word"), "class"),
+        class_numbers=class_numbers.with_columns(pl.col("number").cast(pl.Int64)),
+        pairs=pairs,
+    )
+
+
+def _count_piece(captions: pl.Series, tables: Tables) -> NDArray[np.int32]:
+    tokens = tokenise(captions)
+    nouns = np.concatenate([[0], np.cumsum(scores(tokens, tables) > 0, dtype=np.int64)])
+    counts: NDArray[np.int32] = (nouns[tokens.ends[1:]] - nouns[tokens.ends[:-1] + 2]).astype(np.int32)
+    return counts
+
+
+def count(captions: pl.Series) -> pl.Series:
+    """Return the nouns (NOUN and PROPN) of each caption, Int32; null for a null. Raises TableError when the
+    shipped tables cannot be read."""
+    tables = load_tables()
+    filled = captions.cast(pl.String).fill_null("")
+    ends = filled.str.len_bytes().cast(pl.Int64).cum_sum().to_numpy()
+    pieces = []
+    first = 0
+    while first < len(filled):
+        before = int(ends[first - 1]) if first else 0
+        last = max(first + 1, int(np.searchsorted(ends, before + _BYTES_PER_PIECE, side="right")))
+        pieces.append(_count_piece(filled[first:last], tables))
+        first = last
+    counted = np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int32)
+    return pl.Series("noun_count", counted, dtype=pl.Int32).set(captions.is_null(), None)

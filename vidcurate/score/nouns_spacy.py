@@ -1,0 +1,104 @@
+"""Noun counts by an installed spaCy pipeline. The only file that knows spaCy, which it imports when used.
+
+Only the parts of the pipeline that decide parts of speech are run. The name in the column holds the package's
+version, or, for a pipeline given as a folder, a digest of its files: another model never passes for the same.
+"""
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from vidcurate.errors import InputError
+
+DEFAULT = "en_core_web_sm"
+_NEEDED = ("tok2vec", "transformer", "tagger", "morphologizer", "attribute_ruler")
+_TAGGERS = ("tagger", "morphologizer")
+# A pipeline with a tagger and nothing that maps its tags to parts of speech: Penn Treebank and UD names.
+_NOUN_TAGS = ("NN", "NNS", "NNP", "NNPS", "NOUN", "PROPN")
+_BATCH = 256
+
+
+def is_installed(name: str) -> bool:
+    """Say whether spaCy and the package `name` are there, without importing them."""
+    return importlib.util.find_spec("spacy") is not None and importlib.util.find_spec(name) is not None
+
+
+def engine(pipeline: str) -> str:
+    """Return the column's word for `pipeline` (a package or a folder), such as spacy:en_core_web_sm@3.8.0.
+
+    Raises InputError when it is not there.
+    """
+    if importlib.util.find_spec("spacy") is None:
+        raise InputError(
+            f"noun_engine spacy:{pipeline}: spaCy is not installed. Run `pip install 'vidcurate[score]'`, "
+            "or set noun_engine=builtin."
+        )
+    folder = Path(pipeline)
+    if (folder / "meta.json").is_file():
+        try:
+            meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+            whole = hashlib.sha256()
+            for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+                whole.update(f"{file.relative_to(folder).as_posix()}\0".encode() + file.read_bytes())
+            return f"spacy:{meta['lang']}_{meta['name']}@{meta['version']}+{whole.hexdigest()[:8]}"
+        except (OSError, ValueError, KeyError) as error:
+            raise InputError(
+                f"noun_engine spacy:{pipeline}: its meta.json cannot be read ({error})."
+            ) from error
+    is_name = pipeline.isidentifier()
+    if not is_name or importlib.util.find_spec(pipeline) is None:
+        step = (
+            f"Run `python -m spacy download {pipeline}`"
+            if is_name
+            else "Give the folder that holds its meta.json"
+        )
+        raise InputError(
+            f"noun_engine spacy:{pipeline}: no such spaCy pipeline is installed. {step}, "
+            "or set noun_engine=builtin."
+        )
+    return f"spacy:{pipeline}@{importlib.metadata.version(pipeline)}"
+
+
+def load(pipeline: str, num_workers: int = 1) -> Callable[[pl.Series], pl.Series]:
+    """Return a function from captions to their noun counts (Int32; null for a null).
+
+    Raises InputError when the pipeline cannot be loaded or has nothing that tells parts of speech.
+    """
+    import spacy
+    from spacy.symbols import NOUN, PROPN
+
+    try:
+        nlp = spacy.load(pipeline)
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise InputError(f"noun_engine spacy:{pipeline}: spaCy cannot load it ({error}).") from error
+    parts = [name for name in nlp.pipe_names if nlp.get_pipe_meta(name).factory in _NEEDED]
+    factories = {nlp.get_pipe_meta(name).factory for name in parts}
+    if not factories.intersection(_TAGGERS):
+        raise InputError(
+            f"noun_engine spacy:{pipeline}: it has no tagger and no morphologizer (only "
+            f"{', '.join(nlp.pipe_names) or 'a tokenizer'}), so it cannot tell nouns. Give another one."
+        )
+    by_tag = not factories.intersection(("morphologizer", "attribute_ruler"))
+    attribute = "TAG" if by_tag else "POS"
+    wanted = np.array(
+        [nlp.vocab.strings.add(tag) for tag in _NOUN_TAGS] if by_tag else [NOUN, PROPN], np.uint64
+    )
+    nlp.max_length = 2**31 - 1  # the limit is for parsers; a tagger takes any caption
+
+    def count(captions: pl.Series) -> pl.Series:
+        texts = captions.fill_null("").to_list()
+        # The zone frees the words of these captions from spaCy's store, which otherwise grows for ever.
+        with nlp.memory_zone(), nlp.select_pipes(enable=parts):
+            counts = [
+                int(np.isin(doc.to_array(attribute), wanted).sum())
+                for doc in nlp.pipe(texts, batch_size=_BATCH, n_process=num_workers)
+            ]
+        return pl.Series("noun_count", counts, dtype=pl.Int32).set(captions.is_null(), None)
+
+    return count
