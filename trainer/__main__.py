@@ -6,11 +6,16 @@ stdout is the answer (the last line, or JSON), stderr is the telling. Exit codes
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from vidcurate.errors import VidcurateError
+
+# Read when torch is loaded, below: threads that spin while they wait starve the decode workers of a small
+# machine (a step took 4 times as long, docs/decisions.md).
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 EXIT_REQUEUE = 75
 EXIT_INTERRUPTED = 130
