@@ -103,10 +103,13 @@ def _cells(
             for number, count in zip(levels, counts, strict=True)
         }
     together = level.astype(np.int64) * len(buckets) + bucket
+    if together.max(initial=0) < 1 << 16:
+        together = together.astype(np.uint16)  # numpy sorts these by radix
     by_cell = np.argsort(together, kind="stable")
-    starts = np.flatnonzero(np.diff(together[by_cell], prepend=-1))
+    in_order = together[by_cell]
+    starts = np.flatnonzero(in_order[1:] != in_order[:-1]) + 1
     parts: list[tuple[int, Bucket, NDArray[np.int64], Fraction]] = []
-    for members in np.split(by_cell, starts[1:]) if len(by_cell) else []:
+    for members in np.split(by_cell, starts) if len(by_cell) else []:
         number, its_bucket = int(level[members[0]]), buckets[bucket[members[0]]]
         size = min(its_bucket.micro_batch_size, len(members))
         if rate := oftener[number] * Fraction(len(members), size):
