@@ -37,7 +37,8 @@ def opened(tmp_path: Path, payloads: dict[str, bytes]) -> Index:
 
 def shard_of(opened: Index, clip_id: str) -> Path:
     row = opened.words("clip_id").to_pylist().index(clip_id)
-    return opened.folder / opened.shards[opened.shard_number[row]]
+    path: Path = opened.folder / opened.shards[opened.shard_number[row]]
+    return path
 
 
 def first_clip(opened: Index, plan: Plan, step: int = 0) -> str:
