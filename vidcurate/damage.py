@@ -1,0 +1,114 @@
+"""Breaking video files on purpose: from the bytes of a good file to the bytes of a bad one.
+
+Pure functions, so a test or the demo data can say exactly what is wrong with a file. `within` bounds the
+damage to a share of the payload: the boxes `mdat` of an ISO file, everything behind the head elsewhere.
+"""
+
+import struct
+from collections.abc import Iterator
+
+import numpy as np
+
+# Where EBML, RIFF and FLV keep what a reader needs to open the file at all.
+_HEAD_SHARE = 0.2
+_CHUNK_OFFSETS = {b"stco": ">I", b"co64": ">Q"}
+_NESTED = {b"moov", b"trak", b"mdia", b"minf", b"stbl"}
+
+
+def _boxes(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, int, int, int]]:
+    """Yield (type, start, payload start, end) of the ISO boxes between two offsets."""
+    while start + 8 <= end:
+        size, kind = struct.unpack_from(">I4s", data, start)
+        payload = start + 8
+        if size == 1 and start + 16 <= end:
+            size = struct.unpack_from(">Q", data, start + 8)[0]
+            payload = start + 16
+        stop = end if size == 0 else start + size
+        if stop < payload or stop > end:
+            return
+        yield kind, start, payload, stop
+        start = stop
+
+
+def _is_iso(data: bytes) -> bool:
+    return data[4:8] == b"ftyp"
+
+
+def payload_range(data: bytes) -> tuple[int, int]:
+    """Return where the coded pictures begin and end (exclusive); damage there leaves the header whole."""
+    if _is_iso(data):
+        for kind, _, payload, stop in _boxes(data, 0, len(data)):
+            if kind == b"mdat":
+                return payload, stop
+    return int(_HEAD_SHARE * len(data)), len(data)
+
+
+def _place(data: bytes, within: tuple[float, float]) -> tuple[int, int]:
+    first, stop = payload_range(data)
+    size = stop - first
+    return first + int(within[0] * size), first + int(within[1] * size)
+
+
+def truncate(data: bytes, fraction: float) -> bytes:
+    """Return the first `fraction` (0 to 1) of the file, as a broken download leaves it."""
+    return data[: int(fraction * len(data))]
+
+
+def flip_bytes(data: bytes, *, seed: int, count: int, within: tuple[float, float] = (0.1, 0.9)) -> bytes:
+    """Return the file with `count` bytes of its payload changed, each to another value."""
+    low, high = _place(data, within)
+    rng = np.random.default_rng(seed)
+    changed = np.frombuffer(data, dtype=np.uint8).copy()
+    places = low + rng.permutation(max(0, high - low))[:count]
+    changed[places] ^= rng.integers(1, 256, size=len(places), dtype=np.uint8)
+    return changed.tobytes()
+
+
+def zero_block(data: bytes, *, size_bytes: int, within: tuple[float, float] = (0.4, 1.0)) -> bytes:
+    """Return the file with a block of its payload zeroed from `within[0]` on, as a lost disk block reads."""
+    low, high = _place(data, within)
+    end = min(low + size_bytes, high)
+    return data[:low] + bytes(max(0, end - low)) + data[max(low, end) :]
+
+
+def garbage_tail(data: bytes, *, seed: int, size_bytes: int) -> bytes:
+    """Return the file with random bytes behind its end."""
+    return data + np.random.default_rng(seed).bytes(size_bytes)
+
+
+def is_faststart(data: bytes) -> bool:
+    """Say whether an ISO file has its index (`moov`) before its pictures (`mdat`)."""
+    kinds = [kind for kind, *_ in _boxes(data, 0, len(data))]
+    return b"moov" in kinds and (b"mdat" not in kinds or kinds.index(b"moov") < kinds.index(b"mdat"))
+
+
+def _shifted(box: bytes, start: int, end: int, by: int, out: bytearray) -> None:
+    """Add `by` to every chunk offset below the boxes between `start` and `end`, in `out`."""
+    for kind, _, payload, stop in _boxes(box, start, end):
+        if kind in _NESTED:
+            _shifted(box, payload, stop, by, out)
+        elif kind in _CHUNK_OFFSETS:
+            form = _CHUNK_OFFSETS[kind]
+            width = struct.calcsize(form)
+            (count,) = struct.unpack_from(">I", box, payload + 4)
+            for number in range(count):
+                place = payload + 8 + number * width
+                struct.pack_into(form, out, place, struct.unpack_from(form, box, place)[0] + by)
+
+
+def faststart(data: bytes) -> bytes:
+    """Return an ISO file with `moov` moved before `mdat` and its chunk offsets mended.
+
+    The same bytes when it is so already. Raises ValueError for a file that has no `moov` behind an `mdat`.
+    Source: ISO/IEC 14496-12, boxes `stco` and `co64`.
+    """
+    if is_faststart(data):
+        return data
+    boxes = {kind: (start, stop) for kind, start, _, stop in _boxes(data, 0, len(data))}
+    if b"moov" not in boxes or b"mdat" not in boxes:
+        raise ValueError("no moov behind an mdat: not an ISO file whose index can be moved")
+    (at, stop), (pictures, _) = boxes[b"moov"], boxes[b"mdat"]
+    movie = data[at:stop]
+    moved = bytearray(movie)
+    _shifted(movie, 0, len(movie), len(movie), moved)
+    return data[:pictures] + bytes(moved) + data[pictures:at] + data[stop:]
