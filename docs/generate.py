@@ -14,8 +14,8 @@ from typing import Any
 import click
 import typer.main
 from pydantic import BaseModel
-from trainer.recipe import TrainRecipe
 
+from trainer.recipe import TrainRecipe
 from vidcurate import errors, recipe, schema
 from vidcurate.cli import app
 from vidcurate.curate import CurateRecipe
@@ -101,7 +101,7 @@ def error_classes() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _models(model: type[BaseModel], seen: dict[str, type[BaseModel]]) -> None:
+def collect_models(model: type[BaseModel], seen: dict[str, type[BaseModel]]) -> None:
     """Collect `model` and the models that its fields hold, outermost first."""
     if model.__name__ in seen:
         return
@@ -112,7 +112,7 @@ def _models(model: type[BaseModel], seen: dict[str, type[BaseModel]]) -> None:
             kind = stack.pop()
             stack.extend(getattr(kind, "__args__", ()))
             if isinstance(kind, type) and issubclass(kind, BaseModel):
-                _models(kind, seen)
+                collect_models(kind, seen)
 
 
 def _type(annotation: Any) -> str:
@@ -135,7 +135,7 @@ def recipe_keys() -> str:
     ]
     for name, (model, title) in RECIPES.items():
         seen: dict[str, type[BaseModel]] = {}
-        _models(model, seen)
+        collect_models(model, seen)
         lines.append(f"# {title}\n\nJSON Schema for editors: `recipes/{name}.schema.json`.\n")
         for inner in seen.values():
             lines.append(f"## {inner.__name__}\n")

@@ -38,10 +38,8 @@ def run_overview(run: Path) -> dict[str, Any]:
     if "is_kept" in columns:
         found["rows_kept"] = clips.select(pl.col("is_kept").sum()).collect().item()
     if "level" in columns:
-        counts = clips.filter("is_kept").group_by("fold", "level").len().sort("fold", "level").collect()
-        found["levels"] = [
-            {"fold": fold, "level": level, "clips": n} for fold, level, n in counts.iter_rows()
-        ]
+        levels = clips.filter("is_kept").group_by("fold", "level").agg(pl.len().alias("clips"))
+        found["levels"] = levels.sort("fold", "level").collect().to_dicts()
     if (run / SHARDS / "manifest.json").exists():
         manifest = json.loads((run / SHARDS / "manifest.json").read_text(encoding="utf-8"))
         found["shards"] = {

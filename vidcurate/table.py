@@ -10,7 +10,7 @@ up to date; when the table that it read has changed since, later stages refuse t
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -199,7 +199,7 @@ def write(frame: pl.LazyFrame | pl.DataFrame, path: Path, origin: Provenance) ->
 
 def export(frame: pl.LazyFrame, path: Path) -> None:
     """Write a whole table for other tools: .parquet, .csv or .jsonl, by the suffix. Raises InputError."""
-    writers = {
+    writers: dict[str, Callable[[pl.LazyFrame, Path], object]] = {
         ".parquet": pl.LazyFrame.sink_parquet,
         ".csv": pl.LazyFrame.sink_csv,
         ".jsonl": pl.LazyFrame.sink_ndjson,

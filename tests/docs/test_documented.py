@@ -1,0 +1,159 @@
+"""Commands, columns, recipe keys and error classes are documented, and documented commands run."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer.main
+from pydantic import BaseModel
+
+from docs import generate
+from vidcurate import errors, schema
+from vidcurate.cli import app
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+
+
+def test_the_made_pages_and_schemas_are_in_step_with_the_code() -> None:
+    for path, text in generate.pages().items():
+        assert path.exists(), f"run `python docs/generate.py`: {path} is missing"
+        assert path.read_text(encoding="utf-8") == text, f"run `python docs/generate.py`: {path} is behind"
+
+
+def test_every_command_is_documented_and_its_help_has_an_example() -> None:
+    group = typer.main.get_command(app)
+    page = (DOCS / "cli.md").read_text(encoding="utf-8")
+
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
+        assert f"## vidcurate {name}\n" in page
+        assert "Example: vidcurate " in (command.help or ""), name
+
+
+def test_every_column_is_documented() -> None:
+    page = (DOCS / "columns.md").read_text(encoding="utf-8")
+
+    for name in schema.COLUMNS:
+        assert f"`{name}`" in page
+
+
+def test_every_error_class_is_documented_and_drawn_in_the_tree() -> None:
+    page = (DOCS / "errors.md").read_text(encoding="utf-8")
+    tree = errors.__doc__ or ""
+
+    for name, value in vars(errors).items():
+        if isinstance(value, type) and issubclass(value, errors.VidcurateError):
+            assert f"`{name}`" in page
+            assert name in tree
+
+
+def _models() -> list[type[BaseModel]]:
+    seen: dict[str, type[BaseModel]] = {}
+    for model, _ in generate.RECIPES.values():
+        generate.collect_models(model, seen)
+    return list(seen.values())
+
+
+@pytest.mark.parametrize("model", _models(), ids=lambda model: model.__name__)
+def test_every_recipe_key_says_what_it_means(model: type[BaseModel]) -> None:
+    silent = [name for name, field in model.model_fields.items() if not field.description]
+
+    assert not silent, f"{model.__name__} has keys without a description: {', '.join(silent)}"
+
+
+def test_every_link_between_pages_leads_somewhere() -> None:
+    for page in [ROOT / "README.md", *DOCS.glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def _examples() -> list[str]:
+    group = typer.main.get_command(app)
+    return [
+        match
+        for command in group.commands.values()  # type: ignore[attr-defined]
+        for match in re.findall(r"Example: (vidcurate .*)", command.help or "")
+    ]
+
+
+def _environment() -> dict[str, str]:
+    return {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "COLUMNS": "100",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def _run(command: str, folder: Path) -> str:
+    done = subprocess.run(
+        shlex.split(command), cwd=folder, capture_output=True, text=True, env=_environment(), check=False
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_the_examples_of_the_help_run_in_the_order_of_the_road(tmp_path: Path) -> None:
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    examples = {command.split()[1]: command for command in _examples()}
+    road = [
+        "demo-data",
+        "ingest",
+        "probe",
+        "score",
+        "filter",
+        "split-by-difficulty",
+        "build-shards",
+        "report",
+    ]
+    rest = [name for name in examples if name not in road and name != "curate"]
+
+    for name in [*road, *rest]:
+        _run(examples[name], tmp_path)
+    recipe_run = examples["curate"].replace("run=run", "run=whole")
+    settings = " --set ingest.metadata=demo/captions.csv --set ingest.videos=demo/videos"
+    _run(recipe_run + settings, tmp_path)
+
+    assert set(examples) == {*road, *rest, "curate"}
+
+
+def _console(page: Path) -> list[tuple[str, list[str]]]:
+    """Return the commands of a page's console blocks, each with the output that the page shows."""
+    found: list[tuple[str, list[str]]] = []
+    for block in re.findall(r"```console\n(.*?)```", page.read_text(encoding="utf-8"), re.S):
+        for line in block.replace("\\\n", " ").splitlines():
+            if line.startswith("$ "):
+                found.append((line[2:], []))
+            else:
+                found[-1][1].append(line)
+    return found
+
+
+def _squeezed(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_the_tutorials_commands_print_what_the_tutorial_shows(tmp_path: Path) -> None:
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+
+    for command, shown in _console(DOCS / "tutorial.md"):
+        printed = _squeezed(_run(command, tmp_path))
+        for line in shown:
+            assert _squeezed(line) in printed, f"{command}: the page shows {line!r}"
+
+
+def test_the_real_clips_go_the_road_as_the_page_shows(tmp_path: Path, shared: Path) -> None:
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    (tmp_path / "openvid").mkdir()
+    (tmp_path / "openvid" / "videos").symlink_to(shared / "data" / "clips")
+    (tmp_path / "openvid" / "captions.csv").symlink_to(shared / "data" / "captions_openvid.csv")
+
+    for command, shown in _console(DOCS / "real-clips.md"):
+        printed = _squeezed(_run(command, tmp_path))
+        for line in shown:
+            assert _squeezed(line) in printed, f"{command}: the page shows {line!r}"
