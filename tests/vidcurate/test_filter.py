@@ -1,4 +1,5 @@
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,13 @@ KEPT = (None, None, None)
         ({}, {"ingest_problem": "missing_file"}, ("missing_file", "a.mp4", "no ingest problem")),
         ({}, {"probe_status": "truncated", "probe_problem": "cut"}, ("truncated", "cut", "ok")),
         ({"allow_probe_status": ("truncated",)}, {"probe_status": "truncated"}, KEPT),
+        (
+            {"scores": {"motion_score": Range(min=2)}},
+            {"motion_score": math.nan},
+            ("min_motion_score", "unknown", ">= 2"),
+        ),
+        ({"max_aspect_ratio": 9}, {"width": 0}, ("max_aspect_ratio", "unknown", "<= 9")),
+        ({}, {"probe_status": None}, ("unknown", "unknown", "ok")),
         (  # the first rule that fails gives the verdict
             {"min_height": 999, "max_noun_count": 1},
             {"probe_status": "empty"},
@@ -111,11 +119,11 @@ def test_no_row_is_lost(tmp_path: Path) -> None:
     assert summary.by_rule == {"missing_file": 1, "min_height": 1, "min_duration_seconds": 1}
     ledger = pl.read_parquet(tmp_path / "ledger.parquet")
     assert ledger.select("clip_id", "rule", "value", "threshold").rows() == [
-        ("missing", "missing_file", "missing.mp4", "no ingest problem"),
-        ("missing", "min_height", "unknown", ">= 200"),
-        ("short", "min_duration_seconds", "0.5", ">= 1"),
         ("small", "min_height", "100", ">= 200"),
         ("small", "min_duration_seconds", "0.1", ">= 1"),
+        ("short", "min_duration_seconds", "0.5", ">= 1"),
+        ("missing", "missing_file", "missing.mp4", "no ingest problem"),
+        ("missing", "min_height", "unknown", ">= 200"),
     ]
     steps = json.loads((tmp_path / "funnel.json").read_text())
     assert [(step["rows_in"], step["rejected"], step["kept"]) for step in steps] == [
@@ -197,6 +205,39 @@ def test_a_rule_without_its_column_names_the_stage_to_run(tmp_path: Path) -> Non
         filter.run_filter(tmp_path, FilterSpec(scores={"beauty": Range(min=1)}))
     with pytest.raises(ColumnError, match=r"outliers\.noun_count needs the column"):
         filter.run_filter(tmp_path, FilterSpec(outliers=(OutlierRule(column="noun_count"),)))
+
+
+def test_a_rule_on_a_column_of_words_is_refused(tmp_path: Path) -> None:
+    scored(tmp_path, clip("a"))
+    with pytest.raises(ColumnError, match=r"scores\.source_dataset needs numbers.*holds String"):
+        filter.run_filter(tmp_path, FilterSpec(scores={"source_dataset": Range(min=1)}))
+    with pytest.raises(ColumnError, match=r"outliers\.video_path needs numbers"):
+        filter.run_filter(tmp_path, FilterSpec(outliers=(OutlierRule(column="video_path"),)))
+
+
+def test_what_is_not_a_number_moves_no_outlier_limit(tmp_path: Path) -> None:
+    scored(
+        tmp_path,
+        *(clip(f"c{n}", motion_score=float(n)) for n in range(20)),
+        clip("nan", motion_score=math.nan),
+    )
+
+    rule = OutlierRule(column="motion_score", value=0.06)
+    filter.run_filter(tmp_path, FilterSpec(outliers=(rule,)))
+
+    rejected = {name: verdict[1:] for name, verdict in verdicts(tmp_path).items() if verdict != KEPT}
+    assert rejected == {"c18": ("18.0", "<= 17"), "c19": ("19.0", "<= 17"), "nan": ("unknown", "<= 17")}
+
+
+def test_two_rules_of_one_kind_are_counted_together(tmp_path: Path) -> None:
+    scored(tmp_path, clip("a"), clip("b", noun_count=50), clip("c", noun_count=0))
+    upper = OutlierRule(column="noun_count", method="absolute", value=10)
+    lower = OutlierRule(column="noun_count", method="absolute", value=1, side="lower")
+
+    summary = filter.run_filter(tmp_path, FilterSpec(outliers=(upper, lower)))
+
+    assert summary.by_rule == {"outlier_noun_count_absolute": 2}
+    assert [(step.threshold, step.rejected) for step in summary.funnel] == [("<= 10", 1), (">= 1", 1)]
 
 
 @pytest.mark.parametrize(
