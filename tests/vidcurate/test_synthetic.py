@@ -70,7 +70,7 @@ def _one(shape: str = "circle", colour: str = "red", motion: str = "right", **mo
                 names_background=True,
             ),
             "Three red rings move to the left above a blue square and a white diamond"
-            " on a dark blue background.",
+            " on a dark blue background of one colour.",
         ),
         (
             Scene(

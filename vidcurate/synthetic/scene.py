@@ -107,7 +107,8 @@ def caption(scene: Scene) -> str:
         listed = ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else names[0]
         text += f" {_relation(mover, tuple(others))} {listed}"
     if scene.names_background:
-        text += f" on a {scene.background} background"
+        # Two nouns more: a tagger that takes "moves" or "right" for one leaves the families apart.
+        text += f" on a {scene.background} background of one colour"
     return f"{text[0].upper()}{text[1:]}."
 
 
