@@ -20,8 +20,8 @@ import numpy as np
 from rows import keep, peak_memory_bytes, row
 
 VOCABULARY = (
-    "a the of in on with and person camera street light water mountain tree dog child table car moving slowly "
-    "bright dark blue red smiling standing holding walking across toward background scene close view city"
+    "a the of in on with and person camera street light water mountain tree dog child table car moving "
+    "slowly bright dark blue red smiling standing holding walking across toward background scene close view city"
 )
 
 

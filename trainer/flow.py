@@ -41,10 +41,15 @@ class FlowSpec(Recipe):
     """
 
     timesteps: Literal["logit-normal", "uniform"] = "logit-normal"
+    """distribution of the timesteps before the shift"""
     loc: float = 0.0
+    """mean of the logit-normal"""
     scale: float = Field(default=1.0, gt=0)
+    """standard deviation of the logit-normal"""
     shift: bool = True
+    """move timesteps towards noise with resolution and length"""
     shift_scale: float = Field(default=1.0, gt=0)
+    """factor of that shift"""
 
 
 def training_timesteps(spec: FlowSpec, draws: Tensor, ratio: Tensor) -> Tensor:

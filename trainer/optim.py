@@ -28,15 +28,25 @@ class OptimSpec(Recipe):
     """
 
     lr: Positive = 1e-4
+    """learning rate after the warm-up"""
     schedule: Literal["constant", "cosine", "bump"] = "constant"
+    """constant, cosine, or bump (up to max_lr, down to lr, then constant)"""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """steps of the warm-up"""
     cooldown_steps: Annotated[int, Field(ge=0)] = 0
+    """steps from max_lr down to lr, with bump"""
     min_lr: NotNegative = 0.0
+    """where bump begins and cosine ends"""
     max_lr: Positive | None = None
+    """top of bump"""
     weight_decay: NotNegative = 0.0
+    """decay of every trained tensor, as published"""
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    """AdamW's two decays"""
     eps: Positive = 1e-8
+    """AdamW's epsilon"""
     grad_clip: Positive | None = 1.0
+    """largest norm of the gradient; null: no limit"""
 
     @model_validator(mode="after")
     def _words_fit_the_schedule(self) -> Self:

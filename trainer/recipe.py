@@ -47,11 +47,17 @@ class DataSpec(Recipe):
     """
 
     shards: Path
+    """the folder that build-shards wrote"""
     fold: str = "train"
+    """train or validation"""
     levels: tuple[int, ...] | None = None
+    """levels to read; null: all"""
     buckets: BucketSpec
+    """the shapes, and the clips of a micro-batch in each"""
     micro_batches_per_step: Count = 1
+    """micro-batches of one optimizer step, over all ranks together"""
     weights: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
+    """level → its share of the clips shown; empty: every clip equally often"""
 
 
 class Stage(Recipe):
@@ -62,17 +68,30 @@ class Stage(Recipe):
     """
 
     name: Name
+    """what the stage is called"""
     data: DataSpec
+    """which clips, in what shapes"""
     steps: Count | None = None
+    """length in optimizer steps"""
     passes: Annotated[float, Field(gt=0)] | None = None
+    """length in passes over the stage's clips, instead of steps"""
     optim: OptimSpec = OptimSpec()
+    """learning rate and update"""
     flow: FlowSpec = FlowSpec()
+    """how timesteps are drawn"""
     mask_ratios: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=dict)
+    """strategy → share of the clips whose first, last or other frames are given; the rest is generated
+    whole"""
     caption_dropout: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """share of the captions that are replaced by the null caption"""
     carry_over: Literal["everything", "weights"] = "everything"
+    """what is taken from the stage before: everything, or weights only"""
     checkpoint_every: Count = 100
+    """steps between checkpoints; the stage's last step is always saved"""
     keep_last: Count = 3
+    """checkpoints that are kept"""
     log_every: Count = 10
+    """steps between lines on the console; metrics.jsonl has every step"""
 
     @field_validator("mask_ratios")
     @classmethod
@@ -95,33 +114,53 @@ class SampleSpec(Recipe):
     """
 
     prompts: tuple[str, ...]
+    """what to sample"""
     seeds: tuple[int, ...] = (0,)
+    """one clip for each prompt and seed"""
     every: Count = 100
+    """steps between rounds of samples"""
     steps: Count = 30
+    """Euler steps of a sample"""
     guidance: float = 7.0
+    """scale of classifier-free guidance; 1 is none"""
     num_frames: Count = 51
+    """frames"""
     height: Count = 144
+    """px"""
     width: Count = 256
+    """px"""
     fps: Annotated[float, Field(gt=0)] = 24.0
+    """frames/s that the model is told and the file plays at"""
 
 
 class TrainRecipe(Recipe):
     """A whole run. Relative paths are taken from the folder in which the command is run."""
 
     name: Name
+    """what the run is called, in its files and in the console"""
     seed: Annotated[int, Field(ge=0)] = 42
+    """decides the order of the clips, every draw and the initial weights"""
     output: Path
+    """the run's folder: metrics, events, checkpoints, samples"""
     model: Annotated[
         STDiT3Config,
         BeforeValidator(_preset, json_schema_input_type=Literal["XL/2", "3B/2"] | STDiT3Config),
     ]
+    """the model's settings, or the name of a published size: XL/2 or 3B/2"""
     video_encoder: VideoSpec
+    """what turns frames into latents"""
     text_encoder: TextSpec
+    """what turns captions into features"""
     stages: tuple[Stage, ...] = Field(min_length=1)
+    """what is trained, in turn"""
     ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    """decay of the moving average of the weights, from which samples are drawn"""
     precision: Literal["float32", "bfloat16"] = "float32"
+    """of the model's arithmetic; losses, averages and the optimizer stay in float32"""
     loader: LoaderSpec = LoaderSpec()
+    """how clips are read and decoded; it changes no number of the run"""
     sample: SampleSpec | None = None
+    """clips to make during the run; null makes none"""
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:

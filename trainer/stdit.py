@@ -55,25 +55,45 @@ class STDiT3Config(Recipe):
     """
 
     hidden_size: int = Field(default=1152, gt=0)
+    """width of a token; a multiple of 4 and of num_heads"""
     depth: int = Field(default=28, gt=0)
+    """pairs of a spatial and a temporal block"""
     num_heads: int = Field(default=16, gt=0)
+    """attention heads"""
     caption_channels: int = Field(default=4096, gt=0)
+    """width of the text encoder's features"""
     model_max_length: int = Field(default=300, gt=0)
+    """most text tokens"""
     input_sq_size: int = Field(default=512, gt=0)
+    """side in pixels at which the position embedding is itself"""
     in_channels: int = Field(default=4, gt=0)
+    """channels of a latent"""
     patch_size: tuple[int, int, int] = (1, 2, 2)
+    """frames, rows and columns of latents in one token; the first is 1"""
     mlp_ratio: float = Field(default=4.0, gt=0)
+    """hidden width of an MLP over hidden_size"""
     qk_norm: bool = True
+    """normalise queries and keys"""
     pred_sigma: bool = True
+    """a second half of output channels, which nothing trains"""
     class_dropout_prob: float = Field(default=0.1, ge=0, le=1)
+    """kept for exchange with the original; a stage's caption_dropout counts"""
     enable_flash_attn: bool = False
+    """kept for exchange; not read"""
     enable_layernorm_kernel: bool = False
+    """kept for exchange; not read"""
     enable_sequence_parallelism: bool = False
+    """kept for exchange; not read"""
     drop_path: float = 0.0
+    """must be 0"""
     freeze_y_embedder: bool = False
+    """do not train the projection of the captions"""
     skip_y_embedder: bool = False
+    """captions come projected already"""
     only_train_temporal: bool = False
+    """train the temporal blocks alone"""
     reproduce: tuple[Fault, ...] = ("double_modulation",)
+    """faults of the original to bring back, by name (docs/model.md)"""
 
     @field_validator("patch_size", "reproduce", mode="before")
     @classmethod

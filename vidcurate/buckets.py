@@ -44,9 +44,14 @@ class BucketSpec(Recipe):
     """
 
     table: dict[str, dict[str, tuple[Chance, int | None]]]
+    """resolution → number of frames → (share of the fitting clips that is kept there, clips of a
+    micro-batch); a pair of shares is one for the resolution and one for the length"""
     sizes: dict[str, dict[str, tuple[int, int]]] = Field(default={})
+    """resolutions of your own: name → aspect key (height / width) → height and width in px"""
     frame_stride: int = Field(default=1, ge=1)
+    """read every n-th frame"""
     published: bool = False
+    """assign as the published code did, by row number and with a strict length test"""
 
     @field_validator("sizes")
     @classmethod

@@ -59,9 +59,13 @@ class LoaderSpec(Recipe):
     """
 
     num_workers: int = Field(default=0, ge=0)
+    """decode workers of each rank; 0 decodes in the training process"""
     prefetch_bytes: int = Field(default=1 << 30, ge=0)
+    """most bytes of frames that wait"""
     deadline_seconds: float = Field(default=60.0, gt=0)
+    """longest time for one clip; then its worker is replaced"""
     max_failure_share: float = Field(default=0.01, ge=0, le=1)
+    """share of clips that may fail before the run stops with their list"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,17 +53,24 @@ class VideoSpec(Recipe):
     """`space_to_depth`: blocks of temporal x spatial x spatial pixels become channels (see its file)."""
 
     kind: Literal["space_to_depth"] = "space_to_depth"
+    """the encoder: space_to_depth"""
     spatial: int = Field(default=4, ge=1, le=32)
+    """pixels of a block's side that become channels"""
     temporal: int = Field(default=1, ge=1, le=16)
+    """frames that become channels"""
 
 
 class TextSpec(Recipe):
     """`words`: one hashed vector per word and, with `pairs`, per pair of neighbours (see its file)."""
 
     kind: Literal["words"] = "words"
+    """the encoder: words"""
     caption_channels: int = Field(default=64, ge=8)
+    """width of a word's vector"""
     model_max_length: int = Field(default=32, ge=2)
+    """most tokens of a caption"""
     pairs: bool = True
+    """add a token for each pair of neighbouring words, as attention does not see their order"""
 
 
 def video_encoder(spec: VideoSpec) -> VideoEncoder:

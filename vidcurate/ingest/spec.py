@@ -35,16 +35,27 @@ class IngestSpec(Recipe):
     model_config = ConfigDict(populate_by_name=True)
 
     metadata: Path
+    """the table, a folder of videos with captions beside them, or shards"""
     videos: Path | None = None
+    """the folder that paths are relative to; null: metadata only"""
     schema_name: SchemaName = Field(default="auto", alias="schema")
+    """the metadata's form; auto says what it recognised and why"""
     caption_column: str | None = None
+    """which of several captions to take"""
     map: dict[str, str] = Field(default_factory=dict)
+    """our column → the metadata's column, for `schema: table`"""
     files: Literal["clips", "sources"] | None = None
+    """whether a file is a clip already or the source that holds it; null: as usual for the schema"""
     extension: str = ".mp4"
+    """added to ids that stand for files without one"""
     encoding: str = "utf-8"
+    """text encoding of the metadata"""
     separator: str | None = None
+    """cell separator of a CSV; null: from the suffix"""
     dataset: str | None = None
+    """name of the data set in the table; null: the schema's"""
     source_pattern: str | None = None
+    """regular expression whose first group is the source of a clip id"""
 
     @field_validator("extension")
     @classmethod
