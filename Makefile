@@ -22,7 +22,15 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(INSTALLED)
-	OMP_NUM_THREADS=2 $(BIN)/python -m trainer.demo demo
+	$(BIN)/vidcurate demo-data demo/data
+	$(BIN)/vidcurate curate recipes/curate-demo.yaml
+	OMP_NUM_THREADS=2 $(BIN)/python -m trainer recipes/train-demo.yaml
+	$(BIN)/python benchmarks/follows.py demo/train --picture demo/samples.png
+	@printf '\nLook at:\n  %s\n  %s\n  %s\n  %s\n' \
+	  'demo/run/report.html      what was kept and rejected, and why' \
+	  'demo/train/gallery.html   samples over steps, and the loss' \
+	  'demo/samples.png          eight prompts, frame by frame' \
+	  'demo/train/metrics.jsonl  every step'
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -m "not soak and not gpu" $(TESTS)
