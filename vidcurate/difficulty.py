@@ -16,9 +16,10 @@ import polars as pl
 from numpy.typing import NDArray
 from pydantic import Field
 
-from vidcurate import draws, table
+from vidcurate import __version__, draws, table
 from vidcurate.engine import Progress, no_progress
-from vidcurate.errors import InputError
+from vidcurate.errors import ColumnError, InputError
+from vidcurate.filter import LEDGER
 from vidcurate.recipe import Recipe
 from vidcurate.schema import COLUMNS, require
 
@@ -98,26 +99,31 @@ class SplitSummary:
     up_to_date: bool
 
 
+def _cuts(ends: Floats, levels: int) -> Ints:
+    """Return the last place of each level but the last: where the running total `ends` is nearest to an equal
+    share, and at least one place further on than the cut before, so that no level is empty."""
+    cuts = np.empty(levels - 1, dtype=np.int64)
+    for number in range(1, levels):
+        nearest = int(np.argmin(np.abs(ends - ends[-1] * number / levels)))
+        first = int(cuts[number - 2]) + 1 if number > 1 else 0
+        cuts[number - 1] = min(max(nearest, first), len(ends) - 1 - (levels - number))
+    return cuts
+
+
 def _cut_ties_together(values: Floats, weights: Floats, levels: int) -> Ints:
     """Return the level (from 0) of each clip; equal values share one, no level is empty."""
     distinct, place = np.unique(values, return_inverse=True)
-    ends = np.cumsum(np.bincount(place, weights=weights))
-    cuts: list[int] = []
-    for number in range(1, levels):
-        wanted = ends[-1] * number / levels
-        nearest = int(np.argmin(np.abs(ends - wanted)))
-        first = cuts[-1] + 1 if cuts else 0
-        cuts.append(min(max(nearest, first), len(distinct) - 1 - (levels - number)))
-    return np.searchsorted(np.asarray(cuts, dtype=np.int64), place, side="left").astype(np.int64)
+    ends = np.cumsum(np.bincount(place, weights=weights, minlength=len(distinct)), dtype=np.float64)
+    return np.searchsorted(_cuts(ends, levels), place, side="left").astype(np.int64)
 
 
 def _cut_ties_split(values: Floats, weights: Floats, hashes: draws.Words, levels: int) -> Ints:
     """Return the level (from 0) of each clip; within equal values the order of their hashes decides."""
     order = np.lexsort((hashes, values))
-    ends = np.cumsum(weights[order])
-    middle = (ends - weights[order] / 2) / ends[-1]
     result = np.empty(len(values), dtype=np.int64)
-    result[order] = np.minimum((middle * levels).astype(np.int64), levels - 1)
+    result[order] = np.searchsorted(
+        _cuts(np.cumsum(weights[order]), levels), np.arange(len(order)), side="left"
+    )
     return result
 
 
@@ -236,6 +242,7 @@ def _drop(rows: pl.DataFrame, spec: SplitSpec) -> tuple[pl.DataFrame, pl.DataFra
     """Return (rows to be levelled, verdicts on those that are not): no difficulty known, or the hardest."""
     value = pl.col(spec.column)
     unknown = rows.filter(value.is_null()).select(
+        "row",
         "clip_id",
         pl.lit(f"no_{spec.column}").alias("rule"),
         pl.lit("unknown").alias("value"),
@@ -246,12 +253,53 @@ def _drop(rows: pl.DataFrame, spec: SplitSpec) -> tuple[pl.DataFrame, pl.DataFra
         return rows, unknown
     limit = rows[spec.column].quantile(1 - spec.drop_hardest, "lower")
     hardest = rows.filter(value > limit).select(
+        "row",
         "clip_id",
         pl.lit("drop_hardest").alias("rule"),
         value.cast(pl.String).alias("value"),
         pl.lit(f"<= {limit:.10g}").alias("threshold"),
     )
-    return rows.filter(value <= limit), pl.concat([unknown, hardest])
+    return rows.filter(value <= limit), pl.concat([unknown, hardest]).sort("row")
+
+
+def _with_split(ledger: pl.DataFrame, dropped: pl.DataFrame) -> pl.DataFrame:
+    """Return the filter's ledger and behind it the split's rejections, in place of an earlier split's."""
+    filtered = ledger.filter(pl.col("stage") != "split")
+    number = filtered["order"].max()
+    mine = dropped.select(
+        "clip_id",
+        pl.lit(number + 1 if isinstance(number, int) else 0, dtype=pl.Int32).alias("order"),
+        pl.lit("split").alias("stage"),
+        "rule",
+        "value",
+        "threshold",
+        pl.lit(__version__).alias("version"),
+    )
+    return pl.concat([filtered, mine])
+
+
+def _rows(clips: pl.LazyFrame, spec: SplitSpec, source: Path) -> pl.DataFrame:
+    """Return the kept clips, each with its place in the table (`row`), and what a split asks of them."""
+    schema = clips.collect_schema()
+    again = f"Run `vidcurate filter {source.parent}` first."
+    require(schema, ("clip_id", "is_kept"), str(source), again)
+    require(schema, (spec.column,), str(source), f"Run `vidcurate score {source.parent}` first.")
+    if spec.balance == "frames":
+        require(schema, ("num_frames",), str(source), f"Run `vidcurate probe {source.parent}` first.")
+    if not schema[spec.column].is_numeric():
+        raise ColumnError(
+            f"{source}: difficulty is a number, and the column {spec.column} holds {schema[spec.column]}."
+        )
+    wanted = ["clip_id", "source_id", spec.column, "caption_num_words", "num_frames", "duration_seconds"]
+    kept = (
+        clips.select("is_kept", *(name for name in dict.fromkeys(wanted) if name in schema))
+        .with_row_index("row")
+        .filter("is_kept")
+        .collect()
+    )
+    if schema[spec.column].is_float():  # what is not a number is as unknown as what is missing
+        kept = kept.with_columns(pl.col(spec.column).fill_nan(None))
+    return kept
 
 
 def run_split(run: Path, spec: SplitSpec, *, progress: Progress = no_progress) -> SplitSummary:
@@ -264,18 +312,13 @@ def run_split(run: Path, spec: SplitSpec, *, progress: Progress = no_progress) -
     origin = table.Provenance(
         stage="split", settings=json.loads(spec.model_dump_json()), inputs={previous: table.digest(source)}
     )
-    target, levels_path = table.stage_path(run, "split"), run / LEVELS
+    target, levels_path, ledger_path = table.stage_path(run, "split"), run / LEVELS, run / LEDGER
     if table.is_up_to_date(target, origin) and levels_path.exists():
-        return _summary(levels_path, up_to_date=True)
+        summary = _summary(levels_path, up_to_date=True)
+        if not ledger_path.exists() or summary.rows_dropped_here == _told(ledger_path):
+            return summary
     clips = table.scan(run, previous)
-    columns = clips.collect_schema().names()
-    require(columns, ("clip_id", "is_kept"), str(source), f"Run `vidcurate filter {run}` first.")
-    require(columns, (spec.column,), str(source), f"Run `vidcurate score {run}` first.")
-    if spec.balance == "frames":
-        require(columns, ("num_frames",), str(source), f"Run `vidcurate probe {run}` first.")
-    wanted = ["clip_id", "source_id", spec.column, "caption_num_words", "num_frames", "duration_seconds"]
-    kept = clips.filter("is_kept").select(name for name in dict.fromkeys(wanted) if name in columns).collect()
-    rows, dropped = _drop(kept, spec)
+    rows, dropped = _drop(_rows(clips, spec, source), spec)
     if rows.is_empty():
         raise InputError(
             f"{source}: no clip is kept, so there is nothing to split. Look at {run / 'funnel.json'}."
@@ -297,25 +340,43 @@ def run_split(run: Path, spec: SplitSpec, *, progress: Progress = no_progress) -
         up_to_date=False,
     )
     table.write_json(levels_path, {"column": spec.column, **asdict(summary)})
+    if ledger_path.exists():
+        ledger = _with_split(pl.read_parquet(ledger_path), dropped)
+        table.write(ledger, ledger_path, table.provenance(ledger_path))
     table.write(_joined(clips, rows, dropped), target, origin)
     progress(2, 2, "steps")
     return summary
 
 
-def _joined(clips: pl.LazyFrame, rows: pl.DataFrame, dropped: pl.DataFrame) -> pl.LazyFrame:
-    """Return every row of the table with its level and fold, and the verdict on those dropped here."""
-    verdicts = rows.select("clip_id", "level", "fold").lazy()
-    joined = clips.join(verdicts, on="clip_id", how="left", maintain_order="left").join(
-        dropped.lazy(), on="clip_id", how="left", maintain_order="left"
+def _told(ledger_path: Path) -> int:
+    """Return how many rejections by the split the ledger holds: a filter that ran again leaves them out."""
+    counted: int = (
+        pl.scan_parquet(ledger_path).filter(pl.col("stage") == "split").select(pl.len()).collect().item()
     )
-    is_dropped = pl.col("rule").is_not_null()
-    return joined.with_columns(
+    return counted
+
+
+def _joined(clips: pl.LazyFrame, rows: pl.DataFrame, dropped: pl.DataFrame) -> pl.DataFrame:
+    """Return every row's level and fold, and its verdict with those on the clips dropped here."""
+    verdict = ("is_kept", "reject_stage", "reject_rule", "reject_value", "reject_threshold")
+    every = clips.select("clip_id", *verdict).collect()
+
+    def scattered(at: pl.DataFrame, name: str) -> pl.Series:
+        place = pl.Series([None], dtype=pl.UInt32).new_from_index(0, len(every))
+        place = place.scatter(at["row"], pl.int_range(len(at), dtype=pl.UInt32, eager=True))
+        return at[name].gather(place)
+
+    is_dropped = scattered(dropped, "rule").is_not_null()
+    return every.with_columns(
+        scattered(rows, "level"),
+        scattered(rows, "fold"),
         (pl.col("is_kept") & ~is_dropped).alias("is_kept"),
         pl.when(is_dropped).then(pl.lit("split")).otherwise("reject_stage").alias("reject_stage"),
-        pl.coalesce("rule", "reject_rule").alias("reject_rule"),
-        pl.coalesce("value", "reject_value").alias("reject_value"),
-        pl.coalesce("threshold", "reject_threshold").alias("reject_threshold"),
-    ).drop("rule", "value", "threshold")
+        *(
+            pl.coalesce(scattered(dropped, name), f"reject_{name}").alias(f"reject_{name}")
+            for name in ("rule", "value", "threshold")
+        ),
+    )
 
 
 def _summary(levels_path: Path, *, up_to_date: bool) -> SplitSummary:

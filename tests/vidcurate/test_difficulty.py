@@ -1,4 +1,5 @@
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vidcurate import difficulty, table
+from vidcurate import difficulty, filter, table
 from vidcurate.difficulty import SplitSpec
 from vidcurate.errors import ColumnError, InputError
+from vidcurate.filter import FilterSpec
+from vidcurate.score import nouns_builtin
 
 
 def judged(run: Path, nouns: list[int | None], **columns: list[Any]) -> Path:
@@ -77,6 +80,85 @@ def test_the_hardest_tail_is_rejected_by_name(tmp_path: Path) -> None:
     assert (last["reject_value"], last["reject_threshold"]) == ("5000", "<= 99")
     assert (last["is_kept"], last["level"], last["fold"]) == (False, None, None)
     assert (summary.rows_in, summary.rows_kept, summary.rows_dropped_here) == (100, 99, 1)
+
+
+def test_the_ledger_tells_what_the_split_dropped(tmp_path: Path) -> None:
+    clips = {
+        "clip_id": [f"c{n}" for n in range(50)],
+        "video_path": [f"c{n}.mp4" for n in range(50)],
+        "ingest_problem": pl.Series(["missing_file", *[None] * 49], dtype=pl.String),
+        "noun_count": list(range(50)),
+    }
+    table.write(
+        pl.DataFrame(clips),
+        tmp_path / "score.parquet",
+        table.Provenance(stage="score", settings={}, inputs={}),
+    )
+    filter.run_filter(tmp_path, FilterSpec(max_noun_count=47))
+    filtered = (tmp_path / "ledger.parquet").read_bytes()
+    spec = SplitSpec(levels=2, drop_hardest=0.02)
+
+    def rules() -> list[tuple[str, str, str]]:
+        return pl.read_parquet(tmp_path / "ledger.parquet").select("clip_id", "stage", "rule").rows()
+
+    mine = [("c47", "split", "drop_hardest")]
+    theirs = [("c0", "ingest", "missing_file"), *((f"c{n}", "filter", "max_noun_count") for n in (48, 49))]
+    difficulty.run_split(tmp_path, SplitSpec(levels=2, drop_hardest=0.2))
+    difficulty.run_split(tmp_path, spec)
+    assert rules() == theirs + mine
+    assert difficulty.run_split(tmp_path, spec).up_to_date
+    # A filter that ran in between and came back leaves the same table and a ledger without the split's rows.
+    filter.run_filter(tmp_path, FilterSpec())
+    filter.run_filter(tmp_path, FilterSpec(max_noun_count=47))
+    assert (tmp_path / "ledger.parquet").read_bytes() == filtered
+    difficulty.run_split(tmp_path, spec)
+    assert rules() == theirs + mine
+
+
+def test_what_is_not_a_number_has_no_level(tmp_path: Path) -> None:
+    judged(tmp_path, [1] * 4, motion_score=[2.0, math.nan, 1.0, None])
+
+    difficulty.run_split(tmp_path, SplitSpec(levels=2, column="motion_score"))
+
+    rows = rows_of(tmp_path)
+    assert rows["level"].to_list() == [2, None, 1, None]
+    assert rows["reject_rule"].to_list() == [None, "no_motion_score", None, "no_motion_score"]
+    with pytest.raises(ColumnError, match="difficulty is a number, and the column source_id holds String"):
+        difficulty.run_split(tmp_path, SplitSpec(levels=2, column="source_id"))
+
+
+@pytest.mark.parametrize("ties", ["together", "split"])
+def test_one_clip_with_most_of_the_frames_leaves_no_level_empty(tmp_path: Path, ties: Any) -> None:
+    judged(tmp_path, [1, 2, 3], num_frames=[1, 1, 1000])
+
+    summary = difficulty.run_split(tmp_path, SplitSpec(levels=3, balance="frames", ties=ties))
+
+    assert [level.clips for level in summary.levels] == [1, 1, 1]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 12), st.integers(0, 500))
+def test_parted_levels_differ_by_one_clip_at_most(levels: int, more: int) -> None:
+    count = levels + more
+    hashes = np.arange(count, dtype=np.uint64)
+    level = difficulty._cut_ties_split(np.zeros(count), np.ones(count), hashes, levels)
+    clips = np.bincount(level, minlength=levels)
+    assert len(clips) == levels
+    assert clips.max() - clips.min() <= 1
+
+
+def test_the_real_captions_have_levels_and_a_warning_at_the_last_jump(shared: Path, tmp_path: Path) -> None:
+    captions = pl.read_parquet(shared / "data/captions/dense_captions.parquet")["caption"]
+    nouns = nouns_builtin.count(captions).to_list()
+    judged(tmp_path, nouns, caption_num_words=captions.str.count_matches(r"\S+").cast(pl.Int32).to_list())
+
+    summary = difficulty.run_split(tmp_path, SplitSpec())
+
+    assert sum(level.clips for level in summary.levels) == len(captions)
+    assert all(0.17 < level.clips / len(captions) < 0.23 for level in summary.levels)
+    in_nouns = [jump for jump in summary.jumps if jump.column == "noun_count"]
+    assert [jump.to_level for jump in in_nouns if jump.warning] == [5]
+    assert max(jump.tail_ratio or 0 for jump in in_nouns[:-1]) < 2 < (in_nouns[-1].tail_ratio or 0)
 
 
 def test_a_rejected_clip_keeps_its_row_and_has_no_level(tmp_path: Path) -> None:
