@@ -1,0 +1,247 @@
+"""Small charts as inline SVG: they need no script, follow the page's colours and say in words what they show.
+
+A figure's classes are coloured by report.html; `keep`, `drop` and `level-N` are its inks.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from markupsafe import Markup, escape
+from numpy.typing import NDArray
+
+Values = NDArray[np.float64]
+
+WIDTH, HEIGHT = 440, 190
+_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 10, 26, 30
+_MOST_BARS = 32
+_TAIL = 0.995  # what lies beyond this quantile may go into the last bar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """One part of every bar, from the bottom up. `ink` is a class of the page."""
+
+    name: str
+    ink: str
+    values: Values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bars:
+    """Counts per bar: `edges` has one more entry than `counts` has columns; `counts` is [series, bar]."""
+
+    edges: Values
+    counts: NDArray[np.int64]
+    is_whole: bool
+    num_beyond: int
+
+
+def shown(value: float) -> str:
+    """Return a number as a reader wants it: thousands parted, no digits that say nothing."""
+    if value == 0 or not math.isfinite(value):
+        return "0" if value == 0 else "–"
+    if abs(value) >= 100 or value == round(value):
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def nice_step(rough: float) -> float:
+    """Return the round number (1, 2 or 5 times a power of ten) that is not below `rough`."""
+    unit = 10.0 ** math.floor(math.log10(rough))
+    return next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough * (1 - 1e-9))
+
+
+def ticks(low: float, high: float, count: int) -> list[float]:
+    """Return round values within [low, high], about `count` of them."""
+    if not high > low:
+        return [low]
+    step = nice_step((high - low) / count)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(step * number, 12) for number in range(first, last + 1)]
+
+
+def bars(series: Sequence[Series], thresholds: Sequence[float] = ()) -> Bars:
+    """Count the series' finite values into bars with round edges.
+
+    Few whole numbers get a bar each. A long tail (beyond the 99.5 % quantile and twice as far as it) is
+    counted in the last bar, unless a threshold lies there.
+    """
+    parts = [part.values[np.isfinite(part.values)] for part in series]
+    every = np.concatenate(parts)
+    if every.size == 0:
+        return Bars(
+            edges=np.array([0.0, 1.0]),
+            counts=np.zeros((len(parts), 1), dtype=np.int64),
+            is_whole=False,
+            num_beyond=0,
+        )
+    low, high = float(every.min()), float(every.max())
+    tail = max(float(np.quantile(every, _TAIL, method="lower")), *thresholds, low)
+    num_beyond = 0
+    if high - low > 2 * (tail - low) > 0:
+        high = tail
+    is_whole = bool((every == np.round(every)).all())
+    if is_whole and high - low < _MOST_BARS:
+        edges: Values = np.arange(math.floor(low), math.floor(high) + 2) - 0.5
+    else:
+        step = nice_step(max(high - low, abs(high) * 1e-6, 1e-9) / (_MOST_BARS - 4))
+        if is_whole:
+            step = max(step, 1.0)
+        first = math.floor(low / step + 1e-9)
+        last = max(math.ceil(high / step - 1e-9), first + 1)
+        if last * step <= high:  # a value on the edge opens a bar of its own
+            last += 1
+        edges = np.arange(first, last + 1, dtype=np.float64) * step
+        is_whole = False
+    num_beyond = int((every > edges[-1]).sum())
+    inside = [np.clip(part, edges[0], np.nextafter(edges[-1], -np.inf)) for part in parts]
+    counts = np.stack([np.histogram(part, bins=edges)[0] for part in inside]).astype(np.int64)
+    return Bars(edges=edges, counts=counts, is_whole=is_whole, num_beyond=num_beyond)
+
+
+def _bar_name(found: Bars, bar: int, unit: str) -> str:
+    low, high = float(found.edges[bar]), float(found.edges[bar + 1])
+    ending = f" {unit}" if unit else ""
+    if found.is_whole:
+        return f"{shown(low + 0.5)}{ending}"
+    if bar == len(found.edges) - 2 and found.num_beyond:
+        return f"{shown(low)}{ending} and more"
+    return f"{shown(low)} to {shown(high)}{ending}"
+
+
+def histogram(
+    series: Sequence[Series], *, title: str, unit: str = "", thresholds: Sequence[tuple[str, float]] = ()
+) -> Markup:
+    """Return a stacked histogram of the series as SVG, with the thresholds drawn in.
+
+    `thresholds` are (word, value), such as ("min", 2.0).
+    """
+    found = bars(series, [value for _, value in thresholds])
+    low, high = float(found.edges[0]), float(found.edges[-1])
+    # A threshold beyond every clip is drawn at its place when that is near, else at the margin.
+    reach = high - low
+    low = min([low, *(value for _, value in thresholds if low - 0.25 * reach <= value < low)])
+    high = max([high, *(value for _, value in thresholds if high < value <= high + 0.25 * reach)])
+    most = max(int(found.counts.sum(axis=0).max()), 1)
+    marks = [mark for mark in ticks(0, most, 3) if mark == round(mark)]
+
+    def across(value: float) -> float:
+        return _LEFT + (min(max(value, low), high) - low) / (high - low) * (WIDTH - _LEFT - _RIGHT)
+
+    def up(count: float) -> float:
+        return HEIGHT - _BOTTOM - count / most * (HEIGHT - _TOP - _BOTTOM)
+
+    parts = [_open(WIDTH, HEIGHT, _described(title, series, unit, thresholds))]
+    for mark in marks:
+        parts.append(
+            f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{up(mark):.1f}" y2="{up(mark):.1f}"/>'
+            f'<text x="{_LEFT - 6}" y="{up(mark) + 4:.1f}" text-anchor="end">{mark:,.0f}</text>'
+        )
+    for bar in range(found.counts.shape[1]):
+        below = 0
+        left, right = across(float(found.edges[bar])), across(float(found.edges[bar + 1]))
+        inner = max(right - left - 1, 0.5)
+        for part, count in zip(series, found.counts[:, bar], strict=True):
+            if count:
+                top = up(below + int(count))
+                parts.append(
+                    f'<rect class="{part.ink}" x="{left + 0.5:.1f}" width="{inner:.1f}" y="{top:.1f}"'
+                    f' height="{max(up(below) - top, 0.8):.1f}"><title>{escape(_bar_name(found, bar, unit))}:'
+                    f" {int(count):,} {escape(part.name)}</title></rect>"
+                )
+                below += int(count)
+    bottom = HEIGHT - _BOTTOM
+    parts.append(f'<line class="axis" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{bottom}" y2="{bottom}"/>')
+    for mark in _x_marks(found, low, high):
+        parts.append(
+            f'<text x="{across(mark):.1f}" y="{bottom + 16}" text-anchor="middle">{shown(mark)}</text>'
+        )
+    parts.extend(_threshold(word, value, across(value), bottom) for word, value in thresholds)
+    parts.append("</svg>")
+    return Markup("".join(parts))
+
+
+def _x_marks(found: Bars, low: float, high: float) -> list[float]:
+    marks = ticks(low, high, 6)
+    return [mark for mark in marks if mark == round(mark)] if found.is_whole else marks
+
+
+def _threshold(word: str, value: float, x: float, bottom: float) -> str:
+    is_right = x > WIDTH * 0.7
+    anchor, shift = ("end", -4) if is_right else ("start", 4)
+    return (
+        f'<line class="limit" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP - 14}" y2="{bottom}"/>'
+        f'<text class="limit" x="{x + shift:.1f}" y="{_TOP - 8}" text-anchor="{anchor}">'
+        f"{escape(word)} {shown(value)}</text>"
+    )
+
+
+def _described(
+    title: str, series: Sequence[Series], unit: str, thresholds: Sequence[tuple[str, float]]
+) -> str:
+    words = []
+    for part in series:
+        values = part.values[np.isfinite(part.values)]
+        if values.size:
+            words.append(
+                f"{values.size:,} {part.name}, from {shown(float(values.min()))}"
+                f" to {shown(float(values.max()))}, median {shown(float(np.median(values)))}"
+            )
+    limits = "".join(f"; {word} {shown(value)}" for word, value in thresholds)
+    return f"{title}{f' in {unit}' if unit else ''}: {'; '.join(words) or 'no values'}{limits}"
+
+
+def _open(width: int, height: int, words: str) -> str:
+    return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(words)}">'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One level on a common axis: its range, its mean and one standard deviation about it."""
+
+    name: str
+    ink: str
+    low: float
+    high: float
+    mean: float
+    spread: float
+
+
+def spans(rows: Sequence[Span], *, title: str, unit: str = "") -> Markup:
+    """Return the spans as SVG, one under another: range as line, spread as band, mean as dot."""
+    left, right, row_height = 70, 16, 34
+    width, height = WIDTH, row_height * len(rows) + 34
+    low, high = min(row.low for row in rows), max(row.high for row in rows)
+    high = high if high > low else low + 1
+
+    def across(value: float) -> float:
+        return left + (min(max(value, low), high) - low) / (high - low) * (width - left - right)
+
+    words = "; ".join(
+        f"{row.name}: {shown(row.low)} to {shown(row.high)}, mean {shown(row.mean)}" for row in rows
+    )
+    parts = [_open(width, height, f"{title}: {words}")]
+    bottom = row_height * len(rows) + 8
+    for mark in ticks(low, high, 6):
+        parts.append(
+            f'<line class="grid" x1="{across(mark):.1f}" x2="{across(mark):.1f}" y1="4" y2="{bottom}"/>'
+            f'<text x="{across(mark):.1f}" y="{bottom + 16}" text-anchor="middle">{shown(mark)}</text>'
+        )
+    for number, row in enumerate(rows):
+        middle = row_height * number + row_height / 2 + 4
+        from_x, to_x = across(row.mean - row.spread), across(row.mean + row.spread)
+        parts.append(
+            f"<g><title>{escape(row.name)}: {shown(row.low)} to {shown(row.high)} {escape(unit)}, mean"
+            f" {shown(row.mean)}, standard deviation {shown(row.spread)}</title>"
+            f'<text class="name" x="{left - 10}" y="{middle + 4:.1f}" text-anchor="end">'
+            f"{escape(row.name)}</text>"
+            f'<line class="range" x1="{across(row.low):.1f}" x2="{across(row.high):.1f}" y1="{middle:.1f}"'
+            f' y2="{middle:.1f}"/>'
+            f'<rect class="{row.ink}" x="{from_x:.1f}" width="{max(to_x - from_x, 2):.1f}"'
+            f' y="{middle - 8:.1f}" height="16" rx="3"/>'
+            f'<circle class="mean" cx="{across(row.mean):.1f}" cy="{middle:.1f}" r="4"/></g>'
+        )
+    parts.append("</svg>")
+    return Markup("".join(parts))
