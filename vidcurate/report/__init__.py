@@ -175,6 +175,11 @@ def _time_in_words(seconds: float) -> str:
     return f"{seconds / 60:,.1f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
 
 
+def _measure_in_words(column: str) -> str:
+    title = _MEASURES[column][0] if column in _MEASURES else column.replace("_", " ")
+    return title[:1].lower() + title[1:]
+
+
 def _page(values: dict[str, Any]) -> str:
     environment = jinja2.Environment(
         autoescape=True,
@@ -186,6 +191,8 @@ def _page(values: dict[str, Any]) -> str:
     )
     environment.filters["shown"] = charts.shown
     environment.filters["size"] = _size_in_words
+    environment.filters["sign"] = lambda text: text.replace(">=", "≥").replace("<=", "≤")
+    environment.filters["measure"] = _measure_in_words
     environment.filters["time"] = _time_in_words
     source = files("vidcurate.report").joinpath(PAGE).read_text(encoding="utf-8")
     return environment.from_string(source).render(values)

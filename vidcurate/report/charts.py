@@ -84,7 +84,7 @@ def bars(series: Sequence[Series], thresholds: Sequence[float] = ()) -> Bars:
         high = tail
     is_whole = bool((every == np.round(every)).all())
     if is_whole and high - low < _MOST_BARS:
-        edges: Values = np.arange(math.floor(low), math.floor(high) + 2) - 0.5
+        edges = np.arange(math.floor(low), math.floor(high) + 2, dtype=np.float64) - 0.5
     else:
         step = nice_step(max(high - low, abs(high) * 1e-6, 1e-9) / (_MOST_BARS - 4))
         if is_whole:
