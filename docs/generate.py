@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import typer.main
 from pydantic import BaseModel
 
@@ -28,19 +27,16 @@ RECIPES: dict[str, tuple[type[recipe.Recipe], str]] = {
 }
 
 
-def _default(parameter: click.Parameter) -> str:
+def _default(parameter: Any) -> str:
     value = parameter.default
     if parameter.required:
         return "required"
-    if value is None or callable(value) or value is False or value == ():
-        return ""
-    return f"`{value}`" if not str(value).startswith("Sentinel") else ""
+    return f"`{value}`" if isinstance(value, (str, int, float)) and not isinstance(value, bool) else ""
 
 
 def commands() -> str:
     """Return docs/cli.md."""
-    group = typer.main.get_command(app)
-    assert isinstance(group, click.Group)
+    group: Any = typer.main.get_command(app)
     lines = [
         "# Commands\n",
         MADE,
@@ -54,13 +50,8 @@ def commands() -> str:
         for parameter in command.params:
             if parameter.name == "help":
                 continue
-            shown = (
-                parameter.opts[0]
-                if isinstance(parameter, click.Option)
-                else parameter.make_metavar(click.Context(command))
-            )
-            text = getattr(parameter, "help", "") or ""
-            lines.append(f"| `{shown}` | {text} | {_default(parameter)} |")
+            shown = parameter.opts[0] if parameter.param_type_name == "option" else parameter.metavar
+            lines.append(f"| `{shown}` | {getattr(parameter, 'help', '') or ''} | {_default(parameter)} |")
         lines.append("")
     return "\n".join(lines)
 
@@ -126,6 +117,10 @@ def _type(annotation: Any) -> str:
     return text.replace("|", "\\|")
 
 
+def _shown(value: Any) -> str:
+    return "its own defaults" if isinstance(value, BaseModel) else f"`{value}`"
+
+
 def recipe_keys() -> str:
     """Return docs/recipe-keys.md."""
     lines = [
@@ -143,10 +138,10 @@ def recipe_keys() -> str:
             lines.append("| key | type | default | meaning |\n| --- | --- | --- | --- |")
             for key, field in inner.model_fields.items():
                 default = (
-                    "required" if field.is_required() else f"`{field.get_default(call_default_factory=True)}`"
+                    "required"
+                    if field.is_required()
+                    else _shown(field.get_default(call_default_factory=True))
                 )
-                if len(default) > 60:
-                    default = "see below"
                 meaning = " ".join((field.description or "").split())
                 lines.append(f"| `{key}` | {_type(field.annotation)} | {default} | {meaning} |")
             lines.append("")

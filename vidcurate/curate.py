@@ -7,7 +7,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from vidcurate import difficulty, filter, ingest, probe, report, score, shards
 from vidcurate.difficulty import SplitSpec
@@ -28,12 +30,19 @@ class CurateRecipe(Recipe):
     """A whole curation. `run` is the folder that holds every stage's table; shards go to RUN/shards."""
 
     run: Path
-    workers: int = 1
+    """the run folder"""
+    workers: Annotated[int, Field(ge=1)] = 1
+    """processes of the stages that read files; they change no byte"""
     ingest: IngestSpec
+    """which table and videos to take in"""
     score: ScoreSpec = ScoreSpec()
+    """how captions are scored"""
     filter: FilterSpec = FilterSpec()
+    """which clips are kept"""
     split: SplitSpec = SplitSpec()
+    """levels and folds"""
     shards: ShardSpec = ShardSpec()
+    """how shards are cut and filled"""
 
 
 def curate(recipe: CurateRecipe, *, telling: Telling, told: Told) -> dict[str, dict[str, Any]]:
