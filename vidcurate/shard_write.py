@@ -21,7 +21,7 @@ from vidcurate.errors import MediaError, StorageError
 from vidcurate.shard_plan import PlannedShard, ShardSpec, as_json, clip_facts, extension_of, is_cut
 
 BUILD = ".build"  # the folder of everything unfinished, inside the folder of the shards
-_CHUNK_BYTES = 4 << 20
+_CHUNK_BYTES = 1 << 20
 # The disk begins to write after this many bytes: waiting for it at the end took a third of the time.
 _WRITE_OUT_BYTES = 16 << 20
 _WATCH_SECONDS = 0.5
@@ -70,9 +70,19 @@ def problem_of(videos: Path, video_path: str | None, size_bytes: int) -> tuple[s
     return None
 
 
+class _Buffer(threading.local):
+    """A thread's buffer: a fresh one for each clip would cost as much as writing it (page faults)."""
+
+    def __init__(self) -> None:
+        self.view = memoryview(bytearray(_CHUNK_BYTES))
+
+
+_BUFFER = _Buffer()
+
+
 def _chunks(path: Path, size_bytes: int) -> Iterator[memoryview]:
-    """Yield the bytes of a file in one reused buffer. Raises MediaError when they are not `size_bytes`."""
-    buffer = memoryview(bytearray(min(_CHUNK_BYTES, max(size_bytes, 1))))
+    """Yield the bytes of a file in the thread's buffer. Raises MediaError when they are not `size_bytes`."""
+    buffer = _BUFFER.view
     done = 0
     try:
         with path.open("rb", buffering=0) as file:
