@@ -35,7 +35,7 @@ Made = tuple[Path, DemoSummary]
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Made:
     out = tmp_path_factory.mktemp("demo") / "data"
-    return out, write_demo_data(out, clips=96, seed=3)
+    return out, write_demo_data(out, clips=120, seed=3)
 
 
 def _digests(folder: Path) -> dict[str, str]:
@@ -339,7 +339,7 @@ def test_a_stopped_run_is_finished_and_a_finished_one_left_alone(demo: Made, tmp
 def test_a_folder_that_holds_other_things_is_refused(demo: Made, tmp_path: Path) -> None:
     out, _ = demo
     with pytest.raises(InputError, match="of another seed"):
-        write_demo_data(out, clips=96, seed=4)
+        write_demo_data(out, clips=120, seed=4)
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(InputError, match="holds no demo data"):
         write_demo_data(tmp_path, clips=12)

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from vidcurate import __version__, table
 from vidcurate.engine import Progress, no_progress
-from vidcurate.errors import StorageError
+from vidcurate.errors import InputError, StorageError
 from vidcurate.report import charts, facts, sheet
 from vidcurate.report.charts import Series, Span
 
@@ -51,9 +51,9 @@ _MEASURES: dict[str, tuple[str, str, tuple[str, ...], pl.Expr]] = {
         pl.col("height") / pl.col("width"),
     ),
     "fps": ("Frame rate", "frames/s", ("fps",), pl.col("fps")),
-    "num_frames": ("Frames", "frames", ("num_frames",), pl.col("num_frames")),
+    "num_frames": ("Frames", "", ("num_frames",), pl.col("num_frames")),
     "caption_num_words": ("Caption length", "words", ("caption_num_words",), pl.col("caption_num_words")),
-    "noun_count": ("Nouns in the caption", "nouns", ("noun_count",), pl.col("noun_count")),
+    "noun_count": ("Nouns in the caption", "", ("noun_count",), pl.col("noun_count")),
 }
 
 
@@ -216,8 +216,11 @@ def run_report(run: Path, *, videos: Path | None = None, progress: Progress = no
     """Write RUN/report.html from whatever stages have been run, and return what it shows.
 
     `videos` is the folder that `video_path` is relative to; without it the contact sheets have no pictures.
-    Raises StageError when there is no table or an outdated one, TableError for a damaged file, StorageError.
+    Raises InputError when that folder is not there, StageError when there is no table or an outdated one,
+    TableError for a damaged file, StorageError.
     """
+    if videos is not None and not videos.is_dir():
+        raise InputError(f"{videos}: no such folder of videos. Give the folder with --videos.")
     judged, is_judged = facts.verdicts(table.scan(run, table.newest_stage(run)))
     totals = _totals(judged)
     steps = facts.funnel(run, judged, totals["rows_in"])
@@ -248,6 +251,7 @@ def run_report(run: Path, *, videos: Path | None = None, progress: Progress = no
             partial.write_bytes(data)
             table.replace(partial, target)
     except OSError as error:
+        partial.unlink(missing_ok=True)
         raise StorageError(f"{target}: cannot be written ({error.strerror or error}).") from error
     return ReportSummary(
         page=str(target),

@@ -16,7 +16,7 @@ Values = NDArray[np.float64]
 WIDTH, HEIGHT = 440, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 10, 26, 30
 _MOST_BARS = 32
-_TAIL = 0.995  # what lies beyond this quantile may go into the last bar
+_TAIL, _LONG = 0.95, 3.0  # beyond this quantile, a tail longer than this many times all before it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +65,8 @@ def ticks(low: float, high: float, count: int) -> list[float]:
 def bars(series: Sequence[Series], thresholds: Sequence[float] = ()) -> Bars:
     """Count the series' finite values into bars with round edges.
 
-    Few whole numbers get a bar each. A long tail (beyond the 99.5 % quantile and twice as far as it) is
-    counted in the last bar, unless a threshold lies there.
+    Few whole numbers get a bar each. A long tail (see _TAIL) is counted in the last bar, unless a threshold
+    lies there.
     """
     parts = [part.values[np.isfinite(part.values)] for part in series]
     every = np.concatenate(parts)
@@ -80,7 +80,7 @@ def bars(series: Sequence[Series], thresholds: Sequence[float] = ()) -> Bars:
     low, high = float(every.min()), float(every.max())
     tail = max(float(np.quantile(every, _TAIL, method="lower")), *thresholds, low)
     num_beyond = 0
-    if high - low > 2 * (tail - low) > 0:
+    if high - low > _LONG * (tail - low) > 0:
         high = tail
     is_whole = bool((every == np.round(every)).all())
     if is_whole and high - low < _MOST_BARS:
@@ -154,6 +154,11 @@ def histogram(
                 below += int(count)
     bottom = HEIGHT - _BOTTOM
     parts.append(f'<line class="axis" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{bottom}" y2="{bottom}"/>')
+    if found.num_beyond:
+        parts.append(
+            f'<text x="{WIDTH - _RIGHT}" y="{bottom + 16}" text-anchor="end">'
+            f"{shown(float(found.edges[-2]))} and more</text>"
+        )
     for mark in _x_marks(found, low, high):
         parts.append(
             f'<text x="{across(mark):.1f}" y="{bottom + 16}" text-anchor="middle">{shown(mark)}</text>'
@@ -165,6 +170,8 @@ def histogram(
 
 def _x_marks(found: Bars, low: float, high: float) -> list[float]:
     marks = ticks(low, high, 6)
+    if found.num_beyond:  # the end of the axis has words
+        marks = [mark for mark in marks if mark < low + 0.75 * (high - low)]
     return [mark for mark in marks if mark == round(mark)] if found.is_whole else marks
 
 
@@ -211,7 +218,7 @@ class Span:
 
 def spans(rows: Sequence[Span], *, title: str, unit: str = "") -> Markup:
     """Return the spans as SVG, one under another: range as line, spread as band, mean as dot."""
-    left, right, row_height = 70, 16, 34
+    left, right, row_height = 70, 16, max(34, 150 // len(rows))  # no lower than a histogram
     width, height = WIDTH, row_height * len(rows) + 34
     low, high = min(row.low for row in rows), max(row.high for row in rows)
     high = high if high > low else low + 1

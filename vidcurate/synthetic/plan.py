@@ -43,7 +43,7 @@ ENCODINGS = (
     (".webm", "libvpx"),
 )
 # MPEG-4 without a bit rate is coarse at 64 px, so it stays out of what a small model learns from first.
-VARIED_ENCODINGS = (*ENCODINGS, (".avi", "mpeg4"))
+VARIED_ENCODINGS = (*ENCODINGS[:3], (".avi", "mpeg4"), *ENCODINGS[3:])
 MAIN_MOTIONS = ("right", "left", "up", "down")
 MAIN_SHAPES = SHAPES[:3]
 _EASY_SHARE, _PAIR_SHARE = 0.5, 0.3
