@@ -21,7 +21,7 @@ from rows import keep, peak_memory_bytes, row
 
 VOCABULARY = (
     "a the of in on with and person camera street light water mountain tree dog child table car moving "
-    "slowly bright dark blue red smiling standing holding walking across toward background scene close view city"
+    "slowly bright dark blue red smiling standing holding walking across toward background scene view city"
 )
 
 

@@ -99,15 +99,19 @@ def _is_records(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(row, dict) for row in value)
 
 
-def _videos(run: Path, given: Path | None) -> Path:
-    """Return the folder of videos: the one given, else the one that ingest was given."""
-    if given is not None:
-        return given
+def _known_videos(run: Path) -> Path | None:
+    """Return the folder of videos that ingest was given, None when it was given none."""
     table.previous_stage(run, "probe")
     known = json.loads((run / "reconcile.json").read_text(encoding="utf-8")).get("videos")
-    if not known:
+    return Path(known) if known else None
+
+
+def _videos(run: Path, given: Path | None) -> Path:
+    """Return the folder of videos: the one given, else the one that ingest was given."""
+    folder = given or _known_videos(run)
+    if folder is None:
         raise InputError(f"{run}: ingest was given no folder of videos. Say it with --videos.")
-    return Path(known)
+    return folder
 
 
 @app.callback(invoke_without_command=True)
@@ -330,7 +334,7 @@ def report(run: Run, videos: Videos = None, as_json: Json = False) -> None:
     """
     from vidcurate.report import run_report
 
-    summary = run_report(run, videos=_videos(run, videos))
+    summary = run_report(run, videos=videos or _known_videos(run))
     answer(asdict(summary), title=f"report → {run}", as_json=as_json)
 
 

@@ -353,7 +353,8 @@ def write_video(
         # encodings): the same frames then give other bytes.
         options["x264-params"] = "mbtree=0"
     if codec == "libx265":
-        options["x265-params"] = "log-level=none:pools=none:frame-threads=1"
+        # The same fault in x265 where a picture is one coding unit of 64 px.
+        options["x265-params"] = "log-level=none:pools=none:frame-threads=1:ctu=32"
     container = av.open(os.fspath(partial), "w", options={"fflags": "+bitexact", **(container_options or {})})
     try:
         stream: Any = container.add_stream(codec, rate=Fraction(fps).limit_denominator(1001), options=options)
