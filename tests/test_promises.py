@@ -1,0 +1,193 @@
+"""The promises of the design, each with a test of that name, on the whole road; the rooms' tests go deeper.
+
+9 (a refactor changes no number) is tests/trainer/test_loop.py::test_a_refactor_changes_no_number.
+"""
+
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.trainer.shards_for_tests import events, make_shards, numbers, smoke
+from trainer.loop import train
+from vidcurate import order, synthetic, table, video
+from vidcurate.buckets import BucketSpec
+from vidcurate.errors import CheckpointError, MediaError, StateError
+from vidcurate.index import read_index
+from vidcurate.loader import Loader, LoaderSpec, plan_from
+from vidcurate.schema import STAGES
+
+RECIPE = """
+run: {run}
+workers: {workers}
+ingest: {{metadata: data/captions.csv, videos: data/videos}}
+score: {{noun_engine: builtin}}
+filter: {{min_short_side: 32, min_num_frames: 8}}
+split: {{levels: 2, validation_fraction: 0.1}}
+shards: {{max_clips: 8}}
+"""
+BUCKETS = BucketSpec(sizes={"32px": {"1.00": (32, 32)}}, table={"32px": {"8": (1.0, 4)}})
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with demo data and one undisturbed curation of it, `calm`."""
+    folder = tmp_path_factory.mktemp("home")
+    synthetic.write_demo_data(folder / "data", clips=40)
+    curate(folder, "calm")
+    return folder
+
+
+def curate(folder: Path, run: str, workers: int = 1, kill_after_seconds: float | None = None) -> int:
+    (folder / f"{run}.yaml").write_text(RECIPE.format(run=run, workers=workers))
+    command = [sys.executable, "-m", "vidcurate", "curate", f"{run}.yaml", "--json"]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL) as process:
+        if kill_after_seconds is not None:
+            time.sleep(kill_after_seconds)
+            process.send_signal(signal.SIGKILL)
+        return process.wait()
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of every file of a run but the page, which names the run."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != "report.html"
+    }
+
+
+def losses(run: Path) -> list[tuple[float, str]]:
+    return [(line["loss"], line["clips_hash"]) for line in numbers(run)]
+
+
+def test_no_row_is_lost(home: Path) -> None:
+    ids = table.scan(home / "calm", "ingest").collect()["clip_id"]
+    for stage in STAGES:
+        assert table.scan(home / "calm", stage).collect()["clip_id"].equals(ids)
+    last = table.scan(home / "calm", "split").collect()
+    rejected = last.filter(~last["is_kept"])
+
+    assert len(last.filter(last["is_kept"])) + len(rejected) == len(ids)
+    assert rejected.select(
+        "reject_stage", "reject_rule", "reject_value", "reject_threshold"
+    ).null_count().row(0) == (
+        0,
+        0,
+        0,
+        0,
+    )
+
+
+def test_whole_or_absent(home: Path) -> None:
+    calm = digests(home / "calm")
+    for seconds in (0.7, 1.1, 1.5, 1.9, 2.3):
+        curate(home, "killed", kill_after_seconds=seconds)
+        for stage in STAGES:  # whatever lies under its final name can be read
+            if table.stage_path(home / "killed", stage).exists():
+                table.scan(home / "killed", stage).collect()
+
+    assert curate(home, "killed") == 0
+    assert digests(home / "killed") == calm
+
+
+def test_the_same_input_gives_the_same_bytes_whatever_the_number_of_workers(home: Path) -> None:
+    assert curate(home, "two", workers=2) == 0
+
+    assert digests(home / "two") == digests(home / "calm")
+
+
+def test_the_order_is_blind_to_the_world(home: Path) -> None:
+    index = read_index(home / "calm" / "shards")
+    plan = plan_from(index, BUCKETS, seed=3, micro_batches_per_step=4)
+    for step in range(12):
+        whole = [batch.position for batch in order.step_micro_batches(plan, step)]
+        for world_size in (1, 2, 3, 192):
+            shares = [order.share(plan, step, rank, world_size) for rank in range(world_size)]
+            assert sorted(batch.position for share in shares for batch in share) == whole
+    seen = []
+    for num_workers in (0, 2):
+        with Loader(index, plan, LoaderSpec(num_workers=num_workers, max_failure_share=1.0)) as loader:
+            batches = [batch for step in range(3) for batch in loader.step(step)]
+            seen.append(
+                [(batch.clip_ids, hashlib.sha256(batch.frames.tobytes()).hexdigest()) for batch in batches]
+            )
+
+    assert seen[0] == seen[1]
+    for cell in plan.cells:  # each clip once in a pass
+        assert len(set(cell.rows.tolist())) == len(cell.rows)
+
+
+def test_resumed_equals_uninterrupted(tmp_path: Path) -> None:
+    shards = make_shards(tmp_path / "shards")
+    train(smoke(shards, tmp_path / "whole", "stages.0.steps=6", "sample=null"))
+    train(smoke(shards, tmp_path / "parts", "stages.0.steps=3", "sample=null"))
+    train(smoke(shards, tmp_path / "parts", "stages.0.steps=6", "sample=null"))
+
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    for name in ("model", "ema", "optimizer"):
+        files = [tmp_path / run / "step-00000006" / f"{name}.safetensors" for run in ("parts", "whole")]
+        assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_changed_dataset_is_never_read_with_an_old_position(tmp_path: Path) -> None:
+    first, second = make_shards(tmp_path / "a"), make_shards(tmp_path / "b", num_clips=9)
+    train(smoke(first, tmp_path / "run", "stages.0.steps=2", "sample=null"))
+
+    with pytest.raises(StateError, match="clip"):
+        train(smoke(second, tmp_path / "run", "stages.0.steps=4", "sample=null"))
+
+
+def test_nothing_silent(home: Path, tmp_path: Path) -> None:
+    # A checkpoint that lost a tensor's file, and a clip that fails: an error and an event, each with a name.
+    shards = make_shards(tmp_path / "shards")
+    train(smoke(shards, tmp_path / "run", "stages.0.steps=2", "sample=null"))
+    (tmp_path / "run" / "step-00000002" / "ema.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"ema\.safetensors"):
+        train(smoke(shards, tmp_path / "run", "stages.0.steps=4", "sample=null"))
+    assert events(tmp_path / "run", "save")
+
+    copy = tmp_path / "calm"
+    shutil.copytree(home / "calm" / "shards", copy)
+    index = read_index(copy)
+    plan = plan_from(index, BUCKETS, seed=3, micro_batches_per_step=4)
+    row = int(plan.cells[0].rows[0])
+    shard, clip_id = copy / index.word("shard", row), index.word("clip_id", row)
+    data = bytearray(shard.read_bytes())
+    start = int(index.video_offset[row])
+    data[start : start + 64] = bytes(64)
+    shard.write_bytes(data)
+    told: list[dict] = []  # type: ignore[type-arg]
+    step = next(order.positions_of_row(plan, row)) // plan.micro_batches_per_step
+    with Loader(index, plan, LoaderSpec(max_failure_share=1.0), on_event=told.append) as loader:
+        batches = loader.step(step)
+    assert [(event["event"], event["clip_id"], event["kind"]) for event in told] == [
+        ("clip_substituted", clip_id, "crc_mismatch")
+    ]
+    assert all(clip_id not in batch.clip_ids for batch in batches)
+
+
+def test_one_container_is_open_at_a_time_and_no_decoder_outlives_its_limit(home: Path) -> None:
+    paths = [path for path in sorted((home / "data" / "videos").iterdir()) if path.suffix == ".mp4"]
+
+    def resources() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+    before = resources()
+    for path in paths:
+        try:
+            video.read_frames(path, np.arange(4).tolist(), height=32, width=32)
+        except MediaError:
+            assert path.stat().st_size >= 0  # a broken clip closes its container too
+        assert resources() == before
+    good = next(path for path in paths if path.name.startswith("shapes-0001"))
+    with pytest.raises(MediaError, match="longer than its limit"):
+        video.read_frames(good, [0, 1], height=32, width=32, time_limit_seconds=-1.0)
+    assert resources() == before
