@@ -1,7 +1,7 @@
 # make demo   install into .venv and run the whole road on data it makes itself
 # make test   the test suite (under ten minutes on two cores)
 # make check  format, lint, types
-# make bench  run the CPU benchmarks and print every kept result as one table
+# make bench  measure probe and tables here, then print every kept result as one table
 # make soak   the long versions of the fault tests
 .PHONY: demo test check bench soak install clean
 PYTHON ?= python3
@@ -44,7 +44,7 @@ soak: $(INSTALLED)
 	$(BIN)/python -m pytest -m soak -s
 
 bench: $(INSTALLED)
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/run.py probe tables
 
 clean:
 	rm -rf $(VENV) demo build *.egg-info

@@ -202,6 +202,13 @@ def _sample_if_due(state: TrainState, tools: Tools, last_step: int) -> None:
     mesh.first_does(write, tools.world)
 
 
+def _in_words(event: dict[str, Any]) -> str:
+    """Return a loader's event for the console; events.jsonl has all of it."""
+    if event["event"] == "clip_substituted":
+        return f"clip {event['clip_id']} cannot be read ({event['kind']}); {event['spare']} stands in for it"
+    return json.dumps(event)
+
+
 def _record_data_events(events: list[dict[str, Any]], state: TrainState, world: World, run: Path) -> None:
     """Record what the loaders of all ranks had to tell (a clip replaced, a worker restarted)."""
     for rank, theirs in enumerate(mesh.gather(list(events), world)):
@@ -209,7 +216,7 @@ def _record_data_events(events: list[dict[str, Any]], state: TrainState, world: 
             if world.is_first:
                 facts = {key: value for key, value in event.items() if key not in ("event", "step")}
                 metrics.record_event(run, event["event"], state.step, rank=rank, **facts)
-            _say(world, f"step {state.step}: {json.dumps(event)}")
+            _say(world, f"step {state.step}: {_in_words(event)}")
     events.clear()
 
 
