@@ -22,6 +22,7 @@ from vidcurate import video
 from vidcurate.synthetic import demo_prompts, follows
 
 CHANCE = 0.25
+SHOWN = (0, 5, 10, 15, 3, 6, 9, 12)  # every motion and every colour twice
 
 
 def p_value(hits: int, count: int) -> float:
@@ -70,8 +71,10 @@ def main() -> None:
             )
         )
     if given.picture:
-        given.picture.write_bytes(video.encode_image(enlarged(clips[:8]), "png"))
-        print(f"picture: {given.picture}")
+        given.picture.write_bytes(video.encode_image(enlarged(clips[list(SHOWN)]), "png"))
+        for number in SHOWN:
+            print(f"  {prompts[number][0]}")
+        print(f"picture of these, a row each: {given.picture}")
     if given.keep:
         keep("follows", rows)
 
