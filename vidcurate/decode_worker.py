@@ -198,7 +198,10 @@ def main(descriptor: int, parent: int) -> None:
                 reply = _answer(line, slabs[0])
             finally:
                 os.close(slabs[0])
-            channel.sendall(as_line(reply))
+            try:
+                channel.sendall(as_line(reply))
+            except (BrokenPipeError, ConnectionResetError):
+                return  # the loader was closed while this clip was being read ahead
             clips += 1
             if clips % _CLIPS_PER_COLLECTION == 0:
                 gc.collect()

@@ -237,6 +237,16 @@ def test_the_workers_end_with_the_loader(opened: Index, plan: Plan) -> None:
 # ── the plan of an index ────────────────────────────────────────────────────────────────────────────────────
 
 
+def test_closing_with_clips_read_ahead_says_nothing(
+    opened: Index, plan: Plan, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for step in range(6):
+        with Loader(opened, plan, LoaderSpec(num_workers=2)) as loader:
+            loader.step(step)
+
+    assert capfd.readouterr().err == ""
+
+
 def test_every_clip_is_in_one_cell_or_left_out_with_a_reason(folder: Path) -> None:
     facts = clips(12)
     facts[0] |= {"height": 9, "width": 9}
