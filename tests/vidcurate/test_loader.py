@@ -241,7 +241,7 @@ def test_closing_with_clips_read_ahead_says_nothing(
     opened: Index, plan: Plan, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for step in range(6):
-        with Loader(opened, plan, LoaderSpec(num_workers=2)) as loader:
+        with Loader(opened, plan, spec(num_workers=2)) as loader:
             loader.step(step)
 
     assert capfd.readouterr().err == ""
