@@ -19,6 +19,7 @@ import socket
 import sys
 import time
 import zlib
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -185,7 +186,8 @@ def main(descriptor: int, parent: int) -> None:
     gc.freeze()
     gc.disable()
     clips = 0
-    with socket.socket(fileno=descriptor) as channel:
+    # A loader may be closed while a worker starts or reads ahead: there is nobody left to tell.
+    with suppress(BrokenPipeError, ConnectionResetError), socket.socket(fileno=descriptor) as channel:
         channel.sendall(as_line({"ready": os.getpid()}))
         while True:
             line, slabs, _, _ = socket.recv_fds(channel, 1 << 16, 1)
@@ -198,10 +200,7 @@ def main(descriptor: int, parent: int) -> None:
                 reply = _answer(line, slabs[0])
             finally:
                 os.close(slabs[0])
-            try:
-                channel.sendall(as_line(reply))
-            except (BrokenPipeError, ConnectionResetError):
-                return  # the loader was closed while this clip was being read ahead
+            channel.sendall(as_line(reply))
             clips += 1
             if clips % _CLIPS_PER_COLLECTION == 0:
                 gc.collect()
