@@ -20,7 +20,7 @@ NUM_STEPS = 16
 
 # One rank: reads its share of the steps from `first` on and logs each micro-batch, whole lines only.
 RANK = """
-import json, os, sys
+import json, os, sys, time
 from pathlib import Path
 from tests.loader_runs import plan_of, spec, told
 from vidcurate.index import read_index
@@ -39,6 +39,7 @@ with Loader(opened, plan, spec(num_workers=int(workers)), rank=int(rank), world_
             line = json.dumps([step, said[0], said[2], said[3], said[4], said[6], said[10]])
             os.write(out, (line + "\\n").encode())
         os.write(out, (json.dumps([step, "done"]) + "\\n").encode())
+        time.sleep(0.06)  # as if it trained: a kill a quarter of a second later finds steps still to do
 """
 
 
