@@ -20,7 +20,7 @@ from pydantic import Field
 
 from vidcurate.errors import MediaError
 from vidcurate.recipe import Recipe
-from vidcurate.video import _SEEKABLE, _cover, _open, _reason
+from vidcurate.video import SEEKABLE, cover, opened, reason_of
 
 # Codecs that mp4 carries; others are cut into Matroska.
 _MP4_CODECS = {"h264", "hevc", "av1", "vp9", "mpeg4"}
@@ -80,7 +80,7 @@ def _origin(stream: Any) -> float:
 
 def _seek(container: Any, stream: Any, start: float | None) -> None:
     """Go to a key frame at or before `start` seconds; a container that cannot stays where it is."""
-    if start and container.format.name.split(",")[0] in _SEEKABLE:
+    if start and container.format.name.split(",")[0] in SEEKABLE:
         target = int((start + _origin(stream)) / stream.time_base)
         container.seek(max(target, stream.start_time or 0), stream=stream, backward=True)
 
@@ -126,7 +126,7 @@ def trim_video(source: Path, start_seconds: float | None, end_seconds: float | N
     """
     start, end = start_seconds or 0.0, float("inf") if end_seconds is None else end_seconds
     target = io.BytesIO()
-    with _open(source) as (container, stream):
+    with opened(source) as (container, stream):
         extension = "mp4" if stream.codec_context.name in _MP4_CODECS else "mkv"
         try:
             rate = _rate(container, stream)
@@ -144,7 +144,7 @@ def trim_video(source: Path, start_seconds: float | None, end_seconds: float | N
             finally:
                 output.close()
         except (av.FFmpegError, OSError, ValueError) as error:
-            raise MediaError(f"cannot be trimmed ({_reason(error)}).", kind="cannot_cut") from error
+            raise MediaError(f"cannot be trimmed ({reason_of(error)}).", kind="cannot_cut") from error
     begin, finish = float(times.min()), float(times.max()) + float(1 / rate)
     steps = np.diff(np.sort(times))
     is_constant = len(steps) == 0 or float(np.ptp(steps)) < 0.1 / rate
@@ -220,7 +220,7 @@ def transcode_video(
     start, end = start_seconds or 0.0, float("inf") if end_seconds is None else end_seconds
     target = io.BytesIO()
     number, first_time, height, width = 0, 0.0, 0, 0
-    with _open(source) as (container, stream):
+    with opened(source) as (container, stream):
         aspect = float(stream.sample_aspect_ratio or 1)
         output = av.open(target, "w", format="mp4", options={"fflags": "+bitexact"})
         try:
@@ -236,7 +236,7 @@ def transcode_video(
                     encoder.codec_context.gop_size = spec.gop_frames
                     encoder.codec_context.thread_count = 1
                     encoder.codec_context.flags |= av.codec.context.Flags.bitexact
-                image = np.ascontiguousarray(_cover(frame, height, width, aspect))
+                image = np.ascontiguousarray(cover(frame, height, width, aspect))
                 picture = av.VideoFrame.from_ndarray(image, format="rgb24")
                 picture.pts, picture.time_base = number, 1 / fps
                 output.mux(encoder.encode(picture))
@@ -245,7 +245,7 @@ def transcode_video(
                 raise MediaError(f"no frame between {start:g} s and {end:g} s.", kind="cannot_cut")
             output.mux(encoder.encode(None))
         except (av.FFmpegError, OSError, ValueError) as error:
-            raise MediaError(f"cannot be transcoded ({_reason(error)}).", kind="cannot_cut") from error
+            raise MediaError(f"cannot be transcoded ({reason_of(error)}).", kind="cannot_cut") from error
         finally:
             output.close()
     duration = float(number / fps)

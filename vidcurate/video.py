@@ -31,7 +31,7 @@ _BUFFER_BYTES = 1 << 20
 _INDEXED = {"mov", "avi"}
 # Containers in which a seek lands on the key frame that was asked for; in the others (MPEG program and
 # transport streams) the clip is decoded from its start.
-_SEEKABLE = {"mov", "avi", "matroska", "flv"}
+SEEKABLE = {"mov", "avi", "matroska", "flv"}
 _REFORMATTER = VideoReformatter()
 
 
@@ -76,13 +76,13 @@ class PacketIndex:
     end_offset_bytes: int | None
 
 
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     text = getattr(error, "strerror", None) or str(error)
     return " ".join(text.split()).rstrip(".")
 
 
 @contextmanager
-def _open(source: Path | bytes) -> Iterator[tuple[Any, Any]]:
+def opened(source: Path | bytes) -> Iterator[tuple[Any, Any]]:
     """Yield (container, first real video stream), without codec threads; close on the way out."""
     name = source.name if isinstance(source, Path) else f"{len(source)} bytes"
     if isinstance(source, Path):
@@ -99,7 +99,7 @@ def _open(source: Path | bytes) -> Iterator[tuple[Any, Any]]:
         )
     except (av.FFmpegError, OSError, ValueError) as error:
         raise MediaError(
-            f"{name}: not a video that FFmpeg opens ({_reason(error)}).", kind="unreadable"
+            f"{name}: not a video that FFmpeg opens ({reason_of(error)}).", kind="unreadable"
         ) from error
     try:
         streams = [s for s in container.streams.video if s.codec_context is not None and not _is_cover(s)]
@@ -176,7 +176,7 @@ def read_header_and_index(path: Path) -> tuple[Header, PacketIndex]:
     mp4, mov and avi carry an index of their packets; of other containers the packets are read through.
     Raises MediaError, whose `kind` is one of missing, empty, unreadable, no_video_stream.
     """
-    with _open(path) as (container, stream):
+    with opened(path) as (container, stream):
         codec = stream.codec_context
         family = container.format.name.split(",")[0]
         rotation, end = 0, None
@@ -226,7 +226,7 @@ def _start_near(container: Any, stream: Any, first: int) -> list[int] | None:
     Frame numbers are ranks of presentation time: pts x rate is wrong for variable rates, edit lists and
     B-frames. Reading the packets costs no decoding and makes the seek exact.
     """
-    if container.format.name.split(",")[0] not in _SEEKABLE:
+    if container.format.name.split(",")[0] not in SEEKABLE:
         return None
     stamps: list[int] = []
     keys: list[int] = []
@@ -247,7 +247,7 @@ def _start_near(container: Any, stream: Any, first: int) -> list[int] | None:
     return stamps
 
 
-def _cover(frame: Any, height: int, width: int, sample_aspect_ratio: float) -> NDArray[np.uint8]:
+def cover(frame: Any, height: int, width: int, sample_aspect_ratio: float) -> NDArray[np.uint8]:
     """Return the frame upright, scaled to cover (height, width) in one pass, and its centre."""
     turn = int(frame.rotation) % 360  # counter-clockwise, as FFmpeg has it
     if turn % 180 == 90:
@@ -291,7 +291,7 @@ def read_frames(
     out = np.empty((len(wanted), height, width, 3), dtype=np.uint8)
     name = source.name if isinstance(source, Path) else "clip"
     filled = 0
-    with _open(source) as (container, stream):
+    with opened(source) as (container, stream):
         aspect = float(stream.sample_aspect_ratio or 1)
         try:
             stamps = _start_near(container, stream, wanted[0]) if wanted[0] else None
@@ -303,13 +303,13 @@ def read_frames(
                     continue
                 if frame.is_corrupt and not accept_corrupt:
                     raise MediaError(f"{name}: frame {number} is damaged.", kind="corrupt_frame")
-                out[filled] = _cover(frame, height, width, aspect)
+                out[filled] = cover(frame, height, width, aspect)
                 filled += 1
                 if filled == len(wanted):
                     return out
         except (av.FFmpegError, OSError, ValueError) as error:
             raise MediaError(
-                f"{name}: decoding failed after {filled} of {len(wanted)} frames ({_reason(error)}).",
+                f"{name}: decoding failed after {filled} of {len(wanted)} frames ({reason_of(error)}).",
                 kind="unreadable",
             ) from error
     raise MediaError(
@@ -320,11 +320,11 @@ def read_frames(
 
 def count_decodable_frames(source: Path | bytes) -> int:
     """Return how many frames decode from start to end. Raises MediaError when decoding fails on the way."""
-    with _open(source) as (container, stream):
+    with opened(source) as (container, stream):
         try:
             return sum(1 for _ in _decoded(container, stream, None))
         except (av.FFmpegError, OSError, ValueError) as error:
-            raise MediaError(f"decoding failed ({_reason(error)}).", kind="unreadable") from error
+            raise MediaError(f"decoding failed ({reason_of(error)}).", kind="unreadable") from error
 
 
 def write_video(
