@@ -1,0 +1,116 @@
+"""What every command shares: the app, the common options, the settings, and how an answer is printed."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from vidcurate import __version__, table
+from vidcurate import recipe as recipes
+from vidcurate.errors import InputError
+from vidcurate.recipe import Recipe
+
+app = typer.Typer(
+    name="vidcurate",
+    help="Captioned video in; a judged table, difficulty levels and trusted WebDataset shards out.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+S = TypeVar("S", bound=Recipe)
+
+Run = Annotated[Path, typer.Argument(help="The run folder: every stage's table lies in it.", metavar="RUN")]
+Videos = Annotated[
+    Path | None, typer.Option("--videos", help="The folder of videos. Default: the one given to ingest.")
+]
+Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Processes. Default: all CPUs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="One setting of the stage, key=value. May be repeated.")
+]
+RecipeFile = Annotated[Path | None, typer.Option("--recipe", help="The stage's settings as YAML.")]
+
+
+def spec_of(model: type[S], file: Path | None, settings: list[str] | None, **given: Any) -> S:
+    """Return the stage's settings from a file, from --set and from the options that were given."""
+    every = [*_as_settings(given), *(settings or [])]
+    if file is not None:
+        return recipes.load(file, model, settings=every)
+    return recipes.parse("", model, where="--set", settings=every)
+
+
+def _as_settings(given: dict[str, Any]) -> list[str]:
+    return [f"{name}={json.dumps(value, default=str)}" for name, value in given.items() if value is not None]
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.4g}"
+    if isinstance(value, dict):
+        return "\n".join(f"{name}: {_cell(inner)}" for name, inner in value.items()) or "none"
+    if isinstance(value, (list, tuple)):
+        shown = "\n".join(_cell(inner) for inner in value[:8])
+        return shown + (f"\n… and {len(value) - 8} more" if len(value) > 8 else "") if value else "none"
+    return "none" if value is None else str(value)
+
+
+def answer(summary: dict[str, Any], *, title: str, as_json: bool) -> None:
+    """Print a summary on stdout: two columns, or one JSON object."""
+    if as_json:
+        print(json.dumps(summary, default=str))
+        return
+    grid = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    records = {name: value for name, value in summary.items() if _is_records(value)}
+    for name, value in summary.items():
+        if name not in records:
+            grid.add_row(name.replace("_", " "), _cell(value))
+    console = Console()
+    console.print(grid)
+    for name, rows in records.items():
+        inner = Table(title=name, title_justify="left", box=None, padding=(0, 2, 0, 0))
+        columns = [column for column in rows[0] if column != "warning"]  # warnings stand above, whole
+        for column in columns:
+            inner.add_column(column.replace("_", " "), overflow="fold")
+        for record in rows:
+            inner.add_row(*("" if record[column] is None else _cell(record[column]) for column in columns))
+        console.print(inner)
+
+
+def _is_records(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(row, dict) for row in value)
+
+
+def known_videos(run: Path) -> Path | None:
+    """Return the folder of videos that ingest was given, None when it was given none."""
+    table.previous_stage(run, "probe")
+    known = json.loads((run / "reconcile.json").read_text(encoding="utf-8")).get("videos")
+    return Path(known) if known else None
+
+
+def videos_of(run: Path, given: Path | None) -> Path:
+    """Return the folder of videos: the one given, else the one that ingest was given."""
+    folder = given or known_videos(run)
+    if folder is None:
+        raise InputError(f"{run}: ingest was given no folder of videos. Say it with --videos.")
+    return folder
+
+
+@app.callback(invoke_without_command=True)
+def _top(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error came from.")] = False,
+) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+    context.obj = {"traceback": traceback}
