@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.encode import TextEncoder, TextSpec, VideoEncoder, VideoSpec, text_encoder, video_encoder
+from trainer.encode import TextEncoder, TextSpec, VideoEncoder, VideoSpec, draw, text_encoder, video_encoder
 from trainer.encode.space_to_depth import SpaceToDepth, block_transform
 from trainer.encode.words import END, WordHash, word_vector, words_of
 
@@ -58,6 +58,29 @@ def test_latents_of_video_have_a_variance_near_one() -> None:
     latent = SpaceToDepth(spatial=4).encode(pixels(4, 64, 64))
     assert 0.5 < float(latent[:, 0].std()) < 2.0
     assert float(latent.std()) < 2.0
+
+
+def test_space_to_depth_has_a_posterior_without_variance() -> None:
+    encoder = SpaceToDepth(spatial=4)
+    video = pixels(2, 16, 16)
+    mean, variance = encoder.posterior(video)
+    assert torch.equal(mean, encoder.encode(video))
+    assert not variance.any()
+    assert torch.equal(draw(mean, variance, seed=1, step=2, clip_ids=["a"]), mean)
+
+
+def test_a_draw_from_the_posterior_belongs_to_seed_step_and_clip() -> None:
+    mean, variance = torch.full((3, 4, 2, 5, 6), 7.0), torch.full((3, 4, 2, 5, 6), 4.0)
+    torch.manual_seed(0)
+    together = draw(mean, variance, seed=1, step=2, clip_ids=["a", "b", "c"])
+    torch.manual_seed(99)
+    alone = draw(mean[:1], variance[:1], seed=1, step=2, clip_ids=["b"])
+    assert torch.equal(together[1:2], alone)
+    assert not torch.equal(together[0], together[1])
+    assert not torch.equal(alone, draw(mean[:1], variance[:1], seed=1, step=3, clip_ids=["b"]))
+    assert not torch.equal(alone, draw(mean[:1], variance[:1], seed=2, step=2, clip_ids=["b"]))
+    assert float(together.mean()) == pytest.approx(7, abs=0.4)
+    assert float(together.std()) == pytest.approx(2, abs=0.3)
 
 
 def test_a_word_is_the_same_vector_wherever_it_stands() -> None:

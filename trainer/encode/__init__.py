@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 from pydantic import Field
 from torch import Tensor
 
+from trainer import noise
 from trainer.encode.space_to_depth import SpaceToDepth
 from trainer.encode.words import WordHash
 from vidcurate.recipe import Recipe
@@ -25,7 +26,16 @@ class VideoEncoder(Protocol):
         """Return the latent's (C, T, H, W) for a video of this size in pixels."""
 
     def encode(self, video: Tensor) -> Tensor:
-        """Return float32 [B, C, T', H', W'] of `video` [B, 3, T, H, W]: uint8, or float in [-1, 1]."""
+        """Return float32 [B, C, T', H', W'] of `video` [B, 3, T, H, W]: uint8, or float in [-1, 1].
+
+        Scaled as the model trains on it; of an encoder with a posterior, the posterior's mean.
+        """
+
+    def posterior(self, video: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean, as `encode`, and variance, both float32 [B, C, T', H', W'] in the scaled space.
+
+        The variance of an encoder without a posterior is 0.
+        """
 
     def decode(self, latent: Tensor, *, num_frames: int) -> Tensor:
         """Return float32 video [B, 3, num_frames, H, W], nominally in [-1, 1], for latents of it."""
@@ -43,7 +53,9 @@ class TextEncoder(Protocol):
         """Most tokens of a caption; the rest is cut off."""
 
     def encode(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Return float32 features [B, 1, L, C], L = model_max_length, and bool mask [B, L], True first.
+        """Return features [B, 1, L, C], L = model_max_length, and bool mask [B, L], True first.
+
+        Features have the dtype that the encoder computes in: float32, or its spec's `dtype`.
 
         Every row of the mask has at least one True, an empty caption's too.
         """
@@ -71,6 +83,15 @@ class TextSpec(Recipe):
     """most tokens of a caption"""
     pairs: bool = True
     """add a token for each pair of neighbouring words, as attention does not see their order"""
+
+
+def draw(mean: Tensor, variance: Tensor, *, seed: int, step: int, clip_ids: Sequence[str]) -> Tensor:
+    """Return one draw from each clip's posterior [B, C, T', H', W'], row b keyed by (seed, step, clip_ids[b]).
+
+    The same numbers whether mean and variance were just encoded or come from a shard.
+    """
+    noises = noise.normal(seed, "posterior", step, clip_ids, tuple(mean.shape[1:])).to(mean.device)
+    return mean.float() + variance.float().sqrt() * noises
 
 
 def video_encoder(spec: VideoSpec) -> VideoEncoder:

@@ -86,6 +86,11 @@ class SpaceToDepth:
         blocks = blocks.permute(0, 2, 4, 6, 1, 3, 5, 7).reshape(b, t, h, w, channels)
         return (F.linear(blocks, matrix) / scale).permute(0, 4, 1, 2, 3).contiguous()
 
+    def posterior(self, video: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `encode(video)` and zeros: nothing is uncertain."""
+        latent = self.encode(video)
+        return latent, torch.zeros_like(latent)
+
     def decode(self, latent: Tensor, *, num_frames: int) -> Tensor:
         """Return float32 video [B, 3, num_frames, H, W] for `latent` [B, C, T', H', W']; not clipped."""
         matrix, scale = (part.to(latent.device) for part in block_transform(self.spatial, self.temporal))
