@@ -70,7 +70,9 @@ def losses(run: Path) -> list[tuple[float, str]]:
 
 def test_no_row_is_lost(home: Path) -> None:
     ids = table.scan(home / "calm", "ingest").collect()["clip_id"]
-    for stage in STAGES:
+    stages = [stage for stage in STAGES if table.stage_path(home / "calm", stage).exists()]
+    assert len(stages) == len(STAGES) - 1  # the recipe leaves out the stage that decodes
+    for stage in stages:
         assert table.scan(home / "calm", stage).collect()["clip_id"].equals(ids)
     last = table.scan(home / "calm", "split").collect()
     rejected = last.filter(~last["is_kept"])

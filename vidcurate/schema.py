@@ -24,12 +24,16 @@ class Column:
     stage: str
 
 
-def _column(stage: str, dtype: type[pl.DataType], unit: str, meaning: str) -> Column:
-    return Column(dtype=dtype(), unit=unit, meaning=meaning, stage=stage)
+def _column(stage: str, dtype: type[pl.DataType] | pl.DataType, unit: str, meaning: str) -> Column:
+    whole = dtype if isinstance(dtype, pl.DataType) else dtype()
+    return Column(dtype=whole, unit=unit, meaning=meaning, stage=stage)
 
+
+# How a score of many frames becomes one of the clip; `first` is the first frame that has it.
+AGGREGATES: tuple[str, ...] = ("min", "mean", "median", "max", "first")
 
 # The order of the stages; a stage reads the table of the nearest earlier one that has been run.
-STAGES: tuple[str, ...] = ("ingest", "probe", "score", "filter", "split")
+STAGES: tuple[str, ...] = ("ingest", "probe", "score", "frames", "filter", "split")
 
 COLUMNS: dict[str, Column] = {
     # ── ingest: what the metadata says ──────────────────────────────────────────────────────────────
@@ -124,6 +128,99 @@ COLUMNS: dict[str, Column] = {
     "noun_engine": _column("score", pl.String, "", "engine, model and version that counted; one per table"),
     "caption_num_words": _column("score", pl.Int32, "words", "words of the caption"),
     "caption_num_characters": _column("score", pl.Int32, "characters", "characters of the caption"),
+    # ── frames: what one decode of the pictures says; null where nothing was decoded ────────────────
+    "frames_status": _column(
+        "frames",
+        pl.String,
+        "",
+        "ok, or why there are no scores: not_scored (an earlier stage found it broken), missing, empty, "
+        "unreadable, no_video_stream, no_frames, too_slow, crashed",
+    ),
+    "frames_problem": _column(
+        "frames", pl.String, "", "the problem in words; null when frames_status is ok or not_scored"
+    ),
+    "num_frames_decoded": _column("frames", pl.Int32, "frames", "frames of the clip that decoded"),
+    "num_frames_damaged": _column(
+        "frames", pl.Int32, "frames", "decoded frames in which the decoder concealed damage"
+    ),
+    **{
+        f"motion_px_per_frame_{aggregate}": _column(
+            "frames",
+            pl.Float64,
+            "px/frame",
+            f"{aggregate} over the frames of how far the picture moves from one frame to the next, "
+            "averaged over the picture, where its shorter side is 144 px",
+        )
+        for aggregate in AGGREGATES
+    },
+    **{
+        f"sharpness_{aggregate}": _column(
+            "frames",
+            pl.Float64,
+            "1/px",
+            f"{aggregate} over the frames of 1 / blur, where blur is the sigma of the Gaussian that would "
+            "blur a sharp edge as much as the picture's strongest edges are, in px as displayed; null "
+            "without an edge",
+        )
+        for aggregate in AGGREGATES
+    },
+    **{
+        f"brightness_{aggregate}": _column(
+            "frames",
+            pl.Float64,
+            "luma 0-255",
+            f"{aggregate} over the frames of the mean luma, 0 is black",
+        )
+        for aggregate in AGGREGATES
+    },
+    "flicker": _column(
+        "frames",
+        pl.Float64,
+        "luma 0-255",
+        "mean over the frames of how far the brightness lies above, or below, both neighbours'",
+    ),
+    "black_share": _column("frames", pl.Float64, "share", "black frames over all frames"),
+    "black_head_seconds": _column("frames", pl.Float64, "s", "length of the black that the clip begins with"),
+    "black_tail_seconds": _column("frames", pl.Float64, "s", "length of the black that the clip ends with"),
+    "frozen_share": _column(
+        "frames",
+        pl.Float64,
+        "share",
+        "frames that show what the frame before them shows, over all but the first",
+    ),
+    "frozen_longest_seconds": _column("frames", pl.Float64, "s", "the longest time in which nothing changes"),
+    **{
+        f"letterbox_{side}_px": _column(
+            "frames", pl.Int32, "px", f"rows or columns at the {side}, as displayed, that are a black bar"
+        )
+        for side in ("top", "bottom", "left", "right")
+    },
+    "num_cuts": _column("frames", pl.Int32, "cuts", "cuts inside the clip"),
+    "cut_seconds": _column(
+        "frames",
+        pl.List(pl.Float64),
+        "s",
+        "when each cut is: the time of the first frame behind it, from the clip's start",
+    ),
+    "perceptual_hashes": _column(
+        "frames",
+        pl.List(pl.UInt64),
+        "",
+        "64-bit DCT hash of the upright frame at 10, 30, 50, 70 and 90 % of the clip; 0 where the frame is "
+        "flat and cannot be compared",
+    ),
+    "packet_hash": _column(
+        "frames",
+        pl.String,
+        "",
+        "hash of the clip's coded pictures without their container: equal for a file and its remux",
+    ),
+    "audio_peak_dbfs": _column(
+        "frames", pl.Float64, "dBFS", "loudest sample of the first audio stream; null without one"
+    ),
+    "is_audio_silent": _column(
+        "frames", pl.Boolean, "", "the audio never rises above -60 dBFS; null without audio"
+    ),
     # ── filter: the verdict ─────────────────────────────────────────────────────────────────────────
     "is_kept": _column("filter", pl.Boolean, "", "no rule rejected the clip"),
     "reject_stage": _column(

@@ -128,7 +128,7 @@ def _check_fresh(run: Path, stage: str) -> None:
 
 
 def _command(stage: str) -> str:
-    return "split-by-difficulty" if stage == "split" else stage
+    return {"split": "split-by-difficulty", "frames": "score-frames"}.get(stage, stage)
 
 
 def is_up_to_date(path: Path, wanted: Provenance) -> bool:
