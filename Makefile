@@ -24,7 +24,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: $(INSTALLED)
 	$(BIN)/vidcurate demo-data demo/data
 	$(BIN)/vidcurate curate recipes/curate-demo.yaml
-	OMP_NUM_THREADS=2 $(BIN)/python -m trainer recipes/train-demo.yaml
+	OMP_NUM_THREADS=2 $(BIN)/python -m trainer recipes/smoke.yaml
 	$(BIN)/python benchmarks/follows.py demo/train --picture demo/samples.png
 	@printf '\nLook at:\n  %s\n  %s\n  %s\n  %s\n' \
 	  'demo/run/report.html      what was kept and rejected, and why' \

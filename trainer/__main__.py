@@ -22,10 +22,10 @@ EXIT_INTERRUPTED = 130
 
 EXAMPLE = """\
 example:
-  python -m trainer recipes/smoke.yaml --set output=runs/smoke --set stages.0.data.shards=runs/made/shards
+  python -m trainer recipes/first-steps.yaml --set output=runs/first --set stages.0.data.shards=run/shards
 
 The same command given again goes on where the run stopped. Under torchrun:
-  torchrun --nproc-per-node 2 -m trainer recipes/smoke.yaml
+  torchrun --nproc-per-node 2 -m trainer recipes/first-steps.yaml
 
 exit codes: 0 done, 1 the work failed, 2 the request was wrong, 75 saved after SIGTERM or SIGUSR1
 """

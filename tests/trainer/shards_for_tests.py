@@ -15,7 +15,8 @@ from vidcurate import video
 from vidcurate.index import write_index
 from vidcurate.tar import TarWriter
 
-SMOKE = Path(__file__).resolve().parents[2] / "recipes" / "smoke.yaml"
+TINY = Path(__file__).resolve().parents[1] / "tiny.yaml"
+SMOKE = TINY
 COLOURS = {"red": (220, 40, 40), "green": (40, 200, 60), "blue": (50, 70, 220), "white": (240, 240, 240)}
 WAYS = {"right": (0, 2), "left": (0, -2), "down": (2, 0), "up": (-2, 0)}
 FPS = 8.0
@@ -94,13 +95,13 @@ def make_shards(
 
 
 def settings(shards: Path, output: Path, *more: str) -> list[str]:
-    """Return the `--set` values that point recipes/smoke.yaml at these shards and this run folder."""
+    """Return the `--set` values that point tests/tiny.yaml at these shards and this run folder."""
     return [f"stages.0.data.shards={shards}", f"output={output}", *more]
 
 
 def smoke(shards: Path, output: Path, *more: str) -> TrainRecipe:
-    """Return recipes/smoke.yaml with its paths, and `more` settings."""
-    return recipes.load(SMOKE, settings(shards, output, *more))
+    """Return tests/tiny.yaml with its paths, and `more` settings."""
+    return recipes.load(TINY, settings(shards, output, *more))
 
 
 def numbers(run: Path) -> list[dict[str, Any]]:

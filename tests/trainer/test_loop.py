@@ -20,7 +20,7 @@ from trainer.stdit import STDiT3
 from trainer.step import Tools, clip_losses
 from vidcurate.errors import CheckpointError, InputError, RecipeError, StateError, VidcurateError
 
-# recipes/smoke.yaml on the shards that the tests make: a refactor changes no number. When these change, the
+# tests/tiny.yaml on the shards that the tests make: a refactor changes no number. When these change, the
 # commit says why. Another processor may round sums and pixels otherwise: 1e-4 is far below any change of
 # meaning (another draw of noise moves a loss by 1e-2).
 LOSSES = [

@@ -17,10 +17,10 @@ def with_settings(*settings: str) -> TrainRecipe:
     return smoke(HERE / "shards", HERE / "run", *settings)
 
 
-def test_the_smoke_recipe_says_everything_by_itself() -> None:
+def test_the_tests_recipe_says_everything_by_itself() -> None:
     recipe = recipes.load(SMOKE)
 
-    assert recipe.name == "smoke"
+    assert recipe.name == "tiny"
     assert recipe.stages[0].steps == 20
     assert TrainRecipe.model_validate_json(json.dumps(recipes.as_json(recipe))) == recipe
 
