@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.shard_runs import write_table
-from vidcurate import schema, synthetic, table
+from vidcurate import synthetic, table
 from vidcurate.difficulty import SplitSpec, run_split
 from vidcurate.errors import InputError, StageError, StorageError, TableError
 from vidcurate.filter import FilterSpec, run_filter
