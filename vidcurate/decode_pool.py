@@ -40,7 +40,9 @@ _DUMP_SECONDS = 0.2  # for the stack of a worker that is about to be killed
 _GOODBYE_SECONDS = 2.0
 _EXIT_SECONDS = 5.0  # of a worker that has hung up
 _KILL_SECONDS = 10.0  # a process that waits for a dead disk cannot even be killed
+# A terminal and a scheduler signal the whole group; the parent decides what becomes of the workers.
 _PROGRAM = (
+    "import signal as s; [s.signal(number, s.SIG_IGN) for number in (s.SIGINT, s.SIGTERM, s.SIGUSR1)]; "
     "import sys; sys.path.insert(0, sys.argv[1]); "
     "from vidcurate.decode_worker import main; main(int(sys.argv[2]), int(sys.argv[3]))"
 )
@@ -252,7 +254,7 @@ class DecodePool:
                 job.future.set_exception(error)
 
     def _stop_late(self, worker: _Worker) -> None:
-        worker.process.send_signal(signal.SIGUSR1)
+        worker.process.send_signal(signal.SIGUSR2)  # it prints its stack
         time.sleep(_DUMP_SECONDS)
         self._drop(worker, "deadline")
 

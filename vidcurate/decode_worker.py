@@ -19,6 +19,7 @@ import socket
 import sys
 import time
 import zlib
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -50,6 +51,7 @@ class DecodeTask:
     frame_stride: int
     height: int
     width: int
+    caption: str = "caption"  # the key of the caption in the clip's JSON
 
     @property
     def size_bytes(self) -> int:
@@ -92,6 +94,11 @@ def _read_parts(task: DecodeTask) -> tuple[bytes, bytes]:
     )
 
 
+def caption_of(facts: Mapping[str, Any], name: str) -> str:
+    """Return a clip's caption of this name; where the clip has none of it, its `caption`."""
+    return facts.get(name) or facts.get("caption") or ""
+
+
 def decode(task: DecodeTask) -> tuple[NDArray[np.uint8], str]:
     """Return the wanted frames, uint8 (T, H, W, 3), and the caption.
 
@@ -111,7 +118,7 @@ def decode(task: DecodeTask) -> tuple[NDArray[np.uint8], str]:
             )
     try:
         known = json.loads(facts)
-        found, caption = known["clip_id"], known.get("caption") or ""
+        found, caption = known["clip_id"], caption_of(known, task.caption)
     except (ValueError, TypeError, KeyError, AttributeError):
         found, caption = None, ""
     if found != task.clip_id:
@@ -176,10 +183,9 @@ def _die_with_parent(parent: int) -> None:
 def main(descriptor: int, parent: int) -> None:
     """Serve tasks from the socket until it closes."""
     _die_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's affair
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash ends at once
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1)  # the parent asks for the stack before it kills
+    faulthandler.register(signal.SIGUSR2)  # the parent asks for the stack before it kills
     from vidcurate import video  # noqa: F401 - before the collector is frozen
 
     gc.collect()

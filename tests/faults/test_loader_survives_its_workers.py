@@ -113,6 +113,21 @@ def test_killed_workers_change_nothing(opened: Index) -> None:
     assert {event["reason"] for event in events} == {"worker_died"}
 
 
+def test_what_a_scheduler_signals_to_the_whole_group_does_not_touch_the_workers(opened: Index) -> None:
+    plan = plan_of(opened)
+    undisturbed = read(opened, plan, STEPS)
+    events: list[dict[str, Any]] = []
+    with Loader(opened, plan, spec(num_workers=2), on_event=events.append) as loader:
+        for step in STEPS:
+            assert sorted(map(told, loader.step(step))) == undisturbed[step]
+            if step == 0:
+                time.sleep(1.0)  # an interpreter that has only just begun cannot ignore anything yet
+            for process in loader.process_ids():
+                for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+                    os.kill(process, number)
+    assert events == []
+
+
 def test_a_stopped_worker_costs_one_deadline_and_changes_nothing(opened: Index) -> None:
     plan = plan_of(opened)
     undisturbed = read(opened, plan, STEPS)
