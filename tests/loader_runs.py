@@ -34,7 +34,7 @@ def picture(number: int, frame: int, height: int, width: int) -> Any:
 
 
 def clips(count: int = 24) -> list[dict[str, Any]]:
-    """Return the facts of clips of two levels and shapes, 9 to 20 frames long."""
+    """Return the facts of clips of two levels and shapes, 9 to 20 frames long, most with two captions."""
     return [
         {
             "clip_id": f"clip/{number}.0",
@@ -44,6 +44,7 @@ def clips(count: int = 24) -> list[dict[str, Any]]:
             "fold": "validation" if number % 12 == 11 else "train",
             "level": 1 + number % 2,
             "caption": f"caption of clip {number}, ünï",
+            **({"short_caption": f"clip {number}"} if number % 4 else {}),
             "video_extension": "mp4",
             "height": 48 if number % 3 else 40,
             "width": 48 if number % 3 else 80,
@@ -86,7 +87,8 @@ def write_shards(
         shard = f"train-{first // per_shard:06d}.tar"
         data = bytearray(512)
         for fact in facts[first : first + per_shard]:
-            said = json.dumps({"clip_id": fact["clip_id"], "caption": fact["caption"]}).encode()
+            names = [name for name in ("clip_id", "caption", "short_caption") if name in fact]
+            said = json.dumps({name: fact[name] for name in names}).encode()
             payload = payloads[fact["clip_id"]]
             places = {
                 "shard": shard,

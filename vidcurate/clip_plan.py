@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from vidcurate import buckets as bucketing
 from vidcurate import draws, order
 from vidcurate.buckets import Bucket, BucketSpec
+from vidcurate.decode_worker import DecodeTask
 from vidcurate.errors import InputError
 from vidcurate.index import Index, find_clip
 from vidcurate.order import Plan
@@ -156,4 +157,30 @@ def steps_of_clip(plan: Plan, index: Index, clip_id: str, *, count: int = 1) -> 
     positions = order.positions_of_row(plan, find_clip(index, clip_id))
     return tuple(
         position // plan.micro_batches_per_step for position, _ in zip(positions, range(count), strict=False)
+    )
+
+
+def num_starts(index: Index, row: int, bucket: Bucket) -> int:
+    """Return at how many frames a sample of this bucket can begin in a clip."""
+    return int(index.num_frames[row]) - bucket.num_source_frames + 1
+
+
+def decode_task(
+    index: Index, row: int, bucket: Bucket, *, first_frame: int, caption: str = "caption"
+) -> DecodeTask:
+    """Return what a decode worker needs for one clip in the bucket's shape, from `first_frame` on."""
+    return DecodeTask(
+        clip_id=index.word("clip_id", row),
+        shard=str(index.folder / index.shards[index.shard_number[row]]),
+        json_offset=int(index.json_offset[row]),
+        json_size=int(index.json_size[row]),
+        video_offset=int(index.video_offset[row]),
+        video_size=int(index.video_size[row]),
+        video_crc32=int(index.video_crc32[row]),
+        first_frame=first_frame,
+        num_frames=bucket.num_frames,
+        frame_stride=bucket.frame_stride,
+        height=bucket.height,
+        width=bucket.width,
+        caption=caption,
     )

@@ -10,22 +10,29 @@ import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from vidcurate import draws, interleave, order
+from vidcurate import draws, interleave, order, spares, views
 from vidcurate.buckets import Bucket
-from vidcurate.clip_plan import PlannedClip, clips_of_step, plan_from, steps_of_clip
+from vidcurate.clip_plan import (
+    PlannedClip,
+    clips_of_step,
+    decode_task,
+    num_starts,
+    plan_from,
+    steps_of_clip,
+)
 from vidcurate.decode_pool import DecodePool, Slab
 from vidcurate.decode_worker import DecodeTask, decode
-from vidcurate.errors import InputError, MediaError, VidcurateError
+from vidcurate.errors import InputError, MediaError
 from vidcurate.index import Index
 from vidcurate.loader_state import LoaderState, check_state, state_of
 from vidcurate.order import MicroBatchPlan, Plan
 from vidcurate.recipe import Recipe
+from vidcurate.spares import Event as Event
 
 __all__ = [
     "IMAGE_FPS",
@@ -42,11 +49,7 @@ __all__ = [
 ]
 
 IMAGE_FPS = 120.0  # what Open-Sora tells the model of an image
-_LEAST_READ = 1000  # clips, before which a share of failures is not judged by less
-_NAMED = 10  # clips in a message
 _MOST_AHEAD = 128  # micro-batches and steps: each holds two file descriptors
-
-Event = dict[str, Any]
 
 
 class LoaderSpec(Recipe):
@@ -105,6 +108,8 @@ class _Started:
 class Loader:
     """The micro-batches of rank `rank` of `world_size`. Use as a context manager, or call `close`.
 
+    `num_views` and `captions` (keys of the clips' JSON): what of a clip is shown in which pass, see `views`.
+
     `on_event` is called, from `step` and `load`, with {"event": "clip_substituted", step, position, clip_id,
     spare, kind, reason} and {"event": "worker_replaced", reason, clip_id, exit_status}.
     """
@@ -117,6 +122,8 @@ class Loader:
         *,
         rank: int = 0,
         world_size: int = 1,
+        num_views: int | None = None,
+        captions: Sequence[str] = ("caption",),
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
         if not 0 <= rank < world_size:
@@ -126,8 +133,8 @@ class Loader:
         self._on_event = on_event or (lambda event: None)
         self._started: dict[int, _Started] = {}
         self._shares: dict[int, tuple[int, ...]] = {}
-        self._num_read = 0
-        self._failures: list[str] = []
+        self._num_views, self._captions = num_views, tuple(captions)
+        self._failures = spares.Failures(spec.max_failure_share)
         self._pool: DecodePool | None = None
         if spec.num_workers:
             self._pool = DecodePool(spec.num_workers, deadline_seconds=spec.deadline_seconds)
@@ -219,23 +226,16 @@ class Loader:
         return _Started(plan=part, tasks=tasks, frames=slab.array, slab=slab, futures=futures)
 
     def _task(self, part: MicroBatchPlan, slot: int, row: int) -> DecodeTask:
-        index, bucket = self.index, self.plan.cells[part.cell].bucket
-        seed = order.slot_seed(self.plan.seed, part.position, slot, "start_frame")
-        starts = int(index.num_frames[row]) - bucket.num_source_frames + 1
-        return DecodeTask(
-            clip_id=index.word("clip_id", row),
-            shard=str(index.folder / index.shards[index.shard_number[row]]),
-            json_offset=int(index.json_offset[row]),
-            json_size=int(index.json_size[row]),
-            video_offset=int(index.video_offset[row]),
-            video_size=int(index.video_size[row]),
-            video_crc32=int(index.video_crc32[row]),
-            first_frame=draws.below(seed, starts),
-            num_frames=bucket.num_frames,
-            frame_stride=bucket.frame_stride,
-            height=bucket.height,
-            width=bucket.width,
-        )
+        bucket, number = self.plan.cells[part.cell].bucket, int(part.passes[slot])
+        starts = num_starts(self.index, row, bucket)
+        if self._num_views is None:
+            seed = order.slot_seed(self.plan.seed, part.position, slot, "start_frame")
+            first = draws.below(seed, starts)
+        else:
+            view = views.view_number(number, self._num_views)
+            first = views.first_frame(self.index.word("clip_id", row), view, starts)
+        caption = self._captions[views.caption_number(number, self._num_views, len(self._captions))]
+        return decode_task(self.index, row, bucket, first_frame=first, caption=caption)
 
     def _decode(self, started: _Started, slot: int, task: DecodeTask, *, is_spare: bool) -> str:
         """Have the frames of one slot in place and return the caption. Raises MediaError."""
@@ -257,9 +257,9 @@ class Loader:
             try:
                 captions.append(self._decode(started, slot, task, is_spare=False))
             except MediaError as error:
-                rows[slot], tasks[slot], caption = self._substitute(started, slot, rows, error)
+                rows[slot], (tasks[slot], caption) = self._substitute(started, slot, rows, error)
                 captions.append(caption)
-        self._num_read += len(rows)
+        self._failures.add_read(len(rows))
         index, cell = self.index, self.plan.cells[part.cell]
         is_image = cell.bucket.num_frames == 1
         return MicroBatch(
@@ -280,47 +280,21 @@ class Loader:
 
     def _substitute(
         self, started: _Started, slot: int, rows: list[int], error: MediaError
-    ) -> tuple[int, DecodeTask, str]:
-        """Return row, task and caption of the first spare that decodes. `rows`: what the slots hold by now.
+    ) -> tuple[int, tuple[DecodeTask, str]]:
+        """Return row, task and caption of the first spare that decodes. `rows`: what the slots hold now."""
 
-        Slots are settled one after the other, so the spares do not depend on which clip failed first.
-        """
-        part = started.plan
-        failed, kind, reason = started.tasks[slot].clip_id, error.kind, str(error)
-        self._count_failure(failed, kind)
-        for row in order.spares(self.plan, part, slot):
-            if row in rows:
-                continue
-            task = self._task(part, slot, row)
-            event: Event = {
-                "event": "clip_substituted",
-                "step": part.position // self.plan.micro_batches_per_step,
-                "position": part.position,
-                "slot": slot,
-                "clip_id": failed,
-                "spare": task.clip_id,
-                "kind": kind,
-                "reason": reason,
-            }
-            self._on_event(event)
-            try:
-                return row, task, self._decode(started, slot, task, is_spare=True)
-            except MediaError as another:
-                failed, kind, reason = task.clip_id, another.kind, str(another)
-                self._count_failure(failed, kind)
-        cell = self.plan.cells[part.cell].name
-        raise VidcurateError(
-            f"clip {failed!r} cannot be decoded ({reason}) and cell {cell} has no other clip to take its "
-            "place. Build the shards without it, or choose buckets that hold more clips."
+        def read(row: int) -> tuple[DecodeTask, str]:
+            task = self._task(started.plan, slot, row)
+            return task, self._decode(started, slot, task, is_spare=True)
+
+        return spares.stand_in(
+            self.plan,
+            started.plan,
+            slot,
+            rows,
+            failed=(started.tasks[slot].clip_id, error),
+            clip_id_of=lambda row: self.index.word("clip_id", row),
+            read=read,
+            failures=self._failures,
+            on_event=self._on_event,
         )
-
-    def _count_failure(self, clip_id: str, kind: str) -> None:
-        self._failures.append(f"{clip_id} ({kind})")
-        share = self.spec.max_failure_share
-        if len(self._failures) > share * max(self._num_read, _LEAST_READ):
-            names = ", ".join(dict.fromkeys(self._failures[-_NAMED:]))
-            raise VidcurateError(
-                f"{len(self._failures)} of {self._num_read} clips read could not be decoded, more than "
-                f"max_failure_share {share:g} allows; the last: {names}. Build the shards without them, or "
-                "raise it."
-            )

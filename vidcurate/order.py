@@ -69,11 +69,15 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchPlan:
-    """Micro-batch `position`: the clips at `rows` (m,) of the index, all of cell number `cell`."""
+    """Micro-batch `position`: the clips at `rows` (m,) of the index, all of cell number `cell`.
+
+    `passes` (m,): in which pass over the cell each of them stands, from 0.
+    """
 
     position: int
     cell: int
     rows: Rows
+    passes: Rows
 
 
 def make_cell(name: str, bucket: Bucket, rows: Rows, hashes: draws.Words, weight: int) -> Cell:
@@ -203,7 +207,8 @@ def micro_batch(plan: Plan, position: int) -> MicroBatchPlan:
     if offsets[-1] >= count:
         following = _pass_ordinals(plan, cell, pass_number + 1, offsets[offsets >= count] - count)
         ordinals = np.concatenate([ordinals, following])
-    return MicroBatchPlan(position=position, cell=number, rows=cell.rows[ordinals])
+    passes = pass_number + offsets // count
+    return MicroBatchPlan(position=position, cell=number, rows=cell.rows[ordinals], passes=passes)
 
 
 def step_micro_batches(plan: Plan, step: int) -> tuple[MicroBatchPlan, ...]:
@@ -300,7 +305,8 @@ def finite_pass(plan: Plan, rank: int = 0, world_size: int = 1) -> Iterator[Micr
             if position % world_size == rank:
                 offsets = np.arange(first, min(first + cell.micro_batch_size, len(cell.rows)))
                 ordinals = draws.permute(len(cell.rows), _pass_key(plan, cell, 0), offsets)
-                yield MicroBatchPlan(position=position, cell=number, rows=cell.rows[ordinals])
+                rows, passes = cell.rows[ordinals], np.zeros(len(ordinals), dtype=np.int64)
+                yield MicroBatchPlan(position=position, cell=number, rows=rows, passes=passes)
             position += 1
 
 
