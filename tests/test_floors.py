@@ -12,10 +12,10 @@ VIDCURATE = [
     {"errors"},
     {"recipe", "schema", "mp4", "matroska", "draws", "resolutions"},
     {"video", "table"},
-    {"transcode", "tar", "buckets", "interleave", "order", "synthetic", "damage", "engine"},
+    {"transcode", "tar", "buckets", "interleave", "order", "views", "synthetic", "damage", "engine"},
     {"probe", "score", "filter", "difficulty", "ingest", "index"},
     {"shards", "shard_plan", "shard_write", "shard_set"},
-    {"decode_worker", "decode_pool", "clip_plan", "loader_state"},
+    {"decode_worker", "decode_pool", "clip_plan", "loader_state", "spares"},
     {"loader"},
     {"torch", "report", "inspect"},
     {"curate"},
@@ -25,7 +25,7 @@ VIDCURATE = [
 ]
 TRAINER = [
     {"noise", "masks", "optim", "encode", "layers", "stdit", "flow"},
-    {"pixart", "weights", "mesh", "metrics"},
+    {"pixart", "weights", "mesh", "metrics", "flops"},
     {"recipe"},
     {"data", "checkpoint", "gallery", "plan"},
     {"sample", "inspect", "resume", "step"},
