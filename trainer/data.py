@@ -53,6 +53,8 @@ class StepPlan:
     rows: NDArray[np.int64]
     buckets: tuple[str, ...]
     levels: tuple[str, ...]
+    sources: tuple[str, ...]
+    latent_shapes: tuple[tuple[int, int, int], ...]
     slots: dict[int, int]
     num_tokens: int
 
@@ -93,6 +95,7 @@ def step_plan(data: StageData, stage_step: int, recipe: TrainRecipe) -> StepPlan
     encoder, patch = video_encoder(recipe.video_encoder), recipe.model.patch_size
     slots: dict[int, int] = {}
     buckets: list[str] = []
+    latent_shapes: list[tuple[int, int, int]] = []
     num_tokens = 0
     for batch in batches:
         slots[batch.position] = len(buckets)
@@ -100,6 +103,7 @@ def step_plan(data: StageData, stage_step: int, recipe: TrainRecipe) -> StepPlan
         buckets += [bucket.name] * len(batch.rows)
         _, frames, rows, columns = encoder.latent_shape(bucket.num_frames, bucket.height, bucket.width)
         tokens = -(-frames // patch[0]) * -(-rows // patch[1]) * -(-columns // patch[2])
+        latent_shapes += [(frames, rows, columns)] * len(batch.rows)
         num_tokens += tokens * len(batch.rows)
     all_rows = np.concatenate([batch.rows for batch in batches])
     return StepPlan(
@@ -107,6 +111,10 @@ def step_plan(data: StageData, stage_step: int, recipe: TrainRecipe) -> StepPlan
         rows=all_rows,
         buckets=tuple(buckets),
         levels=tuple(str(level) for level in data.index.level[all_rows]),
+        sources=tuple(
+            name or "unknown" for name in data.index.words("source_dataset").take(all_rows).to_pylist()
+        ),
+        latent_shapes=tuple(latent_shapes),
         slots=slots,
         num_tokens=num_tokens,
     )

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from trainer import checkpoint, data, mesh, metrics, optim, resume, sample
+from trainer import checkpoint, data, flops, mesh, metrics, optim, resume, sample
 from trainer import recipe as recipes
 from trainer.data import StageData
 from trainer.encode import text_encoder, video_encoder
@@ -316,6 +316,7 @@ def _act(
                 seconds = time.perf_counter() - began
                 line |= {"seconds": seconds, "data_seconds": data_seconds}
                 line["tokens_per_second"] = plan.num_tokens / seconds
+                line |= flops.rates(line["model_flops"], seconds, mesh.device_name(world), world.size)
                 paces = [*paces[-19:], seconds]
                 if world.is_first:
                     metrics.append(run / metrics.METRICS, line)

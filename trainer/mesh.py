@@ -1,7 +1,8 @@
 """The ranks: who takes part, on which device, and what they do together.
 
-The only file that knows ranks. Everything else works on "this rank's share" and asks here for sums. One
-process without torchrun is a world of one, in which every function here is the identity.
+Everything else works on "this rank's share" and asks here for sums. One process without torchrun is a world
+of one, in which every function here is the identity. A tensor that lies over several ranks is a DTensor, cut
+along its first dimension; `local` is this rank's piece of it, and of any other tensor the tensor itself.
 
 A step's gradient is the sum over all micro-batches of the step, each scaled by 1 / (clips of the step), so
 the world size changes nothing but the order of float additions.
@@ -9,13 +10,14 @@ the world size changes nothing but the order of float additions.
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from vidcurate.errors import InputError, StateError, VidcurateError
 
@@ -27,11 +29,22 @@ BUFFER_ELEMENTS = 1 << 25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """This process among the others. `device` is where its tensors live."""
+    """This process among the others. `device` is where its tensors live.
+
+    `group` is how the ranks talk (None: torch's default group), `saving` a second line over the CPU for
+    what is written in the background.
+    """
 
     rank: int
     size: int
     device: torch.device
+    group: dist.ProcessGroup | None = None
+    saving: dist.ProcessGroup | None = None
+
+    @property
+    def background(self) -> "World":
+        """The same ranks on the second line: its calls do not mix with those of a step."""
+        return replace(self, group=self.saving)
 
     @property
     def is_first(self) -> bool:
@@ -68,10 +81,18 @@ def join() -> World:
             )
         device = torch.device("cuda", local)
         torch.cuda.set_device(device)
-    if size > 1 and not dist.is_initialized():
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(minutes=30))
-    return World(rank=rank, size=size, device=device)
+    saving = None
+    if size > 1:
+        if not dist.is_initialized():
+            backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+            dist.init_process_group(backend, timeout=timedelta(minutes=30))
+        saving = dist.new_group(backend="gloo", timeout=timedelta(minutes=30))
+    return World(rank=rank, size=size, device=device, saving=saving)
+
+
+def device_name(world: World) -> str:
+    """Return what the driver calls this rank's device, or "cpu"."""
+    return torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu"
 
 
 def leave(world: World) -> None:
@@ -84,7 +105,7 @@ def sum_over_ranks(values: Tensor, world: World) -> Tensor:
     if world.size == 1:
         return values
     moved = values.to(world.device)
-    dist.all_reduce(moved)
+    dist.all_reduce(moved, group=world.group)
     return moved
 
 
@@ -122,14 +143,6 @@ def _sum_flat(tensors: list[Tensor]) -> None:
         start += tensor.numel()
 
 
-@torch.no_grad()
-def spread(tensors: Iterable[Tensor], world: World) -> None:
-    """Give every rank the first rank's values, in place."""
-    if world.size > 1:
-        for tensor in tensors:
-            dist.broadcast(tensor, src=0)
-
-
 def agree(facts: dict[str, str], world: World) -> None:
     """Raise StateError, on every rank, unless all ranks hold the same `facts`."""
     everyone = gather(facts, world)
@@ -147,8 +160,34 @@ def gather(value: T, world: World) -> list[T]:
     if world.size == 1:
         return [value]
     everyone: list[T] = [value] * world.size
-    dist.all_gather_object(everyone, value)
+    dist.all_gather_object(everyone, value, group=world.group)
     return everyone
+
+
+def together(work: Callable[[], T], world: World) -> list[T]:
+    """Run `work` on every rank and return all values, in the order of ranks, on all of them.
+
+    The error of any rank is raised on every rank, so that none waits for one that has failed.
+    """
+    value: T | None = None
+    failure: Exception | None = None
+    try:
+        value = work()
+    except Exception as error:  # noqa: BLE001 - raised again below, after the others have heard of it
+        failure = error
+    said = None if failure is None or world.size == 1 else _sayable(failure)
+    everyone = gather((value, said), world)
+    if failure is not None:
+        raise failure
+    for _, theirs in everyone:
+        if theirs is not None:
+            raise theirs
+    return [theirs for theirs, _ in everyone]  # type: ignore[misc]
+
+
+def _sayable(error: Exception) -> VidcurateError:
+    """Return what the other ranks are told of an error: one of ours as it is, of any other its text."""
+    return error if isinstance(error, VidcurateError) else VidcurateError(repr(error))
 
 
 def first_does(work: Callable[[], T], world: World) -> T:
@@ -165,10 +204,63 @@ def first_does(work: Callable[[], T], world: World) -> T:
             said = [work(), None]
         except Exception as error:  # noqa: BLE001 - raised again below, after the others have heard of it
             failure = error
-            said = [None, error if isinstance(error, VidcurateError) else VidcurateError(repr(error))]
-    dist.broadcast_object_list(said, src=0)
+            said = [None, _sayable(error)]
+    dist.broadcast_object_list(said, src=0, group=world.group)
     if failure is not None:
         raise failure
     if isinstance(said[1], VidcurateError):
         raise said[1]
     return said[0]  # type: ignore[return-value]
+
+
+# ── tensors that lie over the ranks ─────────────────────────────────────────────────────────────────────────
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's piece of a tensor that lies over several, sharing its memory; else the tensor."""
+    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return all of a tensor, on every rank of those that it lies over; they must ask together."""
+    return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+@torch.no_grad()
+def put(target: Tensor, value: Tensor) -> None:
+    """Copy the whole tensor `value`, which every rank holds, into `target`: each rank takes its piece."""
+    if isinstance(target, DTensor):
+        value = value.to(target.device)
+        value = distribute_tensor(value, target.device_mesh, target.placements, src_data_rank=None)
+    local(target).copy_(local(value))
+
+
+def cut(tensor: Tensor) -> tuple[dist.ProcessGroup | None, int]:
+    """Return the ranks that a tensor is cut over (None: it is whole here), and the row its piece begins at.
+
+    Pieces are as `torch.chunk` makes them: equal but for the last ones.
+    """
+    if not isinstance(tensor, DTensor):
+        return None, 0
+    placed = [number for number, placement in enumerate(tensor.placements) if placement.is_shard()]
+    if not placed:
+        return None, 0
+    (number,) = placed
+    place, count = tensor.device_mesh.get_local_rank(number), tensor.device_mesh.size(number)
+    rows = -(-tensor.shape[0] // count)
+    return tensor.device_mesh.get_group(number), min(place * rows, tensor.shape[0])
+
+
+@torch.no_grad()
+def sum_of_pieces(sums: Tensor, tensors: Iterable[Tensor]) -> Tensor:
+    """Return `sums` [n], of which entry i is a sum over this rank's piece of tensor i, over all pieces.
+
+    Whole tensors' entries stay as they are.
+    """
+    cuts = [cut(tensor)[0] for tensor in tensors]
+    for group in {id(group): group for group in cuts if group is not None}.values():
+        chosen = torch.tensor([theirs is group for theirs in cuts], device=sums.device)
+        part = torch.where(chosen, sums, torch.zeros_like(sums))
+        dist.all_reduce(part, group=group)
+        sums = torch.where(chosen, part, sums)
+    return sums

@@ -21,7 +21,9 @@ METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
 
 # What differs between two runs of the same recipe: everything else in a line must be equal.
-CLOCK_KEYS = ("seconds", "data_seconds", "tokens_per_second", "clips_per_second")
+CLOCK_KEYS = ("seconds", "data_seconds", "tokens_per_second", "tflops_per_device", "mfu")
+
+TIMESTEP_BINS = 10
 
 
 def _plain(value: object) -> object:
@@ -103,6 +105,13 @@ def mean_by(losses: NDArray[np.float64], names: Sequence[str]) -> dict[str, floa
     return {name: mean(groups[name]) for name in sorted(groups)}
 
 
+def timestep_bins(timesteps: NDArray[np.float64]) -> list[str]:
+    """Return the tenth of [0, 1000] that each timestep lies in, as "300-400"; 1000 belongs to the last."""
+    width = 1000 // TIMESTEP_BINS
+    bins = np.clip(timesteps // width, 0, TIMESTEP_BINS - 1).astype(int)
+    return [f"{number * width}-{(number + 1) * width}" for number in bins]
+
+
 def seconds_in_words(seconds: float) -> str:
     """Return a duration as people say it: 8 s, 3 min 20 s, 5 h 12 min."""
     whole = max(0, round(seconds))
@@ -116,8 +125,9 @@ def seconds_in_words(seconds: float) -> str:
 def console_line(line: dict[str, Any], last_step: int, seconds_per_step: float) -> str:
     """Return the line that the terminal shows for a metric line."""
     left = seconds_in_words((last_step - line["step"]) * seconds_per_step)
+    mfu = f"  MFU {100 * line['mfu']:.1f} %" if "mfu" in line else ""
     return (
         f"{line['stage']}  step {line['step']}/{last_step}  loss {line['loss']:.6f}  lr {line['lr']:.3g}  "
-        f"grad {line['grad_norm']:.3g}  {line['tokens_per_second']:,.0f} tokens/s  "
+        f"grad {line['grad_norm']:.3g}  {line['tokens_per_second']:,.0f} tokens/s{mfu}  "
         f"data {100 * line['data_seconds'] / max(line['seconds'], 1e-9):.0f} %  {left} left"
     )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer import data, flow, masks, mesh, metrics, noise, optim
+from trainer import data, flops, flow, masks, mesh, metrics, noise, optim
 from trainer.data import MicroBatch, StageData, StepPlan
 from trainer.encode import TextEncoder, VideoEncoder
 from trainer.mesh import World
@@ -33,8 +33,20 @@ class Tools:
     text: TextEncoder
 
 
-def clip_losses(model: nn.Module, tools: Tools, stage: Stage, batch: MicroBatch, step: int) -> Tensor:
-    """Return the loss of each clip of a micro-batch, float32 [B], with its graph."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClipLosses:
+    """The loss of each clip of a micro-batch, float32 [B], with its graph, and what it belongs to.
+
+    `timesteps` are [B] in [0, 1000], `text_tokens` [B] the real tokens of the captions.
+    """
+
+    losses: Tensor
+    timesteps: Tensor
+    text_tokens: Tensor
+
+
+def clip_losses(model: nn.Module, tools: Tools, stage: Stage, batch: MicroBatch, step: int) -> ClipLosses:
+    """Return the losses of a micro-batch in update number `step` (from 0)."""
     seed, ids, device = tools.recipe.seed, batch.clip_ids, tools.world.device
     with torch.no_grad():
         latents = tools.video.encode(data.pixels(batch, device))
@@ -57,7 +69,7 @@ def clip_losses(model: nn.Module, tools: Tools, stage: Stage, batch: MicroBatch,
         dropped = noise.caption_drops(seed, step, ids, stage.caption_dropout).to(device)
 
     with torch.autocast(device.type, torch.bfloat16, enabled=tools.recipe.precision == "bfloat16"):
-        return flow.training_losses(
+        losses = flow.training_losses(
             model,
             latents,
             noises.to(device),
@@ -70,6 +82,7 @@ def clip_losses(model: nn.Module, tools: Tools, stage: Stage, batch: MicroBatch,
             width=width.to(device),
             drop_caption=dropped,
         )
+    return ClipLosses(losses=losses, timesteps=timesteps, text_tokens=text_mask.sum(1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,17 +111,19 @@ def train_step(
     model, world = state.model, tools.world
     num_clips = len(plan.clip_ids)
     # Each rank fills in its clips and the sum puts them together, exactly: the rest are zeros.
-    told = torch.zeros(num_clips + 2, dtype=torch.float64)
+    told = torch.zeros(3 * num_clips + 2, dtype=torch.float64)
+    of_clips = told[:-2].view(num_clips, 3)
     told[-2], told[-1] = float(stop), float(num_events)
     state.optimizer.zero_grad(set_to_none=True)
     for batch in sorted(batches, key=lambda batch: batch.position):
-        losses = clip_losses(model, tools, stage.stage, batch, state.step)
-        (losses.sum() / num_clips).backward()  # type: ignore[no-untyped-call]
-        slot = plan.slots[batch.position]
-        told[slot : slot + len(losses)] = losses.detach().double().cpu()
+        found = clip_losses(model, tools, stage.stage, batch, state.step)
+        (found.losses.sum() / num_clips).backward()  # type: ignore[no-untyped-call]
+        columns = (found.losses.detach(), found.timesteps, found.text_tokens)
+        slots = slice(plan.slots[batch.position], plan.slots[batch.position] + len(found.losses))
+        of_clips[slots] = torch.stack([column.double().cpu() for column in columns], dim=1)
     mesh.sum_gradients(optim.trained(model).values(), world)
     told = mesh.sum_over_ranks(told, world).cpu()
-    losses_of_all = told[:-2].numpy()
+    losses_of_all, timesteps, text_tokens = told[:-2].view(num_clips, 3).T.numpy()
 
     lr = optim.learning_rate(stage.stage.optim, state.stage_step, stage.num_steps)
     grad_norm = optim.clip_gradients(model, stage.stage.optim.grad_clip)
@@ -136,9 +151,14 @@ def train_step(
         "loss": loss,
         "loss_by_bucket": metrics.mean_by(losses_of_all, plan.buckets),
         "loss_by_level": metrics.mean_by(losses_of_all, plan.levels),
+        "loss_by_source": metrics.mean_by(losses_of_all, plan.sources),
+        "loss_by_timestep": metrics.mean_by(losses_of_all, metrics.timestep_bins(timesteps)),
         "grad_norm": grad_norm,
         "lr": lr,
         "clips": num_clips,
         "tokens": plan.num_tokens,
+        "model_flops": flops.flops_per_step(
+            tools.recipe.model, plan.latent_shapes, text_tokens.astype(int).tolist()
+        ),
         "clips_hash": state.clips_hash,
     }, Told(stop=bool(told[-2]), num_events=int(told[-1]))

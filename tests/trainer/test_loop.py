@@ -12,6 +12,7 @@ import torch
 from tests.trainer.shards_for_tests import events, make_shards, numbers, smoke
 from trainer import checkpoint, data, loop, metrics, optim, resume, weights
 from trainer.encode import text_encoder, video_encoder
+from trainer.flops import flops_per_step
 from trainer.loop import train
 from trainer.mesh import ALONE
 from trainer.recipe import TrainRecipe
@@ -92,6 +93,28 @@ def test_a_refactor_changes_no_number(shards: Path, tmp_path: Path) -> None:
     assert [line["step"] for line in lines] == list(range(1, 13))
 
 
+def test_a_line_takes_the_loss_apart_by_bucket_level_source_and_timestep(
+    shards: Path, short_run: Path
+) -> None:
+    recipe = smoke(shards, short_run, *SHORT)
+    (stage,) = data.lay_out(recipe)
+    for line in numbers(short_run):
+        for group in ("bucket", "level", "source", "timestep"):
+            parts = line[f"loss_by_{group}"]
+            assert min(parts.values()) <= line["loss"] * (1 + 1e-6)
+            assert max(parts.values()) >= line["loss"] * (1 - 1e-6)
+        assert list(line["loss_by_source"]) == ["made"]
+        assert line["loss_by_source"]["made"] == line["loss"]
+        assert all(0 <= int(name.split("-")[0]) < 1000 for name in line["loss_by_timestep"])
+        captions = [clip.caption for clip in data.clips(stage, line["step"] - 1)]
+        words = text_encoder(recipe.text_encoder).encode(captions)[1].sum(1).tolist()
+        shapes = data.step_plan(stage, line["step"] - 1, recipe).latent_shapes
+        assert line["model_flops"] == flops_per_step(recipe.model, shapes, words)
+    first = metrics.read(short_run / metrics.METRICS)[0]
+    assert first["tflops_per_device"] == first["model_flops"] / first["seconds"] / 1e12
+    assert "mfu" not in first  # nobody knows the peak of a CPU
+
+
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_another_run(
     shards: Path, short_run: Path, tmp_path: Path
 ) -> None:
@@ -119,7 +142,7 @@ def test_the_gradient_is_that_of_the_mean_over_all_clips_of_the_step(shards: Pat
         batches = loader.step(0)
     assert len({len(batch.clip_ids) for batch in batches}) == 2  # cells of 2 and of 3 clips
 
-    together = torch.cat([clip_losses(state.model, tools, stage.stage, batch, 0) for batch in batches])
+    together = torch.cat([clip_losses(state.model, tools, stage.stage, batch, 0).losses for batch in batches])
     together.mean().backward()  # type: ignore[no-untyped-call]
     expected = {name: value.grad.clone() for name, value in optim.trained(state.model).items()}
     before = {name: value.detach().clone() for name, value in optim.trained(state.model).items()}

@@ -64,3 +64,9 @@ def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
 )
 def test_durations_are_said_in_words(seconds: float, words: str) -> None:
     assert metrics.seconds_in_words(seconds) == words
+
+
+def test_a_timestep_lies_in_its_tenth_and_the_ends_have_one_too() -> None:
+    bins = metrics.timestep_bins(np.array([0.0, 99.9, 100.0, 555.5, 999.9, 1000.0]))
+
+    assert bins == ["0-100", "0-100", "100-200", "500-600", "900-1000", "900-1000"]
