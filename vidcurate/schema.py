@@ -33,7 +33,7 @@ def _column(stage: str, dtype: type[pl.DataType] | pl.DataType, unit: str, meani
 AGGREGATES: tuple[str, ...] = ("min", "mean", "median", "max", "first")
 
 # The order of the stages; a stage reads the table of the nearest earlier one that has been run.
-STAGES: tuple[str, ...] = ("ingest", "probe", "score", "frames", "filter", "split")
+STAGES: tuple[str, ...] = ("ingest", "probe", "score", "frames", "models", "dedup", "filter", "split")
 
 COLUMNS: dict[str, Column] = {
     # ── ingest: what the metadata says ──────────────────────────────────────────────────────────────
@@ -128,6 +128,36 @@ COLUMNS: dict[str, Column] = {
     "noun_engine": _column("score", pl.String, "", "engine, model and version that counted; one per table"),
     "caption_num_words": _column("score", pl.Int32, "words", "words of the caption"),
     "caption_num_characters": _column("score", pl.Int32, "characters", "characters of the caption"),
+    "proper_noun_count": _column(
+        "score", pl.Int32, "nouns", "PROPN tokens of the caption: names; part of noun_count"
+    ),
+    "noun_count_without_proper": _column(
+        "score", pl.Int32, "nouns", "NOUN tokens of the caption: noun_count less the names"
+    ),
+    "caption_num_t5_tokens": _column(
+        "score",
+        pl.Int32,
+        "tokens",
+        "tokens of the caption by the T5 tokenizer, its end mark among them; null when none was given",
+    ),
+    "caption_language": _column(
+        "score", pl.String, "", "likeliest language of the caption, ISO 639-1; null when not asked for"
+    ),
+    "caption_language_confidence": _column(
+        "score", pl.Float64, "share", "probability of caption_language among the known languages"
+    ),
+    "caption_boilerplate": _column(
+        "score",
+        pl.String,
+        "",
+        "what the caption begins with that says nothing of the clip, such as The video shows; null without",
+    ),
+    "caption_repeats": _column(
+        "score",
+        pl.Int32,
+        "rows",
+        "rows of the table with this caption, whatever its case and punctuation; 1 when it is the only one",
+    ),
     # ── frames: what one decode of the pictures says; null where nothing was decoded ────────────────
     "frames_status": _column(
         "frames",
@@ -220,6 +250,84 @@ COLUMNS: dict[str, Column] = {
     ),
     "is_audio_silent": _column(
         "frames", pl.Boolean, "", "the audio never rises above -60 dBFS; null without audio"
+    ),
+    # ── models: scores by neural networks; null where a model was not asked for or nothing was decoded ──
+    **{
+        f"clip_aesthetic_{aggregate}": _column(
+            "models",
+            pl.Float64,
+            "1-10",
+            f"{aggregate} over the frames of the aesthetic score by an MLP on CLIP",
+        )
+        for aggregate in AGGREGATES
+    },
+    **{
+        f"clip_match_{aggregate}": _column(
+            "models",
+            pl.Float64,
+            "cosine x 100",
+            f"{aggregate} over the frames of the match of picture and caption by CLIP",
+        )
+        for aggregate in AGGREGATES
+    },
+    **{
+        f"watermark_{aggregate}": _column(
+            "models",
+            pl.Float64,
+            "probability",
+            f"{aggregate} over the frames of the probability of a watermark",
+        )
+        for aggregate in AGGREGATES
+    },
+    **{
+        f"text_area_{aggregate}": _column(
+            "models",
+            pl.Float64,
+            "share",
+            f"{aggregate} over the frames of the share of the picture that is written text",
+        )
+        for aggregate in AGGREGATES
+    },
+    "models_status": _column(
+        "models",
+        pl.String,
+        "",
+        "ok, or why there are no scores: not_scored (an earlier stage found it broken), or the decoder's "
+        "word as in frames_status",
+    ),
+    "models_problem": _column(
+        "models", pl.String, "", "the problem in words; null when models_status is ok or not_scored"
+    ),
+    "models_used": _column(
+        "models", pl.String, "", "the models that scored, each with a digest of its weights; one per table"
+    ),
+    # ── dedup: which clips are the same; null for a clip without a twin ─────────────────────────────
+    "duplicate_cluster": _column(
+        "dedup", pl.String, "", "the cluster of twins: the smallest clip_id in it; null without a twin"
+    ),
+    "duplicate_rank": _column(
+        "dedup", pl.Int32, "", "place in the cluster by preference; 1 is the one to keep"
+    ),
+    "duplicate_of": _column("dedup", pl.String, "", "clip_id of the twin to keep; null for that one itself"),
+    "duplicate_kind": _column(
+        "dedup",
+        pl.String,
+        "",
+        "what makes it a twin of duplicate_of: exact (the same bytes), packets (the same coded pictures), "
+        "perceptual, caption or semantic",
+    ),
+    "duplicate_distance": _column(
+        "dedup",
+        pl.Float64,
+        "",
+        "how far it is from its twin: 0 for exact and packets, bits of 63 for perceptual, 1 - Jaccard for "
+        "caption, 1 - cosine for semantic",
+    ),
+    "duplicate_orientation": _column(
+        "dedup", pl.String, "", "for a perceptual twin: same, or how duplicate_of is turned to match"
+    ),
+    "duplicate_kept_because": _column(
+        "dedup", pl.String, "", "in what duplicate_of is preferred, with both values"
     ),
     # ── filter: the verdict ─────────────────────────────────────────────────────────────────────────
     "is_kept": _column("filter", pl.Boolean, "", "no rule rejected the clip"),
