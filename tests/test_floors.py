@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Lowest first. A file may import files of lower floors, and of its own floor where `TOGETHER` allows it.
 VIDCURATE = [
     {"errors"},
-    {"recipe", "schema", "mp4", "matroska", "draws", "resolutions"},
+    {"yaml_text", "recipe", "schema", "mp4", "matroska", "draws", "resolutions"},
     {"video", "table"},
     {"transcode", "tar", "buckets", "interleave", "order", "views", "synthetic", "damage", "engine"},
     {"probe", "score", "filter", "difficulty", "ingest", "index"},

@@ -1,8 +1,9 @@
-"""Strict YAML to frozen models.
+"""Strict YAML or JSON to frozen models.
 
 A recipe is a whole file, readable alone: no inheritance, no interpolation. An unknown key is an error
 that names the file, the line and the nearest key that exists; so is a value of the wrong kind. Numbers
-follow YAML 1.2 (`1e-4` is a number, `on` is a word). `--set a.b=c` goes through the same door.
+follow YAML 1.2 (`1e-4` is a number, `on` is a word). `--set a.b=c` goes through the same door. A file that
+ends in `.json` is JSON, and reading it loads no YAML reader: a GPU machine need not have one.
 """
 
 import difflib
@@ -12,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from vidcurate.errors import RecipeError
@@ -29,45 +29,8 @@ class Recipe(BaseModel):
 M = TypeVar("M", bound=Recipe)
 
 
-class _Loader(yaml.SafeLoader):
-    """SafeLoader with YAML 1.2's numbers and booleans."""
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, rule) for tag, rule in rules if tag not in _REPLACED]
-    for _REPLACED in [{"tag:yaml.org,2002:float", "tag:yaml.org,2002:bool", "tag:yaml.org,2002:timestamp"}]
-    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+|[0-9]+\.[0-9]*)$"),
-    list("-+.0123456789"),
-)
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(true|false)$"), list("tf"))
-
 Path_ = tuple[str | int, ...]
-
-
-def _lines(node: yaml.Node, path: Path_, where: str, lines: dict[Path_, int]) -> None:
-    """Record the line of each key in `lines`; a key given twice is an error."""
-    lines.setdefault(path, node.start_mark.line + 1)
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            inner = (*path, _key(key))
-            if inner in lines:
-                raise RecipeError(
-                    f"{where}:{key.start_mark.line + 1}: {_dotted(inner)} is given twice "
-                    f"(first on line {lines[inner]}); keep one."
-                )
-            lines[inner] = key.start_mark.line + 1
-            _lines(value, inner, where, lines)
-    elif isinstance(node, yaml.SequenceNode):
-        for number, value in enumerate(node.value):
-            _lines(value, (*path, number), where, lines)
-
-
-def _key(node: yaml.Node) -> str:
-    return str(node.value)
+_PLAIN_WORD = re.compile(r"([A-Za-z_/]|\.{1,2}/)[^#:\[\]{},]*")  # of --set: a string in YAML, too
 
 
 def _dotted(path: Sequence[str | int]) -> str:
@@ -145,11 +108,32 @@ def _override(document: dict[str, Any], setting: str) -> Path_:
         else:
             place = place.setdefault(str(part), {})
     try:
-        value = yaml.load(text, Loader=_Loader)
-        place[path[-1] if isinstance(place, list) else str(path[-1])] = value
-    except (yaml.YAMLError, TypeError, IndexError) as error:
+        place[path[-1] if isinstance(place, list) else str(path[-1])] = _value(text)
+    except (ValueError, TypeError, IndexError) as error:
         raise RecipeError(f"--set {setting}: cannot be applied ({error}).") from error
     return tuple(path)
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _value(text: str) -> Any:
+    """Return the value of a `--set`: what is JSON is read as JSON, which YAML reads alike; the rest is YAML.
+
+    Without a YAML reader a plain word or path is itself, and anything else a ValueError.
+    """
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except ValueError:
+        pass
+    try:
+        from vidcurate import yaml_text
+    except ImportError as error:
+        if _PLAIN_WORD.fullmatch(text):
+            return text
+        raise ValueError("PyYAML is not installed here; write the value as JSON") from error
+    return yaml_text.value(text)
 
 
 def _plain(value: Any) -> Any:
@@ -161,23 +145,41 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def parse(text: str, model: type[M], *, where: str = "recipe", settings: Sequence[str] = ()) -> M:
-    """Return `text` (YAML) as a `model`; `settings` are `key=value` overrides, applied in order.
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise RecipeError(f"{twice} is given twice; keep one.")
+    return found
 
-    Raises RecipeError, in one line, for what is not YAML, not a mapping, an unknown or repeated key, or a
-    value that does not fit. `where` is the name that the message begins with.
+
+def _from_json(text: str, where: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_unique)
+    except json.JSONDecodeError as error:
+        raise RecipeError(f"{where}:{error.lineno}: not JSON: {error.msg}.") from error
+    except RecipeError as error:
+        raise RecipeError(f"{where}: {error}") from error
+    except ValueError as error:
+        raise RecipeError(f"{where}: {error}.") from error
+
+
+def parse(text: str, model: type[M], *, where: str = "recipe", settings: Sequence[str] = ()) -> M:
+    """Return `text` (YAML; JSON where `where` ends so) as a `model`; `settings` are `key=value` overrides.
+
+    They are applied in order, and messages begin with `where`. Raises RecipeError, in one line, for what is
+    not YAML or JSON, not a mapping, an unknown or repeated key, or a value that does not fit.
     """
     lines: dict[Path_, int] = {}
-    try:
-        node = yaml.compose(text, Loader=_Loader)
-        if node is not None:
-            _lines(node, (), where, lines)
-        document = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f"{where}:{mark.line + 1}" if mark else where
-        problem = getattr(error, "problem", None) or str(error)
-        raise RecipeError(f"{place}: not YAML: {problem}.") from error
+    if where.endswith(".json"):
+        document = _from_json(text, where)
+    else:
+        try:
+            from vidcurate import yaml_text
+        except ImportError as error:
+            raise RecipeError(f"{where}: PyYAML is not installed here; give the recipe as .json.") from error
+        document, lines = yaml_text.document(text, where)
     if document is None:
         document = {}
     if not isinstance(document, dict):

@@ -1,4 +1,4 @@
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -81,3 +81,42 @@ def test_a_recipe_that_is_no_file_is_named(tmp_path: Path) -> None:
 def test_a_recipe_cannot_be_changed_after_it_was_read() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Model().depth = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"model": {"depht": 4}}', "r.json: model.depht is not a setting. Did you mean model.depth?"),
+        ('{\n"model": }', "r.json:2: not JSON: Expecting value."),
+        ('{"model": {"depth": 1, "depth": 2}}', "r.json: depth is given twice; keep one."),
+        ('{"model": {"lr": NaN}}', "r.json: NaN is no number of JSON."),
+        ("[1]", "r.json: a recipe is a mapping of settings, not a list."),
+    ],
+)
+def test_a_recipe_in_json_is_as_strict(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "r.json"
+    path.write_text(text)
+    with pytest.raises(RecipeError) as caught:
+        recipe.load(path, Whole)
+    assert str(caught.value).removeprefix(f"{tmp_path}/") == message
+
+
+def test_json_and_settings_are_read_alike_where_there_is_no_yaml(run_python: Callable[[str], str]) -> None:
+    text = '{"model": {"lr": 1e-4}, "stages": [{"name": "a"}]}'
+    settings = ["output=runs/a", "model.depth=7", "stages.0.name=on", "verbose=true"]
+    code = (
+        "import sys; sys.modules['yaml'] = None\n"
+        "sys.path.insert(0, '.')\n"
+        "from tests.vidcurate.test_recipe import Whole\n"
+        "from vidcurate import errors, recipe\n"
+        f"print(recipe.parse({text!r}, Whole, where='r.json', settings={settings!r}).model_dump_json())\n"
+        "for text, where, setting in [('a: 1', 'r.yaml', []), ('{}', 'r.json', ['model={depth: 3}'])]:\n"
+        "    try: recipe.parse(text, Whole, where=where, settings=setting)\n"
+        "    except errors.RecipeError as error: print(error)\n"
+    )
+    with_yaml = recipe.parse(text, Whole, where="r.json", settings=settings)
+    without, no_reader, no_value = run_python(code).splitlines()
+    assert without == with_yaml.model_dump_json()
+    assert no_reader == "r.yaml: PyYAML is not installed here; give the recipe as .json."
+    assert no_value.startswith("--set model={depth: 3}: cannot be applied (PyYAML is not installed here")
+    assert recipe.parse("{}", Whole, where="r.json", settings=["model={depth: 3}"]).model.depth == 3
