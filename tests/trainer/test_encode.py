@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.encode import TextEncoder, TextSpec, VideoEncoder, VideoSpec, draw, text_encoder, video_encoder
-from trainer.encode.space_to_depth import SpaceToDepth, block_transform
-from trainer.encode.words import END, WordHash, word_vector, words_of
+from trainer.encode import TextEncoder, VideoEncoder, draw, text_encoder, video_encoder
+from trainer.encode.space_to_depth import SpaceToDepth, SpaceToDepthSpec, block_transform
+from trainer.encode.words import END, WordHash, WordsSpec, word_vector, words_of
 
 KNOWN_RED = [-0.1952, -0.6424, 0.6424, -1.5368, 0.6424, 0.1952, 0.1952, -1.0896]
 
@@ -138,7 +138,7 @@ def test_words_are_split_in_any_script() -> None:
 
 
 def test_recipes_name_the_encoders() -> None:
-    video: VideoEncoder = video_encoder(VideoSpec(spatial=8, temporal=4))
+    video: VideoEncoder = video_encoder(SpaceToDepthSpec(spatial=8, temporal=4))
     assert video.latent_channels == 3 * 8 * 8 * 4
-    text: TextEncoder = text_encoder(TextSpec(caption_channels=16, model_max_length=8))
+    text: TextEncoder = text_encoder(WordsSpec(caption_channels=16, model_max_length=8))
     assert (text.caption_channels, text.model_max_length) == (16, 8)

@@ -1,18 +1,23 @@
 """Encoders: pixels to latents and back, captions to features. What the trainer asks of them, and which exist.
 
-`VideoSpec` and `TextSpec` are the recipe's words for them. Both encoders here are real and need no download.
+`VideoSpec` and `TextSpec` are the recipe's words for them. `space_to_depth` and `words` are real and need no
+download; `vae` and `t5` are those of the published models. Sizes are known without weights and without the
+libraries that run them.
 """
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from functools import lru_cache
+from typing import Annotated, Protocol
 
-from pydantic import Field
+import torch
+from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from trainer import noise
-from trainer.encode.space_to_depth import SpaceToDepth
-from trainer.encode.words import WordHash
-from vidcurate.recipe import Recipe
+from trainer.encode.space_to_depth import SpaceToDepth, SpaceToDepthSpec
+from trainer.encode.t5 import T5, T5Spec
+from trainer.encode.vae import VaeSpec, VideoVae
+from trainer.encode.words import WordHash, WordsSpec
 
 
 class VideoEncoder(Protocol):
@@ -61,32 +66,26 @@ class TextEncoder(Protocol):
         """
 
 
-class VideoSpec(Recipe):
-    """`space_to_depth`: blocks of temporal x spatial x spatial pixels become channels (see its file)."""
+def _kind(*kinds: str) -> BeforeValidator:
+    """Check the `kind` of a specification; the first is that of one which has none."""
 
-    kind: Literal["space_to_depth"] = "space_to_depth"
-    """the encoder: space_to_depth"""
-    spatial: int = Field(default=4, ge=1, le=32)
-    """pixels of a block's side that become channels"""
-    temporal: int = Field(default=1, ge=1, le=16)
-    """frames that become channels"""
+    def check(value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        kind = value.get("kind", kinds[0])
+        if kind not in kinds:
+            raise ValueError(f"no encoder is of kind {kind}; the kinds are {', '.join(kinds)}")
+        return {"kind": kind, **value}
+
+    return BeforeValidator(check)
 
 
-class TextSpec(Recipe):
-    """`words`: one hashed vector per word and, with `pairs`, per pair of neighbours (see its file)."""
-
-    kind: Literal["words"] = "words"
-    """the encoder: words"""
-    caption_channels: int = Field(default=64, ge=8)
-    """width of a word's vector"""
-    model_max_length: int = Field(default=32, ge=2)
-    """most tokens of a caption"""
-    pairs: bool = True
-    """add a token for each pair of neighbouring words, as attention does not see their order"""
+VideoSpec = Annotated[SpaceToDepthSpec | VaeSpec, Field(discriminator="kind"), _kind("space_to_depth", "vae")]
+TextSpec = Annotated[WordsSpec | T5Spec, Field(discriminator="kind"), _kind("words", "t5")]
 
 
 def draw(mean: Tensor, variance: Tensor, *, seed: int, step: int, clip_ids: Sequence[str]) -> Tensor:
-    """Return one draw from each clip's posterior [B, C, T', H', W'], row b keyed by (seed, step, clip_ids[b]).
+    """Return one draw from each clip's posterior, [B, C, T', H', W']; row b is keyed by its clip, seed, step.
 
     The same numbers whether mean and variance were just encoded or come from a shard.
     """
@@ -94,13 +93,25 @@ def draw(mean: Tensor, variance: Tensor, *, seed: int, step: int, clip_ids: Sequ
     return mean.float() + variance.float().sqrt() * noises
 
 
-def video_encoder(spec: VideoSpec) -> VideoEncoder:
-    """Return the encoder that the recipe names."""
+@lru_cache(maxsize=4)
+def video_encoder(spec: SpaceToDepthSpec | VaeSpec) -> VideoEncoder:
+    """Return the encoder that the recipe names, the same object for the same settings.
+
+    It computes on the device of the video or latent that it is given. Weights are loaded on first use.
+    """
+    if isinstance(spec, VaeSpec):
+        return VideoVae(spec)
     return SpaceToDepth(spatial=spec.spatial, temporal=spec.temporal)
 
 
-def text_encoder(spec: TextSpec) -> TextEncoder:
-    """Return the encoder that the recipe names."""
+@lru_cache(maxsize=4)
+def text_encoder(spec: WordsSpec | T5Spec, device: torch.device | None = None) -> TextEncoder:
+    """Return the encoder that the recipe names, the same object for the same settings.
+
+    `device` is where T5 computes, None: the CPU. Weights are loaded on first use.
+    """
+    if isinstance(spec, T5Spec):
+        return T5(spec, device or torch.device("cpu"))
     return WordHash(
         caption_channels=spec.caption_channels, model_max_length=spec.model_max_length, pairs=spec.pairs
     )

@@ -9,12 +9,16 @@ noise they are mixed with.
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import Tensor
+
+from vidcurate.recipe import Recipe
 
 COLOURS = 3
 # Standard deviations that fit real clips within a factor of two: of a block's mean in [-1, 1], of the two
@@ -47,6 +51,17 @@ def block_transform(spatial: int, temporal: int) -> tuple[Tensor, Tensor]:
     fall = (1.0 + FALL[0] * frequency) ** -FALL[1]
     scale = gain * np.array(COLOUR_STD)[:, None, None, None] * fall[None]
     return torch.from_numpy(matrix).float(), torch.from_numpy(scale.reshape(-1)).float()
+
+
+class SpaceToDepthSpec(Recipe):
+    """`space_to_depth`: blocks of temporal x spatial x spatial pixels become channels (see its file)."""
+
+    kind: Literal["space_to_depth"] = "space_to_depth"
+    """the encoder: space_to_depth"""
+    spatial: int = Field(default=4, ge=1, le=32)
+    """pixels of a block's side that become channels"""
+    temporal: int = Field(default=1, ge=1, le=16)
+    """frames that become channels"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

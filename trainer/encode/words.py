@@ -16,11 +16,15 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import Tensor
+
+from vidcurate.recipe import Recipe
 
 NGRAM_SIZES = (3, 4)
 OWN_SHARE = 0.75  # of a vector's variance; the rest is shared with words of like spelling
@@ -49,6 +53,19 @@ def word_vector(word: str, channels: int) -> NDArray[np.float32]:
     vector: NDArray[np.float32] = (own + ((1 - OWN_SHARE) / len(pieces)) ** 0.5 * shared).astype(np.float32)
     vector.setflags(write=False)
     return vector
+
+
+class WordsSpec(Recipe):
+    """`words`: one hashed vector per word and, with `pairs`, per pair of neighbours (see its file)."""
+
+    kind: Literal["words"] = "words"
+    """the encoder: words"""
+    caption_channels: int = Field(default=64, ge=8)
+    """width of a word's vector"""
+    model_max_length: int = Field(default=32, ge=2)
+    """most tokens of a caption"""
+    pairs: bool = True
+    """add a token for each pair of neighbouring words, as attention does not see their order"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,130 @@
+"""The encoder of T5 v1.1 (DeepFloyd/t5-v1_1-xxl: 24 layers, width 4096), from transformers.
+
+Captions are cut to `model_max_length` tokens, the end token among them, and those of like length are encoded
+together, padded to the longest: padding is masked, so it changes no feature, and its own features are 0.
+transformers and the weights are loaded on first use; sizes are known without either.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from trainer.encode.clean import clean
+from trainer.encode.precision import DTYPES, Dtype, own_precision
+from trainer.encode.source import locate, need
+from vidcurate.errors import CheckpointError, InputError
+from vidcurate.recipe import Recipe
+
+KEY = "text_encoder.source"
+FILES = ("*.json", "*.model", "*.safetensors", "*.bin")
+# A whole T5 holds them as well; the encoder does without.
+DECODER = ("decoder.", "lm_head.")
+
+
+class T5Spec(Recipe):
+    """`t5`: the encoder of T5 v1.1, one feature per token (docs/encoders.md)."""
+
+    kind: Literal["t5"] = "t5"
+    """the encoder: t5"""
+    source: str = "DeepFloyd/t5-v1_1-xxl"
+    """folder with the encoder and its tokenizer, or a name on the Hugging Face hub"""
+    caption_channels: int = Field(default=4096, ge=1)
+    """width of a feature, which must be that of the weights"""
+    model_max_length: int = Field(default=300, ge=2)
+    """most tokens of a caption"""
+    dtype: Dtype = "bfloat16"
+    """of weights, arithmetic and features"""
+    clean: bool = False
+    """clean captions as the published inference does: lower case, no addresses, mark-up or codes"""
+    micro_batch_size: int = Field(default=8, ge=1)
+    """captions that are encoded at once; bounds the memory"""
+
+
+class T5:
+    """The TextEncoder of a T5Spec, on `device`. It loads tokenizer and weights on first use."""
+
+    def __init__(self, spec: T5Spec, device: torch.device) -> None:
+        self.spec, self.device = spec, device
+        self._loaded: tuple[Any, Any] | None = None
+
+    @property
+    def caption_channels(self) -> int:
+        """4096 of T5-XXL."""
+        return self.spec.caption_channels
+
+    @property
+    def model_max_length(self) -> int:
+        """Most tokens of a caption, the end token among them."""
+        return self.spec.model_max_length
+
+    def loaded(self) -> tuple[Any, Any]:
+        """Return tokenizer and model, loaded if they were not yet."""
+        if self._loaded is None:
+            self._loaded = load(self.spec, self.device)
+        return self._loaded
+
+    def encode(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Return features [B, 1, L, C] in the spec's dtype and bool mask [B, L], both on the device.
+
+        L is `model_max_length`. Every caption has at least its end token.
+        """
+        tokenizer, model = self.loaded()
+        texts = [clean(caption) for caption in captions] if self.spec.clean else list(captions)
+        length = self.spec.model_max_length
+        tokens = [tokenizer(text, max_length=length, truncation=True)["input_ids"] for text in texts]
+        shape = (len(texts), 1, length, self.spec.caption_channels)
+        features = torch.zeros(shape, dtype=DTYPES[self.spec.dtype], device=self.device)
+        mask = torch.zeros(len(texts), length, dtype=torch.bool, device=self.device)
+        order = sorted(range(len(texts)), key=lambda row: len(tokens[row]))
+        for first in range(0, len(order), self.spec.micro_batch_size):
+            rows = order[first : first + self.spec.micro_batch_size]
+            longest = max(len(tokens[row]) for row in rows)
+            ids = torch.tensor([tokens[row] + [0] * (longest - len(tokens[row])) for row in rows])
+            real = torch.tensor([[place < len(tokens[row]) for place in range(longest)] for row in rows])
+            ids, real = ids.to(self.device), real.to(self.device)
+            with own_precision(self.device):
+                states = model(input_ids=ids, attention_mask=real.long()).last_hidden_state
+            index = torch.tensor(rows, device=self.device)
+            features[index, 0, :longest] = states.masked_fill(~real[:, :, None], 0).to(features.dtype)
+            mask[index, :longest] = real
+        return features, mask
+
+
+def load(spec: T5Spec, device: torch.device) -> tuple[Any, Any]:
+    """Return the tokenizer and the encoder with its weights on `device`, in the spec's dtype.
+
+    Raises InputError for a folder that holds neither or another width, CheckpointError naming a key that is
+    missing or unknown, StorageError where the hub does not give it.
+    """
+    transformers = need("transformers", KEY)
+    folder = locate(spec.source, key=KEY, patterns=FILES)
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        model, report = transformers.T5EncoderModel.from_pretrained(
+            folder, dtype=DTYPES[spec.dtype], output_loading_info=True
+        )
+    except (OSError, ValueError, ImportError, RuntimeError) as error:
+        raise InputError(
+            f"{KEY}: {folder} cannot be loaded as a T5 encoder with its tokenizer "
+            f"({' '.join(str(error).split())[:300]})."
+        ) from error
+    if not tokenizer("")["input_ids"]:
+        raise InputError(f"{KEY}: the tokenizer in {folder} puts no end token; that of T5 is needed.")
+    missing = sorted(report["missing_keys"])
+    unknown = sorted(name for name in report["unexpected_keys"] if not name.startswith(DECODER))
+    if missing or unknown:
+        parts = [f"{missing[0]} is missing"] if missing else []
+        parts += [f"{unknown[0]} is not a key of the encoder"] if unknown else []
+        raise CheckpointError(
+            f"{folder}: {' and '.join(parts)}; in all {len(missing)} missing, {len(unknown)} unknown. "
+            "Weights of a T5 v1.1 encoder, by transformers' names, are needed."
+        )
+    if model.config.d_model != spec.caption_channels:
+        raise InputError(
+            f"text_encoder.caption_channels is {spec.caption_channels} and {folder} has features of width "
+            f"{model.config.d_model}; set text_encoder.caption_channels={model.config.d_model}."
+        )
+    return tokenizer, model.eval().requires_grad_(False).to(device)
