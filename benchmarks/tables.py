@@ -62,7 +62,7 @@ def ours(csv: Path, run: Path) -> dict[str, float]:
         min_duration_seconds=2,
         max_duration_seconds=16,
         min_num_frames=51,
-        scores={"motion_score": {"min": 1.0}, "temporal_consistency_score": {"min": 0.97}},
+        limits={"motion_score": {"min": 1.0}, "temporal_consistency_score": {"min": 0.97}},
         outliers=(OutlierRule(column="aesthetic_score", value=0.0001),),
     )
     kept = run_filter(run, rules).rows_kept

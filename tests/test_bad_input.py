@@ -155,7 +155,7 @@ REQUESTS: dict[str, tuple[Callable[[Path], object] | None, str, int, str]] = {
     ),
     "a rule on a column that is not there": (
         None,
-        "filter HOME/run --set scores={beauty: {min: 1}}",
+        "filter HOME/run --set limits={beauty: {min: 1}}",
         2,
         "beauty",
     ),

@@ -12,7 +12,18 @@ VIDCURATE = [
     {"errors"},
     {"yaml_text", "recipe", "schema", "mp4", "matroska", "draws", "resolutions"},
     {"video", "table"},
-    {"transcode", "tar", "buckets", "interleave", "order", "views", "synthetic", "damage", "engine"},
+    {
+        "transcode",
+        "tar",
+        "buckets",
+        "interleave",
+        "order",
+        "views",
+        "synthetic",
+        "damage",
+        "engine",
+        "ledger",
+    },
     {"probe", "score", "filter", "difficulty", "ingest", "index"},
     {"shards", "shard_plan", "shard_write", "shard_set"},
     {"decode_worker", "decode_pool", "clip_plan", "loader_state", "spares"},
@@ -24,7 +35,7 @@ VIDCURATE = [
     {"__main__"},
 ]
 TRAINER = [
-    {"noise", "masks", "optim", "encode", "layers", "stdit", "flow"},
+    {"noise", "masks", "place", "optim", "encode", "layers", "stdit", "flow"},
     {"pixart", "weights", "mesh", "metrics", "flops"},
     {"recipe"},
     {"data", "checkpoint", "gallery", "plan"},

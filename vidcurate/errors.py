@@ -11,7 +11,8 @@
     ├── ShardError                  a shard or an index that does not hold what it says
     ├── StateError                  a loader or training state that belongs to other data or another recipe
     ├── CheckpointError             a checkpoint that is incomplete, altered or of another model
-    └── StorageError                the disk or the network refused
+    ├── StorageError                the disk or the network refused
+    └── FailureLimitError           exit code 3: the work is done, and more failed than was allowed
 
 A message names the thing, gives the value, says what is needed and, where there is one, the next step.
 It is one line: the command line prints it as it is.
@@ -82,3 +83,9 @@ class CheckpointError(VidcurateError):
 
 class StorageError(VidcurateError):
     """The disk or the network refused."""
+
+
+class FailureLimitError(VidcurateError):
+    """The work is done and written, and a larger share of it failed than the limit that was set allows."""
+
+    exit_code = 3

@@ -122,12 +122,13 @@ def _check_fresh(run: Path, stage: str) -> None:
             if digest(path) != value:
                 raise StageError(
                     f"{stage_path(run, stage)}: made from an older {name}.parquet. "
-                    f"Run `vidcurate {_command(stage)}` again."
+                    f"Run `vidcurate {command_of(stage)}` again."
                 )
             _check_fresh(run, name)
 
 
-def _command(stage: str) -> str:
+def command_of(stage: str) -> str:
+    """Return the name of the command that runs a stage."""
     return {"split": "split-by-difficulty", "frames": "score-frames"}.get(stage, stage)
 
 
@@ -148,7 +149,7 @@ def scan(run: Path, stage: str) -> pl.LazyFrame:
     """
     path = stage_path(run, stage)
     if not path.exists():
-        raise StageError(f"{path}: no such table. Run `vidcurate {_command(stage)}` first.")
+        raise StageError(f"{path}: no such table. Run `vidcurate {command_of(stage)}` first.")
     before = [name for name in provenance(path).inputs if name in STAGES]
     own = pl.scan_parquet(path)
     if not before:
@@ -214,11 +215,17 @@ def export(frame: pl.LazyFrame, path: Path) -> None:
         raise StorageError(f"{path}: cannot be written ({error.strerror or error}).") from error
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write `value` as JSON to `path`, whole or not at all. Raises StorageError."""
+def write_text(path: Path, text: str) -> None:
+    """Write `text` as UTF-8 to `path`, whole or not at all. Raises StorageError."""
     partial = path.with_name(f".{path.name}.partial")
     try:
-        partial.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        partial.write_text(text, encoding="utf-8")
         replace(partial, path)
     except OSError as error:
+        partial.unlink(missing_ok=True)
         raise StorageError(f"{path}: cannot be written ({error.strerror or error}).") from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as JSON to `path`, whole or not at all. Raises StorageError."""
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")

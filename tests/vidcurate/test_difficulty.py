@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vidcurate import difficulty, filter, table
-from vidcurate.difficulty import SplitSpec
+from vidcurate.difficulty import SplitSpec, cut
 from vidcurate.errors import ColumnError, InputError
 from vidcurate.filter import FilterSpec
 from vidcurate.score import nouns_builtin
@@ -141,7 +141,7 @@ def test_one_clip_with_most_of_the_frames_leaves_no_level_empty(tmp_path: Path, 
 def test_parted_levels_differ_by_one_clip_at_most(levels: int, more: int) -> None:
     count = levels + more
     hashes = np.arange(count, dtype=np.uint64)
-    level = difficulty._cut_ties_split(np.zeros(count), np.ones(count), hashes, levels)
+    level = cut.ties_split(np.zeros(count), np.ones(count), hashes, levels)
     clips = np.bincount(level, minlength=levels)
     assert len(clips) == levels
     assert clips.max() - clips.min() <= 1
@@ -220,7 +220,7 @@ def test_a_jump_above_the_limit_is_told(tmp_path: Path) -> None:
 
     summary = difficulty.run_split(tmp_path, SplitSpec(levels=5))
 
-    assert [text for text in summary.warnings if "from level 4 to 5" in text and "cut the tail" in text]
+    assert [text for text in summary.warnings if "from level 4 to 5" in text and "grows" in text]
 
 
 def test_another_column_that_shifts_between_levels_is_told(tmp_path: Path) -> None:

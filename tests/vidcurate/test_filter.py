@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vidcurate import filter, recipe, table
 from vidcurate.errors import ColumnError, RecipeError
-from vidcurate.filter import FilterSpec, OutlierRule, Range
+from vidcurate.filter import FilterSpec, Limit, OutlierRule
 
 SCHEMA = {
     "clip_id": pl.String,
@@ -70,12 +70,12 @@ KEPT = (None, None, None)
         ({"max_noun_count": 4}, {}, ("max_noun_count", "5", "<= 4")),
         ({"min_height": 1}, {"height": None}, ("min_height", "unknown", ">= 1")),
         ({"min_short_side": 1}, {"height": None}, ("min_short_side", "unknown", ">= 1")),
-        ({"scores": {"motion_score": Range(min=2)}}, {}, ("min_motion_score", "1.0", ">= 2")),
+        ({"limits": {"motion_score": Limit(min=2)}}, {}, ("min_motion_score", "1.0", ">= 2")),
         ({}, {"ingest_problem": "missing_file"}, ("missing_file", "a.mp4", "no ingest problem")),
         ({}, {"probe_status": "truncated", "probe_problem": "cut"}, ("truncated", "cut", "ok")),
         ({"allow_probe_status": ("truncated",)}, {"probe_status": "truncated"}, KEPT),
         (
-            {"scores": {"motion_score": Range(min=2)}},
+            {"limits": {"motion_score": Limit(min=2)}},
             {"motion_score": math.nan},
             ("min_motion_score", "unknown", ">= 2"),
         ),
@@ -201,16 +201,16 @@ def test_a_rule_without_its_column_names_the_stage_to_run(tmp_path: Path) -> Non
         ColumnError, match=r"min_noun_count needs the column noun_count.*Run `vidcurate score"
     ):
         filter.run_filter(tmp_path, FilterSpec(min_noun_count=1))
-    with pytest.raises(ColumnError, match=r"scores\.beauty needs the column beauty"):
-        filter.run_filter(tmp_path, FilterSpec(scores={"beauty": Range(min=1)}))
+    with pytest.raises(ColumnError, match=r"limits\.beauty needs the column beauty"):
+        filter.run_filter(tmp_path, FilterSpec(limits={"beauty": Limit(min=1)}))
     with pytest.raises(ColumnError, match=r"outliers\.noun_count needs the column"):
         filter.run_filter(tmp_path, FilterSpec(outliers=(OutlierRule(column="noun_count"),)))
 
 
 def test_a_rule_on_a_column_of_words_is_refused(tmp_path: Path) -> None:
     scored(tmp_path, clip("a"))
-    with pytest.raises(ColumnError, match=r"scores\.source_dataset needs numbers.*holds String"):
-        filter.run_filter(tmp_path, FilterSpec(scores={"source_dataset": Range(min=1)}))
+    with pytest.raises(ColumnError, match=r"limits\.source_dataset needs numbers.*holds String"):
+        filter.run_filter(tmp_path, FilterSpec(limits={"source_dataset": Limit(min=1)}))
     with pytest.raises(ColumnError, match=r"outliers\.video_path needs numbers"):
         filter.run_filter(tmp_path, FilterSpec(outliers=(OutlierRule(column="video_path"),)))
 
@@ -246,7 +246,7 @@ def test_two_rules_of_one_kind_are_counted_together(tmp_path: Path) -> None:
         ("min_height: -1", "min_height is -1"),
         ("min_height: 5\nmax_height: 4", "min_height 5 is above max_height 4"),
         ("min_heigth: 5", "Did you mean min_height?"),
-        ("scores: {a: {min: 2, max: 1}}", "min 2 is above max 1"),
+        ("limits: {a: {min: 2, max: 1}}", "min 2 is above max 1"),
         ("outliers: [{column: a, value: 0.7}]", "a tail quantile is a share between 0 and 0.5"),
         ("outliers: [{column: a, method: iqr, value: 0}]", "iqr needs a value above 0"),
         ("outliers: [{column: a, method: absolute, side: both}]", "an absolute limit has one side"),

@@ -212,7 +212,7 @@ def test_limits_of_the_filter_are_drawn_into_the_histograms(run: Path) -> None:
 def test_a_score_that_the_filter_limits_has_a_histogram(run: Path, tmp_path: Path, demo: Path) -> None:
     for stage in ("ingest", "probe", "score"):
         (tmp_path / f"{stage}.parquet").write_bytes((run / f"{stage}.parquet").read_bytes())
-    spec = FilterSpec.model_validate_json('{"scores": {"aesthetic_score": {"min": 4.5}}}')
+    spec = FilterSpec.model_validate_json('{"limits": {"aesthetic_score": {"min": 4.5}}}')
     run_filter(tmp_path, spec)
     run_report(tmp_path, videos=demo / "videos")
     assert "Aesthetic score" in _page(tmp_path).words()

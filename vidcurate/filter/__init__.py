@@ -1,8 +1,8 @@
 """The verdict: every clip kept or rejected by a named rule, with its value and what the rule asked for.
 
 Rules are expressions over the table, tried in a fixed order; the first that fails gives the verdict, the
-ledger lists all that fail. A missing value fails: nothing is kept because nobody measured it. Outlier rules
-come last, each over the rows that passed everything before it.
+ledger lists all that fail. A missing value fails unless its rule says otherwise: nothing is kept because
+nobody measured it. Outlier rules come last, each over the rows that passed everything before it.
 """
 
 import json
@@ -12,19 +12,22 @@ from typing import Any
 
 import polars as pl
 
-from vidcurate import __version__, table
+from vidcurate import ledger, table
 from vidcurate.engine import Progress, no_progress
-from vidcurate.errors import ColumnError
-from vidcurate.filter.rules import UNKNOWN, Rule, number, outlier, ranges, structural
-from vidcurate.filter.spec import FilterSpec, OutlierRule, Range
+from vidcurate.filter.plan import Plan, applied, plan_of, survivors
+from vidcurate.filter.presets import PRESETS
+from vidcurate.filter.rules import UNKNOWN
+from vidcurate.filter.spec import FilterSpec, Limit, OutlierRule, with_preset
+from vidcurate.ledger import LEDGER
 
 __all__ = [
-    "FUNNEL", "LEDGER", "FilterSpec", "FilterSummary", "Funnel", "OutlierRule", "Range", "funnel_of", "judge",
-    "run_filter",
+    "FUNNEL", "LEDGER", "PRESETS", "FilterSpec", "FilterSummary", "Funnel", "Limit", "OutlierRule", "Plan",
+    "check_limits", "funnel_of", "judge", "plan_of", "run_filter", "survivors", "with_preset",
 ]  # fmt: skip
 
 FUNNEL = "funnel.json"
-LEDGER = "ledger.parquet"
+# Stages whose rejections are failures: the clip is missing or broken. The others are choices.
+FAILING_STAGES = ("ingest", "probe", "frames")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,33 +57,18 @@ class FilterSummary:
 def judge(clips: pl.LazyFrame, spec: FilterSpec, where: Path) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return the verdicts (clip_id, is_kept, reject_…: a row a clip, in order), and the ledger.
 
-    The ledger has a row for each rule that a clip fails: row (the clip's place), clip_id, order (the rule's),
-    stage, rule, value, threshold, version. Only the columns that a rule asks for are read. `where` is the
-    table's path, for messages. Raises ColumnError when a rule needs a column that is not there.
+    The ledger has a row for each rule that a clip fails: row (the clip's place) and the columns of
+    `ledger.ORDER`. Only the columns that a rule asks for are read. `where` is the table's path, for messages.
+    Raises ColumnError when a rule needs a column that is not there.
     """
     schema = clips.collect_schema()
-    rules = [*structural(schema, spec), *ranges(schema, spec, where)]
-    outliers = []
-    for wanted in spec.outliers:
-        outliers.append((wanted, number(schema, wanted.column, where, f"outliers.{wanted.column}")))
-        if wanted.per_source_dataset and "source_dataset" not in schema:
-            raise ColumnError(
-                f"{where}: outliers.{wanted.column} needs the column source_dataset, which is not there."
-            )
-    read = {"clip_id", *(wanted.column for wanted in spec.outliers)}
-    read |= {"source_dataset" for wanted in spec.outliers if wanted.per_source_dataset}
-    for rule in rules:
-        for part in (rule.name, rule.fails, rule.value):
-            read.update(part.meta.root_names())
-    facts = clips.select(name for name in schema if name in read).collect().with_row_index("row")
-
+    plan = plan_of(schema, spec, where)
+    read = {"clip_id", *plan.columns()}
+    facts = clips.select(name for name in schema if name in read).collect(engine="streaming")
+    facts = facts.with_row_index("row")
     first = pl.Series("order", [None], dtype=pl.Int32).new_from_index(0, len(facts))
     entries: list[pl.DataFrame] = []
-
-    def apply(rule: Rule) -> None:
-        nonlocal first
-        order = len(entries)
-        failed = facts.select(rule.fails.fill_null(value=True)).to_series()
+    for order, (rule, failed) in enumerate(applied(facts, plan)):
         first = first.zip_with(first.is_not_null() | ~failed, pl.Series([order], dtype=pl.Int32))
         entries.append(
             facts.lazy()
@@ -91,20 +79,16 @@ def judge(clips: pl.LazyFrame, spec: FilterSpec, where: Path) -> tuple[pl.DataFr
                 pl.lit(order, dtype=pl.Int32).alias("order"),
                 pl.lit(rule.stage).alias("stage"),
                 rule.name.fill_null(UNKNOWN).alias("rule"),
+                pl.lit(rule.measure).alias("measure"),
                 rule.value.fill_null(UNKNOWN).alias("value"),
                 rule.threshold.alias("threshold"),
-                pl.lit(__version__).alias("version"),
             )
             .collect()
         )
-
-    for rule in rules:
-        apply(rule)
-    for wanted, value in outliers:
-        apply(outlier(facts.filter(first.is_null()), wanted, value))
-    ledger = pl.concat(entries).sort("row", "order")
+    told = pl.concat(entries).sort("row", "order")
     # The verdict on a clip is the ledger's entry for the first rule that it fails.
-    verdicts = ledger.filter(ledger["row"].is_first_distinct())
+    told = told.with_columns(pl.col("row").is_first_distinct().alias("is_verdict"))
+    verdicts = told.filter("is_verdict")
     place = pl.Series([None], dtype=pl.UInt32).new_from_index(0, len(facts))
     place = place.scatter(verdicts["row"], pl.int_range(len(verdicts), dtype=pl.UInt32, eager=True))
     judged = facts.select("clip_id").with_columns(
@@ -114,13 +98,13 @@ def judge(clips: pl.LazyFrame, spec: FilterSpec, where: Path) -> tuple[pl.DataFr
             for name in ("stage", "rule", "value", "threshold")
         ),
     )
-    return judged, ledger
+    return judged, ledger.signed(told, spec.model_dump_json()).select("row", *ledger.ORDER)
 
 
-def funnel_of(ledger: pl.DataFrame, total: int) -> tuple[Funnel, ...]:
+def funnel_of(told: pl.DataFrame, total: int) -> tuple[Funnel, ...]:
     """Return the rules that rejected something, in their order, with the rows in and out of each."""
     firsts = (
-        ledger.filter(pl.col("row").is_first_distinct())
+        told.filter("is_verdict")
         .group_by("order", "stage", "rule")
         .agg(pl.len().alias("rejected"), pl.col("threshold").first())
         .sort("order", "rule")
@@ -144,8 +128,9 @@ def funnel_of(ledger: pl.DataFrame, total: int) -> tuple[Funnel, ...]:
 def run_filter(run: Path, spec: FilterSpec, *, progress: Progress = no_progress) -> FilterSummary:
     """Judge every clip of the run; write RUN/filter.parquet, RUN/ledger.parquet and RUN/funnel.json.
 
-    Raises ColumnError, StageError, StorageError.
+    The limits on shares are not looked at: `check_limits` does. Raises ColumnError, StageError, StorageError.
     """
+    spec = with_preset(spec)
     previous = table.previous_stage(run, "filter")
     source = table.stage_path(run, previous)
     origin = table.Provenance(
@@ -156,14 +141,37 @@ def run_filter(run: Path, spec: FilterSpec, *, progress: Progress = no_progress)
     target, funnel_path, ledger_path = table.stage_path(run, "filter"), run / FUNNEL, run / LEDGER
     up_to_date = table.is_up_to_date(target, origin) and funnel_path.exists() and ledger_path.exists()
     if not up_to_date:
-        judged, ledger = judge(table.scan(run, previous), spec, source)
+        judged, told = judge(table.scan(run, previous), spec, source)
         progress(1, 3, "steps")
-        table.write(ledger.drop("row"), ledger_path, origin)
-        table.write_json(funnel_path, [asdict(step) for step in funnel_of(ledger, len(judged))])
+        table.write(told.drop("row"), ledger_path, origin)
+        table.write_json(funnel_path, [asdict(step) for step in funnel_of(told, len(judged))])
         progress(2, 3, "steps")
         table.write(judged, target, origin)
         progress(3, 3, "steps")
     return _summary(target, funnel_path, up_to_date)
+
+
+def check_limits(run: Path, summary: FilterSummary, spec: FilterSpec) -> None:
+    """Raise FailureLimitError when more rows failed, or were rejected, than the settings allow."""
+    spec = with_preset(spec)
+    failed = sum(step.rejected for step in summary.funnel if step.stage in FAILING_STAGES)
+    see = f"`vidcurate ledger {run}` lists them."
+    ledger.check_share(
+        failed,
+        summary.rows_in,
+        spec.max_failure_share,
+        what="are missing or broken",
+        key="max_failure_share",
+        see=see,
+    )
+    ledger.check_share(
+        summary.rows_rejected,
+        summary.rows_in,
+        spec.max_rejected_share,
+        what="are rejected",
+        key="max_rejected_share",
+        see=see,
+    )
 
 
 def _summary(target: Path, funnel_path: Path, up_to_date: bool) -> FilterSummary:

@@ -1,52 +1,46 @@
 """The rules as expressions over the table: what each one calls itself, when it fails, and what it tells."""
 
-from collections.abc import Callable, Mapping
+import difflib
+import json
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
 
+from vidcurate import table
 from vidcurate.errors import ColumnError
-from vidcurate.filter.spec import FilterSpec, OutlierRule
+from vidcurate.filter.spec import FilterSpec, Limit
 from vidcurate.schema import COLUMNS
 
 UNKNOWN = "unknown"
 
+Schema = Mapping[str, pl.DataType]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """`fails` is true or null where the rule rejects; the other expressions are text."""
+    """`fails` is true or null where the rule rejects; the other expressions are text.
+
+    `measure` is the column (or short_side, aspect_ratio) that is judged. A value and a threshold are written
+    so that the verdict follows from the two texts alone (`ledger.replay`).
+    """
 
     stage: str
+    measure: str
     name: pl.Expr
     fails: pl.Expr
     value: pl.Expr
     threshold: pl.Expr
 
 
-def _text(number: float) -> str:
-    return f"{number:.10g}"
+def text(number: float) -> str:
+    """Return the shortest text that reads back as `number`."""
+    short = f"{number:.10g}"
+    return short if float(short) == number else repr(number)
 
 
-def _limit(name: str, value: pl.Expr, low: float | None, high: float | None) -> list[Rule]:
-    """Return the rules for one end or both of a range."""
-    shown = value.cast(pl.String).fill_null(UNKNOWN)
-    rules = []
-    for bound, word, sign in ((low, "min", ">="), (high, "max", "<=")):
-        if bound is not None:
-            rules.append(
-                Rule(
-                    stage="filter",
-                    name=pl.lit(f"{word}_{name}"),
-                    fails=(value < bound) if word == "min" else (value > bound),
-                    value=shown,
-                    threshold=pl.lit(f"{sign} {_text(bound)}"),
-                )
-            )
-    return rules
-
-
-# What a rule measures, by the name behind min_ and max_.
+# What a rule can measure besides a column.
 _OF_SIDES: dict[str, Callable[[pl.Expr, pl.Expr], pl.Expr]] = {
     "short_side": lambda width, height: (
         pl.when(height < width).then(height).when(height >= width).then(width)
@@ -58,114 +52,171 @@ _MEASURES = (
     "file_size_bytes", "caption_num_words", "noun_count",
 )  # fmt: skip
 
-Schema = Mapping[str, pl.DataType]
+
+def columns_of(measure: str) -> tuple[str, ...]:
+    """Return the columns that a measure is made of."""
+    return ("width", "height") if measure in _OF_SIDES else (measure,)
 
 
-def number(schema: Schema, name: str, where: Path, rule: str) -> pl.Expr:
-    """Return the numeric column `name`; what is not a number (NaN) is as unknown as what is missing.
+def _asked(spec: FilterSpec) -> dict[str, tuple[str, ...]]:
+    """Return rule → the columns that it asks for."""
+    asked: dict[str, tuple[str, ...]] = {}
+    for measure in _MEASURES:
+        for word in ("min", "max"):
+            if getattr(spec, f"{word}_{measure}", None) is not None:
+                asked[f"{word}_{measure}"] = columns_of(measure)
+    for name, limit in spec.limits.items():
+        if limit != Limit(missing=limit.missing):
+            asked[f"limits.{name}"] = columns_of(name)
+    for rule in spec.outliers:
+        source = ("source_dataset",) if rule.per_source_dataset else ()
+        asked[f"outliers.{rule.column}"] = (*columns_of(rule.column), *source)
+    return asked
 
-    Raises ColumnError when there is no such column, or when it holds no numbers.
+
+def check_columns(schema: Schema, spec: FilterSpec, where: Path) -> None:
+    """Raise ColumnError unless the table has every column that the rules ask for.
+
+    A column that exists and was not computed yet is named with the command that computes it; of any other
+    the nearest one is named.
     """
-    if name not in schema:
-        known = COLUMNS.get(name)
-        step = f" Run `vidcurate {known.stage} {where.parent}` first." if known else ""
-        raise ColumnError(f"{where}: {rule} needs the column {name}, which is not there.{step}")
-    if not schema[name].is_numeric():
-        raise ColumnError(f"{where}: {rule} needs numbers, and the column {name} holds {schema[name]}.")
-    return pl.col(name).fill_nan(None) if schema[name].is_float() else pl.col(name)
+    missing: dict[str, list[str]] = {}
+    for rule, columns in _asked(spec).items():
+        for column in columns:
+            if column not in schema:
+                missing.setdefault(column, []).append(rule)
+    if not missing:
+        return
+    of_preset = f"preset {spec.preset}: " if spec.preset else ""
+    for column, rules in missing.items():
+        if column not in COLUMNS:
+            near = difflib.get_close_matches(column, {*schema, *COLUMNS, *_OF_SIDES}, n=1, cutoff=0.5)
+            hint = f"Did you mean {near[0]}?" if near else "`vidcurate export` shows every column of a run."
+            raise ColumnError(
+                f"{where}: {of_preset}{rules[0]} needs the column {column}, which is not there. {hint}"
+            )
+    needs = "; ".join(f"{', '.join(rules)} needs the column {name}" for name, rules in missing.items())
+    commands = [f"vidcurate {table.command_of(stage)} {where.parent}" for stage in _stages(missing)]
+    raise ColumnError(
+        f"{where}: {of_preset}{needs}, which is not there. Run `{'` and `'.join(commands)}` first."
+    )
+
+
+def _stages(columns: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(COLUMNS[name].stage for name in columns))
+
+
+def number(schema: Schema, measure: str, where: Path, rule: str) -> pl.Expr:
+    """Return a numeric column or measure; what is not a number (NaN) is as unknown as what is missing.
+
+    Floats come as Float64, so that their text reads back as the same number. Raises ColumnError when the
+    column holds no numbers.
+    """
+    parts = []
+    for name in columns_of(measure):
+        if not schema[name].is_numeric():
+            raise ColumnError(f"{where}: {rule} needs numbers, and the column {name} holds {schema[name]}.")
+        column = pl.col(name)
+        parts.append(column.cast(pl.Float64).fill_nan(None) if schema[name].is_float() else column)
+    return _OF_SIDES[measure](*parts) if measure in _OF_SIDES else parts[0]
+
+
+def _range(
+    measure: str, value: pl.Expr, low: float | None, high: float | None, missing: str = "reject"
+) -> list[Rule]:
+    """Return the rules for one end or both of a range."""
+    rules = []
+    for bound, word, sign in ((low, "min", ">="), (high, "max", "<=")):
+        if bound is not None:
+            fails = (value < bound) if word == "min" else (value > bound)
+            rules.append(
+                Rule(
+                    stage="filter",
+                    measure=measure,
+                    name=pl.lit(f"{word}_{measure}"),
+                    fails=fails.fill_null(value=missing == "reject"),
+                    value=value.cast(pl.String).fill_null(UNKNOWN),
+                    threshold=pl.lit(f"{sign} {text(bound)}"),
+                )
+            )
+    return rules
+
+
+def _words(schema: Schema, column: str, limit: Limit, where: Path) -> list[Rule]:
+    """Return the rules on a column of words or of true and false. Raises ColumnError for another kind."""
+    kind = schema[column]
+    rules = []
+    for word, sign in (("allowed", "one of"), ("forbidden", "none of")):
+        words: tuple[str | bool, ...] | None = getattr(limit, word)
+        if words is None:
+            continue
+        wanted = bool if kind == pl.Boolean else str
+        if kind not in (pl.Boolean, pl.String) or not all(isinstance(one, wanted) for one in words):
+            raise ColumnError(
+                f"{where}: limits.{column}.{word} is {json.dumps(words)}, and the column {column} holds "
+                f"{kind}."
+            )
+        found = pl.col(column).is_in(list(words))
+        rules.append(
+            Rule(
+                stage="filter",
+                measure=column,
+                name=pl.lit(f"{word}_{column}"),
+                fails=(~found if word == "allowed" else found).fill_null(value=limit.missing == "reject"),
+                value=pl.col(column).cast(pl.String).fill_null(UNKNOWN),
+                threshold=pl.lit(f"{sign} {json.dumps([_plain(one) for one in words], ensure_ascii=False)}"),
+            )
+        )
+    return rules
+
+
+def _plain(word: str | bool) -> str:
+    return word if isinstance(word, str) else str(word).lower()
 
 
 def structural(schema: Schema, spec: FilterSpec) -> list[Rule]:
-    """Return the rules that always apply: what ingest could not take and what the probe found broken."""
+    """Return the rules that always apply: what ingest could not take, what probe or decode found broken."""
     rules = [
         Rule(
             stage="ingest",
+            measure="ingest_problem",
             name=pl.col("ingest_problem"),
             fails=pl.col("ingest_problem").is_not_null(),
             value=pl.coalesce("video_path", "clip_id"),
             threshold=pl.lit("no ingest problem"),
         )
     ]
-    if "probe_status" in schema:
-        rules.append(
-            Rule(
-                stage="probe",
-                name=pl.col("probe_status"),
-                fails=~pl.col("probe_status").is_in(["ok", *spec.allow_probe_status]),
-                value=pl.coalesce("probe_problem", "probe_status"),
-                threshold=pl.lit(" or ".join(["ok", *spec.allow_probe_status])),
+    for stage, passing in (("probe", ["ok", *spec.allow_probe_status]), ("frames", ["ok", "not_scored"])):
+        if f"{stage}_status" in schema:
+            status, problem = pl.col(f"{stage}_status"), pl.col(f"{stage}_problem")
+            rules.append(
+                Rule(
+                    stage=stage,
+                    measure=f"{stage}_status",
+                    name=status,
+                    fails=~status.is_in(passing),
+                    value=pl.coalesce(problem, status),
+                    threshold=pl.lit(" or ".join(passing if stage == "probe" else passing[:1])),
+                )
             )
-        )
     return rules
 
 
 def ranges(schema: Schema, spec: FilterSpec, where: Path) -> list[Rule]:
-    """Return the rules of the settings min_…, max_… and scores, in their order. Raises ColumnError."""
+    """Return the rules of the settings min_…, max_… and limits, in their order. Raises ColumnError."""
+    check_columns(schema, spec, where)
     rules: list[Rule] = []
-    for name in _MEASURES:
-        low, high = getattr(spec, f"min_{name}", None), getattr(spec, f"max_{name}", None)
+    for measure in _MEASURES:
+        low, high = getattr(spec, f"min_{measure}", None), getattr(spec, f"max_{measure}", None)
         if low is not None or high is not None:
-            rule = f"min_{name}" if low is not None else f"max_{name}"
-            columns = ("width", "height") if name in _OF_SIDES else (name,)
-            numbers = [number(schema, column, where, rule) for column in columns]
-            rules += _limit(name, _OF_SIDES[name](*numbers) if name in _OF_SIDES else numbers[0], low, high)
-    for name, limits in spec.scores.items():
-        rules += _limit(name, number(schema, name, where, f"scores.{name}"), limits.min, limits.max)
+            rule = f"min_{measure}" if low is not None else f"max_{measure}"
+            rules += _range(measure, number(schema, measure, where, rule), low, high)
+    for name, limit in spec.limits.items():
+        if limit.min is not None or limit.max is not None:
+            value = number(schema, name, where, f"limits.{name}")
+            rules += _range(name, value, limit.min, limit.max, limit.missing)
+        elif limit.allowed is not None or limit.forbidden is not None:
+            if name in _OF_SIDES:
+                raise ColumnError(f"{where}: limits.{name} is a number; give min or max.")
+            rules += _words(schema, name, limit, where)
     return rules
-
-
-def _outlier_limits(rule: OutlierRule, column: pl.Expr) -> tuple[pl.Expr | None, pl.Expr | None]:
-    """Return the lower and upper limit as aggregates over the column; a value beyond one is rejected."""
-    if rule.method == "absolute":
-        limit = pl.lit(rule.value, dtype=pl.Float64)
-        return (limit, None) if rule.side == "lower" else (None, limit)
-    if rule.method == "tail_quantile":
-        low = column.quantile(rule.value, "higher")
-        high = column.quantile(1 - rule.value, "lower")
-    elif rule.method == "iqr":
-        first, third = column.quantile(0.25, "linear"), column.quantile(0.75, "linear")
-        low, high = first - rule.value * (third - first), third + rule.value * (third - first)
-    else:
-        spread = 1.4826 * (column - column.median()).abs().median()
-        reach = pl.when(spread > 0).then(rule.value * spread).otherwise(pl.lit(float("inf")))
-        low, high = column.median() - reach, column.median() + reach
-    return (low if rule.side != "upper" else None, high if rule.side != "lower" else None)
-
-
-def outlier(passed: pl.DataFrame, rule: OutlierRule, value: pl.Expr) -> Rule:
-    """Find the limits over the rows that passed so far, and return the rule that they make."""
-    low, high = _outlier_limits(rule, value)
-    wanted = [
-        bound.cast(pl.Float64).alias(name)
-        for name, bound in (("low", low), ("high", high))
-        if bound is not None
-    ]
-    if rule.per_source_dataset:
-        found = passed.group_by("source_dataset").agg(wanted).sort("source_dataset")
-    else:
-        found = passed.select(wanted)
-    fails, threshold = pl.lit(value=False), pl.lit("")
-    for row in found.iter_rows(named=True):
-        words = [
-            f"{sign} {_text(row[name])}"
-            for name, sign in (("low", ">="), ("high", "<="))
-            if row.get(name) is not None
-        ]
-        here = value.is_null()
-        if row.get("low") is not None:
-            here = here | (value < row["low"])
-        if row.get("high") is not None:
-            here = here | (value > row["high"])
-        if rule.per_source_dataset:
-            mine = pl.col("source_dataset").eq_missing(row["source_dataset"])
-            fails = pl.when(mine).then(here).otherwise(fails)
-            threshold = pl.when(mine).then(pl.lit(" and ".join(words))).otherwise(threshold)
-        else:
-            fails, threshold = here, pl.lit(" and ".join(words))
-    return Rule(
-        stage="filter",
-        name=pl.lit(f"outlier_{rule.column}_{rule.method}"),
-        fails=fails,
-        value=value.cast(pl.String).fill_null(UNKNOWN),
-        threshold=threshold,
-    )

@@ -239,7 +239,7 @@ def thresholds(run: Path) -> dict[str, list[tuple[str, float]]]:
         word, _, measure = name.partition("_")
         if word in ("min", "max") and value is not None:
             found.setdefault(measure, []).append((word, float(value)))
-    for name, limits in settings.get("scores", {}).items():
+    for name, limits in settings.get("limits", {}).items():
         ends = [(word, float(limits[word])) for word in ("min", "max") if limits.get(word) is not None]
         found.setdefault(name, []).extend(ends)
     for rule in settings.get("outliers", []):

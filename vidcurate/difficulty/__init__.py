@@ -9,50 +9,31 @@ import itertools
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
-from pydantic import Field
 
-from vidcurate import __version__, draws, table
+from vidcurate import draws, ledger, table
+from vidcurate.difficulty import advice, cut
+from vidcurate.difficulty.advice import Ramp, Tail
+from vidcurate.difficulty.fragment import FRAGMENT, recipe_fragment
+from vidcurate.difficulty.jumps import Jump, jump
+from vidcurate.difficulty.shape import QUANTILES, histograms
+from vidcurate.difficulty.spec import SplitSpec
 from vidcurate.engine import Progress, no_progress
 from vidcurate.errors import ColumnError, InputError
-from vidcurate.filter import LEDGER
-from vidcurate.recipe import Recipe
+from vidcurate.filter.rules import text
+from vidcurate.ledger import LEDGER
 from vidcurate.schema import COLUMNS, require
 
+__all__ = [
+    "FRAGMENT", "LEVELS", "Jump", "Level", "Ramp", "SplitSpec", "SplitSummary", "Tail", "jump", "run_split",
+]  # fmt: skip
+
 LEVELS = "levels.json"
-TAIL = 0.99
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-
-
-class SplitSpec(Recipe):
-    """How to cut the kept clips into levels and folds."""
-
-    column: str = "noun_count"
-    """the score that is the difficulty"""
-    levels: Annotated[int, Field(ge=1)] = 5
-    """how many levels"""
-    balance: Literal["clips", "frames"] = "clips"
-    """what the levels have equal shares of"""
-    ties: Literal["together", "split"] = "together"
-    """clips of equal difficulty: all in one level, or parted by a hash of their ids"""
-    drop_hardest: Annotated[float, Field(gt=0, lt=0.5)] | None = None
-    """share of the hardest clips that is rejected first (0.0001 is 0.01 %)"""
-    validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.01
-    """share of the sources that goes to validation"""
-    seed: Annotated[int, Field(ge=0)] = 0
-    """changes which sources are for validation and how ties are parted"""
-    warn_effect_size: Annotated[float, Field(gt=0)] = 4.0
-    """warn when neighbours' means differ by more pooled standard deviations"""
-    warn_tail_ratio: Annotated[float, Field(gt=0)] = 2.0
-    """warn when the 99 % quantile grows by a larger factor"""
-    warn_ks_distance: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """warn when another column (caption length, frames, duration) shifts by more between neighbours"""
+# Columns besides the difficulty in which the jump between levels is measured.
+SHIFTING = ("caption_num_words", "num_frames", "duration_seconds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,25 +43,13 @@ class Level:
     level: int
     clips: int
     frames: int | None
+    tokens: int | None
     hours: float | None
     validation_clips: int
     min: float
     max: float
     mean: float
     standard_deviation: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Jump:
-    """How far level `to_level` is from the one before it, in one column."""
-
-    column: str
-    from_level: int
-    to_level: int
-    effect_size: float | None
-    ks_distance: float
-    tail_ratio: float | None
-    warning: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,86 +64,11 @@ class SplitSummary:
     validation_clips: int
     levels: tuple[Level, ...]
     jumps: tuple[Jump, ...]
+    ramps: tuple[Ramp, ...]
+    tail: Tail | None
     warnings: tuple[str, ...]
+    advice: tuple[str, ...]
     up_to_date: bool
-
-
-def _cuts(ends: Floats, levels: int) -> Ints:
-    """Return the last place of each level but the last: where the running total `ends` is nearest to an equal
-    share, and at least one place further on than the cut before, so that no level is empty."""
-    cuts = np.empty(levels - 1, dtype=np.int64)
-    for number in range(1, levels):
-        nearest = int(np.argmin(np.abs(ends - ends[-1] * number / levels)))
-        first = int(cuts[number - 2]) + 1 if number > 1 else 0
-        cuts[number - 1] = min(max(nearest, first), len(ends) - 1 - (levels - number))
-    return cuts
-
-
-def _cut_ties_together(values: Floats, weights: Floats, levels: int) -> Ints:
-    """Return the level (from 0) of each clip; equal values share one, no level is empty."""
-    distinct, place = np.unique(values, return_inverse=True)
-    ends = np.cumsum(np.bincount(place, weights=weights, minlength=len(distinct)), dtype=np.float64)
-    return np.searchsorted(_cuts(ends, levels), place, side="left").astype(np.int64)
-
-
-def _cut_ties_split(values: Floats, weights: Floats, hashes: draws.Words, levels: int) -> Ints:
-    """Return the level (from 0) of each clip; within equal values the order of their hashes decides."""
-    order = np.lexsort((hashes, values))
-    result = np.empty(len(values), dtype=np.int64)
-    result[order] = np.searchsorted(
-        _cuts(np.cumsum(weights[order]), levels), np.arange(len(order)), side="left"
-    )
-    return result
-
-
-def jump(column: str, low: Floats, high: Floats, spec: SplitSpec, from_level: int) -> Jump:
-    """Return how far the values `high` (of level `from_level` + 1) are from `low`.
-
-    effect_size: difference of means over the pooled standard deviation (Cohen's d; None where neither level
-    has a spread). ks_distance: the largest distance of the two cumulative distributions. tail_ratio: the 99 %
-    quantile of `high` over that of `low` (None where that is 0).
-    """
-    freedom = max(len(low) + len(high) - 2, 1)
-    squares = np.sum((low - low.mean()) ** 2) + np.sum((high - high.mean()) ** 2)
-    pooled = float(np.sqrt(squares / freedom))
-    every = np.unique(np.concatenate([low, high]))
-    below = [np.searchsorted(np.sort(part), every, side="right") / len(part) for part in (low, high)]
-    distance = float(np.max(np.abs(below[0] - below[1])))
-    tails = [float(np.quantile(part, TAIL)) for part in (low, high)]
-    found = Jump(
-        column=column,
-        from_level=from_level,
-        to_level=from_level + 1,
-        effect_size=float(high.mean() - low.mean()) / pooled if pooled > 0 else None,
-        ks_distance=distance,
-        tail_ratio=tails[1] / tails[0] if tails[0] > 0 else None,
-        warning=None,
-    )
-    return Jump(**{**asdict(found), "warning": _warning(found, spec)})
-
-
-def _warning(found: Jump, spec: SplitSpec) -> str | None:
-    """Return what to say of a jump above the limits, and what to do about it."""
-    where = f"from level {found.from_level} to {found.to_level}"
-    if found.column != spec.column:
-        if found.ks_distance > spec.warn_ks_distance:
-            return (
-                f"{where} {found.column} shifts by a KS distance of {found.ks_distance:.2f} (limit "
-                f"{spec.warn_ks_distance:g}): the levels differ in more than {spec.column}; ramp between."
-            )
-        return None
-    if found.tail_ratio is not None and found.tail_ratio > spec.warn_tail_ratio:
-        return (
-            f"{where} the top 1 % of {found.column} grows {found.tail_ratio:.2f} times (limit "
-            f"{spec.warn_tail_ratio:g}): cut the tail (drop_hardest: 0.0001) or ramp into level "
-            f"{found.to_level}."
-        )
-    if found.effect_size is not None and found.effect_size > spec.warn_effect_size:
-        return (
-            f"{where} the mean of {found.column} moves {found.effect_size:.2f} standard deviations (limit "
-            f"{spec.warn_effect_size:g}): use more levels or ramp into level {found.to_level}."
-        )
-    return None
 
 
 def _level(number: int, rows: pl.DataFrame, column: str) -> Level:
@@ -185,6 +79,7 @@ def _level(number: int, rows: pl.DataFrame, column: str) -> Level:
         level=number,
         clips=len(rows),
         frames=int(frames) if frames is not None else None,
+        tokens=int(rows["tokens"].sum()) if "tokens" in rows.columns else None,
         hours=float(seconds) / 3600 if seconds is not None else None,
         validation_clips=int((rows["fold"] == "validation").sum()),
         min=float(values.min()),
@@ -194,17 +89,14 @@ def _level(number: int, rows: pl.DataFrame, column: str) -> Level:
     )
 
 
-def _measure(rows: pl.DataFrame, spec: SplitSpec) -> tuple[list[Level], list[Jump]]:
-    parts = [rows.filter(pl.col("level") == number) for number in range(1, spec.levels + 1)]
-    levels = [_level(number, part, spec.column) for number, part in enumerate(parts, start=1)]
-    columns = [spec.column, "caption_num_words", "num_frames", "duration_seconds"]
+def _measure(parts: list[pl.DataFrame], columns: list[str], spec: SplitSpec) -> list[Jump]:
     jumps = []
-    for column in dict.fromkeys(name for name in columns if name in rows.columns):
+    for column in columns:
         for number, (low, high) in enumerate(itertools.pairwise(parts), start=1):
             pair = [part[column].drop_nulls().cast(pl.Float64).to_numpy() for part in (low, high)]
             if len(pair[0]) and len(pair[1]):
                 jumps.append(jump(column, pair[0], pair[1], spec, number))
-    return levels, jumps
+    return jumps
 
 
 def _cut(rows: pl.DataFrame, spec: SplitSpec, where: Path) -> pl.DataFrame:
@@ -217,25 +109,30 @@ def _cut(rows: pl.DataFrame, spec: SplitSpec, where: Path) -> pl.DataFrame:
             "Ask for fewer levels" + (" or set ties=split." if len(rows) >= spec.levels else ".")
         )
     values = rows[spec.column].cast(pl.Float64).to_numpy()
-    weights = np.ones(len(rows))
-    if spec.balance == "frames":
-        weights = rows["num_frames"].cast(pl.Float64).fill_null(1.0).clip(1.0).to_numpy()
+    tokens = cut.tokens_of(rows, spec)
+    weights = cut.weights_of(rows, tokens, spec)
     if spec.ties == "together":
-        level = _cut_ties_together(values, weights, spec.levels)
+        level = cut.ties_together(values, weights, spec.levels)
     else:
         hashes = draws.mix(
             draws.id_hashes(rows["clip_id"].to_arrow()) ^ np.uint64(draws.key(spec.seed, "ties"))
         )
-        level = _cut_ties_split(values, weights, hashes, spec.levels)
+        level = cut.ties_split(values, weights, hashes, spec.levels)
     source = rows["source_id"].fill_null(rows["clip_id"]) if "source_id" in rows.columns else rows["clip_id"]
     draw = draws.uniform(draws.id_hashes(source.to_arrow()), draws.key(spec.seed, "fold"))
     return rows.with_columns(
+        *([] if tokens is None else [pl.Series("tokens", tokens)]),
         pl.Series("level", level + 1, dtype=COLUMNS["level"].dtype),
         pl.when(pl.Series(draw < spec.validation_fraction))
         .then(pl.lit("validation"))
         .otherwise(pl.lit("train"))
         .alias("fold"),
     )
+
+
+def _exact(value: pl.Expr, schema: pl.Schema) -> pl.Expr:
+    """Return the column so that its text reads back as the same number."""
+    return value.cast(pl.Float64) if schema[value.meta.output_name()].is_float() else value
 
 
 def _drop(rows: pl.DataFrame, spec: SplitSpec) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -252,30 +149,33 @@ def _drop(rows: pl.DataFrame, spec: SplitSpec) -> tuple[pl.DataFrame, pl.DataFra
     if spec.drop_hardest is None or rows.is_empty():
         return rows, unknown
     limit = rows[spec.column].quantile(1 - spec.drop_hardest, "lower")
+    assert limit is not None, "a column without nulls has quantiles"
     hardest = rows.filter(value > limit).select(
         "row",
         "clip_id",
         pl.lit("drop_hardest").alias("rule"),
-        value.cast(pl.String).alias("value"),
-        pl.lit(f"<= {limit:.10g}").alias("threshold"),
+        _exact(value, rows.schema).cast(pl.String).alias("value"),
+        pl.lit(f"<= {text(limit)}").alias("threshold"),
     )
     return rows.filter(value <= limit), pl.concat([unknown, hardest]).sort("row")
 
 
-def _with_split(ledger: pl.DataFrame, dropped: pl.DataFrame) -> pl.DataFrame:
+def _with_split(told: pl.DataFrame, dropped: pl.DataFrame, spec: SplitSpec) -> pl.DataFrame:
     """Return the filter's ledger and behind it the split's rejections, in place of an earlier split's."""
-    filtered = ledger.filter(pl.col("stage") != "split")
+    filtered = told.filter(pl.col("stage") != "split")
     number = filtered["order"].max()
     mine = dropped.select(
         "clip_id",
         pl.lit(number + 1 if isinstance(number, int) else 0, dtype=pl.Int32).alias("order"),
         pl.lit("split").alias("stage"),
         "rule",
+        pl.lit(spec.column).alias("measure"),
         "value",
         "threshold",
-        pl.lit(__version__).alias("version"),
+        pl.lit(value=True).alias("is_verdict"),
     )
-    return pl.concat([filtered, mine])
+    signed = ledger.signed(mine, spec.model_dump_json()).select(ledger.ORDER)
+    return pl.concat([filtered.select(ledger.ORDER), signed])
 
 
 def _rows(clips: pl.LazyFrame, spec: SplitSpec, source: Path) -> pl.DataFrame:
@@ -284,13 +184,13 @@ def _rows(clips: pl.LazyFrame, spec: SplitSpec, source: Path) -> pl.DataFrame:
     again = f"Run `vidcurate filter {source.parent}` first."
     require(schema, ("clip_id", "is_kept"), str(source), again)
     require(schema, (spec.column,), str(source), f"Run `vidcurate score {source.parent}` first.")
-    if spec.balance == "frames":
-        require(schema, ("num_frames",), str(source), f"Run `vidcurate probe {source.parent}` first.")
+    sizes = {"clips": (), "frames": ("num_frames",), "tokens": ("num_frames", "height", "width")}
+    require(schema, sizes[spec.balance], str(source), f"Run `vidcurate probe {source.parent}` first.")
     if not schema[spec.column].is_numeric():
         raise ColumnError(
             f"{source}: difficulty is a number, and the column {spec.column} holds {schema[spec.column]}."
         )
-    wanted = ["clip_id", "source_id", spec.column, "caption_num_words", "num_frames", "duration_seconds"]
+    wanted = ["clip_id", "source_id", spec.column, *SHIFTING, "height", "width"]
     kept = (
         clips.select("is_kept", *(name for name in dict.fromkeys(wanted) if name in schema))
         .with_row_index("row")
@@ -303,7 +203,7 @@ def _rows(clips: pl.LazyFrame, spec: SplitSpec, source: Path) -> pl.DataFrame:
 
 
 def run_split(run: Path, spec: SplitSpec, *, progress: Progress = no_progress) -> SplitSummary:
-    """Add `level` and `fold` to every kept clip; write RUN/split.parquet and RUN/levels.json.
+    """Add `level` and `fold` to every kept clip; write split.parquet, levels.json and levels.yaml.
 
     Raises InputError when there are fewer clips (or different values) than levels, ColumnError, StageError.
     """
@@ -313,7 +213,7 @@ def run_split(run: Path, spec: SplitSpec, *, progress: Progress = no_progress) -
         stage="split", settings=json.loads(spec.model_dump_json()), inputs={previous: table.digest(source)}
     )
     target, levels_path, ledger_path = table.stage_path(run, "split"), run / LEVELS, run / LEDGER
-    if table.is_up_to_date(target, origin) and levels_path.exists():
+    if table.is_up_to_date(target, origin) and levels_path.exists() and (run / FRAGMENT).exists():
         summary = _summary(levels_path, up_to_date=True)
         if not ledger_path.exists() or summary.rows_dropped_here == _told(ledger_path):
             return summary
@@ -325,24 +225,34 @@ def run_split(run: Path, spec: SplitSpec, *, progress: Progress = no_progress) -
         )
     rows = _cut(rows, spec, source)
     progress(1, 2, "steps")
-    levels, jumps = _measure(rows, spec)
+    parts = [rows.filter(pl.col("level") == number) for number in range(1, spec.levels + 1)]
+    columns = [name for name in dict.fromkeys((spec.column, *SHIFTING)) if name in rows.columns]
+    jumps = _measure(parts, columns, spec)
+    train_clips = {number: int((part["fold"] == "train").sum()) for number, part in enumerate(parts, start=1)}
+    ramps = advice.ramps(jumps, train_clips, spec)
+    tail = advice.tail(rows[spec.column].cast(pl.Float64).to_numpy())
     total = clips.select(pl.len()).collect().item()
     summary = SplitSummary(
         rows_in=total,
         rows_kept=len(rows),
         rows_rejected=total - len(rows),
         rows_dropped_here=len(dropped),
-        train_clips=int((rows["fold"] == "train").sum()),
-        validation_clips=int((rows["fold"] == "validation").sum()),
-        levels=tuple(levels),
+        train_clips=sum(train_clips.values()),
+        validation_clips=len(rows) - sum(train_clips.values()),
+        levels=tuple(_level(number, part, spec.column) for number, part in enumerate(parts, start=1)),
         jumps=tuple(jumps),
+        ramps=ramps,
+        tail=tail,
         warnings=tuple(found.warning for found in jumps if found.warning),
+        advice=advice.texts(ramps, tail, spec),
         up_to_date=False,
     )
-    table.write_json(levels_path, {"column": spec.column, **asdict(summary)})
+    drawn = {"quantiles": QUANTILES, "columns": histograms(parts, columns)}
+    table.write_json(levels_path, {"column": spec.column, **asdict(summary), "histograms": drawn})
+    table.write_text(run / FRAGMENT, recipe_fragment(spec.levels, ramps, spec))
     if ledger_path.exists():
-        ledger = _with_split(pl.read_parquet(ledger_path), dropped)
-        table.write(ledger, ledger_path, table.provenance(ledger_path))
+        told = _with_split(pl.read_parquet(ledger_path), dropped, spec)
+        table.write(told, ledger_path, table.provenance(ledger_path))
     table.write(_joined(clips, rows, dropped), target, origin)
     progress(2, 2, "steps")
     return summary
@@ -386,7 +296,10 @@ def _summary(levels_path: Path, *, up_to_date: bool) -> SplitSummary:
             **{name: told[name] for name in SplitSummary.__dataclass_fields__},
             "levels": tuple(Level(**level) for level in told["levels"]),
             "jumps": tuple(Jump(**found) for found in told["jumps"]),
+            "ramps": tuple(Ramp(**ramp) for ramp in told["ramps"]),
+            "tail": Tail(**told["tail"]) if told["tail"] else None,
             "warnings": tuple(told["warnings"]),
+            "advice": tuple(told["advice"]),
             "up_to_date": up_to_date,
         }
     )

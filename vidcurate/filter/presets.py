@@ -1,0 +1,94 @@
+"""Published thresholds as data: what a recipe may start from, where it is from, and what is left out.
+
+A number is taken over only where this table has a column in the same unit. A threshold on a score of another
+making (LPIPS, codec motion vectors, UniMatch flow, DOVER) says nothing about ours: it stands in `left_out`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """`settings` are those of a FilterSpec, as plain JSON values; `left_out` tells what is not in them."""
+
+    title: str
+    source: str
+    settings: dict[str, Any]
+    left_out: tuple[str, ...]
+
+
+PRESETS: dict[str, Preset] = {
+    "lambda": Preset(
+        title="Lambda's Open-Sora tutorial: a caption, under 50 MiB, decodes without an error",
+        source="LambdaLabsML/Open-Sora docs/tutorial/_tabs/dataset.md (2024-10)",
+        settings={
+            "max_file_size_bytes": 50 * 2**20 - 1,
+            "limits": {"caption_num_words": {"min": 1}, "num_frames_damaged": {"max": 0}},
+        },
+        left_out=(),
+    ),
+    "open-sora-1.2": Preset(
+        title="Open-Sora 1.2, the Panda-70M stage: aesthetic score of 4.5 and more",
+        source="hpcaitech/Open-Sora v1.2 report and docs/data_processing.md (--fmin 1, --aesmin)",
+        settings={"min_num_frames": 1, "limits": {"aesthetic_score": {"min": 4.5}}},
+        left_out=(
+            "UniMatch flow above 3, used at times with an aesthetic score above 5 (issue 353)",
+            "text boxes by DBNet++ (counted, no threshold published)",
+        ),
+    ),
+    "open-sora-data-1.1": Preset(
+        title="Open-Sora's data processing page: aesthetic score of 5 and more",
+        source="hpcaitech/Open-Sora v1.2 docs/data_processing.md (--fmin 1, --aesmin 5)",
+        settings={"min_num_frames": 1, "limits": {"aesthetic_score": {"min": 5.0}}},
+        left_out=(),
+    ),
+    "open-sora-plan-1.3": Preset(
+        title="Open-Sora-Plan 1.3: aesthetic score of 4.75 and more",
+        source="PKU-YuanGroup/Open-Sora-Plan v1.3 report (keeps 27 % of Panda-70M)",
+        settings={"limits": {"aesthetic_score": {"min": 4.75}}},
+        left_out=(
+            "LPIPS between frames from 0.001 (static) to 0.3 (jitter)",
+            "DOVER technical quality of 0 and more",
+            "crop of at most 20 % to remove text (EasyOCR)",
+        ),
+    ),
+    "nemo-curator": Preset(
+        title="NeMo Curator: short side of 256 px, aesthetic score of 3.5 and more",
+        source="NVIDIA-NeMo/Curator video docs and nightly benchmark (3.5; the code's default is 0.5)",
+        settings={"min_short_side": 256, "limits": {"aesthetic_score": {"min": 3.5}}},
+        left_out=("codec motion vectors: global mean of 0.00098, smallest of 256 patches 1e-6",),
+    ),
+    "videox-fun": Preset(
+        title="VideoX-Fun: 3 to 10 s, 512 x 512 and more",
+        source="aigc-apps/VideoX-Fun video_caption/ and its scripts",
+        settings={
+            "min_duration_seconds": 3.0,
+            "max_duration_seconds": 10.0,
+            "min_width": 512,
+            "min_height": 512,
+        },
+        left_out=(
+            "SigLIP aesthetic score of 4.0 and more",
+            "text area of at most 0.02",
+            "Farneback motion of 2 and more",
+            "VideoCLIP-XL match of 0.20 and more",
+            "semantic consistency of 0.8 and more between the ends of a clip",
+        ),
+    ),
+    "mindone": Preset(
+        title="MindONE's t2v curation: 2 to 30 s, aesthetic score of 5 and more",
+        source="mindspore-lab/mindone tools/t2v_curation",
+        settings={
+            "min_duration_seconds": 2.0,
+            "max_duration_seconds": 30.0,
+            "limits": {"aesthetic_score": {"min": 5.0}},
+        },
+        left_out=(
+            "text area of at most 0.2",
+            "LPIPS motion of 0.2 and more",
+            "CLIP match of 20 and more",
+            "image hashes of the first frame within 15 of 64 bits (duplicates)",
+        ),
+    ),
+}
