@@ -61,7 +61,9 @@ def _known_keys(model: type[BaseModel], path: Sequence[str | int]) -> list[str]:
                 step.extend(branches(node["properties"][part]))
             elif isinstance(part, str) and isinstance(node.get("additionalProperties"), dict):
                 step.extend(branches(node["additionalProperties"]))
-        nodes = step or nodes  # a part that names a union's member is not in the document
+        # A part that names a union's member is not in the document; the member has it as its `kind`.
+        member = [node for node in nodes if node.get("properties", {}).get("kind", {}).get("const") == part]
+        nodes = step or member or nodes
     return sorted({key for node in nodes for key in node.get("properties", {})})
 
 
@@ -73,13 +75,27 @@ def _line_of(path: Path_, lines: dict[Path_, int]) -> int | None:
     return lines.get(())
 
 
-def _complaint(error: Any, model: type[BaseModel], where: str, lines: dict[Path_, int]) -> str:
-    path: Path_ = tuple(error["loc"])
+def _in_document(path: Path_, document: Any) -> Path_:
+    """Return `path` without the parts, before the last, that name a union's member."""
+    kept: list[str | int] = []
+    for part in path[:-1]:
+        if isinstance(document, dict) and part not in document:
+            continue
+        inside = isinstance(document, dict) or (isinstance(document, list) and isinstance(part, int))
+        document = document[part] if inside else None
+        kept.append(part)
+    return (*kept, *path[-1:])
+
+
+def _complaint(
+    error: Any, model: type[BaseModel], where: str, lines: dict[Path_, int], document: dict[str, Any]
+) -> str:
+    path = _in_document(tuple(error["loc"]), document)
     line = _line_of(path, lines)
     place = f"{where}:{line}" if line else where
     name = _dotted(path)
     if error["type"] == "extra_forbidden":
-        known = _known_keys(model, path)
+        known = _known_keys(model, tuple(error["loc"]))
         near = difflib.get_close_matches(str(path[-1]), known, n=1, cutoff=0.5)
         if near:
             return f"{place}: {name} is not a setting. Did you mean {_dotted((*path[:-1], near[0]))}?"
@@ -187,14 +203,15 @@ def parse(text: str, model: type[M], *, where: str = "recipe", settings: Sequenc
     document = _plain(document)
     for setting in settings:
         path = _override(document, setting)
-        lines.pop(path, None)
+        for place in [place for place in lines if place[: len(path)] == path]:
+            del lines[place]
     try:
         # JSON mode: lists become tuples and strings paths, while "4" stays no integer.
         return model.model_validate_json(json.dumps(document))
     except ValidationError as error:
         problems = error.errors(include_url=False)
         problems.sort(key=lambda problem: problem["type"] != "extra_forbidden")
-        raise RecipeError(_complaint(problems[0], model, where, lines)) from error
+        raise RecipeError(_complaint(problems[0], model, where, lines, document)) from error
     except (TypeError, ValueError) as error:
         raise RecipeError(f"{where}: {error}.") from error
 

@@ -1,7 +1,9 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Annotated, Literal
 
 import pytest
+from pydantic import Field
 
 from vidcurate import recipe
 from vidcurate.errors import RecipeError
@@ -120,3 +122,46 @@ def test_json_and_settings_are_read_alike_where_there_is_no_yaml(run_python: Cal
     assert no_reader == "r.yaml: PyYAML is not installed here; give the recipe as .json."
     assert no_value.startswith("--set model={depth: 3}: cannot be applied (PyYAML is not installed here")
     assert recipe.parse("{}", Whole, where="r.json", settings=["model={depth: 3}"]).model.depth == 3
+
+
+class Square(Recipe):
+    kind: Literal["square"] = "square"
+    side: int = 1
+
+
+class Circle(Recipe):
+    kind: Literal["circle"] = "circle"
+    radius: int = 1
+
+
+class Drawing(Recipe):
+    shape: Annotated[Square | Circle, Field(discriminator="kind")]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "shape:\n  kind: circle\n  radus: 2\n",
+            "r.yaml:3: shape.radus is not a setting. Did you mean shape.radius?",
+        ),
+        (
+            "shape:\n  kind: circle\n  side: 2\n",
+            "r.yaml:3: shape.side is not a setting; the settings here are kind, radius.",
+        ),
+        ("shape:\n  kind: circle\n  radius: x\n", 'r.yaml:3: shape.radius is "x": input should be'),
+    ],
+)
+def test_a_message_names_the_key_as_the_file_has_it_whatever_kind_it_belongs_to(
+    text: str, message: str
+) -> None:
+    with pytest.raises(RecipeError) as error:
+        recipe.parse(text, Drawing, where="r.yaml")
+    assert str(error.value).startswith(message)
+
+
+def test_a_set_value_is_not_blamed_on_the_line_that_it_replaces() -> None:
+    text = "verbose: false\nmodel:\n  lr: 1.0\n  depth: 3\n"
+    with pytest.raises(RecipeError) as error:
+        recipe.parse(text, Whole, where="r.yaml", settings=["model={depth: x}"])
+    assert str(error.value).startswith('r.yaml:1: model.depth is "x"')
