@@ -126,7 +126,7 @@ def test_json_and_settings_are_read_alike_where_there_is_no_yaml(run_python: Cal
 
 class Square(Recipe):
     kind: Literal["square"] = "square"
-    side: int = 1
+    height: int = 1
 
 
 class Circle(Recipe):
@@ -146,8 +146,8 @@ class Drawing(Recipe):
             "r.yaml:3: shape.radus is not a setting. Did you mean shape.radius?",
         ),
         (
-            "shape:\n  kind: circle\n  side: 2\n",
-            "r.yaml:3: shape.side is not a setting; the settings here are kind, radius.",
+            "shape:\n  kind: circle\n  height: 2\n",
+            "r.yaml:3: shape.height is not a setting; the settings here are kind, radius.",
         ),
         ("shape:\n  kind: circle\n  radius: x\n", 'r.yaml:3: shape.radius is "x": input should be'),
     ],
