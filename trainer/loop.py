@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from trainer import checkpoint, data, flops, mesh, metrics, optim, resume, sample
+from trainer import checkpoint, data, flops, mesh, metrics, optim, place, resume, sample
 from trainer import recipe as recipes
 from trainer.data import StageData
 from trainer.encode import text_encoder, video_encoder
@@ -248,7 +248,13 @@ def train(recipe: TrainRecipe, origin: Origin | None = None, settings: Sequence[
     laid = data.lay_out(recipe)
     world = mesh.join()
     try:
-        with _signals() as stop, _run_folder(recipe.output, world), _determinism(world):
+        run = recipe.output
+        with (
+            _signals() as stop,
+            _run_folder(run, world),
+            place.rank_log(run, world.rank, world.size),
+            _determinism(world),
+        ):
             return _act(recipe, origin, settings, laid, world, stop)
     finally:
         mesh.leave(world)

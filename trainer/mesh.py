@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from trainer import place
 from vidcurate.errors import InputError, StateError, VidcurateError
 
 T = TypeVar("T")
@@ -64,11 +65,12 @@ def _number(name: str, default: int) -> int:
 
 
 def join() -> World:
-    """Return this process's place, from RANK, WORLD_SIZE and LOCAL_RANK, and meet the others.
+    """Return this process's place, from torchrun's names or Slurm's, and meet the others.
 
-    Without WORLD_SIZE the process is alone. A GPU is used where there is one (nccl), else the CPU (gloo).
+    Without them the process is alone. A GPU is used where there is one (nccl), else the CPU (gloo).
     Raises InputError for an environment that makes no sense.
     """
+    os.environ.update(place.environment(os.environ))
     rank, size, local = _number("RANK", 0), _number("WORLD_SIZE", 1), _number("LOCAL_RANK", 0)
     if rank >= size:
         raise InputError(f"the environment says RANK={rank} and WORLD_SIZE={size}; ranks count from 0.")
