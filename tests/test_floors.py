@@ -24,7 +24,7 @@ VIDCURATE = [
         "engine",
         "ledger",
     },
-    {"probe", "score", "filter", "difficulty", "ingest", "index"},
+    {"probe", "score", "frames", "filter", "difficulty", "ingest", "index"},
     {"shards", "shard_plan", "shard_write", "shard_set"},
     {"decode_worker", "decode_pool", "clip_plan", "loader_state", "spares"},
     {"loader"},
@@ -35,10 +35,11 @@ VIDCURATE = [
     {"__main__"},
 ]
 TRAINER = [
-    {"noise", "masks", "place", "optim", "encode", "layers", "stdit", "flow"},
-    {"pixart", "weights", "mesh", "metrics", "flops"},
+    {"noise", "masks", "place", "launch", "agent", "mesh"},
+    {"optim", "encode", "layers", "stdit", "flow"},
+    {"checksum", "parts", "checkpoint", "saver", "parallel", "pixart", "weights", "metrics", "flops"},
     {"recipe"},
-    {"data", "checkpoint", "gallery", "plan"},
+    {"data", "gallery", "plan"},
     {"sample", "inspect", "resume", "step"},
     {"loop"},
     {"__main__", "demo"},
@@ -142,7 +143,7 @@ def test_trainer_touches_vidcurate_only_in_the_named_places() -> None:
             "__version__",
         }
         allowed = TOUCHES.get(module, set()) | (
-            {"recipe"} if module in ("stdit", "optim", "encode", "flow") else set()
+            {"recipe"} if module in ("stdit", "optim", "parallel", "encode", "flow") else set()
         )
         assert touched <= allowed, f"{path.relative_to(ROOT)} imports vidcurate's {touched - allowed}"
 

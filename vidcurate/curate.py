@@ -11,11 +11,12 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from vidcurate import difficulty, filter, ingest, probe, report, score, shards
+from vidcurate import difficulty, filter, frames, ingest, probe, report, score, shards
 from vidcurate.difficulty import SplitSpec
 from vidcurate.engine import Progress
 from vidcurate.errors import InputError
 from vidcurate.filter import FilterSpec
+from vidcurate.frames import FramesSpec
 from vidcurate.ingest import IngestSpec
 from vidcurate.probe import ProbeSpec
 from vidcurate.recipe import Recipe
@@ -37,6 +38,8 @@ class CurateRecipe(Recipe):
     """which table and videos to take in"""
     score: ScoreSpec = ScoreSpec()
     """how captions are scored"""
+    frames: FramesSpec | None = None
+    """how pictures are scored; null: no clip is decoded"""
     filter: FilterSpec = FilterSpec()
     """which clips are kept"""
     split: SplitSpec = SplitSpec()
@@ -69,6 +72,12 @@ def curate(recipe: CurateRecipe, *, telling: Telling, told: Told) -> dict[str, d
         done("probe", probe.run_probe(run, spec, num_workers=workers, progress=progress))
     with telling("score") as progress:
         done("score", score.run_score(run, recipe.score, progress=progress))
+    if recipe.frames is not None:
+        with telling("score-frames") as progress:
+            done(
+                "score-frames",
+                frames.run_frames(run, recipe.frames, videos=videos, num_workers=workers, progress=progress),
+            )
     with telling("filter") as progress:
         done("filter", filter.run_filter(run, recipe.filter, progress=progress))
     with telling("split") as progress:

@@ -61,8 +61,11 @@ def ffmpeg_version() -> str:
     return f"PyAV {av.__version__} ({libraries})"
 
 
-def _rate(container: Any, stream: Any) -> Fraction:
-    """Return the frame rate in the header or, where that is none, the one that the packets keep."""
+def frame_rate(container: Any, stream: Any) -> Fraction:
+    """Return the frame rate in the header or, where that is none, the one that the packets keep.
+
+    Raises MediaError, kind cannot_cut, where neither says.
+    """
     rate = stream.average_rate
     if rate and rate <= _MAX_FPS:
         return Fraction(rate)
@@ -74,14 +77,15 @@ def _rate(container: Any, stream: Any) -> Fraction:
     return Fraction(1 / step).limit_denominator(1001)
 
 
-def _origin(stream: Any) -> float:
+def origin_seconds(stream: Any) -> float:
+    """Return the time stamp that the file begins with: times of clips count from there."""
     return float((stream.start_time or 0) * stream.time_base)
 
 
-def _seek(container: Any, stream: Any, start: float | None) -> None:
+def seek_before(container: Any, stream: Any, start: float | None) -> None:
     """Go to a key frame at or before `start` seconds; a container that cannot stays where it is."""
     if start and container.format.name.split(",")[0] in SEEKABLE:
-        target = int((start + _origin(stream)) / stream.time_base)
+        target = int((start + origin_seconds(stream)) / stream.time_base)
         container.seek(max(target, stream.start_time or 0), stream=stream, backward=True)
 
 
@@ -89,7 +93,7 @@ def _wanted_packets(
     container: Any, stream: Any, rate: Fraction, start: float, end: float
 ) -> tuple[list[Any], NDArray[np.float64]]:
     """Return the packets to copy in decoding order, and their times in seconds after the file's start."""
-    half, origin = float(1 / rate) / 2, _origin(stream)
+    half, origin = float(1 / rate) / 2, origin_seconds(stream)
     packets: list[Any] = []
     times: list[float] = []
     for packet in container.demux(stream):
@@ -129,8 +133,8 @@ def trim_video(source: Path, start_seconds: float | None, end_seconds: float | N
     with opened(source) as (container, stream):
         extension = "mp4" if stream.codec_context.name in _MP4_CODECS else "mkv"
         try:
-            rate = _rate(container, stream)
-            _seek(container, stream, start)
+            rate = frame_rate(container, stream)
+            seek_before(container, stream, start)
             packets, times = _wanted_packets(container, stream, rate, start, end)
             first = min(packet.pts for packet in packets)
             output = av.open(target, "w", format=_FORMATS[extension], options={"fflags": "+bitexact"})
@@ -165,7 +169,7 @@ def _frames_in(
     container: Any, stream: Any, rate: Fraction, start: float, end: float
 ) -> Iterator[tuple[float, Any]]:
     """Yield (seconds after the file's start, frame) of the frames in the interval, in display order."""
-    half, origin = float(1 / rate) / 2, _origin(stream)
+    half, origin = float(1 / rate) / 2, origin_seconds(stream)
     for packet in container.demux(stream):
         for frame in packet.decode():
             if frame.time is None:
@@ -224,8 +228,8 @@ def transcode_video(
         aspect = float(stream.sample_aspect_ratio or 1)
         output = av.open(target, "w", format="mp4", options={"fflags": "+bitexact"})
         try:
-            fps = _rate(container, stream).limit_denominator(1001)
-            _seek(container, stream, start)
+            fps = frame_rate(container, stream).limit_denominator(1001)
+            seek_before(container, stream, start)
             options = {"crf": str(spec.crf), "x264-params": _X264}
             encoder: Any = output.add_stream("libx264", rate=fps, options=options)
             for time, frame in _held(_frames_in(container, stream, fps, start, end), fps):

@@ -1,0 +1,93 @@
+"""What does the clip look like, in 5 x 64 bits? The signs of the lowest frequencies of five of its pictures.
+
+Each picture is squeezed to 32 x 32 and its cosine transform taken, as in pHash (Zauner 2010); bit 8·v + u
+says whether the frequency (v down, u across) is positive, and the bit of the mean is 0. Taking the sign where
+pHash compares with the median makes the hashes of the turned and mirrored picture follow from the hash
+alone: `turned`. Five pictures, because a hash of the first takes all clips that fade in for one.
+"""
+
+from collections.abc import Sequence
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from vidcurate.frames.look import Columns, Look, Pixels
+
+POSITIONS = (0.1, 0.3, 0.5, 0.7, 0.9)
+FLAT = 0  # the hash of a picture with nothing in it; no other picture has it
+_SIDE = 32
+_BITS_A_SIDE = 8
+_FLATTEST = 2.0  # levels of standard deviation
+_AT_ONCE = 256
+
+
+def _cosines() -> NDArray[np.float32]:
+    places = np.arange(_SIDE) + 0.5
+    return np.cos(np.pi / _SIDE * np.arange(_BITS_A_SIDE)[:, None] * places).astype(np.float32)
+
+
+_COSINES = _cosines()
+
+
+def hash_pictures(pictures: Sequence[Pixels]) -> list[int]:
+    """Return the 64-bit hash of each grey picture (32, 32); FLAT where it varies by less than two levels."""
+    block = np.stack(pictures).astype(np.float32)
+    coefficients = _COSINES @ block @ _COSINES.T
+    bits = (coefficients > 0).reshape(len(pictures), -1)
+    bits[:, 0] = False
+    values = np.packbits(bits, axis=1, bitorder="little").view("<u8")[:, 0]
+    flat = block.std(axis=(1, 2)) < _FLATTEST
+    return [FLAT if is_flat else int(value) for value, is_flat in zip(values, flat, strict=True)]
+
+
+def hash_picture(grey: Pixels) -> int:
+    """Return the 64-bit hash of one grey picture of any size."""
+    return hash_pictures([cv2.resize(grey, (_SIDE, _SIDE), interpolation=cv2.INTER_AREA)])[0]
+
+
+def turned(value: int) -> tuple[int, ...]:
+    """Return the eight hashes of the picture turned by 0, 90, 180, 270 degrees clockwise, then each mirrored.
+
+    A frequency's sign changes under a mirror when it is odd across it, and a turn swaps across and down.
+    Exact but for frequencies that are zero.
+    """
+    if value == FLAT:
+        return (FLAT,) * 8
+    bits = np.unpackbits(np.asarray([value], dtype="<u8").view(np.uint8), bitorder="little").astype(bool)
+    grid = bits.reshape(_BITS_A_SIDE, _BITS_A_SIDE)
+    odd = np.arange(_BITS_A_SIDE) % 2 == 1
+    found = []
+    for mirrored in (grid, grid ^ odd[None, :]):
+        now = mirrored
+        for _ in range(4):
+            found.append(now.copy())
+            now = now.T ^ odd[None, :]  # clockwise: rows become columns, then left and right change places
+    out = []
+    for one in found:
+        one[0, 0] = False
+        out.append(int(np.packbits(one.reshape(-1), bitorder="little").view("<u8")[0]))
+    return tuple(out)
+
+
+class Hashes:
+    def __init__(self) -> None:
+        self._seconds: list[float] = []
+        self._hashes: list[int] = []
+        self._waiting: list[Pixels] = []
+
+    def see(self, look: Look) -> None:
+        self._seconds.append(look.seconds)
+        self._waiting.append(cv2.resize(look.grey, (_SIDE, _SIDE), interpolation=cv2.INTER_AREA))
+        if len(self._waiting) == _AT_ONCE:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._waiting:
+            self._hashes += hash_pictures(self._waiting)
+            self._waiting = []
+
+    def finish(self, end_seconds: float) -> Columns:
+        self._flush()
+        shown = np.searchsorted(self._seconds, [share * end_seconds for share in POSITIONS], side="right") - 1
+        return {"perceptual_hashes": [self._hashes[max(0, number)] for number in shown]}
