@@ -24,7 +24,7 @@ VIDCURATE = [
         "engine",
         "ledger",
     },
-    {"probe", "score", "frames", "filter", "difficulty", "ingest", "index"},
+    {"probe", "models", "dedup", "score", "frames", "filter", "difficulty", "ingest", "index"},
     {"shards", "shard_plan", "shard_write", "shard_set"},
     {"decode_worker", "decode_pool", "clip_plan", "loader_state", "spares"},
     {"loader"},

@@ -8,7 +8,8 @@ recipe or a --set and goes through one strict door: a typo is an error that name
 import os
 import sys
 
-from vidcurate.cli import frames as frames  # importing a file of commands adds them to the app
+from vidcurate.cli import dedup as dedup  # importing a file of commands adds them to the app
+from vidcurate.cli import frames as frames
 from vidcurate.cli import road as road
 from vidcurate.cli.terminal import app as app
 from vidcurate.errors import StorageError, VidcurateError

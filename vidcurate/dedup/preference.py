@@ -1,0 +1,90 @@
+"""Which of several copies is kept, and in what it is better."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from vidcurate.errors import ColumnError
+
+PIXELS = "pixels"
+HEALTHY = "healthy"
+# Values within a step are equal: a copy that is a frame longer is not better for it.
+STEPS = {"duration_seconds": 0.5}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preference:
+    """`names` in their order and each row's value of them (missing: -inf), float64 (rows, names); `place` is
+    the row's place, 0 is the best."""
+
+    names: tuple[str, ...]
+    values: NDArray[np.float64]
+    place: NDArray[np.int64]
+
+
+def columns_of(
+    prefer: tuple[str, ...], schema: pl.Schema, defaults: tuple[str, ...], where: str
+) -> list[str]:
+    """Return the columns of `prefer` that the table has. Raises ColumnError for one that is not there and not
+    among the defaults, or that holds no numbers."""
+    found = []
+    for name in prefer:
+        if name != PIXELS and name not in schema:
+            if name not in defaults:
+                raise ColumnError(f"{where}: dedup.prefer names the column {name}, which is not there.")
+            continue
+        if name != PIXELS and not (schema[name].is_numeric() or schema[name] == pl.Boolean()):
+            raise ColumnError(
+                f"{where}: dedup.prefer needs numbers, and the column {name} holds {schema[name]}."
+            )
+        found.append(name)
+    return found
+
+
+def rank(clips: pl.DataFrame, names: list[str]) -> Preference:
+    """Return the preference among the rows of `clips`."""
+    healthy = [
+        pl.col(name).fill_null("ok").is_in(["ok", "not_scored"])
+        for name in ("probe_status", "frames_status")
+        if name in clips.columns
+    ]
+    exprs = [pl.all_horizontal(healthy).cast(pl.Float64).alias(HEALTHY)] if healthy else []
+    for name in names:
+        value = pl.col("width").cast(pl.Int64) * pl.col("height") if name == PIXELS else pl.col(name)
+        step = STEPS.get(name)
+        value = value.cast(pl.Float64)
+        exprs.append(((value / step).round() * step if step else value).alias(name))
+    table = clips.select(exprs).select(pl.all().fill_nan(None).fill_null(float("-inf")))
+    # lexsort goes by its last key first; the smaller id ends every tie.
+    ids = clips["clip_id"].rank("ordinal").to_numpy()
+    keys = [ids, *(-table[name].to_numpy() for name in reversed(table.columns))]
+    order = np.lexsort(keys)
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    return Preference(
+        names=tuple(table.columns), values=table.to_numpy().reshape(len(clips), -1), place=place
+    )
+
+
+def _number(value: float) -> str:
+    return "unknown" if value == float("-inf") else f"{value:.10g}"
+
+
+def because(found: Preference, kept: NDArray[np.int64], rows: NDArray[np.int64]) -> list[str]:
+    """Return, for each of `rows`, the first thing in which the row kept for it is better."""
+    mine, theirs = found.values[rows], found.values[kept[rows]]
+    differs = mine != theirs
+    first = np.argmax(differs, axis=1) if differs.size else np.zeros(len(rows), dtype=np.int64)
+    reasons = []
+    for number, row in enumerate(first.tolist()):
+        if not differs.size or not differs[number, row]:
+            reasons.append("the smaller clip_id")
+        elif found.names[row] == HEALTHY:
+            reasons.append("without a problem")
+        else:
+            reasons.append(
+                f"{found.names[row]} {_number(theirs[number, row])} > {_number(mine[number, row])}"
+            )
+    return reasons
