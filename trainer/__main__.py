@@ -1,4 +1,4 @@
-"""`python -m trainer RECIPE`: train, in one process or under torchrun.
+"""`python -m trainer RECIPE`: train, in one process, under torchrun or srun, or on the hosts of a hostfile.
 
 stdout is the answer (the last line, or JSON), stderr is the telling. Exit codes: 0 done, 1 the work failed,
 2 the request was wrong, 75 stopped by a signal after saving (give the same command again).
@@ -11,21 +11,23 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from vidcurate.errors import VidcurateError
+from trainer.launch import EXIT_REQUEUE, launch, read_hosts
+from vidcurate.errors import InputError, VidcurateError
 
 # Read when torch is loaded, below: threads that spin while they wait starve the decode workers of a small
 # machine (a step took 4 times as long, docs/decisions.md).
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-EXIT_REQUEUE = 75
 EXIT_INTERRUPTED = 130
 
 EXAMPLE = """\
 example:
   python -m trainer recipes/first-steps.yaml --set output=runs/first --set stages.0.data.shards=run/shards
 
-The same command given again goes on where the run stopped. Under torchrun:
-  torchrun --nproc-per-node 2 -m trainer recipes/first-steps.yaml
+The same command given again goes on where the run stopped. On several GPUs and hosts, one of:
+  torchrun --nproc-per-node 8 -m trainer RECIPE
+  srun --ntasks-per-node 8 python -m trainer RECIPE
+  python -m trainer RECIPE --hostfile nodes.txt
 
 exit codes: 0 done, 1 the work failed, 2 the request was wrong, 75 saved after SIGTERM or SIGUSR1
 """
@@ -66,6 +68,31 @@ def _parser() -> argparse.ArgumentParser:
         help="begin with weights only: a .safetensors file, or a checkpoint (its raw weights)",
     )
     parser.add_argument(
+        "--hostfile",
+        type=Path,
+        metavar="FILE",
+        help="start the ranks on these hosts over ssh: HOST slots=8 a line",
+    )
+    parser.add_argument(
+        "--nproc-per-node",
+        type=int,
+        metavar="N",
+        help="with --hostfile: ranks a host (default: its GPUs, or 1)",
+    )
+    parser.add_argument(
+        "--ssh",
+        default="ssh",
+        metavar="COMMAND",
+        help='with --hostfile: such as "ssh -p 2222" (default: ssh)',
+    )
+    parser.add_argument(
+        "--connect-seconds",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="with --hostfile: wait this long (30)",
+    )
+    parser.add_argument(
         "--dry-run", action="store_true", help="say what would be trained, on which clips; write nothing"
     )
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
@@ -73,12 +100,26 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _words(given: argparse.Namespace) -> list[str]:
+    """Return the command line of one rank of a launch: the same without what belongs to the launch."""
+    words = [str(given.recipe), *(word for setting in given.settings for word in ("--set", setting))]
+    for flag, path in (("--load", given.load), ("--ckpt-path", given.ckpt_path)):
+        words += [flag, str(path)] if path else []
+    for flag in ("start_from_scratch", "json", "traceback"):
+        words += ["--" + flag.replace("_", "-")] if getattr(given, flag) else []
+    return words
+
+
 def _act(arguments: argparse.Namespace) -> int:
     # torch is loaded here, so that --help and a recipe's typing error answer at once.
-    from trainer import loop, plan, recipe
-    from trainer.resume import Origin
+    from trainer import loop, plan, recipe, resume
 
-    origin = Origin(
+    if arguments.nproc_per_node is not None and (arguments.hostfile is None or arguments.nproc_per_node < 1):
+        raise InputError(
+            f"--nproc-per-node {arguments.nproc_per_node}: goes with --hostfile and is at least 1; on one "
+            "host use torchrun --nproc-per-node N -m trainer RECIPE."
+        )
+    origin = resume.Origin(
         load=arguments.load,
         ckpt_path=arguments.ckpt_path,
         start_from_scratch=arguments.start_from_scratch,
@@ -88,6 +129,11 @@ def _act(arguments: argparse.Namespace) -> int:
         report = plan.dry_run(wanted)
         print(json.dumps(report, indent=1) if arguments.json else plan.in_words(report))
         return 0
+    if arguments.hostfile:
+        resume.check_origin(origin)
+        hosts, words = read_hosts(arguments.hostfile), _words(arguments)
+        per_host, ssh = arguments.nproc_per_node, arguments.ssh
+        return launch(hosts, words, per_host=per_host, ssh=ssh, connect_seconds=arguments.connect_seconds)
     outcome = loop.train(wanted, origin, arguments.settings)
     if outcome.is_first_rank:
         print(json.dumps(outcome.as_json()) if arguments.json else outcome.in_words())

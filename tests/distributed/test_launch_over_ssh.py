@@ -1,0 +1,293 @@
+"""`--hostfile`: ranks over a real ssh to a real sshd on a loopback port, with keys of its own."""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.shards_for_tests import TINY, make_shards, numbers, settings
+from trainer.launch import Host, read_hosts
+from vidcurate.errors import InputError
+
+ROOT = TINY.parents[1]
+SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/sbin")
+PRIVILEGE_FOLDER = Path("/run/sshd")
+LIMIT_SECONDS = 90.0
+STEPS = ("stages.0.steps=3", "stages.0.checkpoint_every=3", "sample=null")
+MANY = ("stages.0.steps=100000", "sample=null")
+
+
+def listening() -> socket.socket:
+    """Return a socket that accepts connections on a free loopback port and never says a word."""
+    made = socket.socket()
+    made.bind(("127.0.0.1", 0))
+    made.listen()
+    return made
+
+
+def free_port() -> int:
+    with closing(listening()) as probe:
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def privilege_folder() -> Iterator[None]:
+    """The folder that root's sshd asks for; packages make it at boot, a container has none."""
+    is_made = os.getuid() == 0 and not PRIVILEGE_FOLDER.exists()
+    if is_made:
+        PRIVILEGE_FOLDER.mkdir(mode=0o755)
+    try:
+        yield
+    finally:
+        if is_made:
+            PRIVILEGE_FOLDER.rmdir()
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """`ssh`: the command that knows the hosts a, b and stranger by a configuration of its own."""
+
+    ssh: str
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    if SSHD is None or shutil.which("ssh") is None:
+        pytest.skip("no OpenSSH client and server here (apt-get install openssh-server openssh-client)")
+    folder = tmp_path_factory.mktemp("ssh")
+    folder.chmod(0o700)
+    for name in ("host_key", "user_key", "stranger_key"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
+    port = free_port()
+    (folder / "sshd_config").write_text(
+        f"ListenAddress 127.0.0.1:{port}\nHostKey {folder}/host_key\nPidFile none\nUsePAM no\n"
+        "StrictModes no\n"
+        f"AuthorizedKeysFile {folder}/user_key.pub\nPasswordAuthentication no\nPermitRootLogin yes\n"
+    )
+    key = (folder / "host_key.pub").read_text()
+    (folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {key}")
+    (folder / "ssh_config").write_text(
+        f"Host a b stranger\n  HostName 127.0.0.1\n  Port {port}\n  UserKnownHostsFile {folder}/known_hosts\n"
+        f"  IdentitiesOnly yes\nHost stranger\n  IdentityFile {folder}/stranger_key\n"
+        f"Host a b\n  IdentityFile {folder}/user_key\n"
+    )
+    with privilege_folder(), (folder / "sshd.log").open("w") as log:
+        server = subprocess.Popen([SSHD, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=log)
+        try:
+            ssh = f"ssh -F {folder}/ssh_config"
+            for _ in range(50):
+                tried = subprocess.run(
+                    [*ssh.split(), "-o", "BatchMode=yes", "a", "true"], capture_output=True, text=True
+                )
+                if tried.returncode == 0 or server.poll() is not None:
+                    break
+                time.sleep(0.1)
+            if tried.returncode != 0:
+                pytest.skip(f"sshd does not serve here: {tried.stderr} {(folder / 'sshd.log').read_text()}")
+            yield Cluster(ssh=ssh, folder=folder)
+        finally:
+            server.terminate()
+            server.wait()
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_shards(tmp_path_factory.mktemp("made") / "shards")
+
+
+# The launch without the command line before it, which loads torch to check the recipe.
+LIGHT = """
+import sys
+from pathlib import Path
+from trainer.launch import launch, read_hosts
+
+hostfile, ssh, seconds, *words = sys.argv[1:]
+sys.exit(launch(read_hosts(Path(hostfile)), words, ssh=ssh, connect_seconds=float(seconds)))
+"""
+
+
+def start(
+    cluster: Cluster, shards: Path, run: Path, hosts: str, *more: str, is_light: bool = True
+) -> "subprocess.Popen[str]":
+    hostfile = run.with_suffix(".hosts")
+    hostfile.write_text(hosts)
+    words = [
+        word
+        for value in settings(shards, run, "stages.0.data.micro_batches_per_step=2", *more)
+        for word in ("--set", value)
+    ]
+    if is_light:
+        command = ["-c", LIGHT, str(hostfile), cluster.ssh, "30", str(TINY), *words]
+    else:
+        command = ["-m", "trainer", str(TINY), *words, "--hostfile", str(hostfile), "--ssh", cluster.ssh]
+        command += ["--connect-seconds", "6"]
+    return subprocess.Popen(
+        [sys.executable, *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "NCCL_DEBUG": "it is passed on"},
+    )
+
+
+def wait_for_steps(run: Path, launched: "subprocess.Popen[str]", steps: int) -> None:
+    until = time.monotonic() + LIMIT_SECONDS
+    while len(numbers(run)) < steps:
+        assert launched.poll() is None, launched.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def ranks(run: Path) -> dict[int, int]:
+    """Return rank → process id, as their logs say it."""
+    heads = [path.read_text().splitlines()[0] for path in sorted((run / "logs").glob("rank-*.log"))]
+    return {number: int(head.rpartition(" ")[2]) for number, head in enumerate(heads)}
+
+
+def is_alive(process: int) -> bool:
+    with suppress(FileNotFoundError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def test_a_signal_lets_every_rank_of_two_hosts_save_and_leave(
+    cluster: Cluster, shards: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    launched = start(cluster, shards, run, "a slots=1\nb  # the other\n", *MANY, is_light=False)
+    wait_for_steps(run, launched, 2)
+    processes = ranks(run)
+
+    launched.send_signal(signal.SIGINT)
+    out, told = launched.communicate(timeout=LIMIT_SECONDS)
+
+    assert launched.returncode == 75, told
+    assert out.startswith("SIGTERM: saved ")
+    assert "2 hosts, 2 ranks, master 127.0.0.1:" in told
+    assert "SIGINT: every rank saves and leaves" in told
+    assert not any(map(is_alive, processes.values()))
+    saved = (run / "LATEST").read_text().strip()
+    assert numbers(run)[-1]["step"] == int(saved.removeprefix("step-"))
+    first, second = (path.read_text() for path in sorted((run / "logs").iterdir()))
+    assert "rank 0 of 2" in first
+    assert re.search(r"step 1/100000  loss", first)
+    assert "rank 1 of 2" in second
+
+
+def test_a_run_over_ssh_ends_well(cluster: Cluster, shards: Path, tmp_path: Path) -> None:
+    out, told = (launched := start(cluster, shards, tmp_path / "run", "a\n", *STEPS)).communicate(
+        timeout=LIMIT_SECONDS
+    )
+
+    assert launched.returncode == 0, told
+    assert out.startswith("done: 3 steps")
+    assert "step 3/3" in told
+
+
+def test_the_first_rank_that_fails_ends_all_and_is_named(
+    cluster: Cluster, shards: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    launched = start(cluster, shards, run, "a\nb\n", *MANY)
+    wait_for_steps(run, launched, 2)
+    processes = ranks(run)
+
+    os.kill(processes[1], signal.SIGKILL)
+    _, told = launched.communicate(timeout=LIMIT_SECONDS)
+
+    assert launched.returncode == 1
+    errors = [line for line in told.splitlines() if line.startswith("error: ")]
+    assert errors[0].startswith("error: b rank 1 was killed by SIGKILL")
+    assert not any(map(is_alive, processes.values()))
+
+
+def test_a_launcher_that_is_killed_leaves_no_rank_behind(
+    cluster: Cluster, shards: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    launched = start(cluster, shards, run, "a\n", *MANY)
+    wait_for_steps(run, launched, 2)
+    processes = ranks(run)
+
+    launched.kill()
+    launched.communicate()
+
+    until = time.monotonic() + LIMIT_SECONDS
+    while any(map(is_alive, processes.values())) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not any(map(is_alive, processes.values()))
+    assert (run / "LATEST").exists()  # they saved before they left
+
+
+def test_hosts_that_do_not_answer_are_a_line_each_and_nothing_starts(
+    cluster: Cluster, shards: Path, tmp_path: Path
+) -> None:
+    with closing(listening()) as silent:
+        config = cluster.folder / "with_silent"
+        config.write_text(
+            f"Host silent\n  HostName 127.0.0.1\n  Port {silent.getsockname()[1]}\n"
+            f"Host closed\n  HostName 127.0.0.1\n  Port {free_port()}\n"
+            + (cluster.folder / "ssh_config").read_text()
+        )
+        wider = Cluster(ssh=f"ssh -F {config}", folder=cluster.folder)
+        began = time.monotonic()
+        launched = start(wider, shards, tmp_path / "run", "a\nsilent\nclosed\nstranger\n", is_light=False)
+        out, told = launched.communicate(timeout=LIMIT_SECONDS)
+
+    assert time.monotonic() - began < 30
+    assert (launched.returncode, out) == (1, "")
+    lines = told.splitlines()
+    assert len(lines) == 3, told
+    assert re.match(r"error: silent: (did not answer within 6 s|.*(timed out|timeout|banner).*)", lines[0])
+    assert re.match(r"error: closed: .*Connection refused", lines[1])
+    assert re.match(r"error: stranger: .*Permission denied", lines[2])
+    assert lines[2].endswith("3 of 4 hosts; nothing was started.")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_refusal_of_the_ranks_is_the_launchers_too(cluster: Cluster, shards: Path, tmp_path: Path) -> None:
+    launched = start(cluster, shards, tmp_path / "run", "a\n", "stages.0.data.levels=[7]", *STEPS)
+    _, told = launched.communicate(timeout=LIMIT_SECONDS)
+
+    assert launched.returncode == 2
+    assert "no clip of level 7" in told
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "names no host"),
+        ("# nobody\n", "names no host"),
+        ("a\na slots=2\n", ":2: a is there twice"),
+        ("a slots=eight\n", ":1: 'a slots=eight'; write a host, or a host and slots=8"),
+        ("a slots=0\n", ":1: a has no slots"),
+        ("-oProxyCommand=x\n", "write a host"),
+    ],
+)
+def test_a_hostfile_that_makes_no_sense_is_refused_by_line(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "nodes.txt"
+    path.write_text(text)
+
+    with pytest.raises(InputError, match=said):
+        read_hosts(path)
+
+
+def test_a_hostfile_says_hosts_and_slots_and_may_have_comments(tmp_path: Path) -> None:
+    path = tmp_path / "nodes.txt"
+    path.write_text("# the cluster\n\nuser@node1 slots=8\nnode2 # as many ranks as it has GPUs\n")
+
+    assert read_hosts(path) == (Host(name="user@node1", slots=8), Host(name="node2"))
+    with pytest.raises(InputError, match="cannot be read"):
+        read_hosts(tmp_path / "nowhere")
