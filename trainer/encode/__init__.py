@@ -93,6 +93,21 @@ def draw(mean: Tensor, variance: Tensor, *, seed: int, step: int, clip_ids: Sequ
     return mean.float() + variance.float().sqrt() * noises
 
 
+def latents_of(
+    spec: SpaceToDepthSpec | VaeSpec,
+    encoder: VideoEncoder,
+    video: Tensor,
+    *,
+    seed: int,
+    step: int,
+    clip_ids: Sequence[str],
+) -> Tensor:
+    """Return what the model trains on: the posterior's mean or, where `spec` says so, a draw from it."""
+    if isinstance(spec, VaeSpec) and spec.posterior == "sample":
+        return draw(*encoder.posterior(video), seed=seed, step=step, clip_ids=clip_ids)
+    return encoder.encode(video)
+
+
 @lru_cache(maxsize=4)
 def video_encoder(spec: SpaceToDepthSpec | VaeSpec) -> VideoEncoder:
     """Return the encoder that the recipe names, the same object for the same settings.
@@ -108,10 +123,10 @@ def video_encoder(spec: SpaceToDepthSpec | VaeSpec) -> VideoEncoder:
 def text_encoder(spec: WordsSpec | T5Spec, device: torch.device | None = None) -> TextEncoder:
     """Return the encoder that the recipe names, the same object for the same settings.
 
-    `device` is where T5 computes, None: the CPU. Weights are loaded on first use.
+    `device` is where T5 computes, None: this process's GPU if there is one. Weights are loaded on first use.
     """
     if isinstance(spec, T5Spec):
-        return T5(spec, device or torch.device("cpu"))
+        return T5(spec, device or torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     return WordHash(
         caption_channels=spec.caption_channels, model_max_length=spec.model_max_length, pairs=spec.pairs
     )

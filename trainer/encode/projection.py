@@ -11,11 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.encode.source import load_exactly, locate, tensors_of
+from trainer.encode.source import WEIGHT_FILES, load_exactly, locate, tensors_of
 from vidcurate.errors import CheckpointError
 
 PREFIX = "y_embedder.y_proj."
-FILES = ("*.json", "*.safetensors")
 
 
 class CaptionProjection(nn.Module):
@@ -49,5 +48,5 @@ def load_projection(source: str, *, key: str = "projection") -> CaptionProjectio
 
     Raises InputError, StorageError or CheckpointError: see `trainer.encode.source`.
     """
-    path = locate(source, key=key, patterns=FILES)
+    path = locate(source, key=key, patterns=WEIGHT_FILES)
     return projection_of(tensors_of(path, key=key), str(path))

@@ -25,6 +25,9 @@ WEIGHTS = (
     "pytorch_model.bin.index.json",
 )
 
+# What is fetched of a name on the hub: the top folder's weights alone.
+WEIGHT_FILES = ("config.json", "model*.safetensors*", "diffusion_pytorch_model*.safetensors*")
+
 
 def locate(source: str, *, key: str, patterns: Sequence[str]) -> Path:
     """Return the folder or file that `source` names; of a hub name, the files `patterns` in the hub's cache.

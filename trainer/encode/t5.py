@@ -14,12 +14,13 @@ from torch import Tensor
 
 from trainer.encode.clean import clean
 from trainer.encode.precision import DTYPES, Dtype, own_precision
-from trainer.encode.source import locate, need
+from trainer.encode.source import WEIGHT_FILES, locate, need
 from vidcurate.errors import CheckpointError, InputError
 from vidcurate.recipe import Recipe
 
 KEY = "text_encoder.source"
-FILES = ("*.json", "*.model", "*.safetensors", "*.bin")
+TOKENIZERS = ("spiece.model", "tokenizer.json")
+FILES = (*WEIGHT_FILES, *TOKENIZERS, "pytorch_model*", "tokenizer_config.json", "special_tokens_map.json")
 # A whole T5 holds them as well; the encoder does without.
 DECODER = ("decoder.", "lm_head.")
 
@@ -101,6 +102,9 @@ def load(spec: T5Spec, device: torch.device) -> tuple[Any, Any]:
     """
     transformers = need("transformers", KEY)
     folder = locate(spec.source, key=KEY, patterns=FILES)
+    # Without one of these transformers would make up a tokenizer that knows no word.
+    if not any((folder / name).is_file() for name in TOKENIZERS):
+        raise InputError(f"{KEY}: {folder} holds no tokenizer; {' or '.join(TOKENIZERS)} is needed there.")
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         model, report = transformers.T5EncoderModel.from_pretrained(

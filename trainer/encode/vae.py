@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from trainer.encode.precision import DTYPES, Dtype, own_precision
-from trainer.encode.source import load_exactly, locate, need, read_json, tensors_of
+from trainer.encode.source import WEIGHT_FILES, load_exactly, locate, need, read_json, tensors_of
 from trainer.encode.temporal_vae import TemporalConfig, TemporalVAE, temporal_length
 from vidcurate.errors import InputError, VidcurateError
 from vidcurate.recipe import Recipe
@@ -44,7 +44,7 @@ SDXL_VAE: dict[str, Any] = {
 }
 # Names of the attention in the middle, in files written before diffusers 0.18.
 OLD_NAMES = {".query.": ".to_q.", ".key.": ".to_k.", ".value.": ".to_v.", ".proj_attn.": ".to_out.0."}
-FILES = ("*.json", "*.safetensors", "vae/*.json", "vae/*.safetensors")
+FILES = (*WEIGHT_FILES, "vae/config.json", "vae/diffusion_pytorch_model.safetensors")  # of the hub
 
 
 class VaeSpec(Recipe):
