@@ -135,8 +135,9 @@ def test_resumed_equals_uninterrupted(tmp_path: Path) -> None:
 
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
     for name in ("model", "ema", "optimizer"):
-        files = [tmp_path / run / "step-00000006" / f"{name}.safetensors" for run in ("parts", "whole")]
-        assert files[0].read_bytes() == files[1].read_bytes()
+        for file in (".metadata", "__0_0.distcp"):
+            paths = [tmp_path / run / "step-00000006" / name / file for run in ("parts", "whole")]
+            assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
 def test_a_changed_dataset_is_never_read_with_an_old_position(tmp_path: Path) -> None:
@@ -151,8 +152,8 @@ def test_nothing_silent(home: Path, tmp_path: Path) -> None:
     # A checkpoint that lost a tensor's file, and a clip that fails: an error and an event, each with a name.
     shards = make_shards(tmp_path / "shards")
     train(smoke(shards, tmp_path / "run", "stages.0.steps=2", "sample=null"))
-    (tmp_path / "run" / "step-00000002" / "ema.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"ema\.safetensors"):
+    (tmp_path / "run" / "step-00000002" / "ema" / "__0_0.distcp").unlink()
+    with pytest.raises(CheckpointError, match=r"ema/__0_0\.distcp"):
         train(smoke(shards, tmp_path / "run", "stages.0.steps=4", "sample=null"))
     assert events(tmp_path / "run", "save")
 

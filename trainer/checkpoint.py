@@ -1,16 +1,17 @@
 """Checkpoints: a folder that is whole or absent, and says by itself whether it still is.
 
-    RUN/step-00000100/model.safetensors      the weights, by the model's names
-                      ema.safetensors        their moving average, float32
-                      optimizer.safetensors  exp_avg.<name>, exp_avg_sq.<name>
-                      state.json             step, stage, data position, recipe, … (plain JSON)
-                      manifest.json          size and SHA-256 of each of these; written last
-    RUN/LATEST                               the name of the newest one
+    RUN/step-00000100/model/          the weights, by the model's names          (see parts.py)
+                      ema/            their moving average, float32
+                      optimizer/      exp_avg.<name>, exp_avg_sq.<name>
+                      state.json      step, stage, data position, checksums, recipe, … (plain JSON)
+                      manifest.json   size and SHA-256 of each file of these; written last
+    RUN/LATEST                        the name of the newest one
 
-A save fills `RUN/.step-00000100.partial`, flushes it, renames it, then moves LATEST. A load trusts nothing:
-sizes, hashes, key names and shapes are checked, and files that the manifest does not name are not looked
-at. The same tensors give the same bytes. `save` takes tensors that nobody changes any more: an
-asynchronous save hands it copies.
+All ranks save together, each its own pieces. A save fills `RUN/.step-00000100.partial`, flushes it, renames
+it, then moves LATEST. A load trusts nothing: sizes, hashes, key names and shapes are checked, and files that
+the manifest does not name are not looked at. Any number of ranks reads what any other wrote, and a reader of
+one part needs no other: `rsync --exclude '*/optimizer'` leaves a checkpoint that can be sampled. `save`
+takes tensors that nobody changes any more: a save in the background is handed copies (saver.py).
 """
 
 import hashlib
@@ -18,20 +19,22 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from trainer import mesh, parts
+from trainer.checksum import checksum as checksum
+from trainer.mesh import ALONE, World
 from vidcurate import __version__
-from vidcurate.errors import CheckpointError, StorageError
+from vidcurate.errors import CheckpointError, StorageError, VidcurateError
 
-FORMAT = 1
+FORMAT = 2
 LATEST = "LATEST"
 PARTS = ("model", "ema", "optimizer")
 _NAME = re.compile(r"^step-(\d{8,})$")
@@ -48,16 +51,6 @@ class Checkpoint:
 
 def folder_name(step: int) -> str:
     return f"step-{step:08d}"
-
-
-def checksum(tensors: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of all names, shapes, dtypes and values, as hex; the order does not matter."""
-    total = hashlib.sha256()
-    for name in sorted(tensors):
-        value = tensors[name].detach().cpu().contiguous()
-        total.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        total.update(value.reshape(-1).view(torch.uint8).numpy().data)
-    return total.hexdigest()
 
 
 def _digest(path: Path) -> str:
@@ -83,36 +76,65 @@ def _json(value: object) -> str:
     return json.dumps(value, indent=1, sort_keys=True) + "\n"
 
 
-def save(run: Path, step: int, parts: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> Path:
-    """Write RUN/step-…, then LATEST, and return the folder. `parts` maps each of PARTS to its tensors.
+def save(
+    run: Path,
+    step: int,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    state: Mapping[str, Any],
+    world: World = ALONE,
+) -> Path:
+    """Write RUN/step-…, then LATEST, and return the folder. `tensors` maps each of PARTS to its own.
 
-    Raises StorageError when the disk refuses; RUN then holds what it held before.
+    All ranks call it, over one file system. Raises StorageError, on every rank, when the disk refuses one of
+    them; RUN then holds what it held before.
     """
     final = run / folder_name(step)
     partial = run / f".{final.name}.partial"
-    try:
+
+    def empty() -> None:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        for name, tensors in parts.items():
-            path = partial / f"{name}.safetensors"
-            save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, path)
-            _flush(path)
+
+    def write() -> dict[str, Any]:
+        written = [path for name in tensors for path in parts.write(partial / name, tensors[name], world)]
+        return _facts(partial, written)
+
+    def finish(everyone: list[dict[str, Any]]) -> None:
         write_text(partial / "state.json", _json(state))
-        files = {
-            path.name: {"size_bytes": path.stat().st_size, "sha256": _digest(path)}
-            for path in sorted(partial.iterdir())
-        }
+        files = _facts(partial, [partial / "state.json"])
+        for rank, theirs in enumerate(everyone):
+            for name in theirs:
+                if not (partial / name).is_file():
+                    raise OSError(f"{name} of rank {rank} is not here; the ranks need one common file system")
+            files |= theirs
         manifest = {"format": FORMAT, "step": step, "files": files, "versions": _versions()}
         write_text(partial / "manifest.json", _json(manifest))
-        _flush(partial)
+        for folder in (*(partial / name for name in tensors), partial):
+            _flush(folder)
         _put(partial, final)
         _point(run, final.name)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
+
+    try:
+        mesh.first_does(empty, world)
+        everyone = mesh.together(write, world)
+        mesh.first_does(lambda: finish(everyone), world)
+    except (OSError, VidcurateError) as error:
+        if world.is_first:
+            shutil.rmtree(partial, ignore_errors=True)
         raise StorageError(
             f"{final}: the checkpoint cannot be written ({error}); the ones before it are untouched."
         ) from error
     return final
+
+
+def _facts(folder: Path, paths: Sequence[Path]) -> dict[str, Any]:
+    """Return what the manifest says of each file: its size and SHA-256."""
+    with ThreadPoolExecutor(max_workers=4) as pool:  # hashing leaves the interpreter to others
+        digests = list(pool.map(_digest, paths))
+    return {
+        str(path.relative_to(folder)): {"size_bytes": path.stat().st_size, "sha256": digest}
+        for path, digest in zip(paths, digests, strict=True)
+    }
 
 
 def _versions() -> dict[str, str]:
@@ -154,15 +176,45 @@ def clean(run: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def keep_last(run: Path, number: int) -> list[str]:
-    """Delete all but the newest `number` checkpoints (LATEST's is always kept); return the names deleted."""
+def keep(run: Path, last: int, every: int | None = None) -> list[str]:
+    """Delete all checkpoints but the newest `last` and those of steps that `every` divides; return the names.
+
+    The one that LATEST names is always kept. Raises StorageError.
+    """
     newest = latest(run)
-    gone = [path for path in checkpoints(run)[: -max(1, number)] if path != newest]
-    for path in gone:
-        # The manifest goes first: a kill here leaves a folder that no reader takes.
-        (path / "manifest.json").unlink()
-        shutil.rmtree(path)
+    gone = [
+        path
+        for path in checkpoints(run)[: -max(1, last)]
+        if path != newest and not (every and step_of(path) % every == 0)
+    ]
+    try:
+        for path in gone:
+            # The manifest goes first: a kill here leaves a folder that no reader takes.
+            (path / "manifest.json").unlink()
+            shutil.rmtree(path)
+    except OSError as error:
+        raise StorageError(f"{path}: this old checkpoint cannot be deleted ({error}).") from error
     return [path.name for path in gone]
+
+
+def step_of(path: Path) -> int:
+    """Return the step in a checkpoint folder's name."""
+    match = _NAME.match(path.name)
+    assert match, path
+    return int(match[1])
+
+
+def strays(path: Path) -> list[str]:
+    """Return what lies in and beside a checkpoint and looks like part of one, but is none; nobody reads it.
+
+    In it: files that the manifest does not name. Beside it: step folders and files that are no checkpoint.
+    """
+    named = {"manifest.json", *_json_file(path / "manifest.json").get("files", {})}
+    inside = [str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()]
+    found = [f"{path.name}/{name}" for name in inside if name not in named]
+    whole = checkpoints(path.parent)
+    beside = [other.name for other in path.parent.glob("*step*") if other not in whole]
+    return sorted(found + [name for name in beside if not name.startswith(".")])
 
 
 def latest(run: Path) -> Path | None:
@@ -220,38 +272,54 @@ def _json_file(path: Path) -> dict[str, Any]:
     return value
 
 
-def verify(path: Path) -> dict[str, Any]:
-    """Check every file that the manifest of the checkpoint names, by size and SHA-256; return the manifest.
-
-    Raises CheckpointError, naming the file.
-    """
-    manifest = _json_file(path / "manifest.json")
-    if manifest.get("format", 0) > FORMAT:
+def _check_format(path: Path, manifest: dict[str, Any]) -> None:
+    found = manifest.get("format", 0)
+    if found == FORMAT:
+        return
+    by = f"format {found}, written by vidcurate {manifest.get('versions', {}).get('vidcurate', '?')}"
+    if isinstance(found, int) and found < FORMAT:
         raise CheckpointError(
-            f"{path}: has format {manifest['format']}, written by vidcurate "
-            f"{manifest.get('versions', {}).get('vidcurate', '?')}; this is {__version__}, "
-            f"which knows formats up to {FORMAT}. Upgrade vidcurate."
+            f"{path}: has {by} before its first release; this is {__version__}, which reads format {FORMAT}. "
+            "Train it again, or take its model.safetensors with --ckpt-path."
         )
-    for name in (*(f"{part}.safetensors" for part in PARTS), "state.json"):
-        if name not in manifest.get("files", {}):
-            raise CheckpointError(
-                f"{path / 'manifest.json'}: does not list {name}; the checkpoint is incomplete."
-            )
-    for name, facts in manifest["files"].items():
-        file = path / name
-        if not file.is_file():
-            raise CheckpointError(f"{file}: is missing; the manifest lists it. Copy the checkpoint again.")
-        size = file.stat().st_size
-        if size != facts["size_bytes"]:
-            raise CheckpointError(
-                f"{file}: has {size} bytes; the manifest says {facts['size_bytes']}. "
-                "Copy the checkpoint again."
-            )
-        if _digest(file) != facts["sha256"]:
-            raise CheckpointError(
-                f"{file}: its SHA-256 is not the manifest's; the file was altered or damaged."
-            )
-    return manifest
+    raise CheckpointError(
+        f"{path}: has {by}; this is {__version__}, which knows formats up to {FORMAT}. Upgrade vidcurate."
+    )
+
+
+def verify(path: Path, only: Sequence[str] = PARTS, world: World = ALONE) -> dict[str, Any]:
+    """Check the files of the parts `only`, and state.json, by size and SHA-256; return the manifest.
+
+    The ranks share the work; all of them call it. Raises CheckpointError, on all of them, naming the file.
+    """
+
+    def check() -> dict[str, Any]:
+        manifest = _json_file(path / "manifest.json")
+        _check_format(path, manifest)
+        listed = manifest.get("files", {})
+        for name in (*(f"{part}/{parts.METADATA}" for part in only), "state.json"):
+            if name not in listed:
+                raise CheckpointError(
+                    f"{path / 'manifest.json'}: does not list {name}; the checkpoint is incomplete."
+                )
+        needed = [name for name in sorted(listed) if name.partition("/")[0] in (*only, "state.json")]
+        for name in needed[world.rank :: world.size]:
+            _check_file(path / name, listed[name])
+        return manifest
+
+    return mesh.together(check, world)[0]
+
+
+def _check_file(file: Path, facts: dict[str, Any]) -> None:
+    if not file.is_file():
+        raise CheckpointError(f"{file}: is missing; the manifest lists it. Copy the checkpoint again.")
+    size = file.stat().st_size
+    if size != facts["size_bytes"]:
+        raise CheckpointError(
+            f"{file}: has {size} bytes; the manifest says {facts['size_bytes']}. Copy the checkpoint again."
+        )
+    if _digest(file) != facts["sha256"]:
+        raise CheckpointError(f"{file}: its SHA-256 is not the manifest's; the file was altered or damaged.")
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -259,56 +327,22 @@ def read_state(path: Path) -> dict[str, Any]:
     return _json_file(path / "state.json")
 
 
-def read_tensors(file: Path) -> dict[str, Tensor]:
-    """Return the tensors of a .safetensors file, on the CPU. Raises CheckpointError."""
-    try:
-        return dict(load_file(file))
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{file}: is not a readable safetensors file ({error}).") from error
+def read_part(path: Path, part: str) -> dict[str, Tensor]:
+    """Return one part of the checkpoint folder `path`, verified, whole and on the CPU; it needs no other.
+
+    Raises CheckpointError.
+    """
+    verify(path, (part,))
+    return parts.read(path / part)
 
 
 def load(path: Path) -> Checkpoint:
-    """Return the checkpoint at `path` (see `find`), verified, its tensors on the CPU.
+    """Return the checkpoint at `path` (see `find`), verified, all its tensors whole and on the CPU.
 
     Raises CheckpointError.
     """
     path = find(path)
     verify(path)
-    parts = {part: read_tensors(path / f"{part}.safetensors") for part in PARTS}
-    return Checkpoint(path=path, state=read_state(path), parts=parts)
-
-
-def _few(names: Iterable[str]) -> str:
-    names = list(names)
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-@torch.no_grad()
-def copy_into(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], where: str) -> None:
-    """Copy `given` into the tensors of `wanted`, in place, whatever their device.
-
-    Raises CheckpointError, before anything is copied, for a missing or unexpected key, another shape or
-    another dtype.
-    """
-    missing = [name for name in wanted if name not in given]
-    unexpected = [name for name in given if name not in wanted]
-    if missing or unexpected:
-        said = [
-            f"{word} {_few(names)}"
-            for word, names in (("lacks", missing), ("has unknown", unexpected))
-            if names
-        ]
-        raise CheckpointError(f"{where}: {' and '.join(said)}; it belongs to another model.")
-    for name, value in wanted.items():
-        other = given[name]
-        if other.shape != value.shape or other.dtype != value.dtype:
-            raise CheckpointError(
-                f"{where}: {name} is {_kind(other)}; the model has {_kind(value)}. "
-                "It belongs to another model."
-            )
-    for name, value in wanted.items():
-        value.copy_(given[name])
-
-
-def _kind(value: Tensor) -> str:
-    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    return Checkpoint(
+        path=path, state=read_state(path), parts={part: parts.read(path / part) for part in PARTS}
+    )

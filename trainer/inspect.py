@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer import checkpoint, data, metrics, optim
+from trainer import checkpoint, data, metrics, optim, parts
 from trainer.recipe import TrainRecipe
 from vidcurate.errors import InputError, VidcurateError
 
@@ -19,22 +19,26 @@ LAST_EVENTS = 5
 
 def describe(path: Path) -> dict[str, Any]:
     """Return what a checkpoint, or the newest one of a run, holds. Raises CheckpointError."""
-    found = checkpoint.load(path)
-    state, model, ema = found.state, found.parts["model"], found.parts["ema"]
+    path = checkpoint.find(path)
+    files = checkpoint.verify(path)["files"]
+    state, model, ema = checkpoint.read_state(path), parts.read(path / "model"), parts.read(path / "ema")
     apart = optim.norm(model[name].float() - ema[name].float() for name in model)
     report = {
-        "checkpoint": str(found.path),
+        "checkpoint": str(path),
         **{name: state[name] for name in ("step", "stage", "stage_step", "seed", "lr", "optimizer_updates")},
         **{name: state[name] for name in ("ema_updates", "clips_hash", "origin", "recipe_digest")},
         "parameters": sum(value.numel() for value in model.values()),
-        "parameters_sha256": state["parameters_sha256"],
+        "checksums": state["checksums"],
         "weight_norm": float(optim.norm(model.values())),
         "ema_distance": float(apart),
         "data_position": state["loader"],
-        "files": checkpoint.verify(found.path)["files"],
+        "saved_on_ranks": state["world_size"],
+        "files": files,
+        "stray_files": checkpoint.strays(path),
     }
-    if checkpoint.checksum(model) != state["parameters_sha256"]:
-        report["parameters_sha256"] = "not that of the weights"
+    for part, tensors in (("model", model), ("ema", ema)):
+        if checkpoint.checksum(tensors) != state["checksums"][part]:
+            report["checksums"][part] = "not that of the tensors"
     return report
 
 

@@ -21,13 +21,14 @@ from typing import Any
 
 import torch
 
-from trainer import checkpoint, data, flops, mesh, metrics, optim, place, resume, sample
+from trainer import checkpoint, data, flops, mesh, metrics, optim, parallel, place, resume, sample
 from trainer import recipe as recipes
 from trainer.data import StageData
 from trainer.encode import text_encoder, video_encoder
 from trainer.mesh import World
 from trainer.recipe import TrainRecipe
 from trainer.resume import Begun, Origin, TrainState
+from trainer.saver import Saved, Saver
 from trainer.stdit import STDiT3
 from trainer.step import Tools, train_step
 from vidcurate.errors import InputError
@@ -159,29 +160,33 @@ def _tell_beginning(begun: Begun, state: TrainState, tools: Tools, laid: tuple[S
             _say(world, f"  {key}: {', '.join(value) if isinstance(value, list) else value}")
 
 
-def _save(state: TrainState, tools: Tools, stage: StageData) -> None:
-    run, world = tools.recipe.output, tools.world
+def _save(state: TrainState, tools: Tools, stage: StageData, saver: Saver) -> None:
+    """Save a checkpoint, or begin to: the one before must be written first."""
+    _record_save(saver.wait(), tools)
+    spec = stage.stage
+    kept = resume.state_json(
+        state,
+        tools.recipe,
+        stage_name=spec.name,
+        loader=data.position(stage, state.stage_step, state.clips_hash),
+        world_size=tools.world.size,
+    )
+    saver.save(
+        state.step,
+        state.tensors(),
+        kept,
+        keep_last=spec.keep_last,
+        keep_every=spec.keep_every,
+        in_background=spec.checkpoint_in_background,
+    )
+    _record_save(saver.take(), tools)
 
-    def write() -> None:
-        began = time.perf_counter()
-        kept = resume.state_json(
-            state,
-            tools.recipe,
-            stage_name=stage.stage.name,
-            loader=data.position(stage, state.stage_step, state.clips_hash),
-            world_size=world.size,
-        )
-        parts = {
-            "model": state.model.state_dict(),
-            "ema": state.ema,
-            "optimizer": optim.moments(state.model, state.optimizer),
-        }
-        path = checkpoint.save(run, state.step, parts, kept)
-        deleted = checkpoint.keep_last(run, stage.stage.keep_last)
-        seconds = round(time.perf_counter() - began, 3)
-        metrics.record_event(run, "save", state.step, path=path.name, seconds=seconds, deleted=deleted)
 
-    mesh.first_does(write, world)
+def _record_save(saved: Saved | None, tools: Tools) -> None:
+    if saved is not None and tools.world.is_first:
+        facts = {"path": saved.path.name, "seconds": round(saved.seconds, 3), "deleted": saved.deleted}
+        facts["stall_seconds"] = round(saved.stall_seconds, 3)
+        metrics.record_event(tools.recipe.output, "save", saved.step, **facts)
 
 
 def _sample_if_due(state: TrainState, tools: Tools, last_step: int) -> None:
@@ -189,12 +194,19 @@ def _sample_if_due(state: TrainState, tools: Tools, last_step: int) -> None:
     run, spec = tools.recipe.output, tools.recipe.sample
     if spec is None or state.step == 0 or (state.step % spec.every and state.step != last_step):
         return
+    if mesh.first_does(lambda: sample.is_sampled(run, state.step), tools.world):
+        return
+    weights = {}
+    for name, value in state.ema.items():
+        joined = mesh.whole(value)  # all ranks together, a tensor at a time
+        if tools.world.is_first:
+            weights[name] = joined
 
     def write() -> None:
-        if sample.is_sampled(run, state.step):
-            return
         began = time.perf_counter()
-        paths = sample.sample_round(run, state.step, state.model, state.ema, tools.recipe, state.stage)
+        with torch.device("meta"):
+            model = STDiT3(tools.recipe.model)
+        paths = sample.sample_round(run, state.step, model, weights, tools.recipe, state.stage)
         seconds = round(time.perf_counter() - began, 3)
         metrics.record_event(run, "sample", state.step, clips=len(paths), seconds=seconds)
         _say(tools.world, f"step {state.step}: sampled {len(paths)} clips in {seconds:.1f} s")
@@ -255,7 +267,11 @@ def train(recipe: TrainRecipe, origin: Origin | None = None, settings: Sequence[
             place.rank_log(run, world.rank, world.size),
             _determinism(world),
         ):
-            return _act(recipe, origin, settings, laid, world, stop)
+            saver = Saver(run, world)
+            try:
+                return _act(recipe, origin, settings, laid, world, stop, saver)
+            finally:
+                saver.close()
     finally:
         mesh.leave(world)
 
@@ -267,6 +283,7 @@ def _act(
     laid: tuple[StageData, ...],
     world: World,
     stop: _Stop,
+    saver: Saver,
 ) -> Outcome:
     run, last_step = recipe.output, laid[-1].first_step + laid[-1].num_steps
     mesh.agree(
@@ -277,15 +294,17 @@ def _act(
         },
         world,
     )
-    model = STDiT3(recipe.model, recipe.seed).to(world.device)
+    model = STDiT3(recipe.model, recipe.seed)
+    layout = parallel.lay_out(model, recipe.parallel, world, getattr(torch, recipe.precision))
     state = TrainState(model=model, optimizer=optim.make_optimizer(model), ema=optim.make_ema(model))
     tools = Tools(
         recipe=recipe,
         world=world,
+        layout=layout,
         video=video_encoder(recipe.video_encoder),
         text=text_encoder(recipe.text_encoder),
     )
-    begun = resume.begin(recipe, origin, state, settings)
+    begun = resume.begin(recipe, origin, state, settings, world)
     data.check_lengths(laid, state.stage, state.stage_step)
     if state.loader is not None:
         data.check_position(laid[state.stage], state.loader)
@@ -313,8 +332,16 @@ def _act(
                 batches = loader.step(state.stage_step)
                 data_seconds = time.perf_counter() - began
                 line, told = train_step(
-                    state, tools, stage, plan, batches, stop=bool(stop.name), num_events=len(events)
+                    state,
+                    tools,
+                    stage,
+                    plan,
+                    batches,
+                    stop=bool(stop.name),
+                    save_failed=saver.failed,
+                    num_events=len(events),
                 )
+                _record_save(saver.wait() if told.save_failed else saver.take(), tools)
 
                 is_last = state.stage_step == stage.num_steps
                 if state.step % spec.log_every == 0 or is_last:
@@ -332,13 +359,15 @@ def _act(
                     _say(world, metrics.console_line(line, last_step, sum(paces) / len(paces)))
 
                 if state.step % spec.checkpoint_every == 0 or is_last or told.stop:
-                    _save(state, tools, stage)
+                    _save(state, tools, stage, saver)
                 _sample_if_due(state, tools, last_step)
                 if told.stop and state.step < last_step:
+                    _record_save(saver.wait(), tools)
                     name = next(filter(None, mesh.gather(stop.name, world)), "a signal")
                     if world.is_first:
                         metrics.record_event(run, "stop", state.step, signal=name)
                     return _outcome(state, tools, last_step, line, stopped_by=name)
+    _record_save(saver.wait(), tools)
     if world.is_first and not was_done:
         metrics.record_event(run, "done", state.step)
     return _outcome(state, tools, last_step, line, was_done=was_done)

@@ -220,12 +220,12 @@ def first_does(work: Callable[[], T], world: World) -> T:
 
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's piece of a tensor that lies over several, sharing its memory; else the tensor."""
-    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
     """Return all of a tensor, on every rank of those that it lies over; they must ask together."""
-    return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor
 
 
 @torch.no_grad()

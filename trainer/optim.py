@@ -2,7 +2,8 @@
 
 A learning rate is a pure function of the recipe and the step, so there is no schedule state to save, to
 lose or to restart. The optimizer's moments exist from the start (zeros), so that every checkpoint holds
-the same keys. Nothing here knows ranks or files.
+the same keys. Nothing here knows files; where the parameters are cut over ranks, so are the moments and the
+average, and each rank works on its pieces.
 """
 
 import math
@@ -13,6 +14,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from trainer import mesh
 from vidcurate.recipe import Recipe
 
 Positive = Annotated[float, Field(gt=0)]
@@ -164,18 +166,26 @@ def update_ema(ema: Mapping[str, Tensor], model: nn.Module, decay: float) -> Non
     What does not learn (buffers, frozen parameters) is copied.
     """
     learns = trained(model)
+    averages, weights = [], []
     for name, value in model.state_dict().items():
+        average, weight = mesh.local(ema[name]), mesh.local(value)
         if name in learns:
-            ema[name].lerp_(value.detach().to(ema[name].dtype), 1 - decay)
+            averages.append(average)
+            weights.append(weight.to(average.dtype))
         else:
-            ema[name].copy_(value)
+            average.copy_(weight)
+    torch._foreach_lerp_(averages, weights, 1 - decay)
 
 
 @torch.no_grad()
 def norm(tensors: Iterable[Tensor]) -> Tensor:
-    """Return the 2-norm over all tensors together, as a float64 scalar on the tensors' device."""
-    squares = [tensor.detach().double().square().sum() for tensor in tensors]
-    return torch.stack(squares).sum().sqrt()
+    """Return the 2-norm over all tensors together, as a float64 scalar on the tensors' device.
+
+    Tensors that lie over ranks count as a whole; those ranks must ask together.
+    """
+    tensors = list(tensors)
+    squares = torch.stack([mesh.local(tensor).double().square().sum() for tensor in tensors])
+    return mesh.sum_of_pieces(squares, tensors).sum().sqrt()
 
 
 @torch.no_grad()
@@ -184,6 +194,5 @@ def clip_gradients(model: nn.Module, limit: float | None) -> float:
     gradients = [parameter.grad for parameter in trained(model).values() if parameter.grad is not None]
     before = float(norm(gradients))
     if limit is not None and before > limit:
-        for gradient in gradients:
-            gradient.mul_(limit / before)
+        torch._foreach_mul_([mesh.local(gradient) for gradient in gradients], limit / before)
     return before

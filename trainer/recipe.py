@@ -17,7 +17,9 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from trainer import masks
 from trainer.encode import TextSpec, VideoSpec, text_encoder, video_encoder
 from trainer.flow import FlowSpec
+from trainer.latents.spec import EncodedSpec
 from trainer.optim import OptimSpec
+from trainer.parallel import ParallelSpec
 from trainer.stdit import GIANT_3B_2, XL_2, STDiT3Config
 from vidcurate import recipe as strict
 from vidcurate.buckets import BucketSpec
@@ -46,8 +48,10 @@ class DataSpec(Recipe):
     weights every clip is shown equally often.
     """
 
-    shards: Path
-    """the folder that build-shards wrote"""
+    shards: Path | None = None
+    """the folder that build-shards wrote; need not be there when latents are given"""
+    latents: Path | None = None
+    """a folder that trainer.encode_shards wrote: read these instead of the clips"""
     fold: str = "train"
     """train or validation"""
     levels: tuple[int, ...] | None = None
@@ -58,6 +62,22 @@ class DataSpec(Recipe):
     """micro-batches of one optimizer step, over all ranks together"""
     weights: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
     """level → its share of the clips shown; empty: every clip equally often"""
+    views: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """start frames of a clip that take turns from pass to pass; null: a new one at every showing, which only
+    decoding on line can give"""
+    captions: tuple[str, ...] = Field(default=("caption",), min_length=1)
+    """keys of a clip's JSON that hold its captions; they take turns from pass to pass"""
+
+    @model_validator(mode="after")
+    def _can_be_read(self) -> Self:
+        if self.shards is None and self.latents is None:
+            raise ValueError("data needs shards (clips) or latents (clips encoded ahead); neither is given")
+        if self.latents is not None and self.views is None:
+            raise ValueError(
+                "latents hold a fixed number of views of a clip; set views to what they were encoded with, "
+                "such as views: 1"
+            )
+        return self
 
 
 class Stage(Recipe):
@@ -90,6 +110,10 @@ class Stage(Recipe):
     """steps between checkpoints; the stage's last step is always saved"""
     keep_last: Count = 3
     """checkpoints that are kept"""
+    keep_every: Count | None = None
+    """checkpoints of steps that this divides are kept for good, whatever keep_last says"""
+    checkpoint_in_background: bool = False
+    """go on training while a checkpoint is written, from a copy in the host's memory"""
     log_every: Count = 10
     """steps between lines on the console; metrics.jsonl has every step"""
 
@@ -151,12 +175,16 @@ class TrainRecipe(Recipe):
     """what turns frames into latents"""
     text_encoder: TextSpec
     """what turns captions into features"""
+    encoded: EncodedSpec = EncodedSpec()
+    """what latents and text features are rounded to, and kept in when they are encoded ahead"""
     stages: tuple[Stage, ...] = Field(min_length=1)
     """what is trained, in turn"""
     ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.99
     """decay of the moving average of the weights, from which samples are drawn"""
     precision: Literal["float32", "bfloat16"] = "float32"
     """of the model's arithmetic; losses, averages and the optimizer stay in float32"""
+    parallel: ParallelSpec = ParallelSpec()
+    """how the ranks share the model; it changes no more than the order of float additions"""
     loader: LoaderSpec = LoaderSpec()
     """how clips are read and decoded; it changes no number of the run"""
     sample: SampleSpec | None = None
@@ -179,6 +207,11 @@ class TrainRecipe(Recipe):
                 raise ValueError(
                     f"model.{key} is {has} and the encoder makes {needs}; set model.{key}={needs}"
                 )
+        if model.skip_y_embedder and not model.freeze_y_embedder:
+            raise ValueError(
+                "model.skip_y_embedder takes captions as its projection made them before training; set "
+                "model.freeze_y_embedder=true, or the projection would go on learning"
+            )
         if self.sample:
             _, _, rows, columns = video.latent_shape(
                 self.sample.num_frames, self.sample.height, self.sample.width
@@ -218,8 +251,9 @@ def flat(value: Any, name: str = "") -> dict[str, Any]:
 
 # What may change between one start of a run and the next, whatever the step: it changes no number.
 FREE = re.compile(
-    r"^(name|output|loader\..*|sample|sample\..*"
-    r"|stages\.\d+\.(checkpoint_every|keep_last|log_every|data\.shards))$"
+    r"^(name|output|loader\..*|encoded\.shard_bytes|parallel\..*|sample|sample\..*"
+    r"|stages\.\d+\.(checkpoint_every|checkpoint_in_background|keep_last|keep_every|log_every)"
+    r"|stages\.\d+\.data\.(shards|latents))$"
 )
 
 

@@ -1,8 +1,9 @@
 """Where a run begins: at zero, where it stopped, or from another checkpoint; and the proof of it.
 
 `begin` fills the state from what it finds and refuses anything that does not fit: another model, another
-recipe, other data, a checkpoint that is damaged. What it did is printed and kept as one event, with
-the rate before and after, the update count, and the checksum of the weights as they now lie in the model.
+recipe, other data, another optimizer, a checkpoint that is damaged. What it did is printed and kept as one
+event, with the rate before and after, the update count, and the checksums of weights, average and moments as
+they now lie on the ranks. All ranks begin together; the first one chooses the checkpoint.
 """
 
 from collections.abc import Sequence
@@ -13,15 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer import checkpoint, optim, weights
+from trainer import checkpoint, mesh, optim, parts
 from trainer import recipe as recipes
+from trainer.mesh import ALONE, World
 from trainer.recipe import TrainRecipe
 from vidcurate.errors import CheckpointError, InputError, RecipeError
 
 
 @dataclass(slots=True, kw_only=True)
 class TrainState:
-    """What a step changes. `step` counts updates of the whole run, `stage_step` those of this stage."""
+    """What a step changes. `step` counts updates of the whole run, `stage_step` those of this stage.
+
+    The tensors of model, optimizer and average lie over the ranks alike (parallel.py).
+    """
 
     model: nn.Module
     optimizer: torch.optim.AdamW
@@ -34,6 +39,14 @@ class TrainState:
     clips_hash: str = ""  # over the ids of all clips so far, in order
     loader: dict[str, Any] | None = None  # the data position saved with a checkpoint
     origin: str | None = None  # the checkpoint of another run that this one began from
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Return what a checkpoint's parts hold, by name, not copied."""
+        return {
+            "model": dict(self.model.state_dict()),
+            "ema": self.ema,
+            "optimizer": optim.moments(self.model, self.optimizer),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,18 +118,28 @@ def _check_model(saved: dict[str, Any], now: TrainRecipe, path: Path) -> None:
         )
 
 
-def _fill(path: Path, state: TrainState, recipe: TrainRecipe) -> dict[str, Any]:
-    """Copy a checkpoint, verified, into the state's tensors; return its state.json."""
-    found = checkpoint.load(path)
-    _check_model(found.state["recipe"], recipe, found.path)
-    wanted = {
-        "model": dict(state.model.state_dict()),
-        "ema": state.ema,
-        "optimizer": optim.moments(state.model, state.optimizer),
-    }
-    for name, tensors in wanted.items():
-        checkpoint.copy_into(tensors, found.parts[name], str(found.path / f"{name}.safetensors"))
-    return found.state
+def _fill(path: Path, state: TrainState, recipe: TrainRecipe, world: World) -> dict[str, Any]:
+    """Read a checkpoint, verified, into the state's tensors, each rank its pieces; return its state.json."""
+    checkpoint.verify(path, world=world)
+    saved = checkpoint.read_state(path)
+    _check_model(saved["recipe"], recipe, path)
+    _check_optimizer(saved["optimizer"], state, path)
+
+    def read() -> None:
+        for name, tensors in state.tensors().items():
+            parts.fill(tensors, path / name)
+
+    mesh.together(read, world)
+    return saved
+
+
+def _check_optimizer(saved: str, state: TrainState, path: Path) -> None:
+    now = type(state.optimizer).__name__
+    if saved != now:
+        raise CheckpointError(
+            f"{path}: was saved with the optimizer {saved} and this trainer has {now}, whose moments mean "
+            f"something else. Take the weights alone: --ckpt-path {path}"
+        )
 
 
 def _take_counts(state: TrainState, saved: dict[str, Any]) -> None:
@@ -130,31 +153,44 @@ def _take_position(state: TrainState, saved: dict[str, Any]) -> None:
 
 
 def _proof(state: TrainState, saved: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return what was loaded, as it now lies in the model. Raises CheckpointError when it is not that."""
-    now = checkpoint.checksum(state.model.state_dict())
-    if now != saved["parameters_sha256"]:
-        raise CheckpointError(
-            f"{path}: the weights in the model have checksum {now[:12]}, the checkpoint was saved with "
-            f"{saved['parameters_sha256'][:12]}; the load went wrong."
-        )
+    """Return what was loaded, as it now lies on the ranks. Raises CheckpointError when it is not that."""
+    now = checksums(state)
+    for part, found in now.items():
+        if found != saved["checksums"][part]:
+            raise CheckpointError(
+                f"{path}: {part} as it was read has checksum {found[:12]}, the checkpoint was saved with "
+                f"{saved['checksums'][part][:12]}; the load went wrong."
+            )
     return {
         "path": str(path),
+        "saved_on_ranks": saved["world_size"],
         "lr_before": saved["lr"],
         "optimizer_updates": optim.update_count(state.optimizer),
         "ema_updates": state.ema_updates,
-        "parameters_sha256": now,
-        "parameters_match_the_manifest": True,
+        "checksums": now,
+        "checksums_match_the_manifest": True,
+        "stray_files": checkpoint.strays(path),
     }
 
 
+def checksums(state: TrainState) -> dict[str, str]:
+    """Return the checksum of each part, the same however it lies over ranks; all ranks ask together."""
+    return {part: checkpoint.checksum(tensors) for part, tensors in state.tensors().items()}
+
+
 def continue_from(
-    path: Path, state: TrainState, recipe: TrainRecipe, settings: Sequence[str], kind: str
+    path: Path,
+    state: TrainState,
+    recipe: TrainRecipe,
+    settings: Sequence[str],
+    kind: str,
+    world: World = ALONE,
 ) -> Begun:
     """Take everything from the checkpoint at `path`, its position included.
 
     Raises RecipeError when the recipe has changed in a way that this run cannot take, CheckpointError.
     """
-    saved = _fill(path, state, recipe)
+    saved = _fill(path, state, recipe, world)
     changed = recipes.changes(saved["recipe"], recipe)
     refused = recipes.refused_changes(changed, recipe, saved["stage_number"], saved["stage_step"], settings)
     if refused:
@@ -173,28 +209,38 @@ def continue_from(
 
 
 def _load_weights(path: Path, state: TrainState, recipe: TrainRecipe) -> Begun:
-    """Take weights only: those of a file, of an Open-Sora folder, or the raw ones of a checkpoint of ours."""
+    """Take weights only: those of a file, of an Open-Sora folder, or of a checkpoint of ours.
+
+    Of a checkpoint the raw ones are taken; PATH/ema names its average.
+    """
+    from trainer import weights  # needs safetensors, which a machine that only trains may lack
+
     if path.is_dir() and ((path / checkpoint.LATEST).exists() or (path / "manifest.json").exists()):
-        path = checkpoint.find(path)
-        checkpoint.verify(path)
+        path = checkpoint.find(path) / "model"
     given = weights.read_open_sora(path, recipe.model)
     wanted = dict(state.model.state_dict())
     # Published weights are bfloat16 or float16; training keeps float32.
     cast = {name: value.to(wanted[name].dtype) for name, value in given.items()}
-    checkpoint.copy_into(wanted, cast, str(path))
+    parts.copy_into(wanted, cast, str(path))
     state.ema = optim.make_ema(state.model)
-    proof = {"path": str(path), "parameters_sha256": checkpoint.checksum(wanted)}
+    proof = {"path": str(path), "checksums": {"model": checkpoint.checksum(wanted)}}
     return Begun(kind="weights", path=path, proof=proof)
 
 
-def begin(recipe: TrainRecipe, origin: Origin, state: TrainState, settings: Sequence[str] = ()) -> Begun:
+def begin(
+    recipe: TrainRecipe,
+    origin: Origin,
+    state: TrainState,
+    settings: Sequence[str] = (),
+    world: World = ALONE,
+) -> Begun:
     """Fill `state` from the run's newest checkpoint, else from `origin`, else leave it as it is.
 
     A run that has a checkpoint goes on from it, so that the same command can be given again; it must have
     begun from the same origin. Raises InputError, RecipeError, CheckpointError.
     """
     check_origin(origin)
-    newest = checkpoint.latest(recipe.output)
+    newest = mesh.first_does(lambda: checkpoint.latest(recipe.output), world)
     state.origin = origin.word
     if newest is not None:
         saved = checkpoint.read_state(newest)
@@ -205,16 +251,16 @@ def begin(recipe: TrainRecipe, origin: Origin, state: TrainState, settings: Sequ
                 f"{recipe.output} already holds a run that {began} and is at step {saved['step']}; with "
                 f"{origin.word} this would be another. Leave the flag out to go on, or --set output=NEW."
             )
-        return continue_from(newest, state, recipe, settings, "resume")
+        return continue_from(newest, state, recipe, settings, "resume", world)
     if origin.ckpt_path:
         return _load_weights(origin.ckpt_path, state, recipe)
     if origin.load and origin.start_from_scratch:
         path = checkpoint.find(origin.load)
-        saved = _fill(path, state, recipe)
+        saved = _fill(path, state, recipe, world)
         _take_counts(state, saved)
         return Begun(kind="load_from_scratch", path=path, proof=_proof(state, saved, path))
     if origin.load:
-        return continue_from(checkpoint.find(origin.load), state, recipe, settings, "load")
+        return continue_from(checkpoint.find(origin.load), state, recipe, settings, "load", world)
     return Begun(kind="start")
 
 
@@ -225,7 +271,7 @@ def _same(path: Path, newest: Path) -> bool:
 def state_json(
     state: TrainState, recipe: TrainRecipe, stage_name: str, loader: dict[str, Any], world_size: int
 ) -> dict[str, Any]:
-    """Return what a checkpoint's state.json holds."""
+    """Return what a checkpoint's state.json holds; all ranks ask together."""
     return {
         "step": state.step,
         "stage": stage_name,
@@ -238,7 +284,8 @@ def state_json(
         "clips_hash": state.clips_hash,
         "loader": loader,
         "origin": state.origin,
-        "parameters_sha256": checkpoint.checksum(state.model.state_dict()),
+        "optimizer": type(state.optimizer).__name__,
+        "checksums": checksums(state),
         "recipe": recipes.as_json(recipe),
         "recipe_digest": recipes.digest(recipe),
         "world_size": world_size,

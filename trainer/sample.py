@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from trainer import checkpoint, flow, gallery, noise
+from trainer import checkpoint, flow, gallery, noise, parts
 from trainer.encode import text_encoder, video_encoder
 from trainer.flow import FlowSpec
 from trainer.recipe import SampleSpec, TrainRecipe
@@ -42,10 +42,10 @@ def sample_clips(
 ) -> NDArray[np.uint8]:
     """Return one clip per prompt, uint8 [n, T, H, W, 3].
 
-    `weights` stand in for the model's own (None: its own). The noise is that of `seed` and the prompts'
-    numbers, which count from `first_number`.
+    `weights` stand in for the model's own (None: its own), which may then be on the meta device. The noise is
+    that of `seed` and the prompts' numbers, which count from `first_number`.
     """
-    device = next(model.parameters()).device
+    device = next(iter((weights or model.state_dict()).values())).device
     encoder = video_encoder(recipe.video_encoder)
     shape = encoder.latent_shape(spec.num_frames, spec.height, spec.width)
     names = [f"prompt-{first_number + number}" for number in range(len(prompts))]
@@ -138,14 +138,14 @@ def load_model(path: Path, *, raw: bool = False) -> tuple[STDiT3, TrainRecipe, d
     Raises CheckpointError.
     """
     path = checkpoint.find(path)
-    checkpoint.verify(path)
+    part = "model" if raw else "ema"
+    weights = checkpoint.read_part(path, part)
     state = checkpoint.read_state(path)
     recipe = TrainRecipe.model_validate_json(json.dumps(state["recipe"]))
     with torch.device("meta"):
         model = STDiT3(recipe.model)
     model.to_empty(device="cpu")
-    file = path / ("model.safetensors" if raw else "ema.safetensors")
-    checkpoint.copy_into(model.state_dict(), checkpoint.read_tensors(file), str(file))
+    parts.copy_into(model.state_dict(), weights, str(path / part))
     return model.eval().requires_grad_(False), recipe, state
 
 

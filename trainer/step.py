@@ -12,10 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer import data, flops, flow, masks, mesh, metrics, noise, optim
-from trainer.data import MicroBatch, StageData, StepPlan
+from trainer import data, encoded, flops, flow, inputs, masks, mesh, metrics, noise, optim
+from trainer.data import StageData, StepPlan
 from trainer.encode import TextEncoder, VideoEncoder
+from trainer.encode.projection import CaptionProjection
+from trainer.inputs import Batch, Encoders
 from trainer.mesh import World
+from trainer.parallel import Layout
 from trainer.recipe import Stage, TrainRecipe
 from trainer.resume import TrainState
 from vidcurate.errors import VidcurateError
@@ -29,8 +32,21 @@ class Tools:
 
     recipe: TrainRecipe
     world: World
+    layout: Layout
     video: VideoEncoder
     text: TextEncoder
+    projection: CaptionProjection | None = None  # of a model with skip_y_embedder
+
+    @property
+    def encoders(self) -> Encoders:
+        """What makes a clip's latent and features, as the recipe wants them."""
+        return Encoders(
+            video=self.video,
+            text=self.text,
+            kept=self.recipe.encoded,
+            samples=encoded.samples_posterior(self.recipe),
+            projection=self.projection,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +61,11 @@ class ClipLosses:
     text_tokens: Tensor
 
 
-def clip_losses(model: nn.Module, tools: Tools, stage: Stage, batch: MicroBatch, step: int) -> ClipLosses:
-    """Return the losses of a micro-batch in update number `step` (from 0)."""
+def clip_losses(model: nn.Module, tools: Tools, stage: Stage, batch: Batch, step: int) -> ClipLosses:
+    """Return the losses of a micro-batch, of frames or of latents, in update number `step` (from 0)."""
     seed, ids, device = tools.recipe.seed, batch.clip_ids, tools.world.device
-    with torch.no_grad():
-        latents = tools.video.encode(data.pixels(batch, device))
-        y, text_mask = tools.text.encode(batch.captions)
+    given = inputs.of(batch, tools.encoders, seed=seed, step=step, device=device)
+    latents = given.latents
     count, _, frames = latents.shape[:3]
     sizes = (batch.bucket.height, batch.bucket.width, batch.bucket.num_frames)
     height, width, num_frames = (torch.full((count,), float(size)) for size in sizes)
@@ -68,28 +83,32 @@ def clip_losses(model: nn.Module, tools: Tools, stage: Stage, batch: MicroBatch,
     if stage.caption_dropout:
         dropped = noise.caption_drops(seed, step, ids, stage.caption_dropout).to(device)
 
-    with torch.autocast(device.type, torch.bfloat16, enabled=tools.recipe.precision == "bfloat16"):
-        losses = flow.training_losses(
-            model,
-            latents,
-            noises.to(device),
-            timesteps.to(device),
-            x_mask=x_mask,
-            y=y.to(device),
-            mask=text_mask.to(device),
-            fps=torch.from_numpy(batch.fps).to(device),
-            height=height.to(device),
-            width=width.to(device),
-            drop_caption=dropped,
-        )
-    return ClipLosses(losses=losses, timesteps=timesteps, text_tokens=text_mask.sum(1))
+    losses = flow.training_losses(
+        model,
+        latents,
+        noises.to(device),
+        timesteps.to(device),
+        x_mask=x_mask,
+        y=given.y,
+        mask=given.mask,
+        fps=torch.from_numpy(batch.fps).to(device),
+        height=height.to(device),
+        width=width.to(device),
+        drop_caption=dropped,
+    )
+    return ClipLosses(losses=losses, timesteps=timesteps, text_tokens=given.mask.sum(1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What the ranks told each other in a step: that one has to stop, how many loader events there are."""
+    """What the ranks told each other in a step.
+
+    `stop`: one of them has to stop. `save_failed`: one of them could not write a checkpoint in the
+    background. `num_events`: what their loaders have to tell.
+    """
 
     stop: bool
+    save_failed: bool
     num_events: int
 
 
@@ -98,12 +117,13 @@ def train_step(
     tools: Tools,
     stage: StageData,
     plan: StepPlan,
-    batches: Sequence[MicroBatch],
+    batches: Sequence[Batch],
     *,
     stop: bool = False,
+    save_failed: bool = False,
     num_events: int = 0,
 ) -> tuple[dict[str, Any], Told]:
-    """Make one update; return its figures, and what `stop` and `num_events` are over all ranks.
+    """Make one update; return its figures, and what the last three arguments are over all ranks.
 
     `batches` are this rank's; the gradient is that of the mean loss over all `plan.clip_ids`. Raises
     VidcurateError, before anything is changed, when the loss or the gradient is not finite.
@@ -111,19 +131,20 @@ def train_step(
     model, world = state.model, tools.world
     num_clips = len(plan.clip_ids)
     # Each rank fills in its clips and the sum puts them together, exactly: the rest are zeros.
-    told = torch.zeros(3 * num_clips + 2, dtype=torch.float64)
-    of_clips = told[:-2].view(num_clips, 3)
-    told[-2], told[-1] = float(stop), float(num_events)
+    told = torch.zeros(3 * num_clips + 3, dtype=torch.float64)
+    of_clips = told[:-3].view(num_clips, 3)
+    told[-3:] = torch.tensor([stop, save_failed, num_events], dtype=torch.float64)
     state.optimizer.zero_grad(set_to_none=True)
+    tools.layout.open()
     for batch in sorted(batches, key=lambda batch: batch.position):
-        found = clip_losses(model, tools, stage.stage, batch, state.step)
+        found = clip_losses(tools.layout.compute, tools, stage.stage, batch, state.step)
         (found.losses.sum() / num_clips).backward()  # type: ignore[no-untyped-call]
         columns = (found.losses.detach(), found.timesteps, found.text_tokens)
         slots = slice(plan.slots[batch.position], plan.slots[batch.position] + len(found.losses))
         of_clips[slots] = torch.stack([column.double().cpu() for column in columns], dim=1)
-    mesh.sum_gradients(optim.trained(model).values(), world)
+    tools.layout.close()
     told = mesh.sum_over_ranks(told, world).cpu()
-    losses_of_all, timesteps, text_tokens = told[:-2].view(num_clips, 3).T.numpy()
+    losses_of_all, timesteps, text_tokens = told[:-3].view(num_clips, 3).T.numpy()
 
     lr = optim.learning_rate(stage.stage.optim, state.stage_step, stage.num_steps)
     grad_norm = optim.clip_gradients(model, stage.stage.optim.grad_clip)
@@ -161,4 +182,4 @@ def train_step(
             tools.recipe.model, plan.latent_shapes, text_tokens.astype(int).tolist()
         ),
         "clips_hash": state.clips_hash,
-    }, Told(stop=bool(told[-2]), num_events=int(told[-1]))
+    }, Told(stop=bool(told[-3]), save_failed=bool(told[-2]), num_events=int(told[-1]))

@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from trainer import checkpoint, parts
 from trainer.layers import rope_frequencies
 from trainer.pixart import convert_pixart, state_shapes
 from trainer.stdit import GIANT_3B_2, XL_2, STDiT3Config
@@ -45,6 +46,8 @@ def read_tensors(source: Path) -> dict[str, object]:
     files are read as tensors only, never as code. Raises InputError for no such file, CheckpointError for a
     damaged one.
     """
+    if (source / parts.METADATA).is_file():  # a part of a checkpoint of the trainer's
+        return dict(checkpoint.read_part(source.parent, source.name))
     if source.is_dir():
         found = next((source / name for name in NAMES if (source / name).exists()), None)
         if found is None:
@@ -117,9 +120,14 @@ def read_open_sora(source: Path, config: STDiT3Config | None = None) -> dict[str
 def read_config(source: Path) -> STDiT3Config | None:
     """Return the configuration of config.json in or beside `source`; None where there is none.
 
-    Hugging Face's own keys are passed over. Raises CheckpointError for one that is nobody's.
+    A part of a checkpoint has that of its run. Hugging Face's own keys are passed over. Raises CheckpointError
+    for one that is nobody's.
     """
     path = (source if source.is_dir() else source.parent) / CONFIG
+    if (source / parts.METADATA).is_file():
+        return STDiT3Config.model_validate_json(
+            json.dumps(checkpoint.read_state(source.parent)["recipe"]["model"])
+        )
     if not path.is_file():
         return None
     try:

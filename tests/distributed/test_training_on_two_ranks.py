@@ -129,9 +129,6 @@ if world.is_first:
         parameter.grad = torch.full_like(parameter, number + 1.0)
 mesh.sum_gradients(parameters, world)
 said["sums"] = [parameter.grad.sum().item() for parameter in parameters]
-values = torch.full((2,), float(world.rank))
-mesh.spread([values], world)
-said["spread"] = values.tolist()
 with open(f"{sys.argv[1]}/{world.rank}.json", "w") as file:
     json.dump(said, file)
 mesh.leave(world)
@@ -152,7 +149,6 @@ mesh.leave(world)
             "value": {"rank": 0},
             "gathered": [0, 1],
             "sums": [4.0, 6.0, 3.0],
-            "spread": [0.0, 0.0],
         }
     )
 

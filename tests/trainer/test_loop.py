@@ -15,6 +15,7 @@ from trainer.encode import text_encoder, video_encoder
 from trainer.flops import flops_per_step
 from trainer.loop import train
 from trainer.mesh import ALONE
+from trainer.parallel import Replicated
 from trainer.recipe import TrainRecipe
 from trainer.resume import Origin
 from trainer.stdit import STDiT3
@@ -134,6 +135,7 @@ def test_the_gradient_is_that_of_the_mean_over_all_clips_of_the_step(shards: Pat
     tools = Tools(
         recipe=recipe,
         world=ALONE,
+        layout=Replicated(state.model, ALONE, torch.float32),
         video=video_encoder(recipe.video_encoder),
         text=text_encoder(recipe.text_encoder),
     )
@@ -208,7 +210,7 @@ def test_a_run_goes_on_where_it_stopped_and_proves_it(shards: Path, short_run: P
     assert proof["path"].endswith("step-00000002")
     assert (proof["step"], proof["optimizer_updates"], proof["ema_updates"]) == (2, 2, 2)
     assert (proof["lr_before"], proof["lr_after"]) == (0.0004, pytest.approx(0.0006))
-    assert proof["parameters_match_the_manifest"]
+    assert proof["checksums_match_the_manifest"]
     assert proof["repeated_steps"] == 2
     assert proof["changed"]["output"][1] == str(half_run)
     clips = data.clips(data.lay_out(smoke(shards, half_run, *SHORT))[0], 2)
@@ -297,19 +299,19 @@ def test_start_from_scratch_keeps_all_but_step_and_position(
     assert numbers(tmp_path / "new")[0]["lr"] == numbers(short_run)[0]["lr"]
 
 
-@pytest.mark.parametrize("what", ["run", "checkpoint", "ema file"])
+@pytest.mark.parametrize("what", ["run", "checkpoint", "ema"])
 def test_ckpt_path_takes_weights_only(shards: Path, short_run: Path, tmp_path: Path, what: str) -> None:
     path = {
         "run": short_run,
         "checkpoint": short_run / "step-00000004",
-        "ema file": short_run / "step-00000004" / "ema.safetensors",
+        "ema": short_run / "step-00000004" / "ema",
     }[what]
     recipe = smoke(shards, tmp_path / "new", *SHORT)
     state = fresh_state(recipe)
 
     begun = resume.begin(recipe, Origin(ckpt_path=path), state)
 
-    wanted = tensors(short_run, "ema" if what == "ema file" else "model")
+    wanted = tensors(short_run, "ema" if what == "ema" else "model")
     assert begun.kind == "weights"
     assert checkpoint.checksum(state.model.state_dict()) == checkpoint.checksum(wanted)
     assert checkpoint.checksum(state.ema) == checkpoint.checksum(wanted)
@@ -340,11 +342,11 @@ def test_ckpt_path_takes_published_files_in_half_precision(
         ({"load": "RUN", "ckpt_path": "RUN"}, "exclude each other"),
         ({"ckpt_path": "RUN", "start_from_scratch": True}, "belongs to --load"),
         ({"start_from_scratch": True}, "needs --load CHECKPOINT"),
-        ({"load": "RUN/step-00000004/model.safetensors"}, "For weights only: --ckpt-path"),
+        ({"load": "RUN/step-00000004/state.json"}, "For weights only: --ckpt-path"),
         ({"load": "nowhere"}, "no such checkpoint or run folder"),
         ({"ckpt_path": "nowhere"}, "nowhere: there is no such file"),
         ({"ckpt_path": "RUN/step-00000004/state.json"}, "cannot be read as weights"),
-        ({"ckpt_path": "RUN/step-00000004/optimizer.safetensors"}, "it is not this STDiT3"),
+        ({"ckpt_path": "RUN/step-00000004/optimizer"}, "it is not this STDiT3"),
         ({"load": "RUN/samples"}, "no such checkpoint"),
     ],
 )
@@ -443,12 +445,12 @@ def test_another_data_set_is_refused_and_a_moved_one_is_not(
 
 
 def test_a_checkpoint_that_does_not_fit_is_refused_and_left_alone(shards: Path, half_run: Path) -> None:
-    path = half_run / "step-00000002" / "ema.safetensors"
+    path = half_run / "step-00000002" / "ema" / "__0_0.distcp"
     before = path.read_bytes()
     path.write_bytes(before[:-4])
     metrics_before = (half_run / "metrics.jsonl").read_bytes()
 
-    with pytest.raises(CheckpointError, match=r"ema\.safetensors: has .* bytes"):
+    with pytest.raises(CheckpointError, match=r"ema/__0_0\.distcp: has .* bytes"):
         train(smoke(shards, half_run, *SHORT))
 
     assert (half_run / "metrics.jsonl").read_bytes() == metrics_before
@@ -466,7 +468,7 @@ def test_a_renamed_key_is_refused_by_name_even_where_every_hash_is_right(
     renamed[key + "_old"] = renamed.pop(key)
     checkpoint.save(half_run, 2, found.parts | {part: renamed}, found.state)
 
-    with pytest.raises(CheckpointError, match=rf"{part}\.safetensors: lacks {key} and has unknown {key}_old"):
+    with pytest.raises(CheckpointError, match=rf"{part}: lacks {key} and has unknown {key}_old"):
         train(smoke(shards, half_run, *SHORT))
 
 
@@ -491,7 +493,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_the_update(shards: Path,
     weights = checkpoint.load(half_run)
     broken = {name: value.clone() for name, value in weights.parts["model"].items()}
     broken["final_layer.linear.bias"][0] = float("nan")
-    state = weights.state | {"parameters_sha256": checkpoint.checksum(broken)}
+    checksums = weights.state["checksums"] | {"model": checkpoint.checksum(broken)}
+    state = weights.state | {"checksums": checksums}
     checkpoint.save(half_run, 2, weights.parts | {"model": broken}, state)
 
     with pytest.raises(

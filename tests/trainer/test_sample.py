@@ -159,8 +159,8 @@ def test_a_wrong_request_is_refused_in_one_line(
 def test_a_damaged_average_is_not_sampled(run: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
-    path = copy / "step-00000004" / "ema.safetensors"
+    path = copy / "step-00000004" / "ema" / "__0_0.distcp"
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
 
-    with pytest.raises(CheckpointError, match=r"ema\.safetensors"):
+    with pytest.raises(CheckpointError, match=r"ema/__0_0\.distcp"):
         sample.load_model(copy)

@@ -1,0 +1,209 @@
+"""How the model lies over the ranks and in what numbers it computes, applied from outside.
+
+The masters (parameters, moments, average) are float32 and live in the model itself. A step is: `open`, any
+number of micro-batches through `compute` and backward on each rank, `close`; then every parameter's `grad` is
+the sum over all micro-batches of all ranks, in float32. Nothing travels between `open` and `close`: ranks may
+compute different shapes, different numbers of micro-batches, or none, and wait for each other only there.
+
+- `Replicated`: every rank holds everything; `close` sums the gradients.
+- `Sharded`: FSDP2. `open` gathers the parameters once, `close` sums and cuts the gradients once (ZeRO-2: at
+  this size a gather for every micro-batch would cost more than the memory is worth).
+
+In bfloat16 the model computes with a rounded copy of its parameters; each micro-batch's gradient is added up
+in float32.
+"""
+
+import copy
+import os
+from collections.abc import Iterable
+from functools import partial
+from typing import Annotated, Any, Literal, Protocol, cast
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint as recomputed
+
+from trainer import mesh
+from trainer.mesh import World
+from trainer.stdit import STDiT3
+from vidcurate.errors import InputError
+from vidcurate.recipe import Recipe
+
+
+class ParallelSpec(Recipe):
+    """How the run uses its ranks. It changes the order of float additions and nothing else.
+
+    `sharding`: `none` (every rank holds masters, moments and average), `full` (cut over all ranks) or
+    `hybrid` (cut over `shard_size` ranks, copied over the others).
+    """
+
+    sharding: Literal["none", "full", "hybrid"] = "none"
+    """none: each rank holds all; full: cut over all ranks (FSDP2); hybrid: over shard_size of them (HSDP)"""
+    shard_size: Annotated[int, Field(ge=1)] | None = None
+    """with hybrid, the ranks that share one copy; null: those of a host"""
+    recompute_blocks: Annotated[int, Field(ge=0)] = 0
+    """blocks, spread evenly, whose activations are computed again in the backward pass to save memory"""
+
+
+class Layout(Protocol):
+    """A model laid over the ranks."""
+
+    @property
+    def compute(self) -> nn.Module:
+        """What micro-batches go through."""
+
+    def open(self) -> None:
+        """Begin a step: `compute` takes the masters' values. The gradients must be None."""
+
+    def close(self) -> None:
+        """End a step: each trained parameter's `grad` becomes the sum over all ranks, float32."""
+
+
+def _trained(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+class Replicated:
+    """Every rank holds the whole model; with another `dtype` it computes in a rounded copy."""
+
+    def __init__(self, model: nn.Module, world: World, dtype: torch.dtype) -> None:
+        self.model, self.world = model, world
+        self.compute = model if dtype == torch.float32 else copy.deepcopy(model)
+        if self.compute is not model:
+            for master, rounded in zip(model.parameters(), self.compute.parameters(), strict=True):
+                rounded.data = rounded.data.to(dtype)
+                if rounded.requires_grad:
+                    rounded.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                        partial(_give, master)
+                    )
+
+    @torch.no_grad()
+    def open(self) -> None:
+        """See Layout."""
+        if self.compute is not self.model:
+            torch._foreach_copy_(list(self.compute.parameters()), list(self.model.parameters()))
+            for copied, buffer in zip(self.compute.buffers(), self.model.buffers(), strict=True):
+                copied.copy_(buffer)
+
+    def close(self) -> None:
+        """See Layout."""
+        mesh.sum_gradients(_trained(self.model), self.world)
+
+
+def _give(master: nn.Parameter, rounded: Tensor) -> None:
+    """Add the rounded copy's fresh gradient to the master's, in float32, and drop it."""
+    assert rounded.grad is not None
+    if master.grad is None:
+        master.grad = rounded.grad.float()
+    else:
+        master.grad.add_(rounded.grad)
+    rounded.grad = None
+
+
+class _Root(nn.Module):
+    """The model, and a pass through nothing, whose backward brings FSDP to the end of its step."""
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        super().__init__()
+        self.model, self.device = model, device
+
+    def forward(self, *arguments: Any, **keywords: Any) -> Tensor:
+        if not arguments:
+            return torch.zeros((), device=self.device, requires_grad=True) + 0
+        return cast(Tensor, self.model(*arguments, **keywords))
+
+
+class Sharded:
+    """FSDP2 over `where`, a mesh of one dimension (cut) or two (copied, cut); `blocks` are its units.
+
+    FSDP reduces a unit's gradients when its backward is over, and only those that are there. Ranks without a
+    micro-batch, or with an image where others have a video, would then reduce other things than their
+    peers, so the reduction is kept for `close`, and every trained parameter has a gradient, zeros at least.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        blocks: Iterable[nn.Module],
+        where: DeviceMesh,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self.model = model
+        policy = MixedPrecisionPolicy(
+            param_dtype=None if dtype == torch.float32 else dtype,
+            reduce_dtype=torch.float32,
+            cast_forward_inputs=False,
+        )
+
+        def shard(module: nn.Module) -> FSDPModule:
+            cut = fully_shard(module, mesh=where, mp_policy=policy, reshard_after_forward=False)
+            cut.set_gradient_divide_factor(1.0)  # the sum: the losses are already divided by all clips
+            cut.set_force_sum_reduction_for_comms(True)
+            return cut
+
+        inner = [shard(block) for block in blocks]
+        self.compute = _Root(model, device)
+        self.units = [shard(self.compute), *inner]  # the root first: it sets up the others
+
+    def _reduce(self, on: bool) -> None:
+        root = self.units[0]
+        root.set_requires_gradient_sync(on)
+        root.set_reshard_after_backward(on)
+
+    def open(self) -> None:
+        """See Layout."""
+        for unit in self.units:
+            unit.unshard()
+        self._reduce(False)
+        for parameter in _trained(self.model):
+            parameter.grad = torch.zeros_like(parameter)
+
+    def close(self) -> None:
+        """See Layout."""
+        self._reduce(True)
+        self.compute().backward()
+
+
+def blocks_of(model: STDiT3) -> list[nn.Module]:
+    """Return the model's blocks in the order of the forward pass."""
+    return [block for pair in zip(model.spatial_blocks, model.temporal_blocks, strict=True) for block in pair]
+
+
+def _recompute(model: STDiT3, count: int) -> None:
+    blocks = blocks_of(model)
+    for number in range(min(count, len(blocks))):
+        block = blocks[number * len(blocks) // min(count, len(blocks))]
+        block.forward = partial(recomputed, block.forward, use_reentrant=False)
+
+
+def _mesh(spec: ParallelSpec, world: World) -> DeviceMesh:
+    if spec.sharding == "full":
+        return init_device_mesh(world.device.type, (world.size,), mesh_dim_names=("shard",))
+    size = spec.shard_size or int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
+    if world.size % size:
+        raise InputError(
+            f"parallel.shard_size {size} does not divide the {world.size} ranks; "
+            f"choose one that does, or parallel.sharding full."
+        )
+    shape = (world.size // size, size)
+    return init_device_mesh(world.device.type, shape, mesh_dim_names=("replicate", "shard"))
+
+
+def lay_out(model: STDiT3, spec: ParallelSpec, world: World, dtype: torch.dtype) -> Layout:
+    """Lay `model` over the ranks, moving its tensors to the world's device, and return how.
+
+    One rank alone has nothing to share: it holds everything, whatever `spec.sharding` says. Raises
+    InputError where `shard_size` does not divide the ranks.
+    """
+    _recompute(model, spec.recompute_blocks)
+    if spec.sharding == "none" or world.size == 1:
+        model.to(world.device)
+        return Replicated(model, world, dtype)
+    layout = Sharded(model, blocks_of(model), _mesh(spec, world), world.device, dtype)
+    for buffer in model.buffers():  # FSDP moves parameters
+        buffer.data = buffer.data.to(world.device)
+    return layout

@@ -1,0 +1,137 @@
+"""Saves a run's checkpoints, now or in the background, one at a time.
+
+In the background the loop waits for a copy of the tensors on the CPU and goes on; writing, hashing, renaming
+and moving LATEST happen in a thread of each rank, which talk over a line of their own. An error there is
+raised by the next `wait`; the loop asks every rank after every step whether there is one.
+"""
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from torch import Tensor
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+from trainer import checkpoint, mesh
+from trainer.mesh import World
+
+Parts = Mapping[str, Mapping[str, Tensor]]
+
+# How long a run that fails lets a save in the background end; with a rank gone it could not.
+LAST_WAIT_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """A checkpoint that is written. `stall_seconds` is how long the loop stood still for it."""
+
+    path: Path
+    step: int
+    seconds: float
+    stall_seconds: float
+    deleted: list[str]
+
+
+class Saver:
+    """The checkpoints of one run. All ranks call the same methods in the same order."""
+
+    def __init__(self, run: Path, world: World) -> None:
+        self.run, self.world = run, world
+        self._stager: DefaultStager | None = None
+        self._thread: threading.Thread | None = None
+        self._saved: Saved | None = None
+        self._error: Exception | None = None
+
+    def save(
+        self,
+        step: int,
+        tensors: Parts,
+        state: Mapping[str, Any],
+        *,
+        keep_last: int,
+        keep_every: int | None = None,
+        in_background: bool = False,
+    ) -> None:
+        """Write a checkpoint and delete what `keep_last` and `keep_every` leave out.
+
+        In the background it returns once the tensors are copied, and `wait` gives the result. The save
+        before must be over (`wait`). Raises StorageError, on every rank.
+        """
+        assert self._thread is None, "a save is in progress; wait for it first"
+        began = time.perf_counter()
+
+        def work(tensors: Parts, world: World, stall_seconds: float | None = None) -> None:
+            path = checkpoint.save(self.run, step, tensors, state, world)
+            deleted = mesh.first_does(lambda: checkpoint.keep(self.run, keep_last, keep_every), world)
+            seconds = time.perf_counter() - began
+            self._saved = Saved(
+                path=path,
+                step=step,
+                seconds=seconds,
+                stall_seconds=seconds if stall_seconds is None else stall_seconds,
+                deleted=deleted,
+            )
+
+        if not in_background:
+            work(tensors, self.world.background)
+            return
+
+        def work_apart(copies: Parts, stall_seconds: float) -> None:
+            try:
+                work(copies, self.world.background, stall_seconds)
+            except Exception as error:  # noqa: BLE001 - raised by `wait`
+                self._error = error
+
+        copies = self._copy(tensors)
+        arguments = (copies, time.perf_counter() - began)
+        # A daemon: a rank that fails must end, even while the others' silence keeps the save waiting.
+        self._thread = threading.Thread(target=work_apart, args=arguments, name="saver", daemon=True)
+        self._thread.start()
+
+    def _copy(self, tensors: Parts) -> Parts:
+        """Return copies on the CPU; their memory (pinned beside a GPU) is kept for the next save."""
+        on_gpu = self.world.device.type == "cuda"
+        if self._stager is None:
+            self._stager = DefaultStager(
+                StagingOptions(
+                    use_pinned_memory=on_gpu,
+                    use_shared_memory=False,
+                    use_async_staging=False,
+                    use_non_blocking_copy=on_gpu,
+                )
+            )
+        copies = self._stager.stage({part: dict(values) for part, values in tensors.items()})
+        return cast(Parts, copies)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a save in the background has failed on this rank; `wait` raises why."""
+        return self._error is not None
+
+    def take(self) -> Saved | None:
+        """Return the save that has ended since the last call, if one has; never waits, never raises."""
+        if self._error is not None or (self._thread is not None and self._thread.is_alive()):
+            return None
+        self._thread = None
+        saved, self._saved = self._saved, None
+        return saved
+
+    def wait(self) -> Saved | None:
+        """Wait for the save in the background, if there is one, and return it. Raises its error."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        return self.take()
+
+    def close(self) -> None:
+        """Give up, after an error elsewhere: a save in progress has LAST_WAIT_SECONDS to end."""
+        if self._thread is not None:
+            self._thread.join(LAST_WAIT_SECONDS)
+        if self._stager is not None and (self._thread is None or not self._thread.is_alive()):
+            self._stager.close()
