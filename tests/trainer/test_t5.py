@@ -1,6 +1,7 @@
 """The T5 encoder, on a small one with its own tokenizer; and the projection of captions, applied ahead."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -213,19 +214,15 @@ def altered(folder: Path, to: Path, change: Callable[[dict[str, Tensor]], object
          rf"{WO} is missing and \S+ow\.weight is not a key of the encoder; in all 1 missing, 1 unknown"),
         (lambda state: state.pop(WO), rf"{WO} is missing; in all 1 missing, 0 unknown"),
         (lambda state: state.update(extra=torch.zeros(1)), "extra is not a key of the encoder"),
+        (lambda state: state.update({WO: torch.zeros(3, 3)}),
+         rf"{WO} is \[3, 3\]; this encoder needs \[32, 64\]"),
     ],
 )  # fmt: skip
-def test_a_key_that_is_renamed_missing_or_unknown_is_refused_by_name(
+def test_a_key_that_is_renamed_missing_unknown_or_of_another_shape_is_refused_by_name(
     folder: Path, tmp_path: Path, change: Callable[[dict[str, Tensor]], object], message: str
 ) -> None:
     with pytest.raises(CheckpointError, match=message):
         altered(folder, tmp_path / "t5", change).encode(["a"])
-
-
-def test_a_tensor_of_another_shape_is_refused(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises((CheckpointError, InputError), match="cannot be loaded as a T5 encoder") as error:
-        altered(folder, tmp_path / "t5", lambda s: s.update({WO: torch.zeros(3, 3)})).encode(["a"])
-    assert "\n" not in str(error.value)
 
 
 def test_the_decoder_of_a_whole_t5_is_left_out(folder: Path, encoder: T5, tmp_path: Path) -> None:
@@ -234,7 +231,28 @@ def test_the_decoder_of_a_whole_t5_is_left_out(folder: Path, encoder: T5, tmp_pa
     assert torch.equal(whole.encode(CAPTIONS)[0], encoder.encode(CAPTIONS)[0])
 
 
-def test_another_width_a_missing_folder_and_no_tokenizer_are_refused_with_what_is_needed(
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: os.truncate(path / "model.safetensors", 1000), "cannot be loaded as a T5 encoder"),
+        (lambda path: (path / "model.safetensors").unlink(), r"no file named model\.safetensors"),
+        (lambda path: (path / "config.json").write_text("{"), "is not a valid JSON file"),
+        (lambda path: (path / "config.json").unlink(), r"no configuration; config\.json is needed there"),
+        (lambda path: (path / "spiece.model").unlink(),
+         "holds no tokenizer"),
+    ],
+)  # fmt: skip
+def test_a_folder_with_a_part_damaged_or_missing_is_refused_in_one_line(
+    folder: Path, tmp_path: Path, damage: Callable[[Path], object], message: str
+) -> None:
+    shutil.copytree(folder, tmp_path / "t5")
+    damage(tmp_path / "t5")
+    with pytest.raises((CheckpointError, InputError), match=message) as error:
+        T5(spec(tmp_path / "t5"), CPU).encode(["a"])
+    assert "\n" not in str(error.value)
+
+
+def test_another_width_and_a_missing_folder_are_refused_with_what_is_needed(
     folder: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(
@@ -243,10 +261,21 @@ def test_another_width_a_missing_folder_and_no_tokenizer_are_refused_with_what_i
         T5(spec(folder, caption_channels=4096), CPU).encode(["a"])
     with pytest.raises(InputError, match=r"text_encoder\.source is \S+/none: no such folder or file"):
         T5(spec(tmp_path / "none"), CPU).encode(["a"])
-    shutil.copytree(folder, tmp_path / "t5", ignore=shutil.ignore_patterns("spiece.model", "tokenizer*"))
-    with pytest.raises(InputError, match=r"holds no tokenizer; spiece\.model or tokenizer\.json") as error:
-        T5(spec(tmp_path / "t5"), CPU).encode(["a"])
-    assert "\n" not in str(error.value)
+
+
+def test_weights_are_read_in_pytorchs_own_format_in_parts(folder: Path, encoder: T5, tmp_path: Path) -> None:
+    # As DeepFloyd/t5-v1_1-xxl has them, whose tied embedding is there once.
+    shutil.copytree(folder, tmp_path / "t5", ignore=shutil.ignore_patterns("*.safetensors"))
+    state = load_file(folder / "model.safetensors")
+    assert ("shared.weight" in state) != ("encoder.embed_tokens.weight" in state)
+    places = {}
+    for number, names in enumerate((sorted(state)[::2], sorted(state)[1::2]), start=1):
+        part = f"pytorch_model-0000{number}-of-00002.bin"
+        torch.save({name: state[name] for name in names}, tmp_path / "t5" / part)
+        places |= dict.fromkeys(names, part)
+    index = {"metadata": {"total_size": 0}, "weight_map": places}
+    (tmp_path / "t5" / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    assert torch.equal(T5(spec(tmp_path / "t5"), CPU).encode(CAPTIONS)[0], encoder.encode(CAPTIONS)[0])
 
 
 # ── the projection ──────────────────────────────────────────────────────────────────────────────────────────

@@ -93,21 +93,6 @@ def draw(mean: Tensor, variance: Tensor, *, seed: int, step: int, clip_ids: Sequ
     return mean.float() + variance.float().sqrt() * noises
 
 
-def latents_of(
-    spec: SpaceToDepthSpec | VaeSpec,
-    encoder: VideoEncoder,
-    video: Tensor,
-    *,
-    seed: int,
-    step: int,
-    clip_ids: Sequence[str],
-) -> Tensor:
-    """Return what the model trains on: the posterior's mean or, where `spec` says so, a draw from it."""
-    if isinstance(spec, VaeSpec) and spec.posterior == "sample":
-        return draw(*encoder.posterior(video), seed=seed, step=step, clip_ids=clip_ids)
-    return encoder.encode(video)
-
-
 @lru_cache(maxsize=4)
 def video_encoder(spec: SpaceToDepthSpec | VaeSpec) -> VideoEncoder:
     """Return the encoder that the recipe names, the same object for the same settings.

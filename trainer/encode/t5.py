@@ -94,38 +94,49 @@ class T5:
         return features, mask
 
 
-def load(spec: T5Spec, device: torch.device) -> tuple[Any, Any]:
-    """Return the tokenizer and the encoder with its weights on `device`, in the spec's dtype.
-
-    Raises InputError for a folder that holds neither or another width, CheckpointError naming a key that is
-    missing or unknown, StorageError where the hub does not give it.
-    """
-    transformers = need("transformers", KEY)
-    folder = locate(spec.source, key=KEY, patterns=FILES)
-    # Without one of these transformers would make up a tokenizer that knows no word.
-    if not any((folder / name).is_file() for name in TOKENIZERS):
-        raise InputError(f"{KEY}: {folder} holds no tokenizer; {' or '.join(TOKENIZERS)} is needed there.")
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        model, report = transformers.T5EncoderModel.from_pretrained(
-            folder, dtype=DTYPES[spec.dtype], output_loading_info=True
-        )
-    except (OSError, ValueError, ImportError, RuntimeError) as error:
-        raise InputError(
-            f"{KEY}: {folder} cannot be loaded as a T5 encoder with its tokenizer "
-            f"({' '.join(str(error).split())[:300]})."
-        ) from error
-    if not tokenizer("")["input_ids"]:
-        raise InputError(f"{KEY}: the tokenizer in {folder} puts no end token; that of T5 is needed.")
+def _check(report: dict[str, Any], where: str) -> None:
+    """Raise CheckpointError, naming a key, unless the encoder's weights were all there and nothing else."""
     missing = sorted(report["missing_keys"])
     unknown = sorted(name for name in report["unexpected_keys"] if not name.startswith(DECODER))
     if missing or unknown:
         parts = [f"{missing[0]} is missing"] if missing else []
         parts += [f"{unknown[0]} is not a key of the encoder"] if unknown else []
         raise CheckpointError(
-            f"{folder}: {' and '.join(parts)}; in all {len(missing)} missing, {len(unknown)} unknown. "
+            f"{where}: {' and '.join(parts)}; in all {len(missing)} missing, {len(unknown)} unknown. "
             "Weights of a T5 v1.1 encoder, by transformers' names, are needed."
         )
+    for name, there, needed in sorted(report["mismatched_keys"]):
+        raise CheckpointError(f"{where}: {name} is {list(there)}; this encoder needs {list(needed)}.")
+
+
+def load(spec: T5Spec, device: torch.device) -> tuple[Any, Any]:
+    """Return the tokenizer and the encoder with its weights on `device`, in the spec's dtype.
+
+    Raises InputError for a folder that lacks a part or has another width, CheckpointError for a file that
+    cannot be read or a key that is missing, unknown or of another shape, StorageError where the hub does not
+    give it.
+    """
+    transformers = need("transformers", KEY)
+    from safetensors import SafetensorError
+
+    folder = locate(spec.source, key=KEY, patterns=FILES)
+    # Without these, transformers would take a T5 of its own choice and a tokenizer that knows no word.
+    for what, names in (("configuration", ("config.json",)), ("tokenizer", TOKENIZERS)):
+        if not any((folder / name).is_file() for name in names):
+            raise InputError(f"{KEY}: {folder} holds no {what}; {' or '.join(names)} is needed there.")
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        model, report = transformers.T5EncoderModel.from_pretrained(
+            folder, dtype=DTYPES[spec.dtype], output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{KEY}: {folder} cannot be loaded as a T5 encoder with its tokenizer "
+            f"({' '.join(str(error).split())[:300]})."
+        ) from error
+    if not tokenizer("")["input_ids"]:
+        raise InputError(f"{KEY}: the tokenizer in {folder} puts no end token; that of T5 is needed.")
+    _check(report, str(folder))
     if model.config.d_model != spec.caption_channels:
         raise InputError(
             f"text_encoder.caption_channels is {spec.caption_channels} and {folder} has features of width "
