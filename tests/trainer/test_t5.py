@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.trainer.encoders_for_tests import WIDTH, make_t5
 from trainer import noise
 from trainer.encode import TextEncoder, text_encoder
 from trainer.encode.projection import load_projection, projection_of
@@ -18,7 +19,7 @@ from trainer.encode.t5 import T5, T5Spec
 from trainer.stdit import STDiT3, STDiT3Config
 from vidcurate.errors import CheckpointError, InputError, StorageError
 
-WIDTH, LENGTH = 32, 24
+LENGTH = 24
 CPU = torch.device("cpu")
 CAPTIONS = (
     "A red circle moves left over a blue field.",
@@ -31,43 +32,7 @@ CAPTIONS = (
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A T5 v1.1 of two narrow layers, and a SentencePiece tokenizer trained on a few lines."""
-    import sentencepiece
-    from transformers import T5Config, T5EncoderModel
-
-    folder = tmp_path_factory.mktemp("t5") / "t5-v1_1-tiny"
-    folder.mkdir()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(caption for caption in CAPTIONS if caption),
-        model_prefix=str(folder / "spiece"),
-        vocab_size=80,
-        hard_vocab_limit=False,
-        pad_id=0,
-        eos_id=1,
-        unk_id=2,
-        bos_id=-1,
-        minloglevel=2,
-    )
-    (folder / "spiece.vocab").unlink()
-    settings = {"tokenizer_class": "T5Tokenizer", "extra_ids": 100, "model_max_length": 512}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    config = T5Config(
-        vocab_size=200,
-        d_model=WIDTH,
-        d_kv=8,
-        d_ff=64,
-        num_layers=2,
-        num_heads=4,
-        feed_forward_proj="gated-gelu",
-        tie_word_embeddings=False,
-    )
-    model = T5EncoderModel(config)
-    with torch.no_grad():
-        for name, value in model.named_parameters():
-            draws = noise.generator(0, "init", 0, name).standard_normal(tuple(value.shape), dtype="float32")
-            value.copy_(torch.from_numpy(draws) * 0.3 + (1.0 if "layer_norm" in name else 0.0))
-    model.save_pretrained(folder)
-    return folder
+    return make_t5(tmp_path_factory.mktemp("t5") / "t5-v1_1-tiny", CAPTIONS)
 
 
 def spec(folder: Path, **changes: object) -> T5Spec:
