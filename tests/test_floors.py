@@ -41,17 +41,27 @@ TRAINER = [
     {"noise", "masks", "place", "launch", "agent", "mesh"},
     {"optim", "encode", "layers", "stdit", "flow"},
     {"checksum", "parts", "checkpoint", "saver", "parallel", "pixart", "weights", "metrics", "flops"},
+    {"latents", "trackers"},
     {"recipe"},
+    {"encoded", "inputs"},
     {"data", "gallery", "plan"},
-    {"sample", "inspect", "resume", "step"},
-    {"loop"},
+    {"sample", "inspect", "resume", "step", "validation", "encode_ahead"},
+    {"loop", "encode_shards"},
     {"__main__", "demo"},
 ]
 # Where trainer may touch vidcurate, and what.
 TOUCHES = {
+    "latents": {"loader", "recipe", "index", "buckets", "order", "interleave", "views", "spares", "tar"},
+    "encoded": {"index", "order", "buckets"},
+    "inputs": {"loader", "torch"},
     "data": {"loader", "loader_state", "clip_plan", "index", "order", "buckets", "torch"},
+    "encode_ahead": {"views", "buckets", "index", "clip_plan", "decode_pool", "decode_worker"}
+    | {"loader", "spares", "torch"},
+    "encode_shards": {"progress"},
     "recipe": {"recipe", "buckets", "loader"},
     "sample": {"video"},
+    "validation": {"order"},
+    "trackers": {"recipe"},
     "demo": {"cli", "curate", "synthetic", "progress", "video", "report"},
 }
 # These start in decode workers and on GPU machines: nothing heavy when they are imported.

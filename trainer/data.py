@@ -1,7 +1,7 @@
-"""Shards in, tensors out: the only file that knows the index, the order and the loader.
+"""Shards in, micro-batches out: of the trainer the file that knows the index, the order and the loader.
 
 `lay_out` opens every stage's data before anything heavy is built: how many steps a stage has, and which clips
-a step reads, is known before the first one. Frames come as uint8 and go to the encoder as they are.
+a step reads, is known before the first one. A stage reads clips, or their latents with the same order.
 """
 
 import json
@@ -17,11 +17,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import vidcurate.torch
+from trainer import encoded
 from trainer.encode import video_encoder
-from trainer.recipe import Stage, TrainRecipe
+from trainer.encoded import Missing
+from trainer.latents.folder import LatentFolder
+from trainer.latents.read import LatentLoader
+from trainer.recipe import DataSpec, Stage, TrainRecipe
 from vidcurate import order
 from vidcurate.clip_plan import PlannedClip, clips_of_step, plan_from
-from vidcurate.errors import RecipeError
+from vidcurate.errors import RecipeError, StateError
 from vidcurate.index import Index, read_index
 from vidcurate.loader import Event, Loader
 from vidcurate.loader import MicroBatch as MicroBatch
@@ -32,7 +36,10 @@ from vidcurate.order import rolling_hash as rolling_hash
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageData:
-    """One stage with its clips and their order. `first_step` counts the updates of the stages before."""
+    """One stage with its clips and their order. `first_step` counts the updates of the stages before.
+
+    `folder`: the latents that it reads instead of clips; `missing`: what that folder lacks.
+    """
 
     number: int
     stage: Stage
@@ -40,6 +47,8 @@ class StageData:
     plan: Plan
     first_step: int
     num_steps: int
+    folder: LatentFolder | None = None
+    missing: tuple[Missing, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,30 +68,52 @@ class StepPlan:
     num_tokens: int
 
 
-def lay_out(recipe: TrainRecipe) -> tuple[StageData, ...]:
+def stage_plan(index: Index, spec: DataSpec, seed: int) -> Plan:
+    """Return the order of a stage's clips. Raises InputError when no clip fits."""
+    return plan_from(
+        index,
+        spec.buckets,
+        seed=seed,
+        micro_batches_per_step=spec.micro_batches_per_step,
+        fold=spec.fold,
+        levels=spec.levels,
+        weights=spec.weights or None,
+    )
+
+
+def lay_out(recipe: TrainRecipe, *, complete: bool = True) -> tuple[StageData, ...]:
     """Return every stage with its index, its plan and its number of steps.
 
-    Raises ShardError for shards that are not there or damaged, InputError when no clip fits.
+    Raises ShardError for shards that are not there or damaged, InputError when no clip fits; RecipeError for
+    latents of another recipe and, if they are to be `complete`, InputError for missing ones.
     """
-    opened: dict[Path, Index] = {}
+    indexes: dict[Path, Index] = {}
+    folders: dict[Path, LatentFolder] = {}
     laid: list[StageData] = []
     first_step = 0
     for number, stage in enumerate(recipe.stages):
         spec = stage.data
-        index = opened.setdefault(spec.shards, read_index(spec.shards))
-        plan = plan_from(
-            index,
-            spec.buckets,
-            seed=recipe.seed,
-            micro_batches_per_step=spec.micro_batches_per_step,
-            fold=spec.fold,
-            levels=spec.levels,
-            weights=spec.weights or None,
-        )
+        folder = encoded.open_for(recipe, number, folders) if spec.latents else None
+        if folder:
+            index = folder.index
+        else:
+            assert spec.shards is not None  # the recipe has one of the two
+            index = indexes[spec.shards] = indexes.get(spec.shards) or read_index(spec.shards)
+        plan = stage_plan(index, spec, recipe.seed)
+        missing = encoded.missing(folder, plan, spec) if folder else ()
+        if complete:
+            encoded.check_complete(stage.name, spec, missing)
         num_steps = stage.steps or order.steps_for_passes(plan, stage.passes or 0.0)
         laid.append(
             StageData(
-                number=number, stage=stage, index=index, plan=plan, first_step=first_step, num_steps=num_steps
+                number=number,
+                stage=stage,
+                index=index,
+                plan=plan,
+                first_step=first_step,
+                num_steps=num_steps,
+                folder=folder,
+                missing=missing,
             )
         )
         first_step += num_steps
@@ -142,25 +173,61 @@ def clips(data: StageData, stage_step: int) -> tuple[PlannedClip, ...]:
 def position(data: StageData, stage_step: int, clips_hash: str) -> dict[str, Any]:
     """Return, as plain values, the data position in which `stage_step` is the stage's next update."""
     fields: dict[str, Any] = json.loads(state_of(data.index, data.plan, stage_step, clips_hash).as_json())
+    if data.folder:
+        fields["latents"] = data.folder.manifest["weights"]
     return fields
 
 
 def check_position(data: StageData, saved: dict[str, Any]) -> None:
     """Raise StateError unless a saved position means in this stage's data what it meant then.
 
-    The message names what differs and the ways on.
+    The message names what differs and the ways on. Clips and their latents are the same data.
     """
-    check_state(LoaderState.from_json(json.dumps(saved)), data.index, data.plan)
+    state = {key: value for key, value in saved.items() if key != "latents"}
+    check_state(LoaderState.from_json(json.dumps(state)), data.index, data.plan)
+    now = data.folder.manifest["weights"] if data.folder else None
+    if now and "latents" in saved:
+        for name, digest in saved["latents"].items():
+            if now.get(name) != digest:
+                raise StateError(
+                    f"{data.stage.data.latents}: its latents were made with other weights of the {name} "
+                    f"({str(now.get(name))[:12]}) than those that the run was saved with "
+                    f"({str(digest)[:12]}); go on with the latents of then."
+                )
 
 
 @contextmanager
 def open_loader(
-    data: StageData, recipe: TrainRecipe, *, rank: int, world_size: int, on_event: Callable[[Event], None]
-) -> Iterator[Loader]:
-    """Open the stage's loader; `on_event` hears of clips replaced and workers restarted on this rank."""
-    with Loader(
-        data.index, data.plan, recipe.loader, rank=rank, world_size=world_size, on_event=on_event
-    ) as loader:
+    data: StageData,
+    recipe: TrainRecipe,
+    *,
+    rank: int,
+    world_size: int,
+    on_event: Callable[[Event], None],
+    pin: bool = False,
+) -> Iterator[Loader | LatentLoader]:
+    """Open the stage's loader; `on_event` hears of clips replaced and workers restarted on this rank.
+
+    `pin`: latents are read into page-locked memory, for a GPU.
+    """
+    spec = data.stage.data
+    ours: dict[str, Any] = {"rank": rank, "world_size": world_size, "on_event": on_event}
+    loader: Loader | LatentLoader
+    if data.folder:
+        loader = LatentLoader(
+            data.folder,
+            data.plan,
+            recipe.loader,
+            num_views=spec.views or 1,
+            variance=encoded.samples_posterior(recipe),
+            pin=pin,
+            **ours,
+        )
+    else:
+        loader = Loader(
+            data.index, data.plan, recipe.loader, num_views=spec.views, captions=spec.captions, **ours
+        )
+    with loader:
         yield loader
 
 

@@ -105,6 +105,13 @@ class _Started:
             future.cancel()
 
 
+def fps_of(index: Index, bucket: Bucket, rows: Sequence[int]) -> NDArray[np.float32]:
+    """Return the frame rates that a model is told of these clips in a bucket, float32 (B,)."""
+    if bucket.num_frames == 1:
+        return np.full(len(rows), IMAGE_FPS, dtype=np.float32)
+    return np.array([index.fps[row] / bucket.frame_stride for row in rows], dtype=np.float32)
+
+
 class Loader:
     """The micro-batches of rank `rank` of `world_size`. Use as a context manager, or call `close`.
 
@@ -261,7 +268,6 @@ class Loader:
                 captions.append(caption)
         self._failures.add_read(len(rows))
         index, cell = self.index, self.plan.cells[part.cell]
-        is_image = cell.bucket.num_frames == 1
         return MicroBatch(
             position=part.position,
             bucket=cell.bucket,
@@ -269,10 +275,7 @@ class Loader:
             clip_ids=tuple(task.clip_id for task in tasks),
             captions=tuple(captions),
             frames=started.frames,
-            fps=np.array(
-                [IMAGE_FPS if is_image else index.fps[row] / cell.bucket.frame_stride for row in rows],
-                dtype=np.float32,
-            ),
+            fps=fps_of(index, cell.bucket, rows),
             level=index.level[rows].astype(np.int32),
             source=tuple(index.word("source_dataset", row) for row in rows),
             start_frame=np.array([task.first_frame for task in tasks], dtype=np.int64),

@@ -1,6 +1,8 @@
 """Frames as tensors: the only file of vidcurate that imports torch."""
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from vidcurate.loader import MicroBatch
 
@@ -12,6 +14,13 @@ def pixels(
 
     The bytes are moved as they are and become numbers on the device: a quarter of the traffic.
     """
-    frames = torch.from_numpy(batch.frames).to(device)
-    numbers = frames.permute(0, 4, 1, 2, 3).to(torch.float32, memory_format=torch.contiguous_format)
+    return as_pixels(batch.frames, device, dtype)
+
+
+def as_pixels(
+    frames: NDArray[np.uint8], device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """Return uint8 frames (B, T, H, W, 3) as `pixels` does; a clip's numbers do not depend on its fellows."""
+    numbers = torch.from_numpy(frames).to(device).permute(0, 4, 1, 2, 3)
+    numbers = numbers.to(torch.float32, memory_format=torch.contiguous_format)
     return numbers.div_(127.5).sub_(1.0).to(dtype)

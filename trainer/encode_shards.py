@@ -1,0 +1,147 @@
+"""`python -m trainer.encode_shards RECIPE --out FOLDER`: encode a recipe's clips once, ahead of training.
+
+The same command given again goes on where it stopped, or says that all is there. Several processes share the
+work with `--part i/n`; under torchrun each rank takes its part by itself.
+"""
+
+import argparse
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vidcurate.errors import InputError, VidcurateError
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as for training: threads that spin starve the decoders
+
+EXIT_INTERRUPTED = 130
+
+EXAMPLE = """\
+example:
+  python -m trainer.encode_shards recipes/smoke.yaml --stage first --out runs/latents \\
+    --set stages.0.data.shards=runs/made/shards --set stages.0.data.views=1
+
+then train on them, with the same views:
+  python -m trainer recipes/smoke.yaml --set stages.0.data.latents=runs/latents --set stages.0.data.views=1
+
+Eight GPUs: torchrun --nproc-per-node 8 -m trainer.encode_shards RECIPE --out FOLDER
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.encode_shards",
+        description="Encode the clips of a recipe's stages once, into shards of latents and text features.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("recipe", type=Path, metavar="RECIPE", help="the training recipe, YAML or JSON")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FOLDER", help="the folder of latents; made if not there"
+    )
+    parser.add_argument(
+        "--set",
+        dest="settings",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change one setting of the recipe, such as encoded.latent_dtype=bfloat16; may be repeated",
+    )
+    parser.add_argument(
+        "--stage",
+        dest="stages",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="encode what this stage reads; may be repeated (default: every stage)",
+    )
+    parser.add_argument(
+        "--part", metavar="I/N", help="write the I-th of N parts (default: 1/1, under torchrun this rank's)"
+    )
+    parser.add_argument(
+        "--ckpt-path",
+        metavar="PATH",
+        help="with model.skip_y_embedder: the weights whose frozen caption projection is applied",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="say what would be written and how large; write nothing"
+    )
+    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+    parser.add_argument("--traceback", action="store_true", help="show where in the code an error was raised")
+    return parser
+
+
+def _part(text: str | None) -> tuple[int, int]:
+    if text is None:
+        rank, size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+        text = f"{int(rank) + 1}/{size}" if rank.isdigit() else f"{rank}/{size}"
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not match:
+        raise InputError(f"--part {text}: write it as I/N, for example --part 1/8.")
+    return int(match[1]), int(match[2])
+
+
+def forecast_in_words(report: dict[str, Any]) -> str:
+    lines = [f"{report['clips']:,} clips of {', '.join(report['stages'])}, {report['shards']:,} shards"]
+    for line in report["shapes"]:
+        views = f" x {line['views']} views" if line["views"] > 1 else ""
+        lines.append(f"  {line['shape']:<20} {line['clips']:>10,} clips{views}  {line['bytes'] / 1e9:.3g} GB")
+    lines.append(
+        f"  {'texts':<20} {report['texts']:>10,}  at most {report['text_bytes_at_most'] / 1e9:.3g} GB"
+    )
+    return "\n".join(lines)
+
+
+def _in_words(outcome: Any, part: tuple[int, int]) -> str:
+    if not outcome.is_finished:
+        return (
+            f"part {part[0]}/{part[1]}: wrote {outcome.shards_written} shards into {outcome.out}; the part "
+            "that ends last writes the tables"
+        )
+    failed = f", {outcome.failed} views could not be decoded" if outcome.failed else ""
+    state = "up to date" if outcome.up_to_date else f"wrote {outcome.shards_written} shards"
+    return (
+        f"{outcome.out}: {state}; {outcome.latents:,} latents and {outcome.tokens:,} text tokens of "
+        f"{outcome.clips:,} clips, {outcome.size_bytes / 1e9:.3g} GB in {outcome.shards} shards{failed}"
+    )
+
+
+def _act(given: argparse.Namespace) -> int:
+    # torch is loaded here, so that --help and a recipe's typing error answer at once.
+    from trainer import encode_ahead, recipe
+    from vidcurate.progress import telling
+
+    request = encode_ahead.request_of(recipe.load(given.recipe, given.settings), given.stages)
+    if given.dry_run:
+        report = encode_ahead.forecast(request)
+        print(json.dumps(report, indent=1) if given.json else forecast_in_words(report))
+        return 0
+    part = _part(given.part)
+    with telling("encode") as progress:
+        outcome = encode_ahead.encode_ahead(
+            request, given.out, part=part, weights=given.ckpt_path, progress=progress
+        )
+    print(json.dumps(outcome.as_json()) if given.json else _in_words(outcome, part))
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = _parser().parse_args(arguments)
+    try:
+        return _act(given)
+    except KeyboardInterrupt:
+        print("error: interrupted; the same command goes on with the next shard.", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except VidcurateError as error:
+        if given.traceback:
+            raise
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
