@@ -41,7 +41,8 @@ def commands() -> str:
         "# Commands\n",
         MADE,
         "stdout is the answer, stderr the telling. Exit code 0: done; 1: the work failed; 2: the request was",
-        "wrong. `--traceback` before the command shows where an error came from.\n",
+        "wrong; 3: done and written, and a larger share failed than the limit that was set. `--traceback`",
+        "before the command shows where an error came from.\n",
     ]
     for name, command in sorted(group.commands.items()):
         lines.append(f"## vidcurate {name}\n")

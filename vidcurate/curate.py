@@ -11,7 +11,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from vidcurate import difficulty, filter, frames, ingest, probe, report, score, shards
+from vidcurate import card, difficulty, filter, frames, ingest, ledger, probe, report, score, shards
+from vidcurate.card import CardSpec
 from vidcurate.difficulty import SplitSpec
 from vidcurate.engine import Progress
 from vidcurate.errors import InputError
@@ -34,6 +35,9 @@ class CurateRecipe(Recipe):
     """the run folder"""
     workers: Annotated[int, Field(ge=1)] = 1
     """processes of the stages that read files; they change no byte"""
+    max_failure_share: Annotated[float, Field(ge=0, le=1)] | None = None
+    """largest share of the rows that may be missing, broken or fail in a stage; above it the curation stops
+    behind that stage with exit code 3, and goes on from there when the limit is raised"""
     ingest: IngestSpec
     """which table and videos to take in"""
     score: ScoreSpec = ScoreSpec()
@@ -46,6 +50,8 @@ class CurateRecipe(Recipe):
     """levels and folds"""
     shards: ShardSpec = ShardSpec()
     """how shards are cut and filled"""
+    card: CardSpec = CardSpec()
+    """what the data card says: name, description, licences"""
 
 
 def curate(recipe: CurateRecipe, *, telling: Telling, told: Told) -> dict[str, dict[str, Any]]:
@@ -61,6 +67,11 @@ def curate(recipe: CurateRecipe, *, telling: Telling, told: Told) -> dict[str, d
         summaries[stage] = asdict(summary)
         told(stage, summaries[stage])
 
+    def check(failed: int, total: int, what: str, see: str) -> None:
+        ledger.check_share(
+            failed, total, recipe.max_failure_share, what=what, key="max_failure_share", see=see
+        )
+
     with telling("ingest") as progress:
         ingested = ingest.run_ingest(run, recipe.ingest, progress=progress)
         done("ingest", ingested)
@@ -69,7 +80,14 @@ def curate(recipe: CurateRecipe, *, telling: Telling, told: Told) -> dict[str, d
     videos = Path(ingested.videos)
     with telling("probe") as progress:
         spec = ProbeSpec(videos=videos)
-        done("probe", probe.run_probe(run, spec, num_workers=workers, progress=progress))
+        probed = probe.run_probe(run, spec, num_workers=workers, progress=progress)
+        done("probe", probed)
+    check(
+        probed.rows_in - probed.rows_ok,
+        probed.rows_in,
+        "are missing or broken",
+        f"`vidcurate inspect {run}`.",
+    )
     with telling("score") as progress:
         done("score", score.run_score(run, recipe.score, progress=progress))
     if recipe.frames is not None:
@@ -79,16 +97,20 @@ def curate(recipe: CurateRecipe, *, telling: Telling, told: Told) -> dict[str, d
                 frames.run_frames(run, recipe.frames, videos=videos, num_workers=workers, progress=progress),
             )
     with telling("filter") as progress:
-        done("filter", filter.run_filter(run, recipe.filter, progress=progress))
+        filtered = filter.run_filter(run, recipe.filter, progress=progress)
+        done("filter", filtered)
+    limit = recipe.filter.max_failure_share
+    limits = {"max_failure_share": recipe.max_failure_share if limit is None else limit}
+    filter.check_limits(run, filtered, recipe.filter.model_copy(update=limits))
     with telling("split") as progress:
         done("split", difficulty.run_split(run, recipe.split, progress=progress))
     with telling("build-shards") as progress:
-        done(
-            "build-shards",
-            shards.run_build_shards(
-                run, recipe.shards, videos=videos, out=run / "shards", num_workers=workers, progress=progress
-            ),
+        built = shards.run_build_shards(
+            run, recipe.shards, videos=videos, out=run / "shards", num_workers=workers, progress=progress
         )
+        done("build-shards", built)
+    check(built.rows_failed, built.rows_kept, "cannot be read into shards", "The answer above names them.")
+    card.run_card(run, recipe.card)
     with telling("report") as progress:
         done("report", report.run_report(run, videos=videos))
     return summaries

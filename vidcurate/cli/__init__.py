@@ -1,8 +1,9 @@
 """The command line: one command a stage. It parses, calls and prints.
 
 stdout is the answer (a table, or JSON with --json), stderr is the telling. Exit code 0: done; 1: the work
-failed; 2: the request was wrong. An error is one line; --traceback shows the rest. A setting lives in a
-recipe or a --set and goes through one strict door: a typo is an error that names the nearest setting.
+failed; 2: the request was wrong; 3: done, and more failed than was allowed. An error is one line;
+--traceback shows the rest. A setting lives in a recipe or a --set and goes through one strict door: a typo
+is an error that names the nearest setting.
 """
 
 import os
@@ -11,6 +12,7 @@ import sys
 from vidcurate.cli import dedup as dedup  # importing a file of commands adds them to the app
 from vidcurate.cli import frames as frames
 from vidcurate.cli import road as road
+from vidcurate.cli import rules as rules
 from vidcurate.cli.terminal import app as app
 from vidcurate.errors import StorageError, VidcurateError
 

@@ -12,6 +12,7 @@ from vidcurate import recipe as recipes
 from vidcurate import table
 from vidcurate.cli.terminal import (
     Json,
+    MaxFailureShare,
     RecipeFile,
     Run,
     Settings,
@@ -73,17 +74,27 @@ def ingest(
 
 
 @app.command()
-def probe(run: Run, videos: Videos = None, workers: Workers = None, as_json: Json = False) -> None:
+def probe(
+    run: Run,
+    videos: Videos = None,
+    workers: Workers = None,
+    max_failure_share: MaxFailureShare = None,
+    as_json: Json = False,
+) -> None:
     """Read header and packet index of every file, without decoding, and name what is broken.
 
     Example: vidcurate probe run --videos demo/videos
     """
+    from vidcurate.ledger import check_share
     from vidcurate.probe import ProbeSpec, run_probe
 
     spec = ProbeSpec(videos=videos_of(run, videos))
     with telling("probe", quiet=as_json) as progress:
         summary = run_probe(run, spec, num_workers=workers or usable_cpus(), progress=progress)
     answer(asdict(summary), title=f"probe → {run}", as_json=as_json)
+    failed, see = summary.rows_in - summary.rows_ok, f"`vidcurate inspect {run}` counts them."
+    what, key = "are missing or broken", "max_failure_share"
+    check_share(failed, summary.rows_in, max_failure_share, what=what, key=key, see=see)
 
 
 @app.command()
@@ -106,12 +117,13 @@ def filter_(run: Run, recipe: RecipeFile = None, settings: Settings = None, as_j
 
     Example: vidcurate filter run --set min_duration_seconds=1 --set max_aspect_ratio=2
     """
-    from vidcurate.filter import FilterSpec, run_filter
+    from vidcurate.filter import FilterSpec, check_limits, run_filter
 
     spec = spec_of(FilterSpec, recipe, settings)
     with telling("filter", quiet=as_json) as progress:
         summary = run_filter(run, spec, progress=progress)
     answer(asdict(summary), title=f"filter → {run}", as_json=as_json)
+    check_limits(run, summary, spec)
 
 
 @app.command("split-by-difficulty")

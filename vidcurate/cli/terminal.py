@@ -33,6 +33,12 @@ Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="One setting of the stage, key=value. May be repeated.")
 ]
+MaxFailureShare = Annotated[
+    float | None,
+    typer.Option(
+        "--max-failure-share", min=0, max=1, help="Share of the rows that may fail; above it exit code 3."
+    ),
+]
 RecipeFile = Annotated[Path | None, typer.Option("--recipe", help="The stage's settings as YAML.")]
 
 

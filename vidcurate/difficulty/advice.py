@@ -74,18 +74,15 @@ def ramps(jumps: Sequence[Jump], train_clips: dict[int, int], spec: SplitSpec) -
         worst = max(here, key=lambda found: increments(found, spec))  # of equals the difficulty, it is first
         count = increments(worst, spec)
         steps = (count - 1) * spec.steps_per_increment
-        share = None
-        if spec.clips_per_step is not None:
-            in_a_pass = max(1, train_clips[to_level] // spec.clips_per_step)
-            steps = min(steps, in_a_pass)
-            share = steps / in_a_pass
+        in_a_pass = max(1, train_clips[to_level] // (spec.clips_per_step or 1))
+        steps = min(steps, in_a_pass)
         made.append(
             Ramp(
                 from_level=to_level - 1,
                 to_level=to_level,
                 increments=count,
                 steps=steps,
-                share_of_pass=share,
+                share_of_pass=steps / in_a_pass if spec.clips_per_step else None,
                 because=_because(worst, spec),
             )
         )

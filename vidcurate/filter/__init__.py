@@ -27,7 +27,7 @@ __all__ = [
 
 FUNNEL = "funnel.json"
 # Stages whose rejections are failures: the clip is missing or broken. The others are choices.
-FAILING_STAGES = ("ingest", "probe", "frames")
+FAILING_STAGES = ("ingest", "probe", "frames", "models")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

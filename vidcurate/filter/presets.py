@@ -31,7 +31,7 @@ PRESETS: dict[str, Preset] = {
     "open-sora-1.2": Preset(
         title="Open-Sora 1.2, the Panda-70M stage: aesthetic score of 4.5 and more",
         source="hpcaitech/Open-Sora v1.2 report and docs/data_processing.md (--fmin 1, --aesmin)",
-        settings={"min_num_frames": 1, "limits": {"aesthetic_score": {"min": 4.5}}},
+        settings={"min_num_frames": 1, "limits": {"clip_aesthetic_mean": {"min": 4.5}}},
         left_out=(
             "UniMatch flow above 3, used at times with an aesthetic score above 5 (issue 353)",
             "text boxes by DBNet++ (counted, no threshold published)",
@@ -40,13 +40,13 @@ PRESETS: dict[str, Preset] = {
     "open-sora-data-1.1": Preset(
         title="Open-Sora's data processing page: aesthetic score of 5 and more",
         source="hpcaitech/Open-Sora v1.2 docs/data_processing.md (--fmin 1, --aesmin 5)",
-        settings={"min_num_frames": 1, "limits": {"aesthetic_score": {"min": 5.0}}},
+        settings={"min_num_frames": 1, "limits": {"clip_aesthetic_mean": {"min": 5.0}}},
         left_out=(),
     ),
     "open-sora-plan-1.3": Preset(
         title="Open-Sora-Plan 1.3: aesthetic score of 4.75 and more",
         source="PKU-YuanGroup/Open-Sora-Plan v1.3 report (keeps 27 % of Panda-70M)",
-        settings={"limits": {"aesthetic_score": {"min": 4.75}}},
+        settings={"limits": {"clip_aesthetic_mean": {"min": 4.75}}},
         left_out=(
             "LPIPS between frames from 0.001 (static) to 0.3 (jitter)",
             "DOVER technical quality of 0 and more",
@@ -56,39 +56,47 @@ PRESETS: dict[str, Preset] = {
     "nemo-curator": Preset(
         title="NeMo Curator: short side of 256 px, aesthetic score of 3.5 and more",
         source="NVIDIA-NeMo/Curator video docs and nightly benchmark (3.5; the code's default is 0.5)",
-        settings={"min_short_side": 256, "limits": {"aesthetic_score": {"min": 3.5}}},
+        settings={"min_short_side": 256, "limits": {"clip_aesthetic_mean": {"min": 3.5}}},
         left_out=("codec motion vectors: global mean of 0.00098, smallest of 256 patches 1e-6",),
     ),
     "videox-fun": Preset(
-        title="VideoX-Fun: 3 to 10 s, 512 x 512 and more",
+        title="VideoX-Fun: 3 to 10 s, 512 x 512 and more, text on at most 2 % of the picture",
         source="aigc-apps/VideoX-Fun video_caption/ and its scripts",
         settings={
             "min_duration_seconds": 3.0,
             "max_duration_seconds": 10.0,
             "min_width": 512,
             "min_height": 512,
+            "limits": {"text_area_mean": {"max": 0.02}},
         },
         left_out=(
             "SigLIP aesthetic score of 4.0 and more",
-            "text area of at most 0.02",
             "Farneback motion of 2 and more",
             "VideoCLIP-XL match of 0.20 and more",
             "semantic consistency of 0.8 and more between the ends of a clip",
         ),
     ),
     "mindone": Preset(
-        title="MindONE's t2v curation: 2 to 30 s, aesthetic score of 5 and more",
+        title="MindONE's t2v curation: 2 to 30 s, aesthetic score, text area, CLIP match",
         source="mindspore-lab/mindone tools/t2v_curation",
         settings={
             "min_duration_seconds": 2.0,
             "max_duration_seconds": 30.0,
-            "limits": {"aesthetic_score": {"min": 5.0}},
+            "limits": {
+                "clip_aesthetic_mean": {"min": 5.0},
+                "text_area_mean": {"max": 0.2},
+                "clip_match_mean": {"min": 20.0},
+            },
         },
         left_out=(
-            "text area of at most 0.2",
             "LPIPS motion of 0.2 and more",
-            "CLIP match of 20 and more",
             "image hashes of the first frame within 15 of 64 bits (duplicates)",
         ),
+    ),
+    "crush-smol": Preset(
+        title="Hugging Face's crush-smol: every frame above 5.5 and without a watermark",
+        source="huggingface/blog PR 2631 (kept 47 of 1,493; its authors call it too strict)",
+        settings={"limits": {"clip_aesthetic_min": {"min": 5.5}, "watermark_max": {"max": 0.1}}},
+        left_out=(),
     ),
 }

@@ -186,7 +186,12 @@ def structural(schema: Schema, spec: FilterSpec) -> list[Rule]:
             threshold=pl.lit("no ingest problem"),
         )
     ]
-    for stage, passing in (("probe", ["ok", *spec.allow_probe_status]), ("frames", ["ok", "not_scored"])):
+    decoded = ["ok", "not_scored"]
+    for stage, passing in (
+        ("probe", ["ok", *spec.allow_probe_status]),
+        ("frames", decoded),
+        ("models", decoded),
+    ):
         if f"{stage}_status" in schema:
             status, problem = pl.col(f"{stage}_status"), pl.col(f"{stage}_problem")
             rules.append(
