@@ -153,7 +153,11 @@ def compare(texts: list[Text], folder: Path, name: str, captions: Path | None) -
     nlp = spacy.load(folder)
     ours, theirs = measure(texts, nouns_builtin.load_tables()), peer_finds(nlp, texts)
     gold, peer_gold = on_gold_tokens(texts), peer_on_gold_tokens(nlp, texts)
-    peer_count = nouns_spacy.load(str(folder))
+    peer_counts = nouns_spacy.load(str(folder))
+
+    def peer_count(captions: pl.Series) -> pl.Series:
+        return peer_counts(captions)["noun_count"]
+
     rows = [
         row(
             f"{part}, {name}",

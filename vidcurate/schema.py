@@ -138,10 +138,10 @@ COLUMNS: dict[str, Column] = {
         "score",
         pl.Int32,
         "tokens",
-        "tokens of the caption by the T5 tokenizer, its end mark among them; null when none was given",
+        "tokens of the caption by the T5 tokenizer, its end mark among them; there when one is given",
     ),
     "caption_language": _column(
-        "score", pl.String, "", "likeliest language of the caption, ISO 639-1; null when not asked for"
+        "score", pl.String, "", "likeliest language of the caption, ISO 639-1; there when asked for"
     ),
     "caption_language_confidence": _column(
         "score", pl.Float64, "share", "probability of caption_language among the known languages"

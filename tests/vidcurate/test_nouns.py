@@ -242,7 +242,7 @@ def test_parts_of_speech_come_from_what_the_pipeline_has(
     tmp_path: Path, factory: str, with_ruler: bool
 ) -> None:
     count_nouns = nouns_spacy.load(str(train_pipeline(tmp_path / "p", factory, with_ruler=with_ruler)))
-    assert count_nouns(pl.Series(["the cat sees a dog"])).to_list() == [2]
+    assert count_nouns(pl.Series(["the cat sees a dog"]))["noun_count"].to_list() == [2]
 
 
 def test_another_model_in_the_same_folder_has_another_name(pipeline: Path, tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_auto_takes_an_installed_pipeline(
     chosen = nouns.choose("auto")
     assert chosen.name == "spacy:en_core_web_sm@9.8.7"
     assert chosen.reason == "auto: en_core_web_sm is installed"
-    assert chosen.load()(pl.Series(["the cat sees a dog"])).to_list() == [2]
+    assert chosen.load()(pl.Series(["the cat sees a dog"]))["noun_count"].to_list() == [2]
 
 
 def test_scoring_without_spacy_does_not_import_it(run_python) -> None:  # type: ignore[no-untyped-def]

@@ -1,7 +1,7 @@
-"""Scores of clips, one question a file; here they are put into the run's table.
+"""Scores of captions, one question a file; here they are put into the run's table.
 
-Today's scores follow from the captions alone. They are measured in slices of the table, so that memory does
-not grow with it, and a slice's rows do not see each other: the slices change nothing.
+They are measured in slices of the table, so that memory does not grow with it, and a slice's rows do not see
+each other: the slices change nothing.
 """
 
 from collections.abc import Callable
@@ -16,24 +16,34 @@ from vidcurate import table
 from vidcurate.engine import Progress, no_progress
 from vidcurate.recipe import Recipe
 from vidcurate.schema import COLUMNS, require
-from vidcurate.score import caption_length, nouns
+from vidcurate.score import boilerplate, caption_length, language, nouns, repeats, t5_tokens
 from vidcurate.score.text import TextScore
 
 _ROWS_PER_SLICE = 65_536
 
 
 class ScoreSpec(Recipe):
-    """How to score. Every score is always computed; only how may be chosen."""
+    """How to score. Scores that cost seconds for a million captions are always computed; the others are asked
+    for here, and their columns are not there otherwise."""
 
     noun_engine: Annotated[str, Field(pattern=r"^(auto|builtin|spacy:.+)$")] = "auto"
     """auto, builtin, or spacy:PIPELINE (an installed package or a folder); auto takes en_core_web_sm when it
     is installed, else builtin"""
+    language: bool = False
+    """find the language of each caption: minutes for a million, by the extra `language`"""
+    t5_tokenizer: str | None = None
+    """count tokens by this tokenizer: a folder, or a name such as google/t5-v1_1-xxl; needs transformers"""
 
 
-# Every score, in the order of its columns: given the settings and the number of processes it may use.
-SCORES: dict[str, Callable[[ScoreSpec, int], TextScore]] = {
+# Every score, in the order of its columns: given the settings and the number of processes it may use; None
+# where it is not asked for.
+SCORES: dict[str, Callable[[ScoreSpec, int], TextScore | None]] = {
     "nouns": lambda spec, num_workers: nouns.score(spec.noun_engine, num_workers),
     "caption_length": lambda spec, num_workers: caption_length.score(),
+    "t5_tokens": lambda spec, num_workers: t5_tokens.score(spec.t5_tokenizer) if spec.t5_tokenizer else None,
+    "language": lambda spec, num_workers: language.score() if spec.language else None,
+    "boilerplate": lambda spec, num_workers: boilerplate.score(),
+    "repeats": lambda spec, num_workers: repeats.score(),
 }
 
 
@@ -53,6 +63,11 @@ class ScoreSummary:
 def _measure(captions: pl.LazyFrame, scores: list[TextScore], progress: Progress) -> pl.DataFrame:
     """Return clip_id and every score's columns, in the order of the rows."""
     total = captions.select(pl.len()).collect().item()
+    seers = [score.see for score in scores if score.see is not None]
+    for first in range(0, total if seers else 0, _ROWS_PER_SLICE):
+        seen = captions.slice(first, _ROWS_PER_SLICE).select("caption").collect()["caption"]
+        for see in seers:
+            see(seen)
     slices = []
     for first in range(0, max(total, 1), _ROWS_PER_SLICE):
         rows = captions.slice(first, _ROWS_PER_SLICE).collect()
@@ -68,11 +83,11 @@ def run_score(
 ) -> ScoreSummary:
     """Score every row of the run's table and write RUN/score.parquet.
 
-    `num_workers` is for the spaCy engine; the built-in one needs one thread. Raises InputError for an engine
-    that is not there, ColumnError for a table without captions or with noun counts of another engine,
-    StageError, StorageError.
+    `num_workers` is for the spaCy engine; the built-in one needs one thread. Raises InputError for an engine,
+    a tokenizer or a package that is not there, ColumnError for a table without captions or with noun counts
+    of another engine, StageError, StorageError.
     """
-    scores = [make(spec, num_workers) for make in SCORES.values()]
+    scores = [score for make in SCORES.values() if (score := make(spec, num_workers)) is not None]
     previous = table.previous_stage(run, "score")
     source = table.stage_path(run, previous)
     clips = table.scan(run, previous)

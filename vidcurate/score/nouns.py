@@ -1,4 +1,5 @@
 """How many nouns has the caption? NOUN and PROPN together: the difficulty, counted by one engine a table.
+Beside it the two by themselves; which of them a noun is, is where engines differ most.
 
 Two engines fill the same columns: an installed spaCy pipeline, and the built-in one that needs no download.
 Their counts differ (docs/nouns.md), so `noun_engine` names the engine with its version in every row, and a
@@ -15,16 +16,17 @@ from vidcurate.errors import ColumnError
 from vidcurate.score import nouns_builtin, nouns_spacy
 from vidcurate.score.text import TextScore
 
-COLUMNS = ("noun_count", "noun_engine")
+COLUMNS = ("noun_count", "proper_noun_count", "noun_count_without_proper", "noun_engine")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """A counter: `name` as the column has it, `reason` why it was chosen, `load` to get it ready."""
+    """A counter: `name` as the column has it, `reason` why it was chosen, `load` to get it ready: a function
+    from captions to noun_count and proper_noun_count."""
 
     name: str
     reason: str
-    load: Callable[[], Callable[[pl.Series], pl.Series]]
+    load: Callable[[], Callable[[pl.Series], pl.DataFrame]]
 
 
 def choose(noun_engine: str, num_workers: int = 1) -> Engine:
@@ -43,7 +45,7 @@ def choose(noun_engine: str, num_workers: int = 1) -> Engine:
             reason = f"auto: {nouns_spacy.DEFAULT} is not installed"
     if noun_engine == "builtin":
         return Engine(
-            name=nouns_builtin.load_tables().engine, reason=reason, load=lambda: nouns_builtin.count
+            name=nouns_builtin.load_tables().engine, reason=reason, load=lambda: nouns_builtin.count_kinds
         )
     pipeline = noun_engine.removeprefix("spacy:")
     return Engine(
@@ -78,14 +80,15 @@ def refuse_another_engine(clips: pl.LazyFrame, where: str, engine: str) -> None:
 
 
 def score(noun_engine: str, num_workers: int = 1) -> TextScore:
-    """Return the score of the columns noun_count and noun_engine. Raises InputError as `choose` does."""
+    """Return the score of COLUMNS. Raises InputError as `choose` does."""
     engine = choose(noun_engine, num_workers)
-    counters: list[Callable[[pl.Series], pl.Series]] = []
+    counters: list[Callable[[pl.Series], pl.DataFrame]] = []
 
     def measure(captions: pl.Series) -> pl.DataFrame:
         if not counters:  # a table that is up to date needs no model
             counters.append(engine.load())
-        return counters[0](captions).to_frame().with_columns(pl.lit(engine.name).alias("noun_engine"))
+        without = (pl.col("noun_count") - pl.col("proper_noun_count")).alias("noun_count_without_proper")
+        return counters[0](captions).with_columns(without, pl.lit(engine.name).alias("noun_engine"))
 
     return TextScore(
         columns=COLUMNS,

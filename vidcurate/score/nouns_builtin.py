@@ -188,7 +188,10 @@ def _shifted_sum(parts: NDArray[np.int16], shifts: tuple[int, int, int, int]) ->
 
 def scores(tokens: Tokens, tables: Tables) -> NDArray[np.int16]:
     """Return the score of each entry of `tokens.codes`, int16: above 0 is a noun; a mark's means nothing."""
-    keys = describe(tokens.distinct, tables.classes_of_words)
+    return _scores(tokens, describe(tokens.distinct, tables.classes_of_words), tables)
+
+
+def _scores(tokens: Tokens, keys: pl.DataFrame, tables: Tables) -> NDArray[np.int16]:
     singles = np.zeros((len(keys) + 1, 4), dtype=np.int16)
     for feature, table in tables.singles.items():
         found = keys.select(feature).join(
@@ -211,6 +214,30 @@ def scores(tokens: Tokens, tables: Tables) -> NDArray[np.int16]:
     pair = np.zeros((len(tokens.codes), 4), dtype=np.int16)
     pair[:-1] = tables.pairs.view(np.int64).ravel()[pairs].view(np.int16).reshape(-1, 4)
     return _shifted_sum(single, (0, 1, 2, -1)) + _shifted_sum(pair, (1, 0, 2, -1)) + np.int16(tables.bias)
+
+
+def names(tokens: Tokens, keys: pl.DataFrame, nouns: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Say which of `nouns` (places in `tokens.codes`) are proper. `keys` is what `describe` says of the
+    tokens.
+
+    A word that the treebank has as a name alone is one, a word that it has as a common noun alone is none;
+    any other is a name when it begins with a capital, unless it is known as both and begins a sentence.
+    """
+    word, is_common = pl.col("class"), pl.col("class").str.contains("NOUN")
+    is_name = word.str.contains("PROPN")
+    is_capital = pl.col("shape").is_in(["capital", "upper", "title", "mixed"])
+    said = keys.select(
+        always=(is_name & ~is_common) | (is_capital & ~is_name & ~is_common),
+        inside=is_capital & is_name & is_common,
+        ends=pl.col("word").str.contains(r'^[.!?:"“”*•)\-]+$'),
+    )
+    always, inside, ends = (
+        np.concatenate([[mark], said[name].to_numpy()])
+        for name, mark in (("always", False), ("inside", False), ("ends", True))
+    )
+    codes = tokens.codes[nouns]
+    result: NDArray[np.bool_] = always[codes] | (inside[codes] & ~ends[tokens.codes[nouns - 1]])
+    return result
 
 
 @cache
@@ -254,15 +281,28 @@ def load_tables(path: Path = TABLES) -> Tables:
 
 
 def _count_piece(captions: pl.Series, tables: Tables) -> NDArray[np.int32]:
+    """Return (captions, 2): the nouns of each caption, and those of them that are proper."""
     tokens = tokenise(captions)
-    nouns = np.concatenate([[0], np.cumsum(scores(tokens, tables) > 0, dtype=np.int64)])
-    counts: NDArray[np.int32] = (nouns[tokens.ends[1:]] - nouns[tokens.ends[:-1] + 2]).astype(np.int32)
+    keys = describe(tokens.distinct, tables.classes_of_words)
+    is_noun = _scores(tokens, keys, tables) > 0
+    is_noun[tokens.codes == 0] = False
+    nouns = np.flatnonzero(is_noun)
+    proper = nouns[names(tokens, keys, nouns)]
+    counts = np.empty((len(captions), 2), dtype=np.int32)
+    for column, places in enumerate((nouns, proper)):
+        counts[:, column] = np.diff(np.searchsorted(places, tokens.ends))
     return counts
 
 
 def count(captions: pl.Series) -> pl.Series:
     """Return the nouns (NOUN and PROPN) of each caption, Int32; null for a null. Raises TableError when the
     shipped tables cannot be read."""
+    return count_kinds(captions)["noun_count"]
+
+
+def count_kinds(captions: pl.Series) -> pl.DataFrame:
+    """Return noun_count (NOUN and PROPN) and proper_noun_count (PROPN) of each caption, Int32; null for a
+    null. Raises TableError as `count`."""
     tables = load_tables()
     filled = captions.cast(pl.String).fill_null("")
     ends = filled.str.len_bytes().cast(pl.Int64).cum_sum().to_numpy()
@@ -273,5 +313,10 @@ def count(captions: pl.Series) -> pl.Series:
         last = max(first + 1, int(np.searchsorted(ends, before + _BYTES_PER_PIECE, side="right")))
         pieces.append(_count_piece(filled[first:last], tables))
         first = last
-    counted = np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int32)
-    return pl.Series("noun_count", counted, dtype=pl.Int32).set(captions.is_null(), None)
+    counted = np.concatenate(pieces) if pieces else np.empty((0, 2), dtype=np.int32)
+    return pl.DataFrame(
+        {
+            name: pl.Series(name, counted[:, column], dtype=pl.Int32).set(captions.is_null(), None)
+            for column, name in enumerate(("noun_count", "proper_noun_count"))
+        }
+    )

@@ -20,7 +20,8 @@ DEFAULT = "en_core_web_sm"
 _NEEDED = ("tok2vec", "transformer", "tagger", "morphologizer", "attribute_ruler")
 _TAGGERS = ("tagger", "morphologizer")
 # A pipeline with a tagger and nothing that maps its tags to parts of speech: Penn Treebank and UD names.
-_NOUN_TAGS = ("NN", "NNS", "NNP", "NNPS", "NOUN", "PROPN")
+_NAME_TAGS = ("NNP", "NNPS", "PROPN")
+_NOUN_TAGS = ("NN", "NNS", "NOUN", *_NAME_TAGS)
 _BATCH = 256
 
 
@@ -65,8 +66,8 @@ def engine(pipeline: str) -> str:
     return f"spacy:{pipeline}@{importlib.metadata.version(pipeline)}"
 
 
-def load(pipeline: str, num_workers: int = 1) -> Callable[[pl.Series], pl.Series]:
-    """Return a function from captions to their noun counts (Int32; null for a null).
+def load(pipeline: str, num_workers: int = 1) -> Callable[[pl.Series], pl.DataFrame]:
+    """Return a function from captions to noun_count and proper_noun_count (Int32; null for a null).
 
     Raises InputError when the pipeline cannot be loaded or has nothing that tells parts of speech.
     """
@@ -86,19 +87,27 @@ def load(pipeline: str, num_workers: int = 1) -> Callable[[pl.Series], pl.Series
         )
     by_tag = not factories.intersection(("morphologizer", "attribute_ruler"))
     attribute = "TAG" if by_tag else "POS"
-    wanted = np.array(
-        [nlp.vocab.strings.add(tag) for tag in _NOUN_TAGS] if by_tag else [NOUN, PROPN], np.uint64
+    wanted, proper = (
+        np.array([nlp.vocab.strings.add(tag) for tag in tags] if by_tag else parts_of_speech, np.uint64)
+        for tags, parts_of_speech in ((_NOUN_TAGS, [NOUN, PROPN]), (_NAME_TAGS, [PROPN]))
     )
     nlp.max_length = 2**31 - 1  # the limit is for parsers; a tagger takes any caption
 
-    def count(captions: pl.Series) -> pl.Series:
+    def count(captions: pl.Series) -> pl.DataFrame:
         texts = captions.fill_null("").to_list()
         # The zone frees the words of these captions from spaCy's store, which otherwise grows for ever.
         with nlp.memory_zone(), nlp.select_pipes(enable=parts):
-            counts = [
-                int(np.isin(doc.to_array(attribute), wanted).sum())
-                for doc in nlp.pipe(texts, batch_size=_BATCH, n_process=num_workers)
-            ]
-        return pl.Series("noun_count", counts, dtype=pl.Int32).set(captions.is_null(), None)
+            tagged = (
+                doc.to_array(attribute) for doc in nlp.pipe(texts, batch_size=_BATCH, n_process=num_workers)
+            )
+            counts = [(int(np.isin(tags, wanted).sum()), int(np.isin(tags, proper).sum())) for tags in tagged]
+        return pl.DataFrame(
+            {
+                name: pl.Series(name, [both[place] for both in counts], dtype=pl.Int32).set(
+                    captions.is_null(), None
+                )
+                for place, name in enumerate(("noun_count", "proper_noun_count"))
+            }
+        )
 
     return count
