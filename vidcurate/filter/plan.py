@@ -6,6 +6,7 @@ from pathlib import Path
 
 import polars as pl
 
+from vidcurate.filter import duplicates
 from vidcurate.filter.outliers import outlier
 from vidcurate.filter.rules import Rule, Schema, number, ranges, structural
 from vidcurate.filter.spec import FilterSpec, OutlierRule
@@ -13,14 +14,18 @@ from vidcurate.filter.spec import FilterSpec, OutlierRule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """`rules` are judged row by row; `outliers`, each with its value, among the rows that passed before."""
+    """`rules` are judged row by row; copies (when `drops_copies`) and `outliers`, each with its value, among the
+    rows that passed before."""
 
     rules: tuple[Rule, ...]
+    drops_copies: bool
     outliers: tuple[tuple[OutlierRule, pl.Expr], ...]
 
     def columns(self) -> set[str]:
         """Return the columns that the rules read."""
         read = {"source_dataset" for rule, _ in self.outliers if rule.per_source_dataset}
+        if self.drops_copies:
+            read.update(duplicates.COLUMNS)
         for _, value in self.outliers:
             read.update(value.meta.root_names())
         for rule in self.rules:
@@ -35,13 +40,15 @@ def plan_of(schema: Schema, spec: FilterSpec, where: Path) -> Plan:
     outliers = [
         (rule, number(schema, rule.column, where, f"outliers.{rule.column}")) for rule in spec.outliers
     ]
-    return Plan(rules=tuple(rules), outliers=tuple(outliers))
+    drops_copies = not spec.keep_duplicates and set(duplicates.COLUMNS) <= set(schema)
+    return Plan(rules=tuple(rules), drops_copies=drops_copies, outliers=tuple(outliers))
 
 
 def applied(facts: pl.DataFrame, plan: Plan) -> Iterator[tuple[Rule, pl.Series]]:
     """Yield each rule in its order with the rows of `facts` that fail it (Boolean, no nulls).
 
-    An outlier rule looks for its limits among the rows that no rule before it rejected.
+    The best copy, and the limits of an outlier rule, are looked for among the rows that no rule before it
+    rejected.
     """
     fails = facts.select(
         rule.fails.fill_null(value=True).alias(str(place)) for place, rule in enumerate(plan.rules)
@@ -49,6 +56,11 @@ def applied(facts: pl.DataFrame, plan: Plan) -> Iterator[tuple[Rule, pl.Series]]
     rejected = pl.Series([False]).new_from_index(0, len(facts))
     for place, rule in enumerate(plan.rules):
         failed = fails[str(place)]
+        rejected = rejected | failed
+        yield rule, failed
+    if plan.drops_copies:
+        rule = duplicates.duplicate(facts.filter(~rejected))
+        failed = facts.select(rule.fails.fill_null(value=True)).to_series()
         rejected = rejected | failed
         yield rule, failed
     for wanted, value in plan.outliers:

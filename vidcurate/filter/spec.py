@@ -125,6 +125,8 @@ class FilterSpec(Recipe):
     """nouns"""
     limits: dict[str, Limit] = Field(default_factory=dict)
     """any column of the table, also short_side and aspect_ratio: what it may hold"""
+    keep_duplicates: bool = False
+    """keep every copy that dedup found; false: of each cluster the best one that passes every other rule"""
     outliers: tuple[OutlierRule, ...] = ()
     """removal of extreme values, in order, after every other rule"""
     max_failure_share: Share = None
