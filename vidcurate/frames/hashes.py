@@ -20,6 +20,7 @@ _SIDE = 32
 _BITS_A_SIDE = 8
 _FLATTEST = 2.0  # levels of standard deviation
 _AT_ONCE = 256
+_LATER_SECONDS = 0.001  # a position on the border of two frames is in the second, however times are rounded
 
 
 def _cosines() -> NDArray[np.float32]:
@@ -89,5 +90,6 @@ class Hashes:
 
     def finish(self, end_seconds: float) -> Columns:
         self._flush()
-        shown = np.searchsorted(self._seconds, [share * end_seconds for share in POSITIONS], side="right") - 1
+        times = [share * end_seconds + _LATER_SECONDS for share in POSITIONS]
+        shown = np.searchsorted(self._seconds, times, side="right") - 1
         return {"perceptual_hashes": [self._hashes[max(0, number)] for number in shown]}

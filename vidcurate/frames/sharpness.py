@@ -9,14 +9,14 @@ how much there is to see. A text or a picture enlarged to twice its size shows a
 import cv2
 import numpy as np
 
+from vidcurate.frames.letterbox import bars, bright_shares
 from vidcurate.frames.look import Columns, Look, Pixels, aggregates
 
 _AGAIN_PX = 1.5  # the known sigma
 _EDGE_SHARE = 0.01  # of the pixels, the strongest
 _WEAKEST_EDGE = 5  # levels a px: below it is noise
 _FEWEST_EDGES = 16
-_BAR_LEVEL = 24  # rows and columns that are darker throughout are bars, whose edge is no picture's
-_MARGIN_PX = 8
+_MARGIN_PX = 8  # over which coding smears a bar's edge
 # What the slope is measured with widens an edge too: variance 1/3 of a central difference.
 _OWN_VARIANCE = 1 / 3
 _LEAST_BLUR_PX = 0.5  # pixels show no edge sharper than that
@@ -26,15 +26,10 @@ _SMALLEST_PX = 16
 
 
 def _picture(luma: Pixels) -> Pixels:
-    """Return the picture inside black bars and its own border."""
-    rows = np.flatnonzero(cv2.reduce(luma, 1, cv2.REDUCE_MAX)[:, 0] > _BAR_LEVEL)
-    columns = np.flatnonzero(cv2.reduce(luma, 0, cv2.REDUCE_MAX)[0] > _BAR_LEVEL)
-    if not len(rows) or not len(columns):
-        return luma[:0]
-    return luma[
-        rows[0] + _MARGIN_PX : rows[-1] + 1 - _MARGIN_PX,
-        columns[0] + _MARGIN_PX : columns[-1] + 1 - _MARGIN_PX,
-    ]
+    """Return the picture without its black bars: their edge is sharper than anything in it."""
+    top, bottom, left, right = (bar + _MARGIN_PX if bar else 0 for bar in bars(bright_shares(luma)))
+    height, width = luma.shape
+    return np.ascontiguousarray(luma[top : height - bottom, left : width - right])
 
 
 def _blur_px(picture: Pixels) -> float | None:
@@ -64,7 +59,7 @@ def blur_px(luma: Pixels) -> float | None:
     None where there is no edge worth the name. A blur that is wide beside the known one hardly changes the
     slope: it is measured again on the picture at half the size.
     """
-    picture = np.ascontiguousarray(_picture(luma))
+    picture = _picture(luma)
     blur, scale = _blur_px(picture), 1
     while blur is not None and blur > _WIDE_PX and scale < _LARGEST_SCALE:
         picture = cv2.resize(picture, None, fx=0.5, fy=0.5, interpolation=cv2.INTER_AREA)
