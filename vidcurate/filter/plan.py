@@ -14,8 +14,8 @@ from vidcurate.filter.spec import FilterSpec, OutlierRule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """`rules` are judged row by row; copies (when `drops_copies`) and `outliers`, each with its value, among the
-    rows that passed before."""
+    """`rules` are judged row by row; copies (when `drops_copies`) and `outliers`, each with its value, among
+    the rows that passed before."""
 
     rules: tuple[Rule, ...]
     drops_copies: bool
