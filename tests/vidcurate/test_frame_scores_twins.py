@@ -10,10 +10,12 @@ import pytest
 
 from tests.frame_clips import Frames, barred, panned, still
 from vidcurate import transcode, video
+from vidcurate.dedup.orientations import ORIENTATIONS, turned
 from vidcurate.errors import MediaError
 from vidcurate.frames.clip import ClipFile, measure
-from vidcurate.frames.hashes import FLAT, POSITIONS, hash_picture, turned
+from vidcurate.frames.hashes import FLAT, POSITIONS, hash_picture
 from vidcurate.frames.look import Look
+from vidcurate.frames.sample import read_sample
 from vidcurate.frames.spec import FramesSpec
 
 FPS = 24
@@ -98,13 +100,13 @@ def test_two_clips_that_begin_alike_are_told_apart(tmp_path: Path) -> None:
 def test_the_hashes_of_a_turned_or_mirrored_picture_follow_from_its_own() -> None:
     for seed in range(20):
         picture = still(1, 144, 256, seed)[0, :, :, 1]
-        every = turned(hash_picture(picture))
+        own = np.asarray([hash_picture(picture)], dtype=np.uint64)
 
-        for number, mirrored in enumerate((picture, picture[:, ::-1])):
-            for turn in range(4):
-                shown = np.ascontiguousarray(np.rot90(mirrored, -turn))
-                distance = (every[4 * number + turn] ^ hash_picture(shown)).bit_count()
-                assert distance <= 2, (seed, number, turn)
+        for name, (transpose, left_right, top_bottom) in ORIENTATIONS.items():
+            shown = picture.T if transpose else picture
+            shown = shown[:, ::-1] if left_right else shown
+            shown = np.ascontiguousarray(shown[::-1] if top_bottom else shown)
+            assert (int(turned(own, name)[0]) ^ hash_picture(shown)).bit_count() <= 2, (seed, name)
 
 
 def test_a_clip_turned_by_its_header_has_the_hashes_of_the_upright_one(tmp_path: Path) -> None:
@@ -274,3 +276,29 @@ def test_bars_are_seen_in_a_pillarboxed_portrait(tmp_path: Path) -> None:
     columns = scored(written(tmp_path / "pillars.mp4", frames))
 
     assert [columns["letterbox_left_px"], columns["letterbox_right_px"]] == pytest.approx([218, 219], abs=1)
+
+
+# ── frames for other scores ─────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("suffix", ["mp4", "mkv", "ts", "avi"])
+def test_sampled_frames_are_those_at_their_shares_of_the_clip(tmp_path: Path, suffix: str) -> None:
+    frames = np.stack([np.full((64, 96, 3), 4 * number, np.uint8) for number in range(60)])
+    options: dict[str, Any] = {"codec": "mpeg4", "crf": None} if suffix == "avi" else {"crf": 1}
+    path = written(tmp_path / f"steps.{suffix}", frames, gop=12, **options)
+
+    whole = read_sample(path, None, None, height=32, width=32)
+    part = read_sample(path, 20 / FPS, 40 / FPS, height=32, width=32, positions=(0.0, 0.5, 1.0))
+
+    assert whole.shape == (5, 32, 32, 3)
+    assert whole.mean(axis=(1, 2, 3)) == pytest.approx([4 * number for number in (6, 18, 30, 42, 54)], abs=3)
+    assert part.mean(axis=(1, 2, 3)) == pytest.approx([80, 120, 156], abs=3)
+
+
+def test_a_clip_of_one_frame_gives_it_for_every_share(tmp_path: Path) -> None:
+    path = written(tmp_path / "one.mp4", still(1, 64, 96))
+
+    sampled = read_sample(path, None, None, height=32, width=32)
+
+    assert len(sampled) == 5
+    assert np.ptp(sampled, axis=0).max() == 0

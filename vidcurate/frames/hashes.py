@@ -3,7 +3,7 @@
 Each picture is squeezed to 32 x 32 and its cosine transform taken, as in pHash (Zauner 2010); bit 8·v + u
 says whether the frequency (v down, u across) is positive, and the bit of the mean is 0. Taking the sign where
 pHash compares with the median makes the hashes of the turned and mirrored picture follow from the hash
-alone: `turned`. Five pictures, because a hash of the first takes all clips that fade in for one.
+alone (`dedup.orientations`). Five pictures, because a hash of the first takes all clips that fade in for one.
 """
 
 from collections.abc import Sequence
@@ -45,30 +45,6 @@ def hash_pictures(pictures: Sequence[Pixels]) -> list[int]:
 def hash_picture(grey: Pixels) -> int:
     """Return the 64-bit hash of one grey picture of any size."""
     return hash_pictures([cv2.resize(grey, (_SIDE, _SIDE), interpolation=cv2.INTER_AREA)])[0]
-
-
-def turned(value: int) -> tuple[int, ...]:
-    """Return the eight hashes of the picture turned by 0, 90, 180, 270 degrees clockwise, then each mirrored.
-
-    A frequency's sign changes under a mirror when it is odd across it, and a turn swaps across and down.
-    Exact but for frequencies that are zero.
-    """
-    if value == FLAT:
-        return (FLAT,) * 8
-    bits = np.unpackbits(np.asarray([value], dtype="<u8").view(np.uint8), bitorder="little").astype(bool)
-    grid = bits.reshape(_BITS_A_SIDE, _BITS_A_SIDE)
-    odd = np.arange(_BITS_A_SIDE) % 2 == 1
-    found = []
-    for mirrored in (grid, grid ^ odd[None, :]):
-        now = mirrored
-        for _ in range(4):
-            found.append(now.copy())
-            now = now.T ^ odd[None, :]  # clockwise: rows become columns, then left and right change places
-    out = []
-    for one in found:
-        one[0, 0] = False
-        out.append(int(np.packbits(one.reshape(-1), bitorder="little").view("<u8")[0]))
-    return tuple(out)
 
 
 class Hashes:
