@@ -7,6 +7,7 @@ again, the run goes on from its newest checkpoint; on the CPU, with one world si
 bit for bit as if it had never stopped.
 """
 
+import dataclasses
 import fcntl
 import json
 import os
@@ -21,7 +22,20 @@ from typing import Any
 
 import torch
 
-from trainer import checkpoint, data, flops, mesh, metrics, optim, parallel, place, resume, sample
+from trainer import (
+    checkpoint,
+    data,
+    flops,
+    inputs,
+    mesh,
+    metrics,
+    optim,
+    parallel,
+    place,
+    resume,
+    sample,
+    validation,
+)
 from trainer import recipe as recipes
 from trainer.data import StageData
 from trainer.encode import text_encoder, video_encoder
@@ -31,6 +45,8 @@ from trainer.resume import Begun, Origin, TrainState
 from trainer.saver import Saved, Saver
 from trainer.stdit import STDiT3
 from trainer.step import Tools, train_step
+from trainer.trackers import Mirrors, TrackersSpec
+from trainer.validation import Round
 from vidcurate.errors import InputError
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -214,6 +230,15 @@ def _sample_if_due(state: TrainState, tools: Tools, last_step: int) -> None:
     mesh.first_does(write, tools.world)
 
 
+def _validate_if_due(state: TrainState, tools: Tools, rounds: tuple[Round, ...], last_step: int) -> None:
+    """Measure the validation loss, once for a step whose turn it is."""
+    if not validation.is_due(tools.recipe, state.step, last_step):
+        return
+    line = validation.validate(state, tools, rounds[state.stage])
+    if line is not None:
+        _say(tools.world, validation.console_line(line))
+
+
 def _in_words(event: dict[str, Any]) -> str:
     """Return a loader's event for the console; events.jsonl has all of it."""
     if event["event"] == "clip_substituted":
@@ -258,6 +283,7 @@ def train(recipe: TrainRecipe, origin: Origin | None = None, settings: Sequence[
     origin = origin or Origin()
     resume.check_origin(origin)
     laid = data.lay_out(recipe)
+    rounds = validation.lay_out(recipe, laid)
     world = mesh.join()
     try:
         run = recipe.output
@@ -268,8 +294,10 @@ def train(recipe: TrainRecipe, origin: Origin | None = None, settings: Sequence[
             _determinism(world),
         ):
             saver = Saver(run, world)
+            shown = recipe.trackers if world.is_first else TrackersSpec()
             try:
-                return _act(recipe, origin, settings, laid, world, stop, saver)
+                with Mirrors(shown, run, recipes.as_json(recipe)) as mirrors:
+                    return _act(recipe, origin, settings, laid, rounds, world, stop, saver, mirrors)
             finally:
                 saver.close()
     finally:
@@ -281,9 +309,11 @@ def _act(
     origin: Origin,
     settings: Sequence[str],
     laid: tuple[StageData, ...],
+    rounds: tuple[Round, ...],
     world: World,
     stop: _Stop,
     saver: Saver,
+    mirrors: Mirrors,
 ) -> Outcome:
     run, last_step = recipe.output, laid[-1].first_step + laid[-1].num_steps
     mesh.agree(
@@ -305,6 +335,10 @@ def _act(
         text=text_encoder(recipe.text_encoder),
     )
     begun = resume.begin(recipe, origin, state, settings, world)
+    if recipe.model.skip_y_embedder:
+        projection = inputs.frozen_projection(model, world.device)
+        tools = dataclasses.replace(tools, projection=projection)
+        data.check_projection(laid, inputs.weights_digest(projection))
     data.check_lengths(laid, state.stage, state.stage_step)
     if state.loader is not None:
         data.check_position(laid[state.stage], state.loader)
@@ -312,8 +346,10 @@ def _act(
     was_done = begun.kind == "resume" and state.step == last_step
     if not was_done:
         _tell_beginning(begun, state, tools, laid)
+        mirrors.begin()
     if begun.kind == "resume":
         _sample_if_due(state, tools, last_step)  # a kill may have come between save and sample
+    _validate_if_due(state, tools, rounds, last_step)
 
     line: dict[str, Any] | None = None
     for stage in laid[state.stage :]:
@@ -323,7 +359,12 @@ def _act(
         spec = stage.stage
         events: list[dict[str, Any]] = []
         with data.open_loader(
-            stage, recipe, rank=world.rank, world_size=world.size, on_event=events.append
+            stage,
+            recipe,
+            rank=world.rank,
+            world_size=world.size,
+            on_event=events.append,
+            pin=world.device.type == "cuda",
         ) as loader:
             paces: list[float] = []
             while state.stage_step < stage.num_steps:
@@ -347,7 +388,7 @@ def _act(
                 if state.step % spec.log_every == 0 or is_last:
                     line["weight_norm"] = float(optim.norm(optim.trained(model).values()))
                 seconds = time.perf_counter() - began
-                line |= {"seconds": seconds, "data_seconds": data_seconds}
+                line |= {"time": round(time.time(), 3), "seconds": seconds, "data_seconds": data_seconds}
                 line["tokens_per_second"] = plan.num_tokens / seconds
                 line |= flops.rates(line["model_flops"], seconds, mesh.device_name(world), world.size)
                 paces = [*paces[-19:], seconds]
@@ -357,10 +398,12 @@ def _act(
                     _record_data_events(events, state, world, run)
                 if state.step % spec.log_every == 0 or is_last or state.step == 1:
                     _say(world, metrics.console_line(line, last_step, sum(paces) / len(paces)))
+                    mirrors.check(state.step)
 
                 if state.step % spec.checkpoint_every == 0 or is_last or told.stop:
                     _save(state, tools, stage, saver)
                 _sample_if_due(state, tools, last_step)
+                _validate_if_due(state, tools, rounds, last_step)
                 if told.stop and state.step < last_step:
                     _record_save(saver.wait(), tools)
                     name = next(filter(None, mesh.gather(stop.name, world)), "a signal")

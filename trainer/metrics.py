@@ -1,6 +1,6 @@
-"""The run's two diaries: `metrics.jsonl`, a line a step, and `events.jsonl`, a line for what happened.
+"""The run's diaries: `metrics.jsonl`, a line a step; `validation.jsonl`, a line a round; `events.jsonl`.
 
-Both are the truth; anything else (a page, a tracker) is drawn from them. Losses are float32 means of
+They are the truth; anything else (a page, a tracker) is drawn from them. Losses are float32 means of
 per-clip losses, written with all their digits, so that two runs can be compared bit for bit. Step numbers
 count finished updates: line 100 and the checkpoint `step-00000100` belong together.
 """
@@ -19,9 +19,10 @@ from vidcurate.errors import StorageError
 
 METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
+VALIDATION = "validation.jsonl"
 
 # What differs between two runs of the same recipe: everything else in a line must be equal.
-CLOCK_KEYS = ("seconds", "data_seconds", "tokens_per_second", "tflops_per_device", "mfu")
+CLOCK_KEYS = ("time", "seconds", "data_seconds", "tokens_per_second", "tflops_per_device", "mfu")
 
 TIMESTEP_BINS = 10
 
@@ -76,18 +77,19 @@ def _rewrite(path: Path, text: str) -> None:
 
 
 def forget_after(run: Path, step: int) -> int:
-    """Drop the metric lines behind `step`, and what a kill cut short; return how many lines went.
+    """Drop the lines behind `step` of metrics and validation, and what a kill cut short.
 
-    A run that was killed had gone past its last checkpoint; those steps are trained, and written, again.
+    Return how many steps' lines went. A run that was killed had gone past its last checkpoint; those steps are
+    trained, and written, again.
     """
     dropped = 0
-    for path in (run / METRICS, run / EVENTS):
+    for path in (run / METRICS, run / VALIDATION, run / EVENTS):
         lines = read(path)
         kept = [line for line in lines if path.name == EVENTS or line["step"] <= step]
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept)
         if path.exists() and text != path.read_text(encoding="utf-8"):
             _rewrite(path, text)
-        dropped += len(lines) - len(kept)
+        dropped += len(lines) - len(kept) if path.name == METRICS else 0
     return dropped
 
 

@@ -13,7 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Purpose = Literal["noise", "timestep", "mask", "caption_dropout", "posterior", "crop", "sample", "init"]
+Purpose = Literal[
+    "noise", "timestep", "mask", "caption_dropout", "posterior", "crop", "sample", "init", "validation"
+]
 """What a draw is for; two purposes never share numbers."""
 
 

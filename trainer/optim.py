@@ -178,6 +178,16 @@ def update_ema(ema: Mapping[str, Tensor], model: nn.Module, decay: float) -> Non
 
 
 @torch.no_grad()
+def swap(ema: Mapping[str, Tensor], model: nn.Module) -> None:
+    """Exchange the values of `ema` and the model in place; done twice, both are as before, bit for bit."""
+    for name, value in model.state_dict().items():
+        average, weight = mesh.local(ema[name]), mesh.local(value)
+        kept = weight.clone()
+        weight.copy_(average)
+        average.copy_(kept)
+
+
+@torch.no_grad()
 def norm(tensors: Iterable[Tensor]) -> Tensor:
     """Return the 2-norm over all tensors together, as a float64 scalar on the tensors' device.
 

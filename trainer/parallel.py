@@ -15,7 +15,8 @@ in float32.
 
 import copy
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Annotated, Any, Literal, Protocol, cast
 
@@ -61,6 +62,9 @@ class Layout(Protocol):
     def close(self) -> None:
         """End a step: each trained parameter's `grad` becomes the sum over all ranks, float32."""
 
+    def reading(self) -> AbstractContextManager[None]:
+        """Between steps: let `compute` take the masters' values, for forward passes without gradients."""
+
 
 def _trained(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -91,6 +95,12 @@ class Replicated:
     def close(self) -> None:
         """See Layout."""
         mesh.sum_gradients(_trained(self.model), self.world)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """See Layout."""
+        self.open()
+        yield
 
 
 def _give(master: nn.Parameter, rounded: Tensor) -> None:
@@ -166,6 +176,17 @@ class Sharded:
         """See Layout."""
         self._reduce(True)
         self.compute().backward()
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """See Layout."""
+        for unit in self.units:
+            unit.unshard()
+        try:
+            yield
+        finally:
+            for unit in self.units:
+                unit.reshard()
 
 
 def blocks_of(model: STDiT3) -> list[nn.Module]:

@@ -21,6 +21,7 @@ from trainer.latents.spec import EncodedSpec
 from trainer.optim import OptimSpec
 from trainer.parallel import ParallelSpec
 from trainer.stdit import GIANT_3B_2, XL_2, STDiT3Config
+from trainer.trackers import TrackersSpec
 from vidcurate import recipe as strict
 from vidcurate.buckets import BucketSpec
 from vidcurate.loader import LoaderSpec
@@ -157,6 +158,24 @@ class SampleSpec(Recipe):
     """frames/s that the model is told and the file plays at"""
 
 
+class ValidationSpec(Recipe):
+    """The loss on clips that are not trained, at ten fixed timesteps.
+
+    The clips are those of the stage's shards in `fold`, in the stage's levels; each round reads the same.
+    """
+
+    every: Count = 1000
+    """steps between rounds; there is one before the first step and after the last, too"""
+    fold: str = "validation"
+    """the fold that is read"""
+    clips_per_bucket: Count = 64
+    """clips of each bucket, over its levels; all of them where there are fewer"""
+    buckets: BucketSpec | None = None
+    """shapes to validate in; null: the stage's own"""
+    weights: Literal["ema", "raw"] = "ema"
+    """the moving average, or the weights that are trained"""
+
+
 class TrainRecipe(Recipe):
     """A whole run. Relative paths are taken from the folder in which the command is run."""
 
@@ -189,6 +208,10 @@ class TrainRecipe(Recipe):
     """how clips are read and decoded; it changes no number of the run"""
     sample: SampleSpec | None = None
     """clips to make during the run; null makes none"""
+    validation: ValidationSpec | None = None
+    """the loss on clips that are not trained; null measures none"""
+    trackers: TrackersSpec = TrackersSpec()
+    """where the numbers are shown besides metrics.jsonl"""
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
@@ -251,7 +274,7 @@ def flat(value: Any, name: str = "") -> dict[str, Any]:
 
 # What may change between one start of a run and the next, whatever the step: it changes no number.
 FREE = re.compile(
-    r"^(name|output|loader\..*|encoded\.shard_bytes|parallel\..*|sample|sample\..*"
+    r"^(name|output|loader\..*|encoded\.shard_bytes|parallel\..*|(sample|validation|trackers)(\..*)?"
     r"|stages\.\d+\.(checkpoint_every|checkpoint_in_background|keep_last|keep_every|log_every)"
     r"|stages\.\d+\.data\.(shards|latents))$"
 )

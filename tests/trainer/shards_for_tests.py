@@ -41,11 +41,12 @@ def make_shards(
     size: int = 32,
     name: str = "clip",
     cut_short: tuple[int, ...] = (),
+    validation: tuple[int, ...] = (),
 ) -> Path:
     """Write `num_clips` clips to `folder` (two levels, one shard each, and one wide clip in three).
 
-    Of the clips numbered in `cut_short` the file has 3 frames, whatever the index says. Returns `folder`. The
-    same arguments give the same bytes.
+    Of the clips numbered in `cut_short` the file has 3 frames, whatever the index says; those numbered in
+    `validation` are of that fold. Returns `folder`. The same arguments give the same bytes.
     """
     folder.mkdir(parents=True)
     kinds = [(colour, way) for way in WAYS for colour in COLOURS]
@@ -70,7 +71,7 @@ def make_shards(
                     "clip_id": key,
                     "source_id": key,
                     "source_dataset": "made",
-                    "fold": "train",
+                    "fold": "validation" if number in validation else "train",
                     "level": level,
                     "caption": caption,
                     "shard": shard,

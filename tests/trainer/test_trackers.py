@@ -1,0 +1,158 @@
+"""Trackers mirror metrics.jsonl, and nothing they do can touch the training."""
+
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.shards_for_tests import events, make_shards, numbers, smoke
+from trainer import metrics, trackers
+from trainer.loop import train
+
+SHORT = ("stages.0.steps=3", "stages.0.log_every=1", "sample=null")
+WANDB = "trackers.wandb={project: vidcurate-tests, mode: offline, tags: [a test]}"
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_shards(tmp_path_factory.mktemp("made") / "shards", validation=(10, 11))
+
+
+@pytest.fixture(scope="module")
+def untracked(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("untracked") / "run"
+    train(smoke(shards, run, *SHORT))
+    return run
+
+
+def wanted(run: Path) -> dict[str, dict[int, float]]:
+    """Return name → step → value of everything that a mirror has to show."""
+    found: dict[str, dict[int, float]] = {}
+    for name, prefix in trackers.DIARIES.items():
+        for line in metrics.read(run / name):
+            shown = {key: value for key, value in line.items() if key not in trackers.HIDDEN}
+            for tag, value in trackers.scalars(shown, prefix).items():
+                found.setdefault(tag, {})[line["step"]] = value
+    return found
+
+
+def test_numbers_are_named_by_their_place_and_words_are_left_out() -> None:
+    line = {
+        "loss": 1.5,
+        "stage": "first",
+        "loss_by_bucket": {"144p": 2},
+        "notes": ["x"],
+        "ok": True,
+        "bad": "nan",
+    }
+
+    assert trackers.scalars(line) == {"loss": 1.5, "loss_by_bucket/144p": 2.0}
+    assert trackers.scalars(line, "validation/")["validation/loss_by_bucket/144p"] == 2.0
+
+
+def test_tensorboard_shows_every_number_of_every_step_once_also_after_a_resume(
+    shards: Path, tmp_path: Path
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run, on = tmp_path / "run", "trackers.tensorboard=true"
+    train(smoke(shards, run, *SHORT, "validation.every=2", on, "stages.0.steps=2"))
+    train(smoke(shards, run, *SHORT, "validation.every=2", on))
+
+    shown = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0})
+    shown.Reload()
+    tags = shown.Tags()["scalars"]
+    assert sorted(tags) == sorted(wanted(run))
+    for tag in tags:
+        steps = {event.step: event.value for event in shown.Scalars(tag)}
+        assert steps == pytest.approx(wanted(run)[tag], rel=1e-6), tag
+        assert len(shown.Scalars(tag)) == len(steps)
+    assert {"loss", "validation/loss", "loss_by_timestep/500-600"} & set(tags) >= {"loss", "validation/loss"}
+    assert not events(run, "tracker_failed")
+
+
+def test_wandb_keeps_the_run_offline_and_one_identity_over_two_starts(shards: Path, tmp_path: Path) -> None:
+    from wandb.proto import wandb_internal_pb2
+
+    run = tmp_path / "run"
+    train(smoke(shards, run, *SHORT, WANDB, "stages.0.steps=2"))
+    train(smoke(shards, run, *SHORT, WANDB))
+
+    assert not events(run, "tracker_failed"), (run / "logs" / "tracker-wandb.log").read_text()
+    losses: dict[int, list[float]] = {}
+    ids = set()
+    for path in sorted((run / "wandb").glob("offline-run-*/run-*.wandb")):
+        for data in wandb_records(path):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            if record.HasField("run"):
+                ids.add(record.run.run_id)
+                assert record.run.project == "vidcurate-tests"
+            values = {"/".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
+            if "loss" in values:
+                losses.setdefault(int(values["step"]), []).append(float(values["loss"]))
+    assert losses == {line["step"]: [line["loss"]] for line in numbers(run)}
+    assert len(ids) == 1
+
+
+def wandb_records(path: Path) -> Iterator[bytes]:
+    """Yield the records of a .wandb file: a head of 7 bytes, then LevelDB's log in blocks of 32 KiB."""
+    data, place, record = path.read_bytes(), 7, b""
+    assert data[:4] == b":W&B"
+    while place + 7 <= len(data):
+        room = 32_768 - place % 32_768
+        if room < 7:
+            place += room
+            continue
+        _, size, kind = struct.unpack_from("<IHB", data, place)
+        record += data[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):  # whole, or the last part
+            yield record
+            record = b""
+
+
+BROKEN = {
+    "raises on import": ("raise RuntimeError('no network, no quota')", "no network, no quota"),
+    "is killed": ("import os; os.kill(os.getpid(), 9)", "exit code -9"),
+    "is not installed": (None, "wandb is not installed: pip install 'vidcurate[wandb]'"),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_tracker_that_fails_is_one_event_and_the_run_goes_on(
+    shards: Path, untracked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    program, said = BROKEN[how]
+    package = tmp_path / "broken" / "wandb"
+    package.mkdir(parents=True)
+    missing = "raise ModuleNotFoundError(\"No module named 'wandb'\", name='wandb')"
+    (package / "__init__.py").write_text(program or missing)
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+
+    train(smoke(shards, tmp_path / "run", *SHORT, WANDB))
+
+    (event,) = events(tmp_path / "run", "tracker_failed")
+    assert event["tracker"] == "wandb"
+    assert said in event["error"]
+    assert numbers(tmp_path / "run") == numbers(untracked)
+
+
+def test_a_tracker_that_hangs_is_left_behind_at_the_end(
+    shards: Path, untracked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "broken" / "wandb"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("import time; time.sleep(600)")
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    monkeypatch.setattr(trackers, "CLOSE_SECONDS", 0.5)
+    began = time.monotonic()
+
+    train(smoke(shards, tmp_path / "run", *SHORT, WANDB))
+
+    assert time.monotonic() - began < 60
+    (event,) = events(tmp_path / "run", "tracker_late")
+    assert event["tracker"] == "wandb"
+    assert numbers(tmp_path / "run") == numbers(untracked)

@@ -1,0 +1,254 @@
+"""TensorBoard and Weights & Biases as mirrors of metrics.jsonl, which is the truth.
+
+Each mirror is a process of its own that follows the run's files. So nothing it does can stop, slow or change
+the training: one that fails is one event and is gone, one that hangs is killed at the end. What it missed is
+in the files, and the next start of the run mirrors it.
+"""
+
+import argparse
+import json
+import secrets
+import select
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from trainer import metrics
+from trainer.place import LOGS
+from vidcurate.recipe import Recipe
+
+POLL_SECONDS = 1.0
+CLOSE_SECONDS = 60.0  # for a mirror to send the rest, when the run ends
+DIARIES = {metrics.METRICS: "", metrics.VALIDATION: "validation/"}
+"""What is mirrored, and what stands before its names."""
+HIDDEN = ("step", "time", "loss_by_clip")
+
+
+class WandbSpec(Recipe):
+    """Weights & Biases. The run keeps one identity over all its starts, in RUN/wandb."""
+
+    project: str
+    """project of the run"""
+    entity: str | None = None
+    """user or team; null: your own"""
+    name: str | None = None
+    """name of the run there; null: the recipe's"""
+    group: str | None = None
+    """group of the run"""
+    tags: tuple[str, ...] = ()
+    """tags of the run"""
+    mode: Literal["online", "offline"] | None = None
+    """offline keeps the run in RUN/wandb for `wandb sync`; null: what WANDB_MODE says, or online"""
+
+
+class TrackersSpec(Recipe):
+    """Where the numbers are shown besides metrics.jsonl."""
+
+    tensorboard: bool = False
+    """write RUN/tensorboard"""
+    wandb: WandbSpec | None = None
+    """send to Weights & Biases"""
+
+
+# ── the training's side ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class Mirrors:
+    """The mirrors of a run, a context manager. Nothing here raises for a mirror's sake, or waits long."""
+
+    def __init__(self, spec: TrackersSpec, run: Path, config: dict[str, Any]) -> None:
+        self._run = run
+        wandb = spec.wandb.model_dump(mode="json") | {"config": config} if spec.wandb else None
+        self._wanted = {"tensorboard": {} if spec.tensorboard else None, "wandb": wandb}
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._step = 0
+
+    def begin(self) -> None:
+        """Start the mirrors; metrics.jsonl holds by now only what counts."""
+        for kind, settings in self._wanted.items():
+            if settings is None:
+                continue
+            try:
+                self._running[kind] = self._start(kind, settings)
+            except OSError as error:
+                self._tell(kind, "tracker_failed", str(error))
+
+    def _start(self, kind: str, settings: dict[str, Any]) -> "subprocess.Popen[bytes]":
+        log = self._log(kind)
+        log.parent.mkdir(exist_ok=True)
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-u", "-m", "trainer.trackers", kind, str(self._run)],
+                stdin=subprocess.PIPE,
+                stdout=file,
+                stderr=file,
+            )
+        assert process.stdin is not None
+        with suppress(OSError):  # one that has ended already: `check` says why
+            process.stdin.write(json.dumps(settings).encode() + b"\n")
+            process.stdin.flush()
+        return process
+
+    def _log(self, kind: str) -> Path:
+        return self._run / LOGS / f"tracker-{kind}.log"
+
+    def _tell(self, kind: str, event: str, error: str) -> None:
+        metrics.record_event(self._run, event, self._step, tracker=kind, error=error)
+        print(f"{event}: {kind}: {error}; the run goes on without it", file=sys.stderr, flush=True)
+
+    def check(self, step: int) -> None:
+        """Record, once, the mirrors that have failed."""
+        self._step = step
+        for kind, process in list(self._running.items()):
+            if process.poll() is not None:
+                self._forget(kind)
+
+    def _forget(self, kind: str) -> None:
+        process = self._running.pop(kind)
+        _close(process.stdin)
+        if process.returncode:
+            lines = self._log(kind).read_text(encoding="utf-8", errors="replace").split("\n")
+            last = next((line for line in reversed(lines) if line.strip()), "it said nothing")
+            self._tell(kind, "tracker_failed", f"{last} (exit code {process.returncode})")
+
+    def __enter__(self) -> "Mirrors":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._running.values():
+            _close(process.stdin)  # the end: it mirrors the rest and leaves
+        for kind, process in list(self._running.items()):
+            try:
+                process.wait(CLOSE_SECONDS)
+                self._forget(kind)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                self._running.pop(kind)
+                self._tell(kind, "tracker_late", f"not done {CLOSE_SECONDS:g} s after the run's end, killed")
+
+
+def _close(pipe: IO[bytes] | None) -> None:
+    assert pipe is not None
+    with suppress(OSError):  # it had not read what was written
+        pipe.close()
+
+
+# ── the mirror's side ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def scalars(line: dict[str, Any], prefix: str = "") -> dict[str, float]:
+    """Return a line's numbers by name, those of inner tables as table/name."""
+    found: dict[str, float] = {}
+    for name, value in line.items():
+        if isinstance(value, dict):
+            found |= scalars(value, f"{prefix}{name}/")
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            found[prefix + name] = float(value)
+    return found
+
+
+IsOver = Callable[[float], bool]
+"""Wait at most so many seconds for the training to hang up; whether it has."""
+
+
+def follow(run: Path, is_over: IsOver) -> Iterator[tuple[str, dict[str, Any], dict[str, float]]]:
+    """Yield (diary, line, its numbers by name) of each line, old and new, until `is_over` and all is read."""
+    places = dict.fromkeys(DIARIES, 0)
+    while True:
+        is_last = is_over(POLL_SECONDS)
+        for name, prefix in DIARIES.items():
+            path = run / name
+            if not path.exists():
+                continue
+            with path.open("rb") as file:
+                file.seek(places[name])
+                data = file.read()
+            whole = data[: data.rfind(b"\n") + 1]
+            places[name] += len(whole)
+            for line in map(json.loads, whole.splitlines()):
+                shown = {key: value for key, value in line.items() if key not in HIDDEN}
+                yield name, line, scalars(shown, prefix)
+        if is_last:
+            return
+
+
+def _tensorboard(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
+    """Write RUN/tensorboard anew from the first step on: so it never holds a step twice."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    folder = run / "tensorboard"
+    shutil.rmtree(folder, ignore_errors=True)
+    writer = EventFileWriter(str(folder), flush_secs=10)
+    for _, line, numbers in follow(run, is_over):
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
+        writer.add_event(Event(step=line["step"], wall_time=line["time"], summary=Summary(value=values)))
+    writer.close()
+
+
+def _wandb(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
+    """Log to one W&B run over all starts; steps that a killed run repeats are not sent twice.
+
+    The steps are a metric of their own: W&B's step counter drops what does not rise.
+    """
+    import wandb
+
+    folder = run / "wandb"
+    folder.mkdir(exist_ok=True)
+    kept = folder / "mirrored.json"
+    known: dict[str, Any] = (
+        json.loads(kept.read_text()) if kept.exists() else {"id": secrets.token_hex(4), "steps": {}}
+    )
+    kept.write_text(json.dumps(known))
+    there = wandb.init(
+        **{name: settings[name] for name in ("project", "entity", "name", "group", "tags", "mode", "config")},
+        dir=run,
+        id=known["id"],
+        resume="allow",
+        settings=wandb.Settings(console="off"),
+    )
+    there.define_metric("*", step_metric="step")
+    for diary, line, numbers in follow(run, is_over):
+        if line["step"] <= known["steps"].get(diary, -1):
+            continue
+        there.log({"step": line["step"], **numbers})
+        known["steps"][diary] = line["step"]
+        partial = kept.with_suffix(".partial")
+        partial.write_text(json.dumps(known))
+        partial.replace(kept)
+    there.finish()
+
+
+KINDS: dict[str, Callable[[Path, dict[str, Any], IsOver], None]] = {
+    "tensorboard": _tensorboard,
+    "wandb": _wandb,
+}
+
+
+def _is_over(seconds: float) -> bool:
+    return bool(select.select([sys.stdin], [], [], seconds)[0])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m trainer.trackers", description="Mirror a run's metrics.")
+    parser.add_argument("kind", choices=list(KINDS))
+    parser.add_argument("run", type=Path)
+    given = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)  # the training says when it is over
+    settings = json.loads(sys.stdin.readline())
+    try:
+        KINDS[given.kind](given.run, settings, _is_over)
+    except ModuleNotFoundError as error:
+        sys.exit(f"{error.name} is not installed: pip install 'vidcurate[{given.kind}]'")
+
+
+if __name__ == "__main__":
+    main()
