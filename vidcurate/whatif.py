@@ -5,6 +5,7 @@ says is what `vidcurate filter` with the same settings would do.
 """
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,7 +146,7 @@ def points(text: str) -> tuple[str, list[str]]:
         return key, [value.strip() for value in given.split(",")]
     try:
         first, last, step = (float(end) for end in ends)
-        count = int((last - first) / step + 1e-9) + 1
+        count = math.floor((last - first) / step + 1e-9) + 1
     except (ValueError, ZeroDivisionError) as error:
         raise InputError(
             f"--sweep {text}: first:last:step are three numbers, and the step is not 0."

@@ -66,6 +66,7 @@ class SplitSummary:
     jumps: tuple[Jump, ...]
     ramps: tuple[Ramp, ...]
     tail: Tail | None
+    tail_to_ratio: Tail | None
     warnings: tuple[str, ...]
     advice: tuple[str, ...]
     up_to_date: bool
@@ -230,7 +231,10 @@ def run_split(run: Path, spec: SplitSpec, *, progress: Progress = no_progress) -
     jumps = _measure(parts, columns, spec)
     train_clips = {number: int((part["fold"] == "train").sum()) for number, part in enumerate(parts, start=1)}
     ramps = advice.ramps(jumps, train_clips, spec)
-    tail = advice.tail(rows[spec.column].cast(pl.Float64).to_numpy())
+    values = rows[spec.column].cast(pl.Float64).to_numpy()
+    tail = advice.tail(values)
+    ends = [part[spec.column].cast(pl.Float64).to_numpy() for part in parts[-2:]]
+    to_ratio = advice.tail_to_ratio(ends[0], ends[1], len(rows), spec) if len(ends) == 2 else None
     total = clips.select(pl.len()).collect().item()
     summary = SplitSummary(
         rows_in=total,
@@ -243,8 +247,9 @@ def run_split(run: Path, spec: SplitSpec, *, progress: Progress = no_progress) -
         jumps=tuple(jumps),
         ramps=ramps,
         tail=tail,
+        tail_to_ratio=to_ratio,
         warnings=tuple(found.warning for found in jumps if found.warning),
-        advice=advice.texts(ramps, tail, spec),
+        advice=advice.texts(ramps, tail, to_ratio, spec),
         up_to_date=False,
     )
     drawn = {"quantiles": QUANTILES, "columns": histograms(parts, columns)}
@@ -297,7 +302,7 @@ def _summary(levels_path: Path, *, up_to_date: bool) -> SplitSummary:
             "levels": tuple(Level(**level) for level in told["levels"]),
             "jumps": tuple(Jump(**found) for found in told["jumps"]),
             "ramps": tuple(Ramp(**ramp) for ramp in told["ramps"]),
-            "tail": Tail(**told["tail"]) if told["tail"] else None,
+            **{name: Tail(**told[name]) if told[name] else None for name in ("tail", "tail_to_ratio")},
             "warnings": tuple(told["warnings"]),
             "advice": tuple(told["advice"]),
             "up_to_date": up_to_date,

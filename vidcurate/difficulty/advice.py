@@ -51,10 +51,11 @@ def increments(found: Jump, spec: SplitSpec) -> int:
     """Return how many equal moves of the mixture keep each of them small in the column of `found`.
 
     In a mixture with share w of the harder level the mean lies w of the way, and the cumulative distribution
-    moves by w times the KS distance: both are linear in w, so a jump of d needs d / limit moves.
+    moves by w times the KS distance: both are linear in w, so a jump of d needs d / limit moves. More than
+    1 / MAX_KS are never needed: each then exchanges a tenth of the clips.
     """
     if found.column == spec.column and found.effect_size is not None:
-        return max(1, math.ceil(abs(found.effect_size) / MAX_SHIFT))
+        return min(round(1 / MAX_KS), max(1, math.ceil(abs(found.effect_size) / MAX_SHIFT)))
     if found.column == spec.column or found.ks_distance > found.ks_noise:
         return max(1, math.ceil(round(found.ks_distance / MAX_KS, 9)))
     return 1
@@ -111,13 +112,39 @@ def tail(values: Floats) -> Tail | None:
     return Tail(clips=beyond, share=beyond / len(values), above=inside)
 
 
-def texts(made: Sequence[Ramp], cut: Tail | None, spec: SplitSpec) -> tuple[str, ...]:
+def tail_to_ratio(low: Floats, high: Floats, total: int, spec: SplitSpec) -> Tail | None:
+    """Return the hardest clips of `high` without which its tail ratio over `low` is at the limit.
+
+    None when it is there already, or when `low` has no tail to hold it against. `total` is the number of all
+    clips that are levelled, of which `share` is taken.
+    """
+    allowed = spec.warn_tail_ratio * float(np.quantile(low, TAIL))
+    ordered = np.sort(high)
+    if allowed <= 0 or float(np.quantile(ordered, TAIL)) <= allowed:
+        return None
+    few, many = 0, len(ordered) - 1  # dropping `few` is not enough, dropping `many` leaves one clip
+    while many - few > 1:
+        middle = (few + many) // 2
+        enough = float(np.quantile(ordered[: len(ordered) - middle], TAIL)) <= allowed
+        few, many = (few, middle) if enough else (middle, many)
+    above = float(ordered[len(ordered) - many - 1])
+    clips = int(np.sum(ordered > above))
+    return Tail(clips=clips, share=clips / total, above=above) if clips else None
+
+
+def texts(made: Sequence[Ramp], cut: Tail | None, to_ratio: Tail | None, spec: SplitSpec) -> tuple[str, ...]:
     """Return the advice in words."""
     told = []
     if cut is not None:
         told.append(
             f"cut the hardest {100 * cut.share:.2g} % (drop_hardest: {drop_hardest(cut):g}): {cut.clips:,} "
             f"clips with {spec.column} above {cut.above:g} lie beyond the tail of the others."
+        )
+    if to_ratio is not None:
+        told.append(
+            f"without the hardest {100 * to_ratio.share:.2g} % (drop_hardest: {drop_hardest(to_ratio):g}), "
+            f"{to_ratio.clips:,} clips with {spec.column} above {to_ratio.above:g}, the top 1 % of the last "
+            f"level is {spec.warn_tail_ratio:g} times that of the one before."
         )
     for ramp in made:
         if ramp.increments > 1:
