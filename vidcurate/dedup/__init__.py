@@ -25,9 +25,12 @@ from vidcurate.schema import COLUMNS, require
 __all__ = ["CaptionSpec", "DedupSpec", "DedupSummary", "PerceptualSpec", "SemanticSpec", "run_dedup"]
 
 _TOP = 10
-_NEEDED = ("clip_id", "source_id", "video_path", "start_seconds", "end_seconds", "caption", "ingest_problem")
+_NEEDED = (
+    "clip_id", "source_id", "video_path", "file_size_bytes", "start_seconds", "end_seconds", "caption",
+    "ingest_problem",
+)  # fmt: skip
 _USED = (
-    "width", "height", "file_size_bytes", "probe_status", "frames_status", "packet_hash", "perceptual_hashes",
+    "width", "height", "probe_status", "frames_status", "packet_hash", "perceptual_hashes",
     "perceptual_colours",
 )  # fmt: skip
 # A clip at 90, turned back, is at 270; every mirrored orientation is its own inverse.

@@ -31,7 +31,8 @@ def columns_of(
     among the defaults, or that holds no numbers."""
     found = []
     for name in prefer:
-        if name != PIXELS and name not in schema:
+        missing = {"width", "height"} - set(schema) if name == PIXELS else {name} - set(schema)
+        if missing:
             if name not in defaults:
                 raise ColumnError(f"{where}: dedup.prefer names the column {name}, which is not there.")
             continue
@@ -64,7 +65,9 @@ def rank(clips: pl.DataFrame, names: list[str]) -> Preference:
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
     return Preference(
-        names=tuple(table.columns), values=table.to_numpy().reshape(len(clips), -1), place=place
+        names=tuple(table.columns),
+        values=table.to_numpy().reshape(len(clips), len(table.columns)),
+        place=place,
     )
 
 
