@@ -10,8 +10,9 @@ ROOT = Path(__file__).resolve().parents[1]
 # Lowest first. A file may import files of lower floors, and of its own floor where `TOGETHER` allows it.
 VIDCURATE = [
     {"errors"},
-    {"yaml_text", "recipe", "schema", "mp4", "matroska", "draws", "resolutions"},
+    {"yaml_text", "recipe", "schema", "mp4", "filebytes", "matroska", "draws", "resolutions", "workers"},
     {"video", "table"},
+    {"integrity"},
     {
         "transcode",
         "tar",
@@ -21,13 +22,15 @@ VIDCURATE = [
         "views",
         "synthetic",
         "damage",
+        "faults",
+        "known",
         "engine",
         "ledger",
         "ranges",
     },
     {"zips"},
     {"probe", "models", "dedup", "score", "frames", "filter", "difficulty", "ingest", "index"},
-    {"shards", "shard_plan", "shard_write", "shard_set"},
+    {"scenes", "shards", "shard_plan", "shard_write", "shard_set"},
     {"decode_worker", "decode_pool", "clip_plan", "loader_state", "spares"},
     {"loader"},
     {"torch", "report", "inspect", "tally", "fetch_plan"},
@@ -39,8 +42,8 @@ VIDCURATE = [
 ]
 TRAINER = [
     {"noise", "masks", "place", "launch", "agent", "mesh"},
-    {"optim", "encode", "layers", "stdit", "flow"},
-    {"checksum", "parts", "checkpoint", "saver", "parallel", "pixart", "weights", "metrics", "flops"},
+    {"optim", "encode", "layers", "stdit", "flow", "kernels"},
+    {"fast", "checksum", "parts", "checkpoint", "saver", "parallel", "pixart", "weights", "metrics", "flops"},
     {"latents", "trackers"},
     {"recipe"},
     {"encoded", "inputs"},
@@ -57,7 +60,6 @@ TOUCHES = {
     "data": {"loader", "loader_state", "clip_plan", "index", "order", "buckets", "torch"},
     "encode_ahead": {"views", "buckets", "index", "clip_plan", "decode_pool", "decode_worker"}
     | {"loader", "spares", "torch"},
-    "encode_shards": {"progress"},
     "recipe": {"recipe", "buckets", "loader"},
     "sample": {"video"},
     "validation": {"order"},

@@ -25,7 +25,7 @@ from trainer.latents.read import LatentLoader
 from trainer.recipe import DataSpec, Stage, TrainRecipe
 from vidcurate import order
 from vidcurate.clip_plan import PlannedClip, clips_of_step, plan_from
-from vidcurate.errors import RecipeError, StateError
+from vidcurate.errors import RecipeError, ShardError, StateError
 from vidcurate.index import Index, read_index
 from vidcurate.loader import Event, Loader
 from vidcurate.loader import MicroBatch as MicroBatch
@@ -194,6 +194,34 @@ def check_position(data: StageData, saved: dict[str, Any]) -> None:
                     f"({str(now.get(name))[:12]}) than those that the run was saved with "
                     f"({str(digest)[:12]}); go on with the latents of then."
                 )
+
+
+def check_projection(laid: tuple[StageData, ...], digest: str) -> None:
+    """Raise ShardError for latents whose texts another caption projection made than the model's."""
+    for data in laid:
+        made_with = data.folder.manifest["weights"]["projection"] if data.folder else digest
+        if made_with != digest:
+            raise ShardError(
+                f"{data.stage.data.latents}: its texts were made by a caption projection with the digest "
+                f"{str(made_with)[:12]}, the model's has {digest[:12]}. Begin with the weights that were "
+                "given to trainer.encode_shards (--ckpt-path), or encode the clips again with these."
+            )
+
+
+def validation_spec(recipe: TrainRecipe, trained: DataSpec) -> DataSpec | None:
+    """Return what a stage that trains on `trained` validates on: the other fold, in whole cells; or None."""
+    spec = recipe.validation
+    if spec is None:
+        return None
+    return trained.model_copy(
+        update={
+            "fold": spec.fold,
+            "buckets": spec.buckets or trained.buckets,
+            "levels": trained.levels or tuple(map(int, trained.weights)) or None,
+            "weights": {},
+            "micro_batches_per_step": 1,
+        }
+    )
 
 
 @contextmanager

@@ -95,7 +95,8 @@ def request_of(recipe: TrainRecipe, names: Sequence[str] = ()) -> Request:
                 f"stages.{number}.data.views is null: a new start frame at every showing cannot be encoded "
                 f"ahead. Set it, for encoding and for training: --set stages.{number}.data.views=1"
             )
-    specs = [stage.data for _, stage in chosen]
+    validated = (data.validation_spec(recipe, stage.data) for _, stage in chosen)
+    specs = [*(stage.data for _, stage in chosen), *(spec for spec in validated if spec)]
     for key, kinds in (
         ("shards", {str(spec.shards) for spec in specs}),
         ("captions", {", ".join(spec.captions) for spec in specs}),
@@ -378,14 +379,14 @@ def encode_ahead(
         failures = Failures(request.recipe.loader.max_failure_share)
         units = sum(shard.num_units for shard in mine)
         at = units - sum(shard.num_units for shard in todo)
-        progress(at, units, "clips")
+        progress(at, units, "views and texts")
 
         def told(samples: Iterator[Sample]) -> Iterator[Sample]:
             nonlocal at
             for sample in samples:
                 yield sample
                 at += len(sample.rows)
-                progress(at, units, "clips")
+                progress(at, units, "views and texts")
 
         for shard in todo:
             samples = (

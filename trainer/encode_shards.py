@@ -9,7 +9,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,15 @@ from vidcurate.errors import InputError, VidcurateError
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as for training: threads that spin starve the decoders
 
 EXIT_INTERRUPTED = 130
+LINE_EVERY_SECONDS = 5.0
 
+# ruff: noqa: E501
 EXAMPLE = """\
 example:
-  python -m trainer.encode_shards recipes/smoke.yaml --stage first --out runs/latents \\
-    --set stages.0.data.shards=runs/made/shards --set stages.0.data.views=1
+  python -m trainer.encode_shards recipes/smoke.yaml --stage level-1 --out demo/latents --set stages.0.data.views=1
 
 then train on them, with the same views:
-  python -m trainer recipes/smoke.yaml --set stages.0.data.latents=runs/latents --set stages.0.data.views=1
+  python -m trainer recipes/smoke.yaml --set stages.0.data.latents=demo/latents --set stages.0.data.views=1
 
 Eight GPUs: torchrun --nproc-per-node 8 -m trainer.encode_shards RECIPE --out FOLDER
 """
@@ -110,10 +112,27 @@ def _in_words(outcome: Any, part: tuple[int, int]) -> str:
     )
 
 
+def _telling() -> Callable[[int, int, str], None]:
+    """Return what tells, every few seconds on stderr, how far the work is, its rate and the time left."""
+    start = last = time.monotonic()
+    first: int | None = None
+
+    def tell(done: int, total: int, unit: str) -> None:
+        nonlocal first, last
+        first = done if first is None else first
+        now = time.monotonic()
+        if now - last >= LINE_EVERY_SECONDS or (done == total and done > first):
+            last = now
+            rate = (done - first) / max(now - start, 1e-6)
+            left = f", {(total - done) / rate / 60:.1f} min left" if done < total and rate else ""
+            print(f"encode: {done:,} of {total:,} {unit}, {rate:,.1f}/s{left}", file=sys.stderr, flush=True)
+
+    return tell
+
+
 def _act(given: argparse.Namespace) -> int:
     # torch is loaded here, so that --help and a recipe's typing error answer at once.
     from trainer import encode_ahead, recipe
-    from vidcurate.progress import telling
 
     request = encode_ahead.request_of(recipe.load(given.recipe, given.settings), given.stages)
     if given.dry_run:
@@ -121,10 +140,9 @@ def _act(given: argparse.Namespace) -> int:
         print(json.dumps(report, indent=1) if given.json else forecast_in_words(report))
         return 0
     part = _part(given.part)
-    with telling("encode") as progress:
-        outcome = encode_ahead.encode_ahead(
-            request, given.out, part=part, weights=given.ckpt_path, progress=progress
-        )
+    outcome = encode_ahead.encode_ahead(
+        request, given.out, part=part, weights=given.ckpt_path, progress=_telling()
+    )
     print(json.dumps(outcome.as_json()) if given.json else _in_words(outcome, part))
     return 0
 

@@ -5,16 +5,17 @@ So `trainer.encode_shards` keeps exactly the numbers that training on line compu
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 import vidcurate.torch
+from trainer import mesh
 from trainer.encode import TextEncoder, VideoEncoder, draw
 from trainer.encode.precision import DTYPES
-from trainer.encode.projection import CaptionProjection, projection_of
+from trainer.encode.projection import PREFIX, CaptionProjection, projection_of
 from trainer.latents.read import LatentBatch
 from trainer.latents.spec import EncodedSpec
 from vidcurate.loader import MicroBatch
@@ -97,9 +98,13 @@ def of(batch: Batch, encoders: Encoders, *, seed: int, step: int, device: torch.
     return Inputs(latents=latents.float(), y=y, mask=mask)
 
 
-def projection_from(state: Mapping[str, Tensor], device: torch.device) -> CaptionProjection:
-    """Return a copy of a model's frozen caption projection; `state` holds its whole `y_embedder`."""
-    own = {name: value.detach().float().clone() for name, value in state.items()}
+def frozen_projection(model: nn.Module, device: torch.device) -> CaptionProjection:
+    """Return a copy of a model's caption projection, float32 on `device`. All ranks must ask together."""
+    own = {
+        name: mesh.whole(value).detach().float().cpu().clone()
+        for name, value in model.state_dict().items()
+        if name.startswith(PREFIX)
+    }
     return projection_of(own, "the model").to(device)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from trainer import data, optim
+from trainer import data, encoded, optim
 from trainer.recipe import TrainRecipe
 from trainer.stdit import STDiT3
 
@@ -32,13 +32,15 @@ def _stage(laid: data.StageData, recipe: TrainRecipe) -> dict[str, Any]:
     trained = sum(cell["micro_batches"] * cell["clips_per_micro_batch"] for cell in cells)
     return {
         "name": laid.stage.name,
-        "shards": str(laid.stage.data.shards),
+        "shards": str(laid.stage.data.latents or laid.stage.data.shards),
+        "views": laid.stage.data.views,
         "structure_fingerprint": laid.index.structure_fingerprint,
         "plan_fingerprint": laid.plan.fingerprint,
         "first_step": laid.first_step,
         "steps": laid.num_steps,
         "micro_batches_per_step": laid.plan.micro_batches_per_step,
         **data.summary(laid),
+        "latents": _latents(laid, recipe),
         "clips_read": trained,
         "passes": trained / laid.plan.num_clips,
         "tokens_of_first_step": first.num_tokens,
@@ -49,12 +51,24 @@ def _stage(laid: data.StageData, recipe: TrainRecipe) -> dict[str, Any]:
     }
 
 
+def _latents(laid: data.StageData, recipe: TrainRecipe) -> dict[str, Any]:
+    """Return how large a stage's latents are and what of them is missing; of clips, what they would take."""
+    spec = laid.stage.data
+    if laid.folder is None:
+        return {"forecast_bytes": encoded.forecast(recipe, laid.plan, spec)}
+    return {
+        "bytes": encoded.bytes_on_disk(laid.folder, laid.plan, spec),
+        "missing_clips": sum(part.num_clips for part in laid.missing),
+        "missing": [part.as_json() for part in laid.missing],
+    }
+
+
 def dry_run(recipe: TrainRecipe) -> dict[str, Any]:
     """Return the plan of a run as plain values. Reads the indexes; writes and trains nothing.
 
-    Raises what `data.lay_out` raises.
+    Raises what `data.lay_out` raises; clips without latents are counted, not refused.
     """
-    laid = data.lay_out(recipe)
+    laid = data.lay_out(recipe, complete=False)
     with torch.device("meta"):
         model = STDiT3(recipe.model)
     total = sum(parameter.numel() for parameter in model.parameters())
@@ -68,6 +82,20 @@ def dry_run(recipe: TrainRecipe) -> dict[str, Any]:
         "steps": laid[-1].first_step + laid[-1].num_steps,
         "stages": [_stage(stage, recipe) for stage in laid],
     }
+
+
+def _latents_in_words(latents: dict[str, Any]) -> str:
+    if forecast := latents.get("forecast_bytes"):
+        return (
+            f"  encoded ahead, one view a clip unless views says more: {forecast['latents'] / 1e9:.3g} GB of "
+            f"latents, at most {forecast['texts_at_most'] / 1e9:.3g} GB of text features"
+        )
+    size = latents["bytes"]
+    words = f"  latents {size['latents'] / 1e9:.3g} GB, text features {size['texts'] / 1e9:.3g} GB"
+    for part in latents["missing"]:
+        some = ", ".join(part["clip_ids"])
+        words += f"\n  missing in {part['cell']}: {part['clips']:,} clips ({some}, …); encode them first"
+    return words
 
 
 def in_words(report: dict[str, Any]) -> str:
@@ -90,6 +118,7 @@ def in_words(report: dict[str, Any]) -> str:
                 f"  {cell['name']:<32} {cell['clips']:>9,} clips  {cell['micro_batches']:>9,} micro-batches "
                 f"of {cell['clips_per_micro_batch']}, {cell['passes']:.2f} passes"
             )
+        lines.append(_latents_in_words(stage["latents"]))
         for reason, count in stage["clips_left_out"].items():
             lines.append(f"  {'(' + reason + ')':<32} {count:>9,} clips  in no bucket")
         lines.append(f"  first clips: {', '.join(stage['first_clip_ids'])}")

@@ -266,36 +266,29 @@ def _lay_open(out: Path, index: Index, shards: tuple[PlannedShard, ...], want: M
     if strangers or (manifest is None and (out / INDEX_NAME).exists()):
         stranger = strangers[0] if strangers else INDEX_NAME
         raise InputError(f"{out}: holds {stranger}, which is not of latents. {_AWAY}")
+    tables = {}
+    if manifest:
+        check_same(out, manifest, want)
+        tables = {name: read_table(out / name, name) for name in (LATENTS_NAME, TEXTS_NAME)}
+        _check_covers(out, tables[LATENTS_NAME], shards)
     _check_space(out, shards, named)
     shutil.rmtree(build, ignore_errors=True)
     build.mkdir()
-    if manifest:
-        check_same(out, manifest, want)
-        _keep_finished(out, manifest, shards)
+    digests = {shard.name: shard.digest for shard in shards}
+    for facts in manifest["shards"] if manifest else ():
+        if digests.get(facts["name"]) == facts["digest"]:
+            table = tables[facts["table"]]
+            rows = table.filter(pc.equal(table.column("shard"), facts["name"])).to_pylist()
+            write_table(build / f"{facts['name']}.parquet", as_table(facts["table"], rows), facts)
     shutil.copyfile(index.folder / INDEX_NAME, build / f".{INDEX_NAME}.partial")
     replace(build / f".{INDEX_NAME}.partial", build / INDEX_NAME)
     write_json(build / PLAN_NAME, {**want, "digest": plan_digest(shards), "replaces": sorted(named)})
 
 
-def _keep_finished(out: Path, manifest: Mapping[str, Any], shards: tuple[PlannedShard, ...]) -> None:
-    """Turn a finished folder's tables back into records. Raises StageError if the plan would drop latents."""
-    planned = {shard.name: shard for shard in shards}
-    kept = {
-        shard["name"]: shard
-        for shard in manifest["shards"]
-        if shard["name"] in planned and planned[shard["name"]].digest == shard["digest"]
-    }
-    tables = {name: read_table(out / name, name) for name in (LATENTS_NAME, TEXTS_NAME)}
-    had = {
-        (*shape, row, view)
-        for *shape, row, view in zip(
-            *(
-                numbers(tables[LATENTS_NAME], name).tolist()
-                for name in ("num_frames", "height", "width", "frame_stride", "clip_row", "view")
-            ),
-            strict=True,
-        )
-    }
+def _check_covers(out: Path, latents: Any, shards: tuple[PlannedShard, ...]) -> None:
+    """Raise StageError if the folder has latents that the plan does not: they would be lost."""
+    names = ("num_frames", "height", "width", "frame_stride", "clip_row", "view")
+    had = set(zip(*(numbers(latents, name).tolist() for name in names), strict=True))
     for shard in shards:
         if shard.bucket:
             views = range(shard.num_views)
@@ -305,10 +298,6 @@ def _keep_finished(out: Path, manifest: Mapping[str, Any], shards: tuple[Planned
             f"{out}: holds {len(had)} latents that this request does not name; they would be lost. Name all "
             f"stages in one request (leave --stage out), or give --out another folder."
         )
-    for name, facts in kept.items():
-        table = tables[facts["table"]]
-        rows = table.filter(pc.equal(table.column("shard"), name)).to_pylist()
-        write_table(out / BUILD / f"{name}.parquet", as_table(facts["table"], rows), facts)
 
 
 def _check_space(out: Path, shards: tuple[PlannedShard, ...], named: set[str]) -> None:
@@ -353,7 +342,9 @@ def finish(out: Path, shards: tuple[PlannedShard, ...]) -> bool:
             }
             for name, table in tables.items():
                 write_table(out / name, table)
-            replace(build / INDEX_NAME, out / INDEX_NAME)
+            # A copy: a kill before the manifest begins here again.
+            shutil.copyfile(build / INDEX_NAME, build / f".{INDEX_NAME}.partial")
+            replace(build / f".{INDEX_NAME}.partial", out / INDEX_NAME)
             manifest = {
                 "format": FORMAT,
                 "version": __version__,
