@@ -47,8 +47,8 @@ TRAINER = [
     {"latents", "trackers"},
     {"recipe"},
     {"encoded", "inputs"},
-    {"data", "gallery", "plan"},
-    {"sample", "inspect", "resume", "step", "validation", "encode_ahead"},
+    {"data", "gallery"},
+    {"sample", "inspect", "resume", "step", "validation", "plan", "encode_ahead"},
     {"loop", "encode_shards"},
     {"__main__", "demo"},
 ]

@@ -42,6 +42,12 @@ class TranscodeSpec(Recipe):
         ge=16,
         description="scale larger clips down so that their shorter side is this; never up",
     )
+    fps: float | None = Field(
+        default=None,
+        gt=0,
+        le=_MAX_FPS,
+        description="frame rate: each frame is the one shown at its time; null: the file's average",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +105,7 @@ def _wanted_packets(
     for packet in container.demux(stream):
         if not packet.size or packet.is_discard:
             continue
-        if packet.pts is None or packet.dts is None:
+        if packet.pts is None:
             raise MediaError(
                 "its packets have no time stamps to cut at; use mode: transcode.", kind="cannot_cut"
             )
@@ -119,6 +125,20 @@ def _wanted_packets(
             f"no key frame between {start:g} s and {end:g} s; use mode: transcode.", kind="cannot_cut"
         )
     return packets, np.asarray(times)
+
+
+def _decoding_times(packets: list[Any]) -> list[int]:
+    """Return the time stamps to decode by: the packets' own or, where one has none, rising ones made of pts.
+
+    Matroska has none in the file, and after a seek FFmpeg cannot tell the first ones.
+    """
+    own = [packet.dts for packet in packets]
+    if None not in own:
+        return own
+    shown = [packet.pts for packet in packets]
+    rising = sorted(shown)
+    delay = max(time - pts for time, pts in zip(rising, shown, strict=True))
+    return [time - delay for time in rising]
 
 
 def trim_video(source: Path, start_seconds: float | None, end_seconds: float | None) -> Cut:
@@ -141,8 +161,8 @@ def trim_video(source: Path, start_seconds: float | None, end_seconds: float | N
             try:
                 copy = output.add_stream_from_template(stream)
                 copy.time_base = stream.time_base
-                for packet in packets:
-                    packet.pts, packet.dts = packet.pts - first, packet.dts - first
+                for packet, dts in zip(packets, _decoding_times(packets), strict=True):
+                    packet.pts, packet.dts = packet.pts - first, dts - first
                     packet.stream = copy
                     output.mux(packet)
             finally:
@@ -183,8 +203,28 @@ def _frames_in(
                 yield time, frame
 
 
-def _held(frames: Iterator[tuple[float, Any]], fps: Fraction) -> Iterator[tuple[float, Any]]:
-    """Yield (time, frame) for each slot of a constant frame rate: the frame shown in the middle of it.
+def first_frame(
+    source: Path, start_seconds: float, end_seconds: float, *, height: int, width: int
+) -> NDArray[np.uint8]:
+    """Return the interval's first frame as uint8 RGB (height, width, 3), as `video.read_frames` shows it.
+
+    Found by a seek in time, which does not read the rest of a long file. Raises MediaError, kind no_frames,
+    corrupt_frame or unreadable.
+    """
+    with opened(source) as (container, stream):
+        aspect = float(stream.sample_aspect_ratio or 1)
+        try:
+            rate = frame_rate(container, stream)
+            seek_before(container, stream, start_seconds)
+            for _, frame in _frames_in(container, stream, rate, start_seconds, end_seconds):
+                return np.ascontiguousarray(cover(frame, height, width, aspect))
+        except (av.FFmpegError, OSError, ValueError) as error:
+            raise MediaError(f"cannot be read ({reason_of(error)}).", kind="unreadable") from error
+    raise MediaError(f"no frame between {start_seconds:g} s and {end_seconds:g} s.", kind="no_frames")
+
+
+def _held(frames: Iterator[tuple[float, Any]], rate: Fraction, fps: Fraction) -> Iterator[tuple[float, Any]]:
+    """Yield (time, frame) for each slot of the constant frame rate `fps`: the frame shown in its middle.
 
     A frame that lasts several slots is yielded several times, one shorter than a slot perhaps never.
     """
@@ -199,7 +239,7 @@ def _held(frames: Iterator[tuple[float, Any]], fps: Fraction) -> Iterator[tuple[
                 slot += 1
         shown = (time, frame)
     if shown is not None:
-        while (slot + 0.5) / fps <= shown[0] - origin + float(1 / fps):
+        while (slot + 0.5) / fps <= shown[0] - origin + float(1 / rate):
             yield shown
             slot += 1
 
@@ -218,8 +258,8 @@ def transcode_video(
 ) -> Cut:
     """Return the interval decoded and encoded anew, exact to the frame. None means the file's start or end.
 
-    Rotation and pixel shape are applied, the frame rate becomes constant (the file's average). Raises
-    MediaError, kind cannot_cut when the interval holds no frame, corrupt_frame when one is damaged.
+    Rotation and pixel shape are applied, the frame rate becomes constant: `spec.fps` or the file's average.
+    Raises MediaError, kind cannot_cut when the interval holds no frame, corrupt_frame when one is damaged.
     """
     start, end = start_seconds or 0.0, float("inf") if end_seconds is None else end_seconds
     target = io.BytesIO()
@@ -228,11 +268,12 @@ def transcode_video(
         aspect = float(stream.sample_aspect_ratio or 1)
         output = av.open(target, "w", format="mp4", options={"fflags": "+bitexact"})
         try:
-            fps = frame_rate(container, stream).limit_denominator(1001)
+            rate = frame_rate(container, stream).limit_denominator(1001)
+            fps = rate if spec.fps is None else Fraction(spec.fps).limit_denominator(1001)
             seek_before(container, stream, start)
             options = {"crf": str(spec.crf), "x264-params": _X264}
             encoder: Any = output.add_stream("libx264", rate=fps, options=options)
-            for time, frame in _held(_frames_in(container, stream, fps, start, end), fps):
+            for time, frame in _held(_frames_in(container, stream, rate, start, end), rate, fps):
                 if number == 0:
                     first_time = time
                     height, width = _even_size(frame, aspect, spec.short_side_px)

@@ -153,7 +153,7 @@ def test_the_same_pictures_coded_otherwise_have_another_packet_hash(tmp_path: Pa
 # ── intervals ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("suffix", ["mp4", "ts"])
+@pytest.mark.parametrize("suffix", ["mp4", "mkv", "ts"])
 def test_a_clip_inside_a_file_is_scored_as_the_clip_cut_out_of_it(tmp_path: Path, suffix: str) -> None:
     frames = np.concatenate(
         [panned(2, 0, 24, 144, 256, 1), panned(1, 2, 30, 144, 256, 2), np.zeros((18, 144, 256, 3), np.uint8)]

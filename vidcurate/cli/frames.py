@@ -1,6 +1,10 @@
 """The commands that decode: scores of the pictures, scenes of long videos, clips cut out of them."""
 
 from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from vidcurate.cli.terminal import (
     Json,
@@ -11,6 +15,7 @@ from vidcurate.cli.terminal import (
     Workers,
     answer,
     app,
+    known_videos,
     spec_of,
     videos_of,
 )
@@ -45,3 +50,71 @@ def score_frames(
             progress=progress,
         )
     answer(asdict(summary), title=f"score-frames → {run}", as_json=as_json)
+
+
+@app.command("split-scenes")
+def split_scenes(
+    inputs: Annotated[
+        list[Path], typer.Argument(help="A run folder, a folder of videos, or videos.", metavar="INPUT...")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The table: .parquet, .csv or .jsonl.")],
+    videos: Videos = None,
+    workers: Workers = None,
+    recipe: RecipeFile = None,
+    settings: Settings = None,
+    as_json: Json = False,
+) -> None:
+    """Find the scenes of long videos and write them as a table of clips, a row each.
+
+    `ingest` and `extract-clips` take the table. Clips of one video share their source_id.
+
+    Example: vidcurate split-scenes demo/videos --out scenes.parquet --set min_seconds=0.5
+    """
+    from vidcurate.scenes import SceneSpec, run_split_scenes
+
+    spec = spec_of(SceneSpec, recipe, settings)
+    with telling("split-scenes", quiet=as_json) as progress:
+        summary = run_split_scenes(
+            inputs,
+            spec,
+            out=out,
+            videos=videos or _videos_of_run(inputs[0]),
+            num_workers=workers or usable_cpus(),
+            progress=progress,
+        )
+    answer(asdict(summary), title=f"split-scenes → {out}", as_json=as_json)
+
+
+@app.command("extract-clips")
+def extract_clips(
+    source: Annotated[Path, typer.Argument(help="A table of scenes, or a run folder.", metavar="TABLE")],
+    out: Annotated[Path, typer.Option("--out", help="The folder of clips.")],
+    videos: Videos = None,
+    workers: Workers = None,
+    recipe: RecipeFile = None,
+    settings: Settings = None,
+    as_json: Json = False,
+) -> None:
+    """Cut every row's interval out of its file, check the clip, and write OUT/clips.parquet beside.
+
+    Stopped at any moment, the same command finishes the work, and the bytes are the same.
+
+    Example: vidcurate extract-clips scenes.parquet --videos demo/videos --out clips --set transcode.fps=12
+    """
+    from vidcurate.scenes import ExtractSpec, run_extract
+
+    spec = spec_of(ExtractSpec, recipe, settings)
+    with telling("extract-clips", quiet=as_json) as progress:
+        summary = run_extract(
+            source,
+            spec,
+            videos=videos or _videos_of_run(source) or source.parent,
+            out=out,
+            num_workers=workers or usable_cpus(),
+            progress=progress,
+        )
+    answer(asdict(summary), title=f"extract-clips → {out}", as_json=as_json)
+
+
+def _videos_of_run(path: Path) -> Path | None:
+    return known_videos(path) if (path / "ingest.parquet").is_file() else None

@@ -67,11 +67,12 @@ def _crashed(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def _to_score(clips: pl.DataFrame) -> pl.Series:
-    """Return which rows have a file that no earlier stage found broken."""
+    """Return which rows have a file that no earlier stage found broken; a caption they need not have."""
     is_there = pl.col("video_path").is_not_null() & ~pl.col("video_path").str.starts_with("/")
     if "probe_status" in clips.columns:
         is_there &= pl.col("probe_status") == "ok"
-    return clips.select((is_there & pl.col("ingest_problem").is_null()).alias("is_there"))["is_there"]
+    is_sound = pl.col("ingest_problem").fill_null("empty_caption") == "empty_caption"
+    return clips.select((is_there & is_sound).alias("is_there"))["is_there"]
 
 
 def _listing(paths: list[str], folder: Path) -> str:

@@ -69,18 +69,19 @@ def walk(
     short_side_px: int,
     details_per_second: float,
     walked: Walked,
-    audio: Audio,
+    audio: Audio | None = None,
 ) -> Iterator[Look]:
     """Yield every frame of the clip in the order of display, and fill `walked` and `audio`.
 
-    None means the start or the end of the file. Raises MediaError: the kinds of `video.opened`, unreadable
+    None means the start or the end of the file; without `audio` no sound is decoded, and with no details a
+    second no frame has its whole luma. Raises MediaError: the kinds of `video.opened`, unreadable
     when decoding fails on the way, no_frames when there is none in the interval.
     """
     start, end = start_seconds or 0.0, float("inf") if end_seconds is None else end_seconds
     with opened(path) as (container, stream):
         try:
             yield from _walk(
-                container, stream, start, end, short_side_px, 1 / details_per_second, walked, audio
+                container, stream, start, end, short_side_px, details_per_second, walked, audio
             )
         except (av.FFmpegError, OSError, ValueError) as error:
             raise MediaError(
@@ -97,9 +98,9 @@ def _walk(
     start: float,
     end: float,
     short_side_px: int,
-    detail_step: float,
+    details_per_second: float,
     walked: Walked,
-    audio: Audio,
+    audio: Audio | None,
 ) -> Iterator[Look]:
     rate = float(frame_rate(container, stream))
     half, origin = 0.5 / rate, origin_seconds(stream)
@@ -107,10 +108,11 @@ def _walk(
     aspect = float(stream.sample_aspect_ratio or 1)
     hashed = PacketHash(stream.codec_context.name, stream.codec_context.extradata)
     sound = next((one for one in container.streams.audio if one.codec_context is not None), None)
-    hear = _hearing(audio, start, end)
+    sound = None if audio is None else sound
+    hear = _hearing(audio or Audio(), start, end)
     first: float | None = None
     time = last = -1 / rate
-    next_detail = 0.0
+    next_detail = 0.0 if details_per_second else float("inf")
     size: tuple[int, int] | None = None
     for packet in container.demux([stream, sound] if sound else [stream]):
         if packet.stream is sound:
@@ -132,7 +134,7 @@ def _walk(
             walked.end_seconds = seconds + 1 / rate
             is_detailed = seconds >= next_detail
             if is_detailed:
-                next_detail = max(next_detail + detail_step, seconds)
+                next_detail = max(next_detail + 1 / details_per_second, seconds)
             if size is None:
                 size = _small_size(frame, aspect, short_side_px)
             last = seconds
