@@ -79,7 +79,7 @@ def _rewrite(path: Path, text: str) -> None:
 def forget_after(run: Path, step: int) -> int:
     """Drop the lines behind `step` of metrics and validation, and what a kill cut short.
 
-    Return how many steps' lines went. A run that was killed had gone past its last checkpoint; those steps are
+    Return how many steps went. A run that was killed had gone past its last checkpoint; those steps are
     trained, and written, again.
     """
     dropped = 0

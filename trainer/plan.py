@@ -3,11 +3,13 @@
 The figures come from the same plan that the loader reads, not from an estimate of it.
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from trainer import data, encoded, optim
+from trainer import data, encoded, optim, validation
 from trainer.recipe import TrainRecipe
 from trainer.stdit import STDiT3
 
@@ -63,6 +65,11 @@ def _latents(laid: data.StageData, recipe: TrainRecipe) -> dict[str, Any]:
     }
 
 
+def _validation(rounds: Sequence[validation.Round]) -> dict[str, dict[str, int]]:
+    """Return stage → bucket → clips that a round of validation reads."""
+    return {part.data.stage.name: dict(sorted(Counter(part.buckets).items())) for part in rounds}
+
+
 def dry_run(recipe: TrainRecipe) -> dict[str, Any]:
     """Return the plan of a run as plain values. Reads the indexes; writes and trains nothing.
 
@@ -81,6 +88,7 @@ def dry_run(recipe: TrainRecipe) -> dict[str, Any]:
         "weights_and_optimizer_bytes": trained * TRAINED_BYTES + (total - trained) * FROZEN_BYTES,
         "steps": laid[-1].first_step + laid[-1].num_steps,
         "stages": [_stage(stage, recipe) for stage in laid],
+        "validation": _validation(validation.lay_out(recipe, laid, complete=False)),
     }
 
 
@@ -121,5 +129,8 @@ def in_words(report: dict[str, Any]) -> str:
         lines.append(_latents_in_words(stage["latents"]))
         for reason, count in stage["clips_left_out"].items():
             lines.append(f"  {'(' + reason + ')':<32} {count:>9,} clips  in no bucket")
+        if buckets := report["validation"].get(stage["name"]):
+            counts = ", ".join(f"{count} of {name}" for name, count in buckets.items())
+            lines.append(f"  a round of validation: {sum(buckets.values()):,} clips ({counts})")
         lines.append(f"  first clips: {', '.join(stage['first_clip_ids'])}")
     return "\n".join(lines)

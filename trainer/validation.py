@@ -39,17 +39,23 @@ class Round:
     buckets: tuple[str, ...]
 
 
-def lay_out(recipe: TrainRecipe, laid: Sequence[StageData]) -> tuple[Round, ...]:
+def lay_out(recipe: TrainRecipe, laid: Sequence[StageData], *, complete: bool = True) -> tuple[Round, ...]:
     """Return what each stage's rounds read; nothing without a validation section.
 
-    Raises InputError for a stage without a clip to validate on.
+    Raises InputError for a stage without a clip to validate on and, if they are to be `complete`, for clips
+    without latents.
     """
     spec = recipe.validation
-    return tuple(_round(recipe, spec, stage) for stage in laid) if spec else ()
+    return tuple(_round(recipe, spec, stage, complete) for stage in laid) if spec else ()
 
 
-def _round(recipe: TrainRecipe, spec: ValidationSpec, stage: StageData) -> Round:
-    there = _data(recipe, spec, stage)
+def _round(recipe: TrainRecipe, spec: ValidationSpec, stage: StageData, complete: bool) -> Round:
+    wanted = data.validation_spec(recipe, stage.stage.data)
+    assert wanted is not None
+    plan = data.stage_plan(stage.index, wanted, recipe.seed)
+    if stage.folder and complete:
+        encoded.check_complete(stage.stage.name, wanted, encoded.missing(stage.folder, plan, wanted))
+    there = replace(stage, stage=stage.stage.model_copy(update={"data": wanted}), plan=plan)
     counts: dict[str, int] = {}
     for cell in there.plan.cells:
         counts[cell.bucket.name] = counts.get(cell.bucket.name, 0) + 1
@@ -69,24 +75,6 @@ def _round(recipe: TrainRecipe, spec: ValidationSpec, stage: StageData) -> Round
         clip_ids=tuple(names.take(np.concatenate([part.rows for part in parts])).to_pylist()),
         buckets=tuple(there.plan.cells[part.cell].bucket.name for part in parts for _ in part.rows),
     )
-
-
-def _data(recipe: TrainRecipe, spec: ValidationSpec, stage: StageData) -> StageData:
-    """Return the stage with the clips of the other fold; the levels are those that it trains."""
-    trained = stage.stage.data
-    wanted = trained.model_copy(
-        update={
-            "fold": spec.fold,
-            "buckets": spec.buckets or trained.buckets,
-            "levels": trained.levels or tuple(map(int, trained.weights)) or None,
-            "weights": {},
-            "micro_batches_per_step": 1,
-        }
-    )
-    plan = data.stage_plan(stage.index, wanted, recipe.seed)
-    if stage.folder:
-        encoded.check_complete(stage.stage.name, wanted, encoded.missing(stage.folder, plan, wanted))
-    return replace(stage, stage=stage.stage.model_copy(update={"data": wanted}), plan=plan)
 
 
 @torch.no_grad()
