@@ -1,12 +1,12 @@
 """One full training step of STDiT3-XL/2 on one GPU: how many tokens a second, and where the time goes.
 
-    python benchmarks/train_step.py [--shapes 144p_51f,240p_102f] [--forms plain,compiled,compiled_cudnn]
+    python benchmarks/train_step.py [--shapes 144p_51f,240p_102f] [--forms plain,compiled,fast]
 
 A step is forward and backward over the published batch of a bucket (in micro-batches without recompute),
 gradient clipping, AdamW on float32 masters, EMA and the cast back to bfloat16. Weights, latents and text
 features are random (300 real text tokens); medians of the timed steps. Forms: `recomputed` (eager, every
 block checkpointed, one micro-batch: what the published run does), `plain` (eager), `compiled` (each kind of
-block through torch.compile) and `compiled_cudnn` (the same with attention in cuDNN).
+block through torch.compile) and `fast` (the same through the kernels of trainer.kernels).
 
 The goals are four times the published model's step on one H200: 18.8, 19.1, 18.0, 17.6 and 15.9 thousand
 tokens a second for 144p x 51, 240p x 102, 360p x 51, 480p x 51 and 720p x 51 frames.
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from trainer.fast import quicken
 from trainer.stdit import STDiT3, STDiT3Config, flops
 
 CONFIG = STDiT3Config(freeze_y_embedder=True)
@@ -46,6 +47,7 @@ class Shape:
     micro_batch: int
     goal: int
     recomputed_blocks: int = 0  # of 56, where the activations of one clip do not fit
+    fast_micro_batch: int | None = None  # the fast form keeps less, so more clips fit at once
 
     @property
     def tokens(self) -> int:
@@ -54,7 +56,9 @@ class Shape:
 
 
 SHAPES = {
-    "144p_51f": Shape(frames=15, height=18, width=32, batch=51, micro_batch=10, goal=75_000),
+    "144p_51f": Shape(
+        frames=15, height=18, width=32, batch=51, micro_batch=10, fast_micro_batch=17, goal=75_000
+    ),
     "240p_102f": Shape(frames=30, height=30, width=53, batch=10, micro_batch=2, goal=76_000),
     "360p_51f": Shape(frames=15, height=45, width=80, batch=8, micro_batch=2, goal=72_000),
     "480p_51f": Shape(frames=15, height=60, width=106, batch=5, micro_batch=1, goal=70_000),
@@ -126,14 +130,6 @@ def compile_blocks(model: STDiT3) -> None:
         block.compile(dynamic=False, fullgraph=True)
 
 
-def only_cudnn(on: bool) -> None:
-    """Leave attention to cuDNN alone, or give all backends back."""
-    torch.backends.cuda.enable_flash_sdp(not on)
-    torch.backends.cuda.enable_mem_efficient_sdp(not on)
-    torch.backends.cuda.enable_math_sdp(not on)
-    torch.backends.cuda.enable_cudnn_sdp(True)
-
-
 def inputs(shape: Shape, count: int) -> dict[str, Tensor]:
     def normal(*size: int) -> Tensor:
         return torch.randn(*size, device="cuda", dtype=torch.bfloat16)
@@ -193,9 +189,11 @@ def ceiling_tflops() -> float:
 
 def prepare(model: STDiT3, shape: Shape, form: str) -> None:
     """Put `model` into one of the four forms."""
-    only_cudnn(form == "compiled_cudnn")
-    if form.startswith("compiled"):
+    if form == "compiled":
         compile_blocks(model)
+    if form == "fast":
+        torch._dynamo.config.cache_size_limit = 64
+        quicken(model)
     count = len(blocks_of(model)) if form == "recomputed" else shape.recomputed_blocks
     if count:
         recompute(model, count)
@@ -212,6 +210,8 @@ def measure(shape: Shape, form: str, steps: int, warm_up: int) -> dict[str, floa
     model.train()
     masters = Masters(model)
     micro = shape.batch if form == "recomputed" else shape.micro_batch
+    if form == "fast" and shape.fast_micro_batch:
+        micro = shape.fast_micro_batch
     counts = [min(micro, shape.batch - done) for done in range(0, shape.batch, micro)]
     batches = [inputs(shape, count) for count in counts]
     runs = [timed_step(model, masters, batches) for _ in range(warm_up + steps)][warm_up:]
@@ -231,7 +231,7 @@ def measure(shape: Shape, form: str, steps: int, warm_up: int) -> dict[str, floa
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--shapes", default=",".join(SHAPES))
-    arguments.add_argument("--forms", default="plain,compiled")
+    arguments.add_argument("--forms", default="plain,compiled,fast")
     arguments.add_argument("--out", default="train_step_h200")
     given = arguments.parse_args()
     hardware = torch.cuda.get_device_name()

@@ -1,0 +1,166 @@
+"""The kernels give what the readable layers give, forward and backward; here in Triton's interpreter."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton", reason="triton is not installed on this platform")
+
+from trainer import fast, layers
+from trainer.kernels import flash, gelu
+from trainer.kernels.qk_norm import qk_norm
+from trainer.kernels.temporal import MAX_FRAMES, temporal_attention
+from trainer.kernels.widths import pieces
+
+TOLERANCE = 5e-6  # relative to the largest value: float32, other order of sums
+
+
+@pytest.fixture(autouse=True)
+def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter is slow: tiles of a few rows, so that several are used."""
+    monkeypatch.setattr(flash, "FORWARD", (16, 16, 4, 1))
+    monkeypatch.setattr(flash, "BY_KEYS", (16, 32, 4, 1))
+    monkeypatch.setattr(flash, "BY_QUERIES", (32, 16, 4, 1))
+    monkeypatch.setattr(gelu, "COLUMNS", 64)
+    monkeypatch.setattr(gelu, "ROWS", 8)
+
+
+def _block(*, temporal: bool, width: int = 72, heads: int = 2) -> layers.Block:
+    block = layers.Block(width, heads, 4 * width, qk_norm=True, temporal=temporal)
+    with torch.no_grad():
+        for name, parameter in block.named_parameters():
+            parameter.normal_(0, 0.1)
+            if name.endswith("norm.weight"):
+                parameter.add_(1)
+    return block
+
+
+def _wave(frames: int, head_dim: int) -> tuple[Tensor, Tensor]:
+    rope = layers.Rope(head_dim, rounded=False)
+    torch.nn.init.zeros_(rope.freqs)
+    return rope(frames)
+
+
+def _outcome(
+    run: Callable[..., Tensor], given: list[Tensor], weights: list[Tensor], seed: Tensor
+) -> list[Tensor]:
+    """Return the result, and its gradients with regard to `given` and `weights`."""
+    given = [tensor.clone().requires_grad_() for tensor in given]
+    out = run(*given)
+    return [out, *torch.autograd.grad(out, [*given, *weights], seed, materialize_grads=True)]
+
+
+def _assert_near(ours: list[Tensor], readable: list[Tensor], names: list[str]) -> None:
+    for name, mine, wanted in zip(names, ours, readable, strict=True):
+        most = float(wanted.detach().abs().max())
+        off = float((mine - wanted).detach().abs().max())
+        assert off <= TOLERANCE * most + 1e-7, f"{name}: off by {off:.2e}, its largest value is {most:.2e}"
+
+
+@pytest.mark.parametrize("temporal", [False, True], ids=["spatial", "temporal"])
+@pytest.mark.parametrize(
+    ("frames", "places", "per_frame", "captions"),
+    [
+        (3, 3, True, (4, 9)),
+        (2, 2, False, None),
+        (1, 3, True, (1, 9)),
+        (3, 1, True, None),
+        (17, 1, True, None),
+    ],
+    ids=["video", "shared_modulation", "image", "one_place", "a_second_tile"],
+)
+def test_the_fast_block_is_the_readable_block_forward_and_backward(
+    temporal: bool, frames: int, places: int, per_frame: bool, captions: tuple[int, int] | None
+) -> None:
+    torch.manual_seed(frames)
+    block = _block(temporal=temporal)
+    x, y = torch.randn(2, frames * places, 72), torch.randn(2, 9, 72)
+    modulation = 0.3 * torch.randn(2, frames if per_frame else 1, 6, 72)
+    mask = None if captions is None else (torch.arange(9) < torch.tensor(captions)[:, None])[:, None, None]
+    wave = _wave(frames, 36) if temporal else None
+    seed = torch.randn_like(x)
+    weights = dict(block.named_parameters())
+
+    def outcome(run: Callable[..., Tensor]) -> list[Tensor]:
+        return _outcome(
+            lambda x, y, m: run(x, y, m, mask, frames, wave), [x, y, modulation], [*weights.values()], seed
+        )
+
+    ours = outcome(lambda *given: fast.fast_block(block, *given))
+    _assert_near(ours, outcome(block), ["out", "dx", "dy", "dmodulation", *weights])
+
+
+@pytest.mark.parametrize("head_dim", [72, 40])
+def test_attention_over_time_at_the_published_head_and_at_others(head_dim: int) -> None:
+    torch.manual_seed(head_dim)
+    frames, places, heads = 5, 3, 2
+    attention = layers.SelfAttention(heads * head_dim, heads, qk_norm=True)
+    wave = _wave(frames, head_dim)
+    x = torch.randn(2, frames * places, heads * head_dim)
+
+    def ours(x: Tensor) -> Tensor:
+        qkv = attention.qkv(x).view(-1, 3, heads, head_dim)
+        q, k, v = qk_norm(qkv, attention.q_norm.weight, attention.k_norm.weight, (*wave, places))
+        return attention.proj(temporal_attention(q, k, v, frames, places).view(x.shape))
+
+    def readable(x: Tensor) -> Tensor:
+        by_place = x.view(2, frames, places, -1).transpose(1, 2).flatten(0, 1)
+        return attention(by_place, wave).view(2, places, frames, -1).transpose(1, 2).reshape(x.shape)
+
+    weights, seed = dict(attention.named_parameters()), torch.randn_like(x)
+    _assert_near(
+        _outcome(ours, [x], [*weights.values()], seed),
+        _outcome(readable, [x], [*weights.values()], seed),
+        ["out", "dx", *weights],
+    )
+
+
+def test_a_caption_costs_its_own_length_and_what_lies_behind_it_is_not_read() -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 5, 2, 40), torch.randn(2, 30, 2, 40), torch.randn(2, 30, 2, 40)
+    lengths = torch.tensor([30, 3], dtype=torch.int32)
+    out = flash.flash_attention(q, k, v, lengths)
+    k[1, 3:], v[1, 3:] = torch.nan, torch.nan
+    assert torch.equal(flash.flash_attention(q, k, v, lengths), out)
+
+
+def test_queries_split_over_programs_give_the_gradients_of_one() -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, length, 1, 40, requires_grad=True) for length in (132, 20, 20))
+    seed = torch.randn(1, 132, 1, 40)
+    split = torch.autograd.grad(flash.flash_attention(q, k, v), [q, k, v], seed)
+    library = torch.nn.functional.scaled_dot_product_attention(*(part.transpose(1, 2) for part in (q, k, v)))
+    wanted = torch.autograd.grad(library.transpose(1, 2), [q, k, v], seed)
+    _assert_near(list(split), list(wanted), ["dq", "dk", "dv"])
+
+
+def test_the_same_input_gives_the_same_bits() -> None:
+    torch.manual_seed(0)
+    block, x, y = _block(temporal=True), torch.randn(1, 12, 72), torch.randn(1, 4, 72)
+    modulation, wave = torch.randn(1, 3, 6, 72), _wave(3, 36)
+
+    def run() -> list[Tensor]:
+        return _outcome(
+            lambda x: fast.fast_block(block, x, y, modulation, None, 3, wave),
+            [x],
+            list(block.parameters()),
+            torch.ones_like(x),
+        )
+
+    assert all(torch.equal(first, second) for first, second in zip(run(), run(), strict=True))
+
+
+def test_more_frames_than_the_kernel_holds_are_refused() -> None:
+    q = torch.zeros(MAX_FRAMES + 1, 1, 16)
+    with pytest.raises(ValueError, match=f"{MAX_FRAMES + 1} latent frames; this kernel holds at most"):
+        temporal_attention(q, q, q, MAX_FRAMES + 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("width", "expected"),
+    [(72, (64, 16)), (64, (64, 0)), (1152, (1024, 128)), (1872, (1024, 1024)), (8, (16, 0))],
+)
+def test_a_width_is_cut_into_two_powers_of_two(width: int, expected: tuple[int, int]) -> None:
+    assert pieces(width, 16) == expected

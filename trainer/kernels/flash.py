@@ -1,0 +1,379 @@
+"""Attention to captions of different lengths: a short one costs what it holds, and no mask is built.
+
+A head of 72 columns is taken as 64 + 16 instead of being filled to 128. The method is FlashAttention-2's (Dao
+2023, arXiv:2307.08691): softmax on the fly forward, and two passes backward, one by keys and one by queries,
+without atomic sums, so that the same input gives the same bits. With equal lengths cuDNN's attention is as
+fast or faster (docs/decisions.md), so attention within a frame uses that.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.library import triton_op, wrap_triton
+
+from trainer.kernels.widths import pieces
+
+# Rows of queries and keys in a tile, warps, stages: (forward, backward by keys, backward by queries).
+FORWARD = (128, 64, 4, 3)
+BY_KEYS = (64, 128, 8, 2)
+BY_QUERIES = (128, 64, 8, 2)
+FEW_PROGRAMS = 264  # fewer programs than this by keys leave multiprocessors idle: the queries are split
+
+
+@triton.jit
+def _load(pointer, row, c1, c2, stride, count, WIDTH: tl.constexpr):
+    inside = row[:, None] < count
+    x1 = tl.load(pointer + row[:, None] * stride + c1[None], mask=inside, other=0.0)
+    x2 = tl.load(pointer + row[:, None] * stride + c2[None], mask=inside & (c2[None] < WIDTH), other=0.0)
+    return x1, x2
+
+
+@triton.jit
+def _store(pointer, x1, x2, row, c1, c2, stride, count, WIDTH: tl.constexpr):
+    inside = row[:, None] < count
+    kind = pointer.dtype.element_ty
+    tl.store(pointer + row[:, None] * stride + c1[None], x1.to(kind), mask=inside)
+    tl.store(pointer + row[:, None] * stride + c2[None], x2.to(kind), mask=inside & (c2[None] < WIDTH))
+
+
+@triton.jit
+def _flash_forward_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    lengths_ptr,
+    out_ptr,
+    lse_ptr,
+    q_batch,
+    q_row,
+    k_batch,
+    k_row,
+    v_batch,
+    v_row,
+    queries,
+    keys,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    FIRST: tl.constexpr,
+    SECOND: tl.constexpr,
+    SCALE: tl.constexpr,  # times log2(e)
+    RAGGED: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+):
+    b = (tl.program_id(1) // HEADS).to(tl.int64)
+    head = tl.program_id(1) % HEADS
+    row = tl.program_id(0) * M + tl.arange(0, M)
+    c1 = tl.arange(0, FIRST)
+    c2 = FIRST + tl.arange(0, SECOND)
+    count = tl.load(lengths_ptr + b) if RAGGED else keys
+    q1, q2 = _load(q_ptr + b * q_batch + head * WIDTH, row, c1, c2, q_row, queries, WIDTH)
+    k_start = k_ptr + b * k_batch + head * WIDTH
+    v_start = v_ptr + b * v_batch + head * WIDTH
+    top = tl.full((M,), -float("inf"), tl.float32)
+    total = tl.zeros((M,), tl.float32)
+    acc1 = tl.zeros((M, FIRST), tl.float32)
+    acc2 = tl.zeros((M, SECOND), tl.float32)
+    for start in range(0, count, N):
+        key = start + tl.arange(0, N)
+        k1, k2 = _load(k_start, key, c1, c2, k_row, count, WIDTH)
+        s = tl.dot(q1, tl.trans(k1))
+        s = tl.dot(q2, tl.trans(k2), s) * SCALE
+        s = tl.where(key[None] < count, s, -float("inf"))
+        new = tl.maximum(top, tl.max(s, 1))
+        p = tl.exp2(s - new[:, None])
+        old = tl.exp2(top - new)
+        total = total * old + tl.sum(p, 1)
+        v1, v2 = _load(v_start, key, c1, c2, v_row, count, WIDTH)
+        p = p.to(v1.dtype)
+        acc1 = tl.dot(p, v1, acc1 * old[:, None])
+        acc2 = tl.dot(p, v2, acc2 * old[:, None])
+        top = new
+    full: tl.constexpr = HEADS * WIDTH
+    out = out_ptr + b * queries * full + head * WIDTH
+    _store(out, acc1 / total[:, None], acc2 / total[:, None], row, c1, c2, full, queries, WIDTH)
+    tl.store(
+        lse_ptr + tl.program_id(1).to(tl.int64) * queries + row, top + tl.log2(total), mask=row < queries
+    )
+
+
+@triton.jit
+def _delta(
+    out_ptr,
+    dout_ptr,
+    delta_ptr,
+    rows,  # B queries H
+    queries,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    FIRST: tl.constexpr,
+    SECOND: tl.constexpr,
+    M: tl.constexpr,
+):
+    """The sum over a head of out * dout, [B, H, queries]."""
+    row = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
+    c1 = tl.arange(0, FIRST)
+    c2 = FIRST + tl.arange(0, SECOND)
+    o1, o2 = _load(out_ptr, row, c1, c2, WIDTH, rows, WIDTH)
+    d1, d2 = _load(dout_ptr, row, c1, c2, WIDTH, rows, WIDTH)
+    total = tl.sum(o1.to(tl.float32) * d1.to(tl.float32), 1) + tl.sum(
+        o2.to(tl.float32) * d2.to(tl.float32), 1
+    )
+    token = row // HEADS
+    place = ((token // queries) * HEADS + row % HEADS) * queries + token % queries
+    tl.store(delta_ptr + place, total, mask=row < rows)
+
+
+@triton.jit
+def _by_keys(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    lengths_ptr,
+    dout_ptr,
+    lse_ptr,
+    delta_ptr,
+    dk_ptr,  # [splits, B, keys, H, D]
+    dv_ptr,
+    q_batch,
+    q_row,
+    k_batch,
+    k_row,
+    v_batch,
+    v_row,
+    queries,
+    keys,
+    queries_per_split,
+    split_stride,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    FIRST: tl.constexpr,
+    SECOND: tl.constexpr,
+    SCALE: tl.constexpr,
+    RAGGED: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+):
+    b = (tl.program_id(1) // HEADS).to(tl.int64)
+    head = tl.program_id(1) % HEADS
+    split = tl.program_id(2).to(tl.int64)
+    key = tl.program_id(0) * N + tl.arange(0, N)
+    c1 = tl.arange(0, FIRST)
+    c2 = FIRST + tl.arange(0, SECOND)
+    count = tl.load(lengths_ptr + b) if RAGGED else keys
+    full: tl.constexpr = HEADS * WIDTH
+    k1, k2 = _load(k_ptr + b * k_batch + head * WIDTH, key, c1, c2, k_row, count, WIDTH)
+    v1, v2 = _load(v_ptr + b * v_batch + head * WIDTH, key, c1, c2, v_row, count, WIDTH)
+    dk1 = tl.zeros((N, FIRST), tl.float32)
+    dk2 = tl.zeros((N, SECOND), tl.float32)
+    dv1 = tl.zeros((N, FIRST), tl.float32)
+    dv2 = tl.zeros((N, SECOND), tl.float32)
+    q_start = q_ptr + b * q_batch + head * WIDTH
+    do_start = dout_ptr + b * queries * full + head * WIDTH
+    line = tl.program_id(1).to(tl.int64) * queries
+    begin = split * queries_per_split
+    end = tl.minimum(begin + queries_per_split, queries)
+    if tl.program_id(0) * N >= count:
+        end = begin
+    for start in range(begin, end, M):
+        row = start + tl.arange(0, M)
+        q1, q2 = _load(q_start, row, c1, c2, q_row, end, WIDTH)
+        lse = tl.load(lse_ptr + line + row, mask=row < end, other=float("inf"))
+        s = tl.dot(k1, tl.trans(q1))
+        s = tl.dot(k2, tl.trans(q2), s) * SCALE
+        p = tl.exp2(s - lse[None])
+        p = tl.where(key[:, None] < count, p, 0.0)
+        do1, do2 = _load(do_start, row, c1, c2, full, end, WIDTH)
+        dp = tl.dot(v1, tl.trans(do1))
+        dp = tl.dot(v2, tl.trans(do2), dp)
+        pk = p.to(do1.dtype)
+        dv1 = tl.dot(pk, do1, dv1)
+        dv2 = tl.dot(pk, do2, dv2)
+        delta = tl.load(delta_ptr + line + row, mask=row < end, other=0.0)
+        ds = (p * (dp - delta[None])).to(q1.dtype)
+        dk1 = tl.dot(ds, q1, dk1)
+        dk2 = tl.dot(ds, q2, dk2)
+    natural: tl.constexpr = SCALE * 0.6931471805599453
+    place = split * split_stride + b * keys * full + head * WIDTH
+    _store(dv_ptr + place, dv1, dv2, key, c1, c2, full, keys, WIDTH)
+    _store(dk_ptr + place, dk1 * natural, dk2 * natural, key, c1, c2, full, keys, WIDTH)
+
+
+@triton.jit
+def _by_queries(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    lengths_ptr,
+    dout_ptr,
+    lse_ptr,
+    delta_ptr,
+    dq_ptr,
+    q_batch,
+    q_row,
+    k_batch,
+    k_row,
+    v_batch,
+    v_row,
+    queries,
+    keys,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    FIRST: tl.constexpr,
+    SECOND: tl.constexpr,
+    SCALE: tl.constexpr,
+    RAGGED: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+):
+    b = (tl.program_id(1) // HEADS).to(tl.int64)
+    head = tl.program_id(1) % HEADS
+    row = tl.program_id(0) * M + tl.arange(0, M)
+    c1 = tl.arange(0, FIRST)
+    c2 = FIRST + tl.arange(0, SECOND)
+    count = tl.load(lengths_ptr + b) if RAGGED else keys
+    full: tl.constexpr = HEADS * WIDTH
+    q1, q2 = _load(q_ptr + b * q_batch + head * WIDTH, row, c1, c2, q_row, queries, WIDTH)
+    do1, do2 = _load(dout_ptr + b * queries * full + head * WIDTH, row, c1, c2, full, queries, WIDTH)
+    line = tl.program_id(1).to(tl.int64) * queries
+    lse = tl.load(lse_ptr + line + row, mask=row < queries, other=float("inf"))
+    delta = tl.load(delta_ptr + line + row, mask=row < queries, other=0.0)
+    k_start = k_ptr + b * k_batch + head * WIDTH
+    v_start = v_ptr + b * v_batch + head * WIDTH
+    dq1 = tl.zeros((M, FIRST), tl.float32)
+    dq2 = tl.zeros((M, SECOND), tl.float32)
+    for start in range(0, count, N):
+        key = start + tl.arange(0, N)
+        k1, k2 = _load(k_start, key, c1, c2, k_row, count, WIDTH)
+        s = tl.dot(q1, tl.trans(k1))
+        s = tl.dot(q2, tl.trans(k2), s) * SCALE
+        p = tl.exp2(s - lse[:, None])
+        p = tl.where(key[None] < count, p, 0.0)
+        v1, v2 = _load(v_start, key, c1, c2, v_row, count, WIDTH)
+        dp = tl.dot(do1, tl.trans(v1))
+        dp = tl.dot(do2, tl.trans(v2), dp)
+        ds = (p * (dp - delta[:, None])).to(k1.dtype)
+        dq1 = tl.dot(ds, k1, dq1)
+        dq2 = tl.dot(ds, k2, dq2)
+    natural: tl.constexpr = SCALE * 0.6931471805599453
+    dq = dq_ptr + b * queries * full + head * WIDTH
+    _store(dq, dq1 * natural, dq2 * natural, row, c1, c2, full, queries, WIDTH)
+
+
+def _constants(q: Tensor, lengths: Tensor | None) -> dict[str, int | float | bool]:
+    heads, width = q.shape[2:]
+    first, second = pieces(width, 16)
+    return {
+        "HEADS": heads,
+        "WIDTH": width,
+        "FIRST": first,
+        "SECOND": max(second, 16),
+        "SCALE": width**-0.5 * 1.4426950408889634,
+        "RAGGED": lengths is not None,
+    }
+
+
+def _places(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:
+    for part in (q, k, v):
+        assert part.stride()[2:] == (part.shape[3], 1), "a token's heads lie side by side"
+    return (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2], q.shape[1], k.shape[1])
+
+
+def _tile(choice: tuple[int, int, int, int]) -> dict[str, int]:
+    return dict(zip(("M", "N", "num_warps", "num_stages"), choice, strict=True))
+
+
+@triton_op("vidcurate::flash", mutates_args={})
+def _flash(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+    b, queries, heads, width = q.shape
+    out = q.new_empty(b, queries, heads, width)
+    lse = torch.empty(b, heads, queries, device=q.device, dtype=torch.float32)
+    wrap_triton(_flash_forward_kernel)[(triton.cdiv(queries, FORWARD[0]), b * heads)](
+        q,
+        k,
+        v,
+        q if lengths is None else lengths,
+        out,
+        lse,
+        *_places(q, k, v),
+        **_constants(q, lengths),
+        **_tile(FORWARD),
+    )
+    return out, lse
+
+
+@triton_op("vidcurate::flash_backward", mutates_args={})
+def _flash_backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, out: Tensor, lse: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    b, queries, heads, width = q.shape
+    keys = k.shape[1]
+    constants = _constants(q, lengths)
+    places = _places(q, k, v)
+    given = q if lengths is None else lengths
+    delta = torch.empty_like(lse)
+    rows = b * queries * heads
+    wrap_triton(_delta)[(triton.cdiv(rows, 128),)](
+        out,
+        dout,
+        delta,
+        rows,
+        queries,
+        HEADS=heads,
+        WIDTH=width,
+        FIRST=constants["FIRST"],
+        SECOND=constants["SECOND"],
+        M=128,
+    )
+    dq = q.new_empty(q.shape)
+    wrap_triton(_by_queries)[(triton.cdiv(queries, BY_QUERIES[0]), b * heads)](
+        q, k, v, given, dout, lse, delta, dq, *places, **constants, **_tile(BY_QUERIES)
+    )
+    programs = triton.cdiv(keys, BY_KEYS[1]) * b * heads
+    tiles = triton.cdiv(queries, BY_KEYS[0])
+    splits = max(1, min(triton.cdiv(FEW_PROGRAMS, programs), tiles // 4))
+    per_split = triton.cdiv(tiles, splits) * BY_KEYS[0]
+    kind = q.dtype if splits == 1 else torch.float32
+    dk = torch.empty(splits, b, keys, heads, width, device=q.device, dtype=kind)
+    dv = torch.empty_like(dk)
+    wrap_triton(_by_keys)[(triton.cdiv(keys, BY_KEYS[1]), b * heads, splits)](
+        q,
+        k,
+        v,
+        given,
+        dout,
+        lse,
+        delta,
+        dk,
+        dv,
+        *places,
+        per_split,
+        b * keys * heads * width,
+        **constants,
+        **_tile(BY_KEYS),
+    )
+    if splits == 1:
+        return dq, dk.squeeze(0), dv.squeeze(0)
+    return dq, dk.sum(0).to(q.dtype), dv.sum(0).to(q.dtype)
+
+
+def _keep(ctx, inputs, output):
+    ctx.save_for_backward(*inputs, *output)
+
+
+def _derivative(ctx, dout, _):
+    q, k, v, lengths, out, lse = ctx.saved_tensors
+    return (*_flash_backward(dout.contiguous(), q, k, v, lengths, out, lse), None)
+
+
+_flash.register_autograd(_derivative, setup_context=_keep)
+
+
+def flash_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = None) -> Tensor:
+    """Return [B, Lq, H, D] for q [B, Lq, H, D] and k, v [B, Lk, H, D]; the heads of a token lie side by side.
+
+    `lengths`, int32 [B], are the numbers of real keys, at least 1 each; None: all Lk.
+    """
+    out: Tensor = _flash(q, k, v, lengths)[0]
+    return out

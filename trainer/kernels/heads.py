@@ -1,0 +1,25 @@
+"""What the attention kernels do to the rows of one head: norm, rotation, and both backwards."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def inverse_rms(x1, x2, WIDTH: tl.constexpr, EPS: tl.constexpr):
+    """Return 1 / rms of each row of (x1 | x2), whose columns beyond WIDTH are zero."""
+    square = tl.sum(x1 * x1, 1) + tl.sum(x2 * x2, 1)
+    return 1.0 / tl.sqrt(square / WIDTH + EPS)
+
+
+@triton.jit
+def norm_backward(d1, d2, n1, n2, rms, WIDTH: tl.constexpr):
+    """Return the gradient of rows x with n = x * rms, where d is the gradient of n."""
+    along = (tl.sum(d1 * n1, 1) + tl.sum(d2 * n2, 1)) / WIDTH
+    return rms[:, None] * (d1 - n1 * along[:, None]), rms[:, None] * (d2 - n2 * along[:, None])
+
+
+@triton.jit
+def turn(x, cosine, sine, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Turn neighbouring pairs of columns by their angle; with -sine, turn them back."""
+    a, b = tl.split(tl.reshape(x, (ROWS, COLUMNS // 2, 2)))
+    return x * cosine + tl.reshape(tl.join(-b, a), (ROWS, COLUMNS)) * sine
