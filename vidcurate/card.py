@@ -66,8 +66,8 @@ def facts(run: Path, spec: CardSpec) -> dict[str, Any]:
     clips = _clips(run)
     kept = clips.filter("is_kept")
     seconds = _seconds(kept)
-    rows = tally.by(clips["source_dataset"], None)
-    good = tally.by(kept["source_dataset"], seconds)
+    rows = tally.count(tally.by_value(clips["source_dataset"]), None)
+    good = tally.count(tally.by_value(kept["source_dataset"]), seconds)
     none: dict[str, Any] = {"clips": 0, "hours": 0.0}
     sources = [
         {
@@ -95,7 +95,7 @@ def facts(run: Path, spec: CardSpec) -> dict[str, Any]:
         "sources": sources,
         "licences_without_a_source": sorted(set(spec.licences) - set(rows)),
         "levels": _levels(run),
-        "buckets": tally.by(tally.bucket_names(kept, buckets), seconds),
+        "buckets": tally.count(tally.by_bucket(kept, buckets), seconds),
         "buckets_are_the_splits": is_own,
         "durations": _histogram(seconds, _DURATIONS, "s") if seconds is not None else [],
         "short_sides": _histogram(sides, _SHORT_SIDES, "px"),

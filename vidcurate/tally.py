@@ -1,11 +1,15 @@
 """Clips and hours by source, level and bucket: the counts that a what-if and a data card show."""
 
 import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from vidcurate import buckets, table
 from vidcurate.buckets import BucketSpec
@@ -33,8 +37,24 @@ def bucket_table(run: Path) -> tuple[BucketSpec, bool]:
     return BucketSpec(table=every), False
 
 
-def bucket_names(clips: pl.DataFrame, spec: BucketSpec) -> pl.Series:
-    """Return the resolution and length of each clip's bucket, such as 720p-102f, or why it is in none.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """What each row belongs to: its place in `names`."""
+
+    names: tuple[str, ...]
+    place: NDArray[np.int64]
+
+
+def by_value(values: pl.Series) -> Groups:
+    """Return rows grouped by the text of a column; null is `unknown`."""
+    text = values.cast(pl.String).fill_null("unknown")
+    names = text.unique().sort()
+    codes = text.cast(pl.Enum(names)).to_physical().cast(pl.Int64).to_numpy()
+    return Groups(names=tuple(names), place=codes)
+
+
+def by_bucket(clips: pl.DataFrame, spec: BucketSpec) -> Groups:
+    """Return rows grouped by resolution and length of their bucket, such as 720p-102f, or why they have none.
 
     A draw of the table is left out of account: each clip is where it would be if it won.
     """
@@ -43,20 +63,29 @@ def bucket_names(clips: pl.DataFrame, spec: BucketSpec) -> pl.Series:
         for size, lengths in spec.table.items()
     }
     certain = spec.model_copy(update={"table": sure, "published": False})
-    frames, height, width = (
-        clips[name].cast(pl.Int64).fill_null(0).to_numpy()
-        if name in clips.columns
-        else np.zeros(len(clips), dtype=np.int64)
-        for name in ("num_frames", "height", "width")
+    names = ("num_frames", "height", "width")
+    sizes = clips.select(
+        (pl.col(name) if name in clips.columns else pl.lit(0)).cast(pl.Int64).fill_null(0).alias(name)
+        for name in names
     )
-    found = buckets.assign(certain, np.zeros(len(clips), dtype=np.uint64), frames, height, width, 0)
-    names = [f"{one.resolution}-{one.num_frames}f" for one in found.buckets]
-    reasons = [f"no bucket: {word}" if word else "" for word in buckets.REASONS]
-    reasons[buckets.REASONS.index("too_small")] = "no bucket: too_small"
-    place = np.where(found.bucket >= 0, found.bucket, len(names) + found.reason.astype(np.int64))
+    if len(sizes) != len(clips):  # literals alone make one row
+        sizes = pl.concat([sizes] * len(clips))
+    # Clips are many, sizes are few.
+    few = sizes.unique(maintain_order=True).with_row_index("size")
+    of_clip = sizes.join(few, on=names, how="left", maintain_order="left")["size"].to_numpy()
+    frames, height, width = (few[name].to_numpy() for name in names)
+    found = buckets.assign(certain, np.zeros(len(few), dtype=np.uint64), frames, height, width, 0)
+    of_bucket = [f"{one.resolution}-{one.num_frames}f" for one in found.buckets]
+    every = [*of_bucket, *(f"no bucket: {word}" for word in buckets.REASONS), "no bucket: size unknown"]
+    place = np.where(found.bucket >= 0, found.bucket, len(of_bucket) + found.reason.astype(np.int64))
     unknown = (frames <= 0) | (height <= 0) | (width <= 0)
-    place = np.where(unknown, len(names) + len(reasons), place)
-    return pl.Series([*names, *reasons, "no bucket: size unknown"]).gather(place).alias("bucket")
+    place[unknown] = len(every) - 1
+    place = place[of_clip]
+    used = np.flatnonzero(np.bincount(place, minlength=len(every)))
+    labels = sorted({every[at] for at in used})
+    of_place = np.zeros(len(every), dtype=np.int64)
+    of_place[used] = [labels.index(every[at]) for at in used]
+    return Groups(names=tuple(labels), place=of_place[place])
 
 
 def level_cuts(run: Path) -> tuple[str, list[float]] | None:
@@ -67,38 +96,54 @@ def level_cuts(run: Path) -> tuple[str, list[float]] | None:
     return told["column"], [level["max"] for level in told["levels"]]
 
 
-def level_names(values: pl.Series, ends: list[float]) -> pl.Series:
-    """Return the level that each value lies in by the levels' upper ends; the last is open above."""
+def by_level(values: pl.Series, ends: list[float]) -> Groups:
+    """Return rows grouped by the level that each value lies in, by the levels' ends; the last is open."""
     known = values.cast(pl.Float64).fill_nan(None)
     place = np.minimum(np.searchsorted(ends, known.fill_null(0.0).to_numpy(), side="left"), len(ends) - 1)
-    return (
-        pl.DataFrame({"value": known, "level": place + 1})
-        .select(
-            pl.when(pl.col("value").is_null())
-            .then(pl.lit("unknown"))
-            .otherwise(pl.col("level").cast(pl.String))
-            .alias("level")
-        )
-        .to_series()
-    )
+    place[known.is_null().to_numpy()] = len(ends)
+    names = [str(number) for number in range(1, len(ends) + 1)]
+    return Groups(names=(*names, "unknown"), place=place.astype(np.int64))
 
 
-def by(
-    names: pl.Series, seconds: pl.Series | None, kept: pl.Series | None = None
-) -> dict[str, dict[str, Any]]:
-    """Return name → {clips, hours} of the kept rows, the names sorted; hours are null without durations."""
-    frame = pl.DataFrame({"name": names.cast(pl.String).fill_null("unknown")})
-    frame = frame.with_columns(
-        (seconds if seconds is not None else pl.lit(None, pl.Float64)).alias("seconds")
-    )
-    if kept is not None:
-        frame = frame.filter(kept)
-    found = (
-        frame.group_by("name")
-        .agg(pl.len().alias("clips"), pl.col("seconds").sort().sum().alias("seconds"))
-        .sort("name")
-    )
-    return {
-        name: {"clips": clips, "hours": None if seconds is None else round(total / 3600, 6)}
-        for name, clips, total in found.iter_rows()
-    }
+class Tally:
+    """Counts rows by several groupings at once: a row's cell in all of them is worked out once."""
+
+    def __init__(self, groups: Mapping[str, Groups], seconds: pl.Series | None) -> None:
+        self._groups = dict(groups)
+        self._shape = tuple(len(group.names) for group in groups.values())
+        places = [group.place for group in groups.values()]
+        self._cell = np.ravel_multi_index(places, self._shape).astype(np.int32)
+        known = None if seconds is None else seconds.cast(pl.Float64).fill_nan(None).fill_null(0.0)
+        self._seconds = None if known is None else known.to_numpy()
+
+    def of(self, kept: pl.Series | None = None) -> dict[str, dict[str, dict[str, Any]]]:
+        """Return grouping → name → {clips, hours} of the kept rows; names without rows are left out.
+
+        Hours are null where durations are not known to the table.
+        """
+        inside = slice(None) if kept is None else np.flatnonzero(kept.to_numpy())
+        cell, size = self._cell[inside], math.prod(self._shape)
+        clips = np.bincount(cell, minlength=size).reshape(self._shape)
+        hours = None
+        if self._seconds is not None:
+            hours = (
+                np.bincount(cell, weights=self._seconds[inside], minlength=size).reshape(self._shape) / 3600
+            )
+        found = {}
+        for axis, (name, group) in enumerate(self._groups.items()):
+            others = tuple(number for number in range(len(self._shape)) if number != axis)
+            counts, sums = clips.sum(axis=others), None if hours is None else hours.sum(axis=others)
+            found[name] = {
+                label: {
+                    "clips": int(counts[at]),
+                    "hours": None if sums is None else round(float(sums[at]), 6),
+                }
+                for at, label in enumerate(group.names)
+                if counts[at]
+            }
+        return found
+
+
+def count(groups: Groups, seconds: pl.Series | None) -> dict[str, dict[str, Any]]:
+    """Return name → {clips, hours} of one grouping."""
+    return Tally({"all": groups}, seconds).of()["all"]

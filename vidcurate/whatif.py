@@ -17,21 +17,17 @@ from vidcurate import recipe as recipes
 from vidcurate import table, tally
 from vidcurate.errors import InputError
 from vidcurate.filter import FilterSpec, plan_of, with_preset
-from vidcurate.filter.plan import Plan, applied, survivors
+from vidcurate.filter.plan import Masks, Plan, applied, survivors
 
 MAX_POINTS = 200  # of a sweep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """The columns that are judged and counted, a row a clip, and how the rows are named."""
+    """The columns that are judged, a row a clip, how the rows are counted, and which are kept now."""
 
     clips: pl.DataFrame
-    where: Path
-    source: pl.Series
-    level: pl.Series | None
-    bucket: pl.Series
-    seconds: pl.Series | None
+    tally: tally.Tally
     kept_now: pl.Series | None
 
 
@@ -58,50 +54,36 @@ def spec_of(
     return with_preset(recipes.parse(json.dumps(start), FilterSpec, where="--set", settings=settings))
 
 
-def _plan(run: Path, spec: FilterSpec) -> tuple[pl.LazyFrame, Plan, Path]:
+def read(run: Path, specs: Sequence[FilterSpec]) -> tuple[Facts, list[Plan]]:
+    """Return what the rules of `specs` ask for and what is counted, and the rules. Raises ColumnError."""
     previous = table.previous_stage(run, "filter")
     clips, where = table.scan(run, previous), table.stage_path(run, previous)
-    return clips, plan_of(clips.collect_schema(), spec, where), where
-
-
-def read(run: Path, specs: Sequence[FilterSpec]) -> Facts:
-    """Return what the rules of `specs` ask for and what is counted. Raises ColumnError, StageError."""
-    wanted = {"clip_id", *tally.COLUMNS}
-    for spec in specs:
-        clips, plan, where = _plan(run, spec)
-        wanted |= plan.columns()
+    schema = clips.collect_schema()
+    plans = [plan_of(schema, spec, where) for spec in specs]
+    wanted = {*tally.COLUMNS, *(name for plan in plans for name in plan.judged())}
     cuts = tally.level_cuts(run)
     if cuts is not None:
         wanted.add(cuts[0])
-    names = [name for name in clips.collect_schema() if name in wanted]
-    facts = clips.select(names).collect(engine="streaming")
+    facts = clips.select(name for name in schema if name in wanted).collect(engine="streaming")
     judged = table.stage_path(run, "filter")
     now = pl.read_parquet(judged, columns=["is_kept"])["is_kept"] if judged.exists() else None
-    unnamed = pl.Series("source_dataset", ["unknown"]).new_from_index(0, len(facts))
-    return Facts(
-        clips=facts,
-        where=where,
-        source=facts["source_dataset"] if "source_dataset" in facts.columns else unnamed,
-        level=tally.level_names(facts[cuts[0]], cuts[1]) if cuts and cuts[0] in facts.columns else None,
-        bucket=tally.bucket_names(facts, tally.bucket_table(run)[0]),
-        seconds=facts["duration_seconds"] if "duration_seconds" in facts.columns else None,
-        kept_now=now,
-    )
+    groups = {}
+    if "source_dataset" in facts.columns:
+        groups["by_source"] = tally.by_value(facts["source_dataset"])
+    if cuts is not None and cuts[0] in facts.columns:
+        groups["by_level"] = tally.by_level(facts[cuts[0]], cuts[1])
+    groups["by_bucket"] = tally.by_bucket(facts, tally.bucket_table(run)[0])
+    seconds = facts["duration_seconds"] if "duration_seconds" in facts.columns else None
+    return Facts(clips=facts, tally=tally.Tally(groups, seconds), kept_now=now), plans
 
 
-def _counts(facts: Facts, kept: pl.Series) -> dict[str, Any]:
+def _counted(facts: Facts, kept: pl.Series) -> tuple[dict[str, Any], dict[str, dict[str, dict[str, Any]]]]:
+    """Return {clips, hours, share} of the kept rows, and the same by group."""
+    found = facts.tally.of(kept)
     clips = int(kept.sum())
-    hours = (
-        None if facts.seconds is None else round((facts.seconds.filter(kept).sort().sum() or 0.0) / 3600, 6)
-    )
-    return {"clips": clips, "hours": hours, "share": round(clips / max(1, len(kept)), 6)}
-
-
-def _groups(facts: Facts, kept: pl.Series) -> dict[str, dict[str, dict[str, Any]]]:
-    found = {"by_source": tally.by(facts.source, facts.seconds, kept)}
-    if facts.level is not None:
-        found["by_level"] = tally.by(facts.level, facts.seconds, kept)
-    return {**found, "by_bucket": tally.by(facts.bucket, facts.seconds, kept)}
+    hours = [one["hours"] for one in found["by_bucket"].values()]
+    summed = None if None in hours else round(math.fsum(hours), 6)
+    return {"clips": clips, "hours": summed, "share": round(clips / max(1, len(kept)), 6)}, found
 
 
 def what_if(run: Path, spec: FilterSpec) -> dict[str, Any]:
@@ -111,29 +93,29 @@ def what_if(run: Path, spec: FilterSpec) -> dict[str, Any]:
     {rule, threshold, rejected (by it first), kept (after it)}; by_source, by_level (by the present cuts; when
     the run was split), by_bucket: name → {clips, hours}. Raises ColumnError, StageError.
     """
-    facts = read(run, [spec])
-    _, plan, _ = _plan(run, spec)
+    facts, (plan,) = read(run, [spec])
     left = pl.Series([True]).new_from_index(0, len(facts.clips))
     rules = []
     for rule, failed in applied(facts.clips, plan):
         rejected = int((left & failed).sum())
         left = left & ~failed
-        thresholds = facts.clips.select(rule.threshold.unique().sort()).to_series().to_list()
+        told = facts.clips.select(rule.threshold.unique()).to_series()
         rules.append(
             {
                 "rule": rule.measure if rule.stage != "filter" else pl.select(rule.name).item(),
                 "stage": rule.stage,
-                "threshold": "; ".join(thresholds),
+                "threshold": "; ".join(sorted(told)),
                 "rejected": rejected,
                 "kept": int(left.sum()),
             }
         )
-    found: dict[str, Any] = {"rows_in": len(facts.clips), "kept": _counts(facts, left)}
+    kept, groups = _counted(facts, left)
+    found: dict[str, Any] = {"rows_in": len(facts.clips), "kept": kept}
     if facts.kept_now is not None:
-        found["now"] = _counts(facts, facts.kept_now)
+        found["now"] = _counted(facts, facts.kept_now)[0]
         found["newly_kept"] = int((left & ~facts.kept_now).sum())
         found["newly_rejected"] = int((~left & facts.kept_now).sum())
-    return {**found, "rules": rules, **_groups(facts, left)}
+    return {**found, "rules": rules, **groups}
 
 
 def points(text: str) -> tuple[str, list[str]]:
@@ -163,14 +145,14 @@ def sweep(run: Path, start: FilterSpec, text: str) -> dict[str, Any]:
     ColumnError, StageError.
     """
     key, values = points(text)
-    document = json.dumps(start.model_dump(mode="json"))
+    document = json.dumps(start.model_dump(mode="json", exclude_defaults=True))
     specs = [
         recipes.parse(document, FilterSpec, where="--sweep", settings=[f"{key}={value}"]) for value in values
     ]
-    facts = read(run, specs)
-    found = []
-    for value, spec in zip(values, specs, strict=True):
-        kept = survivors(facts.clips, _plan(run, spec)[1])
-        found.append({"value": value, **_counts(facts, kept), **_groups(facts, kept)})
-    now = None if facts.kept_now is None else _counts(facts, facts.kept_now)
+    facts, plans = read(run, specs)
+    found, known = [], Masks()
+    for value, plan in zip(values, plans, strict=True):
+        kept, groups = _counted(facts, survivors(facts.clips, plan, known))
+        found.append({"value": value, **kept, **groups})
+    now = None if facts.kept_now is None else _counted(facts, facts.kept_now)[0]
     return {"setting": key, "rows_in": len(facts.clips), "now": now, "points": found}

@@ -21,17 +21,21 @@ class Plan:
     drops_copies: bool
     outliers: tuple[tuple[OutlierRule, pl.Expr], ...]
 
-    def columns(self) -> set[str]:
-        """Return the columns that the rules read."""
+    def judged(self) -> set[str]:
+        """Return the columns that the rules judge."""
         read = {"source_dataset" for rule, _ in self.outliers if rule.per_source_dataset}
-        if self.drops_copies:
-            read.update(duplicates.COLUMNS)
         for _, value in self.outliers:
             read.update(value.meta.root_names())
         for rule in self.rules:
-            for part in (rule.name, rule.fails, rule.value):
-                read.update(part.meta.root_names())
+            read.update(rule.fails.meta.root_names())
         return read
+
+    def columns(self) -> set[str]:
+        """Return the columns that the rules judge or tell of."""
+        told = self.judged()
+        for rule in self.rules:
+            told.update(rule.name.meta.root_names(), rule.value.meta.root_names())
+        return told
 
 
 def plan_of(schema: Schema, spec: FilterSpec, where: Path) -> Plan:
@@ -44,35 +48,39 @@ def plan_of(schema: Schema, spec: FilterSpec, where: Path) -> Plan:
     return Plan(rules=tuple(rules), drops_copies=drops_copies, outliers=tuple(outliers))
 
 
-def applied(facts: pl.DataFrame, plan: Plan) -> Iterator[tuple[Rule, pl.Series]]:
-    """Yield each rule in its order with the rows of `facts` that fail it (Boolean, no nulls).
+Masks = dict[str, pl.Series]
 
-    The best copy, and the limits of an outlier rule, are looked for among the rows that no rule before it
-    rejected.
+
+def _masks(facts: pl.DataFrame, plan: Plan, known: Masks) -> list[pl.Series]:
+    """Return which rows fail each rule; what `known` has by a rule's expression is not judged again."""
+    keys = [str(rule.fails) for rule in plan.rules]
+    new = {key: rule.fails for key, rule in zip(keys, plan.rules, strict=True) if key not in known}
+    found = facts.select(fails.fill_null(value=True).alias(key) for key, fails in new.items())
+    known.update({key: found[key] for key in new})
+    return [known[key] for key in keys]
+
+
+def applied(facts: pl.DataFrame, plan: Plan, known: Masks | None = None) -> Iterator[tuple[Rule, pl.Series]]:
+    """Yield each rule, in order, with the rows of `facts` that fail it (Boolean, no nulls).
+
+    An outlier rule looks for its limits among the rows that no rule before it rejected. `known` keeps what
+    the rules said of these facts, for the next plan that has some of the same.
     """
-    fails = facts.select(
-        rule.fails.fill_null(value=True).alias(str(place)) for place, rule in enumerate(plan.rules)
-    )
     rejected = pl.Series([False]).new_from_index(0, len(facts))
-    for place, rule in enumerate(plan.rules):
-        failed = fails[str(place)]
-        rejected = rejected | failed
-        yield rule, failed
-    if plan.drops_copies:
-        rule = duplicates.duplicate(facts.filter(~rejected))
-        failed = facts.select(rule.fails.fill_null(value=True)).to_series()
+    for rule, failed in zip(plan.rules, _masks(facts, plan, {} if known is None else known), strict=True):
         rejected = rejected | failed
         yield rule, failed
     for wanted, value in plan.outliers:
-        rule = outlier(facts.filter(~rejected), wanted, value)
+        needed = {*value.meta.root_names(), *(["source_dataset"] if wanted.per_source_dataset else [])}
+        rule = outlier(facts.select(sorted(needed)).filter(~rejected), wanted, value)
         failed = facts.select(rule.fails.fill_null(value=True)).to_series()
         rejected = rejected | failed
         yield rule, failed
 
 
-def survivors(facts: pl.DataFrame, plan: Plan) -> pl.Series:
-    """Return which rows of `facts` pass every rule (Boolean)."""
+def survivors(facts: pl.DataFrame, plan: Plan, known: Masks | None = None) -> pl.Series:
+    """Return which rows of `facts` pass every rule (Boolean); `known` as in `applied`."""
     kept = pl.Series([True]).new_from_index(0, len(facts))
-    for _, failed in applied(facts, plan):
+    for _, failed in applied(facts, plan, known):
         kept = kept & ~failed
     return kept.alias("is_kept")
