@@ -220,8 +220,7 @@ def _sample_if_due(state: TrainState, tools: Tools, last_step: int) -> None:
 
     def write() -> None:
         began = time.perf_counter()
-        with torch.device("meta"):
-            model = STDiT3(tools.recipe.model)
+        model = sample.sampling_model(tools.recipe)
         paths = sample.sample_round(run, state.step, model, weights, tools.recipe, state.stage)
         seconds = round(time.perf_counter() - began, 3)
         metrics.record_event(run, "sample", state.step, clips=len(paths), seconds=seconds)

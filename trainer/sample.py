@@ -19,13 +19,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from trainer import checkpoint, flow, gallery, noise, parts
+from trainer import checkpoint, flow, gallery, noise, parts, terminal
 from trainer.encode import text_encoder, video_encoder
 from trainer.flow import FlowSpec
 from trainer.recipe import SampleSpec, TrainRecipe
 from trainer.stdit import STDiT3
-from vidcurate import video
-from vidcurate.errors import InputError, StorageError, VidcurateError
+from vidcurate.errors import InputError, StorageError
 
 
 @torch.no_grad()
@@ -86,6 +85,8 @@ def sample_clips(
 
 def write_clip(path: Path, frames: NDArray[np.uint8], fps: float) -> None:
     """Write one clip (T, H, W, 3) as mp4; an odd last row or column is cut. Raises StorageError."""
+    from vidcurate import video  # PyAV is loaded where clips are written: training alone does without
+
     height, width = frames.shape[1] // 2 * 2, frames.shape[2] // 2 * 2
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -132,6 +133,12 @@ def sample_round(
     return [run / entry["file"] for entry in entries]
 
 
+def sampling_model(recipe: TrainRecipe) -> STDiT3:
+    """Return the recipe's model on the meta device. It projects captions itself, as samples have new ones."""
+    with torch.device("meta"):
+        return STDiT3(recipe.model.model_copy(update={"skip_y_embedder": False}))
+
+
 def load_model(path: Path, *, raw: bool = False) -> tuple[STDiT3, TrainRecipe, dict[str, Any]]:
     """Return the model with a checkpoint's moving average (`raw`: its weights), its recipe and its state.
 
@@ -142,9 +149,7 @@ def load_model(path: Path, *, raw: bool = False) -> tuple[STDiT3, TrainRecipe, d
     weights = checkpoint.read_part(path, part)
     state = checkpoint.read_state(path)
     recipe = TrainRecipe.model_validate_json(json.dumps(state["recipe"]))
-    with torch.device("meta"):
-        model = STDiT3(recipe.model)
-    model.to_empty(device="cpu")
+    model = sampling_model(recipe).to_empty(device="cpu")
     parts.copy_into(model.state_dict(), weights, str(path / part))
     return model.eval().requires_grad_(False), recipe, state
 
@@ -171,16 +176,12 @@ def _spec(recipe: TrainRecipe, given: argparse.Namespace, path: Path) -> SampleS
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m trainer.sample",
-        description="Sample clips from a checkpoint, or from a run's newest one.",
-        epilog='example:\n  python -m trainer.sample runs/smoke --prompt "a red square moves right"\n',
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    parser = terminal.parser(
+        "trainer.sample",
+        "Sample clips from a checkpoint, or from a run's newest one.",
+        '  python -m trainer.sample runs/smoke --prompt "a red square moves right"\n',
     )
-    parser.add_argument(
-        "path", type=Path, metavar="RUN", help="a run folder, or a checkpoint folder (step-…)"
-    )
+    terminal.add_run(parser)
     parser.add_argument(
         "--prompt", action="append", default=[], help="may be repeated; default: the recipe's"
     )
@@ -196,19 +197,18 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
-    try:
-        model, recipe, state = load_model(given.path, raw=given.raw)
-        spec = _spec(recipe, given, given.path)
-        stage = recipe.stages[min(state["stage_number"], len(recipe.stages) - 1)]
-        clips = sample_clips(model, None, recipe, stage.flow, spec, spec.prompts, seed=given.seed)
-        for number, (prompt, frames) in enumerate(zip(spec.prompts, clips, strict=True)):
-            path = given.out / f"{number:02d}-{given.seed}.mp4"
-            write_clip(path, frames, spec.fps)
-            print(f"{path}  {prompt}", flush=True)
-    except VidcurateError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    return terminal.end(lambda: _act(given))
+
+
+def _act(given: argparse.Namespace) -> None:
+    model, recipe, state = load_model(given.path, raw=given.raw)
+    spec = _spec(recipe, given, given.path)
+    stage = recipe.stages[min(state["stage_number"], len(recipe.stages) - 1)]
+    clips = sample_clips(model, None, recipe, stage.flow, spec, spec.prompts, seed=given.seed)
+    for number, (prompt, frames) in enumerate(zip(spec.prompts, clips, strict=True)):
+        path = given.out / f"{number:02d}-{given.seed}.mp4"
+        write_clip(path, frames, spec.fps)
+        print(f"{path}  {prompt}", flush=True)
 
 
 if __name__ == "__main__":
