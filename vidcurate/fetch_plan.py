@@ -112,9 +112,11 @@ def _files(clips: pl.LazyFrame) -> pl.DataFrame:
         if "is_kept" in schema
         else pl.col("ingest_problem").fill_null("missing_file") == "missing_file"
     )
+    has_size = "file_size_bytes" in schema
+    size = pl.col("file_size_bytes") if has_size else pl.lit(None, dtype=pl.Int64)
     return (
         clips.filter(pl.col("video_path").is_not_null())
-        .select("video_path", "file_size_bytes", wanted=wanted)
+        .select("video_path", wanted=wanted, file_size_bytes=size)
         .group_by("video_path", maintain_order=True)
         .agg(pl.col("wanted").sum().alias("clips"), pl.col("file_size_bytes").first())
         .with_columns(
@@ -157,7 +159,7 @@ def plan(
     """
     newest = table.newest_stage(run)
     clips = table.scan(run, newest)
-    needed = ("clip_id", "video_path", "file_size_bytes", "ingest_problem")
+    needed = ("clip_id", "video_path", "ingest_problem")
     require(clips.collect_schema(), needed, str(table.stage_path(run, newest)))
     members = directory(run, parts, progress=progress).with_row_index("place")
     files = _files(clips)
