@@ -140,14 +140,16 @@ def test_no_two_files_import_each_other(package: str, floors: list[set[str]]) ->
         assert not reaches(module, module, set()), f"{package}.{module} imports itself through others"
 
 
-def test_vidcurate_does_not_know_trainer_and_only_one_file_knows_torch() -> None:
+def test_vidcurate_does_not_know_trainer_and_one_file_and_the_models_know_torch() -> None:
     for path in _files("vidcurate"):
         assert not [name for package, name in _imports(path) if package == "trainer"], path
         text = path.read_text()
         knows_torch = any(
             line.strip().startswith(("import torch", "from torch")) for line in text.splitlines()
         )
-        assert not knows_torch or path.name == "torch.py", path
+        # Of the models only the package itself is light: what it imports when a stage runs may know torch.
+        may_know = _module(path, "vidcurate") == "models" and path.name not in ("__init__.py", "look.py", "spec.py")
+        assert not knows_torch or path.name == "torch.py" or may_know, path
 
 
 def test_trainer_touches_vidcurate_only_in_the_named_places() -> None:

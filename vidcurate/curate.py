@@ -13,12 +13,14 @@ from pydantic import Field
 
 from vidcurate import card, difficulty, filter, frames, ingest, ledger, probe, report, score, shards
 from vidcurate.card import CardSpec
+from vidcurate.dedup import DedupSpec, run_dedup
 from vidcurate.difficulty import SplitSpec
 from vidcurate.engine import Progress
 from vidcurate.errors import InputError
 from vidcurate.filter import FilterSpec
 from vidcurate.frames import FramesSpec
 from vidcurate.ingest import IngestSpec
+from vidcurate.models import ModelsSpec, run_models
 from vidcurate.probe import ProbeSpec
 from vidcurate.recipe import Recipe
 from vidcurate.score import ScoreSpec
@@ -44,6 +46,10 @@ class CurateRecipe(Recipe):
     """how captions are scored"""
     frames: FramesSpec | None = None
     """how pictures are scored; null: no clip is decoded"""
+    models: ModelsSpec | None = None
+    """which neural networks score; null: none"""
+    dedup: DedupSpec | None = None
+    """which duplicates are looked for; null: none"""
     filter: FilterSpec = FilterSpec()
     """which clips are kept"""
     split: SplitSpec = SplitSpec()
@@ -95,6 +101,17 @@ def curate(recipe: CurateRecipe, *, telling: Telling, told: Told) -> dict[str, d
             done(
                 "score-frames",
                 frames.run_frames(run, recipe.frames, videos=videos, num_workers=workers, progress=progress),
+            )
+    if recipe.models is not None:
+        with telling("score-models") as progress:
+            done(
+                "score-models",
+                run_models(run, recipe.models, videos=videos, num_workers=workers, progress=progress),
+            )
+    if recipe.dedup is not None:
+        with telling("dedup") as progress:
+            done(
+                "dedup", run_dedup(run, recipe.dedup, videos=videos, num_workers=workers, progress=progress)
             )
     with telling("filter") as progress:
         filtered = filter.run_filter(run, recipe.filter, progress=progress)

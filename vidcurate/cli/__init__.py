@@ -11,6 +11,7 @@ import sys
 
 from vidcurate.cli import dedup as dedup  # importing a file of commands adds them to the app
 from vidcurate.cli import frames as frames
+from vidcurate.cli import models as models
 from vidcurate.cli import road as road
 from vidcurate.cli import rules as rules
 from vidcurate.cli.terminal import app as app

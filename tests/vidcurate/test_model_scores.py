@@ -1,0 +1,463 @@
+"""Scores by neural networks, on random-weight twins of the real ones that the tests make: a CLIP of two
+layers with its tokenizer, LAION's head at its published sizes, a ViT classifier, a net of DBNet's form."""
+
+import importlib.util
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from vidcurate import table, video
+from vidcurate.dedup import DedupSpec, SemanticSpec, run_dedup
+from vidcurate.errors import InputError, RecipeError
+from vidcurate.models import ModelsSpec, run_models
+from vidcurate.recipe import parse
+from vidcurate.schema import AGGREGATES
+from vidcurate.table import Provenance
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+WIDTH = 48
+
+
+@pytest.fixture(scope="module")
+def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A CLIP of openai's architecture, small, with a byte-level BPE tokenizer as CLIP's."""
+    folder = tmp_path_factory.mktemp("models") / "tiny-clip"
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    config = transformers.CLIPConfig(
+        text_config={
+            **small, "vocab_size": 520, "max_position_embeddings": 77, "eos_token_id": 1, "bos_token_id": 0,
+            "pad_token_id": 1,
+        },
+        vision_config={**small, "image_size": 56, "patch_size": 14},
+        projection_dim=WIDTH,
+    )  # fmt: skip
+    transformers.CLIPModel(config).save_pretrained(folder)
+    tokenizers = pytest.importorskip("tokenizers")
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    words = ["<|startoftext|>", "<|endoftext|>", *alphabet, *(letter + "</w>" for letter in alphabet)]
+    made = tokenizers.Tokenizer(
+        tokenizers.models.BPE(
+            {word: n for n, word in enumerate(words)}, [], end_of_word_suffix="</w>",
+            unk_token="<|endoftext|>",
+        )
+    )  # fmt: skip
+    made.normalizer = tokenizers.normalizers.Lowercase()
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<|startoftext|> $A <|endoftext|>",
+        special_tokens=[("<|startoftext|>", 0), ("<|endoftext|>", 1)],
+    )
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        bos_token="<|startoftext|>",
+        eos_token="<|endoftext|>",
+        pad_token="<|endoftext|>",
+    ).save_pretrained(folder)
+    return folder
+
+
+def head_of(sizes: tuple[int, ...], seed: int = 0) -> dict[str, Any]:
+    """Return an aesthetic head as LAION's files name it: layers 0, 2, 4, 6 and 7."""
+    torch.manual_seed(seed)
+    numbers = (0, 2, 4, 6, 7)
+    return {
+        f"layers.{number}.{part}": torch.randn(shape) / 8
+        for number, (size, out) in zip(numbers, itertools.pairwise(sizes), strict=True)
+        for part, shape in (("weight", (out, size)), ("bias", (out,)))
+    }
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("head") / "linearMSE.pth"
+    torch.save(head_of((WIDTH, 1024, 128, 64, 16, 1)), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("watermark") / "tiny-vit"
+    torch.manual_seed(1)
+    config = transformers.ViTConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, image_size=32,
+        patch_size=16, id2label={0: "no watermark", 1: "watermark"},
+        label2id={"no watermark": 0, "watermark": 1},
+    )  # fmt: skip
+    transformers.ViTForImageClassification(config).save_pretrained(folder)
+    wanted = {"size": {"height": 32, "width": 32}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    (folder / "preprocessor_config.json").write_text(json.dumps(wanted))
+    return folder
+
+
+def pictures(seed: int, num_frames: int = 12, height: int = 64, width: int = 96) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    block = np.kron(
+        rng.integers(0, 255, (height // 8, width // 8, 3), np.uint8), np.ones((8, 8, 1), np.uint8)
+    )
+    return np.stack([np.roll(block, 2 * number, 1) for number in range(num_frames)])
+
+
+CAPTIONS = ["a dog runs", "a red cat", None, "the sea at night", "a broken one", "a portrait"]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> tuple[Path, Path]:
+    """Six clips: four whole ones of two sizes, one cut out of a file, one that does not decode."""
+    videos = tmp_path / "videos"
+    videos.mkdir()
+    for number in range(4):
+        video.write_video(videos / f"{number}.mp4", pictures(number), fps=8)
+    (videos / "4.mp4").write_bytes(b"no video")
+    video.write_video(videos / "5.mp4", pictures(5, height=96, width=64), fps=8)
+    frame = pl.DataFrame(
+        {
+            "clip_id": [f"{n}" for n in range(6)],
+            "video_path": [f"{n}.mp4" for n in range(6)],
+            "caption": CAPTIONS,
+            "ingest_problem": pl.Series([None] * 6, dtype=pl.String),
+            "source_id": [f"{n}" for n in range(6)],
+            "file_size_bytes": [1] * 6,
+            "start_seconds": [None, None, None, 0.5, None, None],
+            "end_seconds": [None, None, None, 1.0, None, None],
+            "width": [96] * 5 + [64],
+            "height": [64] * 5 + [96],
+        }
+    )
+    folder = tmp_path / "run"
+    table.write(frame, table.stage_path(folder, "ingest"), Provenance(stage="ingest", settings={}, inputs={}))
+    return folder, videos
+
+
+def scored(run: tuple[Path, Path], **settings: Any) -> pl.DataFrame:
+    run_models(run[0], ModelsSpec(**settings), videos=run[1])
+    return table.scan(run[0], "models").collect()
+
+
+def test_a_clips_match_is_the_cosine_of_its_frames_and_its_caption(
+    run: tuple[Path, Path], clip_folder: Path
+) -> None:
+    found = scored(run, clip=str(clip_folder), positions=(0.0, 0.5))
+    assert found["models_status"].to_list() == ["ok", "ok", "ok", "ok", "unreadable", "ok"]
+    assert "4.mp4" in found["models_problem"][4]
+    assert found["clip_match_mean"].is_null().to_list() == [False, False, True, False, True, False]
+    # The same by transformers' own road: its processor, its cosine.
+    model = transformers.CLIPModel.from_pretrained(clip_folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(clip_folder)
+    frames = video.read_frames(run[1] / "0.mp4", [0, 6], height=224, width=336)
+    processor = transformers.CLIPImageProcessor(
+        size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}
+    )
+    with torch.inference_mode():
+        out = model(
+            **tokenizer(["a dog runs"], return_tensors="pt"),
+            **processor(list(frames), return_tensors="pt"),
+        )
+        cosines = 100 * (out.image_embeds @ out.text_embeds.T)[:, 0].numpy()
+    assert found["clip_match_first"][0] == pytest.approx(cosines[0], abs=1.0)
+    assert found["clip_match_mean"][0] == pytest.approx(cosines.mean(), abs=1.0)
+    assert found["clip_match_min"][0] <= found["clip_match_median"][0] <= found["clip_match_max"][0]
+    names = {"clip_aesthetic_mean", "watermark_mean", "text_area_mean"}
+    assert not names & set(found.columns)  # what is not asked for has no column
+
+
+def test_the_aesthetic_head_has_the_published_form(
+    run: tuple[Path, Path], clip_folder: Path, head: Path
+) -> None:
+    from vidcurate.models.aesthetic import SIZES, AestheticHead
+
+    published = run[0].parent / "sac+logos+ava1-l14-linearMSE.pth"
+    torch.save(head_of(SIZES), published)
+    loaded = AestheticHead(published, 768)
+    embeddings = np.random.default_rng(0).normal(size=(5, 768)).astype(np.float32)
+    tensors = head_of(SIZES)
+    layers = torch.nn.Sequential(
+        torch.nn.Linear(768, 1024), torch.nn.Dropout(0.2), torch.nn.Linear(1024, 128), torch.nn.Dropout(0.2),
+        torch.nn.Linear(128, 64), torch.nn.Dropout(0.1), torch.nn.Linear(64, 16), torch.nn.Linear(16, 1),
+    )  # fmt: skip
+    layers.load_state_dict({name.removeprefix("layers."): value for name, value in tensors.items()})
+    with torch.inference_mode():
+        expected = layers.eval()(torch.from_numpy(embeddings))[:, 0].numpy()
+    assert loaded.scores(embeddings) == pytest.approx(expected, rel=1e-5)
+
+    found = scored(run, clip=str(clip_folder), match=False, aesthetic_head=head)
+    assert found["clip_aesthetic_mean"].null_count() == 1
+    assert found["clip_aesthetic_mean"].n_unique() == 6  # five clips differ, one has none
+    assert "clip_match_mean" not in found.columns
+
+
+def test_a_safetensors_head_is_the_same(run: tuple[Path, Path], clip_folder: Path, head: Path) -> None:
+    from safetensors.torch import save_file
+
+    other = run[0].parent / "head.safetensors"
+    save_file(torch.load(head, weights_only=True), other)
+    one = scored(run, clip=str(clip_folder), aesthetic_head=head)
+    two = scored(run, clip=str(clip_folder), aesthetic_head=other)
+    assert one["clip_aesthetic_mean"].to_list() == two["clip_aesthetic_mean"].to_list()
+    assert one["models_used"][0] != two["models_used"][0]
+
+
+def test_a_watermark_is_the_label_that_says_so(run: tuple[Path, Path], classifier: Path) -> None:
+    found = scored(run, watermark=str(classifier))
+    denied = scored(run, watermark=str(classifier), watermark_label="no watermark")
+    for one, other in zip(found["watermark_first"], denied["watermark_first"], strict=True):
+        assert (one is None and other is None) or one + other == pytest.approx(1, abs=1e-5)
+    assert found["watermark_mean"].null_count() == 1
+
+
+def field(number: int, value: int | bytes | str) -> bytes:
+    """Return one field of a protobuf message."""
+
+    def varint(whole: int) -> bytes:
+        data = bytearray()
+        while whole > 127:
+            data.append(whole & 127 | 128)
+            whole >>= 7
+        return bytes([*data, whole])
+
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    data = value.encode() if isinstance(value, str) else value
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def onnx_net(path: Path) -> Path:
+    """Write an ONNX net of DBNet's form, (1, 3, H, W) to (1, 1, H, W): how likely it is that a pixel is
+    bright.
+
+    ModelProto 1 ir_version, 7 graph, 8 opset; GraphProto 1 node, 5 initializer, 11 input, 12 output.
+    """
+
+    def node(operation: str, inputs: str, output: str, *attributes: bytes) -> bytes:
+        names = b"".join(field(1, name) for name in inputs)
+        return names + field(2, output) + field(4, operation) + b"".join(field(5, one) for one in attributes)
+
+    def integers(name: str, *values: int) -> bytes:
+        return field(1, name) + b"".join(field(8, value) for value in values) + field(20, 7)
+
+    def tensor(name: str, values: np.ndarray) -> bytes:
+        sizes = b"".join(field(1, size) for size in values.shape)
+        return sizes + field(2, 1) + field(8, name) + field(9, values.astype("<f4").tobytes())
+
+    def picture(name: str, channels: int) -> bytes:
+        sizes = [field(1, 1), field(1, channels), field(2, "h"), field(2, "w")]
+        shape = b"".join(field(1, size) for size in sizes)
+        return field(1, name) + field(2, field(1, field(1, 1) + field(2, shape)))
+
+    graph = (
+        field(1, node("Conv", "xwb", "c", integers("kernel_shape", 3, 3), integers("pads", 1, 1, 1, 1)))
+        + field(1, node("Mul", "cs", "g"))
+        + field(1, node("Sigmoid", "g", "y"))
+        + field(2, "bright")
+        + field(5, tensor("w", np.full((1, 3, 3, 3), 2 / 27)))
+        + field(5, tensor("b", np.array([-1.5])))
+        + field(5, tensor("s", np.array([4.0])))
+        + field(11, picture("x", 3))
+        + field(12, picture("y", 1))
+    )
+    path.write_bytes(field(1, 8) + field(7, graph) + field(8, field(1, "") + field(2, 13)))
+    return path
+
+
+def test_the_area_of_text_is_that_of_the_boxes(tmp_path: Path) -> None:
+    from vidcurate.models.text_area import TextDetector
+
+    detector = TextDetector(onnx_net(tmp_path / "bright.onnx"), threshold=0.3)
+    image = np.full((192, 320, 3), 20, np.uint8)
+    assert detector.share(image) == 0
+    image[80:100, 60:260] = 250  # a line of 20 x 200: grown by 1.6 * 4000 / 440 = 14.5 px on each side
+    expected = (20 + 2 * 14.5) * (200 + 2 * 14.5) / (192 * 320)
+    assert detector.share(image) == pytest.approx(expected, rel=0.1)
+    image[150:170, 60:260] = 250
+    assert detector.share(image) == pytest.approx(2 * expected, rel=0.1)
+
+
+def test_text_is_found_by_a_real_detector() -> None:
+    """PP-OCR's detection model, where the package that ships it is installed."""
+    found = importlib.util.find_spec("rapidocr")
+    if found is None or found.origin is None:
+        pytest.skip("rapidocr is not installed: no real DBNet at hand; the made one covers the same code")
+    import cv2
+
+    from vidcurate.models.text_area import TextDetector
+
+    (model,) = sorted((Path(found.origin).parent / "models").glob("*det*.onnx"))[:1]
+    detector = TextDetector(model, threshold=0.3)
+    image = np.full((448, 800, 3), 60, np.uint8)
+    assert detector.share(image) == 0
+    cv2.putText(image, "BREAKING NEWS", (100, 240), cv2.FONT_HERSHEY_SIMPLEX, 2.4, (255, 255, 255), 5)
+    assert 0.05 < detector.share(image) < 0.25
+
+
+def test_all_models_share_a_decode_and_their_columns_are_whole(
+    run: tuple[Path, Path], clip_folder: Path, head: Path, classifier: Path
+) -> None:
+    settings = {"clip": str(clip_folder), "aesthetic_head": head, "watermark": str(classifier)}
+    found = scored(run, **settings, text_detector=onnx_net(run[0].parent / "bright.onnx"), embeddings=True)
+    for score in ("clip_match", "clip_aesthetic", "watermark", "text_area"):
+        for aggregate in AGGREGATES:
+            assert found[f"{score}_{aggregate}"].dtype == pl.Float64
+    assert found["text_area_max"].drop_nulls().is_between(0, 1).all()
+    used = found["models_used"][0]
+    assert all(f"{name}=" in used for name in ("clip", "aesthetic_head", "watermark", "text_detector"))
+    alone = scored(run, clip=str(clip_folder))
+    assert alone["clip_match_mean"].to_list() == pytest.approx(found["clip_match_mean"].to_list(), abs=3)
+
+
+def test_the_workers_change_no_byte_and_a_second_run_is_up_to_date(
+    run: tuple[Path, Path], clip_folder: Path, head: Path
+) -> None:
+    spec = ModelsSpec(clip=str(clip_folder), aesthetic_head=head)
+    run_models(run[0], spec, videos=run[1], num_workers=2)
+    path = table.stage_path(run[0], "models")
+    before = path.read_bytes()
+    assert run_models(run[0], spec, videos=run[1]).up_to_date
+    path.unlink()
+    assert not run_models(run[0], spec, videos=run[1]).up_to_date
+    assert path.read_bytes() == before
+    torch.save(head_of((WIDTH, 1024, 128, 64, 16, 1), seed=5), head.with_name("other.pth"))
+    head.with_name("other.pth").replace(head)
+    assert not run_models(run[0], spec, videos=run[1]).up_to_date  # other weights under the same name
+
+
+def test_a_stopped_run_goes_on_from_its_chunks(
+    run: tuple[Path, Path], clip_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vidcurate import models
+    from vidcurate.models import score
+
+    monkeypatch.setattr(models, "_CLIPS_A_CHUNK", 2)
+    spec = ModelsSpec(clip=str(clip_folder), embeddings=True)
+    run_models(run[0], spec, videos=run[1])
+    path = table.stage_path(run[0], "models")
+    whole, vectors = path.read_bytes(), (run[0] / "embeddings.parquet").read_bytes()
+    path.unlink()
+    seen: list[int] = []
+    measure = score.columns_of
+
+    def stopping(*given: Any) -> Any:
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        seen.append(1)
+        return measure(*given)
+
+    monkeypatch.setattr(score, "columns_of", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        run_models(run[0], spec, videos=run[1])
+    assert not path.exists()
+    monkeypatch.setattr(score, "columns_of", lambda *given: seen.append(2) or measure(*given))
+    run_models(run[0], spec, videos=run[1])
+    assert seen == [1, 1, 2]
+    assert path.read_bytes() == whole
+    assert (run[0] / "embeddings.parquet").read_bytes() == vectors
+    assert not list(run[0].glob(".models-*"))
+
+
+def test_a_kill_leaves_no_table_and_the_same_command_ends_with_the_same_bytes(
+    run: tuple[Path, Path], clip_folder: Path
+) -> None:
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from vidcurate.models import ModelsSpec, run_models\n"
+        f"spec = ModelsSpec(clip={str(clip_folder)!r})\n"
+        f"run_models(Path({str(run[0])!r}), spec, videos=Path({str(run[1])!r}))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code])
+    while not list(run[0].glob(".models-*")) and process.poll() is None:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    path = table.stage_path(run[0], "models")
+    assert not path.exists()
+    spec = ModelsSpec(clip=str(clip_folder))
+    run_models(run[0], spec, videos=run[1])
+    first = path.read_bytes()
+    path.unlink()
+    run_models(run[0], spec, videos=run[1])
+    assert path.read_bytes() == first
+
+
+def test_embeddings_are_what_dedup_reads(run: tuple[Path, Path], clip_folder: Path) -> None:
+    (run[1] / "1.mp4").write_bytes((run[1] / "0.mp4").read_bytes())
+    run_models(run[0], ModelsSpec(clip=str(clip_folder), embeddings=True), videos=run[1])
+    held = pl.read_parquet(run[0] / "embeddings.parquet")
+    assert held["clip_id"].to_list() == ["0", "1", "2", "3", "5"]
+    assert np.linalg.norm(np.array(held["embedding"].to_list()), axis=1) == pytest.approx(1, abs=1e-4)
+    meaning = SemanticSpec(threshold=0.99999)
+    run_dedup(run[0], DedupSpec(exact=False, packets=False, perceptual=None, semantic=meaning))
+    found = table.scan(run[0], "dedup").collect()
+    copies = found.filter(pl.col("duplicate_of").is_not_null()).select("clip_id", "duplicate_of")
+    assert copies.rows() == [("1", "0")]
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, "no model is named"),
+        ({"clip": "no/such/folder"}, "models.clip is no/such/folder: no such folder"),
+        ({"watermark": "somewhere"}, "models.watermark is somewhere: no such folder"),
+        ({"text_detector": Path("none.onnx")}, r"models\.text_detector is none\.onnx: no such file"),
+    ],
+)
+def test_what_is_not_there_is_named(run: tuple[Path, Path], settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        run_models(run[0], ModelsSpec(**settings), videos=run[1])
+    assert not table.stage_path(run[0], "models").exists()
+
+
+def test_files_that_are_no_such_models_are_named(
+    run: tuple[Path, Path], clip_folder: Path, classifier: Path, tmp_path: Path
+) -> None:
+    def refused(told: str, **settings: Any) -> None:
+        with pytest.raises(InputError, match=told):
+            run_models(run[0], ModelsSpec(**settings), videos=run[1])
+
+    bad = tmp_path / "bad.pth"
+    bad.write_bytes(b"no")
+    refused("aesthetic_head is .*bad.pth: cannot be read", clip=str(clip_folder), aesthetic_head=bad)
+    torch.save(head_of((768, 1024, 128, 64, 16, 1)), bad)
+    refused("takes what is 48 wide", clip=str(clip_folder), aesthetic_head=bad)
+    torch.save(head_of((WIDTH, 64, 32, 16, 8, 3)), bad)
+    refused("it ends 3 wide", clip=str(clip_folder), aesthetic_head=bad)
+    refused("no CLIP that transformers loads .it is a vit", clip=str(classifier))
+    refused("no ONNX net that OpenCV runs", text_detector=bad)
+    labels = "no label means a watermark; it has no watermark, watermark"
+    refused(labels, watermark=str(classifier), watermark_label="logo")
+    broken = tmp_path / "half"
+    broken.mkdir()
+    (broken / "config.json").write_bytes((clip_folder / "config.json").read_bytes())
+    refused("no CLIP that transformers loads", clip=str(broken))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("embeddings: true", "embeddings needs clip"),
+        ("clip: x\nmatch: false", "nothing uses it"),
+        ("clip: x\npositions: [0.5, 0.1]", "positions must rise"),
+        ("clips: x", "Did you mean clip"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(text: str, told: str) -> None:
+    with pytest.raises(RecipeError, match=told):
+        parse(text, ModelsSpec)
+
+
+def test_the_package_itself_loads_no_torch(run_python: Callable[[str], str]) -> None:
+    heavy = run_python(
+        "import sys, vidcurate.models, vidcurate.models.look\n"
+        "print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    )
+    assert heavy.strip() == "[]"
