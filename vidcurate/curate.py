@@ -110,9 +110,7 @@ def curate(recipe: CurateRecipe, *, telling: Telling, told: Told) -> dict[str, d
             )
     if recipe.dedup is not None:
         with telling("dedup") as progress:
-            done(
-                "dedup", run_dedup(run, recipe.dedup, videos=videos, num_workers=workers, progress=progress)
-            )
+            done("dedup", run_dedup(run, recipe.dedup, videos=videos, num_workers=workers, progress=progress))
     with telling("filter") as progress:
         filtered = filter.run_filter(run, recipe.filter, progress=progress)
         done("filter", filtered)

@@ -129,7 +129,8 @@ def _check_fresh(run: Path, stage: str) -> None:
 
 def command_of(stage: str) -> str:
     """Return the name of the command that runs a stage."""
-    return {"split": "split-by-difficulty", "frames": "score-frames", "models": "score-models"}.get(stage, stage)
+    names = {"split": "split-by-difficulty", "frames": "score-frames", "models": "score-models"}
+    return names.get(stage, stage)
 
 
 def is_up_to_date(path: Path, wanted: Provenance) -> bool:
