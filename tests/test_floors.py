@@ -41,7 +41,7 @@ VIDCURATE = [
     {"__main__"},
 ]
 TRAINER = [
-    {"noise", "masks", "place", "launch", "agent", "mesh"},
+    {"noise", "masks", "place", "terminal", "launch", "agent", "mesh"},
     {"optim", "encode", "layers", "stdit", "flow", "kernels"},
     {"fast", "checksum", "parts", "checkpoint", "saver", "parallel", "pixart", "weights", "metrics", "flops"},
     {"latents", "trackers"},

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer import checkpoint, data, metrics, optim, parts
+from trainer import checkpoint, data, metrics, optim, parts, terminal
 from trainer.recipe import TrainRecipe
-from vidcurate.errors import InputError, VidcurateError
+from vidcurate.errors import InputError
 
 LAST_EVENTS = 5
 
@@ -43,27 +43,38 @@ def describe(path: Path) -> dict[str, Any]:
 
 
 def describe_run(run: Path) -> dict[str, Any]:
-    """Return a run's checkpoints, its last metric line and its last events."""
+    """Return a run's checkpoints and the last lines of its diaries. Raises InputError for another folder."""
     lines, events = metrics.read(run / metrics.METRICS), metrics.read(run / metrics.EVENTS)
+    rounds = metrics.read(run / metrics.VALIDATION)
+    if not lines and not events:
+        raise InputError(f"{run}: is neither a checkpoint nor a run (no {metrics.EVENTS} in it).")
     newest = checkpoint.latest(run)
     return {
         "run": str(run),
         "checkpoints": [path.name for path in checkpoint.checkpoints(run)],
         "latest": newest.name if newest else None,
         "last_metrics": lines[-1] if lines else None,
+        "last_validation": {key: value for key, value in rounds[-1].items() if key != "loss_by_clip"}
+        if rounds
+        else None,
         "last_events": events[-LAST_EVENTS:],
         "newest": describe(newest) if newest else None,
     }
 
 
+def _state(path: Path) -> dict[str, Any]:
+    return checkpoint.read_state(checkpoint.find(path))
+
+
 def clips_of_step(path: Path, step: int) -> list[dict[str, Any]]:
     """Return the clips of update number `step` (from 1, as in metrics.jsonl) in the order they were read.
 
-    The recipe is the one that the newest checkpoint keeps; the shards must lie where it says. Raises
-    InputError for a step that the recipe does not have.
+    The recipe is that of the run's last start, or the one that the checkpoint keeps; the shards must lie
+    where it says. Raises InputError for a step that the recipe does not have.
     """
-    saved = checkpoint.read_state(checkpoint.find(path))["recipe"]
-    recipe = TrainRecipe.model_validate_json(json.dumps(saved))
+    kept = path / "recipe.json"
+    saved = kept.read_text("utf-8") if kept.is_file() else json.dumps(_state(path)["recipe"])
+    recipe = TrainRecipe.model_validate_json(saved)
     for stage in data.lay_out(recipe):
         if stage.first_step < step <= stage.first_step + stage.num_steps:
             return [
@@ -88,41 +99,39 @@ def _in_words(report: dict[str, Any], indent: str = "") -> list[str]:
         elif isinstance(value, list) and value and isinstance(value[0], dict):
             lines += [f"{indent}{key}:", *(f"{indent}  {json.dumps(entry)}" for entry in value)]
         else:
-            lines.append(f"{indent}{key}: {', '.join(value) if isinstance(value, list) else value}")
+            lines.append(f"{indent}{key}: {', '.join(map(str, value)) if isinstance(value, list) else value}")
     return lines
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m trainer.inspect",
-        description="Say what a run or a checkpoint holds.",
-        epilog="example:\n  python -m trainer.inspect runs/smoke --step 7\n",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    parser = terminal.parser(
+        "trainer.inspect",
+        "Say what a run or a checkpoint holds, or which clips a step reads.",
+        "  python -m trainer.inspect runs/smoke\n"
+        "  python -m trainer.inspect runs/smoke/step-00000020 --json\n"
+        "  python -m trainer.inspect runs/smoke --step 7\n",
     )
-    parser.add_argument(
-        "path", type=Path, metavar="RUN", help="a run folder, or a checkpoint folder (step-…)"
-    )
+    terminal.add_run(parser)
     parser.add_argument(
         "--step", type=int, metavar="N", help="list the clips of update number N, with captions"
     )
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
     given = parser.parse_args(arguments)
-    try:
-        if given.step is not None:
-            clips = clips_of_step(given.path, given.step)
-            words = [f"{clip['clip_id']}  {clip['cell']}  {clip['caption']}" for clip in clips]
-            print(json.dumps(clips, indent=1) if given.json else "\n".join(words))
-            return 0
-        if not given.path.is_dir():
-            raise InputError(f"{given.path}: no such run or checkpoint folder.")
+    return terminal.end(lambda: _act(given))
+
+
+def _act(given: argparse.Namespace) -> None:
+    if not given.path.is_dir():
+        raise InputError(f"{given.path}: no such run or checkpoint folder.")
+    report: Any
+    if given.step is not None:
+        report = clips_of_step(given.path, given.step)
+        words = [f"{clip['clip_id']}  {clip['cell']}  {clip['caption']}" for clip in report]
+    else:
         is_checkpoint = (given.path / "manifest.json").is_file()
         report = describe(given.path) if is_checkpoint else describe_run(given.path)
-        print(json.dumps(report, indent=1) if given.json else "\n".join(_in_words(report)))
-    except VidcurateError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+        words = _in_words(report)
+    print(json.dumps(report, indent=1, ensure_ascii=False) if given.json else "\n".join(words))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ published code does not rename PixArt-α's blocks and so starts them at random w
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,6 +63,10 @@ class Report:
     initialised: tuple[str, ...]
     unused: tuple[str, ...]
     allowed: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as plain values."""
+        return asdict(self)
 
     def lines(self) -> list[str]:
         """Return the report for people."""

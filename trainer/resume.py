@@ -101,6 +101,16 @@ def check_origin(origin: Origin) -> None:
             f"--load {origin.load}: is a file; --load needs a checkpoint folder (step-…) or a run folder. "
             f"For weights only: --ckpt-path {origin.load}"
         )
+    if origin.load and (origin.load / "config.json").is_file():
+        raise InputError(
+            f"--load {origin.load}: holds weights alone, without optimizer, step and data position. To begin "
+            f"with them: --ckpt-path {origin.load}"
+        )
+    if origin.load and (origin.load / parts.METADATA).is_file():
+        raise InputError(
+            f"--load {origin.load}: is a part of a checkpoint. For all of it: --load {origin.load.parent}; "
+            f"for these weights only: --ckpt-path {origin.load}"
+        )
 
 
 def _ways_on(path: Path) -> str:

@@ -2,10 +2,12 @@
 
     python -m trainer.weights pixart   SOURCE FOLDER    convert, and print what became of every key
     python -m trainer.weights opensora SOURCE FOLDER    check names and shapes, and write anew
+    python -m trainer.weights export   RUN    FOLDER    write the moving average of a checkpoint of ours
     python -m trainer.weights show     SOURCE           print configuration, sizes, dtypes
 
-SOURCE is a .safetensors, .pt, .pth or .bin file, or a folder with one (sharded with its index, or not).
-FOLDER is written as a whole or not at all: `config.json` and `model.safetensors`, in shards where asked for.
+SOURCE is a .safetensors, .pt, .pth or .bin file, or a folder with one (sharded with its index, or not). RUN
+is a run folder (its newest checkpoint), a checkpoint, or a part of one such as step-00000100/model. FOLDER is
+written as a whole or not at all: `config.json` and `model.safetensors`, in shards where asked for.
 """
 
 import argparse
@@ -16,6 +18,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -23,17 +26,20 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from trainer import checkpoint, parts
+from trainer import checkpoint, parts, terminal
 from trainer.layers import rope_frequencies
 from trainer.pixart import convert_pixart, state_shapes
 from trainer.stdit import GIANT_3B_2, XL_2, STDiT3Config
-from vidcurate.errors import CheckpointError, InputError, StorageError, VidcurateError
+from vidcurate.errors import CheckpointError, InputError, StorageError
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SIZES = {"XL/2": XL_2, "3B/2": GIANT_3B_2}
 CONFIG = "config.json"
 WHOLE = "model.safetensors"
 # In a folder, the first of these that is there is read; ColossalAI keeps its shards in model/.
 NAMES = (f"{WHOLE}.index.json", WHOLE, "pytorch_model.bin.index.json", "pytorch_model.bin", "ema.pt", "model")
+# What names of PixArt's begin with, in its own files, around them, and in diffusers'.
+PIXART = ("blocks.", "state_dict", "transformer_blocks.")
 # What Hugging Face's config.json holds besides the model's fields.
 FOREIGN = {"model_type", "architectures", "torch_dtype", "dtype", "transformers_version", "_name_or_path"}
 FOREIGN |= {"auto_map", "input_size", "force_huggingface", "from_pretrained", "return_dict", "_commit_hash"}
@@ -96,6 +102,11 @@ def read_open_sora(source: Path, config: STDiT3Config | None = None) -> dict[str
     """
     config = config or read_config(source) or XL_2
     held = read_tensors(source)
+    if any(name.startswith(PIXART) for name in held):
+        raise CheckpointError(
+            f"{source}: is a PixArt checkpoint; convert it first: "
+            f"python -m trainer.weights pixart {source} FOLDER"
+        )
     shapes = state_shapes(config)
     for problem, names in (
         ("misses", set(shapes) - set(held)),
@@ -120,8 +131,8 @@ def read_open_sora(source: Path, config: STDiT3Config | None = None) -> dict[str
 def read_config(source: Path) -> STDiT3Config | None:
     """Return the configuration of config.json in or beside `source`; None where there is none.
 
-    A part of a checkpoint has that of its run. Hugging Face's own keys are passed over. Raises CheckpointError
-    for one that is nobody's.
+    A part of a checkpoint has that of its run. Hugging Face's own keys are passed over. Raises
+    CheckpointError for one that is nobody's.
     """
     path = (source if source.is_dir() else source.parent) / CONFIG
     if (source / parts.METADATA).is_file():
@@ -194,13 +205,21 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit code: 0 done, 1 a file does not fit, 2 a wrong request."""
-    parser = argparse.ArgumentParser(
-        prog="python -m trainer.weights", description=(__doc__ or "").partition("\n")[0]
+def _parser() -> argparse.ArgumentParser:
+    parser = terminal.parser(
+        "trainer.weights",
+        (__doc__ or "").partition("\n")[0],
+        "  python -m trainer.weights pixart PixArt-Sigma-XL-2-2K-MS.pth weights/pixart-sigma\n"
+        "  python -m trainer.weights opensora OpenSora-STDiT-v3 weights/opensora\n"
+        "  python -m trainer.weights export runs/smoke weights/smoke --dtype bfloat16\n"
+        "  python -m trainer.weights show weights/smoke\n",
     )
-    parser.add_argument("action", choices=["pixart", "opensora", "show"])
-    parser.add_argument("source", type=Path, help="a weights file, or a folder with one")
+    parser.add_argument(
+        "action",
+        choices=["pixart", "opensora", "export", "show"],
+        help="convert PixArt's, check and copy Open-Sora's, write a run's average, or print what is there",
+    )
+    parser.add_argument("source", type=Path, help="a weights file, a folder with one, or a run to export")
     parser.add_argument("folder", type=Path, nargs="?", help="the folder to write (not for show)")
     parser.add_argument(
         "--size", choices=list(SIZES), help="the model; default: config.json beside it, or XL/2"
@@ -209,40 +228,66 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--allow", action="append", default=[], metavar="KEY", help="an unexpected key to leave out"
     )
     parser.add_argument("--seed", type=int, default=0, help="for what the source does not hold (default 0)")
+    parser.add_argument("--raw", action="store_true", help="with export: the weights, not their average")
+    parser.add_argument("--dtype", choices=list(DTYPES), help="round what is written; default: as it is")
     parser.add_argument("--shard-gb", type=float, help="split the output into shards of at most so many GB")
+    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code: 0 done, 1 a file does not fit, 2 a wrong request."""
+    parser = _parser()
     given = parser.parse_args(arguments)
     if (given.folder is None) != (given.action == "show"):
-        parser.error("pixart and opensora take SOURCE FOLDER, show takes SOURCE")
-    try:
-        _act(given)
-    except VidcurateError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    return 0
+        parser.error("pixart, opensora and export take SOURCE FOLDER, show takes SOURCE")
+    return terminal.end(lambda: _act(given))
+
+
+def _exported(source: Path, *, raw: bool) -> Path:
+    """Return the part of a checkpoint that is meant. Raises CheckpointError."""
+    if (source / parts.METADATA).is_file():
+        return source
+    return checkpoint.find(source) / ("model" if raw else "ema")
 
 
 def _act(given: argparse.Namespace) -> None:
+    if given.folder is not None and given.folder.exists():
+        raise InputError(f"{given.folder}: is there already; name a folder that is not.")
     config = SIZES[given.size] if given.size else None
     if given.action == "pixart":
         config = config or XL_2
-        if given.folder.exists():
-            raise InputError(f"{given.folder}: is there already; name a folder that is not.")
-        source = read_tensors(given.source)
+        held = read_tensors(given.source)
         state, report = convert_pixart(
-            source, config, seed=given.seed, allow=given.allow, where=str(given.source)
+            held, config, seed=given.seed, allow=given.allow, where=str(given.source)
         )
-        print("\n".join(report.lines()))
+        answer, words = report.as_json(), report.lines()
     else:
-        config = config or read_config(given.source) or XL_2
-        state = read_open_sora(given.source, config)
-        dtypes = sorted({str(value.dtype).removeprefix("torch.") for value in state.values()})
-        count = sum(value.numel() for name, value in state.items() if name != "y_embedder.y_embedding")
-        print(f"{len(state)} tensors, {count:,} parameters, {', '.join(dtypes)}")
-        print(f"depth {config.depth}, width {config.hidden_size}, {config.num_heads} heads")
+        source = _exported(given.source, raw=given.raw) if given.action == "export" else given.source
+        config = config or read_config(source) or XL_2
+        state = read_open_sora(source, config)
+        answer = _facts(state, config) | {"source": str(source)}
+        words = [
+            f"{len(state)} tensors, {answer['parameters']:,} parameters, {', '.join(answer['dtypes'])}",
+            f"depth {config.depth}, width {config.hidden_size}, {config.num_heads} heads",
+        ]
     if given.folder is not None:
+        dtype = DTYPES[given.dtype] if given.dtype else None
+        written = {name: value.to(dtype) if dtype else value for name, value in state.items()}
         shard_bytes = int(given.shard_gb * 1e9) if given.shard_gb else None
-        write_open_sora(state, config, given.folder, shard_bytes=shard_bytes)
-        print(f"wrote {given.folder}")
+        write_open_sora(written, config, given.folder, shard_bytes=shard_bytes)
+        answer["wrote"] = str(given.folder)
+        words.append(f"wrote {given.folder}")
+    print(json.dumps(answer, indent=1) if given.json else "\n".join(words))
+
+
+def _facts(state: Mapping[str, Tensor], config: STDiT3Config) -> dict[str, Any]:
+    return {
+        "tensors": len(state),
+        "parameters": sum(value.numel() for name, value in state.items() if name != "y_embedder.y_embedding"),
+        "dtypes": sorted({str(value.dtype).removeprefix("torch.") for value in state.values()}),
+        "config": config.model_dump(mode="json"),
+    }
 
 
 if __name__ == "__main__":

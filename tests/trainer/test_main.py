@@ -1,9 +1,12 @@
 """The command line: what it prints, how it ends, and that the example in its help is true."""
 
+import io
 import json
 import re
 import shlex
 import shutil
+from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -112,6 +115,10 @@ def test_a_dry_run_in_words_names_what_no_bucket_takes(shards: Path, tmp_path: P
         (["--set", "seed"], 2, "--set seed: write it as key=value"),
         (["--start-from-scratch"], 2, "--start-from-scratch needs --load"),
         (["--load", "a", "--ckpt-path", "b"], 2, "exclude each other"),
+        (["--load", "WEIGHTS"], 2, "For weights only: --ckpt-path"),
+        (["--load", "WEIGHTS_FOLDER"], 2, "holds weights alone"),
+        (["--nproc-per-node", "8"], 2, "goes with --hostfile"),
+        (["--hostfile", "nowhere"], 2, "--hostfile nowhere: cannot be read"),
         (["--load", "nowhere"], 1, "nowhere: no such checkpoint or run folder"),
         (["--set", "stages.0.data.shards=nowhere"], 1, "no such index"),
         (["--set", "stages.0.data.levels=[7]"], 2, "no clip of level 7"),
@@ -121,7 +128,16 @@ def test_a_dry_run_in_words_names_what_no_bucket_takes(shards: Path, tmp_path: P
 def test_what_is_wrong_is_one_line_and_an_exit_code(
     shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], code: int, said: str
 ) -> None:
-    assert command.main([*arguments(shards, tmp_path / "run"), *more]) == code
+    (tmp_path / "weights").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "weights" / name).write_text("{}")
+    places = {
+        "WEIGHTS": str(tmp_path / "weights" / "model.safetensors"),
+        "WEIGHTS_FOLDER": str(tmp_path / "weights"),
+    }
+    words = [places.get(word, word) for word in more]
+
+    assert command.main([*arguments(shards, tmp_path / "run"), *words]) == code
 
     captured = capsys.readouterr()
     assert said in captured.err
@@ -166,6 +182,42 @@ def test_inspect_lists_the_clips_of_a_step_with_their_captions(
     assert all(clip["caption"].startswith("a ") for clip in listed)
     assert inspect.main([str(run), "--step", "4"]) == 2
     assert "has the steps 1 to 3" in capsys.readouterr().err
+
+
+def test_the_examples_of_inspect_are_true(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(run, tmp_path / "runs" / "smoke")
+    lines = re.findall(r"^  python -m trainer\.inspect (.*)", help_of(inspect.main), re.MULTILINE)
+    assert len(lines) == 3
+
+    for line in lines:  # the run has three steps
+        words = shlex.split(line.replace("step-00000020", "step-00000003").replace("--step 7", "--step 3"))
+        assert inspect.main(words) == 0
+
+
+def help_of(main: Callable[[list[str]], int]) -> str:
+    told = io.StringIO()
+    with pytest.raises(SystemExit), redirect_stdout(told):
+        main(["--help"])
+    return told.getvalue()
+
+
+def test_inspect_of_a_run_shows_the_last_round_of_validation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shards, run = make_shards(tmp_path / "shards", validation=(10, 11)), tmp_path / "run"
+    train(smoke(shards, run, "stages.0.steps=1", "sample=null", "validation.every=1"))
+
+    assert inspect.main([str(run), "--json"]) == 0
+
+    last = json.loads(capsys.readouterr().out)["last_validation"]
+    assert (last["step"], last["clips"]) == (1, 2)
+    assert "loss_by_clip" not in last
+
+
+def test_a_folder_that_is_no_run_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert inspect.main([str(tmp_path)]) == 2
+    assert "is neither a checkpoint nor a run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments_", [["nowhere"], ["nowhere", "--step", "1"]])

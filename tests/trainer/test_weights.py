@@ -10,8 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from trainer import weights
+from tests.trainer.shards_for_tests import make_shards, smoke
+from trainer import checkpoint, weights
+from trainer.loop import train
 from trainer.pixart import convert_pixart, state_shapes
+from trainer.resume import Origin
 from trainer.stdit import XL_2, STDiT3, STDiT3Config
 from vidcurate.errors import CheckpointError, InputError, StorageError
 
@@ -362,3 +365,57 @@ def test_the_command_prints_and_writes(
     assert "unexpected fps_embedder.mlp.0.bias" in error
     with pytest.raises(SystemExit, match="2"):
         weights.main(["show", str(copy), "folder"])
+
+
+def test_a_runs_average_or_its_weights_go_out_as_open_sora_has_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    train(smoke(make_shards(tmp_path / "shards"), run, "stages.0.steps=2", "sample=null"))
+
+    assert weights.main(["export", str(run), str(tmp_path / "average")]) == 0
+    assert weights.main(["export", str(run), str(tmp_path / "raw"), "--raw", "--json"]) == 0
+
+    answer = json.loads(capsys.readouterr().out.partition("average\n")[2])
+    assert answer["source"] == str(run / "step-00000002" / "model")
+    held = checkpoint.load(run).parts
+    for part, folder in (("ema", "average"), ("model", "raw")):
+        written = weights.read_open_sora(tmp_path / folder)
+        assert {name: value.dtype for name, value in written.items()} == {
+            name: torch.float32 for name in held[part]
+        }
+        assert all(torch.equal(written[name], value) for name, value in held[part].items())
+    assert not torch.equal(written["x_embedder.proj.weight"], held["ema"]["x_embedder.proj.weight"])
+
+    there = str(run / "step-00000002")
+    assert weights.main(["export", there, str(tmp_path / "small"), "--dtype", "bfloat16"]) == 0
+    assert weights.main(["show", str(tmp_path / "small"), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out.partition("small\n")[2])
+    assert (shown["dtypes"], shown["config"]["hidden_size"]) == (["bfloat16"], 32)
+    # And in again: a run begins with the exported weights.
+    origin = Origin(ckpt_path=tmp_path / "average")
+    train(smoke(tmp_path / "shards", tmp_path / "next", "stages.0.steps=1", "sample=null"), origin)
+
+    assert weights.main(["export", str(tmp_path / "shards"), str(tmp_path / "no")]) == 1
+    assert "neither a checkpoint" in capsys.readouterr().err
+
+
+def test_a_pixart_file_given_as_open_sora_weights_is_told_the_way(
+    tmp_path: Path, sigma: dict[str, Tensor], capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = {name: value for name, value in sigma.items() if value.numel() < 10_000 and not value.is_meta}
+    for number, content in enumerate((few, {"state_dict": few})):
+        path = tmp_path / f"PixArt-{number}.pth"
+        torch.save(content, path)
+
+        assert weights.main(["opensora", str(path), str(tmp_path / "out")]) == 1
+        assert f"python -m trainer.weights pixart {path}" in capsys.readouterr().err
+
+
+def test_the_report_of_a_conversion_is_plain_values_too(sigma: dict[str, Tensor]) -> None:
+    state, report = convert_pixart(sigma, TINY)
+
+    plain = json.loads(json.dumps(report.as_json()))
+    assert sorted(plain["loaded"] + plain["initialised"]) == sorted(state)
+    assert plain["unused"] == ["pos_embed"]
+    assert plain["reshaped"]["x_embedder.proj.weight"].endswith("one frame deep")

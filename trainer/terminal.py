@@ -1,0 +1,37 @@
+"""What the trainer's commands share: how they read their words, and how they end.
+
+stdout is the answer, stderr the telling. An error of the project is one line and its exit code.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from vidcurate.errors import VidcurateError
+
+
+def parser(module: str, description: str, example: str) -> argparse.ArgumentParser:
+    """Return the parser of `python -m MODULE`: its help ends with the example, and no flag is guessed."""
+    return argparse.ArgumentParser(
+        prog=f"python -m {module}",
+        description=description,
+        epilog=f"example:\n{example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def add_run(to: argparse.ArgumentParser) -> None:
+    """Add the argument that names a run or one of its checkpoints, as `path`."""
+    to.add_argument("path", type=Path, metavar="RUN", help="a run folder, or a checkpoint folder (step-…)")
+
+
+def end(act: Callable[[], None]) -> int:
+    """Run a command and return its exit code: 0, or that of the project's error, told in one line."""
+    try:
+        act()
+    except VidcurateError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    return 0
