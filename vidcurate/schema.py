@@ -236,8 +236,14 @@ COLUMNS: dict[str, Column] = {
         "frames",
         pl.List(pl.UInt64),
         "",
-        "64-bit DCT hash of the upright frame at 10, 30, 50, 70 and 90 % of the clip; 0 where the frame is "
-        "flat and cannot be compared",
+        "64-bit DCT hash of the upright frame without its bars at 10, 30, 50, 70 and 90 % of the clip; 0 "
+        "where the frame is flat and cannot be compared",
+    ),
+    "perceptual_thumbnail": _column(
+        "frames",
+        pl.List(pl.UInt8),
+        "0-255",
+        "the upright picture in the middle of the clip without its bars, in 8 x 8 cells of R, G, B, row by row",
     ),
     "packet_hash": _column(
         "frames",

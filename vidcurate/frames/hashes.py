@@ -4,6 +4,7 @@ Each picture is squeezed to 32 x 32 and its cosine transform taken, as in pHash 
 says whether the frequency (v down, u across) is positive, and the bit of the mean is 0. Taking the sign where
 pHash compares with the median makes the hashes of the turned and mirrored picture follow from the hash
 alone (`dedup.orientations`). Five pictures, because a hash of the first takes all clips that fade in for one.
+Signs know neither colours nor how strong a frequency is: a thumbnail of the middle picture is kept for that.
 """
 
 from collections.abc import Sequence
@@ -12,12 +13,14 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from vidcurate.frames.letterbox import Shares, bars, bright_shares
 from vidcurate.frames.look import Columns, Look, Pixels
 
 POSITIONS = (0.1, 0.3, 0.5, 0.7, 0.9)
 FLAT = 0  # the hash of a picture with nothing in it; no other picture has it
 _SIDE = 32
 _BITS_A_SIDE = 8
+_CELLS = 8
 _FLATTEST = 2.0  # levels of standard deviation
 _AT_ONCE = 256
 _LATER_SECONDS = 0.001  # a position on the border of two frames is in the second, however times are rounded
@@ -48,14 +51,25 @@ def hash_picture(grey: Pixels) -> int:
 
 
 class Hashes:
+    """The pictures are hashed without their black bars: those of the frames so far, so that no frame waits."""
+
     def __init__(self) -> None:
         self._seconds: list[float] = []
         self._hashes: list[int] = []
         self._waiting: list[Pixels] = []
+        self._thumbnails: list[Pixels] = []
+        self._shares: Shares | None = None
 
     def see(self, look: Look) -> None:
+        rows, columns = bright_shares(look.grey)
+        if self._shares is not None and self._shares[0].shape == rows.shape:
+            rows, columns = np.maximum(self._shares[0], rows), np.maximum(self._shares[1], columns)
+        self._shares = rows, columns
+        top, bottom, left, right = bars(self._shares)
+        inside = slice(top, len(rows) - bottom), slice(left, len(columns) - right)
         self._seconds.append(look.seconds)
-        self._waiting.append(cv2.resize(look.grey, (_SIDE, _SIDE), interpolation=cv2.INTER_AREA))
+        self._waiting.append(cv2.resize(look.grey[inside], (_SIDE, _SIDE), interpolation=cv2.INTER_AREA))
+        self._thumbnails.append(cv2.resize(look.bgr[inside], (_CELLS, _CELLS), interpolation=cv2.INTER_AREA))
         if len(self._waiting) == _AT_ONCE:
             self._flush()
 
@@ -68,4 +82,8 @@ class Hashes:
         self._flush()
         times = [share * end_seconds + _LATER_SECONDS for share in POSITIONS]
         shown = np.searchsorted(self._seconds, times, side="right") - 1
-        return {"perceptual_hashes": [self._hashes[max(0, number)] for number in shown]}
+        middle = self._thumbnails[max(0, int(shown[POSITIONS.index(0.5)]))]
+        return {
+            "perceptual_hashes": [self._hashes[max(0, number)] for number in shown],
+            "perceptual_thumbnail": middle[:, :, ::-1].reshape(-1).tolist(),
+        }
