@@ -121,7 +121,7 @@ class _Root(nn.Module):
         self.model, self.device = model, device
 
     def forward(self, *arguments: Any, **keywords: Any) -> Tensor:
-        if not arguments:
+        if not arguments and not keywords:
             return torch.zeros((), device=self.device, requires_grad=True) + 0
         return cast(Tensor, self.model(*arguments, **keywords))
 

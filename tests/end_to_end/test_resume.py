@@ -2,19 +2,27 @@
 
 import os
 import random
+import shutil
 import signal
-import subprocess
-import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.forked_runs import Forked, Forks
 from tests.trainer.shards_for_tests import SMOKE, events, make_shards, numbers, settings, smoke
 from trainer import checkpoint, metrics
 from trainer.loop import train
 
-TWENTY = ("stages.0.checkpoint_every=1", "stages.0.keep_last=2", "sample.every=10")
+FORTY = (
+    "stages.0.steps=40",
+    "stages.0.checkpoint_every=2",
+    "stages.0.keep_last=2",
+    "stages.0.log_every=1",
+    "loader.num_workers=0",
+    "sample.every=20",
+)
 LIMIT_SECONDS = 60.0
 
 
@@ -24,26 +32,34 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    with Forks(tmp_path_factory.mktemp("said")) as forks:
+        yield forks
+
+
+@pytest.fixture(scope="module")
+def undisturbed(shards: Path, forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("undisturbed") / "run"
-    train(smoke(shards, run, *TWENTY))
+    start(forks, shards, run).succeed()
     return run
 
 
-def start(shards: Path, run: Path, *more: str) -> "subprocess.Popen[str]":
-    words = [word for value in settings(shards, run, *TWENTY, *more) for word in ("--set", value)]
-    return subprocess.Popen(
-        [sys.executable, "-m", "trainer", str(SMOKE), *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+def start(forks: Forks, shards: Path, run: Path, *more: str) -> Forked:
+    values = settings(shards, run, *FORTY, *more)
+    return forks.start([str(SMOKE), *(word for value in values for word in ("--set", value))])
 
 
-def wait_for_steps(process: "subprocess.Popen[str]", run: Path, steps: int) -> None:
+def is_running(process: Forked) -> bool:
+    """Whether the process is there and does something (it is not ours to wait for)."""
+    try:
+        return Path(f"/proc/{process.pids[0]}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for_steps(process: Forked, run: Path, steps: int) -> None:
     end = time.monotonic() + LIMIT_SECONDS
-    while len(metrics.read(run / "metrics.jsonl")) < steps and process.poll() is None:
+    while len(metrics.read(run / "metrics.jsonl")) < steps and is_running(process):
         assert time.monotonic() < end, f"no {steps} steps in {LIMIT_SECONDS} s"
         time.sleep(0.002)
 
@@ -53,6 +69,8 @@ def assert_same(one: Path, other: Path) -> None:
     first, second = checkpoint.load(one), checkpoint.load(other)
     for part in checkpoint.PARTS:
         assert checkpoint.checksum(first.parts[part]) == checkpoint.checksum(second.parts[part]), part
+        for file in (".metadata", "__0_0.distcp"):
+            assert (first.path / part / file).read_bytes() == (second.path / part / file).read_bytes()
     differs = {"recipe", "recipe_digest"}  # the output folder's name is in them
     assert {k: v for k, v in first.state.items() if k not in differs} == {
         k: v for k, v in second.state.items() if k not in differs
@@ -61,58 +79,79 @@ def assert_same(one: Path, other: Path) -> None:
         assert path.read_bytes() == (other / path.relative_to(one)).read_bytes(), path.name
 
 
-def test_twenty_steps_are_ten_and_ten_bit_for_bit(shards: Path, undisturbed: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    train(smoke(shards, run, *TWENTY, "stages.0.steps=10"))
-
-    train(smoke(shards, run, *TWENTY))
-
-    assert_same(undisturbed, run)
-    assert len(numbers(run)) == 20
-
-
-def test_killed_at_any_moment_and_run_again_it_ends_the_same(
-    shards: Path, undisturbed: Path, tmp_path: Path
+def test_forty_steps_are_fifteen_and_twenty_five_bit_for_bit(
+    shards: Path, forks: Forks, undisturbed: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    moments = random.Random(5)
-    for steps in (4, 11):
-        process = start(shards, run)
-        wait_for_steps(process, run, steps)
-        time.sleep(moments.uniform(0, 0.03))  # in a step, a save, or between
-        process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=LIMIT_SECONDS)
-        assert process.returncode == -signal.SIGKILL
+    start(forks, shards, run, "stages.0.steps=15").succeed()
 
-    last = start(shards, run)
-    _, told = last.communicate(timeout=LIMIT_SECONDS)
+    start(forks, shards, run).succeed()
 
-    assert last.returncode == 0, told
     assert_same(undisturbed, run)
-    assert len(events(run, "resume")) >= 1
+    assert len(numbers(run)) == 40
+
+
+def test_killed_at_ten_random_moments_it_ends_the_same_bit_for_bit(
+    shards: Path, forks: Forks, undisturbed: Path, tmp_path: Path
+) -> None:
+    """In steps, between them and in saves; every other start saves in the background."""
+    run = tmp_path / "run"
+    moments = random.Random(5)
+    in_a_save = 0
+    for number in range(10):
+        process = start(
+            forks, shards, run, f"stages.0.checkpoint_in_background={str(number % 2 == 0).lower()}"
+        )
+        wait_for_steps(
+            process, run, 1 + len(metrics.read(run / "metrics.jsonl")) if number < 3 else 3 * number
+        )
+        if number % 2:  # let it come to its next save
+            end = time.monotonic() + 5
+            while not list(run.glob(".step-*.partial")) and is_running(process) and time.monotonic() < end:
+                time.sleep(0.0005)
+            time.sleep(moments.uniform(0, 0.01))
+        else:
+            time.sleep(moments.uniform(0, 0.05))
+        os.kill(process.pids[0], signal.SIGKILL)
+        assert process.codes() == [-signal.SIGKILL], process.text()
+        in_a_save += bool(list(run.glob(".step-*.partial")))
+
+    start(forks, shards, run).succeed()
+
+    assert in_a_save >= 2
+    assert_same(undisturbed, run)
+    assert len(events(run, "resume")) + len(events(run, "start")) == 11
     assert not list(run.glob(".step-*"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    ("number", "background"), [(signal.SIGTERM, "false"), (signal.SIGUSR1, "true")], ids=["TERM", "USR1"]
+)
 def test_a_signal_saves_and_asks_for_the_same_command_again(
-    shards: Path, tmp_path: Path, number: signal.Signals
+    shards: Path, forks: Forks, tmp_path: Path, number: signal.Signals, background: str
 ) -> None:
-    run, long = tmp_path / "run", ("stages.0.steps=5000", "stages.0.checkpoint_every=5000", "sample=null")
-    process = start(shards, run, *long)
-    wait_for_steps(process, run, 3)
-    process.send_signal(number)
-    answer, _ = process.communicate(timeout=LIMIT_SECONDS)
-
-    assert process.returncode == 75
-    step = len(numbers(run))
-    assert answer == (
-        f"{number.name}: saved {run}/step-{step:08d} of 5000 steps; the same command goes on from it\n"
+    run = tmp_path / "run"
+    long = (
+        "stages.0.steps=5000",
+        "stages.0.checkpoint_every=1",  # so the signal finds it in a save as often as not
+        f"stages.0.checkpoint_in_background={background}",
+        "sample=null",
     )
+    process = start(forks, shards, run, *long)
+    wait_for_steps(process, run, 3)
+    os.kill(process.pids[0], number)
+
+    assert process.codes() == [75], process.text()
+    step = len(numbers(run))
+    assert (
+        f"{number.name}: saved {run}/step-{step:08d} of 5000 steps; the same command goes on from it\n"
+    ) in process.text()
     assert checkpoint.load(run).state["step"] == step
     assert events(run, "stop")[0]["signal"] == number.name
+    assert len(events(run, "save")) == step
     whole = (f"stages.0.steps={step + 2}", *long[1:])
-    train(smoke(shards, run, *TWENTY, *whole))
-    train(smoke(shards, tmp_path / "whole", *TWENTY, *whole))
+    for folder in (run, tmp_path / "whole"):
+        start(forks, shards, folder, *whole).succeed()
     assert_same(tmp_path / "whole", run)
 
 
@@ -120,9 +159,10 @@ def test_what_a_kill_left_between_save_and_sample_is_sampled_later(
     shards: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    train(smoke(shards, run, *TWENTY, "stages.0.steps=10", "sample=null"))
+    shutil.copytree(undisturbed, run)
+    shutil.rmtree(run / "samples" / "step-00000040")
 
-    train(smoke(shards, run, *TWENTY))
+    train(smoke(shards, run, *FORTY))
 
     assert_same(undisturbed, run)
-    assert [event["step"] for event in events(run, "sample")] == [10, 20]
+    assert [event["step"] for event in events(run, "sample")] == [20, 40, 40]

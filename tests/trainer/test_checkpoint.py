@@ -1,6 +1,7 @@
 """A checkpoint is whole or absent, and one that is not what it says is refused by name."""
 
 import json
+import pickle
 import shutil
 import subprocess
 import sys
@@ -8,8 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from trainer import checkpoint
+from trainer import checkpoint, saver
+from trainer import parts as dcp
+from trainer.mesh import ALONE
 from vidcurate.errors import CheckpointError, StorageError
 
 STATE = {"step": 100, "recipe": {"name": "small"}}
@@ -40,8 +44,80 @@ def test_the_same_tensors_give_the_same_bytes(run: Path, tmp_path: Path) -> None
     backwards = {name: dict(reversed(tensors.items())) for name, tensors in parts().items()}
     checkpoint.save(tmp_path / "again", 100, backwards, STATE)
 
-    for path in sorted((run / "step-00000100").iterdir()):
-        assert path.read_bytes() == (tmp_path / "again" / "step-00000100" / path.name).read_bytes(), path.name
+    first, second = (contents(folder / "step-00000100") for folder in (run, tmp_path / "again"))
+    assert len(first) == 2 + 2 * len(checkpoint.PARTS)
+    assert first == second
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_a_save_in_the_background_writes_the_same_bytes_and_the_tensors_as_they_were(
+    run: Path, tmp_path: Path
+) -> None:
+    one = saver.Saver(tmp_path / "again", ALONE)
+    tensors = parts()
+    for step in (100, 200):
+        one.save(step, tensors, STATE, keep_last=9, in_background=True)
+        for values in tensors.values():
+            for value in values.values():
+                value.add_(1)  # training goes on
+        saved = one.wait()
+        assert saved is not None
+        assert (saved.step, saved.path.name) == (step, f"step-{step:08d}")
+        assert saved.stall_seconds <= saved.seconds
+    one.close()
+
+    assert contents(tmp_path / "again" / "step-00000100") == contents(run / "step-00000100")
+    second = checkpoint.load(tmp_path / "again" / "step-00000200").parts
+    assert float(second["model"]["layer.weight"][0, 0]) == 3.0  # model and average share their tensors here
+    assert one.take() is None
+
+
+def test_a_save_that_fails_in_the_background_is_raised_once_by_the_next_wait(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    one = saver.Saver(tmp_path / "file", ALONE)
+    one.save(100, parts(), STATE, keep_last=1, in_background=True)
+
+    with pytest.raises(StorageError, match="step-00000100: the checkpoint cannot be written"):
+        one.wait()
+    assert not one.failed
+    assert one.wait() is None
+    one.close()
+
+
+def test_one_part_is_read_without_the_others(run: Path) -> None:
+    shutil.rmtree(run / "step-00000100" / "optimizer")  # as rsync --exclude leaves it
+
+    assert set(checkpoint.read_part(run / "step-00000100", "ema")) == {"layer.weight", "layer.bias"}
+    with pytest.raises(CheckpointError, match=r"optimizer/\.metadata: is missing"):
+        checkpoint.load(run)
+
+
+def test_metadata_that_would_run_code_is_refused(run: Path) -> None:
+    class Harm:
+        def __reduce__(self) -> tuple[object, ...]:
+            return (Path.write_text, (run / "harm", "done"))
+
+    path = run / "step-00000100" / "model" / dcp.METADATA
+    path.write_bytes(pickle.dumps(Harm()))
+
+    with pytest.raises(CheckpointError, match=r"model/\.metadata: cannot be read \(it names"):
+        dcp.read(run / "step-00000100" / "model")
+    assert not (run / "harm").exists()
+
+
+def test_torch_reads_a_part_by_itself(run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "model.pt"
+
+    dcp_to_torch_save(run / "step-00000100" / "model", file)
+
+    assert torch.equal(torch.load(file)["layer.weight"], parts()["model"]["layer.weight"])
 
 
 def test_saving_a_step_again_replaces_it_whole(run: Path) -> None:
@@ -71,16 +147,48 @@ def test_stray_files_and_folders_are_ignored(run: Path) -> None:
 
     assert checkpoint.load(run).state["step"] == 100
     assert checkpoint.checkpoints(run) == [run / "step-00000100"]
+    assert checkpoint.strays(run / "step-00000100") == [
+        "global_step9999",
+        "step-00000100/zzz.tmp",
+        "step-00000900",
+        "step-00000901",
+        "step-1000-copy",
+    ]
 
 
 def test_only_the_newest_are_kept_and_never_without_latest(run: Path) -> None:
     for step in (200, 300, 400):
         checkpoint.save(run, step, parts(), STATE)
 
-    assert checkpoint.keep_last(run, 2) == ["step-00000100", "step-00000200"]
+    assert checkpoint.keep(run, 2) == ["step-00000100", "step-00000200"]
     (run / "LATEST").write_text("step-00000300\n")
-    assert checkpoint.keep_last(run, 1) == []
+    assert checkpoint.keep(run, 1) == []
     assert [path.name for path in checkpoint.checkpoints(run)] == ["step-00000300", "step-00000400"]
+
+
+def test_every_nth_checkpoint_is_kept_for_good(run: Path) -> None:
+    for step in (200, 300, 400, 500):
+        checkpoint.save(run, step, parts(), STATE)
+
+    assert checkpoint.keep(run, 1, every=200) == ["step-00000100", "step-00000300"]
+    assert [checkpoint.step_of(path) for path in checkpoint.checkpoints(run)] == [200, 400, 500]
+
+
+def test_the_checksum_sees_values_places_names_and_dtypes() -> None:
+    zeros = {"a": torch.zeros(2, 3), "b": torch.arange(4)}
+    changed = [
+        zeros | {"a": torch.tensor([[0.0, 0, 0], [0, 0, 1e-45]])},
+        zeros | {"b": torch.tensor([0, 2, 1, 3])},
+        zeros | {"a": torch.zeros(3, 2)},
+        zeros | {"a": torch.zeros(2, 3, dtype=torch.int32)},
+        {"A": zeros["a"], "b": zeros["b"]},
+        zeros | {"c": torch.zeros(())},
+    ]
+    sums = {checkpoint.checksum(tensors) for tensors in [zeros, *changed]}
+
+    assert len(sums) == len(changed) + 1
+    assert checkpoint.checksum(dict(reversed(zeros.items()))) == checkpoint.checksum(zeros)
+    assert checkpoint.checksum({}) not in sums
 
 
 def test_a_run_without_checkpoints_has_no_latest(tmp_path: Path) -> None:
@@ -100,19 +208,20 @@ def edit(path: Path, **changes: object) -> None:
 
 DAMAGES = {
     "truncated": (
-        lambda c: (c / "model.safetensors").write_bytes(b"short"),
-        r"model\.safetensors: has 5 bytes",
+        lambda c: (c / "model" / "__0_0.distcp").write_bytes(b"short"),
+        r"model/__0_0\.distcp: has 5 bytes",
     ),
     "altered": (
-        lambda c: flip(c / "ema.safetensors"),
-        r"ema\.safetensors: its SHA-256 is not the manifest's",
+        lambda c: flip(c / "ema" / "__0_0.distcp"),
+        r"ema/__0_0\.distcp: its SHA-256 is not the manifest's",
     ),
-    "gone": (lambda c: (c / "optimizer.safetensors").unlink(), r"optimizer\.safetensors: is missing"),
+    "gone": (lambda c: (c / "optimizer/__0_0.distcp").unlink(), r"optimizer/__0_0\.distcp: is missing"),
     "half copied": (lambda c: (c / "manifest.json").unlink(), "is missing|names 'step-00000100'"),
     "no json": (lambda c: (c / "manifest.json").write_text("{"), r"manifest\.json: cannot be read"),
     "other json": (lambda c: (c / "manifest.json").write_text("[]"), r"manifest\.json: holds no JSON object"),
     "newer": (lambda c: edit(c / "manifest.json", format=99), "has format 99.*Upgrade vidcurate"),
-    "unlisted": (lambda c: edit(c / "manifest.json", files={}), r"does not list model\.safetensors"),
+    "older": (lambda c: edit(c / "manifest.json", format=1), "has format 1.*reads format 2. Train it again"),
+    "unlisted": (lambda c: edit(c / "manifest.json", files={}), r"does not list model/\.metadata"),
     "latest nowhere": (
         lambda c: (c.parent / "LATEST").write_text("step-00000999"),
         "names 'step-00000999'.*echo",
@@ -158,7 +267,7 @@ def test_a_renamed_missing_or_reshaped_key_is_refused_and_nothing_is_copied(
     wanted = {"a": torch.ones(2), "b": torch.ones(1)}
 
     with pytest.raises(CheckpointError, match=said):
-        checkpoint.copy_into(wanted, given, "model.safetensors")
+        dcp.copy_into(wanted, given, "model")
     assert torch.equal(wanted["a"], torch.ones(2))
 
 
@@ -166,7 +275,7 @@ def test_many_missing_keys_are_counted() -> None:
     wanted = {f"k{number}": torch.ones(1) for number in range(9)}
 
     with pytest.raises(CheckpointError, match="lacks k0, k1, k2 and 6 more"):
-        checkpoint.copy_into(wanted, {}, "model.safetensors")
+        dcp.copy_into(wanted, {}, "model")
 
 
 def test_a_disk_that_refuses_leaves_the_run_as_it_was(run: Path, tmp_path: Path) -> None:
@@ -220,7 +329,7 @@ while status != 0:
     if child == 0:
         die_at(moment)
         checkpoint.save(run, 200, parts(2.0), {"step": 200})
-        checkpoint.keep_last(run, 1)
+        checkpoint.keep(run, 1)
         os._exit(0)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert status in (0, 9), status

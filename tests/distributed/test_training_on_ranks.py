@@ -1,0 +1,361 @@
+"""Any number of ranks trains the same steps, whether each holds the model or they share it: gloo, CPU."""
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.forked_runs import Forks
+from tests.trainer.shards_for_tests import SMOKE, events, make_shards, numbers, settings
+from trainer import checkpoint
+
+ROOT = SMOKE.parents[1]
+# Three micro-batches over two ranks: one of them has one less; over four: one has none. With AdamW's eps at
+# the size of a gradient's rounding error, that error is not blown up to a whole step (docs/checkpoints.md).
+THREE = (
+    "stages.0.data.micro_batches_per_step=3",
+    "stages.0.steps=12",
+    "stages.0.checkpoint_every=100",
+    "stages.0.optim.eps=1e-6",
+    "loader.num_workers=0",
+    "sample=null",
+)
+SHARDING = {
+    "none": ("parallel.sharding=none",),
+    "full": ("parallel.sharding=full",),
+    "hybrid": ("parallel.sharding=hybrid", "parallel.shard_size=2"),
+}
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_shards(tmp_path_factory.mktemp("made") / "shards")
+
+
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    with Forks(tmp_path_factory.mktemp("said")) as forks:
+        yield forks
+
+
+def words(shards: Path, run: Path, *more: str) -> list[str]:
+    values = settings(shards, run, *THREE, *more)
+    return [str(SMOKE), *(word for value in values for word in ("--set", value))]
+
+
+@pytest.fixture(scope="module")
+def whole(shards: Path, forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run on one rank, never interrupted, with its checkpoints of steps 4 and 12."""
+    run = tmp_path_factory.mktemp("whole") / "run"
+    forks.start(words(shards, run, "stages.0.checkpoint_every=4", "stages.0.keep_last=9")).succeed()
+    return run
+
+
+def distance(one: Path, other: Path, part: str) -> float:
+    """Return the norm of the difference of a part over its norm, all tensors together."""
+    first, second = (checkpoint.load(run).parts[part] for run in (one, other))
+    assert first.keys() == second.keys()
+    apart = sum(float((first[k].double() - second[k].double()).square().sum()) for k in first)
+    return math.sqrt(apart / sum(float(first[k].double().square().sum()) for k in first))
+
+
+def assert_same_run(whole: Path, run: Path) -> None:
+    """Hold a run to the one on one rank: the same clips, rates and mixture, numbers within float error."""
+    alone, together = numbers(whole), numbers(run)
+    for name in ("step", "clips_hash", "clips", "tokens", "lr"):
+        assert [line[name] for line in alone] == [line[name] for line in together], name
+    for one, two in zip(alone, together, strict=True):
+        assert two["loss"] == pytest.approx(one["loss"], rel=1e-6)
+        assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-5)
+        for by in ("loss_by_bucket", "loss_by_level"):
+            assert two[by] == pytest.approx(one[by], rel=1e-6)
+    for part in checkpoint.PARTS:
+        assert distance(whole, run, part) < 1e-6, part
+
+
+@pytest.mark.parametrize("sharding", ["none", "full"])
+def test_from_one_rank_to_two_to_three_to_one(
+    shards: Path, forks: Forks, whole: Path, tmp_path: Path, sharding: str
+) -> None:
+    run = tmp_path / "run"
+    for ranks, steps in ((1, 3), (2, 6), (3, 9), (1, 12)):
+        more = (f"stages.0.steps={steps}", *SHARDING[sharding])
+        forks.start(words(shards, run, *more), ranks=ranks).succeed()
+
+    assert_same_run(whole, run)
+    proofs = events(run, "resume")
+    assert [proof["world_size"] for proof in proofs] == [2, 3, 1]
+    assert [proof["saved_on_ranks"] for proof in proofs] == [1, 2, 3]
+    assert all(proof["checksums_match_the_manifest"] for proof in proofs)
+    assert [proof["optimizer_updates"] for proof in proofs] == [3, 6, 9]
+
+
+def test_four_ranks_that_share_two_copies_and_have_three_micro_batches(
+    shards: Path, forks: Forks, whole: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    background = "stages.0.checkpoint_in_background=true"
+    for ranks, steps in ((4, 6), (1, 12)):
+        more = (f"stages.0.steps={steps}", background, *SHARDING["hybrid"])
+        forks.start(words(shards, run, *more), ranks=ranks).succeed()
+
+    assert_same_run(whole, run)
+    written = {path.name for path in (run / "step-00000006" / "ema").glob("*.distcp")}
+    assert len(written) > 1  # several ranks wrote
+
+
+def test_on_the_same_ranks_a_resumed_run_has_the_same_bytes(
+    shards: Path, forks: Forks, tmp_path: Path
+) -> None:
+    """Cut over two ranks, one of which has no micro-batch, one stage in one go and in two."""
+    one = (
+        "stages.0.log_every=1",
+        "stages.0.data.micro_batches_per_step=1",
+        "precision=bfloat16",
+        *SHARDING["full"],
+    )
+    for run, plan in (("whole", (6,)), ("parts", (3, 6))):
+        for steps in plan:
+            more = (f"stages.0.steps={steps}", *one)
+            forks.start(words(shards, tmp_path / run, *more), ranks=2).succeed()
+
+    assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
+    first, second = (
+        {p.relative_to(folder): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+        for folder in (tmp_path / "whole/step-00000006", tmp_path / "parts/step-00000006")
+    )
+    assert first.keys() == second.keys()
+    differs = {"state.json", "manifest.json"}  # the output folder's name is in them
+    assert {str(path) for path in first if first[path] != second[path]} <= differs
+
+
+def test_a_rank_that_is_killed_ends_the_others_and_the_run_goes_on_without_it(
+    shards: Path, forks: Forks, whole: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    every = "stages.0.checkpoint_every=1"
+    started = forks.start(words(shards, run, every, "stages.0.steps=5000", *SHARDING["full"]), ranks=2)
+    until = time.monotonic() + 60
+    while not (run / "LATEST").exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    os.kill(started.pids[1], signal.SIGKILL)
+
+    codes = started.codes()
+
+    assert codes[1] == -signal.SIGKILL
+    assert codes[0] not in (0, 75)
+    step = checkpoint.load(run).state["step"]
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    for folder, ranks in ((run, 1), (copy, 2)):
+        forks.start(words(shards, folder, f"stages.0.steps={step + 2}"), ranks=ranks).succeed()
+        assert len(numbers(folder)) == step + 2
+    assert numbers(run)[-1]["clips_hash"] == numbers(copy)[-1]["clips_hash"]
+
+
+TOGETHER = """
+import json, os
+import torch
+from torch import nn
+from trainer import mesh
+from vidcurate.errors import StorageError, VidcurateError
+
+world = mesh.join()
+said = {}
+
+
+def told(name, work):
+    try:
+        said[name] = work()
+    except VidcurateError as error:
+        said[name] = f"{type(error).__name__}: {error}"
+
+
+def fails(rank):
+    if world.rank == rank:
+        raise StorageError("the disk is full.")
+    return world.rank
+
+
+told("agree", lambda: mesh.agree({"recipe": "same", "data": f"fingerprint {world.rank}"}, world))
+told("first fails", lambda: mesh.first_does(lambda: fails(0), world))
+told("second fails", lambda: mesh.together(lambda: fails(1), world))
+told("none fails", lambda: mesh.together(lambda: fails(9), world.background))
+told("value", lambda: mesh.first_does(lambda: {"rank": world.rank}, world))
+told("gathered", lambda: mesh.gather(world.rank, world))
+
+# The second rank had no micro-batch: its gradients are None and count as zeros. Two buffers are needed.
+mesh.BUFFER_ELEMENTS = 5
+parameters = [nn.Parameter(torch.zeros(shape)) for shape in ((2, 2), (3,), (1,))]
+if world.is_first:
+    for number, parameter in enumerate(parameters):
+        parameter.grad = torch.full_like(parameter, number + 1.0)
+mesh.sum_gradients(parameters, world)
+said["sums"] = [parameter.grad.sum().item() for parameter in parameters]
+with open(f"{os.environ['OUT']}/{world.rank}.json", "w") as file:
+    json.dump(said, file)
+mesh.leave(world)
+"""
+
+
+def test_what_ranks_do_together_fails_on_all_of_them(forks: Forks, tmp_path: Path) -> None:
+    forks.start(["-c", TOGETHER], ranks=2, OUT=str(tmp_path)).succeed()
+
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert first == second
+    assert first == {
+        "agree": "StateError: rank 1 has another data than rank 0: fingerprint 1 and fingerprint 0. "
+        "All ranks must see the same recipe and the same shards.",
+        "first fails": "StorageError: the disk is full.",
+        "second fails": "StorageError: the disk is full.",
+        "none fails": [0, 1],
+        "value": {"rank": 0},
+        "gathered": [0, 1],
+        "sums": [4.0, 6.0, 3.0],
+    }
+
+
+LAYOUT = """
+import copy, json, os
+import torch
+from trainer import mesh, optim, parallel
+from trainer.checksum import checksum
+from trainer.parallel import ParallelSpec
+from trainer.stdit import STDiT3, STDiT3Config
+
+world = mesh.join()
+config = STDiT3Config(hidden_size=24, depth=2, num_heads=2, caption_channels=8, model_max_length=6,
+                      freeze_y_embedder=True)
+spec = ParallelSpec(sharding=os.environ["SHARDING"], shard_size=int(os.environ["SIZE"]) or None,
+                    recompute_blocks=1)
+dtype = getattr(torch, os.environ["DTYPE"])
+
+
+def loss(model, number):
+    # Of another shape for each number; an image has no temporal attention to learn from.
+    frames = (1, 3, 2)[number % 3]
+    draw = torch.Generator().manual_seed(number)
+    inputs = {"x": torch.randn(2, 4, frames, 4, 6, generator=draw), "timestep": torch.tensor([300.0, 700.0]),
+              "y": torch.randn(2, 1, 6, 8, generator=draw), "fps": torch.tensor([24.0, 24.0]),
+              "height": torch.tensor([32.0]), "width": torch.tensor([48.0])}
+    return model(**inputs).square().mean()
+
+
+def fresh():
+    model = STDiT3(config, seed=3)
+    with torch.no_grad():
+        for parameter in model.parameters():  # none zero: every gradient is
+            if parameter.requires_grad:
+                parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.1)
+    return model
+
+
+shares = {2: [[0, 1], []], 3: [[0], [1, 2, 3], []]}.get(world.size) or [[0], [1], [], [2]]
+alone, shared = fresh(), fresh()
+plain = parallel.Replicated(alone, mesh.ALONE, dtype)
+layout = parallel.lay_out(shared, spec, world, dtype)
+same_checksum = checksum(alone.state_dict()) == checksum(shared.state_dict())
+kinds = {name: optim.make_ema(model) for name, model in (("plain", alone), ("shared", shared))}
+optimizers = {name: optim.make_optimizer(model) for name, model in (("plain", alone), ("shared", shared))}
+said = {"same_checksum": same_checksum, "gradients": [], "norms": [], "clipped": [], "weights": []}
+for step in range(2):
+    plain.open()
+    for number in sum(shares, []):
+        loss(plain.compute, number + 10 * step).backward()
+    plain.close()
+    layout.open()
+    for number in shares[world.rank]:
+        loss(layout.compute, number + 10 * step).backward()
+    layout.close()
+    ours, theirs = optim.trained(shared), optim.trained(alone)
+    off = total = 0.0
+    for name in theirs:
+        assert ours[name].grad.dtype == torch.float32, name
+        grown = mesh.whole(ours[name].grad)
+        off += float((grown - theirs[name].grad).double().square().sum())
+        total += float(theirs[name].grad.double().square().sum())
+    said["gradients"].append((off / total) ** 0.5)
+    said["norms"].append([optim.clip_gradients(alone, 0.5), optim.clip_gradients(shared, 0.5)])
+    said["clipped"].append(float(optim.norm(p.grad for p in ours.values())))
+    for name, model in (("plain", alone), ("shared", shared)):
+        optim.set_update(optimizers[name], optim.OptimSpec(eps=1e-3), 1e-2)
+        optimizers[name].step()
+        optimizers[name].zero_grad(set_to_none=True)
+        optim.update_ema(kinds[name], model, 0.9)
+    both = [(mesh.whole(kinds["shared"][name]), value) for name, value in kinds["plain"].items()]
+    said["weights"].append(max(float((one - other).abs().max()) for one, other in both))
+with layout.reading(), torch.no_grad():
+    said["read"] = float(loss(layout.compute, 5))
+with plain.reading(), torch.no_grad():
+    said["plain read"] = float(loss(plain.compute, 5))
+for name, value in shared.state_dict().items():
+    mesh.put(value, alone.state_dict()[name])
+said["same_after_put"] = checksum(alone.state_dict()) == checksum(shared.state_dict())
+held, all_of_it = (sum(mesh.local(p).numel() for p in model.parameters()) for model in (shared, alone))
+said["held"] = held / all_of_it
+with open(f"{os.environ['OUT']}/{world.rank}.json", "w") as file:
+    json.dump(said, file)
+mesh.leave(world)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "sharding", "size", "dtype"),
+    [
+        (2, "none", 0, "bfloat16"),
+        (3, "full", 0, "float32"),
+        (2, "full", 0, "bfloat16"),
+        (4, "hybrid", 2, "float32"),
+    ],
+)
+def test_a_model_laid_over_ranks_has_the_gradients_of_one_that_is_whole(
+    forks: Forks, tmp_path: Path, ranks: int, sharding: str, size: int, dtype: str
+) -> None:
+    environment = {"OUT": str(tmp_path), "SHARDING": sharding, "SIZE": str(size), "DTYPE": dtype}
+    forks.start(["-c", LAYOUT], ranks=ranks, **environment).succeed()
+
+    for rank in range(ranks):
+        said = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert said["same_checksum"]
+        assert said["same_after_put"]
+        for plain, shared in said["norms"]:
+            assert shared == pytest.approx(plain, rel=1e-6)
+        assert max(said["gradients"]) < 1e-6
+        assert said["clipped"] == [pytest.approx(0.5, rel=1e-5)] * 2
+        assert max(said["weights"]) < 1e-6
+        assert said["read"] == pytest.approx(said["plain read"], rel=1e-5)
+        pieces = 1 if sharding == "none" else size or ranks
+        assert said["held"] == pytest.approx(1 / pieces, rel=0.15)
+
+
+def test_ranks_that_a_copy_does_not_divide_are_refused(shards: Path, forks: Forks, tmp_path: Path) -> None:
+    more = ("parallel.sharding=hybrid", "parallel.shard_size=2")
+    ended = forks.start(words(shards, tmp_path / "run", *more), ranks=3)
+
+    assert set(ended.codes()) == {2}
+    assert "parallel.shard_size 2 does not divide the 3 ranks" in ended.text()
+
+
+def test_a_refusal_under_torchrun_ends_all_ranks_at_once(shards: Path, whole: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    ended = subprocess.run(
+        [*command, "-m", "trainer", *words(shards, run, "seed=9", *SHARDING["full"])],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+
+    assert ended.returncode != 0
+    assert "seed was 42 when" in ended.stderr

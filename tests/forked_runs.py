@@ -1,0 +1,143 @@
+"""Training runs as processes that start at once: forked from one that has loaded torch and the trainer.
+
+`with Forks(folder) as forks: forks.start(arguments, ranks=2).codes()` runs `python -m trainer ARGUMENTS` on
+two ranks (gloo). A run's processes are real: they can be killed by their ids, and nothing of one is left in
+the next.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Forked:
+    """One run: the process id of each rank, and the file with what all of them said."""
+
+    def __init__(self, forks: "Forks", pids: list[int], said: Path) -> None:
+        self.pids, self.said = pids, said
+        self._forks = forks
+        self._codes: list[int] | None = None
+
+    def codes(self) -> list[int]:
+        """Wait for all ranks and return their exit codes, negative for a signal."""
+        if self._codes is None:
+            self._codes = self._forks.read()["codes"]
+        return self._codes
+
+    def text(self) -> str:
+        return self.said.read_text()
+
+    def succeed(self) -> None:
+        assert set(self.codes()) == {0}, self.text()
+
+
+class Forks:
+    """The process that forks; one run at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._count = 0
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.forked_runs"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+
+    def start(self, arguments: Sequence[str], ranks: int = 1, **environment: str) -> Forked:
+        self._count += 1
+        said = self.folder / f"said-{self._count}.txt"
+        job = {
+            "arguments": list(arguments),
+            "ranks": ranks,
+            "said": str(said),
+            "environment": environment,
+        }
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+        return Forked(self, self.read()["pids"], said)
+
+    def read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return answer
+
+    def __enter__(self) -> "Forks":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+        self._process.stdout.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
+
+
+def _run(job: dict[str, Any], rank: int, port: int) -> int:
+    """Be one rank: run the trainer, or, for `["-c", PROGRAM]`, a program."""
+    said = os.open(job["said"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(said, stream)
+    os.environ.update(job["environment"])
+    if job["ranks"] > 1:
+        names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": job["ranks"], "MASTER_PORT": port}
+        os.environ.update({name: str(value) for name, value in names.items()})
+        os.environ["MASTER_ADDR"] = "127.0.0.1"
+    if job["arguments"][0] == "-c":
+        exec(job["arguments"][1], {"__name__": "__main__"})
+        return 0
+    from trainer.__main__ import main
+
+    return main(job["arguments"])
+
+
+def _serve() -> None:
+    import torch
+
+    import trainer.loop  # noqa: F401 - what a run would load first
+
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        job = json.loads(line)
+        port, pids = _free_port(), []
+        for rank in range(job["ranks"]):
+            pid = os.fork()
+            if pid == 0:
+                code = 1
+                try:
+                    code = _run(job, rank, port)
+                    sys.stdout.flush()
+                except BaseException:  # noqa: BLE001 - a fork must not go on as its parent
+                    traceback.print_exc()
+                finally:
+                    sys.stderr.flush()
+                    os._exit(code)
+            pids.append(pid)
+        print(json.dumps({"pids": pids}), flush=True)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        print(json.dumps({"codes": codes}), flush=True)
+
+
+if __name__ == "__main__":
+    _serve()
