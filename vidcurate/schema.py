@@ -243,7 +243,7 @@ COLUMNS: dict[str, Column] = {
         "frames",
         pl.List(pl.UInt8),
         "0-255",
-        "the upright picture in the middle of the clip without its bars, in 8 x 8 cells of R, G, B, row by row",
+        "the upright picture in the middle of the clip without its bars: 8 x 8 cells of R, G, B, row by row",
     ),
     "packet_hash": _column(
         "frames",

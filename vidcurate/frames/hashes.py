@@ -51,7 +51,7 @@ def hash_picture(grey: Pixels) -> int:
 
 
 class Hashes:
-    """The pictures are hashed without their black bars: those of the frames so far, so that no frame waits."""
+    """Pictures are hashed without their black bars: those of the frames so far, so that no frame waits."""
 
     def __init__(self) -> None:
         self._seconds: list[float] = []
