@@ -21,7 +21,7 @@ from vidcurate.filter import FilterSpec
 from vidcurate.frames import FramesSpec
 from vidcurate.ingest import IngestSpec
 from vidcurate.models import ModelsSpec, run_models
-from vidcurate.probe import ProbeSpec
+from vidcurate.probe import ProbeSettings, ProbeSpec
 from vidcurate.recipe import Recipe
 from vidcurate.score import ScoreSpec
 from vidcurate.shards import ShardSpec
@@ -42,6 +42,8 @@ class CurateRecipe(Recipe):
     behind that stage with exit code 3, and goes on from there when the limit is raised"""
     ingest: IngestSpec
     """which table and videos to take in"""
+    probe: ProbeSettings = ProbeSettings()
+    """how closely files are looked at"""
     score: ScoreSpec = ScoreSpec()
     """how captions are scored"""
     frames: FramesSpec | None = None
@@ -85,7 +87,7 @@ def curate(recipe: CurateRecipe, *, telling: Telling, told: Told) -> dict[str, d
         raise InputError("ingest.videos is not set: a curation to shards needs the folder of videos.")
     videos = Path(ingested.videos)
     with telling("probe") as progress:
-        spec = ProbeSpec(videos=videos)
+        spec = ProbeSpec(videos=videos, **recipe.probe.model_dump())
         probed = probe.run_probe(run, spec, num_workers=workers, progress=progress)
         done("probe", probed)
     check(

@@ -12,6 +12,7 @@ import numpy as np
 # Where EBML, RIFF and FLV keep what a reader needs to open the file at all.
 _HEAD_SHARE = 0.2
 _CHUNK_OFFSETS = {b"stco": ">I", b"co64": ">Q"}
+_TRANSPORT_BYTES = 188
 _NESTED = {b"moov", b"trak", b"mdia", b"minf", b"stbl"}
 
 
@@ -69,6 +70,58 @@ def zero_block(data: bytes, *, size_bytes: int, within: tuple[float, float] = (0
     low, high = _place(data, within)
     end = min(low + size_bytes, high)
     return data[:low] + bytes(max(0, end - low)) + data[max(low, end) :]
+
+
+def overwrite_block(
+    data: bytes, *, seed: int, size_bytes: int, within: tuple[float, float] = (0.4, 1.0)
+) -> bytes:
+    """Return the file with a block of its payload replaced by random bytes, as a mixed-up download has it."""
+    low, high = _place(data, within)
+    end = max(low, min(low + size_bytes, high))
+    return data[:low] + np.random.default_rng(seed).bytes(end - low) + data[end:]
+
+
+def _iso_durations(data: bytes, start: int, end: int) -> Iterator[tuple[int, str]]:
+    """Yield (offset, format) of the durations in the headers of an ISO file's movie, tracks and media."""
+    for kind, _, payload, stop in _boxes(data, start, end):
+        if kind in _NESTED or kind == b"mvex":
+            yield from _iso_durations(data, payload, stop)
+        elif kind in (b"mvhd", b"mdhd"):
+            yield (payload + 16, ">I") if data[payload] == 0 else (payload + 24, ">Q")
+        elif kind == b"tkhd":
+            yield (payload + 20, ">I") if data[payload] == 0 else (payload + 28, ">Q")
+
+
+def _promises(data: bytes) -> Iterator[tuple[int, str]]:
+    """Yield (offset, format) of the numbers in a header that promise a length."""
+    if _is_iso(data):
+        yield from _iso_durations(data, 0, len(data))
+    elif data[:4] == b"RIFF":
+        yield data.index(b"avih") + 8 + 16, "<I"  # dwTotalFrames
+        yield data.index(b"vids") - 8 + 8 + 32, "<I"  # dwLength of the stream's header
+    elif data[:4] == b"\x1aE\xdf\xa3":
+        at = data.find(b"\x44\x89\x88")  # Duration, eight bytes
+        if at >= 0:
+            yield at + 3, ">d"
+
+
+def scale_promises(data: bytes, factor: float) -> bytes:
+    """Return the file with the durations or frame counts in its header multiplied; the rest stays.
+
+    The same bytes where the header promises nothing (MPEG-TS, live WebM). Sources: ISO/IEC 14496-12 (mvhd,
+    tkhd, mdhd), the AVI RIFF reference (avih, strh), RFC 9559 (Duration).
+    """
+    changed = bytearray(data)
+    for at, form in _promises(data):
+        (value,) = struct.unpack_from(form, data, at)
+        scaled = value * factor
+        struct.pack_into(form, changed, at, scaled if form == ">d" else int(scaled))
+    return bytes(changed)
+
+
+def drop_transport_packets(data: bytes, *, first: int, count: int) -> bytes:
+    """Return a transport stream without `count` of its 188-byte packets from number `first` on."""
+    return data[: first * _TRANSPORT_BYTES] + data[(first + count) * _TRANSPORT_BYTES :]
 
 
 def garbage_tail(data: bytes, *, seed: int, size_bytes: int) -> bytes:

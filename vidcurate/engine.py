@@ -3,7 +3,8 @@
 The chunks do not depend on the number of workers, their results come back in the order of the items, and a
 finished chunk lies in the parts folder whole or not at all: the same input gives the same output for any
 number of workers, and a second run does only what is missing. An item whose worker dies (a segfault inside a
-decoder: PyAV 2344) is tried once more alone; if it kills that worker too, `on_crash` makes its row.
+decoder: PyAV 2344) is tried once more; if it kills that worker too, `on_crash` makes its row. One that takes
+longer than its limit is killed with its worker, and `on_timeout` makes its row (`workers`).
 """
 
 import json
@@ -13,10 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from joblib import Parallel, delayed
-from joblib.externals.loky.process_executor import BrokenProcessPool
-
 from vidcurate.errors import StorageError
+from vidcurate.workers import Workers
 
 T = TypeVar("T")
 Row = dict[str, Any]  # what a per-clip function returns: plain JSON values
@@ -48,17 +47,6 @@ def _write_part(path: Path, rows: list[Row]) -> None:
         raise StorageError(f"{path}: cannot be written ({error.strerror}).") from error
 
 
-def _one_by_one(function: Callable[[T], Row], items: Sequence[T], on_crash: Callable[[T], Row]) -> list[Row]:
-    """Run the items of a chunk whose worker died, each in a worker of its own."""
-    rows: list[Row] = []
-    for item in items:
-        try:
-            rows.extend(Parallel(n_jobs=2)([delayed(_run_chunk)(function, [item])])[0])
-        except BrokenProcessPool:
-            rows.append(on_crash(item))
-    return rows
-
-
 def _chunks(items: Sequence[T], chunk_size: int) -> Iterator[Sequence[T]]:
     for start in range(0, len(items), chunk_size):
         yield items[start : start + chunk_size]
@@ -69,6 +57,8 @@ def map_clips(
     items: Sequence[T],
     *,
     on_crash: Callable[[T], Row],
+    on_timeout: Callable[[T], Row] | None = None,
+    time_limit_seconds: float | None = None,
     num_workers: int = 1,
     chunk_size: int = 32,
     parts: Path | None = None,
@@ -77,10 +67,11 @@ def map_clips(
 ) -> list[Row]:
     """Return `function(item)` for each item, in order.
 
-    `function` must be importable (it runs in other processes when `num_workers` > 1) and return plain JSON
-    values. With `parts`, finished chunks are kept in that folder, which the caller names after what the
-    result depends on and removes with `forget_parts` once the result is safe. Raises what `function` raises,
-    and StorageError when a part cannot be written.
+    `function` returns plain JSON values. It runs in other processes when `num_workers` > 1 or an item has a
+    time limit; `on_crash` and `on_timeout` (default: `on_crash`) run here. With `parts`, finished chunks are
+    kept in that folder, which the caller names after what the result depends on and removes with
+    `forget_parts` once the result is safe. Raises what `function` raises, and StorageError when a part cannot
+    be written.
     """
     chunks = list(_chunks(items, chunk_size))
     if parts is not None:
@@ -105,35 +96,21 @@ def map_clips(
         done += len(rows)
         progress(done, len(items), unit)
 
-    todo = [number for number in range(len(chunks)) if number not in found]
-    if num_workers == 1:
-        for number in todo:
-            finished(number, _run_chunk(function, chunks[number]))
-    else:
-        todo = _in_processes(function, chunks, todo, num_workers, finished)
-        for number in todo:
-            finished(number, _one_by_one(function, chunks[number], on_crash))
+    todo = [(number, chunk) for number, chunk in enumerate(chunks) if number not in found]
+    if num_workers == 1 and time_limit_seconds is None:
+        for number, chunk in todo:
+            finished(number, _run_chunk(function, chunk))
+    elif todo:
+        with Workers(
+            function,
+            num_workers,
+            on_crash=on_crash,
+            on_timeout=on_timeout or on_crash,
+            time_limit_seconds=time_limit_seconds,
+        ) as workers:
+            for number, rows in workers.run(todo):
+                finished(number, rows)
     return [row for number in range(len(chunks)) for row in found[number]]
-
-
-def _in_processes(
-    function: Callable[[T], Row],
-    chunks: list[Sequence[T]],
-    todo: list[int],
-    num_workers: int,
-    finished: Callable[[int, list[Row]], None],
-) -> list[int]:
-    """Run the chunks in a pool; return those that were not finished because a worker died."""
-    waiting = list(todo)
-    pool = Parallel(n_jobs=num_workers, return_as="generator")
-    try:
-        for rows in pool(delayed(_run_chunk)(function, chunks[number]) for number in todo):
-            finished(waiting[0], rows)
-            waiting.pop(0)
-    except BrokenProcessPool:
-        # The pool does not say whose clip it was: the chunks left are run clip by clip.
-        return waiting
-    return waiting
 
 
 def forget_parts(parts: Path) -> None:

@@ -1,7 +1,7 @@
-"""What PyAV does not show of an ISO base media file (mp4, mov, 3gp): the display rotation in its header.
+"""What PyAV does not show of an ISO base media file (mp4, mov, 3gp): display rotation and movie duration.
 
-PyAV gives the rotation only with a decoded frame; the track header has it for the price of a few reads.
-Source: ISO/IEC 14496-12, boxes `moov/trak/{tkhd, mdia/hdlr}`.
+PyAV gives the rotation only with a decoded frame, and of several durations the smallest; the headers have
+them for the price of a few reads. Source: ISO/IEC 14496-12, boxes `moov/{mvhd, trak/{tkhd, mdia/hdlr}}`.
 """
 
 import math
@@ -9,6 +9,8 @@ import struct
 from collections.abc import Iterator
 from typing import BinaryIO
 
+# A file without the whole of these boxes cannot be read, or lacks pictures.
+NEEDED = {b"ftyp", b"moov", b"moof", b"mdat"}
 _MAX_BOXES = 4096  # a hostile file may nest empty boxes for ever
 
 
@@ -71,3 +73,17 @@ def rotation_degrees(file: BinaryIO, size_bytes: int) -> int:
             if turn is not None:
                 return turn
     return 0
+
+
+def movie_seconds(file: BinaryIO, size_bytes: int) -> float | None:
+    """Return the duration in the movie header in seconds, None where it is not known (fragmented files)."""
+    header = _find(file, (b"moov", b"mvhd"), 0, size_bytes)
+    if header is None:
+        return None
+    file.seek(header[0])
+    body = file.read(32)
+    if len(body) < 32:
+        return None
+    scale, length = struct.unpack(">II", body[12:20]) if body[0] == 0 else struct.unpack(">IQ", body[20:32])
+    unknown = (1 << 32) - 1 if body[0] == 0 else (1 << 64) - 1
+    return length / scale if scale and length not in (0, unknown) else None

@@ -1,32 +1,57 @@
-"""What a file says of itself, without decoding: header and index side by side, and what they disagree on.
+"""The stage that looks at every file: up to a level of integrity, remembering what it has seen.
 
 A video is probed once however many clips were cut from it. The columns of best knowledge (`width`, `fps`,
-`num_frames`, ...) take the index before the header before the metadata.
+`num_frames`, ...) take what was decoded before the index before the header before the metadata. What the
+levels find is `integrity`'s affair; here it becomes a status by the policy of the recipe.
 """
 
 import hashlib
 import json
+from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import polars as pl
+from pydantic import Field, field_validator
 
-from vidcurate import engine, table, video
+from vidcurate import engine, integrity, known, table
 from vidcurate.engine import Progress, no_progress
-from vidcurate.errors import InputError, MediaError
+from vidcurate.errors import InputError
+from vidcurate.integrity import FINDINGS, REJECTING, Facts, Task
 from vidcurate.recipe import Recipe
 from vidcurate.schema import COLUMNS, require
 
-# Packets that span less than this share of the promised duration mean that the rest is not there. Audio may
-# outlast the picture, and Matroska and FLV promise a duration for both.
-_SHORTEST_SHARE = 0.8
-# AVI counts dropped frames in its header; a difference up to this share is usual there.
-_LARGEST_COUNT_DIFFERENCE = 0.05
 _BEST_KNOWN = ("width", "height", "fps", "num_frames", "duration_seconds", "file_size_bytes")
+# Columns whose name among the facts is shorter.
+_NAMES = {"file_sha256": "sha256", "integrity_level": "level"}
+# What may be different the next time, though the file is not.
+_PASSING = ("io_error", "crashed")
+# Decoding takes seconds a file: a chunk that is lost with a kill is then short.
+_CHUNK_SIZES = {"header": 32, "index": 32, "keyframes": 16, "full": 4}
 
 
-class ProbeSpec(Recipe):
+class ProbeSettings(Recipe):
+    """How closely files are looked at, and what rejects them."""
+
+    level: Literal["header", "index", "keyframes", "full"] = "index"
+    """how far to go: header, index (finds truncation, decodes nothing), keyframes, or full (decodes all)"""
+    reject: tuple[str, ...] = REJECTING
+    """findings that reject a clip and spare it the levels above; every other one is only noted"""
+    time_limit_seconds: Annotated[float, Field(gt=0)] = 120.0
+    """s for one file; one that takes longer is killed and recorded as timeout"""
+
+    @field_validator("reject")
+    @classmethod
+    def _findings_exist(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if name not in FINDINGS:
+                raise ValueError(f"{name!r} is no finding; they are {', '.join(FINDINGS)}")
+        return value
+
+
+class ProbeSpec(ProbeSettings):
     """How to probe. `videos` is the folder that `video_path` is relative to."""
 
     videos: Path
@@ -34,107 +59,74 @@ class ProbeSpec(Recipe):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeSummary:
-    """What a probe found: rows of the table and files by status."""
+    """What a probe found: rows of the table by status, level and finding, and files.
+
+    `files_remembered` were known from an earlier run and not read again.
+    """
 
     rows_in: int
     rows_ok: int
     files_probed: int
+    files_remembered: int
     by_status: dict[str, int]
+    by_level: dict[str, int]
+    by_finding: dict[str, int]
     up_to_date: bool
 
 
-def _judge(header: video.Header, index: video.PacketIndex, size_bytes: int) -> tuple[str, str | None]:
-    """Return (status, problem) from what header and index promise."""
-    if index.end_offset_bytes is not None and index.end_offset_bytes > size_bytes:
-        return (
-            "truncated",
-            f"the index ends at byte {index.end_offset_bytes}, the file at byte {size_bytes}",
-        )
-    if index.num_frames == 0:
-        return "no_frames", "the video stream holds no packet"
-    if header.num_frames is not None:
-        counted = index.num_frames + index.num_hidden
-        if abs(header.num_frames - counted) > max(2, _LARGEST_COUNT_DIFFERENCE * header.num_frames):
-            return (
-                "frame_count_mismatch",
-                f"the header counts {header.num_frames} frames, the index {counted}",
-            )
-    promised = header.duration_seconds
-    spanned = index.duration_seconds or 0.0
-    if promised and promised > 1 and spanned < _SHORTEST_SHARE * promised:
-        return (
-            "duration_mismatch",
-            f"the header promises {promised:.2f} s, the packets span {spanned:.2f} s",
-        )
-    return "ok", None
+def columns_of(facts: Facts, rejecting: tuple[str, ...] = REJECTING) -> dict[str, Any]:
+    """Return the probe columns of a file from what is known of it, with the verdict of the policy."""
+    status, problem = integrity.verdict(facts, rejecting)
+    names = [name for name, column in COLUMNS.items() if column.stage == "probe"]
+    row = {name: facts.get(_NAMES.get(name, name)) for name in (*names, *_BEST_KNOWN)}
+    return {
+        **row,
+        "num_frames": row["num_frames_from_decode"] or row["num_frames"],
+        "duration_seconds": row["duration_seconds_from_decode"] or row["duration_seconds"],
+        "probe_status": status,
+        "probe_problem": problem,
+        "probe_findings": integrity.disagreements(facts),
+    }
 
 
-def probe_file(path: str) -> dict[str, Any]:
+def probe_file(path: str, level: str = "index") -> dict[str, Any]:
     """Return the probe columns of the file at `path`; a file that cannot be read gets a status, not an error.
 
-    Frame rate: the header's, unless the packets say otherwise by more than a tenth (FLV says 1000).
+    It runs in this process, without a time limit.
     """
-    file = Path(path)
-    try:
-        header, index = video.read_header_and_index(file)
-        size_bytes = file.stat().st_size
-    except MediaError as error:
-        return {"probe_status": error.kind, "probe_problem": str(error)}
-    except OSError as error:
-        return {"probe_status": "unreadable", "probe_problem": f"{file.name}: {error.strerror}"}
-    status, problem = _judge(header, index, size_bytes)
-    fps = header.fps
-    if index.duration_seconds and index.num_frames > 1:
-        from_index = index.num_frames / index.duration_seconds
-        if fps is None or abs(fps - from_index) > 0.1 * from_index:
-            fps = from_index
-    end = index.end_offset_bytes
+    return columns_of(integrity.examine(Task(path=path, level=level)))
+
+
+def _crashed(task: Task) -> Facts:
+    problem = f"{Path(task.path).name}: reading it ended the process twice."
+    return {"failure": "crashed", "problem": problem, "findings": {}}
+
+
+def _timed_out(time_limit_seconds: float, task: Task) -> Facts:
+    problem = f"{Path(task.path).name}: reading it took longer than {time_limit_seconds:g} s."
     return {
-        "probe_status": status,
-        "probe_problem": problem and f"{file.name}: {problem}.",
-        "container": header.container,
-        "codec": header.codec,
-        "pixel_format": header.pixel_format,
-        "coded_width": header.coded_width,
-        "coded_height": header.coded_height,
-        "rotation_degrees": header.rotation_degrees,
-        "sample_aspect_ratio": header.sample_aspect_ratio,
-        "fps_from_header": header.fps,
-        "num_frames_from_header": header.num_frames,
-        "num_frames_from_index": index.num_frames,
-        "num_keyframes_from_index": index.num_keyframes,
-        "duration_seconds_from_header": header.duration_seconds,
-        "duration_seconds_from_index": index.duration_seconds,
-        "is_variable_fps": index.is_variable_fps,
-        "bit_rate": header.bit_rate,
-        "has_audio": header.has_audio,
-        "audio_codec": header.audio_codec,
-        "missing_bytes": max(0, end - size_bytes) if end is not None else None,
-        "width": header.width,
-        "height": header.height,
-        "fps": fps,
-        "num_frames": index.num_frames,
-        "duration_seconds": index.duration_seconds or header.duration_seconds,
-        "file_size_bytes": size_bytes,
-    }
+        "failure": "timeout", "problem": problem, "findings": {}, "time_limit_seconds": time_limit_seconds
+    }  # fmt: skip
 
 
-def _crashed(path: str) -> dict[str, Any]:
-    return {
-        "probe_status": "unreadable",
-        "probe_problem": f"{Path(path).name}: reading the header ended the process.",
-    }
-
-
-def _listing(paths: list[str], folder: Path) -> str:
-    """Return a digest of the files' names, sizes and times: what decides whether a probe is out of date."""
-    whole = hashlib.sha256()
+def _keys(paths: list[str], folder: Path) -> list[known.Key | None]:
+    """Return name, size and time of each file, None for one that cannot be looked at."""
+    keys: list[known.Key | None] = []
     for path in paths:
         try:
             facts = (folder / path).stat()
-            line = f"{path}\0{facts.st_size}\0{facts.st_mtime_ns}\n"
         except OSError:
-            line = f"{path}\0missing\n"
+            keys.append(None)
+        else:
+            keys.append((path, facts.st_size, facts.st_mtime_ns))
+    return keys
+
+
+def _listing(paths: list[str], keys: list[known.Key | None]) -> str:
+    """Return a digest of the files' names, sizes and times: what decides whether a probe is out of date."""
+    whole = hashlib.sha256()
+    for path, key in zip(paths, keys, strict=True):
+        line = f"{path}\0missing\n" if key is None else f"{path}\0{key[1]}\0{key[2]}\n"
         whole.update(line.encode())
     return whole.hexdigest()
 
@@ -144,7 +136,7 @@ def _with_probe(clips: pl.DataFrame, paths: list[str], rows: list[dict[str, Any]
     names = [name for name, column in COLUMNS.items() if column.stage == "probe"]
     schema = {name: COLUMNS[name].dtype for name in (*names, *_BEST_KNOWN)}
     probed = pl.DataFrame(
-        {name: pl.Series(name, [row.get(name) for row in rows], dtype=schema[name]) for name in schema}
+        {name: pl.Series(name, [row[name] for row in rows], dtype=schema[name]) for name in schema}
     ).rename({name: f"probed_{name}" for name in _BEST_KNOWN})
     probed = probed.with_columns(pl.Series("video_path", paths, dtype=pl.String))
     joined = clips.join(probed, on="video_path", how="left", maintain_order="left").with_columns(
@@ -172,13 +164,69 @@ def _with_probe(clips: pl.DataFrame, paths: list[str], rows: list[dict[str, Any]
     ).drop(f"probed_{name}" for name in _BEST_KNOWN)
 
 
+def _tasks(
+    paths: list[str], keys: list[known.Key | None], facts: list[Facts], spec: ProbeSpec, memory: known.Known
+) -> dict[int, Task]:
+    """Return what is left to do, by the position of the file."""
+
+    def is_done(found: Facts) -> bool:
+        return integrity.is_done(found, spec.level, spec.reject, spec.time_limit_seconds)
+
+    tasks: dict[int, Task] = {}
+    for place, (path, key) in enumerate(zip(paths, keys, strict=True)):
+        if facts[place] and is_done(facts[place]):
+            continue
+        twins = memory.by_size.get(key[1], {}) if key is not None else {}
+        tasks[place] = Task(
+            path=str(spec.videos / path),
+            level=spec.level,
+            rejecting=spec.reject,
+            # A digest costs a whole read, which only decoding makes worth it.
+            known_by_digest={digest: found for digest, found in twins.items() if is_done(found)}
+            if spec.level in ("keyframes", "full")
+            else {},
+        )
+    return tasks
+
+
+def _look(
+    tasks: dict[int, Task], spec: ProbeSpec, *, parts: Path, num_workers: int, progress: Progress
+) -> dict[int, Facts]:
+    """Examine the files of the tasks in processes that may be killed."""
+    found = engine.map_clips(
+        integrity.examine,
+        list(tasks.values()),
+        on_crash=_crashed,
+        on_timeout=partial(_timed_out, spec.time_limit_seconds),
+        time_limit_seconds=spec.time_limit_seconds,
+        num_workers=num_workers,
+        chunk_size=_CHUNK_SIZES[spec.level],
+        parts=parts,
+        progress=progress,
+        unit="files",
+    )
+    return dict(zip(tasks, found, strict=True))
+
+
+def _needs_another_try(target: Path) -> bool:
+    """Say whether the table holds files that failed for a reason that may have passed."""
+    return bool(pl.read_parquet(target, columns=["probe_status"])["probe_status"].is_in(_PASSING).any())
+
+
 def run_probe(
-    run: Path, spec: ProbeSpec, *, num_workers: int = 1, progress: Progress = no_progress
+    run: Path,
+    spec: ProbeSpec,
+    *,
+    known_files: Path | None = None,
+    num_workers: int = 1,
+    progress: Progress = no_progress,
 ) -> ProbeSummary:
     """Probe every file of the run's table and write RUN/probe.parquet.
 
-    Resumes inside: chunks that are done are kept until the table is written. Raises InputError when the
-    folder is not there, StageError, StorageError.
+    What is found is remembered in `known_files` (default: RUN/known-files.parquet), which several runs may
+    share: a file that has not changed is read again only to reach a higher level. Resumes inside: chunks that
+    are done are kept until the table is written. Raises InputError when the folder is not there, StageError,
+    StorageError.
     """
     if not spec.videos.is_dir():
         raise InputError(f"{spec.videos}: no such folder of videos. Give the folder with --videos.")
@@ -191,39 +239,59 @@ def run_probe(
         & ~pl.col("ingest_problem").fill_null("").is_in(["missing_file", "path_outside_root"])
     )
     paths: list[str] = there["video_path"].unique(maintain_order=True).to_list()
+    keys = _keys(paths, spec.videos)
     origin = table.Provenance(
         stage="probe",
         settings=json.loads(spec.model_dump_json(exclude={"videos"})),
         inputs={
             previous: table.digest(table.stage_path(run, previous)),
-            "videos": _listing(paths, spec.videos),
+            "videos": _listing(paths, keys),
         },
     )
     target = table.stage_path(run, "probe")
-    up_to_date = table.is_up_to_date(target, origin)
-    if not up_to_date:
-        parts = run / f".probe-{hashlib.sha256(origin.as_json().encode()).hexdigest()[:16]}"
-        rows = engine.map_clips(
-            probe_file,
-            [str(spec.videos / path) for path in paths],
-            on_crash=_crashed,
-            num_workers=num_workers,
-            parts=parts,
-            progress=progress,
-            unit="files",
-        )
-        table.write(_with_probe(clips, paths, rows), target, origin)
-        engine.forget_parts(parts)
-    return _summary(target, len(paths), up_to_date)
+    if table.is_up_to_date(target, origin) and not _needs_another_try(target):
+        return _summary(target, len(paths), files_read=0, up_to_date=True)
+    memory_file = known_files or run / known.FILE
+    memory = known.read(memory_file)
+    facts: list[Facts] = [memory.by_key.get(key, {}) if key else {} for key in keys]
+    tasks = _tasks(paths, keys, facts, spec, memory)
+    # The parts belong to these files at this level: what is known by now decides which they are.
+    todo = hashlib.sha256(origin.as_json().encode())
+    for place in tasks:
+        todo.update(f"{place}\n".encode())
+    parts = run / f".probe-{todo.hexdigest()[:16]}"
+    found = _look(tasks, spec, parts=parts, num_workers=num_workers, progress=progress)
+    for place, new in found.items():
+        # What failed now keeps what was known of it before.
+        facts[place] = {**facts[place], **new} if new.get("failure") else new
+    rows = [columns_of(known_facts, spec.reject) for known_facts in facts]
+    table.write(_with_probe(clips, paths, rows), target, origin)
+    known.remember(
+        memory_file,
+        (
+            (key, facts[place])
+            for place in found
+            if (key := keys[place]) is not None and facts[place].get("failure") not in _PASSING
+        ),
+    )
+    engine.forget_parts(parts)
+    return _summary(target, len(paths), files_read=len(tasks), up_to_date=False)
 
 
-def _summary(target: Path, files_probed: int, up_to_date: bool) -> ProbeSummary:
-    statuses = pl.read_parquet(target, columns=["probe_status"])["probe_status"].value_counts(sort=True)
-    by_status = dict(sorted(statuses.iter_rows()))
+def _counted(values: pl.Series) -> dict[str, int]:
+    return dict(sorted(Counter(values.drop_nulls().to_list()).items()))
+
+
+def _summary(target: Path, files_probed: int, *, files_read: int, up_to_date: bool) -> ProbeSummary:
+    rows = pl.read_parquet(target, columns=["probe_status", "integrity_level", "probe_findings"])
+    by_status = _counted(rows["probe_status"])
     return ProbeSummary(
-        rows_in=sum(by_status.values()),
+        rows_in=len(rows),
         rows_ok=by_status.get("ok", 0),
         files_probed=files_probed,
+        files_remembered=files_probed - files_read,
         by_status=by_status,
+        by_level=_counted(rows["integrity_level"]),
+        by_finding=_counted(rows["probe_findings"].str.split(", ").explode()),
         up_to_date=up_to_date,
     )

@@ -93,10 +93,18 @@ COLUMNS: dict[str, Column] = {
         "probe",
         pl.String,
         "",
-        "ok, or what is wrong: missing, empty, unreadable, no_video_stream, no_frames, truncated, "
-        "frame_count_mismatch, duration_mismatch, not_probed",
+        "ok, or what is wrong. Nothing can be said: missing, empty, unreadable, no_video_stream, timeout, "
+        "crashed, io_error, not_probed. Found and rejecting: truncated, no_frames, damaged_container, "
+        "damaged_packets, damaged_frames, missing_frames, frame_count_mismatch, duration_mismatch, "
+        "decoder_complaints, or another finding that the recipe rejects",
     ),
     "probe_problem": _column("probe", pl.String, "", "the problem in words; null when probe_status is ok"),
+    "integrity_level": _column(
+        "probe", pl.String, "", "how far the file was examined: header, index, keyframes or full"
+    ),
+    "probe_findings": _column(
+        "probe", pl.String, "", "names of all findings, also of those that only note; null when there is none"
+    ),
     "container": _column("probe", pl.String, "", "container format, FFmpeg's short name"),
     "codec": _column("probe", pl.String, "", "video codec"),
     "pixel_format": _column("probe", pl.String, "", "pixel format as coded"),
@@ -116,6 +124,23 @@ COLUMNS: dict[str, Column] = {
     "num_keyframes_from_index": _column("probe", pl.Int64, "frames", "video packets marked as key frames"),
     "duration_seconds_from_header": _column("probe", pl.Float64, "s", "duration in the header"),
     "duration_seconds_from_index": _column("probe", pl.Float64, "s", "span of the video packets"),
+    "num_frames_from_decode": _column("probe", pl.Int64, "frames", "frames that decode, at the level full"),
+    "duration_seconds_from_decode": _column("probe", pl.Float64, "s", "span of the decoded frames"),
+    "num_damaged_packets": _column(
+        "probe", pl.Int64, "packets", "video packets that hold what no encoder writes; from keyframes on"
+    ),
+    "num_corrupt_frames": _column(
+        "probe", pl.Int64, "frames", "frames that are marked as damaged or do not decode; from keyframes on"
+    ),
+    "num_corrupt_audio_packets": _column(
+        "probe", pl.Int64, "packets", "packets of sound that do not decode, at the level full"
+    ),
+    "num_timestamp_gaps": _column(
+        "probe", pl.Int64, "frames", "frames missing between evenly spaced ones; null where they are not even"
+    ),
+    "file_sha256": _column(
+        "probe", pl.String, "", "SHA-256 of the file as hex; from keyframes on, or where something is wrong"
+    ),
     "is_variable_fps": _column("probe", pl.Boolean, "", "packet durations differ by more than half a frame"),
     "bit_rate": _column("probe", pl.Int64, "bits/s", "bit rate of the whole file"),
     "has_audio": _column("probe", pl.Boolean, "", "the file has an audio stream"),

@@ -1,4 +1,4 @@
-"""Reading and writing video: with `transcode`, the only files that know FFmpeg.
+"""Reading and writing video: with `transcode`, `integrity` and `faults`, the only files that know FFmpeg.
 
 Rules kept here, each for a documented freeze or leak (PyAV 1117, 1962, 2276; hpcaitech/Open-Sora 526): one
 container open at a time and closed by hand, no codec threads, no log callback, one scaler reused, stop at the
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from vidcurate import matroska, mp4
 from vidcurate.errors import MediaError
+from vidcurate.filebytes import FileBytes
 
 av.logging.set_level(None)  # an integer level installs a callback that takes the GIL (PyAV 751, 909)
 
@@ -55,6 +56,7 @@ class Header:
     fps: float | None
     num_frames: int | None
     duration_seconds: float | None
+    audio_duration_seconds: float | None
     bit_rate: int | None
     has_audio: bool
     audio_codec: str | None
@@ -66,6 +68,8 @@ class PacketIndex:
 
     `num_hidden` counts the packets that an edit list hides. `end_offset_bytes` is where the file ends by its
     own index or header (None where it does not say): behind the real end it proves a truncation.
+    `num_missing_frames` are holes in otherwise even times, None where the times are not even or not known;
+    `num_repeated_times` packets are shown at the same time as another.
     """
 
     num_frames: int
@@ -74,6 +78,8 @@ class PacketIndex:
     duration_seconds: float | None
     is_variable_fps: bool
     end_offset_bytes: int | None
+    num_missing_frames: int | None
+    num_repeated_times: int
 
 
 def reason_of(error: BaseException) -> str:
@@ -121,7 +127,7 @@ def _seconds(value: int | None, base: Fraction | None) -> float | None:
     return float(value * base) if value is not None and base else None
 
 
-def _from_entries(entries: Any, base: Fraction | None) -> PacketIndex:
+def _from_entries(entries: Any, base: Fraction | None, sound_end: int) -> PacketIndex:
     timestamps: list[int] = []
     ends: list[int] = []
     keys = 0
@@ -130,7 +136,8 @@ def _from_entries(entries: Any, base: Fraction | None) -> PacketIndex:
         if not entry.is_discard:  # an edit list hides it
             timestamps.append(entry.timestamp)
             keys += entry.is_keyframe
-    return _index(timestamps, keys, base, max(ends, default=None), num_hidden=len(ends) - len(timestamps))
+    hidden = len(ends) - len(timestamps)
+    return _index(timestamps, keys, base, max([*ends, sound_end]), num_hidden=hidden)
 
 
 def _from_packets(container: Any, stream: Any, end: int | None) -> PacketIndex:
@@ -148,15 +155,35 @@ def _from_packets(container: Any, stream: Any, end: int | None) -> PacketIndex:
     return _index(timestamps, keys, stream.time_base, end)
 
 
+def _holes(steps: NDArray[np.int64], usual: float) -> int | None:
+    """Return how many frames are missing between others that are evenly spaced, None if they are not.
+
+    Even means that three of four steps are the usual one (within a fiftieth, or a tick of a coarse clock) and
+    that the others are whole multiples of it. The first step is left out: encoders that look ahead begin late.
+    """
+    steps = steps[1:]
+    if usual <= 0 or not len(steps):
+        return None
+    slack = max(1.0, usual / 50)
+    multiples = np.round(steps / usual)
+    if (np.abs(steps - usual) <= slack).mean() < 0.75 or (
+        np.abs(steps - multiples * usual) > slack * np.maximum(multiples, 1)
+    ).any():
+        return None
+    return int((multiples - 1).clip(0).sum())
+
+
 def _index(
     timestamps: list[int], keys: int, base: Fraction | None, end: int | None, num_hidden: int = 0
 ) -> PacketIndex:
     stamps = np.sort(np.asarray(timestamps, dtype=np.int64))
     steps = np.diff(stamps)
     duration = None
+    missing: int | None = None
     is_variable = False
     if len(stamps) > 1 and base:
         usual = float(np.median(steps))
+        missing = _holes(steps, usual)
         # The last frame lasts as long as the usual one.
         duration = float((float(stamps[-1] - stamps[0]) + usual) * float(base))
         is_variable = bool(np.any(np.abs(steps - usual) > max(usual / 2, 1)))
@@ -167,7 +194,57 @@ def _index(
         duration_seconds=duration,
         is_variable_fps=is_variable,
         end_offset_bytes=end,
+        num_missing_frames=missing,
+        num_repeated_times=int((steps == 0).sum()),
     )
+
+
+def header_of(path: Path, container: Any, stream: Any) -> Header:
+    """Return what the header of an opened file says."""
+    codec = stream.codec_context
+    family = container.format.name.split(",")[0]
+    rotation = 0
+    if family == "mov":
+        with path.open("rb") as file:
+            rotation = mp4.rotation_degrees(file, os.path.getsize(path))
+    turned = rotation % 180 == 90
+    audio = container.streams.audio[0] if container.streams.audio else None
+    duration = container.duration
+    return Header(
+        container=family,
+        codec=codec.name,
+        pixel_format=codec.pix_fmt,
+        coded_width=codec.width,
+        coded_height=codec.height,
+        width=codec.height if turned else codec.width,
+        height=codec.width if turned else codec.height,
+        rotation_degrees=rotation,
+        sample_aspect_ratio=float(stream.sample_aspect_ratio or 1),
+        fps=float(stream.average_rate) if stream.average_rate else None,
+        num_frames=stream.frames or None,
+        duration_seconds=_seconds(stream.duration, stream.time_base)
+        or (duration / av.time_base if duration else None),
+        audio_duration_seconds=_seconds(audio.duration, audio.time_base) if audio is not None else None,
+        bit_rate=container.bit_rate or None,
+        has_audio=audio is not None,
+        audio_codec=audio.codec_context.name if audio is not None and audio.codec_context else None,
+    )
+
+
+def index_of(path: Path, container: Any, stream: Any) -> PacketIndex:
+    """Return the packets of an opened file: from its index, or by reading them through."""
+    family = container.format.name.split(",")[0]
+    entries = stream.index_entries
+    # A fragmented file counts no frames in its header and indexes only what was read so far.
+    if family in _INDEXED and len(entries) and stream.frames:
+        last = [other.index_entries[-1] for other in container.streams.audio if len(other.index_entries)]
+        sound_end = max((entry.pos + entry.size for entry in last), default=0)
+        return _from_entries(entries, stream.time_base, sound_end)
+    end = None
+    if family == "matroska":
+        with path.open("rb") as file:
+            end = matroska.segment_end_bytes(FileBytes(file, os.path.getsize(path)))
+    return _from_packets(container, stream, end)
 
 
 def read_header_and_index(path: Path) -> tuple[Header, PacketIndex]:
@@ -177,40 +254,7 @@ def read_header_and_index(path: Path) -> tuple[Header, PacketIndex]:
     Raises MediaError, whose `kind` is one of missing, empty, unreadable, no_video_stream.
     """
     with opened(path) as (container, stream):
-        codec = stream.codec_context
-        family = container.format.name.split(",")[0]
-        rotation, end = 0, None
-        with path.open("rb") as file:
-            if family == "mov":
-                rotation = mp4.rotation_degrees(file, os.path.getsize(path))
-            elif family == "matroska":
-                end = matroska.segment_end_bytes(file)
-        turned = rotation % 180 == 90
-        audio = container.streams.audio[0] if container.streams.audio else None
-        duration = container.duration
-        header = Header(
-            container=family,
-            codec=codec.name,
-            pixel_format=codec.pix_fmt,
-            coded_width=codec.width,
-            coded_height=codec.height,
-            width=codec.height if turned else codec.width,
-            height=codec.width if turned else codec.height,
-            rotation_degrees=rotation,
-            sample_aspect_ratio=float(stream.sample_aspect_ratio or 1),
-            fps=float(stream.average_rate) if stream.average_rate else None,
-            num_frames=stream.frames or None,
-            duration_seconds=_seconds(stream.duration, stream.time_base)
-            or (duration / av.time_base if duration else None),
-            bit_rate=container.bit_rate or None,
-            has_audio=audio is not None,
-            audio_codec=audio.codec_context.name if audio is not None and audio.codec_context else None,
-        )
-        entries = stream.index_entries
-        # A fragmented file counts no frames in its header and indexes only what was read so far.
-        if family in _INDEXED and len(entries) and stream.frames:
-            return header, _from_entries(entries, stream.time_base)
-        return header, _from_packets(container, stream, end)
+        return header_of(path, container, stream), index_of(path, container, stream)
 
 
 def _decoded(container: Any, stream: Any, deadline: float | None) -> Iterator[Any]:

@@ -130,7 +130,11 @@ def test_the_same_bytes_for_any_number_of_workers_and_a_second_run_is_up_to_date
         tmp_path / "two" / "probe.parquet"
     )
     assert (one.up_to_date, two.up_to_date, again.up_to_date) == (False, False, True)
-    assert sorted(path.name for path in (tmp_path / "two").iterdir()) == ["ingest.parquet", "probe.parquet"]
+    assert sorted(path.name for path in (tmp_path / "two").iterdir()) == [
+        "ingest.parquet",
+        "known-files.parquet",
+        "probe.parquet",
+    ]
     shutil.copy(videos / "good.mp4", videos / "text.mp4")
     assert not probe.run_probe(tmp_path / "two", ProbeSpec(videos=videos)).up_to_date
 

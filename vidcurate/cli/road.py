@@ -77,20 +77,36 @@ def ingest(
 def probe(
     run: Run,
     videos: Videos = None,
+    level: Annotated[
+        str | None, typer.Option(help="header, index, keyframes or full. Default: index.", show_default=False)
+    ] = None,
+    known: Annotated[
+        Path | None,
+        typer.Option(help="What is known of files, also from other runs. Default: RUN/known-files.parquet."),
+    ] = None,
     workers: Workers = None,
     max_failure_share: MaxFailureShare = None,
+    recipe: RecipeFile = None,
+    settings: Settings = None,
     as_json: Json = False,
 ) -> None:
-    """Read header and packet index of every file, without decoding, and name what is broken.
+    """Look at every file, up to a level of integrity, and name what is broken.
 
-    Example: vidcurate probe run --videos demo/videos
+    `index` decodes nothing and finds truncation; `keyframes` reads every packet and decodes the key frames;
+    `full` decodes everything. A higher level later reads only files that are not known at it. Stopped at any
+    moment, the same command goes on.
+
+    Example: vidcurate probe run --videos demo/videos --level keyframes
     """
     from vidcurate.ledger import check_share
-    from vidcurate.probe import ProbeSpec, run_probe
+    from vidcurate.probe import ProbeSettings, ProbeSpec, run_probe
 
-    spec = ProbeSpec(videos=videos_of(run, videos))
+    given = spec_of(ProbeSettings, recipe, settings, level=level)
+    spec = ProbeSpec(videos=videos_of(run, videos), **given.model_dump())
     with telling("probe", quiet=as_json) as progress:
-        summary = run_probe(run, spec, num_workers=workers or usable_cpus(), progress=progress)
+        summary = run_probe(
+            run, spec, known_files=known, num_workers=workers or usable_cpus(), progress=progress
+        )
     answer(asdict(summary), title=f"probe → {run}", as_json=as_json)
     failed, see = summary.rows_in - summary.rows_ok, f"`vidcurate inspect {run}` counts them."
     what, key = "are missing or broken", "max_failure_share"

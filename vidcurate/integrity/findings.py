@@ -1,0 +1,88 @@
+"""What can be wrong with a file, by name, and what follows from it: a status, or a word in a column.
+
+Facts about a file are one thing, the policy another: which findings reject is a setting, and changing it
+reads no file again.
+"""
+
+from typing import Any
+
+LEVELS: tuple[str, ...] = ("header", "index", "keyframes", "full")
+
+# Name → meaning, in the order in which they name a file that has several.
+FINDINGS: dict[str, str] = {
+    "truncated": "the container's index or structure proves that the file was longer",
+    "no_frames": "the video stream holds no packet",
+    "damaged_container": "the container's structure breaks, a check sum or counter is wrong, or its reader "
+    "complains",
+    "damaged_packets": "coded pictures hold what no encoder writes: zeroed blocks, lengths that do not fit",
+    "damaged_frames": "pictures that the decoder marks as damaged or cannot decode",
+    "missing_frames": "fewer pictures decode than there are packets",
+    "frame_count_mismatch": "header and index disagree on the number of frames by more than a twentieth",
+    "duration_mismatch": "the packets span less than four fifths of the promised duration",
+    "decoder_complaints": "the decoder complains and marks no picture",
+    "short_container": "a box promises more bytes than the file has, and every packet is there",
+    "trailing_bytes": "bytes behind the end of the container that are no part of it",
+    "header_duration_differs": "header and packets disagree on the duration by a tenth and a quarter second",
+    "header_count_differs": "header and index disagree a little on the number of frames",
+    "timestamp_gaps": "holes in otherwise evenly spaced pictures",
+    "timestamp_repeats": "two pictures are shown at one time",
+    "decode_count_differs": "the number of decoded pictures is a little off the number of packets",
+    "audio_duration_differs": "sound and picture differ in length by a tenth and half a second",
+    "damaged_audio": "sound that does not decode, or of which its decoder complains",
+}
+# What rejects unless a recipe says otherwise; no clean file of the corpus or of 56 real ones has one.
+REJECTING: tuple[str, ...] = (
+    "truncated",
+    "no_frames",
+    "damaged_container",
+    "damaged_packets",
+    "damaged_frames",
+    "missing_frames",
+    "frame_count_mismatch",
+    "duration_mismatch",
+    "decoder_complaints",
+)
+# Statuses of files of which nothing can be said. The last three may be different the next time.
+FAILURES: dict[str, str] = {
+    "missing": "no such file",
+    "empty": "zero bytes",
+    "unreadable": "no file that FFmpeg opens",
+    "no_video_stream": "opens, but holds no video",
+    "timeout": "reading took longer than the time limit",
+    "crashed": "reading it ended the process twice",
+    "io_error": "the disk or the network refused, also when asked again",
+}
+
+Facts = dict[str, Any]  # plain JSON values: columns of the table, level, failure, findings
+
+
+def verdict(facts: Facts, rejecting: tuple[str, ...]) -> tuple[str, str | None]:
+    """Return (status, problem in words) of a file: its failure, or the first finding that rejects, or ok."""
+    if facts.get("failure"):
+        return facts["failure"], facts["problem"]
+    found = facts["findings"]
+    for name in FINDINGS:
+        if name in found and name in rejecting:
+            return name, found[name]
+    return "ok", None
+
+
+def disagreements(facts: Facts) -> str | None:
+    """Return the names of everything found, in order and separated by commas, None when there is nothing."""
+    return ", ".join(name for name in FINDINGS if name in facts.get("findings", {})) or None
+
+
+def is_done(facts: Facts, level: str, rejecting: tuple[str, ...], time_limit_seconds: float) -> bool:
+    """Say whether a file need not be read again to know what `level` has to say of it.
+
+    A file that is rejected at a lower level stays there. What failed for a reason that may pass is read
+    again: an I/O error, a crash, and a time limit that has been raised since.
+    """
+    failure = facts.get("failure")
+    if failure == "timeout":
+        return time_limit_seconds <= float(facts["time_limit_seconds"])
+    if failure:
+        return failure not in ("io_error", "crashed", "missing")
+    if verdict(facts, rejecting)[0] != "ok":
+        return True
+    return LEVELS.index(facts["level"]) >= LEVELS.index(level)
