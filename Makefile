@@ -2,7 +2,7 @@
 # make test   the test suite (under ten minutes on two cores)
 # make check  format, lint, types
 # make bench  measure probe and tables here, then print every kept result as one table
-# make soak   the long versions of the fault tests
+# make soak   the long tests: faults, and that a model trained from nothing follows its prompts
 .PHONY: demo test check bench soak install clean
 PYTHON ?= python3
 VENV := .venv
