@@ -5,7 +5,6 @@ plan. Each is encoded alone, as on line, so its bytes depend on nothing else, an
 share the work, a shard each at a time.
 """
 
-import hashlib
 import itertools
 import os
 from collections import deque
@@ -27,12 +26,12 @@ from trainer.encode.t5 import T5
 from trainer.encode.vae import VideoVae
 from trainer.inputs import Encoders, weights_digest
 from trainer.latents import build
-from trainer.latents.build import Identity, PlannedShard, Wanted
 from trainer.latents.folder import Shape, numbers, open_folder, shape_name, shape_of
+from trainer.latents.plan import Identity, PlannedShard, Wanted, plan_shards
+from trainer.latents.samples import View, latent_sample, text_sample
 from trainer.latents.write import BUILD, Sample, write_shard
 from trainer.recipe import TrainRecipe
 from vidcurate import views
-from vidcurate.buckets import Bucket
 from vidcurate.clip_plan import decode_task, num_starts
 from vidcurate.decode_pool import DecodePool, Slab
 from vidcurate.decode_worker import DecodeTask, caption_of, decode
@@ -125,7 +124,7 @@ def request_of(recipe: TrainRecipe, names: Sequence[str] = ()) -> Request:
         captions=specs[0].captions,
         wanted=wanted,
         identity=identity,
-        shards=build.plan_shards(
+        shards=plan_shards(
             wanted,
             identity,
             latent_bytes={shape: encoded.latent_bytes(recipe, part.bucket) for shape, part in wanted.items()},
@@ -214,93 +213,24 @@ def _latent_samples(
     most_ahead = max(2 * spec.num_workers, min(64, spec.prefetch_bytes // clip_bytes))
     found = zip(tasks(), _frames(tasks(), pool, most_ahead), strict=True)
     for row in shard.rows.tolist():
-        arrays: dict[str, torch.Tensor] = {}
-        rows: list[dict[str, Any]] = []
-        for view, (task, frames) in enumerate(itertools.islice(found, shard.num_views)):
-            rows.append(
-                {
-                    **_clip_columns(index, row),
-                    **_bucket_columns(bucket, shape),
-                    "view": view,
-                    "first_frame": task.first_frame,
-                }
-            )
+        seen: list[View] = []
+        for task, frames in itertools.islice(found, shard.num_views):
             failures.add_read(1)
             if isinstance(frames, MediaError):
                 failures.add_failed(task.clip_id, frames.kind)
-                rows[-1] |= {"failure_kind": frames.kind, "failure_reason": str(frames)}
+                seen.append(View(task.first_frame, failure=frames))
                 continue
             mean, variance = encoders.latent(vidcurate.torch.as_pixels(frames, device))
-            rows[-1]["array"] = name = f"v{view}.latent"
-            arrays[name] = mean[0].cpu()
-            if variance is not None:
-                rows[-1]["variance"] = name = f"v{view}.variance"
-                arrays[name] = variance[0].cpu()
-        facts = {
-            "bucket": bucket.name,
-            "fps": _plain(index.fps[row]),
-            "views": [r["first_frame"] for r in rows],
-        }
-        yield _sample(index, row, facts, arrays, rows)
+            seen.append(View(task.first_frame, mean[0], variance[0] if variance is not None else None))
+        yield latent_sample(index, row, bucket, shape, seen)
 
 
 def _text_samples(request: Request, shard: PlannedShard, encoders: Encoders) -> Iterator[Sample]:
-    index = request.index
     for row in shard.rows.tolist():
-        said = read_clip_facts(index, row)
+        said = read_clip_facts(request.index, row)
         captions = [caption_of(said, name) for name in request.captions]
-        arrays = {f"c{number}.text": encoders.features(text).cpu() for number, text in enumerate(captions)}
-        rows = [
-            {
-                "clip_row": row,
-                "clip_id": index.word("clip_id", row),
-                "caption_number": number,
-                "caption_name": name,
-                "caption_hash": hashlib.blake2b(captions[number].encode(), digest_size=16).digest(),
-                "array": f"c{number}.text",
-                "num_tokens": len(arrays[f"c{number}.text"]),
-                "channels": arrays[f"c{number}.text"].shape[1],
-            }
-            for number, name in enumerate(request.captions)
-        ]
-        yield _sample(index, row, {"captions": captions}, arrays, rows)
-
-
-def _sample(
-    index: Index,
-    row: int,
-    facts: dict[str, Any],
-    arrays: dict[str, torch.Tensor],
-    rows: list[dict[str, Any]],
-) -> Sample:
-    dtypes = {str(array.dtype).removeprefix("torch.") for array in arrays.values()}
-    facts |= {"clip_id": index.word("clip_id", row), "dtype": "".join(dtypes)}
-    return Sample(key=index.word("sample_key", row), facts=facts, arrays=arrays, rows=tuple(rows))
-
-
-def _plain(number: np.float64) -> float | None:
-    return None if np.isnan(number) else float(number)
-
-
-def _clip_columns(index: Index, row: int) -> dict[str, Any]:
-    return {
-        "clip_row": row,
-        "clip_id": index.word("clip_id", row),
-        "source_dataset": index.word("source_dataset", row),
-        "level": int(index.level[row]),
-    }
-
-
-def _bucket_columns(bucket: Bucket, shape: tuple[int, int, int, int]) -> dict[str, Any]:
-    latent = zip(("channels", "latent_frames", "latent_height", "latent_width"), shape, strict=True)
-    return {
-        "bucket": bucket.name,
-        "num_frames": bucket.num_frames,
-        "height": bucket.height,
-        "width": bucket.width,
-        "frame_stride": bucket.frame_stride,
-        **dict(latent),
-    }
+        features = [encoders.features(caption) for caption in captions]
+        yield text_sample(request.index, row, request.captions, captions, features)
 
 
 # ── the act ─────────────────────────────────────────────────────────────────────────────────────────────────

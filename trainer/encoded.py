@@ -15,9 +15,8 @@ import numpy as np
 from trainer import recipe as recipes
 from trainer.encode import text_encoder, video_encoder
 from trainer.encode.precision import DTYPES
-from trainer.latents import build
-from trainer.latents.build import Identity
 from trainer.latents.folder import LatentFolder, Rows, Shape, numbers, open_folder, shape_of
+from trainer.latents.plan import Identity, difference, identity_of
 from trainer.recipe import DataSpec, TrainRecipe
 from vidcurate.buckets import Bucket
 from vidcurate.errors import InputError, RecipeError, ShardError
@@ -40,7 +39,7 @@ def identity(recipe: TrainRecipe, index: Index, captions: Sequence[str]) -> Iden
         {name: value for name, value in recipes.as_json(spec).items() if name not in FREE_SETTINGS}
         for spec in (recipe.video_encoder, recipe.text_encoder)
     )
-    return build.identity_of(
+    return identity_of(
         index,
         video=video,
         text=text,
@@ -163,7 +162,7 @@ def open_for(recipe: TrainRecipe, number: int, opened: dict[Path, LatentFolder])
     if folder.has_variance:  # a folder with variances serves training on means as well
         wanted["kept"]["variance"] = True
     have = {name: folder.manifest[name] for name in wanted}
-    if found := build.difference(have, wanted):
+    if found := difference(have, wanted):
         key, there, now = found
         raise RecipeError(
             f"stages.{number}.data.latents {spec.latents}: {_key_of(key)} is {there} there and {now} in the "

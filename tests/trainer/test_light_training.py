@@ -56,8 +56,14 @@ sys.meta_path[:] = [Hiding(finder) for finder in sys.meta_path]
 for name in [name for name in sys.modules if name.split(".")[0] in blocked]:
     del sys.modules[name]
 
-from trainer.__main__ import main
-code = main(sys.argv[1:])
+if sys.argv[1].endswith(".py"):
+    import runpy
+    sys.argv = sys.argv[1:]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+    code = 0
+else:
+    from trainer.__main__ import main
+    code = main(sys.argv[1:])
 assert not [name for name in sys.modules if name.split(".")[0] in blocked]
 sys.exit(code)
 """
@@ -97,3 +103,29 @@ def test_training_on_latents_needs_torch_numpy_pyarrow_and_pydantic_alone(
     parts = [checkpoint.load(tmp_path / name).parts for name in ("line", "ahead")]
     for part in parts[0]:
         assert checkpoint.checksum(parts[0][part]) == checkpoint.checksum(parts[1][part])
+
+
+def test_made_up_latents_need_no_more_and_train_in_mixed_buckets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    table = "stages.0.data.buckets.table={32px: {8: [1.0, 2], 16: [1.0, 2], 1: [1.0, 4]}}"
+    recipe = smoke(tmp_path / "none", tmp_path / "run", *TRAINED, table)
+    (tmp_path / "recipe.json").write_text(json.dumps(recipes.as_json(recipe)))
+
+    made = run(
+        "benchmarks/make_latents.py",
+        str(tmp_path / "out"),
+        "--clips",
+        "12",
+        "--recipe",
+        str(tmp_path / "recipe.json"),
+    )
+
+    assert made.returncode == 0, made.stderr
+    assert made.stdout.count(" 4 clips, ") == 3
+    outcome = train(recipes.load(tmp_path / "out" / "recipe.json"))
+    assert outcome.step == 3
+    buckets = {name for line in numbers(tmp_path / "run") for name in line["loss_by_bucket"]}
+    assert len(buckets) >= 2

@@ -1,23 +1,19 @@
-"""The folder of latents while it is made: what is planned, what of it is there, and when it is finished.
+"""The folder of latents while it is made: what of its plan is there, and when it is finished.
 
-The plan is pure: clips in their shapes, cut into shards by number, each with a digest of what it is made
-from. So any process can write any shard, and what a killed one left is kept where its digest fits. Work in
+Any process can write any shard, and what a killed one left is kept where its digest fits the plan. Work in
 progress lies in `.build`: `plan.json`, records of finished shards, shards being written. A finished folder
 has a manifest instead; it goes first when shards are added.
 """
 
 import fcntl
-import hashlib
 import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -26,14 +22,12 @@ from trainer.latents.folder import (
     LATENTS_NAME,
     MANIFEST_NAME,
     TEXTS_NAME,
-    Rows,
-    Shape,
     numbers,
     read_manifest,
     read_table,
-    shape_name,
     shape_of,
 )
+from trainer.latents.plan import Identity, PlannedShard, difference, plan_digest
 from trainer.latents.write import (
     BUILD,
     as_table,
@@ -44,116 +38,11 @@ from trainer.latents.write import (
     write_table,
 )
 from vidcurate import __version__
-from vidcurate.buckets import Bucket
 from vidcurate.errors import InputError, StageError, StorageError
 from vidcurate.index import INDEX_NAME, Index
 
-Identity = dict[str, Any]
 _AWAY = "Give --out another folder, or delete this one."
 PLAN_NAME = "plan.json"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """The clips wanted in one shape: their rows of the index, ascending, and how many views of each."""
-
-    bucket: Bucket
-    rows: Rows
-    num_views: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedShard:
-    """One shard to write. `bucket` is None for texts. `num_bytes` is about its size."""
-
-    name: str
-    bucket: Bucket | None
-    rows: Rows
-    num_views: int
-    num_bytes: int
-    digest: str
-
-    @property
-    def table(self) -> str:
-        return LATENTS_NAME if self.bucket else TEXTS_NAME
-
-    @property
-    def num_units(self) -> int:
-        """Views or captions: what progress counts."""
-        return len(self.rows) * self.num_views
-
-
-def identity_of(
-    index: Index,
-    *,
-    video: Mapping[str, Any],
-    text: Mapping[str, Any],
-    projected: bool,
-    captions: tuple[str, ...],
-    kept: Mapping[str, Any],
-) -> Identity:
-    """Return what all latents of a folder have in common, as plain JSON values.
-
-    `video` and `text` are the encoders' specifications, `captions` the keys of a clip's captions, `kept` the
-    dtypes and whether the variance is kept.
-    """
-    return {
-        "clips": {
-            "num_clips": len(index),
-            "structure_fingerprint": index.structure_fingerprint,
-            "content_fingerprint": index.content_fingerprint,
-        },
-        "encoders": {"video": dict(video), "text": dict(text), "projected": projected},
-        "captions": list(captions),
-        "kept": dict(kept),
-    }
-
-
-def plan_shards(
-    wanted: Mapping[Shape, Wanted],
-    identity: Identity,
-    *,
-    latent_bytes: Mapping[Shape, int],
-    text_bytes: int,
-    shard_bytes: int,
-) -> tuple[PlannedShard, ...]:
-    """Return the shards of these clips: a series for each shape, then the texts of all clips.
-
-    `latent_bytes`: of a view with its variance. `text_bytes`: the most that one caption can take.
-    """
-    shards: list[PlannedShard] = []
-    num_captions = len(identity["captions"])
-    groups: list[tuple[str, Bucket | None, Rows, int, int]] = [
-        (shape_name(shape), part.bucket, part.rows, part.num_views, latent_bytes[shape])
-        for shape, part in sorted(wanted.items())
-    ]
-    every = np.unique(np.concatenate([part.rows for part in wanted.values()]))
-    groups.append(("text", None, every, num_captions, text_bytes))
-    common = json.dumps([FORMAT, identity], sort_keys=True).encode()
-    for name, bucket, rows, count, unit_bytes in groups:
-        per_shard = max(1, shard_bytes // (unit_bytes * count))
-        for number, first in enumerate(range(0, len(rows), per_shard)):
-            part = rows[first : first + per_shard]
-            facts = json.dumps([name, count]).encode()
-            shards.append(
-                PlannedShard(
-                    name=f"{name}-{number:06d}.tar",
-                    bucket=bucket,
-                    rows=part,
-                    num_views=count,
-                    num_bytes=len(part) * count * unit_bytes,
-                    digest=hashlib.sha256(common + facts + part.astype("<i8").tobytes()).hexdigest(),
-                )
-            )
-    return tuple(shards)
-
-
-def plan_digest(shards: tuple[PlannedShard, ...]) -> str:
-    text = "\n".join(f"{shard.name} {shard.digest}" for shard in shards)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-# ── the folder ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @contextmanager
@@ -175,20 +64,6 @@ def _size(path: Path) -> int | None:
         return path.stat().st_size
     except OSError:
         return None
-
-
-def difference(
-    have: Mapping[str, Any], want: Mapping[str, Any], name: str = ""
-) -> tuple[str, str, str] | None:
-    """Return the first dotted key in which two nested mappings differ, and both values as JSON."""
-    for key in [*want, *(key for key in have if key not in want)]:
-        one, other = have.get(key), want.get(key)
-        if isinstance(one, dict) and isinstance(other, dict):
-            if found := difference(one, other, f"{name}{key}."):
-                return found
-        elif one != other:
-            return f"{name}{key}", json.dumps(one), json.dumps(other)
-    return None
 
 
 def check_same(out: Path, have: Mapping[str, Any], want: Mapping[str, Any]) -> None:
