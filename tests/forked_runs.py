@@ -128,6 +128,9 @@ def _serve() -> None:
                 try:
                     code = _run(job, rank, port)
                     sys.stdout.flush()
+                except SystemExit as ended:
+                    code = int(ended.code or 0)
+                    sys.stdout.flush()
                 except BaseException:  # noqa: BLE001 - a fork must not go on as its parent
                     traceback.print_exc()
                 finally:

@@ -5,6 +5,7 @@ a step reads, is known before the first one. A stage reads clips, or their laten
 """
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,8 +26,8 @@ from trainer.latents.read import LatentLoader
 from trainer.recipe import DataSpec, Stage, TrainRecipe
 from vidcurate import order
 from vidcurate.clip_plan import PlannedClip, clips_of_step, plan_from
-from vidcurate.errors import RecipeError, ShardError, StateError
-from vidcurate.index import Index, read_index
+from vidcurate.errors import RecipeError, ShardError, StateError, StorageError
+from vidcurate.index import INDEX_NAME, Index, read_index
 from vidcurate.loader import Event, Loader
 from vidcurate.loader import MicroBatch as MicroBatch
 from vidcurate.loader_state import LoaderState, check_state, state_of
@@ -178,13 +179,47 @@ def position(data: StageData, stage_step: int, clips_hash: str) -> dict[str, Any
     return fields
 
 
-def check_position(data: StageData, saved: dict[str, Any]) -> None:
+def _index_folder(run: Path, structure: str, content: str) -> Path:
+    return run / "index" / f"{structure[:16]}-{content[:16]}"
+
+
+def keep_index(data: StageData, run: Path) -> None:
+    """Keep a copy of the stage's index in the run's folder, so that a later change of the data has names.
+
+    Raises StorageError.
+    """
+    index = data.index
+    folder = _index_folder(run, index.structure_fingerprint, index.content_fingerprint)
+    if (folder / INDEX_NAME).is_file():
+        return
+    partial = folder / f".{INDEX_NAME}.partial"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(index.folder / INDEX_NAME, partial)
+        partial.replace(folder / INDEX_NAME)
+    except OSError as error:
+        raise StorageError(f"{folder}: cannot be written ({error}).") from error
+
+
+def _kept_index(run: Path, state: LoaderState) -> Index | None:
+    folder = _index_folder(run, state.structure_fingerprint, state.content_fingerprint)
+    return read_index(folder, check_files=False) if (folder / INDEX_NAME).is_file() else None
+
+
+def check_position(data: StageData, saved: dict[str, Any], run: Path) -> None:
     """Raise StateError unless a saved position means in this stage's data what it meant then.
 
-    The message names what differs and the ways on. Clips and their latents are the same data.
+    The message names what differs and the ways on, and, where `run`, which saved it, has kept the index of
+    then, the clips. Clips and their latents are the same data.
     """
-    state = {key: value for key, value in saved.items() if key != "latents"}
-    check_state(LoaderState.from_json(json.dumps(state)), data.index, data.plan)
+    then = LoaderState.from_json(json.dumps({key: value for key, value in saved.items() if key != "latents"}))
+    old_index = None
+    if (then.structure_fingerprint, then.content_fingerprint) != (
+        data.index.structure_fingerprint,
+        data.index.content_fingerprint,
+    ):
+        old_index = _kept_index(run, then)
+    check_state(then, data.index, data.plan, old_index=old_index)
     now = data.folder.manifest["weights"] if data.folder else None
     if now and "latents" in saved:
         for name, digest in saved["latents"].items():

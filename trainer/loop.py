@@ -266,6 +266,7 @@ def _enter(stage: StageData, state: TrainState, tools: Tools) -> None:
     if tools.world.is_first and state.stage_step == 0:
         facts = {"stage": stage.stage.name, "steps": stage.num_steps, **data.summary(stage)}
         metrics.record_event(tools.recipe.output, "stage", state.step, **facts)
+        data.keep_index(stage, tools.recipe.output)
         for note in stage.plan.notes:
             _say(tools.world, f"{stage.stage.name}: {json.dumps(note)}")
 
@@ -340,7 +341,8 @@ def _act(
         data.check_projection(laid, inputs.weights_digest(projection))
     data.check_lengths(laid, state.stage, state.stage_step)
     if state.loader is not None:
-        data.check_position(laid[state.stage], state.loader)
+        assert begun.path is not None
+        data.check_position(laid[state.stage], state.loader, begun.path.parent)
     mesh.agree({"weights": checkpoint.checksum(model.state_dict()), "step": str(state.step)}, world)
     was_done = begun.kind == "resume" and state.step == last_step
     if not was_done:
