@@ -1,5 +1,9 @@
 import os
 import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -71,3 +75,111 @@ def test_a_parts_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(StorageError, match="file/parts: cannot be made"):
         engine.map_clips(square, [1], on_crash=crashed, parts=tmp_path / "file" / "parts")
+
+
+def hang_on_three(number: int) -> engine.Row:
+    if number == 3:
+        time.sleep(600)
+    return {"value": number}
+
+
+def hold_on_three(number: int) -> engine.Row:
+    """Spin in the interpreter: no other thread of the process does much meanwhile."""
+    while number == 3:
+        pass
+    return {"value": number}
+
+
+def stop_on_three(number: int) -> engine.Row:
+    if number == 3:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return {"value": number}
+
+
+def late(number: int) -> engine.Row:
+    return {"value": 1000 + number}
+
+
+def refuse_four(number: int) -> engine.Row:
+    if number == 4:
+        raise StorageError("no room for 4.")
+    return {"value": number}
+
+
+@pytest.mark.parametrize("function", [hang_on_three, hold_on_three, stop_on_three])
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_an_item_that_hangs_costs_its_limit_and_the_others_go_on(
+    function: Callable[[int], engine.Row], num_workers: int
+) -> None:
+    started = time.monotonic()
+
+    rows = engine.map_clips(
+        function,
+        range(8),
+        on_crash=crashed,
+        on_timeout=late,
+        time_limit_seconds=1.0,
+        num_workers=num_workers,
+        chunk_size=4,
+    )
+
+    assert values(rows) == [0, 1, 2, 1003, 4, 5, 6, 7]
+    assert time.monotonic() - started < 60
+
+
+def test_a_limit_changes_no_row_of_items_that_keep_it() -> None:
+    plain = engine.map_clips(square, range(9), on_crash=crashed)
+    limited = engine.map_clips(square, range(9), on_crash=crashed, time_limit_seconds=60, chunk_size=2)
+
+    assert values(plain) == values(limited)
+    assert os.getpid() not in {row["pid"] for row in limited}
+
+
+def test_what_the_function_raises_is_raised_here() -> None:
+    with pytest.raises(StorageError, match="no room for 4"):
+        engine.map_clips(refuse_four, range(8), on_crash=crashed, num_workers=2, chunk_size=2)
+
+
+_MAIN = """
+import os, sys, time
+from pathlib import Path
+from vidcurate import engine
+
+folder = Path(sys.argv[1])
+
+def linger(number):  # lives in the main module, which workers do not import
+    (folder / str(os.getpid())).touch()
+    while True:
+        pass
+
+engine.map_clips(linger, range(4), on_crash=lambda item: {}, num_workers=2, chunk_size=1)
+"""
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_no_worker_outlives_a_killed_parent(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(_MAIN)
+    (tmp_path / "pids").mkdir()
+    process = subprocess.Popen([sys.executable, tmp_path / "main.py", tmp_path / "pids"])
+    try:
+        until = time.monotonic() + 60
+        while len(list((tmp_path / "pids").iterdir())) < 2:
+            assert process.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.05)
+    finally:
+        process.kill()
+        process.wait()
+
+    workers = [int(path.name) for path in (tmp_path / "pids").iterdir()]
+    until = time.monotonic() + 5
+    while any(_is_alive(pid) for pid in workers) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not [pid for pid in workers if _is_alive(pid)]

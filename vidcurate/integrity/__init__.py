@@ -258,9 +258,11 @@ def _judge_decode(facts: Facts, found: Decoded, index: video.PacketIndex, *, key
     findings = facts["findings"]
     damaged = found.num_corrupt_frames + found.num_undecodable_packets
     if found.num_damaged_packets:
-        findings["damaged_packets"] = f"{found.num_damaged_packets} packets, first {found.first_damage}"
+        findings["damaged_packets"] = (
+            f"{found.num_damaged_packets} damaged packets, first {found.first_packet}"
+        )
     if damaged:
-        findings["damaged_frames"] = f"{damaged} damaged frames, first {found.first_damage}"
+        findings["damaged_frames"] = f"{damaged} damaged frames, first {found.first_frame}"
     if found.read_error:
         findings["damaged_container"] = (
             f"reading stopped after {found.num_packets} packets ({found.read_error})"

@@ -54,7 +54,8 @@ def listening() -> Iterator[Complaints]:
 class Decoded:
     """What reading and decoding found. Frames and packets are the video's.
 
-    `first_damage` says in words what was found first; `sha256` is the digest of the whole file.
+    `first_packet` and `first_frame` say in words which was found damaged first; `sha256` is the digest of the
+    whole file.
     """
 
     num_packets: int = 0
@@ -66,7 +67,8 @@ class Decoded:
     num_repeated_times: int = 0
     num_packets_out_of_order: int = 0
     duration_seconds: float | None = None
-    first_damage: str | None = None
+    first_packet: str | None = None
+    first_frame: str | None = None
     read_error: str | None = None
     sha256: str = ""
 
@@ -121,7 +123,7 @@ def decode(path: Path, *, keyframes_only: bool) -> Decoded:
                 if odd or packet.is_corrupt:
                     found.num_damaged_packets += 1
                     word = odd or "the container marks it as damaged"
-                    found.first_damage = found.first_damage or f"packet {number}: {word}"
+                    found.first_packet = found.first_packet or f"packet {number}: {word}"
                 if packet.dts is not None:
                     found.num_packets_out_of_order += last_dts is not None and packet.dts < last_dts
                     last_dts = packet.dts
@@ -139,13 +141,13 @@ def _decode_packet(packet: Any, found: Decoded, times: list[int]) -> None:
             if frame.is_corrupt:
                 found.num_corrupt_frames += 1
                 word = f"frame {found.num_frames - 1} is damaged"
-                found.first_damage = found.first_damage or word
+                found.first_frame = found.first_frame or word
             if frame.pts is not None:
                 times.append(frame.pts)
     except (av.FFmpegError, OSError, ValueError) as error:
         found.num_undecodable_packets += 1
         word = f"packet {found.num_packets - 1} does not decode ({reason_of(error)})"
-        found.first_damage = found.first_damage or word
+        found.first_frame = found.first_frame or word
 
 
 def _sound_fails(packet: Any) -> bool:
