@@ -24,6 +24,8 @@ class Plan:
     def judged(self) -> set[str]:
         """Return the columns that the rules judge."""
         read = {"source_dataset" for rule, _ in self.outliers if rule.per_source_dataset}
+        if self.drops_copies:
+            read.update(duplicates.COLUMNS)
         for _, value in self.outliers:
             read.update(value.meta.root_names())
         for rule in self.rules:
@@ -63,11 +65,16 @@ def _masks(facts: pl.DataFrame, plan: Plan, known: Masks) -> list[pl.Series]:
 def applied(facts: pl.DataFrame, plan: Plan, known: Masks | None = None) -> Iterator[tuple[Rule, pl.Series]]:
     """Yield each rule, in order, with the rows of `facts` that fail it (Boolean, no nulls).
 
-    An outlier rule looks for its limits among the rows that no rule before it rejected. `known` keeps what
-    the rules said of these facts, for the next plan that has some of the same.
+    The best copy, and the limits of an outlier rule, are looked for among the rows that no rule before
+    rejected. `known` keeps what the rules said of these facts, for the next plan that has some of the same.
     """
     rejected = pl.Series([False]).new_from_index(0, len(facts))
     for rule, failed in zip(plan.rules, _masks(facts, plan, {} if known is None else known), strict=True):
+        rejected = rejected | failed
+        yield rule, failed
+    if plan.drops_copies:
+        rule = duplicates.duplicate(facts.select(duplicates.COLUMNS).filter(~rejected))
+        failed = facts.select(rule.fails.fill_null(value=True)).to_series()
         rejected = rejected | failed
         yield rule, failed
     for wanted, value in plan.outliers:
