@@ -276,11 +276,8 @@ COLUMNS: dict[str, Column] = {
         "",
         "hash of the clip's coded pictures without their container: equal for a file and its remux",
     ),
-    "audio_peak_dbfs": _column(
-        "frames", pl.Float64, "dBFS", "loudest sample of the first audio stream; null without one"
-    ),
     "is_audio_silent": _column(
-        "frames", pl.Boolean, "", "the audio never rises above -60 dBFS; null without audio"
+        "frames", pl.Boolean, "", "the sound never rises above -60 dBFS; null without sound"
     ),
     # ── models: scores by neural networks; null where a model was not asked for or nothing was decoded ──
     **{

@@ -159,7 +159,7 @@ def test_real_clips_have_plausible_scores_and_broken_ones_a_name(
         height, width = int(row["display_height"]), int(row["display_width"])
         assert found["letterbox_top_px"] + found["letterbox_bottom_px"] < height
         assert found["letterbox_left_px"] + found["letterbox_right_px"] < width
-        assert (found["audio_peak_dbfs"] is not None) <= (row["has_audio"] == "True")
+        assert (found["is_audio_silent"] is not None) <= (row["has_audio"] == "True")
 
 
 def test_the_near_twins_among_the_real_clips_are_near_and_the_others_are_not(shared: Path) -> None:

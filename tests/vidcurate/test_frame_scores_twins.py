@@ -13,7 +13,7 @@ from vidcurate import transcode, video
 from vidcurate.dedup.orientations import ORIENTATIONS, turned
 from vidcurate.errors import MediaError
 from vidcurate.frames.clip import ClipFile, measure
-from vidcurate.frames.hashes import FLAT, POSITIONS, hash_picture
+from vidcurate.frames.hashes import FLAT, POSITIONS, hash_pictures
 from vidcurate.frames.look import Look
 from vidcurate.frames.sample import read_sample
 from vidcurate.frames.spec import FramesSpec
@@ -100,13 +100,13 @@ def test_two_clips_that_begin_alike_are_told_apart(tmp_path: Path) -> None:
 def test_the_hashes_of_a_turned_or_mirrored_picture_follow_from_its_own() -> None:
     for seed in range(20):
         picture = still(1, 144, 256, seed)[0, :, :, 1]
-        own = np.asarray([hash_picture(picture)], dtype=np.uint64)
+        own = np.asarray(hash_pictures([picture]), dtype=np.uint64)
 
         for name, (transpose, left_right, top_bottom) in ORIENTATIONS.items():
             shown = picture.T if transpose else picture
             shown = shown[:, ::-1] if left_right else shown
             shown = np.ascontiguousarray(shown[::-1] if top_bottom else shown)
-            assert (int(turned(own, name)[0]) ^ hash_picture(shown)).bit_count() <= 2, (seed, name)
+            assert (int(turned(own, name)[0]) ^ hash_pictures([shown])[0]).bit_count() <= 2, (seed, name)
 
 
 def test_a_clip_turned_by_its_header_has_the_hashes_of_the_upright_one(tmp_path: Path) -> None:
@@ -222,21 +222,18 @@ def _with_sound(path: Path, samples: np.ndarray[Any, Any], codec: str) -> Path:
 
 
 @pytest.mark.parametrize(("name", "codec"), [("a.mp4", "aac"), ("b.mkv", "pcm_s16le"), ("c.mkv", "libopus")])
-def test_the_loudest_sample_is_measured_and_silence_is_named(tmp_path: Path, name: str, codec: str) -> None:
+def test_silence_is_told_from_quiet_sound(tmp_path: Path, name: str, codec: str) -> None:
     wave = np.sin(np.arange(24_000) / 48_000 * 2 * np.pi * 440) * np.hanning(24_000)
 
-    loud = scored(_with_sound(tmp_path / name, 0.5 * wave, codec))
+    quiet = scored(_with_sound(tmp_path / name, 0.004 * wave, codec))
     silent = scored(_with_sound(tmp_path / f"silent-{name}", 0.0 * wave, codec))
 
-    assert loud["audio_peak_dbfs"] == pytest.approx(-6.0, abs=2.0)  # lossy coding overshoots
-    assert (loud["is_audio_silent"], silent["is_audio_silent"]) == (False, True)
-    assert silent["audio_peak_dbfs"] <= -100
+    assert (quiet["is_audio_silent"], silent["is_audio_silent"]) == (False, True)
 
 
 def test_a_clip_without_sound_is_not_silent_but_without(tmp_path: Path) -> None:
     columns = scored(written(tmp_path / "mute.mp4", still(4, 64, 96)))
 
-    assert columns["audio_peak_dbfs"] is None
     assert columns["is_audio_silent"] is None
 
 

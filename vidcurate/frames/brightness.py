@@ -8,7 +8,7 @@ class Brightness:
         self._means: list[float] = []
 
     def see(self, look: Look) -> None:
-        self._means.append(float(look.grey.mean()))
+        self._means.append(look.brightness)
 
     def finish(self, end_seconds: float) -> Columns:
         return aggregates("brightness", self._means)

@@ -15,7 +15,7 @@ class Flicker:
         self._means: list[float] = []
 
     def see(self, look: Look) -> None:
-        self._means.append(float(look.grey.mean()))
+        self._means.append(look.brightness)
 
     def finish(self, end_seconds: float) -> Columns:
         steps = np.diff(self._means)

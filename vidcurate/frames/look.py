@@ -22,13 +22,15 @@ _DIGITS = 6  # behind them the last bit of a sum may differ between machines
 class Look:
     """One decoded frame, upright, in square pixels and full range (0 is black, 255 is white).
 
-    `seconds` counts from the clip's first frame. `bgr` (h, w, 3) and `grey` (h, w) are the small picture;
-    `luma` (H, W) is the whole one in the pixels of the display, on some frames only, else None.
+    `seconds` counts from the clip's first frame. `bgr` (h, w, 3) and `grey` (h, w) are the small picture,
+    `brightness` is the mean of its grey; `luma` (H, W) is the whole one in the pixels of the display, on some
+    frames only, else None.
     """
 
     seconds: float
     bgr: Pixels
     grey: Pixels
+    brightness: float
     luma: Pixels | None
 
 

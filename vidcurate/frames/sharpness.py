@@ -3,7 +3,7 @@
 Blur is the sigma of a Gaussian. An edge that is blurred once more, by a known sigma, loses the more of its
 slope the sharper it was; from the ratio of the two slopes follows what it had (Zhuo and Sim 2011, Defocus map
 estimation from a single image). Unlike the variance of the Laplacian this does not depend on contrast and on
-how much there is to see. A text or a picture enlarged to twice its size shows as what it is.
+how much there is to see, and a picture that was enlarged shows as what it is. The middle is measured.
 """
 
 import cv2
@@ -16,6 +16,7 @@ _AGAIN_PX = 1.5  # the known sigma
 _EDGE_SHARE = 0.01  # of the pixels, the strongest
 _WEAKEST_EDGE = 5  # levels a px: below it is noise
 _FEWEST_EDGES = 16
+_LARGEST_PX = (432, 768)  # height and width of the middle that is measured
 _MARGIN_PX = 8  # over which coding smears a bar's edge
 # What the slope is measured with widens an edge too: variance 1/3 of a central difference.
 _OWN_VARIANCE = 1 / 3
@@ -26,27 +27,35 @@ _SMALLEST_PX = 16
 
 
 def _picture(luma: Pixels) -> Pixels:
-    """Return the picture without its black bars: their edge is sharper than anything in it."""
-    top, bottom, left, right = (bar + _MARGIN_PX if bar else 0 for bar in bars(bright_shares(luma)))
+    """Return the middle of the picture without black bars: their edge is sharper than anything in it."""
     height, width = luma.shape
-    return np.ascontiguousarray(luma[top : height - bottom, left : width - right])
+    top, left = max(0, height - _LARGEST_PX[0]) // 2, max(0, width - _LARGEST_PX[1]) // 2
+    middle = luma[top : height - top, left : width - left]
+    top, bottom, left, right = (bar + _MARGIN_PX if bar else 0 for bar in bars(bright_shares(middle)))
+    height, width = middle.shape
+    return np.ascontiguousarray(middle[top : height - bottom, left : width - right])
+
+
+def _slopes(picture: Pixels) -> tuple[Pixels, Pixels]:
+    """Return twice the slope along x and along y, without sign and without the picture's border."""
+    across = cv2.absdiff(picture[1:-1, 2:], picture[1:-1, :-2])
+    return across, cv2.absdiff(picture[2:, 1:-1], picture[:-2, 1:-1])
 
 
 def _blur_px(picture: Pixels) -> float | None:
     if min(picture.shape, default=0) < _SMALLEST_PX:
         return None
-    slopes = [cv2.Sobel(picture, cv2.CV_16S, dx, dy, ksize=1) for dx, dy in ((1, 0), (0, 1))]
-    steepness = cv2.add(*(cv2.convertScaleAbs(slope, alpha=0.5) for slope in slopes))
-    counts = np.bincount(steepness[::2, ::2].ravel(), minlength=256)
-    at_least = np.cumsum(counts[::-1])[::-1]
-    level = int(np.flatnonzero(at_least >= max(_EDGE_SHARE * at_least[0], 1))[-1])
+    slopes = _slopes(picture)
+    steepness = cv2.addWeighted(slopes[0], 0.5, slopes[1], 0.5, 0.0)
+    at_least = np.cumsum(cv2.calcHist([steepness], [0], None, [256], [0, 256]).ravel()[::-1])[::-1]
+    level = int(np.flatnonzero(at_least >= max(_EDGE_SHARE * at_least[0], _FEWEST_EDGES))[-1])
     places = np.flatnonzero(steepness >= max(level, _WEAKEST_EDGE))
     if len(places) < _FEWEST_EDGES:
         return None
     softer = cv2.GaussianBlur(picture, (0, 0), _AGAIN_PX)
-    again = [cv2.Sobel(softer, cv2.CV_16S, dx, dy, ksize=1) for dx, dy in ((1, 0), (0, 1))]
     before, behind = (
-        np.hypot(*(slope.ravel()[places].astype(np.float32) for slope in pair)) for pair in (slopes, again)
+        np.hypot(*(slope.ravel()[places].astype(np.float32) for slope in pair))
+        for pair in (slopes, _slopes(softer))
     )
     ratio = max(float(np.median(before / np.maximum(behind, 0.5))), 1.001)
     variance = _AGAIN_PX**2 / (ratio**2 - 1) - _OWN_VARIANCE

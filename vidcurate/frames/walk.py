@@ -58,7 +58,8 @@ def _look(frame: Any, seconds: float, size: tuple[int, int], is_detailed: bool) 
     if is_detailed:
         luma = _upright(_WHOLE.reformat(frame, format="gray", threads=1).to_ndarray(), rotation)
     bgr = _upright(small, rotation)
-    return Look(seconds=seconds, bgr=bgr, grey=cv2.cvtColor(bgr, cv2.COLOR_BGR2GRAY), luma=luma)
+    grey = cv2.cvtColor(bgr, cv2.COLOR_BGR2GRAY)
+    return Look(seconds=seconds, bgr=bgr, grey=grey, brightness=cv2.mean(grey)[0], luma=luma)
 
 
 def walk(
@@ -80,9 +81,7 @@ def walk(
     start, end = start_seconds or 0.0, float("inf") if end_seconds is None else end_seconds
     with opened(path) as (container, stream):
         try:
-            yield from _walk(
-                container, stream, start, end, short_side_px, details_per_second, walked, audio
-            )
+            yield from _walk(container, stream, start, end, short_side_px, details_per_second, walked, audio)
         except (av.FFmpegError, OSError, ValueError) as error:
             raise MediaError(
                 f"{path.name}: decoding failed after {walked.num_frames} frames ({reason_of(error)}).",
@@ -154,7 +153,7 @@ def _hearing(audio: Audio, start: float, end: float) -> Callable[[Any], None]:
 
     def hear(packet: Any) -> None:
         nonlocal is_deaf
-        if is_deaf:
+        if is_deaf or audio.is_silent is False:
             return
         try:
             for frame in packet.decode():
