@@ -313,20 +313,57 @@ def test_neighbours_of_one_source_can_be_left_alone(tmp_path: Path) -> None:
     assert copies(run) == {"c": "a"}
 
 
+def thumbnail(colour: tuple[int, int, int], corner: int = 0) -> list[int]:
+    """Return a dark thumbnail with a patch of this colour, left of the middle; `corner` marks one corner."""
+    cells = np.full((8, 8, 3), 20, np.uint8)
+    cells[3:5, 1:3] = colour
+    cells[0, 0] += np.uint8(corner)
+    return cells.reshape(-1).tolist()
+
+
 def test_colours_part_what_hashes_alike(tmp_path: Path) -> None:
-    red, near_red, green = [0xC02020] * 5, [0xC42424] * 5, [0x20C020] * 5
-    rows = [{"clip_id": name, "perceptual_hashes": LOOK} for name in "abc"]
-    colours = pl.Series("perceptual_colours", [red, near_red, green], dtype=pl.List(pl.UInt32))
-    clips = colours.to_frame()
+    red, green = (228, 38, 38), (36, 190, 66)
+    shown = {"a": thumbnail(red), "b": thumbnail((220, 44, 40), corner=30), "c": thumbnail(green), "d": None}
+    rows = [
+        {"clip_id": name, "perceptual_hashes": looks(*[bits] * 5), "perceptual_thumbnail": shown[name]}
+        for bits, name in enumerate("abcd")
+    ]
     run = make_run(tmp_path / "run", rows)
-    path = table.stage_path(run, "ingest")
-    table.write(
-        pl.concat([pl.read_parquet(path), clips], how="horizontal"),
-        path,
-        Provenance(stage="ingest", settings={}, inputs={}),
-    )
     run_dedup(run, DedupSpec())
-    assert copies(run) == {"b": "a"}
+    assert copies(run) == {"b": "a", "d": "a"}  # what has no thumbnail is judged by its hashes
+    run_dedup(run, DedupSpec(perceptual=PerceptualSpec(max_thumbnail_distance=255)))
+    assert copies(run) == {"b": "a", "c": "a", "d": "a"}
+
+
+def test_the_same_hashes_with_another_thumbnail_are_not_joined_as_equal(tmp_path: Path) -> None:
+    rows = [
+        {"clip_id": name, "perceptual_hashes": LOOK, "perceptual_thumbnail": thumbnail(colour)}
+        for name, colour in (("a", (228, 38, 38)), ("b", (36, 190, 66)), ("c", (36, 190, 66)))
+    ]
+    run = make_run(tmp_path / "run", rows)
+    run_dedup(run, DedupSpec())
+    assert copies(run) == {"c": "b"}
+
+
+def test_thumbnails_are_laid_on_each_other_in_the_orientation_that_was_found(tmp_path: Path) -> None:
+    from vidcurate.dedup import orientations, thumbnails
+
+    rng = np.random.default_rng(1)
+    cells = rng.integers(0, 255, (1, 8, 8, 3)).astype(np.float32)
+    hashes = np.array([LOOK], dtype=np.uint64)
+    own = cells.astype(np.uint8).reshape(-1).tolist()
+    rows: list[dict[str, Any]] = [{"clip_id": "a", "perceptual_hashes": LOOK, "perceptual_thumbnail": own}]
+    for name in orientations.ORIENTATIONS:
+        turned = thumbnails.turned(0.6 * cells + 40, name).astype(np.uint8).reshape(-1).tolist()
+        hashed = orientations.turned(hashes, name)[0].tolist()
+        rows.append({"clip_id": f"b {name}", "perceptual_hashes": hashed, "perceptual_thumbnail": turned})
+    run = make_run(tmp_path / "run", rows)
+    run_dedup(run, DedupSpec())
+    assert copies(run) == {f"b {name}": "a" for name in orientations.ORIENTATIONS}
+    found = found_in(run)
+    for name in orientations.ORIENTATIONS:
+        # The column says how the kept clip is turned to match the copy.
+        assert found[f"b {name}"]["duplicate_orientation"] == name
 
 
 def test_the_next_best_copy_is_kept_when_the_best_is_rejected(tmp_path: Path) -> None:

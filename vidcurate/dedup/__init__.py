@@ -31,7 +31,7 @@ _NEEDED = (
 )  # fmt: skip
 _USED = (
     "width", "height", "probe_status", "frames_status", "packet_hash", "perceptual_hashes",
-    "perceptual_colours",
+    "perceptual_thumbnail",
 )  # fmt: skip
 # A clip at 90, turned back, is at 270; every mirrored orientation is its own inverse.
 _INVERSE = {"rotated 90": "rotated 270", "rotated 270": "rotated 90"}

@@ -1,18 +1,20 @@
 """What each kind of likeness finds in a table, put together."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from vidcurate.dedup import captions, perceptual, semantic
+from vidcurate.dedup import captions, perceptual, semantic, thumbnails
 from vidcurate.dedup.pairs import Pairs
-from vidcurate.dedup.spec import DedupSpec
-from vidcurate.engine import Progress
+from vidcurate.dedup.spec import DedupSpec, PerceptualSpec
+from vidcurate.engine import Progress, no_progress
 
 EMBEDDINGS = "embeddings.parquet"
+_FRAMES = 5  # that are hashed
 
 
 @dataclass(slots=True)
@@ -51,54 +53,56 @@ def _interval(clips: pl.DataFrame) -> list[pl.Series]:
     return [clips["start_seconds"], clips["end_seconds"]]
 
 
-def _frames(clips: pl.DataFrame, column: str) -> NDArray[np.uint64]:
-    """Return a List column of whole numbers as uint64 (rows, frames), 0 where there is none."""
+def _numbers(clips: pl.DataFrame, column: str, dtype: type[np.generic], width: int) -> NDArray[Any]:
+    """Return a List column of whole numbers as (rows, width), 0 where there is none."""
     filled = clips[column].fill_null([])
-    width = int(filled.list.len().max() or 0)  # type: ignore[arg-type]
-    flat = [filled.list.get(number, null_on_oob=True).cast(pl.UInt64).fill_null(0) for number in range(width)]
-    return (
-        np.stack([part.to_numpy() for part in flat], axis=1) if flat else np.zeros((len(clips), 0), np.uint64)
+    flat = [filled.list.get(number, null_on_oob=True).fill_null(0) for number in range(width)]
+    return np.stack([part.to_numpy().astype(dtype) for part in flat], axis=1)
+
+
+def twins_by_look(
+    hashes: NDArray[np.uint64],
+    thumbs: NDArray[np.uint8] | None,
+    spec: PerceptualSpec,
+    progress: Progress = no_progress,
+) -> perceptual.Found:
+    """Return the pairs of rows whose hashes (rows, frames) agree, and whose thumbnails (rows, 192; all 0
+    where there is none) do not speak against it."""
+    found = perceptual.find(
+        hashes,
+        max_bits=spec.max_bits,
+        min_frames=spec.min_frames,
+        min_set_bits=spec.min_set_bits,
+        any_orientation=spec.orientations == "any",
+        progress=progress,
     )
-
-
-def _colours_differ(colours: NDArray[np.uint64], pairs: Pairs) -> NDArray[np.float64]:
-    """Return the levels by which the mean colours of the pairs' frames differ: the median over the frames of
-    the largest of the three channels, 0 where none is known."""
-    shifts = np.array([16, 8, 0], dtype=np.uint64)
-    planes = (colours[..., None] >> shifts & np.uint64(255)).astype(np.int16)
-    apart = np.abs(planes[pairs.first] - planes[pairs.second]).max(axis=2)
-    return np.median(apart, axis=1) if apart.shape[1] else np.zeros(len(pairs))
+    if thumbs is None:
+        return found
+    apart = thumbnails.distances(thumbs, np.any(thumbs, axis=1), found.pairs)
+    return replace(found, pairs=found.pairs.where(apart <= spec.max_thumbnail_distance))
 
 
 def _look(search: Search, clips: pl.DataFrame, spec: DedupSpec, progress: Progress) -> None:
     wanted = spec.perceptual
     assert wanted is not None
-    hashes = _frames(clips, "perceptual_hashes")
-    if hashes.shape[1] < wanted.min_frames:
-        return
-    colours = _frames(clips, "perceptual_colours") if "perceptual_colours" in clips.columns else None
+    hashes = _numbers(clips, "perceptual_hashes", np.uint64, _FRAMES)
+    thumbs = None
+    if "perceptual_thumbnail" in clips.columns:
+        thumbs = _numbers(clips, "perceptual_thumbnail", np.uint8, 3 * thumbnails.CELLS**2)
     representative = np.ones(len(clips), dtype=np.bool_)
     if spec.within_source:
-        keys = {f"h{number}": hashes[:, number] for number in range(hashes.shape[1])}
-        if colours is not None:
-            keys |= {f"c{number}": colours[:, number] for number in range(colours.shape[1])}
+        keys = {f"h{number}": hashes[:, number] for number in range(_FRAMES)}
+        if thumbs is not None:
+            words = np.ascontiguousarray(thumbs).view(np.uint64)
+            odd = np.random.default_rng(0).integers(0, 2**63, words.shape[1], dtype=np.uint64) * 2 + 1
+            keys["thumbnail"] = (words * odd).sum(axis=1, dtype=np.uint64)  # equal for equal ones
         speaks = perceptual.says_something(hashes, wanted.min_set_bits).sum(axis=1) >= wanted.min_frames
         known = pl.when(pl.Series(speaks)).then(pl.lit(0))
         label = search.add_equal("perceptual", pl.DataFrame(keys).select(known.alias("known"), pl.all()))
         representative = (label < 0) | (label == np.arange(len(clips)))
     rows = np.flatnonzero(representative)
-    found = perceptual.find(
-        hashes[rows],
-        max_bits=wanted.max_bits,
-        min_frames=wanted.min_frames,
-        min_set_bits=wanted.min_set_bits,
-        any_orientation=wanted.orientations == "any",
-        progress=progress,
-    )
-    pairs = _in_rows(found.pairs, rows)
-    if colours is not None:
-        pairs = pairs.where(_colours_differ(colours, pairs) <= wanted.max_colour_distance)
-    search.add_alike("perceptual", pairs)
+    found = twins_by_look(hashes[rows], thumbs[rows] if thumbs is not None else None, wanted, progress)
+    search.add_alike("perceptual", _in_rows(found.pairs, rows))
     search.notes["silent_clips"] += found.silent_rows
     search.notes["comparisons_skipped"] += found.comparisons_skipped
 

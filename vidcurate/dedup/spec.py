@@ -19,8 +19,8 @@ class PerceptualSpec(Recipe):
     """frames of five that must be alike"""
     min_set_bits: Annotated[int, Field(ge=1, le=31)] = 5
     """a hash with fewer bits set, or fewer not set, says nothing: black, or one colour"""
-    max_colour_distance: Annotated[float, Field(ge=0)] = 12.0
-    """levels of 255 by which the mean colour of the frames may differ; needs the column perceptual_colours"""
+    max_thumbnail_distance: Annotated[float, Field(ge=0)] = 8.0
+    """levels of 255 by which the thumbnails may differ once brightness and contrast are made equal"""
     orientations: Literal["any", "same"] = "any"
     """any: a rotated or mirrored copy is a twin; same: it is a clip of its own"""
 
