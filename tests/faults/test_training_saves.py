@@ -81,7 +81,7 @@ def test_a_full_disk_stops_the_run_and_leaves_the_checkpoint_before(
     assert not list(run.glob(".step-*"))
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY  # only the run's own
     step = len(numbers(run))
-    assert step == 4 if background == "false" else 4 < step < 400
+    assert step == 4 if background == "false" else 4 <= step < 400  # it ends at one of the next steps
 
     forks.start(words(shards, run, "stages.0.steps=6")).succeed()  # there is room again
     assert checkpoint.load(run).state["step"] == 6
