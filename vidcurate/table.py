@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +46,21 @@ class Provenance:
 
 
 def digest(path: Path) -> str:
-    """Return the SHA-256 of the file, as hex. Raises StorageError."""
+    """Return the SHA-256 of the file, as hex. Raises StorageError.
+
+    A file that this process has read before and that has not been touched since is not read again.
+    """
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        facts = path.stat()
+        return _digest(path, facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
     except OSError as error:
         raise StorageError(f"{path}: cannot be read ({error.strerror}).") from error
+
+
+@lru_cache(maxsize=256)
+def _digest(path: Path, *_: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def fsync_folder(folder: Path) -> None:
