@@ -3,7 +3,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.vidcurate.test_filter import SCHEMA, clip, scored
@@ -132,6 +132,7 @@ def test_a_run_without_a_filter_has_no_ledger(tmp_path: Path) -> None:
 
 
 @settings(max_examples=30, deadline=None)
+@example(values=[0.0, 1.8961503816218355e154], bound=0.0, method="z_score")
 @given(
     st.lists(st.floats(allow_nan=True, allow_infinity=False) | st.none(), min_size=1, max_size=30),
     st.floats(allow_nan=False, allow_infinity=False),

@@ -38,8 +38,13 @@ def _both(values: pl.Series, rule: OutlierRule) -> tuple[float, float]:
         reach = rule.value * spread if spread > 0 else math.inf
         return middle - reach, middle + reach
     numbers = values.to_numpy()
-    mean = math.fsum(numbers) / len(numbers)
-    reach = rule.value * math.sqrt(math.fsum(np.square(numbers - mean)) / len(numbers))
+    mean = math.fsum(numbers / len(numbers))
+    with np.errstate(over="ignore"):
+        far = np.abs(numbers - mean)
+    most = float(far.max())  # squares of shares of it cannot overflow
+    if not 0 < most < math.inf:
+        return mean - most, mean + most
+    reach = rule.value * most * math.sqrt(math.fsum(np.square(far / most)) / len(numbers))
     return mean - reach, mean + reach
 
 
