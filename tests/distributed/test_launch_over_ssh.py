@@ -153,6 +153,7 @@ def wait_for_steps(run: Path, launched: "subprocess.Popen[str]", steps: int) -> 
 def ranks(run: Path) -> dict[int, int]:
     """Return rank → process id, as their logs say it."""
     heads = [path.read_text().splitlines()[0] for path in sorted((run / "logs").glob("rank-*.log"))]
+    assert len(heads) == 2  # a rank alone keeps its terminal
     return {number: int(head.rpartition(" ")[2]) for number, head in enumerate(heads)}
 
 
@@ -186,6 +187,7 @@ def test_a_signal_lets_every_rank_of_two_hosts_save_and_leave(
     assert "rank 1 of 2" in second
 
 
+@pytest.mark.soak
 def test_a_run_over_ssh_ends_well(cluster: Cluster, shards: Path, tmp_path: Path) -> None:
     out, told = (launched := start(cluster, shards, tmp_path / "run", "a\n", *STEPS)).communicate(
         timeout=LIMIT_SECONDS
@@ -217,7 +219,7 @@ def test_a_launcher_that_is_killed_leaves_no_rank_behind(
     cluster: Cluster, shards: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    launched = start(cluster, shards, run, "a\n", *MANY)
+    launched = start(cluster, shards, run, "a slots=2\n", *MANY)
     wait_for_steps(run, launched, 2)
     processes = ranks(run)
 
@@ -257,6 +259,7 @@ def test_hosts_that_do_not_answer_are_a_line_each_and_nothing_starts(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.soak
 def test_a_refusal_of_the_ranks_is_the_launchers_too(cluster: Cluster, shards: Path, tmp_path: Path) -> None:
     launched = start(cluster, shards, tmp_path / "run", "a\n", "stages.0.data.levels=[7]", *STEPS)
     _, told = launched.communicate(timeout=LIMIT_SECONDS)
