@@ -37,6 +37,7 @@ from vidcurate.errors import CheckpointError, StorageError, VidcurateError
 FORMAT = 2
 LATEST = "LATEST"
 PARTS = ("model", "ema", "optimizer")
+HASHING_THREADS = 4  # hashing leaves the interpreter to others
 _NAME = re.compile(r"^step-(\d{8,})$")
 
 
@@ -96,12 +97,17 @@ def save(
         partial.mkdir(parents=True)
 
     def write() -> dict[str, Any]:
-        written = [path for name in tensors for path in parts.write(partial / name, tensors[name], world)]
-        return _facts(partial, written)
+        with ThreadPoolExecutor(HASHING_THREADS) as pool:  # a part is hashed while the next is written
+            digests = {
+                path: pool.submit(_digest, path)
+                for name in tensors
+                for path in parts.write(partial / name, tensors[name], world)
+            }
+            return {str(path.relative_to(partial)): _facts(path, it.result()) for path, it in digests.items()}
 
     def finish(everyone: list[dict[str, Any]]) -> None:
         write_text(partial / "state.json", _json(state))
-        files = _facts(partial, [partial / "state.json"])
+        files = {"state.json": _facts(partial / "state.json", _digest(partial / "state.json"))}
         for rank, theirs in enumerate(everyone):
             for name in theirs:
                 if not (partial / name).is_file():
@@ -127,14 +133,9 @@ def save(
     return final
 
 
-def _facts(folder: Path, paths: Sequence[Path]) -> dict[str, Any]:
-    """Return what the manifest says of each file: its size and SHA-256."""
-    with ThreadPoolExecutor(max_workers=4) as pool:  # hashing leaves the interpreter to others
-        digests = list(pool.map(_digest, paths))
-    return {
-        str(path.relative_to(folder)): {"size_bytes": path.stat().st_size, "sha256": digest}
-        for path, digest in zip(paths, digests, strict=True)
-    }
+def _facts(path: Path, digest: str) -> dict[str, Any]:
+    """Return what the manifest says of a file."""
+    return {"size_bytes": path.stat().st_size, "sha256": digest}
 
 
 def _versions() -> dict[str, str]:
@@ -303,8 +304,9 @@ def verify(path: Path, only: Sequence[str] = PARTS, world: World = ALONE) -> dic
                     f"{path / 'manifest.json'}: does not list {name}; the checkpoint is incomplete."
                 )
         needed = [name for name in sorted(listed) if name.partition("/")[0] in (*only, "state.json")]
-        for name in needed[world.rank :: world.size]:
-            _check_file(path / name, listed[name])
+        mine = needed[world.rank :: world.size]
+        with ThreadPoolExecutor(HASHING_THREADS) as pool:
+            list(pool.map(_check_file, [path / name for name in mine], [listed[name] for name in mine]))
         return manifest
 
     return mesh.together(check, world)[0]
