@@ -1,6 +1,5 @@
 """The integrity ladder as a stage: levels, memory, policy, and files that fail for a reason of the disk."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -228,15 +227,6 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-def _probed(run: Path, videos: Path, *settings: str, preload: Path | None = None) -> dict[str, object]:
-    command = [sys.executable, "-m", "vidcurate", "probe", str(run), "--videos", str(videos), "--json"]
-    for setting in settings:
-        command += ["--set", setting]
-    environment = {**os.environ, **({"LD_PRELOAD": str(preload)} if preload else {})}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True, timeout=120)
-    return dict(json.loads(done.stdout))
-
-
 def test_a_disk_that_refuses_or_hangs_is_never_held_against_the_file(
     tmp_path: Path, videos: Path, shim: Path
 ) -> None:
@@ -247,7 +237,14 @@ def test_a_disk_that_refuses_or_hangs_is_never_held_against_the_file(
     (videos / "refused.mp4.eio").touch()
     (videos / "hanging.mp4.hang").touch()
 
-    _probed(tmp_path, videos, "time_limit_seconds=6", preload=shim)
+    command = [sys.executable, "-m", "vidcurate", "probe", str(tmp_path), "--videos", str(videos)]
+    subprocess.run(
+        [*command, "--set", "time_limit_seconds=6", "--workers", "2", "--json"],
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "LD_PRELOAD": str(shim)},
+        check=True,
+        timeout=120,
+    )
     assert statuses(tmp_path) == {
         "good.mp4": "ok",
         "cut.mp4": "truncated",
@@ -263,13 +260,14 @@ def test_a_disk_that_refuses_or_hangs_is_never_held_against_the_file(
         (videos / mark).unlink()
 
     # The disk answers again: only what it had refused is tried; the limit must be raised for the other.
-    healed = _probed(tmp_path, videos, "time_limit_seconds=6")
-    assert (healed["up_to_date"], healed["files_remembered"]) == (False, 3)
+    spec = ProbeSpec(videos=videos, time_limit_seconds=6)
+    healed = run_probe(tmp_path, spec)
+    assert (healed.up_to_date, healed.files_remembered) == (False, 3)
     assert statuses(tmp_path)["refused.mp4"] == "ok"
     assert statuses(tmp_path)["hanging.mp4"] == "timeout"
-    assert _probed(tmp_path, videos, "time_limit_seconds=6")["up_to_date"] is True
-    raised = _probed(tmp_path, videos, "time_limit_seconds=60")
-    assert raised["files_remembered"] == 3
+    assert run_probe(tmp_path, spec).up_to_date
+    raised = run_probe(tmp_path, ProbeSpec(videos=videos, time_limit_seconds=60))
+    assert raised.files_remembered == 3
     assert statuses(tmp_path)["hanging.mp4"] == "ok"
 
 

@@ -1,7 +1,7 @@
 """The damaged files of the corpus: eight kinds of damage, each at several severities, in every container."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -91,7 +91,13 @@ def _cases_of(
     yield "swapped_audio", "no sound", _without_sound(clean, data)
 
 
-def write_corpus(folder: Path, *, seed: int = 0, clean_per_container: int = 3) -> list[Case]:
+def write_corpus(
+    folder: Path,
+    *,
+    seed: int = 0,
+    clean_per_container: int = 3,
+    containers: Collection[str] = tuple(CONTAINERS),
+) -> list[Case]:
     """Write the corpus to `folder` and return its files in order, the clean ones first.
 
     `corpus.json` beside them holds the same list.
@@ -99,12 +105,13 @@ def write_corpus(folder: Path, *, seed: int = 0, clean_per_container: int = 3) -
     scratch = folder / ".making"
     scratch.mkdir(parents=True, exist_ok=True)
     found: list[Case] = []
-    for container, form in CONTAINERS.items():
+    forms = {name: form for name, form in CONTAINERS.items() if name in containers}
+    for container, form in forms.items():
         for number in range(clean_per_container):
             name = f"{container}-clean-{number}{form.suffix}"
             clips.write_clip(folder / name, form, seed=seed + 10 * number)
             found.append(Case(name=name, container=container))
-    for container, form in CONTAINERS.items():
+    for container, form in forms.items():
         clean = folder / f"{container}-clean-0{form.suffix}"
         for kind, severity, data in _cases_of(container, form, clean, scratch, seed):
             name = f"{container}-{kind}-{severity.replace(' ', '').replace('%', 'pct')}{form.suffix}"

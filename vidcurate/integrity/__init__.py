@@ -280,7 +280,7 @@ def _judge_decode(facts: Facts, found: Decoded, index: video.PacketIndex, *, key
 
 
 def _judge_complaints(facts: Facts, heard: Complaints, header: video.Header) -> None:
-    """Sort what FFmpeg complained of. Decoders count where we decode: on opening a file FFmpeg tries a few."""
+    """Sort what FFmpeg complained of. At the index its decoders do not count: it tries them on opening."""
     findings = facts["findings"]
     sound = header.audio_codec or ""
     containers = [name for name, _ in heard.lines if header.container in name.split(",")]
