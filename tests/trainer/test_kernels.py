@@ -9,7 +9,7 @@ from torch import Tensor
 pytest.importorskip("triton", reason="triton is not installed on this platform")
 
 from trainer import fast, layers
-from trainer.kernels import flash, gelu
+from trainer.kernels import flash, linear
 from trainer.kernels.qk_norm import qk_norm
 from trainer.kernels.temporal import MAX_FRAMES, temporal_attention
 from trainer.kernels.widths import pieces
@@ -23,8 +23,8 @@ def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flash, "FORWARD", (16, 16, 4, 1))
     monkeypatch.setattr(flash, "BY_KEYS", (16, 32, 4, 1))
     monkeypatch.setattr(flash, "BY_QUERIES", (32, 16, 4, 1))
-    monkeypatch.setattr(gelu, "COLUMNS", 64)
-    monkeypatch.setattr(gelu, "ROWS", 8)
+    monkeypatch.setattr(linear, "COLUMNS", 64)
+    monkeypatch.setattr(linear, "ROWS", 8)
 
 
 def _block(*, temporal: bool, width: int = 72, heads: int = 2) -> layers.Block:

@@ -10,14 +10,13 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.library import triton_op, wrap_triton
 
 from trainer.kernels.widths import pieces
 
 # Rows of queries and keys in a tile, warps, stages: (forward, backward by keys, backward by queries).
 FORWARD = (128, 64, 4, 3)
-BY_KEYS = (64, 128, 8, 2)
-BY_QUERIES = (128, 64, 8, 2)
+BY_KEYS = (64, 64, 4, 2)
+BY_QUERIES = (64, 64, 4, 2)
 FEW_PROGRAMS = 264  # fewer programs than this by keys leave multiprocessors idle: the queries are split
 
 
@@ -38,7 +37,7 @@ def _store(pointer, x1, x2, row, c1, c2, stride, count, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _flash_forward_kernel(
+def _forward_kernel(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -284,90 +283,66 @@ def _tile(choice: tuple[int, int, int, int]) -> dict[str, int]:
     return dict(zip(("M", "N", "num_warps", "num_stages"), choice, strict=True))
 
 
-@triton_op("vidcurate::flash", mutates_args={})
-def _flash(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    b, queries, heads, width = q.shape
-    out = q.new_empty(b, queries, heads, width)
-    lse = torch.empty(b, heads, queries, device=q.device, dtype=torch.float32)
-    wrap_triton(_flash_forward_kernel)[(triton.cdiv(queries, FORWARD[0]), b * heads)](
-        q,
-        k,
-        v,
-        q if lengths is None else lengths,
-        out,
-        lse,
-        *_places(q, k, v),
-        **_constants(q, lengths),
-        **_tile(FORWARD),
-    )
-    return out, lse
+class _Flash(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, lengths):
+        b, queries, heads, width = q.shape
+        out = q.new_empty(b, queries, heads, width)
+        lse = torch.empty(b, heads, queries, device=q.device, dtype=torch.float32)
+        _forward_kernel[(triton.cdiv(queries, FORWARD[0]), b * heads)](
+            q,
+            k,
+            v,
+            q if lengths is None else lengths,
+            out,
+            lse,
+            *_places(q, k, v),
+            **_constants(q, lengths),
+            **_tile(FORWARD),
+        )
+        ctx.save_for_backward(q, k, v, lengths, out, lse)
+        return out
 
-
-@triton_op("vidcurate::flash_backward", mutates_args={})
-def _flash_backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, out: Tensor, lse: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    b, queries, heads, width = q.shape
-    keys = k.shape[1]
-    constants = _constants(q, lengths)
-    places = _places(q, k, v)
-    given = q if lengths is None else lengths
-    delta = torch.empty_like(lse)
-    rows = b * queries * heads
-    wrap_triton(_delta)[(triton.cdiv(rows, 128),)](
-        out,
-        dout,
-        delta,
-        rows,
-        queries,
-        HEADS=heads,
-        WIDTH=width,
-        FIRST=constants["FIRST"],
-        SECOND=constants["SECOND"],
-        M=128,
-    )
-    dq = q.new_empty(q.shape)
-    wrap_triton(_by_queries)[(triton.cdiv(queries, BY_QUERIES[0]), b * heads)](
-        q, k, v, given, dout, lse, delta, dq, *places, **constants, **_tile(BY_QUERIES)
-    )
-    programs = triton.cdiv(keys, BY_KEYS[1]) * b * heads
-    tiles = triton.cdiv(queries, BY_KEYS[0])
-    splits = max(1, min(triton.cdiv(FEW_PROGRAMS, programs), tiles // 4))
-    per_split = triton.cdiv(tiles, splits) * BY_KEYS[0]
-    kind = q.dtype if splits == 1 else torch.float32
-    dk = torch.empty(splits, b, keys, heads, width, device=q.device, dtype=kind)
-    dv = torch.empty_like(dk)
-    wrap_triton(_by_keys)[(triton.cdiv(keys, BY_KEYS[1]), b * heads, splits)](
-        q,
-        k,
-        v,
-        given,
-        dout,
-        lse,
-        delta,
-        dk,
-        dv,
-        *places,
-        per_split,
-        b * keys * heads * width,
-        **constants,
-        **_tile(BY_KEYS),
-    )
-    if splits == 1:
-        return dq, dk.squeeze(0), dv.squeeze(0)
-    return dq, dk.sum(0).to(q.dtype), dv.sum(0).to(q.dtype)
-
-
-def _keep(ctx, inputs, output):
-    ctx.save_for_backward(*inputs, *output)
-
-
-def _derivative(ctx, dout, _):
-    q, k, v, lengths, out, lse = ctx.saved_tensors
-    return (*_flash_backward(dout.contiguous(), q, k, v, lengths, out, lse), None)
-
-
-_flash.register_autograd(_derivative, setup_context=_keep)
+    @staticmethod
+    def backward(ctx, dout):
+        q, k, v, lengths, out, lse = ctx.saved_tensors
+        dout = dout.contiguous()
+        b, queries, heads, width = q.shape
+        keys, rows = k.shape[1], b * queries * heads
+        constants, places = _constants(q, lengths), _places(q, k, v)
+        given = q if lengths is None else lengths
+        delta = torch.empty_like(lse)
+        head = {name: constants[name] for name in ("HEADS", "WIDTH", "FIRST", "SECOND")}
+        _delta[(triton.cdiv(rows, 128),)](out, dout, delta, rows, queries, **head, M=128)
+        dq = q.new_empty(q.shape)
+        _by_queries[(triton.cdiv(queries, BY_QUERIES[0]), b * heads)](
+            q, k, v, given, dout, lse, delta, dq, *places, **constants, **_tile(BY_QUERIES)
+        )
+        programs = triton.cdiv(keys, BY_KEYS[1]) * b * heads
+        tiles = triton.cdiv(queries, BY_KEYS[0])
+        splits = max(1, min(triton.cdiv(FEW_PROGRAMS, programs), tiles // 4))
+        kind = q.dtype if splits == 1 else torch.float32
+        dk = torch.empty(splits, b, keys, heads, width, device=q.device, dtype=kind)
+        dv = torch.empty_like(dk)
+        _by_keys[(triton.cdiv(keys, BY_KEYS[1]), b * heads, splits)](
+            q,
+            k,
+            v,
+            given,
+            dout,
+            lse,
+            delta,
+            dk,
+            dv,
+            *places,
+            triton.cdiv(tiles, splits) * BY_KEYS[0],
+            dk[0].numel(),
+            **constants,
+            **_tile(BY_KEYS),
+        )
+        if splits == 1:
+            return dq, dk.squeeze(0), dv.squeeze(0), None
+        return dq, dk.sum(0).to(q.dtype), dv.sum(0).to(q.dtype), None
 
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = None) -> Tensor:
@@ -375,5 +350,5 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = No
 
     `lengths`, int32 [B], are the numbers of real keys, at least 1 each; None: all Lk.
     """
-    out: Tensor = _flash(q, k, v, lengths)[0]
+    out: Tensor = _Flash.apply(q, k, v, lengths)
     return out

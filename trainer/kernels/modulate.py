@@ -13,7 +13,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.library import triton_op, wrap_triton
 
 from trainer.kernels.widths import pieces
 from trainer.layers import NORM_EPS
@@ -34,7 +33,7 @@ def _moments(x1, x2, m2, WIDTH: tl.constexpr, EPS: tl.constexpr):
 
 
 @triton.jit
-def _modulate_forward_kernel(
+def _forward_kernel(
     x_ptr,
     branch_ptr,
     gate_ptr,
@@ -43,6 +42,7 @@ def _modulate_forward_kernel(
     out_ptr,
     h_ptr,
     tokens_per_frame,
+    table_stride,  # from the table of a frame to that of the next
     WIDTH: tl.constexpr,
     FIRST: tl.constexpr,
     SECOND: tl.constexpr,
@@ -58,7 +58,7 @@ def _modulate_forward_kernel(
     i1 = tl.arange(0, FIRST)
     i2 = FIRST + tl.arange(0, SECOND)
     m2 = i2 < WIDTH
-    table = frame * WIDTH
+    table = frame * table_stride
     if GATE:
         gate1 = tl.load(gate_ptr + table + i1).to(tl.float32)
         gate2 = tl.load(gate_ptr + table + i2, mask=m2, other=0.0).to(tl.float32)
@@ -96,7 +96,7 @@ def _modulate_forward_kernel(
 
 
 @triton.jit
-def _modulate_backward_kernel(
+def _backward_kernel(
     x_ptr,  # what was normed
     branch_ptr,
     gate_ptr,
@@ -107,6 +107,7 @@ def _modulate_backward_kernel(
     dbranch_ptr,
     sums_ptr,  # [kinds, frames, chunks, WIDTH]
     tokens_per_frame,
+    table_stride,
     sums_per_kind,
     WIDTH: tl.constexpr,
     FIRST: tl.constexpr,
@@ -123,7 +124,7 @@ def _modulate_backward_kernel(
     i1 = tl.arange(0, FIRST)
     i2 = FIRST + tl.arange(0, SECOND)
     m2 = i2 < WIDTH
-    table = frame * WIDTH
+    table = frame * table_stride
     if GATE:
         gate1 = tl.load(gate_ptr + table + i1).to(tl.float32)
         gate2 = tl.load(gate_ptr + table + i2, mask=m2, other=0.0).to(tl.float32)
@@ -179,23 +180,28 @@ def _modulate_backward_kernel(
         tl.store(place + i2, sum_b2, mask=m2)
 
 
-def _sizes(x: Tensor, table: Tensor) -> tuple[int, int, int, int, int]:
-    """Return the frames, the tokens of one, the width and its two pieces."""
+def _sizes(x: Tensor, table: Tensor) -> tuple[int, int, int, dict[str, int | float]]:
+    """Return the frames, the tokens of one, the stride of the table, and the kernels' constants."""
     b, n, width = x.shape
     frames = b * table.shape[1]
+    stride = table.stride(1) if table.shape[1] > 1 else table.stride(0)
+    assert table.stride() == (table.shape[1] * stride, table.stride(1), 1), "one step from frame to frame"
     first, second = pieces(width, 16)
-    return frames, b * n // frames, width, first, max(second, 16)
+    constants = {"WIDTH": width, "FIRST": first, "SECOND": max(second, 16), "EPS": NORM_EPS}
+    return frames, b * n // frames, stride, constants
 
 
 def _run_forward(
     x: Tensor, branch: Tensor | None, gate: Tensor | None, shift: Tensor | None, scale: Tensor | None
 ) -> tuple[Tensor, Tensor]:
+    """Return x + gate * branch, and the normed and modulated form of that; empty where not asked for."""
     table = gate if gate is not None else shift
     assert table is not None
-    frames, tokens, width, first, second = _sizes(x, table)
+    frames, tokens, stride, constants = _sizes(x, table)
+    rows, warps, stages = FORWARD
     out = x.new_empty(x.shape if branch is not None else (0,))
     h = x.new_empty(x.shape if shift is not None else (0,))
-    wrap_triton(_modulate_forward_kernel)[(triton.cdiv(tokens, FORWARD[0]), frames)](
+    _forward_kernel[(triton.cdiv(tokens, rows), frames)](
         x,
         x if branch is None else branch,
         x if gate is None else gate,
@@ -204,16 +210,14 @@ def _run_forward(
         out,
         h,
         tokens,
-        WIDTH=width,
-        FIRST=first,
-        SECOND=second,
-        ROWS=FORWARD[0],
-        STAGES=FORWARD[2],
+        stride,
+        **constants,
+        ROWS=rows,
+        STAGES=stages,
         BRANCH=branch is not None,
         GATE=gate is not None,
         NORM=shift is not None,
-        EPS=NORM_EPS,
-        num_warps=FORWARD[1],
+        num_warps=warps,
     )
     return out, h
 
@@ -225,17 +229,18 @@ def _run_backward(
     scale: Tensor | None,
     dh: Tensor | None,
     dout: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return dx (empty without a norm), dbranch (empty without a gate), and the sums [kinds, B, F, D]."""
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Return dx (empty without a norm), dbranch (empty without a gate), and the tables' gradients."""
     table = gate if gate is not None else scale
     assert table is not None
-    frames, tokens, width, first, second = _sizes(x, table)
-    chunks = triton.cdiv(tokens, BACKWARD[0])
+    frames, tokens, stride, constants = _sizes(x, table)
+    rows, warps, stages = BACKWARD
+    chunks = triton.cdiv(tokens, rows)
     kinds = 2 if scale is not None else 1
-    sums = torch.empty(kinds, frames, chunks, width, device=x.device, dtype=torch.float32)
+    sums = torch.empty(kinds, frames, chunks, x.shape[2], device=x.device, dtype=torch.float32)
     dx = x.new_empty(x.shape if scale is not None else (0,))
     dbranch = x.new_empty(x.shape if gate is not None else (0,))
-    wrap_triton(_modulate_backward_kernel)[(chunks, frames)](
+    _backward_kernel[(chunks, frames)](
         x,
         x if branch is None else branch,
         x if gate is None else gate,
@@ -246,94 +251,72 @@ def _run_backward(
         dbranch,
         sums,
         tokens,
-        frames * chunks * width,
-        WIDTH=width,
-        FIRST=first,
-        SECOND=second,
-        ROWS=BACKWARD[0],
-        STAGES=BACKWARD[2],
+        stride,
+        sums[0].numel(),
+        **constants,
+        ROWS=rows,
+        STAGES=stages,
         GATE=gate is not None,
         NORM=scale is not None,
         DOUT=dout is not None,
-        EPS=NORM_EPS,
-        num_warps=BACKWARD[1],
+        num_warps=warps,
     )
-    return dx, dbranch, sums.sum(2).view(kinds, *table.shape)
+    return dx, dbranch, [*sums.sum(2).view(kinds, *table.shape).to(table.dtype).unbind(0)]
 
 
-# ── the three operators ─────────────────────────────────────────────────────────────────────────────────────
+class _NormModulate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shift, scale):
+        ctx.save_for_backward(x, scale)
+        return _run_forward(x, None, None, shift, scale)[1]
+
+    @staticmethod
+    def backward(ctx, dh):
+        x, scale = ctx.saved_tensors
+        dx, _, (dshift, dscale) = _run_backward(x, None, None, scale, dh.contiguous(), None)
+        return dx, dshift, dscale
 
 
-@triton_op("vidcurate::norm_modulate", mutates_args={})
+class _AddNormModulate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, branch, shift, scale):
+        out, h = _run_forward(x, branch, None, shift, scale)
+        ctx.save_for_backward(out, scale)
+        return out, h
+
+    @staticmethod
+    def backward(ctx, dout, dh):
+        out, scale = ctx.saved_tensors
+        dx, _, (dshift, dscale) = _run_backward(out, None, None, scale, dh.contiguous(), dout.contiguous())
+        return dx, dx, dshift, dscale
+
+
+class _GatedAdd(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, branch, gate):
+        ctx.save_for_backward(branch, gate)
+        return _run_forward(x, branch, gate, None, None)[0]
+
+    @staticmethod
+    def backward(ctx, dout):
+        branch, gate = ctx.saved_tensors
+        _, dbranch, (dgate,) = _run_backward(branch, branch, gate, None, None, dout.contiguous())
+        return dout, dbranch, dgate
+
+
 def norm_modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     """Return norm(x) (1 + scale) + shift."""
-    return _run_forward(x, None, None, shift, scale)[1]
+    out: Tensor = _NormModulate.apply(x, shift, scale)
+    return out
 
 
-@triton_op("vidcurate::norm_modulate_backward", mutates_args={})
-def norm_modulate_backward(dh: Tensor, x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Return dx, and dshift and dscale as one float32 [2, B, F, D]."""
-    dx, _, sums = _run_backward(x, None, None, scale, dh, None)
-    return dx, sums
-
-
-@triton_op("vidcurate::add_norm_modulate", mutates_args={})
 def add_norm_modulate(x: Tensor, branch: Tensor, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Return x + branch, and its norm (1 + scale) + shift."""
-    return _run_forward(x, branch, None, shift, scale)
+    """Return x + branch, and norm(x + branch) (1 + scale) + shift."""
+    out, h = _AddNormModulate.apply(x, branch, shift, scale)
+    return out, h
 
 
-@triton_op("vidcurate::add_norm_modulate_backward", mutates_args={})
-def add_norm_modulate_backward(dout: Tensor, dh: Tensor, out: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Return dx, which is dbranch too, and dshift and dscale as one float32 [2, B, F, D]."""
-    dx, _, sums = _run_backward(out, None, None, scale, dh, dout)
-    return dx, sums
-
-
-@triton_op("vidcurate::gated_add", mutates_args={})
 def gated_add(x: Tensor, branch: Tensor, gate: Tensor) -> Tensor:
     """Return x + gate * branch."""
-    return _run_forward(x, branch, gate, None, None)[0]
-
-
-@triton_op("vidcurate::gated_add_backward", mutates_args={})
-def gated_add_backward(dout: Tensor, branch: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
-    """Return dbranch, and dgate as float32 [B, F, D]; dx is dout itself."""
-    _, dbranch, sums = _run_backward(branch, branch, gate, None, None, dout)
-    return dbranch, sums[0].clone()
-
-
-def _keep_norm_modulate(ctx, inputs, output):
-    x, _, scale = inputs
-    ctx.save_for_backward(x, scale)
-
-
-def _norm_modulate_derivative(ctx, dh):
-    x, scale = ctx.saved_tensors
-    dx, sums = norm_modulate_backward(dh.contiguous(), x, scale)
-    return dx, sums[0].to(scale.dtype), sums[1].to(scale.dtype)
-
-
-def _keep_add_norm_modulate(ctx, inputs, output):
-    ctx.save_for_backward(output[0], inputs[3])
-
-
-def _add_norm_modulate_derivative(ctx, dout, dh):
-    out, scale = ctx.saved_tensors
-    dx, sums = add_norm_modulate_backward(dout.contiguous(), dh.contiguous(), out, scale)
-    return dx, dx, sums[0].to(scale.dtype), sums[1].to(scale.dtype)
-
-
-def _keep_gated_add(ctx, inputs, output):
-    ctx.save_for_backward(inputs[1], inputs[2])
-
-
-def _gated_add_derivative(ctx, dout):
-    branch, gate = ctx.saved_tensors
-    dbranch, dgate = gated_add_backward(dout.contiguous(), branch, gate)
-    return dout, dbranch, dgate.to(gate.dtype)
-
-
-norm_modulate.register_autograd(_norm_modulate_derivative, setup_context=_keep_norm_modulate)
-add_norm_modulate.register_autograd(_add_norm_modulate_derivative, setup_context=_keep_add_norm_modulate)
-gated_add.register_autograd(_gated_add_derivative, setup_context=_keep_gated_add)
+    out: Tensor = _GatedAdd.apply(x, branch, gate)
+    return out

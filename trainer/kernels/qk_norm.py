@@ -7,7 +7,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.library import triton_op, wrap_triton
 
 from trainer.kernels.heads import inverse_rms, norm_backward, turn
 from trainer.kernels.widths import pieces
@@ -19,7 +18,7 @@ BACKWARD_TILES = 4  # tiles of that many rows which one program of the backward 
 
 
 @triton.jit
-def _qk_norm_forward_kernel(
+def _forward_kernel(
     qkv_ptr,  # [N, 3, H, D]
     q_weight_ptr,
     k_weight_ptr,
@@ -38,12 +37,12 @@ def _qk_norm_forward_kernel(
     EPS: tl.constexpr,
 ):
     which = tl.program_id(1)
-    row = (tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK))[:, None]
+    row = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[:, None]
     c1 = tl.arange(0, FIRST)[None]
     c2 = FIRST + tl.arange(0, SECOND)[None]
     m1 = row < rows
     m2 = m1 & (c2 < WIDTH)
-    start = qkv_ptr + (row // HEADS * (3 * HEADS) + which * HEADS + row % HEADS) * WIDTH
+    start = qkv_ptr + (row // HEADS * (3 * HEADS) + which * HEADS + row % HEADS).to(tl.int64) * WIDTH
     x1 = tl.load(start + c1, mask=m1, other=0.0).to(tl.float32)
     x2 = tl.load(start + c2, mask=m2, other=0.0).to(tl.float32)
     weight = q_weight_ptr if which == 0 else k_weight_ptr
@@ -60,13 +59,13 @@ def _qk_norm_forward_kernel(
         sin2 = tl.load(sine_ptr + angle + c2, mask=m2, other=0.0)
         x1 = turn(x1, cos1, sin1, BLOCK, FIRST)
         x2 = turn(x2, cos2, sin2, BLOCK, SECOND)
-    out = out_ptr + (which * rows + row) * WIDTH
+    out = out_ptr + (which * rows + row).to(tl.int64) * WIDTH
     tl.store(out + c1, x1.to(out_ptr.dtype.element_ty), mask=m1)
     tl.store(out + c2, x2.to(out_ptr.dtype.element_ty), mask=m2)
 
 
 @triton.jit
-def _qk_norm_backward_kernel(
+def _backward_kernel(
     qkv_ptr,
     q_weight_ptr,
     k_weight_ptr,
@@ -95,14 +94,15 @@ def _qk_norm_backward_kernel(
     sum1 = tl.zeros((FIRST,), tl.float32)
     sum2 = tl.zeros((SECOND,), tl.float32)
     for tile in range(TILES):
-        row = ((tl.program_id(0).to(tl.int64) * TILES + tile) * BLOCK + tl.arange(0, BLOCK))[:, None]
+        row = ((tl.program_id(0) * TILES + tile) * BLOCK + tl.arange(0, BLOCK))[:, None]
         m1 = row < rows
         m2 = m1 & (c2 < WIDTH)
-        place = (row // HEADS * (3 * HEADS) + which * HEADS + row % HEADS) * WIDTH
+        place = (row // HEADS * (3 * HEADS) + which * HEADS + row % HEADS).to(tl.int64) * WIDTH
+        flat = row.to(tl.int64) * WIDTH
         kind = dqkv_ptr.dtype.element_ty
         if which == 2:
-            v1 = tl.load(dv_ptr + row * WIDTH + c1, mask=m1, other=0.0)
-            v2 = tl.load(dv_ptr + row * WIDTH + c2, mask=m2, other=0.0)
+            v1 = tl.load(dv_ptr + flat + c1, mask=m1, other=0.0)
+            v2 = tl.load(dv_ptr + flat + c2, mask=m2, other=0.0)
             tl.store(dqkv_ptr + place + c1, v1.to(kind), mask=m1)
             tl.store(dqkv_ptr + place + c2, v2.to(kind), mask=m2)
         else:
@@ -110,8 +110,8 @@ def _qk_norm_backward_kernel(
             weight = q_weight_ptr if which == 0 else k_weight_ptr
             x1 = tl.load(qkv_ptr + place + c1, mask=m1, other=0.0).to(tl.float32)
             x2 = tl.load(qkv_ptr + place + c2, mask=m2, other=0.0).to(tl.float32)
-            d1 = tl.load(given + row * WIDTH + c1, mask=m1, other=0.0).to(tl.float32)
-            d2 = tl.load(given + row * WIDTH + c2, mask=m2, other=0.0).to(tl.float32)
+            d1 = tl.load(given + flat + c1, mask=m1, other=0.0).to(tl.float32)
+            d2 = tl.load(given + flat + c2, mask=m2, other=0.0).to(tl.float32)
             if TURN:
                 angle = row // HEADS // places % frames * WIDTH
                 cos1 = tl.load(cosine_ptr + angle + c1, mask=m1, other=0.0)
@@ -156,70 +156,6 @@ def _constants(qkv: Tensor, turns: bool) -> dict[str, int | float | bool]:
     }
 
 
-@triton_op("vidcurate::qk_norm", mutates_args={})
-def _qk_norm(
-    qkv: Tensor,
-    q_weight: Tensor,
-    k_weight: Tensor,
-    cosine: Tensor | None,
-    sine: Tensor | None,
-    places: int,
-) -> Tensor:
-    count, _, heads, width = qkv.shape
-    out = qkv.new_empty(2, count, heads, width)
-    rows = count * heads
-    wrap_triton(_qk_norm_forward_kernel)[(triton.cdiv(rows, ROWS), 2)](
-        qkv,
-        q_weight,
-        k_weight,
-        q_weight if cosine is None else cosine,
-        q_weight if sine is None else sine,
-        out,
-        rows,
-        places,
-        1 if cosine is None else cosine.shape[0],
-        **_constants(qkv, cosine is not None),
-    )
-    return out
-
-
-@triton_op("vidcurate::qk_norm_backward", mutates_args={})
-def _qk_norm_backward(
-    dq: Tensor,
-    dk: Tensor,
-    dv: Tensor,
-    qkv: Tensor,
-    q_weight: Tensor,
-    k_weight: Tensor,
-    cosine: Tensor | None,
-    sine: Tensor | None,
-    places: int,
-) -> tuple[Tensor, Tensor]:
-    count, _, heads, width = qkv.shape
-    rows = count * heads
-    programs = triton.cdiv(rows, ROWS * BACKWARD_TILES)
-    dqkv = torch.empty_like(qkv)
-    sums = torch.empty(2, programs, width, device=qkv.device, dtype=torch.float32)
-    wrap_triton(_qk_norm_backward_kernel)[(programs, 3)](
-        qkv,
-        q_weight,
-        k_weight,
-        q_weight if cosine is None else cosine,
-        q_weight if sine is None else sine,
-        dq,
-        dk,
-        dv,
-        dqkv,
-        sums,
-        rows,
-        places,
-        1 if cosine is None else cosine.shape[0],
-        TILES=BACKWARD_TILES,
-        **_constants(qkv, cosine is not None),
-    )
-    return dqkv, sums.sum(1)
-
-
 class _Normed(torch.autograd.Function):
     """Splits a projection into ready q and k, and v, so that one kernel puts their gradients together."""
 
@@ -227,24 +163,50 @@ class _Normed(torch.autograd.Function):
     def forward(ctx, qkv, q_weight, k_weight, cosine, sine, places):
         ctx.save_for_backward(qkv, q_weight, k_weight, cosine, sine)
         ctx.places = places
-        q, k = _qk_norm(qkv, q_weight, k_weight, cosine, sine, places).unbind(0)
-        return q, k, qkv[:, 2]
+        count, _, heads, width = qkv.shape
+        out = qkv.new_empty(2, count, heads, width)
+        rows = count * heads
+        _forward_kernel[(triton.cdiv(rows, ROWS), 2)](
+            qkv,
+            q_weight,
+            k_weight,
+            q_weight if cosine is None else cosine,
+            q_weight if sine is None else sine,
+            out,
+            rows,
+            places,
+            1 if cosine is None else cosine.shape[0],
+            **_constants(qkv, cosine is not None),
+        )
+        return *out.unbind(0), qkv[:, 2]
 
     @staticmethod
     def backward(ctx, dq, dk, dv):
         qkv, q_weight, k_weight, cosine, sine = ctx.saved_tensors
-        dqkv, sums = _qk_norm_backward(
-            dq.contiguous(),
-            dk.contiguous(),
-            dv.contiguous(),
+        count, _, heads, width = qkv.shape
+        rows = count * heads
+        programs = triton.cdiv(rows, ROWS * BACKWARD_TILES)
+        dqkv = torch.empty_like(qkv)
+        sums = torch.empty(2, programs, width, device=qkv.device, dtype=torch.float32)
+        _backward_kernel[(programs, 3)](
             qkv,
             q_weight,
             k_weight,
-            cosine,
-            sine,
+            q_weight if cosine is None else cosine,
+            q_weight if sine is None else sine,
+            dq.contiguous(),
+            dk.contiguous(),
+            dv.contiguous(),
+            dqkv,
+            sums,
+            rows,
             ctx.places,
+            1 if cosine is None else cosine.shape[0],
+            TILES=BACKWARD_TILES,
+            **_constants(qkv, cosine is not None),
         )
-        return dqkv, sums[0].to(q_weight.dtype), sums[1].to(k_weight.dtype), None, None, None
+        dq_weight, dk_weight = sums.sum(1).to(q_weight.dtype).unbind(0)
+        return dqkv, dq_weight, dk_weight, None, None, None
 
 
 def qk_norm(
