@@ -189,7 +189,7 @@ COLUMNS: dict[str, Column] = {
         pl.String,
         "",
         "ok, or why there are no scores: not_scored (an earlier stage found it broken), missing, empty, "
-        "unreadable, no_video_stream, no_frames, too_slow, crashed",
+        "unreadable, no_video_stream, no_frames, timeout, crashed",
     ),
     "frames_problem": _column(
         "frames", pl.String, "", "the problem in words; null when frames_status is ok or not_scored"

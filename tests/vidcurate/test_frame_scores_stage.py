@@ -16,6 +16,8 @@ from vidcurate.frames import FramesSpec, run_frames
 from vidcurate.ingest import IngestSpec
 from vidcurate.probe import ProbeSpec, run_probe
 
+SPEC = FramesSpec(time_limit_seconds=None)  # scored in this process
+
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -23,7 +25,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("frames")
     synthetic.write_demo_data(home / "demo", clips=24)
     ingested(home, home / "run")
-    run_frames(home / "run", FramesSpec(), videos=home / "demo" / "videos")
+    run_frames(home / "run", SPEC, videos=home / "demo" / "videos")
     return home
 
 
@@ -56,8 +58,8 @@ def test_every_row_has_scores_or_a_status_that_says_why_not(home: Path) -> None:
 
 def test_workers_change_no_byte_and_a_second_run_does_nothing(home: Path, tmp_path: Path) -> None:
     run = ingested(home, tmp_path / "two")
-    first = run_frames(run, FramesSpec(), videos=home / "demo" / "videos", num_workers=2)
-    again = run_frames(run, FramesSpec(), videos=home / "demo" / "videos")
+    first = run_frames(run, SPEC, videos=home / "demo" / "videos", num_workers=2)
+    again = run_frames(run, SPEC, videos=home / "demo" / "videos")
 
     assert (first.up_to_date, again.up_to_date) == (False, True)
     assert (run / "frames.parquet").read_bytes() == (home / "run" / "frames.parquet").read_bytes()
@@ -82,8 +84,8 @@ def test_a_stopped_run_goes_on_where_it_was_and_gives_the_same_bytes(home: Path,
         told.append((done, total, unit))
 
     with pytest.raises(Stopped):
-        run_frames(run, FramesSpec(), videos=home / "demo" / "videos", progress=stop)
-    run_frames(run, FramesSpec(), videos=home / "demo" / "videos", progress=tell)
+        run_frames(run, SPEC, videos=home / "demo" / "videos", progress=stop)
+    run_frames(run, SPEC, videos=home / "demo" / "videos", progress=tell)
 
     assert told[0][0] >= 8
     assert told[-1][0] == told[-1][1]
@@ -95,7 +97,7 @@ def test_a_clip_that_the_probe_found_broken_is_not_decoded(home: Path, tmp_path:
     run = ingested(home, tmp_path / "probed")
     run_probe(run, ProbeSpec(videos=home / "demo" / "videos"))
 
-    summary = run_frames(run, FramesSpec(), videos=home / "demo" / "videos")
+    summary = run_frames(run, SPEC, videos=home / "demo" / "videos")
 
     rows = rows_of(run)
     assert rows.filter(pl.col("probe_status") != "ok")["frames_status"].unique().to_list() == ["not_scored"]
@@ -109,12 +111,16 @@ def test_another_setting_and_another_file_are_scored_again(home: Path, tmp_path:
     run = tmp_path / "run"
     ingest.run_ingest(run, IngestSpec(metadata=home / "demo" / "captions.csv", videos=videos))
 
-    assert not run_frames(run, FramesSpec(), videos=videos).up_to_date
+    assert not run_frames(run, SPEC, videos=videos).up_to_date
     assert run_frames(run, FramesSpec(time_limit_seconds=60.0), videos=videos).up_to_date
-    assert not run_frames(run, FramesSpec(short_side_px=64), videos=videos).up_to_date
+    assert not run_frames(
+        run, FramesSpec(short_side_px=64, time_limit_seconds=None), videos=videos
+    ).up_to_date
     good = rows_of(run).filter(pl.col("frames_status") == "ok")["video_path"][0]
     (videos / good).write_bytes(b"no video any more")
-    assert not run_frames(run, FramesSpec(short_side_px=64), videos=videos).up_to_date
+    assert not run_frames(
+        run, FramesSpec(short_side_px=64, time_limit_seconds=None), videos=videos
+    ).up_to_date
     assert rows_of(run).filter(pl.col("video_path") == good)["frames_status"][0] == "unreadable"
 
 
@@ -122,10 +128,10 @@ def test_a_folder_or_a_library_that_is_not_there_is_named(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(InputError, match="no such folder of videos"):
-        run_frames(home / "run", FramesSpec(), videos=tmp_path / "none")
+        run_frames(home / "run", SPEC, videos=tmp_path / "none")
     monkeypatch.setattr(frames, "_NEEDED", ("cv2", "no_such_library"))
     with pytest.raises(InputError, match=r"no_such_library not installed: .*vidcurate\[score\]"):
-        run_frames(home / "run", FramesSpec(), videos=home / "demo" / "videos")
+        run_frames(home / "run", SPEC, videos=home / "demo" / "videos")
 
 
 @pytest.mark.parametrize(
@@ -145,7 +151,7 @@ def test_real_clips_have_plausible_scores_and_broken_ones_a_name(
     for row in manifest:
         if not is_wanted(int(row["width"] or 0) * int(row["height"] or 0) * int(row["frames"] or 0)):
             continue
-        found = score_clip(ClipFile(path=str(shared / "data" / "clips" / row["file"])), FramesSpec())
+        found = score_clip(ClipFile(path=str(shared / "data" / "clips" / row["file"])), SPEC)
         if row["decode_error"]:
             assert found["frames_status"] in ("unreadable", "empty"), row["file"]
             assert found["frames_problem"].startswith(row["file"])
@@ -170,7 +176,7 @@ def test_the_near_twins_among_the_real_clips_are_near_and_the_others_are_not(sha
         *("media3_mdat_too_long.mp4", "media3_portrait.mp4", "media3_rotate_reflect.mp4", "mdn_frog.mp4"),
     ]
     hashes = {
-        name: measure(ClipFile(path=str(shared / "data" / "clips" / name)), FramesSpec())["perceptual_hashes"]
+        name: measure(ClipFile(path=str(shared / "data" / "clips" / name)), SPEC)["perceptual_hashes"]
         for name in names
     }
 
@@ -184,3 +190,16 @@ def test_the_near_twins_among_the_real_clips_are_near_and_the_others_are_not(sha
     for one in names[:4]:
         for other in names[4:]:
             assert distance(one, other) >= 15, (one, other)
+
+
+def test_a_clip_that_takes_too_long_is_a_row(home: Path, tmp_path: Path) -> None:
+    name = rows_of(home / "run").filter(pl.col("frames_status") == "ok")["video_path"][0]
+    (tmp_path / "one.csv").write_text(f"video_path,caption\n{name},a dog\n")
+    videos = home / "demo" / "videos"
+    ingest.run_ingest(tmp_path / "run", IngestSpec(metadata=tmp_path / "one.csv", videos=videos))
+
+    run_frames(tmp_path / "run", FramesSpec(time_limit_seconds=1e-4), videos=videos)
+
+    row = rows_of(tmp_path / "run").filter(pl.col("video_path") == name).row(0, named=True)
+    assert row["frames_status"] == "timeout"
+    assert row["frames_problem"] == f"{name}: decoding took longer than its limit."

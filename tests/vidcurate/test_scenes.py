@@ -27,7 +27,8 @@ from vidcurate.transcode import TranscodeSpec
 FPS = 24
 # Frames of each scene of the two films; the last one is too short.
 FILMS = {"a.mp4": (30, 54, 40, 6), "b.mkv": (48, 24, 36)}
-SPEC = SceneSpec(min_seconds=0.5, max_seconds=None)
+SPEC = SceneSpec(min_seconds=0.5, max_seconds=None, time_limit_seconds=None)
+EXTRACT = ExtractSpec(time_limit_seconds=None)
 
 
 def film(lengths: tuple[int, ...], seed: int) -> Frames:
@@ -158,7 +159,7 @@ def test_a_run_is_split_by_the_cuts_that_score_frames_found(home: Path, tmp_path
     run, videos = tmp_path / "run", home / "films"
     run_ingest(run, IngestSpec(metadata=captions, videos=videos, schema_name="table"))
     run_probe(run, ProbeSpec(videos=videos))
-    run_frames(run, FramesSpec(), videos=videos)
+    run_frames(run, FramesSpec(time_limit_seconds=None), videos=videos)
 
     undecoded = run_split_scenes([run], SPEC, out=tmp_path / "a.parquet", videos=videos)
     decoded = run_split_scenes(
@@ -180,7 +181,7 @@ def frames_of(path: Path, count: int) -> Frames:
 
 def test_every_clip_is_its_scene_and_nothing_else(home: Path, tmp_path: Path) -> None:
     summary = run_extract(
-        home / "scenes.parquet", ExtractSpec(), videos=home / "films", out=tmp_path / "out", num_workers=2
+        home / "scenes.parquet", EXTRACT, videos=home / "films", out=tmp_path / "out", num_workers=2
     )
 
     assert summary.by_status == {"ok": 6}
@@ -203,7 +204,7 @@ def test_every_clip_is_its_scene_and_nothing_else(home: Path, tmp_path: Path) ->
 
 def test_bytes_are_equal_on_repeat_and_only_what_is_missing_is_made_again(home: Path, tmp_path: Path) -> None:
     def extract(name: str) -> Any:
-        return run_extract(home / "scenes.parquet", ExtractSpec(), videos=home / "films", out=tmp_path / name)
+        return run_extract(home / "scenes.parquet", EXTRACT, videos=home / "films", out=tmp_path / name)
 
     def bytes_of(name: str) -> dict[str, bytes]:
         return {
@@ -241,12 +242,12 @@ def test_a_stopped_extraction_leaves_whole_clips_and_goes_on(
 
     options: dict[str, Any] = {"videos": home / "films", "out": tmp_path / "out"}
     with pytest.raises(Stopped):
-        run_extract(home / "scenes.parquet", ExtractSpec(), progress=stop, **options)
+        run_extract(home / "scenes.parquet", EXTRACT, progress=stop, **options)
     assert not (tmp_path / "out" / "clips.parquet").exists()
     done = sorted((tmp_path / "out" / "videos").iterdir())
     assert all(video.count_decodable_frames(path) > 0 for path in done)
     times = [path.stat().st_mtime_ns for path in done]
-    run_extract(home / "scenes.parquet", ExtractSpec(), **options)
+    run_extract(home / "scenes.parquet", EXTRACT, **options)
 
     assert [path.stat().st_mtime_ns for path in done] == times
     assert len(pl.read_parquet(tmp_path / "out" / "clips.parquet")) == 6
@@ -254,7 +255,9 @@ def test_a_stopped_extraction_leaves_whole_clips_and_goes_on(
 
 
 def test_a_rate_and_a_size_are_given_to_every_clip(home: Path, tmp_path: Path) -> None:
-    spec = ExtractSpec(transcode=TranscodeSpec(fps=12, short_side_px=72, gop_frames=6))
+    spec = ExtractSpec(
+        time_limit_seconds=None, transcode=TranscodeSpec(fps=12, short_side_px=72, gop_frames=6)
+    )
 
     run_extract(home / "scenes.parquet", spec, videos=home / "films", out=tmp_path)
 
@@ -268,7 +271,10 @@ def test_packets_are_copied_from_key_frames_and_a_scene_without_one_says_so(
     home: Path, tmp_path: Path
 ) -> None:
     summary = run_extract(
-        home / "scenes.parquet", ExtractSpec(mode="trim"), videos=home / "films", out=tmp_path
+        home / "scenes.parquet",
+        EXTRACT.model_copy(update={"mode": "trim"}),
+        videos=home / "films",
+        out=tmp_path,
     )
 
     clips = pl.read_parquet(tmp_path / "clips.parquet")
@@ -306,7 +312,7 @@ def test_a_row_that_cannot_be_cut_stays_with_its_reason(home: Path, tmp_path: Pa
         "12.10,a.mp4,0.0,1.0\nlost,none.mp4,0.0,1.0\nbad,broken.mp4,,\nlate,a.mp4,90.0,99.0\n"
     )
 
-    summary = run_extract(scenes, ExtractSpec(), videos=home / "films", out=tmp_path / "out")
+    summary = run_extract(scenes, EXTRACT, videos=home / "films", out=tmp_path / "out")
 
     assert summary.by_status == {"cannot_cut": 1, "missing": 1, "ok": 1, "unreadable": 1}
     clips = pl.read_parquet(tmp_path / "out" / "clips.parquet")
@@ -314,14 +320,14 @@ def test_a_row_that_cannot_be_cut_stays_with_its_reason(home: Path, tmp_path: Pa
     assert clips["extract_problem"][1] == "none.mp4: no such file."
     for words, table_of in (("no such table", tmp_path / "no.csv"), ("not a run folder", tmp_path / "a.txt")):
         with pytest.raises(InputError, match=words):
-            run_extract(table_of, ExtractSpec(), videos=home / "films", out=tmp_path / "out")
+            run_extract(table_of, EXTRACT, videos=home / "films", out=tmp_path / "out")
     (tmp_path / "thin.csv").write_text("clip_id,video_path\na,a.mp4\n")
     with pytest.raises(ColumnError, match="start_seconds, end_seconds is missing"):
-        run_extract(tmp_path / "thin.csv", ExtractSpec(), videos=home / "films", out=tmp_path / "out")
+        run_extract(tmp_path / "thin.csv", EXTRACT, videos=home / "films", out=tmp_path / "out")
 
 
 def test_the_clips_go_the_road_and_no_source_is_in_two_folds(home: Path, tmp_path: Path) -> None:
-    run_extract(home / "scenes.parquet", ExtractSpec(), videos=home / "films", out=tmp_path)
+    run_extract(home / "scenes.parquet", EXTRACT, videos=home / "films", out=tmp_path)
     captioned = pl.read_parquet(tmp_path / "clips.parquet").with_columns(caption=pl.lit("a dog and a cat"))
     captioned.write_parquet(tmp_path / "captioned.parquet")
     run = tmp_path / "run"

@@ -62,6 +62,10 @@ def _score(item: dict[str, Any], spec: FramesSpec) -> dict[str, Any]:
     return score_clip(ClipFile(**item), spec)
 
 
+def _timed_out(item: dict[str, Any]) -> dict[str, Any]:
+    return _status(item, "timeout", "decoding took longer than its limit.")
+
+
 def _crashed(item: dict[str, Any]) -> dict[str, Any]:
     return _status(item, "crashed", "decoding ended the process.")
 
@@ -154,6 +158,8 @@ def run_frames(
             partial(_score, spec=spec),
             items,
             on_crash=_crashed,
+            on_timeout=_timed_out,
+            time_limit_seconds=spec.time_limit_seconds,
             num_workers=num_workers,
             chunk_size=_CLIPS_AT_ONCE,
             parts=parts,

@@ -9,13 +9,14 @@ nor how strong a frequency is: a thumbnail of the middle picture is kept for tha
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from vidcurate.frames.letterbox import Shares, bars, bright_shares
+from vidcurate.frames.letterbox import bars, bright_shares
 from vidcurate.frames.look import Columns, Look, Pixels
 
 POSITIONS = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -23,7 +24,8 @@ FLAT = 0  # the hash of a picture with nothing in it; no other picture has it
 _BITS_A_SIDE = 8
 _CELLS = 8
 _FLATTEST = 2.0  # levels of standard deviation
-_AT_ONCE = 64
+_MOST_KEPT = 512
+_FRAMES_FOR_BARS = 16
 _LATER_SECONDS = 0.001  # a position on the border of two frames is in the second, however times are rounded
 
 
@@ -48,40 +50,44 @@ def hash_pictures(pictures: Sequence[Pixels]) -> list[int]:
 
 
 class Hashes:
-    """Pictures are hashed without their black bars: those of the frames so far, so that no frame waits."""
+    """Five of the clip's pictures without their black bars.
+
+    Which five they are is known at the end. Until then at most 512 frames are kept: when there are more,
+    every other one goes, and only every second, fourth, ... is taken from there on.
+    """
 
     def __init__(self) -> None:
         self._seconds: list[float] = []
-        self._hashes: list[int] = []
-        self._waiting: list[Pixels] = []
-        self._thumbnails: list[Pixels] = []
-        self._shares: Shares | None = None
+        self._kept: list[Look] = []
+        self._stride = 1
+        self._seen = 0
 
     def see(self, look: Look) -> None:
-        rows, columns = bright_shares(look.grey)
-        if self._shares is not None and self._shares[0].shape == rows.shape:
-            rows, columns = np.maximum(self._shares[0], rows), np.maximum(self._shares[1], columns)
-        self._shares = rows, columns
-        top, bottom, left, right = bars(self._shares)
-        inside = slice(top, len(rows) - bottom), slice(left, len(columns) - right)
-        self._seconds.append(look.seconds)
-        picture = look.grey[inside]
-        if len(self._waiting) == _AT_ONCE or (self._waiting and self._waiting[0].shape != picture.shape):
-            self._flush()
-        self._waiting.append(picture)
-        self._thumbnails.append(cv2.resize(look.bgr[inside], (_CELLS, _CELLS), interpolation=cv2.INTER_AREA))
+        if self._seen % self._stride == 0:
+            if len(self._kept) == _MOST_KEPT:
+                self._kept, self._seconds = self._kept[::2], self._seconds[::2]
+                self._stride *= 2
+            if self._seen % self._stride == 0:
+                self._kept.append(replace(look, luma=None))
+                self._seconds.append(look.seconds)
+        self._seen += 1
 
-    def _flush(self) -> None:
-        if self._waiting:
-            self._hashes += hash_pictures(self._waiting)
-            self._waiting = []
+    def _inside(self) -> tuple[slice, slice]:
+        """Return the rows and columns of the small picture that are no bar in any of some frames."""
+        some = self._kept[:: max(1, len(self._kept) // _FRAMES_FOR_BARS)]
+        shares = [bright_shares(look.grey) for look in some]
+        rows, columns = (np.maximum.reduce([share[side] for share in shares]) for side in (0, 1))
+        top, bottom, left, right = bars((rows, columns))
+        return slice(top, len(rows) - bottom), slice(left, len(columns) - right)
 
     def finish(self, end_seconds: float) -> Columns:
-        self._flush()
         times = [share * end_seconds + _LATER_SECONDS for share in POSITIONS]
-        shown = np.searchsorted(self._seconds, times, side="right") - 1
-        middle = self._thumbnails[max(0, int(shown[POSITIONS.index(0.5)]))]
+        shown = np.maximum(np.searchsorted(self._seconds, times, side="right") - 1, 0)
+        looks = [self._kept[number] for number in shown]
+        inside = self._inside()
+        middle = looks[POSITIONS.index(0.5)].bgr[inside]
+        thumbnail = cv2.resize(middle, (_CELLS, _CELLS), interpolation=cv2.INTER_AREA)
         return {
-            "perceptual_hashes": [self._hashes[max(0, number)] for number in shown],
-            "perceptual_thumbnail": middle[:, :, ::-1].reshape(-1).tolist(),
+            "perceptual_hashes": hash_pictures([look.grey[inside] for look in looks]),
+            "perceptual_thumbnail": thumbnail[:, :, ::-1].reshape(-1).tolist(),
         }

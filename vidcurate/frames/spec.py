@@ -22,5 +22,5 @@ class FramesSpec(Recipe):
     """how many neighbours on either side that is"""
     min_scene_seconds: Annotated[float, Field(ge=0)] = 0.6
     """two cuts are at least this far apart"""
-    time_limit_seconds: Annotated[float, Field(gt=0)] = 600.0
-    """a clip that takes longer is given up with the status too_slow"""
+    time_limit_seconds: Annotated[float, Field(gt=0)] | None = 600.0
+    """s for one clip; one that takes longer is killed and recorded as timeout. null: no limit"""

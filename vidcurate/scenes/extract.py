@@ -139,6 +139,11 @@ def _write(path: Path, payload: bytes) -> None:
         partial_path.unlink(missing_ok=True)
 
 
+def _timed_out(task: dict[str, Any]) -> dict[str, Any]:
+    name = Path(task["path"]).name
+    return {"extract_status": "timeout", "extract_problem": f"{name}: cutting it took longer than its limit."}
+
+
 def _crashed(task: dict[str, Any]) -> dict[str, Any]:
     name = Path(task["path"]).name
     return {"extract_status": "crashed", "extract_problem": f"{name}: cutting it ended the process."}
@@ -216,6 +221,8 @@ def run_extract(
             partial(_cut, spec=spec),
             [tasks[number] for number in todo],
             on_crash=_crashed,
+            on_timeout=_timed_out,
+            time_limit_seconds=spec.time_limit_seconds,
             num_workers=num_workers,
             chunk_size=_CLIPS_AT_ONCE,
             parts=parts,

@@ -28,8 +28,8 @@ class SceneSpec(Recipe):
     """how many neighbours on either side that is"""
     min_scene_seconds: Annotated[float, Field(ge=0)] = _FRAMES.min_scene_seconds
     """two cuts are at least this far apart"""
-    time_limit_seconds: Annotated[float, Field(gt=0)] = 3600.0
-    """a video that takes longer is given up with the problem too_slow"""
+    time_limit_seconds: Annotated[float, Field(gt=0)] | None = 3600.0
+    """s for one video; one that takes longer is killed and listed as timeout. null: no limit"""
 
     @model_validator(mode="after")
     def _some_length_is_left(self) -> "SceneSpec":
@@ -48,5 +48,5 @@ class ExtractSpec(Recipe):
     """how mode: transcode encodes; a short group of pictures makes any frame quick to reach"""
     max_first_frame_difference: Annotated[float, Field(gt=0, le=255)] = 8.0
     """levels that a clip's first frame may differ on average from the source's frame at that time"""
-    time_limit_seconds: Annotated[float, Field(gt=0)] = 600.0
-    """a clip that takes longer is given up with the status too_slow"""
+    time_limit_seconds: Annotated[float, Field(gt=0)] | None = 600.0
+    """s for one clip; one that takes longer is killed and recorded as timeout. null: no limit"""

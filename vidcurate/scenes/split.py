@@ -172,6 +172,8 @@ def run_split_scenes(
             partial(_detect, spec=spec),
             items,
             on_crash=_crashed,
+            on_timeout=_timed_out,
+            time_limit_seconds=spec.time_limit_seconds,
             num_workers=num_workers,
             chunk_size=1,  # a raw video may be hours long
             parts=parts,
@@ -189,6 +191,13 @@ def _detect(item: dict[str, Any], spec: SceneSpec) -> dict[str, Any]:
     from vidcurate.scenes.detect import detect
 
     return detect(item, spec)
+
+
+def _timed_out(item: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "problem": "timeout",
+        "message": f"{Path(item['path']).name}: decoding took longer than its limit.",
+    }
 
 
 def _crashed(item: dict[str, Any]) -> dict[str, Any]:
