@@ -1,4 +1,4 @@
-"""A model laid over one process: rounded copies, float32 sums, recomputed blocks. Ranks: tests/distributed."""
+"""A model laid over one process: rounded copies, float32 sums, recomputed blocks."""
 
 import pytest
 import torch
