@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainer import terminal
 from vidcurate.errors import InputError, VidcurateError
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as for training: threads that spin starve the decoders
@@ -23,7 +24,6 @@ LINE_EVERY_SECONDS = 5.0
 
 # ruff: noqa: E501
 EXAMPLE = """\
-example:
   python -m trainer.encode_shards recipes/smoke.yaml --stage level-1 --out demo/latents --set stages.0.data.views=1
 
 then train on them, with the same views:
@@ -34,12 +34,10 @@ Eight GPUs: torchrun --nproc-per-node 8 -m trainer.encode_shards RECIPE --out FO
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m trainer.encode_shards",
-        description="Encode the clips of a recipe's stages once, into shards of latents and text features.",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    parser = terminal.parser(
+        "trainer.encode_shards",
+        "Encode the clips of a recipe's stages once, into shards of latents and text features.",
+        EXAMPLE,
     )
     parser.add_argument("recipe", type=Path, metavar="RECIPE", help="the training recipe, YAML or JSON")
     parser.add_argument(

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainer.encode.precision import DTYPES
-from trainer.latents.folder import LatentFolder, numbers
+from trainer.latents.folder import LatentFolder, Rows, numbers
 from vidcurate import interleave, order, spares, views
 from vidcurate.buckets import Bucket
 from vidcurate.errors import InputError, MediaError, ShardError, StorageError
 from vidcurate.loader import LoaderSpec, fps_of
-from vidcurate.order import MicroBatchPlan, Plan
+from vidcurate.order import Cell, MicroBatchPlan, Plan
 from vidcurate.spares import Event
 
 _READ_THREADS = 4  # at least: a network file system answers several requests at once
@@ -167,6 +167,7 @@ class LatentLoader:
         self._mean_text_bytes = float(np.mean(self._texts["size"])) if len(folder.texts) else 0.0
         kept = folder.manifest["kept"]
         self._latent_dtype, self._text_dtype = DTYPES[kept["latent_dtype"]], DTYPES[kept["text_dtype"]]
+        self._clip_bytes = {cell.name: self._bytes_of_clip(cell) for cell in plan.cells}
         self._started: dict[int, _Started] = {}
         self._shares: dict[int, tuple[int, ...]] = {}
         self._pool = ThreadPoolExecutor(max(_READ_THREADS, spec.num_workers), "vidcurate-latents")
@@ -220,7 +221,7 @@ class LatentLoader:
         size = 0.0
         for position in itertools.chain.from_iterable(map(self._positions, steps)):
             cell = self.plan.cells[interleave.turn(self.plan.mixture, position)[0]]
-            size += cell.micro_batch_size * (self._clip_bytes(cell.bucket) + self._mean_text_bytes)
+            size += cell.micro_batch_size * (self._clip_bytes[cell.name] + self._mean_text_bytes)
             if (kept and size > self.spec.prefetch_bytes) or len(kept) == _MOST_AHEAD:
                 break
             kept[position] = self._begun(position)
@@ -229,14 +230,9 @@ class LatentLoader:
                 future.cancel()
         self._started = kept
 
-    def _clip_bytes(self, bucket: Bucket) -> int:
-        row = int(self.folder.latent_rows[self._any_row(bucket)])
+    def _bytes_of_clip(self, cell: Cell) -> int:
+        (row,), _ = self._found_in(cell, cell.rows[:1], np.zeros(1, dtype=np.int64))
         return int(np.prod(self._shape(row))) * self._latent_dtype.itemsize * (1 + self._with_variance)
-
-    def _any_row(self, bucket: Bucket) -> int:
-        """Return the place among the sorted keys of some latent of this shape."""
-        number = self.folder.shapes[bucket.num_frames, bucket.height, bucket.width, bucket.frame_stride]
-        return int(np.searchsorted(self.folder.latent_keys, number * (len(self.folder.index) << 16)))
 
     def _shape(self, row: int) -> tuple[int, int, int, int]:
         c, t, h, w = (int(self._columns[name][row]) for name in _SHAPE)
@@ -247,30 +243,26 @@ class LatentLoader:
     def _empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, pin_memory=self._pin)
 
-    def _found(self, part: MicroBatchPlan, slot: int, clip_row: int) -> tuple[int, int]:
-        """Return the rows of latent and text that a clip has in this slot's pass."""
-        number = int(part.passes[slot])
-        bucket = self.plan.cells[part.cell].bucket
-        view = views.view_number(number, self._num_views)
-        caption = views.caption_number(number, self._num_views, self.folder.num_captions)
-        rows = np.array([clip_row])
-        latent = int(self.folder.find_latents(bucket, rows, view)[0])
-        text = int(self.folder.find_texts(rows, caption)[0])
-        if latent < 0 or text < 0:
-            what = f"view {view} in {bucket.name}" if latent < 0 else f"caption {caption}"
-            raise ShardError(
-                f"{self.folder.path}: has no {what} of clip {self.folder.index.word('clip_id', clip_row)!r}."
-            )
-        return latent, text
+    def _found_in(self, cell: Cell, clip_rows: Rows, passes: Rows) -> tuple[list[int], list[int]]:
+        """Return the rows of the latents and of the texts that these clips have in these passes."""
+        bucket, index = cell.bucket, self.folder.index
+        view = views.view_number(passes, self._num_views)
+        caption = views.caption_number(passes, self._num_views, self.folder.num_captions)
+        latents = self.folder.find_latents(bucket, clip_rows, view)
+        texts = self.folder.find_texts(clip_rows, caption)
+        for what, found in ((f"latent in {bucket.name}", latents), ("text", texts)):
+            if (found < 0).any():
+                clip_id = index.word("clip_id", int(clip_rows[found < 0][0]))
+                raise ShardError(f"{self.folder.path}: has no {what} of clip {clip_id!r}. Encode it.")
+        return latents.tolist(), texts.tolist()
 
     def _start(self, part: MicroBatchPlan) -> _Started:
-        found = [self._found(part, slot, int(row)) for slot, row in enumerate(part.rows)]
-        shape = (len(found), *self._shape(found[0][0]))
+        found, texts = self._found_in(self.plan.cells[part.cell], part.rows, part.passes)
+        shape = (len(found), *self._shape(found[0]))
         latents = self._empty(*shape, dtype=self._latent_dtype)
         variance = self._empty(*shape, dtype=self._latent_dtype) if self._with_variance else None
-        started = _Started(plan=part, latents=latents, variance=variance, texts=[], rows=[], futures=[])
-        for slot, (latent, text) in enumerate(found):
-            started.rows.append(latent)
+        started = _Started(plan=part, latents=latents, variance=variance, texts=[], rows=found, futures=[])
+        for slot, (latent, text) in enumerate(zip(found, texts, strict=True)):
             started.texts.append(self._text_buffer(text))
             started.futures.append(self._pool.submit(self._read, started, slot, latent, text))
         return started
@@ -324,7 +316,8 @@ class LatentLoader:
         index = self.folder.index
 
         def read(row: int) -> None:
-            latent, text = self._found(started.plan, slot, row)
+            passes = started.plan.passes[slot : slot + 1]
+            (latent,), (text,) = self._found_in(self.plan.cells[started.plan.cell], np.array([row]), passes)
             started.rows[slot], started.texts[slot] = latent, self._text_buffer(text)
             self._read(started, slot, latent, text)
 
