@@ -1,4 +1,4 @@
-"""In which language is the caption? py3langid (the extra `language`): 4.6 MB, no download, 97 languages.
+"""In which language is the caption? py3langid (the extra `language`): 4.6 MB, no download, 140 languages.
 
 The first 200 characters decide; some 5 thousand captions a second on one core, which is why it is off unless
 asked for. Naive Bayes over byte n-grams (langid.py, Lui and Baldwin 2012): a short caption has a low

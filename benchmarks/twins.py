@@ -1,0 +1,269 @@
+"""How many copies does `dedup` find by look, and how many clips does it wrongly take for copies?
+
+    python benchmarks/twins.py [--clips FOLDER [--known A=B ...]] [--synthetic 60]
+
+Each source clip (the synthetic data set's, and up to 48 frames of every readable file of FOLDER) is copied in
+the ways of COPIES and hashed by the stage `frames`. The pairs that `dedup` gives are judged by where they
+come from: a copy paired with its source is a hit, two different sources are a false alarm (printed by name,
+since a folder may hold twins; those are said with --known and count for nothing). The peer is what is
+commonly done: one pHash of the first frame (DCT, median), within 15 bits of 64.
+"""
+
+import argparse
+import itertools
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+from rows import keep, row
+
+from vidcurate import video
+from vidcurate.dedup import PerceptualSpec, perceptual
+from vidcurate.dedup.search import twins_by_look
+from vidcurate.errors import MediaError
+from vidcurate.frames.clip import SCORES, ClipFile, measure
+from vidcurate.frames.spec import FramesSpec
+from vidcurate.synthetic.plan import plan_clips
+from vidcurate.synthetic.scene import render_clip
+
+Frames = NDArray[np.uint8]
+_SHORT_SIDE, _LONGEST = 160, 48
+
+
+def _even(frames: Frames) -> Frames:
+    return np.ascontiguousarray(frames[:, : frames.shape[1] // 2 * 2, : frames.shape[2] // 2 * 2])
+
+
+def _resized(frames: Frames, scale: float) -> Frames:
+    height, width = (max(32, round(side * scale)) for side in frames.shape[1:3])
+    return np.stack([cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA) for image in frames])
+
+
+def _boxed(frames: Frames, share: float) -> Frames:
+    bar = max(2, round(frames.shape[1] * share))
+    return np.pad(frames, ((0, 0), (bar, bar), (0, 0), (0, 0)))
+
+
+def _bright(frames: Frames, factor: float, shift: float) -> Frames:
+    return np.clip(frames.astype(np.float32) * factor + shift, 0, 255).astype(np.uint8)
+
+
+def _marked(frames: Frames) -> Frames:
+    marked = frames.copy()
+    height, width = frames.shape[1:3]
+    marked[:, -height // 10 - 4 : -4, 4 : 4 + width // 4] = 230  # a light label in a corner
+    return marked
+
+
+def _cropped(frames: Frames, share: float) -> Frames:
+    rows, columns = (round(side * share) for side in frames.shape[1:3])
+    return frames[:, rows : frames.shape[1] - rows, columns : frames.shape[2] - columns]
+
+
+def _trimmed(frames: Frames, head: float, tail: float) -> Frames:
+    count = len(frames)
+    return frames[round(count * head) : max(round(count * (1 - tail)), 1)]
+
+
+# What is done to the pictures, and how they are written.
+COPIES: dict[str, tuple[Callable[[Frames], Frames], dict[str, Any]]] = {
+    "re-encoded, crf 35": (lambda frames: frames, {"crf": 35}),
+    "re-encoded in VP9": (lambda frames: frames, {"codec": "libvpx-vp9", "crf": 40, "suffix": ".webm"}),
+    "half size": (lambda frames: _resized(frames, 0.5), {}),
+    "squeezed to square": (
+        lambda frames: np.stack(
+            [cv2.resize(image, (128, 128), interpolation=cv2.INTER_AREA) for image in frames]
+        ),
+        {},
+    ),
+    "half the frame rate": (lambda frames: frames[::2], {"fps": 12.0}),
+    "trimmed by 5 % at the start": (lambda frames: _trimmed(frames, 0.05, 0), {}),
+    "trimmed by 10 % at both ends": (lambda frames: _trimmed(frames, 0.1, 0.1), {}),
+    "rotated by 90": (lambda frames: np.rot90(frames, -1, (1, 2)), {}),
+    "rotated by 180": (lambda frames: np.rot90(frames, 2, (1, 2)), {}),
+    "rotated by 270": (lambda frames: np.rot90(frames, 1, (1, 2)), {}),
+    "mirrored": (lambda frames: frames[:, :, ::-1], {}),
+    "mirrored, rotated by 90, crf 35": (lambda frames: np.rot90(frames[:, :, ::-1], -1, (1, 2)), {"crf": 35}),
+    "brighter": (lambda frames: _bright(frames, 1.15, 12), {}),
+    "less contrast": (lambda frames: _bright(frames, 0.7, 20), {}),
+    "a label in a corner": (_marked, {}),
+    "black bars of 6 %": (lambda frames: _boxed(frames, 0.06), {}),
+    "black bars of 15 %": (lambda frames: _boxed(frames, 0.15), {}),
+    "cropped by 5 % on each side": (lambda frames: _cropped(frames, 0.05), {}),
+}
+
+
+def _synthetic(count: int) -> Iterator[tuple[str, Frames]]:
+    for clip in plan_clips(max(count * 2, 10), seed=1):
+        if clip.planted is None and count > 0:
+            count -= 1
+            yield (
+                f"synthetic {clip.family} {clip.name}",
+                render_clip(
+                    clip.scene, num_frames=24, height=max(clip.height, 96), width=max(clip.width, 96)
+                ),
+            )
+
+
+def _real(folder: Path) -> Iterator[tuple[str, Frames]]:
+    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+        try:
+            header, index = video.read_header_and_index(path)
+            scale = _SHORT_SIDE / min(header.height, header.width)
+            yield (
+                path.name,
+                video.read_frames(
+                    path,
+                    list(range(min(_LONGEST, index.num_frames))),
+                    height=max(32, round(header.height * scale / 2) * 2),
+                    width=max(32, round(header.width * scale / 2) * 2),
+                    accept_corrupt=True,
+                ),
+            )
+        except (MediaError, ValueError):
+            continue
+
+
+def _first_frame_phash(frames: Frames) -> int:
+    small = cv2.resize(cv2.cvtColor(frames[0], cv2.COLOR_RGB2GRAY), (32, 32), interpolation=cv2.INTER_AREA)
+    block = cv2.dct(small.astype(np.float32))[:8, :8]
+    bits = (block > np.median(block)).reshape(-1)
+    return int(np.packbits(bits).view(">u8")[0])
+
+
+def _hash(frames: Frames, scratch: Path, options: dict[str, Any]) -> tuple[list[int], list[int]]:
+    given = {"fps": 24.0, "crf": 18, **options}
+    path = scratch / f"clip{given.pop('suffix', '.mp4')}"
+    video.write_video(path, _even(frames), **given)
+    spec = FramesSpec()
+    columns = measure(ClipFile(path=str(path)), spec, {"hashes": SCORES["hashes"]})
+    return columns["perceptual_hashes"], columns["perceptual_thumbnail"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clips:
+    """Clips by name of their source and what was done to it; `firsts` are the peer's hashes."""
+
+    names: list[str]
+    made: list[str]
+    hashes: NDArray[np.uint64]
+    thumbnails: NDArray[np.uint8]
+    firsts: NDArray[np.uint64]
+
+
+def make(sources: Iterator[tuple[str, Frames]]) -> Clips:
+    """Copy every source in every way, and hash the copies."""
+    names, made, hashes, thumbs, firsts = [], [], [], [], []
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, frames in sources:
+            for how, (change, options) in {"source": (lambda frames: frames, {}), **COPIES}.items():
+                changed = change(frames)
+                hashed, thumbnail = _hash(changed, Path(scratch), options)
+                names.append(name)
+                made.append(how)
+                hashes.append(hashed)
+                thumbs.append(thumbnail)
+                firsts.append(_first_frame_phash(changed))
+            print(name, flush=True)
+    return Clips(
+        names=names,
+        made=made,
+        hashes=np.array(hashes, dtype=np.uint64),
+        thumbnails=np.array(thumbs, dtype=np.uint8),
+        firsts=np.array(firsts, dtype=np.uint64),
+    )
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--clips", type=Path)
+    arguments.add_argument("--known", nargs="*", default=[], help="A=B: two files of FOLDER that are twins")
+    arguments.add_argument("--synthetic", type=int, default=60)
+    arguments.add_argument("--kept", type=Path, help="a file for the hashes, read when it is there")
+    given = arguments.parse_args()
+    if given.kept and given.kept.exists():
+        held = np.load(given.kept)
+        clips = Clips(**{name: held[name] for name in held.files})
+    else:
+        clips = make(itertools.chain(_synthetic(given.synthetic), _real(given.clips) if given.clips else ()))
+        if given.kept:
+            np.savez(given.kept, **{name: getattr(clips, name) for name in Clips.__slots__})
+    judge(clips, {frozenset(pair.split("=")) for pair in given.known})
+
+
+def _peer_finds(clips: Clips, one: int, other: int) -> bool:
+    return (int(clips.firsts[one]) ^ int(clips.firsts[other])).bit_count() <= 15
+
+
+def judge(clips: Clips, known: set[frozenset[str]]) -> None:
+    """Print recall by kind of copy and every false alarm; keep the totals."""
+    spec = PerceptualSpec()
+    found = twins_by_look(clips.hashes, clips.thumbnails, spec).pairs
+    pairs = set(zip(found.first.tolist(), found.second.tolist(), strict=True))
+    by_hash = twins_by_look(clips.hashes, None, spec).pairs
+    pairs_by_hash = set(zip(by_hash.first.tolist(), by_hash.second.tolist(), strict=True))
+    source_of = {
+        str(name): number
+        for number, (name, how) in enumerate(zip(clips.names, clips.made, strict=True))
+        if how == "source"
+    }
+    speaks = perceptual.says_something(clips.hashes, spec.min_set_bits).sum(axis=1) >= spec.min_frames
+    finders = {
+        "dedup": lambda one, other: (one, other) in pairs,
+        "hashes alone": lambda one, other: (one, other) in pairs_by_hash,
+        "first-frame pHash": lambda one, other: _peer_finds(clips, one, other),
+    }
+    hits = {finder: {how: 0 for how in COPIES} for finder in finders}
+    totals = dict.fromkeys(COPIES, 0)
+    for number, (name, how) in enumerate(zip(clips.names, clips.made, strict=True)):
+        source = source_of[str(name)]
+        if how != "source" and speaks[source]:
+            totals[str(how)] += 1
+            for finder, finds in finders.items():
+                hits[finder][str(how)] += finds(source, number)
+    print(f"\n{'copy':34} {'of':>4} " + " ".join(f"{finder:>17}" for finder in finders))
+    for how in COPIES:
+        print(f"{how:34} {totals[how]:4} " + " ".join(f"{hits[finder][how]:17}" for finder in finders))
+    silent = [name for name, source in source_of.items() if not speaks[source]]
+    print(f"\nnot compared, too few frames that say anything: {silent}")
+    originals = {name: number for name, number in source_of.items() if speaks[number]}
+    distinct = [pair for pair in itertools.combinations(originals, 2) if frozenset(pair) not in known]
+    alarms = {finder: 0 for finder in finders}
+    for one, other in distinct:
+        for finder, finds in finders.items():
+            is_alarm = finds(originals[one], originals[other])
+            alarms[finder] += is_alarm
+            if is_alarm and finder == "dedup":
+                print(f"wrongly twins: {one} = {other}")
+    total = sum(totals.values())
+    right = {finder: sum(hits[finder].values()) for finder in finders}
+    print(f"of {len(distinct):,} pairs of different sources: {alarms}")
+    peer = "first-frame pHash"
+    keep(
+        "twins",
+        [
+            row(
+                f"recall of {total:,} copies of {len(originals)} clips, {len(COPIES)} kinds",
+                right["dedup"] / total,
+                "",
+                peer="pHash of the first frame, 15 bits of 64",
+                peer_value=right[peer] / total,
+            ),
+            row(
+                f"precision over those copies and {len(distinct):,} pairs of different clips",
+                right["dedup"] / (right["dedup"] + alarms["dedup"]),
+                "",
+                peer="pHash of the first frame, 15 bits of 64",
+                peer_value=right[peer] / (right[peer] + alarms[peer]),
+            ),
+        ],
+    )
+
+
+if __name__ == "__main__":
+    main()
