@@ -88,12 +88,9 @@ def test_training_on_latents_needs_torch_numpy_pyarrow_and_pydantic_alone(
     recipe.write_text(json.dumps(recipes.as_json(ahead)))
     shards.rename(tmp_path / "elsewhere")  # the clips are not there
 
-    dry = run(str(recipe), "--dry-run")
     begun = run(str(recipe), "--set", "stages.0.steps=2")
     resumed = run(str(recipe), "--json")
 
-    assert dry.returncode == 0, dry.stderr
-    assert "latents 0.000" in dry.stdout
     assert begun.returncode == 0, begun.stderr
     assert resumed.returncode == 0, resumed.stderr
     assert json.loads(resumed.stdout)["step"] == 3
