@@ -7,7 +7,10 @@ from typing import Annotated
 import typer
 
 from vidcurate.cli.terminal import (
+    Engine,
     Json,
+    Merge,
+    PartOf,
     RecipeFile,
     Run,
     Settings,
@@ -15,6 +18,7 @@ from vidcurate.cli.terminal import (
     Workers,
     answer,
     app,
+    crew_of,
     known_videos,
     spec_of,
     videos_of,
@@ -28,6 +32,9 @@ def score_frames(
     run: Run,
     videos: Videos = None,
     workers: Workers = None,
+    engine: Engine = "local",
+    part: PartOf = None,
+    merge: Merge = False,
     recipe: RecipeFile = None,
     settings: Settings = None,
     as_json: Json = False,
@@ -36,7 +43,7 @@ def score_frames(
 
     Stopped at any moment, the same command finishes the work, and the bytes are the same.
 
-    Example: vidcurate score-frames run --videos demo/videos --set details_per_second=1
+    Example: vidcurate score-frames run --videos demo/videos --set details_per_second=2
     """
     from vidcurate.frames import FramesSpec, run_frames
 
@@ -46,7 +53,7 @@ def score_frames(
             run,
             spec,
             videos=videos_of(run, videos),
-            num_workers=workers or usable_cpus(),
+            crew=crew_of(workers, engine, part, merge),
             progress=progress,
         )
     answer(asdict(summary), title=f"score-frames → {run}", as_json=as_json)

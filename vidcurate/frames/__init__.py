@@ -7,17 +7,16 @@ thread; a clip that cannot be decoded becomes a row with a status, and so does o
 import hashlib
 import importlib.util
 import json
-import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from vidcurate import engine, table
-from vidcurate.engine import Progress, no_progress
+from vidcurate.engine import ALONE, Crew, PartSummary, Progress, no_progress
 from vidcurate.errors import InputError
 from vidcurate.frames.spec import FramesSpec
 from vidcurate.schema import COLUMNS, require
@@ -91,27 +90,10 @@ def _listing(paths: list[str], folder: Path) -> str:
     return whole.hexdigest()
 
 
-def _telling_hours(progress: Progress, seconds: list[float]) -> Progress:
-    """Return a progress that also says how much video the clips done so far are, and how fast it goes."""
-    sums = [0.0, *accumulate(seconds)]
-    began: list[tuple[float, int]] = []
-
-    def tell(done: int, total: int, unit: str) -> None:
-        began[:] = began or [(time.monotonic(), done)]
-        since, first = began[0]
-        rate = (sums[done] - sums[first]) / max(time.monotonic() - since, 1e-6)
-        progress(done, total, f"{unit} ({sums[done] / 3600:,.2f} h of video, {rate / 3600:.4f} h/s)")
-
-    return tell
-
-
-def _with_scores(clips: pl.DataFrame, is_scored: pl.Series, rows: list[dict[str, Any]]) -> pl.DataFrame:
+def _with_scores(clips: pl.DataFrame, is_scored: pl.Series, rows: Iterator[dict[str, Any]]) -> pl.DataFrame:
     names = [name for name, column in COLUMNS.items() if column.stage == "frames"]
-    left = iter(rows)
-    whole = [next(left) if scored else {"frames_status": "not_scored"} for scored in is_scored]
-    return clips.with_columns(
-        pl.Series(name, [row.get(name) for row in whole], dtype=COLUMNS[name].dtype) for name in names
-    )
+    whole = (next(rows) if scored else {"frames_status": "not_scored"} for scored in is_scored)
+    return pl.concat([clips, table.from_rows(whole, names)], how="horizontal")
 
 
 def run_frames(
@@ -119,13 +101,14 @@ def run_frames(
     spec: FramesSpec,
     *,
     videos: Path,
-    num_workers: int = 1,
+    crew: Crew = ALONE,
     progress: Progress = no_progress,
-) -> FramesSummary:
+) -> FramesSummary | PartSummary:
     """Decode every clip of the run's table that is not known to be broken and write RUN/frames.parquet.
 
-    Resumes inside: chunks that are done are kept until the table is written. The number of workers changes
-    no byte. Raises InputError when the folder or a library is not there, StageError, StorageError.
+    Resumes inside: chunks that are done are kept until the table is written; a part of the crew's writes
+    none. The crew changes no byte. Raises InputError when the folder or a library is not there, StageError
+    (parts that are missing), StorageError.
     """
     require_libraries()
     if not videos.is_dir():
@@ -148,25 +131,29 @@ def run_frames(
     )
     target = table.stage_path(run, "frames")
     up_to_date = table.is_up_to_date(target, origin)
+    parts = run / f".frames-{hashlib.sha256(origin.as_json().encode()).hexdigest()[:16]}"
     if not up_to_date:
-        parts = run / f".frames-{hashlib.sha256(origin.as_json().encode()).hexdigest()[:16]}"
         items = [
             {"path": str(videos / path), "start_seconds": start, "end_seconds": end}
             for path, start, end in scored.select("video_path", "start_seconds", "end_seconds").iter_rows()
         ]
-        rows = engine.map_clips(
+        rows = engine.share_clips(
             partial(_score, spec=spec),
             items,
             on_crash=_crashed,
             on_timeout=_timed_out,
             time_limit_seconds=spec.time_limit_seconds,
-            num_workers=num_workers,
+            crew=crew,
             chunk_size=_CLIPS_AT_ONCE,
             parts=parts,
-            progress=_telling_hours(progress, scored["duration_seconds"].fill_null(0.0).to_list()),
+            progress=progress,
+            failed=lambda row: row["frames_status"] != "ok",
+            video_seconds=scored["duration_seconds"].fill_null(0.0).to_list(),
         )
+        if isinstance(rows, PartSummary):
+            return rows
         table.write(_with_scores(clips.select("clip_id"), is_scored, rows), target, origin)
-        engine.forget_parts(parts)
+    engine.forget_parts(parts)
     return _summary(target, scored, up_to_date)
 
 
