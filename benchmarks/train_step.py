@@ -17,6 +17,7 @@ import gc
 import itertools
 import statistics
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from trainer.fast import quicken
+from trainer.fast import fast_block, quicken
+from trainer.layers import Block, Rope
 from trainer.stdit import STDiT3, STDiT3Config, flops
 
 CONFIG = STDiT3Config(freeze_y_embedder=True)
@@ -228,12 +230,60 @@ def measure(shape: Shape, form: str, steps: int, warm_up: int) -> dict[str, floa
     }
 
 
+def distances(temporal: bool, frames: int, places: int) -> dict[str, float]:
+    """Return how far a bfloat16 block, plain and fast, lies from the plain one in float32, on fresh input.
+
+    That is the largest relative distance (2-norm) among the output and all gradients.
+    """
+    width = CONFIG.hidden_size
+    with torch.device("cuda"):
+        block = Block(width, CONFIG.num_heads, 4 * width, qk_norm=True, temporal=temporal)
+        given = [torch.randn(2, count, width) for count in (frames * places, TEXT_TOKENS)]
+        given.append(0.3 * torch.randn(2, frames, 6, width))
+        mask = (torch.arange(TEXT_TOKENS) < torch.tensor([[120], [TEXT_TOKENS]]))[:, None, None]
+        seed = torch.randn_like(given[0])
+        rope = Rope(CONFIG.head_dim, rounded=False)
+    for name, weight in block.named_parameters():
+        nn.init.normal_(weight, 1.0 if name.endswith("norm.weight") else 0.0, 0.02)
+    wave = rope(frames) if temporal else None
+
+    def outcome(run: Callable[..., Tensor], dtype: torch.dtype) -> list[Tensor]:
+        inputs = [tensor.to(dtype).requires_grad_() for tensor in given]
+        out = run(*inputs, mask, frames, wave)
+        return [out, *torch.autograd.grad(out, [*inputs, *block.parameters()], seed.to(dtype))]
+
+    exact = outcome(block, torch.float32)
+    block.bfloat16()
+    found = {}
+    for name, run in (("plain", block), ("fast", partial(fast_block, block))):
+        pairs = zip(outcome(run, torch.bfloat16), exact, strict=True)
+        found[name] = max(float((one.float() - two).norm() / two.norm()) for one, two in pairs)
+    return found
+
+
+def check() -> None:
+    """Print the distances at several shapes; end with 1 where fast is over 1.5 times as far as plain."""
+    worst = 0.0
+    for temporal, frames, places in itertools.product((False, True), (15, 30), (144, 405)):
+        found = distances(temporal, frames, places)
+        worst = max(worst, found["fast"] / found["plain"])
+        kind = "temporal" if temporal else "spatial"
+        print(
+            f"{kind:8} {frames} x {places}: from float32 plain {found['plain']:.4f}, fast {found['fast']:.4f}"
+        )
+    sys.exit(worst > 1.5)
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--shapes", default=",".join(SHAPES))
     arguments.add_argument("--forms", default="plain,compiled,fast")
     arguments.add_argument("--out", default="train_step_h200")
+    arguments.add_argument("--check", action="store_true", help="compare the forms of a block, and stop")
     given = arguments.parse_args()
+    if given.check:
+        check()
+        return
     hardware = torch.cuda.get_device_name()
     ceiling = ceiling_tflops()
     print(f"{hardware}, torch {torch.__version__}: 8192^3 bf16 product {ceiling:.0f} TFLOP/s", flush=True)

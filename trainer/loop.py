@@ -325,7 +325,9 @@ def _act(
         world,
     )
     model = STDiT3(recipe.model, recipe.seed)
-    layout = parallel.lay_out(model, recipe.parallel, world, getattr(torch, recipe.precision))
+    layout = parallel.lay_out(
+        model, recipe.parallel, world, getattr(torch, recipe.precision), fast=recipe.blocks == "fast"
+    )
     state = TrainState(model=model, optimizer=optim.make_optimizer(model), ema=optim.make_ema(model))
     tools = Tools(
         recipe=recipe,
@@ -391,6 +393,8 @@ def _act(
                 seconds = time.perf_counter() - began
                 line |= {"time": round(time.time(), 3), "seconds": seconds, "data_seconds": data_seconds}
                 line["tokens_per_second"] = plan.num_tokens / seconds
+                if world.device.type == "cuda":
+                    line["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
                 line |= flops.rates(line["model_flops"], seconds, mesh.device_name(world), world.size)
                 paces = [*paces[-19:], seconds]
                 if world.is_first:

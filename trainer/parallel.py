@@ -14,6 +14,7 @@ in float32.
 """
 
 import copy
+import importlib.util
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -214,12 +215,29 @@ def _mesh(spec: ParallelSpec, world: World) -> DeviceMesh:
     return init_device_mesh(world.device.type, shape, mesh_dim_names=("replicate", "shard"))
 
 
-def lay_out(model: STDiT3, spec: ParallelSpec, world: World, dtype: torch.dtype) -> Layout:
+def _check_kernels(world: World) -> None:
+    """Raise InputError unless Triton is here, with a GPU or its interpreter to run on."""
+    if importlib.util.find_spec("triton") is None:
+        raise InputError(
+            "blocks is fast and Triton is not installed here (torch for CUDA brings it); set blocks=readable."
+        )
+    if world.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise InputError("blocks is fast and there is no GPU here; set blocks=readable.")
+
+
+def lay_out(
+    model: STDiT3, spec: ParallelSpec, world: World, dtype: torch.dtype, *, fast: bool = False
+) -> Layout:
     """Lay `model` over the ranks, moving its tensors to the world's device, and return how.
 
-    One rank alone has nothing to share: it holds everything, whatever `spec.sharding` says. Raises
-    InputError where `shard_size` does not divide the ranks.
+    One rank alone has nothing to share: it holds everything, whatever `spec.sharding` says. `fast` lays the
+    kernels of `trainer.fast` around the blocks. Raises InputError where `shard_size` does not divide the
+    ranks, and where the kernels cannot run.
     """
+    if fast:
+        _check_kernels(world)
+        # Here, as only machines with a GPU have Triton.
+        importlib.import_module("trainer.fast").quicken(model)
     _recompute(model, spec.recompute_blocks)
     if spec.sharding == "none" or world.size == 1:
         model.to(world.device)

@@ -202,6 +202,8 @@ class TrainRecipe(Recipe):
     """decay of the moving average of the weights, from which samples are drawn"""
     precision: Literal["float32", "bfloat16"] = "float32"
     """of the model's arithmetic; losses, averages and the optimizer stay in float32"""
+    blocks: Literal["readable", "fast"] = "readable"
+    """how a block is computed: readable (plain torch) or fast (Triton kernels, on a GPU)"""
     parallel: ParallelSpec = ParallelSpec()
     """how the ranks share the model; it changes no more than the order of float additions"""
     loader: LoaderSpec = LoaderSpec()
@@ -274,7 +276,7 @@ def flat(value: Any, name: str = "") -> dict[str, Any]:
 
 # What may change between one start of a run and the next, whatever the step: it changes no number.
 FREE = re.compile(
-    r"^(name|output|loader\..*|encoded\.shard_bytes|parallel\..*|(sample|validation|trackers)(\..*)?"
+    r"^(name|output|blocks|loader\..*|encoded\.shard_bytes|parallel\..*|(sample|validation|trackers)(\..*)?"
     r"|stages\.\d+\.(checkpoint_every|checkpoint_in_background|keep_last|keep_every|log_every)"
     r"|stages\.\d+\.data\.(shards|latents))$"
 )

@@ -8,12 +8,17 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="triton is not installed on this platform")
 
-from trainer import fast, layers
+from trainer import fast, layers, noise, parallel
 from trainer.kernels import flash, linear
 from trainer.kernels.qk_norm import qk_norm
 from trainer.kernels.temporal import MAX_FRAMES, temporal_attention
 from trainer.kernels.widths import pieces
+from trainer.mesh import ALONE
+from trainer.parallel import ParallelSpec
+from trainer.stdit import STDiT3, STDiT3Config
+from vidcurate.errors import InputError
 
+WIDTH = 40  # one head of 32 + 16 columns, as 72 is 64 + 16
 TOLERANCE = 5e-6  # relative to the largest value: float32, other order of sums
 
 
@@ -27,7 +32,7 @@ def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "ROWS", 8)
 
 
-def _block(*, temporal: bool, width: int = 72, heads: int = 2) -> layers.Block:
+def _block(*, temporal: bool, width: int = WIDTH, heads: int = 1) -> layers.Block:
     block = layers.Block(width, heads, 4 * width, qk_norm=True, temporal=temporal)
     with torch.no_grad():
         for name, parameter in block.named_parameters():
@@ -67,19 +72,18 @@ def _assert_near(ours: list[Tensor], readable: list[Tensor], names: list[str]) -
         (2, 2, False, None),
         (1, 3, True, (1, 9)),
         (3, 1, True, None),
-        (17, 1, True, None),
     ],
-    ids=["video", "shared_modulation", "image", "one_place", "a_second_tile"],
+    ids=["video", "shared_modulation", "image", "one_place"],
 )
 def test_the_fast_block_is_the_readable_block_forward_and_backward(
     temporal: bool, frames: int, places: int, per_frame: bool, captions: tuple[int, int] | None
 ) -> None:
     torch.manual_seed(frames)
     block = _block(temporal=temporal)
-    x, y = torch.randn(2, frames * places, 72), torch.randn(2, 9, 72)
-    modulation = 0.3 * torch.randn(2, frames if per_frame else 1, 6, 72)
+    x, y = torch.randn(2, frames * places, WIDTH), torch.randn(2, 9, WIDTH)
+    modulation = 0.3 * torch.randn(2, frames if per_frame else 1, 6, WIDTH)
     mask = None if captions is None else (torch.arange(9) < torch.tensor(captions)[:, None])[:, None, None]
-    wave = _wave(frames, 36) if temporal else None
+    wave = _wave(frames, WIDTH) if temporal else None
     seed = torch.randn_like(x)
     weights = dict(block.named_parameters())
 
@@ -92,10 +96,10 @@ def test_the_fast_block_is_the_readable_block_forward_and_backward(
     _assert_near(ours, outcome(block), ["out", "dx", "dy", "dmodulation", *weights])
 
 
-@pytest.mark.parametrize("head_dim", [72, 40])
-def test_attention_over_time_at_the_published_head_and_at_others(head_dim: int) -> None:
+@pytest.mark.parametrize(("head_dim", "frames"), [(72, 5), (40, 17)], ids=["published", "more_than_a_tile"])
+def test_attention_over_time_is_the_readable_one(head_dim: int, frames: int) -> None:
     torch.manual_seed(head_dim)
-    frames, places, heads = 5, 3, 2
+    places, heads = 2, 2
     attention = layers.SelfAttention(heads * head_dim, heads, qk_norm=True)
     wave = _wave(frames, head_dim)
     x = torch.randn(2, frames * places, heads * head_dim)
@@ -138,8 +142,8 @@ def test_queries_split_over_programs_give_the_gradients_of_one() -> None:
 
 def test_the_same_input_gives_the_same_bits() -> None:
     torch.manual_seed(0)
-    block, x, y = _block(temporal=True), torch.randn(1, 12, 72), torch.randn(1, 4, 72)
-    modulation, wave = torch.randn(1, 3, 6, 72), _wave(3, 36)
+    block, x, y = _block(temporal=True), torch.randn(1, 6, WIDTH), torch.randn(1, 4, WIDTH)
+    modulation, wave = torch.randn(1, 3, 6, WIDTH), _wave(3, WIDTH)
 
     def run() -> list[Tensor]:
         return _outcome(
@@ -164,3 +168,43 @@ def test_more_frames_than_the_kernel_holds_are_refused() -> None:
 )
 def test_a_width_is_cut_into_two_powers_of_two(width: int, expected: tuple[int, int]) -> None:
     assert pieces(width, 16) == expected
+
+
+def _model() -> STDiT3:
+    config = STDiT3Config(
+        hidden_size=WIDTH, depth=1, num_heads=1, caption_channels=8, model_max_length=6, input_sq_size=32
+    )
+    return STDiT3(config, seed=1)
+
+
+def test_a_model_laid_out_with_fast_blocks_learns_what_the_readable_one_learns() -> None:
+    # bfloat16 is checked by benchmarks/train_step.py on a GPU: the interpreter multiplies it wrongly.
+    facts = {name: torch.full((1,), 32.0) for name in ("fps", "height", "width")}
+    given = [torch.randn(1, 4, 2, 2, 4), torch.full((1,), 500.0), torch.randn(1, 1, 6, 8)]
+    text = torch.arange(6)[None] < 4
+    drop = torch.tensor([False])
+
+    def gradients(is_fast: bool) -> dict[str, Tensor]:
+        model = _model()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.add_(0.1 * noise.normal(0, "init", 0, [name], tuple(parameter.shape))[0])
+        layout = parallel.lay_out(model, ParallelSpec(recompute_blocks=1), ALONE, torch.float32, fast=is_fast)
+        layout.open()
+        layout.compute(*given, text, drop_caption=drop, **facts).square().mean().backward()
+        layout.close()
+        return {
+            name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad
+        }
+
+    readable, quick = gradients(False), gradients(True)
+    assert quick.keys() == readable.keys()
+    for name, wanted in readable.items():
+        off, most = float((quick[name] - wanted).norm()), float(wanted.norm())
+        assert off < 1e-4 * most + 1e-6, f"{name}: {off:.1e} of {most:.1e}"
+
+
+def test_fast_blocks_without_a_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(InputError, match="blocks is fast and there is no GPU here"):
+        parallel.lay_out(_model(), ParallelSpec(), ALONE, torch.float32, fast=True)
