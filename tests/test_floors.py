@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 VIDCURATE = [
     {"errors"},
     {"yaml_text", "recipe", "schema", "mp4", "filebytes", "matroska", "draws", "resolutions", "workers"},
+    {"cluster"},
     {"video", "table"},
     {"integrity"},
     {

@@ -4,18 +4,18 @@ Every stage is up to date or run again by itself, so the same command continues 
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import asdict
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from vidcurate import card, difficulty, filter, frames, ingest, ledger, probe, report, score, shards
+from vidcurate import card, difficulty, filter, frames, ingest, ledger, probe, report, score, shards, table
 from vidcurate.card import CardSpec
 from vidcurate.dedup import DedupSpec, run_dedup
 from vidcurate.difficulty import SplitSpec
-from vidcurate.engine import Progress
+from vidcurate.engine import Crew, EngineName, PartSummary, Progress
 from vidcurate.errors import InputError
 from vidcurate.filter import FilterSpec
 from vidcurate.frames import FramesSpec
@@ -28,6 +28,10 @@ from vidcurate.shards import ShardSpec
 
 Telling = Callable[[str], AbstractContextManager[Progress]]
 Told = Callable[[str, dict[str, Any]], None]
+STOPS = (
+    "ingest", "probe", "score", "score-frames", "score-models", "dedup", "filter", "split", "build-shards",
+    "report",
+)  # fmt: skip
 
 
 class CurateRecipe(Recipe):
@@ -36,7 +40,9 @@ class CurateRecipe(Recipe):
     run: Path
     """the run folder"""
     workers: Annotated[int, Field(ge=1)] = 1
-    """processes of the stages that read files; they change no byte"""
+    """processes of the stages that read files, on a cluster all its nodes together; they change no byte"""
+    engine: EngineName = "local"
+    """where probe and score-frames work: local, or ray (a Ray cluster); it changes no byte"""
     max_failure_share: Annotated[float, Field(ge=0, le=1)] | None = None
     """largest share of the rows that may be missing, broken or fail in a stage; above it the curation stops
     behind that stage with exit code 3, and goes on from there when the limit is raised"""
@@ -62,70 +68,92 @@ class CurateRecipe(Recipe):
     """what the data card says: name, description, licences"""
 
 
-def curate(recipe: CurateRecipe, *, telling: Telling, told: Told) -> dict[str, dict[str, Any]]:
+def curate(
+    recipe: CurateRecipe, *, telling: Telling, told: Told, crew: Crew | None = None, until: str | None = None
+) -> dict[str, dict[str, Any]]:
     """Run every stage of `recipe` and return each one's summary.
 
-    `telling` shows the progress of a stage, `told` gets a stage's summary as soon as it is there. Raises what
-    the stages raise.
+    `telling` shows the progress of a stage, `told` gets a stage's summary as soon as it is there. A crew with
+    a part goes to the first stage of clips that is not finished, does its share of that and stops; what lies
+    before, the first part does while the others wait. With `until` (one of STOPS) the road ends behind that
+    stage. Raises what the stages raise, and InputError for an unknown stage.
     """
+    if until is not None and until not in STOPS:
+        raise InputError(f"--until {until}: there is no such stage; they are {', '.join(STOPS)}.")
+    crew = crew or Crew(engine=recipe.engine, num_workers=recipe.workers)
+    here = replace(crew, engine="local")
     run, workers = recipe.run, recipe.workers
     summaries: dict[str, dict[str, Any]] = {}
 
-    def done(stage: str, summary: Any) -> None:
+    def done(stage: str, summary: Any) -> bool:
         summaries[stage] = asdict(summary)
         told(stage, summaries[stage])
+        return stage == until or isinstance(summary, PartSummary)
+
+    def in_turn() -> AbstractContextManager[None]:
+        return table.alone(run) if crew.part else nullcontext()
 
     def check(failed: int, total: int, what: str, see: str) -> None:
         ledger.check_share(
             failed, total, recipe.max_failure_share, what=what, key="max_failure_share", see=see
         )
 
-    with telling("ingest") as progress:
+    with telling("ingest") as progress, in_turn():
         ingested = ingest.run_ingest(run, recipe.ingest, progress=progress)
-        done("ingest", ingested)
+    if done("ingest", ingested):
+        return summaries
     if ingested.videos is None:
         raise InputError("ingest.videos is not set: a curation to shards needs the folder of videos.")
     videos = Path(ingested.videos)
     with telling("probe") as progress:
         spec = ProbeSpec(videos=videos, **recipe.probe.model_dump())
-        probed = probe.run_probe(run, spec, num_workers=workers, progress=progress)
-        done("probe", probed)
+        probed = probe.run_probe(run, spec, crew=crew, progress=progress)
+    if done("probe", probed) or isinstance(probed, PartSummary):
+        return summaries
     check(
         probed.rows_in - probed.rows_ok,
         probed.rows_in,
         "are missing or broken",
         f"`vidcurate inspect {run}`.",
     )
-    with telling("score") as progress:
-        done("score", score.run_score(run, recipe.score, progress=progress))
+    with telling("score") as progress, in_turn():
+        scored = score.run_score(run, recipe.score, progress=progress)
+    if done("score", scored):
+        return summaries
     if recipe.frames is not None:
         with telling("score-frames") as progress:
-            done(
-                "score-frames",
-                frames.run_frames(run, recipe.frames, videos=videos, num_workers=workers, progress=progress),
-            )
+            looked = frames.run_frames(run, recipe.frames, videos=videos, crew=crew, progress=progress)
+        if done("score-frames", looked):
+            return summaries
     if recipe.models is not None:
         with telling("score-models") as progress:
-            done(
-                "score-models",
-                run_models(run, recipe.models, videos=videos, num_workers=workers, progress=progress),
-            )
+            seen = run_models(run, recipe.models, videos=videos, crew=here, progress=progress)
+        if done("score-models", seen):
+            return summaries
+    if crew.part is not None:
+        return summaries  # no stage of clips is left
     if recipe.dedup is not None:
         with telling("dedup") as progress:
-            done("dedup", run_dedup(run, recipe.dedup, videos=videos, num_workers=workers, progress=progress))
+            twins = run_dedup(run, recipe.dedup, videos=videos, num_workers=workers, progress=progress)
+        if done("dedup", twins):
+            return summaries
     with telling("filter") as progress:
         filtered = filter.run_filter(run, recipe.filter, progress=progress)
-        done("filter", filtered)
+    if done("filter", filtered):
+        return summaries
     limit = recipe.filter.max_failure_share
     limits = {"max_failure_share": recipe.max_failure_share if limit is None else limit}
     filter.check_limits(run, filtered, recipe.filter.model_copy(update=limits))
     with telling("split") as progress:
-        done("split", difficulty.run_split(run, recipe.split, progress=progress))
+        levelled = difficulty.run_split(run, recipe.split, progress=progress)
+    if done("split", levelled):
+        return summaries
     with telling("build-shards") as progress:
         built = shards.run_build_shards(
             run, recipe.shards, videos=videos, out=run / "shards", num_workers=workers, progress=progress
         )
-        done("build-shards", built)
+    if done("build-shards", built):
+        return summaries
     check(built.rows_failed, built.rows_kept, "cannot be read into shards", "The answer above names them.")
     card.run_card(run, recipe.card)
     with telling("report") as progress:

@@ -17,7 +17,7 @@ import polars as pl
 from pydantic import Field, field_validator
 
 from vidcurate import engine, integrity, known, table
-from vidcurate.engine import Progress, no_progress
+from vidcurate.engine import ALONE, Crew, PartSummary, Progress, no_progress
 from vidcurate.errors import InputError
 from vidcurate.integrity import FINDINGS, REJECTING, Facts, Task
 from vidcurate.recipe import Recipe
@@ -190,21 +190,24 @@ def _tasks(
 
 
 def _look(
-    tasks: dict[int, Task], spec: ProbeSpec, *, parts: Path, num_workers: int, progress: Progress
-) -> dict[int, Facts]:
+    tasks: dict[int, Task], spec: ProbeSpec, *, parts: Path, crew: Crew, progress: Progress
+) -> dict[int, Facts] | PartSummary:
     """Examine the files of the tasks in processes that may be killed."""
-    found = engine.map_clips(
+    found = engine.share_clips(
         integrity.examine,
         list(tasks.values()),
         on_crash=_crashed,
         on_timeout=partial(_timed_out, spec.time_limit_seconds),
         time_limit_seconds=spec.time_limit_seconds,
-        num_workers=num_workers,
+        crew=crew,
         chunk_size=_CHUNK_SIZES[spec.level],
         parts=parts,
         progress=progress,
         unit="files",
+        failed=lambda facts: integrity.verdict(facts, spec.reject)[0] != "ok",
     )
+    if isinstance(found, PartSummary):
+        return found
     return dict(zip(tasks, found, strict=True))
 
 
@@ -218,10 +221,10 @@ def run_probe(
     spec: ProbeSpec,
     *,
     known_files: Path | None = None,
-    num_workers: int = 1,
+    crew: Crew = ALONE,
     progress: Progress = no_progress,
-) -> ProbeSummary:
-    """Probe every file of the run's table and write RUN/probe.parquet.
+) -> ProbeSummary | PartSummary:
+    """Probe every file of the run's table and write RUN/probe.parquet; a part of the crew's writes none.
 
     What is found is remembered in `known_files` (default: RUN/known-files.parquet), which several runs may
     share: a file that has not changed is read again only to reach a higher level. Resumes inside: chunks that
@@ -249,23 +252,23 @@ def run_probe(
         },
     )
     target = table.stage_path(run, "probe")
+    work = f".probe-{hashlib.sha256(origin.as_json().encode()).hexdigest()[:16]}"
     if table.is_up_to_date(target, origin) and not _needs_another_try(target):
+        _forget(run, work)
         return _summary(target, len(paths), files_read=0, up_to_date=True)
     memory_file = known_files or run / known.FILE
     memory = known.read(memory_file)
     facts: list[Facts] = [memory.by_key.get(key, {}) if key else {} for key in keys]
     tasks = _tasks(paths, keys, facts, spec, memory)
     # The parts belong to these files at this level: what is known by now decides which they are.
-    todo = hashlib.sha256(origin.as_json().encode())
-    for place in tasks:
-        todo.update(f"{place}\n".encode())
-    parts = run / f".probe-{todo.hexdigest()[:16]}"
-    found = _look(tasks, spec, parts=parts, num_workers=num_workers, progress=progress)
+    todo = hashlib.sha256("".join(f"{place}\n" for place in tasks).encode()).hexdigest()[:16]
+    parts = run / f"{work}-{todo}"
+    found = _look(tasks, spec, parts=parts, crew=crew, progress=progress)
+    if isinstance(found, PartSummary):
+        return found
     for place, new in found.items():
         # What failed now keeps what was known of it before.
         facts[place] = {**facts[place], **new} if new.get("failure") else new
-    rows = [columns_of(known_facts, spec.reject) for known_facts in facts]
-    table.write(_with_probe(clips, paths, rows), target, origin)
     known.remember(
         memory_file,
         (
@@ -274,8 +277,16 @@ def run_probe(
             if (key := keys[place]) is not None and facts[place].get("failure") not in _PASSING
         ),
     )
-    engine.forget_parts(parts)
+    # In this order: what a kill leaves undone, the next run finds in what is known.
+    rows = [columns_of(known_facts, spec.reject) for known_facts in facts]
+    table.write(_with_probe(clips, paths, rows), target, origin)
+    _forget(run, work)
     return _summary(target, len(paths), files_read=len(tasks), up_to_date=False)
+
+
+def _forget(run: Path, work: str) -> None:
+    for parts in run.glob(f"{work}-*"):
+        engine.forget_parts(parts)
 
 
 def _counted(values: pl.Series) -> dict[str, int]:

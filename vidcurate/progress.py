@@ -14,11 +14,23 @@ from vidcurate.engine import Progress
 LINE_EVERY_SECONDS = 5.0
 
 
-def _left(done: int, total: int, seconds: float) -> str:
-    if not done or done >= total:
+def _left(done: int, total: int, rate: float) -> str:
+    if not rate or done >= total:
         return ""
-    left = round(seconds / done * (total - done))
+    left = round((total - done) / rate)
     return f", {left // 60}:{left % 60:02d} left"
+
+
+class _Rate:
+    """Units per second since the first word, less what was done by then: a resumed stage begins full."""
+
+    def __init__(self) -> None:
+        self._first: tuple[float, int] | None = None
+
+    def __call__(self, done: int) -> float:
+        self._first = self._first or (time.monotonic(), done)
+        since, before = self._first
+        return (done - before) / max(time.monotonic() - since, 1e-6)
 
 
 @contextmanager
@@ -28,7 +40,7 @@ def telling(what: str, *, quiet: bool = False) -> Iterator[Progress]:
         yield lambda done, total, unit: None
         return
     console = Console(stderr=True)
-    start = time.monotonic()
+    rate_of = _Rate()
     if console.is_terminal:
         columns = (
             TextColumn("{task.description}"),
@@ -41,25 +53,18 @@ def telling(what: str, *, quiet: bool = False) -> Iterator[Progress]:
             task = bar.add_task(what, total=None, unit="", rate="")
 
             def show(done: int, total: int, unit: str) -> None:
-                rate = done / max(time.monotonic() - start, 1e-6)
-                bar.update(task, completed=done, total=total, unit=unit, rate=f"{rate:,.1f}/s")
+                bar.update(task, completed=done, total=total, unit=unit, rate=f"{rate_of(done):,.1f}/s")
 
             yield show
         return
-    last = start
+    last = time.monotonic()
 
     def line(done: int, total: int, unit: str) -> None:
         nonlocal last
-        now = time.monotonic()
-        if now - last >= LINE_EVERY_SECONDS:
-            last = now
-            seconds = now - start
-            rate = done / max(seconds, 1e-6)
-            left = _left(done, total, seconds)
-            print(
-                f"{what}: {done:,} of {total:,} {unit}, {rate:,.1f}/s{left}",
-                file=sys.stderr,
-                flush=True,
-            )
+        rate = rate_of(done)
+        if time.monotonic() - last >= LINE_EVERY_SECONDS:
+            last = time.monotonic()
+            left = _left(done, total, rate)
+            print(f"{what}: {done:,} of {total:,} {unit}, {rate:,.1f}/s{left}", file=sys.stderr, flush=True)
 
     yield line

@@ -7,10 +7,13 @@ package, the stage's settings and the digest of what it read. When all of that i
 up to date; when the table that it read has changed since, later stages refuse to go on from it.
 """
 
+import fcntl
 import hashlib
+import itertools
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +27,7 @@ from vidcurate.errors import InputError, StageError, StorageError, TableError
 from vidcurate.schema import COLUMNS, STAGES, written_by
 
 _METADATA_KEY = "vidcurate"
+_ROWS_PER_SLICE = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +211,38 @@ def write(frame: pl.LazyFrame | pl.DataFrame, path: Path, origin: Provenance) ->
     finally:
         if path.parent.is_dir():
             partial.unlink(missing_ok=True)
+
+
+def from_rows(rows: Iterable[Mapping[str, Any]], names: Iterable[str]) -> pl.DataFrame:
+    """Return rows as the columns `names` of the table, in their dtypes; what a row does not have is null.
+
+    The rows are taken in slices: as Python objects they take ten times the memory.
+    """
+    schema = {name: COLUMNS[name].dtype for name in names}
+    left, slices = iter(rows), [pl.DataFrame(schema=schema)]
+    while some := list(itertools.islice(left, _ROWS_PER_SLICE)):
+        slices.append(
+            pl.DataFrame(
+                pl.Series(name, [row.get(name) for row in some], dtype=dtype)
+                for name, dtype in schema.items()
+            )
+        )
+    return pl.concat(slices)
+
+
+@contextmanager
+def alone(run: Path) -> Iterator[None]:
+    """Wait until no other process is inside this block with the same run folder. Raises StorageError."""
+    run.mkdir(parents=True, exist_ok=True)
+    with (run / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            raise StorageError(
+                f"{run}: the file system cannot lock ({error.strerror}); parts of a curation need that. "
+                "Run the stages one by one."
+            ) from error
+        yield
 
 
 def export(frame: pl.LazyFrame, path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from vidcurate import frames, ingest, synthetic, table
 from vidcurate.dedup.orientations import ORIENTATIONS, turned
+from vidcurate.engine import Crew
 from vidcurate.errors import InputError
 from vidcurate.frames import FramesSpec, run_frames
 from vidcurate.ingest import IngestSpec
@@ -58,7 +59,7 @@ def test_every_row_has_scores_or_a_status_that_says_why_not(home: Path) -> None:
 
 def test_workers_change_no_byte_and_a_second_run_does_nothing(home: Path, tmp_path: Path) -> None:
     run = ingested(home, tmp_path / "two")
-    first = run_frames(run, SPEC, videos=home / "demo" / "videos", num_workers=2)
+    first = run_frames(run, SPEC, videos=home / "demo" / "videos", crew=Crew(num_workers=2))
     again = run_frames(run, SPEC, videos=home / "demo" / "videos")
 
     assert (first.up_to_date, again.up_to_date) == (False, True)

@@ -19,6 +19,7 @@ import pytest
 
 from vidcurate import table, video
 from vidcurate.dedup import DedupSpec, SemanticSpec, run_dedup
+from vidcurate.engine import Crew
 from vidcurate.errors import InputError, RecipeError
 from vidcurate.models import ModelsSpec, run_models
 from vidcurate.recipe import parse
@@ -320,7 +321,7 @@ def test_the_workers_change_no_byte_and_a_second_run_is_up_to_date(
     run: tuple[Path, Path], clip_folder: Path, head: Path
 ) -> None:
     spec = ModelsSpec(clip=str(clip_folder), aesthetic_head=head)
-    run_models(run[0], spec, videos=run[1], num_workers=2)
+    run_models(run[0], spec, videos=run[1], crew=Crew(num_workers=2))
     path = table.stage_path(run[0], "models")
     before = path.read_bytes()
     assert run_models(run[0], spec, videos=run[1]).up_to_date

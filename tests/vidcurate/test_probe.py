@@ -6,6 +6,7 @@ import polars as pl
 import pytest
 
 from vidcurate import probe, table
+from vidcurate.engine import Crew
 from vidcurate.errors import InputError, StageError
 from vidcurate.probe import ProbeSpec
 
@@ -122,8 +123,8 @@ def test_the_same_bytes_for_any_number_of_workers_and_a_second_run_is_up_to_date
             [{"clip_id": path.name, "video_path": path.name} for path in sorted(videos.iterdir())],
         )
 
-    one = probe.run_probe(tmp_path / "one", ProbeSpec(videos=videos), num_workers=1)
-    two = probe.run_probe(tmp_path / "two", ProbeSpec(videos=videos), num_workers=2)
+    one = probe.run_probe(tmp_path / "one", ProbeSpec(videos=videos), crew=Crew(num_workers=1))
+    two = probe.run_probe(tmp_path / "two", ProbeSpec(videos=videos), crew=Crew(num_workers=2))
     again = probe.run_probe(tmp_path / "two", ProbeSpec(videos=videos))
 
     assert table.digest(tmp_path / "one" / "probe.parquet") == table.digest(

@@ -4,6 +4,8 @@ from dataclasses import asdict
 
 from vidcurate.cli.terminal import (
     Json,
+    Merge,
+    PartOf,
     RecipeFile,
     Run,
     Settings,
@@ -11,10 +13,10 @@ from vidcurate.cli.terminal import (
     Workers,
     answer,
     app,
+    crew_of,
     spec_of,
     videos_of,
 )
-from vidcurate.engine import usable_cpus
 from vidcurate.progress import telling
 
 
@@ -23,6 +25,8 @@ def score_models(
     run: Run,
     videos: Videos = None,
     workers: Workers = None,
+    part: PartOf = None,
+    merge: Merge = False,
     recipe: RecipeFile = None,
     settings: Settings = None,
     as_json: Json = False,
@@ -44,7 +48,7 @@ def score_models(
             run,
             spec,
             videos=videos_of(run, videos),
-            num_workers=workers or usable_cpus(),
+            crew=crew_of(workers, "local", part, merge),
             progress=progress,
         )
     answer(asdict(summary), title=f"score-models → {run}", as_json=as_json)

@@ -11,8 +11,11 @@ from rich.console import Console
 from vidcurate import recipe as recipes
 from vidcurate import table
 from vidcurate.cli.terminal import (
+    Engine,
     Json,
     MaxFailureShare,
+    Merge,
+    PartOf,
     RecipeFile,
     Run,
     Settings,
@@ -20,11 +23,12 @@ from vidcurate.cli.terminal import (
     Workers,
     answer,
     app,
+    crew_of,
     known_videos,
     spec_of,
     videos_of,
 )
-from vidcurate.engine import usable_cpus
+from vidcurate.engine import PartSummary, usable_cpus
 from vidcurate.progress import telling
 
 
@@ -85,6 +89,9 @@ def probe(
         typer.Option(help="What is known of files, also from other runs. Default: RUN/known-files.parquet."),
     ] = None,
     workers: Workers = None,
+    engine: Engine = "local",
+    part: PartOf = None,
+    merge: Merge = False,
     max_failure_share: MaxFailureShare = None,
     recipe: RecipeFile = None,
     settings: Settings = None,
@@ -104,10 +111,11 @@ def probe(
     given = spec_of(ProbeSettings, recipe, settings, level=level)
     spec = ProbeSpec(videos=videos_of(run, videos), **given.model_dump())
     with telling("probe", quiet=as_json) as progress:
-        summary = run_probe(
-            run, spec, known_files=known, num_workers=workers or usable_cpus(), progress=progress
-        )
+        crew = crew_of(workers, engine, part, merge)
+        summary = run_probe(run, spec, known_files=known, crew=crew, progress=progress)
     answer(asdict(summary), title=f"probe → {run}", as_json=as_json)
+    if isinstance(summary, PartSummary):
+        return
     failed, see = summary.rows_in - summary.rows_ok, f"`vidcurate inspect {run}` counts them."
     what, key = "are missing or broken", "max_failure_share"
     check_share(failed, summary.rows_in, max_failure_share, what=what, key=key, see=see)
@@ -198,10 +206,17 @@ def build_shards(
 @app.command()
 def curate(
     recipe: Annotated[Path, typer.Argument(help="A curation recipe.", metavar="RECIPE")],
+    part: PartOf = None,
+    merge: Merge = False,
+    until: Annotated[
+        str | None, typer.Option(help="Stop behind this stage, for example score-frames.")
+    ] = None,
     settings: Settings = None,
     as_json: Json = False,
 ) -> None:
     """Run the whole road of a recipe: ingest, probe, score, filter, split, build-shards, report.
+
+    With --part it goes to the first stage of clips that is not finished and does that share of it.
 
     Example: vidcurate curate recipes/curate-demo.yaml --set run=run
     """
@@ -214,7 +229,13 @@ def curate(
         if not as_json:
             answer(summary, title=stage, as_json=False)
 
-    summaries = run_all(read, telling=lambda what: telling(what, quiet=as_json), told=told)
+    summaries = run_all(
+        read,
+        telling=lambda what: telling(what, quiet=as_json),
+        told=told,
+        crew=crew_of(read.workers, read.engine, part, merge),
+        until=until,
+    )
     if as_json:
         print(json.dumps(summaries, default=str))
 

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from vidcurate import __version__, table
 from vidcurate import recipe as recipes
+from vidcurate.engine import Crew, part_of, usable_cpus
 from vidcurate.errors import InputError
 from vidcurate.recipe import Recipe
 
@@ -29,6 +30,17 @@ Videos = Annotated[
     Path | None, typer.Option("--videos", help="The folder of videos. Default: the one given to ingest.")
 ]
 Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Processes. Default: all CPUs.")]
+Engine = Annotated[
+    str,
+    typer.Option("--engine", help="Where clips are worked on: local, or ray (a Ray cluster)."),
+]
+PartOf = Annotated[
+    str | None,
+    typer.Option("--part", help="Do the i-th of n shares of the clips, i/n, and write no table yet."),
+]
+Merge = Annotated[
+    bool, typer.Option("--merge", help="Put the table together from the parts; one that is missing is named.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="One setting of the stage, key=value. May be repeated.")
@@ -48,6 +60,18 @@ def spec_of(model: type[S], file: Path | None, settings: list[str] | None, **giv
     if file is not None:
         return recipes.load(file, model, settings=every)
     return recipes.parse("", model, where="--set", settings=every)
+
+
+def crew_of(workers: int | None, engine: str = "local", part: str | None = None, merge: bool = False) -> Crew:
+    """Return who does a stage's work. Raises InputError for options that do not go together."""
+    if engine not in ("local", "ray"):
+        raise InputError(f"--engine {engine}: there are local and ray.")
+    found = part_of(part) if part else None
+    if engine == "ray":
+        from vidcurate import cluster
+
+        return Crew(engine="ray", num_workers=workers or cluster.num_cpus(), part=found, merge=merge)
+    return Crew(num_workers=workers or usable_cpus(), part=found, merge=merge)
 
 
 def _as_settings(given: dict[str, Any]) -> list[str]:

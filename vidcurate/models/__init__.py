@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 
 from vidcurate import engine, table
-from vidcurate.engine import Progress, no_progress
+from vidcurate.engine import ALONE, Crew, PartSummary, Progress, no_progress
 from vidcurate.errors import InputError, StorageError
 from vidcurate.models.spec import ModelsSpec
 from vidcurate.schema import AGGREGATES, COLUMNS, require
@@ -119,9 +119,9 @@ def _write_part(parts: Path, number: int, rows: list[dict[str, Any]], means: Any
 
 
 def _score_chunks(
-    items: list[dict[str, Any]], models: "Models", parts: Path, num_workers: int, progress: Progress
-) -> None:
-    """Score the chunks of `items` that are not in `parts` yet."""
+    items: list[dict[str, Any]], models: "Models", parts: Path, crew: Crew, progress: Progress
+) -> PartSummary | None:
+    """Score the chunks of `items`, or of the crew's part of them, that are not in `parts` yet."""
     from vidcurate.models.decode import decoded
     from vidcurate.models.score import columns_of
 
@@ -132,11 +132,13 @@ def _score_chunks(
     if models.text is not None:
         side = max(side, spec.text_short_side_px)
     chunks = [items[start : start + _CLIPS_A_CHUNK] for start in range(0, len(items), _CLIPS_A_CHUNK)]
-    todo = [number for number in range(len(chunks)) if not _part(parts, number)[0].exists()]
-    done = len(items) - sum(len(chunks[number]) for number in todo)
-    progress(done, len(items), "clips")
+    mine = engine.share(len(chunks), crew.part)
+    todo = [number for number in mine if not _part(parts, number)[0].exists()]
+    total = sum(len(chunks[number]) for number in mine)
+    done = done_before = total - sum(len(chunks[number]) for number in todo)
+    progress(done, total, "clips")
     waiting = list(itertools.chain.from_iterable(chunks[number] for number in todo))
-    looks = decoded(waiting, spec.positions, side, num_workers)
+    looks = decoded(waiting, spec.positions, side, crew.num_workers)
     for number in todo:
         found = [next(looks) for _ in chunks[number]]
         rows = [{name: look[name] for name in ("models_status", "models_problem")} for look in found]
@@ -153,7 +155,18 @@ def _score_chunks(
                 means[there] = embedded
         _write_part(parts, number, rows, means)
         done += len(found)
-        progress(done, len(items), "clips")
+        progress(done, total, "clips")
+    return engine.part_done(parts, crew.part, total, done_before) if crew.part else None
+
+
+def _check_merge(parts: Path, count: int) -> None:
+    """Raise StageError when a chunk is missing."""
+    missing = sum(
+        min(_CLIPS_A_CHUNK, count - number * _CLIPS_A_CHUNK)
+        for number in range(-(-count // _CLIPS_A_CHUNK))
+        if not _part(parts, number)[0].exists()
+    )
+    engine.check_parts(parts, missing, count)
 
 
 def _read_parts(parts: Path, count: int) -> tuple[list[dict[str, Any]], list[Any]]:
@@ -172,13 +185,18 @@ def run_models(
     spec: ModelsSpec,
     *,
     videos: Path,
-    num_workers: int = 1,
+    crew: Crew = ALONE,
     progress: Progress = no_progress,
-) -> ModelsSummary:
+) -> ModelsSummary | PartSummary:
     """Score every clip that no earlier stage found broken and write RUN/models.parquet.
 
-    Raises InputError for a folder, a model or a package that is not there, StageError, StorageError.
+    A part of the crew's writes no table; of the engines only `local` has the models. Raises InputError for
+    a folder, a model or a package that is not there, StageError, StorageError.
     """
+    if crew.engine != "local":
+        raise InputError(
+            f"--engine {crew.engine}: the models run on this machine. Spread them with --part i/n."
+        )
     if not videos.is_dir():
         raise InputError(f"{videos}: no such folder of videos. Give the folder with --videos.")
     scores, used = scores_of(spec), names_of(spec)
@@ -208,14 +226,10 @@ def run_models(
     up_to_date = table.is_up_to_date(target, origin) and (
         not spec.embeddings or table.is_up_to_date(embedded, origin)
     )
+    parts = run / f".models-{hashlib.sha256(origin.as_json().encode()).hexdigest()[:16]}"
     if not up_to_date:
         from vidcurate.models.score import load
 
-        parts = run / f".models-{hashlib.sha256(origin.as_json().encode()).hexdigest()[:16]}"
-        try:
-            parts.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(f"{parts}: cannot be made ({error.strerror}).") from error
         items = [
             {"sample_aspect_ratio": None, "width": None, "height": None}
             | row
@@ -224,12 +238,18 @@ def run_models(
                 named=True
             )
         ]
-        _score_chunks(items, load(spec), parts, num_workers, progress)
+        if crew.merge:
+            _check_merge(parts, len(items))
+        else:
+            engine.make_parts(parts)
+            part = _score_chunks(items, load(spec), parts, crew, progress)
+            if part is not None:
+                return part
         rows, means = _read_parts(parts, len(items))
         if spec.embeddings:
             table.write(_embeddings(scored, rows, means), embedded, origin)
         table.write(_columns(clips, is_scored, rows, scores, used), target, origin)
-        engine.forget_parts(parts)
+    engine.forget_parts(parts)
     return _summary(target, scores, used, spec, up_to_date)
 
 
