@@ -46,6 +46,7 @@ class Forks:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._count = 0
+        self._last: Forked | None = None
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.forked_runs"],
             stdin=subprocess.PIPE,
@@ -56,6 +57,8 @@ class Forks:
         )
 
     def start(self, arguments: Sequence[str], ranks: int = 1, **environment: str) -> Forked:
+        if self._last is not None:
+            self._last.codes()  # of a test that did not wait for it
         self._count += 1
         said = self.folder / f"said-{self._count}.txt"
         job = {
@@ -67,7 +70,8 @@ class Forks:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
-        return Forked(self, self.read()["pids"], said)
+        self._last = Forked(self, self.read()["pids"], said)
+        return self._last
 
     def read(self) -> dict[str, Any]:
         assert self._process.stdout is not None

@@ -10,8 +10,8 @@
 All ranks save together, each its own pieces. A save fills `RUN/.step-00000100.partial`, flushes it, renames
 it, then moves LATEST. A load trusts nothing: sizes, hashes, key names and shapes are checked, and files that
 the manifest does not name are not looked at. Any number of ranks reads what any other wrote, and a reader of
-one part needs no other: `rsync --exclude '*/optimizer'` leaves a checkpoint that can be sampled. `save`
-takes tensors that nobody changes any more: a save in the background is handed copies (saver.py).
+one part needs no other: `rsync --exclude '*/optimizer'` leaves a checkpoint that can be sampled. A save in
+the background is handed copies of the tensors (saver.py).
 """
 
 import hashlib
@@ -83,11 +83,13 @@ def save(
     tensors: Mapping[str, Mapping[str, Tensor]],
     state: Mapping[str, Any],
     world: World = ALONE,
+    pieces: Mapping[str, Mapping[str, Tensor]] | None = None,
 ) -> Path:
     """Write RUN/step-…, then LATEST, and return the folder. `tensors` maps each of PARTS to its own.
 
-    All ranks call it, over one file system. Raises StorageError, on every rank, when the disk refuses one of
-    them; RUN then holds what it held before.
+    All ranks call it, over one file system. `pieces` are copies of this rank's pieces of the tensors, where
+    these go on changing. Raises StorageError, on every rank, when the disk refuses one of them; RUN then
+    holds what it held before.
     """
     final = run / folder_name(step)
     partial = run / f".{final.name}.partial"
@@ -101,7 +103,9 @@ def save(
             digests = {
                 path: pool.submit(_digest, path)
                 for name in tensors
-                for path in parts.write(partial / name, tensors[name], world)
+                for path in parts.write(
+                    partial / name, tensors[name], world, pieces[name] if pieces else None
+                )
             }
             return {str(path.relative_to(partial)): _facts(path, it.result()) for path, it in digests.items()}
 

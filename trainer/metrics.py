@@ -22,7 +22,7 @@ EVENTS = "events.jsonl"
 VALIDATION = "validation.jsonl"
 
 # What differs between two runs of the same recipe: everything else in a line must be equal.
-CLOCK_KEYS = ("time", "seconds", "data_seconds", "tokens_per_second", "tflops_per_device", "mfu")
+CLOCK_KEYS = ("time", "seconds", "data_seconds", "tokens_per_second", "tflops_per_device", "mfu", "peak_gib")
 
 TIMESTEP_BINS = 10
 

@@ -8,6 +8,7 @@ Tensors keep the model's names, so a part can be read alone, on any number of ra
 by one of the ranks. The same tensors over the same ranks give the same bytes.
 """
 
+import io
 import pickle
 import warnings
 from collections.abc import Iterable, Mapping
@@ -17,8 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
@@ -37,6 +40,17 @@ class _Writer(FileSystemWriter):
 
     def storage_meta(self) -> StorageMeta:
         return StorageMeta(checkpoint_id="", save_id="")
+
+
+class _Planner(DefaultSavePlanner):
+    """torch's planner, told which pieces to write instead of those of the tensors that it planned with."""
+
+    def __init__(self, pieces: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.pieces = pieces
+
+    def resolve_data(self, write_item: WriteItem) -> Tensor | io.BytesIO:
+        return self.pieces[write_item.index.fqn].detach()
 
 
 class _Reader(FileSystemReader):
@@ -76,15 +90,24 @@ def read_metadata(folder: Path) -> Metadata:
     return metadata
 
 
-def write(folder: Path, tensors: Mapping[str, Tensor], world: World) -> list[Path]:
+def pieces_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return this rank's piece of each tensor, not copied."""
+    return {name: mesh.local(value) for name, value in tensors.items()}
+
+
+def write(
+    folder: Path, tensors: Mapping[str, Tensor], world: World, pieces: Mapping[str, Tensor] | None = None
+) -> list[Path]:
     """Write this rank's share of `tensors` into `folder`; return the files it wrote. All ranks call it.
 
-    Raises OSError, on every rank, when one of them cannot write.
+    `pieces` are copies of `pieces_of(tensors)`, made while nobody changed them; then only the names, shapes
+    and places of `tensors` are read. Raises OSError, on every rank, when one of them cannot write.
     """
     try:
         dcp_save(
             dict(sorted(tensors.items())),
             storage_writer=_Writer(folder),
+            planner=_Planner(pieces_of(tensors) if pieces is None else pieces),
             process_group=world.group,
             no_dist=world.size == 1,
         )

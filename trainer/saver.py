@@ -10,12 +10,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+import torch
 from torch import Tensor
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from trainer import checkpoint, mesh
+from trainer import checkpoint, mesh, parts
 from trainer.mesh import World
 
 Parts = Mapping[str, Mapping[str, Tensor]]
@@ -40,7 +40,7 @@ class Saver:
 
     def __init__(self, run: Path, world: World) -> None:
         self.run, self.world = run, world
-        self._stager: DefaultStager | None = None
+        self._copies: dict[str, dict[str, Tensor]] = {}
         self._thread: threading.Thread | None = None
         self._saved: Saved | None = None
         self._error: Exception | None = None
@@ -63,8 +63,9 @@ class Saver:
         assert self._thread is None, "a save is in progress; wait for it first"
         began = time.perf_counter()
 
-        def work(tensors: Parts, world: World, stall_seconds: float | None = None) -> None:
-            path = checkpoint.save(self.run, step, tensors, state, world)
+        def work(pieces: Parts | None, stall_seconds: float | None) -> None:
+            world = self.world.background
+            path = checkpoint.save(self.run, step, tensors, state, world, pieces)
             deleted = mesh.first_does(lambda: checkpoint.keep(self.run, keep_last, keep_every), world)
             seconds = time.perf_counter() - began
             self._saved = Saved(
@@ -76,35 +77,34 @@ class Saver:
             )
 
         if not in_background:
-            work(tensors, self.world.background)
+            work(None, None)
             return
 
-        def work_apart(copies: Parts, stall_seconds: float) -> None:
+        def work_apart(pieces: Parts, stall_seconds: float) -> None:
             try:
-                work(copies, self.world.background, stall_seconds)
+                work(pieces, stall_seconds)
             except Exception as error:  # noqa: BLE001 - raised by `wait`
                 self._error = error
 
-        copies = self._copy(tensors)
-        arguments = (copies, time.perf_counter() - began)
+        pieces = self._copy(tensors)
+        arguments = (pieces, time.perf_counter() - began)
         # A daemon: a rank that fails must end, even while the others' silence keeps the save waiting.
         self._thread = threading.Thread(target=work_apart, args=arguments, name="saver", daemon=True)
         self._thread.start()
 
+    @torch.no_grad()
     def _copy(self, tensors: Parts) -> Parts:
-        """Return copies on the CPU; their memory (pinned beside a GPU) is kept for the next save."""
+        """Return this rank's pieces on the CPU; their memory (pinned beside a GPU) is kept for the next."""
         on_gpu = self.world.device.type == "cuda"
-        if self._stager is None:
-            self._stager = DefaultStager(
-                StagingOptions(
-                    use_pinned_memory=on_gpu,
-                    use_shared_memory=False,
-                    use_async_staging=False,
-                    use_non_blocking_copy=on_gpu,
-                )
-            )
-        copies = self._stager.stage({part: dict(values) for part, values in tensors.items()})
-        return cast(Parts, copies)
+        for part, values in tensors.items():
+            kept = self._copies.setdefault(part, {})
+            for name, piece in parts.pieces_of(values).items():
+                if name not in kept or kept[name].shape != piece.shape or kept[name].dtype != piece.dtype:
+                    kept[name] = torch.empty(piece.shape, dtype=piece.dtype, pin_memory=on_gpu)
+                kept[name].copy_(piece, non_blocking=on_gpu)
+        if on_gpu:
+            torch.cuda.synchronize()
+        return self._copies
 
     @property
     def failed(self) -> bool:
@@ -133,5 +133,3 @@ class Saver:
         """Give up, after an error elsewhere: a save in progress has LAST_WAIT_SECONDS to end."""
         if self._thread is not None:
             self._thread.join(LAST_WAIT_SECONDS)
-        if self._stager is not None and (self._thread is None or not self._thread.is_alive()):
-            self._stager.close()

@@ -97,8 +97,8 @@ from trainer.__main__ import main
 write = parts.write
 
 
-def slow(folder, tensors, world):
-    written = write(folder, tensors, world)
+def slow(*arguments):
+    written = write(*arguments)
     time.sleep(0.4)
     return written
 
