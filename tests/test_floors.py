@@ -44,7 +44,8 @@ VIDCURATE = [
 TRAINER = [
     {"noise", "masks", "place", "terminal", "launch", "agent", "mesh"},
     {"optim", "encode", "layers", "stdit", "flow", "kernels"},
-    {"fast", "checksum", "parts", "checkpoint", "saver", "parallel", "pixart", "weights", "metrics", "flops"},
+    {"fast", "checksum", "parts", "checkpoint", "saver", "parallel", "pixart", "weights", "metrics", "flops"}
+    | {"cost", "memory"},
     {"latents", "trackers"},
     {"recipe"},
     {"encoded", "inputs"},
