@@ -1,0 +1,178 @@
+"""The same recipe on any engine, in any number of processes or parts, killed or not, gives the same bytes."""
+
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vidcurate import synthetic
+from vidcurate.curate import CurateRecipe, curate
+from vidcurate.engine import Crew, Part, no_progress
+from vidcurate.errors import StageError
+from vidcurate.recipe import load
+
+RECIPE = """
+run: {run}
+workers: {workers}
+engine: {engine}
+ingest: {{metadata: data/captions.csv, videos: data/videos}}
+probe: {{level: full}}
+score: {{noun_engine: builtin}}
+frames: {{}}
+dedup: {{}}
+filter: {{min_short_side: 32, min_num_frames: 8}}
+split: {{levels: 2, validation_fraction: 0.1}}
+"""
+SEED = 11
+
+
+def recipe_of(home: Path, run: str, workers: int = 1, engine: str = "local") -> Path:
+    path = home / f"{run}.yaml"
+    path.write_text(RECIPE.format(run=run, workers=workers, engine=engine))
+    return path
+
+
+def road(home: Path, run: str, *, workers: int = 1, engine: str = "local", **more: Any) -> dict[str, Any]:
+    recipe = load(recipe_of(home, run, workers, engine), CurateRecipe)
+    more.setdefault("until", "split")
+    return curate(
+        recipe,
+        telling=lambda what: nullcontext(no_progress),
+        told=lambda stage, summary: None,
+        **more,
+    )
+
+
+def digests(run: Path) -> dict[str, str]:
+    """Return the SHA-256 of every file of a run; the lock of parts is empty and says nothing."""
+    return {
+        str(path.relative_to(run)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(run.rglob("*"))
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder that the tests work in, with demo data and one undisturbed curation of it, `calm`."""
+    folder = tmp_path_factory.mktemp("engines")
+    synthetic.write_demo_data(folder / "data", clips=14)
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        road(folder, "calm")
+        yield folder
+    finally:
+        os.chdir(before)
+
+
+def test_the_calm_run_has_every_stage_and_rejects_something(home: Path) -> None:
+    tables = {path.stem for path in (home / "calm").glob("*.parquet")}
+
+    assert {"ingest", "probe", "score", "frames", "dedup", "filter", "split", "ledger"} <= tables
+    assert not [path for path in (home / "calm").iterdir() if path.name.startswith(".")]
+
+
+def test_two_processes_give_the_same_bytes(home: Path) -> None:
+    road(home, "two", workers=2)
+
+    assert digests(home / "two") == digests(home / "calm")
+
+
+def test_three_parts_give_the_same_bytes_and_a_missing_or_stale_one_is_named(home: Path) -> None:
+    first = [road(home, "parts", crew=Crew(part=Part(number=number, of=3))) for number in (3, 1)]
+    with pytest.raises(StageError, match=r"part 2/3 is missing \(\d+ of 14 clips\).*--part 2/3"):
+        road(home, "parts", crew=Crew(merge=True))
+    assert [summary["probe"]["part"] for summary in first] == ["3/3", "1/3"]
+    assert first[1]["probe"]["parts_missing"] == ("2/3",)
+    assert not (home / "parts" / "probe.parquet").exists()
+    road(home, "parts", crew=Crew(part=Part(number=2, of=3)))
+    merged = road(home, "parts", crew=Crew(merge=True), until="score")
+    assert merged["probe"]["rows_in"] == 16
+    with pytest.raises(StageError, match="no part is done"):
+        road(home, "parts", crew=Crew(merge=True))
+    for number in (1, 2, 3):
+        found = road(home, "parts", crew=Crew(part=Part(number=number, of=3)))
+        assert found["score-frames"]["part"] == f"{number}/3"
+    road(home, "parts", crew=Crew(merge=True))
+
+    assert digests(home / "parts") == digests(home / "calm")
+
+
+@pytest.fixture(scope="module")
+def two_nodes() -> Iterator[str]:
+    """The address of a Ray cluster of two nodes with a CPU each, on this machine."""
+    pytest.importorskip("ray", reason="Ray (the extra `ray`) is not installed")
+    import ray
+    from ray.cluster_utils import Cluster
+
+    small: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 << 20}
+    cluster = Cluster(initialize_head=True, head_node_args={**small, "include_dashboard": False})
+    cluster.add_node(**small)
+    before = os.environ.get("RAY_ADDRESS")
+    os.environ["RAY_ADDRESS"] = cluster.address
+    try:
+        yield cluster.address
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+        os.environ.pop("RAY_ADDRESS")
+        if before is not None:
+            os.environ["RAY_ADDRESS"] = before
+
+
+def test_a_cluster_of_two_nodes_gives_the_same_bytes(home: Path, two_nodes: str) -> None:
+    road(home, "ray", workers=2, engine="ray")
+
+    assert digests(home / "ray") == digests(home / "calm")
+
+
+def killed(home: Path, run: str, engine: str, kills: int) -> list[float]:
+    """Run the recipe from the command line, kill it at random moments, finish it; return the moments."""
+    recipe = recipe_of(home, run, workers=2, engine=engine)
+    command = [sys.executable, "-m", "vidcurate", "curate", str(recipe), "--until", "split", "--json"]
+    draw = random.Random(SEED)
+    start = time.monotonic()
+    recipe_of(home, f"{run}-timed", workers=2, engine=engine)
+    timed = [*command[:4], str(home / f"{run}-timed.yaml"), *command[5:]]
+    subprocess.run(timed, cwd=home, check=True, stdout=subprocess.DEVNULL)
+    whole = time.monotonic() - start
+    moments = []
+    while len(moments) < kills:
+        moment = draw.uniform(0.2, 1.0) * whole
+        process = subprocess.Popen(command, cwd=home, stdout=subprocess.DEVNULL)
+        try:
+            process.wait(moment)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            moments.append(round(moment, 2))
+        if process.wait() == 0:  # it was through: from the beginning again
+            assert digests(home / run) == digests(home / "calm")
+            subprocess.run(["rm", "-r", str(home / run)], check=True)
+    assert subprocess.run(command, cwd=home, stdout=subprocess.DEVNULL).returncode == 0
+    return moments
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.soak)])
+def test_killed_at_random_moments_and_run_again_it_ends_with_the_same_bytes(home: Path, kills: int) -> None:
+    moments = killed(home, f"killed-{kills}", "local", kills)
+
+    print(f"killed after {moments} s")
+    assert digests(home / f"killed-{kills}") == digests(home / "calm")
+
+
+@pytest.mark.soak
+def test_killed_on_a_cluster_and_run_again_it_ends_with_the_same_bytes(home: Path, two_nodes: str) -> None:
+    moments = killed(home, "killed-ray", "ray", 20)
+
+    print(f"killed after {moments} s")
+    assert digests(home / "killed-ray") == digests(home / "calm")
