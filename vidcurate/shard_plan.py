@@ -29,12 +29,15 @@ LAYOUT = "vidcurate-shards-1"  # changes whenever the same plan would give other
 _VERDICT = {
     "sample_key", "is_kept", "reject_stage", "reject_rule", "reject_value", "reject_threshold",
     "ingest_problem", "probe_status", "probe_problem", "missing_bytes", "file_size_bytes",
+    # how far a file was examined changes no shard
+    "integrity_level", "probe_findings", "num_damaged_packets", "num_corrupt_frames",
+    "num_corrupt_audio_packets", "num_timestamp_gaps", "file_sha256",
 }  # fmt: skip
 _FILE_FACTS = {
     "container", "codec", "pixel_format", "coded_width", "coded_height", "rotation_degrees",
     "sample_aspect_ratio", "is_variable_fps", "bit_rate", "has_audio", "audio_codec",
 }  # fmt: skip
-_UNRECONCILED = re.compile(r"_from_(metadata|header|index)$")
+_UNRECONCILED = re.compile(r"_from_(metadata|header|index|decode)$")
 _EXTENSION = re.compile(r"[a-z0-9]{1,8}")
 _ROWS_AT_ONCE = 65_536
 

@@ -159,7 +159,7 @@ def _holes(steps: NDArray[np.int64], usual: float) -> int | None:
     """Return how many frames are missing between others that are evenly spaced, None if they are not.
 
     Even means that three of four steps are the usual one (within a fiftieth, or a tick of a coarse clock) and
-    that the others are whole multiples of it. The first step is left out: encoders that look ahead begin late.
+    that the others are whole multiples of it. The first step is left out: some encoders begin late.
     """
     steps = steps[1:]
     if usual <= 0 or not len(steps):
@@ -231,12 +231,20 @@ def header_of(path: Path, container: Any, stream: Any) -> Header:
     )
 
 
+def has_index(container: Any, stream: Any) -> bool:
+    """Say whether the header of an opened file holds the index of all its packets.
+
+    A fragmented file counts no frames in its header and indexes only what was read so far.
+    """
+    family = container.format.name.split(",")[0]
+    return family in _INDEXED and len(stream.index_entries) > 0 and bool(stream.frames)
+
+
 def index_of(path: Path, container: Any, stream: Any) -> PacketIndex:
     """Return the packets of an opened file: from its index, or by reading them through."""
     family = container.format.name.split(",")[0]
-    entries = stream.index_entries
-    # A fragmented file counts no frames in its header and indexes only what was read so far.
-    if family in _INDEXED and len(entries) and stream.frames:
+    if has_index(container, stream):
+        entries = stream.index_entries
         last = [other.index_entries[-1] for other in container.streams.audio if len(other.index_entries)]
         sound_end = max((entry.pos + entry.size for entry in last), default=0)
         return _from_entries(entries, stream.time_base, sound_end)

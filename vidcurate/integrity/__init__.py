@@ -113,17 +113,22 @@ def _climbed(path: Path, size_bytes: int, task: Task) -> Facts:
             facts["level"] = "header"
             if task.level == "header":
                 return facts
+            bounds = read_bounds(path, header.container, check_sums=task.level in ("keyframes", "full"))
             index = video.index_of(path, container, stream)
-        bounds = read_bounds(path, header.container, check_sums=task.level in ("keyframes", "full"))
-        facts |= _index_columns(header, index, size_bytes)
-        facts["level"] = "index"
-        _judge_index(facts, header, index, bounds, size_bytes)
-        _judge_complaints(facts, heard, header)
-        if task.level == "index" or verdict(facts, task.rejecting)[0] != "ok":
-            return _named(facts, path)
-        keyframes_only = task.level == "keyframes"
-        with listening() as heard:
-            found = decode(path, keyframes_only=keyframes_only)
+            facts |= _index_columns(header, index, size_bytes)
+            facts["level"] = "index"
+            _judge_index(facts, header, index, bounds, size_bytes)
+            _judge_complaints(facts, heard, header)
+            if task.level == "index" or verdict(facts, task.rejecting)[0] != "ok":
+                return _named(facts, path)
+            keyframes_only = task.level == "keyframes"
+            if video.has_index(container, stream):
+                found = decode(path, container, stream, keyframes_only=keyframes_only)
+            else:  # its packets have been read to the end
+                found = None
+        if found is None:
+            with listening() as heard, video.opened(path) as (container, stream):
+                found = decode(path, container, stream, keyframes_only=keyframes_only)
         facts |= _decode_columns(found, keyframes_only=keyframes_only)
         facts["level"] = task.level
         _judge_decode(facts, found, index, keyframes_only=keyframes_only)

@@ -18,16 +18,20 @@ import av.logging
 import numpy as np
 
 from vidcurate.integrity.payload import checker
-from vidcurate.video import opened, reason_of
+from vidcurate.video import reason_of
 
 _MOST_COMPLAINTS = 100
 
 
 @dataclass(slots=True, kw_only=True)
 class Complaints:
-    """What FFmpeg said at the level `error`, as (who, what), in order."""
+    """What FFmpeg has said so far at the level `error`, as (who, what), in order."""
 
-    lines: list[tuple[str, str]] = field(default_factory=list)
+    heard: list[tuple[int, str, str]] = field(default_factory=list)
+
+    @property
+    def lines(self) -> list[tuple[str, str]]:
+        return [(name, " ".join(text.split())) for _, name, text in self.heard[:_MOST_COMPLAINTS]]
 
     def of(self, *who: str) -> list[str]:
         return [f"{name}: {text}" for name, text in self.lines if name in who]
@@ -39,13 +43,11 @@ class Complaints:
 @contextmanager
 def listening() -> Iterator[Complaints]:
     """Collect what FFmpeg complains of. Not for use beside other threads that decode."""
-    heard = Complaints()
     av.logging.set_level(av.logging.ERROR)
     av.logging.set_skip_repeated(False)  # else the last file's repetitions are told with the next one
     try:
         with av.logging.Capture() as lines:
-            yield heard
-        heard.lines = [(name, " ".join(text.split())) for _, name, text in lines[:_MOST_COMPLAINTS]]
+            yield Complaints(heard=lines)
     finally:
         av.logging.set_level(None)
 
@@ -64,8 +66,6 @@ class Decoded:
     num_corrupt_frames: int = 0
     num_undecodable_packets: int = 0
     num_damaged_audio_packets: int = 0
-    num_repeated_times: int = 0
-    num_packets_out_of_order: int = 0
     duration_seconds: float | None = None
     first_packet: str | None = None
     first_frame: str | None = None
@@ -86,51 +86,46 @@ def _packets(container: Any, streams: list[Any], found: Decoded) -> Iterator[Any
         found.read_error = reason_of(error)
 
 
-def _span(times: list[int], base: Any) -> tuple[float | None, int]:
+def _span(times: list[int], base: Any) -> float | None:
+    """Return the seconds from the first picture to the end of the last, None for fewer than two."""
     stamps = np.sort(np.asarray(times, dtype=np.int64))
-    steps = np.diff(stamps)
-    if not len(steps) or not base:
-        return None, 0
-    usual = float(np.median(steps))
-    return float((float(stamps[-1] - stamps[0]) + usual) * float(base)), int((steps == 0).sum())
+    if len(stamps) < 2 or not base:
+        return None
+    usual = float(np.median(np.diff(stamps)))
+    return float((float(stamps[-1] - stamps[0]) + usual) * float(base))
 
 
-def decode(path: Path, *, keyframes_only: bool) -> Decoded:
-    """Read all packets of a file and decode its key frames, or all of its video and sound.
+def decode(path: Path, container: Any, stream: Any, *, keyframes_only: bool) -> Decoded:
+    """Read all packets of an opened file and decode its key frames, or all of its video and sound.
 
-    Damage is counted, never raised. Raises MediaError when the file does not open, and OSError.
+    Damage is counted, never raised. Raises OSError.
     """
     found = Decoded(sha256=digest(path))
-    with opened(path) as (container, stream):
-        streams = [stream]
-        if keyframes_only:
-            stream.codec_context.skip_frame = "NONKEY"
-        else:
-            streams += [other for other in container.streams.audio if other.codec_context is not None]
-        for other in streams[1:]:
-            other.codec_context.thread_count = 1
-        check = checker(stream.codec_context.name, stream.codec_context.extradata)
-        times: list[int] = []
-        last_dts: int | None = None
-        for packet in _packets(container, streams, found):
-            if packet.stream.index != stream.index:
-                found.num_damaged_audio_packets += _sound_fails(packet)
-                continue
-            if packet.size:
-                number = found.num_packets
-                found.num_packets += 1
-                odd = check(bytes(packet)) if check else None
-                if odd or packet.is_corrupt:
-                    found.num_damaged_packets += 1
-                    word = odd or "the container marks it as damaged"
-                    found.first_packet = found.first_packet or f"packet {number}: {word}"
-                if packet.dts is not None:
-                    found.num_packets_out_of_order += last_dts is not None and packet.dts < last_dts
-                    last_dts = packet.dts
-            # VP9 and others decode everything in spite of skip_frame; a packet of size 0 flushes.
-            if not keyframes_only or packet.is_keyframe or not packet.size:
-                _decode_packet(packet, found, times)
-        found.duration_seconds, found.num_repeated_times = _span(times, stream.time_base)
+    streams = [stream]
+    if keyframes_only:
+        stream.codec_context.skip_frame = "NONKEY"
+        stream.codec_context.options = {"skip_loop_filter": "all"}  # nobody looks at these pictures
+    else:
+        streams += [other for other in container.streams.audio if other.codec_context is not None]
+    for other in streams[1:]:
+        other.codec_context.thread_count = 1
+    check = checker(stream.codec_context.name, stream.codec_context.extradata)
+    times: list[int] = []
+    for packet in _packets(container, streams, found):
+        if packet.stream.index != stream.index:
+            found.num_damaged_audio_packets += _sound_fails(packet)
+            continue
+        if packet.size:
+            odd = check(bytes(packet)) if check else None
+            if odd or packet.is_corrupt:
+                found.num_damaged_packets += 1
+                word = odd or "the container marks it as damaged"
+                found.first_packet = found.first_packet or f"packet {found.num_packets}: {word}"
+            found.num_packets += 1
+        # VP9 and others decode everything in spite of skip_frame; a packet of size 0 flushes.
+        if not keyframes_only or packet.is_keyframe or not packet.size:
+            _decode_packet(packet, found, times)
+    found.duration_seconds = _span(times, stream.time_base)
     return found
 
 
