@@ -203,6 +203,7 @@ def test_the_kept_copy_is_whole_larger_longer_richer_and_says_why(tmp_path: Path
     sizes = {"width": [1280, 1920], "height": [720, 1080]}
     assert kept(**sizes) == ("b", "pixels 2073600 > 921600")
     assert kept(**sizes, probe_status=["ok", "truncated"]) == ("a", "without a problem")
+    assert kept(**sizes, num_frames_damaged=[0, 3]) == ("a", "without a problem")
     assert kept(duration_seconds=[4.0, 6.02], bit_rate=[900, 100]) == ("b", "duration_seconds 6 > 4")
     assert kept(duration_seconds=[4.01, 4.0], bit_rate=[100, 900]) == ("b", "bit_rate 900 > 100")
     assert kept(sharpness_median=[0.5, 0.7]) == ("b", "sharpness_median 0.7 > 0.5")

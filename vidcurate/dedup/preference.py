@@ -51,6 +51,8 @@ def rank(clips: pl.DataFrame, names: list[str]) -> Preference:
         for name in ("probe_status", "frames_status")
         if name in clips.columns
     ]
+    if "num_frames_damaged" in clips.columns:
+        healthy.append(pl.col("num_frames_damaged").fill_null(0) == 0)
     exprs = [pl.all_horizontal(healthy).cast(pl.Float64).alias(HEALTHY)] if healthy else []
     for name in names:
         value = pl.col("width").cast(pl.Int64) * pl.col("height") if name == PIXELS else pl.col(name)
