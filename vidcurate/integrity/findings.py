@@ -30,7 +30,7 @@ FINDINGS: dict[str, str] = {
     "audio_duration_differs": "sound and picture differ in length by a tenth and half a second",
     "damaged_audio": "sound that does not decode, or of which its decoder complains",
 }
-# What rejects unless a recipe says otherwise; no clean file of the corpus or of 56 real ones has one.
+# What rejects unless a recipe says otherwise; no clean file of the corpus or of 54 real ones has one.
 REJECTING: tuple[str, ...] = (
     "truncated",
     "no_frames",
