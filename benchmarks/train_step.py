@@ -278,6 +278,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--shapes", default=",".join(SHAPES))
     arguments.add_argument("--forms", default="plain,compiled,fast")
+    arguments.add_argument("--steps", type=int, default=10, help="timed steps of the fast and compiled forms")
     arguments.add_argument("--out", default="train_step_h200")
     arguments.add_argument("--check", action="store_true", help="compare the forms of a block, and stop")
     given = arguments.parse_args()
@@ -294,7 +295,9 @@ def main() -> None:
         for form in given.forms.split(","):
             slow = form in ("plain", "recomputed")
             try:
-                found[form] = measure(shape, form, steps=4 if slow else 10, warm_up=1 if slow else 3)
+                found[form] = measure(
+                    shape, form, steps=min(4, given.steps) if slow else given.steps, warm_up=1 if slow else 2
+                )
             except (RuntimeError, torch.OutOfMemoryError) as error:
                 print(f"{name} {form}: {str(error).splitlines()[0][:200]}", flush=True)
                 continue
