@@ -13,7 +13,7 @@ VIDCURATE = [
     {"yaml_text", "recipe", "schema", "mp4", "filebytes", "matroska", "draws", "resolutions", "workers"},
     {"cluster"},
     {"video", "table"},
-    {"integrity"},
+    {"integrity", "remote"},
     {
         "transcode",
         "tar",

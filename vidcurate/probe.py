@@ -8,7 +8,7 @@ levels find is `integrity`'s affair; here it becomes a status by the policy of t
 import hashlib
 import json
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,9 +16,9 @@ from typing import Annotated, Any, Literal
 import polars as pl
 from pydantic import Field, field_validator
 
-from vidcurate import engine, integrity, known, table
+from vidcurate import engine, integrity, known, remote, table
 from vidcurate.engine import ALONE, Crew, PartSummary, Progress, no_progress
-from vidcurate.errors import InputError
+from vidcurate.errors import MediaError
 from vidcurate.integrity import FINDINGS, REJECTING, Facts, Task
 from vidcurate.recipe import Recipe
 from vidcurate.schema import COLUMNS, require
@@ -52,9 +52,9 @@ class ProbeSettings(Recipe):
 
 
 class ProbeSpec(ProbeSettings):
-    """How to probe. `videos` is the folder that `video_path` is relative to."""
+    """How to probe. `videos` is the folder, or the URL of one, that `video_path` is relative to."""
 
-    videos: Path
+    videos: Path | str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +97,14 @@ def probe_file(path: str, level: str = "index") -> dict[str, Any]:
     return columns_of(integrity.examine(Task(path=path, level=level)))
 
 
+def _examine(task: Task) -> Facts:
+    try:
+        with remote.local(task.path) as path:
+            return integrity.examine(replace(task, path=str(path)))
+    except MediaError as error:
+        return {"failure": error.kind, "problem": str(error), "findings": {}}
+
+
 def _crashed(task: Task) -> Facts:
     problem = f"{Path(task.path).name}: reading it ended the process twice."
     return {"failure": "crashed", "problem": problem, "findings": {}}
@@ -109,8 +117,10 @@ def _timed_out(time_limit_seconds: float, task: Task) -> Facts:
     }  # fmt: skip
 
 
-def _keys(paths: list[str], folder: Path) -> list[known.Key | None]:
-    """Return name, size and time of each file, None for one that cannot be looked at."""
+def _keys(paths: list[str], folder: Path | str) -> list[known.Key | None]:
+    """Return name, size and time of each file, None for one that cannot be looked at from here."""
+    if isinstance(folder, str):
+        return [None] * len(paths)
     keys: list[known.Key | None] = []
     for path in paths:
         try:
@@ -178,7 +188,7 @@ def _tasks(
             continue
         twins = memory.by_size.get(key[1], {}) if key is not None else {}
         tasks[place] = Task(
-            path=str(spec.videos / path),
+            path=remote.join(spec.videos, path),
             level=spec.level,
             rejecting=spec.reject,
             # A digest costs a whole read, which only decoding makes worth it.
@@ -194,7 +204,7 @@ def _look(
 ) -> dict[int, Facts] | PartSummary:
     """Examine the files of the tasks in processes that may be killed."""
     found = engine.share_clips(
-        integrity.examine,
+        _examine,
         list(tasks.values()),
         on_crash=_crashed,
         on_timeout=partial(_timed_out, spec.time_limit_seconds),
@@ -231,8 +241,7 @@ def run_probe(
     are done are kept until the table is written. Raises InputError when the folder is not there, StageError,
     StorageError.
     """
-    if not spec.videos.is_dir():
-        raise InputError(f"{spec.videos}: no such folder of videos. Give the folder with --videos.")
+    remote.require(spec.videos)
     previous = table.previous_stage(run, "probe")
     clips = table.scan(run, previous).collect()
     require(clips.columns, ("clip_id", "video_path", "ingest_problem"), str(table.stage_path(run, previous)))
@@ -248,7 +257,9 @@ def run_probe(
         settings=json.loads(spec.model_dump_json(exclude={"videos"})),
         inputs={
             previous: table.digest(table.stage_path(run, previous)),
-            "videos": _listing(paths, keys),
+            "videos": remote.digest(spec.videos, paths)
+            if isinstance(spec.videos, str)
+            else _listing(paths, keys),
         },
     )
     target = table.stage_path(run, "probe")

@@ -15,13 +15,14 @@ from vidcurate.cli.terminal import (
     Run,
     Settings,
     Videos,
+    VideosOrUrl,
     Workers,
     answer,
     app,
     crew_of,
     known_videos,
+    place_of,
     spec_of,
-    videos_of,
 )
 from vidcurate.engine import usable_cpus
 from vidcurate.progress import telling
@@ -30,7 +31,7 @@ from vidcurate.progress import telling
 @app.command("score-frames")
 def score_frames(
     run: Run,
-    videos: Videos = None,
+    videos: VideosOrUrl = None,
     workers: Workers = None,
     engine: Engine = "local",
     part: PartOf = None,
@@ -52,7 +53,7 @@ def score_frames(
         summary = run_frames(
             run,
             spec,
-            videos=videos_of(run, videos),
+            videos=place_of(run, videos),
             crew=crew_of(workers, engine, part, merge),
             progress=progress,
         )

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from vidcurate import recipe as recipes
-from vidcurate import table
+from vidcurate import remote, table
 from vidcurate.cli.terminal import (
     Engine,
     Json,
@@ -20,11 +20,13 @@ from vidcurate.cli.terminal import (
     Run,
     Settings,
     Videos,
+    VideosOrUrl,
     Workers,
     answer,
     app,
     crew_of,
     known_videos,
+    place_of,
     spec_of,
     videos_of,
 )
@@ -53,7 +55,7 @@ def demo_data(
 @app.command()
 def ingest(
     metadata: Annotated[
-        Path, typer.Argument(help="CSV, Parquet, JSONL, a folder or shards.", metavar="METADATA")
+        str, typer.Argument(help="CSV, Parquet, JSONL (also by URL), a folder or shards.", metavar="METADATA")
     ],
     out: Annotated[Path, typer.Option("--out", help="The run folder.")],
     videos: Annotated[
@@ -71,7 +73,8 @@ def ingest(
     """
     from vidcurate.ingest import IngestSpec, run_ingest
 
-    spec = spec_of(IngestSpec, None, settings, metadata=metadata, videos=videos, schema=schema)
+    source = remote.kept(metadata, out / "metadata") if remote.is_url(metadata) else Path(metadata)
+    spec = spec_of(IngestSpec, None, settings, metadata=source, videos=videos, schema=schema)
     with telling("ingest", quiet=as_json) as progress:
         summary = run_ingest(out, spec, progress=progress)
     answer(asdict(summary), title=f"ingest → {out}", as_json=as_json)
@@ -80,7 +83,7 @@ def ingest(
 @app.command()
 def probe(
     run: Run,
-    videos: Videos = None,
+    videos: VideosOrUrl = None,
     level: Annotated[
         str | None, typer.Option(help="header, index, keyframes or full. Default: index.", show_default=False)
     ] = None,
@@ -109,7 +112,7 @@ def probe(
     from vidcurate.probe import ProbeSettings, ProbeSpec, run_probe
 
     given = spec_of(ProbeSettings, recipe, settings, level=level)
-    spec = ProbeSpec(videos=videos_of(run, videos), **given.model_dump())
+    spec = ProbeSpec(videos=place_of(run, videos), **given.model_dump())
     with telling("probe", quiet=as_json) as progress:
         crew = crew_of(workers, engine, part, merge)
         summary = run_probe(run, spec, known_files=known, crew=crew, progress=progress)

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from vidcurate import __version__, table
+from vidcurate import __version__, remote, table
 from vidcurate import recipe as recipes
 from vidcurate.engine import Crew, part_of, usable_cpus
 from vidcurate.errors import InputError
@@ -28,6 +28,14 @@ S = TypeVar("S", bound=Recipe)
 Run = Annotated[Path, typer.Argument(help="The run folder: every stage's table lies in it.", metavar="RUN")]
 Videos = Annotated[
     Path | None, typer.Option("--videos", help="The folder of videos. Default: the one given to ingest.")
+]
+VideosOrUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--videos",
+        help="The folder of videos, here or by URL. Default: the one given to ingest.",
+        metavar="PATH",
+    ),
 ]
 Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Processes. Default: all CPUs.")]
 Engine = Annotated[
@@ -132,6 +140,13 @@ def videos_of(run: Path, given: Path | None) -> Path:
     if folder is None:
         raise InputError(f"{run}: ingest was given no folder of videos. Say it with --videos.")
     return folder
+
+
+def place_of(run: Path, given: str | None) -> Path | str:
+    """Return the folder of videos, or its URL: the one given, else the one that ingest was given."""
+    if given is not None and remote.is_url(given):
+        return given
+    return videos_of(run, Path(given) if given is not None else None)
 
 
 @app.callback(invoke_without_command=True)

@@ -15,9 +15,9 @@ from typing import Any
 
 import polars as pl
 
-from vidcurate import engine, table
+from vidcurate import engine, remote, table
 from vidcurate.engine import ALONE, Crew, PartSummary, Progress, no_progress
-from vidcurate.errors import InputError
+from vidcurate.errors import InputError, MediaError
 from vidcurate.frames.spec import FramesSpec
 from vidcurate.schema import COLUMNS, require
 
@@ -58,7 +58,11 @@ def _status(row: dict[str, Any], status: str, problem: str) -> dict[str, Any]:
 def _score(item: dict[str, Any], spec: FramesSpec) -> dict[str, Any]:
     from vidcurate.frames.clip import ClipFile, score_clip
 
-    return score_clip(ClipFile(**item), spec)
+    try:
+        with remote.local(item["path"]) as path:
+            return score_clip(ClipFile(**item | {"path": str(path)}), spec)
+    except MediaError as error:
+        return {"frames_status": error.kind, "frames_problem": str(error)}
 
 
 def _timed_out(item: dict[str, Any]) -> dict[str, Any]:
@@ -78,8 +82,10 @@ def _to_score(clips: pl.DataFrame) -> pl.Series:
     return clips.select((is_there & is_sound).alias("is_there"))["is_there"]
 
 
-def _listing(paths: list[str], folder: Path) -> str:
+def _listing(paths: list[str], folder: Path | str) -> str:
     """Return a digest of the files' names, sizes and times: when it changes the scores are out of date."""
+    if isinstance(folder, str):
+        return remote.digest(folder, paths)
     whole = hashlib.sha256()
     for path in paths:
         try:
@@ -100,7 +106,7 @@ def run_frames(
     run: Path,
     spec: FramesSpec,
     *,
-    videos: Path,
+    videos: Path | str,
     crew: Crew = ALONE,
     progress: Progress = no_progress,
 ) -> FramesSummary | PartSummary:
@@ -111,8 +117,7 @@ def run_frames(
     (parts that are missing), StorageError.
     """
     require_libraries()
-    if not videos.is_dir():
-        raise InputError(f"{videos}: no such folder of videos. Give the folder with --videos.")
+    remote.require(videos)
     previous = table.previous_stage(run, "frames")
     source = table.stage_path(run, previous)
     clips = table.scan(run, previous).collect()
@@ -134,7 +139,7 @@ def run_frames(
     parts = run / f".frames-{hashlib.sha256(origin.as_json().encode()).hexdigest()[:16]}"
     if not up_to_date:
         items = [
-            {"path": str(videos / path), "start_seconds": start, "end_seconds": end}
+            {"path": remote.join(videos, path), "start_seconds": start, "end_seconds": end}
             for path, start, end in scored.select("video_path", "start_seconds", "end_seconds").iter_rows()
         ]
         rows = engine.share_clips(
