@@ -176,3 +176,44 @@ def test_killed_on_a_cluster_and_run_again_it_ends_with_the_same_bytes(home: Pat
 
     print(f"killed after {moments} s")
     assert digests(home / "killed-ray") == digests(home / "calm")
+
+
+@pytest.mark.soak
+def test_the_sbatch_template_of_the_docs_gives_the_same_bytes(home: Path, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "scale.md").read_text()
+    template = next(part.partition("```")[0] for part in page.split("```bash\n") if "curate.sh" in part)
+    (tmp_path / "curate.sh").write_text(template.replace("parts=64", "parts=2"))
+    fake = tmp_path / "sbatch"  # runs what it is given at once, each index of an array after the other
+    fake.write_text(FAKE_SBATCH)
+    fake.chmod(0o755)
+    path = os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]])
+    recipe = recipe_of(home, "slurm")
+    recipe.write_text(recipe.read_text().replace("run: slurm", f"run: {home / 'slurm'}"))
+
+    done = subprocess.run(
+        ["bash", str(tmp_path / "curate.sh"), f"{recipe} --set shards.max_clips=8"],
+        cwd=home,
+        env=os.environ | {"PATH": path, "SBATCH_LOG": str(tmp_path / "log")},
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "log").read_text().split() == ["1/2", "2/2", "merge", "1/2", "2/2", "merge"]
+    mine = digests(home / "slurm")
+    assert {name: mine[name] for name in digests(home / "calm")} == digests(home / "calm")
+    assert (home / "slurm" / "report.html").exists()
+
+
+FAKE_SBATCH = r"""#!/usr/bin/env python3
+import os, re, subprocess, sys
+words = sys.argv[1:]
+command = words[words.index("--wrap") + 1]
+array = next((re.fullmatch(r"--array=1-(\d+)", word) for word in words if word.startswith("--array")), None)
+for index in range(1, int(array[1]) + 1) if array else [None]:
+    with open(os.environ["SBATCH_LOG"], "a") as log:
+        log.write(f"{index}/{array[1]}\n" if array else "merge\n")
+    more = {"SLURM_ARRAY_TASK_ID": str(index)} if array else {}
+    subprocess.run(["bash", "-c", command], check=True, stdout=sys.stderr, env=os.environ | more)
+print(os.getpid())
+"""
