@@ -53,11 +53,11 @@ def road(home: Path, run: str, *, workers: int = 1, engine: str = "local", **mor
 
 
 def digests(run: Path) -> dict[str, str]:
-    """Return the SHA-256 of every file of a run; the lock of parts is empty and says nothing."""
+    """Return the SHA-256 of a run's files but two that say nothing of clips: a lock, and what it cost."""
     return {
         str(path.relative_to(run)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(run.rglob("*"))
-        if path.is_file() and path.name != ".lock"
+        if path.is_file() and path.name not in (".lock", "costs.jsonl")
     }
 
 
