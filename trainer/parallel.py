@@ -117,13 +117,13 @@ def _give(master: nn.Parameter, rounded: Tensor) -> None:
 class _Root(nn.Module):
     """The model, and a pass through nothing, whose backward brings FSDP to the end of its step."""
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model, self.device = model, device
+        self.model = model
 
     def forward(self, *arguments: Any, **keywords: Any) -> Tensor:
-        if not arguments and not keywords:
-            return torch.zeros((), device=self.device, requires_grad=True) + 0
+        if not keywords:
+            return cast(Tensor, arguments[0] + 0)
         return cast(Tensor, self.model(*arguments, **keywords))
 
 
@@ -143,7 +143,7 @@ class Sharded:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        self.model = model
+        self.model, self.device = model, device
         policy = MixedPrecisionPolicy(
             param_dtype=None if dtype == torch.float32 else dtype,
             reduce_dtype=torch.float32,
@@ -157,7 +157,7 @@ class Sharded:
             return cut
 
         inner = [shard(block) for block in blocks]
-        self.compute = _Root(model, device)
+        self.compute = _Root(model)
         self.units = [shard(self.compute), *inner]  # the root first: it sets up the others
 
     def _reduce(self, on: bool) -> None:
@@ -176,7 +176,8 @@ class Sharded:
     def close(self) -> None:
         """See Layout."""
         self._reduce(True)
-        self.compute().backward()
+        # FSDP of torch 2.11 takes no call without an argument where there is a GPU.
+        self.compute(torch.zeros((), device=self.device, requires_grad=True)).backward()
 
     @contextmanager
     def reading(self) -> Iterator[None]:
