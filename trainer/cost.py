@@ -6,8 +6,8 @@ N are the tokens of the micro-batch, S those of a frame, T the frames of a laten
 the captions, so the terms are the linears and all that reads a token once, attention in a frame, attention
 over time, the keys and values of the captions, and what a micro-batch costs whatever its size. Forward and
 backward are fitted apart, since a block that is recomputed costs its forward pass a second time. No
-coefficient is negative, and errors count in parts of the measured time: a term that the measured shapes do
-not tell apart from the others is left at zero. Plain numbers, no torch.
+coefficient is negative, errors count in parts of the measured time, and a term that explains no more than the
+measurements' noise (Akaike 1974) is left at zero. Plain numbers, no torch.
 """
 
 import itertools
@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 TERMS = ("token", "token_and_place", "token_and_frame", "text_token", "micro_batch")
+
+NOISE = 0.02  # what two measurements of one step differ by, in parts
 
 Five = tuple[float, float, float, float, float]
 
@@ -81,10 +83,10 @@ class Cost:
         return predicted / measured.seconds - 1
 
 
-def _least_squares(terms: NDArray[np.float64], seconds: NDArray[np.float64]) -> Five:
+def _least_squares(terms: NDArray[np.float64], seconds: NDArray[np.float64], noise: float) -> Five:
     """Return the coefficients, none below zero, with the least squared relative error.
 
-    Of five coefficients every choice of those above zero is tried: 31 small problems, no iteration.
+    Each costs twice the noise squared. Every choice of those above zero is tried: 31 small problems.
     """
     scaled = terms / seconds[:, None]
     size = np.abs(scaled).max(0)
@@ -95,7 +97,7 @@ def _least_squares(terms: NDArray[np.float64], seconds: NDArray[np.float64]) -> 
             continue
         part = scaled[:, some] / size[some]
         values, *_ = np.linalg.lstsq(part, np.ones(len(seconds)), rcond=1e-9)
-        loss = float(np.square(part @ values - 1).sum())
+        loss = float(np.square(part @ values - 1).sum()) + 2 * noise**2 * len(some)
         if values.min() >= 0 and loss < best - 1e-12:
             best, found = loss, np.zeros(len(TERMS))
             found[some] = values / size[some]
@@ -103,25 +105,30 @@ def _least_squares(terms: NDArray[np.float64], seconds: NDArray[np.float64]) -> 
     return a, b, c, d, e
 
 
-def fit(steps: Sequence[Measured]) -> Cost:
-    """Return the cost that fits the measured steps best. Raises ValueError without any."""
+def fit(steps: Sequence[Measured], noise: float = NOISE) -> Cost:
+    """Return the cost that fits the measured steps best. Raises ValueError without any.
+
+    `noise` is what a measurement may be off by, in parts of it.
+    """
     if not steps:
         raise ValueError("no measured step to fit a cost to")
     terms = np.array([np.sum([work.terms for work in step.works], axis=0) for step in steps], dtype=float)
     forward = np.array([step.forward for step in steps])
     again = np.array([step.recomputed for step in steps]) * forward
     backward = np.array([step.backward for step in steps]) - again
-    return Cost(forward=_least_squares(terms, forward), backward=_least_squares(terms, backward))
+    return Cost(
+        forward=_least_squares(terms, forward, noise), backward=_least_squares(terms, backward, noise)
+    )
 
 
-def errors(steps: Sequence[Measured]) -> dict[str, tuple[float, float]]:
+def errors(steps: Sequence[Measured], noise: float = NOISE) -> dict[str, tuple[float, float]]:
     """Return, for each step, the error of the fit to all steps, and of the fit to all others.
 
     The second says what the prediction of a shape that nobody measured is worth.
     """
-    whole = fit(steps)
+    whole = fit(steps, noise)
     found: dict[str, tuple[float, float]] = {}
     for step in steps:
         others = [other for other in steps if other is not step]
-        found[step.name] = (whole.error(step), fit(others).error(step) if others else np.nan)
+        found[step.name] = (whole.error(step), fit(others, noise).error(step) if others else np.nan)
     return found

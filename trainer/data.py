@@ -4,6 +4,7 @@
 a step reads, is known before the first one. A stage reads clips, or their latents with the same order.
 """
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from trainer.encoded import Missing
 from trainer.latents.folder import LatentFolder
 from trainer.latents.read import LatentLoader
 from trainer.recipe import DataSpec, Stage, TrainRecipe
+from trainer.stdit import flops
 from vidcurate import order
 from vidcurate.clip_plan import PlannedClip, clips_of_step, plan_from
 from vidcurate.errors import RecipeError, ShardError, StateError, StorageError
@@ -82,6 +84,23 @@ def stage_plan(index: Index, spec: DataSpec, seed: int) -> Plan:
     )
 
 
+def _costs(plan: Plan, recipe: TrainRecipe) -> tuple[int, ...]:
+    """Return the FLOPs of a micro-batch of each cell, its captions as long as can be.
+
+    Ranks are balanced by them. Pixels would count an image, which is one latent frame, as a third of what it
+    costs, and would not see that attention grows with the frame.
+    """
+    encoder, most_text = video_encoder(recipe.video_encoder), recipe.model.model_max_length
+    shapes = [
+        encoder.latent_shape(cell.bucket.num_frames, cell.bucket.height, cell.bucket.width)[1:]
+        for cell in plan.cells
+    ]
+    return tuple(
+        cell.micro_batch_size * flops(recipe.model, *shape, most_text)
+        for cell, shape in zip(plan.cells, shapes, strict=True)
+    )
+
+
 def lay_out(recipe: TrainRecipe, *, complete: bool = True) -> tuple[StageData, ...]:
     """Return every stage with its index, its plan and its number of steps.
 
@@ -101,6 +120,7 @@ def lay_out(recipe: TrainRecipe, *, complete: bool = True) -> tuple[StageData, .
             assert spec.shards is not None  # the recipe has one of the two
             index = indexes[spec.shards] = indexes.get(spec.shards) or read_index(spec.shards)
         plan = stage_plan(index, spec, recipe.seed)
+        plan = dataclasses.replace(plan, costs=_costs(plan, recipe))
         missing = encoded.missing(folder, plan, spec) if folder else ()
         if complete:
             encoded.check_complete(stage.name, spec, missing)

@@ -42,7 +42,7 @@ class Cell:
 
     @property
     def cost(self) -> int:
-        """Pixels of a micro-batch: what ranks are balanced by."""
+        """Pixels of a micro-batch."""
         return self.micro_batch_size * self.bucket.num_frames * self.bucket.height * self.bucket.width
 
 
@@ -51,6 +51,8 @@ class Plan:
     """All that the order depends on. `fingerprint` covers cells, weights, sizes and M; not seed and version.
 
     `left_out`: reason → rows of clips that no cell holds. `notes`: what had to be adapted, as events.
+    `costs`: what a micro-batch of each cell costs, in any unit, where pixels are no measure of it. Ranks are
+    balanced by it; it changes who reads a micro-batch and nothing of what is read.
     """
 
     algorithm_version: int
@@ -61,6 +63,7 @@ class Plan:
     mixture: interleave.Mixture
     left_out: Mapping[str, Rows]
     notes: tuple[dict[str, object], ...]
+    costs: tuple[int, ...] | None = None
 
     @property
     def num_clips(self) -> int:
@@ -266,13 +269,17 @@ def slot_seed(seed: int, position: int, slot: int, purpose: str) -> int:
 def shares(plan: Plan, step: int, world_size: int) -> tuple[tuple[int, ...], ...]:
     """Return, for each rank, the positions of the step's micro-batches that it runs, the costliest first.
 
-    Every position is in exactly one share; the shares differ by at most one micro-batch and are balanced by
-    cost: from the costliest on, each goes to the rank with the least so far.
+    Every position is in exactly one share, and the shares are balanced by cost: from the costliest on, each
+    goes to the rank with the least so far (LPT; Graham 1969). Pixels are a rough cost, so by them the shares
+    differ by at most one micro-batch; with the plan's `costs` these alone decide.
     """
     first = step * plan.micro_batches_per_step
     positions = range(first, first + plan.micro_batches_per_step)
-    cost = {p: plan.cells[interleave.turn(plan.mixture, p)[0]].cost for p in positions}
+    costs = plan.costs or tuple(cell.cost for cell in plan.cells)
+    cost = {p: costs[interleave.turn(plan.mixture, p)[0]] for p in positions}
     least, extra = divmod(plan.micro_batches_per_step, world_size)
+    if plan.costs:
+        least = len(positions)
     given: list[list[int]] = [[] for _ in range(world_size)]
     heap = [(0, rank) for rank in range(world_size)]
     for position in sorted(positions, key=lambda p: (-cost[p], p)):
