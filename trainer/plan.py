@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
-from trainer import data, encoded, optim, validation
+from trainer import data, encoded, memory, optim, validation
+from trainer.cost import Work
+from trainer.encode import video_encoder
 from trainer.recipe import TrainRecipe
 from trainer.stdit import STDiT3
 
@@ -18,7 +20,39 @@ FIRST_CLIPS = 8
 TRAINED_BYTES, FROZEN_BYTES = 20, 8
 
 
-def _stage(laid: data.StageData, recipe: TrainRecipe) -> dict[str, Any]:
+HOST_RANKS = 8  # that share one copy of the state, where the recipe leaves it to the hosts
+
+
+def _memory(laid: data.StageData, recipe: TrainRecipe, state: tuple[int, int]) -> dict[str, Any]:
+    """Return the forecast of the largest micro-batch on one GPU; `state`: parameters trained and frozen."""
+    spec, model = recipe.parallel, recipe.model
+    form = memory.Form(fast=recipe.blocks == "fast", item_bytes=2 if recipe.precision == "bfloat16" else 4)
+    encoder = video_encoder(recipe.video_encoder)
+    peaks: dict[str, int] = {}
+    for cell in laid.plan.cells:
+        bucket = cell.bucket
+        _, frames, rows, columns = encoder.latent_shape(bucket.num_frames, bucket.height, bucket.width)
+        work = Work(
+            clips=cell.micro_batch_size,
+            frames=frames,
+            places=-(-rows // model.patch_size[1]) * -(-columns // model.patch_size[2]),
+            text_tokens=model.model_max_length,
+        )
+        peaks[cell.name] = memory.peak_bytes(model, work, form, spec.recompute_blocks)
+    ranks = spec.shard_size or HOST_RANKS
+    largest = max(peaks, key=lambda name: peaks[name])
+    return {
+        "state_bytes": memory.state_bytes(
+            *state, item_bytes=form.item_bytes, sharding=spec.sharding, ranks=ranks
+        ),
+        "ranks_that_share": 1 if spec.sharding == "none" else ranks,
+        "largest_cell": largest,
+        "largest_bytes": peaks[largest],
+        "recompute_blocks": min(spec.recompute_blocks, 2 * model.depth),
+    }
+
+
+def _stage(laid: data.StageData, recipe: TrainRecipe, state: tuple[int, int]) -> dict[str, Any]:
     first = data.step_plan(laid, 0, recipe)
     counts = data.micro_batches(laid)
     cells: list[dict[str, Any]] = [
@@ -43,6 +77,7 @@ def _stage(laid: data.StageData, recipe: TrainRecipe) -> dict[str, Any]:
         "micro_batches_per_step": laid.plan.micro_batches_per_step,
         **data.summary(laid),
         "latents": _latents(laid, recipe),
+        "memory": _memory(laid, recipe, state),
         "clips_read": trained,
         "passes": trained / laid.plan.num_clips,
         "tokens_of_first_step": first.num_tokens,
@@ -87,7 +122,7 @@ def dry_run(recipe: TrainRecipe) -> dict[str, Any]:
         "trained_parameters": trained,
         "weights_and_optimizer_bytes": trained * TRAINED_BYTES + (total - trained) * FROZEN_BYTES,
         "steps": laid[-1].first_step + laid[-1].num_steps,
-        "stages": [_stage(stage, recipe) for stage in laid],
+        "stages": [_stage(stage, recipe, (trained, total - trained)) for stage in laid],
         "validation": _validation(validation.lay_out(recipe, laid, complete=False)),
     }
 
@@ -104,6 +139,15 @@ def _latents_in_words(latents: dict[str, Any]) -> str:
         some = ", ".join(part["clip_ids"])
         words += f"\n  missing in {part['cell']}: {part['clips']:,} clips ({some}, …); encode them first"
     return words
+
+
+def _memory_in_words(found: dict[str, Any]) -> str:
+    shared = f", shared by {found['ranks_that_share']} ranks" if found["ranks_that_share"] > 1 else ""
+    again = f" with {found['recompute_blocks']} blocks recomputed" if found["recompute_blocks"] else ""
+    return (
+        f"  memory of a GPU: {found['state_bytes'] / 1e9:.3g} GB of weights and what hangs on them{shared}, "
+        f"{found['largest_bytes'] / 1e9:.3g} GB of a micro-batch of {found['largest_cell']}{again}"
+    )
 
 
 def in_words(report: dict[str, Any]) -> str:
@@ -126,6 +170,7 @@ def in_words(report: dict[str, Any]) -> str:
                 f"  {cell['name']:<32} {cell['clips']:>9,} clips  {cell['micro_batches']:>9,} micro-batches "
                 f"of {cell['clips_per_micro_batch']}, {cell['passes']:.2f} passes"
             )
+        lines.append(_memory_in_words(stage["memory"]))
         lines.append(_latents_in_words(stage["latents"]))
         for reason, count in stage["clips_left_out"].items():
             lines.append(f"  {'(' + reason + ')':<32} {count:>9,} clips  in no bucket")

@@ -105,6 +105,9 @@ def test_a_dry_run_in_words_names_what_no_bucket_takes(shards: Path, tmp_path: P
     assert "20 steps, stages: first" in words
     assert f"{report['parameters']:,} parameters" in words
     assert "level-1/32px-8f-1.00" in words
+    found = report["stages"][0]["memory"]
+    assert f"{found['largest_bytes'] / 1e9:.3g} GB of a micro-batch of {found['largest_cell']}" in words
+    assert found["state_bytes"] == report["weights_and_optimizer_bytes"]  # float32, one rank
     assert long["stages"][0]["clips"] == 12
 
 
