@@ -1,0 +1,444 @@
+"""What the published speed run would cost with the measured step: steps, GPU hours, and who waits for whom.
+
+    python benchmarks/project_speedrun.py [--table benchmarks/results/train_step_h200.json]
+
+The clips are made up: as many as the published data sets have, their lengths and sizes drawn from a given
+distribution (--durations, --sizes, --fps). All else is the real thing: the bucket tables of
+recipes/speedrun.yaml, the assignment to buckets, the order of micro-batches. A micro-batch costs what
+`trainer.cost` fits to the measured steps; one that the memory does not hold is run in pieces, and where a
+single clip does not fit, some blocks are recomputed (`trainer.memory`). Every assumption is printed.
+
+Encoding is counted twice: ahead (each clip of a stage once) and on line (at every showing). Ranks are
+simulated on the real order: the slowest rank's time over the mean, step by step, for micro-batches dealt in
+turn, as published, and dealt by cost. Published: 18,000 hours of H100 for 24,087 steps in three stages, the
+encoders on line; the projection is for the GPU of the measured table.
+"""
+
+import argparse
+import dataclasses
+import functools
+import json
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rows import RESULTS, Row, keep, row
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from trainer import memory
+from trainer import recipe as recipes
+from trainer.cost import TERMS, Cost, Measured, Work, errors, fit
+from trainer.encode import video_encoder
+from trainer.flops import Shape
+from trainer.memory import Form
+from trainer.recipe import Stage, TrainRecipe
+from trainer.stdit import flops
+from vidcurate import buckets, draws, interleave, order
+from vidcurate.buckets import Bucket
+
+RECIPE = Path(__file__).resolve().parents[1] / "recipes/speedrun.yaml"
+PUBLISHED_STEPS = {"stage-1": 2_210, "stage-2": 7_100, "stage-3": 14_780}
+PUBLISHED_TOTAL = sum(PUBLISHED_STEPS.values())
+PUBLISHED_HOURS = 18_000.0
+TEXT_TOKENS = 300
+TRAINED, FROZEN = 1_201_595_936, 6_048_000
+VAE_FLOPS_PER_PIXEL = 4.13e6 + 105e6 / 64  # the frame VAE, and the temporal one on latents of 1/64 the pixels
+T5_FLOPS_PER_CAPTION = 2.8e12
+RANKS = (8, 192, 1024)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What a GPU does and holds: `seconds` of a micro-batch, of an update, and bytes beside the weights."""
+
+    cost: Cost
+    update_seconds: float
+    limit_bytes: float
+    form: Form
+
+
+# ── the measured table ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def measured_steps(table: Sequence[Row]) -> list[Measured]:
+    """Return the measured steps with their micro-batches, as benchmarks/train_step.py made them."""
+    from train_step import SHAPES  # it needs Triton
+
+    found = {entry["metric"]: entry for entry in table}
+    steps = []
+    for name, shape in SHAPES.items():
+        forward, backward = found.get(f"{name}_forward_ms"), found.get(f"{name}_backward_ms")
+        if not forward or not backward:
+            continue
+        is_fast = "ours is fast" in forward["peer"]
+        size = shape.fast_micro_batch or shape.micro_batch if is_fast else shape.micro_batch
+        counts = [min(size, shape.batch - done) for done in range(0, shape.batch, size)]
+        places = shape.tokens // shape.frames
+        steps.append(
+            Measured(
+                name=name,
+                works=tuple(
+                    Work(clips=count, frames=shape.frames, places=places, text_tokens=TEXT_TOKENS)
+                    for count in counts
+                ),
+                forward=forward["value"] / 1e3,
+                backward=backward["value"] / 1e3,
+                recomputed=shape.recomputed_blocks / 56,
+            )
+        )
+    return steps
+
+
+# ── the clips ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def shares_of(text: str) -> list[tuple[str, float]]:
+    """Return [(what, its share)] of "what:percent,…", the shares summing to 1."""
+    parts = [part.rsplit(":", 1) for part in text.split(",")]
+    total = sum(float(percent) for _, percent in parts)
+    return [(what, float(percent) / total) for what, percent in parts]
+
+
+def made_up_plan(stage: Stage, clips: int, given: argparse.Namespace, pieces: int = 1) -> order.Plan:
+    """Return the order of a stage over `clips` made-up clips.
+
+    With `pieces` above 1 its micro-batches are that many times smaller, but for those of fewer clips, and a
+    step has as many more of them that it shows as many clips.
+    """
+    source = np.random.default_rng(given.seed)
+    ranges, sizes = shares_of(given.durations), shares_of(given.sizes)
+    edges = np.array([[float(end) for end in what.split("-")] for what, _ in ranges])
+    kind = source.choice(len(ranges), size=clips, p=[share for _, share in ranges])
+    seconds = edges[kind, 0] + source.random(clips) * (edges[kind, 1] - edges[kind, 0])
+    size = np.array([[int(side) for side in what.split("x")] for what, _ in sizes])
+    shape = size[source.choice(len(sizes), size=clips, p=[share for _, share in sizes])]
+    frames = np.floor(seconds * given.fps).astype(np.int64)
+    hashes = draws.mix(np.arange(clips, dtype=np.uint64))
+    found = buckets.assign(stage.data.buckets, hashes, frames, shape[:, 1], shape[:, 0], given.seed)
+    cells, whole, cut = [], 0.0, 0.0
+    for number in np.unique(found.bucket[found.bucket >= 0]).tolist():
+        rows = np.flatnonzero(found.bucket == number)
+        bucket = found.buckets[number]
+        whole += len(rows) / bucket.micro_batch_size
+        bucket = dataclasses.replace(bucket, micro_batch_size=max(1, bucket.micro_batch_size // pieces))
+        cut += len(rows) / bucket.micro_batch_size
+        weight = round(1e6 * len(rows) / bucket.micro_batch_size)
+        cells.append(order.make_cell(bucket.name, bucket, rows, hashes[rows], max(1, weight)))
+    per_step = round(stage.data.micro_batches_per_step * cut / whole)
+    return order.make_plan(cells, seed=given.seed, micro_batches_per_step=per_step)
+
+
+# ── what things cost ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def latent(recipe: TrainRecipe, bucket: Bucket) -> Shape:
+    """Return frames, rows and columns of a bucket's latents."""
+    _, *shape = video_encoder(recipe.video_encoder).latent_shape(
+        bucket.num_frames, bucket.height, bucket.width
+    )
+    frames, rows, columns = shape
+    return frames, rows, columns
+
+
+def work_of(recipe: TrainRecipe, bucket: Bucket, clips: int) -> Work:
+    """Return the work of `clips` of a bucket."""
+    frames, rows, columns = latent(recipe, bucket)
+    places = -(-rows // recipe.model.patch_size[1]) * -(-columns // recipe.model.patch_size[2])
+    return Work(clips=clips, frames=frames, places=places, text_tokens=TEXT_TOKENS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """How a published micro-batch is run: `pieces` of clips in turn, a share of the blocks recomputed."""
+
+    pieces: tuple[int, ...]
+    recomputed: float
+    seconds: float
+
+
+def run_of(recipe: TrainRecipe, machine: Machine, bucket: Bucket) -> Run:
+    """Return how a micro-batch of a bucket is run so that it fits, in as even pieces as can be."""
+    clips, one = bucket.micro_batch_size, work_of(recipe, bucket, 1)
+    found = memory.fit(recipe.model, one, machine.form, machine.limit_bytes, clips)
+    if found is None:
+        raise SystemExit(f"{bucket.name}: one clip does not fit with every block recomputed; raise --gib.")
+    share = found.recompute_blocks / (2 * recipe.model.depth)
+    number = -(-clips // found.clips)
+    pieces = tuple(clips // number + (piece < clips % number) for piece in range(number))
+    seconds = sum(machine.cost.seconds(dataclasses.replace(one, clips=size), share) for size in pieces)
+    return Run(pieces=pieces, recomputed=share, seconds=seconds)
+
+
+def encoder_seconds(plan: order.Plan, given: argparse.Namespace) -> list[float]:
+    """Return the seconds that both encoders take for a clip of each cell."""
+    return [
+        VAE_FLOPS_PER_PIXEL
+        * cell.bucket.num_frames
+        * cell.bucket.height
+        * cell.bucket.width
+        / (given.vae_tflops * 1e12)
+        + T5_FLOPS_PER_CAPTION / (given.t5_tflops * 1e12)
+        for cell in plan.cells
+    ]
+
+
+# ── who waits for whom ──────────────────────────────────────────────────────────────────────────────────────
+
+Deal = Callable[[order.Plan, int, int], Sequence[Sequence[int]]]
+
+
+def in_turn(plan: order.Plan, step: int, ranks: int) -> list[range]:
+    """Return each rank's positions as the published sampler deals them: position i to rank i mod ranks."""
+    first = step * plan.micro_batches_per_step
+    return [range(first + rank, first + plan.micro_batches_per_step, ranks) for rank in range(ranks)]
+
+
+def imbalance(plan: order.Plan, seconds: Sequence[float], ranks: int, deal: Deal, steps: int) -> float:
+    """Return the mean over `steps` steps, spread over the stage, of the slowest rank's time over the mean."""
+    slowest = mean = 0.0
+    for number in range(steps):
+        step = number * 37
+        loads = [
+            sum(seconds[interleave.turn(plan.mixture, position)[0]] for position in positions)
+            for positions in deal(plan, step, ranks)
+        ]
+        slowest, mean = slowest + max(loads), mean + sum(loads) / ranks
+    return slowest / mean
+
+
+def larger(plan: order.Plan, times: float) -> order.Plan:
+    """Return the plan with steps of so many times more micro-batches."""
+    return dataclasses.replace(plan, micro_batches_per_step=round(plan.micro_batches_per_step * times))
+
+
+# ── the report ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def print_assumptions(given: argparse.Namespace, machine: Machine, table: Sequence[Row]) -> None:
+    hardware = table[0]["hardware"]
+    forms = ", ".join(sorted({entry["peer"].partition("ours is ")[2].removesuffix(")") for entry in table}))
+    print(f"""Assumptions
+  step                  {given.table.name}: {hardware}, blocks {forms}, weights and data random
+  data                  {given.clips:,} clips in stages 1 and 2, {given.more_clips:,} more in stage 3
+  seconds of a clip     {given.durations} (from-to:percent, even within a class), {given.fps:g} frames/s
+  pixels of a clip      {given.sizes}
+  caption               {TEXT_TOKENS} tokens for every clip, as measured
+  memory                {given.gib:g} GiB of a GPU may be used by {given.form} blocks, \
+{machine.limit_bytes / 2**30:.1f} beside the state cut over 8
+  update                {machine.update_seconds * 1e3:.0f} ms a step: the measured optimizer and \
+{given.reduce_ms:g} ms for the gradients' sum that is not hidden
+  encoders              VAE {VAE_FLOPS_PER_PIXEL / 1e6:.2f} MFLOP a pixel at {given.vae_tflops:g} TFLOP/s, \
+T5 {T5_FLOPS_PER_CAPTION / 1e12:g} TFLOP a caption at {given.t5_tflops:g} TFLOP/s; reading is hidden
+  ahead                 each clip of a stage is encoded once for the stage's passes (one view)
+  not in it             starts, stops, checkpoints, validation, samples
+  published             {PUBLISHED_HOURS:,.0f} H100 hours on 192 GPUs, {PUBLISHED_TOTAL:,} steps, on line
+""")
+
+
+def print_fit(machine: Machine, steps: Sequence[Measured]) -> None:
+    print("Cost of a micro-batch, seconds for each")
+    for name, forward, backward in zip(TERMS, machine.cost.forward, machine.cost.backward, strict=True):
+        print(f"  {name:<16} forward {forward:9.3g}  backward {backward:9.3g}")
+    print("  measured step     seconds   fit's error   predicted from the others")
+    for step in steps:
+        error, left_out = errors(steps)[step.name]
+        print(f"  {step.name:<14} {step.seconds:10.3f}   {error:+10.1%}   {left_out:+10.1%}")
+    print()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """GPU hours of a stage, and the imbalance of each case dealt in turn and dealt by time."""
+
+    steps: int
+    training: float
+    update: float
+    ahead: float
+    online: float
+    imbalance: dict[str, tuple[float, float]]
+
+    def hours(self, case: str) -> float:
+        """Return all but encoding, with the waiting of a case dealt by time."""
+        return self.training * self.imbalance[case][1] + self.update
+
+
+# How the run is spread → the simulated case: 48 ranks share the published step of 192 four by four.
+SPREADS = {"8_ranks": "8_ranks", "48_ranks": "192_ranks_four_each", "192_ranks": "192_ranks"}
+
+
+def simulate(
+    stage: Stage, clips: int, recipe: TrainRecipe, runs: Callable[[Bucket], Run], given: argparse.Namespace
+) -> dict[str, tuple[float, float]]:
+    """Print the imbalance of a stage however it is dealt; return it dealt in turn and dealt by time.
+
+    A step has the published 192 micro-batches, or one for each rank where there are more ranks: whole; in
+    quarters, with as many clips; or four whole ones for each rank.
+    """
+    print("  slowest rank over the mean      micro-batches of a step  in turn  by pixels  by FLOPs  by time")
+    plans = {pieces: made_up_plan(stage, clips, given, pieces) for pieces in (1, 4)}
+    published = plans[1].micro_batches_per_step
+    found = {}
+    for ranks in RANKS:
+        grown = max(1.0, ranks / published)
+        cases = {"": (1, grown), "_quarters": (4, grown), "_four_each": (1, 4 * ranks / published)}
+        for case, (pieces, times) in cases.items():
+            if times < 1:
+                continue
+            plan = larger(plans[pieces], times)
+            seconds = [runs(cell.bucket).seconds for cell in plan.cells]
+            work = tuple(
+                cell.micro_batch_size * flops(recipe.model, *latent(recipe, cell.bucket), TEXT_TOKENS)
+                for cell in plan.cells
+            )
+            timed = tuple(round(s * 1e6) for s in seconds)
+            steps = max(5, given.simulated_steps * published // plan.micro_batches_per_step)
+            dealt = [
+                imbalance(dataclasses.replace(plan, costs=costs), seconds, ranks, deal, steps)
+                for costs, deal in (
+                    (None, in_turn),
+                    (None, order.shares),
+                    (work, order.shares),
+                    (timed, order.shares),
+                )
+            ]
+            name = f"{ranks}_ranks{case}"
+            found[name] = dealt[0], dealt[3]
+            print(
+                f"    {name.replace('_', ' '):<23} {plan.micro_batches_per_step:>27,} {dealt[0]:>8.3f} "
+                f"{dealt[1]:>10.3f} {dealt[2]:>9.3f} {dealt[3]:>8.3f}"
+            )
+    return found
+
+
+def project(stage: Stage, recipe: TrainRecipe, machine: Machine, given: argparse.Namespace) -> Figures:
+    """Print what a stage costs and return it."""
+    clips = given.clips + (given.more_clips if stage.name == "stage-3" else 0)
+    plan = made_up_plan(stage, clips, given)
+    runs = functools.cache(functools.partial(run_of, recipe, machine))
+    num_steps = stage.steps or order.steps_for_passes(plan, stage.passes or 0.0)
+    counts = order.micro_batches_before(plan, num_steps)
+    encoding = encoder_seconds(plan, given)
+    tokens = work = training = online = ahead = 0.0
+    for cell, count, encoder in zip(plan.cells, counts, encoding, strict=True):
+        shown = count * cell.micro_batch_size
+        tokens += shown * work_of(recipe, cell.bucket, 1).tokens
+        work += shown * 3 * flops(recipe.model, *latent(recipe, cell.bucket), TEXT_TOKENS)
+        training += count * runs(cell.bucket).seconds / 3600
+        online += shown * encoder / 3600
+        ahead += len(cell.rows) * encoder / 3600
+    update = num_steps * plan.micro_batches_per_step * machine.update_seconds / 3600
+    print(
+        f"{stage.name}: {plan.num_clips:,} of {clips:,} clips in {len(plan.cells)} buckets, {num_steps:,} "
+        f"steps of {plan.micro_batches_per_step} (published {PUBLISHED_STEPS[stage.name]:,}), "
+        f"{tokens / 1e9:.0f} G tokens, {tokens / training / 3600:,.0f} tokens/s of a GPU, "
+        f"{work / training / 3600 / 1e12:.0f} TFLOP/s"
+    )
+    for cell, count in sorted(zip(plan.cells, counts, strict=True), key=lambda part: -part[1]):
+        run = runs(cell.bucket)
+        again = f", {run.recomputed:.0%} of blocks recomputed" if run.recomputed else ""
+        print(
+            f"    {cell.name:<16} {count / sum(counts):6.1%} of micro-batches, {cell.micro_batch_size:>3} "
+            f"clips in {len(run.pieces)} pieces, {run.seconds:6.2f} s{again}"
+        )
+    figures = Figures(
+        steps=num_steps,
+        training=training,
+        update=update,
+        ahead=ahead,
+        online=online,
+        imbalance=simulate(stage, clips, recipe, runs, given),
+    )
+    waiting = ", ".join(
+        f"{training * (figures.imbalance[case][1] - 1):,.0f} on {spread.replace('_', ' ')}"
+        for spread, case in SPREADS.items()
+    )
+    print(
+        f"  GPU hours: {training:,.0f} of micro-batches, {update:,.0f} of updates; of waiting {waiting}; "
+        f"of encoding {ahead:,.0f} ahead, {online:,.0f} on line\n",
+        flush=True,
+    )
+    return figures
+
+
+def as_rows(found: dict[str, Figures], hardware: str) -> list[Row]:
+    """Return the rows to keep, the published run or the published deal beside each."""
+    less_is_better = functools.partial(row, hardware=hardware, higher_is_better=False)
+    rows = []
+    for way in ("ahead", "online"):
+        for spread, case in SPREADS.items():
+            rows.append(
+                less_is_better(
+                    f"gpu_hours_{way}_{spread}",
+                    sum(figures.hours(case) + getattr(figures, way) for figures in found.values()),
+                    "GPU hours",
+                    peer="published run (H100, 192 ranks, on line)",
+                    peer_value=PUBLISHED_HOURS,
+                    goal="< 2,000" if way == "ahead" else "",
+                )
+            )
+    for name, figures in found.items():
+        steps = PUBLISHED_STEPS[name]
+        rows.append(
+            less_is_better(f"{name}_steps", figures.steps, "steps", peer="published run", peer_value=steps)
+        )
+        pace = PUBLISHED_HOURS * steps / PUBLISHED_TOTAL
+        for part in ("training", "update", "ahead", "online"):
+            rows.append(
+                less_is_better(
+                    f"{name}_gpu_hours_{part}",
+                    getattr(figures, part),
+                    "GPU hours",
+                    peer="published run, all of it (H100, by its share of the steps)",
+                    peer_value=pace,
+                )
+            )
+        for case, (turn, balanced) in figures.imbalance.items():
+            metric = f"{name}_imbalance_{case}"
+            rows.append(less_is_better(metric, balanced, "max/mean", peer="dealt in turn", peer_value=turn))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--recipe", type=Path, default=RECIPE)
+    parser.add_argument("--table", type=Path, default=RESULTS / "train_step_h200.json")
+    parser.add_argument("--clips", type=int, default=1_019_957)
+    parser.add_argument("--more-clips", type=int, default=330_000)
+    parser.add_argument("--durations", default="2-5:43.1,5-10:27.2,10-15.1:21.9,15.1-30:7.8")
+    parser.add_argument("--sizes", default="1280x720:71.1,1920x1080:27.9,854x480:1.0")
+    parser.add_argument("--fps", type=float, default=24.0)
+    parser.add_argument("--gib", type=float, default=130.0, help="of a GPU's memory that may be used")
+    parser.add_argument("--form", choices=("fast", "readable"), default="fast")
+    parser.add_argument("--vae-tflops", type=float, default=200.0)
+    parser.add_argument("--t5-tflops", type=float, default=500.0)
+    parser.add_argument("--reduce-ms", type=float, default=25.0)
+    parser.add_argument("--simulated-steps", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--out", default="project_speedrun")
+    given = parser.parse_args()
+
+    table: list[Row] = json.loads(given.table.read_text())
+    steps = measured_steps(table)
+    recipe = recipes.load(given.recipe)
+    updates = [entry["value"] for entry in table if entry["metric"].endswith("_optimizer_ms")]
+    state = memory.state_bytes(TRAINED, FROZEN, item_bytes=2, sharding="hybrid", ranks=8)
+    machine = Machine(
+        cost=fit(steps),
+        update_seconds=(statistics.median(updates) + given.reduce_ms) / 1e3,
+        limit_bytes=given.gib * 2**30 - state,
+        form=Form(fast=given.form == "fast"),
+    )
+    print_assumptions(given, machine, table)
+    print_fit(machine, steps)
+
+    found = {stage.name: project(stage, recipe, machine, given) for stage in recipe.stages}
+    keep(given.out, as_rows(found, f"{table[0]['hardware']}, projected"))
+
+
+if __name__ == "__main__":
+    main()
