@@ -27,6 +27,7 @@ VIDCURATE = [
         "known",
         "engine",
         "ledger",
+        "costs",
         "ranges",
     },
     {"zips"},

@@ -13,9 +13,9 @@ from vidcurate.cli.terminal import (
     app,
     known_videos,
     spec_of,
+    working,
 )
 from vidcurate.engine import usable_cpus
-from vidcurate.progress import telling
 
 
 @app.command()
@@ -36,7 +36,7 @@ def dedup(
     from vidcurate.dedup import DedupSpec, run_dedup
 
     spec = spec_of(DedupSpec, recipe, settings)
-    with telling("dedup", quiet=as_json) as progress:
+    with working(run, "dedup", quiet=as_json) as progress:
         summary = run_dedup(
             run,
             spec,

@@ -23,6 +23,7 @@ from vidcurate.cli.terminal import (
     known_videos,
     place_of,
     spec_of,
+    working,
 )
 from vidcurate.engine import usable_cpus
 from vidcurate.progress import telling
@@ -49,7 +50,7 @@ def score_frames(
     from vidcurate.frames import FramesSpec, run_frames
 
     spec = spec_of(FramesSpec, recipe, settings)
-    with telling("score-frames", quiet=as_json) as progress:
+    with working(run, "score-frames", quiet=as_json) as progress:
         summary = run_frames(
             run,
             spec,

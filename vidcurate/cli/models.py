@@ -16,8 +16,8 @@ from vidcurate.cli.terminal import (
     crew_of,
     spec_of,
     videos_of,
+    working,
 )
-from vidcurate.progress import telling
 
 
 @app.command("score-models")
@@ -43,7 +43,7 @@ def score_models(
     from vidcurate.models import ModelsSpec, run_models
 
     spec = spec_of(ModelsSpec, recipe, settings)
-    with telling("score-models", quiet=as_json) as progress:
+    with working(run, "score-models", quiet=as_json) as progress:
         summary = run_models(
             run,
             spec,

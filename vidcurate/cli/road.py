@@ -29,6 +29,7 @@ from vidcurate.cli.terminal import (
     place_of,
     spec_of,
     videos_of,
+    working,
 )
 from vidcurate.engine import PartSummary, usable_cpus
 from vidcurate.progress import telling
@@ -75,7 +76,7 @@ def ingest(
 
     source = remote.kept(metadata, out / "metadata") if remote.is_url(metadata) else Path(metadata)
     spec = spec_of(IngestSpec, None, settings, metadata=source, videos=videos, schema=schema)
-    with telling("ingest", quiet=as_json) as progress:
+    with working(out, "ingest", quiet=as_json) as progress:
         summary = run_ingest(out, spec, progress=progress)
     answer(asdict(summary), title=f"ingest → {out}", as_json=as_json)
 
@@ -113,7 +114,7 @@ def probe(
 
     given = spec_of(ProbeSettings, recipe, settings, level=level)
     spec = ProbeSpec(videos=place_of(run, videos), **given.model_dump())
-    with telling("probe", quiet=as_json) as progress:
+    with working(run, "probe", quiet=as_json) as progress:
         crew = crew_of(workers, engine, part, merge)
         summary = run_probe(run, spec, known_files=known, crew=crew, progress=progress)
     answer(asdict(summary), title=f"probe → {run}", as_json=as_json)
@@ -133,7 +134,7 @@ def score(run: Run, recipe: RecipeFile = None, settings: Settings = None, as_jso
     from vidcurate.score import ScoreSpec, run_score
 
     spec = spec_of(ScoreSpec, recipe, settings)
-    with telling("score", quiet=as_json) as progress:
+    with working(run, "score", quiet=as_json) as progress:
         summary = run_score(run, spec, progress=progress)
     answer(asdict(summary), title=f"score → {run}", as_json=as_json)
 
@@ -147,7 +148,7 @@ def filter_(run: Run, recipe: RecipeFile = None, settings: Settings = None, as_j
     from vidcurate.filter import FilterSpec, check_limits, run_filter
 
     spec = spec_of(FilterSpec, recipe, settings)
-    with telling("filter", quiet=as_json) as progress:
+    with working(run, "filter", quiet=as_json) as progress:
         summary = run_filter(run, spec, progress=progress)
     answer(asdict(summary), title=f"filter → {run}", as_json=as_json)
     check_limits(run, summary, spec)
@@ -168,7 +169,7 @@ def split_by_difficulty(
     from vidcurate.difficulty import SplitSpec, run_split
 
     spec = spec_of(SplitSpec, recipe, settings, levels=levels)
-    with telling("split", quiet=as_json) as progress:
+    with working(run, "split", quiet=as_json) as progress:
         summary = run_split(run, spec, progress=progress)
     answer(asdict(summary), title=f"split-by-difficulty → {run}", as_json=as_json)
 
@@ -194,7 +195,7 @@ def build_shards(
     from vidcurate.shards import ShardSpec, run_build_shards
 
     spec = spec_of(ShardSpec, recipe, settings)
-    with telling("build-shards", quiet=as_json) as progress:
+    with working(run, "build-shards", quiet=as_json) as progress:
         summary = run_build_shards(
             run,
             spec,
@@ -234,7 +235,7 @@ def curate(
 
     summaries = run_all(
         read,
-        telling=lambda what: telling(what, quiet=as_json),
+        telling=lambda what: working(read.run, what, quiet=as_json),
         told=told,
         crew=crew_of(read.workers, read.engine, part, merge),
         until=until,

@@ -1,6 +1,8 @@
 """What every command shares: the app, the common options, the settings, and how an answer is printed."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -8,10 +10,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from vidcurate import __version__, remote, table
+from vidcurate import __version__, costs, remote, table
 from vidcurate import recipe as recipes
-from vidcurate.engine import Crew, part_of, usable_cpus
+from vidcurate.engine import Crew, Progress, part_of, usable_cpus
 from vidcurate.errors import InputError
+from vidcurate.progress import telling
 from vidcurate.recipe import Recipe
 
 app = typer.Typer(
@@ -125,6 +128,13 @@ def answer(summary: dict[str, Any], *, title: str, as_json: bool) -> None:
 
 def _is_records(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(row, dict) for row in value)
+
+
+@contextmanager
+def working(run: Path, command: str, *, quiet: bool) -> Iterator[Progress]:
+    """Show how far a command of the road is, and note in RUN/costs.jsonl what it cost."""
+    with costs.measured(run, command), telling(command, quiet=quiet) as progress:
+        yield progress
 
 
 def known_videos(run: Path) -> Path | None:

@@ -119,6 +119,22 @@ def histogram(
     `thresholds` are (word, value), such as ("min", 2.0).
     """
     found = bars(series, [value for _, value in thresholds])
+    parts = [(part.name, part.ink) for part in series]
+    return drawn(
+        found, parts, words=_described(title, series, unit, thresholds), unit=unit, thresholds=thresholds
+    )
+
+
+def drawn(
+    found: Bars,
+    series: Sequence[tuple[str, str]],
+    *,
+    words: str,
+    unit: str = "",
+    thresholds: Sequence[tuple[str, float]] = (),
+) -> Markup:
+    """Return counted bars as SVG. `series` are (name, ink) of the rows of `found.counts`, `words` say what is
+    shown."""
     low, high = float(found.edges[0]), float(found.edges[-1])
     # A threshold beyond every clip is drawn at its place when that is near, else at the margin.
     reach = high - low
@@ -133,7 +149,7 @@ def histogram(
     def up(count: float) -> float:
         return HEIGHT - _BOTTOM - count / most * (HEIGHT - _TOP - _BOTTOM)
 
-    parts = [_open(WIDTH, HEIGHT, _described(title, series, unit, thresholds))]
+    parts = [_open(WIDTH, HEIGHT, words)]
     for mark in marks:
         parts.append(
             f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{up(mark):.1f}" y2="{up(mark):.1f}"/>'
@@ -143,13 +159,13 @@ def histogram(
         below = 0
         left, right = across(float(found.edges[bar])), across(float(found.edges[bar + 1]))
         inner = max(right - left - 1, 0.5)
-        for part, count in zip(series, found.counts[:, bar], strict=True):
+        for (name, ink), count in zip(series, found.counts[:, bar], strict=True):
             if count:
                 top = up(below + int(count))
                 parts.append(
-                    f'<rect class="{part.ink}" x="{left + 0.5:.1f}" width="{inner:.1f}" y="{top:.1f}"'
+                    f'<rect class="{ink}" x="{left + 0.5:.1f}" width="{inner:.1f}" y="{top:.1f}"'
                     f' height="{max(up(below) - top, 0.8):.1f}"><title>{escape(_bar_name(found, bar, unit))}:'
-                    f" {int(count):,} {escape(part.name)}</title></rect>"
+                    f" {int(count):,} {escape(name)}</title></rect>"
                 )
                 below += int(count)
     bottom = HEIGHT - _BOTTOM

@@ -10,12 +10,10 @@ import polars as pl
 from vidcurate import table
 from vidcurate.difficulty import LEVELS
 from vidcurate.errors import TableError
-from vidcurate.filter import FUNNEL
 from vidcurate.schema import STAGES
 
 RECONCILE = "reconcile.json"
 MANIFEST = "shards/manifest.json"
-EXAMPLES = 3
 LISTED = 12
 
 # What reconcile.json counts, in the order of the page.
@@ -66,60 +64,6 @@ def verdicts(clips: pl.LazyFrame) -> tuple[pl.LazyFrame, bool]:
         reject_threshold=pl.lit(None, dtype=pl.String),
     )
     return judged.with_columns(is_kept=pl.col("reject_rule").is_null()), False
-
-
-def funnel(run: Path, judged: pl.LazyFrame, total: int) -> list[dict[str, Any]]:
-    """Return the rules that rejected clips, in order: rule, stage, threshold, rows_in, rejected, kept."""
-    steps: list[dict[str, Any]] = []
-    if table.stage_path(run, "filter").exists():
-        steps = read_json(run / FUNNEL) or []
-    told = {step["rule"] for step in steps}
-    counted = (
-        judged.filter(pl.col("reject_rule").is_not_null() & ~pl.col("reject_rule").is_in(sorted(told)))
-        .group_by("reject_stage", "reject_rule")
-        .agg(pl.len().alias("rejected"), pl.col("reject_threshold").drop_nulls().first())
-        .collect()
-    )
-    rows = sorted(
-        counted.iter_rows(named=True),
-        key=lambda row: (_place(row["reject_stage"]), row["reject_rule"]),
-    )
-    left = total - sum(step["rejected"] for step in steps)
-    for row in rows:
-        steps.append(
-            {
-                "rule": row["reject_rule"],
-                "stage": row["reject_stage"],
-                "threshold": row["reject_threshold"] or "",
-                "rows_in": left,
-                "rejected": row["rejected"],
-                "kept": left - row["rejected"],
-            }
-        )
-        left -= row["rejected"]
-    return steps
-
-
-def _place(stage: str) -> int:
-    return STAGES.index(stage) if stage in STAGES else len(STAGES)
-
-
-def rejected(judged: pl.LazyFrame, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return each rule of the funnel with its first examples: clip id, value and threshold."""
-    rows = (
-        judged.filter(~pl.col("is_kept"))
-        .select("clip_id", "reject_rule", "reject_value", "reject_threshold")
-        .sort("clip_id")
-        .group_by("reject_rule", maintain_order=True)
-        .head(EXAMPLES)
-        .collect()
-    )
-    examples: dict[str, list[dict[str, Any]]] = {}
-    for row in rows.iter_rows(named=True):
-        examples.setdefault(row["reject_rule"], []).append(
-            {"clip_id": row["clip_id"], "value": row["reject_value"], "threshold": row["reject_threshold"]}
-        )
-    return [{**step, "examples": examples.get(step["rule"], [])} for step in steps]
 
 
 def findings(run: Path) -> dict[str, Any] | None:
@@ -226,23 +170,3 @@ def shards(run: Path) -> dict[str, Any] | None:
         "structure": manifest["structure_fingerprint"],
         "content": manifest["content_fingerprint"],
     }
-
-
-def thresholds(run: Path) -> dict[str, list[tuple[str, float]]]:
-    """Return the limits that the filter was given, by what they measure, as (min or max, value)."""
-    path = table.stage_path(run, "filter")
-    if not path.exists():
-        return {}
-    found: dict[str, list[tuple[str, float]]] = {}
-    settings = table.provenance(path).settings
-    for name, value in sorted(settings.items(), reverse=True):
-        word, _, measure = name.partition("_")
-        if word in ("min", "max") and value is not None:
-            found.setdefault(measure, []).append((word, float(value)))
-    for name, limits in settings.get("limits", {}).items():
-        ends = [(word, float(limits[word])) for word in ("min", "max") if limits.get(word) is not None]
-        found.setdefault(name, []).extend(ends)
-    for rule in settings.get("outliers", []):
-        if rule["method"] == "absolute":
-            found.setdefault(rule["column"], []).append(("outlier", float(rule["value"])))
-    return found

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from markupsafe import Markup
 from numpy.typing import NDArray
 
 from vidcurate import video
@@ -97,11 +98,11 @@ def _size(clip: Mapping[str, Any]) -> tuple[int, int]:
     return STRIP_HEIGHT, int(min(max(wide, 40), 240)) // 2 * 2
 
 
-def _frame_numbers(clip: Mapping[str, Any]) -> list[int]:
-    """Return the frames at one, three and five sixths of the clip."""
+def _frame_numbers(clip: Mapping[str, Any], frames: int = FRAMES) -> list[int]:
+    """Return the frames in the middle of each of `frames` equal parts of the clip."""
     count = clip.get("num_frames") or 1
     first = round((clip.get("start_seconds") or 0.0) * (clip.get("fps") or 0.0))
-    return sorted({first + count * (2 * part + 1) // (2 * FRAMES) for part in range(FRAMES)})
+    return sorted({first + count * (2 * part + 1) // (2 * frames) for part in range(frames)})
 
 
 def _read(path: Path, numbers: list[int], height: int, width: int) -> NDArray[np.uint8]:
@@ -115,19 +116,19 @@ def _read(path: Path, numbers: list[int], height: int, width: int) -> NDArray[np
     return np.concatenate([read([number]) for number in numbers])
 
 
-def _strip(path: Path, clip: Mapping[str, Any]) -> tuple[NDArray[np.uint8] | None, str | None]:
+def _strip(path: Path, clip: Mapping[str, Any], frames: int) -> tuple[NDArray[np.uint8] | None, str | None]:
     """Return the frames of the clip side by side, or None and why; a broken file shows what still decodes."""
     height, width = _size(clip)
-    numbers = _frame_numbers(clip)
+    numbers = _frame_numbers(clip, frames)
     why: str | None = None
     for wanted in (numbers, [0]):
         try:
-            frames = _read(path, wanted, height, width)
+            pictures = _read(path, wanted, height, width)
         except MediaError as error:
             why = why or str(error)
             continue
-        strip = np.zeros((height, len(frames) * (width + _GAP) - _GAP, 3), dtype=np.uint8)
-        for place, frame in enumerate(frames):
+        strip = np.zeros((height, len(pictures) * (width + _GAP) - _GAP, 3), dtype=np.uint8)
+        for place, frame in enumerate(pictures):
             left = place * (width + _GAP)
             strip[:, left : left + width] = frame
         return strip, why
@@ -140,8 +141,8 @@ def _inside(videos: Path, name: str) -> Path | None:
     return path if path.resolve().is_relative_to(videos.resolve()) else None
 
 
-def card(clip: Mapping[str, Any], videos: Path | None) -> Card:
-    """Return the card of one row of the table."""
+def card(clip: Mapping[str, Any], videos: Path | None, *, frames: int = FRAMES) -> Card:
+    """Return the card of one row of the table, with a picture of `frames` frames."""
     strip: NDArray[np.uint8] | None = None
     why: str | None = None
     if videos is None:
@@ -150,10 +151,11 @@ def card(clip: Mapping[str, Any], videos: Path | None) -> Card:
         why = "there is no file"
     else:
         path = _inside(videos, clip["video_path"])
-        strip, why = _strip(path, clip) if path else (None, "the path leaves the folder of videos")
+        strip, why = _strip(path, clip, frames) if path else (None, "the path leaves the folder of videos")
     image = None
     if strip is not None:
-        image = "data:image/jpeg;base64," + base64.b64encode(video.encode_image(_even(strip))).decode()
+        data = base64.b64encode(video.encode_image(_even(strip))).decode()
+        image = Markup(f"data:image/jpeg;base64,{data}")  # base64 holds nothing to escape
     height, width = strip.shape[:2] if strip is not None else (STRIP_HEIGHT, 0)
     return Card(clip=clip, image=image, image_width=width, image_height=height, why=why)
 

@@ -1,0 +1,128 @@
+"""What each stage of a run cost: a line a call in RUN/costs.jsonl, beside the tables and never in them.
+
+Times differ from run to run, tables must not: so this file is not among what the same input gives the same
+bytes of, and no stage reads it. A stage that was stopped, or done in parts, has a line for each call; those
+up to the one that finished it are added up. What a kill -9 ends has none, and what other machines did for a
+stage is not seen from here.
+"""
+
+import json
+import os
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from vidcurate.errors import StorageError, TableError
+
+COSTS = "costs.jsonl"
+# What each command leaves in the run folder once it is done.
+MADE = {
+    "ingest": "ingest.parquet",
+    "probe": "probe.parquet",
+    "score": "score.parquet",
+    "score-frames": "frames.parquet",
+    "score-models": "models.parquet",
+    "dedup": "dedup.parquet",
+    "filter": "filter.parquet",
+    "split": "split.parquet",
+    "build-shards": "shards/manifest.json",
+}
+
+
+def _cpu_seconds() -> float:
+    """Return the CPU time, s, of this process and of its children that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def _state(path: Path) -> tuple[int, int] | None:
+    try:
+        facts = path.stat()
+    except OSError:
+        return None
+    return facts.st_ino, facts.st_mtime_ns
+
+
+@contextmanager
+def measured(run: Path, command: str) -> Iterator[None]:
+    """Add a line to RUN/costs.jsonl with the time that the block took, s by the clock and s of CPU.
+
+    Nothing is written for a command that is not in MADE, nor for one that found its work done. Raises
+    StorageError.
+    """
+    made = None if command not in MADE else run / MADE[command]
+    before = None if made is None else _state(made)
+    clock, cpu = time.monotonic(), _cpu_seconds()
+    is_whole = False
+    try:
+        yield
+        is_whole = True
+    finally:
+        after = None if made is None else _state(made)
+        is_done = after is not None and after != before
+        was_done = is_whole and not is_done and after is not None
+        if made is not None and not was_done and run.is_dir():
+            line = {
+                "command": command,
+                "seconds": round(time.monotonic() - clock, 3),
+                "cpu_seconds": round(_cpu_seconds() - cpu, 3),
+                "is_done": is_done,
+            }
+            _append(run / COSTS, json.dumps(line) + "\n")
+
+
+def _append(path: Path, line: str) -> None:
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(handle, line.encode())  # one write: parts that run at once leave whole lines
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written ({error.strerror}).") from error
+
+
+def read(run: Path) -> list[dict[str, Any]]:
+    """Return what each command cost that is known and whose result is there, in the order of the road.
+
+    Each: command, calls, rows (of the run), seconds, cpu_seconds, cpu_hours_per_million_clips. Raises
+    TableError for a damaged file.
+    """
+    try:
+        lines = (run / COSTS).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+    open_calls: dict[str, list[tuple[float, float]]] = {}
+    done: dict[str, list[tuple[float, float]]] = {}
+    for number, line in enumerate(lines, start=1):
+        try:
+            told = json.loads(line)
+            command, call = str(told["command"]), (float(told["seconds"]), float(told["cpu_seconds"]))
+            is_done = bool(told["is_done"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise TableError(f"{run / COSTS}: line {number} cannot be read ({error}). Remove it.") from error
+        open_calls.setdefault(command, []).append(call)
+        if is_done:
+            done[command] = open_calls.pop(command)
+    table = run / MADE["ingest"]
+    rows = pq.read_metadata(table).num_rows if table.exists() else 0
+    found = []
+    for command, made in MADE.items():
+        if command in done and (run / made).exists():
+            cpu = sum(call[1] for call in done[command])
+            found.append(
+                {
+                    "command": command,
+                    "calls": len(done[command]),
+                    "rows": rows,
+                    "seconds": round(sum(call[0] for call in done[command]), 3),
+                    "cpu_seconds": round(cpu, 3),
+                    "cpu_hours_per_million_clips": cpu / rows * 1e6 / 3600 if rows else None,
+                }
+            )
+    return found
