@@ -184,9 +184,7 @@ def main() -> None:
         )
         for stage in ("ingest", "filter", "split")
     ]
-    total = [
-        sum(found[which][stage] for stage in ("ingest", "filter", "split")) for which in ("ours", "pandas")
-    ]
+    total = [sum(one[stage] for stage in ("ingest", "filter", "split")) for one in (mine, peer)]
     rows.append(
         row(
             f"ingest + filter + split, {given.rows:,} OpenVid rows",
