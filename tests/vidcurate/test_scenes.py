@@ -287,6 +287,19 @@ def test_packets_are_copied_from_key_frames_and_a_scene_without_one_says_so(
         assert "no key frame between" in row["extract_problem"]
 
 
+def test_a_clip_that_comes_out_too_short_is_not_written(home: Path, tmp_path: Path) -> None:
+    scenes = tmp_path / "scenes.csv"
+    scenes.write_text("clip_id,video_path,start_seconds,end_seconds\nlate,more/b.mkv,3.55,4.2\n")
+    spec = EXTRACT.model_copy(update={"mode": "trim"})
+
+    summary = run_extract(scenes, spec, videos=home / "films", out=tmp_path / "out")
+
+    row = pl.read_parquet(tmp_path / "out" / "clips.parquet").row(0, named=True)
+    assert summary.by_status == {"too_short": 1}
+    assert "s would be left, 0.5 s are asked for" in row["extract_problem"]
+    assert not list((tmp_path / "out" / "videos").iterdir())
+
+
 def test_clips_that_are_not_what_was_asked_for_are_found_out(home: Path) -> None:
     source = home / "films" / "a.mp4"
     cut = transcode.transcode_video(source, 30 / FPS, 84 / FPS, TranscodeSpec())

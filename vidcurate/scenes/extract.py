@@ -106,6 +106,13 @@ def _cut(task: dict[str, Any], spec: ExtractSpec) -> dict[str, Any]:
             cut = transcode.trim_video(source, *interval)
         else:
             cut = transcode.transcode_video(source, *interval, spec.transcode)
+        left = cut.facts["duration_seconds"]
+        if left < spec.min_seconds:
+            raise MediaError(
+                f"{source.name}: {left:.2f} s would be left, {spec.min_seconds:g} s are asked for "
+                "(min_seconds).",
+                kind="too_short",
+            )
         difference = check(cut, source, max_difference=spec.max_first_frame_difference)
     except MediaError as error:
         return {"extract_status": error.kind, "extract_problem": f"{source.name}: {_without(source, error)}"}

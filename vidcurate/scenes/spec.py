@@ -46,6 +46,8 @@ class ExtractSpec(Recipe):
     frame on, so that a clip may begin later than asked"""
     transcode: TranscodeSpec = TranscodeSpec(gop_frames=12)
     """how mode: transcode encodes; a short group of pictures makes any frame quick to reach"""
+    min_seconds: Annotated[float, Field(ge=0)] = 0.5
+    """a clip that comes out shorter (trim: its key frame is near its end) is not written"""
     max_first_frame_difference: Annotated[float, Field(gt=0, le=255)] = 8.0
     """levels that a clip's first frame may differ on average from the source's frame at that time"""
     time_limit_seconds: Annotated[float, Field(gt=0)] | None = 600.0
