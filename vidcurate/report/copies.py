@@ -56,4 +56,4 @@ def _in_words(clip: dict[str, Any]) -> str:
         "caption": f"the same words (distance {clip['duplicate_distance']:.2f})",
         "semantic": f"means the same (distance {clip['duplicate_distance']:.3f})",
     }[clip["duplicate_kind"]]
-    return how + (f", {turned}" if turned and turned != "same" else "")
+    return how + (f", the other {turned}" if turned and turned != "same" else "")

@@ -1,5 +1,6 @@
 """How the clips spread: a histogram of every column that holds a measure, and the levels with their jumps."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,11 +53,17 @@ def _measures(schema: pl.Schema, limited: Sequence[str]) -> dict[str, tuple[str,
             continue
         stem, _, last = name.rpartition("_")
         is_aggregate = last in AGGREGATES and f"{stem}_{_IN_FRONT}" in schema
-        title = name.replace("_", " ")
-        unit = column.unit if column else ""
+        unit = column.unit if column and column.unit != "share" else ""
+        title = _titled(f"{stem} ({last})" if is_aggregate else name)
         in_front = name in limited or not is_aggregate or last == _IN_FRONT
-        found[name] = (title[:1].upper() + title[1:], unit, pl.col(name), in_front)
+        found[name] = (title, unit, pl.col(name), in_front)
     return found
+
+
+def _titled(name: str) -> str:
+    """Return a column's name as a title; its unit stands beside it."""
+    words = re.sub(r"_px_per_frame|_seconds|_px(?=_|$)|^num_|_num(?=_)", "", name).replace("_", " ")
+    return words[:1].upper() + words[1:]
 
 
 def histograms(judged: pl.LazyFrame, every: Sequence[Bound]) -> list[dict[str, Any]]:
