@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vidcurate.frames.letterbox import bars, bright_shares
-from vidcurate.frames.look import Columns, Look, Pixels
+from vidcurate.frames.look import SLACK_SECONDS, Columns, Look, Pixels
 
 POSITIONS = (0.1, 0.3, 0.5, 0.7, 0.9)
 FLAT = 0  # the hash of a picture with nothing in it; no other picture has it
@@ -26,7 +26,6 @@ _CELLS = 8
 _FLATTEST = 2.0  # levels of standard deviation
 _MOST_KEPT = 512
 _FRAMES_FOR_BARS = 16
-_LATER_SECONDS = 0.001  # a position on the border of two frames is in the second, however times are rounded
 
 
 @cache
@@ -81,7 +80,7 @@ class Hashes:
         return slice(top, len(rows) - bottom), slice(left, len(columns) - right)
 
     def finish(self, end_seconds: float) -> Columns:
-        times = [share * end_seconds + _LATER_SECONDS for share in POSITIONS]
+        times = [share * end_seconds + SLACK_SECONDS for share in POSITIONS]
         shown = np.maximum(np.searchsorted(self._seconds, times, side="right") - 1, 0)
         looks = [self._kept[number] for number in shown]
         inside = self._inside()

@@ -15,6 +15,8 @@ from vidcurate.schema import AGGREGATES
 
 Pixels = NDArray[np.uint8]
 Columns = dict[str, Any]
+# Containers round times: a frame that is due within this time is due.
+SLACK_SECONDS = 1e-3
 _DIGITS = 6  # behind them the last bit of a sum may differ between machines
 
 

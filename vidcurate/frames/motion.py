@@ -13,7 +13,7 @@ from collections import deque
 import cv2
 import numpy as np
 
-from vidcurate.frames.look import Columns, Look, Pixels, aggregates
+from vidcurate.frames.look import SLACK_SECONDS, Columns, Look, Pixels, aggregates
 
 REPORTED_SHORT_SIDE_PX = 144
 _SMALLEST_PX = 16  # below it the flow has no coarse level to start from
@@ -68,7 +68,7 @@ class Motion:
         if min(look.grey.shape) < _SMALLEST_PX:
             return
         self._before.append(look.grey)
-        if len(self._before) == _SLOW_FRAMES and look.seconds >= self._next_seconds:
+        if len(self._before) == _SLOW_FRAMES and look.seconds + SLACK_SECONDS >= self._next_seconds:
             self._next_seconds = max(self._next_seconds + self._step_seconds, look.seconds)
             self._measure()
 

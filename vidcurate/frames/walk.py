@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from vidcurate.errors import MediaError
 from vidcurate.frames.audio import Audio
-from vidcurate.frames.look import Look, Pixels
+from vidcurate.frames.look import SLACK_SECONDS, Look, Pixels
 from vidcurate.frames.packets import PacketHash
 from vidcurate.transcode import frame_rate, origin_seconds, seek_before
 from vidcurate.video import opened, reason_of
@@ -131,7 +131,7 @@ def _walk(
             walked.num_frames += 1
             walked.num_damaged += bool(frame.is_corrupt)
             walked.end_seconds = seconds + 1 / rate
-            is_detailed = seconds >= next_detail
+            is_detailed = seconds + SLACK_SECONDS >= next_detail
             if is_detailed:
                 next_detail = max(next_detail + 1 / details_per_second, seconds)
             if size is None:
