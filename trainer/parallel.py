@@ -216,8 +216,17 @@ def _mesh(spec: ParallelSpec, world: World) -> DeviceMesh:
     return init_device_mesh(world.device.type, shape, mesh_dim_names=("replicate", "shard"))
 
 
-def _check_kernels(world: World) -> None:
-    """Raise InputError unless Triton is here, with a GPU or its interpreter to run on."""
+LEAST_HEAD_DIM = 16  # what a matrix product of a kernel takes
+
+
+def _check_kernels(model: STDiT3, world: World) -> None:
+    """Raise InputError unless the kernels take this model and have a GPU, or an interpreter, to run on."""
+    if model.config.head_dim < LEAST_HEAD_DIM or not model.config.qk_norm:
+        raise InputError(
+            f"blocks is fast and the model has heads of {model.config.head_dim} and qk_norm "
+            f"{model.config.qk_norm}; the kernels take heads of {LEAST_HEAD_DIM} or more, with qk_norm. "
+            "Set blocks=readable."
+        )
     if importlib.util.find_spec("triton") is None:
         raise InputError(
             "blocks is fast and Triton is not installed here (torch for CUDA brings it); set blocks=readable."
@@ -236,7 +245,7 @@ def lay_out(
     ranks, and where the kernels cannot run.
     """
     if fast:
-        _check_kernels(world)
+        _check_kernels(model, world)
         # Here, as only machines with a GPU have Triton.
         importlib.import_module("trainer.fast").quicken(model)
     _recompute(model, spec.recompute_blocks)

@@ -170,9 +170,9 @@ def test_a_width_is_cut_into_two_powers_of_two(width: int, expected: tuple[int, 
     assert pieces(width, 16) == expected
 
 
-def _model() -> STDiT3:
+def _model(heads: int = 1) -> STDiT3:
     config = STDiT3Config(
-        hidden_size=WIDTH, depth=1, num_heads=1, caption_channels=8, model_max_length=6, input_sq_size=32
+        hidden_size=WIDTH, depth=1, num_heads=heads, caption_channels=8, model_max_length=6, input_sq_size=32
     )
     return STDiT3(config, seed=1)
 
@@ -208,3 +208,8 @@ def test_fast_blocks_without_a_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(InputError, match="blocks is fast and there is no GPU here"):
         parallel.lay_out(_model(), ParallelSpec(), ALONE, torch.float32, fast=True)
+
+
+def test_heads_that_the_kernels_cannot_hold_are_refused() -> None:
+    with pytest.raises(InputError, match="heads of 8 and qk_norm True; the kernels take heads of 16 or more"):
+        parallel.lay_out(_model(heads=5), ParallelSpec(), ALONE, torch.float32, fast=True)
