@@ -8,6 +8,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# Test processes side by side.
+JOBS ?= 2
 # One thread per process keeps float sums in one order and leaves the cores to the workers.
 export OMP_NUM_THREADS ?= 1
 export PYTHONUNBUFFERED := 1
@@ -33,7 +35,7 @@ demo: $(INSTALLED)
 	  'demo/train/metrics.jsonl  every step'
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -m "not soak and not gpu" $(TESTS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not soak and not gpu" $(TESTS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .

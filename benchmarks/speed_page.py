@@ -34,7 +34,7 @@ def step_table(found: Figures) -> str:
         shape = metric.removesuffix("_tokens_per_s")
         if shape == metric:
             continue
-        of = {part: found[f"{shape}_{part}"] for part in ("tflops", "peak_gib")}
+        tflops, peak = found[f"{shape}_tflops"], found.get(f"{shape}_peak_gib")
         split = " / ".join(
             f"{found[f'{shape}_{part}_ms']['value']:,.0f}" for part in ("forward", "backward", "optimizer")
         )
@@ -46,8 +46,8 @@ def step_table(found: Figures) -> str:
                 f"{rate['peer_value']:,.0f}",
                 f"{rate['ratio']:.2f}",
                 split,
-                f"{of['tflops']['value']:.0f} ({of['tflops']['value'] / 989:.1%})",
-                f"{of['peak_gib']['value']:.0f}",
+                f"{tflops['value']:.0f} ({tflops['value'] / 989:.1%})",
+                f"{peak['value']:.0f}" if peak else "",
                 rate["peer"].partition("ours is ")[2].removesuffix(")"),
             ]
         )
