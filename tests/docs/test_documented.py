@@ -91,7 +91,7 @@ def _environment() -> dict[str, str]:
     }
 
 
-def _run(command: str, folder: Path) -> str:
+def run(command: str, folder: Path) -> str:
     done = subprocess.run(
         shlex.split(command), cwd=folder, capture_output=True, text=True, env=_environment(), check=False
     )
@@ -117,15 +117,15 @@ def test_the_examples_of_the_help_run_in_the_order_of_the_road(tmp_path: Path) -
     for name in [*road, *rest]:
         if name == "fetch-plan":  # the published form of the clips
             shutil.make_archive(str(tmp_path / "demo/parts/part0"), "zip", tmp_path / "demo/videos")
-        _run(examples[name], tmp_path)
+        run(examples[name], tmp_path)
     recipe_run = examples["curate"].replace("run=run", "run=whole")
     settings = " --set ingest.metadata=demo/captions.csv --set ingest.videos=demo/videos"
-    _run(recipe_run + settings, tmp_path)
+    run(recipe_run + settings, tmp_path)
 
     assert set(examples) == {*road, *rest, "curate"}
 
 
-def _console(page: Path) -> list[tuple[str, list[str]]]:
+def console(page: Path) -> list[tuple[str, list[str]]]:
     """Return the commands of a page's console blocks, each with the output that the page shows."""
     found: list[tuple[str, list[str]]] = []
     for block in re.findall(r"```console\n(.*?)```", page.read_text(encoding="utf-8"), re.S):
@@ -137,26 +137,14 @@ def _console(page: Path) -> list[tuple[str, list[str]]]:
     return found
 
 
-def _squeezed(text: str) -> str:
+def squeezed(text: str) -> str:
     return " ".join(text.split())
 
 
 def test_the_tutorials_commands_print_what_the_tutorial_shows(tmp_path: Path) -> None:
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
 
-    for command, shown in _console(DOCS / "tutorial.md"):
-        printed = _squeezed(_run(command, tmp_path))
+    for command, shown in console(DOCS / "tutorial.md"):
+        printed = squeezed(run(command, tmp_path))
         for line in shown:
-            assert _squeezed(line) in printed, f"{command}: the page shows {line!r}"
-
-
-def test_the_real_clips_go_the_road_as_the_page_shows(tmp_path: Path, shared: Path) -> None:
-    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
-    (tmp_path / "openvid").mkdir()
-    (tmp_path / "openvid" / "videos").symlink_to(shared / "data" / "clips")
-    (tmp_path / "openvid" / "captions.csv").symlink_to(shared / "data" / "captions_openvid.csv")
-
-    for command, shown in _console(DOCS / "real-clips.md"):
-        printed = _squeezed(_run(command, tmp_path))
-        for line in shown:
-            assert _squeezed(line) in printed, f"{command}: the page shows {line!r}"
+            assert squeezed(line) in printed, f"{command}: the page shows {line!r}"
