@@ -22,7 +22,7 @@ from vidcurate.errors import InputError, StageError, StorageError, TableError
 from vidcurate.filter import FilterSpec, run_filter
 from vidcurate.ingest import IngestSpec, run_ingest
 from vidcurate.probe import ProbeSpec, run_probe
-from vidcurate.report import charts, run_report, sheet
+from vidcurate.report import charts, funnel, run_report, sheet
 from vidcurate.report.charts import Series, Span
 from vidcurate.score import ScoreSpec, run_score
 from vidcurate.shards import ShardSpec, run_build_shards
@@ -234,6 +234,41 @@ def test_a_report_is_written_after_each_stage(run: Path, demo: Path, tmp_path: P
     # The funnel is counted from the table where funnel.json is not there.
     assert "truncated" in pages[3]
     assert "Levels and jumps" in pages[4]
+
+
+def test_one_name_in_two_stages_is_two_rules(tmp_path: Path) -> None:
+    rows = [
+        {
+            "clip_id": name,
+            "sample_key": name,
+            "source_dataset": "made",
+            "source_id": name,
+            "video_path": f"{name}.mp4",
+            "caption": name,
+            "ingest_problem": None,
+            "is_kept": stage is None,
+            "reject_stage": stage,
+            "reject_rule": stage and "unreadable",
+            "reject_value": stage and f"{name} at {stage}",
+            "reject_threshold": stage and "ok",
+        }
+        for name, stage in (("a", "probe"), ("b", "probe"), ("c", "frames"), ("d", None))
+    ]
+    write_table(tmp_path, rows, "filter")
+    steps = [
+        {"rule": "unreadable", "stage": "probe", "threshold": "ok", "rows_in": 4, "rejected": 2, "kept": 2},
+        {"rule": "unreadable", "stage": "frames", "threshold": "ok", "rows_in": 2, "rejected": 1, "kept": 1},
+    ]
+    (tmp_path / "funnel.json").write_text(json.dumps(steps))
+    judged = table.scan(tmp_path, "filter")
+
+    found = funnel.failures(judged, steps)
+    assert [[clip["clip_id"] for clip in one["clips"]] for one in found] == [["a", "b"], ["c"]]
+    assert [one["more"] for one in found] == [0, 0]
+    assert [row["rejected"] for row in funnel.by_stage(tmp_path, judged, steps, 4)] == [2, 1, 0]
+    assert sheet.choose_rejected(judged, [step["rule"] for step in steps], 9) == ["a", "b", "c"]
+    run_report(tmp_path)
+    assert _page(tmp_path).words().count("c at frames") == 3  # an example, a failure, a card
 
 
 # ── pictures ────────────────────────────────────────────────────────────────────────────────────────────

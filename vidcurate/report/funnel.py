@@ -54,7 +54,7 @@ def _place(stage: str) -> int:
 def with_examples(judged: pl.LazyFrame, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return each rule of the funnel with its first examples: clip id, value and threshold."""
     examples = _firsts(judged, EXAMPLES)
-    return [{**step, "examples": examples.get(step["rule"], [])} for step in steps]
+    return [{**step, "examples": examples.get((step["stage"], step["rule"]), [])} for step in steps]
 
 
 def failures(judged: pl.LazyFrame, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -64,22 +64,23 @@ def failures(judged: pl.LazyFrame, steps: list[dict[str, Any]]) -> list[dict[str
     return [
         {**step, "clips": clips, "more": step["rejected"] - len(clips)}
         for step in failing
-        for clips in [named.get(step["rule"], [])]
+        for clips in [named.get((step["stage"], step["rule"]), [])]
     ]
 
 
-def _firsts(judged: pl.LazyFrame, count: int) -> dict[str, list[dict[str, Any]]]:
+def _firsts(judged: pl.LazyFrame, count: int) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Return (stage, rule) → its first clips: two stages may call what they find by one name."""
     rows = (
         judged.filter(~pl.col("is_kept"))
-        .select("clip_id", "reject_rule", "reject_value", "reject_threshold")
+        .select("clip_id", "reject_stage", "reject_rule", "reject_value", "reject_threshold")
         .sort("clip_id")
-        .group_by("reject_rule", maintain_order=True)
+        .group_by("reject_stage", "reject_rule", maintain_order=True)
         .head(count)
         .collect()
     )
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows.iter_rows(named=True):
-        found.setdefault(row["reject_rule"], []).append(
+        found.setdefault((row["reject_stage"], row["reject_rule"]), []).append(
             {"clip_id": row["clip_id"], "value": row["reject_value"], "threshold": row["reject_threshold"]}
         )
     return found

@@ -84,6 +84,7 @@ def choose_rejected(judged: pl.LazyFrame, rules: Sequence[str], count: int) -> l
         .head(count)
         .collect()
     )
+    rules = list(dict.fromkeys(rules))  # two stages may call a rule by one name
     by_rule = {rule: rows.filter(pl.col("reject_rule") == rule)["clip_id"].to_list() for rule in rules}
     turns = max((len(ids) for ids in by_rule.values()), default=0)
     chosen = [(turn, rule) for turn in range(turns) for rule in rules if turn < len(by_rule[rule])][:count]
