@@ -42,8 +42,8 @@ def digest(folder: str, paths: Iterable[str]) -> str:
 
 
 def join(folder: str | Path, path: str) -> str:
-    """Return where the file `path` (relative, forward slashes) of a folder lies."""
-    return f"{folder.rstrip('/')}/{path}" if isinstance(folder, str) else str(folder / path)
+    """Return where the file `path` (relative, forward slashes) of a folder lies, for a worker anywhere."""
+    return f"{folder.rstrip('/')}/{path}" if isinstance(folder, str) else str((folder / path).absolute())
 
 
 def require(folder: str | Path) -> None:

@@ -109,15 +109,18 @@ def test_three_parts_give_the_same_bytes_and_a_missing_or_stale_one_is_named(hom
 
 
 @pytest.fixture(scope="module")
-def two_nodes() -> Iterator[str]:
-    """The address of a Ray cluster of two nodes with a CPU each, on this machine."""
+def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a Ray cluster of two nodes with a CPU each, which live in a folder of their own."""
     pytest.importorskip("ray", reason="Ray (the extra `ray`) is not installed")
     import ray
     from ray.cluster_utils import Cluster
 
+    here = Path.cwd()
+    os.chdir(tmp_path_factory.mktemp("nodes"))
     small: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 << 20}
     cluster = Cluster(initialize_head=True, head_node_args={**small, "include_dashboard": False})
     cluster.add_node(**small)
+    os.chdir(here)
     before = os.environ.get("RAY_ADDRESS")
     os.environ["RAY_ADDRESS"] = cluster.address
     try:
