@@ -6,10 +6,11 @@
 
 It makes the latents (make_latents.py), trains with the command that users have (`python -m trainer`, under
 torchrun for more ranks, FSDP2 over them, checkpoints in the background), sends every rank SIGKILL after
-update `--kill-at`, gives the same command again until the run is done, and then trains five more updates
-on `--then-ranks`, from the same checkpoint. It fails unless the resumed run proves what it loaded, no
-update is missing or twice there, and the loss of a small set that is shown again and again falls. Imports
-are those of training itself: torch, numpy, pyarrow, pydantic.
+update `--kill-at`, gives the same command again until the run is done, and then trains `--then-steps` more
+updates on `--then-ranks`, from the same checkpoint; with eight or more of them their rate is the peer. It
+fails unless the resumed run proves what it loaded, no update is missing or twice there, and the loss of a
+small set that is shown again and again falls. Imports are those of training itself: torch, numpy, pyarrow,
+pydantic.
 """
 
 import argparse
@@ -28,7 +29,7 @@ import torch
 from rows import cpu, keep, row
 
 HERE = Path(__file__).resolve().parent
-EXTRA = 5  # updates on the other number of ranks
+UNSTEADY = 3  # updates after each start that count for no rate
 
 
 def children(process: int) -> list[int]:
@@ -91,37 +92,53 @@ def check(run: Path, steps: int) -> None:
         )
 
 
-def report(run: Path, ranks: int, name: str, keep_it: bool) -> None:
-    """Print, and keep, the run's figures: steady updates alone, without the first ones of each start."""
-    updates, events = lines(run / "metrics.jsonl"), lines(run / "events.jsonl")
+def steady(updates: list[dict[str, Any]], events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the updates without the first ones of each start."""
     begun = [event["step"] for event in events if event["event"] in ("start", "resume")]
-    steady = [
+    return [
         line
-        for line in updates[:-EXTRA]
-        if line["step"] - max(step for step in begun if step < line["step"]) > 3
+        for line in updates
+        if line["step"] - max(step for step in begun if step < line["step"]) > UNSTEADY
     ]
+
+
+def rate_of(updates: list[dict[str, Any]]) -> float:
+    """Return tokens/s of all ranks together."""
+    return float(sum(line["tokens"] for line in updates) / sum(line["seconds"] for line in updates))
+
+
+def report(run: Path, ranks: int, then_ranks: int, extra: int, name: str, keep_it: bool) -> None:
+    """Print, and keep, the run's figures; the last `extra` updates were made on `then_ranks`."""
+    updates, events = lines(run / "metrics.jsonl"), lines(run / "events.jsonl")
+    even = steady(updates[:-extra], events)
+    others = steady(updates[-extra:], events)
     saves = [event for event in events if event["event"] == "save"]
     tenth = max(1, len(updates) // 10)
     first = statistics.mean(line["loss"] for line in updates[:tenth])
     last = statistics.mean(line["loss"] for line in updates[-tenth:])
     gpu = torch.cuda.is_available()
     hardware = f"{ranks} x {torch.cuda.get_device_name()}" if gpu else cpu()
-    seconds = sum(line["seconds"] for line in steady)
-    rate = sum(line["tokens"] for line in steady) / seconds
-    clocks = [line["data_seconds"] / line["seconds"] for line in steady]
+    update_seconds = sum(line["seconds"] for line in even) / len(even)
+    rate = rate_of(even)
+    clocks = [line["data_seconds"] / line["seconds"] for line in even]
     rows = [
         row("tokens/s, all ranks", rate, "tokens/s", peer="72 thousand a rank", peer_value=72_000 * ranks,
             hardware=hardware),
         row("wait for data, median share of an update", statistics.median(clocks), "share", peer="an update",
             peer_value=1.0, higher_is_better=False, hardware=hardware),
         row("save in the background, till whole", statistics.median(event["seconds"] for event in saves), "s",
-            peer="an update", peer_value=seconds / len(steady), higher_is_better=False, hardware=hardware),
+            peer="an update", peer_value=update_seconds, higher_is_better=False, hardware=hardware),
         row("stall of a save", statistics.median(event["stall_seconds"] for event in saves), "s",
-            peer="an update", peer_value=seconds / len(steady), goal="<= 1 s", higher_is_better=False,
+            peer="an update", peer_value=update_seconds, goal="<= 1 s", higher_is_better=False,
             hardware=hardware),
         row("loss, last tenth of the updates", last, "", peer="first tenth", peer_value=first, goal="falls",
             higher_is_better=False, hardware=hardware),
     ]  # fmt: skip
+    if len(others) >= 5 and then_ranks != ranks:
+        rows.append(
+            row("tokens/s of a rank", rate / ranks, "tokens/s", peer=f"the run gone on with on {then_ranks}",
+                peer_value=rate_of(others) / then_ranks, goal=">= 0.97", hardware=hardware)
+        )  # fmt: skip
     if gpu:
         peak = max(line["peak_gib"] for line in updates)
         total = torch.cuda.get_device_properties(0).total_memory / 2**30
@@ -145,7 +162,8 @@ def main() -> None:
     arguments.add_argument("--recipe", type=Path, help="another recipe than XL/2 in mixed buckets")
     arguments.add_argument("--clips", type=int, default=120)
     arguments.add_argument("--ranks", type=int, default=1)
-    arguments.add_argument("--then-ranks", type=int, default=1, help="ranks of the five more updates")
+    arguments.add_argument("--then-ranks", type=int, default=1, help="ranks of the updates at the end")
+    arguments.add_argument("--then-steps", type=int, default=5, help="how many of them")
     arguments.add_argument("--steps", type=int, default=200)
     arguments.add_argument("--kill-at", type=int)
     arguments.add_argument("--checkpoint-every", type=int, default=50)
@@ -171,10 +189,11 @@ def main() -> None:
     if given.kill_at:
         train(recipe, run, given.ranks, settings(given.steps), given.kill_at)
     train(recipe, run, given.ranks, settings(given.steps))
-    train(recipe, run, given.then_ranks, settings(given.steps + EXTRA))
-    check(run, given.steps + EXTRA)
+    train(recipe, run, given.then_ranks, settings(given.steps + given.then_steps))
+    check(run, given.steps + given.then_steps)
     hardware = torch.cuda.get_device_name().split()[-1].lower() if torch.cuda.is_available() else "cpu"
-    report(run, given.ranks, f"train_run_{given.ranks}x{hardware}", given.keep)
+    name = f"train_run_{given.ranks}x{hardware}"
+    report(run, given.ranks, given.then_ranks, given.then_steps, name, given.keep)
 
 
 if __name__ == "__main__":
