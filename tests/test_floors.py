@@ -19,6 +19,7 @@ VIDCURATE = [
         "tar",
         "buckets",
         "interleave",
+        "passes",
         "order",
         "views",
         "synthetic",

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from vidcurate import draws, interleave
+from vidcurate import draws, interleave, passes
 from vidcurate.buckets import Bucket
 from vidcurate.errors import InputError
 
@@ -156,62 +156,19 @@ def make_plan(
 # ── which clips ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _pass_key(plan: Plan, cell: Cell, number: int) -> int:
-    """Return the key of the order of pass `number` of a cell.
-
-    With fewer clips than two micro-batches the end of a pass and the start of the next cannot be kept apart
-    by moving clips; such a cell keeps one order until a micro-batch and a pass end together.
-    """
-    if len(cell.rows) < 2 * cell.micro_batch_size:
-        passes = cell.micro_batch_size // math.gcd(len(cell.rows), cell.micro_batch_size)
-        number -= number % passes
-    return draws.key("pass", plan.seed, cell.name, number)
-
-
-def _pass_head(plan: Plan, cell: Cell, number: int) -> Rows:
-    """Return the first m ordinals of a pass, none of which the straddling micro-batch already has.
-
-    That micro-batch takes the last t clips of the pass before and the first m − t of this one. Those of the
-    latter that are among the former change places with the next ones that are not; as n ≥ 2m, there are
-    enough of these within the first m, and the end of the pass stays as it is.
-    """
-    count, size = len(cell.rows), cell.micro_batch_size
-    head = draws.permute(count, _pass_key(plan, cell, number), np.arange(size))
-    tail_size = number * count % size
-    if number == 0 or tail_size == 0:
-        return head
-    tail = draws.permute(count, _pass_key(plan, cell, number - 1), np.arange(count - tail_size, count))
-    clashes = np.isin(head, tail)
-    cut = size - tail_size
-    away = np.flatnonzero(clashes[:cut])
-    into = cut + np.flatnonzero(~clashes[cut:])[: len(away)]
-    head[away], head[into] = head[into], head[away]
-    return head
-
-
-def _pass_ordinals(plan: Plan, cell: Cell, number: int, offsets: Rows) -> Rows:
-    """Return the ordinals at these offsets (0 … n − 1) of a pass."""
-    count, size = len(cell.rows), cell.micro_batch_size
-    ordinals = draws.permute(count, _pass_key(plan, cell, number), offsets)
-    early = offsets < size
-    if count >= 2 * size and early.any():
-        ordinals = np.where(early, _pass_head(plan, cell, number)[np.where(early, offsets, 0)], ordinals)
-    return ordinals
+def stream_of(plan: Plan, cell: Cell) -> passes.Stream:
+    """Return the endless stream of a cell's clips."""
+    return passes.Stream(
+        seed=plan.seed, name=cell.name, count=len(cell.rows), micro_batch_size=cell.micro_batch_size
+    )
 
 
 def micro_batch(plan: Plan, position: int) -> MicroBatchPlan:
     """Return micro-batch number `position` of the whole run, from 0; it costs the same for any position."""
     number, occurrence = interleave.turn(plan.mixture, position)
     cell = plan.cells[number]
-    count = len(cell.rows)
-    pass_number, first = divmod(occurrence * cell.micro_batch_size, count)
-    offsets = np.arange(first, first + cell.micro_batch_size)
-    ordinals = _pass_ordinals(plan, cell, pass_number, offsets[offsets < count])
-    if offsets[-1] >= count:
-        following = _pass_ordinals(plan, cell, pass_number + 1, offsets[offsets >= count] - count)
-        ordinals = np.concatenate([ordinals, following])
-    passes = pass_number + offsets // count
-    return MicroBatchPlan(position=position, cell=number, rows=cell.rows[ordinals], passes=passes)
+    ordinals, in_pass = passes.micro_batch(stream_of(plan, cell), occurrence)
+    return MicroBatchPlan(position=position, cell=number, rows=cell.rows[ordinals], passes=in_pass)
 
 
 def step_micro_batches(plan: Plan, step: int) -> tuple[MicroBatchPlan, ...]:
@@ -227,16 +184,8 @@ def positions_of_row(plan: Plan, row: int) -> Iterator[int]:
     if not homes:
         return
     number, found = homes[0]
-    cell = plan.cells[number]
-    count, size = len(cell.rows), cell.micro_batch_size
-    pass_number = 0
-    while True:
-        offset = int(draws.unpermute(count, _pass_key(plan, cell, pass_number), found)[0])
-        if count >= 2 * size:
-            early = np.flatnonzero(_pass_head(plan, cell, pass_number) == found[0])
-            offset = int(early[0]) if len(early) else offset
-        yield interleave.position_of(plan.mixture, number, (pass_number * count + offset) // size)
-        pass_number += 1
+    for occurrence in passes.occurrences(stream_of(plan, plan.cells[number]), int(found[0])):
+        yield interleave.position_of(plan.mixture, number, occurrence)
 
 
 def spares(plan: Plan, batch: MicroBatchPlan, slot: int) -> Iterator[int]:
@@ -311,9 +260,11 @@ def finite_pass(plan: Plan, rank: int = 0, world_size: int = 1) -> Iterator[Micr
         for first in range(0, len(cell.rows), cell.micro_batch_size):
             if position % world_size == rank:
                 offsets = np.arange(first, min(first + cell.micro_batch_size, len(cell.rows)))
-                ordinals = draws.permute(len(cell.rows), _pass_key(plan, cell, 0), offsets)
-                rows, passes = cell.rows[ordinals], np.zeros(len(ordinals), dtype=np.int64)
-                yield MicroBatchPlan(position=position, cell=number, rows=rows, passes=passes)
+                ordinals = passes.ordinals_of_pass(stream_of(plan, cell), 0, offsets)
+                first_pass = np.zeros(len(ordinals), dtype=np.int64)
+                yield MicroBatchPlan(
+                    position=position, cell=number, rows=cell.rows[ordinals], passes=first_pass
+                )
             position += 1
 
 
