@@ -10,7 +10,8 @@ ROOT = Path(__file__).resolve().parents[1]
 # Lowest first. A file may import files of lower floors, and of its own floor where `TOGETHER` allows it.
 VIDCURATE = [
     {"errors"},
-    {"yaml_text", "recipe", "schema", "mp4", "filebytes", "matroska", "draws", "resolutions", "workers"},
+    {"yaml_text", "recipe", "schema", "mp4", "filebytes", "matroska", "draws", "resolutions", "workers", "crc"}
+    | {"frame_map"},
     {"cluster"},
     {"video", "table"},
     {"integrity", "remote"},
