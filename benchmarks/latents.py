@@ -35,6 +35,7 @@ from trainer.latents.folder import LatentFolder, numbers
 from trainer.latents.read import LatentLoader
 from trainer.recipe import TrainRecipe
 from vidcurate import order, video
+from vidcurate.crc import crc32c
 from vidcurate.index import write_index
 from vidcurate.loader import LoaderSpec
 from vidcurate.tar import TarWriter
@@ -131,10 +132,11 @@ def write_videos(folder: Path, count: int) -> None:
                 "shard": "clips.tar",
                 "json_offset": writer.add(f"{key}.json", facts),
                 "json_size": len(facts),
+                "json_crc32c": crc32c(facts),
                 "video_offset": writer.add(f"{key}.mp4", payload),
                 "video_size": len(payload),
                 "video_extension": "mp4",
-                "video_crc32": zlib.crc32(payload),
+                "video_crc32c": crc32c(payload),
                 "width": 256,
                 "height": 144,
                 "fps": 24.0,

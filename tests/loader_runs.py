@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 
 from vidcurate import index, video
 from vidcurate.buckets import BucketSpec
+from vidcurate.crc import crc32c
 from vidcurate.index import Index
 from vidcurate.loader import Loader, LoaderSpec, MicroBatch, plan_from
 from vidcurate.order import Plan
@@ -94,9 +94,10 @@ def write_shards(
                 "shard": shard,
                 "json_offset": len(data),
                 "json_size": len(said),
+                "json_crc32c": crc32c(said),
                 "video_offset": len(data) + len(said) + 512,
                 "video_size": len(payload),
-                "video_crc32": zlib.crc32(payload),
+                "video_crc32c": crc32c(payload),
             }
             data += said + bytes(512) + payload + bytes(512)
             for name, values in rows.items():

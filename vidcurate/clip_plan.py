@@ -176,7 +176,7 @@ def decode_task(
         json_size=int(index.json_size[row]),
         video_offset=int(index.video_offset[row]),
         video_size=int(index.video_size[row]),
-        video_crc32=int(index.video_crc32[row]),
+        video_crc32c=int(index.video_crc32c[row]),
         first_frame=first_frame,
         num_frames=bucket.num_frames,
         frame_stride=bucket.frame_stride,

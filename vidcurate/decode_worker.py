@@ -18,7 +18,6 @@ import signal
 import socket
 import sys
 import time
-import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -27,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vidcurate.crc import crc32c
 from vidcurate.errors import MediaError, ShardError, StorageError, VidcurateError
 
 _CLIPS_PER_COLLECTION = 32
@@ -45,7 +45,7 @@ class DecodeTask:
     json_size: int
     video_offset: int
     video_size: int
-    video_crc32: int
+    video_crc32c: int
     first_frame: int
     num_frames: int
     frame_stride: int
@@ -108,12 +108,12 @@ def decode(task: DecodeTask) -> tuple[NDArray[np.uint8], str]:
     from vidcurate import video  # PyAV is loaded where clips are decoded, never by importing this file
 
     facts, payload = _read_parts(task)
-    if zlib.crc32(payload) != task.video_crc32:
+    if crc32c(payload) != task.video_crc32c:
         facts, payload = _read_parts(task)  # the first read may have gone wrong on the way
-        if zlib.crc32(payload) != task.video_crc32:
+        if crc32c(payload) != task.video_crc32c:
             raise MediaError(
-                f"{task.shard}: clip {task.clip_id!r} has CRC-32 {zlib.crc32(payload):08x}, "
-                f"the index says {task.video_crc32:08x}.",
+                f"{task.shard}: clip {task.clip_id!r} has CRC-32C {crc32c(payload):08x}, "
+                f"the index says {task.video_crc32c:08x}.",
                 kind="crc_mismatch",
             )
     try:

@@ -12,7 +12,6 @@ A light module: decode workers and GPU machines import it (no polars, no av, no 
 import hashlib
 import json
 import os
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,10 +24,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from vidcurate.crc import crc32c
 from vidcurate.errors import ShardError, StorageError
 
 INDEX_NAME = "index.parquet"
-FORMAT = "vidcurate-index-1"
+FORMAT = "vidcurate-index-2"
 _FORMAT_KEY = b"vidcurate"
 _HASH_BYTES = 16
 _ROWS_PER_GROUP = 65_536
@@ -46,26 +46,33 @@ COLUMNS: dict[str, tuple[Any, str]] = {
     "shard": (_WORD, "file name of the tar"),
     "json_offset": (pa.int64(), "first byte of the JSON inside the tar"),
     "json_size": (pa.int64(), "bytes of the JSON"),
+    "json_crc32c": (pa.uint32(), "CRC-32C of the JSON"),
     "video_offset": (pa.int64(), "first byte of the video inside the tar"),
     "video_size": (pa.int64(), "bytes of the video"),
     "video_extension": (_WORD, "extension of the video member, such as mp4"),
-    "video_crc32": (pa.uint32(), "CRC-32 (zlib) of the video's bytes"),
+    "video_crc32c": (pa.uint32(), "CRC-32C of the video"),
+    "text_offset": (pa.int64(), "first byte of the caption's own member; null when there is none"),
+    "text_size": (pa.int64(), "bytes of that caption"),
+    "text_crc32c": (pa.uint32(), "CRC-32C of that caption"),
     "width": (pa.int32(), "px, as displayed; null when not known"),
     "height": (pa.int32(), "px, as displayed; null when not known"),
     "fps": (pa.float64(), "frames/s; null when not known"),
     "num_frames": (pa.int64(), "frames of the video in the shard; null when not known"),
     "duration_seconds": (pa.float64(), "s; null when not known"),
     "noun_count": (pa.int32(), "NOUN and PROPN tokens of the caption; null when not scored"),
+    "frame_map": (pa.large_binary(), "time and key-frame flag of every frame, packed; null when not known"),
     "structure_hash": (pa.binary(_HASH_BYTES), "BLAKE2b of id, fold, level, shape, frames and frame rate"),
-    "content_hash": (pa.binary(_HASH_BYTES), "BLAKE2b of id, video CRC-32, video size and caption"),
+    "content_hash": (pa.binary(_HASH_BYTES), "BLAKE2b of id, video CRC-32C, video size and caption"),
 }
 SCHEMA = pa.schema([(name, dtype) for name, (dtype, _) in COLUMNS.items()])
 _HASHES = ("structure_hash", "content_hash")
 _STRUCTURE = ("clip_id", "fold", "level", "width", "height", "num_frames", "fps")
-_CONTENT = ("clip_id", "video_crc32", "video_size", "caption")
+_CONTENT = ("clip_id", "video_crc32c", "video_size", "caption")
+# Not read when an index is opened: long, or wanted by few.
+_LATER = ("caption", "text_offset", "text_size", "text_crc32c", "frame_map")
 _DICTIONARIES = [name for name, (dtype, _) in COLUMNS.items() if dtype == _WORD]
 
-_AGAIN = "Run `vidcurate build-shards` again."
+_AGAIN = "Run `vidcurate build-shards` again, into another folder or with overwrite: true."
 Hashes = NDArray[np.uint64]  # (clips, 2)
 
 
@@ -73,7 +80,8 @@ Hashes = NDArray[np.uint64]  # (clips, 2)
 class Index:
     """An open index.parquet; row i of every array is the same clip.
 
-    `table` holds all columns but the caption, which is read from the file when `captions` is first asked for.
+    `table` holds all columns but those that few need: `captions` and `frame_maps` are read from the file when
+    they are first asked for, `read_columns` reads any.
     In the arrays an unknown whole number is 0 and an unknown `fps` or `duration_seconds` is NaN. `shards` are
     the file names, sorted, and `shard_number` counts in them.
     """
@@ -85,9 +93,10 @@ class Index:
     level: NDArray[np.int32]
     json_offset: NDArray[np.int64]
     json_size: NDArray[np.int64]
+    json_crc32c: NDArray[np.uint32]
     video_offset: NDArray[np.int64]
     video_size: NDArray[np.int64]
-    video_crc32: NDArray[np.uint32]
+    video_crc32c: NDArray[np.uint32]
     width: NDArray[np.int32]
     height: NDArray[np.int32]
     fps: NDArray[np.float64]
@@ -111,7 +120,12 @@ class Index:
     @cached_property
     def captions(self) -> Any:
         """All captions as one pyarrow array, read on first use."""
-        return _read(self.folder / INDEX_NAME, ["caption"]).column("caption").chunk(0)
+        return read_columns(self.folder, ["caption"]).column("caption").chunk(0)
+
+    @cached_property
+    def frame_maps(self) -> Any:
+        """The frame map of every clip as one pyarrow array of bytes, null where there is none."""
+        return read_columns(self.folder, ["frame_map"]).column("frame_map").chunk(0)
 
 
 def _hash_rows(table: Any, columns: tuple[str, ...]) -> Any:
@@ -148,14 +162,17 @@ def _columns_fit(names: list[str], path: Path) -> None:
 def write_index(folder: Path, rows: Mapping[str, Any]) -> str:
     """Write `folder`/index.parquet from columns of equal length and return the file's SHA-256, as hex.
 
-    `rows` has every column of COLUMNS but the two hashes, as arrays or lists in any order of rows. The file
-    appears whole or not at all; the same rows give the same bytes. Raises ShardError when a clip id or a key
+    `rows` has every column of COLUMNS but the two hashes, as arrays or lists in any order of rows; frame maps
+    and the places of a caption's own member may be left out. The file appears whole or not at all; the same
+    rows give the same bytes. Raises ShardError when a clip id or a key
     occurs twice, StorageError when the disk refuses.
     """
     path = folder / INDEX_NAME
     names = [name for name in SCHEMA.names if name not in _HASHES]
     plain = {name: pa.string() if name in _DICTIONARIES else SCHEMA.field(name).type for name in names}
-    table = pa.table({name: pa.array(rows[name], type=plain[name], from_pandas=False) for name in names})
+    count = len(rows["clip_id"])
+    given = {name: rows.get(name, [None] * count) if name in _LATER[1:] else rows[name] for name in names}
+    table = pa.table({name: pa.array(given[name], type=plain[name], from_pandas=False) for name in names})
     for name in ("clip_id", "sample_key"):
         counts = pc.value_counts(table.column(name))
         twice = counts.filter(pc.greater(counts.field("counts"), 1)).field("values").to_pylist()
@@ -197,12 +214,14 @@ def _read(path: Path, columns: list[str] | None) -> Any:
         footer = pq.read_metadata(path)
         form = (footer.metadata or {}).get(_FORMAT_KEY, b"").decode()
         if form != FORMAT:
-            raise ShardError(f"{path}: its format is {form or 'unknown'!r}, this version reads {FORMAT!r}.")
+            raise ShardError(
+                f"{path}: its format is {form or 'unknown'!r}, this version reads {FORMAT!r}. {_AGAIN}"
+            )
         _columns_fit(footer.schema.names, path)
         file = pq.ParquetFile(
             path, metadata=footer, read_dictionary=_DICTIONARIES, page_checksum_verification=True
         )
-        wanted = columns or [name for name in SCHEMA.names if name != "caption"]
+        wanted = columns or [name for name in SCHEMA.names if name not in _LATER]
         table = file.read(columns=wanted)
     except FileNotFoundError as error:
         raise ShardError(f"{path}: no such index. Run `vidcurate build-shards` first.") from error
@@ -212,6 +231,11 @@ def _read(path: Path, columns: list[str] | None) -> Any:
     if table.num_rows == 0:  # no chunk to combine
         return pa.table([pa.array([], type=field.type) for field in schema], schema=schema)
     return table.select(wanted).cast(schema).unify_dictionaries().combine_chunks()
+
+
+def read_columns(folder: Path, names: list[str]) -> Any:
+    """Return these columns of the index in `folder` as a pyarrow table. Raises ShardError as `read_index`."""
+    return _read(folder / INDEX_NAME, names)
 
 
 def _numbers(table: Any, name: str) -> NDArray[Any]:
@@ -252,7 +276,7 @@ def read_index(folder: Path, *, check_files: bool = True) -> Index:
         **{
             name: _numbers(table, name)
             for name, (dtype, _) in COLUMNS.items()
-            if pa.types.is_integer(dtype) or pa.types.is_floating(dtype)
+            if name not in _LATER and (pa.types.is_integer(dtype) or pa.types.is_floating(dtype))
         },
     )
     if check_files:
@@ -358,25 +382,31 @@ def _read_at(index: Index, row: int, offset: int, size: int) -> bytes:
         raise ShardError(f"{_place(index, row)} cannot be read ({error.strerror}).") from error
 
 
-def read_clip_bytes(index: Index, row: int) -> bytes:
-    """Return the bytes of one clip's video: one seek, one read, and its CRC-32 compared.
-
-    Raises ShardError that names shard and clip when the file cannot be read or holds other bytes.
-    """
-    size = int(index.video_size[row])
-    data = _read_at(index, row, int(index.video_offset[row]), size)
-    crc32 = zlib.crc32(data)
-    if len(data) != size or crc32 != index.video_crc32[row]:
+def _read_checked(index: Index, row: int, part: str) -> bytes:
+    offset, size, known = (
+        int(getattr(index, f"{part}_{what}")[row]) for what in ("offset", "size", "crc32c")
+    )
+    data = _read_at(index, row, offset, size)
+    found = crc32c(data)
+    if len(data) != size or found != known:
         raise ShardError(
-            f"{_place(index, row)} has {len(data)} bytes with CRC-32 {crc32:08x}, the index says {size} and "
-            f"{int(index.video_crc32[row]):08x}. Build this shard again or copy it anew."
+            f"{_place(index, row)} has {len(data)} bytes of {part} with CRC-32C {found:08x}, the index says "
+            f"{size} and {known:08x}. Build this shard again or copy it anew."
         )
     return data
 
 
+def read_clip_bytes(index: Index, row: int) -> bytes:
+    """Return the bytes of one clip's video: one seek, one read, and its CRC-32C compared.
+
+    Raises ShardError that names shard and clip when the file cannot be read or holds other bytes.
+    """
+    return _read_checked(index, row, "video")
+
+
 def read_clip_facts(index: Index, row: int) -> dict[str, Any]:
     """Return the JSON of one clip. Raises ShardError that names shard and clip when it is not there."""
-    data = _read_at(index, row, int(index.json_offset[row]), int(index.json_size[row]))
+    data = _read_checked(index, row, "json")
     try:
         facts: dict[str, Any] = json.loads(data)
     except ValueError as error:

@@ -24,7 +24,7 @@ from vidcurate.errors import InputError, StageError
 from vidcurate.recipe import Recipe
 from vidcurate.transcode import TranscodeSpec, ffmpeg_version
 
-LAYOUT = "vidcurate-shards-1"  # changes whenever the same plan would give other bytes
+LAYOUT = "vidcurate-shards-2"  # changes whenever the same plan would give other bytes
 
 _VERDICT = {
     "sample_key", "is_kept", "reject_stage", "reject_rule", "reject_value", "reject_threshold",

@@ -49,8 +49,12 @@ def read_manifest(out: Path) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError) as error:
         raise ShardError(f"{path}: cannot be read as JSON. Choose another folder for the shards.") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != LAYOUT:
-        raise ShardError(f"{path}: not a manifest of {LAYOUT}. Choose another folder for the shards.")
+    form = manifest.get("format") if isinstance(manifest, dict) else None
+    if form != LAYOUT:
+        raise ShardError(
+            f"{path}: its format is {form!r}, this version reads {LAYOUT!r}. "
+            "Build the shards again, into another folder."
+        )
     return manifest
 
 
@@ -102,7 +106,7 @@ def _records_of_finished(out: Path, plan: ShardPlan, manifest: Mapping[str, Any]
     ]
     if not listed:
         return {}
-    rows = index.read_index(out, check_files=False).table
+    rows = index.read_columns(out, ["clip_id", *PLACES, *CHANGED_BY_A_CUT])
     where = {clip_id: row for row, clip_id in enumerate(rows.column("clip_id").to_pylist())}
     columns = {name: rows.column(name).to_pylist() for name in (*PLACES, *CHANGED_BY_A_CUT)}
     clip_ids = plan.clips["clip_id"]
@@ -111,7 +115,7 @@ def _records_of_finished(out: Path, plan: ShardPlan, manifest: Mapping[str, Any]
         at = [where[clip_ids[int(row)]] for row in planned[shard["name"]].rows]
         records[shard["name"]] = {
             "plan_sha256": shard["plan_sha256"],
-            "sha256": shard["sha256"],
+            "blake3": shard["blake3"],
             "bytes": shard["bytes"],
             "positions": list(range(len(at))),
             "failed": [],

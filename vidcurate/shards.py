@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from blake3 import blake3
 from joblib import Parallel, delayed
 from joblib.externals.loky.process_executor import BrokenProcessPool
 
@@ -174,7 +175,7 @@ def _finish(
     out: Path, plan: ShardPlan, spec: ShardSpec, inputs: Mapping[str, str], records: Mapping[str, Record]
 ) -> dict[str, Any]:
     """Write index and manifest, forget the work in progress, return the manifest."""
-    index_digest = index.write_index(out, _index_rows(plan, records))
+    index.write_index(out, _index_rows(plan, records))
     opened = index.read_index(out)
     prints = index.shard_fingerprints(opened)
     failed = _failed(plan, records)
@@ -185,7 +186,7 @@ def _finish(
             "level": shard.level,
             "clips": len(records[shard.name]["positions"]),
             "bytes": records[shard.name]["bytes"],
-            "sha256": records[shard.name]["sha256"],
+            "blake3": records[shard.name]["blake3"],
             "plan_sha256": shard.digest,
             "structure_fingerprint": prints[shard.name][0],
             "content_fingerprint": prints[shard.name][1],
@@ -215,7 +216,7 @@ def _finish(
         "index": {
             "name": index.INDEX_NAME,
             "bytes": (out / index.INDEX_NAME).stat().st_size,
-            "sha256": index_digest,
+            "blake3": blake3((out / index.INDEX_NAME).read_bytes()).hexdigest(),
         },
         "shards": shards,
         "failed": failed,

@@ -7,11 +7,11 @@ zero blocks, without the padding to 10,240 bytes that tape drives needed.
 
 import hashlib
 import tarfile
-import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+from vidcurate.crc import crc32c
 from vidcurate.errors import ShardError
 
 BLOCK_BYTES = 512
@@ -54,18 +54,19 @@ class Mark:
 
 
 class TarWriter:
-    """One tar being written to an open file: it knows its position and the SHA-256 of all bytes so far.
+    """One tar being written to an open file: it knows its position and the digest of all bytes so far.
 
-    `file` is a binary file opened for writing at its start. Whatever the file raises when the disk refuses
-    (OSError) comes through; nothing is closed or flushed to disk here.
+    `file` is a binary file opened for writing at its start, `digest` a hash object of hashlib's kind (SHA-256
+    when none is given). Whatever the file raises when the disk refuses (OSError) comes through; nothing is
+    closed or flushed to disk here.
     """
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, digest: Any = None) -> None:
         self._file = file
-        self._digest = hashlib.sha256()
+        self._digest = hashlib.sha256() if digest is None else digest
         self.position = 0
 
-    def _write(self, data: bytes | memoryview) -> None:
+    def _write(self, data: bytes) -> None:
         self._digest.update(data)
         self._file.write(data)
         self.position += len(data)
@@ -81,21 +82,21 @@ class TarWriter:
         self._pad()
         return offset
 
-    def add_chunks(self, name: str, size_bytes: int, chunks: Iterable[bytes | memoryview]) -> tuple[int, int]:
-        """Write a member piece by piece; return the offset of its payload and the payload's CRC-32.
+    def add_chunks(self, name: str, size_bytes: int, chunks: Iterable[bytes]) -> tuple[int, int]:
+        """Write a member piece by piece; return the offset of its payload and the payload's CRC-32C.
 
         Raises ShardError when the chunks are not `size_bytes` long together, and whatever `chunks` raises;
         the tar then ends in the middle of the member, and `take_back` must follow.
         """
         self._write(header(name, size_bytes))
-        offset, crc32 = self.position, 0
+        offset, crc = self.position, 0
         for chunk in chunks:
-            crc32 = zlib.crc32(chunk, crc32)
+            crc = crc32c(chunk, crc)
             self._write(chunk)
         if self.position - offset != size_bytes:
             raise ShardError(f"{name}: {size_bytes} bytes were announced and {self.position - offset} came.")
         self._pad()
-        return offset, crc32
+        return offset, crc
 
     def mark(self) -> Mark:
         """Return the present place."""
@@ -109,6 +110,6 @@ class TarWriter:
         self.position = mark.position
 
     def finish(self) -> str:
-        """Write the end of the tar and return the SHA-256 of the whole, as hex."""
+        """Write the end of the tar and return the digest of the whole, as hex."""
         self._write(bytes(END_BYTES))
-        return self._digest.hexdigest()
+        return str(self._digest.hexdigest())

@@ -1,7 +1,6 @@
 """A few tiny real videos in real shards: coloured squares that move, each with a caption that is true."""
 
 import json
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from trainer import metrics
 from trainer import recipe as recipes
 from trainer.recipe import TrainRecipe
 from vidcurate import video
+from vidcurate.crc import crc32c
 from vidcurate.index import write_index
 from vidcurate.tar import TarWriter
 
@@ -77,10 +77,11 @@ def make_shards(
                     "shard": shard,
                     "json_offset": writer.add(f"{key}.json", facts),
                     "json_size": len(facts),
+                    "json_crc32c": crc32c(facts),
                     "video_offset": writer.add(f"{key}.mp4", payload),
                     "video_size": len(payload),
                     "video_extension": "mp4",
-                    "video_crc32": zlib.crc32(payload),
+                    "video_crc32c": crc32c(payload),
                     "width": width,
                     "height": height,
                     "fps": FPS,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import webdataset
+from blake3 import blake3
 
 from tests.shard_runs import SMALL, build, contents, make_run, rows, write_table
 from vidcurate import index, shard_plan, shards, table, video
@@ -102,7 +103,7 @@ def test_the_manifest_tells_the_truth_about_every_file(built: Path) -> None:
     )
     for entry in [*manifest["shards"], manifest["index"]]:
         data = (out / entry["name"]).read_bytes()
-        assert (len(data), hashlib.sha256(data).hexdigest()) == (entry["bytes"], entry["sha256"])
+        assert (len(data), blake3(data).hexdigest()) == (entry["bytes"], entry["blake3"])
     opened = index.read_index(out)
     assert manifest["structure_fingerprint"] == opened.structure_fingerprint
     assert manifest["inputs"] == {"split": table.digest(built / "run" / "split.parquet")}

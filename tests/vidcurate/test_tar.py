@@ -3,13 +3,13 @@
 import hashlib
 import io
 import tarfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from vidcurate import tar
+from vidcurate.crc import crc32c
 from vidcurate.errors import ShardError
 
 
@@ -81,11 +81,11 @@ def test_chunks_and_whole_payloads_give_the_same_bytes_and_the_crc() -> None:
     payload = bytes(range(256)) * 31
     file = io.BytesIO()
     writer = tar.TarWriter(file)
-    offset, crc32 = writer.add_chunks(
+    offset, crc = writer.add_chunks(
         "a.mp4", len(payload), (payload[i : i + 1000] for i in range(0, 8000, 1000))
     )
     writer.finish()
-    assert (offset, crc32) == (512, zlib.crc32(payload))
+    assert (offset, crc) == (512, crc32c(payload))
     assert file.getvalue() == written({"a.mp4": payload})[0]
 
 
@@ -93,3 +93,11 @@ def test_a_payload_of_another_length_than_announced_is_refused() -> None:
     writer = tar.TarWriter(io.BytesIO())
     with pytest.raises(ShardError, match="10 bytes were announced and 4 came"):
         writer.add_chunks("a.mp4", 10, [b"four"])
+
+
+def test_the_checksum_is_that_of_the_standard_and_goes_on_piece_by_piece() -> None:
+    # RFC 3720, appendix B.4
+    assert crc32c(bytes(32)) == 0x8A9136AA
+    assert crc32c(b"\xff" * 32) == 0x62A8AB43
+    assert crc32c(bytes(range(32))) == 0x46DD794E
+    assert crc32c(b"6789", crc32c(b"12345")) == crc32c(b"123456789") == 0xE3069283
