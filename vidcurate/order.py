@@ -178,14 +178,20 @@ def step_micro_batches(plan: Plan, step: int) -> tuple[MicroBatchPlan, ...]:
 
 
 def positions_of_row(plan: Plan, row: int) -> Iterator[int]:
-    """Yield, without end, the positions of the micro-batches with the clip at `row`; none without a cell."""
+    """Yield the positions of the micro-batches with the clip at `row`; none without a cell.
+
+    There is no end of them, unless the weight of its cell becomes 0.
+    """
     homes = [(number, np.flatnonzero(cell.rows == row)) for number, cell in enumerate(plan.cells)]
     homes = [(number, found) for number, found in homes if len(found)]
     if not homes:
         return
     number, found = homes[0]
     for occurrence in passes.occurrences(stream_of(plan, plan.cells[number]), int(found[0])):
-        yield interleave.position_of(plan.mixture, number, occurrence)
+        position = interleave.position_of(plan.mixture, number, occurrence)
+        if position is None:
+            return
+        yield position
 
 
 def spares(plan: Plan, batch: MicroBatchPlan, slot: int) -> Iterator[int]:
