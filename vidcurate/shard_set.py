@@ -17,7 +17,16 @@ from typing import Any
 from vidcurate import index
 from vidcurate.errors import InputError, ShardError, StageError, StorageError
 from vidcurate.shard_plan import LAYOUT, ShardPlan, ShardSpec
-from vidcurate.shard_write import BUILD, CHANGED_BY_A_CUT, MAY_HEAL, PLACES, Record, problem_of, write_json
+from vidcurate.shard_write import (
+    BUILD,
+    CHANGED_BY_A_CUT,
+    MAY_HEAL,
+    PLACES,
+    Record,
+    packed,
+    problem_of,
+    write_json,
+)
 
 MANIFEST_NAME = "manifest.json"
 _WAYS_ON = "Give --out another folder, or set overwrite: true to replace what is there."
@@ -109,6 +118,7 @@ def _records_of_finished(out: Path, plan: ShardPlan, manifest: Mapping[str, Any]
     rows = index.read_columns(out, ["clip_id", *PLACES, *CHANGED_BY_A_CUT])
     where = {clip_id: row for row, clip_id in enumerate(rows.column("clip_id").to_pylist())}
     columns = {name: rows.column(name).to_pylist() for name in (*PLACES, *CHANGED_BY_A_CUT)}
+    columns["frame_map"] = [packed(data) for data in columns["frame_map"]]
     clip_ids = plan.clips["clip_id"]
     records: dict[str, Record] = {}
     for shard in listed:

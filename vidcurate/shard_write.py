@@ -5,6 +5,7 @@ named in the record with the reason; what was written of it is taken back. Troub
 written to is no clip's fault and ends the shard.
 """
 
+import base64
 import json
 import os
 import threading
@@ -21,6 +22,7 @@ from vidcurate import table, tar, transcode
 from vidcurate.crc import crc32c
 from vidcurate.errors import MediaError, StorageError
 from vidcurate.shard_plan import PlannedShard, ShardSpec, as_json, clip_facts, extension_of, is_cut
+from vidcurate.video import frame_map_of
 
 BUILD = ".build"  # the folder of everything unfinished, inside the folder of the shards
 _CHUNK_BYTES = 1 << 18  # stays in a core's cache while it is hashed and written
@@ -33,12 +35,13 @@ MAY_HEAL = ("missing", "size_changed", "unreadable")
 PLACES = (
     "json_offset", "json_size", "json_crc32c",
     "video_offset", "video_size", "video_crc32c", "video_extension",
-    "text_offset", "text_size", "text_crc32c",
+    "text_offset", "text_size", "text_crc32c", "frame_map",
 )  # fmt: skip
 CHANGED_BY_A_CUT = ("width", "height", "fps", "num_frames", "duration_seconds")
 
 # What is in a finished shard, as plain JSON values: plan_sha256, blake3, bytes, positions (of the planned
-# clips that were written), one list for each of PLACES, changed (position -> columns) and failed.
+# clips that were written), one list for each of PLACES (frame maps as base64), changed (position -> columns)
+# and failed.
 Record = dict[str, Any]
 
 
@@ -127,7 +130,29 @@ def _add_sample(
     place += [offset, size, crc, extension]
     caption = (row.get("caption") or "").encode()
     place += [writer.add(f"{key}.txt", caption), len(caption), crc32c(caption)]
+    place.append(_frame_map(cut.payload if cut else path))
     return place, changed
+
+
+def _frame_map(video: Path | bytes) -> str | None:
+    """Return the packed frame map as base64, None where the packets do not say when a frame is shown."""
+    try:
+        found = frame_map_of(video)
+    except (
+        MediaError
+    ):  # a file that FFmpeg cannot open is the filter's affair: its bytes are kept as they are
+        return None
+    return packed(found.to_bytes()) if found else None
+
+
+def packed(data: bytes | None) -> str | None:
+    """Return bytes as a record keeps them."""
+    return None if data is None else base64.b64encode(data).decode()
+
+
+def unpacked(text: str | None) -> bytes | None:
+    """Undo `packed`."""
+    return None if text is None else base64.b64decode(text)
 
 
 def _write_out(file: BinaryIO, first: int, end: int) -> None:

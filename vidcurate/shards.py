@@ -10,21 +10,19 @@ shards is touched again, the manifest and the index go first.
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from blake3 import blake3
-from joblib import Parallel, delayed
-from joblib.externals.loky.process_executor import BrokenProcessPool
 
 from vidcurate import __version__, index, table, transcode
 from vidcurate.engine import Progress, no_progress
-from vidcurate.errors import InputError, ShardError, StorageError
+from vidcurate.errors import InputError, StorageError
 from vidcurate.shard_plan import LAYOUT, PlannedShard, ShardPlan, ShardSpec, make_plan
+from vidcurate.shard_pool import in_processes, in_threads
 from vidcurate.shard_set import MANIFEST_NAME, finished_by, only_writer, open_set, read_manifest
-from vidcurate.shard_write import BUILD, PLACES, Record, ShardTask, write_json, write_shard
+from vidcurate.shard_write import BUILD, PLACES, Record, ShardTask, unpacked, write_json, write_shard
 
 _LARGE_CLIP_BYTES = 1 << 20
 
@@ -74,37 +72,6 @@ def _tasks(
         yield ShardTask(out=out, videos=videos, shard=shard, rows=rows, spec=spec, parent=os.getpid())
 
 
-def _in_threads(tasks: Iterator[ShardTask], num_workers: int) -> Iterator[tuple[str, Record]]:
-    pool = ThreadPoolExecutor(num_workers)
-    running: set[Future[tuple[str, Record]]] = set()
-    try:
-        for task in tasks:
-            running.add(pool.submit(_named, task))
-            if len(running) > num_workers:  # one waits in line
-                done, running = wait(running, return_when=FIRST_COMPLETED)
-                yield from (future.result() for future in done)
-        yield from (future.result() for future in as_completed(running))
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _in_processes(tasks: Iterator[ShardTask], num_workers: int) -> Iterator[tuple[str, Record]]:
-    pool = Parallel(
-        n_jobs=num_workers,
-        return_as="generator_unordered",
-        batch_size=1,
-        pre_dispatch="2*n_jobs",
-        max_nbytes=None,
-    )
-    try:
-        yield from pool(delayed(_named)(task) for task in tasks)
-    except BrokenProcessPool as error:
-        raise ShardError(
-            "a worker died while it wrote shards (killed, out of memory, or a crash inside a decoder). "
-            "Run the same command again: finished shards are kept."
-        ) from error
-
-
 def _named(task: ShardTask) -> tuple[str, Record]:
     return task.shard.name, write_shard(task)
 
@@ -125,9 +92,9 @@ def _write_shards(
         if num_workers <= 1:
             yield from (_named(task) for task in tasks)
         elif spec.mode == "copy" and is_large:
-            yield from _in_threads(tasks, num_workers)
+            yield from in_threads(_named, tasks, num_workers)
         else:
-            yield from _in_processes(tasks, num_workers)
+            yield from in_processes(_named, tasks, num_workers, doing="wrote shards")
     finally:
         for path in (out / BUILD).glob("*.partial"):  # of workers that were stopped
             path.unlink(missing_ok=True)
@@ -143,6 +110,8 @@ def _index_rows(plan: ShardPlan, records: Mapping[str, Record]) -> dict[str, lis
         for name in rows:
             if name == "shard":
                 rows[name] += [shard.name] * clips.height
+            elif name == "frame_map":
+                rows[name] += map(unpacked, record[name])
             elif name in PLACES:
                 rows[name] += record[name]
             elif name in known:

@@ -55,6 +55,10 @@ def test_a_cut_shows_its_interval_and_the_facts_are_those_of_the_bytes(
         assert abs(shown[-1] - 8 * (first + count - 1) % 256) <= 6
         assert first + count <= end
         assert mode == "trim" or first + count == end
+        known = video.frame_map_of(payload)
+        assert known is not None
+        assert opened.frame_maps[row].as_py() == known.to_bytes()
+        assert len(known) == count
         facts = index.read_clip_facts(opened, row)
         assert facts["num_frames"] == count
         assert opened.duration_seconds[row] == pytest.approx(count / 24, abs=1e-3)

@@ -182,6 +182,9 @@ def test_real_clips_of_many_containers_keep_their_bytes(shared: Path, tmp_path: 
         source = shared / "data" / "clips" / opened.word("clip_id", row)
         assert index.read_clip_bytes(opened, row) == source.read_bytes()
         assert opened.word("video_extension", row) == source.suffix[1:]
+        known = video.frame_map_of(source)
+        assert opened.frame_maps[row].as_py() == (known.to_bytes() if known else None)
+    assert opened.frame_maps.null_count < len(opened) / 4
 
 
 def test_one_and_four_workers_give_the_same_bytes(built: Path, folder: Path) -> None:

@@ -1,0 +1,48 @@
+"""One function over many shards, in threads or in processes; results come as they are finished."""
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
+from typing import TypeVar
+
+from joblib import Parallel, delayed
+from joblib.externals.loky.process_executor import BrokenProcessPool
+
+from vidcurate.errors import ShardError
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def in_threads(function: Callable[[T], R], tasks: Iterable[T], num_workers: int) -> Iterator[R]:
+    """Yield the result of each task; one task waits in line, the rest are not made yet."""
+    pool = ThreadPoolExecutor(num_workers)
+    running: set[Future[R]] = set()
+    try:
+        for task in tasks:
+            running.add(pool.submit(function, task))
+            if len(running) > num_workers:
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                yield from (future.result() for future in done)
+        yield from (future.result() for future in as_completed(running))
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def in_processes(
+    function: Callable[[T], R], tasks: Iterable[T], num_workers: int, *, doing: str
+) -> Iterator[R]:
+    """Yield the result of each task. Raises ShardError when a process dies; `doing` says at what."""
+    pool = Parallel(
+        n_jobs=num_workers,
+        return_as="generator_unordered",
+        batch_size=1,
+        pre_dispatch="2*n_jobs",
+        max_nbytes=None,
+    )
+    try:
+        yield from pool(delayed(function)(task) for task in tasks)
+    except BrokenProcessPool as error:
+        raise ShardError(
+            f"a worker died while it {doing} (killed, out of memory, or a crash inside a decoder). "
+            "Run the same command again: what is finished is kept."
+        ) from error
