@@ -16,8 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from vidcurate import draws, interleave, passes
+from vidcurate import curriculum, draws, interleave, passes
+from vidcurate.block_order import Blocks
 from vidcurate.buckets import Bucket
+from vidcurate.curriculum import Leg
 from vidcurate.errors import InputError
 
 ALGORITHM_VERSION = 1  # raised when any plan's order changes; the golden vectors in the tests hold it
@@ -29,8 +31,9 @@ Rows = NDArray[np.int64]
 class Cell:
     """Clips that may stand in one micro-batch. `rows` (n,) are their rows of the index, in a lasting order.
 
-    `weight`: micro-batches of this cell against those of other cells. `micro_batch_size` is the bucket's, or
-    n where the cell has fewer clips.
+    `weight`: micro-batches of this cell against those of other cells, where no curriculum says it.
+    `micro_batch_size` is the bucket's, or n where the cell has fewer clips. `blocks`: how its clips lie in
+    blocks of shards, where passes keep to these.
     """
 
     name: str
@@ -39,6 +42,7 @@ class Cell:
     weight: int
     micro_batch_size: int
     digest: str  # of the clip ids
+    blocks: Blocks | None = None
 
     @property
     def cost(self) -> int:
@@ -52,7 +56,8 @@ class Plan:
 
     `left_out`: reason → rows of clips that no cell holds. `notes`: what had to be adapted, as events.
     `costs`: what a micro-batch of each cell costs, in any unit, where pixels are no measure of it. Ranks are
-    balanced by it; it changes who reads a micro-batch and nothing of what is read.
+    balanced by it; it changes who reads a micro-batch and nothing of what is read. `run`: so many micro-batches
+    in a row are of one cell. `phases`: the first step of each phase of the curriculum.
     """
 
     algorithm_version: int
@@ -64,6 +69,8 @@ class Plan:
     left_out: Mapping[str, Rows]
     notes: tuple[dict[str, object], ...]
     costs: tuple[int, ...] | None = None
+    run: int = 1
+    phases: tuple[int, ...] = (0,)
 
     @property
     def num_clips(self) -> int:
@@ -83,24 +90,33 @@ class MicroBatchPlan:
     passes: Rows
 
 
-def make_cell(name: str, bucket: Bucket, rows: Rows, hashes: draws.Words, weight: int) -> Cell:
+def make_cell(
+    name: str,
+    bucket: Bucket,
+    rows: Rows,
+    hashes: draws.Words,
+    weight: int,
+    *,
+    block: Rows | None = None,
+    blocks_together: int = 1,
+) -> Cell:
     """Return the cell of the clips at `rows` whose ids have these `draws.id_hashes`.
 
-    The clips are put in the order of their hashes, so that it does not matter how they lie in the shards.
+    The clips are put in the order of their hashes, so that it does not matter how they lie in the shards;
+    unless `block`, the number of each clip's block of shards, is given: then blocks come first.
     """
-    order = np.argsort(hashes)
+    order = np.argsort(hashes) if block is None else np.lexsort((hashes, block))
     ranked = hashes[order]
     if np.any(ranked[1:] == ranked[:-1]):  # two ids in 10^5 data sets of 20 M clips
-        order = np.lexsort((rows, hashes))
-    digest = draws.hash_bytes(ranked.astype("<u8").tobytes())
-    size = min(bucket.micro_batch_size, len(rows))
+        order = np.lexsort((rows, hashes) if block is None else (rows, hashes, block))
     return Cell(
         name=name,
         bucket=bucket,
         rows=rows[order].astype(np.int64),
         weight=weight,
-        micro_batch_size=size,
-        digest=digest,
+        micro_batch_size=min(bucket.micro_batch_size, len(rows)),
+        digest=draws.hash_bytes(ranked.astype("<u8").tobytes()),
+        blocks=None if block is None else Blocks(np.bincount(block).astype(np.int64), blocks_together),
     )
 
 
@@ -110,14 +126,24 @@ def make_plan(
     seed: int,
     micro_batches_per_step: int,
     left_out: Mapping[str, Rows] | None = None,
+    legs: Sequence[Leg] = (),
+    run: int = 1,
+    notes: Sequence[dict[str, object]] = (),
 ) -> Plan:
     """Return the plan over these cells (any order; names must differ).
 
-    A cell with fewer clips than its bucket's micro-batch gets smaller ones, and a note says so: a clip is
-    never twice in a micro-batch. Raises InputError when there is no clip or M is below 1.
+    `legs`: weights that change with the turn, instead of those of the cells. `run`: micro-batches in a row that
+    are of one cell; M must be a multiple. A cell with fewer clips than its bucket's micro-batch gets smaller
+    ones, and a note says so: a clip is never twice in a micro-batch. Raises InputError when there is no clip,
+    M is below 1 or no multiple of `run`.
     """
     if micro_batches_per_step < 1:
         raise InputError(f"micro_batches_per_step is {micro_batches_per_step}; it must be 1 or more.")
+    if micro_batches_per_step % run:
+        raise InputError(
+            f"micro_batches_per_step is {micro_batches_per_step}; it must be a multiple of {run}, as so many "
+            "micro-batches in a row are of one bucket."
+        )
     cells = sorted((cell for cell in cells if len(cell.rows)), key=lambda cell: cell.name)
     if not cells:
         reasons = ", ".join(f"{len(rows)} {reason}" for reason, rows in (left_out or {}).items() if len(rows))
@@ -127,30 +153,48 @@ def make_plan(
         raise InputError(
             f"two cells are called {next(n for n in names if names.count(n) > 1)!r}; names must differ."
         )
-    divisor = math.gcd(*(cell.weight for cell in cells))
-    facts = [str(micro_batches_per_step)]
-    for cell in cells:
-        facts += [cell.name, repr(cell.bucket), str(cell.weight // divisor), str(len(cell.rows)), cell.digest]
+    if legs:
+        mixture = curriculum.mixture(legs, names, run=run)
+    else:
+        divisor = math.gcd(*(cell.weight for cell in cells))
+        mixture = interleave.mixture([cell.weight // divisor for cell in cells], run=run)
+    small = [
+        {
+            "event": "small_cell",
+            "cell": cell.name,
+            "clips": len(cell.rows),
+            "micro_batch_size_asked": cell.bucket.micro_batch_size,
+            "micro_batch_size": cell.micro_batch_size,
+        }
+        for cell in cells
+        if cell.micro_batch_size < cell.bucket.micro_batch_size
+    ]
     return Plan(
         algorithm_version=ALGORITHM_VERSION,
         seed=seed,
         cells=tuple(cells),
         micro_batches_per_step=micro_batches_per_step,
-        fingerprint=draws.hash_text(facts),
-        mixture=interleave.mixture([cell.weight // divisor for cell in cells]),
+        fingerprint=_fingerprint(cells, mixture, micro_batches_per_step, run),
+        mixture=mixture,
         left_out=left_out or {},
-        notes=tuple(
-            {
-                "event": "small_cell",
-                "cell": cell.name,
-                "clips": len(cell.rows),
-                "micro_batch_size_asked": cell.bucket.micro_batch_size,
-                "micro_batch_size": cell.micro_batch_size,
-            }
-            for cell in cells
-            if cell.micro_batch_size < cell.bucket.micro_batch_size
-        ),
+        notes=(*notes, *small),
+        run=run,
+        phases=tuple(leg.first // micro_batches_per_step for leg in legs) or (0,),
     )
+
+
+def _fingerprint(cells: Sequence[Cell], mixture: interleave.Mixture, per_step: int, run: int) -> str:
+    """Return the hash of all that decides the order but the seed. What is left at its default adds nothing."""
+    (_, first_weights), *_ = mixture.spans[0].pieces
+    facts = [str(per_step)]
+    for cell, weight in zip(cells, first_weights, strict=True):
+        facts += [cell.name, repr(cell.bucket), str(weight), str(len(cell.rows)), cell.digest]
+        if cell.blocks:
+            facts.append(f"blocks {cell.blocks.facts}")
+    if run > 1:
+        facts.append(f"run {run}")
+    pieces = [(span.first, first, weights) for span in mixture.spans for first, weights in span.pieces]
+    return draws.hash_text([*facts, *(f"from {piece}" for piece in pieces[1:])])
 
 
 # ── which clips ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -266,7 +310,7 @@ def finite_pass(plan: Plan, rank: int = 0, world_size: int = 1) -> Iterator[Micr
         for first in range(0, len(cell.rows), cell.micro_batch_size):
             if position % world_size == rank:
                 offsets = np.arange(first, min(first + cell.micro_batch_size, len(cell.rows)))
-                ordinals = passes.ordinals_of_pass(stream_of(plan, cell), 0, offsets)
+                ordinals = passes.ordinals_at(stream_of(plan, cell), offsets)
                 first_pass = np.zeros(len(ordinals), dtype=np.int64)
                 yield MicroBatchPlan(
                     position=position, cell=number, rows=cell.rows[ordinals], passes=first_pass
