@@ -2,13 +2,15 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vidcurate import index, video
+from vidcurate import index, order, video
 from vidcurate.buckets import BucketSpec
 from vidcurate.crc import crc32c
 from vidcurate.index import Index
@@ -150,3 +152,31 @@ def read(
             for step in steps:
                 found[step] += [told(batch) for batch in loader.step(step)]
     return {step: sorted(batches, key=lambda batch: batch[0]) for step, batches in found.items()}
+
+
+def shard_of(opened: Index, clip_id: str) -> Path:
+    row = opened.words("clip_id").to_pylist().index(clip_id)
+    path: Path = opened.folder / opened.shards[opened.shard_number[row]]
+    return path
+
+
+def first_clip(opened: Index, plan: Plan, step: int = 0) -> str:
+    return opened.word("clip_id", int(order.step_micro_batches(plan, step)[0].rows[0]))
+
+
+@contextmanager
+def blocked(opened: Index, clip_id: str) -> Iterator[Callable[[], None]]:
+    """Make the shard of a clip a pipe that nobody writes to: a read that never ends, until it is released."""
+    path = shard_of(opened, clip_id)
+    kept = path.with_suffix(".kept")
+    path.rename(kept)
+    os.mkfifo(path)
+
+    def release() -> None:
+        if kept.exists():
+            kept.replace(path)
+
+    try:
+        yield release
+    finally:
+        release()

@@ -35,7 +35,7 @@ VIDCURATE = [
     {"zips"},
     {"probe", "models", "dedup", "score", "frames", "filter", "difficulty", "ingest", "index"},
     {"scenes", "shards", "shard_plan", "shard_write", "shard_set", "shard_pool"},
-    {"decode_worker", "decode_pool", "clip_plan", "loader_state", "spares"},
+    {"slabs", "heartbeat", "decode_worker", "decode_process", "decode_pool", "clip_plan", "loader_state", "spares"},
     {"loader"},
     {"torch", "report", "inspect", "tally", "fetch_plan"},
     {"whatif", "card", "fetch"},

@@ -2,20 +2,19 @@
 
 One thread of the parent hands tasks out, one at a time per worker, and takes answers; only file descriptors
 and short lines pass between the processes, the frames lie in shared memory. A task that crashes its worker,
-or is later than its deadline, is given out once more to a fresh worker; the second time it fails. A worker
-that was killed from outside (by hand, or for want of memory) is not held against its clip. Nothing here
-decides what is read or in which order.
+or is later than its deadline, is given out once more to a fresh worker; the second time it fails: as the
+clip's own fault where it hung in decoding, as the storage's where it hung in reading. A worker that was
+killed or stopped from outside (by hand, or for want of memory) is not held against its clip. Workers that are
+old or large are replaced one at a time, between clips. Nothing here decides what is read or in which order.
 """
 
 import json
-import mmap
 import os
 import selectors
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
@@ -25,18 +24,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from vidcurate.decode_worker import DecodeTask, raise_error, task_line
-from vidcurate.errors import MediaError, VidcurateError
+from vidcurate import heartbeat
+from vidcurate.decode_process import raise_error, task_line
+from vidcurate.decode_worker import DecodeTask
+from vidcurate.errors import MediaError, StorageError, VidcurateError
+from vidcurate.heartbeat import Seen
+from vidcurate.slabs import Slab as Slab
 
 _TRIES = 2
 _MOST_KILLS = 10  # from outside, while on one task
 _OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP)
 _START_TRIES = 3
 _START_SECONDS = 120.0
-_DUMP_SECONDS = 0.2  # for the stack of a worker that is about to be killed
 _GOODBYE_SECONDS = 2.0
 _EXIT_SECONDS = 5.0  # of a worker that has hung up
 _KILL_SECONDS = 10.0  # a process that waits for a dead disk cannot even be killed
@@ -44,30 +43,8 @@ _KILL_SECONDS = 10.0  # a process that waits for a dead disk cannot even be kill
 _PROGRAM = (
     "import signal as s; [s.signal(number, s.SIG_IGN) for number in (s.SIGINT, s.SIGTERM, s.SIGUSR1)]; "
     "import sys; sys.path.insert(0, sys.argv[1]); "
-    "from vidcurate.decode_worker import main; main(int(sys.argv[2]), int(sys.argv[3]))"
+    "from vidcurate.decode_process import main; main(*map(int, sys.argv[2:]))"
 )
-
-
-class Slab:
-    """Shared memory for the frames of one micro-batch; `array` is uint8 of the given shape."""
-
-    __slots__ = ("array", "descriptor")
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        size = int(np.prod(shape))
-        if hasattr(os, "memfd_create"):
-            self.descriptor = os.memfd_create("vidcurate-frames", os.MFD_CLOEXEC)
-        else:
-            with tempfile.TemporaryFile() as file:
-                self.descriptor = os.dup(file.fileno())
-        os.ftruncate(self.descriptor, size)
-        # The array keeps the mapping alive; the memory goes back with the last reference to it.
-        self.array: NDArray[np.uint8] = np.frombuffer(
-            mmap.mmap(self.descriptor, size), dtype=np.uint8
-        ).reshape(shape)
-
-    def __del__(self) -> None:
-        os.close(self.descriptor)  # the array stays usable
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
@@ -90,18 +67,33 @@ class _Job:
 class _Worker:
     process: "subprocess.Popen[bytes]"
     channel: socket.socket
+    page: int  # the file of its heartbeat
     due: float  # monotonic time at which it is late: with its start, then with its job
+    clips_to_live: int
+    private_bytes: int = 0
     is_ready: bool = False
     job: _Job | None = None
     received: bytearray = field(default_factory=bytearray)
 
 
 class DecodePool:
-    """`num_workers` decode processes. Use as a context manager, or call `close`."""
+    """`num_workers` decode processes. Use as a context manager, or call `close`.
 
-    def __init__(self, num_workers: int, *, deadline_seconds: float) -> None:
+    A worker is replaced after about `max_worker_clips`, and as soon as it holds more than `max_worker_bytes`.
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        *,
+        deadline_seconds: float,
+        max_worker_clips: int = 20_000,
+        max_worker_bytes: int = 4 << 30,
+    ) -> None:
         self._num_workers = num_workers
         self._deadline_seconds = deadline_seconds
+        self._max_worker_clips, self._max_worker_bytes = max_worker_clips, max_worker_bytes
+        self._num_started = 0
         self._lock = threading.Lock()
         self._waiting: deque[_Job] = deque()
         self._events: deque[dict[str, Any]] = deque()
@@ -168,6 +160,7 @@ class DecodePool:
     def _serve(self) -> None:
         try:
             while not self._is_closing:
+                self._recycle()
                 self._fill()
                 self._hand_out()
                 due = min((worker.due for worker in self._workers), default=float("inf"))
@@ -189,18 +182,41 @@ class DecodePool:
     def _fill(self) -> None:
         while len(self._workers) < self._num_workers:
             ours, theirs = socket.socketpair()
+            page = heartbeat.new_page()
             with theirs:
                 root = str(Path(__file__).resolve().parents[1])
+                numbers = [str(number) for number in (theirs.fileno(), page, os.getpid())]
                 process = subprocess.Popen(
-                    [sys.executable, "-P", "-c", _PROGRAM, root, str(theirs.fileno()), str(os.getpid())],
-                    pass_fds=[theirs.fileno()],
+                    [sys.executable, "-P", "-c", _PROGRAM, root, *numbers],
+                    pass_fds=[theirs.fileno(), page],
                     stdin=subprocess.DEVNULL,
                     env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"},
                 )
-            worker = _Worker(process, ours, due=time.monotonic() + _START_SECONDS)
+            self._num_started += 1
+            share = min(self._num_started / self._num_workers, 1.0)  # the first ones do not age all at once
+            worker = _Worker(
+                process,
+                ours,
+                page,
+                due=time.monotonic() + _START_SECONDS,
+                clips_to_live=max(1, round(share * self._max_worker_clips)),
+            )
             self._selector.register(ours, selectors.EVENT_READ, worker)
             with self._lock:
                 self._workers.append(worker)
+
+    def _recycle(self) -> None:
+        """Replace one worker that is idle and old or large, if all others are there to go on."""
+        if not all(worker.is_ready for worker in self._workers):
+            return
+        for worker in self._workers:
+            is_large = worker.private_bytes > self._max_worker_bytes
+            if worker.job is None and (is_large or worker.clips_to_live <= 0):
+                self._end_worker(worker)
+                if is_large:
+                    event = {"reason": "memory", "clip_id": None, "private_bytes": worker.private_bytes}
+                    self._events.append({"event": "worker_replaced", **event})
+                return
 
     def _hand_out(self) -> None:
         for worker in list(self._workers):
@@ -245,6 +261,8 @@ class DecodePool:
                 self._failed_starts = 0
                 continue
             job, worker.job = worker.job, None
+            worker.clips_to_live -= 1
+            worker.private_bytes = message["private_bytes"]
             if job is None:
                 raise VidcurateError("a decode worker answered a task that it was not given.")
             try:
@@ -254,54 +272,65 @@ class DecodePool:
                 job.future.set_exception(error)
 
     def _stop_late(self, worker: _Worker) -> None:
-        worker.process.send_signal(signal.SIGUSR2)  # it prints its stack
-        time.sleep(_DUMP_SECONDS)
-        self._drop(worker, "deadline")
+        self._drop(worker, "deadline", heartbeat.see(worker.page, worker.process.pid, ask=True))
 
-    def _drop(self, worker: _Worker, reason: str) -> None:
-        """End the worker; give its job out again, or fail it the second time."""
-        if reason == "worker_died":
-            with suppress(subprocess.TimeoutExpired):
-                worker.process.wait(_EXIT_SECONDS)  # its exit status says whose fault it was
+    def _end_worker(self, worker: _Worker) -> None:
         _kill(worker.process)
-        status = worker.process.returncode
         self._selector.unregister(worker.channel)
         worker.channel.close()
-        job = worker.job
-        event = {"event": "worker_replaced", "reason": reason, "clip_id": job.task.clip_id if job else None}
+        os.close(worker.page)
         with self._lock:
             self._workers.remove(worker)
-            self._events.append({**event, "exit_status": status})
+
+    def _drop(self, worker: _Worker, reason: str, seen: Seen | None = None) -> None:
+        """End the worker; give its job out again, or fail it the second time."""
+        if seen is None:
+            with suppress(subprocess.TimeoutExpired):
+                worker.process.wait(_EXIT_SECONDS)  # its exit status says whose fault it was
+            seen = heartbeat.see(worker.page, worker.process.pid, ask=False)
+        self._end_worker(worker)
+        status, job = worker.process.returncode, worker.job
+        event = {"event": "worker_replaced", "reason": reason, "clip_id": job.task.clip_id if job else None}
+        with self._lock:
+            self._events.append({**event, "exit_status": status, **seen.as_event()})
+        is_outside = status in _OUTSIDE if reason == "worker_died" else seen.state == heartbeat.STOPPED
         if not worker.is_ready:
             self._failed_starts += 1
-            if self._failed_starts >= (_MOST_KILLS if status in _OUTSIDE else _START_TRIES):
+            if self._failed_starts >= (_MOST_KILLS if is_outside else _START_TRIES):
                 raise VidcurateError(
                     f"a decode worker could not start, {self._failed_starts} times in a row (exit status "
                     f"{status}); its error stands above. Try num_workers: 0."
                 )
         if job is None:
             return
-        if reason == "worker_died" and status in _OUTSIDE:
+        if is_outside:
             job.kills += 1
             job.tries -= 1
-        if job.kills > _MOST_KILLS:
-            job.future.set_exception(
-                VidcurateError(
-                    f"clip {job.task.clip_id!r}: its decode worker was killed {job.kills} times from outside "
-                    f"(exit status {status}; out of memory?). Lower num_workers or prefetch_bytes."
-                )
-            )
-        elif job.tries < _TRIES:
+        if job.kills <= _MOST_KILLS and job.tries < _TRIES:
             with self._lock:
                 self._waiting.appendleft(job)
-        elif reason == "deadline":
-            text = (
-                f"clip {job.task.clip_id!r}: not decoded in {self._deadline_seconds:g} s, {job.tries} times."
-            )
-            job.future.set_exception(MediaError(text, kind=reason))
         else:
-            text = f"clip {job.task.clip_id!r}: its worker crashed (exit status {status}), {job.tries} times."
-            job.future.set_exception(MediaError(text, kind=reason))
+            job.future.set_exception(self._verdict(job, reason, status, seen))
+
+    def _verdict(self, job: _Job, reason: str, status: int | None, seen: Seen) -> VidcurateError:
+        """Return what a clip's last failure means: MediaError where a spare may take its place."""
+        clip = f"clip {job.task.clip_id!r}"
+        limit = f"in {self._deadline_seconds:g} s, {job.tries} times"
+        if job.kills > _MOST_KILLS:
+            return VidcurateError(
+                f"{clip}: its decode worker was killed or stopped {job.kills} times from outside (exit "
+                f"status {status}; out of memory?). Lower num_workers or prefetch_bytes."
+            )
+        if reason == "worker_died":
+            text = f"{clip}: its worker crashed (exit status {status}), {job.tries} times"
+        elif seen.phase == "read":
+            return StorageError(
+                f"{job.task.shard}: {clip} could not be read {limit}. Look at the storage, or raise "
+                "deadline_seconds."
+            )
+        else:
+            text = f"{clip}: not decoded {limit}"
+        return MediaError(f"{text}; last in {seen.phase}, {seen.innermost}.", kind=reason)
 
     def _end(self) -> None:
         with self._lock:
@@ -310,6 +339,7 @@ class DecodePool:
             workers, self._workers = self._workers, []
         for worker in workers:
             worker.channel.close()  # an idle worker ends by itself
+            os.close(worker.page)
         until = time.monotonic() + (_GOODBYE_SECONDS if self._error is None else 0.0)
         for worker in workers:
             try:

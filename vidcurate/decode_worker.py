@@ -1,38 +1,22 @@
-"""One decode worker: a process that reads clips from shards and decodes them into shared memory.
+"""One clip: its bytes from the shard, checked, and the wanted frames of it at the wanted size.
 
-It is started as a fresh interpreter (never forked, never re-importing the caller's main module), so it holds
-numpy and PyAV and nothing else: 45 MB instead of 220 MB with torch, and no GPU context. It has one container
-open at a time. Cyclic garbage collection runs between clips only: at a random allocation it would close
-decoders while holding the GIL, which froze the published runs. It dies with its parent.
-
-The parent sends one line of JSON per task, with the file descriptor of the slab beside it, and gets one back.
+`decode_process` is the process that does this for the loader, one clip at a time.
 """
 
-import ctypes
-import faulthandler
-import gc
 import json
-import os
-import resource
-import signal
-import socket
-import sys
 import time
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vidcurate.crc import crc32c
-from vidcurate.errors import MediaError, ShardError, StorageError, VidcurateError
+from vidcurate.errors import MediaError, ShardError, StorageError
 
-_CLIPS_PER_COLLECTION = 32
 _READ_TRIES = 4
-_MAX_GAP_BYTES = 1 << 16  # between a clip's JSON and its video: read through rather than twice
-_ERRORS: dict[str, type[VidcurateError]] = {"shard": ShardError, "storage": StorageError}
+MAX_GAP_BYTES = 1 << 16  # between a clip's JSON and its video: read through rather than twice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +69,7 @@ def _read(task: DecodeTask, offset: int, size: int) -> bytes:
 def _read_parts(task: DecodeTask) -> tuple[bytes, bytes]:
     """Return the clip's JSON and video, in one read where they lie together."""
     gap = task.video_offset - task.json_offset - task.json_size
-    if 0 <= gap <= _MAX_GAP_BYTES:
+    if 0 <= gap <= MAX_GAP_BYTES:
         data = _read(task, task.json_offset, task.json_size + gap + task.video_size)
         return data[: task.json_size], data[task.json_size + gap :]
     return (
@@ -99,14 +83,19 @@ def caption_of(facts: Mapping[str, Any], name: str) -> str:
     return facts.get(name) or facts.get("caption") or ""
 
 
-def decode(task: DecodeTask) -> tuple[NDArray[np.uint8], str]:
-    """Return the wanted frames, uint8 (T, H, W, 3), and the caption.
+def _say_nothing(phase: str) -> None:
+    """Stand in for a process that shows what it does."""
+
+
+def decode(task: DecodeTask, tell: Callable[[str], None] = _say_nothing) -> tuple[NDArray[np.uint8], str]:
+    """Return the wanted frames, uint8 (T, H, W, 3), and the caption. `tell` hears what begins: read, decode.
 
     Raises MediaError for a clip that will never decode (kind of `video.read_frames`, or crc_mismatch),
     ShardError when the shard is not what the index says, StorageError when it cannot be read.
     """
     from vidcurate import video  # PyAV is loaded where clips are decoded, never by importing this file
 
+    tell("read")
     facts, payload = _read_parts(task)
     if crc32c(payload) != task.video_crc32c:
         facts, payload = _read_parts(task)  # the first read may have gone wrong on the way
@@ -128,85 +117,8 @@ def decode(task: DecodeTask) -> tuple[NDArray[np.uint8], str]:
         )
     last = task.first_frame + (task.num_frames - 1) * task.frame_stride
     numbers = range(task.first_frame, last + 1, task.frame_stride)
+    tell("decode")
     try:
         return video.read_frames(payload, numbers, height=task.height, width=task.width), caption
     except MediaError as error:
         raise MediaError(f"clip {task.clip_id!r} in {task.shard}: {error}", kind=error.kind) from error
-
-
-def as_line(message: dict[str, Any]) -> bytes:
-    return json.dumps(message).encode() + b"\n"
-
-
-def task_line(task: DecodeTask, offset: int) -> bytes:
-    """Return the message that asks for `task`, whose frames go to `offset` of the slab sent along."""
-    return as_line({"task": asdict(task), "offset": offset})
-
-
-def raise_error(message: dict[str, Any]) -> None:
-    """Raise what a worker's answer reports; nothing if it is a success."""
-    kind = message["error"]
-    if kind == "media":
-        raise MediaError(message["text"], kind=message["kind"])
-    if kind:
-        raise _ERRORS.get(kind, VidcurateError)(message["text"])
-
-
-def _answer(line: bytes, slab: int) -> dict[str, Any]:
-    message = json.loads(line)
-    task = DecodeTask(**message["task"])
-    try:
-        frames, caption = decode(task)
-        view = np.ascontiguousarray(frames).data.cast("B")
-        done = 0
-        while done < len(view):
-            done += os.pwrite(slab, view[done:], message["offset"] + done)
-    except MediaError as error:
-        return {"error": "media", "kind": error.kind, "text": str(error)}
-    except (ShardError, StorageError) as error:
-        return {"error": "shard" if isinstance(error, ShardError) else "storage", "text": str(error)}
-    except (MemoryError, OSError) as error:
-        return {"error": "other", "text": f"clip {task.clip_id!r}: {type(error).__name__}: {error}"}
-    except Exception as error:  # noqa: BLE001 - a decoder's surprise is this clip's affair, not the run's
-        text = f"clip {task.clip_id!r}: {type(error).__name__}: {error}"
-        return {"error": "media", "kind": "unexpected", "text": text}
-    return {"error": "", "caption": caption}
-
-
-def _die_with_parent(parent: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:  # it died before we asked
-        os._exit(0)
-
-
-def main(descriptor: int, parent: int) -> None:
-    """Serve tasks from the socket until it closes."""
-    _die_with_parent(parent)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash ends at once
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR2)  # the parent asks for the stack before it kills
-    from vidcurate import video  # noqa: F401 - before the collector is frozen
-
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    clips = 0
-    # A loader may be closed while a worker starts or reads ahead: there is nobody left to tell.
-    with suppress(BrokenPipeError, ConnectionResetError), socket.socket(fileno=descriptor) as channel:
-        channel.sendall(as_line({"ready": os.getpid()}))
-        while True:
-            line, slabs, _, _ = socket.recv_fds(channel, 1 << 16, 1)
-            while line and not line.endswith(b"\n"):
-                part = channel.recv(1 << 16)
-                line = line + part if part else b""
-            if not line:
-                return
-            try:
-                reply = _answer(line, slabs[0])
-            finally:
-                os.close(slabs[0])
-            channel.sendall(as_line(reply))
-            clips += 1
-            if clips % _CLIPS_PER_COLLECTION == 0:
-                gc.collect()

@@ -2,23 +2,28 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.loader_runs import clips, plan_of, read, spec, told, videos, write_shards
-from vidcurate import order
+from tests.loader_runs import (
+    blocked,
+    clips,
+    first_clip,
+    plan_of,
+    read,
+    shard_of,
+    spec,
+    told,
+    videos,
+    write_shards,
+)
 from vidcurate.errors import VidcurateError
 from vidcurate.index import Index
 from vidcurate.loader import Loader, steps_of_clip
-from vidcurate.order import Plan
 
 STEPS = range(8)
 
@@ -33,32 +38,6 @@ def payloads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 def opened(tmp_path: Path, payloads: dict[str, bytes]) -> Index:
     """Shards of one clip each, so that a test can spoil one clip."""
     return write_shards(tmp_path / "shards", clips(), payloads, per_shard=1)
-
-
-def shard_of(opened: Index, clip_id: str) -> Path:
-    row = opened.words("clip_id").to_pylist().index(clip_id)
-    path: Path = opened.folder / opened.shards[opened.shard_number[row]]
-    return path
-
-
-def first_clip(opened: Index, plan: Plan, step: int = 0) -> str:
-    return opened.word("clip_id", int(order.step_micro_batches(plan, step)[0].rows[0]))
-
-
-@contextmanager
-def blocked(opened: Index, clip_id: str) -> Iterator[Callable[[], None]]:
-    """Make the shard of a clip a pipe that nobody writes to: a read that never ends, until it is released."""
-    path = shard_of(opened, clip_id)
-    kept = path.with_suffix(".kept")
-    path.rename(kept)
-    os.mkfifo(path)
-
-    def release() -> None:
-        kept.replace(path)
-
-    yield release
-    if kept.exists():
-        release()
 
 
 def strike(loader: Loader, pipe: Path, number: signal.Signals) -> None:
@@ -156,47 +135,6 @@ def test_a_clip_that_hangs_once_is_read_the_second_time(opened: Index) -> None:
     assert [(event["event"], event["clip_id"]) for event in events] == [("worker_replaced", clip)]
 
 
-def test_a_clip_that_always_hangs_is_replaced_by_a_spare_and_named(opened: Index) -> None:
-    plan = plan_of(opened)
-    clip = first_clip(opened, plan)
-    undisturbed = read(opened, plan, [0])
-    runs = []
-    for num_workers in (1, 3):
-        events: list[dict[str, Any]] = []
-        settings = spec(num_workers=num_workers, deadline_seconds=0.7, prefetch_bytes=0)
-        with blocked(opened, clip), Loader(opened, plan, settings, on_event=events.append) as loader:
-            started = time.monotonic()
-            runs.append(sorted(map(told, loader.step(0))))
-            assert time.monotonic() - started < 10
-        (event,) = substitutions(events)
-        assert event["kind"] == "deadline"
-        assert f"clip '{clip}': not decoded in 0.7 s, 2 times" in event["reason"]
-        assert sum(event["event"] == "worker_replaced" for event in events) == 2
-    assert runs[0] == runs[1] != undisturbed[0]
-    assert sum(a != b for a, b in zip(runs[0], undisturbed[0], strict=True)) == 1
-
-
-def test_a_clip_that_crashes_its_worker_twice_is_replaced(opened: Index) -> None:
-    plan = plan_of(opened)
-    clip = first_clip(opened, plan)
-    events: list[dict[str, Any]] = []
-    settings = spec(num_workers=1, prefetch_bytes=0)
-    with blocked(opened, clip), Loader(opened, plan, settings, on_event=events.append) as loader:
-
-        def crash() -> None:
-            for _ in range(2):
-                strike(loader, shard_of(opened, clip), signal.SIGSEGV)
-
-        crasher = threading.Thread(target=crash)
-        crasher.start()
-        batches = loader.step(0)
-        crasher.join()
-    (event,) = substitutions(events)
-    assert (event["kind"], event["clip_id"]) == ("worker_died", clip)
-    assert "its worker crashed (exit status -11), 2 times" in event["reason"]
-    assert event["spare"] in {name for batch in batches for name in batch.clip_ids}
-
-
 def test_a_clip_whose_worker_is_killed_again_and_again_stops_the_run(opened: Index) -> None:
     plan = plan_of(opened)
     clip = first_clip(opened, plan)
@@ -210,7 +148,7 @@ def test_a_clip_whose_worker_is_killed_again_and_again_stops_the_run(opened: Ind
         killer = threading.Thread(target=kill)
         killer.start()
         with pytest.raises(
-            VidcurateError, match=r"was killed 11 times from outside \(exit status -9; out of"
+            VidcurateError, match=r"was killed or stopped 11 times from outside \(exit status -9; out"
         ):
             loader.step(0)
         killer.join()
@@ -296,50 +234,6 @@ def test_a_cell_without_a_spare_stops_the_run(tmp_path: Path, payloads: dict[str
     showing = steps_of_clip(plan, opened, "clip/0.0")[0]
     with Loader(opened, plan, spec()) as loader, pytest.raises(VidcurateError, match="has no other clip"):
         loader.step(showing)
-
-
-# ── the parent ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_workers_die_with_a_parent_that_is_killed(opened: Index) -> None:
-    clip = first_clip(opened, plan_of(opened))
-    program = (
-        "import sys; sys.path.insert(0, '.')\n"
-        "from pathlib import Path\n"
-        "from tests.loader_runs import plan_of, spec\n"
-        "from vidcurate import index, loader\n"
-        f"opened = index.read_index(Path({str(opened.folder)!r}), check_files=False)\n"
-        "one = loader.Loader(opened, plan_of(opened), spec(num_workers=3))\n"
-        "import threading, time\n"
-        "threading.Thread(target=one.step, args=(0,), daemon=True).start()\n"
-        "while len(one.process_ids()) < 3: time.sleep(0.01)\n"
-        "time.sleep(1)\n"
-        "print(*one.process_ids(), flush=True)\n"
-        "time.sleep(60)\n"
-    )
-    root = Path(__file__).resolve().parents[2]
-    with (
-        blocked(opened, clip),  # one of them hangs in a read
-        subprocess.Popen(
-            [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=root
-        ) as parent,
-    ):
-        assert parent.stdout is not None
-        workers = [int(word) for word in parent.stdout.readline().split()]
-        assert len(workers) == 3
-        assert all(Path(f"/proc/{worker}").exists() for worker in workers)
-        parent.kill()
-        until = time.monotonic() + 10
-        while time.monotonic() < until and any(_runs(worker) for worker in workers):
-            time.sleep(0.05)
-        assert not any(_runs(worker) for worker in workers)
-
-
-def _runs(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_memory_descriptors_and_threads_stay_flat(opened: Index) -> None:

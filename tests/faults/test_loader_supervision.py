@@ -1,0 +1,219 @@
+"""A worker that hangs, crashes or stops costs a deadline and changes nothing; what it did is on record."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faulty_worker import faults
+from tests.loader_runs import (
+    blocked,
+    clips,
+    first_clip,
+    plan_of,
+    read,
+    shard_of,
+    spec,
+    told,
+    videos,
+    write_shards,
+)
+from vidcurate.errors import StorageError
+from vidcurate.index import Index
+from vidcurate.loader import Loader
+from vidcurate.order import Plan
+
+STEPS = range(3)
+DEADLINE = 1.0
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    """Shards of one clip each, so that a test can spoil one clip."""
+    folder = tmp_path_factory.mktemp("supervised")
+    payloads = {name: path.read_bytes() for name, path in videos(folder / "videos", clips()).items()}
+    return write_shards(folder / "shards", clips(), payloads, per_shard=1)
+
+
+@pytest.fixture(scope="module")
+def plan(opened: Index) -> Plan:
+    return plan_of(opened)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(opened: Index, plan: Plan) -> dict[int, Any]:
+    return read(opened, plan, STEPS)
+
+
+def run(opened: Index, plan: Plan, **settings: Any) -> tuple[dict[int, Any], list[dict[str, Any]]]:
+    """Return what the steps hold and the events."""
+    events: list[dict[str, Any]] = []
+    with Loader(opened, plan, spec(**settings), on_event=events.append) as loader:
+        found = {step: sorted(map(told, loader.step(step))) for step in STEPS}
+    return found, events
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason", "state"),
+    [("hang", "deadline", "sleeping"), ("stop", "deadline", "stopped"), ("crash", "worker_died", "ended")],
+)
+def test_a_fault_costs_one_deadline_changes_nothing_and_leaves_the_stack(
+    opened: Index,
+    plan: Plan,
+    undisturbed: dict[int, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+    reason: str,
+    state: str,
+) -> None:
+    clip = first_clip(opened, plan, 1)
+    faults(monkeypatch, tmp_path, {clip: (fault, 1)})
+    found, (event,) = run(opened, plan, num_workers=1, deadline_seconds=DEADLINE)
+    assert found == undisturbed
+    assert (event["event"], event["reason"]) == ("worker_replaced", reason)
+    assert (event["clip_id"], event["phase"]) == (clip, "decode")
+    assert event["state"].startswith(state)
+    assert event["seconds_in_phase"] < DEADLINE + 10
+    assert event["seconds_in_phase"] > DEADLINE - 0.5 or fault == "crash"
+    cause = {"hang": "in hang_in_c", "stop": "in stop_itself", "crash": "Segmentation fault"}[fault]
+    assert cause in event["stack"]
+    assert "decode_process.py" in event["stack"]
+
+
+@pytest.mark.parametrize(("fault", "kind"), [("hang", "deadline"), ("crash", "worker_died")])
+def test_the_second_fault_puts_the_same_spare_there_whoever_decodes(
+    opened: Index,
+    plan: Plan,
+    undisturbed: dict[int, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+    kind: str,
+) -> None:
+    clip = first_clip(opened, plan, 1)
+    runs = []
+    for num_workers in (1, 3):
+        faults(monkeypatch, tmp_path / str(num_workers), {clip: (fault, 2)})
+        found, events = run(
+            opened, plan, num_workers=num_workers, deadline_seconds=DEADLINE, prefetch_bytes=0
+        )
+        (event,) = [event for event in events if event["event"] == "clip_substituted"]
+        assert (event["clip_id"], event["kind"]) == (clip, kind)
+        assert "2 times; last in decode, File " in event["reason"]
+        assert sum(event["event"] == "worker_replaced" for event in events) == 2
+        runs.append(found)
+    assert runs[0] == runs[1]
+    differs = [
+        (mine, wanted)
+        for step in STEPS
+        for mine, wanted in zip(runs[0][step], undisturbed[step], strict=True)
+        if mine != wanted
+    ]
+    assert len(differs) == 1
+    assert sum(a != b for a, b in zip(differs[0][0][3], differs[0][1][3], strict=True)) == 1
+
+
+def test_storage_that_hangs_stops_the_run_and_never_costs_a_clip(opened: Index, plan: Plan) -> None:
+    clip = first_clip(opened, plan)
+    events: list[dict[str, Any]] = []
+    settings = spec(num_workers=1, deadline_seconds=DEADLINE, prefetch_bytes=0)
+    with (
+        blocked(opened, clip),
+        Loader(opened, plan, settings, on_event=events.append) as loader,
+        pytest.raises(StorageError, match=r"could not be read in 1 s, 2 times\. Look at the") as caught,
+    ):
+        loader.step(0)
+    assert str(shard_of(opened, clip)) in str(caught.value)
+    assert [event["phase"] for event in events] == ["read", "read"]
+    assert all("in _read" in event["stack"] for event in events)
+
+
+def test_workers_that_are_old_or_large_make_way_and_change_nothing(
+    opened: Index, plan: Plan, undisturbed: dict[int, Any]
+) -> None:
+    seen: set[int] = set()
+    events: list[dict[str, Any]] = []
+    settings = spec(num_workers=2, max_worker_clips=4)
+    with Loader(opened, plan, settings, on_event=events.append) as loader:
+        for step in STEPS:
+            assert sorted(map(told, loader.step(step))) == undisturbed[step]
+            seen |= set(loader.process_ids())
+    assert len(seen) > 3  # a step is about ten clips
+    assert events == []  # it is as it should be
+    tight = spec(num_workers=2).model_copy(update={"max_worker_bytes": 1})
+    with Loader(opened, plan, tight, on_event=events.append) as loader:
+        assert sorted(map(told, loader.step(0))) == undisturbed[0]
+        loader.step(1)
+    assert {event["reason"] for event in events} == {"memory"}
+    assert all(event["private_bytes"] > 1 << 24 for event in events)
+
+
+# ── the parent ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_killed_parent_leaves_no_process_and_no_shared_memory(opened: Index, plan: Plan) -> None:
+    clip = first_clip(opened, plan)
+    program = (
+        "import sys; sys.path.insert(0, '.')\n"
+        "from pathlib import Path\n"
+        "from tests.loader_runs import plan_of, spec\n"
+        "from vidcurate import index, loader\n"
+        f"opened = index.read_index(Path({str(opened.folder)!r}), check_files=False)\n"
+        "one = loader.Loader(opened, plan_of(opened), spec(num_workers=3))\n"
+        "import threading, time\n"
+        "threading.Thread(target=one.step, args=(0,), daemon=True).start()\n"
+        "while len(one.process_ids()) < 3: time.sleep(0.01)\n"
+        "time.sleep(1)\n"
+        "print(*one.process_ids(), flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    root = Path(__file__).resolve().parents[2]
+    before = set(os.listdir("/dev/shm"))
+    with (
+        blocked(opened, clip),  # one of them hangs in a read
+        subprocess.Popen(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=root
+        ) as parent,
+    ):
+        assert parent.stdout is not None
+        workers = [int(word) for word in parent.stdout.readline().split()]
+        assert len(workers) == 3
+        assert all(Path(f"/proc/{worker}").exists() for worker in workers)
+        parent.kill()
+        until = time.monotonic() + 10
+        while time.monotonic() < until and any(_runs(worker) for worker in workers):
+            time.sleep(0.05)
+        assert not any(_runs(worker) for worker in workers)
+    assert not {name for name in set(os.listdir("/dev/shm")) - before if "vidcurate" in name}
+
+
+def _runs(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_killed_workers_leave_no_descriptor_in_the_parent(opened: Index, plan: Plan) -> None:
+    with Loader(opened, plan, spec(num_workers=2)) as loader:
+        loader.step(0)
+
+        def descriptors() -> int:
+            until = time.monotonic() + 20
+            while len(loader.process_ids()) < 2 and time.monotonic() < until:
+                time.sleep(0.02)
+            loader.step(0)  # the same steps are decoded ahead
+            return len(os.listdir("/proc/self/fd"))
+
+        before = descriptors()
+        for _ in range(5):
+            for process in loader.process_ids():
+                os.kill(process, 9)
+            loader.step(1)
+        after = descriptors()
+    assert after <= before + 1
