@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import settings
 from numpy.typing import NDArray
 
 from vidcurate import video
@@ -15,6 +16,10 @@ from vidcurate import video
 # Read when a kernel is defined: where there is no GPU, Triton's interpreter runs it.
 if not os.path.exists("/dev/nvidia0"):
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# A busy machine may be slow, and no test is about how long an example takes.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared"
 

@@ -56,8 +56,8 @@ class Plan:
 
     `left_out`: reason → rows of clips that no cell holds. `notes`: what had to be adapted, as events.
     `costs`: what a micro-batch of each cell costs, in any unit, where pixels are no measure of it. Ranks are
-    balanced by it; it changes who reads a micro-batch and nothing of what is read. `run`: so many micro-batches
-    in a row are of one cell. `phases`: the first step of each phase of the curriculum.
+    balanced by it; it changes who reads a micro-batch and nothing of what is read. `run`: so many
+    micro-batches in a row are of one cell. `phases`: the first step of each phase of the curriculum.
     """
 
     algorithm_version: int
@@ -132,10 +132,10 @@ def make_plan(
 ) -> Plan:
     """Return the plan over these cells (any order; names must differ).
 
-    `legs`: weights that change with the turn, instead of those of the cells. `run`: micro-batches in a row that
-    are of one cell; M must be a multiple. A cell with fewer clips than its bucket's micro-batch gets smaller
-    ones, and a note says so: a clip is never twice in a micro-batch. Raises InputError when there is no clip,
-    M is below 1 or no multiple of `run`.
+    `legs`: weights that change with the turn, instead of those of the cells. `run`: micro-batches in a row
+    that are of one cell; M must be a multiple. A cell with fewer clips than its bucket's micro-batch gets
+    smaller ones, and a note says so: a clip is never twice in a micro-batch. Raises InputError when there is
+    no clip, M is below 1 or no multiple of `run`.
     """
     if micro_batches_per_step < 1:
         raise InputError(f"micro_batches_per_step is {micro_batches_per_step}; it must be 1 or more.")
@@ -184,7 +184,7 @@ def make_plan(
 
 
 def _fingerprint(cells: Sequence[Cell], mixture: interleave.Mixture, per_step: int, run: int) -> str:
-    """Return the hash of all that decides the order but the seed. What is left at its default adds nothing."""
+    """Return the hash of all that decides the order but the seed; what is as ever adds nothing to it."""
     (_, first_weights), *_ = mixture.spans[0].pieces
     facts = [str(per_step)]
     for cell, weight in zip(cells, first_weights, strict=True):
@@ -203,7 +203,11 @@ def _fingerprint(cells: Sequence[Cell], mixture: interleave.Mixture, per_step: i
 def stream_of(plan: Plan, cell: Cell) -> passes.Stream:
     """Return the endless stream of a cell's clips."""
     return passes.Stream(
-        seed=plan.seed, name=cell.name, count=len(cell.rows), micro_batch_size=cell.micro_batch_size
+        seed=plan.seed,
+        name=cell.name,
+        count=len(cell.rows),
+        micro_batch_size=cell.micro_batch_size,
+        blocks=cell.blocks,
     )
 
 
@@ -270,28 +274,32 @@ def shares(plan: Plan, step: int, world_size: int) -> tuple[tuple[int, ...], ...
 
     Every position is in exactly one share, and the shares are balanced by cost: from the costliest on, each
     goes to the rank with the least so far (LPT; Graham 1969). Pixels are a rough cost, so by them the shares
-    differ by at most one micro-batch; with the plan's `costs` these alone decide.
+    differ by at most one micro-batch; with the plan's `costs` these alone decide. Where micro-batches of one
+    cell come in runs of n and the ranks are a multiple of n, whole runs are dealt to groups of n ranks, the
+    nodes: so all ranks of a node always run the same shape. With other numbers of ranks, each goes its way.
     """
     first = step * plan.micro_batches_per_step
-    positions = range(first, first + plan.micro_batches_per_step)
+    together = plan.run if world_size % plan.run == 0 else 1
+    units = range(first, first + plan.micro_batches_per_step, together)
+    num_nodes = world_size // together
     costs = plan.costs or tuple(cell.cost for cell in plan.cells)
-    cost = {p: costs[interleave.turn(plan.mixture, p)[0]] for p in positions}
-    least, extra = divmod(plan.micro_batches_per_step, world_size)
+    cost = {p: costs[interleave.turn(plan.mixture, p)[0]] for p in units}
+    least, extra = divmod(len(units), num_nodes)
     if plan.costs:
-        least = len(positions)
-    given: list[list[int]] = [[] for _ in range(world_size)]
-    heap = [(0, rank) for rank in range(world_size)]
-    for position in sorted(positions, key=lambda p: (-cost[p], p)):
+        least = len(units)
+    given: list[list[int]] = [[] for _ in range(num_nodes)]
+    heap = [(0, node) for node in range(num_nodes)]
+    for unit in sorted(units, key=lambda p: (-cost[p], p)):
         while True:
-            load, rank = heapq.heappop(heap)
-            if len(given[rank]) < least:
+            load, node = heapq.heappop(heap)
+            if len(given[node]) < least:
                 break
-            if len(given[rank]) == least and extra:
+            if len(given[node]) == least and extra:
                 extra -= 1
                 break
-        given[rank].append(position)
-        heapq.heappush(heap, (load + cost[position], rank))
-    return tuple(tuple(positions) for positions in given)
+        given[node].append(unit)
+        heapq.heappush(heap, (load + cost[unit], node))
+    return tuple(tuple(unit + rank for unit in own) for own in given for rank in range(together))
 
 
 def share(plan: Plan, step: int, rank: int, world_size: int) -> tuple[MicroBatchPlan, ...]:

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from vidcurate import draws
+from vidcurate import block_order, draws
+from vidcurate.block_order import Blocks
 
 Ordinals = NDArray[np.int64]
 
@@ -28,7 +29,8 @@ class Stream:
     """`count` clips (n), read in micro-batches of `micro_batch_size` (m ≤ n); `seed` and `name` make it.
 
     Its clips are the ordinals from 0 on without the `dead` ones (sorted). Places count from the beginning or,
-    with a `lead`, from the change; whole passes are numbered from `first_pass` on.
+    with a `lead`, from the change; whole passes are numbered from `first_pass` on. With `blocks` a whole pass
+    goes through these, a few at a time, unless it has fewer clips than two micro-batches.
     """
 
     seed: int
@@ -38,6 +40,7 @@ class Stream:
     dead: Ordinals = field(default_factory=lambda: NONE)
     lead: "Lead | None" = None
     first_pass: int = 0
+    blocks: Blocks | None = None
 
     @property
     def num_ordinals(self) -> int:
@@ -76,9 +79,15 @@ def changed(
     """
     dead = np.union1d(stream.dead, removed)
     count = stream.num_ordinals + num_added - len(dead)
+    blocks = stream.blocks and stream.blocks.changed(_number_of_kept(stream.dead, removed), num_added)
     if place == 0 and stream.lead is None:  # nothing was shown: there is no open pass
         return Stream(
-            seed=stream.seed, name=stream.name, count=count, micro_batch_size=micro_batch_size, dead=dead
+            seed=stream.seed,
+            name=stream.name,
+            count=count,
+            micro_batch_size=micro_batch_size,
+            dead=dead,
+            blocks=blocks,
         )
     open_pass, rest = _open_pass(stream, place)
     gone = np.sort(_places_in_pass(stream, open_pass, removed)) - place
@@ -98,6 +107,7 @@ def changed(
             number=stream.lead.number + 1 if stream.lead else 1,
         ),
         first_pass=open_pass + 1,
+        blocks=blocks,
     )
 
 
@@ -167,12 +177,18 @@ def _first_of_same_order(stream: Stream, number: int) -> int:
 
 def _permute(stream: Stream, number: int, offsets: Ordinals) -> Ordinals:
     """Return what pass `number` has at these offsets, counted among the n; micro-batches not looked at."""
-    return draws.permute(stream.count, _pass_key(stream, number), offsets)
+    key = _pass_key(stream, number)
+    if stream.blocks is None or stream.count < 2 * stream.micro_batch_size:
+        return draws.permute(stream.count, key, offsets)
+    return block_order.permute(stream.blocks, draws.key("blocks", stream.seed, number), key, offsets)
 
 
 def _unpermute(stream: Stream, number: int, values: Ordinals) -> Ordinals:
     """Return the offsets at which `_permute` has these values."""
-    return draws.unpermute(stream.count, _pass_key(stream, number), values)
+    key = _pass_key(stream, number)
+    if stream.blocks is None or stream.count < 2 * stream.micro_batch_size:
+        return draws.unpermute(stream.count, key, values)
+    return block_order.unpermute(stream.blocks, draws.key("blocks", stream.seed, number), key, values)
 
 
 def _head(stream: Stream, number: int) -> Ordinals:
