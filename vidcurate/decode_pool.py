@@ -239,6 +239,7 @@ class DecodePool:
                     with self._lock:
                         self._waiting.appendleft(job)
                     self._drop(worker, "worker_died")
+                    break
 
     def _receive(self, worker: _Worker) -> None:
         if worker not in self._workers:  # dropped earlier in this round

@@ -138,17 +138,16 @@ def test_workers_that_are_old_or_large_make_way_and_change_nothing(
 ) -> None:
     seen: set[int] = set()
     events: list[dict[str, Any]] = []
-    settings = spec(num_workers=2, max_worker_clips=4)
+    settings = spec(num_workers=1, max_worker_clips=6, prefetch_bytes=0)
     with Loader(opened, plan, settings, on_event=events.append) as loader:
         for step in STEPS:
             assert sorted(map(told, loader.step(step))) == undisturbed[step]
             seen |= set(loader.process_ids())
-    assert len(seen) > 3  # a step is about ten clips
+    assert len(seen) > 1  # a step is about ten clips
     assert events == []  # it is as it should be
-    tight = spec(num_workers=2).model_copy(update={"max_worker_bytes": 1})
+    tight = spec(num_workers=1, prefetch_bytes=0).model_copy(update={"max_worker_bytes": 1})
     with Loader(opened, plan, tight, on_event=events.append) as loader:
         assert sorted(map(told, loader.step(0))) == undisturbed[0]
-        loader.step(1)
     assert {event["reason"] for event in events} == {"memory"}
     assert all(event["private_bytes"] > 1 << 24 for event in events)
 
