@@ -5,9 +5,13 @@ ranks share them. A cell holds the clips of one level (or source) in one bucket.
 has turn k; a cell's turns read its clips in exact passes, each in an order of its own, without a break
 between passes. There is no epoch, no iterator and no buffer: so no state but the step.
 
+Where clips or recipe were changed on purpose, a plan holds on to the one `before` its first step; every
+function here asks the one that is in force at a step. `journal` makes such plans.
+
 A light module: plain numpy, no reading of files.
 """
 
+import dataclasses
 import heapq
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,13 +31,27 @@ ALGORITHM_VERSION = 1  # raised when any plan's order changes; the golden vector
 Rows = NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Past:
+    """What a cell goes on with after a change: its `stream`, and the row of every ordinal of it.
+
+    Turn j of the cell is micro-batch j + `skip` of the stream. `missing` (sorted): ordinals of clips that
+    were removed and keep their places, which a spare fills.
+    """
+
+    stream: passes.Stream
+    rows: Rows
+    skip: int
+    missing: Rows
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
     """Clips that may stand in one micro-batch. `rows` (n,) are their rows of the index, in a lasting order.
 
     `weight`: micro-batches of this cell against those of other cells, where no curriculum says it.
     `micro_batch_size` is the bucket's, or n where the cell has fewer clips. `blocks`: how its clips lie in
-    blocks of shards, where passes keep to these.
+    blocks of shards, where passes keep to these. `past`: where the cell goes on after a change.
     """
 
     name: str
@@ -43,6 +61,7 @@ class Cell:
     micro_batch_size: int
     digest: str  # of the clip ids
     blocks: Blocks | None = None
+    past: Past | None = None
 
     @property
     def cost(self) -> int:
@@ -58,6 +77,9 @@ class Plan:
     `costs`: what a micro-batch of each cell costs, in any unit, where pixels are no measure of it. Ranks are
     balanced by it; it changes who reads a micro-batch and nothing of what is read. `run`: so many
     micro-batches in a row are of one cell. `phases`: the first step of each phase of the curriculum.
+
+    In force from `first_step` on, whose first micro-batch is `first_position`; up to there it is `before`.
+    Rows from `num_rows` on are not in the index any more: they are `gone`, in this order.
     """
 
     algorithm_version: int
@@ -71,6 +93,11 @@ class Plan:
     costs: tuple[int, ...] | None = None
     run: int = 1
     phases: tuple[int, ...] = (0,)
+    first_step: int = 0
+    first_position: int = 0
+    before: "Plan | None" = None
+    num_rows: int = 0
+    gone: tuple[str, ...] = ()
 
     @property
     def num_clips(self) -> int:
@@ -98,12 +125,14 @@ def make_cell(
     weight: int,
     *,
     block: Rows | None = None,
+    num_blocks: int = 1,
     blocks_together: int = 1,
 ) -> Cell:
     """Return the cell of the clips at `rows` whose ids have these `draws.id_hashes`.
 
     The clips are put in the order of their hashes, so that it does not matter how they lie in the shards;
-    unless `block`, the number of each clip's block of shards, is given: then blocks come first.
+    unless `block` (n,), the number of each clip's block of shards below `num_blocks`, is given: then blocks
+    come first, and `blocks_together` of them are mixed.
     """
     order = np.argsort(hashes) if block is None else np.lexsort((hashes, block))
     ranked = hashes[order]
@@ -116,7 +145,7 @@ def make_cell(
         weight=weight,
         micro_batch_size=min(bucket.micro_batch_size, len(rows)),
         digest=draws.hash_bytes(ranked.astype("<u8").tobytes()),
-        blocks=None if block is None else Blocks(np.bincount(block).astype(np.int64), blocks_together),
+        blocks=None if block is None else Blocks(np.bincount(block, minlength=num_blocks), blocks_together),
     )
 
 
@@ -200,8 +229,48 @@ def _fingerprint(cells: Sequence[Cell], mixture: interleave.Mixture, per_step: i
 # ── which clips ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def at_step(plan: Plan, step: int) -> Plan:
+    """Return the plan in force at a step: this one, or one before it."""
+    while plan.before is not None and step < plan.first_step:
+        plan = plan.before
+    return plan
+
+
+def at_position(plan: Plan, position: int) -> Plan:
+    """Return the plan in force at a micro-batch."""
+    while plan.before is not None and position < plan.first_position:
+        plan = plan.before
+    return plan
+
+
+def step_of(plan: Plan, position: int) -> int:
+    """Return the step that a micro-batch belongs to."""
+    plan = at_position(plan, position)
+    return plan.first_step + (position - plan.first_position) // plan.micro_batches_per_step
+
+
+def positions(plan: Plan, step: int) -> range:
+    """Return the micro-batches of a step."""
+    plan = at_step(plan, step)
+    first = plan.first_position + (step - plan.first_step) * plan.micro_batches_per_step
+    return range(first, first + plan.micro_batches_per_step)
+
+
+def _mixture_begins(plan: Plan) -> int:
+    """Return the position at which the mixture would have begun, had the plan been in force from step 0."""
+    return plan.first_position - plan.first_step * plan.micro_batches_per_step
+
+
+def turn(plan: Plan, position: int) -> tuple[int, int]:
+    """Return (number of the cell, turn of the cell) of a micro-batch, in the plan that is in force there."""
+    plan = at_position(plan, position)
+    return interleave.turn(plan.mixture, position - _mixture_begins(plan))
+
+
 def stream_of(plan: Plan, cell: Cell) -> passes.Stream:
     """Return the endless stream of a cell's clips."""
+    if cell.past:
+        return cell.past.stream
     return passes.Stream(
         seed=plan.seed,
         name=cell.name,
@@ -213,33 +282,53 @@ def stream_of(plan: Plan, cell: Cell) -> passes.Stream:
 
 def micro_batch(plan: Plan, position: int) -> MicroBatchPlan:
     """Return micro-batch number `position` of the whole run, from 0; it costs the same for any position."""
-    number, occurrence = interleave.turn(plan.mixture, position)
+    plan = at_position(plan, position)
+    number, occurrence = turn(plan, position)
     cell = plan.cells[number]
-    ordinals, in_pass = passes.micro_batch(stream_of(plan, cell), occurrence)
-    return MicroBatchPlan(position=position, cell=number, rows=cell.rows[ordinals], passes=in_pass)
+    stream, past = stream_of(plan, cell), cell.past
+    ordinals, in_pass = passes.micro_batch(stream, occurrence + past.skip if past else occurrence)
+    rows = past.rows[ordinals] if past else cell.rows[ordinals]
+    batch = MicroBatchPlan(position=position, cell=number, rows=rows, passes=in_pass)
+    if past and len(past.missing):
+        for slot in np.flatnonzero(np.isin(ordinals, past.missing)).tolist():
+            rows[slot] = next(row for row in spares(plan, batch, slot) if row not in rows)
+    return batch
 
 
 def step_micro_batches(plan: Plan, step: int) -> tuple[MicroBatchPlan, ...]:
     """Return all micro-batches of an optimizer step, in the order of their positions."""
-    first = step * plan.micro_batches_per_step
-    return tuple(micro_batch(plan, first + number) for number in range(plan.micro_batches_per_step))
+    return tuple(micro_batch(plan, position) for position in positions(plan, step))
 
 
 def positions_of_row(plan: Plan, row: int) -> Iterator[int]:
     """Yield the positions of the micro-batches with the clip at `row`; none without a cell.
 
-    There is no end of them, unless the weight of its cell becomes 0.
+    There is no end of them, unless the weight of its cell becomes 0. Where it stands in for another clip is
+    not among them.
     """
-    homes = [(number, np.flatnonzero(cell.rows == row)) for number, cell in enumerate(plan.cells)]
-    homes = [(number, found) for number, found in homes if len(found)]
-    if not homes:
-        return
-    number, found = homes[0]
-    for occurrence in passes.occurrences(stream_of(plan, plan.cells[number]), int(found[0])):
-        position = interleave.position_of(plan.mixture, number, occurrence)
-        if position is None:
+    chain = [plan]
+    while chain[0].before is not None:
+        chain.insert(0, chain[0].before)
+    for this, following in zip(chain, [*chain[1:], None], strict=True):
+        for number, cell in enumerate(this.cells):
+            found = np.flatnonzero((cell.past.rows if cell.past else cell.rows) == row)
+            if cell.past:
+                found = np.setdiff1d(found, cell.past.missing)
+            yield from heapq.merge(*(_positions_of(this, following, number, int(o)) for o in found))
+
+
+def _positions_of(plan: Plan, following: Plan | None, number: int, ordinal: int) -> Iterator[int]:
+    """Yield the positions of one ordinal of one cell while the plan is in force."""
+    begins, past = _mixture_begins(plan), plan.cells[number].past
+    for occurrence in passes.occurrences(stream_of(plan, plan.cells[number]), ordinal):
+        its_turn = occurrence - (past.skip if past else 0)
+        if its_turn < 0:
+            continue
+        position = interleave.position_of(plan.mixture, number, its_turn)
+        if position is None or (following and position + begins >= following.first_position):
             return
-        yield position
+        if position + begins >= plan.first_position:
+            yield position + begins
 
 
 def spares(plan: Plan, batch: MicroBatchPlan, slot: int) -> Iterator[int]:
@@ -247,6 +336,7 @@ def spares(plan: Plan, batch: MicroBatchPlan, slot: int) -> Iterator[int]:
 
     First those of the same cell, then those of other cells of the same bucket.
     """
+    plan = at_position(plan, batch.position)
     own = plan.cells[batch.cell]
     others = [cell for cell in plan.cells if cell.bucket == own.bucket and cell is not own]
     taken = set(batch.rows.tolist())
@@ -278,12 +368,12 @@ def shares(plan: Plan, step: int, world_size: int) -> tuple[tuple[int, ...], ...
     cell come in runs of n and the ranks are a multiple of n, whole runs are dealt to groups of n ranks, the
     nodes: so all ranks of a node always run the same shape. With other numbers of ranks, each goes its way.
     """
-    first = step * plan.micro_batches_per_step
+    plan = at_step(plan, step)
     together = plan.run if world_size % plan.run == 0 else 1
-    units = range(first, first + plan.micro_batches_per_step, together)
+    units = positions(plan, step)[::together]
     num_nodes = world_size // together
     costs = plan.costs or tuple(cell.cost for cell in plan.cells)
-    cost = {p: costs[interleave.turn(plan.mixture, p)[0]] for p in units}
+    cost = {p: costs[turn(plan, p)[0]] for p in units}
     least, extra = divmod(len(units), num_nodes)
     if plan.costs:
         least = len(units)
@@ -318,7 +408,8 @@ def finite_pass(plan: Plan, rank: int = 0, world_size: int = 1) -> Iterator[Micr
         for first in range(0, len(cell.rows), cell.micro_batch_size):
             if position % world_size == rank:
                 offsets = np.arange(first, min(first + cell.micro_batch_size, len(cell.rows)))
-                ordinals = passes.ordinals_at(stream_of(plan, cell), offsets)
+                stream = stream_of(plan, dataclasses.replace(cell, past=None))
+                ordinals = passes.ordinals_at(stream, offsets)
                 first_pass = np.zeros(len(ordinals), dtype=np.int64)
                 yield MicroBatchPlan(
                     position=position, cell=number, rows=cell.rows[ordinals], passes=first_pass
@@ -329,35 +420,58 @@ def finite_pass(plan: Plan, rank: int = 0, world_size: int = 1) -> Iterator[Micr
 # ── what it amounts to ──────────────────────────────────────────────────────────────────────────────────────
 
 
+def _totals(plan: Plan, step: int) -> dict[str, tuple[int, int]]:
+    """Return cell → (micro-batches, clips) of the steps before `step`, of cells that are no more, too."""
+    plan = at_step(plan, step)
+    totals = _totals(plan.before, plan.first_step) if plan.before else {}
+    since, until = (
+        interleave.turns_before(plan.mixture, first * plan.micro_batches_per_step)
+        for first in (plan.first_step, step)
+    )
+    for cell, had, has in zip(plan.cells, since, until, strict=True):
+        batches, clips = totals.get(cell.name, (0, 0))
+        totals[cell.name] = (batches + has - had, clips + (has - had) * cell.micro_batch_size)
+    return totals
+
+
 def micro_batches_before(plan: Plan, step: int) -> list[int]:
-    """Return how many micro-batches of each cell the steps before `step` have."""
-    return interleave.turns_before(plan.mixture, step * plan.micro_batches_per_step)
+    """Return how many micro-batches the steps before `step` have of each cell of the plan in force there."""
+    totals = _totals(plan, step)
+    return [totals[cell.name][0] for cell in at_step(plan, step).cells]
+
+
+def clips_before(plan: Plan, step: int) -> int:
+    """Return how many clips the steps before `step` show, one as often as it is shown."""
+    return sum(clips for _, clips in _totals(plan, step).values())
 
 
 def exposures(plan: Plan, step: int) -> list[tuple[int, int]]:
     """Return, per cell, how often the steps before `step` show its least and its most shown clip."""
-    shown = [
-        count * cell.micro_batch_size
-        for count, cell in zip(micro_batches_before(plan, step), plan.cells, strict=True)
-    ]
-    return [(n // len(cell.rows), -(-n // len(cell.rows))) for n, cell in zip(shown, plan.cells, strict=True)]
+    plan = at_step(plan, step)
+    turns = interleave.turns_before(plan.mixture, step * plan.micro_batches_per_step)
+    found: list[tuple[int, int]] = []
+    for cell, count in zip(plan.cells, turns, strict=True):
+        if cell.past is None:
+            shown = count * cell.micro_batch_size
+            found.append((shown // len(cell.rows), -(-shown // len(cell.rows))))
+            continue
+        stream = cell.past.stream
+        times = passes.times_shown(stream, (count + cell.past.skip) * cell.micro_batch_size)
+        times = np.delete(times, np.union1d(stream.dead, cell.past.missing))
+        found.append((int(times.min()), int(times.max())))
+    return found
 
 
 def steps_for_passes(plan: Plan, passes: float) -> int:
     """Return the fewest steps that show at least `passes` x the number of clips; for a stage's length."""
-
-    def shown(step: int) -> int:
-        counts = micro_batches_before(plan, step)
-        return sum(n * cell.micro_batch_size for n, cell in zip(counts, plan.cells, strict=True))
-
     wanted = passes * plan.num_clips
     high = 1
-    while shown(high) < wanted:
+    while clips_before(plan, high) < wanted:
         high *= 2
     low = 0
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if shown(middle) >= wanted else (middle + 1, high)
+        low, high = (low, middle) if clips_before(plan, middle) >= wanted else (middle + 1, high)
     return low
 
 
