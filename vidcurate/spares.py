@@ -68,7 +68,7 @@ def stand_in(
         on_event(
             {
                 "event": "clip_substituted",
-                "step": part.position // plan.micro_batches_per_step,
+                "step": order.step_of(plan, part.position),
                 "position": part.position,
                 "slot": slot,
                 "clip_id": clip_id,

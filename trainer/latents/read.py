@@ -20,7 +20,7 @@ from torch import Tensor
 
 from trainer.encode.precision import DTYPES
 from trainer.latents.folder import LatentFolder, Rows, numbers
-from vidcurate import interleave, order, spares, views
+from vidcurate import order, spares, views
 from vidcurate.buckets import Bucket
 from vidcurate.errors import InputError, MediaError, ShardError, StorageError
 from vidcurate.loader import LoaderSpec, fps_of
@@ -220,7 +220,7 @@ class LatentLoader:
         kept: dict[int, _Started] = {}
         size = 0.0
         for position in itertools.chain.from_iterable(map(self._positions, steps)):
-            cell = self.plan.cells[interleave.turn(self.plan.mixture, position)[0]]
+            cell = self.plan.cells[order.turn(self.plan, position)[0]]
             size += cell.micro_batch_size * (self._clip_bytes[cell.name] + self._mean_text_bytes)
             if (kept and size > self.spec.prefetch_bytes) or len(kept) == _MOST_AHEAD:
                 break
