@@ -182,8 +182,7 @@ def write(frame: pl.LazyFrame | pl.DataFrame, path: Path, origin: Provenance) ->
     """Write `frame` to `path` as a stage's table: streamed, beside the final name, then renamed.
 
     Of a stage that follows another only its own columns are written. The same frame and origin give the same
-    bytes. Raises StorageError when the disk refuses (the old table,
-    if any, is then untouched).
+    bytes. Raises StorageError when the disk refuses (the old table, if any, is then untouched).
     """
     lazy = frame.lazy()
     names = lazy.collect_schema().names()

@@ -255,7 +255,7 @@ def run_split(run: Path, spec: SplitSpec, *, progress: Progress = no_progress) -
     drawn = {"quantiles": QUANTILES, "columns": histograms(parts, columns)}
     table.write_json(levels_path, {"column": spec.column, **asdict(summary), "histograms": drawn})
     table.write_text(run / FRAGMENT, recipe_fragment(spec.levels, ramps, spec))
-    if ledger_path.exists():
+    if ledger_path.exists() and (len(dropped) or _told(ledger_path)):
         told = _with_split(pl.read_parquet(ledger_path), dropped, spec)
         table.write(told, ledger_path, table.provenance(ledger_path))
     table.write(_joined(clips, rows, dropped), target, origin)

@@ -85,7 +85,7 @@ def judge(clips: pl.LazyFrame, spec: FilterSpec, where: Path) -> tuple[pl.DataFr
             )
             .collect()
         )
-    told = pl.concat(entries).sort("row", "order")
+    told = pl.concat(entries).sort("row", maintain_order=True)  # of one row: in the order of the rules
     # The verdict on a clip is the ledger's entry for the first rule that it fails.
     told = told.with_columns(pl.col("row").is_first_distinct().alias("is_verdict"))
     verdicts = told.filter("is_verdict")

@@ -26,6 +26,7 @@ PROBLEMS = (
     "bad_value",
     "empty_caption",
 )
+KEYS = ("clip_id", "video_path", "is_empty", "bad", "note")  # what a row of the metadata is judged by
 MAX_LISTED = 10_000  # entries of a list in reconcile.json; the table has every row
 
 
@@ -61,21 +62,22 @@ def _identify(keys: pl.DataFrame, root: Path | None, extension: str) -> pl.DataF
 
 def _with_unique_ids(frame: pl.DataFrame) -> pl.DataFrame:
     """Add clip_id and is_duplicate: the second row of an id becomes `id#2`, the next `id#3`."""
-    if frame["base_id"].n_unique() == frame.height:
-        return frame.with_columns(clip_id="base_id", is_duplicate=pl.lit(False))
-    frame = frame.with_columns(turn=pl.int_range(pl.len()).over("base_id"))
-    again = frame.filter(pl.col("turn") > 0)
-    taken = set(frame["base_id"].filter(frame["base_id"].str.contains("#", literal=True)))
+    ids = frame["base_id"]
+    is_duplicate = ~ids.is_first_distinct()
+    at = is_duplicate.arg_true()
+    if not len(at):
+        return frame.with_columns(clip_id="base_id", is_duplicate=is_duplicate)
+    taken = set(ids.filter(ids.str.contains("#", literal=True)))
+    turns: dict[str, int] = {}
     named = []
-    for base, turn in again.select("base_id", "turn").iter_rows():
-        number = turn + 1
+    for base in ids.gather(at):
+        number = turns[base] = turns.get(base, 1) + 1
         while f"{base}#{number}" in taken:  # an id of the metadata looks like one of ours
             number += 1
         named.append(f"{base}#{number}")
         taken.add(named[-1])
-    at = frame.with_row_index("at").filter(pl.col("turn") > 0)["at"]
-    ids = frame["base_id"].clone().scatter(at, pl.Series(named, dtype=pl.String))
-    return frame.with_columns(ids.alias("clip_id"), is_duplicate=pl.col("turn") > 0).drop("turn")
+    clip_ids = ids.clone().scatter(at, pl.Series(named, dtype=pl.String))
+    return frame.with_columns(clip_ids.alias("clip_id"), is_duplicate=is_duplicate)
 
 
 def _with_keys(frame: pl.DataFrame) -> pl.DataFrame:
@@ -153,9 +155,9 @@ def _extra_rows(frame: pl.DataFrame, listing: Listing, extension: str) -> pl.Dat
 
 def _entries(frame: pl.DataFrame, flag: pl.Expr, **columns: str) -> dict[str, Any]:
     """Return {count, listed} of the flagged rows; `columns` maps a key to a column."""
-    some = frame.filter(flag)
-    listed = some.head(MAX_LISTED).select(pl.col(column).alias(key) for key, column in columns.items())
-    return {"count": some.height, "listed": listed.to_dicts()}
+    at = frame.with_columns(flag.alias("is_listed"))["is_listed"].arg_true()
+    listed = frame.select(pl.col(column).alias(key) for key, column in columns.items())[at.head(MAX_LISTED)]
+    return {"count": len(at), "listed": listed.to_dicts()}
 
 
 def _told(frame: pl.DataFrame, column: str, *, split: bool) -> Iterator[dict[str, Any]]:
@@ -174,8 +176,11 @@ def lists(ledger: Ledger) -> dict[str, Any]:
     rows = frame.head(ledger.num_rows)
     row = {"row": "row", "clip_id": "clip_id", "path": "written_path"}
     bad, notes = rows.filter("is_bad"), rows.filter(pl.col("note") != "")
-    first = rows.filter(~pl.col("is_duplicate")).select("base_id", first_row="row")
-    again = rows.filter("is_duplicate").join(first, on="base_id", how="left", maintain_order="left")
+    again = rows.filter("is_duplicate")
+    first = rows.select("base_id", "is_duplicate", first_row="row").filter(
+        ~pl.col("is_duplicate") & pl.col("base_id").is_in(again["base_id"].implode())
+    )
+    again = again.join(first.drop("is_duplicate"), on="base_id", how="left", maintain_order="left")
     return {
         "missing_files": _entries(rows, pl.col("is_missing"), **row),
         "extra_files": _entries(frame, pl.col("is_extra"), clip_id="clip_id", path="file_path"),

@@ -1,9 +1,9 @@
 """The ingest itself: recognise, read lazily, judge the ids and paths, stream the table out.
 
-Two passes over the metadata. The first keeps ids, paths and flags (some 100 bytes a row, in memory); the
-second streams every cell into the table beside the verdicts of the first, captions never all at once. The
-metadata is digested beside the first. One pass into a file of typed cells and a second over that was measured
-too: the time goes into writing Parquet, and reading a CSV again costs less than writing its cells twice.
+Two passes over the metadata. The first keeps every cell but the captions, typed, with the flags that rows are
+judged by (some 250 bytes a row, in memory); the second streams the captions into the table beside them, never
+all at once. The metadata is digested beside the first. One pass into a file of typed cells and a second over
+that was measured too: reading the captions of a CSV again costs little more than writing them twice.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from vidcurate.errors import InputError, StorageError
 from vidcurate.ingest import folder, tars
 from vidcurate.ingest.files import Listing, list_folder
 from vidcurate.ingest.recognise import TABLES, is_table, recognise_path, recognise_table
-from vidcurate.ingest.reconcile import PROBLEMS, Ledger, judge, lists, read_report, write_report
+from vidcurate.ingest.reconcile import KEYS, PROBLEMS, Ledger, judge, lists, read_report, write_report
 from vidcurate.ingest.rows import CELLS, MEASURES, Rows, best_known, typed
 from vidcurate.ingest.source import Source, open_source, unreadable
 from vidcurate.ingest.spec import IngestSpec
@@ -130,19 +130,19 @@ def _write(
 ) -> IngestSummary:
     try:
         rows, listing, dropped, more = _rows(plan, spec, scratch, videos, progress)
-        keys = _keys(rows)
-        if keys.is_empty():
+        cells = _cells(rows)
+        if cells.is_empty():
             raise InputError(f"{spec.metadata}: a header and no rows; there is nothing to take in.")
-        progress(0, keys.height, "rows")
-        ledger = judge(keys, listing, spec.extension, with_extra_files=not plan.shards)
+        progress(0, cells.height, "rows")
+        ledger = judge(cells.select(KEYS), listing, spec.extension, with_extra_files=not plan.shards)
         origin, made_from = _origin(plan, spec, digest)
         report = {"made_from": made_from, **_report(plan, ledger, dropped, more, videos)}
-        frame = _table(rows, ledger, plan.schema, spec)
+        frame = _table(rows, cells, ledger, plan.schema, spec)
         write_report(run / REPORT, report)
         table.write(frame, table.stage_path(run, "ingest"), origin)
     except pl.exceptions.PolarsError as error:
         raise unreadable(spec.metadata, error, spec.encoding) from error
-    progress(keys.height, keys.height, "rows")
+    progress(cells.height, cells.height, "rows")
     return _summary(report, videos, up_to_date=False)
 
 
@@ -247,32 +247,25 @@ def _rows(
     return rows, videos_beside, sorted(unknown), more
 
 
-def _keys(rows: Rows) -> pl.DataFrame:
-    """First pass: what rows and files are judged by."""
+def _cells(rows: Rows) -> pl.DataFrame:
+    """First pass: the cells that the adapter fills, captions left out, and KEYS."""
+    schema = rows.frame.collect_schema()
     cells, bad = typed(rows)
-    note = pl.col("note").fill_null("") if "note" in rows.frame.collect_schema() else pl.lit("")
-    return rows.frame.select(
-        clip_id=cells["clip_id"],
-        video_path=cells["video_path"],
-        is_empty=cells["caption"].is_null(),
-        bad=bad.fill_null(""),
-        note=note,
-    ).collect(engine="streaming")
+    kept = {name: cells[name] for name in CELLS if name in schema or name in KEYS}
+    is_empty = kept.pop("caption", cells["caption"]).is_null()
+    note = pl.col("note").fill_null("") if "note" in schema else pl.lit("")
+    found = rows.frame.select(**kept, is_empty=is_empty, bad=bad.fill_null(""), note=note)
+    return found.collect(engine="streaming")
 
 
-def _table(rows: Rows, ledger: Ledger, schema: str, spec: IngestSpec) -> pl.LazyFrame:
-    """Second pass: every cell in its dtype beside the verdict on its row, then the extra files."""
-    cells, _ = typed(rows)
-    known = best_known(cells)
+def _table(rows: Rows, narrow: pl.DataFrame, ledger: Ledger, schema: str, spec: IngestSpec) -> pl.LazyFrame:
+    """Second pass: captions beside the cells of the first and the verdicts; then the extra files."""
+    cells = {
+        name: pl.col(name) if name in narrow.columns else pl.lit(None, dtype=dtype)
+        for name, dtype in CELLS.items()
+    }
+    told = {f"{name}_from_metadata": cells[name] for name in MEASURES}
     dataset = spec.dataset or (TABLES[schema].dataset if schema in TABLES else schema)
-    read = rows.frame.select(
-        *(cells[name].alias(name) for name in ("caption", "start_seconds", "end_seconds")),
-        *(cells[name].alias(f"{name}_from_metadata") for name in MEASURES),
-        *(known[name].alias(name) for name in MEASURES),
-        *(cells[name].alias(name) for name in CELLS if name.endswith(("_score", "_motion", "_filtering"))),
-        told_source=cells["source_id"],
-        told_dataset=cells["source_dataset"],
-    )
     verdict = ledger.frame.select(
         "clip_id", "sample_key", "base_id", "file_size_bytes", "ingest_problem", video_path="file_path"
     )
@@ -282,24 +275,29 @@ def _table(rows: Rows, ledger: Ledger, schema: str, spec: IngestSpec) -> pl.Lazy
     named = {
         "source_dataset": pl.lit(spec.dataset)
         if spec.dataset
-        else pl.coalesce("told_dataset", pl.lit(dataset)),
-        "source_id": pl.coalesce(by_pattern, "told_source", "base_id"),
+        else pl.coalesce(cells["source_dataset"], pl.lit(dataset)),
+        "source_id": pl.coalesce(by_pattern, cells["source_id"], "base_id"),
     }
-    order = [name for name, column in COLUMNS.items() if column.stage == "ingest"]
-    whole = pl.concat([read, verdict.head(ledger.num_rows).lazy()], how="horizontal").with_columns(**named)
+    caption = rows.frame.select(caption=typed(rows)[0]["caption"])
+    read = narrow.lazy().drop("clip_id", "video_path")
+    whole = pl.concat([caption, read, verdict.head(ledger.num_rows).lazy()], how="horizontal")
+    whole = whole.with_columns(**told, **best_known(cells), **named)
     extra = (
         verdict.slice(ledger.num_rows)
         .lazy()
         .with_columns(source_dataset=pl.lit(dataset), source_id=pl.coalesce(by_pattern, "base_id"))
     )
-    missing = [name for name in order if name not in extra.collect_schema()]
-    extra = extra.with_columns(pl.lit(None, dtype=COLUMNS[name].dtype).alias(name) for name in missing)
-    parts = (
-        [whole.select(order), extra.select(order)]
-        if verdict.height > ledger.num_rows
-        else [whole.select(order)]
+    return pl.concat(map(_with_all_columns, [whole, extra] if verdict.height > ledger.num_rows else [whole]))
+
+
+def _with_all_columns(frame: pl.LazyFrame) -> pl.LazyFrame:
+    """Return the columns of the stage in their order; those that `frame` does not have are null."""
+    there = frame.collect_schema()
+    return frame.select(
+        pl.col(name) if name in there else pl.lit(None, dtype=column.dtype).alias(name)
+        for name, column in COLUMNS.items()
+        if column.stage == "ingest"
     )
-    return pl.concat(parts)
 
 
 def _report(
