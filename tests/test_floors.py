@@ -10,7 +10,21 @@ ROOT = Path(__file__).resolve().parents[1]
 # Lowest first. A file may import files of lower floors, and of its own floor where `TOGETHER` allows it.
 VIDCURATE = [
     {"errors"},
-    {"yaml_text", "recipe", "schema", "mp4", "filebytes", "matroska", "draws", "resolutions", "workers", "crc"}
+    {
+        "yaml_text",
+        "recipe",
+        "schema",
+        "mp4",
+        "filebytes",
+        "matroska",
+        "draws",
+        "resolutions",
+        "workers",
+        "crc",
+        "stores",
+        "shard_cache",
+        "remote_shards",
+    }
     | {"frame_map"},
     {"cluster"},
     {"video", "table"},
@@ -37,8 +51,20 @@ VIDCURATE = [
     },
     {"zips"},
     {"probe", "models", "dedup", "score", "frames", "filter", "difficulty", "ingest", "index"},
-    {"scenes", "shards", "shard_plan", "shard_write", "shard_set", "shard_pool"},
-    {"slabs", "heartbeat", "decode_worker", "decode_process", "decode_pool", "cells", "clip_plan", "loader_state", "spares"},
+    {"scenes", "shards", "shard_plan", "shard_write", "shard_set", "shard_pool", "shard_manifest", "interop"}
+    | {"tar_read", "verify"},
+    {
+        "slabs",
+        "heartbeat",
+        "decode_worker",
+        "decode_process",
+        "decode_pool",
+        "remote_clips",
+        "cells",
+        "clip_plan",
+        "loader_state",
+        "spares",
+    },
     {"loader"},
     {"torch", "report", "inspect", "tally", "fetch_plan"},
     {"whatif", "card", "fetch"},
@@ -67,8 +93,8 @@ TOUCHES = {
     "inputs": {"loader", "torch"},
     "data": {"loader", "loader_state", "clip_plan", "index", "order", "buckets", "torch"},
     "encode_ahead": {"views", "buckets", "index", "clip_plan", "decode_pool", "decode_worker"}
-    | {"loader", "spares", "torch"},
-    "recipe": {"recipe", "buckets", "loader"},
+    | {"remote_clips", "loader", "spares", "torch"},
+    "recipe": {"stores", "recipe", "buckets", "loader"},
     "sample": {"video"},
     "validation": {"order"},
     "trackers": {"recipe"},
@@ -178,6 +204,7 @@ def test_trainer_touches_vidcurate_only_in_the_named_places() -> None:
 def test_light_modules_load_nothing_heavy(module: str, run_python) -> None:  # type: ignore[no-untyped-def]
     heavy = run_python(
         f"import sys, vidcurate.{module}; "
-        "print([name for name in ('polars', 'av', 'torch', 'joblib', 'spacy') if name in sys.modules])"
+        "heavy = ('polars', 'av', 'torch', 'joblib', 'spacy', 'obstore'); "
+        "print([name for name in heavy if name in sys.modules])"
     )
     assert heavy.strip() == "[]"

@@ -5,18 +5,16 @@ instead of the last two: the plan (`plan.json`, which also lists every tar that 
 shards being written, and a record of each finished one.
 """
 
-import fcntl
 import json
-import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vidcurate import index
-from vidcurate.errors import InputError, ShardError, StageError, StorageError
-from vidcurate.shard_plan import LAYOUT, ShardPlan, ShardSpec
+from vidcurate import index, interop
+from vidcurate.errors import InputError, StageError, StorageError
+from vidcurate.shard_manifest import MANIFEST_NAME, read_manifest
+from vidcurate.shard_plan import ShardPlan, ShardSpec
 from vidcurate.shard_write import (
     BUILD,
     CHANGED_BY_A_CUT,
@@ -28,43 +26,7 @@ from vidcurate.shard_write import (
     write_json,
 )
 
-MANIFEST_NAME = "manifest.json"
 _WAYS_ON = "Give --out another folder, or set overwrite: true to replace what is there."
-
-
-@contextmanager
-def only_writer(out: Path) -> Iterator[None]:
-    """Hold the folder for this process; the lock goes with the process, however it ends."""
-    handle = os.open(out, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise StageError(f"{out}: another build-shards is writing here; wait until it ends.") from error
-        yield
-    finally:
-        os.close(handle)
-
-
-def read_manifest(out: Path) -> dict[str, Any] | None:
-    """Return the manifest of the shards in `out`, None when there is none.
-
-    Raises ShardError when there is a manifest.json that this package did not write.
-    """
-    path = out / MANIFEST_NAME
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise ShardError(f"{path}: cannot be read as JSON. Choose another folder for the shards.") from error
-    form = manifest.get("format") if isinstance(manifest, dict) else None
-    if form != LAYOUT:
-        raise ShardError(
-            f"{path}: its format is {form!r}, this version reads {LAYOUT!r}. "
-            "Build the shards again, into another folder."
-        )
-    return manifest
 
 
 def _read_json(path: Path) -> Any:
@@ -176,6 +138,8 @@ def open_set(out: Path, plan: ShardPlan, spec: ShardSpec, inputs: Mapping[str, s
             {"plan_sha256": plan.digest, "spec": spec.lasting(), "inputs": dict(inputs), "shards": names,
              "replaces": sorted(ours - set(names))},
         )  # fmt: skip
+        if ours:
+            interop.remove(out, ours)
         for path in (out / MANIFEST_NAME, out / index.INDEX_NAME, *stale, *build.glob("*.partial")):
             path.unlink(missing_ok=True)
     except OSError as error:

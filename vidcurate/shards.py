@@ -19,9 +19,10 @@ from blake3 import blake3
 from vidcurate import __version__, index, table, transcode
 from vidcurate.engine import Progress, no_progress
 from vidcurate.errors import InputError, StorageError
+from vidcurate.shard_manifest import MANIFEST_NAME, only_writer, read_manifest
 from vidcurate.shard_plan import LAYOUT, PlannedShard, ShardPlan, ShardSpec, make_plan
 from vidcurate.shard_pool import in_processes, in_threads
-from vidcurate.shard_set import MANIFEST_NAME, finished_by, only_writer, open_set, read_manifest
+from vidcurate.shard_set import finished_by, open_set
 from vidcurate.shard_write import BUILD, PLACES, Record, ShardTask, unpacked, write_json, write_shard
 
 _LARGE_CLIP_BYTES = 1 << 20

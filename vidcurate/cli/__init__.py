@@ -14,6 +14,7 @@ from vidcurate.cli import frames as frames
 from vidcurate.cli import models as models
 from vidcurate.cli import road as road
 from vidcurate.cli import rules as rules
+from vidcurate.cli import shards as shards
 from vidcurate.cli.terminal import app as app
 from vidcurate.errors import StorageError, VidcurateError
 

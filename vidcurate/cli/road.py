@@ -181,6 +181,10 @@ def build_shards(
         Path | None, typer.Option("--out", help="The folder of shards. Default: RUN/shards.")
     ] = None,
     videos: Videos = None,
+    also: Annotated[
+        str | None,
+        typer.Option("--also", help="Index files for other readers, with commas: energon, dali, wids."),
+    ] = None,
     workers: Workers = None,
     recipe: RecipeFile = None,
     settings: Settings = None,
@@ -192,9 +196,11 @@ def build_shards(
 
     Example: vidcurate build-shards run --videos demo/videos --set max_clips=64
     """
+    from vidcurate import interop
     from vidcurate.shards import ShardSpec, run_build_shards
 
     spec = spec_of(ShardSpec, recipe, settings)
+    readers = interop.readers_of(also) if also else ()
     with working(run, "build-shards", quiet=as_json) as progress:
         summary = run_build_shards(
             run,
@@ -204,6 +210,9 @@ def build_shards(
             num_workers=workers or usable_cpus(),
             progress=progress,
         )
+        if readers:
+            folder = out or run / "shards"
+            interop.export(folder, readers, num_workers=workers or usable_cpus(), progress=progress)
     answer(asdict(summary), title=f"build-shards → {out or run / 'shards'}", as_json=as_json)
 
 

@@ -1,0 +1,74 @@
+"""The commands on finished shards: are they whole, and the index files that other readers want."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vidcurate.cli.terminal import Json, Workers, answer, app
+from vidcurate.engine import usable_cpus
+from vidcurate.errors import InputError, ShardError
+from vidcurate.progress import telling
+
+Shards = Annotated[Path, typer.Argument(help="A folder of shards.", metavar="SHARDS")]
+
+
+@app.command()
+def verify(
+    shards: Shards,
+    level: Annotated[
+        str, typer.Option("--level", help="index: headers alone; bytes: every byte; decode: every frame.")
+    ] = "bytes",
+    workers: Workers = None,
+    as_json: Json = False,
+) -> None:
+    """Check shards against their manifest, their index and every rule of the format; change nothing.
+
+    One line per problem names the file, the member, what is wrong and what is needed. Exit code 1 when
+    there is one.
+
+    Example: vidcurate verify run/shards --level decode
+    """
+    from vidcurate.verify import LEVELS
+    from vidcurate.verify import verify as check
+
+    if level not in LEVELS:
+        raise InputError(f"--level {level}: there are {', '.join(LEVELS)}.")
+    with telling("verify", quiet=as_json) as progress:
+        verdict = check(shards, level, num_workers=workers or usable_cpus(), progress=progress)
+    if as_json:
+        print(json.dumps(asdict(verdict)))
+    else:
+        for problem in verdict.problems:
+            print(problem)
+        shown = asdict(verdict) | {"problems": len(verdict.problems)}
+        answer(shown, title=f"verify → {shards}", as_json=False)
+    if verdict.problems:
+        files = len({problem.file for problem in verdict.problems})
+        raise ShardError(
+            f"{shards}: {len(verdict.problems)} problems in {files} files, the first: {verdict.problems[0]}"
+        )
+
+
+@app.command("export-index")
+def export_index(
+    shards: Shards,
+    for_: Annotated[
+        str, typer.Option("--for", help="Readers, with commas: energon, dali, wids.", metavar="READERS")
+    ] = "energon,dali,wids",
+    workers: Workers = None,
+    as_json: Json = False,
+) -> None:
+    """Write the index files of Energon, DALI and wids beside the shards; what is there and fits is kept.
+
+    Example: vidcurate export-index run/shards --for energon,wids
+    """
+    from vidcurate import interop
+
+    with telling("export-index", quiet=as_json) as progress:
+        summary = interop.export(
+            shards, interop.readers_of(for_), num_workers=workers or usable_cpus(), progress=progress
+        )
+    answer(asdict(summary), title=f"export-index → {shards}", as_json=as_json)
