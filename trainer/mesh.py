@@ -223,6 +223,20 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor
 
 
+def piece(parameter: nn.Parameter) -> nn.Parameter:
+    """Return `local` of a parameter, as one itself."""
+    return nn.Parameter(local(parameter)) if isinstance(parameter, DTensor) else parameter
+
+
+def laid_like(model: Tensor, piece: Tensor) -> Tensor:
+    """Return the tensor whose piece on each rank is `piece`, sharing its memory, where `model` is one."""
+    if not isinstance(model, DTensor):
+        return piece
+    return DTensor.from_local(
+        piece, model.device_mesh, model.placements, run_check=False, shape=model.shape, stride=model.stride()
+    )
+
+
 def whole(tensor: Tensor) -> Tensor:
     """Return all of a tensor, on every rank of those that it lies over; they must ask together."""
     return tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor

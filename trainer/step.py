@@ -134,15 +134,16 @@ def train_step(
     told = torch.zeros(3 * num_clips + 3, dtype=torch.float64)
     of_clips = told[:-3].view(num_clips, 3)
     told[-3:] = torch.tensor([stop, save_failed, num_events], dtype=torch.float64)
-    state.optimizer.zero_grad(set_to_none=True)
+    done: list[tuple[int, Tensor, Tensor, Tensor]] = []
+    model.zero_grad(set_to_none=True)
     tools.layout.open()
     for batch in sorted(batches, key=lambda batch: batch.position):
         found = clip_losses(tools.layout.compute, tools, stage.stage, batch, state.step)
         (found.losses.sum() / num_clips).backward()  # type: ignore[no-untyped-call]
-        columns = (found.losses.detach(), found.timesteps, found.text_tokens)
-        slots = slice(plan.slots[batch.position], plan.slots[batch.position] + len(found.losses))
-        of_clips[slots] = torch.stack([column.double().cpu() for column in columns], dim=1)
+        done.append((plan.slots[batch.position], found.losses.detach(), found.timesteps, found.text_tokens))
     tools.layout.close()
+    for first, *columns in done:  # only now, as reading a value waits for the device
+        of_clips[first : first + len(columns[0])] = torch.stack([c.double().cpu() for c in columns], dim=1)
     told = mesh.sum_over_ranks(told, world).cpu()
     losses_of_all, timesteps, text_tokens = told[:-3].view(num_clips, 3).T.numpy()
 
@@ -154,8 +155,7 @@ def train_step(
             f"step {state.step + 1}: the loss is {loss} and the gradient's norm {grad_norm}; nothing was "
             f"updated. Its clips: {', '.join(plan.clip_ids[:NAMED_CLIPS])}{', …' * (num_clips > NAMED_CLIPS)}"
         )
-    optim.set_update(state.optimizer, stage.stage.optim, lr)
-    state.optimizer.step()
+    optim.update(state.optimizer, model, stage.stage.optim, lr)
     optim.update_ema(state.ema, model, tools.recipe.ema_decay)
 
     state.step, state.stage_step, state.ema_updates = (

@@ -286,9 +286,7 @@ for step in range(2):
     said["norms"].append([optim.clip_gradients(alone, 0.5), optim.clip_gradients(shared, 0.5)])
     said["clipped"].append(float(optim.norm(p.grad for p in ours.values())))
     for name, model in (("plain", alone), ("shared", shared)):
-        optim.set_update(optimizers[name], optim.OptimSpec(eps=1e-3), 1e-2)
-        optimizers[name].step()
-        optimizers[name].zero_grad(set_to_none=True)
+        optim.update(optimizers[name], model, optim.OptimSpec(eps=1e-3), 1e-2)
         optim.update_ema(kinds[name], model, 0.9)
     both = [(mesh.whole(kinds["shared"][name]), value) for name, value in kinds["plain"].items()]
     said["weights"].append(max(float((one - other).abs().max()) for one, other in both))

@@ -15,8 +15,8 @@ from trainer.optim import (
     make_optimizer,
     moments,
     norm,
-    set_update,
     set_update_count,
+    update,
     update_count,
     update_ema,
 )
@@ -129,8 +129,7 @@ def test_an_optimizer_continues_from_its_moments_and_count_bit_for_bit() -> None
     def updates(model: nn.Module, optimizer: torch.optim.Optimizer, seeds: range) -> None:
         for seed in seeds:
             gradients(model, seed)
-            set_update(optimizer, BUMP, learning_rate(BUMP, seed, 100))
-            optimizer.step()
+            update(optimizer, model, BUMP, learning_rate(BUMP, seed, 100))
 
     model, other = small_model(), small_model()
     optimizer, again = make_optimizer(model), make_optimizer(other)
