@@ -348,6 +348,8 @@ def _act(
     mesh.agree({"weights": checkpoint.checksum(model.state_dict()), "step": str(state.step)}, world)
     was_done = begun.kind == "resume" and state.step == last_step
     if not was_done:
+        if any(stage.stage.checkpoint_in_background for stage in laid):
+            saver.prepare(state.tensors())
         _tell_beginning(begun, state, tools, laid)
         mirrors.begin()
     if begun.kind == "resume":

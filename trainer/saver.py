@@ -92,16 +92,26 @@ class Saver:
         self._thread = threading.Thread(target=work_apart, args=arguments, name="saver", daemon=True)
         self._thread.start()
 
-    @torch.no_grad()
-    def _copy(self, tensors: Parts) -> Parts:
-        """Return this rank's pieces on the CPU; their memory (pinned beside a GPU) is kept for the next."""
+    def prepare(self, tensors: Parts) -> None:
+        """Take the memory for copies in the background, pinned beside a GPU: seconds for a large model.
+
+        Without it the first such save does; it is kept for all that follow.
+        """
         on_gpu = self.world.device.type == "cuda"
         for part, values in tensors.items():
             kept = self._copies.setdefault(part, {})
             for name, piece in parts.pieces_of(values).items():
                 if name not in kept or kept[name].shape != piece.shape or kept[name].dtype != piece.dtype:
                     kept[name] = torch.empty(piece.shape, dtype=piece.dtype, pin_memory=on_gpu)
-                kept[name].copy_(piece, non_blocking=on_gpu)
+
+    @torch.no_grad()
+    def _copy(self, tensors: Parts) -> Parts:
+        """Return this rank's pieces on the CPU."""
+        self.prepare(tensors)
+        on_gpu = self.world.device.type == "cuda"
+        for part, values in tensors.items():
+            for name, piece in parts.pieces_of(values).items():
+                self._copies[part][name].copy_(piece, non_blocking=on_gpu)
         if on_gpu:
             torch.cuda.synchronize()
         return self._copies
