@@ -107,7 +107,7 @@ def lay_out(recipe: TrainRecipe, *, complete: bool = True) -> tuple[StageData, .
     Raises ShardError for shards that are not there or damaged, InputError when no clip fits; RecipeError for
     latents of another recipe and, if they are to be `complete`, InputError for missing ones.
     """
-    indexes: dict[Path, Index] = {}
+    indexes: dict[Path | str, Index] = {}
     folders: dict[Path, LatentFolder] = {}
     laid: list[StageData] = []
     first_step = 0
@@ -118,7 +118,8 @@ def lay_out(recipe: TrainRecipe, *, complete: bool = True) -> tuple[StageData, .
             index = folder.index
         else:
             assert spec.shards is not None  # the recipe has one of the two
-            index = indexes[spec.shards] = indexes.get(spec.shards) or read_index(spec.shards)
+            index = indexes.get(spec.shards) or read_index(spec.shards, remote=recipe.loader.remote)
+            indexes[spec.shards] = index
         plan = stage_plan(index, spec, recipe.seed)
         plan = dataclasses.replace(plan, costs=_costs(plan, recipe))
         missing = encoded.missing(folder, plan, spec) if folder else ()

@@ -34,10 +34,11 @@ from trainer.recipe import TrainRecipe
 from vidcurate import views
 from vidcurate.clip_plan import decode_task, num_starts
 from vidcurate.decode_pool import DecodePool, Slab
-from vidcurate.decode_worker import DecodeTask, caption_of, decode
+from vidcurate.decode_worker import DecodeTask, caption_of
 from vidcurate.errors import InputError, MediaError, RecipeError
 from vidcurate.index import Index, read_clip_facts, read_index
 from vidcurate.loader import LoaderSpec
+from vidcurate.remote_clips import FetchingPool, decode_from, pool_for
 from vidcurate.spares import Failures
 
 Progress = Callable[[int, int, str], None]
@@ -106,7 +107,7 @@ def request_of(recipe: TrainRecipe, names: Sequence[str] = ()) -> Request:
                 "folder of its own: --stage NAME."
             )
     assert specs[0].shards is not None
-    index = read_index(specs[0].shards)
+    index = read_index(specs[0].shards, remote=recipe.loader.remote)
     wanted: dict[Shape, Wanted] = {}
     for spec in specs:
         for cell in data.stage_plan(index, spec, recipe.seed).cells:
@@ -166,10 +167,11 @@ def forecast(request: Request) -> dict[str, Any]:
 
 
 def _frames(
-    tasks: Iterator[DecodeTask], pool: DecodePool | None, most_ahead: int
+    index: Index, tasks: Iterator[DecodeTask], pool: DecodePool | FetchingPool | None, most_ahead: int
 ) -> Iterator[NDArray[np.uint8] | MediaError]:
     """Yield the frames (1, T, H, W, 3) of each task in turn, or why there are none; decode ahead of it."""
     ahead: deque[tuple[Slab, Any]] = deque()
+    decode = decode_from(index)
     for task in tasks:
         if pool is None:
             try:
@@ -194,7 +196,11 @@ def _settled(slab: Slab, future: Any) -> NDArray[np.uint8] | MediaError:
 
 
 def _latent_samples(
-    request: Request, shard: PlannedShard, encoders: Encoders, pool: DecodePool | None, failures: Failures
+    request: Request,
+    shard: PlannedShard,
+    encoders: Encoders,
+    pool: DecodePool | FetchingPool | None,
+    failures: Failures,
 ) -> Iterator[Sample]:
     index, bucket, spec = request.index, shard.bucket, request.recipe.loader
     assert bucket is not None
@@ -211,7 +217,7 @@ def _latent_samples(
 
     clip_bytes = 3 * bucket.num_frames * bucket.height * bucket.width
     most_ahead = max(2 * spec.num_workers, min(64, spec.prefetch_bytes // clip_bytes))
-    found = zip(tasks(), _frames(tasks(), pool, most_ahead), strict=True)
+    found = zip(tasks(), _frames(index, tasks(), pool, most_ahead), strict=True)
     for row in shard.rows.tolist():
         seen: list[View] = []
         for task, frames in itertools.islice(found, shard.num_views):
@@ -270,10 +276,12 @@ def _encoders(recipe: TrainRecipe, weights: str | None) -> tuple[Encoders, dict[
     }
 
 
-def _pool(stack: ExitStack, spec: LoaderSpec) -> DecodePool | None:
+def _pool(stack: ExitStack, index: Index, spec: LoaderSpec) -> DecodePool | FetchingPool | None:
     if not spec.num_workers:
         return None
-    return stack.enter_context(DecodePool(spec.num_workers, deadline_seconds=spec.deadline_seconds))
+    pool = pool_for(index, DecodePool(spec.num_workers, deadline_seconds=spec.deadline_seconds))
+    stack.callback(pool.close)
+    return pool
 
 
 def encode_ahead(
@@ -305,7 +313,7 @@ def encode_ahead(
         stack.enter_context(build.holding(out / BUILD / f"part-{number}-of-{count}.lock"))
         done = build.finished(out, mine)
         todo = [shard for shard in mine if shard.name not in done]
-        pool = _pool(stack, request.recipe.loader)
+        pool = _pool(stack, request.index, request.recipe.loader)
         failures = Failures(request.recipe.loader.max_failure_share)
         units = sum(shard.num_units for shard in mine)
         at = units - sum(shard.num_units for shard in todo)

@@ -168,7 +168,8 @@ def open_for(recipe: TrainRecipe, number: int, opened: dict[Path, LatentFolder])
             f"stages.{number}.data.latents {spec.latents}: {_key_of(key)} is {there} there and {now} in the "
             "recipe; set it as it is there, or encode the clips again into another folder."
         )
-    if spec.shards is not None and (spec.shards / INDEX_NAME).exists():
+    # Clips are not read, so their shards need not be there; a URL is not asked.
+    if isinstance(spec.shards, Path) and (spec.shards / INDEX_NAME).exists():
         clips = read_index(spec.shards, check_files=False)
         for name in ("structure_fingerprint", "content_fingerprint"):
             if getattr(clips, name) != getattr(folder.index, name):

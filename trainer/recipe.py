@@ -23,6 +23,7 @@ from trainer.parallel import ParallelSpec
 from trainer.stdit import GIANT_3B_2, XL_2, STDiT3Config
 from trainer.trackers import TrackersSpec
 from vidcurate import recipe as strict
+from vidcurate import stores
 from vidcurate.buckets import BucketSpec
 from vidcurate.loader import LoaderSpec
 from vidcurate.recipe import Recipe
@@ -49,8 +50,9 @@ class DataSpec(Recipe):
     weights every clip is shown equally often.
     """
 
-    shards: Path | None = None
-    """the folder that build-shards wrote; need not be there when latents are given"""
+    shards: str | Path | None = None
+    """the folder that build-shards wrote, or its URL (s3://, gs://, az://, https://); need not be there when
+    latents are given"""
     latents: Path | None = None
     """a folder that trainer.encode_shards wrote: read these instead of the clips"""
     fold: str = "train"
@@ -68,6 +70,11 @@ class DataSpec(Recipe):
     decoding on line can give"""
     captions: tuple[str, ...] = Field(default=("caption",), min_length=1)
     """keys of a clip's JSON that hold its captions; they take turns from pass to pass"""
+
+    @field_validator("shards")
+    @classmethod
+    def _is_a_place(cls, shards: Path | str | None) -> Path | str | None:
+        return None if shards is None else stores.place(shards)
 
     @model_validator(mode="after")
     def _can_be_read(self) -> Self:

@@ -24,8 +24,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from vidcurate import stores
 from vidcurate.crc import crc32c
 from vidcurate.errors import ShardError, StorageError
+from vidcurate.remote_shards import RemoteShards, RemoteSpec, open_shards
 
 INDEX_NAME = "index.parquet"
 FORMAT = "vidcurate-index-2"
@@ -105,6 +107,17 @@ class Index:
     noun_count: NDArray[np.int32]
     structure_fingerprint: str
     content_fingerprint: str
+    remote: RemoteShards | None = None
+
+    @property
+    def place(self) -> Path | str:
+        """The folder of the shards, or its URL."""
+        return self.remote.url if self.remote else self.folder
+
+    def shard_place(self, row: int) -> str:
+        """Return the path or URL of the shard that holds a clip."""
+        shard = self.shards[self.shard_number[row]]
+        return self.remote.url_of(shard) if self.remote else str(self.folder / shard)
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -247,27 +260,34 @@ def _numbers(table: Any, name: str) -> NDArray[Any]:
     return array
 
 
-def read_index(folder: Path, *, check_files: bool = True) -> Index:
-    """Open the index of the shards in `folder`.
+def read_index(place: Path | str, *, check_files: bool = True, remote: RemoteSpec | None = None) -> Index:
+    """Open the index of the shards in a folder or at a URL, which is read as `remote` says.
 
     Raises ShardError when there is none, when it is damaged or of another format, or (with `check_files`)
-    when a shard is missing or shorter than the index says.
+    when a shard is missing or shorter than the index says; StorageError and InputError for a URL. At a URL
+    `check_files` also notes which version of each shard is there now: no other will be read.
     """
+    where = stores.place(place)
+    shards = open_shards(where, INDEX_NAME, remote or RemoteSpec()) if isinstance(where, str) else None
+    folder = shards.index_folder if shards else Path(where)
     path = folder / INDEX_NAME
     table = _read(path, None)
     shard = table.column("shard").chunk(0)
     names = shard.dictionary.to_pylist()
     order = np.argsort(np.array(names, dtype=object), kind="stable")
-    place = np.empty(len(names), dtype=np.int32)
-    place[order] = np.arange(len(names), dtype=np.int32)
-    shard_number = place[shard.indices.to_numpy(zero_copy_only=False)]
+    rank = np.empty(len(names), dtype=np.int32)
+    rank[order] = np.arange(len(names), dtype=np.int32)
+    shard_number = rank[shard.indices.to_numpy(zero_copy_only=False)]
     offsets = _numbers(table, "video_offset")
     steps = np.diff(shard_number)
     if np.any(steps < 0) or np.any((steps == 0) & (np.diff(offsets) <= 0)):
         raise ShardError(f"{path}: not sorted by shard and offset. {_AGAIN}")
     sums = {name: _as_numbers(table.column(name).chunk(0)).sum(axis=0, dtype=np.uint64) for name in _HASHES}
+    if shards and check_files:
+        shards = shards.with_stamps(names)
     index = Index(
         folder=folder,
+        remote=shards,
         table=table,
         shards=tuple(names[number] for number in order),
         shard_number=shard_number,
@@ -294,13 +314,16 @@ def _check_files(index: Index) -> None:
         last = starts[number + 1] - 1
         need = int(index.video_offset[last] + index.video_size[last])
         try:
-            have = os.path.getsize(index.folder / name)
+            if index.remote:
+                have = index.remote.stamps[name].size_bytes
+            else:
+                have = os.path.getsize(index.folder / name)
         except OSError as error:
             raise ShardError(
                 f"{index.folder / name}: named by the index and cannot be read ({error.strerror})."
             ) from error
         if have < need:
-            raise ShardError(f"{index.folder / name}: has {have} bytes and the index needs {need}.")
+            raise ShardError(f"{index.shard_place(last)}: has {have} bytes and the index needs {need}.")
 
 
 def shard_fingerprints(index: Index) -> dict[str, tuple[str, str]]:
@@ -350,7 +373,7 @@ def check_index(index: Index) -> None:
         row = pc.index(wrong, True).as_py()
         if row >= 0:
             raise ShardError(
-                f"{index.folder / INDEX_NAME}: the row of clip {index.word('clip_id', row)!r} in "
+                f"{index.place}/{INDEX_NAME}: the row of clip {index.word('clip_id', row)!r} in "
                 f"{index.word('shard', row)} was changed after it was written. {_AGAIN}"
             )
 
@@ -359,19 +382,20 @@ def find_clip(index: Index, clip_id: str) -> int:
     """Return the row of a clip. Raises ShardError when the index does not have it."""
     row = int(pc.index(index.words("clip_id"), clip_id).as_py())
     if row < 0:
-        raise ShardError(f"{index.folder / INDEX_NAME}: no clip {clip_id!r} among its {len(index)}.")
+        raise ShardError(f"{index.place}/{INDEX_NAME}: no clip {clip_id!r} among its {len(index)}.")
     return row
 
 
 def _place(index: Index, row: int) -> str:
-    shard = index.folder / index.shards[index.shard_number[row]]
-    return f"{shard}: clip {index.word('clip_id', row)!r}"
+    return f"{index.shard_place(row)}: clip {index.word('clip_id', row)!r}"
 
 
 def _read_at(index: Index, row: int, offset: int, size: int) -> bytes:
-    path = index.folder / index.shards[index.shard_number[row]]
+    shard = index.shards[index.shard_number[row]]
+    if index.remote:
+        return index.remote.read(shard, offset, size)
     try:
-        with path.open("rb", buffering=0) as file:
+        with (index.folder / shard).open("rb", buffering=0) as file:
             file.seek(offset)
             parts: list[bytes] = []
             while size and (data := file.read(size)):

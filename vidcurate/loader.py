@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from vidcurate import draws, interleave, order, spares, views
+from vidcurate import draws, order, spares, views
 from vidcurate.buckets import Bucket
 from vidcurate.clip_plan import (
     PlannedClip,
@@ -25,13 +25,16 @@ from vidcurate.clip_plan import (
     plan_from,
     steps_of_clip,
 )
-from vidcurate.decode_pool import DecodePool, Slab
-from vidcurate.decode_worker import DecodeTask, decode
+from vidcurate.decode_pool import DecodePool
+from vidcurate.decode_worker import DecodeTask
 from vidcurate.errors import InputError, MediaError
 from vidcurate.index import Index
 from vidcurate.loader_state import LoaderState, check_state, state_of
 from vidcurate.order import MicroBatchPlan, Plan
 from vidcurate.recipe import Recipe
+from vidcurate.remote_clips import FetchingPool, decode_from, pool_for
+from vidcurate.remote_shards import RemoteSpec
+from vidcurate.slabs import Slab
 from vidcurate.spares import Event as Event
 
 __all__ = [
@@ -58,7 +61,8 @@ class LoaderSpec(Recipe):
     `num_workers`: decode processes per rank; 0 decodes in the training process, without a deadline.
     `prefetch_bytes`: frames decoded ahead, at most. `deadline_seconds`: a clip that takes longer loses its
     worker, is tried once more and then replaced. `max_failure_share`: of the clips read (counted as at least
-    1,000); with more failures the run stops.
+    1,000); with more failures the run stops. `max_worker_clips`, `max_worker_bytes`: a worker that has read
+    so many clips, or holds so much memory between two of them, makes way for a fresh one.
     """
 
     num_workers: int = Field(default=0, ge=0)
@@ -69,6 +73,12 @@ class LoaderSpec(Recipe):
     """longest time for one clip; then its worker is replaced"""
     max_failure_share: float = Field(default=0.01, ge=0, le=1)
     """share of clips that may fail before the run stops with their list"""
+    max_worker_clips: int = Field(default=20_000, gt=0)
+    """clips after which a decode worker is replaced by a fresh one"""
+    max_worker_bytes: int = Field(default=4 << 30, ge=1 << 27)
+    """memory of a decode worker above which it is replaced by a fresh one"""
+    remote: RemoteSpec = RemoteSpec()
+    """how shards at a URL are fetched"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +128,8 @@ class Loader:
     `num_views` and `captions` (keys of the clips' JSON): what of a clip is shown in which pass, see `views`.
 
     `on_event` is called, from `step` and `load`, with {"event": "clip_substituted", step, position, clip_id,
-    spare, kind, reason} and {"event": "worker_replaced", reason, clip_id, exit_status}.
+    spare, kind, reason} and {"event": "worker_replaced", reason, clip_id, exit_status, phase,
+    seconds_in_phase, state, stack}: see `heartbeat.Seen`.
     """
 
     def __init__(
@@ -142,9 +153,16 @@ class Loader:
         self._shares: dict[int, tuple[int, ...]] = {}
         self._num_views, self._captions = num_views, tuple(captions)
         self._failures = spares.Failures(spec.max_failure_share)
-        self._pool: DecodePool | None = None
+        self._decode_here = decode_from(index)
+        self._pool: DecodePool | FetchingPool | None = None
         if spec.num_workers:
-            self._pool = DecodePool(spec.num_workers, deadline_seconds=spec.deadline_seconds)
+            pool = DecodePool(
+                spec.num_workers,
+                deadline_seconds=spec.deadline_seconds,
+                max_worker_clips=spec.max_worker_clips,
+                max_worker_bytes=spec.max_worker_bytes,
+            )
+            self._pool = pool_for(index, pool)
 
     def step(self, step: int) -> list[MicroBatch]:
         """Return this rank's micro-batches of optimizer step `step`, in the order in which to run them.
@@ -200,7 +218,7 @@ class Loader:
         kept: dict[int, _Started] = {}
         size = 0
         for position in itertools.chain.from_iterable(map(self._positions, steps)):
-            cell = self.plan.cells[interleave.turn(self.plan.mixture, position)[0]]
+            cell = self.plan.cells[order.turn(self.plan, position)[0]]
             size += 3 * cell.cost
             if size > self.spec.prefetch_bytes or len(kept) == _MOST_AHEAD:
                 break
@@ -247,7 +265,7 @@ class Loader:
     def _decode(self, started: _Started, slot: int, task: DecodeTask, *, is_spare: bool) -> str:
         """Have the frames of one slot in place and return the caption. Raises MediaError."""
         if self._pool is None or started.slab is None:
-            frames, caption = decode(task)
+            frames, caption = self._decode_here(task)
             started.frames[slot] = frames
             return caption
         if is_spare:

@@ -7,7 +7,6 @@ from the environment (AWS_…, GOOGLE_…, AZURE_…) and asks again when a serv
 
 import errno
 import hashlib
-import importlib.util
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -17,23 +16,18 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from vidcurate import table
+from vidcurate import stores, table
 from vidcurate.errors import InputError, MediaError, StorageError
+from vidcurate.stores import SCHEMES
+from vidcurate.stores import is_url as is_url
 
-SCHEMES = ("s3", "gs", "az", "http", "https")
 _PAUSES_SECONDS = (0.2, 1.0)  # before each further try of a file that broke off in the middle
 _RETRY = {
     "max_retries": 4,
     "retry_timeout": timedelta(seconds=60),
     "backoff": {"init_backoff": timedelta(seconds=0.2), "max_backoff": timedelta(seconds=10), "base": 2},
 }
-_TIMEOUT = timedelta(seconds=60)
-
-
-def is_url(place: str) -> bool:
-    """Say whether `place` names a file or folder by URL."""
-    scheme, colons, _ = place.partition("://")
-    return bool(colons) and scheme in SCHEMES
+_REQUEST_SECONDS = 60.0
 
 
 def digest(folder: str, paths: Iterable[str]) -> str:
@@ -54,18 +48,12 @@ def require(folder: str | Path) -> None:
         return
     if not is_url(folder):
         raise InputError(f"{folder}: no URL that is read; they begin with {', '.join(SCHEMES)}.")
-    if importlib.util.find_spec("obstore") is None:
-        raise InputError(f"{folder}: obstore is not installed. Run `pip install 'vidcurate[remote]'`.")
+    stores.require()
 
 
 @lru_cache(maxsize=64)
 def _store(folder: str) -> Any:
-    from obstore.store import from_url
-
-    options: dict[str, Any] = {"timeout": _TIMEOUT}
-    if folder.startswith("http://"):
-        options["allow_http"] = True
-    return from_url(folder, client_options=options, retry_config=_RETRY)
+    return stores.new_store(folder, _REQUEST_SECONDS, _RETRY)
 
 
 def _download(url: str, target: Path) -> None:
