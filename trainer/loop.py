@@ -14,9 +14,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from trainer import (
 from trainer import recipe as recipes
 from trainer.data import StageData
 from trainer.encode import text_encoder, video_encoder
+from trainer.inputs import Batch
 from trainer.mesh import World
 from trainer.recipe import TrainRecipe
 from trainer.resume import Begun, Origin, TrainState
@@ -47,7 +49,7 @@ from trainer.stdit import STDiT3
 from trainer.step import Tools, train_step
 from trainer.trackers import Mirrors, TrackersSpec
 from trainer.validation import Round
-from vidcurate.errors import InputError
+from vidcurate.errors import InputError, VidcurateError
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 NEXT_CLIPS = 8
@@ -238,11 +240,31 @@ def _validate_if_due(state: TrainState, tools: Tools, rounds: tuple[Round, ...],
         _say(tools.world, validation.console_line(line))
 
 
+def _read(
+    read: Callable[[int], Sequence[Batch]], stage_step: int, events: list[dict[str, Any]]
+) -> tuple[Sequence[Batch], VidcurateError | None]:
+    """Return this rank's micro-batches of a step, or none and why they could not be read.
+
+    A rank that cannot go on takes part in the step all the same: the others learn of it there, where they
+    would else wait for it for ever, and all of them stop before anything of the step is kept.
+    """
+    try:
+        return read(stage_step), None
+    except VidcurateError as error:
+        events.append({"event": "loader_stopped", "reason": str(error)})
+        return [], error
+
+
+def _fail(failure: VidcurateError | None) -> None:
+    if failure is not None:
+        raise failure
+
+
 def _in_words(event: dict[str, Any]) -> str:
     """Return a loader's event for the console; events.jsonl has all of it."""
     if event["event"] == "clip_substituted":
         return f"clip {event['clip_id']} cannot be read ({event['kind']}); {event['spare']} stands in for it"
-    return json.dumps(event)
+    return json.dumps({key: value for key, value in event.items() if key != "stack"})
 
 
 def _record_data_events(events: list[dict[str, Any]], state: TrainState, world: World, run: Path) -> None:
@@ -375,7 +397,7 @@ def _act(
             while state.stage_step < stage.num_steps:
                 began = time.perf_counter()
                 plan = data.step_plan(stage, state.stage_step, recipe)
-                batches = loader.step(state.stage_step)
+                batches, failure = _read(loader.step, state.stage_step, events)
                 data_seconds = time.perf_counter() - began
                 line, told = train_step(
                     state,
@@ -387,6 +409,9 @@ def _act(
                     save_failed=saver.failed,
                     num_events=len(events),
                 )
+                if told.num_events:
+                    _record_data_events(events, state, world, run)
+                    mesh.together(partial(_fail, failure), world)
                 _record_save(saver.wait() if told.save_failed else saver.take(), tools)
 
                 is_last = state.stage_step == stage.num_steps
@@ -401,8 +426,6 @@ def _act(
                 paces = [*paces[-19:], seconds]
                 if world.is_first:
                     metrics.append(run / metrics.METRICS, line)
-                if told.num_events:
-                    _record_data_events(events, state, world, run)
                 if state.step % spec.log_every == 0 or is_last or state.step == 1:
                     _say(world, metrics.console_line(line, last_step, sum(paces) / len(paces)))
                     mirrors.check(state.step)

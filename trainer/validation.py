@@ -125,11 +125,15 @@ def losses(state: TrainState, tools: Tools, given: Round) -> tuple[NDArray[np.fl
                 given.data, tools.recipe, rank=0, world_size=1, on_event=events.append
             ) as loader,
         ):
-            for part in mine:  # one at a time: a round must not need more memory than a step
-                (batch,) = loader.load([part])
-                told[slots[part.position] : slots[part.position + 1]] = _clip_losses(
-                    tools.layout.compute, tools, batch
-                )
+
+            def read() -> None:
+                for part in mine:  # one at a time: a round must not need more memory than a step
+                    (batch,) = loader.load([part])
+                    told[slots[part.position] : slots[part.position + 1]] = _clip_losses(
+                        tools.layout.compute, tools, batch
+                    )
+
+            mesh.together(read, world)  # a clip that cannot be read stops all of them
     finally:
         if spec.weights == "ema":
             optim.swap(state.ema, state.model)

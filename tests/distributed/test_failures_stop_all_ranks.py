@@ -1,0 +1,44 @@
+"""What one rank's loader cannot read stops all ranks, by name: none is left waiting in a collective."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.forked_runs import Forks
+from tests.trainer.shards_for_tests import SMOKE, events, make_shards, numbers, settings
+
+RUN = (
+    "stages.0.data.micro_batches_per_step=3",
+    "stages.0.steps=30",
+    "stages.0.checkpoint_every=100",
+    "loader.num_workers=0",
+    "loader.max_failure_share=0.001",  # of a thousand: the second failure is one too many
+    "sample=null",
+)
+
+
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    with Forks(tmp_path_factory.mktemp("said")) as forks:
+        yield forks
+
+
+@pytest.mark.parametrize(("ranks", "sharding"), [(2, "full"), (3, "none")])
+def test_too_many_failures_of_one_rank_stop_all_with_the_list(
+    forks: Forks, tmp_path: Path, ranks: int, sharding: str
+) -> None:
+    shards = make_shards(tmp_path / "shards", cut_short=(4,))
+    run = tmp_path / "run"
+    values = settings(shards, run, *RUN, f"parallel.sharding={sharding}")
+    started = forks.start([str(SMOKE), *(word for value in values for word in ("--set", value))], ranks=ranks)
+    codes = started.codes()
+    assert len(set(codes)) == 1, started.text()
+    assert codes[0] > 0, started.text()
+    (stopped,) = events(run, "loader_stopped")
+    assert "2 of" in stopped["reason"]
+    assert "the last: clip-004 (too_few_frames)" in stopped["reason"]
+    assert started.text().count(stopped["reason"]) >= ranks
+    assert events(run, "clip_substituted")[0]["clip_id"] == "clip-004"
+    assert 0 < len(numbers(run)) < 30  # the step that could not be read left nothing
+    assert stopped["step"] == len(numbers(run)) + 1
