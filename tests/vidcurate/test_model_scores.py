@@ -1,7 +1,6 @@
 """Scores by neural networks, on random-weight twins of the real ones that the tests make: a CLIP of two
 layers with its tokenizer, LAION's head at its published sizes, a ViT classifier, a net of DBNet's form."""
 
-import importlib.util
 import itertools
 import json
 import os
@@ -17,10 +16,11 @@ import numpy as np
 import polars as pl
 import pytest
 
+from tests.onnx_net import onnx_net
 from vidcurate import table, video
 from vidcurate.dedup import DedupSpec, SemanticSpec, run_dedup
-from vidcurate.engine import Crew
-from vidcurate.errors import InputError, RecipeError
+from vidcurate.engine import Crew, Part
+from vidcurate.errors import InputError, RecipeError, StageError
 from vidcurate.models import ModelsSpec, run_models
 from vidcurate.recipe import parse
 from vidcurate.schema import AGGREGATES
@@ -218,90 +218,6 @@ def test_a_watermark_is_the_label_that_says_so(run: tuple[Path, Path], classifie
     assert found["watermark_mean"].null_count() == 1
 
 
-def field(number: int, value: int | bytes | str) -> bytes:
-    """Return one field of a protobuf message."""
-
-    def varint(whole: int) -> bytes:
-        data = bytearray()
-        while whole > 127:
-            data.append(whole & 127 | 128)
-            whole >>= 7
-        return bytes([*data, whole])
-
-    if isinstance(value, int):
-        return varint(number << 3) + varint(value)
-    data = value.encode() if isinstance(value, str) else value
-    return varint(number << 3 | 2) + varint(len(data)) + data
-
-
-def onnx_net(path: Path) -> Path:
-    """Write an ONNX net of DBNet's form, (1, 3, H, W) to (1, 1, H, W): how likely it is that a pixel is
-    bright.
-
-    ModelProto 1 ir_version, 7 graph, 8 opset; GraphProto 1 node, 5 initializer, 11 input, 12 output.
-    """
-
-    def node(operation: str, inputs: str, output: str, *attributes: bytes) -> bytes:
-        names = b"".join(field(1, name) for name in inputs)
-        return names + field(2, output) + field(4, operation) + b"".join(field(5, one) for one in attributes)
-
-    def integers(name: str, *values: int) -> bytes:
-        return field(1, name) + b"".join(field(8, value) for value in values) + field(20, 7)
-
-    def tensor(name: str, values: np.ndarray) -> bytes:
-        sizes = b"".join(field(1, size) for size in values.shape)
-        return sizes + field(2, 1) + field(8, name) + field(9, values.astype("<f4").tobytes())
-
-    def picture(name: str, channels: int) -> bytes:
-        sizes = [field(1, 1), field(1, channels), field(2, "h"), field(2, "w")]
-        shape = b"".join(field(1, size) for size in sizes)
-        return field(1, name) + field(2, field(1, field(1, 1) + field(2, shape)))
-
-    graph = (
-        field(1, node("Conv", "xwb", "c", integers("kernel_shape", 3, 3), integers("pads", 1, 1, 1, 1)))
-        + field(1, node("Mul", "cs", "g"))
-        + field(1, node("Sigmoid", "g", "y"))
-        + field(2, "bright")
-        + field(5, tensor("w", np.full((1, 3, 3, 3), 2 / 27)))
-        + field(5, tensor("b", np.array([-1.5])))
-        + field(5, tensor("s", np.array([4.0])))
-        + field(11, picture("x", 3))
-        + field(12, picture("y", 1))
-    )
-    path.write_bytes(field(1, 8) + field(7, graph) + field(8, field(1, "") + field(2, 13)))
-    return path
-
-
-def test_the_area_of_text_is_that_of_the_boxes(tmp_path: Path) -> None:
-    from vidcurate.models.text_area import TextDetector
-
-    detector = TextDetector(onnx_net(tmp_path / "bright.onnx"), threshold=0.3)
-    image = np.full((192, 320, 3), 20, np.uint8)
-    assert detector.share(image) == 0
-    image[80:100, 60:260] = 250  # a line of 20 x 200: grown by 1.6 * 4000 / 440 = 14.5 px on each side
-    expected = (20 + 2 * 14.5) * (200 + 2 * 14.5) / (192 * 320)
-    assert detector.share(image) == pytest.approx(expected, rel=0.1)
-    image[150:170, 60:260] = 250
-    assert detector.share(image) == pytest.approx(2 * expected, rel=0.1)
-
-
-def test_text_is_found_by_a_real_detector() -> None:
-    """PP-OCR's detection model, where the package that ships it is installed."""
-    found = importlib.util.find_spec("rapidocr")
-    if found is None or found.origin is None:
-        pytest.skip("rapidocr is not installed: no real DBNet at hand; the made one covers the same code")
-    import cv2
-
-    from vidcurate.models.text_area import TextDetector
-
-    (model,) = sorted((Path(found.origin).parent / "models").glob("*det*.onnx"))[:1]
-    detector = TextDetector(model, threshold=0.3)
-    image = np.full((448, 800, 3), 60, np.uint8)
-    assert detector.share(image) == 0
-    cv2.putText(image, "BREAKING NEWS", (100, 240), cv2.FONT_HERSHEY_SIMPLEX, 2.4, (255, 255, 255), 5)
-    assert 0.05 < detector.share(image) < 0.25
-
-
 def test_all_models_share_a_decode_and_their_columns_are_whole(
     run: tuple[Path, Path], clip_folder: Path, head: Path, classifier: Path
 ) -> None:
@@ -363,6 +279,34 @@ def test_a_stopped_run_goes_on_from_its_chunks(
     assert seen == [1, 1, 2]
     assert path.read_bytes() == whole
     assert (run[0] / "embeddings.parquet").read_bytes() == vectors
+    assert not list(run[0].glob(".models-*"))
+
+
+def test_parts_give_the_tables_of_one_run_and_a_missing_one_is_named(
+    run: tuple[Path, Path], clip_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vidcurate import models
+
+    monkeypatch.setattr(models, "_CLIPS_A_CHUNK", 2)
+    spec = ModelsSpec(clip=str(clip_folder), embeddings=True)
+    run_models(run[0], spec, videos=run[1])
+    files = [table.stage_path(run[0], "models"), run[0] / "embeddings.parquet"]
+    whole = [path.read_bytes() for path in files]
+    for path in files:
+        path.unlink()
+
+    def part(number: int) -> Any:
+        return run_models(run[0], spec, videos=run[1], crew=Crew(part=Part(number=number, of=3)))
+
+    first, third = part(1), part(3)
+    assert (first.clips, third.clips, third.parts_missing) == (2, 2, ("2/3",))
+    assert part(3).clips_done_before == 2
+    with pytest.raises(StageError, match=r"part 2/3 is missing \(2 of 6 clips\)"):
+        run_models(run[0], spec, videos=run[1], crew=Crew(merge=True))
+    assert not any(path.exists() for path in files)
+    part(2)
+    run_models(run[0], spec, videos=run[1], crew=Crew(merge=True))
+    assert [path.read_bytes() for path in files] == whole
     assert not list(run[0].glob(".models-*"))
 
 
