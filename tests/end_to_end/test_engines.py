@@ -3,7 +3,7 @@
 import hashlib
 import os
 import random
-import signal
+import shutil
 import subprocess
 import sys
 import time
@@ -139,45 +139,70 @@ def test_a_cluster_of_two_nodes_gives_the_same_bytes(home: Path, two_nodes: str)
     assert digests(home / "ray") == digests(home / "calm")
 
 
-def killed(home: Path, run: str, engine: str, kills: int) -> list[float]:
-    """Run the recipe from the command line, kill it at random moments, finish it; return the moments."""
-    recipe = recipe_of(home, run, workers=2, engine=engine)
-    command = [sys.executable, "-m", "vidcurate", "curate", str(recipe), "--until", "split", "--json"]
+def names_in(run: Path) -> set[str]:
+    """Return the names of all files that are in a run's folder at this moment, half-written ones too."""
+    return {os.path.join(folder, name) for folder, _, names in os.walk(run) for name in names}
+
+
+def watched(command: list[str], home: Path, run: Path, until: int | None = None) -> tuple[int, str]:
+    """Run a command, kill it when `until` new files have come up in the run's folder.
+
+    Returns how many came up, and the newest table by then; that of a command that came to its end is "".
+    """
+    before, came = names_in(run), set[str]()
+    process = subprocess.Popen(command, cwd=home, stdout=subprocess.DEVNULL)
+    while process.poll() is None:
+        came |= names_in(run) - before
+        if until is not None and len(came) >= until:
+            process.kill()
+            process.wait()
+            tables = [
+                path.stem for path in sorted(run.glob("*.parquet"), key=lambda path: path.stat().st_mtime)
+            ]
+            return len(came), ["nothing", *tables][-1]
+        time.sleep(0.001)
+    assert process.returncode == 0
+    return len(came), ""
+
+
+def killed(home: Path, run: str, engine: str, kills: int) -> list[str]:
+    """Run the recipe from the command line, kill it at random points of its way, finish it.
+
+    A point is a number of files, not of seconds: a busy machine is not killed while it still starts. Returns
+    the newest table at each kill.
+    """
     draw = random.Random(SEED)
-    start = time.monotonic()
-    recipe_of(home, f"{run}-timed", workers=2, engine=engine)
-    timed = [*command[:4], str(home / f"{run}-timed.yaml"), *command[5:]]
-    subprocess.run(timed, cwd=home, check=True, stdout=subprocess.DEVNULL)
-    whole = time.monotonic() - start
-    moments = []
-    while len(moments) < kills:
-        moment = draw.uniform(0.2, 1.0) * whole
-        process = subprocess.Popen(command, cwd=home, stdout=subprocess.DEVNULL)
-        try:
-            process.wait(moment)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            moments.append(round(moment, 2))
-        if process.wait() == 0:  # it was through: from the beginning again
+
+    def command(name: str) -> list[str]:
+        recipe = recipe_of(home, name, workers=2, engine=engine)
+        return [sys.executable, "-m", "vidcurate", "curate", str(recipe), "--until", "split", "--json"]
+
+    whole, _ = watched(command(f"{run}-counted"), home, home / f"{run}-counted")
+    points = []
+    while len(points) < kills:
+        _, newest = watched(command(run), home, home / run, draw.randint(1, max(2, whole // 3)))
+        if newest:
+            points.append(newest)
+        else:  # it was through: from the beginning again
             assert digests(home / run) == digests(home / "calm")
-            subprocess.run(["rm", "-r", str(home / run)], check=True)
-    assert subprocess.run(command, cwd=home, stdout=subprocess.DEVNULL).returncode == 0
-    return moments
+            shutil.rmtree(home / run)
+    watched(command(run), home, home / run)
+    return points
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.soak)])
 def test_killed_at_random_moments_and_run_again_it_ends_with_the_same_bytes(home: Path, kills: int) -> None:
-    moments = killed(home, f"killed-{kills}", "local", kills)
+    points = killed(home, f"killed-{kills}", "local", kills)
 
-    print(f"killed after {moments} s")
+    print(f"killed behind {', '.join(points)}")
     assert digests(home / f"killed-{kills}") == digests(home / "calm")
 
 
 @pytest.mark.soak
 def test_killed_on_a_cluster_and_run_again_it_ends_with_the_same_bytes(home: Path, two_nodes: str) -> None:
-    moments = killed(home, "killed-ray", "ray", 20)
+    points = killed(home, "killed-ray", "ray", 20)
 
-    print(f"killed after {moments} s")
+    print(f"killed behind {', '.join(points)}")
     assert digests(home / "killed-ray") == digests(home / "calm")
 
 
