@@ -178,7 +178,7 @@ def killed(home: Path, run: str, engine: str, kills: int) -> list[str]:
         return [sys.executable, "-m", "vidcurate", "curate", str(recipe), "--until", "split", "--json"]
 
     whole, _ = watched(command(f"{run}-counted"), home, home / f"{run}-counted")
-    points = []
+    points: list[str] = []
     while len(points) < kills:
         _, newest = watched(command(run), home, home / run, draw.randint(1, max(2, whole // 3)))
         if newest:
