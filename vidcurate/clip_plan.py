@@ -97,6 +97,8 @@ def _among(
     """Return which clips are in the levels or sources asked for. Raises InputError for one without clips."""
     have = [names[number] for number in np.unique(groups[wanted])]
     for name in asked:
+        if by == "level" and not name.isdecimal():
+            raise InputError(f"weights name the level {name!r}; a level is a whole number.")
         if name not in have:
             raise InputError(
                 f"{index.place}: no clip of {by} {name} in {where}; there are {by}s "
