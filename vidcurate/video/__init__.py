@@ -1,9 +1,10 @@
 """Reading and writing video: with `transcode`, `integrity` and `faults`, the only files that know FFmpeg."""
 
-from vidcurate.video.frames import count_decodable_frames, cover, read_frames
+from vidcurate.video.frames import count_decodable_frames, read_frames
 from vidcurate.video.headers import Header, header_of, read_header_and_index
 from vidcurate.video.opening import opened, reason_of
 from vidcurate.video.packets import SEEKABLE, PacketIndex, frame_map_of, has_index, index_of
+from vidcurate.video.picture import cover
 from vidcurate.video.writing import encode_image, write_video
 
 __all__ = [

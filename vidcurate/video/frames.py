@@ -1,80 +1,140 @@
 """Decoding: exactly the wanted frames of a clip, upright, in the wanted size.
 
-One scaler is reused, decoding stops at the last wanted frame, and pixels are copied out before the container
-closes (PyAV 1117, 2320).
+With a frame map (kept in the index, or made by reading the packets) frames are told by their times, decoding
+begins at the last key frame before the first wanted one and stops at the last. Of what lies between, pictures
+that no other refers to are not decoded. Whatever goes wrong on this short way is tried once more on the plain
+one: whole probing, every frame from the start. Pixels are copied out before the container closes (PyAV 1117).
 """
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import av
 import numpy as np
-from av.video.reformatter import Interpolation, VideoReformatter
 from numpy.typing import NDArray
 
 from vidcurate.errors import MediaError
+from vidcurate.frame_map import FrameMap
 from vidcurate.video.opening import opened, reason_of
-from vidcurate.video.packets import SEEKABLE
+from vidcurate.video.packets import frame_map_of
+from vidcurate.video.picture import cover, pixel_shape
 
-_REFORMATTER = VideoReformatter()
+# What no second look at the file can change.
+_FINAL = {"missing", "empty", "too_slow"}
 
 
 def _decoded(container: Any, stream: Any, deadline: float | None) -> Iterator[Any]:
     for packet in container.demux(stream):
-        if deadline is not None and time.monotonic() > deadline:
-            raise MediaError("decoding took longer than its limit.", kind="too_slow")
+        _check_time(deadline)
         yield from packet.decode()
 
 
-def _start_near(container: Any, stream: Any, first: int) -> list[int] | None:
-    """Seek to the key frame before display frame `first`; return all timestamps, or None if at the start.
+def _check_time(deadline: float | None) -> None:
+    if deadline is not None and time.monotonic() > deadline:
+        raise MediaError("decoding took longer than its limit.", kind="too_slow")
 
-    Frame numbers are ranks of presentation time: pts x rate is wrong for variable rates, edit lists and
-    B-frames. Reading the packets costs no decoding and makes the seek exact.
-    """
-    if container.format.name.split(",")[0] not in SEEKABLE:
-        return None
-    stamps: list[int] = []
-    keys: list[int] = []
+
+def _decoded_from(
+    container: Any, stream: Any, key_pts: int | None, wanted: set[int], deadline: float | None
+) -> Iterator[Any]:
+    """Yield the frames with the wanted times, and others, from a key frame on; no more than is needed."""
+    if key_pts is not None:
+        container.seek(key_pts, stream=stream, backward=True)
+    codec = stream.codec_context
+    left = set(wanted)
     for packet in container.demux(stream):
-        if packet.size and not packet.is_discard:
-            if packet.pts is None:
-                container.seek(0)
-                return None
-            stamps.append(packet.pts)
-            if packet.is_keyframe:
-                keys.append(packet.pts)
-    stamps.sort()
-    before = [key for key in keys if first < len(stamps) and key <= stamps[first]]
-    if not before or before == [stamps[0]]:
-        container.seek(stamps[0] if stamps else 0, stream=stream, backward=True)
-        return None
-    container.seek(max(before), stream=stream, backward=True)
-    return stamps
+        _check_time(deadline)
+        codec.skip_frame = "DEFAULT" if packet.pts is None or packet.pts in wanted else "NONREF"
+        yield from packet.decode()
+        left.discard(packet.pts)
+        if not left and packet.size:
+            break
+    else:
+        return  # the last, empty packet has had the decoder give out what it held back
+    yield from codec.decode(None)
 
 
-def cover(frame: Any, height: int, width: int, sample_aspect_ratio: float) -> NDArray[np.uint8]:
-    """Return the frame upright, scaled to cover (height, width) in one pass, and its centre."""
-    turn = int(frame.rotation) % 360  # counter-clockwise, as FFmpeg has it
-    if turn % 180 == 90:
-        height, width = width, height
-    shown_width = frame.width * sample_aspect_ratio
-    scale = max(height / frame.height, width / shown_width)
-    scaled_height = max(height, round(frame.height * scale))
-    scaled_width = max(width, round(shown_width * scale))
-    shrinks = scaled_height * scaled_width < frame.height * frame.width
-    image: NDArray[Any] = _REFORMATTER.reformat(
-        frame,
-        width=scaled_width,
-        height=scaled_height,
-        format="rgb24",
-        interpolation=Interpolation.AREA if shrinks else Interpolation.BICUBIC,
-    ).to_ndarray()
-    top, left = (scaled_height - height) // 2, (scaled_width - width) // 2
-    image = image[top : top + height, left : left + width]
-    return np.rot90(image, turn // 90) if turn else image
+@dataclass(slots=True, kw_only=True)
+class _Wanted:
+    """The wanted frames of one clip and where they go; `filled` counts what is in place."""
+
+    name: str
+    numbers: list[int]
+    out: NDArray[np.uint8]
+    deadline: float | None
+    accept_corrupt: bool
+    filled: int = 0
+
+    def put(self, frame: Any, number: int, slots: Sequence[int], stream: Any) -> None:
+        if frame.is_corrupt and not self.accept_corrupt:
+            raise MediaError(f"{self.name}: frame {number} is damaged.", kind="corrupt_frame")
+        image = cover(frame, self.out.shape[1], self.out.shape[2], pixel_shape(stream))
+        for slot in slots:
+            self.out[slot] = image
+        self.filled += len(slots)
+
+    def read_by_time(self, container: Any, stream: Any, frame_map: FrameMap, *, is_short: bool) -> None:
+        """Fill `out`; on the short way only what is needed is decoded."""
+        slots = _slots(self.numbers)
+        if self.numbers[-1] >= len(frame_map):
+            return
+        number_at = {int(frame_map.pts[number]): number for number in slots}
+        first = int(frame_map.pts[self.numbers[0]])
+        frames = _decoded(container, stream, self.deadline)
+        if is_short:
+            key = frame_map.key_before(self.numbers[0])
+            start = int(frame_map.pts[key]) if key else None
+            frames = _decoded_from(container, stream, start, set(number_at), self.deadline)
+        for frame in frames:
+            number = number_at.pop(frame.pts, None)
+            if number is not None:
+                self.put(frame, number, slots[number], stream)
+            elif is_short and frame.pts is not None and frame.pts > first and len(number_at) == len(slots):
+                return  # the seek landed behind the first wanted frame
+            if not number_at:
+                return
+
+    def read_by_count(self, container: Any, stream: Any) -> None:
+        """Fill `out` from the start of a file whose packets do not say when they are shown."""
+        slots = _slots(self.numbers)
+        for number, frame in enumerate(_decoded(container, stream, self.deadline)):
+            if number in slots:
+                self.put(frame, number, slots[number], stream)
+                if self.filled == len(self.numbers):
+                    return
+
+    def read(self, source: Path | bytes, frame_map: FrameMap | None, *, is_short: bool) -> None:
+        """Fill `out` on the short or the plain way. Raises MediaError."""
+        self.filled = 0
+        with opened(source, is_brief=is_short) as (container, stream):
+            try:
+                if frame_map is None:
+                    self.read_by_count(container, stream)
+                else:
+                    self.read_by_time(container, stream, frame_map, is_short=is_short)
+            except (av.FFmpegError, OSError, ValueError) as error:
+                raise MediaError(
+                    f"{self.name}: decoding failed after {self.filled} of {len(self.numbers)} frames "
+                    f"({reason_of(error)}).",
+                    kind="unreadable",
+                ) from error
+        if self.filled < len(self.numbers):
+            raise MediaError(
+                f"{self.name}: frame {self.numbers[self.filled]} does not exist; {self.filled} of "
+                f"{len(self.numbers)} wanted frames decoded.",
+                kind="too_few_frames",
+            )
+
+
+def _slots(numbers: Sequence[int]) -> dict[int, list[int]]:
+    """Return frame number → its places in `numbers`."""
+    found: dict[int, list[int]] = {}
+    for slot, number in enumerate(numbers):
+        found.setdefault(number, []).append(slot)
+    return found
 
 
 def read_frames(
@@ -83,47 +143,40 @@ def read_frames(
     *,
     height: int,
     width: int,
+    frame_map: FrameMap | None = None,
     time_limit_seconds: float | None = None,
     accept_corrupt: bool = False,
+    out: NDArray[np.uint8] | None = None,
 ) -> NDArray[np.uint8]:
     """Return the frames with these display-order numbers (rising, from 0) as uint8 RGB (T, height, width, 3).
 
-    Rotation and sample aspect ratio are applied; the picture is scaled to cover the size and its centre kept.
+    A number may stand several times. Rotation, reflection and sample aspect ratio are applied; the middle of
+    the picture is scaled to the size. With `frame_map` the file is not searched for the frames. They go into
+    `out` where it is given.
     Raises MediaError, kind unreadable, too_few_frames, corrupt_frame (the decoder concealed damage in a
     wanted frame; `accept_corrupt` takes it), too_slow, or those of `read_header_and_index`.
     """
-    wanted = list(frame_numbers)
-    if not wanted or wanted != sorted(set(wanted)) or wanted[0] < 0:
-        raise ValueError(f"frame_numbers must rise from 0 or more, got {wanted[:8]}")
-    deadline = None if time_limit_seconds is None else time.monotonic() + time_limit_seconds
-    out = np.empty((len(wanted), height, width, 3), dtype=np.uint8)
-    name = source.name if isinstance(source, Path) else "clip"
-    filled = 0
-    with opened(source) as (container, stream):
-        aspect = float(stream.sample_aspect_ratio or 1)
-        try:
-            stamps = _start_near(container, stream, wanted[0]) if wanted[0] else None
-            number_of = {stamp: number for number, stamp in enumerate(stamps)} if stamps else None
-            for number, frame in enumerate(_decoded(container, stream, deadline)):
-                if number_of is not None:
-                    number = number_of.get(frame.pts, -1)
-                if number != wanted[filled]:
-                    continue
-                if frame.is_corrupt and not accept_corrupt:
-                    raise MediaError(f"{name}: frame {number} is damaged.", kind="corrupt_frame")
-                out[filled] = cover(frame, height, width, aspect)
-                filled += 1
-                if filled == len(wanted):
-                    return out
-        except (av.FFmpegError, OSError, ValueError) as error:
-            raise MediaError(
-                f"{name}: decoding failed after {filled} of {len(wanted)} frames ({reason_of(error)}).",
-                kind="unreadable",
-            ) from error
-    raise MediaError(
-        f"{name}: frame {wanted[filled]} does not exist; {filled} of {len(wanted)} wanted frames decoded.",
-        kind="too_few_frames",
+    numbers = list(frame_numbers)
+    if not numbers or numbers != sorted(numbers) or numbers[0] < 0:
+        raise ValueError(f"frame_numbers must rise from 0 or more, got {numbers[:8]}")
+    wanted = _Wanted(
+        name=source.name if isinstance(source, Path) else "clip",
+        numbers=numbers,
+        out=np.empty((len(numbers), height, width, 3), dtype=np.uint8) if out is None else out,
+        deadline=None if time_limit_seconds is None else time.monotonic() + time_limit_seconds,
+        accept_corrupt=accept_corrupt,
     )
+    if frame_map is None and numbers[0]:
+        frame_map = frame_map_of(source)
+    if frame_map is not None:
+        try:
+            wanted.read(source, frame_map, is_short=True)
+            return wanted.out
+        except MediaError as error:
+            if error.kind in _FINAL:
+                raise
+    wanted.read(source, frame_map, is_short=False)
+    return wanted.out
 
 
 def count_decodable_frames(source: Path | bytes) -> int:

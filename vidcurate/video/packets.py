@@ -55,12 +55,21 @@ def _from_entries(entries: Any, base: Fraction | None, sound_end: int) -> Packet
     return _index(timestamps, keys, base, max([*ends, sound_end]), num_hidden=hidden)
 
 
+def _is_shown(packet: Any, codec: str) -> bool:
+    """Say whether a player shows the packet's picture.
+
+    It does not where an edit list hides it, nor a VP8 picture that is only referred to (RFC 6386, 9.1; VP9
+    and AV1 put those into one packet with a shown one).
+    """
+    return packet.size > 0 and not packet.is_discard and (codec != "vp8" or bool(bytes(packet)[0] & 0x10))
+
+
 def _from_packets(container: Any, stream: Any, end: int | None) -> PacketIndex:
     timestamps: list[int] = []
     keys = 0
     try:
         for packet in container.demux(stream):
-            if packet.size and not packet.is_discard:
+            if _is_shown(packet, stream.codec_context.name):
                 stamp = packet.pts if packet.pts is not None else packet.dts
                 timestamps.append(stamp if stamp is not None else len(timestamps))
                 keys += packet.is_keyframe
@@ -141,32 +150,28 @@ def index_of(path: Path, container: Any, stream: Any) -> PacketIndex:
 def frame_map_of(source: Path | bytes) -> FrameMap | None:
     """Return when each frame of the clip is shown and where decoding can begin, without decoding.
 
-    None where the packets cannot say: no times, two pictures at one time, damage. A frame map is a promise
-    that a full decode gives these frames; it holds for a sound file. Raises MediaError as `opened` does.
+    None where that cannot be known or used: a container in which no seek is exact, packets without times, two
+    pictures at one time, damage. Raises MediaError as `opened` does.
     """
-    with opened(source) as (container, stream):
-        return scanned_map(container, stream)
-
-
-def scanned_map(container: Any, stream: Any) -> FrameMap | None:
-    """Return the frame map of an opened video by reading all its packets; it is then at its end."""
     times: list[int] = []
     keys: list[int] = []
-    is_vp8 = stream.codec_context.name == "vp8"
-    try:
-        for packet in container.demux(stream):
-            if not packet.size or packet.is_discard or (is_vp8 and not bytes(packet)[0] & 0x10):
-                continue  # hidden by an edit list, or a reference picture that is never shown (RFC 6386, 9.1)
-            if packet.pts is None:
-                return None
-            times.append(packet.pts)
-            if packet.is_keyframe:
-                keys.append(packet.pts)
-    except (av.FFmpegError, OSError):
-        return None
+    with opened(source) as (container, stream):
+        if container.format.name.split(",")[0] not in SEEKABLE:
+            return None
+        codec, base = stream.codec_context.name, stream.time_base
+        try:
+            for packet in container.demux(stream):
+                if not _is_shown(packet, codec):
+                    continue
+                if packet.pts is None:
+                    return None
+                times.append(packet.pts)
+                if packet.is_keyframe:
+                    keys.append(packet.pts)
+        except (av.FFmpegError, OSError):
+            return None
     pts = np.sort(np.array(times, dtype=np.int64))
-    if not len(pts) or not stream.time_base or (np.diff(pts) <= 0).any():
+    if not len(pts) or not base or (np.diff(pts) <= 0).any():
         return None
-    can_seek = container.format.name.split(",")[0] in SEEKABLE
-    key_frames = np.searchsorted(pts, np.sort(np.array(keys if can_seek else [], dtype=np.int64)))
-    return FrameMap(time_base=stream.time_base, pts=pts, key_frames=key_frames.astype(np.int64))
+    key_frames = np.searchsorted(pts, np.sort(np.array(keys, dtype=np.int64)))
+    return FrameMap(time_base=base, pts=pts, key_frames=key_frames.astype(np.int64))
