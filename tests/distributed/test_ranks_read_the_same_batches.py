@@ -1,45 +1,49 @@
 """Ranks as processes: however many there are, whoever is killed, the run reads the same clips and frames."""
 
 import json
+import os
 import random
 import signal
-import subprocess
-import sys
 import time
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.forked_runs import Forked, Forks
 from tests.loader_runs import clips, plan_of, read, videos, write_shards
 from vidcurate import order
 from vidcurate.index import Index
 from vidcurate.loader import state_of
 
-NUM_STEPS = 16
+LAST = 10**9
+TAIL = 3  # steps that the last start reads to its end
 
-# One rank: reads its share of the steps from `first` on and logs each micro-batch, whole lines only.
+# One rank: reads its share of the steps from the state's on and logs each micro-batch, whole lines only.
 RANK = """
-import json, os, sys, time
+import json, os, time
 from pathlib import Path
 from tests.loader_runs import plan_of, spec, told
 from vidcurate.index import read_index
 from vidcurate.loader import Loader, LoaderState, check_state
 
-shards, log, state, rank, world, workers, last = sys.argv[1:]
-opened = read_index(Path(shards))
+given = json.loads(os.environ["LOADER_RUN"])
+rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+opened = read_index(Path(given["shards"]))
 plan = plan_of(opened)
-saved = LoaderState.from_json(Path(state).read_text())
+saved = LoaderState.from_json(given["state"])
 check_state(saved, opened, plan)
-out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-with Loader(opened, plan, spec(num_workers=int(workers)), rank=int(rank), world_size=int(world)) as loader:
-    for step in range(saved.step, int(last)):
+out = os.open(f"{given['folder']}/rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+with Loader(opened, plan, spec(num_workers=given["workers"][rank]), rank=rank, world_size=world) as loader:
+    for step in range(saved.step, given["last"]):
         for batch in loader.step(step):
             said = told(batch)
             line = json.dumps([step, said[0], said[2], said[3], said[4], said[6], said[10]])
             os.write(out, (line + "\\n").encode())
         os.write(out, (json.dumps([step, "done"]) + "\\n").encode())
-        time.sleep(0.06)  # as if it trained: a kill a quarter of a second later finds steps still to do
+        time.sleep(0.03)  # as if it trained: a kill finds steps still to do
 """
 
 
@@ -51,9 +55,14 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Index:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(opened: Index) -> dict[int, list[Any]]:
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    with Forks(tmp_path_factory.mktemp("said")) as forks:
+        yield forks
+
+
+def undisturbed(opened: Index, num_steps: int) -> dict[int, list[Any]]:
     """Return step → what is read in it, as the logs say it."""
-    whole = read(opened, plan_of(opened), range(NUM_STEPS))
+    whole = read(opened, plan_of(opened), range(num_steps))
     return {
         step: [[step, b[0], b[2], list(b[3]), list(b[4]), b[6], b[10]] for b in batches]
         for step, batches in whole.items()
@@ -61,12 +70,18 @@ def undisturbed(opened: Index) -> dict[int, list[Any]]:
 
 
 def start(
-    opened: Index, folder: Path, state: Path, rank: int, world: int, workers: int
-) -> "subprocess.Popen[str]":
-    words = [opened.folder, folder / f"rank{rank}.log", state, rank, world, workers, NUM_STEPS]
-    root = Path(__file__).resolve().parents[2]
-    program = f"import sys; sys.path.insert(0, {str(root)!r})\n" + RANK
-    return subprocess.Popen([sys.executable, "-c", program, *map(str, words)], text=True)
+    forks: Forks, opened: Index, folder: Path, step: int, world: int, last: int, workers: tuple[int, ...]
+) -> Forked:
+    """Start `world` ranks that go on at `step`, as from a checkpoint."""
+    folder.mkdir(exist_ok=True)
+    given = {
+        "shards": str(opened.folder),
+        "folder": str(folder),
+        "state": state_of(opened, plan_of(opened), step).as_json(),
+        "last": last,
+        "workers": workers,
+    }
+    return forks.start(["-c", RANK], ranks=world, LOADER_RUN=json.dumps(given))
 
 
 def logged(folder: Path) -> tuple[dict[int, list[Any]], list[int]]:
@@ -82,59 +97,93 @@ def logged(folder: Path) -> tuple[dict[int, list[Any]], list[int]]:
     return {step: sorted(lines) for step, lines in found.items()}, finished
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize(("world", "workers"), [(2, (1, 0)), (3, (0, 2, 1))])
 def test_any_number_of_ranks_reads_the_same_batches(
-    opened: Index, undisturbed: dict[int, Any], tmp_path: Path, world: int
+    forks: Forks, opened: Index, tmp_path: Path, world: int, workers: tuple[int, ...]
 ) -> None:
-    state = tmp_path / "state.json"
-    state.write_text(state_of(opened, plan_of(opened), 0).as_json())
-    ranks = [start(opened, tmp_path, state, rank, world, rank % 2 + 1) for rank in range(world)]
-    assert [rank.wait(120) for rank in ranks] == [0] * world
-    assert logged(tmp_path)[0] == undisturbed
+    start(forks, opened, tmp_path, 0, world, 12, workers).succeed()
+    assert logged(tmp_path)[0] == undisturbed(opened, 12)
 
 
-def test_killed_ranks_resume_on_other_numbers_of_ranks(
-    opened: Index, undisturbed: dict[int, Any], tmp_path: Path
+def workers_of(rank: int) -> list[int]:
+    """Return the processes that a rank has started."""
+    children = Path(f"/proc/{rank}/task").glob("*/children")
+    return [int(word) for path in children for word in path.read_text().split()]
+
+
+def strike(ranks: list[int], victim: str, dice: random.Random) -> None:
+    """Kill a worker, a rank, or all ranks."""
+    if victim == "worker":
+        processes = [process for rank in ranks for process in workers_of(rank)]
+        for process in dice.sample(processes, k=min(1, len(processes))):
+            os.kill(process, signal.SIGKILL)
+        return
+    for rank in ranks if victim == "all" else [dice.choice(ranks)]:
+        os.kill(rank, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    "kills", [6, pytest.param(20, marks=pytest.mark.soak), pytest.param(200, marks=pytest.mark.soak)]
+)
+def test_killed_at_random_moments_and_resumed_on_1_2_3_ranks_it_reads_the_same(
+    forks: Forks, opened: Index, tmp_path: Path, kills: int
 ) -> None:
-    """Kill one rank, or all, at random moments; go on from the last step that all had finished."""
-    plan = plan_of(opened)
-    dice = random.Random(4)
-    step, starts = 0, 0
+    """A worker, a rank or all ranks are killed; after a rank the run goes on from where all had come to."""
+    dice = random.Random(kills)
+    victims = [*["worker", "rank", "all"] * (kills // 3), *["all"] * (kills % 3)]
+    dice.shuffle(victims)
+    step, worlds = 0, []
     kept: dict[int, list[Any]] = {}
-    while step < NUM_STEPS:
-        folder = tmp_path / str(starts)
-        folder.mkdir()
-        state = folder / "state.json"
-        state.write_text(state_of(opened, plan, step).as_json())
-        world = (2, 1, 3)[starts % 3]
-        ranks = [start(opened, folder, state, rank, world, 1) for rank in range(world)]
-        if starts < 4:  # later starts are let through
-            until = time.monotonic() + 60
-            while not any(logged_lines(folder)) and time.monotonic() < until:
-                time.sleep(0.02)
-            time.sleep(dice.uniform(0.0, 0.25))
-            victims = ranks if dice.random() < 0.5 else [dice.choice(ranks)]
-            for victim in victims:
-                victim.send_signal(signal.SIGKILL)
-            for rank in ranks:  # the others would wait for it in a collective: they are ended with it
-                rank.kill()
-        for rank in ranks:
-            rank.wait(120)
+    beyond: list[list[Any]] = []
+    while True:
+        folder = tmp_path / str(len(worlds))
+        worlds.append(2 if not worlds else dice.choice([world for world in (1, 2, 3) if world != worlds[-1]]))
+        last = LAST if victims else step + TAIL
+        run = start(forks, opened, folder, step, worlds[-1], last, (1,) * worlds[-1])
+        while victims:
+            wait_for_a_step(folder, run)
+            time.sleep(dice.uniform(0.0, 0.3))
+            victim = victims.pop()
+            strike(run.pids, victim, dice)
+            if victim != "worker":
+                break
+        else:
+            if last == LAST:  # only workers were killed in this start
+                wait_for_a_step(folder, run)
+        if last == LAST:
+            for rank in run.pids:  # the others would wait for the dead in a collective: they end with it
+                os.kill(rank, signal.SIGKILL)
+        codes = run.codes()
+        assert set(codes) == ({-signal.SIGKILL} if last == LAST else {0}), run.text()
         found, finished = logged(folder)
-        reached = max(step, min(finished)) if len(finished) == world else step
+        reached = max(step, min(finished)) if len(finished) == worlds[-1] else step
         kept |= {number: found[number] for number in range(step, reached)}
         # What is read beyond is thrown away with the update, and read again just so.
-        for number, lines in found.items():
-            assert all(line in undisturbed[number] for line in lines)
+        beyond += [line for number, lines in found.items() if number >= reached for line in lines]
         step = reached
-        starts += 1
-        assert starts < 20
-    assert kept == undisturbed
-    assert starts > 2
+        if last != LAST:
+            break
+    wanted = undisturbed(opened, max([step, *(line[0] + 1 for line in beyond)]))
+    assert kept == {number: wanted[number] for number in range(step)}
+    assert all(line in wanted[line[0]] for line in beyond)
+    assert len(set(worlds)) > 1
+    print(f"{kills} kills, {len(worlds)} starts on {dict(Counter(worlds))} ranks, {step} steps, "
+          f"{sum(len(line[3]) for lines in kept.values() for line in lines)} clips, "
+          f"{len(beyond)} micro-batches read twice")  # fmt: skip
 
 
-def logged_lines(folder: Path) -> list[bool]:
-    return [path.stat().st_size > 0 for path in folder.glob("rank*.log")]
+def wait_for_a_step(folder: Path, run: Forked) -> None:
+    """Wait until every rank has logged a step since the last time that this was asked."""
+    asked = folder / "asked"
+    before = json.loads(asked.read_text()) if asked.exists() else 0
+    until = time.monotonic() + 120
+    while True:
+        finished = logged(folder)[1]
+        if len(finished) == len(run.pids) and min(finished) > before:
+            asked.write_text(json.dumps(max(finished)))
+            return
+        assert time.monotonic() < until, run.text()
+        time.sleep(0.02)
 
 
 def test_the_rolling_hash_is_the_same_for_the_same_clips_and_no_others(opened: Index) -> None:
