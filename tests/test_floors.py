@@ -94,7 +94,7 @@ TOUCHES = {
     "data": {"loader", "loader_state", "clip_plan", "index", "order", "buckets", "torch"},
     "encode_ahead": {"views", "buckets", "index", "clip_plan", "decode_pool", "decode_worker"}
     | {"remote_clips", "loader", "spares", "torch"},
-    "recipe": {"stores", "recipe", "buckets", "loader"},
+    "recipe": {"stores", "recipe", "buckets", "loader", "plan_spec"},
     "sample": {"video"},
     "validation": {"order"},
     "trackers": {"recipe"},

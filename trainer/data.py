@@ -27,7 +27,7 @@ from trainer.latents.read import LatentLoader
 from trainer.recipe import DataSpec, Stage, TrainRecipe
 from trainer.stdit import flops
 from vidcurate import order
-from vidcurate.clip_plan import PlannedClip, clips_of_step, plan_from
+from vidcurate.clip_plan import PlannedClip, clips_of_step, plan_of
 from vidcurate.errors import RecipeError, ShardError, StateError, StorageError
 from vidcurate.index import INDEX_NAME, Index, read_index
 from vidcurate.loader import Event, Loader
@@ -73,15 +73,7 @@ class StepPlan:
 
 def stage_plan(index: Index, spec: DataSpec, seed: int) -> Plan:
     """Return the order of a stage's clips. Raises InputError when no clip fits."""
-    return plan_from(
-        index,
-        spec.buckets,
-        seed=seed,
-        micro_batches_per_step=spec.micro_batches_per_step,
-        fold=spec.fold,
-        levels=spec.levels,
-        weights=spec.weights or None,
-    )
+    return plan_of(index, spec, seed=seed)
 
 
 def _costs(plan: Plan, recipe: TrainRecipe) -> tuple[int, ...]:
@@ -99,6 +91,16 @@ def _costs(plan: Plan, recipe: TrainRecipe) -> tuple[int, ...]:
         cell.micro_batch_size * flops(recipe.model, *shape, most_text)
         for cell, shape in zip(plan.cells, shapes, strict=True)
     )
+
+
+def _check_phases(stage: Stage, plan: Plan, num_steps: int) -> None:
+    """Raise RecipeError for a phase of the curriculum that the stage is too short to come to."""
+    for number, first in enumerate(plan.phases):
+        if first >= num_steps:
+            raise RecipeError(
+                f"stage {stage.name}: curriculum.{number} begins with step {first} and the stage has "
+                f"{num_steps}; make the stage longer or the phases before shorter."
+            )
 
 
 def lay_out(recipe: TrainRecipe, *, complete: bool = True) -> tuple[StageData, ...]:
@@ -126,6 +128,7 @@ def lay_out(recipe: TrainRecipe, *, complete: bool = True) -> tuple[StageData, .
         if complete:
             encoded.check_complete(stage.name, spec, missing)
         num_steps = stage.steps or order.steps_for_passes(plan, stage.passes or 0.0)
+        _check_phases(stage, plan, num_steps)
         laid.append(
             StageData(
                 number=number,
@@ -264,6 +267,14 @@ def check_projection(laid: tuple[StageData, ...], digest: str) -> None:
             )
 
 
+def _levels_shown(spec: DataSpec) -> tuple[int, ...] | None:
+    """Return the levels that a stage shows at some time; None for all."""
+    if spec.levels is not None or spec.cells_by != "level":
+        return spec.levels
+    named = [*spec.weights, *(name for phase in spec.curriculum for name in phase.names)]
+    return tuple(dict.fromkeys(map(int, named))) or None
+
+
 def validation_spec(recipe: TrainRecipe, trained: DataSpec) -> DataSpec | None:
     """Return what a stage that trains on `trained` validates on: the other fold, in whole cells; or None."""
     spec = recipe.validation
@@ -273,8 +284,13 @@ def validation_spec(recipe: TrainRecipe, trained: DataSpec) -> DataSpec | None:
         update={
             "fold": spec.fold,
             "buckets": spec.buckets or trained.buckets,
-            "levels": trained.levels or tuple(map(int, trained.weights)) or None,
+            "levels": _levels_shown(trained),
             "weights": {},
+            "curriculum": (),
+            "one_bucket_per": "micro_batch",
+            "ranks_per_node": None,
+            "blocks": None,
+            "small_cells": "shrink",
             "micro_batches_per_step": 1,
         }
     )

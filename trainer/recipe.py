@@ -26,6 +26,7 @@ from vidcurate import recipe as strict
 from vidcurate import stores
 from vidcurate.buckets import BucketSpec
 from vidcurate.loader import LoaderSpec
+from vidcurate.plan_spec import PlanSpec
 from vidcurate.recipe import Recipe
 
 PRESETS: dict[str, STDiT3Config] = {"XL/2": XL_2, "3B/2": GIANT_3B_2}
@@ -43,8 +44,8 @@ def _preset(value: object) -> object:
     return value
 
 
-class DataSpec(Recipe):
-    """Which clips a stage trains on, and in what shapes.
+class DataSpec(PlanSpec):
+    """Which clips a stage trains on, in what shapes and in what mixture, and what of a clip is shown.
 
     `levels` null: all of them. `weights`: level → its share of the clips shown ({"1": 3, "2": 1}); without
     weights every clip is shown equally often.
@@ -55,16 +56,6 @@ class DataSpec(Recipe):
     latents are given"""
     latents: Path | None = None
     """a folder that trainer.encode_shards wrote: read these instead of the clips"""
-    fold: str = "train"
-    """train or validation"""
-    levels: tuple[int, ...] | None = None
-    """levels to read; null: all"""
-    buckets: BucketSpec
-    """the shapes, and the clips of a micro-batch in each"""
-    micro_batches_per_step: Count = 1
-    """micro-batches of one optimizer step, over all ranks together"""
-    weights: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
-    """level → its share of the clips shown; empty: every clip equally often"""
     views: Annotated[int, Field(ge=1, le=4096)] | None = None
     """start frames of a clip that take turns from pass to pass; null: a new one at every showing, which only
     decoding on line can give"""
