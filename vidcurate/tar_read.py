@@ -152,4 +152,4 @@ def _check_end(data: FileBytes, at: int, tell: Tell) -> None:
     if extra < 0:
         tell("", f"ends at byte {data.size:,} with less than the two zero blocks of a tar's end")
     elif extra > 0 or any(data.read(at, tar.END_BYTES)):
-        tell("", f"has {max(extra, tar.BLOCK_BYTES):,} bytes behind its end at byte {at:,}")
+        tell("", f"has {extra or tar.BLOCK_BYTES:,} bytes behind its end at byte {at:,}")

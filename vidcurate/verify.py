@@ -359,7 +359,7 @@ def verify(
                 problems.append(
                     Problem(found.name, key, f"is also in {other}; keys must be unique over all shards")
                 )
-    if manifest is not None and known is not None and not problems:
+    if manifest is not None and known is not None and known.shards == tuple(sorted(entries)):
         problems += (Problem(name, "", what) for name, what in interop.problems(folder, manifest))
     return Verdict(
         folder=str(folder),
