@@ -126,6 +126,7 @@ def test_energons_own_reader_reads_every_sample(built: Path, expected: Samples) 
     class Clip(energon.Sample):  # type: ignore[name-defined,misc]
         parts: dict[str, bytes]
 
+    @energon.stateless  # type: ignore[untyped-decorator]
     def cook(sample: dict[str, Any]) -> Clip:
         parts = {name: data for name, data in sample.items() if not name.startswith("__")}
         return Clip(**energon.basic_sample_keys(sample), parts=parts)
