@@ -92,6 +92,26 @@ def measured_steps(table: Sequence[Row]) -> list[Measured]:
     return steps
 
 
+def write_cost_table(path: Path, recipe: TrainRecipe, machine: Machine, hardware: str) -> None:
+    """Write the seconds of a clip of each bucket of a recipe, of its costliest aspect ratio."""
+    seconds: dict[str, dict[str, float]] = {}
+    fixed = 0.0
+    for bucket in {bucket for stage in recipe.stages for bucket in buckets.all_buckets(stage.data.buckets)}:
+        of_clip, fixed = machine.cost.of_clips(work_of(recipe, bucket, 1))
+        lengths = seconds.setdefault(bucket.resolution, {})
+        length = str(bucket.num_frames)
+        lengths[length] = max(of_clip, lengths.get(length, 0.0))
+    told = {
+        "measured_on": f"{hardware}, {'fast' if machine.form.fast else 'readable'} blocks",
+        "seconds_per_micro_batch": fixed,
+        "seconds_per_clip": {
+            name: dict(sorted(row.items(), key=lambda item: int(item[0])))
+            for name, row in sorted(seconds.items())
+        },
+    }
+    path.write_text(json.dumps(told, indent=1) + "\n")
+
+
 # ── the clips ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -420,6 +440,9 @@ def main() -> None:
     parser.add_argument("--simulated-steps", type=int, default=40)
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--out", default="project_speedrun")
+    parser.add_argument(
+        "--cost-table", type=Path, help="write what a clip of each bucket takes, for a recipe"
+    )
     given = parser.parse_args()
 
     table: list[Row] = json.loads(given.table.read_text())
@@ -435,6 +458,9 @@ def main() -> None:
     )
     print_assumptions(given, machine, table)
     print_fit(machine, steps)
+
+    if given.cost_table:
+        write_cost_table(given.cost_table, recipe, machine, table[0]["hardware"])
 
     found = {stage.name: project(stage, recipe, machine, given) for stage in recipe.stages}
     keep(given.out, as_rows(found, f"{table[0]['hardware']}, projected"))

@@ -77,6 +77,11 @@ class Cost:
         forward, backward = float(terms @ self.forward), float(terms @ self.backward)
         return forward * (1 + recomputed) + backward
 
+    def of_clips(self, work: Work, recomputed: float = 0.0) -> tuple[float, float]:
+        """Return the seconds of each clip of `work`, and those that a micro-batch takes whatever its size."""
+        fixed = self.forward[-1] * (1 + recomputed) + self.backward[-1]
+        return (self.seconds(work, recomputed) - fixed) / work.clips, fixed
+
     def error(self, measured: Measured) -> float:
         """Return predicted over measured seconds of a step, less one."""
         predicted = sum(self.seconds(work, measured.recomputed) for work in measured.works)

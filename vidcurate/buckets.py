@@ -11,13 +11,14 @@ A light module: it runs on GPU machines before anything heavy is loaded.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
-from vidcurate import draws
+from vidcurate import cost_table, draws
 from vidcurate.errors import InputError
 from vidcurate.recipe import Recipe
 from vidcurate.resolutions import AREAS, Sizes, published_sizes
@@ -28,6 +29,7 @@ REASONS = ("", "too_small", "too_short", "not_drawn")  # why a clip is in no buc
 _ROWS_PER_CHUNK = 1 << 16
 
 Chance = float | tuple[float, float]
+Table = dict[str, dict[str, tuple[Chance, int | Literal["auto"] | None]]]
 Integers = NDArray[Any]
 
 
@@ -38,14 +40,19 @@ class BucketSpec(Recipe):
     this resolution, or [chance of the resolution, chance of the length]: a clip that loses the second tries
     the next shorter length. [0.0, null] sends all clips of this length to a smaller resolution. A length of 1
     takes images only.
+    [1.0, auto] takes as many clips as `micro_batch_seconds` suffice for by the measured `cost_table`.
     `sizes`: tables of your own, name → aspect ratio (height / width) → [height, width] in pixels.
     `frame_stride`: take every n-th frame of a clip. `published`: Open-Sora's draws, by row number, and its
     rule that a clip needs more frames than the bucket has.
     """
 
-    table: dict[str, dict[str, tuple[Chance, int | None]]]
+    table: Table
     """resolution → number of frames → (share of the fitting clips that is kept there, clips of a
     micro-batch); a pair of shares is one for the resolution and one for the length"""
+    cost_table: Path | None = None
+    """file with measured seconds (measured_on, seconds_per_micro_batch, seconds_per_clip), for auto"""
+    micro_batch_seconds: float | None = Field(default=None, gt=0)
+    """s that a micro-batch should take, for auto"""
     sizes: dict[str, dict[str, tuple[int, int]]] = Field(default={})
     """resolutions of your own: name → aspect key (height / width) → height and width in px"""
     frame_stride: int = Field(default=1, ge=1)
@@ -90,7 +97,10 @@ class BucketSpec(Recipe):
                     raise ValueError(f"{where} is for images; give one chance, there is no shorter length")
                 if clips is None and chances != (0.0,):
                     raise ValueError(f"{where} has no micro-batch size; only the chance 0.0 may go without")
-                if clips is not None and clips < 1:
+                if clips == "auto":
+                    if self.cost_table is None or self.micro_batch_seconds is None:
+                        raise ValueError(f"{where} is auto; that needs cost_table and micro_batch_seconds")
+                elif clips is not None and clips < 1:
                     raise ValueError(f"{where} has the micro-batch size {clips}; it must be 1 or more")
         return self
 
@@ -159,6 +169,7 @@ def _walk(spec: BucketSpec) -> tuple[tuple[_Resolution, ...], tuple[Bucket, ...]
     """Return the resolutions from the largest, their lengths from the longest; and all buckets so."""
     sizes = {name: spec.sizes.get(name) or published_sizes(name) for name in spec.table}
     area = {name: AREAS.get(name) or max(h * w for h, w in sizes[name].values()) for name in spec.table}
+    costs = cost_table.read(spec.cost_table) if spec.cost_table else None
     buckets: list[Bucket] = []
     resolutions: list[_Resolution] = []
     number = 0
@@ -166,6 +177,11 @@ def _walk(spec: BucketSpec) -> tuple[tuple[_Resolution, ...], tuple[Bucket, ...]
         lengths: list[_Length] = []
         for frames in sorted(map(int, spec.table[name]), reverse=True):
             chance, clips = spec.table[name][str(frames)]
+            if clips == "auto":
+                if costs is None or spec.micro_batch_seconds is None:
+                    raise AssertionError("a spec with auto has both")
+                where = str(spec.cost_table)
+                clips = cost_table.clips(costs, name, frames, spec.micro_batch_seconds, where)
             both = chance if isinstance(chance, tuple) else (chance, None)
             # The published test is strict, and counts the stride behind the last frame too.
             needed = (
@@ -193,7 +209,10 @@ def _walk(spec: BucketSpec) -> tuple[tuple[_Resolution, ...], tuple[Bucket, ...]
 
 
 def all_buckets(spec: BucketSpec) -> tuple[Bucket, ...]:
-    """Return every bucket of the table: resolutions from the largest, lengths from the longest."""
+    """Return every bucket of the table: resolutions from the largest, lengths from the longest.
+
+    Raises RecipeError for a cost table that cannot be read or lacks a bucket.
+    """
     return _walk(spec)[1]
 
 
@@ -222,7 +241,7 @@ def assign(
     `clip_ids` are strings (a sequence or a pyarrow array) or, as uint64 (n,), their `draws.id_hashes`;
     `num_frames`, `heights`, `widths` are whole numbers (n,), the sizes in pixels as displayed; 0 is not
     known and fits nowhere. The result for a clip depends on its own row only, with `spec.published` also on
-    its place. Raises InputError when the lengths differ.
+    its place. Raises InputError when the lengths differ, RecipeError as `all_buckets` does.
     """
     is_hashed = isinstance(clip_ids, np.ndarray) and clip_ids.dtype == np.uint64
     lengths = {len(clip_ids), len(num_frames), len(heights), len(widths)}

@@ -19,7 +19,6 @@ from vidcurate.recipe import parse
 # The columns that a tally reads, where the table has them.
 COLUMNS = ("source_dataset", "duration_seconds", "num_frames", "height", "width")
 _RESOLUTIONS = ("144p", "240p", "360p", "480p", "720p", "1080p", "2k", "4k")
-Table = dict[str, dict[str, tuple[buckets.Chance, int | None]]]
 _LENGTHS = ("1", "51", "102", "204", "408")
 
 
@@ -33,7 +32,7 @@ def bucket_table(run: Path) -> tuple[BucketSpec, bool]:
     told = table.provenance(path).settings.get("buckets") if path.exists() else None
     if told is not None:
         return parse(json.dumps(told), BucketSpec, where=str(path)), True
-    every: Table = {size: {length: (1.0, 1) for length in _LENGTHS} for size in _RESOLUTIONS}
+    every: buckets.Table = {size: {length: (1.0, 1) for length in _LENGTHS} for size in _RESOLUTIONS}
     return BucketSpec(table=every), False
 
 
