@@ -1,5 +1,6 @@
 """From an index and a recipe's data section to the plan of the order, and back from a step to its clips."""
 
+import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -166,4 +167,5 @@ def decode_task(
         height=bucket.height,
         width=bucket.width,
         caption=caption,
+        frame_map=base64.b64encode(index.frame_maps[row].as_py() or b"").decode(),
     )

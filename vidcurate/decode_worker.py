@@ -3,6 +3,7 @@
 `decode_process` is the process that does this for the loader, one clip at a time.
 """
 
+import base64
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 
 from vidcurate.crc import crc32c
 from vidcurate.errors import MediaError, ShardError, StorageError
+from vidcurate.frame_map import parse
+from vidcurate.resample import frame_numbers
 
 _READ_TRIES = 4
 MAX_GAP_BYTES = 1 << 16  # between a clip's JSON and its video: read through rather than twice
@@ -36,6 +39,9 @@ class DecodeTask:
     height: int
     width: int
     caption: str = "caption"  # the key of the caption in the clip's JSON
+    frame_map: str = ""  # packed, as base64; "": the worker reads the packets' times itself
+    clip_fps: float | None = None  # the clip's rate, and the one asked for, where it is not the clip's own
+    fps: float | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -115,10 +121,22 @@ def decode(task: DecodeTask, tell: Callable[[str], None] = _say_nothing) -> tupl
             f"{task.shard}: where the index has clip {task.clip_id!r} lies {found!r}. "
             "Shard and index do not belong together; run `vidcurate build-shards` again."
         )
-    last = task.first_frame + (task.num_frames - 1) * task.frame_stride
-    numbers = range(task.first_frame, last + 1, task.frame_stride)
+    frame_map = parse(base64.b64decode(task.frame_map)) if task.frame_map else None
     tell("decode")
     try:
-        return video.read_frames(payload, numbers, height=task.height, width=task.width), caption
+        if frame_map is None and task.fps is not None:
+            frame_map = video.frame_map_of(payload)  # at a variable rate only the times will do
+        numbers = frame_numbers(
+            task.first_frame,
+            task.num_frames,
+            task.frame_stride,
+            clip_fps=task.clip_fps,
+            fps=task.fps,
+            frame_map=frame_map,
+        )
+        frames = video.read_frames(
+            payload, numbers, height=task.height, width=task.width, frame_map=frame_map
+        )
+        return frames, caption
     except MediaError as error:
         raise MediaError(f"clip {task.clip_id!r} in {task.shard}: {error}", kind=error.kind) from error
