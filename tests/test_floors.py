@@ -87,7 +87,7 @@ TRAINER = [
     {"recipe"},
     {"encoded", "inputs"},
     {"data", "gallery"},
-    {"sample", "inspect", "resume", "step", "validation", "plan", "encode_ahead"},
+    {"position", "sample", "inspect", "resume", "step", "validation", "plan", "encode_ahead"},
     {"loop", "encode_shards"},
     {"__main__", "demo"},
 ]
@@ -99,7 +99,6 @@ TOUCHES = {
     "data": {
         "cost_table",
         "loader",
-        "loader_state",
         "journal",
         "clip_plan",
         "index",
@@ -107,9 +106,11 @@ TOUCHES = {
         "buckets",
         "torch",
     },
+    "position": {"loader_state", "journal", "index", "order"},
+    "resume": {"loader_state"},
     "encode_ahead": {"views", "buckets", "index", "clip_plan", "decode_pool", "decode_worker"}
     | {"remote_clips", "loader", "spares", "torch"},
-    "recipe": {"stores", "recipe", "buckets", "loader", "plan_spec"},
+    "recipe": {"stores", "recipe", "buckets", "loader", "loader_state", "plan_spec"},
     "sample": {"video"},
     "validation": {"order"},
     "trackers": {"recipe"},

@@ -5,9 +5,7 @@ a step reads, is known before the first one. A stage reads clips, or their laten
 """
 
 import dataclasses
-import json
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,13 +24,13 @@ from trainer.latents.folder import LatentFolder
 from trainer.latents.read import LatentLoader
 from trainer.recipe import DataSpec, Stage, TrainRecipe
 from trainer.stdit import flops
-from vidcurate import order
+from vidcurate import cost_table, order
 from vidcurate.clip_plan import PlannedClip, clips_of_step, plan_of
-from vidcurate.errors import RecipeError, ShardError, StateError, StorageError
-from vidcurate.index import INDEX_NAME, Index, read_index
+from vidcurate.errors import RecipeError, ShardError, VidcurateError
+from vidcurate.index import Index, find_clip, read_index
+from vidcurate.journal import Journal
 from vidcurate.loader import Event, Loader
 from vidcurate.loader import MicroBatch as MicroBatch
-from vidcurate.loader_state import LoaderState, check_state, state_of
 from vidcurate.order import Plan
 from vidcurate.order import rolling_hash as rolling_hash
 
@@ -42,6 +40,7 @@ class StageData:
     """One stage with its clips and their order. `first_step` counts the updates of the stages before.
 
     `folder`: the latents that it reads instead of clips; `missing`: what that folder lacks.
+    `changes`: the deliberate changes that the run has gone on after, kept in the file `journal`.
     """
 
     number: int
@@ -52,6 +51,8 @@ class StageData:
     num_steps: int
     folder: LatentFolder | None = None
     missing: tuple[Missing, ...] = ()
+    changes: Journal = ()
+    journal: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +77,22 @@ def stage_plan(index: Index, spec: DataSpec, seed: int) -> Plan:
     return plan_of(index, spec, seed=seed)
 
 
-def _costs(plan: Plan, recipe: TrainRecipe) -> tuple[int, ...]:
-    """Return the FLOPs of a micro-batch of each cell, its captions as long as can be.
+def costs(plan: Plan, spec: DataSpec, recipe: TrainRecipe) -> tuple[int, ...]:
+    """Return what a micro-batch of each cell costs; ranks are balanced by it.
 
-    Ranks are balanced by them. Pixels would count an image, which is one latent frame, as a third of what it
-    costs, and would not see that attention grows with the frame.
+    By the measured table, if there is one, its microseconds; else its FLOPs, its captions as long as can be.
+    Pixels would count an image, which is one latent frame, as a third of what it costs, and would not see
+    that attention grows with the frame. Raises RecipeError for a table that lacks a bucket.
     """
+    if spec.buckets.cost_table:
+        table, where = cost_table.read(spec.buckets.cost_table), str(spec.buckets.cost_table)
+        return tuple(
+            round(1e6 * (table.seconds_per_micro_batch + cell.micro_batch_size * per_clip))
+            for cell in plan.cells
+            for per_clip in [
+                cost_table.seconds_per_clip(table, cell.bucket.resolution, cell.bucket.num_frames, where)
+            ]
+        )
     encoder, most_text = video_encoder(recipe.video_encoder), recipe.model.model_max_length
     shapes = [
         encoder.latent_shape(cell.bucket.num_frames, cell.bucket.height, cell.bucket.width)[1:]
@@ -123,7 +134,7 @@ def lay_out(recipe: TrainRecipe, *, complete: bool = True) -> tuple[StageData, .
             index = indexes.get(spec.shards) or read_index(spec.shards, remote=recipe.loader.remote)
             indexes[spec.shards] = index
         plan = stage_plan(index, spec, recipe.seed)
-        plan = dataclasses.replace(plan, costs=_costs(plan, recipe))
+        plan = dataclasses.replace(plan, costs=costs(plan, spec, recipe))
         missing = encoded.missing(folder, plan, spec) if folder else ()
         if complete:
             encoded.check_complete(stage.name, spec, missing)
@@ -176,6 +187,28 @@ def step_plan(data: StageData, stage_step: int, recipe: TrainRecipe) -> StepPlan
     )
 
 
+def rows_delivered(data: StageData, plan: StepPlan, first: int, clip_ids: Sequence[str]) -> list[int]:
+    """Return the rows of the clips that came for the places from `first` on of a step, spares among them."""
+    planned = zip(plan.rows[first:].tolist(), plan.clip_ids[first:], strict=True)
+    return [
+        row if clip_id == due else find_clip(data.index, clip_id)
+        for clip_id, (row, due) in zip(clip_ids, planned, strict=False)
+    ]
+
+
+def delivered(data: StageData, plan: StepPlan, rows: NDArray[np.int64], step: int) -> tuple[str, ...]:
+    """Return the ids of the clips at these rows. Raises VidcurateError for a place that no clip came for."""
+    missing = np.flatnonzero(rows < 0)
+    if len(missing):
+        raise VidcurateError(
+            f"step {step}: no rank has read clip {plan.clip_ids[missing[0]]!r} ({len(missing)} of "
+            f"{len(rows)} are missing); nothing was updated. This is an error of the trainer."
+        )
+    if np.array_equal(rows, plan.rows):
+        return plan.clip_ids
+    return tuple(data.index.words("clip_id").take(rows).to_pylist())
+
+
 def summary(data: StageData) -> dict[str, Any]:
     """Return how many clips a stage reads, how many of its fold and levels fit no bucket, and the notes."""
     return {
@@ -193,66 +226,6 @@ def micro_batches(data: StageData) -> list[int]:
 def clips(data: StageData, stage_step: int) -> tuple[PlannedClip, ...]:
     """Return the clips that the stage's update number `stage_step` (from 0) reads, with their captions."""
     return clips_of_step(data.plan, data.index, stage_step)
-
-
-def position(data: StageData, stage_step: int, clips_hash: str) -> dict[str, Any]:
-    """Return, as plain values, the data position in which `stage_step` is the stage's next update."""
-    fields: dict[str, Any] = json.loads(state_of(data.index, data.plan, stage_step, clips_hash).as_json())
-    if data.folder:
-        fields["latents"] = data.folder.manifest["weights"]
-    return fields
-
-
-def _index_folder(run: Path, structure: str, content: str) -> Path:
-    return run / "index" / f"{structure[:16]}-{content[:16]}"
-
-
-def keep_index(data: StageData, run: Path) -> None:
-    """Keep a copy of the stage's index in the run's folder, so that a later change of the data has names.
-
-    Raises StorageError.
-    """
-    index = data.index
-    folder = _index_folder(run, index.structure_fingerprint, index.content_fingerprint)
-    if (folder / INDEX_NAME).is_file():
-        return
-    partial = folder / f".{INDEX_NAME}.partial"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(index.folder / INDEX_NAME, partial)
-        partial.replace(folder / INDEX_NAME)
-    except OSError as error:
-        raise StorageError(f"{folder}: cannot be written ({error}).") from error
-
-
-def _kept_index(run: Path, state: LoaderState) -> Index | None:
-    folder = _index_folder(run, state.structure_fingerprint, state.content_fingerprint)
-    return read_index(folder, check_files=False) if (folder / INDEX_NAME).is_file() else None
-
-
-def check_position(data: StageData, saved: dict[str, Any], run: Path) -> None:
-    """Raise StateError unless a saved position means in this stage's data what it meant then.
-
-    The message names what differs and the ways on, and, where `run`, which saved it, has kept the index of
-    then, the clips. Clips and their latents are the same data.
-    """
-    then = LoaderState.from_json(json.dumps({key: value for key, value in saved.items() if key != "latents"}))
-    old_index = None
-    if (then.structure_fingerprint, then.content_fingerprint) != (
-        data.index.structure_fingerprint,
-        data.index.content_fingerprint,
-    ):
-        old_index = _kept_index(run, then)
-    check_state(then, data.index, data.plan, old_index=old_index)
-    now = data.folder.manifest["weights"] if data.folder else None
-    if now and "latents" in saved:
-        for name, digest in saved["latents"].items():
-            if now.get(name) != digest:
-                raise StateError(
-                    f"{data.stage.data.latents}: its latents were made with other weights of the {name} "
-                    f"({str(now.get(name))[:12]}) than those that the run was saved with "
-                    f"({str(digest)[:12]}); go on with the latents of then."
-                )
 
 
 def check_projection(laid: tuple[StageData, ...], digest: str) -> None:

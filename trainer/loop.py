@@ -33,6 +33,7 @@ from trainer import (
     optim,
     parallel,
     place,
+    position,
     resume,
     sample,
     validation,
@@ -42,6 +43,7 @@ from trainer.data import StageData
 from trainer.encode import text_encoder, video_encoder
 from trainer.inputs import Batch
 from trainer.mesh import World
+from trainer.position import GoneOn
 from trainer.recipe import TrainRecipe
 from trainer.resume import Begun, Origin, TrainState
 from trainer.saver import Saved, Saver
@@ -178,6 +180,19 @@ def _tell_beginning(begun: Begun, state: TrainState, tools: Tools, laid: tuple[S
             _say(world, f"  {key}: {', '.join(value) if isinstance(value, list) else value}")
 
 
+def _tell_change(gone_on: GoneOn, state: TrainState, tools: Tools) -> None:
+    """Print and record what was changed and accepted; keep the index that the run goes on with."""
+    run = tools.recipe.output
+    if tools.world.is_first:
+        position.keep_index(gone_on.laid[state.stage], run)
+    if gone_on.change is None:
+        return
+    for text in position.in_words(gone_on.verdict, gone_on.change):
+        _say(tools.world, f"  data changed: {text}")
+    if tools.world.is_first:
+        metrics.record_event(run, "data_changed", state.step, **position.event(gone_on.change))
+
+
 def _save(state: TrainState, tools: Tools, stage: StageData, saver: Saver) -> None:
     """Save a checkpoint, or begin to: the one before must be written first."""
     _record_save(saver.wait(), tools)
@@ -186,7 +201,7 @@ def _save(state: TrainState, tools: Tools, stage: StageData, saver: Saver) -> No
         state,
         tools.recipe,
         stage_name=spec.name,
-        loader=data.position(stage, state.stage_step, state.clips_hash),
+        loader=position.as_saved(stage, state.stage_step, state.clips_hash, state.delivered_hash),
         world_size=tools.world.size,
     )
     saver.save(
@@ -288,7 +303,7 @@ def _enter(stage: StageData, state: TrainState, tools: Tools) -> None:
     if tools.world.is_first and state.stage_step == 0:
         facts = {"stage": stage.stage.name, "steps": stage.num_steps, **data.summary(stage)}
         metrics.record_event(tools.recipe.output, "stage", state.step, **facts)
-        data.keep_index(stage, tools.recipe.output)
+        position.keep_index(stage, tools.recipe.output)
         for note in stage.plan.notes:
             _say(tools.world, f"{stage.stage.name}: {json.dumps(note)}")
 
@@ -363,16 +378,31 @@ def _act(
         projection = inputs.frozen_projection(model, world.device)
         tools = dataclasses.replace(tools, projection=projection)
         data.check_projection(laid, inputs.weights_digest(projection))
-    data.check_lengths(laid, state.stage, state.stage_step)
-    if state.loader is not None:
+    gone_on: GoneOn | None = None
+    if state.loader is not None and state.stage < len(laid):
         assert begun.path is not None
-        data.check_position(laid[state.stage], state.loader, begun.path.parent)
+        gone_on = position.go_on(
+            laid,
+            state.stage,
+            state.loader,
+            begun.recipe,
+            recipe,
+            run=begun.path.parent,
+            into=run / position.JOURNAL,
+            accept=origin.accept,
+            world=world,
+        )
+        laid = gone_on.laid
+        last_step = laid[-1].first_step + laid[-1].num_steps
+    data.check_lengths(laid, state.stage, state.stage_step)
     mesh.agree({"weights": checkpoint.checksum(model.state_dict()), "step": str(state.step)}, world)
     was_done = begun.kind == "resume" and state.step == last_step
     if not was_done:
         if any(stage.stage.checkpoint_in_background for stage in laid):
             saver.prepare(state.tensors())
         _tell_beginning(begun, state, tools, laid)
+        if gone_on:
+            _tell_change(gone_on, state, tools)
         mirrors.begin()
     if begun.kind == "resume":
         _sample_if_due(state, tools, last_step)  # a kill may have come between save and sample

@@ -26,6 +26,7 @@ from vidcurate import recipe as strict
 from vidcurate import stores
 from vidcurate.buckets import BucketSpec
 from vidcurate.loader import LoaderSpec
+from vidcurate.loader_state import FLAGS
 from vidcurate.plan_spec import PlanSpec
 from vidcurate.recipe import Recipe
 
@@ -287,17 +288,25 @@ def changes(saved: dict[str, Any], now: Recipe) -> dict[str, tuple[Any, Any]]:
     return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
 
 
+def is_of_plan(key: str, stage: int) -> bool:
+    """Return whether a setting is one of those that decide the order of a stage's clips."""
+    start = f"stages.{stage}.data."
+    return key.startswith(start) and key.removeprefix(start).partition(".")[0] in PlanSpec.model_fields
+
+
 def refused_changes(
     changed: dict[str, tuple[Any, Any]],
     now: TrainRecipe,
     stage: int,
     stage_step: int,
     settings: Sequence[str],
+    accept: Sequence[str] = (),
 ) -> list[str]:
     """Return the keys of `changed` that a run standing at `stage_step` of stage number `stage` cannot take.
 
     Allowed are FREE, everything of later stages, more steps for this stage, and what this command's `--set`
-    names of this stage's optim (or length, where the schedule hangs on it).
+    names of this stage's optim (or length, where the schedule hangs on it); with --accept-plan in `accept`,
+    what decides the order of this stage's clips, which then goes on after the change.
     """
     asked = {setting.partition("=")[0] for setting in settings}
     refused = []
@@ -312,6 +321,8 @@ def refused_changes(
             if is_longer and (spec.optim.schedule != "cosine" or is_asked):
                 continue
             if part == "optim" and is_asked:
+                continue
+            if FLAGS["plan"] in accept and is_of_plan(key, stage):
                 continue
         refused.append(key)
     return refused

@@ -19,6 +19,7 @@ from trainer import recipe as recipes
 from trainer.mesh import ALONE, World
 from trainer.recipe import TrainRecipe
 from vidcurate.errors import CheckpointError, InputError, RecipeError
+from vidcurate.loader_state import FLAGS
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,7 +37,8 @@ class TrainState:
     stage_step: int = 0
     ema_updates: int = 0
     lr: float | None = None  # of the last update
-    clips_hash: str = ""  # over the ids of all clips so far, in order
+    clips_hash: str = ""  # over the ids of all clips planned so far, in order
+    delivered_hash: str = ""  # the same of the clips that came, with spares for those that cannot be read
     loader: dict[str, Any] | None = None  # the data position saved with a checkpoint
     origin: str | None = None  # the checkpoint of another run that this one began from
 
@@ -54,12 +56,14 @@ class Origin:
     """What the command line asked to begin from.
 
     `load`: a checkpoint, with its optimizer, step and data position (not these two with
-    `start_from_scratch`). `ckpt_path`: weights only.
+    `start_from_scratch`). `ckpt_path`: weights only. `accept`: the flags of changed data and plans that the
+    run is to go on after (`vidcurate.loader_state.FLAGS`).
     """
 
     load: Path | None = None
     ckpt_path: Path | None = None
     start_from_scratch: bool = False
+    accept: tuple[str, ...] = ()
 
     @property
     def word(self) -> str | None:
@@ -71,12 +75,16 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """How the run begins: `kind` is start, resume, load, load_from_scratch or weights; the rest is proof."""
+    """How the run begins: `kind` is start, resume, load, load_from_scratch or weights; the rest is proof.
+
+    `recipe`: the one kept in the checkpoint that it goes on from.
+    """
 
     kind: str
     path: Path | None = None
     changed: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     proof: dict[str, Any] = field(default_factory=dict)
+    recipe: dict[str, Any] = field(default_factory=dict)
 
 
 def check_origin(origin: Origin) -> None:
@@ -160,6 +168,7 @@ def _take_counts(state: TrainState, saved: dict[str, Any]) -> None:
 def _take_position(state: TrainState, saved: dict[str, Any]) -> None:
     state.step, state.stage, state.stage_step = saved["step"], saved["stage_number"], saved["stage_step"]
     state.lr, state.clips_hash, state.loader = saved["lr"], saved["clips_hash"], saved["loader"]
+    state.delivered_hash = saved.get("delivered_hash", saved["clips_hash"])  # older ones kept one hash
 
 
 def _proof(state: TrainState, saved: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -195,6 +204,7 @@ def continue_from(
     settings: Sequence[str],
     kind: str,
     world: World = ALONE,
+    accept: Sequence[str] = (),
 ) -> Begun:
     """Take everything from the checkpoint at `path`, its position included.
 
@@ -202,12 +212,16 @@ def continue_from(
     """
     saved = _fill(path, state, recipe, world)
     changed = recipes.changes(saved["recipe"], recipe)
-    refused = recipes.refused_changes(changed, recipe, saved["stage_number"], saved["stage_step"], settings)
+    refused = recipes.refused_changes(
+        changed, recipe, saved["stage_number"], saved["stage_step"], settings, accept
+    )
     if refused:
         key = refused[0]
         before, after = changed[key]
         more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
         mean_it = f" or say that it is meant: --set {key}={after}" if ".optim." in key else ""
+        if recipes.is_of_plan(key, saved["stage_number"]):
+            mean_it = f" or say that it is meant: {FLAGS['plan']}"
         raise RecipeError(
             f"{key} was {before!r} when {path} was saved and is {after!r} now{more}. "
             f"Put it back{mean_it}. {_ways_on(path)}"
@@ -215,7 +229,8 @@ def continue_from(
     _take_counts(state, saved)
     _take_position(state, saved)
     state.origin = saved["origin"] if kind == "resume" else state.origin
-    return Begun(kind=kind, path=path, changed=changed, proof=_proof(state, saved, path))
+    proof = _proof(state, saved, path)
+    return Begun(kind=kind, path=path, changed=changed, proof=proof, recipe=saved["recipe"])
 
 
 def _load_weights(path: Path, state: TrainState, recipe: TrainRecipe) -> Begun:
@@ -261,7 +276,7 @@ def begin(
                 f"{recipe.output} already holds a run that {began} and is at step {saved['step']}; with "
                 f"{origin.word} this would be another. Leave the flag out to go on, or --set output=NEW."
             )
-        return continue_from(newest, state, recipe, settings, "resume", world)
+        return continue_from(newest, state, recipe, settings, "resume", world, origin.accept)
     if origin.ckpt_path:
         return _load_weights(origin.ckpt_path, state, recipe)
     if origin.load and origin.start_from_scratch:
@@ -270,7 +285,8 @@ def begin(
         _take_counts(state, saved)
         return Begun(kind="load_from_scratch", path=path, proof=_proof(state, saved, path))
     if origin.load:
-        return continue_from(checkpoint.find(origin.load), state, recipe, settings, "load", world)
+        path = checkpoint.find(origin.load)
+        return continue_from(path, state, recipe, settings, "load", world, origin.accept)
     return Begun(kind="start")
 
 
@@ -292,6 +308,7 @@ def state_json(
         "optimizer_updates": optim.update_count(state.optimizer),
         "ema_updates": state.ema_updates,
         "clips_hash": state.clips_hash,
+        "delivered_hash": state.delivered_hash,
         "loader": loader,
         "origin": state.origin,
         "optimizer": type(state.optimizer).__name__,

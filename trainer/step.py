@@ -126,26 +126,30 @@ def train_step(
     """Make one update; return its figures, and what the last three arguments are over all ranks.
 
     `batches` are this rank's; the gradient is that of the mean loss over all `plan.clip_ids`. Raises
-    VidcurateError, before anything is changed, when the loss or the gradient is not finite.
+    VidcurateError, before anything is changed, when the loss or the gradient is not finite, or a clip of the
+    step came to no rank.
     """
     model, world = state.model, tools.world
     num_clips = len(plan.clip_ids)
     # Each rank fills in its clips and the sum puts them together, exactly: the rest are zeros.
-    told = torch.zeros(3 * num_clips + 3, dtype=torch.float64)
-    of_clips = told[:-3].view(num_clips, 3)
+    told = torch.zeros(4 * num_clips + 3, dtype=torch.float64)
+    of_clips = told[:-3].view(num_clips, 4)
     told[-3:] = torch.tensor([stop, save_failed, num_events], dtype=torch.float64)
-    done: list[tuple[int, Tensor, Tensor, Tensor]] = []
+    done: list[tuple[int, Tensor, Tensor, Tensor, Tensor]] = []
     model.zero_grad(set_to_none=True)
     tools.layout.open()
     for batch in sorted(batches, key=lambda batch: batch.position):
         found = clip_losses(tools.layout.compute, tools, stage.stage, batch, state.step)
         (found.losses.sum() / num_clips).backward()  # type: ignore[no-untyped-call]
-        done.append((plan.slots[batch.position], found.losses.detach(), found.timesteps, found.text_tokens))
+        first = plan.slots[batch.position]
+        rows = torch.tensor(data.rows_delivered(stage, plan, first, batch.clip_ids)) + 1
+        done.append((first, rows, found.losses.detach(), found.timesteps, found.text_tokens))
     tools.layout.close()
     for first, *columns in done:  # only now, as reading a value waits for the device
         of_clips[first : first + len(columns[0])] = torch.stack([c.double().cpu() for c in columns], dim=1)
     told = mesh.sum_over_ranks(told, world).cpu()
-    losses_of_all, timesteps, text_tokens = told[:-3].view(num_clips, 3).T.numpy()
+    rows_of_all, losses_of_all, timesteps, text_tokens = told[:-3].view(num_clips, 4).T.numpy()
+    delivered = data.delivered(stage, plan, rows_of_all.astype(int) - 1, state.step + 1)
 
     lr = optim.learning_rate(stage.stage.optim, state.stage_step, stage.num_steps)
     grad_norm = optim.clip_gradients(model, stage.stage.optim.grad_clip)
@@ -165,6 +169,7 @@ def train_step(
     )
     state.lr = lr
     state.clips_hash = data.rolling_hash(state.clips_hash, plan.clip_ids)
+    state.delivered_hash = data.rolling_hash(state.delivered_hash, delivered)
     return {
         "step": state.step,
         "stage": stage.stage.name,
@@ -182,4 +187,5 @@ def train_step(
             tools.recipe.model, plan.latent_shapes, text_tokens.astype(int).tolist()
         ),
         "clips_hash": state.clips_hash,
+        "delivered_hash": state.delivered_hash,
     }, Told(stop=bool(told[-3]), save_failed=bool(told[-2]), num_events=int(told[-1]))

@@ -435,7 +435,7 @@ def test_another_data_set_is_refused_and_a_moved_one_is_not(
     shards: Path, half_run: Path, short_run: Path, tmp_path: Path
 ) -> None:
     other = make_shards(tmp_path / "other", num_clips=16)
-    with pytest.raises(StateError, match=r"4 added \(clip-012, clip-013.*--start-from-scratch"):
+    with pytest.raises(StateError, match=r"4 clips added in 2 shards \(train-level1-000000.tar: clip-012, clip-014.*--append.*--start-from-"):
         train(smoke(other, half_run, *SHORT))
 
     moved = shutil.copytree(shards, tmp_path / "moved")
