@@ -119,7 +119,8 @@ def fps_of(index: Index, bucket: Bucket, rows: Sequence[int]) -> NDArray[np.floa
     """Return the frame rates that a model is told of these clips in a bucket, float32 (B,)."""
     if bucket.num_frames == 1:
         return np.full(len(rows), IMAGE_FPS, dtype=np.float32)
-    return np.array([index.fps[row] / bucket.frame_stride for row in rows], dtype=np.float32)
+    rates = [bucket.fps or index.fps[row] for row in rows]
+    return np.array([rate / bucket.frame_stride for rate in rates], dtype=np.float32)
 
 
 class Loader:
@@ -282,7 +283,9 @@ class Loader:
             try:
                 captions.append(self._decode(started, slot, task, is_spare=False))
             except MediaError as error:
-                rows[slot], (tasks[slot], caption) = self._substitute(started, slot, rows, error)
+                # Its traceback holds this frame, and with it the slab until the collector comes by.
+                known = error.with_traceback(None)
+                rows[slot], (tasks[slot], caption) = self._substitute(started, slot, rows, known)
                 captions.append(caption)
         self._failures.add_read(len(rows))
         index, cell = self.index, self.plan.cells[part.cell]

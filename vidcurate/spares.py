@@ -80,7 +80,8 @@ def stand_in(
         try:
             return row, read(row)
         except MediaError as another:
-            clip_id, error = spare, another
+            # Without the traceback, which holds this frame and so all that the frames of the clip hold.
+            clip_id, error = spare, another.with_traceback(None)
             failures.add_failed(clip_id, error.kind)
     raise VidcurateError(
         f"clip {clip_id!r} cannot be decoded ({error}) and cell {plan.cells[part.cell].name} has no other "

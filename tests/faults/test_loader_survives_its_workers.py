@@ -1,5 +1,6 @@
 """Whatever happens to a decode worker, the loader gives what an undisturbed one gives, and says so."""
 
+import gc
 import os
 import signal
 import threading
@@ -26,6 +27,7 @@ from vidcurate.index import Index
 from vidcurate.loader import Loader, steps_of_clip
 
 STEPS = range(8)
+BROKEN = ["clip/2.0", "clip/3.0", "clip/7.0", "clip/16.0"]
 
 
 @pytest.fixture(scope="module")
@@ -164,8 +166,7 @@ def spoil(payloads: dict[str, bytes], broken: list[str]) -> dict[str, bytes]:
 def test_broken_clips_are_replaced_alike_by_any_number_of_workers(
     tmp_path: Path, payloads: dict[str, bytes]
 ) -> None:
-    broken = ["clip/2.0", "clip/3.0", "clip/7.0", "clip/16.0"]
-    opened = write_shards(tmp_path, clips(), spoil(payloads, broken))
+    opened = write_shards(tmp_path, clips(), spoil(payloads, BROKEN))
     plan = plan_of(opened)
     whole = write_shards(tmp_path / "whole", clips(), payloads)
     undisturbed = read(whole, plan_of(whole), STEPS)
@@ -180,13 +181,13 @@ def test_broken_clips_are_replaced_alike_by_any_number_of_workers(
         runs.append((run, events))
     assert runs[0] == runs[1] == runs[2]
     run, events = runs[0]
-    assert {event["clip_id"] for event in events} == set(broken)
+    assert {event["clip_id"] for event in events} == set(BROKEN)
     for step in STEPS:
         for mine, wanted in zip(run[step], undisturbed[step], strict=True):
             swapped = [(was, now) for was, now in zip(wanted[3], mine[3], strict=True) if was != now]
-            assert all(was in broken and now not in wanted[3] for was, now in swapped)
+            assert all(was in BROKEN and now not in wanted[3] for was, now in swapped)
             assert len(set(mine[3])) == len(mine[3])
-            assert not set(mine[3]) & set(broken)
+            assert not set(mine[3]) & set(BROKEN)
             assert (mine == wanted) == (not swapped)
             for was, _ in swapped:
                 assert [
@@ -227,6 +228,28 @@ def test_too_many_broken_clips_stop_the_run_with_their_names(
         assert str(caught.value).count("(") == 4
 
 
+def test_broken_clips_hold_no_frames_until_the_collector_comes_by(
+    tmp_path: Path, payloads: dict[str, bytes]
+) -> None:
+    """In a trainer it may not come for minutes: 200 MB of frames for each clip that fails at 720p."""
+    opened = write_shards(tmp_path, clips(), spoil(payloads, BROKEN))
+    plan = plan_of(opened)
+    settings = spec(num_workers=1, prefetch_bytes=0, max_failure_share=1)
+    events: list[dict[str, Any]] = []
+    gc.collect()
+    gc.disable()
+    try:
+        with Loader(opened, plan, settings, on_event=events.append) as loader:
+            loader.step(0)
+            before = len(os.listdir("/proc/self/fd"))
+            for step in STEPS:
+                loader.step(step)
+            assert len(os.listdir("/proc/self/fd")) == before
+    finally:
+        gc.enable()
+    assert len({event["clip_id"] for event in substitutions(events)}) > 2
+
+
 def test_a_cell_without_a_spare_stops_the_run(tmp_path: Path, payloads: dict[str, bytes]) -> None:
     facts = [fact for fact in clips() if fact["clip_id"] in ("clip/0.0", "clip/6.0")]
     opened = write_shards(tmp_path, facts, spoil(payloads, ["clip/0.0"]))
@@ -247,12 +270,12 @@ def test_memory_descriptors_and_threads_stay_flat(opened: Index) -> None:
             files = len(os.listdir(f"/proc/{worker}/fd")) + len(os.listdir("/proc/self/fd"))
             return resident, files, int(status.split("Threads:")[1].split()[0])
 
-        for step in range(100):  # the scalers of all sizes are made, the collector has run
+        for step in range(60):  # the scalers of all sizes are made, the collector has run
             loader.step(step)
         before = usage()
-        for step in range(100, 220):
+        for step in range(60, 160):
             loader.step(step)
         after = usage()
-    assert after[0] < before[0] * 1.05
+    assert after[0] < before[0] + (24 << 10)  # 900 clips; how flat it is over 100,000: loader_soak.py
     assert after[1] <= before[1] + 4
     assert after[2] == before[2]
