@@ -10,7 +10,7 @@ A light module: it runs on GPU machines before anything heavy is loaded.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
-from vidcurate import cost_table, draws
+from vidcurate import cost_table, draws, resample
 from vidcurate.errors import InputError
 from vidcurate.recipe import Recipe
 from vidcurate.resolutions import AREAS, Sizes, published_sizes
@@ -57,6 +57,8 @@ class BucketSpec(Recipe):
     """resolutions of your own: name → aspect key (height / width) → height and width in px"""
     frame_stride: int = Field(default=1, ge=1)
     """read every n-th frame"""
+    fps: float | None = Field(default=None, gt=0)
+    """frame rate at which all clips are read, the nearest frame for each time; null: each at its own"""
     published: bool = False
     """assign as the published code did, by row number and with a strict length test"""
 
@@ -80,6 +82,8 @@ class BucketSpec(Recipe):
     def _table_fits(self) -> "BucketSpec":
         if not any(self.table.values()):
             raise ValueError("table is empty; add a bucket such as 144p: {51: [1.0, 8]}")
+        if self.published and self.fps is not None:
+            raise ValueError("published knows no frame rate of its own; leave out fps beside it")
         for resolution, lengths in self.table.items():
             if resolution not in AREAS and resolution not in self.sizes:
                 known = ", ".join([*AREAS, *self.sizes])
@@ -123,15 +127,23 @@ class Bucket:
     width: int
     micro_batch_size: int
     frame_stride: int = 1
+    fps: float | None = field(default=None, repr=False)  # the name says it; plans without it stay as they are
 
     @property
     def name(self) -> str:
-        return f"{self.resolution}-{self.num_frames}f-{self.aspect}"
+        rate = f"-{self.fps:g}fps" if self.fps is not None and self.num_frames > 1 else ""
+        return f"{self.resolution}-{self.num_frames}f-{self.aspect}{rate}"
 
     @property
     def num_source_frames(self) -> int:
-        """Frames of the source that one sample spans."""
+        """Frames that one sample spans, at the rate that is read."""
         return (self.num_frames - 1) * self.frame_stride + 1
+
+    def num_clip_frames(self, clip_fps: float) -> int:
+        """Return how many of its own frames one sample spans in a clip of this rate."""
+        if self.fps is None or self.num_frames == 1:
+            return self.num_source_frames
+        return resample.num_source_frames(self.num_frames, self.frame_stride, clip_fps, self.fps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +213,7 @@ def _walk(spec: BucketSpec) -> tuple[tuple[_Resolution, ...], tuple[Bucket, ...]
                         width=width,
                         micro_batch_size=clips,
                         frame_stride=spec.frame_stride,
+                        fps=spec.fps,
                     )
                     for aspect, (height, width) in sizes[name].items()
                 )

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from vidcurate import buckets as bucketing
-from vidcurate import cells, draws, order
+from vidcurate import cells, draws, order, resample
 from vidcurate.buckets import Bucket, BucketSpec
 from vidcurate.decode_worker import DecodeTask
 from vidcurate.errors import InputError
@@ -39,9 +39,10 @@ def plan_of(index: Index, spec: PlanSpec, *, seed: int) -> Plan:
         wanted &= _among(index, groups, names, list(named), wanted, spec.cells_by, where)
     rows = np.flatnonzero(wanted)
     hashes = draws.id_hashes(index.words("clip_id"))[rows]
-    found = bucketing.assign(
-        spec.buckets, hashes, index.num_frames[rows], index.height[rows], index.width[rows], seed
-    )
+    lengths = index.num_frames[rows]
+    if spec.buckets.fps is not None:
+        lengths = resample.num_ticks(lengths, index.fps[rows], spec.buckets.fps)
+    found = bucketing.assign(spec.buckets, hashes, lengths, index.height[rows], index.width[rows], seed)
     left_out = {
         reason: rows[found.reason == number] for number, reason in enumerate(bucketing.REASONS) if number
     }
@@ -146,7 +147,7 @@ def steps_of_clip(plan: Plan, index: Index, clip_id: str, *, count: int = 1) -> 
 
 def num_starts(index: Index, row: int, bucket: Bucket) -> int:
     """Return at how many frames a sample of this bucket can begin in a clip."""
-    return int(index.num_frames[row]) - bucket.num_source_frames + 1
+    return int(index.num_frames[row]) - bucket.num_clip_frames(float(index.fps[row])) + 1
 
 
 def decode_task(
@@ -168,4 +169,6 @@ def decode_task(
         width=bucket.width,
         caption=caption,
         frame_map=base64.b64encode(index.frame_maps[row].as_py() or b"").decode(),
+        clip_fps=float(index.fps[row]) if bucket.fps is not None else None,
+        fps=bucket.fps if bucket.num_frames > 1 else None,
     )

@@ -52,13 +52,14 @@ def frame_numbers(
     """
     ticks = np.arange(num_frames, dtype=np.int64) * frame_stride
     if fps is None:
-        return (first + ticks).tolist()
-    if frame_map is None or first >= len(frame_map):
-        return (first + source_frames(ticks, (clip_fps or fps) / fps).astype(np.int64)).tolist()
-    rate = Fraction(fps).limit_denominator(1001)
-    step = 1 / (rate * frame_map.time_base)  # of the container's clock, a tick
-    times = (frame_map.pts[first:] - frame_map.pts[first]) * step.denominator
-    middles = times[:-1] + times[1:]  # twice the time from which on the next frame is nearer
-    numbers = first + np.searchsorted(middles, 2 * ticks * step.numerator, side="right")
-    found: list[int] = numbers.tolist()
-    return found
+        after = ticks
+    elif frame_map is None or first >= len(frame_map):
+        after = source_frames(ticks, (clip_fps or fps) / fps).astype(np.int64)
+    else:
+        rate = Fraction(fps).limit_denominator(1001)
+        tick = 1 / (rate * frame_map.time_base)  # in the container's clock
+        times = (frame_map.pts[first:] - frame_map.pts[first]) * tick.denominator
+        middles = times[:-1] + times[1:]  # twice the time from which on the next frame is nearer
+        after = np.searchsorted(middles, 2 * ticks * tick.numerator, side="right")
+    numbers: list[int] = (first + after).tolist()
+    return numbers

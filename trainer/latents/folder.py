@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from vidcurate.buckets import Bucket
-from vidcurate.errors import ShardError
+from vidcurate.errors import InputError, ShardError
 from vidcurate.index import INDEX_NAME, Index, read_index
 
 FORMAT = "vidcurate-latents-1"
@@ -81,7 +81,15 @@ Shape = tuple[int, int, int, int]
 
 
 def shape_of(bucket: Bucket) -> Shape:
-    """Return (num_frames, height, width, frame_stride): what of a bucket its latents depend on."""
+    """Return (num_frames, height, width, frame_stride): what of a bucket its latents depend on.
+
+    Raises InputError for a bucket with a frame rate of its own: latents keep that of their clips.
+    """
+    if bucket.fps is not None and bucket.num_frames > 1:
+        raise InputError(
+            f"buckets.fps is {bucket.fps:g}; latents keep the frame rate of their clips. Leave it out, or "
+            "give the clips that rate in `vidcurate build-shards` (mode: transcode, transcode.fps)."
+        )
     return bucket.num_frames, bucket.height, bucket.width, bucket.frame_stride
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from vidcurate import buckets, draws
+from vidcurate import buckets, draws, resample
 from vidcurate.difficulty.spec import SplitSpec
 from vidcurate.errors import InputError
 
@@ -35,6 +35,9 @@ def tokens_of(rows: pl.DataFrame, spec: SplitSpec) -> Ints | None:
     frames, height, width = (rows[name].cast(pl.Int64).fill_null(0).to_numpy() for name in names)
     if spec.buckets is None:
         return latent_tokens(frames, height, width)
+    if spec.buckets.fps is not None:
+        rates = rows["fps"].cast(pl.Float64).fill_null(float("nan")).to_numpy()
+        frames = resample.num_ticks(frames, rates, spec.buckets.fps)
     found = buckets.assign(spec.buckets, rows["clip_id"].to_arrow(), frames, height, width, spec.seed)
     sizes = np.array(
         [(one.num_frames, one.height, one.width) for one in found.buckets] + [(0, 0, 0)], dtype=np.int64
