@@ -14,10 +14,12 @@ from typing import ClassVar
 import polars as pl
 import pytest
 
+from tests.onnx_net import onnx_net
 from vidcurate import cli, ingest, remote, synthetic, table
 from vidcurate.errors import InputError, MediaError
 from vidcurate.frames import FramesSpec, run_frames
 from vidcurate.ingest import IngestSpec
+from vidcurate.models import ModelsSpec, ModelsSummary, run_models
 from vidcurate.probe import ProbeSpec, run_probe
 
 
@@ -89,6 +91,21 @@ def test_probe_and_frames_say_of_a_url_what_they_say_of_the_folder(home: Path, u
     assert here.select(columns).equals(there.select(columns))
     missing = there.filter(pl.col("probe_status") == "missing")["probe_problem"]
     assert missing.str.ends_with(": no such file at its URL.").all()
+
+
+def test_models_see_by_url_what_they_see_in_the_folder(home: Path, url: str, tmp_path: Path) -> None:
+    spec = ModelsSpec(text_detector=onnx_net(tmp_path / "bright.onnx"))
+    found = []
+    for name, videos in (("here", home / "data" / "videos"), ("there", f"{url}/videos")):
+        run = tmp_path / name
+        ingest.run_ingest(run, IngestSpec(metadata=home / "data" / "captions.csv"))
+        summary = run_models(run, spec, videos=videos)
+        assert isinstance(summary, ModelsSummary)
+        found.append((summary.by_status, table.scan(run, "models").collect()))
+
+    assert found[0][0] == found[1][0]
+    assert found[0][0]["ok"] >= 8
+    assert found[0][1].drop("models_problem").equals(found[1][1].drop("models_problem"))
 
 
 @pytest.mark.parametrize("how", ["busy", "cut"])

@@ -9,13 +9,13 @@ from vidcurate.cli.terminal import (
     RecipeFile,
     Run,
     Settings,
-    Videos,
+    VideosOrUrl,
     Workers,
     answer,
     app,
     crew_of,
+    place_of,
     spec_of,
-    videos_of,
     working,
 )
 
@@ -23,7 +23,7 @@ from vidcurate.cli.terminal import (
 @app.command("score-models")
 def score_models(
     run: Run,
-    videos: Videos = None,
+    videos: VideosOrUrl = None,
     workers: Workers = None,
     part: PartOf = None,
     merge: Merge = False,
@@ -47,7 +47,7 @@ def score_models(
         summary = run_models(
             run,
             spec,
-            videos=videos_of(run, videos),
+            videos=place_of(run, videos),
             crew=crew_of(workers, "local", part, merge),
             progress=progress,
         )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from vidcurate import engine, table
+from vidcurate import engine, remote, table
 from vidcurate.engine import ALONE, Crew, PartSummary, Progress, no_progress
 from vidcurate.errors import InputError, StorageError
 from vidcurate.models.spec import ModelsSpec
@@ -89,7 +89,9 @@ def _is_scored(clips: pl.DataFrame) -> pl.Series:
     return clips.select((fit & pl.col("ingest_problem").is_null()).fill_null(value=False)).to_series()
 
 
-def _listing(paths: list[str], folder: Path) -> str:
+def _listing(paths: list[str], folder: Path | str) -> str:
+    if isinstance(folder, str):
+        return remote.digest(folder, paths)
     whole = hashlib.sha256()
     for path in paths:
         try:
@@ -184,7 +186,7 @@ def run_models(
     run: Path,
     spec: ModelsSpec,
     *,
-    videos: Path,
+    videos: Path | str,
     crew: Crew = ALONE,
     progress: Progress = no_progress,
 ) -> ModelsSummary | PartSummary:
@@ -197,8 +199,7 @@ def run_models(
         raise InputError(
             f"--engine {crew.engine}: the models run on this machine. Spread them with --part i/n."
         )
-    if not videos.is_dir():
-        raise InputError(f"{videos}: no such folder of videos. Give the folder with --videos.")
+    remote.require(videos)
     scores, used = scores_of(spec), names_of(spec)
     previous = table.previous_stage(run, "models")
     source = table.stage_path(run, previous)
@@ -233,7 +234,7 @@ def run_models(
         items = [
             {"sample_aspect_ratio": None, "width": None, "height": None}
             | row
-            | {"path": str(videos / row["video_path"])}
+            | {"path": remote.join(videos, row["video_path"])}
             for row in scored.drop([name for name in _STATUSES if name in scored.columns]).iter_rows(
                 named=True
             )

@@ -1,11 +1,11 @@
 """The pictures of a clip for the models: one decode, the whole frame, at the size that the largest needs."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vidcurate import remote
 from vidcurate.errors import MediaError
 from vidcurate.frames.sample import read_sample
 
@@ -34,14 +34,15 @@ def pictures(item: dict[str, Any], positions: tuple[float, ...], short_side_px: 
     shown = max(1, round((item["width"] or 1) * (item["sample_aspect_ratio"] or 1)))
     height, width = size_for(shown, item["height"] or 1, short_side_px)
     try:
-        frames = read_sample(
-            Path(item["path"]),
-            item["start_seconds"],
-            item["end_seconds"],
-            height=height,
-            width=width,
-            positions=positions,
-        )
+        with remote.local(item["path"]) as path:
+            frames = read_sample(
+                path,
+                item["start_seconds"],
+                item["end_seconds"],
+                height=height,
+                width=width,
+                positions=positions,
+            )
     except MediaError as error:
         return {"models_status": error.kind, "models_problem": str(error), "frames": None}
     return {"models_status": "ok", "models_problem": None, "frames": frames}
