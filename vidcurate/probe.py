@@ -243,7 +243,7 @@ def run_probe(
     """
     remote.require(spec.videos)
     previous = table.previous_stage(run, "probe")
-    clips = table.scan(run, previous).collect()
+    clips = table.scan(run, previous).drop("caption", strict=False).collect()
     require(clips.columns, ("clip_id", "video_path", "ingest_problem"), str(table.stage_path(run, previous)))
     there = clips.filter(
         pl.col("video_path").is_not_null()

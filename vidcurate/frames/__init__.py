@@ -120,7 +120,7 @@ def run_frames(
     remote.require(videos)
     previous = table.previous_stage(run, "frames")
     source = table.stage_path(run, previous)
-    clips = table.scan(run, previous).collect()
+    clips = table.scan(run, previous).drop("caption", strict=False).collect()
     require(
         clips.columns,
         ("clip_id", "video_path", "ingest_problem", "start_seconds", "end_seconds"),
