@@ -68,7 +68,7 @@ class LoaderState:
             state = LoaderState(**{**fields, "changes": tuple(fields.get("changes", ()))})
             for name, value in asdict(state).items():
                 wanted = tuple if name == "changes" else LoaderState.__annotations__[name]
-                if type(value) is not wanted:
+                if type(value) is not wanted or not all(type(text) is str for text in state.changes):
                     raise ValueError(f"{name} is {value!r}")
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise StateError(

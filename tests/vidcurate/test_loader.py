@@ -1,6 +1,5 @@
 """The loader gives what the plan says, with the right pixels, whoever decodes them and in whatever order."""
 
-import json
 import re
 import subprocess
 import sys
@@ -13,11 +12,10 @@ import pytest
 from tests.loader_runs import BUCKETS, clips, make, plan_of, read, spec, told, videos, write_shards
 from tests.shard_runs import write_table
 from vidcurate import order, video
-from vidcurate.errors import InputError, ShardError, StateError, StorageError, VidcurateError
+from vidcurate.errors import InputError, ShardError, StorageError, VidcurateError
 from vidcurate.index import Index, read_index
 from vidcurate.loader import (
     Loader,
-    LoaderState,
     check_state,
     clips_of_step,
     plan_from,
@@ -316,102 +314,6 @@ def test_a_step_names_its_clips_and_a_clip_its_steps(opened: Index, plan: Plan) 
     assert steps_of_clip(plan, opened, "clip/11.0") == ()  # of the other fold
     with pytest.raises(ShardError, match=r"no clip 'clip/99.0'"):
         steps_of_clip(plan, opened, "clip/99.0")
-
-
-# ── a state belongs to one order ────────────────────────────────────────────────────────────────────────────
-
-
-def refusal(state: LoaderState, opened: Index, plan: Plan, old: Index | None = None) -> str:
-    with pytest.raises(StateError) as caught:
-        check_state(state, opened, plan, old_index=old)
-    message = str(caught.value)
-    assert "\n" not in message
-    assert message.startswith("the loader state of step 10 ")
-    return message
-
-
-def test_a_state_is_small_and_survives_json(opened: Index, plan: Plan) -> None:
-    with Loader(opened, plan, spec()) as loader:
-        state = loader.state(10**12, "f" * 32)
-    text = state.as_json()
-    assert len(text) < 2048
-    assert LoaderState.from_json(text) == state == state_of(opened, plan, 10**12, "f" * 32)
-    check_state(state, opened, plan)
-    for bad in (
-        "",
-        "[]",
-        "{}",
-        text[:-2],
-        text.replace("state-1", "state-9"),
-        text.replace(str(10**12), '"1"'),
-    ):
-        with pytest.raises(StateError, match="not a loader state"):
-            LoaderState.from_json(bad)
-    with pytest.raises(StateError, match="not a loader state"):
-        LoaderState.from_json(json.dumps({**json.loads(text), "more": 1}))
-
-
-def changed(folder: Path, name: str, facts: list[dict[str, Any]]) -> Index:
-    payloads = {fact["clip_id"]: fact["clip_id"].encode() for fact in facts}
-    return write_shards(folder / name, facts, payloads)
-
-
-def test_a_state_of_other_clips_is_refused_and_named(folder: Path) -> None:
-    old = changed(folder, "old", clips())
-    state = state_of(old, plan_of(old), 10)
-    more = changed(folder, "more", [*clips(27)[1:]])
-    assert "24 clips were indexed then" in refusal(state, more, plan_of(more))
-    message = refusal(state, more, plan_of(more), old)
-    assert "3 added (clip/24.0, clip/25.0, clip/26.0), 1 removed (clip/0.0); " in message
-    assert "go on with the shards that it was saved with" in message
-    assert "--start-from-scratch" in message
-    facts = clips()
-    facts[3]["level"] = 2 if facts[3]["level"] == 1 else 1
-    other = changed(folder, "levels", facts)
-    assert "1 with another fold, level, size, length or frame rate (clip/3.0)" in refusal(
-        state, other, plan_of(other), old
-    )
-    # An index of yet another time would name the wrong clips.
-    assert "24 clips were indexed then" in refusal(state, more, plan_of(more), other)
-
-
-def test_a_state_of_other_captions_is_refused_and_named(folder: Path) -> None:
-    old = changed(folder, "old", clips())
-    state = state_of(old, plan_of(old), 10)
-    facts = clips()
-    facts[5]["caption"] = "edited"
-    edited = changed(folder, "edited", facts)
-    assert "captions or videos were changed" in refusal(state, edited, plan_of(edited))
-    assert "caption or video of 1 changed (clip/5.0)" in refusal(state, edited, plan_of(edited), old)
-
-
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"seed": 6}, "has the seed 5 and the recipe 6; set seed=5"),
-        ({"micro_batches_per_step": 8}, "has 4 micro-batches per step and the recipe 8; set micro"),
-        ({"levels": [1]}, "belongs to another plan (buckets, micro-batch sizes, fold, levels or weights)"),
-        ({"weights": {"1": 1.0, "2": 9.0}}, "belongs to another plan"),
-        ({"fold": None}, "belongs to another plan"),
-    ],
-)
-def test_a_state_of_another_recipe_is_refused_and_named(
-    opened: Index, plan: Plan, change: dict[str, Any], complaint: str
-) -> None:
-    message = refusal(state_of(opened, plan, 10), opened, plan_of(opened, **change))
-    assert complaint in message
-    assert "--start-from-scratch" in message
-
-
-def test_a_state_of_another_version_of_the_order_is_refused(opened: Index, plan: Plan) -> None:
-    old = LoaderState(**{**json_fields(state_of(opened, plan, 10)), "algorithm_version": 0})
-    assert "was saved with version 0 of the order, this is version 1" in refusal(old, opened, plan)
-
-
-def json_fields(state: LoaderState) -> dict[str, Any]:
-    fields: dict[str, Any] = json.loads(state.as_json())
-    del fields["format"]
-    return fields
 
 
 # ── shards that are not what the index says stop the run ────────────────────────────────────────────────────
