@@ -69,6 +69,9 @@ VIDCURATE = [
         "loader_state",
         "journal",
         "spares",
+        "plan_figures",
+        "plan_difference",
+        "decode_cost",
     },
     {"loader"},
     {"torch", "report", "inspect", "tally", "fetch_plan"},
@@ -87,7 +90,8 @@ TRAINER = [
     {"recipe"},
     {"encoded", "inputs"},
     {"data", "gallery"},
-    {"position", "sample", "inspect", "resume", "step", "validation", "plan", "encode_ahead"},
+    {"position", "sample", "inspect", "resume", "step", "validation", "dry_run", "encode_ahead"}
+    | {"planned", "plan", "plan_words", "simulate", "contact_sheet"},
     {"loop", "encode_shards"},
     {"__main__", "demo"},
 ]
@@ -113,6 +117,10 @@ TOUCHES = {
     "recipe": {"stores", "recipe", "buckets", "loader", "loader_state", "plan_spec"},
     "sample": {"video"},
     "validation": {"order"},
+    "dry_run": {"order", "plan_figures"},
+    "plan": {"order", "plan_difference", "plan_figures", "clip_plan", "loader"},
+    "simulate": {"decode_cost", "order", "plan_figures"},
+    "contact_sheet": {"video"},
     "trackers": {"recipe"},
     "demo": {"cli", "curate", "synthetic", "progress", "video", "report"},
 }

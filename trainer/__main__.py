@@ -33,6 +33,15 @@ exit codes: 0 done, 1 the work failed, 2 the request was wrong, 75 saved after S
 """
 
 
+# Of vidcurate.loader_state.FLAGS, which is not imported before --help is answered.
+CHANGES = {
+    "--append": "clips were added: what is unseen, old or new, is shown once before anything again",
+    "--tombstone": "clips were removed: spares take their places",
+    "--accept-content": "captions were edited or videos encoded again",
+    "--accept-plan": "buckets, micro-batch sizes, weights, levels or micro-batches per step are others",
+}
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m trainer",
@@ -67,6 +76,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help="begin with weights only: a .safetensors file, or a checkpoint (its raw weights)",
     )
+    changed = parser.add_argument_group(
+        "when data or recipe were changed on purpose",
+        "A run goes on only with what it was saved with. Each flag accepts one kind of change; --dry-run "
+        "shows which there are.",
+    )
+    for flag, meaning in CHANGES.items():
+        changed.add_argument(flag, dest="accept", action="append_const", const=flag, help=meaning)
     parser.add_argument(
         "--hostfile",
         type=Path,
@@ -105,6 +121,7 @@ def _words(given: argparse.Namespace) -> list[str]:
     words = [str(given.recipe), *(word for setting in given.settings for word in ("--set", setting))]
     for flag, path in (("--load", given.load), ("--ckpt-path", given.ckpt_path)):
         words += [flag, str(path)] if path else []
+    words += given.accept or []
     for flag in ("start_from_scratch", "json", "traceback"):
         words += ["--" + flag.replace("_", "-")] if getattr(given, flag) else []
     return words
@@ -112,7 +129,7 @@ def _words(given: argparse.Namespace) -> list[str]:
 
 def _act(arguments: argparse.Namespace) -> int:
     # torch is loaded here, so that --help and a recipe's typing error answer at once.
-    from trainer import loop, plan, recipe, resume
+    from trainer import dry_run, loop, recipe, resume
 
     if arguments.nproc_per_node is not None and (arguments.hostfile is None or arguments.nproc_per_node < 1):
         raise InputError(
@@ -123,11 +140,12 @@ def _act(arguments: argparse.Namespace) -> int:
         load=arguments.load,
         ckpt_path=arguments.ckpt_path,
         start_from_scratch=arguments.start_from_scratch,
+        accept=tuple(arguments.accept or ()),
     )
     wanted = recipe.load(arguments.recipe, arguments.settings)
     if arguments.dry_run:
-        report = plan.dry_run(wanted)
-        print(json.dumps(report, indent=1) if arguments.json else plan.in_words(report))
+        report = dry_run.dry_run(wanted)
+        print(json.dumps(report, indent=1) if arguments.json else dry_run.in_words(report))
         return 0
     if arguments.hostfile:
         resume.check_origin(origin)

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer import checkpoint, data, metrics, optim, parts, terminal
-from trainer.recipe import TrainRecipe
+from trainer import checkpoint, data, metrics, optim, parts, planned, terminal
 from vidcurate.errors import InputError
 
 LAST_EVENTS = 5
@@ -62,33 +61,23 @@ def describe_run(run: Path) -> dict[str, Any]:
     }
 
 
-def _state(path: Path) -> dict[str, Any]:
-    return checkpoint.read_state(checkpoint.find(path))
-
-
 def clips_of_step(path: Path, step: int) -> list[dict[str, Any]]:
     """Return the clips of update number `step` (from 1, as in metrics.jsonl) in the order they were read.
 
-    The recipe is that of the run's last start, or the one that the checkpoint keeps; the shards must lie
-    where it says. Raises InputError for a step that the recipe does not have.
+    Raises InputError for a step that the recipe does not have, and what `planned.lay_out` does.
     """
-    kept = path / "recipe.json"
-    saved = kept.read_text("utf-8") if kept.is_file() else json.dumps(_state(path)["recipe"])
-    recipe = TrainRecipe.model_validate_json(saved)
-    for stage in data.lay_out(recipe):
-        if stage.first_step < step <= stage.first_step + stage.num_steps:
-            return [
-                {
-                    "step": step,
-                    "stage": stage.stage.name,
-                    "clip_id": clip.clip_id,
-                    "cell": clip.cell,
-                    "level": int(stage.index.level[clip.row]),
-                    "caption": clip.caption,
-                }
-                for clip in data.clips(stage, step - stage.first_step - 1)
-            ]
-    raise InputError(f"--step {step}: {path} has the steps 1 to {stage.first_step + stage.num_steps}.")
+    stage, number = planned.at(planned.lay_out(path), step)
+    return [
+        {
+            "step": step,
+            "stage": stage.stage.name,
+            "clip_id": clip.clip_id,
+            "cell": clip.cell,
+            "level": int(stage.index.level[clip.row]) if clip.row < len(stage.index) else None,
+            "caption": clip.caption,
+        }
+        for clip in data.clips(stage, number)
+    ]
 
 
 def _in_words(report: dict[str, Any], indent: str = "") -> list[str]:

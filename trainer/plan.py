@@ -1,181 +1,356 @@
-"""What a recipe amounts to, before anything is trained: `--dry-run`.
+"""`python -m trainer.plan`: what a recipe or a run reads, step by step, before, while and after it does.
 
-The figures come from the same plan that the loader reads, not from an estimate of it.
+The home of these questions is the trainer, because the order hangs on a stage of a recipe (its buckets,
+weights, seed and length) and the ranks' shares on what its model costs. The answers come from the functions
+that the loader asks.
 """
 
-from collections import Counter
-from collections.abc import Sequence
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-import torch
+from trainer import contact_sheet, metrics, plan_words, planned, simulate, terminal
+from trainer.data import StageData
+from trainer.planned import Planned
+from vidcurate import order, plan_difference, plan_figures
+from vidcurate.clip_plan import clips_of_step
+from vidcurate.errors import InputError, MediaError
+from vidcurate.loader import Loader, LoaderSpec
 
-from trainer import data, encoded, memory, optim, validation
-from trainer.cost import Work
-from trainer.encode import video_encoder
-from trainer.recipe import TrainRecipe
-from trainer.stdit import STDiT3
+MOST_PICTURES = 2000  # on one page
+STEPS_COMPARED = 200
 
-FIRST_CLIPS = 8
-# Bytes of a trained parameter in float32: itself, its gradient, two moments, its average.
-TRAINED_BYTES, FROZEN_BYTES = 20, 8
-
-
-HOST_RANKS = 8  # that share one copy of the state, where the recipe leaves it to the hosts
+EXAMPLE = """\
+  python -m trainer.plan show recipes/first-steps.yaml --steps 1:2 --captions
+  python -m trainer.plan show runs/first --steps 1 --world 2 --html first-step.html
+  python -m trainer.plan show runs/first --clip CLIP --until 40
+  python -m trainer.plan diff runs/first recipes/first-steps.yaml
+  python -m trainer.plan simulate recipes/first-steps.yaml --world 1,2,8 --step-seconds 0.5
+"""
 
 
-def _memory(laid: data.StageData, recipe: TrainRecipe, state: tuple[int, int]) -> dict[str, Any]:
-    """Return the forecast of the largest micro-batch on one GPU; `state`: parameters trained and frozen."""
-    spec, model = recipe.parallel, recipe.model
-    form = memory.Form(fast=recipe.blocks == "fast", item_bytes=2 if recipe.precision == "bfloat16" else 4)
-    encoder = video_encoder(recipe.video_encoder)
-    peaks: dict[str, int] = {}
-    for cell in laid.plan.cells:
-        bucket = cell.bucket
-        _, frames, rows, columns = encoder.latent_shape(bucket.num_frames, bucket.height, bucket.width)
-        work = Work(
-            clips=cell.micro_batch_size,
-            frames=frames,
-            places=-(-rows // model.patch_size[1]) * -(-columns // model.patch_size[2]),
-            text_tokens=model.model_max_length,
+# ── show ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def micro_batches(
+    found: Planned, first: int, last: int, world_size: int | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield the micro-batches of the steps `first` to `last`, in their order; `rank` among `world_size`."""
+    for step, stage, number in planned.steps(found, first, last):
+        now = order.at_step(stage.plan, number)
+        ranks = plan_figures.ranks_of(stage.plan, number, world_size) if world_size else {}
+        clips: dict[int, list[Any]] = {}
+        for clip in clips_of_step(stage.plan, stage.index, number):
+            clips.setdefault(clip.position, []).append(clip)
+        for part in order.step_micro_batches(stage.plan, number):
+            cell = now.cells[part.cell]
+            yield {
+                "step": step,
+                "stage": stage.stage.name,
+                "position": part.position,
+                **({"rank": ranks[part.position]} if world_size else {}),
+                "cell": cell.name,
+                "bucket": cell.bucket.name,
+                "num_frames": cell.bucket.num_frames,
+                "height": cell.bucket.height,
+                "width": cell.bucket.width,
+                "clips": [
+                    {
+                        "slot": clip.slot,
+                        "clip_id": clip.clip_id,
+                        "pass": int(part.passes[clip.slot]),
+                        "caption": clip.caption,
+                    }
+                    for clip in clips[part.position]
+                ],
+            }
+
+
+def _check_has_pictures(stage: StageData) -> None:
+    if stage.folder is not None:
+        raise InputError(
+            f"--html: stage {stage.stage.name} reads latents, of which there are no pictures; show a recipe "
+            "whose stage has data.shards and no data.latents."
         )
-        peaks[cell.name] = memory.peak_bytes(model, work, form, spec.recompute_blocks)
-    ranks = spec.shard_size or HOST_RANKS
-    largest = max(peaks, key=lambda name: peaks[name])
-    return {
-        "state_bytes": memory.state_bytes(
-            *state, item_bytes=form.item_bytes, sharding=spec.sharding, ranks=ranks
-        ),
-        "ranks_that_share": 1 if spec.sharding == "none" else ranks,
-        "largest_cell": largest,
-        "largest_bytes": peaks[largest],
-        "recompute_blocks": min(spec.recompute_blocks, 2 * model.depth),
-    }
-
-
-def _stage(laid: data.StageData, recipe: TrainRecipe, state: tuple[int, int]) -> dict[str, Any]:
-    first = data.step_plan(laid, 0, recipe)
-    counts = data.micro_batches(laid)
-    cells: list[dict[str, Any]] = [
-        {
-            "name": cell.name,
-            "clips": len(cell.rows),
-            "clips_per_micro_batch": cell.micro_batch_size,
-            "micro_batches": count,
-            "passes": count * cell.micro_batch_size / len(cell.rows),
-        }
-        for cell, count in zip(laid.plan.cells, counts, strict=True)
-    ]
-    trained = sum(cell["micro_batches"] * cell["clips_per_micro_batch"] for cell in cells)
-    return {
-        "name": laid.stage.name,
-        "shards": str(laid.stage.data.latents or laid.stage.data.shards),
-        "views": laid.stage.data.views,
-        "structure_fingerprint": laid.index.structure_fingerprint,
-        "plan_fingerprint": laid.plan.fingerprint,
-        "first_step": laid.first_step,
-        "steps": laid.num_steps,
-        "micro_batches_per_step": laid.plan.micro_batches_per_step,
-        **data.summary(laid),
-        "latents": _latents(laid, recipe),
-        "memory": _memory(laid, recipe, state),
-        "clips_read": trained,
-        "passes": trained / laid.plan.num_clips,
-        "tokens_of_first_step": first.num_tokens,
-        "lr_first": optim.learning_rate(laid.stage.optim, 0, laid.num_steps),
-        "lr_last": optim.learning_rate(laid.stage.optim, laid.num_steps - 1, laid.num_steps),
-        "cells": cells,
-        "first_clip_ids": list(first.clip_ids[:FIRST_CLIPS]),
-    }
-
-
-def _latents(laid: data.StageData, recipe: TrainRecipe) -> dict[str, Any]:
-    """Return how large a stage's latents are and what of them is missing; of clips, what they would take."""
-    spec = laid.stage.data
-    if laid.folder is None:
-        return {"forecast_bytes": encoded.forecast(recipe, laid.plan, spec)}
-    return {
-        "bytes": encoded.bytes_on_disk(laid.folder, laid.plan, spec),
-        "missing_clips": sum(part.num_clips for part in laid.missing),
-        "missing": [part.as_json() for part in laid.missing],
-    }
-
-
-def _validation(rounds: Sequence[validation.Round]) -> dict[str, dict[str, int]]:
-    """Return stage → bucket → clips that a round of validation reads."""
-    return {part.data.stage.name: dict(sorted(Counter(part.buckets).items())) for part in rounds}
-
-
-def dry_run(recipe: TrainRecipe) -> dict[str, Any]:
-    """Return the plan of a run as plain values. Reads the indexes; writes and trains nothing.
-
-    Raises what `data.lay_out` raises; clips without latents are counted, not refused.
-    """
-    laid = data.lay_out(recipe, complete=False)
-    with torch.device("meta"):
-        model = STDiT3(recipe.model)
-    total = sum(parameter.numel() for parameter in model.parameters())
-    trained = sum(parameter.numel() for parameter in optim.trained(model).values())
-    return {
-        "name": recipe.name,
-        "output": str(recipe.output),
-        "parameters": total,
-        "trained_parameters": trained,
-        "weights_and_optimizer_bytes": trained * TRAINED_BYTES + (total - trained) * FROZEN_BYTES,
-        "steps": laid[-1].first_step + laid[-1].num_steps,
-        "stages": [_stage(stage, recipe, (trained, total - trained)) for stage in laid],
-        "validation": _validation(validation.lay_out(recipe, laid, complete=False)),
-    }
-
-
-def _latents_in_words(latents: dict[str, Any]) -> str:
-    if forecast := latents.get("forecast_bytes"):
-        return (
-            f"  encoded ahead, one view a clip unless views says more: {forecast['latents'] / 1e9:.3g} GB of "
-            f"latents, at most {forecast['texts_at_most'] / 1e9:.3g} GB of text features"
+    if stage.index.remote is None and not (stage.index.folder / stage.index.shards[0]).exists():
+        raise InputError(
+            f"--html: the shards of stage {stage.stage.name} are not those that the run was saved with, of "
+            "which it keeps the index alone; leave out --html, or show a recipe."
         )
-    size = latents["bytes"]
-    words = f"  latents {size['latents'] / 1e9:.3g} GB, text features {size['texts'] / 1e9:.3g} GB"
-    for part in latents["missing"]:
-        some = ", ".join(part["clip_ids"])
-        words += f"\n  missing in {part['cell']}: {part['clips']:,} clips ({some}, …); encode them first"
-    return words
 
 
-def _memory_in_words(found: dict[str, Any]) -> str:
-    shared = f", shared by {found['ranks_that_share']} ranks" if found["ranks_that_share"] > 1 else ""
-    again = f" with {found['recompute_blocks']} blocks recomputed" if found["recompute_blocks"] else ""
-    return (
-        f"  memory of a GPU: {found['state_bytes'] / 1e9:.3g} GB of weights and what hangs on them{shared}, "
-        f"{found['largest_bytes'] / 1e9:.3g} GB of a micro-batch of {found['largest_cell']}{again}"
-    )
-
-
-def in_words(report: dict[str, Any]) -> str:
-    """Return the report as people read it."""
-    lines = [
-        f"{report['name']} → {report['output']}: {report['steps']:,} steps, stages: "
-        f"{', '.join(stage['name'] for stage in report['stages'])}",
-        f"model: {report['parameters']:,} parameters, {report['trained_parameters']:,} trained; with "
-        f"gradients, optimizer and average {report['weights_and_optimizer_bytes'] / 1e9:.3g} GB",
-    ]
-    for stage in report["stages"]:
-        lines.append("")
-        lines.append(
-            f"{stage['name']}: {stage['steps']:,} steps of {stage['micro_batches_per_step']} micro-batches, "
-            f"{stage['passes']:.2f} passes over {stage['clips']:,} clips of {stage['shards']}, "
-            f"lr {stage['lr_first']:.3g} → {stage['lr_last']:.3g}"
-        )
-        for cell in stage["cells"]:
-            lines.append(
-                f"  {cell['name']:<32} {cell['clips']:>9,} clips  {cell['micro_batches']:>9,} micro-batches "
-                f"of {cell['clips_per_micro_batch']}, {cell['passes']:.2f} passes"
+def _with_pictures(found: Planned, batches: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the micro-batches with the first frame of each clip, as the loader of the run decodes it."""
+    for batch in batches:
+        stage, _ = planned.at(found, batch["step"])
+        _check_has_pictures(stage)
+        events: list[dict[str, Any]] = []
+        spec = stage.stage.data
+        reader = LoaderSpec(remote=found.recipe.loader.remote, max_failure_share=1.0)
+        try:
+            with Loader(
+                stage.index,
+                stage.plan,
+                reader,
+                num_views=spec.views,
+                captions=spec.captions,
+                on_event=events.append,
+            ) as loader:
+                (read,) = loader.load([order.micro_batch(stage.plan, batch["position"])])
+        except MediaError as error:
+            yield {**batch, "clips": [{**clip, "problem": str(error)} for clip in batch["clips"]]}
+            continue
+        replaced = {event["slot"]: event for event in events if event["event"] == "clip_substituted"}
+        clips = []
+        for clip, frames, caption in zip(batch["clips"], read.frames, read.captions, strict=True):
+            event = replaced.get(clip["slot"])
+            clips.append(
+                {**clip, "problem": f"{event['kind']}: {event['spare']} stands in", "spare": event["spare"]}
+                if event
+                else {**clip, "caption": caption, "thumbnail": contact_sheet.thumbnail(frames[0])}
             )
-        lines.append(_memory_in_words(stage["memory"]))
-        lines.append(_latents_in_words(stage["latents"]))
-        for reason, count in stage["clips_left_out"].items():
-            lines.append(f"  {'(' + reason + ')':<32} {count:>9,} clips  in no bucket")
-        if buckets := report["validation"].get(stage["name"]):
-            counts = ", ".join(f"{count} of {name}" for name, count in buckets.items())
-            lines.append(f"  a round of validation: {sum(buckets.values()):,} clips ({counts})")
-        lines.append(f"  first clips: {', '.join(stage['first_clip_ids'])}")
-    return "\n".join(lines)
+        yield {**batch, "clips": clips}
+
+
+def showings(found: Planned, clip_id: str, until: int) -> list[dict[str, Any]]:
+    """Return where a clip is shown up to step `until`: stage, step, micro-batch; is_past: by this run.
+
+    Raises InputError for a clip that no stage's index has.
+    """
+    shown: list[dict[str, Any]] = []
+    known = False
+    for stage in found.stages:
+        row = _row_of(stage, clip_id)
+        if row is None:
+            continue
+        known = True
+        for position in order.positions_of_row(stage.plan, row):
+            number = order.step_of(stage.plan, position)
+            step = stage.first_step + number + 1
+            if number >= stage.num_steps or step > until:
+                break
+            cell = order.at_step(stage.plan, number).cells[order.turn(stage.plan, position)[0]].name
+            shown.append(
+                {
+                    "clip_id": clip_id,
+                    "stage": stage.stage.name,
+                    "step": step,
+                    "position": position,
+                    "cell": cell,
+                    "is_past": step <= found.done,
+                }
+            )
+    if not known:
+        raise InputError(f"--clip {clip_id}: no stage of {found.recipe.name} has a clip of this name.")
+    return shown
+
+
+def _row_of(stage: StageData, clip_id: str) -> int | None:
+    import pyarrow.compute as pc
+
+    row = int(pc.index(stage.index.words("clip_id"), clip_id).as_py())
+    return row if row >= 0 else None
+
+
+def why_not(found: Planned, clip_id: str) -> dict[str, str]:
+    """Return stage → why the clip is in no cell of it, for the stages whose index has it."""
+    reasons: dict[str, str] = {}
+    for stage in found.stages:
+        row = _row_of(stage, clip_id)
+        if row is None or any(row in cell.rows for cell in stage.plan.cells):
+            continue
+        left_out = stage.plan.left_out.items()
+        reasons[stage.stage.name] = next(
+            (reason for reason, rows in left_out if row in rows), "of another fold, level or source"
+        )
+    return reasons
+
+
+def _range(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+    first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 1 <= first <= last:
+        raise InputError(f"--steps {text}: write A:B, the first and the last step, counted from 1; or one.")
+    return first, last
+
+
+def _show(given: argparse.Namespace) -> tuple[Any, str]:
+    if (given.steps is None) == (given.clip is None):
+        raise InputError("show: give --steps A:B, or --clip ID with --until STEP.")
+    found = planned.lay_out(given.place, given.settings)
+    if given.clip is not None:
+        until = given.until or found.num_steps
+        shown = showings(found, given.clip, until)
+        reasons = why_not(found, given.clip)
+        return (
+            {"clip_id": given.clip, "until": until, "shown": shown, "not_in": reasons},
+            plan_words.of_clip(given.clip, until, shown, reasons),
+        )
+    first, last = _range(given.steps)
+    batches = list(micro_batches(found, first, last, given.world))
+    if given.html:
+        count = sum(len(batch["clips"]) for batch in batches)
+        if count > MOST_PICTURES:
+            raise InputError(
+                f"--html: {count:,} clips are more than the {MOST_PICTURES:,} of one page; give fewer steps."
+            )
+        title = f"{found.recipe.name}: steps {first:,} to {last:,}"
+        contact_sheet.write(given.html, contact_sheet.page(title, _with_pictures(found, batches)))
+    words = plan_words.of_steps(batches, captions=given.captions)
+    if not given.captions:
+        batches = [
+            {**batch, "clips": [{k: v for k, v in clip.items() if k != "caption"} for clip in batch["clips"]]}
+            for batch in batches
+        ]
+    return batches, f"{words}\nwrote {given.html}" if given.html else words
+
+
+# ── diff ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def difference(old: Planned, new: Planned, steps_compared: int = STEPS_COMPARED) -> dict[str, Any]:
+    """Return what differs of the data of two recipes or runs, stage by stage in their order."""
+    from trainer import recipe as recipes
+
+    changed = recipes.changes(recipes.as_json(old.recipe), new.recipe)
+    decides = re.compile(r"^(seed|stages\.\d+\.(name|steps|passes|data\.(?!latents).*))$")
+    stages: list[dict[str, Any]] = []
+    for one, other in zip(old.stages, new.stages, strict=False):
+        steps = min(one.num_steps, other.num_steps)
+        found = plan_difference.compare(
+            (one.index, one.plan), (other.index, other.plan), min(steps, steps_compared)
+        )
+        first = found.first_step
+        if first is None and found.steps_compared == steps and one.num_steps != other.num_steps:
+            first = steps
+        stages.append(
+            {
+                "stage": (one.stage.name, other.stage.name),
+                "steps": (one.num_steps, other.num_steps),
+                "seed": (one.plan.seed, other.plan.seed),
+                "algorithm_version": (one.plan.algorithm_version, other.plan.algorithm_version),
+                "micro_batches_per_step": (
+                    one.plan.micro_batches_per_step,
+                    other.plan.micro_batches_per_step,
+                ),
+                **found.as_json(),
+                "first_step": None if first is None else other.first_step + first + 1,
+            }
+        )
+    return {
+        "settings": {key: values for key, values in changed.items() if decides.match(key)},
+        "stages": stages,
+        "stages_only_in": ([s.stage.name for s in old.stages[len(stages) :]],
+                           [s.stage.name for s in new.stages[len(stages) :]]),
+    }  # fmt: skip
+
+
+def _diff(given: argparse.Namespace) -> tuple[Any, str]:
+    old = planned.lay_out(given.place)
+    new = planned.lay_out(given.new, given.settings)
+    report = difference(old, new, given.look)
+    return report, plan_words.of_difference(report)
+
+
+# ── simulate ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _simulate(given: argparse.Namespace) -> tuple[Any, str]:
+    found = planned.lay_out(given.place, given.settings)
+    worlds = [int(word) for word in given.world.split(",") if word.isdecimal() and int(word)]
+    if len(worlds) != len(given.world.split(",")):
+        raise InputError(f"--world {given.world}: numbers of ranks from 1 on, with commas.")
+    seconds = given.step_seconds or _measured_seconds(given.place)
+    report = simulate.report(
+        found,
+        worlds,
+        step_seconds=seconds,
+        clips_per_core_second=given.clips_per_core_second,
+        measure=given.measure,
+        most_steps=given.look,
+    )
+    return report, plan_words.of_simulation(report)
+
+
+def _measured_seconds(path: Path) -> float | None:
+    """Return the median seconds of a step of a run, None for anything else."""
+    lines = metrics.read(path / metrics.METRICS) if path.is_dir() else []
+    times = sorted(float(line["seconds"]) for line in lines if line.get("seconds"))
+    return times[len(times) // 2] if times else None
+
+
+# ── the command ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = terminal.parser("trainer.plan", "Say which clips the steps of a recipe or run read.", EXAMPLE)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    about = {
+        "show": "the clips of some steps, or the steps of a clip",
+        "diff": "what differs between two plans, and the first step that reads other clips",
+        "simulate": "mixture, exposures, what ranks wait for, decode cores, for numbers of ranks",
+    }
+    made = {name: commands.add_parser(name, help=text, description=text) for name, text in about.items()}
+    for name, command in made.items():
+        command.add_argument(
+            "place", type=Path, metavar="OLD" if name == "diff" else "RECIPE",
+            help="a recipe (YAML), a run folder, or a checkpoint folder",
+        )  # fmt: skip
+        if name == "diff":
+            command.add_argument("new", type=Path, metavar="NEW", help="the same, to compare it with")
+        command.add_argument(
+            "--set", dest="settings", action="append", default=[], metavar="KEY=VALUE",
+            help=f"change one setting of the recipe{' NEW' if name == 'diff' else ''}; may be repeated",
+        )  # fmt: skip
+        command.add_argument("--json", action="store_true", help="print the answer as JSON")
+    show, diff, simulation = made["show"], made["diff"], made["simulate"]
+    show.add_argument("--steps", metavar="A:B", help="the steps from A to B, counted from 1; or one step")
+    show.add_argument("--world", type=int, metavar="W", help="say which of W ranks runs each micro-batch")
+    show.add_argument("--captions", action="store_true", help="with the captions")
+    show.add_argument("--html", type=Path, metavar="OUT", help="write a page with captions and first frames")
+    show.add_argument("--clip", metavar="ID", help="the steps that show this clip")
+    show.add_argument("--until", type=int, metavar="STEP", help="with --clip: up to here (all)")
+    diff.add_argument(
+        "--look", type=int, default=STEPS_COMPARED, metavar="N",
+        help=f"compare the first N steps of a stage ({STEPS_COMPARED})",
+    )  # fmt: skip
+    simulation.add_argument("--world", default="1", metavar="W[,W…]", help="numbers of ranks (1)")
+    simulation.add_argument(
+        "--step-seconds", type=float, metavar="S", help="seconds of a step (a run: its median)"
+    )
+    simulation.add_argument(
+        "--clips-per-core-second", type=float, metavar="C", help="clips that one core decodes a second"
+    )
+    simulation.add_argument(
+        "--measure", type=int, default=2, metavar="N",
+        help="without that: decode N clips of each cell here to find out (2; 0: do not)",
+    )  # fmt: skip
+    simulation.add_argument(
+        "--look", type=int, default=STEPS_COMPARED, metavar="N",
+        help=f"deal N steps of a stage to the ranks, spread over it ({STEPS_COMPARED})",
+    )  # fmt: skip
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = _parser().parse_args(arguments)
+    for name in ("world", "until", "look"):
+        value = getattr(given, name, None)
+        if isinstance(value, int) and value < 1:
+            print(f"error: --{name} {value}: must be 1 or more.", file=sys.stderr)
+            return 2
+    act = {"show": _show, "diff": _diff, "simulate": _simulate}[given.command]
+
+    def run() -> None:
+        report, words = act(given)
+        print(json.dumps(report, indent=1, ensure_ascii=False, default=str) if given.json else words)
+
+    return terminal.end(run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from tests.trainer.shards_for_tests import SMOKE, make_shards, numbers, settings, smoke
 from trainer import __main__ as command
-from trainer import data, inspect, plan
+from trainer import data, dry_run, inspect
 from trainer.loop import train
 
 ROOT = SMOKE.parents[1]
@@ -72,9 +73,11 @@ def test_the_answer_is_json_when_asked_for(
 
 
 def test_a_dry_run_writes_nothing_and_its_numbers_are_the_loaders(
-    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    more = ("stages.0.passes=1.5", "stages.0.steps=null", "stages.0.data.buckets.table={32px: {8: [1.0, 3]}}")
+    shards = make_shards(tmp_path / "shards", num_clips=14)
+    table = "{32px: {8: [[0.8, 0.8], 3], 4: [1.0, 2], 16: [1.0, 1]}, 144p: {8: [1.0, 1]}}"
+    more = ("stages.0.passes=1.5", "stages.0.steps=null", f"stages.0.data.buckets.table={table}", "seed=1")
     given = arguments(shards, tmp_path / "run", *more)
 
     assert command.main([*given, "--dry-run", "--json"]) == 0
@@ -83,25 +86,50 @@ def test_a_dry_run_writes_nothing_and_its_numbers_are_the_loaders(
     assert not (tmp_path / "run").exists()
     recipe = smoke(shards, tmp_path / "run", *more)
     (stage,) = data.lay_out(recipe)
-    counts: dict[str, int] = {}
-    clips = []
+    batches, buckets = Counter[str](), Counter[str]()
+    shown: dict[str, Counter[str]] = {}
+    order: list[str] = []
+    after: list[int] = []
     with data.open_loader(stage, recipe, rank=0, world_size=1, on_event=pytest.fail) as loader:
         for step in range(report["steps"]):
             for batch in sorted(loader.step(step), key=lambda batch: batch.position):
-                counts[batch.cell] = counts.get(batch.cell, 0) + 1
-                clips.append(batch.clip_ids)
-    assert {cell["name"]: cell["micro_batches"] for cell in report["cells"]} == counts
-    assert report["clips_read"] == sum(map(len, clips))
-    assert report["clips_read"] >= 1.5 * report["clips"] == 18
-    assert report["first_clip_ids"] == [clip for batch in clips[:2] for clip in batch][:8]
-    assert report["notes"][0]["event"] == "small_cell"  # two cells have 2 clips, less than 3
+                batches[batch.cell] += 1
+                buckets[batch.bucket.name] += 1
+                shown.setdefault(batch.cell, Counter()).update(batch.clip_ids)
+                order += batch.clip_ids
+            after.append(len(order))
+    cells = {cell["name"]: cell for cell in report["cells"]}
+    assert {name: cell["micro_batches"] for name, cell in cells.items()} == batches
+    for name, times in shown.items():
+        never = cells[name]["clips"] - len(times)
+        counts = [*times.values(), *[0] * never]
+        assert cells[name]["exposures"] == [min(counts), max(counts)]
+    assert {bucket["name"]: bucket["micro_batches"] for bucket in report["buckets"]} == buckets
+    assert sum(bucket["clips_read"] for bucket in report["buckets"]) == report["clips_read"] == len(order)
+    assert report["first_clip_ids"] == order[: after[0]][:8]
+    in_cells = sum(cell["clips"] for cell in cells.values())
+    assert report["clips"] == in_cells
+    assert in_cells + sum(report["clips_left_out"].values()) == 14
+    assert next(step for step, count in enumerate(after, 1) if count >= in_cells) == report["steps_per_pass"]
+    assert after[-1] >= 1.5 * in_cells > after[-2]
+    assert {"32px-16f-1.00", "32px-16f-0.50"} <= set(report["empty_buckets"])
+    assert not set(report["empty_buckets"]) & set(buckets)
+    assert report["notes"][0]["event"] == "small_cell"
+
+    assert command.main([*given, "--dry-run"]) == 0
+    words = capsys.readouterr().out
+    assert f"one pass is {report['steps_per_pass']} steps" in words
+    assert f"no clip in {len(report['empty_buckets'])} buckets: 144p-8f-" in words
+    assert " times\n" in words
 
 
 def test_a_dry_run_in_words_names_what_no_bucket_takes(shards: Path, tmp_path: Path) -> None:
-    report = plan.dry_run(smoke(shards, tmp_path / "run"))
-    long = plan.dry_run(smoke(shards, tmp_path / "run", "stages.0.data.buckets.table={32px: {9: [1.0, 1]}}"))
+    report = dry_run.dry_run(smoke(shards, tmp_path / "run"))
+    long = dry_run.dry_run(
+        smoke(shards, tmp_path / "run", "stages.0.data.buckets.table={32px: {9: [1.0, 1]}}")
+    )
 
-    words = plan.in_words(report)
+    words = dry_run.in_words(report)
     assert "20 steps, stages: first" in words
     assert f"{report['parameters']:,} parameters" in words
     assert "level-1/32px-8f-1.00" in words

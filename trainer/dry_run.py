@@ -1,0 +1,201 @@
+"""What a recipe amounts to, before anything is trained: `--dry-run`.
+
+The figures come from the same plan that the loader reads, not from an estimate of it.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from trainer import data, encoded, memory, optim, validation
+from trainer.cost import Work
+from trainer.encode import video_encoder
+from trainer.recipe import TrainRecipe
+from trainer.stdit import STDiT3
+from vidcurate import order, plan_figures
+
+FIRST_CLIPS = 8
+NAMED_BUCKETS = 6  # of the empty ones, in words
+# Bytes of a trained parameter in float32: itself, its gradient, two moments, its average.
+TRAINED_BYTES, FROZEN_BYTES = 20, 8
+
+
+HOST_RANKS = 8  # that share one copy of the state, where the recipe leaves it to the hosts
+
+
+def _memory(laid: data.StageData, recipe: TrainRecipe, state: tuple[int, int]) -> dict[str, Any]:
+    """Return the forecast of the largest micro-batch on one GPU; `state`: parameters trained and frozen."""
+    spec, model = recipe.parallel, recipe.model
+    form = memory.Form(fast=recipe.blocks == "fast", item_bytes=2 if recipe.precision == "bfloat16" else 4)
+    encoder = video_encoder(recipe.video_encoder)
+    peaks: dict[str, int] = {}
+    for cell in laid.plan.cells:
+        bucket = cell.bucket
+        _, frames, rows, columns = encoder.latent_shape(bucket.num_frames, bucket.height, bucket.width)
+        work = Work(
+            clips=cell.micro_batch_size,
+            frames=frames,
+            places=-(-rows // model.patch_size[1]) * -(-columns // model.patch_size[2]),
+            text_tokens=model.model_max_length,
+        )
+        peaks[cell.name] = memory.peak_bytes(model, work, form, spec.recompute_blocks)
+    ranks = spec.shard_size or HOST_RANKS
+    largest = max(peaks, key=lambda name: peaks[name])
+    return {
+        "state_bytes": memory.state_bytes(
+            *state, item_bytes=form.item_bytes, sharding=spec.sharding, ranks=ranks
+        ),
+        "ranks_that_share": 1 if spec.sharding == "none" else ranks,
+        "largest_cell": largest,
+        "largest_bytes": peaks[largest],
+        "recompute_blocks": min(spec.recompute_blocks, 2 * model.depth),
+    }
+
+
+def _stage(laid: data.StageData, recipe: TrainRecipe, state: tuple[int, int]) -> dict[str, Any]:
+    first = data.step_plan(laid, 0, recipe)
+    counts = data.micro_batches(laid)
+    exposures = order.exposures(laid.plan, laid.num_steps)
+    cells: list[dict[str, Any]] = [
+        {
+            "name": cell.name,
+            "clips": len(cell.rows),
+            "clips_per_micro_batch": cell.micro_batch_size,
+            "micro_batches": count,
+            "passes": count * cell.micro_batch_size / len(cell.rows),
+            "exposures": exposure,
+        }
+        for cell, count, exposure in zip(laid.plan.cells, counts, exposures, strict=True)
+    ]
+    trained = sum(cell["micro_batches"] * cell["clips_per_micro_batch"] for cell in cells)
+    return {
+        "name": laid.stage.name,
+        "shards": str(laid.stage.data.latents or laid.stage.data.shards),
+        "views": laid.stage.data.views,
+        "structure_fingerprint": laid.index.structure_fingerprint,
+        "plan_fingerprint": laid.plan.fingerprint,
+        "first_step": laid.first_step,
+        "steps": laid.num_steps,
+        "micro_batches_per_step": laid.plan.micro_batches_per_step,
+        **data.summary(laid),
+        "latents": _latents(laid, recipe),
+        "memory": _memory(laid, recipe, state),
+        "clips_read": trained,
+        "passes": trained / laid.plan.num_clips,
+        "steps_per_pass": plan_figures.steps_per_pass(laid.plan),
+        "buckets": [asdict(total) for total in plan_figures.bucket_totals(laid.plan, laid.num_steps)],
+        "empty_buckets": list(plan_figures.empty_buckets(laid.plan, laid.stage.data.buckets)),
+        "tokens_of_first_step": first.num_tokens,
+        "lr_first": optim.learning_rate(laid.stage.optim, 0, laid.num_steps),
+        "lr_last": optim.learning_rate(laid.stage.optim, laid.num_steps - 1, laid.num_steps),
+        "cells": cells,
+        "first_clip_ids": list(first.clip_ids[:FIRST_CLIPS]),
+    }
+
+
+def _latents(laid: data.StageData, recipe: TrainRecipe) -> dict[str, Any]:
+    """Return how large a stage's latents are and what of them is missing; of clips, what they would take."""
+    spec = laid.stage.data
+    if laid.folder is None:
+        return {"forecast_bytes": encoded.forecast(recipe, laid.plan, spec)}
+    return {
+        "bytes": encoded.bytes_on_disk(laid.folder, laid.plan, spec),
+        "missing_clips": sum(part.num_clips for part in laid.missing),
+        "missing": [part.as_json() for part in laid.missing],
+    }
+
+
+def _validation(rounds: Sequence[validation.Round]) -> dict[str, dict[str, int]]:
+    """Return stage → bucket → clips that a round of validation reads."""
+    return {part.data.stage.name: dict(sorted(Counter(part.buckets).items())) for part in rounds}
+
+
+def dry_run(recipe: TrainRecipe) -> dict[str, Any]:
+    """Return the plan of a run as plain values. Reads the indexes; writes and trains nothing.
+
+    Raises what `data.lay_out` raises; clips without latents are counted, not refused.
+    """
+    laid = data.lay_out(recipe, complete=False)
+    with torch.device("meta"):
+        model = STDiT3(recipe.model)
+    total = sum(parameter.numel() for parameter in model.parameters())
+    trained = sum(parameter.numel() for parameter in optim.trained(model).values())
+    return {
+        "name": recipe.name,
+        "output": str(recipe.output),
+        "parameters": total,
+        "trained_parameters": trained,
+        "weights_and_optimizer_bytes": trained * TRAINED_BYTES + (total - trained) * FROZEN_BYTES,
+        "steps": laid[-1].first_step + laid[-1].num_steps,
+        "stages": [_stage(stage, recipe, (trained, total - trained)) for stage in laid],
+        "validation": _validation(validation.lay_out(recipe, laid, complete=False)),
+    }
+
+
+def _latents_in_words(latents: dict[str, Any]) -> str:
+    if forecast := latents.get("forecast_bytes"):
+        return (
+            f"  encoded ahead, one view a clip unless views says more: {forecast['latents'] / 1e9:.3g} GB of "
+            f"latents, at most {forecast['texts_at_most'] / 1e9:.3g} GB of text features"
+        )
+    size = latents["bytes"]
+    words = f"  latents {size['latents'] / 1e9:.3g} GB, text features {size['texts'] / 1e9:.3g} GB"
+    for part in latents["missing"]:
+        some = ", ".join(part["clip_ids"])
+        words += f"\n  missing in {part['cell']}: {part['clips']:,} clips ({some}, …); encode them first"
+    return words
+
+
+def _memory_in_words(found: dict[str, Any]) -> str:
+    shared = f", shared by {found['ranks_that_share']} ranks" if found["ranks_that_share"] > 1 else ""
+    again = f" with {found['recompute_blocks']} blocks recomputed" if found["recompute_blocks"] else ""
+    return (
+        f"  memory of a GPU: {found['state_bytes'] / 1e9:.3g} GB of weights and what hangs on them{shared}, "
+        f"{found['largest_bytes'] / 1e9:.3g} GB of a micro-batch of {found['largest_cell']}{again}"
+    )
+
+
+def in_words(report: dict[str, Any]) -> str:
+    """Return the report as people read it."""
+    lines = [
+        f"{report['name']} → {report['output']}: {report['steps']:,} steps, stages: "
+        f"{', '.join(stage['name'] for stage in report['stages'])}",
+        f"model: {report['parameters']:,} parameters, {report['trained_parameters']:,} trained; with "
+        f"gradients, optimizer and average {report['weights_and_optimizer_bytes'] / 1e9:.3g} GB",
+    ]
+    for stage in report["stages"]:
+        lines.append("")
+        lines.append(
+            f"{stage['name']}: {stage['steps']:,} steps of {stage['micro_batches_per_step']} micro-batches, "
+            f"{stage['passes']:.2f} passes over {stage['clips']:,} clips of {stage['shards']}, "
+            f"lr {stage['lr_first']:.3g} → {stage['lr_last']:.3g}; one pass is {stage['steps_per_pass']:,} "
+            "steps"
+        )
+        for cell in stage["cells"]:
+            least, most = cell["exposures"]
+            lines.append(
+                f"  {cell['name']:<32} {cell['clips']:>9,} clips  {cell['micro_batches']:>9,} micro-batches "
+                f"of {cell['clips_per_micro_batch']}, {cell['passes']:.2f} passes, each clip shown "
+                f"{least:,}{f' to {most:,}' if most > least else ''} times"
+            )
+        if len(stage["buckets"]) < len(stage["cells"]):
+            for bucket in stage["buckets"]:
+                lines.append(
+                    f"  all of {bucket['name']:<25} {bucket['clips']:>9,} clips  "
+                    f"{bucket['micro_batches']:>9,} micro-batches, {bucket['clips_read']:,} clips read"
+                )
+        if empty := stage["empty_buckets"]:
+            more = f", … {len(empty) - NAMED_BUCKETS} more" if len(empty) > NAMED_BUCKETS else ""
+            lines.append(f"  no clip in {len(empty)} buckets: {', '.join(empty[:NAMED_BUCKETS])}{more}")
+        lines.append(_memory_in_words(stage["memory"]))
+        lines.append(_latents_in_words(stage["latents"]))
+        for reason, count in stage["clips_left_out"].items():
+            lines.append(f"  {'(' + reason + ')':<32} {count:>9,} clips  in no bucket")
+        if buckets := report["validation"].get(stage["name"]):
+            counts = ", ".join(f"{count} of {name}" for name, count in buckets.items())
+            lines.append(f"  a round of validation: {sum(buckets.values()):,} clips ({counts})")
+        lines.append(f"  first clips: {', '.join(stage['first_clip_ids'])}")
+    return "\n".join(lines)
