@@ -1,11 +1,14 @@
 """Plans over made-up clips, and what a step is to a test: its clips."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from hypothesis import strategies as st
 
 from vidcurate import draws, order
 from vidcurate.buckets import Bucket
+from vidcurate.curriculum import Leg
 from vidcurate.order import Plan
 
 
@@ -20,17 +23,85 @@ def bucket(micro_batch_size: int, *, resolution: str = "32px", num_frames: int =
     )
 
 
-def plan(cells: Sequence[tuple[int, int, int]], *, micro_batches_per_step: int = 4, seed: int = 7) -> Plan:
-    """Return the plan of cells given as (clips, micro-batch size, weight); rows count on over cells."""
+def plan(
+    cells: Sequence[tuple[int, int, int]],
+    *,
+    micro_batches_per_step: int = 4,
+    seed: int = 7,
+    run: int = 1,
+    legs: Sequence[Leg] = (),
+    clips_per_block: int | None = None,
+    blocks_together: int = 1,
+) -> Plan:
+    """Return the plan of cells given as (clips, micro-batch size, weight); rows count on over cells.
+
+    Cell i is called cell-0i. With `clips_per_block` so many rows that follow each other are a block.
+    """
     made: list[order.Cell] = []
     first = 0
+    total = sum(clips for clips, _, _ in cells)
     for number, (clips, size, weight) in enumerate(cells):
         rows = np.arange(first, first + clips)
         hashes = draws.id_hashes([f"clip-{row}" for row in rows])
         shape = bucket(size, num_frames=8 * (1 + number % 3))
-        made.append(order.make_cell(f"cell-{number:02d}", shape, rows, hashes, weight))
+        made.append(
+            order.make_cell(
+                f"cell-{number:02d}",
+                shape,
+                rows,
+                hashes,
+                weight,
+                block=rows // clips_per_block if clips_per_block else None,
+                num_blocks=-(-total // clips_per_block) if clips_per_block else 1,
+                blocks_together=blocks_together,
+            )
+        )
         first += clips
-    return order.make_plan(made, seed=seed, micro_batches_per_step=micro_batches_per_step)
+    return order.make_plan(made, seed=seed, micro_batches_per_step=micro_batches_per_step, run=run, legs=legs)
+
+
+@st.composite
+def curricula(draw: st.DrawFn, num_cells: int, run: int) -> list[Leg]:
+    """Return one to four legs over so many cells, with ramps and without, some cells at rest for a while."""
+    legs: list[Leg] = []
+    first = 0
+    for _ in range(draw(st.integers(1, 4))):
+        weights = draw(
+            st.lists(st.sampled_from([0, 1, 2, 7, 1000]), min_size=num_cells, max_size=num_cells).filter(any)
+        )
+        turns = run * draw(st.integers(1, 40))
+        ramp = run * draw(st.integers(0, turns // run)) if legs else 0
+        legs.append(
+            Leg(
+                first=first,
+                weights={f"cell-{number:02d}": weight for number, weight in enumerate(weights)},
+                ramp_turns=ramp,
+                ramp=draw(st.sampled_from(["linear", "cosine"])),
+            )
+        )
+        first += turns
+    return legs
+
+
+@st.composite
+def settings_of_plans(draw: st.DrawFn) -> dict[str, Any]:
+    """Return the settings of a plan of any kind: from fewer clips than a micro-batch holds to many times as
+    many, of constant weights or with a curriculum, in runs, over blocks."""
+    cell = st.tuples(st.integers(1, 60), st.integers(1, 12), st.integers(1, 1000))
+    cells = draw(st.lists(cell, min_size=1, max_size=6))
+    run = draw(st.sampled_from([1, 1, 1, 2, 3]))
+    return {
+        "cells": cells,
+        "micro_batches_per_step": run * draw(st.integers(1, 9 // run)),
+        "seed": draw(st.integers(0, 2**40)),
+        "run": run,
+        "legs": draw(st.one_of(st.just(()), curricula(len(cells), run))),
+        "clips_per_block": draw(st.sampled_from([None, 1, 5, 17])),
+        "blocks_together": draw(st.integers(1, 4)),
+    }
+
+
+plans = settings_of_plans().map(lambda settings: plan(**settings))
 
 
 def rows_of(plan: Plan, step: int) -> list[tuple[int, list[int]]]:

@@ -71,6 +71,8 @@ def mixture(legs: Sequence[Leg], cells: Sequence[str], *, run: int = 1) -> inter
             raise ValueError(f"a ramp of {leg.ramp_turns} turns does not end before the next leg begins")
         if leg.ramp_turns:
             start, pieces = parts[-1]
+            if pieces[-1][0] == leg.first - start:  # the phase before was a ramp throughout
+                pieces.pop()
             pieces += [(leg.first - start + at, w) for at, w in _ramp(rows[number - 1], row, leg, run)]
             pieces.append((leg.first - start + leg.ramp_turns, row))
         else:
