@@ -56,6 +56,7 @@ COLUMNS: dict[str, tuple[Any, str]] = {
     "text_offset": (pa.int64(), "first byte of the caption's own member; null when there is none"),
     "text_size": (pa.int64(), "bytes of that caption"),
     "text_crc32c": (pa.uint32(), "CRC-32C of that caption"),
+    "rendition": (_WORD, "copy (the bytes of the file), trim, transcode or proxy; null when not known"),
     "width": (pa.int32(), "px, as displayed; null when not known"),
     "height": (pa.int32(), "px, as displayed; null when not known"),
     "fps": (pa.float64(), "frames/s; null when not known"),
@@ -71,7 +72,7 @@ _HASHES = ("structure_hash", "content_hash")
 _STRUCTURE = ("clip_id", "fold", "level", "width", "height", "num_frames", "fps")
 _CONTENT = ("clip_id", "video_crc32c", "video_size", "caption")
 # Not read when an index is opened: long, or wanted by few.
-_LATER = ("caption", "text_offset", "text_size", "text_crc32c", "frame_map")
+_LATER = ("caption", "text_offset", "text_size", "text_crc32c", "frame_map", "rendition")
 _DICTIONARIES = [name for name, (dtype, _) in COLUMNS.items() if dtype == _WORD]
 
 _AGAIN = "Run `vidcurate build-shards` again, into another folder or with overwrite: true."
@@ -175,10 +176,10 @@ def _columns_fit(names: list[str], path: Path) -> None:
 def write_index(folder: Path, rows: Mapping[str, Any]) -> str:
     """Write `folder`/index.parquet from columns of equal length and return the file's SHA-256, as hex.
 
-    `rows` has every column of COLUMNS but the two hashes, as arrays or lists in any order of rows; frame maps
-    and the places of a caption's own member may be left out. The file appears whole or not at all; the same
-    rows give the same bytes. Raises ShardError when a clip id or a key
-    occurs twice, StorageError when the disk refuses.
+    `rows` has every column of COLUMNS but the two hashes, as arrays or lists in any order of rows; frame
+    maps, renditions and the places of a caption's own member may be left out. The file appears whole or not at
+    all; the same rows give the same bytes. Raises ShardError when a clip id or a key occurs twice,
+    StorageError when the disk refuses.
     """
     path = folder / INDEX_NAME
     names = [name for name in SCHEMA.names if name not in _HASHES]

@@ -22,7 +22,7 @@ from pydantic import Field
 from vidcurate import schema, table, tar
 from vidcurate.errors import InputError, StageError
 from vidcurate.recipe import Recipe
-from vidcurate.transcode import TranscodeSpec, ffmpeg_version
+from vidcurate.transcode import ProxySpec, TranscodeSpec, ffmpeg_version
 
 LAYOUT = "vidcurate-shards-2"  # changes whenever the same plan would give other bytes
 
@@ -38,6 +38,8 @@ _FILE_FACTS = {
     "sample_aspect_ratio", "is_variable_fps", "bit_rate", "has_audio", "audio_codec",
 }  # fmt: skip
 _UNRECONCILED = re.compile(r"_from_(metadata|header|index|decode)$")
+ENCODED = ("transcode", "proxy")  # the modes that encode every clip anew
+_PROXY_BYTES_PER_PIXEL = 0.05  # a guess for the plan: what H.264 takes at these settings, rather too much
 _EXTENSION = re.compile(r"[a-z0-9]{1,8}")
 _ROWS_AT_ONCE = 65_536
 
@@ -51,21 +53,25 @@ class ShardSpec(Recipe):
         ge=1,
         description="most bytes of a shard; a larger clip gets a shard of its own",
     )
-    mode: Literal["copy", "trim", "transcode"] = Field(
+    mode: Literal["copy", "trim", "transcode", "proxy"] = Field(
         default="copy",
         description="copy: the files' own bytes; trim: rows with an interval are cut at key frames; "
-        "transcode: every clip is encoded anew, exact to the frame",
+        "transcode: every clip is encoded anew, exact to the frame; proxy: the same, small, many key frames",
     )
     seed: int = Field(default=0, ge=0, description="another seed is another order of the clips")
     overwrite: bool = Field(
         default=False, description="replace a different set of shards in the same folder instead of refusing"
     )
     transcode: TranscodeSpec = Field(default=TranscodeSpec(), description="how mode: transcode encodes")
+    proxy: ProxySpec = Field(default=ProxySpec(), description="how mode: proxy encodes")
 
     def lasting(self) -> dict[str, Any]:
         """Return the settings that decide the bytes of the shards, as plain JSON values."""
-        left_out = {"overwrite"} if self.mode == "transcode" else {"overwrite", "transcode"}
-        return self.model_dump(mode="json", exclude=left_out)
+        return self.model_dump(mode="json", exclude={"overwrite", *ENCODED} - {self.mode})
+
+    def encoding(self) -> TranscodeSpec:
+        """Return how the mode encodes clips anew."""
+        return self.proxy if self.mode == "proxy" else self.transcode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +115,7 @@ def extension_of(video_path: str) -> str:
 
 def is_cut(row: Mapping[str, Any], mode: str) -> bool:
     """Say whether the clip of `row` is cut out of its file under `mode`, rather than copied whole."""
-    return mode == "transcode" or bool(row.get("start_seconds")) or row.get("end_seconds") is not None
+    return mode in ENCODED or bool(row.get("start_seconds")) or row.get("end_seconds") is not None
 
 
 def clip_facts(row: Mapping[str, Any], mode: str) -> dict[str, Any]:
@@ -198,6 +204,15 @@ def _share(row: Mapping[str, Any], mode: str) -> float:
     return float(min(1.0, max(0.0, wanted / whole)))
 
 
+def _proxy_pixels(row: Mapping[str, Any], spec: ProxySpec) -> float:
+    """Return how many pixels the proxy of a clip has, infinity where its size or length is not known."""
+    height, width, frames = row.get("height"), row.get("width"), row.get("num_frames")
+    if not height or not width or not frames:
+        return float("inf")
+    scale = min(1.0, (spec.short_side_px or min(height, width)) / min(height, width))
+    return float(frames * height * width * scale * scale)
+
+
 def _measure(clips: pl.DataFrame, spec: ShardSpec) -> Iterator[tuple[int, bytes]]:
     """Yield for each clip its bytes in a tar and the digest of what it is made of."""
     tool = ffmpeg_version().encode() if spec.mode != "copy" else b""
@@ -213,7 +228,10 @@ def _measure(clips: pl.DataFrame, spec: ShardSpec) -> Iterator[tuple[int, bytes]
             size = row.pop("_size")
             payload = as_json(clip_facts(row, spec.mode))
             caption = (row.get("caption") or "").encode()
-            parts = (len(payload), round(size * _share(row, spec.mode)), len(caption))
+            video = size * _share(row, spec.mode)
+            if spec.mode == "proxy":
+                video = min(video, _proxy_pixels(row, spec.proxy) * _PROXY_BYTES_PER_PIXEL)
+            parts = (len(payload), round(video), len(caption))
             text = payload + f" {size} {row['sample_key']} ".encode()
             digest = hashlib.blake2b(
                 text + (tool if is_cut(row, spec.mode) else b""), digest_size=16
@@ -279,9 +297,7 @@ def make_plan(run: Path, stage: str, spec: ShardSpec, *, videos: Path) -> ShardP
     whole = hashlib.sha256(f"{LAYOUT} {settings}".encode())
     shards: list[PlannedShard] = []
     for name, (fold, level), first, end in cut(groups, [size for size, _ in in_order], spec):
-        content = hashlib.sha256(
-            f"{LAYOUT} {spec.mode} {settings if spec.mode == 'transcode' else ''}".encode()
-        )
+        content = hashlib.sha256(f"{LAYOUT} {spec.mode} {settings if spec.mode in ENCODED else ''}".encode())
         for _, clip_digest in in_order[first:end]:
             content.update(clip_digest)
         whole.update(name.encode() + content.digest())

@@ -35,7 +35,7 @@ MAY_HEAL = ("missing", "size_changed", "unreadable")
 PLACES = (
     "json_offset", "json_size", "json_crc32c",
     "video_offset", "video_size", "video_crc32c", "video_extension",
-    "text_offset", "text_size", "text_crc32c", "frame_map",
+    "text_offset", "text_size", "text_crc32c", "frame_map", "rendition",
 )  # fmt: skip
 CHANGED_BY_A_CUT = ("width", "height", "fps", "num_frames", "duration_seconds")
 
@@ -115,7 +115,7 @@ def _add_sample(
         if task.spec.mode == "trim":
             cut = transcode.trim_video(path, *interval)
         else:
-            cut = transcode.transcode_video(path, *interval, task.spec.transcode)
+            cut = transcode.transcode_video(path, *interval, task.spec.encoding())
         facts |= cut.facts
         changed = {name: cut.facts[name] for name in CHANGED_BY_A_CUT if name in cut.facts}
     payload = as_json(facts)
@@ -130,7 +130,7 @@ def _add_sample(
     place += [offset, size, crc, extension]
     caption = (row.get("caption") or "").encode()
     place += [writer.add(f"{key}.txt", caption), len(caption), crc32c(caption)]
-    place.append(_frame_map(cut.payload if cut else path))
+    place += [_frame_map(cut.payload if cut else path), task.spec.mode if cut else "copy"]
     return place, changed
 
 

@@ -50,6 +50,18 @@ class TranscodeSpec(Recipe):
     )
 
 
+class ProxySpec(TranscodeSpec):
+    """How `mode: proxy` encodes: small, and with key frames so close that any frame is a few frames away."""
+
+    crf: int = Field(default=20, ge=0, le=51, description="quality; lower is better and larger")
+    gop_frames: int = Field(default=8, ge=1, description="most frames from one key frame to the next")
+    short_side_px: int | None = Field(
+        default=256,
+        ge=16,
+        description="scale larger clips down so that their shorter side is this; never up",
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
     """A clip cut out of its file. `facts` are the columns that are no longer what the file's table said."""

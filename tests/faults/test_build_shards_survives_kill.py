@@ -6,28 +6,32 @@ spoil the next run). After each kill every tar that has its final name must be w
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.shard_runs import contents, make_run, rows
-from vidcurate import index
+from vidcurate import index, interop
 from vidcurate.shards import ShardSpec, run_build_shards
 
 CODE = textwrap.dedent("""
     import sys
     from pathlib import Path
+    from vidcurate import interop
     from vidcurate.shards import ShardSpec, run_build_shards
     folder, out, workers = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     def told(done, total, unit):
         print(done, flush=True)
     run_build_shards(folder / "run", ShardSpec(max_clips=4), videos=folder / "videos", out=out,
                      num_workers=workers, progress=told)
+    interop.export(out, interop.READERS, num_workers=workers)
     print("end", flush=True)
 """)
 SPEC = ShardSpec(max_clips=4)
@@ -53,8 +57,9 @@ def kill(child: "subprocess.Popen[str]", *, group: bool) -> None:
     child.stdout.close()
 
 
-def finish(folder: Path, out: Path) -> None:
-    run_build_shards(folder / "run", SPEC, videos=folder / "videos", out=out)
+def finish(folder: Path, out: Path, spec: ShardSpec = SPEC) -> None:
+    run_build_shards(folder / "run", spec, videos=folder / "videos", out=out)
+    interop.export(out, interop.READERS)
 
 
 @pytest.fixture(scope="module")
@@ -88,14 +93,17 @@ def seconds(folder: Path) -> dict[int, float]:
 
 def whole_or_absent(out: Path, whole: dict[str, str]) -> None:
     """Assert that whatever a reader would take is whole."""
-    seen = {path.name for path in out.glob("*") if not path.name.startswith(".")}
     found = contents(out)
+    seen = {name for name in found if not name.startswith(".") or name.startswith(".nv-meta/")}
     for name in seen:
         assert found[name] == whole[name], f"{name} is not what an undisturbed run writes"
     if "index.parquet" in seen:
         index.read_index(out)
     if "manifest.json" in seen:
-        assert seen == {name for name in whole}
+        of_readers = {name for name in whole if interop.is_ours(name.partition("/")[0], set(whole))}
+        assert seen >= whole.keys() - of_readers
+    if any(name.startswith(".nv-meta/") for name in seen):
+        assert seen >= {name for name in whole if name.startswith(".nv-meta/")}
 
 
 @pytest.mark.parametrize("moment", range(8))
@@ -144,8 +152,37 @@ def test_killed_while_it_overwrites_another_set(
         time.sleep(share * seconds[1])
         kill(child, group=True)
         whole_or_absent(out, whole)
-    run_build_shards(folder / "run", replace, videos=folder / "videos", out=out)
+    finish(folder, out, replace)
     assert contents(out) == whole
+
+
+@pytest.mark.soak
+def test_killed_a_hundred_times_at_random_moments(
+    folder: Path, whole: dict[str, str], seconds: dict[int, float], tmp_path: Path
+) -> None:
+    """Each kill ends a fresh run, with 1 or 2 workers, the group or the parent alone, anywhere on its way."""
+    draw = random.Random(100)
+    reached = Counter[str]()
+    for number in range(100):
+        out = tmp_path / str(number)
+        workers = 1 + number % 2
+        child = start(folder, out, workers)
+        time.sleep(draw.random() * seconds[workers])
+        kill(child, group=number % 4 < 2)
+        whole_or_absent(out, whole)
+        names = set(contents(out))
+        steps = (
+            "index.json",
+            ".nv-meta/index.sqlite",
+            "train-level1-000000.idx",
+            "manifest.json",
+            "index.parquet",
+        )
+        reached[next((step for step in steps if step in names), "tars")] += 1
+        finish(folder, out)
+        assert contents(out) == whole, f"kill {number}"
+        shutil.rmtree(out)
+    print(f"killed while the last thing there was: {dict(reached)}")
 
 
 def test_orphaned_workers_stop_by_themselves(
@@ -180,6 +217,7 @@ def _alive_in_session(session: int) -> list[int]:
 AT_OPERATION = textwrap.dedent("""
     import os, signal, sys
     from pathlib import Path
+    from vidcurate import interop
     from vidcurate.shards import ShardSpec, run_build_shards
     folder, out, stop = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     count = 0
@@ -193,6 +231,7 @@ AT_OPERATION = textwrap.dedent("""
     sys.addaudithook(hook)
     run_build_shards(folder / "run", ShardSpec(max_clips=20, overwrite=True), videos=folder / "videos",
                      out=Path(out))
+    interop.export(Path(out), interop.READERS)
     print(count)
 """)
 
@@ -206,7 +245,7 @@ def _at_operation(folder: Path, out: Path, operation: int) -> "subprocess.Comple
 
 def _killed_before_operations(folder: Path, tmp_path: Path, number_of_moments: int | None) -> None:
     spec, other = ShardSpec(max_clips=20), ShardSpec(max_clips=30)
-    run_build_shards(folder / "run", spec, videos=folder / "videos", out=tmp_path / "expected")
+    finish(folder, tmp_path / "expected", spec)
     expected = contents(tmp_path / "expected")
     for has_other_set in (False, True):
         out = tmp_path / f"other{has_other_set}"
@@ -224,9 +263,7 @@ def _killed_before_operations(folder: Path, tmp_path: Path, number_of_moments: i
                 index_path, manifest_path = out / "index.parquet", out / "manifest.json"
                 if index_path.exists() or manifest_path.exists():
                     index.read_index(out)  # whatever is there fits together
-            run_build_shards(
-                folder / "run", spec.model_copy(update={"overwrite": True}), videos=folder / "videos", out=out
-            )
+            finish(folder, out, spec.model_copy(update={"overwrite": True}))
             assert contents(out) == expected, f"killed before file operation {operation} of {total}"
 
 
