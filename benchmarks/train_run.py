@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rows import cpu, keep, row
+from rows import Row, as_table, cpu, keep, row
 
 HERE = Path(__file__).resolve().parent
 UNSTEADY = 3  # updates after each start that count for no rate
@@ -107,8 +107,10 @@ def rate_of(updates: list[dict[str, Any]]) -> float:
     return float(sum(line["tokens"] for line in updates) / sum(line["seconds"] for line in updates))
 
 
-def report(run: Path, ranks: int, then_ranks: int, extra: int, name: str, keep_it: bool) -> None:
-    """Print, and keep, the run's figures; the last `extra` updates were made on `then_ranks`."""
+def report(
+    run: Path, ranks: int, then_ranks: int, extra: int, hardware: str, gpu_gib: float | None
+) -> list[Row]:
+    """Return the run's figures; the last `extra` updates were made on `then_ranks`."""
     updates, events = lines(run / "metrics.jsonl"), lines(run / "events.jsonl")
     even = steady(updates[:-extra], events)
     others = steady(updates[-extra:], events)
@@ -116,8 +118,6 @@ def report(run: Path, ranks: int, then_ranks: int, extra: int, name: str, keep_i
     tenth = max(1, len(updates) // 10)
     first = statistics.mean(line["loss"] for line in updates[:tenth])
     last = statistics.mean(line["loss"] for line in updates[-tenth:])
-    gpu = torch.cuda.is_available()
-    hardware = f"{ranks} x {torch.cuda.get_device_name()}" if gpu else cpu()
     update_seconds = sum(line["seconds"] for line in even) / len(even)
     rate = rate_of(even)
     clocks = [line["data_seconds"] / line["seconds"] for line in even]
@@ -139,21 +139,15 @@ def report(run: Path, ranks: int, then_ranks: int, extra: int, name: str, keep_i
             row("tokens/s of a rank", rate / ranks, "tokens/s", peer=f"the run gone on with on {then_ranks}",
                 peer_value=rate_of(others) / then_ranks, goal=">= 0.97", hardware=hardware)
         )  # fmt: skip
-    if gpu:
-        peak = max(line["peak_gib"] for line in updates)
-        total = torch.cuda.get_device_properties(0).total_memory / 2**30
+    if gpu_gib:
+        peak = max(line["peak_gib"] for line in updates[:-extra])
         rows.append(
-            row("peak memory of the first rank", peak, "GiB", peer="the GPU's", peer_value=total,
+            row("peak memory of the first rank", peak, "GiB", peer="the GPU's", peer_value=gpu_gib,
                 higher_is_better=False, hardware=hardware)
         )  # fmt: skip
-    if keep_it:
-        keep(name, rows)
-    else:
-        from rows import as_table
-
-        print(as_table(rows))
     if not last < first:
         raise SystemExit(f"the loss did not fall: {first:.4f} to {last:.4f}")
+    return rows
 
 
 def main() -> None:
@@ -191,9 +185,16 @@ def main() -> None:
     train(recipe, run, given.ranks, settings(given.steps))
     train(recipe, run, given.then_ranks, settings(given.steps + given.then_steps))
     check(run, given.steps + given.then_steps)
-    hardware = torch.cuda.get_device_name().split()[-1].lower() if torch.cuda.is_available() else "cpu"
-    name = f"train_run_{given.ranks}x{hardware}"
-    report(run, given.ranks, given.then_ranks, given.then_steps, name, given.keep)
+    hardware, kind, gib = cpu(), "cpu", None
+    if torch.cuda.is_available():
+        name = torch.cuda.get_device_name()
+        hardware, kind = f"{given.ranks} x {name}", name.split()[-1].lower()
+        gib = torch.cuda.get_device_properties(0).total_memory / 2**30
+    rows = report(run, given.ranks, given.then_ranks, given.then_steps, hardware, gib)
+    if given.keep:
+        keep(f"train_run_{given.ranks}x{kind}", rows)
+    else:
+        print(as_table(rows))
 
 
 if __name__ == "__main__":
