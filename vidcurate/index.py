@@ -177,8 +177,8 @@ def write_index(folder: Path, rows: Mapping[str, Any]) -> str:
     """Write `folder`/index.parquet from columns of equal length and return the file's SHA-256, as hex.
 
     `rows` has every column of COLUMNS but the two hashes, as arrays or lists in any order of rows; frame
-    maps, renditions and the places of a caption's own member may be left out. The file appears whole or not at
-    all; the same rows give the same bytes. Raises ShardError when a clip id or a key occurs twice,
+    maps, renditions and the places of a caption's own member may be left out. The file appears whole or not
+    at all; the same rows give the same bytes. Raises ShardError when a clip id or a key occurs twice,
     StorageError when the disk refuses.
     """
     path = folder / INDEX_NAME
