@@ -37,7 +37,7 @@ def _scaler(source: str, crop: str, height: int, width: int, flags: str) -> Grap
     return graph
 
 
-def _turn(frame: Any) -> tuple[bool, bool, bool]:
+def turn_of(frame: Any) -> tuple[bool, bool, bool]:
     """Return whether the picture must be transposed, then flipped left to right, then upside down.
 
     The display matrix maps (x, y) to (a·x + c·y, b·x + d·y); it says rotations and reflections alike
@@ -80,7 +80,7 @@ def chain_of(frame: Any, sample_aspect_ratio: float, height: int, width: int) ->
 
 def cover(frame: Any, height: int, width: int, sample_aspect_ratio: float) -> NDArray[np.uint8]:
     """Return the middle of the frame, upright, as uint8 RGB (height, width, 3): a view of FFmpeg's memory."""
-    transposed, mirrored, upside_down = _turn(frame)
+    transposed, mirrored, upside_down = turn_of(frame)
     if transposed:
         height, width = width, height
     crop, flags = chain_of(frame, sample_aspect_ratio, height, width)
