@@ -131,6 +131,7 @@ def test_clips_removed_keep_their_places_through_spares(tmp_path: Path) -> None:
     again = run.go_on(21, {name: clip for name, clip in run.made.items() if name != "clip/9"})
     assert run.changes[-1].with_gaps
     assert run.told(21) == told[: len(run.told(21))]
+    assert not any({"clip/9", *gone} & set(batch) for _, batch in run.told(40, 21))
     # The next change that makes a plan anew lets go of the places.
     run.go_on(30, {**run.made, **clips([100])})
     assert not run.changes[-1].with_gaps
@@ -165,6 +166,29 @@ def test_each_clip_added_is_shown_once_before_any_clip_of_its_cell_is_shown_agai
             told = shown[cell.name]
             again = next(n for n, clip in enumerate(told) if clip in told[:n])
             assert new <= set(told[:again])
+
+
+def test_a_cell_that_was_away_and_a_clip_that_comes_back_go_on(tmp_path: Path) -> None:
+    run = Run(tmp_path, clips(range(24)))
+    run.go_on(5, spec=SPEC.model_copy(update={"levels": (1,)}))
+    run.go_on(9, {name: clip for name, clip in run.made.items() if name != "clip/2"}, run.spec)
+    assert not any(cell.startswith("level-2") for cell, _ in run.told(12, 5))
+    run.go_on(12, clips(range(24)), SPEC)  # clip/2, of level 2, too
+    shown: dict[str, list[str]] = {}
+    for cell, batch in run.told(60):
+        shown.setdefault(cell, []).extend(batch)
+    for cell in run.plan.cells:
+        names = run.names(run.plan, cell.rows.tolist())
+        assert set(names) <= set(shown[cell.name])
+        if cell.name.startswith("level-2") and "clip/2" not in names:  # as if it had never been away
+            for first in range(0, len(shown[cell.name]) - len(names) + 1, len(names)):
+                assert sorted(shown[cell.name][first : first + len(names)]) == sorted(names)
+    # A clip whose place a spare had, and which is back.
+    run.go_on(60, {name: clip for name, clip in run.made.items() if name != "clip/4"})
+    assert run.changes[-1].with_gaps
+    run.go_on(66, clips(range(24)))
+    assert not any("clip/4" in batch for _, batch in run.told(66, 60))
+    assert any("clip/4" in batch for _, batch in run.told(90, 66))
 
 
 def test_only_edited_content_changes_nothing_of_the_order(tmp_path: Path) -> None:
