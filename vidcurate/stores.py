@@ -77,9 +77,8 @@ def new_store(folder: str, seconds: float, retry: Mapping[str, Any]) -> Any:
     from obstore.exceptions import BaseError
     from obstore.store import from_url
 
-    options: dict[str, Any] = {"timeout": timedelta(seconds=seconds)}
-    if folder.startswith("http://"):
-        options["allow_http"] = True
+    # Plain http is spoken only where the URL, or the endpoint in the environment, says http://.
+    options: dict[str, Any] = {"timeout": timedelta(seconds=seconds), "allow_http": True}
     try:
         return from_url(folder, client_options=options, retry_config=dict(retry))
     except (BaseError, ValueError) as error:
