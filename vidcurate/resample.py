@@ -1,8 +1,8 @@
 """Which frames of a clip stand for a sample at another frame rate: for each time, the nearest frame.
 
 Of two frames equally near, the later. (FFmpeg's `fps` filter asks another question: which frame is shown in
-the middle of a time's slot.) Times count from the first frame of the sample. With a frame map the clip's own times
-decide, also at a variable rate; without one its frames are taken to be evenly spaced. Everything here is
+the middle of a time's slot.) Times count from the first frame of the sample. With a frame map the clip's own
+times decide, also at a variable rate; without one its frames are taken to be evenly spaced. All this is
 arithmetic on whole numbers or on one product of two doubles, so every machine finds the same frames.
 """
 
