@@ -8,6 +8,7 @@ import ctypes
 import json
 import os
 import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -31,22 +32,33 @@ def faults(monkeypatch: pytest.MonkeyPatch, folder: Path, wanted: dict[str, tupl
     monkeypatch.setattr(decode_pool, "_PROGRAM", _PROGRAM)
 
 
-def hang_in_c() -> NoReturn:
+def hang_in_c(channel: int) -> NoReturn:
     """Sleep in C with the GIL held: no other Python thread runs, no Python signal handler is called."""
     libc = ctypes.PyDLL(None)
     while True:
         libc.sleep(3600)
 
 
-def crash_in_c() -> None:
+def crash_in_c(channel: int) -> None:
     ctypes.string_at(0)
 
 
-def stop_itself() -> None:
+def stop_itself(channel: int) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-FAULTS: dict[str, Callable[[], object]] = {"hang": hang_in_c, "crash": crash_in_c, "stop": stop_itself}
+def go_deaf(channel: int) -> None:
+    """Answer this task, and be gone when the next is sent."""
+    with socket.socket(fileno=os.dup(channel)) as theirs:
+        theirs.shutdown(socket.SHUT_RD)
+
+
+FAULTS: dict[str, Callable[[int], object]] = {
+    "hang": hang_in_c,
+    "crash": crash_in_c,
+    "stop": stop_itself,
+    "deaf": go_deaf,
+}
 
 
 def main(*descriptors: int) -> None:
@@ -61,7 +73,7 @@ def main(*descriptors: int) -> None:
             done = count.stat().st_size if count.exists() else 0
             if phase == "decode" and done < times:
                 count.write_text("." * (done + 1))
-                FAULTS[name]()
+                FAULTS[name](descriptors[0])
 
         return decode(task, told)
 

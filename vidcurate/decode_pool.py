@@ -163,9 +163,7 @@ class DecodePool:
                 self._recycle()
                 self._fill()
                 self._hand_out()
-                due = min((worker.due for worker in self._workers), default=float("inf"))
-                wait = None if due == float("inf") else max(0.0, due - time.monotonic())
-                for ready, _ in self._selector.select(wait):
+                for ready, _ in self._selector.select(self._seconds_to_wait()):
                     if ready.data is None:
                         self._listener.recv(1 << 12)
                     else:
@@ -178,6 +176,13 @@ class DecodePool:
                 self._error = error
         finally:
             self._end()
+
+    def _seconds_to_wait(self) -> float | None:
+        """Return how long nothing has to be done if nothing happens; None: for ever."""
+        if len(self._workers) < self._num_workers:  # one was found dead when it was to be given a task
+            return 0.0
+        due = min(worker.due for worker in self._workers)
+        return None if due == float("inf") else max(0.0, due - time.monotonic())
 
     def _fill(self) -> None:
         while len(self._workers) < self._num_workers:
