@@ -1,24 +1,30 @@
 """How long until step t is known? And how long to plan 20 M clips?
 
-    python benchmarks/order.py [--clips N] [--cells N]
+    python benchmarks/order.py [--clips N] [--cells N] [--out NAME]
 
-A step is asked for far into a run, as after a restart: nothing is kept from steps before. The peer shuffles
-as loaders do, one numpy permutation per pass and cell, and must make those that the step falls in.
-Planning hashes the ids and puts every clip into its bucket of the published third stage; the peer is that
-stage's own rule, row by row, timed on some rows and scaled. One process, one thread.
+A step is asked for far into a run, as after a restart: nothing is kept from steps before. So it is for a plan
+of constant weights, for one in the middle of a ramp from one level to the next, and for one over blocks of
+shards. The peer shuffles as loaders do, one numpy permutation per pass and cell, and must make those that the
+step falls in. Planning hashes the ids and puts every clip into its bucket of the published third stage; the
+peer is that stage's own rule, row by row, timed on some rows and scaled. One process, one thread.
 """
 
 import argparse
+import math
 import tracemalloc
+from collections.abc import Sequence
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from rows import best_seconds, keep, row
+from numpy.typing import NDArray
+from rows import Row, best_seconds, keep, row
 
-from vidcurate import buckets, draws, order
+from vidcurate import block_order, buckets, draws, order
 from vidcurate.buckets import Bucket, BucketSpec
+from vidcurate.curriculum import Leg
 
 M = 64
 TABLE = {
@@ -35,10 +41,15 @@ TABLE = {
 }
 
 
-def make_plan(num_clips: int, num_cells: int) -> order.Plan:
-    """Return a plan of cells of equal size whose micro-batches hold 2 to 17 clips."""
+CLIPS_PER_SHARD, SHARDS_PER_BLOCK, BLOCKS_TOGETHER = 1000, 4, 8
+RAMP_STEPS = 10**6
+
+
+def make_cells(num_clips: int, num_cells: int, *, in_blocks: bool = False) -> list[order.Cell]:
+    """Return cells of equal size whose micro-batches hold 2 to 17 clips, each with clips in every shard."""
     hashes = draws.mix(np.arange(num_clips, dtype=np.uint64))
     cells = []
+    num_blocks = -(-num_clips // (CLIPS_PER_SHARD * SHARDS_PER_BLOCK))
     for number, rows in enumerate(np.array_split(np.arange(num_clips), num_cells)):
         shape = Bucket(
             resolution="240p",
@@ -48,8 +59,54 @@ def make_plan(num_clips: int, num_cells: int) -> order.Plan:
             width=426,
             micro_batch_size=2 + number % 16,
         )
-        cells.append(order.make_cell(f"cell-{number:03d}", shape, rows, hashes[rows], 1 + 7 * number % 31))
-    return order.make_plan(cells, seed=1, micro_batches_per_step=M)
+        cells.append(
+            order.make_cell(
+                f"cell-{number:03d}",
+                shape,
+                rows,
+                hashes[rows],
+                1 + 7 * number % 31,
+                block=np.arange(len(rows)) * num_blocks // len(rows) if in_blocks else None,
+                num_blocks=num_blocks,
+                blocks_together=BLOCKS_TOGETHER,
+            )
+        )
+    return cells
+
+
+def legs_of(cells: Sequence[order.Cell]) -> list[Leg]:
+    """Return a curriculum of four levels, a quarter of the cells each, that lead over to each other."""
+    levels = [cells[number::4] for number in range(4)]
+    return [
+        Leg(
+            first=number * RAMP_STEPS * M,
+            weights={cell.name: cell.weight for cell in level},
+            ramp_turns=RAMP_STEPS * M if number else 0,
+            ramp="cosine",
+        )
+        for number, level in enumerate(levels)
+    ]
+
+
+def cold_steps(plan: order.Plan, steps: Sequence[int]) -> float:
+    """Return the seconds of the slowest of these steps: of each the best of three, all caches empty."""
+    worst = 0.0
+    for step in steps:
+        best = math.inf
+        for _ in range(3):
+            for cached in (draws._small_permutation, block_order._order, block_order._pass):
+                cached.cache_clear()
+            start = perf_counter()
+            order.step_micro_batches(plan, step)
+            best = min(best, perf_counter() - start)
+        worst = max(worst, best)
+    return worst
+
+
+def blocks_read(plan: order.Plan, block: NDArray[np.int64], num_steps: int) -> float:
+    """Return the share of all blocks that so many steps in a row read from; `block` is that of each row."""
+    rows = [batch.rows for step in range(num_steps) for batch in order.step_micro_batches(plan, step)]
+    return len(np.unique(block[np.concatenate(rows)])) / (int(block.max()) + 1)
 
 
 def peer_step(plan: order.Plan, step: int) -> int:
@@ -66,49 +123,100 @@ def peer_step(plan: order.Plan, step: int) -> int:
     return found
 
 
+def step_row(what: str, seconds: float, of_peer: float) -> Row:
+    """Return the row of the slowest of some steps, against the peer's median."""
+    return row(
+        what,
+        seconds * 1000,
+        "ms",
+        peer="numpy permutation per pass and cell",
+        peer_value=of_peer,
+        goal="<= 50 ms",
+        higher_is_better=False,
+    )
+
+
+def locality_row(cells: Sequence[order.Cell], size: str) -> Row:
+    """Return the row of how many shards 200 steps read from, every clip shown equally often."""
+    even = [replace(cell, weight=math.lcm(*range(2, 18)) // cell.micro_batch_size) for cell in cells]
+    block = np.empty(sum(len(cell.rows) for cell in even), dtype=np.int64)
+    for cell in even:
+        assert cell.blocks
+        block[cell.rows] = np.repeat(np.arange(len(cell.blocks.sizes)), cell.blocks.sizes)
+    shares = [
+        blocks_read(order.make_plan(kind, seed=1, micro_batches_per_step=M), block, 200)
+        for kind in (even, [replace(cell, blocks=None) for cell in even])
+    ]
+    return row(
+        f"shards that 200 steps read from, over blocks, {size}",
+        100 * shares[0],
+        "%",
+        peer="a shuffle over all clips",
+        peer_value=100 * shares[1],
+        higher_is_better=False,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clips", type=int, default=20_000_000)
     parser.add_argument("--cells", type=int, default=64)
+    parser.add_argument("--out", default="order")
     options = parser.parse_args()
     millions = f"{options.clips / 1e6:g} M clips"
+    size = f"{millions}, {options.cells} cells, {M} micro-batches"
     results = []
 
-    plan = make_plan(options.clips, options.cells)
+    cells = make_cells(options.clips, options.cells)
+    plan = order.make_plan(cells, seed=1, micro_batches_per_step=M)
     steps = np.random.default_rng(0).integers(0, 10**9, 20).tolist()
-    worst, spent = 0.0, []
+    spent = []
     for step in steps:
-        start = perf_counter()
-        order.step_micro_batches(plan, step)
-        worst = max(worst, perf_counter() - start)
         start = perf_counter()
         peer_step(plan, step)
         spent.append(perf_counter() - start)
+    of_peer = float(np.median(spent)) * 1000
+    worst = cold_steps(plan, steps)
+    results.append(step_row(f"any step below 10^9 from cold, {size}", worst, of_peer))
+
+    start = perf_counter()
+    drifting = order.make_plan(cells, seed=1, micro_batches_per_step=M, legs=legs_of(cells))
+    made = perf_counter() - start
+    in_ramp = [RAMP_STEPS + step % (3 * RAMP_STEPS) for step in steps]
+    results.append(
+        step_row(f"any step of three ramps from cold, {size}", cold_steps(drifting, in_ramp), of_peer)
+    )
     results.append(
         row(
-            f"any step below 10^9 from cold, {millions}, {options.cells} cells, {M} micro-batches",
-            worst * 1000,
+            f"a plan with three ramps, {size}",
+            made * 1000,
             "ms",
-            peer="numpy permutation per pass and cell",
-            peer_value=float(np.median(spent)) * 1000,
-            goal="<= 50 ms",
+            peer="any step of it",
+            peer_value=cold_steps(drifting, in_ramp) * 1000,
             higher_is_better=False,
         )
     )
-    start = perf_counter()
-    for rank in range(8):
-        order.shares(plan, steps[0], 192)[rank]
+    del drifting, cells
+
+    cells = make_cells(options.clips, options.cells, in_blocks=True)
+    blocked = order.make_plan(cells, seed=1, micro_batches_per_step=M)
+    what = f"{SHARDS_PER_BLOCK} shards a block, {BLOCKS_TOGETHER} together"
+    results.append(
+        step_row(f"any step from cold over blocks, {what}, {size}", cold_steps(blocked, steps), of_peer)
+    )
+    results.append(locality_row(cells, size))
+    del blocked, cells
+    dealing, _ = best_seconds(lambda: order.shares(plan, steps[0], 192))
     results.append(
         row(
             f"which of {M} micro-batches rank r of 192 runs",
-            (perf_counter() - start) / 8 * 1000,
+            dealing * 1000,
             "ms",
             peer="all of the step's clips",
             peer_value=worst * 1000,
             higher_is_better=False,
         )
     )
-    del plan
 
     rng = np.random.default_rng(0)
     shapes = np.array(
@@ -150,7 +258,7 @@ def main() -> None:
             higher_is_better=False,
         )
     )
-    keep("order", results)
+    keep(options.out, results)
 
 
 if __name__ == "__main__":

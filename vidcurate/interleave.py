@@ -242,46 +242,6 @@ def chained(parts: Sequence[tuple[int, Mixture]]) -> Mixture:
     return Mixture(tuple(spans))
 
 
-def with_streams(mix: Mixture, places: Sequence[int], num_streams: int) -> Mixture:
-    """Return the same turns among more streams: stream i becomes number `places[i]` of `num_streams`.
-
-    The others have the weight 0. `places` must rise, so that the turns stay the same.
-    """
-    if len(places) != mix.num_streams or any(a >= b for a, b in pairwise(places)):
-        raise ValueError(f"{mix.num_streams} streams need as many places that rise, got {list(places)[:8]}")
-
-    def wide(weights: Weights) -> list[int]:
-        row = [0] * num_streams
-        for place, weight in zip(places, weights, strict=True):
-            row[place] = weight
-        return row
-
-    return chained(
-        [
-            (span.first, drifting([(first, wide(weights)) for first, weights in span.pieces], run=span.run))
-            for span in mix.spans
-        ]
-    )
-
-
-def from_turn(mix: Mixture, position: int) -> Mixture:
-    """Return the mixture with the weights that `mix` has from `position` on, to be chained on there.
-
-    `position` must begin a run.
-    """
-    parts: list[tuple[int, Mixture]] = []
-    ends = [*(span.first for span in mix.spans[1:]), None]
-    for span, end in zip(mix.spans, ends, strict=True):
-        if end is not None and end <= position:
-            continue
-        at = max(0, position - span.first)
-        now = max(place for place, (first, _) in enumerate(span.pieces) if first <= at)
-        later = [(first - at, weights) for first, weights in span.pieces[now + 1 :]]
-        pieces = [(0, span.pieces[now][1]), *later]
-        parts.append((max(0, span.first - position), drifting(pieces, run=span.run)))
-    return chained(parts)
-
-
 # ── asked ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
