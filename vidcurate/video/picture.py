@@ -86,7 +86,7 @@ def cover(frame: Any, height: int, width: int, sample_aspect_ratio: float) -> ND
     crop, flags = chain_of(frame, sample_aspect_ratio, height, width)
     frame.color_trc = frame.color_primaries = _UNSPECIFIED
     if frame.colorspace == 0 and not frame.format.is_rgb:
-        frame.colorspace = _BT709
+        frame.colorspace = _UNSPECIFIED
     source = (
         f"video_size={frame.width}x{frame.height}:pix_fmt={frame.format.name}:time_base=1/1000"
         f":colorspace={int(frame.colorspace)}:range={int(frame.color_range)}"
