@@ -86,7 +86,7 @@ def test_a_ramp_holds_every_prefix(case: tuple[int, list[Leg]]) -> None:
     check_turns(curriculum.mixture(legs, names, run=2), min(legs[-1].first + 60, 220))
 
 
-def test_levels_that_lead_over_to_each_other_stay_within_two_micro_batches() -> None:
+def test_levels_that_lead_over_to_each_other_stay_within_one_and_a_half_turns() -> None:
     """Whatever the buckets of a level are, they move together, so a ramp is no harder than a mixture."""
     buckets = {"32px": 31, "64px": 12, "144p": 3, "240p": 1}
     names = [f"{level}/{name}" for level in "12345" for name in buckets]
@@ -102,8 +102,7 @@ def test_levels_that_lead_over_to_each_other_stay_within_two_micro_batches() -> 
     for position in range(0, 20_000, 61):
         had, due = interleave.turns_before(mix, position), interleave.due(mix, position)
         worst = max(worst, max(abs(a - float(b)) for a, b in zip(had, due, strict=True)))
-    assert worst < 2
-    assert interleave.largest_error(mix) < 3
+    assert worst <= interleave.largest_error(mix) < 1.5
 
 
 @pytest.mark.parametrize("shape", ["linear", "cosine"])
