@@ -20,6 +20,8 @@ from vidcurate.video.opening import opened
 SEEKABLE = {"mov", "avi", "matroska", "flv"}
 # Containers whose header holds the index of every packet; elsewhere the packets are read one by one.
 _INDEXED = {"mov", "avi"}
+# Containers that write when each picture is shown; of others FFmpeg finds out by decoding a few.
+_TIMED = {"mov", "matroska"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,23 +155,30 @@ def frame_map_of(source: Path | bytes) -> FrameMap | None:
     None where that cannot be known or used: a container in which no seek is exact, packets without times, two
     pictures at one time, damage. Raises MediaError as `opened` does.
     """
+    with opened(source, is_brief=True) as (container, stream):
+        if container.format.name.split(",")[0] in _TIMED:
+            return _map_in(container, stream)
+    with opened(source) as (container, stream):
+        return _map_in(container, stream)
+
+
+def _map_in(container: Any, stream: Any) -> FrameMap | None:
+    if container.format.name.split(",")[0] not in SEEKABLE:
+        return None
     times: list[int] = []
     keys: list[int] = []
-    with opened(source) as (container, stream):
-        if container.format.name.split(",")[0] not in SEEKABLE:
-            return None
-        codec, base = stream.codec_context.name, stream.time_base
-        try:
-            for packet in container.demux(stream):
-                if not _is_shown(packet, codec):
-                    continue
-                if packet.pts is None:
-                    return None
-                times.append(packet.pts)
-                if packet.is_keyframe:
-                    keys.append(packet.pts)
-        except (av.FFmpegError, OSError):
-            return None
+    codec, base = stream.codec_context.name, stream.time_base
+    try:
+        for packet in container.demux(stream):
+            if not _is_shown(packet, codec):
+                continue
+            if packet.pts is None:
+                return None
+            times.append(packet.pts)
+            if packet.is_keyframe:
+                keys.append(packet.pts)
+    except (av.FFmpegError, OSError):
+        return None
     pts = np.sort(np.array(times, dtype=np.int64))
     if not len(pts) or not base or (np.diff(pts) <= 0).any():
         return None
