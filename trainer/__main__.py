@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.launch import EXIT_REQUEUE, launch, read_hosts
-from vidcurate.errors import InputError, VidcurateError
+from vidcurate.errors import InputError, StateError, VidcurateError
 
 # Read when torch is loaded, below: threads that spin while they wait starve the decode workers of a small
 # machine (a step took 4 times as long, docs/decisions.md).
@@ -144,8 +144,10 @@ def _act(arguments: argparse.Namespace) -> int:
     )
     wanted = recipe.load(arguments.recipe, arguments.settings)
     if arguments.dry_run:
-        report = dry_run.dry_run(wanted)
+        report = dry_run.dry_run(wanted, origin, arguments.settings)
         print(json.dumps(report, indent=1) if arguments.json else dry_run.in_words(report))
+        if report["resume"] and report["resume"]["error"]:
+            raise StateError(report["resume"]["error"])
         return 0
     if arguments.hostfile:
         resume.check_origin(origin)

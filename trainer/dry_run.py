@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from trainer import data, encoded, memory, optim, validation
+from trainer import data, encoded, memory, optim, position, validation
 from trainer.cost import Work
 from trainer.encode import video_encoder
 from trainer.recipe import TrainRecipe
+from trainer.resume import Origin
 from trainer.stdit import STDiT3
 from vidcurate import order, plan_figures
 
@@ -113,12 +114,16 @@ def _validation(rounds: Sequence[validation.Round]) -> dict[str, dict[str, int]]
     return {part.data.stage.name: dict(sorted(Counter(part.buckets).items())) for part in rounds}
 
 
-def dry_run(recipe: TrainRecipe) -> dict[str, Any]:
+def dry_run(
+    recipe: TrainRecipe, origin: Origin | None = None, settings: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return the plan of a run as plain values. Reads the indexes; writes and trains nothing.
 
+    Where the run would go on from a checkpoint, `resume` says whether it can, and what was changed since.
     Raises what `data.lay_out` raises; clips without latents are counted, not refused.
     """
     laid = data.lay_out(recipe, complete=False)
+    laid, going_on = position.ahead(laid, recipe, origin or Origin(), settings)
     with torch.device("meta"):
         model = STDiT3(recipe.model)
     total = sum(parameter.numel() for parameter in model.parameters())
@@ -126,6 +131,7 @@ def dry_run(recipe: TrainRecipe) -> dict[str, Any]:
     return {
         "name": recipe.name,
         "output": str(recipe.output),
+        "resume": going_on,
         "parameters": total,
         "trained_parameters": trained,
         "weights_and_optimizer_bytes": trained * TRAINED_BYTES + (total - trained) * FROZEN_BYTES,
@@ -158,6 +164,16 @@ def _memory_in_words(found: dict[str, Any]) -> str:
     )
 
 
+def _going_on_in_words(going_on: dict[str, Any]) -> list[str]:
+    can = "refused" if going_on["error"] else "goes on"
+    lines = [f"{can} from {going_on['checkpoint']}, step {going_on['step']:,}"]
+    for change in going_on["changes"]:
+        accepted = "accepted" if change["accepted"] else "not accepted"
+        flag = f"{accepted}: {change['flag']}" if change["flag"] else "nothing accepts this"
+        lines.append(f"  {change['text']} ({flag})")
+    return lines
+
+
 def in_words(report: dict[str, Any]) -> str:
     """Return the report as people read it."""
     lines = [
@@ -166,6 +182,8 @@ def in_words(report: dict[str, Any]) -> str:
         f"model: {report['parameters']:,} parameters, {report['trained_parameters']:,} trained; with "
         f"gradients, optimizer and average {report['weights_and_optimizer_bytes'] / 1e9:.3g} GB",
     ]
+    if going_on := report["resume"]:
+        lines += _going_on_in_words(going_on)
     for stage in report["stages"]:
         lines.append("")
         lines.append(

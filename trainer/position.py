@@ -6,17 +6,19 @@ an entry of the stage's journal, which lies in the run's folder beside copies of
 
 import json
 import shutil
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+import tempfile
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainer import data, mesh
+from trainer import checkpoint, data, mesh, resume
 from trainer.data import StageData
 from trainer.mesh import ALONE, World
 from trainer.recipe import DataSpec, TrainRecipe
+from trainer.resume import Origin
 from vidcurate import journal, order
-from vidcurate.errors import StateError, StorageError
+from vidcurate.errors import RecipeError, StateError, StorageError
 from vidcurate.index import INDEX_NAME, Index, read_index
 from vidcurate.journal import Change, Journal
 from vidcurate.loader_state import LoaderState, Verdict, check_state, judge, state_of
@@ -135,7 +137,7 @@ def go_on(
     _check_latents(stage, saved)
 
     def first_plan() -> Plan:
-        spec = DataSpec.model_validate(saved_recipe["stages"][number]["data"])
+        spec = DataSpec.model_validate_json(json.dumps(saved_recipe["stages"][number]["data"]))
         return data.stage_plan(stage.index if old_index is None else old_index, spec, recipe.seed)
 
     def write() -> str:
@@ -189,6 +191,45 @@ def _check_latents(stage: StageData, saved: dict[str, Any]) -> None:
                     f"({str(now.get(name))[:12]}) than those that the run was saved with "
                     f"({str(digest)[:12]}); go on with the latents of then."
                 )
+
+
+def ahead(
+    laid: tuple[StageData, ...], recipe: TrainRecipe, origin: Origin, settings: Sequence[str]
+) -> tuple[tuple[StageData, ...], dict[str, Any] | None]:
+    """Return the stages as the run would go on with them, and what it would say of changes; write nothing.
+
+    None of a run that begins at step 0. Where it would be refused the stages are as they were, and `error` is
+    why. Raises CheckpointError.
+    """
+    path = checkpoint.latest(recipe.output) if recipe.output.is_dir() else None
+    if path is None and origin.load and not origin.start_from_scratch:
+        path = checkpoint.find(origin.load)
+    if path is None:
+        return laid, None
+    saved = checkpoint.read_state(path)
+    number, position = saved["stage_number"], saved["loader"]
+    report: dict[str, Any] = {"checkpoint": str(path), "step": saved["step"], "changes": [], "error": None}
+    try:
+        resume.check_recipe(path, saved, recipe, settings, origin.accept)
+        if number < len(laid):
+            verdict = verdict_of(laid[number], position, path.parent, recipe.seed)
+            report["changes"] = [
+                {**asdict(finding), "accepted": finding.flag in origin.accept} for finding in verdict.findings
+            ]
+            with tempfile.TemporaryDirectory() as into:
+                laid = go_on(
+                    laid,
+                    number,
+                    position,
+                    saved["recipe"],
+                    recipe,
+                    run=path.parent,
+                    into=Path(into),
+                    accept=origin.accept,
+                ).laid
+    except (RecipeError, StateError) as error:
+        report["error"] = str(error)
+    return laid, report
 
 
 def in_words(verdict: Verdict, change: Change | None) -> list[str]:

@@ -197,20 +197,17 @@ def checksums(state: TrainState) -> dict[str, str]:
     return {part: checkpoint.checksum(tensors) for part, tensors in state.tensors().items()}
 
 
-def continue_from(
+def check_recipe(
     path: Path,
-    state: TrainState,
+    saved: dict[str, Any],
     recipe: TrainRecipe,
-    settings: Sequence[str],
-    kind: str,
-    world: World = ALONE,
+    settings: Sequence[str] = (),
     accept: Sequence[str] = (),
-) -> Begun:
-    """Take everything from the checkpoint at `path`, its position included.
+) -> dict[str, tuple[Any, Any]]:
+    """Return what of the recipe is another than the one kept in the checkpoint at `path`.
 
-    Raises RecipeError when the recipe has changed in a way that this run cannot take, CheckpointError.
+    Raises RecipeError when it has changed in a way that the run cannot take.
     """
-    saved = _fill(path, state, recipe, world)
     changed = recipes.changes(saved["recipe"], recipe)
     refused = recipes.refused_changes(
         changed, recipe, saved["stage_number"], saved["stage_step"], settings, accept
@@ -226,6 +223,24 @@ def continue_from(
             f"{key} was {before!r} when {path} was saved and is {after!r} now{more}. "
             f"Put it back{mean_it}. {_ways_on(path)}"
         )
+    return changed
+
+
+def continue_from(
+    path: Path,
+    state: TrainState,
+    recipe: TrainRecipe,
+    settings: Sequence[str],
+    kind: str,
+    world: World = ALONE,
+    accept: Sequence[str] = (),
+) -> Begun:
+    """Take everything from the checkpoint at `path`, its position included.
+
+    Raises RecipeError when the recipe has changed in a way that this run cannot take, CheckpointError.
+    """
+    saved = _fill(path, state, recipe, world)
+    changed = check_recipe(path, saved, recipe, settings, accept)
     _take_counts(state, saved)
     _take_position(state, saved)
     state.origin = saved["origin"] if kind == "resume" else state.origin

@@ -111,7 +111,10 @@ def _among(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedClip:
-    """One clip of a step: where it stands in the order, and what it is."""
+    """One clip of a step: where it stands in the order, and what it is.
+
+    Of a clip that was removed since, `row` is beyond the index and `caption` is "".
+    """
 
     position: int
     slot: int
@@ -123,26 +126,28 @@ class PlannedClip:
 
 def clips_of_step(plan: Plan, index: Index, step: int) -> tuple[PlannedClip, ...]:
     """Return the clips that the plan gives to a step, over all ranks, in the order of positions."""
+
+    def clip_id(row: int) -> str:
+        return index.word("clip_id", row) if row < len(index) else plan.gone[row - plan.num_rows]
+
     return tuple(
         PlannedClip(
             position=part.position,
             slot=slot,
-            cell=plan.cells[part.cell].name,
-            row=int(row),
-            clip_id=index.word("clip_id", int(row)),
-            caption=index.word("caption", int(row)),
+            cell=order.cell_of(plan, part).name,
+            row=row,
+            clip_id=clip_id(row),
+            caption=index.word("caption", row) if row < len(index) else "",
         )
         for part in order.step_micro_batches(plan, step)
-        for slot, row in enumerate(part.rows)
+        for slot, row in enumerate(part.rows.tolist())
     )
 
 
 def steps_of_clip(plan: Plan, index: Index, clip_id: str, *, count: int = 1) -> tuple[int, ...]:
     """Return the first `count` steps that show a clip; () when no cell holds it. Raises ShardError."""
     positions = order.positions_of_row(plan, find_clip(index, clip_id))
-    return tuple(
-        position // plan.micro_batches_per_step for position, _ in zip(positions, range(count), strict=False)
-    )
+    return tuple(order.step_of(plan, position) for position, _ in zip(positions, range(count), strict=False))
 
 
 def num_starts(index: Index, row: int, bucket: Bucket) -> int:

@@ -267,6 +267,11 @@ def turn(plan: Plan, position: int) -> tuple[int, int]:
     return interleave.turn(plan.mixture, position - _mixture_begins(plan))
 
 
+def cell_of(plan: Plan, batch: MicroBatchPlan) -> Cell:
+    """Return the cell of a micro-batch, in the plan that is in force there."""
+    return at_position(plan, batch.position).cells[batch.cell]
+
+
 def stream_of(plan: Plan, cell: Cell) -> passes.Stream:
     """Return the endless stream of a cell's clips."""
     if cell.past:
