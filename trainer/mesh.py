@@ -124,25 +124,26 @@ def sum_gradients(parameters: Iterable[nn.Parameter], world: World) -> None:
             parameter.grad = torch.zeros_like(parameter)
     if world.size == 1:
         return
+    sent: list[tuple[list[Tensor], Tensor, dist.Work]] = []
     waiting: list[Tensor] = []
     for parameter in learns:
         assert parameter.grad is not None
         if waiting and sum(map(torch.numel, waiting)) + parameter.numel() > BUFFER_ELEMENTS:
-            _sum_flat(waiting)
+            sent.append(_send_flat(waiting))
             waiting = []
         waiting.append(parameter.grad)
-    _sum_flat(waiting)
+    if waiting:
+        sent.append(_send_flat(waiting))
+    for tensors, flat, work in sent:
+        work.wait()
+        parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+        torch._foreach_copy_(tensors, [part.view_as(t) for part, t in zip(parts, tensors, strict=True)])
 
 
-def _sum_flat(tensors: list[Tensor]) -> None:
-    if not tensors:
-        return
+def _send_flat(tensors: list[Tensor]) -> tuple[list[Tensor], Tensor, dist.Work]:
+    """Begin to sum the tensors over the ranks in one buffer, while the next one is filled."""
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    dist.all_reduce(flat)
-    start = 0
-    for tensor in tensors:
-        tensor.copy_(flat[start : start + tensor.numel()].view_as(tensor))
-        start += tensor.numel()
+    return tensors, flat, dist.all_reduce(flat, async_op=True)
 
 
 def agree(facts: dict[str, str], world: World) -> None:

@@ -16,7 +16,7 @@ in float32.
 import copy
 import importlib.util
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Annotated, Any, Literal, Protocol, cast
@@ -25,7 +25,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint as recomputed
 
 from trainer import mesh
@@ -128,17 +128,18 @@ class _Root(nn.Module):
 
 
 class Sharded:
-    """FSDP2 over `where`, a mesh of one dimension (cut) or two (copied, cut); `blocks` are its units.
+    """FSDP2 over `where`, a mesh of one dimension (cut) or two (copied, cut), with the model as its one unit.
 
-    FSDP reduces a unit's gradients when its backward is over, and only those that are there. Ranks without a
-    micro-batch, or with an image where others have a video, would then reduce other things than their
-    peers, so the reduction is kept for `close`, and every trained parameter has a gradient, zeros at least.
+    As all is gathered once and reduced once in a step, smaller units would save no memory, and each costs a
+    millisecond of the host at both ends (docs/decisions.md). FSDP reduces the gradients that are there when
+    the backward is over. Ranks without a micro-batch, or with an image where others have a video, would then
+    reduce other things than their peers, so the reduction is kept for `close`, and every trained parameter
+    has a gradient, zeros at least.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        blocks: Iterable[nn.Module],
         where: DeviceMesh,
         device: torch.device,
         dtype: torch.dtype,
@@ -150,25 +151,18 @@ class Sharded:
             cast_forward_inputs=False,
         )
 
-        def shard(module: nn.Module) -> FSDPModule:
-            cut = fully_shard(module, mesh=where, mp_policy=policy, reshard_after_forward=False)
-            cut.set_gradient_divide_factor(1.0)  # the sum: the losses are already divided by all clips
-            cut.set_force_sum_reduction_for_comms(True)
-            return cut
-
-        inner = [shard(block) for block in blocks]
         self.compute = _Root(model)
-        self.units = [shard(self.compute), *inner]  # the root first: it sets up the others
+        self.root = fully_shard(self.compute, mesh=where, mp_policy=policy, reshard_after_forward=False)
+        self.root.set_gradient_divide_factor(1.0)  # the sum: the losses are already divided by all clips
+        self.root.set_force_sum_reduction_for_comms(True)
 
     def _reduce(self, on: bool) -> None:
-        root = self.units[0]
-        root.set_requires_gradient_sync(on)
-        root.set_reshard_after_backward(on)
+        self.root.set_requires_gradient_sync(on)
+        self.root.set_reshard_after_backward(on)
 
     def open(self) -> None:
         """See Layout."""
-        for unit in self.units:
-            unit.unshard()
+        self.root.unshard()
         self._reduce(False)
         for parameter in _trained(self.model):
             parameter.grad = torch.zeros_like(parameter)
@@ -182,13 +176,11 @@ class Sharded:
     @contextmanager
     def reading(self) -> Iterator[None]:
         """See Layout."""
-        for unit in self.units:
-            unit.unshard()
+        self.root.unshard()
         try:
             yield
         finally:
-            for unit in self.units:
-                unit.reshard()
+            self.root.reshard()
 
 
 def blocks_of(model: STDiT3) -> list[nn.Module]:
@@ -252,7 +244,7 @@ def lay_out(
     if spec.sharding == "none" or world.size == 1:
         model.to(world.device)
         return Replicated(model, world, dtype)
-    layout = Sharded(model, blocks_of(model), _mesh(spec, world), world.device, dtype)
+    layout = Sharded(model, _mesh(spec, world), world.device, dtype)
     for buffer in model.buffers():  # FSDP moves parameters
         buffer.data = buffer.data.to(world.device)
     return layout
