@@ -13,6 +13,7 @@ import numpy as np
 from vidcurate import index, order, video
 from vidcurate.buckets import BucketSpec
 from vidcurate.crc import crc32c
+from vidcurate.decode_worker import DecodeTask
 from vidcurate.index import Index
 from vidcurate.loader import Loader, LoaderSpec, MicroBatch, plan_from
 from vidcurate.order import Plan
@@ -152,6 +153,16 @@ def read(
             for step in steps:
                 found[step] += [told(batch) for batch in loader.step(step)]
     return {step: sorted(batches, key=lambda batch: batch[0]) for step, batches in found.items()}
+
+
+def tasks_of(opened: Index, plan: Plan, step: int, world_size: int) -> list[tuple[int, list[DecodeTask]]]:
+    """Return (position, what workers are given) of all ranks' micro-batches of a step; none is decoded."""
+    found = []
+    for rank in range(world_size):
+        with Loader(opened, plan, spec(), rank=rank, world_size=world_size) as loader:
+            for position in loader._positions(step):
+                found.append((position, loader._start(order.micro_batch(plan, position)).tasks))
+    return sorted(found, key=lambda one: one[0])
 
 
 def shard_of(opened: Index, clip_id: str) -> Path:

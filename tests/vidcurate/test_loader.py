@@ -8,14 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.loader_runs import BUCKETS, clips, make, plan_of, read, spec, told, videos, write_shards
+from tests.loader_runs import BUCKETS, clips, make, plan_of, read, spec, tasks_of, told, videos, write_shards
 from tests.shard_runs import write_table
 from vidcurate import order, video
 from vidcurate.errors import InputError, ShardError, StorageError, VidcurateError
 from vidcurate.index import Index, read_index
 from vidcurate.loader import (
     Loader,
+    LoaderState,
     check_state,
     clips_of_step,
     plan_from,
@@ -142,7 +145,7 @@ def test_pixels_become_numbers_from_minus_one_to_one(opened: Index, plan: Plan) 
 # ── whoever reads ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("num_workers", [1, 3])
+@pytest.mark.parametrize("num_workers", [1, 4])
 def test_workers_and_prefetching_change_nothing(
     opened: Index, plan: Plan, undisturbed: dict[int, Any], num_workers: int
 ) -> None:
@@ -152,11 +155,51 @@ def test_workers_and_prefetching_change_nothing(
     }
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 5])
+@pytest.fixture(scope="module")
+def wide(opened: Index) -> tuple[Plan, dict[int, list[tuple[Any, ...]]]]:
+    """Steps of twelve micro-batches, and what one rank without workers reads in the first two."""
+    made = plan_of(opened, micro_batches_per_step=12)
+    return made, read(opened, made, range(2))
+
+
+@pytest.mark.parametrize(
+    ("world_size", "num_workers"), [(2, 1), (2, 0), (3, 0), (5, 0), (8, 0), (12, 0), (64, 0)]
+)
 def test_ranks_together_read_the_step(
-    opened: Index, plan: Plan, undisturbed: dict[int, Any], world_size: int
+    opened: Index, wide: tuple[Plan, dict[int, Any]], world_size: int, num_workers: int
 ) -> None:
-    assert read(opened, plan, range(6), world_size=world_size) == undisturbed
+    found = read(opened, wide[0], range(2), world_size=world_size, num_workers=num_workers)
+    assert found == wide[1]
+
+
+@given(
+    world_size=st.sampled_from((1, 2, 3, 5, 8, 12, 64)) | st.integers(1, 200),
+    per_step=st.integers(1, 48),
+    step=st.integers(0, 10**12),
+    seed=st.integers(0, 2**32),
+)
+@settings(max_examples=25, deadline=None)
+def test_the_tasks_of_all_ranks_are_those_of_one(
+    opened: Index, world_size: int, per_step: int, step: int, seed: int
+) -> None:
+    """Each clip, start frame, caption and size, at any step: what workers are given is all that they read."""
+    made = plan_of(opened, micro_batches_per_step=per_step, seed=seed)
+    alone = tasks_of(opened, made, step, 1)
+    assert [position for position, _ in alone] == list(range(step * per_step, (step + 1) * per_step))
+    assert tasks_of(opened, made, step, world_size) == alone
+
+
+def test_every_step_of_a_plan_can_be_resumed_at(opened: Index, plan: Plan) -> None:
+    steps = range(3 * order.steps_for_passes(plan, 1))
+    whole = read(opened, plan, steps)
+    for step in steps:
+        saved = LoaderState.from_json(state_of(opened, plan, step).as_json())
+        again = plan_of(opened)
+        check_state(saved, opened, again)
+        for world_size in (1, 3):
+            assert read(opened, again, [saved.step], world_size=world_size) == {step: whole[step]}
+            for later in (step + 1, step + 2):
+                assert tasks_of(opened, again, later, world_size) == tasks_of(opened, plan, later, 1)
 
 
 def test_any_step_may_be_asked_for_in_any_order(
