@@ -258,15 +258,21 @@ def passes_at(stream: Stream, places: Ordinals) -> Ordinals:
 
 def ordinals_at(stream: Stream, places: Ordinals) -> Ordinals:
     """Return the ordinals of the clips at these places (0 …), in any order."""
-    found = np.empty_like(places)
-    numbers = passes_at(stream, places)
-    for number in np.unique(numbers).tolist():
-        here = numbers == number
+    return _ordinals_in(stream, places, passes_at(stream, places))
+
+
+def _ordinals_in(stream: Stream, places: Ordinals, numbers: Ordinals) -> Ordinals:
+    """Return the ordinals at these places, which are in passes of these numbers."""
+    if len(numbers) and numbers.min() == numbers.max():
+        number = int(numbers[0])
         if number < stream.first_pass:
-            found[here] = _lead_ordinals(stream, places[here])
-        else:
-            begin = stream.lead_size + (number - stream.first_pass) * stream.count
-            found[here] = _pass_ordinals(stream, number, places[here] - begin)
+            return _lead_ordinals(stream, places)
+        begin = stream.lead_size + (number - stream.first_pass) * stream.count
+        return _pass_ordinals(stream, number, places - begin)
+    found = np.empty_like(places)
+    for number in np.unique(numbers):
+        here = numbers == number
+        found[here] = _ordinals_in(stream, places[here], numbers[here])
     return found
 
 
@@ -300,7 +306,8 @@ def _places_in_pass(stream: Stream, number: int, ordinals: Ordinals) -> Ordinals
 def micro_batch(stream: Stream, occurrence: int) -> tuple[Ordinals, Ordinals]:
     """Return (ordinals, pass numbers) of the stream's micro-batch number `occurrence`, each (m,)."""
     places = occurrence * stream.micro_batch_size + np.arange(stream.micro_batch_size)
-    return ordinals_at(stream, places), passes_at(stream, places)
+    numbers = passes_at(stream, places)
+    return _ordinals_in(stream, places, numbers), numbers
 
 
 def occurrences(stream: Stream, ordinal: int) -> Iterator[int]:
