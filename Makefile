@@ -44,6 +44,7 @@ check: $(INSTALLED)
 
 soak: $(INSTALLED)
 	$(BIN)/python -m pytest -m soak -s
+	$(BIN)/python benchmarks/loader_soak.py
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/run.py probe tables
