@@ -16,12 +16,15 @@ import numpy as np
 import pytest
 
 from tests.trainer.shards_for_tests import events, make_shards, numbers, smoke
+from trainer import data, planned
 from trainer.loop import train
+from trainer.resume import Origin
 from vidcurate import order, synthetic, table, video
 from vidcurate.buckets import BucketSpec
-from vidcurate.errors import CheckpointError, MediaError, StateError
+from vidcurate.errors import CheckpointError, MediaError, RecipeError, StateError
 from vidcurate.index import read_index
 from vidcurate.loader import Loader, LoaderSpec, plan_from
+from vidcurate.loader_state import FLAGS
 from vidcurate.schema import STAGES
 
 RECIPE = """
@@ -144,11 +147,45 @@ def test_resumed_equals_uninterrupted(tmp_path: Path) -> None:
 
 
 def test_a_changed_dataset_is_never_read_with_an_old_position(tmp_path: Path) -> None:
-    first, second = make_shards(tmp_path / "a"), make_shards(tmp_path / "b", num_clips=9)
-    train(smoke(first, tmp_path / "run", "stages.0.steps=2", "sample=null"))
+    first, run = make_shards(tmp_path / "a"), tmp_path / "run"
+    train(smoke(first, run, "stages.0.steps=2", "sample=null"))
+    longer = ("stages.0.steps=16", "sample=null")
 
-    with pytest.raises(StateError, match="clip"):
-        train(smoke(second, tmp_path / "run", "stages.0.steps=4", "sample=null"))
+    # Refused, with what changed, its shard and the named way on; and nothing was read.
+    changed = {
+        "4 clips added in 2 shards .*clip-012.* --append": make_shards(tmp_path / "more", num_clips=16),
+        "2 clips removed in 2 shards .*clip-010.* --tombstone": make_shards(tmp_path / "few", num_clips=10),
+        "12 clips with another caption or video .* --accept-content": make_shards(tmp_path / "b", crf=40),
+        "none of the 12 clips of then is among the 12": make_shards(tmp_path / "c", name="other"),
+    }
+    for message, shards in changed.items():
+        for flags in ((), tuple(flag for flag in FLAGS.values() if flag not in message)):
+            with pytest.raises(StateError, match=message):
+                train(smoke(shards, run, *longer), Origin(accept=flags))
+    with pytest.raises(RecipeError, match=r"seed was 42 .* --start-from-scratch"):
+        train(smoke(first, run, *longer, "seed=7"), Origin(accept=tuple(FLAGS.values())))
+    assert len(losses(run)) == 2
+
+    # Accepted: the past stays, and what is unseen, old or new, comes once before anything again.
+    before = planned.lay_out(run).stages[0]
+    train(smoke(tmp_path / "more", run, *longer), Origin(accept=("--append",)))
+    after = planned.lay_out(run).stages[0]
+    shown: dict[str, list[str]] = {}
+    so_far = ""
+    for step, line in enumerate(numbers(run)):
+        clips = data.clips(after, step)
+        if step < 2:
+            assert [clip.clip_id for clip in clips] == [clip.clip_id for clip in data.clips(before, step)]
+        so_far = data.rolling_hash(so_far, [clip.clip_id for clip in clips])
+        assert line["clips_hash"] == line["delivered_hash"] == so_far
+        for clip in clips:
+            shown.setdefault(clip.cell, []).append(clip.clip_id)
+    for cell in after.plan.cells:
+        ids = {after.index.word("clip_id", row) for row in cell.rows}
+        told = shown[cell.name]
+        assert set(told[: len(ids)]) == ids  # nothing was shown twice when the change came: one whole pass
+    # Moved, it is the same data.
+    assert train(smoke(shutil.copytree(tmp_path / "more", tmp_path / "moved"), run, *longer)).was_done
 
 
 def test_nothing_silent(home: Path, tmp_path: Path) -> None:

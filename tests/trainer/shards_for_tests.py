@@ -42,6 +42,7 @@ def make_shards(
     name: str = "clip",
     cut_short: tuple[int, ...] = (),
     validation: tuple[int, ...] = (),
+    crf: int = 18,
 ) -> Path:
     """Write `num_clips` clips to `folder` (two levels, one shard each, and one wide clip in three).
 
@@ -60,7 +61,7 @@ def make_shards(
                 height, width = (size, 2 * size) if number % 3 == 2 else (size, size)
                 path = folder / "clip.mp4"
                 length = 3 if number in cut_short else num_frames
-                video.write_video(path, square(colour, way, length, height, width), fps=FPS)
+                video.write_video(path, square(colour, way, length, height, width), fps=FPS, crf=crf)
                 payload = path.read_bytes()
                 path.unlink()
                 caption = f"a {colour} square moves {way}"
