@@ -264,15 +264,14 @@ def _simulate(given: argparse.Namespace) -> tuple[Any, str]:
     worlds = [int(word) for word in given.world.split(",") if word.isdecimal() and int(word)]
     if len(worlds) != len(given.world.split(",")):
         raise InputError(f"--world {given.world}: numbers of ranks from 1 on, with commas.")
-    seconds = given.step_seconds or _measured_seconds(given.place)
-    report = simulate.report(
-        found,
-        worlds,
-        step_seconds=seconds,
+    asked = simulate.Asked(
+        worlds=worlds,
+        step_seconds=given.step_seconds or _measured_seconds(given.place),
         clips_per_core_second=given.clips_per_core_second,
         measure=given.measure,
         most_steps=given.look,
     )
+    report = simulate.report(found, asked)
     return report, plan_words.of_simulation(report)
 
 

@@ -1,7 +1,7 @@
 """What a plan amounts to on so many ranks: `python -m trainer.plan simulate`."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from trainer.data import StageData, micro_batches
@@ -11,41 +11,35 @@ from vidcurate import decode_cost, order, plan_figures
 PREFIXES = (1, 10, 100, 1_000, 10_000, 100_000)  # steps after which the mixture is looked at
 
 
-def report(
-    found: Planned,
-    worlds: Sequence[int],
-    *,
-    step_seconds: float | None,
-    clips_per_core_second: float | None,
-    measure: int,
-    most_steps: int,
-) -> dict[str, Any]:
-    """Return the figures of every stage, for each number of ranks.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """For how many ranks, and what is known of their speed.
 
-    `clips_per_core_second`: what one core decodes; None: it is measured on `measure` clips of each cell, on
-    none where that is 0. `most_steps` of a stage are dealt to the ranks, spread over it.
+    `step_seconds`: None is not known. `clips_per_core_second`: what one core decodes; None: it is measured on
+    `measure` clips of each cell, on none where that is 0. `most_steps` of a stage are dealt to the ranks,
+    spread over it.
     """
+
+    worlds: Sequence[int]
+    step_seconds: float | None
+    clips_per_core_second: float | None
+    measure: int
+    most_steps: int
+
+
+def report(found: Planned, asked: Asked) -> dict[str, Any]:
+    """Return the figures of every stage."""
     return {
         "name": found.recipe.name,
         "steps": found.num_steps,
-        "step_seconds": step_seconds,
-        "stages": [
-            _stage(stage, worlds, step_seconds, clips_per_core_second, measure, most_steps)
-            for stage in found.stages
-        ],
+        "step_seconds": asked.step_seconds,
+        "stages": [_stage(stage, asked) for stage in found.stages],
     }
 
 
-def _stage(
-    stage: StageData,
-    worlds: Sequence[int],
-    step_seconds: float | None,
-    clips_per_core_second: float | None,
-    measure: int,
-    most_steps: int,
-) -> dict[str, Any]:
+def _stage(stage: StageData, asked: Asked) -> dict[str, Any]:
     plan, last = stage.plan, stage.num_steps
-    sample = plan_figures.steps_spread(0, last - 1, most_steps)
+    sample = plan_figures.steps_spread(0, last - 1, asked.most_steps)
     shown = plan_figures.mix(plan, last)
     counts = micro_batches(stage)
     cells = [
@@ -73,10 +67,8 @@ def _stage(
         "phases": [stage.first_step + first + 1 for first in plan.phases],
         "mix": [_at(stage, step) for step in sorted({*(p for p in PREFIXES if p < last), last})],
         "cells": cells,
-        "worlds": [asdict(plan_figures.balance(plan, sample, world)) for world in worlds],
-        "decoding": None
-        if stage.folder
-        else _decoding(stage, counts, step_seconds, clips_per_core_second, measure),
+        "worlds": [asdict(plan_figures.balance(plan, sample, world)) for world in asked.worlds],
+        "decoding": None if stage.folder else _decoding(stage, counts, asked),
     }
 
 
@@ -96,19 +88,13 @@ def _at(stage: StageData, step: int) -> dict[str, Any]:
     }
 
 
-def _decoding(
-    stage: StageData,
-    counts: Sequence[int],
-    step_seconds: float | None,
-    clips_per_core_second: float | None,
-    measure: int,
-) -> dict[str, Any] | None:
+def _decoding(stage: StageData, counts: Sequence[int], asked: Asked) -> dict[str, Any] | None:
     """Return the core seconds of a mean step and, with its seconds, the cores that keep up; None: unknown."""
     cells = order.at_step(stage.plan, stage.num_steps).cells
-    if clips_per_core_second:
-        seconds = {cell.name: 1 / clips_per_core_second for cell in cells}
-    elif measure:
-        seconds = decode_cost.decode_seconds(stage.index, stage.plan, measure)
+    if asked.clips_per_core_second:
+        seconds = {cell.name: 1 / asked.clips_per_core_second for cell in cells}
+    elif asked.measure:
+        seconds = decode_cost.decode_seconds(stage.index, stage.plan, asked.measure)
     else:
         return None
     a_step = sum(
@@ -117,8 +103,8 @@ def _decoding(
     )
     a_step /= stage.num_steps
     return {
-        "measured_here": not clips_per_core_second,
+        "measured_here": not asked.clips_per_core_second,
         "core_seconds_a_clip": seconds,
         "core_seconds_a_step": a_step,
-        "cores": a_step / step_seconds if step_seconds else None,
+        "cores": a_step / asked.step_seconds if asked.step_seconds else None,
     }
