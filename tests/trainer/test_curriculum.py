@@ -1,0 +1,86 @@
+"""A stage with a curriculum trains and goes on where it stopped; one too short for its phases is refused."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.shards_for_tests import make_shards, numbers, smoke
+from trainer import data
+from trainer.loop import train
+from vidcurate import order
+from vidcurate.errors import InputError, RecipeError
+
+PHASES = (
+    "[{levels: [1], steps: 3}, {levels: [1, 2], steps: 4, ramp_steps: 4}, {weights: {'2': 1}, ramp_steps: 2}]"
+)
+MORE = (
+    "stages.0.steps=10",
+    "stages.0.checkpoint_every=5",
+    "sample=null",
+    f"stages.0.data.curriculum={PHASES}",
+    "stages.0.data.one_bucket_per=step",
+    "stages.0.data.blocks={shards_per_block: 1, blocks_together: 1}",
+)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_shards(tmp_path_factory.mktemp("curriculum") / "shards", validation=(10, 11))
+
+
+def test_a_stage_with_a_curriculum_trains_and_goes_on_where_it_stopped(shards: Path, tmp_path: Path) -> None:
+    train(smoke(shards, tmp_path / "whole", *MORE))
+    shutil.copytree(tmp_path / "whole", tmp_path / "parts")  # as it was after step 5, killed before step 10
+    shutil.rmtree(tmp_path / "parts/step-00000010")
+    (tmp_path / "parts/LATEST").write_text("step-00000005\n")
+    train(smoke(shards, tmp_path / "parts", *MORE))
+    lines = numbers(tmp_path / "whole")
+    assert numbers(tmp_path / "parts") == lines
+    levels = [set(line["loss_by_level"]) for line in lines]
+    assert levels[:3] == [{"1"}] * 3
+    assert levels[9] == {"2"}
+    (stage,) = data.lay_out(smoke(shards, tmp_path / "whole", *MORE))
+    assert stage.plan.phases == (0, 3, 7)
+    for step in range(10):
+        assert len({batch.cell for batch in order.step_micro_batches(stage.plan, step)}) == 1
+
+
+def test_a_stage_too_short_for_its_phases_is_refused(shards: Path, tmp_path: Path) -> None:
+    recipe = smoke(shards, tmp_path / "run", *MORE, "stages.0.steps=7")
+    with pytest.raises(
+        RecipeError, match=r"stage first: curriculum\.2 begins with step 7 and the stage has 7"
+    ):
+        data.lay_out(recipe)
+    with pytest.raises(InputError, match="no clip of level 5"):
+        data.lay_out(smoke(shards, tmp_path / "run", *MORE, "stages.0.data.curriculum=[{levels: [5]}]"))
+
+
+def test_validation_reads_the_levels_that_some_phase_shows(shards: Path, tmp_path: Path) -> None:
+    recipe = smoke(shards, tmp_path / "run", *MORE, "validation.every=5")
+    spec = data.validation_spec(recipe, recipe.stages[0].data)
+    assert spec is not None
+    assert spec.levels == (1, 2)
+    assert (spec.curriculum, spec.run, spec.blocks) == ((), 1, None)
+    assert data.stage_plan(data.lay_out(recipe)[0].index, spec, recipe.seed).num_clips == 2
+
+
+def test_ranks_are_balanced_by_the_measured_table(shards: Path, tmp_path: Path) -> None:
+    costs = tmp_path / "costs.json"
+    told = {"measured_on": "a test", "seconds_per_micro_batch": 0.5}
+    costs.write_text(json.dumps(told | {"seconds_per_clip": {"32px": {"8": 0.25}}}))
+    buckets = {
+        "table": "{32px: {8: [1.0, auto]}}",
+        "micro_batch_seconds": 1.1,
+        "cost_table": costs,
+    }
+    more = [f"stages.0.data.buckets.{key}={value}" for key, value in buckets.items()]
+    recipe = smoke(shards, tmp_path / "run", *more)
+    (stage,) = data.lay_out(recipe)
+    sizes = [cell.micro_batch_size for cell in stage.plan.cells]
+    assert max(sizes) == 2
+    assert stage.plan.costs == tuple(500_000 + 250_000 * size for size in sizes)
+    costs.write_text(json.dumps(told | {"seconds_per_clip": {"32px": {"16": 0.25}}}))
+    with pytest.raises(RecipeError, match="no seconds_per_clip of 32px with 8 frames"):
+        data.lay_out(recipe)
