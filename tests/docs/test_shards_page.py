@@ -8,6 +8,7 @@ import pytest
 
 from tests.shard_runs import build, make_run, rows
 from vidcurate import index, shards
+from vidcurate.shard_plan import ENCODED
 from vidcurate.shards import ShardSpec
 from vidcurate.transcode import TranscodeSpec
 
@@ -15,6 +16,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "shards.md").read_text(en
 ARROW = {
     "string": "string",
     "large_string": "string",
+    "large_binary": "binary",
     "double": "double",
     "fixed_size_binary[16]": "16 bytes",
 }
@@ -41,9 +43,8 @@ def test_its_code_runs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_its_columns_are_those_of_the_index() -> None:
-    shown = re.findall(
-        r"^\| `(\w+)` \| ([\w ]+) \| (.*) \|$", PAGE[PAGE.index("## index.parquet") :], flags=re.M
-    )
+    section = PAGE[PAGE.index("## index.parquet") : PAGE.index("## manifest.json")]
+    shown = re.findall(r"^\| `(\w+)` \| ([\w ]+) \| (.*) \|$", section, flags=re.M)
     expected = []
     for name, (dtype, meaning) in index.COLUMNS.items():
         plain = dtype.value_type if pa.types.is_dictionary(dtype) else dtype
@@ -52,9 +53,8 @@ def test_its_columns_are_those_of_the_index() -> None:
 
 
 def test_its_settings_are_those_of_the_code() -> None:
-    fields = set(ShardSpec.model_fields) - {"transcode"} | {
-        f"transcode.{n}" for n in TranscodeSpec.model_fields
-    }
+    fields = set(ShardSpec.model_fields) - set(ENCODED)
+    fields |= {f"{mode}.{name}" for mode in ENCODED for name in TranscodeSpec.model_fields}
     table = PAGE[PAGE.index("| setting |") : PAGE.index("Without a split")]
     assert set(re.findall(r"^\| `([\w.]+)` \|", table, flags=re.M)) == fields
 

@@ -29,7 +29,7 @@ def verify(
     One line per problem names the file, the member, what is wrong and what is needed. Exit code 1 when
     there is one.
 
-    Example: vidcurate verify run/shards --level decode
+    Example: vidcurate verify run/shards --level bytes
     """
     from vidcurate.verify import LEVELS
     from vidcurate.verify import verify as check
