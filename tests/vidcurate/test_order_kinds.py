@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.order_plans import plan, plans, rows_of
+from tests.order_plans import curricula, plan, plans, rows_of, settings_of_plans
 from vidcurate import block_order, draws, order
+from vidcurate.changed_plan import gone_on
 from vidcurate.curriculum import Leg
 from vidcurate.errors import InputError
 from vidcurate.order import Plan
@@ -53,6 +54,33 @@ def test_every_kind_is_a_plan_of_its_own() -> None:
         {"clips_per_block": 100, "blocks_together": 3},
     ]
     assert len({plan(CELLS, **kind).fingerprint for kind in kinds}) == len(kinds)  # type: ignore[arg-type]
+
+
+@st.composite
+def two_kinds(draw: st.DrawFn) -> tuple[Plan, Plan, int]:
+    """Return two plans over the same clips, of any kinds, and a step."""
+    before, after = draw(settings_of_plans()), draw(settings_of_plans())
+    after |= {name: before[name] for name in ("seed", "clips_per_block", "blocks_together")}
+    after["cells"] = [
+        (clips, draw(st.integers(1, 12)), draw(st.integers(1, 50))) for clips, _, _ in before["cells"]
+    ]
+    after["legs"] = draw(st.one_of(st.just(()), curricula(len(before["cells"]), after["run"])))
+    return plan(**before), plan(**after), draw(st.integers(1, 25))
+
+
+@settings(max_examples=20)
+@given(two_kinds())
+def test_a_plan_of_another_kind_goes_on_at_any_step_and_repeats_nothing(case: tuple[Plan, Plan, int]) -> None:
+    before, after, step = case
+    one = gone_on(before, after, step)
+    assert [rows_of(one, past) for past in range(step)] == [rows_of(before, past) for past in range(step)]
+    shown = np.zeros(one.num_clips, dtype=int)
+    for now in range(step + 20):
+        for batch in order.step_micro_batches(one, now):
+            assert len(set(batch.rows.tolist())) == len(batch.rows)
+            shown[batch.rows] += 1
+    for cell in after.cells:
+        assert np.ptp(shown[cell.rows]) <= 1
 
 
 # ── who runs what ───────────────────────────────────────────────────────────────────────────────────────────
