@@ -8,6 +8,7 @@ micro-batch before the step as it was. The rows of both plans count in one index
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vidcurate import interleave, order, passes
 from vidcurate.order import Cell, Past, Plan, Rows
@@ -56,9 +57,9 @@ def _after(plan: Plan, number: int, until: int, cell: Cell, turn: int) -> Past:
     turns = interleave.turns_before(plan.mixture, until * plan.micro_batches_per_step)[number]
     had = turns + past.skip
     live = _live(past)
-    lost = live[~np.isin(past.rows[live], cell.rows)]
+    lost = live[~_among(past.rows[live], cell.rows)]
     removed = np.union1d(lost, past.missing)
-    added = cell.rows[~np.isin(cell.rows, past.rows[live])]
+    added = cell.rows[~_among(cell.rows, past.rows[live])]
     if not len(removed) and not len(added) and cell.micro_batch_size == old.micro_batch_size:
         return replace(past, skip=had - turn)
     stream = passes.changed(
@@ -77,6 +78,11 @@ def past_of(plan: Plan, cell: Cell) -> Past:
     return cell.past or Past(stream=order.stream_of(plan, cell), rows=cell.rows, skip=0, missing=passes.NONE)
 
 
+def _among(rows: Rows, others: Rows) -> NDArray[np.bool_]:
+    """Return which rows are among the others; a table of bits is many times as fast as sorting."""
+    return np.isin(rows, others, kind="table")
+
+
 def _live(past: Past) -> Rows:
     """Return the ordinals that are neither dead nor missing."""
     return np.delete(np.arange(len(past.rows)), np.union1d(past.stream.dead, past.missing))
@@ -90,13 +96,13 @@ def with_gaps(before: Plan, removed: Rows, step: int) -> Plan | None:
     step = max(step, before.first_step)
     cells: list[Cell] = []
     for cell in before.cells:
-        rows = cell.rows[~np.isin(cell.rows, removed)]
+        rows = cell.rows[~_among(cell.rows, removed)]
         if len(rows) < cell.micro_batch_size:
             return None
         if len(rows) < len(cell.rows):
             past = past_of(before, cell)
             live = _live(past)
-            missing = np.union1d(past.missing, live[np.isin(past.rows[live], removed)])
+            missing = np.union1d(past.missing, live[_among(past.rows[live], removed)])
             cell = replace(cell, rows=rows, past=replace(past, missing=missing))
         cells.append(cell)
     return replace(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vidcurate import changed_plan, difference, draws, plan_file
 from vidcurate.errors import StateError
@@ -196,12 +197,15 @@ class _Lookup:
         hashes = draws.id_hashes(index.words("clip_id"))
         names = list(dict.fromkeys(name for change in journal for name in change.removed))
         of_names = draws.id_hashes(names)
-        away = np.flatnonzero(~np.isin(of_names, hashes))
         self.num_rows = len(index)
+        self._order = np.argsort(hashes)
+        self._sorted = hashes[self._order]
+        away = np.flatnonzero(~self._knows(of_names))
         self.gone = tuple(names[number] for number in away.tolist())
-        both = np.concatenate([hashes, of_names[away]])
-        self._order = np.argsort(both)
-        self._sorted = both[self._order]
+        if self.gone:
+            both = np.concatenate([hashes, of_names[away]])
+            self._order = np.argsort(both)
+            self._sorted = both[self._order]
         twice = np.flatnonzero(self._sorted[1:] == self._sorted[:-1])
         if len(twice):
             pair = [self._name(index, int(row)) for row in self._order[twice[0] : twice[0] + 2]]
@@ -213,10 +217,17 @@ class _Lookup:
     def _name(self, index: Index, row: int) -> str:
         return index.word("clip_id", row) if row < self.num_rows else self.gone[row - self.num_rows]
 
+    def _places(self, hashes: draws.Words) -> Rows:
+        return np.minimum(np.searchsorted(self._sorted, hashes), len(self._sorted) - 1)
+
+    def _knows(self, hashes: draws.Words) -> NDArray[np.bool_]:
+        known: NDArray[np.bool_] = self._sorted[self._places(hashes)] == hashes
+        return known
+
     def rows(self, hashes: draws.Words) -> Rows:
         """Return the rows of the clips with these hashes. Raises StateError for one that nothing names."""
-        places = np.minimum(np.searchsorted(self._sorted, hashes), len(self._sorted) - 1)
-        unknown = int(np.count_nonzero(self._sorted[places] != hashes))
+        places = self._places(hashes)
+        unknown = len(hashes) - int(np.count_nonzero(self._sorted[places] == hashes))
         if unknown:
             raise StateError(
                 f"{unknown} clips of a plan in the journal are neither in the index nor named as removed; "
