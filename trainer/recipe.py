@@ -25,6 +25,7 @@ from trainer.trackers import TrackersSpec
 from vidcurate import recipe as strict
 from vidcurate import stores
 from vidcurate.buckets import BucketSpec
+from vidcurate.errors import InputError
 from vidcurate.loader import LoaderSpec
 from vidcurate.loader_state import FLAGS
 from vidcurate.plan_spec import PlanSpec
@@ -66,7 +67,10 @@ class DataSpec(PlanSpec):
     @field_validator("shards")
     @classmethod
     def _is_a_place(cls, shards: Path | str | None) -> Path | str | None:
-        return None if shards is None else stores.place(shards)
+        try:
+            return None if shards is None else stores.place(shards)
+        except InputError as error:
+            raise ValueError(str(error).rstrip(".")) from error
 
     @model_validator(mode="after")
     def _can_be_read(self) -> Self:

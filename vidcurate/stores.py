@@ -9,6 +9,7 @@ A light module: obstore is loaded by the first request.
 """
 
 import importlib.util
+import io
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -41,7 +42,7 @@ def is_url(place: str) -> bool:
 def place(value: Path | str) -> Path | str:
     """Return what a recipe or a command names as a URL (str, without a slash at its end) or a Path.
 
-    Raises ValueError for a URL of another scheme.
+    Raises InputError for a URL of another scheme.
     """
     if isinstance(value, Path):
         return value
@@ -51,7 +52,7 @@ def place(value: Path | str) -> Path | str:
     if not colons:
         return Path(value)
     if scheme != "file" or not rest.startswith("/"):
-        raise ValueError(f"{value} is no URL that is read; they begin with {', '.join(SCHEMES)}, file:///")
+        raise InputError(f"{value}: no URL that is read; they begin with {', '.join(SCHEMES)}, file:///.")
     return Path(rest)
 
 
@@ -149,6 +150,16 @@ def stamp_of(url: str, *, seconds: float = REQUEST_SECONDS) -> Stamp:
     return _asked(url, lambda: _stamp(obstore.head(store, name)))
 
 
+def stamp_if_there(url: str, *, seconds: float = REQUEST_SECONDS) -> Stamp | None:
+    """Return the stamp of an object, None where there is none. Raises InputError, StorageError."""
+    try:
+        return stamp_of(url, seconds=seconds)
+    except StorageError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None
+        raise
+
+
 def stamps_of(folder: str, names: Iterable[str], *, seconds: float = REQUEST_SECONDS) -> dict[str, Stamp]:
     """Return the stamps of objects of one folder: by listing a bucket, one by one from a web server.
 
@@ -211,3 +222,28 @@ def download(url: str, stamp: Stamp, to: IO[bytes], *, seconds: float = REQUEST_
     for first in range(0, stamp.size_bytes, _DOWNLOAD_BYTES):
         size = min(_DOWNLOAD_BYTES, stamp.size_bytes - first)
         to.write(read_range(url, first, size, stamp, seconds=seconds))
+
+
+class RangeFile(io.RawIOBase):
+    """One version of an object as a file; every read is a request. Raises as `read_range`."""
+
+    def __init__(self, url: str, stamp: Stamp, *, seconds: float = REQUEST_SECONDS) -> None:
+        self._url, self._stamp, self._seconds = url, stamp, seconds
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._stamp.size_bytes}[whence]
+        self._at = start + offset
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        left = max(0, self._stamp.size_bytes - self._at)
+        size = left if size < 0 else min(size, left)
+        if not size:
+            return b""
+        data = read_range(self._url, self._at, size, self._stamp, seconds=self._seconds)
+        self._at += len(data)
+        return data

@@ -6,30 +6,36 @@ its frame map. Nothing is written and nothing is trusted: tars, index and manife
 """
 
 import json
+import os
+import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal, cast
 
 import numpy as np
 import pyarrow.compute as pc
 from blake3 import blake3
 
-from vidcurate import index, interop
+from vidcurate import index, interop, stores
 from vidcurate.crc import crc32c
 from vidcurate.engine import Progress, no_progress
-from vidcurate.errors import InputError, MediaError, ShardError
+from vidcurate.errors import InputError, MediaError, ShardError, StorageError
 from vidcurate.filebytes import FileBytes
 from vidcurate.frame_map import parse
 from vidcurate.shard_manifest import MANIFEST_NAME, read_manifest
 from vidcurate.shard_pool import in_processes
 from vidcurate.shard_write import BUILD
+from vidcurate.stores import RangeFile, Stamp
 from vidcurate.tar_read import Member, members
 from vidcurate.video import frame_map_of, opened, reason_of
 
 Level = Literal["index", "bytes", "decode"]
 LEVELS: tuple[Level, ...] = ("index", "bytes", "decode")
 _PARTS = ("json", "video", "text")
+_REQUESTS_AT_ONCE = 16
 _ROW = [
     "sample_key", "clip_id", "caption", "shard", "video_extension", "num_frames", "frame_map",
     *(f"{part}_{fact}" for part in _PARTS for fact in ("offset", "size", "crc32c")),
@@ -64,12 +70,20 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Task:
-    """One shard: `entry` of the manifest and `rows` of the index, None where these do not name it."""
+    """One shard: `entry` of the manifest and `rows` of the index, None where these do not name it.
 
-    path: Path
+    `place`: its path, or its URL with the `stamp` of its version, None where it is not there.
+    """
+
+    place: str
     level: Level
+    stamp: Stamp | None = None
     entry: dict[str, Any] | None
     rows: list[dict[str, Any]] | None
+
+    @property
+    def name(self) -> str:
+        return self.place.rpartition("/")[2]
 
 
 @dataclass(slots=True)
@@ -186,12 +200,23 @@ def _against_index(data: FileBytes, task: _Task, every: Sequence[Member], found:
         found.tell(name, "is not in the index")
 
 
+@contextmanager
+def _bytes_of(task: _Task) -> Iterator[FileBytes]:
+    """Yield the bytes of a shard. Raises OSError, and for a URL ShardError and StorageError."""
+    if not stores.is_url(task.place):
+        with open(task.place, "rb") as file:
+            yield FileBytes(file, os.fstat(file.fileno()).st_size)
+    elif task.stamp is None:
+        raise FileNotFoundError(task.place)
+    else:
+        yield FileBytes(cast(BinaryIO, RangeFile(task.place, task.stamp)), task.stamp.size_bytes)
+
+
 def _check_shard(task: _Task) -> _Found:
-    found = _Found(task.path.name)
+    found = _Found(task.name)
     try:
-        with task.path.open("rb") as file:
-            found.size = task.path.stat().st_size
-            data = FileBytes(file, found.size)
+        with _bytes_of(task) as data:
+            found.size = data.size
             every = list(members(data, found.tell))
             found.members = len(every)
             _samples(found, every)
@@ -203,6 +228,8 @@ def _check_shard(task: _Task) -> _Found:
         found.tell("", f"is not there. {_COPY}")
     except OSError as error:
         found.tell("", f"cannot be read ({error.strerror})")
+    except (ShardError, StorageError) as error:
+        found.tell("", str(error).removeprefix(f"{task.place}: "))
     return found
 
 
@@ -296,25 +323,60 @@ def _rows_of(known: index.Index, folder: Path) -> Iterator[tuple[str, list[dict[
         yield name, table.slice(first, end - first).to_pylist()
 
 
-def _tasks(folder: Path, level: Level, entries: dict[str, Any], known: index.Index | None) -> Iterator[_Task]:
-    rest = {*entries, *(path.name for path in folder.glob("*.tar"))}
+def _tasks(
+    shards: dict[str, _Task], folder: Path, entries: dict[str, Any], known: index.Index | None
+) -> Iterator[_Task]:
+    """Yield the task of every shard, with what manifest and index say of it."""
+    rest = set(shards)
     for name, rows in _rows_of(known, folder) if known else ():
         rest.discard(name)
-        yield _Task(path=folder / name, level=level, entry=entries.get(name), rows=rows)
+        yield replace(shards[name], entry=entries.get(name), rows=rows)
     for name in sorted(rest):
-        yield _Task(path=folder / name, level=level, entry=entries.get(name), rows=[] if known else None)
+        yield replace(shards[name], entry=entries.get(name), rows=[] if known else None)
 
 
 def verify(
-    folder: Path, level: Level = "bytes", *, num_workers: int = 1, progress: Progress = no_progress
+    place: Path | str, level: Level = "bytes", *, num_workers: int = 1, progress: Progress = no_progress
 ) -> Verdict:
-    """Check the shards in `folder` and return everything that is wrong with them.
+    """Check the shards in a folder or at a URL and return everything that is wrong with them.
 
-    Raises InputError when there is no such folder or nothing of a set in it; whatever else is wrong, in any
-    file, is a problem in the verdict.
+    At a URL files that belong to nothing, and those of other readers, are not looked for. Raises InputError
+    when there is no such folder or nothing of a set in it, StorageError when a URL cannot be read; whatever
+    else is wrong, in any file, is a problem in the verdict.
     """
-    if not folder.is_dir():
-        raise InputError(f"{folder}: no such folder of shards.")
+    if isinstance(place, Path):
+        if not place.is_dir():
+            raise InputError(f"{place}: no such folder of shards.")
+        return _verify(place, place, level, num_workers, progress)
+    with tempfile.TemporaryDirectory(prefix="vidcurate-verify-") as folder:
+        for name in (MANIFEST_NAME, index.INDEX_NAME):
+            if stamp := stores.stamp_if_there(f"{place}/{name}"):
+                with (Path(folder) / name).open("wb") as file:
+                    stores.download(f"{place}/{name}", stamp, file)
+        return _verify(place, Path(folder), level, num_workers, progress)
+
+
+def _shards(place: Path | str, names: set[str], level: Level) -> dict[str, _Task]:
+    """Return the shards that are named or lie in the folder, and not yet what is said of them."""
+    if isinstance(place, Path):
+        names = names | {path.name for path in place.glob("*.tar")}
+        return {n: _Task(place=str(place / n), level=level, entry=None, rows=None) for n in names}
+    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
+        stamps = pool.map(lambda name: stores.stamp_if_there(f"{place}/{name}"), sorted(names))
+        return {
+            n: _Task(place=f"{place}/{n}", level=level, entry=None, rows=None, stamp=stamp)
+            for n, stamp in zip(sorted(names), stamps, strict=True)
+        }
+
+
+def _size(task: _Task) -> int:
+    if stores.is_url(task.place):
+        return task.stamp.size_bytes if task.stamp else 0
+    return os.stat(task.place).st_size if os.path.exists(task.place) else 0
+
+
+def _verify(place: Path | str, folder: Path, level: Level, num_workers: int, progress: Progress) -> Verdict:
+    """Check the shards at `place`, whose manifest and index lie in `folder`."""
     problems: list[Problem] = []
     manifest = None
     try:
@@ -324,20 +386,23 @@ def verify(
     except ShardError as error:
         problems.append(Problem(MANIFEST_NAME, "", str(error).removeprefix(f"{folder / MANIFEST_NAME}: ")))
     tars = [path.name for path in folder.glob("*.tar")]
+    is_here = isinstance(place, Path)
     if not tars and manifest is None and not (folder / index.INDEX_NAME).exists():
-        raise InputError(f"{folder}: holds no shards: no *.tar, no {MANIFEST_NAME}, no {index.INDEX_NAME}.")
+        raise InputError(f"{place}: holds no shards: no *.tar, no {MANIFEST_NAME}, no {index.INDEX_NAME}.")
     known = _open_index(folder, manifest, problems)
     entries = {entry["name"]: entry for entry in manifest["shards"]} if manifest else {}
     if manifest and known:
         _manifest_against_index(manifest, known, problems)
     named = {MANIFEST_NAME, index.INDEX_NAME, *(entries if manifest else tars)}
-    problems += _strays(folder, named)
-    total = sum((folder / name).stat().st_size for name in {*tars})
-    tasks = _tasks(folder, level, entries, known)
+    if is_here:
+        problems += _strays(folder, named)
+    shards = _shards(place, {*entries, *(known.shards if known else ())}, level)
+    total = sum(map(_size, shards.values()))
+    tasks = _tasks(shards, folder, entries, known)
     results = (
         map(_check_shard, tasks)
-        if num_workers == 1 or len(tars) < 2
-        else in_processes(_check_shard, tasks, min(num_workers, len(tars)), doing="read shards")
+        if num_workers == 1 or len(shards) < 2
+        else in_processes(_check_shard, tasks, min(num_workers, len(shards)), doing="read shards")
     )
     done = num_members = bytes_read = 0
     by_shard: list[_Found] = []
@@ -359,10 +424,10 @@ def verify(
                 problems.append(
                     Problem(found.name, key, f"is also in {other}; keys must be unique over all shards")
                 )
-    if manifest is not None and known is not None and known.shards == tuple(sorted(entries)):
+    if is_here and manifest is not None and known is not None and known.shards == tuple(sorted(entries)):
         problems += (Problem(name, "", what) for name, what in interop.problems(folder, manifest))
     return Verdict(
-        folder=str(folder),
+        folder=str(place),
         level=level,
         shards=len(by_shard),
         clips=len(where),

@@ -248,8 +248,11 @@ def test_closing_gives_up_what_a_silent_server_holds(server: RangeServer, tmp_pa
 
 def test_file_urls_are_the_disk_and_other_schemes_are_refused(here: Index) -> None:
     assert index.read_index(f"file://{here.folder}").place == here.folder
-    with pytest.raises(ValueError, match="ftp://x is no URL that is read; they begin with s3, gs, az, http"):
-        stores.place("ftp://x")
+    for ask in (stores.place, index.read_index):
+        with pytest.raises(
+            InputError, match="ftp://x: no URL that is read; they begin with s3, gs, az, http"
+        ):
+            ask("ftp://x")
     assert stores.place("s3://bucket/shards/") == "s3://bucket/shards"
 
 

@@ -17,7 +17,7 @@ Shards = Annotated[Path, typer.Argument(help="A folder of shards.", metavar="SHA
 
 @app.command()
 def verify(
-    shards: Shards,
+    shards: Annotated[str, typer.Argument(help="A folder of shards, or its URL.", metavar="SHARDS")],
     level: Annotated[
         str, typer.Option("--level", help="index: headers alone; bytes: every byte; decode: every frame.")
     ] = "bytes",
@@ -27,17 +27,18 @@ def verify(
     """Check shards against their manifest, their index and every rule of the format; change nothing.
 
     One line per problem names the file, the member, what is wrong and what is needed. Exit code 1 when
-    there is one.
+    there is one. At a URL every shard is read by ranges, and nothing is kept.
 
     Example: vidcurate verify run/shards --level bytes
     """
+    from vidcurate import stores
     from vidcurate.verify import LEVELS
     from vidcurate.verify import verify as check
 
     if level not in LEVELS:
         raise InputError(f"--level {level}: there are {', '.join(LEVELS)}.")
     with telling("verify", quiet=as_json) as progress:
-        verdict = check(shards, level, num_workers=workers or usable_cpus(), progress=progress)
+        verdict = check(stores.place(shards), level, num_workers=workers or usable_cpus(), progress=progress)
     if as_json:
         print(json.dumps(asdict(verdict)))
     else:
