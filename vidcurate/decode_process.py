@@ -87,6 +87,12 @@ def _private_bytes() -> int:
     return (int(resident) - int(shared)) * resource.getpagesize()
 
 
+def _give_back_memory() -> None:
+    """Return freed memory to the system: glibc keeps what clips of many sizes leave, 2.5 MB per 1,000."""
+    with suppress(AttributeError, OSError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def main(descriptor: int, page: int, parent: int) -> None:
     """Serve tasks from the socket `descriptor` until it closes; `page` is where `heartbeat` writes."""
     _die_with_parent(parent)
@@ -116,4 +122,5 @@ def main(descriptor: int, page: int, parent: int) -> None:
             clips += 1
             if clips % _CLIPS_PER_COLLECTION == 0:
                 gc.collect()
+                _give_back_memory()
             channel.sendall(as_line({**reply, "private_bytes": _private_bytes()}))
