@@ -210,9 +210,13 @@ def delivered(data: StageData, plan: StepPlan, rows: NDArray[np.int64], step: in
 
 
 def summary(data: StageData) -> dict[str, Any]:
-    """Return how many clips a stage reads, how many of its fold and levels fit no bucket, and the notes."""
+    """Return how many clips a stage reads, how many of its fold and levels fit no bucket, and the notes.
+
+    `phases`: the first step of each phase of its curriculum.
+    """
     return {
         "clips": data.plan.num_clips,
+        "phases": list(data.plan.phases),
         "clips_left_out": {name: len(rows) for name, rows in data.plan.left_out.items() if len(rows)},
         "notes": [dict(note) for note in data.plan.notes],
     }

@@ -192,6 +192,9 @@ def in_words(report: dict[str, Any]) -> str:
             f"lr {stage['lr_first']:.3g} → {stage['lr_last']:.3g}; one pass is {stage['steps_per_pass']:,} "
             "steps"
         )
+        if len(stage["phases"]) > 1:
+            first = ", ".join(f"{step:,}" for step in stage["phases"])
+            lines.append(f"  the phases of its curriculum begin with the steps {first}")
         for cell in stage["cells"]:
             least, most = cell["exposures"]
             lines.append(

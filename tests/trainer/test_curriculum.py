@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.shards_for_tests import make_shards, numbers, smoke
-from trainer import data
+from trainer import data, dry_run
 from trainer.loop import train
 from vidcurate import order
 from vidcurate.errors import InputError, RecipeError
@@ -43,6 +43,8 @@ def test_a_stage_with_a_curriculum_trains_and_goes_on_where_it_stopped(shards: P
     assert levels[9] == {"2"}
     (stage,) = data.lay_out(smoke(shards, tmp_path / "whole", *MORE))
     assert stage.plan.phases == (0, 3, 7)
+    report = dry_run.dry_run(smoke(shards, tmp_path / "dry", *MORE))
+    assert "  the phases of its curriculum begin with the steps 0, 3, 7\n" in dry_run.in_words(report)
     for step in range(10):
         assert len({batch.cell for batch in order.step_micro_batches(stage.plan, step)}) == 1
 
