@@ -130,7 +130,8 @@ class Loader:
 
     `on_event` is called, from `step` and `load`, with {"event": "clip_substituted", step, position, clip_id,
     spare, kind, reason} and {"event": "worker_replaced", reason, clip_id, exit_status, phase,
-    seconds_in_phase, state, stack}: see `heartbeat.Seen`.
+    seconds_in_phase, state, stack}: see `heartbeat.Seen`; of shards at a URL with {"event":
+    "request_retried", url, reason}.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class Loader:
         self._shares: dict[int, tuple[int, ...]] = {}
         self._num_views, self._captions = num_views, tuple(captions)
         self._failures = spares.Failures(spec.max_failure_share)
-        self._decode_here = decode_from(index)
+        self._decode_here = decode_from(index, self._on_event)
         self._pool: DecodePool | FetchingPool | None = None
         if spec.num_workers:
             pool = DecodePool(

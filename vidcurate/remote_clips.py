@@ -67,15 +67,28 @@ def forget(shards: RemoteShards, local: DecodeTask) -> None:
     shards.cache.drop("".join(local.shard.rsplit("/", 2)[1:]))
 
 
-def decode_from(index: Index) -> Callable[[DecodeTask], tuple[Any, str]]:
-    """Return `decode_worker.decode` for the clips of this index, wherever its shards lie."""
+def _retried(url: str, reason: str) -> dict[str, Any]:
+    return {"event": "request_retried", "url": url, "reason": reason}
+
+
+def decode_from(
+    index: Index, on_event: Callable[[dict[str, Any]], None] = lambda event: None
+) -> Callable[[DecodeTask], tuple[Any, str]]:
+    """Return `decode_worker.decode` for the clips of this index, wherever its shards lie.
+
+    `on_event` hears of requests that are made again.
+    """
     shards = index.remote
     if shards is None:
         return decode
 
+    def pause(url: str, reason: str, seconds: float) -> None:
+        on_event(_retried(url, reason))
+        sleep(url, reason, seconds)
+
     def near(task: DecodeTask) -> tuple[Any, str]:
         for tries in range(1, _TRIES + 1):
-            local = fetched(shards, task)
+            local = fetched(shards, task, pause)
             try:
                 return decode(local)
             except VidcurateError as error:
@@ -165,7 +178,7 @@ class FetchingPool:
 
     def _pause(self, url: str, reason: str, seconds: float) -> None:
         with self._lock:
-            self._events.append({"event": "request_retried", "url": url, "reason": reason})
+            self._events.append(_retried(url, reason))
         if self._closing.wait(seconds):
             raise StorageError(f"{url}: given up, the loader was closed.")
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -92,12 +93,15 @@ def test_a_clip_is_one_request_of_its_own_bytes_and_is_asked_for_once(
     assert server.asked["GET /index.parquet"] == 1
 
 
-def test_what_passes_is_asked_again_and_told(told_here: Told, server: RangeServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_what_passes_is_asked_again_and_told(
+    told_here: Told, server: RangeServer, tmp_path: Path, num_workers: int
+) -> None:
     there = opened(server, tmp_path, request_seconds=1.0, requests_at_once=1)
     plan = loader_runs.plan_of(there)
     server.faults.extend([500, 503, None, 429, "cut", None, "reset", "slow", None])
     events: list[dict[str, Any]] = []
-    spec = loader_runs.spec(num_workers=1, prefetch_bytes=300_000)
+    spec = loader_runs.spec(num_workers=num_workers, prefetch_bytes=300_000)
     with Loader(there, plan, spec, on_event=events.append) as loader:
         found = {step: [loader_runs.told(batch) for batch in loader.step(step)] for step in STEPS}
 
@@ -214,6 +218,27 @@ def test_a_cache_that_holds_a_clip_or_two_slows_and_changes_nothing(
     tiny = opened(server, tmp_path / "tiny", cache_bytes=100)
     with pytest.raises(InputError, match=r"the cache has 100 bytes and one entry needs .* raise cache_bytes"):
         read(tiny, num_workers=num_workers)
+
+
+def test_loaders_that_read_at_once_share_a_cache_that_is_too_small(
+    here: Index, told_here: Told, server: RangeServer, tmp_path: Path
+) -> None:
+    largest = int((here.json_size + here.video_size).max()) + 512
+    found: list[Told] = []
+
+    def work(num_workers: int) -> None:
+        there = opened(server, tmp_path, cache_bytes=3 * largest, requests_at_once=3)
+        found.append(read(there, num_workers=num_workers))
+
+    threads = [threading.Thread(target=work, args=(number % 2,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert found == [told_here] * 4
+    clips = [path for path in tmp_path.glob("clips/*/*") if path.is_file()]
+    assert sum(path.stat().st_size for path in clips) <= 3 * largest
 
 
 def test_a_cached_clip_that_rots_is_fetched_again(
