@@ -14,6 +14,7 @@ from tests.trainer.shards_for_tests import SMOKE, events, make_shards, numbers, 
 from trainer import __main__ as command
 from trainer import data, planned
 from vidcurate.index import INDEX_NAME, read_index, write_index
+from vidcurate.loader_state import FLAGS
 
 SHORT = ("sample=null", "stages.0.checkpoint_every=100")
 
@@ -85,6 +86,9 @@ def test_a_run_goes_on_through_one_accepted_change_after_another(
     refusal = capsys.readouterr().err
     assert "4 clips added in 2 shards (train-level1-000000.tar: clip-012, clip-014;" in refusal
     assert "say that it is meant: --append, or begin the order anew with --start-from-scratch" in refusal
+    page = " ".join((SMOKE.parents[1] / "docs" / "changed-data.md").read_text().split())
+    assert refusal.strip().splitlines()[-1].replace(str(more_shards), "more") in page
+    assert all(flag in page for flag in FLAGS.values())
     assert len(numbers(run)) == 3
     assert command.main([*words(more_shards, run, 6), "--dry-run"]) == 1
     captured = capsys.readouterr()
