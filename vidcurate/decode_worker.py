@@ -51,16 +51,17 @@ class DecodeTask:
 def _read(task: DecodeTask, offset: int, size: int) -> bytes:
     """Return the bytes; a disk or network that refuses is tried again, then StorageError: never a spare."""
     for attempt in range(_READ_TRIES):
+        left = size
         try:
             with open(task.shard, "rb", buffering=0) as file:
                 file.seek(offset)
                 parts: list[bytes] = []
-                while size > 0 and (part := file.read(size)):
+                while left > 0 and (part := file.read(left)):
                     parts.append(part)
-                    size -= len(part)
-            if size:
+                    left -= len(part)
+            if left:
                 raise ShardError(
-                    f"{task.shard}: ends {size} bytes before clip {task.clip_id!r} does. Copy it anew."
+                    f"{task.shard}: ends {left} bytes before clip {task.clip_id!r} does. Copy it anew."
                 )
             return b"".join(parts)
         except OSError as error:
