@@ -77,5 +77,5 @@ def main(*descriptors: int) -> None:
 
         return decode(task, told)
 
-    decode_process.decode = faulty  # type: ignore[assignment]
+    decode_process.decode = faulty  # type: ignore[attr-defined,assignment]
     decode_process.main(*descriptors)

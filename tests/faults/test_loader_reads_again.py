@@ -1,4 +1,4 @@
-"""A read that fails for a moment is made again, one that goes on failing stops the run: no spare for a disk."""
+"""A read that fails for a moment is made again; one that goes on failing stops the run: no spare for it."""
 
 import errno
 import io
