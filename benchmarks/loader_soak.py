@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def _made(folder: Path) -> list[tuple[str, bytes, dict[str, Any]]]:
 
 
 def _broken(whole: list[tuple[str, bytes, dict[str, Any]]]) -> list[tuple[str, bytes, dict[str, Any]]]:
-    ways = {
+    ways: dict[str, Callable[[bytes, int], bytes]] = {
         "cut": lambda data, n: damage.truncate(data, 0.4 + 0.05 * (n % 8)),
         "zeros": lambda data, n: damage.zero_block(data, size_bytes=len(data) // 3),
         "flipped": lambda data, n: damage.flip_bytes(data, seed=n, count=200),

@@ -132,7 +132,8 @@ def test_killed_at_random_moments_and_resumed_on_1_2_3_ranks_it_reads_the_same(
     dice = random.Random(kills)
     victims = [*["worker", "rank", "all"] * (kills // 3), *["all"] * (kills % 3)]
     dice.shuffle(victims)
-    step, worlds = 0, []
+    step = 0
+    worlds: list[int] = []
     kept: dict[int, list[Any]] = {}
     beyond: list[list[Any]] = []
     while True:

@@ -45,7 +45,7 @@ class Flaky(io.FileIO):
         self._fault = Flaky.faults.pop(0) if Flaky.faults else ""
         self._reads = 0
 
-    def read(self, size: int | None = -1, /) -> bytes:  # type: ignore[override]
+    def read(self, size: int | None = -1, /) -> bytes:
         self._reads += 1
         if self._fault == "cut off" and self._reads == 2:
             raise OSError(errno.EIO, "Input/output error")
@@ -69,7 +69,6 @@ def test_a_disk_that_fails_for_a_moment_changes_nothing(
     reads: int,
 ) -> None:
     monkeypatch.setattr(decode_worker, "open", Flaky, raising=False)
-    monkeypatch.setattr(decode_worker.time, "sleep", lambda seconds: None)
     Flaky.faults, Flaky.opened = list(faults), 0
     events: list[dict[str, Any]] = []
     with Loader(opened, plan, spec(), on_event=events.append) as loader:
