@@ -21,6 +21,7 @@ VIDCURATE = [
         "resolutions",
         "workers",
         "crc",
+        "mp4_samples",
         "stores",
         "shard_cache",
         "remote_shards",

@@ -1,5 +1,6 @@
 """The packets of a video: how many pictures they show, when, and at which of them decoding can begin."""
 
+import io
 import os
 from dataclasses import dataclass
 from fractions import Fraction
@@ -10,7 +11,7 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
-from vidcurate import matroska
+from vidcurate import matroska, mp4_samples
 from vidcurate.filebytes import FileBytes
 from vidcurate.frame_map import FrameMap
 from vidcurate.video.opening import opened
@@ -155,11 +156,31 @@ def frame_map_of(source: Path | bytes) -> FrameMap | None:
     None where that cannot be known or used: a container in which no seek is exact, packets without times, two
     pictures at one time, damage. Raises MediaError as `opened` does.
     """
+    plain = _map_in_tables(source)
+    if plain is not None:
+        return plain
     with opened(source, is_brief=True) as (container, stream):
         if container.format.name.split(",")[0] in _TIMED:
             return _map_in(container, stream)
     with opened(source) as (container, stream):
         return _map_in(container, stream)
+
+
+def _map_in_tables(source: Path | bytes) -> FrameMap | None:
+    """Return the frame map of a plain MP4, None of all else."""
+    try:
+        size = os.path.getsize(source) if isinstance(source, Path) else len(source)
+        with source.open("rb") if isinstance(source, Path) else io.BytesIO(source) as file:
+            samples = mp4_samples.read(FileBytes(file, size))
+    except OSError:
+        return None  # FFmpeg's opening says why
+    if samples is None:
+        return None
+    pts = np.sort(samples.shown)
+    if (np.diff(pts) <= 0).any():
+        return None
+    keys = np.searchsorted(pts, np.sort(samples.shown[samples.is_key])).astype(np.int64)
+    return FrameMap(time_base=Fraction(1, samples.timescale), pts=pts, key_frames=keys)
 
 
 def _map_in(container: Any, stream: Any) -> FrameMap | None:
