@@ -4,8 +4,8 @@
 
 A server of this script's own waits before it answers each range. The loader fetches clips ahead by threads;
 the peer makes as many requests at a time as there are decode workers, which is what workers that read the
-network themselves would do. The other peer reads the same shards from the disk. The cache holds a few clips, so that
-nothing is read from it twice. Medians over the rounds, in turn; the workers' start is not counted.
+network themselves would do. The other peer reads the same shards from the disk. The cache holds a few clips,
+so that nothing is read from it twice. Medians over the rounds, in turn; the workers' start is not counted.
 """
 
 import argparse
