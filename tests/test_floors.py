@@ -40,6 +40,7 @@ VIDCURATE = [
         "plan_spec",
         "cost_table",
         "passes",
+        "plan",
         "order",
         "changed_plan",
         "plan_file",
