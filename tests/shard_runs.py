@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from vidcurate import schema, table
+from vidcurate import interop, schema, table
 from vidcurate.shards import ShardSpec, ShardSummary, run_build_shards
 
 SMALL = ShardSpec(max_clips=7, max_bytes=60_000)
@@ -76,6 +76,14 @@ def build(
     return run_build_shards(
         folder / "run", spec, videos=folder / "videos", out=folder / out, num_workers=workers, **more
     )
+
+
+def build_for_readers(folder: Path) -> Path:
+    """Build the shards of `rows` with the index files of every reader; return their folder."""
+    make_run(folder, rows())
+    build(folder)
+    interop.export(folder / "shards", interop.READERS)
+    return folder / "shards"
 
 
 def contents(folder: Path) -> dict[str, str]:

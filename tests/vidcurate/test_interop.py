@@ -13,7 +13,7 @@ import pytest
 import webdataset
 import yaml
 
-from tests.shard_runs import build, contents, make_run, rows
+from tests.shard_runs import build, build_for_readers, contents, make_run, rows
 from vidcurate import interop
 from vidcurate.errors import InputError
 from vidcurate.shards import ShardSpec
@@ -24,11 +24,7 @@ Samples = dict[str, dict[str, bytes]]
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("built")
-    make_run(folder, rows())
-    build(folder)
-    interop.export(folder / "shards", interop.READERS)
-    return folder / "shards"
+    return build_for_readers(tmp_path_factory.mktemp("built"))
 
 
 @pytest.fixture

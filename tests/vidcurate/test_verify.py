@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from blake3 import blake3
 
-from tests.shard_runs import build, contents, make_run, rows
-from vidcurate import index, interop, tar
+from tests.shard_runs import build, build_for_readers, contents, make_run, rows
+from vidcurate import cli, index, tar
 from vidcurate.crc import crc32c
 from vidcurate.errors import InputError
 from vidcurate.shards import ShardSpec
@@ -22,12 +22,7 @@ from vidcurate.verify import Level, verify
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a set of random bytes, with the index files of other readers."""
-    folder = tmp_path_factory.mktemp("built")
-    make_run(folder, rows())
-    build(folder)
-    interop.export(folder / "shards", interop.READERS)
-    return folder / "shards"
+    return build_for_readers(tmp_path_factory.mktemp("built"))
 
 
 @pytest.fixture
@@ -275,3 +270,34 @@ def test_a_set_of_an_earlier_format_is_named(shards: Path) -> None:
     assert any(
         "its format is 'vidcurate-shards-1', this version reads" in line for line in told(shards, "index")
     )
+
+
+def test_the_command_prints_a_line_for_each_problem_and_ends_with_1(
+    shards: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli_says = ["verify", str(shards), "--level", "index", "--workers", "1"]
+    with pytest.raises(SystemExit) as leaves:
+        cli.main(cli_says)
+    assert leaves.value.code == 0
+    capsys.readouterr()
+    gone = first_shard(shards)
+    gone.unlink()
+    (shards / "notes.txt").write_text("mine")
+    with pytest.raises(SystemExit) as leaves:
+        cli.main(cli_says)
+    assert leaves.value.code == 1
+    out, err = capsys.readouterr()
+    assert out.splitlines()[:2] == [
+        "notes.txt: is a file that the manifest does not name",
+        f"{gone.name}: is not there. Copy it anew, or delete it and run `vidcurate build-shards` again.",
+    ]
+    assert err.splitlines()[-1].startswith(
+        f"error: {shards}: 2 problems in 2 files, the first: notes.txt: is"
+    )
+    with pytest.raises(SystemExit):
+        cli.main([*cli_says, "--json"])
+    whole = json.loads(capsys.readouterr().out)
+    assert [problem["file"] for problem in whole["problems"]] == ["notes.txt", gone.name]
+    with pytest.raises(SystemExit) as leaves:
+        cli.main(["verify", str(shards), "--level", "deep"])
+    assert leaves.value.code == 2
