@@ -8,7 +8,7 @@ from trainer.data import StageData, micro_batches
 from trainer.planned import Planned
 from vidcurate import decode_cost, order, plan_figures
 
-PREFIXES = (1, 10, 100, 1_000, 10_000, 100_000)  # steps after which the mixture is looked at
+PREFIXES = (1, 10, 100, 1_000, 10_000, 100_000)  # steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +65,17 @@ def _stage(stage: StageData, asked: Asked) -> dict[str, Any]:
         "clips_a_step": order.clips_before(plan, last) / last,
         "steps_per_pass": plan_figures.steps_per_pass(plan),
         "phases": [stage.first_step + first + 1 for first in plan.phases],
-        "mix": [_at(stage, step) for step in sorted({*(p for p in PREFIXES if p < last), last})],
+        "mix": [_at(stage, step) for step in sorted(_prefixes(stage))],
         "cells": cells,
         "worlds": [asdict(plan_figures.balance(plan, sample, world)) for world in asked.worlds],
         "decoding": None if stage.folder else _decoding(stage, counts, asked),
     }
+
+
+def _prefixes(stage: StageData) -> set[int]:
+    """Return after how many steps the mixture is looked at: round numbers, phases of a curriculum, the end."""
+    last = stage.num_steps
+    return {step for step in (*PREFIXES, *stage.plan.phases) if 0 < step < last} | {last}
 
 
 def _at(stage: StageData, step: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@ stdout is the answer, stderr the telling. An error of the project is one line an
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -28,9 +29,16 @@ def add_run(to: argparse.ArgumentParser) -> None:
 
 
 def end(act: Callable[[], None]) -> int:
-    """Run a command and return its exit code: 0, or that of the project's error, told in one line."""
+    """Run a command and return its exit code: 0, or that of the project's error, told in one line.
+
+    1 too where nobody reads the answer to its end (`… | head`).
+    """
     try:
         act()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except VidcurateError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code

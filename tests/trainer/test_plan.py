@@ -14,10 +14,11 @@ import av
 import numpy as np
 import pytest
 
-from tests.trainer.shards_for_tests import SMOKE, make_shards, settings, smoke
+from tests.trainer.shards_for_tests import SMOKE, make_shards, numbers, settings, smoke
 from tests.trainer.test_main import help_of
 from trainer import contact_sheet, data, plan, planned
 from trainer.loop import train
+from trainer.resume import Origin
 from vidcurate import order
 
 ROOT = SMOKE.parents[1]
@@ -247,3 +248,41 @@ def test_the_examples_of_the_help_run(
     for line in lines:
         assert plan.main(shlex.split(line.replace("CLIP", "clip-001"))) == 0, line
     assert (tmp_path / "first-step.html").is_file()
+
+
+def test_a_run_that_took_new_clips_is_shown_as_it_read(tmp_path: Path) -> None:
+    shards, run = tmp_path / "shards", tmp_path / "run"
+    make_shards(shards)
+    train(smoke(shards, run, "stages.0.steps=2", "sample=null"))
+    shutil.rmtree(shards)
+    make_shards(shards, num_clips=15)
+    train(smoke(shards, run, "stages.0.steps=5", "sample=null"), Origin(accept=("--append",)))
+
+    found = planned.lay_out(run)
+    seen: set[str] = set()
+    rolling = ""
+    hashes = []
+    for step in range(1, 6):
+        ids = [clip["clip_id"] for batch in plan.micro_batches(found, step, step) for clip in batch["clips"]]
+        rolling = order.rolling_hash(rolling, ids)
+        hashes.append(rolling)
+        seen.update(ids)
+    assert hashes == [line["clips_hash"] for line in numbers(run)]
+    assert found.done == 5
+    new = sorted(seen & {"clip-012", "clip-013", "clip-014"})
+    assert new
+    assert plan.showings(found, new[0], 5)[0]["step"] > 2
+
+
+def test_a_curriculum_shows_in_what_is_simulated(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    phases = "[{levels: [1], steps: 3}, {weights: {'1': 1, '2': 3}, ramp_steps: 2}]"
+    given = words_of(home, f"stages.0.data.curriculum={phases}", "stages.0.data.micro_batches_per_step=4")
+    report = asked(capsys, "simulate", str(SMOKE), *given, "--measure", "0")
+
+    (stage,) = report["stages"]
+    assert stage["phases"] == [1, 4]
+    first, last = stage["mix"][0], stage["mix"][-1]
+    assert first["groups"]["level-1"] == {"asked": 1.0, "given": 1.0}
+    assert 0 < last["groups"]["level-2"]["given"] < 0.5
+    assert last["largest_error"] < 1.68
+    assert "phases from steps 1, 4" in said(capsys, "simulate", str(SMOKE), *given, "--measure", "0")
