@@ -94,7 +94,7 @@ def cold_steps(plan: order.Plan, steps: Sequence[int]) -> float:
     for step in steps:
         best = math.inf
         for _ in range(3):
-            for cached in (draws._small_permutation, block_order._order, block_order._pass):
+            for cached in (draws._small_permutation, block_order._order, block_order._group_starts):
                 cached.cache_clear()
             start = perf_counter()
             order.step_micro_batches(plan, step)

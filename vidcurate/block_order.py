@@ -7,7 +7,7 @@ through the same shards at the same time. Nothing is iterated: any place costs t
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from vidcurate import draws
 Ordinals = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Blocks:
     """How the clips of a cell lie in blocks: ordinals count on from block to block.
 
@@ -26,6 +26,11 @@ class Blocks:
 
     sizes: Ordinals
     together: int
+
+    @cached_property
+    def starts(self) -> Ordinals:
+        """The first ordinal of each block, (b,)."""
+        return np.cumsum(self.sizes) - self.sizes
 
     def changed(self, removed: Ordinals, num_added: int) -> "Blocks":
         """Return the blocks without these ordinals, those after them moved up, and with new ones at the end.
@@ -44,63 +49,51 @@ class Blocks:
         return f"{self.together} of {draws.hash_bytes(self.sizes.astype('<i8').tobytes())}"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Pass:
-    order: Ordinals  # (b,): blocks as the pass takes them
-    rank: Ordinals  # (b,): the place of each block in `order`
-    starts: Ordinals  # (b,): first ordinal of each block
-    group_starts: Ordinals  # (g + 1,): first offset of each group of blocks, and the number of clips
-
-
 @lru_cache(maxsize=16)
-def _order(count: int, key: int) -> tuple[Ordinals, Ordinals]:
-    order = draws.permute(count, key, np.arange(count))
-    return order, np.argsort(order)
+def _order(count: int, key: int) -> Ordinals:
+    """Return blocks as a pass takes them: sorted by a hash, of which no two are alike."""
+    return np.argsort(draws.mix(np.arange(count, dtype=np.uint64) ^ np.uint64(key)))
 
 
 @lru_cache(maxsize=512)
-def _pass(blocks: Blocks, key: int) -> _Pass:
-    order, rank = _order(len(blocks.sizes), key)
-    ends = np.cumsum(blocks.sizes[order])[blocks.together - 1 :: blocks.together]
-    total = int(blocks.sizes.sum())
-    if len(order) % blocks.together:
-        ends = np.append(ends, total)
-    starts = np.concatenate([[0], np.cumsum(blocks.sizes)[:-1]])
-    return _Pass(order, rank, starts, np.concatenate([[0], ends]))
+def _group_starts(blocks: Blocks, key: int) -> Ordinals:
+    """Return (g + 1,): the first offset in a pass of each group of blocks, and the number of clips."""
+    begins = np.concatenate([[0], np.cumsum(blocks.sizes[_order(len(blocks.sizes), key)])])
+    return np.append(begins[: -1 : blocks.together], begins[-1])
 
 
-def _group(blocks: Blocks, this: _Pass, group: int) -> tuple[Ordinals, Ordinals]:
+def _group(blocks: Blocks, order: Ordinals, group: int) -> tuple[Ordinals, Ordinals]:
     """Return the blocks of a group, and the first place of each within the group, with the group's size."""
-    members = this.order[group * blocks.together : (group + 1) * blocks.together]
+    members = order[group * blocks.together : (group + 1) * blocks.together]
     return members, np.concatenate([[0], np.cumsum(blocks.sizes[members])])
 
 
 def permute(blocks: Blocks, blocks_key: int, clips_key: int, offsets: Ordinals) -> Ordinals:
     """Return the ordinals at these offsets (0 … n − 1) of the pass that the two keys name."""
-    this = _pass(blocks, blocks_key)
-    groups = np.searchsorted(this.group_starts, offsets, side="right") - 1
+    order, starts = _order(len(blocks.sizes), blocks_key), _group_starts(blocks, blocks_key)
+    groups = np.searchsorted(starts, offsets, side="right") - 1
     ordinals = np.empty(len(offsets), dtype=np.int64)
     for group in np.unique(groups).tolist():
         here = np.flatnonzero(groups == group)
-        members, firsts = _group(blocks, this, group)
+        members, firsts = _group(blocks, order, group)
         key = draws.key("blocks together", clips_key, group)
-        places = draws.permute(int(firsts[-1]), key, offsets[here] - this.group_starts[group])
+        places = draws.permute(int(firsts[-1]), key, offsets[here] - starts[group])
         which = np.searchsorted(firsts, places, side="right") - 1
-        ordinals[here] = this.starts[members[which]] + places - firsts[which]
+        ordinals[here] = blocks.starts[members[which]] + places - firsts[which]
     return ordinals
 
 
 def unpermute(blocks: Blocks, blocks_key: int, clips_key: int, ordinals: Ordinals) -> Ordinals:
     """Return the offsets at which `permute` has these ordinals."""
-    this = _pass(blocks, blocks_key)
-    which = np.searchsorted(this.starts, ordinals, side="right") - 1
-    groups = this.rank[which] // blocks.together
+    order, starts = _order(len(blocks.sizes), blocks_key), _group_starts(blocks, blocks_key)
+    which = np.searchsorted(blocks.starts, ordinals, side="right") - 1
+    rank = np.argsort(order)[which]
+    groups = rank // blocks.together
     offsets = np.empty(len(ordinals), dtype=np.int64)
     for group in np.unique(groups).tolist():
         here = np.flatnonzero(groups == group)
-        _, firsts = _group(blocks, this, group)
-        in_group = this.rank[which[here]] - group * blocks.together
-        places = firsts[in_group] + ordinals[here] - this.starts[which[here]]
+        _, firsts = _group(blocks, order, group)
+        places = firsts[rank[here] - group * blocks.together] + ordinals[here] - blocks.starts[which[here]]
         key = draws.key("blocks together", clips_key, group)
-        offsets[here] = this.group_starts[group] + draws.unpermute(int(firsts[-1]), key, places)
+        offsets[here] = starts[group] + draws.unpermute(int(firsts[-1]), key, places)
     return offsets
