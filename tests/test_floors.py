@@ -57,7 +57,7 @@ VIDCURATE = [
     {"zips"},
     {"probe", "models", "dedup", "score", "frames", "filter", "difficulty", "ingest", "index"},
     {"scenes", "shards", "shard_plan", "shard_write", "shard_set", "shard_pool", "shard_manifest", "interop"}
-    | {"tar_read", "verify"},
+    | {"tar_read", "verify", "verify_shard"},
     {
         "slabs",
         "heartbeat",

@@ -5,54 +5,29 @@ CRC-32C of every part and the BLAKE3 of every shard; `decode` also decodes every
 its frame map. Nothing is written and nothing is trusted: tars, index and manifest may come from elsewhere.
 """
 
-import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, cast
+from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
 from blake3 import blake3
 
 from vidcurate import index, interop, stores
-from vidcurate.crc import crc32c
 from vidcurate.engine import Progress, no_progress
-from vidcurate.errors import InputError, MediaError, ShardError, StorageError
-from vidcurate.filebytes import FileBytes
-from vidcurate.frame_map import parse
+from vidcurate.errors import InputError, ShardError
 from vidcurate.shard_manifest import MANIFEST_NAME, read_manifest
 from vidcurate.shard_pool import in_processes
 from vidcurate.shard_write import BUILD
-from vidcurate.stores import RangeFile, Stamp
-from vidcurate.tar_read import Member, members
-from vidcurate.video import frame_map_of, opened, reason_of
+from vidcurate.verify_shard import COPY, LEVELS, ROW, Found, Level, Problem, Task, check_shard
 
-Level = Literal["index", "bytes", "decode"]
-LEVELS: tuple[Level, ...] = ("index", "bytes", "decode")
-_PARTS = ("json", "video", "text")
+__all__ = ["LEVELS", "Level", "Problem", "Verdict", "verify"]
+
 _REQUESTS_AT_ONCE = 16
-_ROW = [
-    "sample_key", "clip_id", "caption", "shard", "video_extension", "num_frames", "frame_map",
-    *(f"{part}_{fact}" for part in _PARTS for fact in ("offset", "size", "crc32c")),
-]  # fmt: skip
-_COPY = "Copy it anew, or delete it and run `vidcurate build-shards` again."
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One broken rule: in which file, at which member of it ("" for the file), and what is wrong."""
-
-    file: str
-    member: str
-    what: str
-
-    def __str__(self) -> str:
-        return f"{self.file}: {self.member + ': ' if self.member else ''}{self.what}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,187 +43,6 @@ class Verdict:
     problems: tuple[Problem, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Task:
-    """One shard: `entry` of the manifest and `rows` of the index, None where these do not name it.
-
-    `place`: its path, or its URL with the `stamp` of its version, None where it is not there.
-    """
-
-    place: str
-    level: Level
-    stamp: Stamp | None = None
-    entry: dict[str, Any] | None
-    rows: list[dict[str, Any]] | None
-
-    @property
-    def name(self) -> str:
-        return self.place.rpartition("/")[2]
-
-
-@dataclass(slots=True)
-class _Found:
-    """What a shard holds."""
-
-    name: str
-    size: int = 0
-    members: int = 0
-    bytes_read: int = 0
-    keys: list[str] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
-
-    def tell(self, member: str, what: str) -> None:
-        self.problems.append(Problem(self.name, member, what))
-
-
-# ── one shard ───────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _samples(found: _Found, every: Sequence[Member]) -> None:
-    """Check that each sample lies in one piece, with the same parts in the same order."""
-    parts: dict[str, list[str]] = {}
-    last = None
-    for member in every:
-        if member.key in parts and member.key != last:
-            found.tell(
-                member.name, "lies apart from the rest of its sample; readers would see two half samples"
-            )
-        parts.setdefault(member.key, []).append(member.extension)
-        last = member.key
-    for key, extensions in parts.items():
-        if len(extensions) != 3 or extensions[0] != "json" or extensions[2] != "txt":
-            found.tell(
-                key, f"its sample has {', '.join(extensions)}; each sample is json, video, txt in this order"
-            )
-    found.keys = list(parts)
-
-
-def _names(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (part, member's name) of a row of the index."""
-    for part, extension in (("json", "json"), ("video", row["video_extension"]), ("text", "txt")):
-        if row[f"{part}_offset"] is not None:
-            yield part, f"{row['sample_key']}.{extension}"
-
-
-def _payload(row: dict[str, Any], part: str, data: bytes, found: _Found, name: str) -> None:
-    """Check that the text of a part is what the index says; its bytes are already known to be sound."""
-    if part == "text" and data != (row["caption"] or "").encode():
-        found.tell(name, f"is not the caption that the index has of clip {row['clip_id']!r}")
-    if part != "json":
-        return
-    try:
-        facts = json.loads(data)
-        said = facts.get("clip_id"), facts.get("caption") or ""
-    except (ValueError, AttributeError):
-        found.tell(name, "is no JSON object")
-        return
-    for what, value, expected in zip(
-        ("clip_id", "caption"), said, (row["clip_id"], row["caption"] or ""), strict=True
-    ):
-        if value != expected:
-            found.tell(name, f"has the {what} {value!r}, the index says {expected!r}")
-
-
-def _decode(row: dict[str, Any], data: bytes, found: _Found, name: str) -> None:
-    """Decode a video and hold its frames against the frame map and the number in the index."""
-    try:
-        with opened(data) as (container, stream):
-            times = sorted(frame.pts for frame in container.decode(stream) if frame.pts is not None)
-        made = frame_map_of(data)
-    except (MediaError, OSError, ValueError) as error:
-        found.tell(name, f"cannot be decoded ({reason_of(error)})")
-        return
-    known = row["frame_map"]
-    if row["num_frames"] is not None and len(times) != row["num_frames"]:
-        found.tell(name, f"has {len(times)} frames, the index says {row['num_frames']}")
-    if known != (made.to_bytes() if made else None):
-        found.tell(name, "its packets give another frame map than the index has")
-    elif known is not None and parse(known).pts.tolist() != times:
-        found.tell(
-            name,
-            f"decodes to {len(times)} frames at other times than the {len(parse(known))} of its frame map",
-        )
-
-
-def _against_index(data: FileBytes, task: _Task, every: Sequence[Member], found: _Found) -> None:
-    here = {member.name: member for member in every}
-    for row in task.rows or ():
-        for part, name in _names(row):
-            member = here.pop(name, None)
-            offset, size, known = (row[f"{part}_{fact}"] for fact in ("offset", "size", "crc32c"))
-            if member is None:
-                found.tell(name, f"is not there; the index has it at byte {offset:,}")
-                continue
-            if (member.offset, member.size) != (offset, size):
-                found.tell(
-                    name,
-                    f"has {member.size:,} bytes at byte {member.offset:,}, "
-                    f"the index says {size:,} at {offset:,}",
-                )
-                continue
-            if task.level == "index":
-                continue
-            payload = data.read(offset, size)
-            found.bytes_read += size
-            if crc32c(payload) != known:
-                found.tell(name, f"has CRC-32C {crc32c(payload):08x}, the index says {known:08x}")
-                continue
-            _payload(row, part, payload, found, name)
-            if task.level == "decode" and part == "video":
-                _decode(row, payload, found, name)
-    for name in here:
-        found.tell(name, "is not in the index")
-
-
-@contextmanager
-def _bytes_of(task: _Task) -> Iterator[FileBytes]:
-    """Yield the bytes of a shard. Raises OSError, and for a URL ShardError and StorageError."""
-    if not stores.is_url(task.place):
-        with open(task.place, "rb") as file:
-            yield FileBytes(file, os.fstat(file.fileno()).st_size)
-    elif task.stamp is None:
-        raise FileNotFoundError(task.place)
-    else:
-        yield FileBytes(cast(BinaryIO, RangeFile(task.place, task.stamp)), task.stamp.size_bytes)
-
-
-def _check_shard(task: _Task) -> _Found:
-    found = _Found(task.name)
-    try:
-        with _bytes_of(task) as data:
-            found.size = data.size
-            every = list(members(data, found.tell))
-            found.members = len(every)
-            _samples(found, every)
-            if task.rows is not None:
-                _against_index(data, task, every, found)
-            if task.entry is not None:
-                _against_manifest(data, task, found)
-    except FileNotFoundError:
-        found.tell("", f"is not there. {_COPY}")
-    except OSError as error:
-        found.tell("", f"cannot be read ({error.strerror})")
-    except (ShardError, StorageError) as error:
-        found.tell("", str(error).removeprefix(f"{task.place}: "))
-    return found
-
-
-def _against_manifest(data: FileBytes, task: _Task, found: _Found) -> None:
-    assert task.entry is not None
-    if data.size != task.entry["bytes"]:
-        found.tell("", f"has {data.size:,} bytes, the manifest says {task.entry['bytes']:,}. {_COPY}")
-    elif task.level != "index":
-        digest = blake3()
-        for piece in data.pieces(0, data.size):
-            digest.update(piece)
-        if digest.hexdigest() != task.entry["blake3"]:
-            found.tell("", f"has BLAKE3 {digest.hexdigest()[:16]}…, the manifest says "
-                       f"{task.entry['blake3'][:16]}…. {_COPY}")  # fmt: skip
-
-
-# ── the set ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def _open_index(folder: Path, manifest: dict[str, Any] | None, problems: list[Problem]) -> index.Index | None:
     """Return the index when it can be read; say what is wrong with it."""
 
@@ -257,7 +51,7 @@ def _open_index(folder: Path, manifest: dict[str, Any] | None, problems: list[Pr
 
     path = folder / index.INDEX_NAME
     if not path.exists():
-        tell(f"is not there. {_COPY}")
+        tell(f"is not there. {COPY}")
         return None
     entry = manifest["index"] if manifest else None
     if entry and (path.stat().st_size, blake3(path.read_bytes()).hexdigest()) != (
@@ -317,15 +111,15 @@ def _strays(folder: Path, named: set[str]) -> Iterator[Problem]:
 
 def _rows_of(known: index.Index, folder: Path) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Yield (shard, rows of the index), shard by shard: all at once would take memory."""
-    table = index.read_columns(folder, _ROW)
+    table = index.read_columns(folder, ROW)
     starts = np.searchsorted(known.shard_number, np.arange(len(known.shards) + 1)).tolist()
     for name, first, end in zip(known.shards, starts, starts[1:], strict=False):
         yield name, table.slice(first, end - first).to_pylist()
 
 
 def _tasks(
-    shards: dict[str, _Task], folder: Path, entries: dict[str, Any], known: index.Index | None
-) -> Iterator[_Task]:
+    shards: dict[str, Task], folder: Path, entries: dict[str, Any], known: index.Index | None
+) -> Iterator[Task]:
     """Yield the task of every shard, with what manifest and index say of it."""
     rest = set(shards)
     for name, rows in _rows_of(known, folder) if known else ():
@@ -356,20 +150,20 @@ def verify(
         return _verify(place, Path(folder), level, num_workers, progress)
 
 
-def _shards(place: Path | str, names: set[str], level: Level) -> dict[str, _Task]:
+def _shards(place: Path | str, names: set[str], level: Level) -> dict[str, Task]:
     """Return the shards that are named or lie in the folder, and not yet what is said of them."""
     if isinstance(place, Path):
         names = names | {path.name for path in place.glob("*.tar")}
-        return {n: _Task(place=str(place / n), level=level, entry=None, rows=None) for n in names}
+        return {n: Task(place=str(place / n), level=level, entry=None, rows=None) for n in names}
     with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
         stamps = pool.map(lambda name: stores.stamp_if_there(f"{place}/{name}"), sorted(names))
         return {
-            n: _Task(place=f"{place}/{n}", level=level, entry=None, rows=None, stamp=stamp)
+            n: Task(place=f"{place}/{n}", level=level, entry=None, rows=None, stamp=stamp)
             for n, stamp in zip(sorted(names), stamps, strict=True)
         }
 
 
-def _size(task: _Task) -> int:
+def _size(task: Task) -> int:
     if stores.is_url(task.place):
         return task.stamp.size_bytes if task.stamp else 0
     return os.stat(task.place).st_size if os.path.exists(task.place) else 0
@@ -382,7 +176,7 @@ def _verify(place: Path | str, folder: Path, level: Level, num_workers: int, pro
     try:
         manifest = read_manifest(folder)
         if manifest is None:
-            problems.append(Problem(MANIFEST_NAME, "", f"is not there. {_COPY}"))
+            problems.append(Problem(MANIFEST_NAME, "", f"is not there. {COPY}"))
     except ShardError as error:
         problems.append(Problem(MANIFEST_NAME, "", str(error).removeprefix(f"{folder / MANIFEST_NAME}: ")))
     tars = [path.name for path in folder.glob("*.tar")]
@@ -400,12 +194,12 @@ def _verify(place: Path | str, folder: Path, level: Level, num_workers: int, pro
     total = sum(map(_size, shards.values()))
     tasks = _tasks(shards, folder, entries, known)
     results = (
-        map(_check_shard, tasks)
+        map(check_shard, tasks)
         if num_workers == 1 or len(shards) < 2
-        else in_processes(_check_shard, tasks, min(num_workers, len(shards)), doing="read shards")
+        else in_processes(check_shard, tasks, min(num_workers, len(shards)), doing="read shards")
     )
     done = num_members = bytes_read = 0
-    by_shard: list[_Found] = []
+    by_shard: list[Found] = []
     where: dict[str, str] = {}
     progress(0, total >> 20, "MiB")
     for found in results:
