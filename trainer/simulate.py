@@ -73,7 +73,7 @@ def _stage(stage: StageData, asked: Asked) -> dict[str, Any]:
 
 
 def _prefixes(stage: StageData) -> set[int]:
-    """Return after how many steps the mixture is looked at: round numbers, phases of a curriculum, the end."""
+    """Return after how many steps the mixture is looked at: round numbers, a curriculum's phases, the end."""
     last = stage.num_steps
     return {step for step in (*PREFIXES, *stage.plan.phases) if 0 < step < last} | {last}
 
