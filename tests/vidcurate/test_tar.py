@@ -101,3 +101,15 @@ def test_the_checksum_is_that_of_the_standard_and_goes_on_piece_by_piece() -> No
     assert crc32c(b"\xff" * 32) == 0x62A8AB43
     assert crc32c(bytes(range(32))) == 0x46DD794E
     assert crc32c(b"6789", crc32c(b"12345")) == crc32c(b"123456789") == 0xE3069283
+
+
+def test_a_header_is_that_of_pythons_ustar() -> None:
+    for name, size in (
+        ("a.json", 0),
+        ("k" * 95 + ".mp4", 511),
+        ("a-_9.webm", 512),
+        ("a.mp4", tar.MAX_MEMBER_BYTES),
+    ):
+        info = tarfile.TarInfo(name)
+        info.size, info.mode = size, 0o644
+        assert tar.header(name, size) == info.tobuf(format=tarfile.USTAR_FORMAT, encoding="ascii")
