@@ -1,0 +1,97 @@
+"""What an update of XL/2 costs beside its micro-batches, phase by phase, on one GPU or several of a host.
+
+    python benchmarks/step_phases.py [--sharding none] [--keep]
+    torchrun --nproc-per-node 2 benchmarks/step_phases.py --sharding full [--keep]
+
+`open` gathers the weights, `close` sums the gradients over the ranks; then the gradient is clipped, AdamW
+updates and the average follows. Each phase is timed by the host until the device is done. A micro-batch holds
+two clips of 240p x 102 frames, random, through the kernels; medians of the timed updates. The peer is the
+time of the micro-batches: with several ranks all else should stay below 3 % of it.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from rows import as_table, cpu, keep, row
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from trainer import mesh, optim, parallel
+from trainer.stdit import STDiT3, STDiT3Config
+
+CLIPS, FRAMES, HEIGHT, WIDTH = 2, 30, 30, 53  # a micro-batch of latents: 24,300 tokens
+WARM_UP = 3
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    arguments.add_argument("--sharding", choices=("none", "full"), default="none")
+    arguments.add_argument("--micro-batches", type=int, default=2, help="of each rank in an update")
+    arguments.add_argument("--updates", type=int, default=8)
+    arguments.add_argument("--depth", type=int, default=28)
+    arguments.add_argument("--keep", action="store_true", help="keep the figures in benchmarks/results")
+    given = arguments.parse_args()
+    world = mesh.join()
+    gpu = world.device.type == "cuda"
+    model = STDiT3(STDiT3Config(freeze_y_embedder=True, depth=given.depth), 0)
+    spec = parallel.ParallelSpec(sharding=given.sharding)
+    layout = parallel.lay_out(model, spec, world, torch.bfloat16, fast=gpu)
+    optimizer, ema = optim.make_optimizer(model), optim.make_ema(model)
+    scale = 1 if gpu else 8  # a look at the script where there is no GPU
+    size = (CLIPS, 4, FRAMES // scale, HEIGHT // scale, WIDTH // scale)
+    x = torch.randn(size, device=world.device)
+    y = torch.randn(CLIPS, 1, 300, 4096, device=world.device, dtype=torch.bfloat16)
+    words = {"fps": 24.0, "height": 240.0, "width": 424.0}
+    told = {name: torch.full((CLIPS,), value, device=world.device) for name, value in words.items()}
+    times: dict[str, list[float]] = {}
+
+    def micro_batches() -> None:
+        for _ in range(given.micro_batches):
+            timestep = torch.full((CLIPS,), 500.0, device=world.device)
+            out = layout.compute(x, timestep, y, **told)
+            (out.square().mean() * 1e-3).backward()
+
+    def sync() -> None:
+        if gpu:
+            torch.cuda.synchronize()
+
+    phases: dict[str, Callable[[], object]] = {
+        "open": layout.open,
+        "micro-batches": micro_batches,
+        "close": layout.close,
+        "clip": lambda: optim.clip_gradients(model, 1.0),
+        "update": lambda: optim.update(optimizer, model, optim.OptimSpec(), 1e-6),
+        "average": lambda: optim.update_ema(ema, model, 0.99),
+    }
+    for number in range(WARM_UP + given.updates):
+        for name, phase in phases.items():
+            began = time.perf_counter()
+            phase()
+            sync()
+            if number >= WARM_UP:
+                times.setdefault(name, []).append(1000 * (time.perf_counter() - began))
+    if world.is_first:
+        middle = {name: statistics.median(values) for name, values in times.items()}
+        hardware = f"{world.size} x {torch.cuda.get_device_name()}" if gpu else cpu()
+        peer, peer_value = f"{given.micro_batches} micro-batches", middle.pop("micro-batches")
+        middle["all beside micro-batches"] = sum(middle.values())
+        rows = [
+            row(f"{name}, sharding {given.sharding}", value, "ms", peer=peer,
+                peer_value=peer_value, goal="<= 3 %" if name.startswith("all") else "",
+                higher_is_better=False, hardware=hardware)
+            for name, value in middle.items()
+        ]  # fmt: skip
+        if given.keep:
+            kind = torch.cuda.get_device_name().split()[-1].lower() if gpu else "cpu"
+            keep(f"step_phases_{given.sharding}_{world.size}x{kind}", rows)
+        else:
+            print(as_table(rows))
+    mesh.leave(world)
+
+
+if __name__ == "__main__":
+    main()
