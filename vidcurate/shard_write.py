@@ -25,7 +25,7 @@ from vidcurate.shard_plan import PlannedShard, ShardSpec, as_json, clip_facts, e
 from vidcurate.video import frame_map_of
 
 BUILD = ".build"  # the folder of everything unfinished, inside the folder of the shards
-_CHUNK_BYTES = 1 << 19  # stays in a core's cache while it is hashed and written
+_CHUNK_BYTES = 1 << 18  # stays in a core's cache while it is hashed and written
 # The disk begins to write after this many bytes: waiting for it at the end took a third of the time.
 _WRITE_OUT_BYTES = 16 << 20
 _WATCH_SECONDS = 0.5
