@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.forked_runs import Forked, Forks
-from tests.loader_runs import clips, plan_of, read, videos, write_shards
+from tests.loader_runs import make, plan_of, read
 from vidcurate import order
 from vidcurate.index import Index
 from vidcurate.loader import state_of
@@ -49,9 +49,7 @@ with Loader(opened, plan, spec(num_workers=given["workers"][rank]), rank=rank, w
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Index:
-    folder = tmp_path_factory.mktemp("ranks")
-    paths = videos(folder / "videos", clips())
-    return write_shards(folder / "shards", clips(), {name: path.read_bytes() for name, path in paths.items()})
+    return make(tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tests.loader_runs import clips, first_clip, plan_of, read, shard_of, spec, told, videos, write_shards
+from tests.loader_runs import first_clip, make, plan_of, read, shard_of, spec, told
 from vidcurate import decode_worker
 from vidcurate.errors import StorageError
 from vidcurate.index import Index
@@ -18,9 +18,7 @@ from vidcurate.order import Plan
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Index:
-    folder = tmp_path_factory.mktemp("read_again")
-    payloads = {name: path.read_bytes() for name, path in videos(folder / "videos", clips()).items()}
-    return write_shards(folder / "shards", clips(), payloads, per_shard=1)
+    return make(tmp_path_factory.mktemp("read_again"), per_shard=1)
 
 
 @pytest.fixture(scope="module")

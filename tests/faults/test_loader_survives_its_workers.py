@@ -119,7 +119,7 @@ def test_a_stopped_worker_costs_one_deadline_and_changes_nothing(opened: Index) 
         os.kill(loader.process_ids()[0], signal.SIGSTOP)
         started = time.monotonic()
         assert sorted(map(told, loader.step(1))) == undisturbed[1]
-        assert 1.0 <= time.monotonic() - started < 8.0
+        assert 1.0 <= time.monotonic() - started < 60.0  # the deadline and a fresh interpreter
         assert sorted(map(told, loader.step(2))) == undisturbed[2]
     assert [event["reason"] for event in events] == ["deadline"]
     assert events[0]["exit_status"] == -signal.SIGKILL
