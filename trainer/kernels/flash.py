@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trainer.kernels.heads import load_rows, store_rows
 from trainer.kernels.widths import pieces
 
 # Rows of queries and keys in a tile, warps, stages: (forward, backward by keys, backward by queries).
@@ -18,22 +19,6 @@ FORWARD = (128, 64, 4, 3)
 BY_KEYS = (64, 64, 4, 2)
 BY_QUERIES = (64, 64, 4, 2)
 FEW_PROGRAMS = 264  # fewer programs than this by keys leave multiprocessors idle: the queries are split
-
-
-@triton.jit
-def _load(pointer, row, c1, c2, stride, count, WIDTH: tl.constexpr):
-    inside = row[:, None] < count
-    x1 = tl.load(pointer + row[:, None] * stride + c1[None], mask=inside, other=0.0)
-    x2 = tl.load(pointer + row[:, None] * stride + c2[None], mask=inside & (c2[None] < WIDTH), other=0.0)
-    return x1, x2
-
-
-@triton.jit
-def _store(pointer, x1, x2, row, c1, c2, stride, count, WIDTH: tl.constexpr):
-    inside = row[:, None] < count
-    kind = pointer.dtype.element_ty
-    tl.store(pointer + row[:, None] * stride + c1[None], x1.to(kind), mask=inside)
-    tl.store(pointer + row[:, None] * stride + c2[None], x2.to(kind), mask=inside & (c2[None] < WIDTH))
 
 
 @triton.jit
@@ -67,7 +52,7 @@ def _forward_kernel(
     c1 = tl.arange(0, FIRST)
     c2 = FIRST + tl.arange(0, SECOND)
     count = tl.load(lengths_ptr + b) if RAGGED else keys
-    q1, q2 = _load(q_ptr + b * q_batch + head * WIDTH, row, c1, c2, q_row, queries, WIDTH)
+    q1, q2 = load_rows(q_ptr + b * q_batch + head * WIDTH, row, c1, c2, q_row, queries, WIDTH)
     k_start = k_ptr + b * k_batch + head * WIDTH
     v_start = v_ptr + b * v_batch + head * WIDTH
     top = tl.full((M,), -float("inf"), tl.float32)
@@ -76,7 +61,7 @@ def _forward_kernel(
     acc2 = tl.zeros((M, SECOND), tl.float32)
     for start in range(0, count, N):
         key = start + tl.arange(0, N)
-        k1, k2 = _load(k_start, key, c1, c2, k_row, count, WIDTH)
+        k1, k2 = load_rows(k_start, key, c1, c2, k_row, count, WIDTH)
         s = tl.dot(q1, tl.trans(k1))
         s = tl.dot(q2, tl.trans(k2), s) * SCALE
         s = tl.where(key[None] < count, s, -float("inf"))
@@ -84,14 +69,14 @@ def _forward_kernel(
         p = tl.exp2(s - new[:, None])
         old = tl.exp2(top - new)
         total = total * old + tl.sum(p, 1)
-        v1, v2 = _load(v_start, key, c1, c2, v_row, count, WIDTH)
+        v1, v2 = load_rows(v_start, key, c1, c2, v_row, count, WIDTH)
         p = p.to(v1.dtype)
         acc1 = tl.dot(p, v1, acc1 * old[:, None])
         acc2 = tl.dot(p, v2, acc2 * old[:, None])
         top = new
     full: tl.constexpr = HEADS * WIDTH
     out = out_ptr + b * queries * full + head * WIDTH
-    _store(out, acc1 / total[:, None], acc2 / total[:, None], row, c1, c2, full, queries, WIDTH)
+    store_rows(out, acc1 / total[:, None], acc2 / total[:, None], row, c1, c2, full, queries, WIDTH)
     tl.store(
         lse_ptr + tl.program_id(1).to(tl.int64) * queries + row, top + tl.log2(total), mask=row < queries
     )
@@ -114,8 +99,8 @@ def _delta(
     row = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
     c1 = tl.arange(0, FIRST)
     c2 = FIRST + tl.arange(0, SECOND)
-    o1, o2 = _load(out_ptr, row, c1, c2, WIDTH, rows, WIDTH)
-    d1, d2 = _load(dout_ptr, row, c1, c2, WIDTH, rows, WIDTH)
+    o1, o2 = load_rows(out_ptr, row, c1, c2, WIDTH, rows, WIDTH)
+    d1, d2 = load_rows(dout_ptr, row, c1, c2, WIDTH, rows, WIDTH)
     total = tl.sum(o1.to(tl.float32) * d1.to(tl.float32), 1) + tl.sum(
         o2.to(tl.float32) * d2.to(tl.float32), 1
     )
@@ -162,8 +147,8 @@ def _by_keys(
     c2 = FIRST + tl.arange(0, SECOND)
     count = tl.load(lengths_ptr + b) if RAGGED else keys
     full: tl.constexpr = HEADS * WIDTH
-    k1, k2 = _load(k_ptr + b * k_batch + head * WIDTH, key, c1, c2, k_row, count, WIDTH)
-    v1, v2 = _load(v_ptr + b * v_batch + head * WIDTH, key, c1, c2, v_row, count, WIDTH)
+    k1, k2 = load_rows(k_ptr + b * k_batch + head * WIDTH, key, c1, c2, k_row, count, WIDTH)
+    v1, v2 = load_rows(v_ptr + b * v_batch + head * WIDTH, key, c1, c2, v_row, count, WIDTH)
     dk1 = tl.zeros((N, FIRST), tl.float32)
     dk2 = tl.zeros((N, SECOND), tl.float32)
     dv1 = tl.zeros((N, FIRST), tl.float32)
@@ -177,13 +162,13 @@ def _by_keys(
         end = begin
     for start in range(begin, end, M):
         row = start + tl.arange(0, M)
-        q1, q2 = _load(q_start, row, c1, c2, q_row, end, WIDTH)
+        q1, q2 = load_rows(q_start, row, c1, c2, q_row, end, WIDTH)
         lse = tl.load(lse_ptr + line + row, mask=row < end, other=float("inf"))
         s = tl.dot(k1, tl.trans(q1))
         s = tl.dot(k2, tl.trans(q2), s) * SCALE
         p = tl.exp2(s - lse[None])
         p = tl.where(key[:, None] < count, p, 0.0)
-        do1, do2 = _load(do_start, row, c1, c2, full, end, WIDTH)
+        do1, do2 = load_rows(do_start, row, c1, c2, full, end, WIDTH)
         dp = tl.dot(v1, tl.trans(do1))
         dp = tl.dot(v2, tl.trans(do2), dp)
         pk = p.to(do1.dtype)
@@ -195,8 +180,8 @@ def _by_keys(
         dk2 = tl.dot(ds, q2, dk2)
     natural: tl.constexpr = SCALE * 0.6931471805599453
     place = split * split_stride + b * keys * full + head * WIDTH
-    _store(dv_ptr + place, dv1, dv2, key, c1, c2, full, keys, WIDTH)
-    _store(dk_ptr + place, dk1 * natural, dk2 * natural, key, c1, c2, full, keys, WIDTH)
+    store_rows(dv_ptr + place, dv1, dv2, key, c1, c2, full, keys, WIDTH)
+    store_rows(dk_ptr + place, dk1 * natural, dk2 * natural, key, c1, c2, full, keys, WIDTH)
 
 
 @triton.jit
@@ -233,8 +218,8 @@ def _by_queries(
     c2 = FIRST + tl.arange(0, SECOND)
     count = tl.load(lengths_ptr + b) if RAGGED else keys
     full: tl.constexpr = HEADS * WIDTH
-    q1, q2 = _load(q_ptr + b * q_batch + head * WIDTH, row, c1, c2, q_row, queries, WIDTH)
-    do1, do2 = _load(dout_ptr + b * queries * full + head * WIDTH, row, c1, c2, full, queries, WIDTH)
+    q1, q2 = load_rows(q_ptr + b * q_batch + head * WIDTH, row, c1, c2, q_row, queries, WIDTH)
+    do1, do2 = load_rows(dout_ptr + b * queries * full + head * WIDTH, row, c1, c2, full, queries, WIDTH)
     line = tl.program_id(1).to(tl.int64) * queries
     lse = tl.load(lse_ptr + line + row, mask=row < queries, other=float("inf"))
     delta = tl.load(delta_ptr + line + row, mask=row < queries, other=0.0)
@@ -244,12 +229,12 @@ def _by_queries(
     dq2 = tl.zeros((M, SECOND), tl.float32)
     for start in range(0, count, N):
         key = start + tl.arange(0, N)
-        k1, k2 = _load(k_start, key, c1, c2, k_row, count, WIDTH)
+        k1, k2 = load_rows(k_start, key, c1, c2, k_row, count, WIDTH)
         s = tl.dot(q1, tl.trans(k1))
         s = tl.dot(q2, tl.trans(k2), s) * SCALE
         p = tl.exp2(s - lse[:, None])
         p = tl.where(key[None] < count, p, 0.0)
-        v1, v2 = _load(v_start, key, c1, c2, v_row, count, WIDTH)
+        v1, v2 = load_rows(v_start, key, c1, c2, v_row, count, WIDTH)
         dp = tl.dot(do1, tl.trans(v1))
         dp = tl.dot(do2, tl.trans(v2), dp)
         ds = (p * (dp - delta[:, None])).to(k1.dtype)
@@ -257,7 +242,7 @@ def _by_queries(
         dq2 = tl.dot(ds, k2, dq2)
     natural: tl.constexpr = SCALE * 0.6931471805599453
     dq = dq_ptr + b * queries * full + head * WIDTH
-    _store(dq, dq1 * natural, dq2 * natural, row, c1, c2, full, queries, WIDTH)
+    store_rows(dq, dq1 * natural, dq2 * natural, row, c1, c2, full, queries, WIDTH)
 
 
 def _constants(q: Tensor, lengths: Tensor | None) -> dict[str, int | float | bool]:

@@ -1,7 +1,25 @@
-"""What the attention kernels do to the rows of one head: norm, rotation, and both backwards."""
+"""What the attention kernels do to the rows of one head: load, store, norm, rotation, and both backwards."""
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def load_rows(pointer, row, c1, c2, stride, count, WIDTH: tl.constexpr):
+    """Return rows below `count` as (first columns | other columns), zeros elsewhere."""
+    inside = row[:, None] < count
+    x1 = tl.load(pointer + row[:, None] * stride + c1[None], mask=inside, other=0.0)
+    x2 = tl.load(pointer + row[:, None] * stride + c2[None], mask=inside & (c2[None] < WIDTH), other=0.0)
+    return x1, x2
+
+
+@triton.jit
+def store_rows(pointer, x1, x2, row, c1, c2, stride, count, WIDTH: tl.constexpr):
+    """Store (first columns | other columns) to the rows below `count`, in the pointer's dtype."""
+    inside = row[:, None] < count
+    kind = pointer.dtype.element_ty
+    tl.store(pointer + row[:, None] * stride + c1[None], x1.to(kind), mask=inside)
+    tl.store(pointer + row[:, None] * stride + c2[None], x2.to(kind), mask=inside & (c2[None] < WIDTH))
 
 
 @triton.jit

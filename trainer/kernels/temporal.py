@@ -10,27 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trainer.kernels.heads import load_rows, store_rows
 from trainer.kernels.widths import pieces
 
 MAX_FRAMES = 128
 WARPS = {16: 1, 32: 2, 64: 4, 128: 8}  # by frames, filled up
-
-
-@triton.jit
-def _rows(pointer, t, c1, c2, stride, frames, WIDTH: tl.constexpr):
-    """Load the frames of one head as (first columns | other columns)."""
-    inside = t[:, None] < frames
-    x1 = tl.load(pointer + t[:, None] * stride + c1[None], mask=inside, other=0.0)
-    x2 = tl.load(pointer + t[:, None] * stride + c2[None], mask=inside & (c2[None] < WIDTH), other=0.0)
-    return x1, x2
-
-
-@triton.jit
-def _put(pointer, x1, x2, t, c1, c2, stride, frames, WIDTH: tl.constexpr):
-    inside = t[:, None] < frames
-    kind = pointer.dtype.element_ty
-    tl.store(pointer + t[:, None] * stride + c1[None], x1.to(kind), mask=inside)
-    tl.store(pointer + t[:, None] * stride + c2[None], x2.to(kind), mask=inside & (c2[None] < WIDTH))
 
 
 @triton.jit
@@ -67,12 +51,12 @@ def _forward_kernel(
     c1 = tl.arange(0, FIRST)
     c2 = FIRST + tl.arange(0, SECOND)
     full: tl.constexpr = HEADS * WIDTH
-    q1, q2 = _rows(q_ptr + token * q_row + head, t, c1, c2, places * q_row, frames, WIDTH)
-    k1, k2 = _rows(k_ptr + token * q_row + head, t, c1, c2, places * q_row, frames, WIDTH)
-    v1, v2 = _rows(v_ptr + token * v_row + head, t, c1, c2, places * v_row, frames, WIDTH)
+    q1, q2 = load_rows(q_ptr + token * q_row + head, t, c1, c2, places * q_row, frames, WIDTH)
+    k1, k2 = load_rows(k_ptr + token * q_row + head, t, c1, c2, places * q_row, frames, WIDTH)
+    v1, v2 = load_rows(v_ptr + token * v_row + head, t, c1, c2, places * v_row, frames, WIDTH)
     p = _weights(q1, q2, k1, k2, t, frames, SCALE).to(v1.dtype)
     out = out_ptr + token * full + head
-    _put(out, tl.dot(p, v1), tl.dot(p, v2), t, c1, c2, places * full, frames, WIDTH)
+    store_rows(out, tl.dot(p, v1), tl.dot(p, v2), t, c1, c2, places * full, frames, WIDTH)
 
 
 @triton.jit
@@ -102,10 +86,10 @@ def _backward_kernel(
     c2 = FIRST + tl.arange(0, SECOND)
     full: tl.constexpr = HEADS * WIDTH
     step = places * full
-    q1, q2 = _rows(q_ptr + token * q_row + head, t, c1, c2, places * q_row, frames, WIDTH)
-    k1, k2 = _rows(k_ptr + token * q_row + head, t, c1, c2, places * q_row, frames, WIDTH)
-    v1, v2 = _rows(v_ptr + token * v_row + head, t, c1, c2, places * v_row, frames, WIDTH)
-    do1, do2 = _rows(dout_ptr + token * full + head, t, c1, c2, step, frames, WIDTH)
+    q1, q2 = load_rows(q_ptr + token * q_row + head, t, c1, c2, places * q_row, frames, WIDTH)
+    k1, k2 = load_rows(k_ptr + token * q_row + head, t, c1, c2, places * q_row, frames, WIDTH)
+    v1, v2 = load_rows(v_ptr + token * v_row + head, t, c1, c2, places * v_row, frames, WIDTH)
+    do1, do2 = load_rows(dout_ptr + token * full + head, t, c1, c2, step, frames, WIDTH)
     p = _weights(q1, q2, k1, k2, t, frames, SCALE)
     dp = tl.dot(do1, tl.trans(v1))
     dp = tl.dot(do2, tl.trans(v2), dp)
@@ -113,11 +97,11 @@ def _backward_kernel(
     pt = tl.trans(p.to(q1.dtype))
     dst = tl.trans(ds)
     start = dqkv_ptr + token * full + head
-    _put(start, tl.dot(ds, k1), tl.dot(ds, k2), t, c1, c2, step, frames, WIDTH)
+    store_rows(start, tl.dot(ds, k1), tl.dot(ds, k2), t, c1, c2, step, frames, WIDTH)
     start += tensor
-    _put(start, tl.dot(dst, q1), tl.dot(dst, q2), t, c1, c2, step, frames, WIDTH)
+    store_rows(start, tl.dot(dst, q1), tl.dot(dst, q2), t, c1, c2, step, frames, WIDTH)
     start += tensor
-    _put(start, tl.dot(pt, do1), tl.dot(pt, do2), t, c1, c2, step, frames, WIDTH)
+    store_rows(start, tl.dot(pt, do1), tl.dot(pt, do2), t, c1, c2, step, frames, WIDTH)
 
 
 def _constants(q: Tensor, frames: int) -> dict[str, int | float]:
