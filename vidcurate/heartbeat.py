@@ -30,7 +30,7 @@ _STATES = {"R": "running", "S": "sleeping", "D": "waiting for a device", "T": ST
 class Seen:
     """What was seen of a worker: `phase` (start, idle, read, decode or write) and for how long.
 
-    `state`: running, sleeping, stopped, ended …, and the kernel's function that it waits in, where that can
+    `state`: running, sleeping, stopped, ended, unknown …, and the kernel's function that it waits in, where that can
     be read. `stack`: what faulthandler wrote, a thread's innermost frame first.
     """
 
@@ -69,7 +69,7 @@ def _state(process_id: int) -> str:
         letter = Path(f"/proc/{process_id}/stat").read_text().rsplit(")", 1)[1].split()[0]
         waits_in = Path(f"/proc/{process_id}/wchan").read_text().strip("0\n")
     except (OSError, IndexError):
-        return "ended"
+        return "ended" if os.path.isdir("/proc/self") else "unknown"
     state = _STATES.get(letter, letter)
     return f"{state} in {waits_in}" if waits_in and state != STOPPED else state
 
