@@ -165,6 +165,14 @@ def _take_counts(state: TrainState, saved: dict[str, Any]) -> None:
     state.ema_updates = saved["ema_updates"]
 
 
+def _check_position(saved: dict[str, Any], path: Path) -> None:
+    if saved["loader"] and saved["loader"]["step"] != saved["stage_step"]:
+        raise CheckpointError(
+            f"{path}: its data is at step {saved['loader']['step']} of the stage and its training at "
+            f"{saved['stage_step']}; they must be at one. Take the checkpoint before it."
+        )
+
+
 def _take_position(state: TrainState, saved: dict[str, Any]) -> None:
     state.step, state.stage, state.stage_step = saved["step"], saved["stage_number"], saved["stage_step"]
     state.lr, state.clips_hash, state.loader = saved["lr"], saved["clips_hash"], saved["loader"]
@@ -240,6 +248,7 @@ def continue_from(
     Raises RecipeError when the recipe has changed in a way that this run cannot take, CheckpointError.
     """
     saved = _fill(path, state, recipe, world)
+    _check_position(saved, path)
     changed = check_recipe(path, saved, recipe, settings, accept)
     _take_counts(state, saved)
     _take_position(state, saved)

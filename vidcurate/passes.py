@@ -11,7 +11,7 @@ So nothing is shown again before all that is unseen was shown once, and what was
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,35 +80,28 @@ def changed(
     dead = np.union1d(stream.dead, removed)
     count = stream.num_ordinals + num_added - len(dead)
     blocks = stream.blocks and stream.blocks.changed(_number_of_kept(stream.dead, removed), num_added)
-    if place == 0 and stream.lead is None:  # nothing was shown: there is no open pass
-        return Stream(
-            seed=stream.seed,
-            name=stream.name,
-            count=count,
-            micro_batch_size=micro_batch_size,
-            dead=dead,
-            blocks=blocks,
-        )
-    open_pass, rest = _open_pass(stream, place)
-    gone = np.sort(_places_in_pass(stream, open_pass, removed)) - place
-    gone = gone[gone >= 0]
-    return Stream(
+    after = Stream(
         seed=stream.seed,
         name=stream.name,
         count=count,
         micro_batch_size=micro_batch_size,
         dead=dead,
-        lead=Lead(
-            cut=stream,
-            place=place,
-            num_left=rest - len(gone),
-            gone=gone,
-            num_added=num_added,
-            number=stream.lead.number + 1 if stream.lead else 1,
-        ),
-        first_pass=open_pass + 1,
         blocks=blocks,
     )
+    if place == 0 and stream.lead is None:  # nothing was shown: there is no open pass
+        return after
+    open_pass, rest = _open_pass(stream, place)
+    gone = np.sort(_places_in_pass(stream, open_pass, removed)) - place
+    gone = gone[gone >= 0]
+    lead = Lead(
+        cut=stream,
+        place=place,
+        num_left=rest - len(gone),
+        gone=gone,
+        num_added=num_added,
+        number=stream.lead.number + 1 if stream.lead else 1,
+    )
+    return replace(after, lead=lead, first_pass=open_pass + 1)
 
 
 def _open_pass(stream: Stream, place: int) -> tuple[int, int]:

@@ -107,7 +107,16 @@ HARMS: dict[str, tuple[Harm, tuple[str, ...], str]] = {
         ("model.qk_norm=false",),
         r"model\.qk_norm is True in the checkpoint",
     ),
-    "another data set": (other_shards, (), r"belongs to other clips.*2 added \(clip-012, clip-013\)"),
+    "other clips": (
+        other_shards,
+        (),
+        r"2 clips added in 2 shards \(train-.*clip-012; .*clip-013\).*--append",
+    ),
+    "a data position of another step": (
+        lambda home: edit(home, "state.json", stage_step=1),
+        (),
+        "its data is at step 2 of the stage and its training at 1",
+    ),
     "another optimizer": (
         lambda home: edit(home, "state.json", optimizer="Lion"),
         (),

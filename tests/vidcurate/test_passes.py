@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vidcurate import passes
+from vidcurate.block_order import Blocks
 from vidcurate.passes import Stream
 
 
@@ -34,8 +35,16 @@ changes = st.lists(
 )
 
 
-def stream(count: int, size: int, seed: int = 3) -> Stream:
-    return Stream(seed=seed, name="cell", count=count, micro_batch_size=min(size, count))
+def stream(count: int, size: int, seed: int = 3, in_blocks: bool = False) -> Stream:
+    sizes = np.full(-(-count // 4), 4)
+    sizes[-1] -= sizes.sum() - count
+    return Stream(
+        seed=seed,
+        name="cell",
+        count=count,
+        micro_batch_size=min(size, count),
+        blocks=Blocks(sizes, 3) if in_blocks else None,
+    )
 
 
 def alive(one: Stream) -> np.ndarray:
@@ -59,11 +68,11 @@ def read(one: Stream, first: int, number: int) -> list[list[int]]:
     return [passes.micro_batch(one, first + k)[0].tolist() for k in range(number)]
 
 
-@given(st.integers(1, 60), st.integers(1, 9), changes, st.integers(0, 30))
+@given(st.integers(1, 60), st.integers(1, 9), changes, st.integers(0, 30), st.booleans())
 def test_nothing_is_shown_again_before_all_that_is_unseen_was_shown_once(
-    count: int, size: int, made: list[Change], more: int
+    count: int, size: int, made: list[Change], more: int, in_blocks: bool
 ) -> None:
-    one = stream(count, size)
+    one = stream(count, size, in_blocks=in_blocks)
     unseen: set[int] = set()  # of the open pass
     for change in [*made, Change(micro_batches=more, added=0, removed=0, size=size)]:
         for batch in read(one, 0, change.micro_batches):
@@ -80,11 +89,11 @@ def test_nothing_is_shown_again_before_all_that_is_unseen_was_shown_once(
         one = after
 
 
-@given(st.integers(1, 60), st.integers(1, 9), changes)
+@given(st.integers(1, 60), st.integers(1, 9), changes, st.booleans())
 def test_after_the_lead_every_pass_is_exact_and_no_micro_batch_holds_a_clip_twice(
-    count: int, size: int, made: list[Change]
+    count: int, size: int, made: list[Change], in_blocks: bool
 ) -> None:
-    one = stream(count, size)
+    one = stream(count, size, in_blocks=in_blocks)
     for change in made:
         one = apply(one, change)
     number = (one.lead_size + 3 * one.count) // one.micro_batch_size + 1
@@ -111,9 +120,11 @@ def test_after_the_lead_every_pass_is_exact_and_no_micro_batch_holds_a_clip_twic
         assert np.array_equal(passes.times_shown(one, place), counts)
 
 
-@given(st.integers(1, 60), st.integers(1, 9), changes)
-def test_a_clip_is_found_in_the_micro_batches_that_hold_it(count: int, size: int, made: list[Change]) -> None:
-    one = stream(count, size)
+@given(st.integers(1, 60), st.integers(1, 9), changes, st.booleans())
+def test_a_clip_is_found_in_the_micro_batches_that_hold_it(
+    count: int, size: int, made: list[Change], in_blocks: bool
+) -> None:
+    one = stream(count, size, in_blocks=in_blocks)
     for change in made:
         one = apply(one, change)
     batches = read(one, 0, (one.lead_size + 2 * one.count) // one.micro_batch_size + 1)
