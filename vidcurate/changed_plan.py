@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vidcurate import interleave, order, passes
+from vidcurate.block_order import Blocks
+from vidcurate.errors import StateError
 from vidcurate.order import Cell, Past, Plan, Rows
 
 
@@ -19,7 +21,8 @@ def gone_on(before: Plan, after: Plan, step: int) -> Plan:
 
     A cell that both have, by name, goes on in its stream: where neither its clips nor its micro-batch size
     changed, as if nothing had happened; else with a lead of what it has not shown yet. Its mixture is that of
-    `after` as if it had been in force from step 0, so a curriculum is where its steps say.
+    `after` as if it had been in force from step 0, so a curriculum is where its steps say. Raises StateError
+    where a cell would begin or cease to be read in blocks of shards.
     """
     step = max(step, before.first_step)
     turns = interleave.turns_before(after.mixture, step * after.micro_batches_per_step)
@@ -54,6 +57,7 @@ def _after(plan: Plan, number: int, until: int, cell: Cell, turn: int) -> Past:
     """Return where `cell` goes on after what cell `number` of `plan` showed in the steps before `until`."""
     old = plan.cells[number]
     past = past_of(plan, old)
+    _check_blocks(past.stream.blocks, cell)
     turns = interleave.turns_before(plan.mixture, until * plan.micro_batches_per_step)[number]
     had = turns + past.skip
     live = _live(past)
@@ -71,6 +75,19 @@ def _after(plan: Plan, number: int, until: int, cell: Cell, turn: int) -> Past:
     )
     rows = np.concatenate([past.rows, added])
     return Past(stream=stream, rows=rows, skip=-turn, missing=passes.NONE)
+
+
+def _check_blocks(begun: Blocks | None, cell: Cell) -> None:
+    """Raise StateError for a cell that would now read in blocks and did not, or the other way round.
+
+    A stream keeps the blocks that it began with, so the setting would be without effect.
+    """
+    before, now = (blocks.together if blocks else None for blocks in (begun, cell.blocks))
+    if before != now:
+        raise StateError(
+            f"{cell.name} has been read with data.blocks.blocks_together={before} and the recipe has {now}; "
+            "a run keeps the blocks that it began with. Set them back, or begin anew with --start-from-scratch."
+        )
 
 
 def past_of(plan: Plan, cell: Cell) -> Past:

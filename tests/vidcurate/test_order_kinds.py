@@ -1,6 +1,8 @@
 """The kinds of plans: curricula, one bucket for a node or a step, blocks of shards; their golden orders."""
 
 import dataclasses
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.order_plans import curricula, plan, plans, rows_of, settings_of_plans
-from vidcurate import block_order, draws, order
+from vidcurate import block_order, draws, order, plan_file
 from vidcurate.changed_plan import gone_on
 from vidcurate.curriculum import Leg
-from vidcurate.errors import InputError
+from vidcurate.errors import InputError, StateError
 from vidcurate.order import Plan
 
 CELLS = [(30, 5, 2), (90, 4, 7), (41, 4, 3), (5000, 3, 11)]
@@ -81,6 +83,29 @@ def test_a_plan_of_another_kind_goes_on_at_any_step_and_repeats_nothing(case: tu
             shown[batch.rows] += 1
     for cell in after.cells:
         assert np.ptp(shown[cell.rows]) <= 1
+
+
+def test_blocks_that_begin_or_cease_in_a_run_are_refused() -> None:
+    kinds = [plan(CELLS), plan(CELLS, clips_per_block=50), plan(CELLS, clips_per_block=50, blocks_together=2)]
+    for before in kinds:
+        for after in kinds:
+            if before is not after:
+                with pytest.raises(StateError, match=r"cell-00 has been read with data\.blocks"):
+                    gone_on(before, after, 3)
+
+
+@settings(max_examples=15)
+@given(plans)
+def test_a_plan_of_any_kind_comes_back_from_its_file(one: Plan) -> None:
+    hashes = draws.id_hashes([f"clip-{row}" for row in range(one.num_clips)])
+    row_of = {int(word): row for row, word in enumerate(hashes)}
+    with tempfile.TemporaryDirectory() as folder:
+        name = plan_file.write_plan(Path(folder), one, hashes)
+        back = plan_file.read_plan(Path(folder), name, lambda some: np.array([row_of[int(w)] for w in some]))
+    assert back.fingerprint == one.fingerprint
+    for step in (0, 3, 40, 10**6):
+        assert rows_of(back, step) == rows_of(one, step)
+        assert order.shares(back, step, 6) == order.shares(one, step, 6)
 
 
 # ── who runs what ───────────────────────────────────────────────────────────────────────────────────────────
