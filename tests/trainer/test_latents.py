@@ -20,7 +20,7 @@ import vidcurate.torch
 from tests.trainer.encoders_for_tests import make_t5, make_vae
 from tests.trainer.shards_for_tests import SMOKE, events, make_shards, numbers, smoke
 from trainer import __main__ as trainer_command
-from trainer import checkpoint, data, encode_shards, encoded, inputs, plan
+from trainer import checkpoint, data, dry_run, encode_shards, encoded, inputs
 from trainer.encode import video_encoder
 from trainer.encode_ahead import Outcome, encode_ahead, forecast, request_of
 from trainer.latents import build
@@ -588,16 +588,16 @@ def test_missing_clips_are_listed_with_the_command_and_counted_by_the_dry_run(
     with pytest.raises(InputError, match="stage first needs 3 views of clips"):
         data.lay_out(smoke(shards, tmp_path, *TRAINED, *from_latents(latents), "stages.0.data.views=3"))
 
-    (stage,) = plan.dry_run(recipe)["stages"]
+    (stage,) = dry_run.dry_run(recipe)["stages"]
     short = {cell["name"]: cell["clips"] for cell in stage["cells"] if "-4f-" in cell["name"]}
     assert {part["cell"]: part["clips"] for part in stage["latents"]["missing"]} == short
     assert stage["latents"]["missing_clips"] == sum(short.values()) > 0
-    words = plan.in_words(plan.dry_run(recipe))
+    words = dry_run.in_words(dry_run.dry_run(recipe))
     assert "  missing in level-1/32px-4f-" in words
-    whole = plan.dry_run(smoke(shards, tmp_path / "run", *TRAINED, *from_latents(latents)))
-    clips = plan.dry_run(smoke(shards, tmp_path / "run", *TRAINED))
+    whole = dry_run.dry_run(smoke(shards, tmp_path / "run", *TRAINED, *from_latents(latents)))
+    clips = dry_run.dry_run(smoke(shards, tmp_path / "run", *TRAINED))
     assert whole["stages"][0]["latents"]["missing"] == []
-    assert "encoded ahead" in plan.in_words(clips)
+    assert "encoded ahead" in dry_run.in_words(clips)
     for key in ("clips", "steps", "cells", "first_clip_ids", "plan_fingerprint", "structure_fingerprint"):
         assert whole["stages"][0][key] == clips["stages"][0][key]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer import plan
+from trainer import dry_run
 from trainer import recipe as recipes
 from trainer.masks import check_ratios
 from trainer.optim import learning_rate
@@ -82,7 +82,7 @@ def test_a_recipe_builds_its_model_and_its_dry_run_adds_up(name: str, shards: Pa
     places = [f"stages.{number}.data.shards={shards}" for number in range(len(written.stages))]
     recipe = load(name, *places)
 
-    report = plan.dry_run(recipe)
+    report = dry_run.dry_run(recipe)
 
     assert report["steps"] == sum(stage["steps"] for stage in report["stages"])
     for stage, spec in zip(report["stages"], recipe.stages, strict=True):
@@ -95,7 +95,7 @@ def test_a_recipe_builds_its_model_and_its_dry_run_adds_up(name: str, shards: Pa
         for buckets in report["validation"].values():
             assert max(buckets.values()) <= recipe.validation.clips_per_bucket + 1  # of two levels
             assert sum(buckets.values()) > 50
-    assert plan.in_words(report)
+    assert dry_run.in_words(report)
     if recipe.model.hidden_size == 1152:
         assert (report["parameters"], report["trained_parameters"]) == (XL_2, XL_2_TRAINED)
 
