@@ -11,14 +11,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainer import terminal
 from trainer.launch import EXIT_REQUEUE, launch, read_hosts
-from vidcurate.errors import InputError, StateError, VidcurateError
+from vidcurate.errors import InputError, StateError
 
 # Read when torch is loaded, below: threads that spin while they wait starve the decode workers of a small
 # machine (a step took 4 times as long, docs/decisions.md).
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-EXIT_INTERRUPTED = 130
 
 EXAMPLE = """\
 example:
@@ -161,17 +161,7 @@ def _act(arguments: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = _parser().parse_args(arguments)
-    try:
-        return _act(given)
-    except KeyboardInterrupt:
-        print("error: interrupted; the same command goes on from the last checkpoint.", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    except VidcurateError as error:
-        if given.traceback:
-            raise
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return error.exit_code
+    return terminal.end_of_work(_act, _parser().parse_args(arguments), "from the last checkpoint")
 
 
 if __name__ == "__main__":

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from trainer import terminal
-from vidcurate.errors import InputError, VidcurateError
+from vidcurate.errors import InputError
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as for training: threads that spin starve the decoders
 
-EXIT_INTERRUPTED = 130
 LINE_EVERY_SECONDS = 5.0
 
 # ruff: noqa: E501
@@ -146,17 +145,7 @@ def _act(given: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = _parser().parse_args(arguments)
-    try:
-        return _act(given)
-    except KeyboardInterrupt:
-        print("error: interrupted; the same command goes on with the next shard.", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    except VidcurateError as error:
-        if given.traceback:
-            raise
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return error.exit_code
+    return terminal.end_of_work(_act, _parser().parse_args(arguments), "with the next shard")
 
 
 if __name__ == "__main__":

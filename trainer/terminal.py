@@ -11,6 +11,8 @@ from pathlib import Path
 
 from vidcurate.errors import VidcurateError
 
+EXIT_INTERRUPTED = 130
+
 
 def parser(module: str, description: str, example: str) -> argparse.ArgumentParser:
     """Return the parser of `python -m MODULE`: its help ends with the example, and no flag is guessed."""
@@ -43,3 +45,20 @@ def end(act: Callable[[], None]) -> int:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     return 0
+
+
+def end_of_work(act: Callable[[argparse.Namespace], int], given: argparse.Namespace, goes_on: str) -> int:
+    """Run a long command and return its exit code; `goes_on` says what the same command does after Ctrl-C.
+
+    With `given.traceback` an error is raised as it is.
+    """
+    try:
+        return act(given)
+    except KeyboardInterrupt:
+        print(f"error: interrupted; the same command goes on {goes_on}.", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except VidcurateError as error:
+        if given.traceback:
+            raise
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
