@@ -86,7 +86,8 @@ def _check_blocks(begun: Blocks | None, cell: Cell) -> None:
     if before != now:
         raise StateError(
             f"{cell.name} has been read with data.blocks.blocks_together={before} and the recipe has {now}; "
-            "a run keeps the blocks that it began with. Set them back, or begin anew with --start-from-scratch."
+            "a run keeps the blocks that it began with. Set them back, or begin anew with "
+            "--start-from-scratch."
         )
 
 
