@@ -429,16 +429,21 @@ def _act(
                 plan = data.step_plan(stage, state.stage_step, recipe)
                 batches, failure = _read(loader.step, state.stage_step, events)
                 data_seconds = time.perf_counter() - began
-                line, told = train_step(
-                    state,
-                    tools,
-                    stage,
-                    plan,
-                    batches,
-                    stop=bool(stop.name),
-                    save_failed=saver.failed,
-                    num_events=len(events),
-                )
+                try:
+                    line, told = train_step(
+                        state,
+                        tools,
+                        stage,
+                        plan,
+                        batches,
+                        stop=bool(stop.name),
+                        save_failed=saver.failed,
+                        num_events=len(events),
+                    )
+                except VidcurateError:  # on all ranks at once, before anything is updated
+                    _record_data_events(events, state, world, run)
+                    mesh.together(partial(_fail, failure), world)
+                    raise
                 if told.num_events:
                     _record_data_events(events, state, world, run)
                     mesh.together(partial(_fail, failure), world)
