@@ -16,12 +16,12 @@ seconds of the CPU say more than those of the clock. Captions have 20 to 120 wor
 """
 
 import argparse
-import itertools
 import json
 import shutil
 import subprocess
 import sys
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
@@ -29,6 +29,7 @@ from time import perf_counter, process_time
 import numpy as np
 from rows import keep, peak_memory_bytes, row
 
+STAGES = ("ingest", "filter", "split")
 VOCABULARY = (
     "a the of in on with and person camera street light water mountain tree dog child table car moving "
     "slowly bright dark blue red smiling standing holding walking across toward background scene view city"
@@ -60,6 +61,13 @@ def make_table(path: Path, count: int) -> None:
         file.write("src0000000_0_0to100.mp4,twice,5,4,0.99,static,100,25,4\n")
 
 
+def told(marks: tuple[float, float, float, float], cpu_before: float, kept: int) -> dict[str, float]:
+    """Return what a process says of its run: `marks` are the times before and after each stage."""
+    seconds = {stage: end - start for stage, (start, end) in zip(STAGES, pairwise(marks), strict=True)}
+    cpu = process_time() - cpu_before
+    return {**seconds, "cpu": cpu, "kept": kept, "peak_bytes": peak_memory_bytes()}
+
+
 def ours(csv: Path, run: Path) -> dict[str, float]:
     from vidcurate.difficulty import SplitSpec, run_split
     from vidcurate.filter import FilterSpec, OutlierRule, run_filter
@@ -79,14 +87,7 @@ def ours(csv: Path, run: Path) -> dict[str, float]:
     filtered = perf_counter()
     run_split(run, SplitSpec(column="aesthetic_score", levels=5, validation_fraction=0.01))
     done = perf_counter()
-    return {
-        "ingest": ingested - start,
-        "filter": filtered - ingested,
-        "split": done - filtered,
-        "cpu": process_time() - before,
-        "kept": kept,
-        "peak_bytes": peak_memory_bytes(),
-    }
+    return told((start, ingested, filtered, done), before, kept)
 
 
 def in_pandas(csv: Path, run: Path) -> dict[str, float]:
@@ -137,14 +138,7 @@ def in_pandas(csv: Path, run: Path) -> dict[str, float]:
     )
     clips.to_parquet(run / "split.parquet", compression="zstd")
     done = perf_counter()
-    return {
-        "ingest": ingested - start,
-        "filter": filtered - ingested,
-        "split": done - filtered,
-        "cpu": process_time() - before,
-        "kept": int(passed.sum()),
-        "peak_bytes": peak_memory_bytes(),
-    }
+    return told((start, ingested, filtered, done), before, int(passed.sum()))
 
 
 RULES = [
@@ -241,7 +235,7 @@ def careful(csv: Path, run: Path) -> dict[str, float]:
     found = []
     for column in ("aesthetic score", "frame", "seconds"):
         parts = [kept.loc[level == number, column].to_numpy() for number in range(1, 6)]
-        for low, high in itertools.pairwise(parts):
+        for low, high in pairwise(parts):
             every = np.unique(np.concatenate([low, high]))
             below = [np.searchsorted(np.sort(part), every, side="right") / len(part) for part in (low, high)]
             found.append(
@@ -255,14 +249,7 @@ def careful(csv: Path, run: Path) -> dict[str, float]:
     (run / "levels.json").write_text(json.dumps({"levels": told_levels.to_dict(), "jumps": found}))
     write(verdicts.assign(level=level, fold=fold), "split.parquet", run / "filter.parquet")
     done = perf_counter()
-    return {
-        "ingest": ingested - start,
-        "filter": filtered - ingested,
-        "split": done - filtered,
-        "cpu": process_time() - before,
-        "kept": int(passed.sum()),
-        "peak_bytes": peak_memory_bytes(),
-    }
+    return told((start, ingested, filtered, done), before, int(passed.sum()))
 
 
 def floor(csv: Path, run: Path) -> dict[str, float]:
@@ -276,7 +263,6 @@ def floor(csv: Path, run: Path) -> dict[str, float]:
 
 
 WORK = {"ours": ours, "pandas": in_pandas, "careful": careful, "floor": floor}
-STAGES = ("ingest", "filter", "split")
 USUAL, CAREFUL = "pandas, as usually written", "pandas with the same checks"
 
 
