@@ -61,7 +61,7 @@ def make_table(path: Path, count: int) -> None:
         file.write("src0000000_0_0to100.mp4,twice,5,4,0.99,static,100,25,4\n")
 
 
-def told(marks: tuple[float, float, float, float], cpu_before: float, kept: int) -> dict[str, float]:
+def measured(marks: tuple[float, float, float, float], cpu_before: float, kept: int) -> dict[str, float]:
     """Return what a process says of its run: `marks` are the times before and after each stage."""
     seconds = {stage: end - start for stage, (start, end) in zip(STAGES, pairwise(marks), strict=True)}
     cpu = process_time() - cpu_before
@@ -87,7 +87,7 @@ def ours(csv: Path, run: Path) -> dict[str, float]:
     filtered = perf_counter()
     run_split(run, SplitSpec(column="aesthetic_score", levels=5, validation_fraction=0.01))
     done = perf_counter()
-    return told((start, ingested, filtered, done), before, kept)
+    return measured((start, ingested, filtered, done), before, kept)
 
 
 def in_pandas(csv: Path, run: Path) -> dict[str, float]:
@@ -138,7 +138,7 @@ def in_pandas(csv: Path, run: Path) -> dict[str, float]:
     )
     clips.to_parquet(run / "split.parquet", compression="zstd")
     done = perf_counter()
-    return told((start, ingested, filtered, done), before, int(passed.sum()))
+    return measured((start, ingested, filtered, done), before, int(passed.sum()))
 
 
 RULES = [
@@ -249,7 +249,7 @@ def careful(csv: Path, run: Path) -> dict[str, float]:
     (run / "levels.json").write_text(json.dumps({"levels": told_levels.to_dict(), "jumps": found}))
     write(verdicts.assign(level=level, fold=fold), "split.parquet", run / "filter.parquet")
     done = perf_counter()
-    return told((start, ingested, filtered, done), before, int(passed.sum()))
+    return measured((start, ingested, filtered, done), before, int(passed.sum()))
 
 
 def floor(csv: Path, run: Path) -> dict[str, float]:
