@@ -282,14 +282,14 @@ def _in_words(event: dict[str, Any]) -> str:
     return json.dumps({key: value for key, value in event.items() if key != "stack"})
 
 
-def _record_data_events(events: list[dict[str, Any]], state: TrainState, world: World, run: Path) -> None:
-    """Record what the loaders of all ranks had to tell (a clip replaced, a worker restarted)."""
+def _record_data_events(events: list[dict[str, Any]], step: int, world: World, run: Path) -> None:
+    """Record what the loaders of all ranks had to tell of a step (a clip replaced, a worker restarted)."""
     for rank, theirs in enumerate(mesh.gather(list(events), world)):
         for event in theirs:
             if world.is_first:
                 facts = {key: value for key, value in event.items() if key not in ("event", "step")}
-                metrics.record_event(run, event["event"], state.step, rank=rank, **facts)
-            _say(world, f"step {state.step}: {_in_words(event)}")
+                metrics.record_event(run, event["event"], step, rank=rank, **facts)
+            _say(world, f"step {step}: {_in_words(event)}")
     events.clear()
 
 
@@ -441,11 +441,11 @@ def _act(
                         num_events=len(events),
                     )
                 except VidcurateError:  # on all ranks at once, before anything is updated
-                    _record_data_events(events, state, world, run)
+                    _record_data_events(events, state.step + 1, world, run)
                     mesh.together(partial(_fail, failure), world)
                     raise
                 if told.num_events:
-                    _record_data_events(events, state, world, run)
+                    _record_data_events(events, state.step, world, run)
                     mesh.together(partial(_fail, failure), world)
                 _record_save(saver.wait() if told.save_failed else saver.take(), tools)
 
