@@ -152,6 +152,13 @@ def test_a_run_goes_on_through_one_accepted_change_after_another(
     assert [line["delivered_hash"] for line in numbers(run)] == [line["clips_hash"] for line in numbers(run)]
 
 
+def test_every_kind_has_its_flag_and_a_launch_hands_it_to_its_ranks() -> None:
+    flags = tuple(FLAGS.values())
+    assert set(command.CHANGES) == set(flags)
+    given = command._parser().parse_args(["recipe.yaml", *flags])
+    assert command._parser().parse_args(command._words(given)).accept == list(flags)
+
+
 def test_a_seed_and_another_data_set_are_refused_whatever_is_accepted(
     shards: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vidcurate import passes
@@ -120,6 +120,7 @@ def test_after_the_lead_every_pass_is_exact_and_no_micro_batch_holds_a_clip_twic
         assert np.array_equal(passes.times_shown(one, place), counts)
 
 
+@settings(max_examples=40)
 @given(st.integers(1, 60), st.integers(1, 9), changes, st.booleans())
 def test_a_clip_is_found_in_the_micro_batches_that_hold_it(
     count: int, size: int, made: list[Change], in_blocks: bool
