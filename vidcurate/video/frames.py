@@ -6,6 +6,7 @@ that no other refers to are not decoded. Whatever goes wrong on this short way i
 one: whole probing, every frame from the start. Pixels are copied out before the container closes (PyAV 1117).
 """
 
+import gc
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from vidcurate.errors import MediaError
 from vidcurate.frame_map import FrameMap
 from vidcurate.video.opening import opened, reason_of
 from vidcurate.video.packets import frame_map_of
-from vidcurate.video.picture import cover, pixel_shape
+from vidcurate.video.picture import Turn, cover, pixel_shape, turn_of
 
 # What no second look at the file can change.
 _FINAL = {"missing", "empty", "too_slow"}
@@ -67,11 +68,14 @@ class _Wanted:
     deadline: float | None
     accept_corrupt: bool
     filled: int = 0
+    turn: Turn | None = None
 
     def put(self, frame: Any, number: int, slots: Sequence[int], stream: Any) -> None:
         if frame.is_corrupt and not self.accept_corrupt:
             raise MediaError(f"{self.name}: frame {number} is damaged.", kind="corrupt_frame")
-        image = cover(frame, self.out.shape[1], self.out.shape[2], pixel_shape(stream))
+        if self.turn is None:
+            self.turn = turn_of(frame)
+        image = cover(frame, self.out.shape[1], self.out.shape[2], pixel_shape(stream), self.turn)
         for slot in slots:
             self.out[slot] = image
         self.filled += len(slots)
@@ -121,6 +125,7 @@ class _Wanted:
                     f"({reason_of(error)}).",
                     kind="unreadable",
                 ) from error
+        gc.collect(0)  # the frame that `turn_of` looked at, and with it the decoder's memory
         if self.filled < len(self.numbers):
             raise MediaError(
                 f"{self.name}: frame {self.numbers[self.filled]} does not exist; {self.filled} of "

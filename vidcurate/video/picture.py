@@ -37,11 +37,15 @@ def _scaler(source: str, crop: str, height: int, width: int, flags: str) -> Grap
     return graph
 
 
-def turn_of(frame: Any) -> tuple[bool, bool, bool]:
+Turn = tuple[bool, bool, bool]
+
+
+def turn_of(frame: Any) -> Turn:
     """Return whether the picture must be transposed, then flipped left to right, then upside down.
 
     The display matrix maps (x, y) to (a·x + c·y, b·x + d·y); it says rotations and reflections alike
-    (ISO/IEC 14496-12, 8.3.2).
+    (ISO/IEC 14496-12, 8.3.2). Ask once a clip: a frame whose side data was looked at refers to itself, and
+    stays in memory until a cyclic collection.
     """
     matrix = frame.side_data.get(SideData.DISPLAYMATRIX)
     if matrix is None:
@@ -78,9 +82,14 @@ def chain_of(frame: Any, sample_aspect_ratio: float, height: int, width: int) ->
     )
 
 
-def cover(frame: Any, height: int, width: int, sample_aspect_ratio: float) -> NDArray[np.uint8]:
-    """Return the middle of the frame, upright, as uint8 RGB (height, width, 3): a view of FFmpeg's memory."""
-    transposed, mirrored, upside_down = turn_of(frame)
+def cover(
+    frame: Any, height: int, width: int, sample_aspect_ratio: float, turn: Turn | None = None
+) -> NDArray[np.uint8]:
+    """Return the middle of the frame, upright, as uint8 RGB (height, width, 3): a view of FFmpeg's memory.
+
+    `turn` is that of the clip (`turn_of` its first frame) where the caller knows it.
+    """
+    transposed, mirrored, upside_down = turn_of(frame) if turn is None else turn
     if transposed:
         height, width = width, height
     crop, flags = chain_of(frame, sample_aspect_ratio, height, width)
