@@ -152,7 +152,9 @@ def test_no_index_and_a_damaged_one_are_told_apart(folder: Path, tmp_path: Path)
     with pytest.raises(ShardError, match=r"damaged or not an index|was changed"):
         index.check_index(index.read_index(folder))
     pl.DataFrame({"a": [1]}).write_parquet(path)
-    with pytest.raises(ShardError, match=r"its format is 'unknown', this version reads 'vidcurate-index-2'\. Run"):
+    with pytest.raises(
+        ShardError, match=r"format is 'unknown', this version reads 'vidcurate-index-2'\. Run"
+    ):
         index.read_index(folder)
 
 
