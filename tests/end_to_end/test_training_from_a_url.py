@@ -6,6 +6,7 @@ import pytest
 
 from tests.range_server import serving
 from tests.trainer.shards_for_tests import events, make_shards, numbers, smoke
+from trainer.encode_ahead import encode_ahead, request_of
 from trainer.loop import train
 from vidcurate import stores
 from vidcurate.errors import StorageError
@@ -14,8 +15,9 @@ QUICK = ("stages.0.steps=3", "sample=null")
 
 
 def test_training_from_a_url_that_fails_at_times_equals_training_from_the_disk(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(stores, "PAUSES_SECONDS", (0.01,) * 5)
     shards, cache = make_shards(tmp_path / "shards"), tmp_path / "cache"
     train(smoke(shards, tmp_path / "here", *QUICK))
     with serving(shards) as server:
@@ -55,3 +57,18 @@ def test_a_server_that_stays_broken_stops_the_run_with_the_shards_name(
     assert not events(run, "clip_substituted")
     (stopped,) = events(run, "loader_stopped")
     assert server.url in stopped["reason"]
+
+
+def test_latents_encoded_from_a_url_are_those_from_the_disk(tmp_path: Path) -> None:
+    shards = make_shards(tmp_path / "shards", num_clips=6)
+    encode_ahead(request_of(smoke(shards, tmp_path, "stages.0.data.views=1")), tmp_path / "here")
+    with serving(shards) as server:
+        far = smoke(
+            shards, tmp_path, "stages.0.data.views=1", f"stages.0.data.shards={server.url}",
+            f"loader.remote.cache_folder={tmp_path / 'cache'}", "loader.num_workers=1",
+        )  # fmt: skip
+        encode_ahead(request_of(far), tmp_path / "there")
+
+    here = {path.name: path.read_bytes() for path in (tmp_path / "here").iterdir()}
+    assert {path.name: path.read_bytes() for path in (tmp_path / "there").iterdir()} == here
+    assert any(name.endswith(".tar") for name in here)
