@@ -14,6 +14,7 @@ from vidcurate import index, order, video
 from vidcurate.buckets import BucketSpec
 from vidcurate.crc import crc32c
 from vidcurate.decode_worker import DecodeTask
+from vidcurate.errors import MediaError
 from vidcurate.index import Index
 from vidcurate.loader import Loader, LoaderSpec, MicroBatch, plan_from
 from vidcurate.order import Plan
@@ -76,6 +77,15 @@ def videos(folder: Path, facts: Sequence[dict[str, Any]]) -> dict[str, Path]:
     return paths
 
 
+def frame_map(payload: bytes) -> bytes | None:
+    """Return a video's packed frame map, None for what is no video."""
+    try:
+        found = video.frame_map_of(payload)
+    except MediaError:
+        return None
+    return found and found.to_bytes()
+
+
 def write_shards(
     folder: Path,
     facts: Sequence[dict[str, Any]],
@@ -101,6 +111,7 @@ def write_shards(
                 "video_offset": len(data) + len(said) + 512,
                 "video_size": len(payload),
                 "video_crc32c": crc32c(payload),
+                "frame_map": frame_map(payload) if fact["number"] % 4 else None,
             }
             data += said + bytes(512) + payload + bytes(512)
             for name, values in rows.items():

@@ -1,3 +1,5 @@
+import base64
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -8,8 +10,11 @@ from hypothesis import strategies as st
 from tests.loader_runs import BUCKETS, make, plan_of, read, spec
 from vidcurate import resample, video
 from vidcurate.buckets import BucketSpec
+from vidcurate.clip_plan import decode_task
+from vidcurate.decode_worker import decode
 from vidcurate.errors import RecipeError
 from vidcurate.frame_map import FrameMap
+from vidcurate.frame_map import parse as parse_map
 from vidcurate.index import Index
 from vidcurate.loader import Loader, plan_from
 from vidcurate.recipe import parse
@@ -115,3 +120,18 @@ def test_at_a_variable_rate_the_times_decide(make_video) -> None:  # type: ignor
     )
 
     assert resample.frame_numbers(0, 9, 1, fps=24.0, frame_map=late) == [0, 1, 2, 3, 4, 5, 6, 7, 7]
+
+
+def test_a_worker_is_told_the_frame_map_of_the_index(opened: Index) -> None:
+    plan = plan_of(opened)
+    rows = [(cell.bucket, row) for cell in plan.cells for row in cell.rows.tolist()]
+    maps = 0
+    for bucket, row in rows:
+        task = decode_task(opened, row, bucket, first_frame=1)
+        data = base64.b64decode(task.frame_map)
+        assert data == (opened.frame_maps[row].as_py() or b"")
+        maps += bool(data)
+        assert not data or len(parse_map(data)) == opened.num_frames[row]
+        frames, _ = decode(task)
+        assert np.array_equal(frames, decode(replace(task, frame_map=""))[0])
+    assert 0 < maps < len(rows)
