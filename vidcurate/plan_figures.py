@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vidcurate import interleave, order
 from vidcurate.buckets import BucketSpec, all_buckets
