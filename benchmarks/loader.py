@@ -239,6 +239,10 @@ def main() -> None:
         for shape in SHAPES:
             write_wanted(folder, index, *shape)
             rows += compare(folder, shape, arguments.rounds, arguments.workers, pythons)
+    given = f"--rounds {arguments.rounds} --workers {arguments.workers} --clips {arguments.clips}"
+    more = " --data VIDEOS" * bool(arguments.data) + " --python PYTHON" * len(arguments.python)
+    for entry in rows:
+        entry["command"] = f"python benchmarks/loader.py {given}{more}"
     keep("loader", rows)
 
 
