@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 from numpy.typing import NDArray
 
+from tests.forked_runs import Forks
 from vidcurate import video
 
 # Read when a kernel is defined: where there is no GPU, Triton's interpreter runs it.
@@ -76,3 +77,10 @@ def run_python() -> Callable[[str], str]:
         ).stdout
 
     return run
+
+
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    """The process that has loaded torch once, and from which training runs are forked."""
+    with Forks(tmp_path_factory.mktemp("said")) as forks:
+        yield forks

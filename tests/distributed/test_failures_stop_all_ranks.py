@@ -1,6 +1,5 @@
 """What one rank's loader cannot read stops all ranks, by name: none is left waiting in a collective."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,12 +15,6 @@ RUN = (
     "loader.max_failure_share=0.001",  # of a thousand: the second failure is one too many
     "sample=null",
 )
-
-
-@pytest.fixture(scope="module")
-def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    with Forks(tmp_path_factory.mktemp("said")) as forks:
-        yield forks
 
 
 @pytest.mark.parametrize(("ranks", "sharding"), [(2, "full"), (3, "none")])

@@ -6,7 +6,6 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +49,6 @@ with Loader(opened, plan, spec(num_workers=given["workers"][rank]), rank=rank, w
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Index:
     return make(tmp_path_factory.mktemp("ranks"))
-
-
-@pytest.fixture(scope="module")
-def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    with Forks(tmp_path_factory.mktemp("said")) as forks:
-        yield forks
 
 
 def undisturbed(opened: Index, num_steps: int) -> dict[int, list[Any]]:

@@ -8,13 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.forked_runs import Forks
-from tests.trainer.shards_for_tests import SMOKE, events, make_shards, numbers, settings
+from tests.trainer.shards_for_tests import SMOKE, command_words, events, make_shards, numbers
 from trainer import checkpoint
 
 ROOT = SMOKE.parents[1]
@@ -40,15 +39,8 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_shards(tmp_path_factory.mktemp("made") / "shards")
 
 
-@pytest.fixture(scope="module")
-def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    with Forks(tmp_path_factory.mktemp("said")) as forks:
-        yield forks
-
-
 def words(shards: Path, run: Path, *more: str) -> list[str]:
-    values = settings(shards, run, *THREE, *more)
-    return [str(SMOKE), *(word for value in values for word in ("--set", value))]
+    return command_words(shards, run, *THREE, *more)
 
 
 @pytest.fixture(scope="module")

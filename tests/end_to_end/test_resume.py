@@ -5,13 +5,12 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.forked_runs import Forked, Forks
-from tests.trainer.shards_for_tests import SMOKE, events, make_shards, numbers, settings, smoke
+from tests.trainer.shards_for_tests import command_words, events, make_shards, numbers, smoke
 from trainer import checkpoint, metrics
 from trainer.loop import train
 
@@ -32,12 +31,6 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    with Forks(tmp_path_factory.mktemp("said")) as forks:
-        yield forks
-
-
-@pytest.fixture(scope="module")
 def undisturbed(shards: Path, forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("undisturbed") / "run"
     start(forks, shards, run).succeed()
@@ -45,8 +38,7 @@ def undisturbed(shards: Path, forks: Forks, tmp_path_factory: pytest.TempPathFac
 
 
 def start(forks: Forks, shards: Path, run: Path, *more: str) -> Forked:
-    values = settings(shards, run, *FORTY, *more)
-    return forks.start([str(SMOKE), *(word for value in values for word in ("--set", value))])
+    return forks.start(command_words(shards, run, *FORTY, *more))
 
 
 def is_running(process: Forked) -> bool:

@@ -175,12 +175,11 @@ def test_a_seed_and_another_data_set_are_refused_whatever_is_accepted(
 
 
 def test_ranks_go_on_after_added_clips_as_one_rank_does(
-    more_shards: Path, run: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    more_shards: Path, run: Path, tmp_path: Path, forks: Forks
 ) -> None:
     copy = shutil.copytree(run, tmp_path / "copy")
     assert command.main(words(more_shards, copy, 6, "--append")) == 0
-    with Forks(tmp_path_factory.mktemp("said")) as forks:
-        forks.start(words(more_shards, run, 6, "--append"), ranks=2).succeed()
+    forks.start(words(more_shards, run, 6, "--append"), ranks=2).succeed()
     hashes = [[line["delivered_hash"] for line in numbers(folder)] for folder in (copy, run)]
     assert hashes[0] == hashes[1]
     assert len(events(run, "data_changed")) == 1

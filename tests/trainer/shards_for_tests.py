@@ -102,6 +102,12 @@ def settings(shards: Path, output: Path, *more: str) -> list[str]:
     return [f"stages.0.data.shards={shards}", f"output={output}", *more]
 
 
+def command_words(shards: Path, output: Path, *more: str) -> list[str]:
+    """Return the command line of tests/tiny.yaml with its paths, and `more` settings."""
+    values = settings(shards, output, *more)
+    return [str(TINY), *(word for value in values for word in ("--set", value))]
+
+
 def smoke(shards: Path, output: Path, *more: str) -> TrainRecipe:
     """Return tests/tiny.yaml with its paths, and `more` settings."""
     return recipes.load(TINY, settings(shards, output, *more))
