@@ -20,7 +20,7 @@ from pydantic import Field
 
 from vidcurate.errors import MediaError
 from vidcurate.recipe import Recipe
-from vidcurate.video import SEEKABLE, cover, opened, reason_of
+from vidcurate.video import SEEKABLE, cover, opened, packets_of, reason_of
 
 # Codecs that mp4 carries; others are cut into Matroska.
 _MP4_CODECS = {"h264", "hevc", "av1", "vp9", "mpeg4"}
@@ -87,7 +87,7 @@ def frame_rate(container: Any, stream: Any) -> Fraction:
     rate = stream.average_rate
     if rate and rate <= _MAX_FPS:
         return Fraction(rate)
-    stamps = np.sort([packet.pts for packet in container.demux(stream) if packet.pts is not None])
+    stamps = np.sort([packet.pts for packet in packets_of(container, stream) if packet.pts is not None])
     container.seek(0)
     step = float(np.median(np.diff(stamps))) * float(stream.time_base) if len(stamps) > 1 else 0.0
     if step < 1 / _MAX_FPS:
@@ -114,7 +114,7 @@ def _wanted_packets(
     half, origin = float(1 / rate) / 2, origin_seconds(stream)
     packets: list[Any] = []
     times: list[float] = []
-    for packet in container.demux(stream):
+    for packet in packets_of(container, stream):
         if not packet.size or packet.is_discard:
             continue
         if packet.pts is None:
@@ -202,7 +202,7 @@ def _frames_in(
 ) -> Iterator[tuple[float, Any]]:
     """Yield (seconds after the file's start, frame) of the frames in the interval, in display order."""
     half, origin = float(1 / rate) / 2, origin_seconds(stream)
-    for packet in container.demux(stream):
+    for packet in packets_of(container, stream):
         for frame in packet.decode():
             if frame.time is None:
                 raise MediaError("a frame has no time stamp.", kind="cannot_cut")

@@ -10,7 +10,7 @@ from vidcurate import video
 from vidcurate.errors import MediaError
 from vidcurate.frames.hashes import POSITIONS
 from vidcurate.transcode import frame_rate, origin_seconds
-from vidcurate.video import opened
+from vidcurate.video import opened, packets_of
 
 
 def frame_numbers(
@@ -25,7 +25,7 @@ def frame_numbers(
         half, origin = 0.5 / float(frame_rate(container, stream)), origin_seconds(stream)
         times = [
             float(packet.pts * stream.time_base) - origin if packet.pts is not None else None
-            for packet in container.demux(stream)
+            for packet in packets_of(container, stream)
             if packet.size and not packet.is_discard
         ]
     known = [time for time in times if time is not None]

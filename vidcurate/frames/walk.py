@@ -21,7 +21,7 @@ from vidcurate.frames.audio import Audio
 from vidcurate.frames.look import SLACK_SECONDS, Look, Pixels
 from vidcurate.frames.packets import PacketHash
 from vidcurate.transcode import frame_rate, origin_seconds, seek_before
-from vidcurate.video import opened, reason_of
+from vidcurate.video import opened, packets_of, reason_of
 
 cv2.setNumThreads(1)
 _SMALL, _WHOLE = VideoReformatter(), VideoReformatter()
@@ -113,7 +113,7 @@ def _walk(
     time = last = -1 / rate
     next_detail = 0.0 if details_per_second else float("inf")
     size: tuple[int, int] | None = None
-    for packet in container.demux([stream, sound] if sound else [stream]):
+    for packet in packets_of(container, *([stream, sound] if sound else [stream])):
         if packet.stream is sound:
             hear(packet)
             continue

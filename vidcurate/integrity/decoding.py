@@ -18,7 +18,7 @@ import av.logging
 import numpy as np
 
 from vidcurate.integrity.payload import checker
-from vidcurate.video import reason_of
+from vidcurate.video import packets_of, reason_of
 
 _MOST_COMPLAINTS = 100
 
@@ -81,7 +81,7 @@ def digest(path: Path) -> str:
 
 def _packets(container: Any, streams: list[Any], found: Decoded) -> Iterator[Any]:
     try:
-        yield from container.demux(streams)
+        yield from packets_of(container, *streams)
     except (av.FFmpegError, OSError, ValueError) as error:
         found.read_error = reason_of(error)
 

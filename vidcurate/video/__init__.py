@@ -2,7 +2,7 @@
 
 from vidcurate.video.frames import count_decodable_frames, read_frames
 from vidcurate.video.headers import Header, header_of, read_header_and_index
-from vidcurate.video.opening import opened, reason_of
+from vidcurate.video.opening import opened, packets_of, reason_of
 from vidcurate.video.packets import SEEKABLE, PacketIndex, frame_map_of, has_index, index_of
 from vidcurate.video.picture import cover
 from vidcurate.video.writing import encode_image, write_video
@@ -19,6 +19,7 @@ __all__ = [
     "header_of",
     "index_of",
     "opened",
+    "packets_of",
     "read_frames",
     "read_header_and_index",
     "reason_of",

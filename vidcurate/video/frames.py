@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from vidcurate.errors import MediaError
 from vidcurate.frame_map import FrameMap
-from vidcurate.video.opening import opened, reason_of
+from vidcurate.video.opening import opened, packets_of, reason_of
 from vidcurate.video.packets import frame_map_of
 from vidcurate.video.picture import Turn, cover, pixel_shape, turn_of
 
@@ -28,7 +28,7 @@ _FINAL = {"missing", "empty", "too_slow"}
 
 
 def _decoded(container: Any, stream: Any, deadline: float | None) -> Iterator[Any]:
-    for packet in container.demux(stream):
+    for packet in packets_of(container, stream):
         _check_time(deadline)
         yield from packet.decode()
 
@@ -46,7 +46,7 @@ def _decoded_from(
         container.seek(key_pts, stream=stream, backward=True)
     codec = stream.codec_context
     left = set(wanted)
-    for packet in container.demux(stream):
+    for packet in packets_of(container, stream):
         _check_time(deadline)
         codec.skip_frame = "DEFAULT" if packet.pts is None or packet.pts in wanted else "NONREF"
         yield from packet.decode()

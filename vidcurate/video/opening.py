@@ -7,7 +7,7 @@ codec threads, no log callback, the container closed on the way out whatever hap
 import io
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,15 @@ def opened(source: Path | bytes, *, is_brief: bool = False) -> Iterator[tuple[An
         yield container, stream
     finally:
         container.close()
+
+
+def packets_of(container: Any, *streams: Any) -> Iterator[Any]:
+    """Yield the packets of these streams, and an empty one at the end, as PyAV's `demux` does.
+
+    A `demux` that is left before its end loses 150 bytes unless it is closed by hand.
+    """
+    with closing(container.demux(*streams)) as packets:
+        yield from packets
 
 
 def _is_cover(stream: Any) -> bool:

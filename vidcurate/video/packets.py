@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from vidcurate import matroska, mp4_samples
 from vidcurate.filebytes import FileBytes
 from vidcurate.frame_map import FrameMap
-from vidcurate.video.opening import opened
+from vidcurate.video.opening import opened, packets_of
 
 # Containers in which a seek lands on the key frame that was asked for; in the others (MPEG program and
 # transport streams) a clip is decoded from its start.
@@ -71,7 +71,7 @@ def _from_packets(container: Any, stream: Any, end: int | None) -> PacketIndex:
     timestamps: list[int] = []
     keys = 0
     try:
-        for packet in container.demux(stream):
+        for packet in packets_of(container, stream):
             if _is_shown(packet, stream.codec_context.name):
                 stamp = packet.pts if packet.pts is not None else packet.dts
                 timestamps.append(stamp if stamp is not None else len(timestamps))
@@ -190,7 +190,7 @@ def _map_in(container: Any, stream: Any) -> FrameMap | None:
     keys: list[int] = []
     codec, base = stream.codec_context.name, stream.time_base
     try:
-        for packet in container.demux(stream):
+        for packet in packets_of(container, stream):
             if not _is_shown(packet, codec):
                 continue
             if packet.pts is None:
