@@ -72,7 +72,10 @@ _HASHES = ("structure_hash", "content_hash")
 _STRUCTURE = ("clip_id", "fold", "level", "width", "height", "num_frames", "fps")
 _CONTENT = ("clip_id", "video_crc32c", "video_size", "caption")
 # Not read when an index is opened: long, or wanted by few.
-_LATER = ("caption", "text_offset", "text_size", "text_crc32c", "frame_map", "rendition")
+_LATER = (
+    *("sample_key", "source_id", "caption", "text_offset", "text_size", "text_crc32c", "frame_map"),
+    "rendition",
+)
 _DICTIONARIES = [name for name, (dtype, _) in COLUMNS.items() if dtype == _WORD]
 
 _AGAIN = "Run `vidcurate build-shards` again, into another folder or with overwrite: true."
@@ -83,8 +86,8 @@ Hashes = NDArray[np.uint64]  # (clips, 2)
 class Index:
     """An open index.parquet; row i of every array is the same clip.
 
-    `table` holds all columns but those that few need: `captions` and `frame_maps` are read from the file when
-    they are first asked for, `read_columns` reads any.
+    `table` holds all columns but those that few need; `words` reads these from the file when they are first
+    asked for, `read_columns` reads any.
     In the arrays an unknown whole number is 0 and an unknown `fps` or `duration_seconds` is NaN. `shards` are
     the file names, sorted, and `shard_number` counts in them.
     """
@@ -124,22 +127,33 @@ class Index:
         return int(self.table.num_rows)
 
     def words(self, column: str) -> Any:
-        """Return a text column (clip_id, sample_key, source_id, fold, …) as one pyarrow array."""
-        return self.captions if column == "caption" else self.table.column(column).chunk(0)
+        """Return a text column (clip_id, sample_key, source_id, fold, …) as one pyarrow array.
+
+        One that is not read when the index is opened is read on first use.
+        """
+        if column in self.table.column_names:
+            return self.table.column(column).chunk(0)
+        if column not in self._read_later:
+            self._read_later[column] = read_columns(self.folder, [column]).column(column).chunk(0)
+        return self._read_later[column]
+
+    @cached_property
+    def _read_later(self) -> dict[str, Any]:
+        return {}
 
     def word(self, column: str, row: int) -> str:
         """Return one value of a text column, "" where there is none."""
         return self.words(column)[row].as_py() or ""
 
-    @cached_property
+    @property
     def captions(self) -> Any:
-        """All captions as one pyarrow array, read on first use."""
-        return read_columns(self.folder, ["caption"]).column("caption").chunk(0)
+        """All captions as one pyarrow array."""
+        return self.words("caption")
 
-    @cached_property
+    @property
     def frame_maps(self) -> Any:
         """The frame map of every clip as one pyarrow array of bytes, null where there is none."""
-        return read_columns(self.folder, ["frame_map"]).column("frame_map").chunk(0)
+        return self.words("frame_map")
 
 
 def _hash_rows(table: Any, columns: tuple[str, ...]) -> Any:
