@@ -164,6 +164,7 @@ def decode_task(
         shard=index.shard_place(row),
         json_offset=int(index.json_offset[row]),
         json_size=int(index.json_size[row]),
+        json_crc32c=int(index.json_crc32c[row]),
         video_offset=int(index.video_offset[row]),
         video_size=int(index.video_size[row]),
         video_crc32c=int(index.video_crc32c[row]),

@@ -30,6 +30,7 @@ class DecodeTask:
     shard: str  # path of the tar
     json_offset: int
     json_size: int
+    json_crc32c: int
     video_offset: int
     video_size: int
     video_crc32c: int
@@ -90,6 +91,25 @@ def caption_of(facts: Mapping[str, Any], name: str) -> str:
     return facts.get(name) or facts.get("caption") or ""
 
 
+def _altered(task: DecodeTask, facts: bytes, payload: bytes) -> str:
+    """Return what of the clip has another checksum than the index says, "" for nothing."""
+    parts = (("JSON", facts, task.json_crc32c), ("video", payload, task.video_crc32c))
+    return ", ".join(
+        f"its {name} has CRC-32C {crc32c(data):08x}, the index says {wanted:08x}"
+        for name, data, wanted in parts
+        if crc32c(data) != wanted
+    )
+
+
+def _said(facts: bytes, caption: str) -> tuple[str | None, str]:
+    """Return the clip id and the caption in a clip's JSON; (None, "") of bytes that are none."""
+    try:
+        known = json.loads(facts)
+        return known["clip_id"], caption_of(known, caption)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None, ""
+
+
 def _say_nothing(phase: str) -> None:
     """Stand in for a process that shows what it does."""
 
@@ -104,24 +124,17 @@ def decode(task: DecodeTask, tell: Callable[[str], None] = _say_nothing) -> tupl
 
     tell("read")
     facts, payload = _read_parts(task)
-    if crc32c(payload) != task.video_crc32c:
+    if _altered(task, facts, payload):
         facts, payload = _read_parts(task)  # the first read may have gone wrong on the way
-        if crc32c(payload) != task.video_crc32c:
-            raise MediaError(
-                f"{task.shard}: clip {task.clip_id!r} has CRC-32C {crc32c(payload):08x}, "
-                f"the index says {task.video_crc32c:08x}.",
-                kind="crc_mismatch",
-            )
-    try:
-        known = json.loads(facts)
-        found, caption = known["clip_id"], caption_of(known, task.caption)
-    except (ValueError, TypeError, KeyError, AttributeError):
-        found, caption = None, ""
-    if found != task.clip_id:
+    found, caption = _said(facts, task.caption)
+    altered = _altered(task, facts, payload)
+    if found != task.clip_id and (found is not None or not altered):
         raise ShardError(
             f"{task.shard}: where the index has clip {task.clip_id!r} lies {found!r}. "
             "Shard and index do not belong together; run `vidcurate build-shards` again."
         )
+    if altered:
+        raise MediaError(f"{task.shard}: clip {task.clip_id!r}: {altered}.", kind="crc_mismatch")
     frame_map = parse(base64.b64decode(task.frame_map)) if task.frame_map else None
     tell("decode")
     try:

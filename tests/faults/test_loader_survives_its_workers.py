@@ -23,7 +23,7 @@ from tests.loader_runs import (
     write_shards,
 )
 from vidcurate.errors import VidcurateError
-from vidcurate.index import Index
+from vidcurate.index import Index, find_clip
 from vidcurate.loader import Loader, steps_of_clip
 
 STEPS = range(8)
@@ -197,12 +197,16 @@ def test_broken_clips_are_replaced_alike_by_any_number_of_workers(
                 ]
 
 
-def test_altered_bytes_are_found_by_their_checksum(opened: Index) -> None:
+@pytest.mark.parametrize("part", ["video", "caption"])
+def test_altered_bytes_are_found_by_their_checksum(opened: Index, part: str) -> None:
     plan = plan_of(opened)
     clip = first_clip(opened, plan)
-    shard = shard_of(opened, clip)
+    shard, row = shard_of(opened, clip), find_clip(opened, clip)
     data = bytearray(shard.read_bytes())
-    data[-600] ^= 1
+    if part == "video":
+        data[int(opened.video_offset[row]) + 600] ^= 1
+    else:
+        data[data.index(b'"caption": "', int(opened.json_offset[row])) + 12] ^= 1
     shard.write_bytes(data)
     events: list[dict[str, Any]] = []
     with Loader(opened, plan, spec(), on_event=events.append) as loader:
