@@ -73,10 +73,7 @@ class Cut:
 
 def ffmpeg_version() -> str:
     """Return what the bytes of a cut depend on besides their source: PyAV's version and FFmpeg's."""
-    libraries = ", ".join(
-        f"{name} {'.'.join(map(str, version))}" for name, version in sorted(av.library_versions.items())
-    )
-    return f"PyAV {av.__version__} ({libraries})"
+    return f"PyAV {av.__version__} (FFmpeg {av.ffmpeg_version_info})"
 
 
 def frame_rate(container: Any, stream: Any) -> Fraction:
