@@ -84,6 +84,7 @@ VIDCURATE = [
     {"__main__"},
 ]
 TRAINER = [
+    {"exit_codes"},
     {"noise", "masks", "place", "terminal", "launch", "agent", "mesh"},
     {"optim", "encode", "layers", "stdit", "flow", "kernels"},
     {"fast", "checksum", "parts", "checkpoint", "saver", "parallel", "pixart", "weights", "metrics", "flops"}

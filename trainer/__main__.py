@@ -1,18 +1,20 @@
 """`python -m trainer RECIPE`: train, in one process, under torchrun or srun, or on the hosts of a hostfile.
 
-stdout is the answer (the last line, or JSON), stderr is the telling. Exit codes: 0 done, 1 the work failed,
-2 the request was wrong, 75 stopped by a signal after saving (give the same command again).
+`python -m trainer COMMAND` is a tool beside the training, of which COMMANDS has the list.
+
+stdout is the answer (the last line, or JSON), stderr is the telling. Exit codes: trainer.exit_codes.
 """
 
 import argparse
+import importlib
 import json
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer import terminal
-from trainer.launch import EXIT_REQUEUE, launch, read_hosts
+from trainer import exit_codes, terminal
+from trainer.launch import launch, read_hosts
 from vidcurate.errors import InputError, StateError
 
 # Read when torch is loaded, below: threads that spin while they wait starve the decode workers of a small
@@ -32,6 +34,9 @@ The same command given again goes on where the run stopped. On several GPUs and 
 exit codes: 0 done, 1 the work failed, 2 the request was wrong, 75 saved after SIGTERM or SIGUSR1
 """
 
+
+# The tools beside the training and the modules whose `main` they are; a recipe is never called so.
+COMMANDS: dict[str, str] = {}
 
 # Of vidcurate.loader_state.FLAGS, which is not imported before --help is answered.
 CHANGES = {
@@ -157,11 +162,15 @@ def _act(arguments: argparse.Namespace) -> int:
     outcome = loop.train(wanted, origin, arguments.settings)
     if outcome.is_first_rank:
         print(json.dumps(outcome.as_json()) if arguments.json else outcome.in_words())
-    return EXIT_REQUEUE if outcome.stopped_by else 0
+    return exit_codes.REQUEUE if outcome.stopped_by else exit_codes.DONE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    return terminal.end_of_work(_act, _parser().parse_args(arguments), "from the last checkpoint")
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words and words[0] in COMMANDS:
+        code: int = importlib.import_module(COMMANDS[words[0]]).main(words[1:])
+        return code
+    return terminal.end_of_work(_act, _parser().parse_args(words), "from the last checkpoint")
 
 
 if __name__ == "__main__":

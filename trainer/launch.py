@@ -25,9 +25,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainer import exit_codes
 from vidcurate.errors import InputError, VidcurateError
 
-EXIT_REQUEUE = 75
 SETTLE_SECONDS = 10.0  # for the other ranks, when one has failed
 LEAVES = (-signal.SIGTERM, -signal.SIGUSR1)
 # Of the launcher's environment, what its ranks get; it travels inside the connection, not in a command line.
@@ -329,9 +329,9 @@ def _watch(
                 failure, end = failure or 1, end if failure else stop_all(SETTLE_SECONDS)
         elif "exit" in message:
             # Before it can save, while it starts, a rank that is asked to leave just goes.
-            code = EXIT_REQUEUE if told and message["exit"] in LEAVES else message["exit"]
+            code = exit_codes.REQUEUE if told and message["exit"] in LEAVES else message["exit"]
             codes.append(code)
-            if code not in (0, EXIT_REQUEUE) and not failure and told < 2:
+            if code not in (0, exit_codes.REQUEUE) and not failure and told < 2:
                 failure, end = code if code > 0 else 1, stop_all(SETTLE_SECONDS)
                 _print(f"error: {_ended(line, message)} All ranks are being stopped.")
         elif "done" in message:
@@ -345,7 +345,7 @@ def _watch(
             )
     if told > 1:
         return 128 + asked[0]
-    return failure or (EXIT_REQUEUE if EXIT_REQUEUE in codes else 0)
+    return failure or (exit_codes.REQUEUE if exit_codes.REQUEUE in codes else 0)
 
 
 def _ended(line: _Line, message: Mapping[str, Any]) -> str:

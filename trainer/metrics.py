@@ -8,6 +8,7 @@ count finished updates: line 100 and the checkpoint `step-00000100` belong toget
 import json
 import math
 import os
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,8 @@ def append(path: Path, line: dict[str, Any]) -> None:
 
 
 def record_event(run: Path, event: str, step: int, /, **facts: Any) -> None:
-    append(run / EVENTS, {"event": event, "step": step, **facts})
+    """Add a line to RUN/events.jsonl: what happened at which step and when (`time`, seconds of the epoch)."""
+    append(run / EVENTS, {"event": event, "step": step, "time": round(time.time(), 3), **facts})
 
 
 def read(path: Path) -> list[dict[str, Any]]:

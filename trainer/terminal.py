@@ -9,9 +9,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from trainer import exit_codes
 from vidcurate.errors import VidcurateError
-
-EXIT_INTERRUPTED = 130
 
 
 def parser(module: str, description: str, example: str) -> argparse.ArgumentParser:
@@ -56,7 +55,7 @@ def end_of_work(act: Callable[[argparse.Namespace], int], given: argparse.Namesp
         return act(given)
     except KeyboardInterrupt:
         print(f"error: interrupted; the same command goes on {goes_on}.", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        return exit_codes.INTERRUPTED
     except VidcurateError as error:
         if given.traceback:
             raise

@@ -1,6 +1,7 @@
 """The two diaries can be read after any kill, and say all digits."""
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,9 @@ def test_steps_behind_the_checkpoint_are_forgotten_and_a_torn_line_is_mended(tmp
     for step in range(1, 6):
         metrics.append(tmp_path / "metrics.jsonl", {"step": step, "loss": step / 3})
     metrics.record_event(tmp_path, "save", 4, path="step-00000004")
+    (before,) = metrics.read(tmp_path / "events.jsonl")
+    assert before == {"event": "save", "step": 4, "time": before["time"], "path": "step-00000004"}
+    assert abs(before["time"] - time.time()) < 60
     for name in ("metrics.jsonl", "events.jsonl"):
         with (tmp_path / name).open("a") as file:
             file.write('{"step": 6, "lo')
@@ -39,7 +43,7 @@ def test_steps_behind_the_checkpoint_are_forgotten_and_a_torn_line_is_mended(tmp
 
     assert dropped == 2
     assert (tmp_path / "metrics.jsonl").read_text().splitlines() == first
-    assert metrics.read(tmp_path / "events.jsonl") == [{"event": "save", "step": 4, "path": "step-00000004"}]
+    assert metrics.read(tmp_path / "events.jsonl") == [before]
     metrics.record_event(tmp_path, "resume", 3)
     assert [line["event"] for line in metrics.read(tmp_path / "events.jsonl")] == ["save", "resume"]
 
