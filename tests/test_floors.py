@@ -85,16 +85,18 @@ VIDCURATE = [
 ]
 TRAINER = [
     {"exit_codes"},
-    {"noise", "masks", "place", "terminal", "launch", "agent", "mesh"},
+    {"noise", "masks", "place", "terminal", "launch", "agent", "mesh"} | {"stop_signals"},
     {"optim", "encode", "layers", "stdit", "flow", "kernels"},
     {"fast", "checksum", "parts", "checkpoint", "saver", "parallel", "pixart", "weights", "metrics", "flops"}
     | {"cost", "memory"},
-    {"latents", "trackers"},
+    {"latents", "trackers", "run_folder"},
     {"recipe"},
     {"encoded", "inputs"},
     {"data", "gallery"},
     {"position", "sample", "inspect", "resume", "step", "validation", "dry_run", "encode_ahead"}
     | {"planned", "plan", "plan_words", "simulate", "contact_sheet"},
+    {"begin"},
+    {"telling"},
     {"loop", "encode_shards"},
     {"__main__", "demo"},
 ]

@@ -1,0 +1,88 @@
+"""What a training says of itself: on the console of the first rank, and in events.jsonl."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from trainer import checkpoint, data, mesh, metrics, optim, position
+from trainer import recipe as recipes
+from trainer.data import StageData
+from trainer.mesh import World
+from trainer.position import GoneOn
+from trainer.resume import Begun, TrainState
+from trainer.saver import Saved
+from trainer.step import Tools
+
+NEXT_CLIPS = 8
+
+
+def say(world: World, text: str) -> None:
+    if world.is_first:
+        print(text, file=sys.stderr, flush=True)
+
+
+def beginning(begun: Begun, state: TrainState, tools: Tools, laid: tuple[StageData, ...]) -> None:
+    """Print and record how the run begins, with the proof of what was loaded and what comes next."""
+    run, world = tools.recipe.output, tools.world
+    stage = laid[state.stage]
+    is_over = state.stage_step >= stage.num_steps
+    proof = dict(begun.proof)
+    proof["lr_after"] = (
+        None if is_over else optim.learning_rate(stage.stage.optim, state.stage_step, stage.num_steps)
+    )
+    proof["structure_fingerprint"] = stage.index.structure_fingerprint
+    ids = () if is_over else data.step_plan(stage, state.stage_step, tools.recipe).clip_ids
+    proof["next_clip_ids"] = list(ids[:NEXT_CLIPS])
+    proof["changed"] = {key: list(values) for key, values in begun.changed.items()}
+    if world.is_first:
+        checkpoint.clean(run)
+        proof["repeated_steps"] = metrics.forget_after(run, state.step)
+        metrics.record_event(
+            run, begun.kind, state.step, stage=stage.stage.name, world_size=world.size, **proof
+        )
+        checkpoint.write_text(run / "recipe.json", json.dumps(recipes.as_json(tools.recipe), indent=1) + "\n")
+    if begun.kind == "start":
+        return
+    say(world, f"{begun.kind}: {begun.path}, step {state.step}, stage {stage.stage.name}")
+    for key, value in proof.items():
+        if key != "path" and value not in ({}, [], None, 0):
+            say(world, f"  {key}: {', '.join(value) if isinstance(value, list) else value}")
+
+
+def change(gone_on: GoneOn, state: TrainState, tools: Tools) -> None:
+    """Print and record what was changed and accepted; keep the index that the run goes on with."""
+    run = tools.recipe.output
+    if tools.world.is_first:
+        position.keep_index(gone_on.laid[state.stage], run)
+    if gone_on.change is None:
+        return
+    for text in position.in_words(gone_on.verdict, gone_on.change):
+        say(tools.world, f"  data changed: {text}")
+    if tools.world.is_first:
+        metrics.record_event(run, "data_changed", state.step, **position.event(gone_on.change))
+
+
+def record_save(saved: Saved | None, tools: Tools) -> None:
+    if saved is not None and tools.world.is_first:
+        facts = {"path": saved.path.name, "seconds": round(saved.seconds, 3), "deleted": saved.deleted}
+        facts["stall_seconds"] = round(saved.stall_seconds, 3)
+        metrics.record_event(tools.recipe.output, "save", saved.step, **facts)
+
+
+def in_words(event: dict[str, Any]) -> str:
+    """Return a loader's event for the console; events.jsonl has all of it."""
+    if event["event"] == "clip_substituted":
+        return f"clip {event['clip_id']} cannot be read ({event['kind']}); {event['spare']} stands in for it"
+    return json.dumps({key: value for key, value in event.items() if key != "stack"})
+
+
+def record_data_events(events: list[dict[str, Any]], step: int, world: World, run: Path) -> None:
+    """Record what the loaders of all ranks had to tell of a step (a clip replaced, a worker restarted)."""
+    for rank, theirs in enumerate(mesh.gather(list(events), world)):
+        for event in theirs:
+            if world.is_first:
+                facts = {key: value for key, value in event.items() if key not in ("event", "step")}
+                metrics.record_event(run, event["event"], step, rank=rank, **facts)
+            say(world, f"step {step}: {in_words(event)}")
+    events.clear()
