@@ -2,103 +2,31 @@
 
 import os
 import re
-import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from tests.ssh_hosts import Cluster, serving, with_hosts_that_fail
 from tests.trainer.shards_for_tests import TINY, make_shards, numbers, settings
 from trainer.launch import Host, read_hosts
 from vidcurate.errors import InputError
 
 ROOT = TINY.parents[1]
-SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/sbin")
-PRIVILEGE_FOLDER = Path("/run/sshd")
 LIMIT_SECONDS = 90.0
 STEPS = ("stages.0.steps=3", "stages.0.checkpoint_every=3", "sample=null")
 MANY = ("stages.0.steps=100000", "sample=null")
 
 
-def listening() -> socket.socket:
-    """Return a socket that accepts connections on a free loopback port and never says a word."""
-    made = socket.socket()
-    made.bind(("127.0.0.1", 0))
-    made.listen()
-    return made
-
-
-def free_port() -> int:
-    with closing(listening()) as probe:
-        return int(probe.getsockname()[1])
-
-
-@contextmanager
-def privilege_folder() -> Iterator[None]:
-    """The folder that root's sshd asks for; packages make it at boot, a container has none."""
-    is_made = os.getuid() == 0 and not PRIVILEGE_FOLDER.exists()
-    if is_made:
-        PRIVILEGE_FOLDER.mkdir(mode=0o755)
-    try:
-        yield
-    finally:
-        if is_made:
-            PRIVILEGE_FOLDER.rmdir()
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """`ssh`: the command that knows the hosts a, b and stranger by a configuration of its own."""
-
-    ssh: str
-    folder: Path
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    if SSHD is None or shutil.which("ssh") is None:
-        pytest.skip("no OpenSSH client and server here (apt-get install openssh-server openssh-client)")
-    folder = tmp_path_factory.mktemp("ssh")
-    folder.chmod(0o700)
-    for name in ("host_key", "user_key", "stranger_key"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
-    port = free_port()
-    (folder / "sshd_config").write_text(
-        f"ListenAddress 127.0.0.1:{port}\nHostKey {folder}/host_key\nPidFile none\nUsePAM no\n"
-        "StrictModes no\n"
-        f"AuthorizedKeysFile {folder}/user_key.pub\nPasswordAuthentication no\nPermitRootLogin yes\n"
-    )
-    key = (folder / "host_key.pub").read_text()
-    (folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {key}")
-    (folder / "ssh_config").write_text(
-        f"Host a b stranger\n  HostName 127.0.0.1\n  Port {port}\n  UserKnownHostsFile {folder}/known_hosts\n"
-        f"  IdentitiesOnly yes\nHost stranger\n  IdentityFile {folder}/stranger_key\n"
-        f"Host a b\n  IdentityFile {folder}/user_key\n"
-    )
-    with privilege_folder(), (folder / "sshd.log").open("w") as log:
-        server = subprocess.Popen([SSHD, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=log)
-        try:
-            ssh = f"ssh -F {folder}/ssh_config"
-            for _ in range(50):
-                tried = subprocess.run(
-                    [*ssh.split(), "-o", "BatchMode=yes", "a", "true"], capture_output=True, text=True
-                )
-                if tried.returncode == 0 or server.poll() is not None:
-                    break
-                time.sleep(0.1)
-            if tried.returncode != 0:
-                pytest.skip(f"sshd does not serve here: {tried.stderr} {(folder / 'sshd.log').read_text()}")
-            yield Cluster(ssh=ssh, folder=folder)
-        finally:
-            server.terminate()
-            server.wait()
+    with serving(tmp_path_factory.mktemp("ssh")) as served:
+        yield served
 
 
 @pytest.fixture(scope="module")
@@ -236,14 +164,7 @@ def test_a_launcher_that_is_killed_leaves_no_rank_behind(
 def test_hosts_that_do_not_answer_are_a_line_each_and_nothing_starts(
     cluster: Cluster, shards: Path, tmp_path: Path
 ) -> None:
-    with closing(listening()) as silent:
-        config = cluster.folder / "with_silent"
-        config.write_text(
-            f"Host silent\n  HostName 127.0.0.1\n  Port {silent.getsockname()[1]}\n"
-            f"Host closed\n  HostName 127.0.0.1\n  Port {free_port()}\n"
-            + (cluster.folder / "ssh_config").read_text()
-        )
-        wider = Cluster(ssh=f"ssh -F {config}", folder=cluster.folder)
+    with with_hosts_that_fail(cluster) as wider:
         began = time.monotonic()
         launched = start(wider, shards, tmp_path / "run", "a\nsilent\nclosed\nstranger\n", is_light=False)
         out, told = launched.communicate(timeout=LIMIT_SECONDS)

@@ -1,0 +1,106 @@
+"""A real sshd on a loopback port, with keys and a configuration of its own, for the tests of several hosts.
+
+`with serving(folder) as cluster:` knows the hosts a and b, and stranger, whose key is not accepted.
+"""
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/sbin")
+PRIVILEGE_FOLDER = Path("/run/sshd")
+
+
+def listening() -> socket.socket:
+    """Return a socket that accepts connections on a free loopback port and never says a word."""
+    made = socket.socket()
+    made.bind(("127.0.0.1", 0))
+    made.listen()
+    return made
+
+
+def free_port() -> int:
+    with closing(listening()) as probe:
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def privilege_folder() -> Iterator[None]:
+    """The folder that root's sshd asks for; packages make it at boot, a container has none."""
+    is_made = os.getuid() == 0 and not PRIVILEGE_FOLDER.exists()
+    if is_made:
+        PRIVILEGE_FOLDER.mkdir(mode=0o755)
+    try:
+        yield
+    finally:
+        if is_made:
+            PRIVILEGE_FOLDER.rmdir()
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """`ssh`: the command that knows the hosts a, b and stranger by a configuration of its own."""
+
+    ssh: str
+    folder: Path
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[Cluster]:
+    """Start the sshd, with its files in `folder`; skips the test where there is none, or where it fails."""
+    if SSHD is None or shutil.which("ssh") is None:
+        pytest.skip("no OpenSSH client and server here (apt-get install openssh-server openssh-client)")
+    folder.chmod(0o700)
+    for name in ("host_key", "user_key", "stranger_key"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
+    port = free_port()
+    (folder / "sshd_config").write_text(
+        f"ListenAddress 127.0.0.1:{port}\nHostKey {folder}/host_key\nPidFile none\nUsePAM no\n"
+        "StrictModes no\n"
+        f"AuthorizedKeysFile {folder}/user_key.pub\nPasswordAuthentication no\nPermitRootLogin yes\n"
+    )
+    key = (folder / "host_key.pub").read_text()
+    (folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {key}")
+    (folder / "ssh_config").write_text(
+        f"Host a b stranger\n  HostName 127.0.0.1\n  Port {port}\n  UserKnownHostsFile {folder}/known_hosts\n"
+        f"  IdentitiesOnly yes\nHost stranger\n  IdentityFile {folder}/stranger_key\n"
+        f"Host a b\n  IdentityFile {folder}/user_key\n"
+    )
+    with privilege_folder(), (folder / "sshd.log").open("w") as log:
+        server = subprocess.Popen([SSHD, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=log)
+        try:
+            ssh = f"ssh -F {folder}/ssh_config"
+            for _ in range(50):
+                tried = subprocess.run(
+                    [*ssh.split(), "-o", "BatchMode=yes", "a", "true"], capture_output=True, text=True
+                )
+                if tried.returncode == 0 or server.poll() is not None:
+                    break
+                time.sleep(0.1)
+            if tried.returncode != 0:
+                pytest.skip(f"sshd does not serve here: {tried.stderr} {(folder / 'sshd.log').read_text()}")
+            yield Cluster(ssh=ssh, folder=folder)
+        finally:
+            server.terminate()
+            server.wait()
+
+
+@contextmanager
+def with_hosts_that_fail(cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster, and two hosts more: silent accepts connections and says nothing, closed has no sshd."""
+    with closing(listening()) as silent:
+        config = cluster.folder / "with_silent"
+        config.write_text(
+            f"Host silent\n  HostName 127.0.0.1\n  Port {silent.getsockname()[1]}\n"
+            f"Host closed\n  HostName 127.0.0.1\n  Port {free_port()}\n"
+            + (cluster.folder / "ssh_config").read_text()
+        )
+        yield Cluster(ssh=f"ssh -F {config}", folder=cluster.folder)
