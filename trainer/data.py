@@ -261,7 +261,7 @@ def validation_spec(recipe: TrainRecipe, trained: DataSpec) -> DataSpec | None:
         update={
             "fold": spec.fold,
             "buckets": spec.buckets or trained.buckets,
-            "levels": _levels_shown(trained),
+            "levels": spec.levels or _levels_shown(trained),
             "weights": {},
             "curriculum": (),
             "one_bucket_per": "micro_batch",

@@ -152,3 +152,17 @@ def test_shards_without_such_clips_are_refused_before_anything_is_written(tmp_pa
         train(smoke(shards, tmp_path / "run", *ON))
 
     assert not (tmp_path / "run").exists()
+
+
+def test_levels_named_for_validation_are_read_in_every_stage_whatever_it_trains(
+    shards: Path, tmp_path: Path
+) -> None:
+    one = smoke(shards, tmp_path / "run", *ON, "stages.0.data.levels=[1]")
+    both = smoke(shards, tmp_path / "run", *ON, "stages.0.data.levels=[1]", "validation.levels=[1, 2]")
+
+    (of_stage,) = validation.lay_out(one, data.lay_out(one))
+    (of_all,) = validation.lay_out(both, data.lay_out(both))
+
+    assert set(of_stage.clip_ids) == {"clip-008", "clip-010"}
+    assert set(of_all.clip_ids) == {"clip-008", "clip-009", "clip-010", "clip-011"}
+    assert set(data.step_plan(data.lay_out(both)[0], 0, both).levels) == {"1"}
