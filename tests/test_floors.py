@@ -85,7 +85,10 @@ VIDCURATE = [
 ]
 TRAINER = [
     {"exit_codes"},
+    {"child", "xid"},
+    {"xid_log", "clock_offset"},
     {"noise", "masks", "place", "terminal", "launch", "agent", "mesh"} | {"stop_signals"},
+    {"hardware"},
     {"optim", "encode", "layers", "stdit", "flow", "kernels"},
     {"fast", "checksum", "parts", "checkpoint", "saver", "parallel", "pixart", "weights", "metrics", "flops"}
     | {"cost", "memory"},

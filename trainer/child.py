@@ -1,0 +1,94 @@
+"""Other programs asked a question, with a limit that holds whatever they do.
+
+A tool that talks to a driver can hang where no signal reaches it (NVIDIA/NVSentinel#1576, scitix/sichek#123):
+it is killed, waited for a moment, and left behind. So no question here takes longer than its limit and a
+second.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal
+
+LEFT_BEHIND_SECONDS = 1.0
+MOST_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a program said. `problem` is one line where it gave no answer, "" where it did.
+
+    `kind`: answered, missing (there is no such program), hung (its limit passed), failed (it ended with an
+    error; `text` has what it printed all the same).
+    """
+
+    kind: Literal["answered", "missing", "hung", "failed"]
+    text: str = ""
+    problem: str = ""
+    seconds: float = 0.0
+
+    @property
+    def is_good(self) -> bool:
+        return self.kind == "answered"
+
+
+def last_line(text: str) -> str:
+    """Return the last line of `text` that says something, cut to a console's width."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:160] if lines else ""
+
+
+def ask(
+    command: Sequence[str], seconds: float, *, environment: Mapping[str, str] | None = None, stdin: str = ""
+) -> Answer:
+    """Run `command` for at most `seconds` and return what it printed. Raises nothing.
+
+    The program gets a session of its own, so that what it started is killed with it; English answers are
+    asked for (LC_ALL=C).
+    """
+    began = time.monotonic()
+    name = os.path.basename(command[0])
+    try:
+        process = subprocess.Popen(
+            list(command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            env={**os.environ, **(environment or {}), "LC_ALL": "C"},
+        )
+    except FileNotFoundError:
+        return Answer(kind="missing", problem=f"{name}: there is no such program here")
+    except OSError as error:
+        return Answer(kind="missing", problem=f"{name}: cannot be run ({error.strerror})")
+    try:
+        out, errors = process.communicate(stdin, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        _leave(process)
+        problem = f"{name}: no answer within {seconds:g} s; it was ended"
+        return Answer(kind="hung", problem=problem, seconds=time.monotonic() - began)
+    took = time.monotonic() - began
+    out = out[:MOST_BYTES]
+    if process.returncode:
+        said = last_line(errors) or last_line(out) or "it said nothing"
+        problem = f"{name}: ended with {process.returncode} ({said})"
+        return Answer(kind="failed", text=out, problem=problem, seconds=took)
+    return Answer(kind="answered", text=out, seconds=took)
+
+
+def _leave(process: "subprocess.Popen[str]") -> None:
+    """Kill a program with all that it started; wait for it a moment, and no longer."""
+    with suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired, ValueError, OSError):
+        process.communicate(timeout=LEFT_BEHIND_SECONDS)
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            with suppress(OSError):
+                pipe.close()
