@@ -17,6 +17,7 @@ from vidcurate.recipe import parse
 SEED = 5
 SPEC_TEXT = """
     micro_batches_per_step: 3
+    small_cells: shrink
     buckets:
       sizes: {32px: {"0.50": [24, 48], "1.00": [32, 32]}}
       table: {32px: {4: [1.0, 3], 8: [[1.0, 0.6], 2]}}

@@ -129,7 +129,7 @@ def make(folder: Path, *, count: int = 24, per_shard: int = 7) -> Index:
 
 
 def plan_of(opened: Index, **more: Any) -> Plan:
-    settings = {"seed": 5, "micro_batches_per_step": 4, **more}
+    settings = {"seed": 5, "micro_batches_per_step": 4, "small_cells": "shrink", **more}
     return plan_from(opened, BUCKETS, **settings)
 
 

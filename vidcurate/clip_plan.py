@@ -3,7 +3,7 @@
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow.compute as pc
@@ -75,6 +75,7 @@ def plan_from(
     fold: str | None = "train",
     levels: Sequence[int] | None = None,
     weights: Mapping[str, float] | None = None,
+    small_cells: Literal["merge", "shrink", "refuse"] = "merge",
 ) -> Plan:
     """Return `plan_of` the settings that most plans need; the others have more in a PlanSpec."""
     spec = PlanSpec(
@@ -83,6 +84,7 @@ def plan_from(
         fold=fold,
         levels=None if levels is None else tuple(levels),
         weights=dict(weights or {}),
+        small_cells=small_cells,
     )
     return plan_of(index, spec, seed=seed)
 

@@ -83,9 +83,9 @@ class PlanSpec(Recipe):
     """with one_bucket_per: node, the ranks that run one bucket at the same time"""
     blocks: BlocksSpec | None = None
     """shuffle within blocks of shards; null: over all clips"""
-    small_cells: Literal["shrink", "merge", "refuse"] = "shrink"
-    """of a cell with fewer clips than a micro-batch: shrink its micro-batches, merge it into the next bucket,
-    or refuse"""
+    small_cells: Literal["merge", "shrink", "refuse"] = "merge"
+    """of a cell with fewer clips than a micro-batch: merge it into the nearest bucket, one that fits into
+    none is refused; shrink its micro-batches, or refuse"""
 
     @model_validator(mode="after")
     def _plan_is_one(self) -> Self:

@@ -170,11 +170,12 @@ def test_a_node_needs_its_ranks_and_they_divide_the_step() -> None:
 
 
 def test_small_cells_are_shrunk_merged_or_refused_as_asked(clips: Index) -> None:
-    shrunk = planned(clips)
+    shrunk = planned(clips, small_cells="shrink")
     small = [cell for cell in shrunk.cells if len(cell.rows) < cell.bucket.micro_batch_size]
     assert small
     assert {note["event"] for note in shrunk.notes} == {"small_cell"}
-    merged = planned(clips, small_cells="merge")
+    merged = planned(clips)
+    assert merged.fingerprint == planned(clips, small_cells="merge").fingerprint
     assert all(len(cell.rows) >= cell.bucket.micro_batch_size for cell in merged.cells)
     assert merged.num_clips == shrunk.num_clips
     for note in merged.notes:
@@ -188,7 +189,7 @@ def test_small_cells_are_shrunk_merged_or_refused_as_asked(clips: Index) -> None
         planned(clips, small_cells="refuse")
     alone = "{sizes: {64px: {'1.00': [64, 64]}}, table: {64px: {8: [1.0, 500]}}}"
     with pytest.raises(InputError, match="they fit no other bucket that has clips"):
-        planned(clips, buckets=alone, small_cells="merge")
+        planned(clips, buckets=alone)
 
 
 # ── blocks ──────────────────────────────────────────────────────────────────────────────────────────────────
