@@ -87,8 +87,8 @@ TRAINER = [
     {"exit_codes"},
     {"child", "xid"},
     {"xid_log", "clock_offset"},
-    {"noise", "masks", "place", "terminal", "launch", "agent", "mesh"} | {"stop_signals"},
-    {"hardware"},
+    {"noise", "masks", "place", "terminal", "launch", "agent", "mesh"} | {"stop_signals", "processes"},
+    {"hardware", "stacks"},
     {"optim", "encode", "layers", "stdit", "flow", "kernels"},
     {"fast", "checksum", "parts", "checkpoint", "saver", "parallel", "pixart", "weights", "metrics", "flops"}
     | {"cost", "memory"},

@@ -1,0 +1,199 @@
+"""Stacks of real processes, taken by py-spy and by SIGUSR2; the one that stands elsewhere is named."""
+
+import dataclasses
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainer import processes, stacks
+from trainer.stacks import Frame, Stack, Thread
+
+HANGS = """
+import faulthandler, os, signal, sys, threading, time
+page = os.memfd_create("stacks")
+faulthandler.register(signal.SIGUSR2, file=page)
+
+def waits_for_ever():
+    while True:
+        time.sleep(0.5)
+
+def spins_with_the_lock():
+    import re
+    re.match("(a+)+$", "a" * 64 + "b")
+
+threading.Thread(target=time.sleep, args=(600,), daemon=True, name="other").start()
+print(page, flush=True)
+getattr(sys.modules["__main__"], sys.argv[1])()
+"""
+
+
+@pytest.fixture
+def hanging(tmp_path: Path) -> Iterator[dict[str, processes.Process]]:
+    """Return a record for each of two processes: one waits, one spins and never gives the GIL away."""
+    program = tmp_path / "hangs.py"
+    program.write_text(HANGS)
+    started, found = [], {}
+    for rank, name in enumerate(("waits_for_ever", "spins_with_the_lock")):
+        child = subprocess.Popen([sys.executable, str(program), name], stdout=subprocess.PIPE, text=True)
+        started.append(child)
+        assert child.stdout is not None
+        found[name] = dataclasses.replace(
+            processes.this_process(tmp_path, rank=rank, local_rank=rank, world_size=2),
+            pid=child.pid,
+            stack_descriptor=int(child.stdout.readline()),
+        )
+    time.sleep(0.2)
+    yield found
+    for child in started:
+        child.kill()
+        child.wait()
+        assert child.stdout is not None
+        child.stdout.close()
+
+
+@pytest.mark.parametrize("how", ["py-spy", "faulthandler"])
+def test_a_process_is_seen_where_it_stands_also_with_the_lock_held(
+    hanging: dict[str, processes.Process], how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if how == "faulthandler":
+        monkeypatch.setattr(stacks, "py_spy", lambda: None)  # as on a machine without it
+    for name, record in hanging.items():
+        (seen,) = stacks.dump(record.pid, 5.0, record)
+
+        assert seen.how == how, seen.note
+        assert name in [frame.function for frame in seen.frames]
+        assert seen.rank == record.rank
+        assert len(seen.threads) == 2
+        assert seen.threads[0].name == "MainThread"
+        assert seen.at is not None
+        assert seen.at.function == name
+        assert seen.at.file.endswith("hangs.py")
+        assert stacks.stack_from_json(seen.as_json()) == seen
+
+
+def test_a_program_that_may_not_trace_is_replaced_by_the_signal(
+    hanging: dict[str, processes.Process], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = tmp_path / "bin" / "py-spy"
+    fake.parent.mkdir()
+    fake.write_text(
+        "#!/bin/sh\necho 'Error: Permission Denied: Try running again with elevated' >&2; exit 1\n"
+    )
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+    record = hanging["waits_for_ever"]
+
+    assert stacks.dump(record.pid, 5.0, record)[0].how == "faulthandler"
+    (unasked,) = stacks.dump(record.pid, 5.0)  # nothing says that it listens: the signal would kill it
+    assert unasked.how == "none"
+    assert "Permission Denied" in unasked.note
+
+
+def test_py_spy_that_never_answers_is_not_waited_for(
+    hanging: dict[str, processes.Process], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = tmp_path / "bin" / "py-spy"
+    fake.parent.mkdir()
+    fake.write_text("#!/bin/sh\nexec sleep 60\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+    record = hanging["waits_for_ever"]
+    began = time.monotonic()
+
+    (seen,) = stacks.dump(record.pid, 1.0, record)
+
+    assert seen.how == "faulthandler"
+    assert time.monotonic() - began < 5
+
+
+def test_a_stopped_process_and_one_that_has_ended_say_so(hanging: dict[str, processes.Process]) -> None:
+    stopped, ended = hanging["waits_for_ever"], hanging["spins_with_the_lock"]
+    os.kill(stopped.pid, signal.SIGSTOP)
+    os.kill(ended.pid, signal.SIGKILL)
+    time.sleep(0.2)
+
+    (first,), (second,) = (stacks.dump(record.pid, 2.0, record) for record in (stopped, ended))
+
+    assert first.state == "stopped"
+    assert (second.state, second.how, second.note) == ("ended", "none", "the process has ended")
+
+
+def test_what_waits_does_not_move_between_two_dumps(hanging: dict[str, processes.Process]) -> None:
+    record = hanging["waits_for_ever"]
+    first, second = (stacks.dump(record.pid, 5.0, record) for _ in range(2))
+    assert stacks.unmoved(first, second) == list(second)
+    moved = dataclasses.replace(second[0], threads=(Thread("MainThread", (Frame("else", "x.py", 1),)),))
+    assert stacks.unmoved(first, [moved]) == []
+
+
+# ── the odd one ─────────────────────────────────────────────────────────────────────────────────────────────
+
+LOOP = Frame("_stage", "/w/trainer/loop.py", 300)
+COLLECTIVE = (
+    Frame("all_reduce", "/x/site-packages/torch/distributed/distributed_c10d.py", 2810),
+    Frame("sum_over_ranks", "/w/trainer/mesh.py", 120),
+    LOOP,
+)
+LOADER = (Frame("read", "/w/vidcurate/loader.py", 40), LOOP)
+
+
+def stack(rank: int, frames: tuple[Frame, ...], **facts: object) -> Stack:
+    base = Stack(host="n1", pid=100 + rank, rank=rank, how="py-spy", state="sleeping")
+    return dataclasses.replace(base, threads=(Thread("MainThread", frames),), **facts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("seen", "rank", "why"),
+    [
+        ([stack(0, COLLECTIVE), stack(1, LOADER)], 1, "is not in the collective in which the others wait"),
+        ([stack(0, LOADER), stack(1, COLLECTIVE), stack(2, COLLECTIVE)], 0, "is not in the collective"),
+        ([stack(0, COLLECTIVE), stack(1, COLLECTIVE, state="stopped")], 1, r"is stopped \(SIGSTOP\)"),
+        ([stack(0, COLLECTIVE), stack(1, (), state="ended", how="none")], 1, "has ended"),
+        (
+            [stack(0, COLLECTIVE), stack(1, (), how="none", note="no answer")],
+            1,
+            r"gave no stack \(no answer\)",
+        ),
+        # On a GPU nobody stands in a collective: all wait for the device, or for what comes before it.
+        (
+            [stack(0, (LOOP,), step=7, phase="update"), stack(1, LOADER, step=7, phase="data")],
+            1,
+            "is behind the others: step 7, data",
+        ),
+        ([stack(0, (LOOP,)), stack(1, LOADER), stack(2, (LOOP,))], 1, "stands elsewhere than the others"),
+    ],
+)
+def test_the_rank_that_the_others_wait_for_is_named(seen: list[Stack], rank: int, why: str) -> None:
+    odd = stacks.odd_one(stacks.group(seen))
+    assert odd is not None
+    assert odd.stack.rank == rank
+    assert re.search(why, odd.why)
+
+
+def test_where_nothing_tells_them_apart_nobody_is_named() -> None:
+    assert stacks.odd_one(stacks.group([stack(0, COLLECTIVE), stack(1, COLLECTIVE)])) is None
+    assert stacks.odd_one([]) is None
+
+
+def test_equal_stacks_are_one_group_and_one_screen_has_all() -> None:
+    seen = [stack(rank, LOADER if rank == 37 else COLLECTIVE) for rank in range(64)]
+    seen += [stack(3, (Frame("decode", "/w/vidcurate/video/read.py", 9),), is_worker=True, pid=900)]
+    groups = stacks.group(seen)
+
+    text = stacks.in_words(groups, stacks.unmoved(seen, seen))
+
+    assert [len(members) for members in groups] == [63, 1, 1]
+    assert text.splitlines()[0] == (
+        "odd: n1 rank 37 is not in the collective in which the others wait, in read (vidcurate/loader.py:40)"
+    )
+    assert "63 of 63 did not move" in text
+    assert "and 55 more" in text
+    assert "n1 rank 3 worker 900" in text
+    assert len(text.splitlines()) < 24
