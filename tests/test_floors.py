@@ -90,8 +90,10 @@ TRAINER = [
     {"noise", "masks", "place", "terminal", "launch", "agent", "mesh"} | {"stop_signals", "processes"},
     {"hardware", "stacks"},
     {"optim", "encode", "layers", "stdit", "flow", "kernels"},
-    {"fast", "checksum", "parts", "checkpoint", "saver", "parallel", "pixart", "weights", "metrics", "flops"}
-    | {"cost", "memory"},
+    {"cost"},
+    {"memory"},
+    {"recompute"},
+    {"fast", "checksum", "parts", "checkpoint", "saver", "parallel", "pixart", "weights", "metrics", "flops"},
     {"latents", "trackers", "run_folder"},
     {"recipe"},
     {"encoded", "inputs"},

@@ -32,6 +32,7 @@ def _memory(laid: data.StageData, recipe: TrainRecipe, state: tuple[int, int]) -
     spec, model = recipe.parallel, recipe.model
     form = memory.Form(fast=recipe.blocks == "fast", item_bytes=2 if recipe.precision == "bfloat16" else 4)
     encoder = video_encoder(recipe.video_encoder)
+    again = 0 if spec.recompute_blocks == "fit" else min(spec.recompute_blocks, 2 * model.depth)
     peaks: dict[str, int] = {}
     for cell in laid.plan.cells:
         bucket = cell.bucket
@@ -42,7 +43,7 @@ def _memory(laid: data.StageData, recipe: TrainRecipe, state: tuple[int, int]) -
             places=-(-rows // model.patch_size[1]) * -(-columns // model.patch_size[2]),
             text_tokens=model.model_max_length,
         )
-        peaks[cell.name] = memory.peak_bytes(model, work, form, spec.recompute_blocks)
+        peaks[cell.name] = memory.peak_bytes(model, work, form, again)
     ranks = spec.shard_size or HOST_RANKS
     largest = max(peaks, key=lambda name: peaks[name])
     return {
@@ -52,7 +53,7 @@ def _memory(laid: data.StageData, recipe: TrainRecipe, state: tuple[int, int]) -
         "ranks_that_share": 1 if spec.sharding == "none" else ranks,
         "largest_cell": largest,
         "largest_bytes": peaks[largest],
-        "recompute_blocks": min(spec.recompute_blocks, 2 * model.depth),
+        "recompute_blocks": "fit" if spec.recompute_blocks == "fit" else again,
     }
 
 
@@ -157,7 +158,10 @@ def _latents_in_words(latents: dict[str, Any]) -> str:
 
 def _memory_in_words(found: dict[str, Any]) -> str:
     shared = f", shared by {found['ranks_that_share']} ranks" if found["ranks_that_share"] > 1 else ""
-    again = f" with {found['recompute_blocks']} blocks recomputed" if found["recompute_blocks"] else ""
+    count = found["recompute_blocks"]
+    again = f" with {count} blocks recomputed" if count else ""
+    if count == "fit":
+        again = ", less where blocks are recomputed to make it fit"
     return (
         f"  memory of a GPU: {found['state_bytes'] / 1e9:.3g} GB of weights and what hangs on them{shared}, "
         f"{found['largest_bytes'] / 1e9:.3g} GB of a micro-batch of {found['largest_cell']}{again}"

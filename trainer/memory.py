@@ -13,8 +13,7 @@ Tests count the saved tensors of both forms and find these very bytes. On top co
 hangs on them, and what one block's backward pass works with.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from trainer.cost import Work
@@ -68,7 +67,7 @@ def text_token_bytes(config: STDiT3Config, form: Form) -> int:
     return form.item_bytes * (2 * config.hidden_size + (0 if form.fast else 1))
 
 
-def _recomputed(blocks: int, count: int) -> set[int]:
+def recomputed(blocks: int, count: int) -> set[int]:
     """Return the numbers of the blocks that `parallel.recompute_blocks` chooses: `count`, spread evenly."""
     count = min(count, blocks)
     return {number * blocks // count for number in range(count)}
@@ -83,7 +82,7 @@ def activation_bytes(config: STDiT3Config, work: Work, form: Form, recompute_blo
     texts, frames = work.clips * work.text_tokens, work.clips * work.frames
     aside = texts * text_token_bytes(config, form) + frames * item * width * (6 if form.fast else 8)
     block = [work.tokens * kind + aside for kind in token_bytes(config, work, form)]
-    again = _recomputed(blocks, recompute_blocks)
+    again = recomputed(blocks, recompute_blocks)
     kept = sum(
         work.tokens * item * width if number in again else block[number % 2] for number in range(blocks)
     )
@@ -123,22 +122,25 @@ class Fit:
     peak_bytes: int
 
 
+def least_recompute(config: STDiT3Config, work: Work, form: Form, limit_bytes: float) -> int | None:
+    """Return the fewest blocks to recompute with which `work` fits into the limit; None: it never does."""
+    for count in range(2 * config.depth + 1):
+        if peak_bytes(config, work, form, count) <= limit_bytes:
+            return count
+    return None
+
+
 def fit(config: STDiT3Config, one: Work, form: Form, limit_bytes: float, most_clips: int) -> Fit | None:
     """Return the largest micro-batch of clips like `one` (a Work of 1 clip) that fits into `limit_bytes`.
 
     `limit_bytes` is what the weights leave free. Nothing is recomputed where one clip fits so; else the
     fewest blocks are that make it fit; None where no number does.
     """
-
-    def peak(clips: int, recompute_blocks: int) -> int:
-        work = Work(clips=clips, frames=one.frames, places=one.places, text_tokens=one.text_tokens)
-        return peak_bytes(config, work, form, recompute_blocks)
-
-    choices: Iterable[tuple[int, int]] = (
-        *((clips, 0) for clips in range(most_clips, 0, -1)),
-        *((1, count) for count in range(1, 2 * config.depth + 1)),
-    )
-    for clips, count in choices:
-        if (needed := peak(clips, count)) <= limit_bytes:
+    for clips in range(most_clips, 0, -1):
+        work = replace(one, clips=clips)
+        count = least_recompute(config, work, form, limit_bytes) if clips == 1 else 0
+        if count is None:
+            return None
+        if (needed := peak_bytes(config, work, form, count)) <= limit_bytes:
             return Fit(clips=clips, recompute_blocks=count, peak_bytes=needed)
     return None

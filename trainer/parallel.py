@@ -26,10 +26,11 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.utils.checkpoint import checkpoint as recomputed
 
-from trainer import mesh
+from trainer import memory, mesh
+from trainer.memory import Form
 from trainer.mesh import World
+from trainer.recompute import Choose, Recompute, chooser
 from trainer.stdit import STDiT3
 from vidcurate.errors import InputError
 from vidcurate.recipe import Recipe
@@ -46,8 +47,9 @@ class ParallelSpec(Recipe):
     """none: each rank holds all; full: cut over all ranks (FSDP2); hybrid: over shard_size of them (HSDP)"""
     shard_size: Annotated[int, Field(ge=1)] | None = None
     """with hybrid, the ranks that share one copy; null: those of a host"""
-    recompute_blocks: Annotated[int, Field(ge=0)] = 0
-    """blocks, spread evenly, whose activations are computed again in the backward pass to save memory"""
+    recompute_blocks: Annotated[int, Field(ge=0)] | Literal["fit"] = 0
+    """blocks, spread evenly, whose activations are computed again in the backward pass to save memory; fit:
+    for each shape of micro-batch the fewest with which it fits into the GPU"""
 
 
 class Layout(Protocol):
@@ -63,6 +65,9 @@ class Layout(Protocol):
     def close(self) -> None:
         """End a step: each trained parameter's `grad` becomes the sum over all ranks, float32."""
 
+    def make_room(self, latents: Tensor, features: Tensor) -> None:
+        """Before a micro-batch: recompute what it needs to fit. See `trainer.recompute`."""
+
     def reading(self) -> AbstractContextManager[None]:
         """Between steps: let `compute` take the masters' values, for forward passes without gradients."""
 
@@ -74,7 +79,7 @@ def _trained(model: nn.Module) -> list[nn.Parameter]:
 class Replicated:
     """Every rank holds the whole model; with another `dtype` it computes in a rounded copy."""
 
-    def __init__(self, model: nn.Module, world: World, dtype: torch.dtype) -> None:
+    def __init__(self, model: STDiT3, world: World, dtype: torch.dtype, choose: Choose) -> None:
         self.model, self.world = model, world
         self.compute = model if dtype == torch.float32 else copy.deepcopy(model)
         if self.compute is not model:
@@ -84,6 +89,7 @@ class Replicated:
                     rounded.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                         partial(_give, master)
                     )
+        self.make_room = Recompute(self.compute, choose).make_room
 
     @torch.no_grad()
     def open(self) -> None:
@@ -139,10 +145,11 @@ class Sharded:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: STDiT3,
         where: DeviceMesh,
         device: torch.device,
         dtype: torch.dtype,
+        choose: Choose,
     ) -> None:
         self.model, self.device = model, device
         policy = MixedPrecisionPolicy(
@@ -155,6 +162,7 @@ class Sharded:
         self.root = fully_shard(self.compute, mesh=where, mp_policy=policy, reshard_after_forward=False)
         self.root.set_gradient_divide_factor(1.0)  # the sum: the losses are already divided by all clips
         self.root.set_force_sum_reduction_for_comms(True)
+        self.make_room = Recompute(model, choose).make_room
 
     def _reduce(self, on: bool) -> None:
         self.root.set_requires_gradient_sync(on)
@@ -183,22 +191,10 @@ class Sharded:
             self.root.reshard()
 
 
-def blocks_of(model: STDiT3) -> list[nn.Module]:
-    """Return the model's blocks in the order of the forward pass."""
-    return [block for pair in zip(model.spatial_blocks, model.temporal_blocks, strict=True) for block in pair]
-
-
-def _recompute(model: STDiT3, count: int) -> None:
-    blocks = blocks_of(model)
-    for number in range(min(count, len(blocks))):
-        block = blocks[number * len(blocks) // min(count, len(blocks))]
-        block.forward = partial(recomputed, block.forward, use_reentrant=False)
-
-
 def _mesh(spec: ParallelSpec, world: World) -> DeviceMesh:
     if spec.sharding == "full":
         return init_device_mesh(world.device.type, (world.size,), mesh_dim_names=("shard",))
-    size = spec.shard_size or int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
+    size = _shard_size(spec, world)
     if world.size % size:
         raise InputError(
             f"parallel.shard_size {size} does not divide the {world.size} ranks; "
@@ -206,6 +202,18 @@ def _mesh(spec: ParallelSpec, world: World) -> DeviceMesh:
         )
     shape = (world.size // size, size)
     return init_device_mesh(world.device.type, shape, mesh_dim_names=("replicate", "shard"))
+
+
+def _state_bytes(model: STDiT3, spec: ParallelSpec, world: World, item_bytes: int) -> int:
+    counts = [0, 0]
+    for parameter in model.parameters():
+        counts[not parameter.requires_grad] += parameter.numel()
+    ranks = world.size if spec.sharding == "full" else _shard_size(spec, world)
+    return memory.state_bytes(*counts, item_bytes=item_bytes, sharding=spec.sharding, ranks=ranks)
+
+
+def _shard_size(spec: ParallelSpec, world: World) -> int:
+    return spec.shard_size or int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
 
 
 LEAST_HEAD_DIM = 16  # what a matrix product of a kernel takes
@@ -240,11 +248,18 @@ def lay_out(
         _check_kernels(model, world)
         # Here, as only machines with a GPU have Triton.
         importlib.import_module("trainer.fast").quicken(model)
-    _recompute(model, spec.recompute_blocks)
+    item_bytes = torch.finfo(dtype).bits // 8
+    choose = chooser(
+        spec.recompute_blocks,
+        model.config,
+        Form(fast=fast, item_bytes=item_bytes),
+        world.device,
+        _state_bytes(model, spec, world, item_bytes),
+    )
     if spec.sharding == "none" or world.size == 1:
         model.to(world.device)
-        return Replicated(model, world, dtype)
-    layout = Sharded(model, _mesh(spec, world), world.device, dtype)
+        return Replicated(model, world, dtype, choose)
+    layout = Sharded(model, _mesh(spec, world), world.device, dtype, choose)
     for buffer in model.buffers():  # FSDP moves parameters
         buffer.data = buffer.data.to(world.device)
     return layout

@@ -83,6 +83,7 @@ def clip_losses(model: nn.Module, tools: Tools, stage: Stage, batch: Batch, step
     if stage.caption_dropout:
         dropped = noise.caption_drops(seed, step, ids, stage.caption_dropout).to(device)
 
+    tools.layout.make_room(latents, given.y)
     losses = flow.training_losses(
         model,
         latents,

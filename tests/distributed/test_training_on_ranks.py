@@ -231,14 +231,15 @@ spec = ParallelSpec(sharding=os.environ["SHARDING"], shard_size=int(os.environ["
 dtype = getattr(torch, os.environ["DTYPE"])
 
 
-def loss(model, number):
+def loss(layout, number):
     # Of another shape for each number; an image has no temporal attention to learn from.
     frames = (1, 3, 2)[number % 3]
     draw = torch.Generator().manual_seed(number)
     inputs = {"x": torch.randn(2, 4, frames, 4, 6, generator=draw), "timestep": torch.tensor([300.0, 700.0]),
               "y": torch.randn(2, 1, 6, 8, generator=draw), "fps": torch.tensor([24.0, 24.0]),
               "height": torch.tensor([32.0]), "width": torch.tensor([48.0])}
-    return model(**inputs).square().mean()
+    layout.make_room(inputs["x"], inputs["y"])
+    return layout.compute(**inputs).square().mean()
 
 
 def fresh():
@@ -252,7 +253,7 @@ def fresh():
 
 shares = {2: [[0, 1], []], 3: [[0], [1, 2, 3], []]}.get(world.size) or [[0], [1], [], [2]]
 alone, shared = fresh(), fresh()
-plain = parallel.Replicated(alone, mesh.ALONE, dtype)
+plain = parallel.lay_out(alone, ParallelSpec(recompute_blocks=1), mesh.ALONE, dtype)
 layout = parallel.lay_out(shared, spec, world, dtype)
 same_checksum = checksum(alone.state_dict()) == checksum(shared.state_dict())
 kinds = {name: optim.make_ema(model) for name, model in (("plain", alone), ("shared", shared))}
@@ -261,11 +262,11 @@ said = {"same_checksum": same_checksum, "gradients": [], "norms": [], "clipped":
 for step in range(2):
     plain.open()
     for number in sum(shares, []):
-        loss(plain.compute, number + 10 * step).backward()
+        loss(plain, number + 10 * step).backward()
     plain.close()
     layout.open()
     for number in shares[world.rank]:
-        loss(layout.compute, number + 10 * step).backward()
+        loss(layout, number + 10 * step).backward()
     layout.close()
     ours, theirs = optim.trained(shared), optim.trained(alone)
     off = total = 0.0
@@ -283,9 +284,9 @@ for step in range(2):
     both = [(mesh.whole(kinds["shared"][name]), value) for name, value in kinds["plain"].items()]
     said["weights"].append(max(float((one - other).abs().max()) for one, other in both))
 with layout.reading(), torch.no_grad():
-    said["read"] = float(loss(layout.compute, 5))
+    said["read"] = float(loss(layout, 5))
 with plain.reading(), torch.no_grad():
-    said["plain read"] = float(loss(plain.compute, 5))
+    said["plain read"] = float(loss(plain, 5))
 for name, value in shared.state_dict().items():
     mesh.put(value, alone.state_dict()[name])
 said["same_after_put"] = checksum(alone.state_dict()) == checksum(shared.state_dict())

@@ -191,6 +191,7 @@ def test_a_model_laid_out_with_fast_blocks_learns_what_the_readable_one_learns()
                 parameter.add_(0.1 * noise.normal(0, "init", 0, [name], tuple(parameter.shape))[0])
         layout = parallel.lay_out(model, ParallelSpec(recompute_blocks=1), ALONE, torch.float32, fast=is_fast)
         layout.open()
+        layout.make_room(given[0], given[2])
         layout.compute(*given, text, drop_caption=drop, **facts).square().mean().backward()
         layout.close()
         return {

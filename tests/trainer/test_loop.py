@@ -15,7 +15,7 @@ from trainer.encode import text_encoder, video_encoder
 from trainer.flops import flops_per_step
 from trainer.loop import train
 from trainer.mesh import ALONE
-from trainer.parallel import Replicated
+from trainer.parallel import lay_out
 from trainer.recipe import TrainRecipe
 from trainer.resume import Origin
 from trainer.stdit import STDiT3
@@ -136,7 +136,7 @@ def test_the_gradient_is_that_of_the_mean_over_all_clips_of_the_step(shards: Pat
     tools = Tools(
         recipe=recipe,
         world=ALONE,
-        layout=Replicated(state.model, ALONE, torch.float32),
+        layout=lay_out(state.model, recipe.parallel, ALONE, torch.float32),
         video=video_encoder(recipe.video_encoder),
         text=text_encoder(recipe.text_encoder),
     )
