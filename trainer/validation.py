@@ -67,7 +67,7 @@ def _round(recipe: TrainRecipe, spec: ValidationSpec, stage: StageData, complete
         if room > 0:
             kept = part.rows[:room]
             taken[part.cell] = taken.get(part.cell, 0) + len(kept)
-            parts.append(replace(part, rows=kept, position=len(parts)))
+            parts.append(replace(part, rows=kept, passes=part.passes[:room], position=len(parts)))
     names = there.index.words("clip_id")
     return Round(
         data=there,

@@ -8,6 +8,7 @@ import torch
 
 from tests.trainer.shards_for_tests import make_shards, numbers, smoke
 from trainer import data, metrics, validation
+from trainer.encode_ahead import encode_ahead, request_of
 from trainer.loop import train
 from trainer.validation import TIMESTEPS
 from vidcurate.errors import InputError
@@ -166,3 +167,15 @@ def test_levels_named_for_validation_are_read_in_every_stage_whatever_it_trains(
     assert set(of_stage.clip_ids) == {"clip-008", "clip-010"}
     assert set(of_all.clip_ids) == {"clip-008", "clip-009", "clip-010", "clip-011"}
     assert set(data.step_plan(data.lay_out(both)[0], 0, both).levels) == {"1"}
+
+
+def test_a_round_over_latents_may_end_within_a_micro_batch(shards: Path, tmp_path: Path) -> None:
+    one = ("validation.clips_per_bucket=1", "stages.0.data.views=1", "stages.0.steps=1")
+    encode_ahead(request_of(smoke(shards, tmp_path / "line", *ON, *one)), tmp_path / "latents")
+    ahead = smoke(shards, tmp_path / "ahead", *ON, *one, f"stages.0.data.latents={tmp_path / 'latents'}")
+
+    train(smoke(shards, tmp_path / "line", *ON, *one))
+    train(ahead)
+
+    assert [line["clips"] for line in rounds(tmp_path / "ahead")] == [4, 4]  # one of each cell
+    assert rounds(tmp_path / "ahead") == rounds(tmp_path / "line")
