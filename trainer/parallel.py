@@ -65,7 +65,7 @@ class Layout(Protocol):
     def close(self) -> None:
         """End a step: each trained parameter's `grad` becomes the sum over all ranks, float32."""
 
-    def make_room(self, latents: Tensor, features: Tensor) -> None:
+    def make_room(self, latents: Tensor, features: Tensor) -> int:
         """Before a micro-batch: recompute what it needs to fit. See `trainer.recompute`."""
 
     def reading(self) -> AbstractContextManager[None]:

@@ -47,8 +47,8 @@ class Recompute:
             return result
         return forward(*arguments)
 
-    def make_room(self, latents: Tensor, features: Tensor) -> None:
-        """Recompute what latents [B, C, T, H, W] with text features [B, 1, L, D] need to fit.
+    def make_room(self, latents: Tensor, features: Tensor) -> int:
+        """Recompute what latents [B, C, T, H, W] with features [B, 1, L, D] need; return how many blocks.
 
         Raises InputError where `choose` does: the micro-batch does not fit whatever is recomputed.
         """
@@ -58,6 +58,7 @@ class Recompute:
         if work not in self._known:
             self._known[work] = memory.recomputed(self._blocks, self.choose(work))
         self.numbers = self._known[work]
+        return len(self.numbers)
 
 
 def chooser(

@@ -1,0 +1,243 @@
+"""A run of the real command in a mixture of buckets, against what each bucket measured alone predicts.
+
+    python benchmarks/mixture.py OUT [--steps 300] [--set KEY=VALUE] [--keep]
+    OMP_NUM_THREADS=2 python benchmarks/mixture.py OUT --recipe tests/tiny.yaml --steps 40 --warm-up 5
+
+It makes the latents (make_latents.py), measures a micro-batch of each bucket alone, with random latents and
+captions of the mean length, and what an update costs beside its micro-batches; then it trains with
+`python -m trainer` and adds up what the updates should have taken. The prediction over the wall time, after a
+warm-up, is the figure: it holds the loader, the logging and the checkpoints. What is missing is told by part.
+Triton kernels that are built after the warm-up are counted, and the memory that `trainer.memory` foretells
+for each bucket stands beside what it took.
+"""
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rows import Row, as_table, cpu, keep, row
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from trainer import data, memory, optim, parallel
+from trainer import recipe as recipes
+from trainer.cost import Work
+from trainer.data import StageData
+from trainer.encode import video_encoder
+from trainer.mesh import ALONE, World
+from trainer.recipe import TrainRecipe
+from trainer.stdit import STDiT3
+from vidcurate import order
+
+HERE = Path(__file__).resolve().parent
+MEAN_TEXT_TOKENS = 125  # of make_latents.py's captions
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alone:
+    """Each bucket's seconds a micro-batch and peak memory, foretold and measured; and an update's rest."""
+
+    seconds: dict[str, float]
+    foretold_gib: dict[str, float]
+    peak_gib: dict[str, float]
+    recomputed: dict[str, int]
+    beside_seconds: float
+
+
+def here() -> World:
+    if not torch.cuda.is_available():
+        return ALONE
+    return World(rank=0, size=1, device=torch.device("cuda", 0))
+
+
+def measure(recipe: TrainRecipe, stage: StageData, repeats: int) -> Alone:
+    """Time the parts of an update on this process's device, with the trainer's own layout and optimizer."""
+    world = here()
+    gpu = world.device.type == "cuda"
+    model = STDiT3(recipe.model, recipe.seed)
+    dtype = getattr(torch, recipe.precision)
+    layout = parallel.lay_out(model, recipe.parallel, world, dtype, fast=recipe.blocks == "fast")
+    optimizer, ema = optim.make_optimizer(model), optim.make_ema(model)
+    form = memory.Form(fast=recipe.blocks == "fast", item_bytes=torch.finfo(dtype).bits // 8)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    frozen = sum(p.numel() for p in model.parameters()) - trained
+    held = memory.state_bytes(trained, frozen, item_bytes=form.item_bytes)
+    text = min(MEAN_TEXT_TOKENS, recipe.model.model_max_length)
+
+    def sync() -> float:
+        if gpu:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    found = Alone(seconds={}, foretold_gib={}, peak_gib={}, recomputed={}, beside_seconds=0.0)
+    beside: list[float] = []
+    for cell in stage.plan.cells:
+        bucket, clips = cell.bucket, cell.micro_batch_size
+        shape = video_encoder(recipe.video_encoder).latent_shape(
+            bucket.num_frames, bucket.height, bucket.width
+        )
+        x = torch.randn((clips, *shape), device=world.device)
+        y = torch.randn(clips, 1, text, recipe.model.caption_channels, device=world.device, dtype=dtype)
+        sizes = {"fps": 24.0, "height": float(bucket.height), "width": float(bucket.width)}
+        told = {name: torch.full((clips,), value, device=world.device) for name, value in sizes.items()}
+        timestep = torch.full((clips,), 500.0, device=world.device)
+        mask = torch.ones(clips, text, dtype=torch.bool, device=world.device)
+        times = []
+        if gpu:
+            gc.collect()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        for number in range(repeats + 3):
+            began = sync()
+            layout.open()
+            opened = sync()
+            count = layout.make_room(x, y)
+            out = layout.compute(x, timestep, y, mask=mask, **told)
+            (out.float().square().mean() * 1e-3).backward()
+            done = sync()
+            layout.close()
+            optim.clip_gradients(model, 1.0)
+            optim.update(optimizer, model, optim.OptimSpec(), 1e-6)
+            optim.update_ema(ema, model, 0.99)
+            model.zero_grad(set_to_none=True)
+            ended = sync()
+            if number >= 3:
+                times.append(done - opened)
+                beside.append(opened - began + ended - done)
+        _, frames, rows, columns = shape
+        patch = recipe.model.patch_size
+        places = -(-rows // patch[1]) * -(-columns // patch[2])
+        work = Work(clips=clips, frames=frames, places=places, text_tokens=text)
+        found.seconds[cell.name] = statistics.median(times)
+        found.recomputed[cell.name] = count
+        found.foretold_gib[cell.name] = (held + memory.peak_bytes(recipe.model, work, form, count)) / GIB
+        found.peak_gib[cell.name] = torch.cuda.max_memory_allocated() / GIB if gpu else 0.0
+        print(
+            f"{cell.name:<28} {clips} clips, {count} blocks recomputed: "
+            f"{1000 * found.seconds[cell.name]:.1f} ms, {found.peak_gib[cell.name]:.1f} GiB "
+            f"(foretold {found.foretold_gib[cell.name]:.1f})",
+            flush=True,
+        )
+    return Alone(
+        seconds=found.seconds,
+        foretold_gib=found.foretold_gib,
+        peak_gib=found.peak_gib,
+        recomputed=found.recomputed,
+        beside_seconds=statistics.median(beside),
+    )
+
+
+def predicted(alone: Alone, stage: StageData, step: int) -> float:
+    """Return the seconds that the update after `step` others of the stage should take."""
+    batches = order.step_micro_batches(stage.plan, step)
+    return alone.beside_seconds + sum(alone.seconds[stage.plan.cells[batch.cell].name] for batch in batches)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def report(run: Path, alone: Alone, stage: StageData, warm_up: int, cache: Path, hardware: str) -> list[Row]:
+    """Return the figures of a run whose kernels were built into `cache`."""
+    updates, events = lines(run / "metrics.jsonl"), lines(run / "events.jsonl")
+    warm, counted = updates[warm_up - 1], updates[warm_up:]
+    wall = counted[-1]["time"] - warm["time"]
+    ideal = sum(predicted(alone, stage, line["step"] - 1) for line in counted)
+    in_steps = sum(line["seconds"] for line in counted)
+    data_wait = sum(line["data_seconds"] for line in counted)
+    stalls = [e["stall_seconds"] for e in events if e["event"] == "save" and warm["step"] < e["step"]]
+    stalls = stalls[: sum(line["step"] > warm["step"] for line in updates)]
+    tokens = sum(line["tokens"] for line in counted)
+    late = [path for path in cache.rglob("*.cubin") if path.stat().st_mtime > warm["time"]]
+    parts = {
+        "waiting for data": data_wait,
+        "in updates, beyond what is predicted": in_steps - data_wait - ideal,
+        "between updates (saves, diary, console)": wall - in_steps,
+    }
+    rows = [
+        row("tokens/s, real run", tokens / wall, "tokens/s", peer="predicted by buckets alone",
+            peer_value=tokens / ideal, goal=">= 0.95", hardware=hardware),
+        *(row(f"share of the wall time {name}", seconds / wall, "share", peer="wall time", peer_value=1.0,
+              higher_is_better=False, hardware=hardware) for name, seconds in parts.items() if seconds > 0),
+        row("kernels built after the warm-up", len(late), "kernels", peer="all kernels built",
+            peer_value=len(list(cache.rglob("*.cubin"))) or 1, goal="0", hardware=hardware),
+    ]  # fmt: skip
+    if len(counted) > 20:
+        halves = [
+            predicted(alone, stage, line["step"] - 1) / (line["seconds"] - line["data_seconds"])
+            for line in counted
+        ]
+        rows.append(
+            row("an update, predicted by measured, least of 100", statistics.quantiles(halves, n=100)[0], "",
+                peer="median", peer_value=statistics.median(halves), hardware=hardware)
+        )  # fmt: skip
+    for name, gib in alone.peak_gib.items():
+        if gib:
+            rows.append(
+                row(f"peak memory of {name}, {alone.recomputed[name]} blocks recomputed", gib, "GiB",
+                    peer="foretold", peer_value=alone.foretold_gib[name], higher_is_better=False,
+                    hardware=hardware)
+            )  # fmt: skip
+    print(f"{len(counted)} updates in {wall:.1f} s, predicted {ideal:.1f} s; stalls of saves {stalls}")
+    for name, seconds in parts.items():
+        print(f"  {name}: {seconds:.2f} s ({seconds / wall:.2%})")
+    return rows
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    arguments.add_argument("out", type=Path, metavar="OUT")
+    arguments.add_argument("--recipe", type=Path, help="another recipe than XL/2 in mixed buckets")
+    arguments.add_argument("--clips", type=int, default=240)
+    arguments.add_argument("--steps", type=int, default=300)
+    arguments.add_argument("--warm-up", type=int, default=20, help="updates that do not count")
+    arguments.add_argument("--repeats", type=int, default=8, help="timed updates of each bucket alone")
+    arguments.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
+    arguments.add_argument("--keep", action="store_true", help="keep the figures in benchmarks/results")
+    given = arguments.parse_args()
+    source = given.out / "recipe.json"
+    if not source.exists():
+        command = [sys.executable, str(HERE / "make_latents.py"), str(given.out), "--clips", str(given.clips)]
+        subprocess.run([*command, *(["--recipe", str(given.recipe)] if given.recipe else [])], check=True)
+    run, cache = given.out / "mixture", given.out / "kernels"
+    gpu = torch.cuda.is_available()
+    settings = [
+        f"output={run}",
+        f"stages.0.steps={given.steps}",
+        f"stages.0.checkpoint_every={given.steps // 2}",
+        "stages.0.checkpoint_in_background=true",
+        "stages.0.keep_last=1",
+        "parallel.recompute_blocks=fit",
+        f"blocks={'fast' if gpu else 'readable'}",
+        "sample=null",
+        *given.settings,
+    ]
+    words = [word for setting in settings for word in ("--set", setting)]
+    train = [sys.executable, "-u", "-m", "trainer", str(source), *words]
+    environment = os.environ | {"TRITON_CACHE_DIR": str(cache)}
+    recipe = recipes.load(source, settings)
+    (stage,) = data.lay_out(recipe)
+    alone = measure(recipe, stage, given.repeats)
+    gc.collect()
+    if gpu:
+        torch.cuda.empty_cache()
+    subprocess.run(train, check=True, cwd=HERE.parent, env=environment)
+    hardware = torch.cuda.get_device_name() if gpu else cpu()
+    rows = report(run, alone, stage, given.warm_up, cache, hardware)
+    if given.keep:
+        keep(f"mixture_{hardware.split()[-1].lower()}" if gpu else "mixture", rows)
+    else:
+        print(as_table(rows))
+
+
+if __name__ == "__main__":
+    main()
