@@ -1,23 +1,22 @@
-"""`--hostfile`: ranks over a real ssh to a real sshd on a loopback port, with keys of its own."""
+"""`launch --hostfile`: ranks over a real ssh to a real sshd on a loopback port, with keys of its own."""
 
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from tests.forked_runs import Forked, Forks
 from tests.ssh_hosts import Cluster, serving, with_hosts_that_fail
-from tests.trainer.shards_for_tests import TINY, make_shards, numbers, settings
-from trainer.launch import Host, read_hosts
+from tests.trainer.shards_for_tests import command_words, make_shards, numbers
+from trainer.hosts import Host, read_hosts
 from vidcurate.errors import InputError
 
-ROOT = TINY.parents[1]
 LIMIT_SECONDS = 90.0
 STEPS = ("stages.0.steps=3", "stages.0.checkpoint_every=3", "sample=null")
 MANY = ("stages.0.steps=100000", "sample=null")
@@ -34,46 +33,31 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_shards(tmp_path_factory.mktemp("made") / "shards")
 
 
-# The launch without the command line before it, which loads torch to check the recipe.
-LIGHT = """
-import sys
-from pathlib import Path
-from trainer.launch import launch, read_hosts
+@dataclass(frozen=True)
+class Launches:
+    """Starts `python -m trainer launch` on hosts of the cluster, in a process that has loaded torch."""
 
-hostfile, ssh, seconds, *words = sys.argv[1:]
-sys.exit(launch(read_hosts(Path(hostfile)), words, ssh=ssh, connect_seconds=float(seconds)))
-"""
+    forks: Forks
+    cluster: Cluster
+    shards: Path
 
-
-def start(
-    cluster: Cluster, shards: Path, run: Path, hosts: str, *more: str, is_light: bool = True
-) -> "subprocess.Popen[str]":
-    hostfile = run.with_suffix(".hosts")
-    hostfile.write_text(hosts)
-    words = [
-        word
-        for value in settings(shards, run, "stages.0.data.micro_batches_per_step=2", *more)
-        for word in ("--set", value)
-    ]
-    if is_light:
-        command = ["-c", LIGHT, str(hostfile), cluster.ssh, "30", str(TINY), *words]
-    else:
-        command = ["-m", "trainer", str(TINY), *words, "--hostfile", str(hostfile), "--ssh", cluster.ssh]
-        command += ["--connect-seconds", "6"]
-    return subprocess.Popen(
-        [sys.executable, *command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "NCCL_DEBUG": "it is passed on"},
-    )
+    def start(self, run: Path, hosts: str, *more: str, options: tuple[str, ...] = ()) -> Forked:
+        hostfile = run.with_suffix(".hosts")
+        hostfile.write_text(hosts)
+        words = command_words(self.shards, run, "stages.0.data.micro_batches_per_step=2", *more)
+        words += ["--hostfile", str(hostfile), "--ssh", self.cluster.ssh, *options]
+        return self.forks.start(["launch", *words], NCCL_DEBUG="it is passed on")
 
 
-def wait_for_steps(run: Path, launched: "subprocess.Popen[str]", steps: int) -> None:
+@pytest.fixture
+def launches(forks: Forks, cluster: Cluster, shards: Path) -> Launches:
+    return Launches(forks=forks, cluster=cluster, shards=shards)
+
+
+def wait_for_steps(run: Path, launched: Forked, steps: int) -> None:
     until = time.monotonic() + LIMIT_SECONDS
     while len(numbers(run)) < steps:
-        assert launched.poll() is None, launched.communicate()
+        assert is_alive(launched.pids[0]), launched.text()
         assert time.monotonic() < until
         time.sleep(0.05)
 
@@ -91,21 +75,18 @@ def is_alive(process: int) -> bool:
     return False
 
 
-def test_a_signal_lets_every_rank_of_two_hosts_save_and_leave(
-    cluster: Cluster, shards: Path, tmp_path: Path
-) -> None:
+def test_a_signal_lets_every_rank_of_two_hosts_save_and_leave(launches: Launches, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    launched = start(cluster, shards, run, "a slots=1\nb  # the other\n", *MANY, is_light=False)
+    launched = launches.start(run, "a slots=1\nb  # the other\n", *MANY)
     wait_for_steps(run, launched, 2)
     processes = ranks(run)
 
-    launched.send_signal(signal.SIGINT)
-    out, told = launched.communicate(timeout=LIMIT_SECONDS)
+    os.kill(launched.pids[0], signal.SIGINT)
 
-    assert launched.returncode == 75, told
-    assert out.startswith("SIGTERM: saved ")
-    assert "2 hosts, 2 ranks, master 127.0.0.1:" in told
-    assert "SIGINT: every rank saves and leaves" in told
+    assert launched.codes() == [75], launched.text()
+    assert "SIGTERM: saved " in launched.text()
+    assert "2 hosts, 2 ranks, master 127.0.0.1:" in launched.text()
+    assert "SIGINT: every rank saves and leaves" in launched.text()
     assert not any(map(is_alive, processes.values()))
     saved = (run / "LATEST").read_text().strip()
     assert numbers(run)[-1]["step"] == int(saved.removeprefix("step-"))
@@ -116,43 +97,36 @@ def test_a_signal_lets_every_rank_of_two_hosts_save_and_leave(
 
 
 @pytest.mark.soak
-def test_a_run_over_ssh_ends_well(cluster: Cluster, shards: Path, tmp_path: Path) -> None:
-    out, told = (launched := start(cluster, shards, tmp_path / "run", "a\n", *STEPS)).communicate(
-        timeout=LIMIT_SECONDS
-    )
+def test_a_run_over_ssh_ends_well(launches: Launches, tmp_path: Path) -> None:
+    launched = launches.start(tmp_path / "run", "a\n", *STEPS)
 
-    assert launched.returncode == 0, told
-    assert out.startswith("done: 3 steps")
-    assert "step 3/3" in told
+    assert launched.codes() == [0], launched.text()
+    assert "done: 3 steps" in launched.text()
+    assert "step 3/3" in launched.text()
 
 
-def test_the_first_rank_that_fails_ends_all_and_is_named(
-    cluster: Cluster, shards: Path, tmp_path: Path
-) -> None:
+def test_the_first_rank_that_fails_ends_all_and_is_named(launches: Launches, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    launched = start(cluster, shards, run, "a\nb\n", *MANY)
+    launched = launches.start(run, "a\nb\n", *MANY, options=("--restarts", "0"))
     wait_for_steps(run, launched, 2)
     processes = ranks(run)
 
     os.kill(processes[1], signal.SIGKILL)
-    _, told = launched.communicate(timeout=LIMIT_SECONDS)
 
-    assert launched.returncode == 1
-    errors = [line for line in told.splitlines() if line.startswith("error: ")]
+    assert launched.codes() == [1]
+    errors = [line for line in launched.text().splitlines() if line.startswith("error: ")]
     assert errors[0].startswith("error: b rank 1 was killed by SIGKILL")
     assert not any(map(is_alive, processes.values()))
 
 
-def test_a_launcher_that_is_killed_leaves_no_rank_behind(
-    cluster: Cluster, shards: Path, tmp_path: Path
-) -> None:
+def test_a_launcher_that_is_killed_leaves_no_rank_behind(launches: Launches, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    launched = start(cluster, shards, run, "a slots=2\n", *MANY)
+    launched = launches.start(run, "a slots=2\n", *MANY)
     wait_for_steps(run, launched, 2)
     processes = ranks(run)
 
-    launched.kill()
-    launched.communicate()
+    os.kill(launched.pids[0], signal.SIGKILL)
+    launched.codes()
 
     until = time.monotonic() + LIMIT_SECONDS
     while any(map(is_alive, processes.values())) and time.monotonic() < until:
@@ -162,17 +136,20 @@ def test_a_launcher_that_is_killed_leaves_no_rank_behind(
 
 
 def test_hosts_that_do_not_answer_are_a_line_each_and_nothing_starts(
-    cluster: Cluster, shards: Path, tmp_path: Path
+    launches: Launches, tmp_path: Path
 ) -> None:
-    with with_hosts_that_fail(cluster) as wider:
+    with with_hosts_that_fail(launches.cluster) as wider:
         began = time.monotonic()
-        launched = start(wider, shards, tmp_path / "run", "a\nsilent\nclosed\nstranger\n", is_light=False)
-        out, told = launched.communicate(timeout=LIMIT_SECONDS)
+        given = replace(launches, cluster=wider)
+        launched = given.start(
+            tmp_path / "run", "a\nsilent\nclosed\nstranger\n", options=("--connect-seconds", "6")
+        )
+        codes = launched.codes()
 
     assert time.monotonic() - began < 30
-    assert (launched.returncode, out) == (1, "")
-    lines = told.splitlines()
-    assert len(lines) == 3, told
+    assert codes == [1]
+    lines = launched.text().splitlines()
+    assert len(lines) == 3, launched.text()
     assert re.match(r"error: silent: (did not answer within 6 s|.*(timed out|timeout|banner).*)", lines[0])
     assert re.match(r"error: closed: .*Connection refused", lines[1])
     assert re.match(r"error: stranger: .*Permission denied", lines[2])
@@ -181,12 +158,11 @@ def test_hosts_that_do_not_answer_are_a_line_each_and_nothing_starts(
 
 
 @pytest.mark.soak
-def test_a_refusal_of_the_ranks_is_the_launchers_too(cluster: Cluster, shards: Path, tmp_path: Path) -> None:
-    launched = start(cluster, shards, tmp_path / "run", "a\n", "stages.0.data.levels=[7]", *STEPS)
-    _, told = launched.communicate(timeout=LIMIT_SECONDS)
+def test_a_refusal_of_the_ranks_is_the_launchers_too(launches: Launches, tmp_path: Path) -> None:
+    launched = launches.start(tmp_path / "run", "a\n", "stages.0.data.levels=[7]", *STEPS)
 
-    assert launched.returncode == 2
-    assert "no clip of level 7" in told
+    assert launched.codes() == [2]
+    assert "no clip of level 7" in launched.text()
 
 
 @pytest.mark.parametrize(

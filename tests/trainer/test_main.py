@@ -148,8 +148,6 @@ def test_a_dry_run_in_words_names_what_no_bucket_takes(shards: Path, tmp_path: P
         (["--load", "a", "--ckpt-path", "b"], 2, "exclude each other"),
         (["--load", "WEIGHTS"], 2, "For weights only: --ckpt-path"),
         (["--load", "WEIGHTS_FOLDER"], 2, "holds weights alone"),
-        (["--nproc-per-node", "8"], 2, "goes with --hostfile"),
-        (["--hostfile", "nowhere"], 2, "--hostfile nowhere: cannot be read"),
         (["--load", "nowhere"], 1, "nowhere: no such checkpoint or run folder"),
         (["--set", "stages.0.data.shards=nowhere"], 1, "no such index"),
         (["--set", "stages.0.data.levels=[7]"], 2, "no clip of level 7"),

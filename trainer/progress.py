@@ -1,0 +1,84 @@
+"""How far a run has come, as its folder says it: to the supervisor, which is none of the ranks.
+
+The steps are those of the newest complete checkpoint and of the last line of metrics.jsonl. Between steps the
+ranks' heartbeats (RUN/heartbeats/rank-00000.json: {time, step, phase}) tell that something still moves.
+"""
+
+import fcntl
+import json
+import os
+import time
+from pathlib import Path
+
+from trainer import checkpoint, metrics
+
+HEARTBEATS = "heartbeats"
+TAIL_BYTES = 1 << 18  # more than a line of metrics.jsonl
+
+
+def highest_step(run: Path) -> int:
+    """Return the highest step that the run's newest complete checkpoint or its metrics name; 0 for none."""
+    saved = checkpoint.checkpoints(run)
+    return max(checkpoint.step_of(saved[-1]) if saved else 0, _last_step(run / metrics.METRICS))
+
+
+def _last_step(path: Path) -> int:
+    """Return the step of a diary's last whole line, without reading the rest of it."""
+    if not path.exists():
+        return 0
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+        lines = file.read().rpartition(b"\n")[0].splitlines()
+    return int(json.loads(lines[-1])["step"]) if lines else 0
+
+
+class Heartbeats:
+    """The heartbeats of one attempt; those that an earlier one has left say nothing."""
+
+    def __init__(self, run: Path) -> None:
+        self.folder = run / HEARTBEATS
+        self._seen = self._read()
+        self._moved: float | None = None  # when one was last seen to move, by the monotonic clock
+
+    def _read(self) -> dict[str, tuple[object, object]]:
+        """Return each rank's step and phase. A file that is being replaced is passed over."""
+        found: dict[str, tuple[object, object]] = {}
+        for path in sorted(self.folder.glob("rank-*.json")):
+            try:
+                beat = json.loads(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                continue
+            found[path.name] = (beat.get("step"), beat.get("phase"))
+        return found
+
+    def quiet_seconds(self) -> float | None:
+        """Return for how long no rank has come to another step or phase; None before the first has."""
+        now = self._read()
+        if any(self._seen.get(name) != beat for name, beat in now.items()):
+            self._moved = time.monotonic()
+        self._seen |= now
+        return None if self._moved is None else time.monotonic() - self._moved
+
+    def in_words(self) -> str:
+        """Return where the ranks stand: rank 0 step 7 (data), rank 1 step 7 (step)."""
+        ranks = [
+            f"rank {int(name.removeprefix('rank-').removesuffix('.json'))} step {step} ({phase})"
+            for name, (step, phase) in sorted(self._seen.items())
+        ]
+        return ", ".join(ranks)
+
+
+def is_free(run: Path, seconds: float) -> bool:
+    """Return whether no process trains into the run's folder, after waiting at most `seconds` for that."""
+    path = run / ".lock"
+    until = time.monotonic() + seconds
+    while path.exists():
+        with path.open("rb+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except OSError:
+                if time.monotonic() > until:
+                    return False
+        time.sleep(0.1)
+    return True
