@@ -68,9 +68,11 @@ def _flush(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small file and flush it to disk."""
-    path.write_text(text, encoding="utf-8")
-    _flush(path)
+    """Write a small file, flushed to disk, that appears whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    _flush(partial)
+    partial.replace(path)
 
 
 def _json(value: object) -> str:

@@ -5,6 +5,7 @@ an entry of the stage's journal, which lies in the run's folder beside copies of
 """
 
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Collection, Sequence
@@ -74,6 +75,8 @@ def keep_index(stage: StageData, run: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(index.folder / INDEX_NAME, partial)
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
         partial.replace(folder / INDEX_NAME)
     except OSError as error:
         raise StorageError(f"{folder}: cannot be written ({error}).") from error

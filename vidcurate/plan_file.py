@@ -68,8 +68,11 @@ def write_plan(folder: Path, plan: Plan, hashes: draws.Words) -> str:
 
 
 def write_whole(path: Path, data: Any) -> None:
-    """Write bytes to a file that appears whole or not at all. Raises StorageError."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    """Write bytes to a file that appears whole or not at all. Raises StorageError.
+
+    One process writes into a folder at a time; what a killed one left is written over.
+    """
+    partial = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as file:
