@@ -57,6 +57,7 @@ def main() -> None:
     threading.Thread(target=_listen, args=(ranks, job["grace_seconds"]), daemon=True).start()
     ranks.run()
     say({"done": True})
+    os._exit(0)  # nothing of torch is left to be put away
 
 
 def _listen(ranks: Any, grace_seconds: float) -> None:

@@ -124,6 +124,7 @@ def attempt(
         first += job["ranks"]
     told = 0  # signals passed on
     end: float | None = None
+    is_firm = False
 
     def stop_all(seconds: float) -> float:
         for connection in connections:
@@ -131,7 +132,12 @@ def attempt(
         return time.monotonic() + seconds + LATE_SECONDS
 
     while not all(connection.is_over for connection in connections):
-        if end is not None and time.monotonic() > end:
+        if end is not None and time.monotonic() > end and not is_firm:
+            is_firm = True
+            ended.failure = ended.failure or f"not all ranks had left {grace_seconds:g} s after the signal."
+            say("ranks that are still there are killed")
+            end = stop_all(0.0)
+        elif end is not None and time.monotonic() > end:
             late = ", ".join(connection.host.name for connection in connections if not connection.is_over)
             raise VidcurateError(f"{late}: does not end; look there for processes that are left.")
         while told < len(asked):
@@ -143,10 +149,10 @@ def attempt(
                 say(f"{number.name}: every rank saves and leaves; once more kills them")
                 for connection in connections:
                     tell(connection, {"signal": name})
-                end = time.monotonic() + grace_seconds + LATE_SECONDS
+                end = time.monotonic() + grace_seconds
             else:
                 ended.killed_by_signal, end = True, stop_all(0.0)
-        if not ended.failure and not told and (reason := stalled()):
+        if end is None and (reason := stalled()):
             ended.failure, end = reason, stop_all(SETTLE_SECONDS)
             say(f"error: {reason} All ranks are being ended.")
         try:
@@ -172,7 +178,7 @@ def _hear(
     if message is None:
         if connection.is_over:
             return "", True
-        ended.lost[host] = connection.last_words or "ssh said nothing"
+        ended.lost[host] = connection.last_words or "without a word"
         return f"{host}: the connection ended ({ended.lost[host]}).", True
     if "exit" in message:
         code, rank = message["exit"], message["rank"]

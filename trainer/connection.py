@@ -76,25 +76,27 @@ def connect(host: Host, ssh: Sequence[str], seconds: float, messages: Messages) 
 
 def _read_messages(connection: Connection, messages: Messages, errors: threading.Thread) -> None:
     assert connection.process.stdout is not None
-    for text in connection.process.stdout:
-        try:
-            message = json.loads(text)
-        except ValueError:
-            message = None
-        if isinstance(message, dict):
-            messages.put((connection, message))
-        else:
-            say(f"{connection.host.name}: {text.rstrip()}")
+    with connection.process.stdout as out:
+        for text in out:
+            try:
+                message = json.loads(text)
+            except ValueError:
+                message = None
+            if isinstance(message, dict):
+                messages.put((connection, message))
+            else:
+                say(f"{connection.host.name}: {text.rstrip()}")
     errors.join(1.0)  # the last word belongs to the end
     messages.put((connection, None))
 
 
 def _read_errors(connection: Connection) -> None:
     assert connection.process.stderr is not None
-    for text in connection.process.stderr:
-        connection.last_words = text.strip() or connection.last_words
-        if connection.ready:
-            say(f"{connection.host.name}: {text.rstrip()}")
+    with connection.process.stderr as errors:
+        for text in errors:
+            connection.last_words = text.strip() or connection.last_words
+            if connection.ready:
+                say(f"{connection.host.name}: {text.rstrip()}")
 
 
 def tell(connection: Connection, message: Mapping[str, Any]) -> None:
@@ -105,17 +107,18 @@ def tell(connection: Connection, message: Mapping[str, Any]) -> None:
 
 
 def hang_up(connections: Sequence[Connection]) -> None:
-    """Close the connections; an agent then ends what still runs. None is waited for longer than a second."""
+    """Close the connections; an agent then ends what still runs. None is waited for longer than 5 seconds."""
     for connection in connections:
         assert connection.process.stdin is not None
         with suppress(OSError):
             connection.process.stdin.close()
-    until = time.monotonic() + 1.0
+    until = time.monotonic() + 5.0
     for connection in connections:
-        with suppress(subprocess.TimeoutExpired):
-            connection.process.wait(max(0.0, until - time.monotonic()))
-        if connection.host is HERE and connection.ready:
-            continue  # the agent itself, not ssh: it ends when its ranks have
+        if connection.ready:
+            with suppress(subprocess.TimeoutExpired):
+                connection.process.wait(max(0.0, until - time.monotonic()))
+            if connection.host is HERE:
+                continue  # the agent itself, not ssh: it ends when its ranks have
         connection.process.kill()
         connection.process.wait()
 

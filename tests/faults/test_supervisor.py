@@ -1,0 +1,216 @@
+"""What a launch does when its ranks end: real agents and processes, whose program ends as each test asks."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer import metrics, supervisor
+from trainer.connection import HERE
+from trainer.supervisor import Terms
+
+# A rank that trains nothing: for each attempt it is told to which step it comes, what it leaves in the run's
+# folder, and how it ends. It writes the diaries and heartbeats that a trainer's rank writes.
+RANK = """
+import json, os, pathlib, signal, sys, time
+
+run, rank = pathlib.Path(sys.argv[1]), int(os.environ["RANK"])
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+attempts = json.loads(sys.argv[2])
+what = attempts[min(attempt, len(attempts) - 1)].get(str(rank), {})
+if rank == 0:
+    with open(run / "metrics.jsonl", "a") as diary:
+        diary.write(json.dumps({"step": what.get("step", 0)}) + "\\n")
+if "beats" in what:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if what["beats"] == "deaf" else signal.SIG_DFL)
+    (run / "heartbeats").mkdir(exist_ok=True)
+    for step in range(3):
+        beat = {"time": time.time(), "step": attempt * 10 + step, "phase": "step"}
+        partial = run / "heartbeats" / f".{rank}"
+        partial.write_text(json.dumps(beat))
+        partial.replace(run / "heartbeats" / f"rank-{rank:05d}.json")
+        time.sleep(0.2)
+    time.sleep(60)
+if "leaves" in what:
+    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(what["leaves"]))
+    (run / f"rank-{rank}-waits").touch()
+    time.sleep(60)
+time.sleep(what.get("after", 0))
+print(f"attempt {attempt} rank {rank} says something last", file=sys.stderr)
+if what.get("kills_agent"):
+    os.kill(os.getppid(), signal.SIGKILL)
+os._exit(what.get("exit", 0)) if what.get("exit", 0) >= 0 else os.kill(os.getpid(), -what["exit"])
+"""
+
+Attempts = list[dict[str, dict[str, Any]]]
+
+
+def launch(run: Path, attempts: Attempts, *, ranks: int = 2, **terms: Any) -> int:
+    run.mkdir(exist_ok=True)
+    command = [sys.executable, "-u", "-c", RANK, str(run), json.dumps(attempts)]
+    wanted = replace(Terms(per_host=ranks, backoff_seconds=0.1), **terms)
+    return supervisor.supervise(run, (HERE,), command, wanted, environment=os.environ)
+
+
+def diary(run: Path, event: str | None = None) -> list[dict[str, Any]]:
+    """Return the lines of RUN/launch.jsonl; the run's events must have the same ones."""
+    lines = metrics.read(run / supervisor.DIARY)
+    assert [line["event"] for line in metrics.read(run / metrics.EVENTS)] == [line["event"] for line in lines]
+    return [line for line in lines if event in (None, line["event"])]
+
+
+def test_a_rank_that_hung_is_restarted_and_the_line_says_from_where_to_where(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hung = {"0": {"step": 7, "after": 60}, "1": {"exit": 76}}
+
+    assert launch(tmp_path, [hung, {"0": {"step": 9}}]) == 0
+
+    (line,) = diary(tmp_path)
+    assert line["event"] == "restart"
+    assert line["codes"] == {"0": -signal.SIGTERM, "1": 76}
+    assert (line["rank"], line["host"]) == (1, "this host")
+    assert line["last_lines"] == ["attempt 0 rank 1 says something last"]
+    assert line["reason"] == "this host rank 1 ended with 76: attempt 0 rank 1 says something last"
+    assert (line["step_before"], line["step_after"], line["restart"]) == (0, 7, 1)
+    assert abs(line["time"] - time.time()) < 60
+    told = capsys.readouterr().err
+    assert "restart 1 (1 of 3 without progress) in 0.1 s; the run was at step 7" in told
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"),
+    [((1, 78), 78), ((2, 1), 2), ((75, 75), 75), ((0, 0), 0)],
+    ids=["the guard stopped it", "a wrong request", "saved after a signal", "done"],
+)
+def test_some_exit_codes_are_never_tried_again(tmp_path: Path, codes: tuple[int, int], code: int) -> None:
+    ends = {str(rank): {"exit": number, "after": 0.3 * (number == 1)} for rank, number in enumerate(codes)}
+
+    assert launch(tmp_path, [ends, {}]) == code
+
+    assert not diary(tmp_path)
+
+
+def test_a_launch_gives_up_after_restarts_without_progress_and_progress_begins_the_count_anew(
+    tmp_path: Path,
+) -> None:
+    steps = [{"0": {"step": step, "exit": 1}} for step in (3, 5, 4)]
+
+    assert launch(tmp_path, steps, ranks=1, restarts=1) == 1
+
+    *restarts, end = diary(tmp_path)
+    counted = [(line["step_before"], line["step_after"], line["without_progress"]) for line in restarts]
+    assert counted == [(0, 3, 1), (3, 5, 1)]
+    assert (end["event"], end["step_after"], end["exit_code"], end["codes"]) == ("gave_up", 4, 1, {"0": 1})
+    assert end["reason"] == "1 restarts brought no progress beyond step 5."
+
+
+def test_ranks_whose_heartbeats_stand_still_are_ended_firmly_and_restarted(tmp_path: Path) -> None:
+    stuck = {"0": {"beats": "polite"}, "1": {"beats": "deaf"}}
+
+    assert launch(tmp_path, [stuck, {}], stall_seconds=1.5) == 0
+
+    (line,) = diary(tmp_path)
+    assert line["codes"] == {"0": -signal.SIGTERM, "1": -signal.SIGKILL}
+    assert line["reason"].startswith("no rank has moved for ")
+    assert "(rank 0 step 2 (step), rank 1 step 2 (step))." in line["reason"]
+    assert line["rank"] is None
+
+
+def test_an_agent_that_dies_is_a_connection_that_ends_and_the_run_goes_on(tmp_path: Path) -> None:
+    assert launch(tmp_path, [{"0": {"kills_agent": True}}, {}], ranks=1) == 0
+
+    (line,) = diary(tmp_path)
+    assert line["reason"].startswith("this host: the connection ended (")
+    assert list(line["lost"]) == ["this host"]
+
+
+def test_a_node_that_is_bad_and_the_only_one_ends_the_launch(tmp_path: Path) -> None:
+    assert launch(tmp_path, [{"0": {"exit": 77}}], ranks=1) == 77
+
+    excluded, end = diary(tmp_path)
+    assert (excluded["event"], excluded["host"]) == ("excluded", "this host")
+    assert excluded["reason"] == "a rank of it ended with 77"
+    assert (end["event"], end["reason"]) == ("gave_up", "0 hosts are left and 1 are needed.")
+
+
+def when(condition: Any, number: signal.Signals, times: int = 1) -> threading.Thread:
+    """Send this process a signal, `times`, once the condition holds."""
+
+    def wait() -> None:
+        until = time.monotonic() + 60
+        while not condition() and time.monotonic() < until:
+            time.sleep(0.02)
+        for _ in range(times):
+            os.kill(os.getpid(), number)
+            time.sleep(0.5)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+def wait_of(run: Path, ranks: int) -> bool:
+    return all((run / f"rank-{rank}-waits").exists() for rank in range(ranks))
+
+
+def test_a_signal_while_nothing_runs_ends_the_launch_as_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    signalled = when(lambda: (tmp_path / supervisor.DIARY).exists(), signal.SIGTERM)
+
+    assert launch(tmp_path, [{"0": {"exit": 1}}], ranks=1, backoff_seconds=60.0) == 75
+
+    signalled.join()
+    assert "SIGTERM: nothing runs; the same command goes on from the newest checkpoint" in (
+        capsys.readouterr().err
+    )
+
+
+def test_the_save_signal_reaches_every_rank_as_itself(tmp_path: Path) -> None:
+    waiting = {str(rank): {"leaves": 75} for rank in range(2)}
+    signalled = when(lambda: wait_of(tmp_path, 2), signal.SIGUSR1)
+
+    assert launch(tmp_path, [waiting]) == 75  # SIGUSR1 is all that these ranks listen to
+
+    signalled.join()
+    assert not diary(tmp_path)
+
+
+def test_a_failure_after_a_signal_is_not_tried_again(tmp_path: Path) -> None:
+    waiting = {"0": {"leaves": 75}, "1": {"leaves": 1}}
+    signalled = when(lambda: wait_of(tmp_path, 2), signal.SIGUSR1)
+
+    assert launch(tmp_path, [waiting]) == 1
+
+    signalled.join()
+    assert not diary(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("times", "code"), [(2, 128 + signal.SIGINT), (1, 1)], ids=["a second one", "too slow"]
+)
+def test_ranks_that_do_not_leave_are_killed(tmp_path: Path, times: int, code: int) -> None:
+    deaf = {"0": {"leaves": 75, "beats": "deaf"}}
+
+    def beats() -> bool:
+        with suppress(OSError):
+            return bool(list((tmp_path / "heartbeats").iterdir()))
+        return False
+
+    signalled = when(beats, signal.SIGINT, times)
+    began = time.monotonic()
+
+    assert launch(tmp_path, [deaf], ranks=1, grace_seconds=30.0 if times == 2 else 1.0) == code
+
+    signalled.join()
+    assert time.monotonic() - began < 25
+    assert not diary(tmp_path)
