@@ -4,11 +4,11 @@
     OMP_NUM_THREADS=2 python benchmarks/mixture.py OUT --recipe tests/tiny.yaml --steps 40 --warm-up 5
 
 It makes the latents (make_latents.py), measures a micro-batch of each bucket alone, with random weights,
-latents and captions of the mean length, and what an update costs beside its micro-batches; then it trains with
-`python -m trainer` and adds up what the updates should have taken. The prediction over the wall time, after a
-warm-up, is the figure: it holds the loader, the logging and the checkpoints. What is missing is told by part.
-Triton kernels that are built after the warm-up are counted, and the memory that `trainer.memory` foretells
-for each bucket stands beside what it took.
+latents and captions of the mean length, and what an update costs beside its micro-batches; then it trains
+with `python -m trainer` and adds up what the updates should have taken. The prediction over the wall time,
+after a warm-up, is the figure: it holds the loader, the logging and the checkpoints. What is missing is told
+by part. Triton kernels that are built after the warm-up are counted, and the memory that `trainer.memory`
+foretells for each bucket stands beside what it took.
 """
 
 import argparse
