@@ -54,8 +54,12 @@ class Cluster:
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[Cluster]:
-    """Start the sshd, with its files in `folder`; skips the test where there is none, or where it fails."""
+def serving(folder: Path, prints: str = "", **environment: str) -> Iterator[Cluster]:
+    """Start the sshd, with its files in `folder`; skips the test where there is none, or where it fails.
+
+    `environment` is that of every session, beside what sshd gives; `prints` comes before every command's
+    output, as from a login script.
+    """
     if SSHD is None or shutil.which("ssh") is None:
         pytest.skip("no OpenSSH client and server here (apt-get install openssh-server openssh-client)")
     folder.chmod(0o700)
@@ -67,6 +71,13 @@ def serving(folder: Path) -> Iterator[Cluster]:
         "StrictModes no\n"
         f"AuthorizedKeysFile {folder}/user_key.pub\nPasswordAuthentication no\nPermitRootLogin yes\n"
     )
+    (folder / "printed").write_text(prints)
+    with (folder / "sshd_config").open("a") as config:
+        if environment:
+            given = " ".join(f'"{name}={value}"' for name, value in environment.items())
+            config.write(f"SetEnv {given}\n")
+        if prints:
+            config.write(f'ForceCommand cat {folder}/printed; exec sh -c "$SSH_ORIGINAL_COMMAND"\n')
     key = (folder / "host_key.pub").read_text()
     (folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {key}")
     (folder / "ssh_config").write_text(
@@ -91,6 +102,29 @@ def serving(folder: Path) -> Iterator[Cluster]:
         finally:
             server.terminate()
             server.wait()
+
+
+FAKE = """\
+#!/bin/sh
+# An ssh without a network: the host is the word behind --.
+while [ "$1" != -- ]; do shift; done
+case "$2" in
+  a|b) cat {folder}/printed; exec env {environment} sh -c "$3" ;;
+  stranger) echo "root@127.0.0.1: Permission denied (publickey)." >&2; exit 255 ;;
+  closed) echo "ssh: connect to host 127.0.0.1 port 9: Connection refused" >&2; exit 255 ;;
+  *) exec sleep 1000 ;;
+esac
+"""
+
+
+def fake(folder: Path, prints: str = "", **environment: str) -> Cluster:
+    """Return hosts as `serving` and `with_hosts_that_fail` have, for where there is no OpenSSH."""
+    (folder / "printed").write_text(prints)
+    program = folder / "ssh"
+    given = " ".join(f"'{name}={value}'" for name, value in environment.items())
+    program.write_text(FAKE.format(environment=given, folder=folder))
+    program.chmod(0o755)
+    return Cluster(ssh=str(program), folder=folder)
 
 
 @contextmanager

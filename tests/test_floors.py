@@ -90,6 +90,8 @@ TRAINER = [
     {"noise", "masks", "place", "terminal", "mesh", "request", "stop_signals", "processes"},
     {"hosts", "connection", "attempt", "elastic", "agent", "preflight_verdicts"},
     {"hardware", "stacks"},
+    {"node"},
+    {"cluster"},
     {"optim", "encode", "layers", "stdit", "flow", "kernels"},
     {"cost"},
     {"memory"},

@@ -21,7 +21,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 # The tools beside the training and the modules whose `main` they are; a recipe is never called so.
-COMMANDS = {"launch": "trainer.launch"}
+COMMANDS = {
+    "cluster": "trainer.cluster.command",
+    "launch": "trainer.launch",
+}
 
 
 def _act(arguments: argparse.Namespace) -> int:

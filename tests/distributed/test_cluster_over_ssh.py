@@ -1,0 +1,165 @@
+"""`python -m trainer cluster` against hosts that answer, refuse, and never answer, each within its limit.
+
+The hosts are real sshds on loopback ports and, everywhere, a program that stands for ssh.
+"""
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.ssh_hosts import SSHD, Cluster, fake, serving, with_hosts_that_fail
+from tests.stand_in_ranks import LOOPS, SAVES, WAITS, all_end, is_alive, ranks_of
+from tests.trainer.smi_for_tests import process, put_smi
+from trainer.__main__ import main
+from trainer.cluster import clocks, dump, everywhere, stop
+from trainer.cluster.nodes import Way
+
+CONNECT_SECONDS = 2.0
+MARGIN_SECONDS = 10.0  # of a machine that does other things; the limits themselves are those of the commands
+BANNER = "Authorized use only! {not json} <<<trainer-answer \nno end of line"
+WAY = Way(connect_seconds=CONNECT_SECONDS)
+
+
+@pytest.fixture(scope="module", params=["sshd", "a program that stands for ssh"])
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """The hosts a and b answer, and print before they do; stranger and closed refuse; silent says nothing."""
+    folder = tmp_path_factory.mktemp("hosts")
+    path = f"{put_smi(folder / 'bin', {'processes': process(1)}, {})}:/usr/bin:/bin"
+    if request.param != "sshd":
+        yield fake(folder, BANNER, PATH=path)
+        return
+    if SSHD is None:
+        pytest.skip("no sshd here (apt-get install openssh-server); the other half covers the same ground")
+    with serving(folder, BANNER, PATH=path) as served, with_hosts_that_fail(served) as wider:
+        yield wider
+
+
+class Told:
+    """What a command printed, its exit code, and how long it took."""
+
+    def __init__(self, code: int, out: str, err: str, seconds: float) -> None:
+        self.code, self.out, self.err, self.seconds = code, out, err, seconds
+
+    def line(self, begin: str) -> str:
+        found = [line for line in self.out.splitlines() if line.startswith(begin)]
+        assert len(found) == 1, self.out
+        return found[0]
+
+
+Ask = Callable[..., Told]
+
+
+@pytest.fixture
+def ask(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> Ask:
+    def act(command: str, nodes: str, *words: str) -> Told:
+        common = ["--ssh", cluster.ssh, "--connect-seconds", str(CONNECT_SECONDS)]
+        began = time.monotonic()
+        code = main(["cluster", command, nodes, *common, *words])
+        seconds = time.monotonic() - began
+        return Told(code, *capsys.readouterr(), seconds)
+
+    return act
+
+
+@pytest.fixture
+def nodes(request: pytest.FixtureRequest) -> str:
+    """One that answers, one that refuses, one that never answers; the last once is enough for the program."""
+    is_again = "stands" in request.node.name and SSHD is not None
+    return "a,stranger" if is_again and "status" not in request.node.name else "a,stranger,silent"
+
+
+def check_those_that_fail(told: Told, nodes: str, limit_seconds: float) -> None:
+    assert told.seconds < limit_seconds + MARGIN_SECONDS
+    assert re.match(r"stranger +(bad: )?no answer: .*Permission denied", told.line("stranger"))
+    if "silent" in nodes:
+        line = told.line("silent")
+        assert re.match(r"silent +(bad: )?no answer: .*(did not answer within|timed out|time-?out)", line)
+    # A path that was asked for is never cut.
+    assert all(len(line) <= 100 for line in told.out.splitlines() if not line.startswith("written to"))
+
+
+def test_status_has_the_gpus_of_a_host_and_a_line_for_each_that_does_not_answer(ask: Ask, nodes: str) -> None:
+    told = ask("status", nodes, "--seconds", "0.2")
+
+    assert told.code == 1
+    check_those_that_fail(told, nodes, WAY.reach_seconds)
+    assert told.line("a ").startswith("a  2 GPUs, load ")
+    assert re.search(r"0 +123/700 +41 +7 +345/1980 +0\.0/140 +- +root 1: ", told.out)
+    assert told.out.splitlines()[-1] == f"1 of {nodes.count(',') + 1} nodes answered"
+
+
+def test_health_calls_a_host_that_does_not_answer_bad(ask: Ask, nodes: str) -> None:
+    told = ask("health", nodes, "--min-disk-gib", "0")
+
+    assert told.code == 77
+    check_those_that_fail(told, nodes, WAY.reach_seconds)
+    assert re.match(r"a  (good|watch): 2 GPUs, NVIDIA H200, driver 580", told.line("a "))
+    assert told.out.splitlines()[-1].endswith(f"nodes are bad: {nodes.removeprefix('a,').replace(',', ', ')}")
+
+
+def test_clocks_of_one_machine_are_equal_within_half_the_round_trip(ask: Ask, nodes: str) -> None:
+    told = ask("clocks", nodes, "--seconds", "0.3", "--json")
+
+    assert told.code == 1
+    assert told.seconds < clocks.limit_seconds(WAY, 0.3) + MARGIN_SECONDS
+    found = {node["node"]: node for node in json.loads(told.out)["nodes"]}
+    assert abs(found["a"]["offset_seconds"]) <= found["a"]["error_seconds"] < 1.0
+    assert found["a"]["verdict"] == "near"
+    assert found["a"]["drift_error_ppm"] > 0
+    assert "Permission denied" in found["stranger"]["error"]
+
+
+def test_exec_groups_hosts_that_say_the_same(ask: Ask, nodes: str) -> None:
+    command = ["--", "sh", "-c", "echo one; echo two >&2; exit 3"]
+    told = ask("exec", f"b,{nodes}", "--limit-seconds", "5", *command)
+
+    assert told.code == 1
+    check_those_that_fail(told, nodes, everywhere.limit_seconds(WAY, 5))
+    assert told.out.startswith(f"b, a (2 of {nodes.count(',') + 2}): exit code 3\n    one\n    two\n")
+
+
+def test_exec_ends_a_command_at_its_limit_with_all_it_started(ask: Ask, tmp_path: Path) -> None:
+    told = ask(
+        "exec", "a", "--limit-seconds", "0.5", "--", "sh", "-c", f"sleep 99 & echo $! > {tmp_path}/pid; wait"
+    )
+
+    assert (told.code, told.seconds < 0.5 + MARGIN_SECONDS) == (1, True)
+    assert "did not end within 0.5 s; it was killed" in told.out
+    assert all_end([int((tmp_path / "pid").read_text())])
+
+
+def test_stop_lets_the_ranks_save_and_names_the_hosts_that_it_did_not_reach(
+    ask: Ask, nodes: str, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with ranks_of(run) as ranks:
+        first, second = ranks.start(SAVES, SAVES)
+        told = ask("stop", nodes, "--run", str(run), "--grace-seconds", "20")
+        assert not is_alive(first)
+        assert not is_alive(second)
+
+    assert told.code == 1
+    check_those_that_fail(told, nodes, stop.limit_seconds(WAY, 20, 10))
+    assert re.match(rf"a  rank 0, pid {first} of \w+: ended after TERM, [01]\.\d s$", told.line("a "))
+    assert f"rank 1, pid {second} of " in told.out
+    assert told.out.splitlines()[-1].endswith("its newest checkpoint is step-00000007")
+    assert "a: TERM to rank 0" in told.err
+
+
+def test_dump_names_the_rank_that_turns_in_a_loop(ask: Ask, nodes: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with ranks_of(run) as ranks:
+        ranks.start(WAITS, LOOPS, WAITS)
+        told = ask("dump", nodes, "--run", str(run), "--apart-seconds", "0.2", "--to", str(tmp_path / "dump"))
+
+    assert told.code == 1
+    check_those_that_fail(told, nodes, dump.limit_seconds(WAY, 20, 0.2))
+    assert re.match(r"odd: \S+ rank 1 stands elsewhere than the others, in turns_for_ever ", told.line("odd"))
+    assert "rank 0, " in told.out
+    assert "turns_for_ever" in (tmp_path / "dump" / "second.txt").read_text()
+    kept = json.loads((tmp_path / "dump" / "dump.json").read_text())
+    assert [len(group["processes"]) for group in kept["groups"]] == [2, 1]

@@ -1,0 +1,112 @@
+"""`cluster clocks`: how far the nodes' clocks are apart, how they drift, and what keeps each of them.
+
+Four time stamps an exchange, over the connection that the agent answers on; the quickest of several counts,
+and is true to half its round trip (trainer.clock_offset). The limit is on the distance from the median of the
+other nodes: the clock of the machine that asks is not among those that train.
+"""
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from trainer import clock_offset
+from trainer.cluster import words
+from trainer.cluster.ask import Answer, Document, Line, begin, each
+from trainer.cluster.nodes import Node, Way, agent_on
+
+SAMPLES = 12
+FEWEST = 3  # nodes; of fewer, the distance is that from this machine
+DISCIPLINE_SECONDS = 15.0  # chronyc, timedatectl and the kernel are asked in turn
+EXCHANGE_SECONDS = 5.0
+
+
+def limit_seconds(way: Way, seconds: float) -> float:
+    """Return how long `clocks` takes at most."""
+    return way.reach_seconds + DISCIPLINE_SECONDS + seconds + 2 * EXCHANGE_SECONDS
+
+
+def clocks(nodes: Sequence[Node], way: Way, seconds: float, max_offset_seconds: float) -> list[Answer]:
+    """Measure every node's clock against this one, and again `seconds` later for the drift; 0: once.
+
+    Each document gets `distance_seconds`, its error, and `verdict`: near, far, or unsure where the round trip
+    is too long to say.
+    """
+    limit = limit_seconds(way, seconds)
+
+    def talk(line: Line) -> Document:
+        begin(line, {"action": "clocks"}, way, limit)
+        kept, _ = line.receive(time.monotonic() + DISCIPLINE_SECONDS)
+        first, at = _offset(line), time.monotonic()
+        found: dict[str, Any] = {"offset_seconds": first.seconds, "error_seconds": first.error_seconds}
+        if seconds > 0:
+            time.sleep(seconds)
+            second, apart = _offset(line), time.monotonic() - at
+            found["drift_ppm"] = 1e6 * (second.seconds - first.seconds) / apart
+            found["drift_error_ppm"] = 1e6 * (first.error_seconds + second.error_seconds) / apart
+        return {"host": kept.pop("host"), **found, "kept_by": kept}
+
+    answers = each(nodes, lambda node: agent_on(node, way), talk)
+    _judge(answers, max_offset_seconds)
+    return answers
+
+
+def _offset(line: Line) -> clock_offset.Offset:
+    until, taken = time.monotonic() + EXCHANGE_SECONDS, []
+    for _ in range(SAMPLES):
+        sent = time.time_ns()
+        line.send({})
+        found, arrived = line.receive(until)
+        taken.append(clock_offset.Stamps(sent, found["received"], found["answered"], arrived))
+    return clock_offset.best(taken)
+
+
+def _judge(answers: Sequence[Answer], max_offset_seconds: float) -> None:
+    said = {answer.node.name: answer.document for answer in answers if answer.document is not None}
+    for name, document in said.items():
+        others = [other for key, other in said.items() if key != name]
+        middle, error = 0.0, 0.0
+        if len(said) >= FEWEST:
+            middle = statistics.median(other["offset_seconds"] for other in others)
+            error = statistics.median(other["error_seconds"] for other in others)
+        distance = document["offset_seconds"] - middle
+        error += document["error_seconds"]
+        surely, perhaps = abs(distance) - error, abs(distance) + error
+        near = perhaps <= max_offset_seconds
+        document["distance_seconds"], document["distance_error_seconds"] = distance, error
+        document["verdict"] = "near" if near else "far" if surely > max_offset_seconds else "unsure"
+
+
+def in_words(answers: Sequence[Answer], max_offset_seconds: float) -> str:
+    said = [answer for answer in answers if answer.document is not None]
+    from_what = "the others' median" if len(said) >= FEWEST else "this machine"
+    rows = [["node", "offset ms", "± ms", f"from {from_what}", "drift ppm", "", "kept by"]]
+    advice: dict[str, list[str]] = {}
+    for answer in said:
+        found = answer.document
+        assert found is not None
+        drift = f"{found['drift_ppm']:+.1f} ± {found['drift_error_ppm']:.1f}" if "drift_ppm" in found else "-"
+        rows.append(
+            [
+                answer.node.name,
+                f"{1e3 * found['offset_seconds']:+.3f}",
+                f"{1e3 * found['error_seconds']:.3f}",
+                f"{1e3 * found['distance_seconds']:+.3f} ± {1e3 * found['distance_error_seconds']:.3f}",
+                drift,
+                found["verdict"],
+                found["kept_by"]["said"],
+            ]
+        )
+        todo = found["kept_by"]["advice"] or (clock_offset.CHRONY if found["verdict"] == "far" else "")
+        advice.setdefault(todo, []).append(answer.node.name)
+    lines = words.table(rows, left=(0, 5)) if said else []
+    lines += [line for answer in answers if answer.document is None for line in words.silence(answer)]
+    for text, names in advice.items():
+        if text:
+            lines += words.wrapped(f"{', '.join(names)}: {text}", "  ")
+    for verdict, meaning in (("far", "are off by more than"), ("unsure", "cannot be told from")):
+        names = [one.node.name for one in said if one.document and one.document["verdict"] == verdict]
+        if names:
+            what = f"{', '.join(names)} {meaning} {1e3 * max_offset_seconds:g} ms"
+            lines += words.wrapped(what, "  ")
+    return "\n".join([*lines, words.count(answers)])

@@ -1,0 +1,180 @@
+"""The words of `python -m trainer cluster`, and the exit code that each of its commands ends with."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer import exit_codes, terminal
+from trainer.cluster import clocks, dump, everywhere, health, status, stop, words
+from trainer.cluster.ask import Answer
+from trainer.cluster.nodes import Node, Way, read_nodes
+from vidcurate.errors import InputError
+
+EXAMPLE = """\
+  python -m trainer cluster status local
+  python -m trainer cluster health nodes.txt --run runs/first
+  python -m trainer cluster clocks node1,node2,node3 --seconds 60
+  python -m trainer cluster exec slurm:4711 -- nvidia-smi -L
+  python -m trainer cluster dump nodes.txt --run runs/first
+  python -m trainer cluster stop nodes.txt --run runs/first --dry-run
+
+exit codes: 0 every node answered and all is well; 1 a node did not answer, a command failed, a clock is off,
+or something of the run is left; 2 the request was wrong; 77 (health) a node is bad or does not answer
+"""
+NODES = "a hostfile (HOST slots=8 a line), node1,node2, slurm (this job), slurm:JOBID, or local"
+GIB = 1 << 30
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = terminal.parser(
+        "trainer cluster", "Look at the nodes of a run, end it, or find where it hangs.", EXAMPLE
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    made = {
+        name: commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        for name, text in {
+            "status": "processes per GPU, power, clocks, load, disk, network; the odd node is marked",
+            "health": "a verdict a node: ECC, row remapper, Xid, throttling, PCIe, missing GPUs, disk, clock",
+            "clocks": "how far the clocks are apart, how they drift, and what keeps them",
+            "dump": "stacks of all ranks and loader workers twice; equal ones grouped, the odd one named",
+            "stop": "end a run by its recorded processes: TERM, a long time to save, INT, KILL",
+            "exec": "run a command on all nodes: exec NODES [options] -- COMMAND …",
+        }.items()
+    }
+    for one in made.values():
+        one.add_argument("nodes", metavar="NODES", help=NODES)
+        one.add_argument("--ssh", default="ssh", metavar="COMMAND", help='such as "ssh -p 2222" (ssh)')
+        _number(
+            one,
+            "--connect-seconds",
+            10.0,
+            "how long a connection may take; twice as long until the node's Python answers",
+        )
+        one.add_argument("--json", action="store_true", help="print the answer as JSON")
+    for name in ("status", "health"):
+        made[name].add_argument(
+            "--run",
+            type=Path,
+            action="append",
+            default=[],
+            metavar="RUN",
+            help="a run folder; may be repeated",
+        )
+        _number(made[name], "--limit-seconds", 40.0, "how long a node may take to answer")
+    _number(made["status"], "--seconds", 1.0, "between two readings of the counters of the network")
+    _number(made["health"], "--min-disk-gib", 50.0, "free space that the run's disk must have, in GiB")
+    _number(made["clocks"], "--seconds", 10.0, "measure the drift over this time; 0: not at all")
+    _number(made["clocks"], "--max-offset-ms", 500.0, "how far a clock may be from the others, in ms")
+    for name in ("dump", "stop"):
+        made[name].add_argument("--run", type=Path, required=True, metavar="RUN", help="the run's folder")
+    _number(made["dump"], "--apart-seconds", 5.0, "between the two looks")
+    _number(made["dump"], "--look-seconds", 20.0, "how long one look at all processes of a node may take")
+    made["dump"].add_argument(
+        "--to", type=Path, metavar="FOLDER", help="where all stacks are written (RUN/stacks/TIME)"
+    )
+    _number(made["stop"], "--grace-seconds", 600.0, "for the ranks to save and leave, before INT and KILL")
+    _number(made["stop"], "--interrupt-seconds", 10.0, "between INT and KILL")
+    made["stop"].add_argument("--dry-run", action="store_true", help="say what would be ended; touch nothing")
+    _number(made["exec"], "--limit-seconds", 30.0, "how long the command may run")
+    return parser
+
+
+def _number(to: argparse.ArgumentParser, flag: str, value: float, meaning: str) -> None:
+    to.add_argument(flag, type=float, default=value, metavar="N", help=f"{meaning} ({value:g})")
+
+
+def main(arguments: Sequence[str]) -> int:
+    given_words, command = list(arguments), []
+    if "--" in given_words:
+        at = given_words.index("--")
+        given_words, command = given_words[:at], given_words[at + 1 :]
+    given = _parser().parse_args(given_words)
+    codes: list[int] = []
+    code = terminal.end(lambda: codes.append(_act(given, command)))
+    return code or codes[0]
+
+
+def _act(given: argparse.Namespace, command: Sequence[str]) -> int:
+    for name, value in vars(given).items():
+        if isinstance(value, float) and not 0.0 <= value < float("inf"):
+            raise InputError(f"--{name.replace('_', '-')} {value:g}: must be 0 or more.")
+    if bool(command) != (given.command == "exec"):
+        raise InputError("exec needs a command behind --, and only exec: exec NODES -- nvidia-smi -L.")
+    nodes = read_nodes(given.nodes)
+    way = Way(ssh=tuple(given.ssh.split()), connect_seconds=given.connect_seconds)
+    answers, text, more, code = ACTS[given.command](nodes, way, given, command)
+    print(json.dumps(words.as_json(given.command, answers, **more)) if given.json else text)
+    return code
+
+
+Act = tuple[list[Answer], str, dict[str, Any], int]
+
+
+def _code(answers: Sequence[Answer], is_well: bool = True) -> int:
+    all_answered = all(answer.document is not None for answer in answers)
+    return exit_codes.DONE if all_answered and is_well else exit_codes.FAILED
+
+
+def _status(nodes: Sequence[Node], way: Way, given: argparse.Namespace, command: Sequence[str]) -> Act:
+    answers = status.status(
+        nodes, way, given.run, given.seconds, way.reach_seconds + given.limit_seconds + given.seconds
+    )
+    return answers, status.in_words(answers), {}, _code(answers)
+
+
+def _health(nodes: Sequence[Node], way: Way, given: argparse.Namespace, command: Sequence[str]) -> Act:
+    answers = health.health(
+        nodes, way, given.run, int(given.min_disk_gib * GIB), way.reach_seconds + given.limit_seconds
+    )
+    bad = health.bad_nodes(answers)
+    return answers, health.in_words(answers), {"bad": bad}, exit_codes.BAD_NODE if bad else exit_codes.DONE
+
+
+def _clocks(nodes: Sequence[Node], way: Way, given: argparse.Namespace, command: Sequence[str]) -> Act:
+    limit_seconds = given.max_offset_ms / 1000
+    answers = clocks.clocks(nodes, way, given.seconds, limit_seconds)
+    is_well = all(answer.document is None or answer.document["verdict"] == "near" for answer in answers)
+    return answers, clocks.in_words(answers, limit_seconds), {}, _code(answers, is_well)
+
+
+def _dump(nodes: Sequence[Node], way: Way, given: argparse.Namespace, command: Sequence[str]) -> Act:
+    answers = dump.dump(nodes, way, given.run, given.look_seconds, given.apart_seconds)
+    folder = given.to or dump.default_folder(given.run)
+    dump.write(folder, answers)
+    more = {**dump.compared(answers), "folder": str(folder)}
+    return answers, dump.in_words(answers, folder), more, _code(answers, not dump.missing(answers))
+
+
+def _stop(nodes: Sequence[Node], way: Way, given: argparse.Namespace, command: Sequence[str]) -> Act:
+    answers = stop.stop(
+        nodes,
+        way,
+        given.run,
+        grace_seconds=given.grace_seconds,
+        interrupt_seconds=given.interrupt_seconds,
+        is_dry_run=given.dry_run,
+    )
+    more = {"not_asked": stop.not_asked(answers)}
+    return (
+        answers,
+        stop.in_words(answers, is_dry_run=given.dry_run),
+        more,
+        _code(answers, stop.is_over(answers)),
+    )
+
+
+def _exec(nodes: Sequence[Node], way: Way, given: argparse.Namespace, command: Sequence[str]) -> Act:
+    answers = everywhere.run_everywhere(nodes, way, command, given.limit_seconds)
+    return answers, everywhere.in_words(answers), {}, _code(answers, everywhere.is_good(answers))
+
+
+ACTS = {
+    "status": _status,
+    "health": _health,
+    "clocks": _clocks,
+    "dump": _dump,
+    "stop": _stop,
+    "exec": _exec,
+}

@@ -1,0 +1,119 @@
+"""`cluster dump`: stacks of all ranks and loader workers on all nodes, twice, compared, written down."""
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer import stacks
+from trainer.cluster import words
+from trainer.cluster.ask import Answer, ask
+from trainer.cluster.nodes import Node, Way
+from trainer.stacks import Stack
+from vidcurate.errors import StorageError
+
+LOOKS = 2
+
+
+def limit_seconds(way: Way, seconds: float, apart_seconds: float) -> float:
+    """Return how long `dump` takes at most."""
+    return way.reach_seconds + LOOKS * 2 * seconds + apart_seconds
+
+
+def dump(nodes: Sequence[Node], way: Way, run: Path, seconds: float, apart_seconds: float) -> list[Answer]:
+    """Look at every node's ranks for at most `seconds`, and again `apart_seconds` later."""
+    request = {"action": "dump", "run": str(run.absolute()), "seconds": seconds}
+    limit = limit_seconds(way, seconds, apart_seconds)
+    return ask(nodes, request | {"apart_seconds": apart_seconds}, way, limit)
+
+
+def seen(answers: Sequence[Answer], which: str) -> list[Stack]:
+    """Return the stacks of all nodes of the "first" or "second" look, by rank; ranks before workers."""
+    found = [
+        stacks.stack_from_json(values)
+        for answer in answers
+        if answer.document is not None
+        for values in answer.document[which]
+    ]
+    # Two names of a hostfile may be one machine.
+    unique = {(stack.host, stack.pid): stack for stack in found}.values()
+    return sorted(unique, key=lambda stack: (stack.is_worker, stack.rank or 0, stack.pid))
+
+
+def compared(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Return plain values: groups (the processes' names, frames), unmoved, and the odd one or None."""
+    first, second = seen(answers, "first"), seen(answers, "second")
+    groups = stacks.group(second)
+    odd = stacks.odd_one(groups)
+    return {
+        "groups": [
+            {
+                "processes": [stack.name for stack in members],
+                "state": members[0].state,
+                "frames": [str(frame) for frame in members[0].frames],
+            }
+            for members in groups
+        ],
+        "unmoved": [stack.name for stack in stacks.unmoved(first, second)],
+        "odd": None if odd is None else stacks.odd_in_words(odd),
+    }
+
+
+def write(folder: Path, answers: Sequence[Answer]) -> None:
+    """Write first.txt and second.txt with every thread of every process, dump.json, and summary.txt.
+
+    Raises StorageError.
+    """
+    texts = {f"{which}.txt": _in_full(seen(answers, which)) for which in ("first", "second")}
+    texts["dump.json"] = json.dumps(words.as_json("dump", answers, **compared(answers)), indent=1) + "\n"
+    texts["summary.txt"] = in_words(answers, None) + "\n"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"{folder}: cannot be written ({error.strerror}).") from error
+
+
+def default_folder(run: Path) -> Path:
+    return run / "stacks" / time.strftime("%Y%m%d-%H%M%S")
+
+
+def _in_full(found: Sequence[Stack]) -> str:
+    lines = []
+    for stack in found:
+        facts = [f"pid {stack.pid}", stack.state, f"by {stack.how}", stack.note]
+        lines.append(f"── {stack.name}: {', '.join(fact for fact in facts if fact)}")
+        for thread in stack.threads:
+            lines.append(f"  thread {thread.name}{' (holds the GIL)' if thread.holds_gil else ''}")
+            lines += [f"    {frame.function} ({frame.file}:{frame.line})" for frame in thread.frames]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def in_words(answers: Sequence[Answer], folder: Path | None) -> str:
+    first, second = seen(answers, "first"), seen(answers, "second")
+    still = stacks.unmoved(first, second)
+    lines = []
+    if second:
+        lines += [words.cut(line) for line in stacks.in_words(stacks.group(second), still).splitlines()]
+        lines += ["", f"{len(still)} of {len(second)} processes stood where they were"]
+    else:
+        lines.append("no rank of this run is recorded on these nodes")
+    lines += [line for answer in answers if answer.document is None for line in words.silence(answer)]
+    lines += missing(answers)
+    return "\n".join([*lines, *([f"written to {folder}"] if folder else [])])
+
+
+def missing(answers: Sequence[Answer]) -> list[str]:
+    """Return a line for each rank that is recorded on a host from which no answer came."""
+    said = [answer.document for answer in answers if answer.document is not None]
+    hosts = {document["host"] for document in said}
+    found = {
+        (rank["rank"], rank["host"])
+        for document in said
+        for rank in document["elsewhere"]
+        if rank["host"] not in hosts
+    }
+    return [f"rank {rank} is recorded on {host}, from which no answer came" for rank, host in sorted(found)]

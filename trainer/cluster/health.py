@@ -1,0 +1,76 @@
+"""`cluster health`: a verdict a node, with what is wrong and what to do; for launches to leave bad nodes out.
+
+bad: something that the policy (trainer.xid) drains a node for, a GPU missing, or no answer. watch: something
+else is wrong; the node can train. good: nothing was found.
+"""
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.cluster import words
+from trainer.cluster.ask import Answer, ask
+from trainer.cluster.nodes import Node, Way
+
+MISSING = "look at the kernel's log for Xid 79, and reboot the node"
+
+
+def health(
+    nodes: Sequence[Node], way: Way, runs: Sequence[Path], min_disk_bytes: int, limit_seconds: float
+) -> list[Answer]:
+    """Ask the nodes; each document gets `verdict`: good, watch or bad."""
+    request = {"action": "health", "runs": [str(run.absolute()) for run in runs]}
+    answers = ask(nodes, request | {"min_disk_bytes": min_disk_bytes}, way, limit_seconds)
+    said = [answer for answer in answers if answer.document is not None]
+    for answer in said:
+        document = answer.document
+        assert document is not None
+        document["concerns"] += _missing(answer, said)
+        actions = {concern["action"] for concern in document["concerns"]} - {"ignore"}
+        document["verdict"] = "bad" if "drain_node" in actions else "watch" if actions else "good"
+    return answers
+
+
+def _missing(answer: Answer, said: Sequence[Answer]) -> list[dict[str, Any]]:
+    """Fewer GPUs than the hostfile gives the node ranks, or than most of the other nodes have."""
+    assert answer.document is not None
+    here = answer.document["num_gpus"]
+    others = [one.document["num_gpus"] for one in said if one.document is not None and one is not answer]
+    usual = statistics.median_low(others) if others else 0
+    expected = max(usual if len(others) > 1 else 0, answer.node.slots or 0 if here or usual else 0)
+    if here >= expected:
+        return []
+    text = f"{here} GPUs answer where {expected} are expected"
+    return [{"gpu": None, "text": text, "action": "drain_node", "advice": MISSING}]
+
+
+def bad_nodes(answers: Sequence[Answer]) -> list[str]:
+    """Return the names of the nodes that are bad or gave no answer."""
+    return [
+        answer.node.name
+        for answer in answers
+        if answer.document is None or answer.document["verdict"] == "bad"
+    ]
+
+
+def in_words(answers: Sequence[Answer]) -> str:
+    lines: list[str] = []
+    for answer in answers:
+        document = answer.document
+        if document is None:
+            lines += words.wrapped(f"{answer.node.name}  bad: no answer: {answer.error}", "  ")
+            continue
+        gpus = f"{document['num_gpus']} GPUs"
+        about = (
+            f"{gpus}, {document['gpu_name']}, driver {document['driver']}" if document["num_gpus"] else gpus
+        )
+        lines.append(words.cut(f"{answer.node.name}  {document['verdict']}: {about}"))
+        for concern in document["concerns"]:
+            where = "" if concern["gpu"] is None else f"GPU {concern['gpu']}: "
+            text = f"  {concern['action']}: {where}{concern['text']}; {concern['advice']}"
+            lines += words.wrapped(text, "    ")
+        lines += [line for text in document["not_read"] for line in words.wrapped(f"  {text}", "    ")]
+    bad = bad_nodes(answers)
+    verdict = f"{len(bad)} of {len(answers)} nodes are bad: {', '.join(bad)}" if bad else "no node is bad"
+    return "\n".join([*lines, *words.wrapped(verdict, "  ")])

@@ -1,0 +1,120 @@
+"""Which nodes are meant, and the command line that starts a program on one of them.
+
+nodes.txt            a hostfile, as trainer.hosts reads it: HOST slots=8 a line     over ssh
+node1,node2          names, as ssh knows them                                        over ssh
+slurm, slurm:4711    the nodes of this job, or of that one                           srun --overlap
+local                this machine                                                    a child process
+"""
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from trainer import child
+from trainer.hosts import read_hosts
+from vidcurate.errors import InputError, VidcurateError
+
+SLURM_SECONDS = 15.0  # for squeue and scontrol
+# Of the variables of a Slurm job, what its commands need; the rest describes the job that asks.
+SLURM_KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A machine. `slots`: how many ranks a hostfile gives it; `job`: the Slurm job that holds it."""
+
+    name: str
+    through: Literal["ssh", "srun", "here"]
+    slots: int | None = None
+    job: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """How nodes are reached: the ssh command, and how long a connection may take to open."""
+
+    ssh: tuple[str, ...] = ("ssh",)
+    connect_seconds: float = 10.0
+
+    @property
+    def reach_seconds(self) -> float:
+        """How long it may take until the program on the node has begun: Python may come from a slow disk."""
+        return 2 * self.connect_seconds
+
+
+def read_nodes(text: str, environment: Mapping[str, str] = os.environ) -> tuple[Node, ...]:
+    """Return the nodes that `text` names, in its order.
+
+    Raises InputError for what names no node, and VidcurateError when Slurm does not answer.
+    """
+    if text == "slurm" or text.startswith("slurm:"):
+        return _slurm_nodes(text.removeprefix("slurm").removeprefix(":"), environment)
+    if Path(text).is_file() or "/" in text:
+        return tuple(Node(name=host.name, slots=host.slots, through="ssh") for host in read_hosts(Path(text)))
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if not name or name.startswith("-") or any(letter.isspace() for letter in name):
+            raise InputError(
+                f"NODES {text!r}: {name!r} is no host; write a hostfile, node1,node2, slurm:JOBID or local."
+            )
+        if names.count(name) > 1:
+            raise InputError(f"NODES {text!r}: {name} is there twice.")
+    return tuple(Node(name=name, through="here" if name == "local" else "ssh") for name in names)
+
+
+def command_on(node: Node, words: Sequence[str], way: Way) -> list[str]:
+    """Return the command line that runs `words` on the node, in the same folder as here."""
+    if node.through == "here":
+        return list(words)
+    if node.through == "srun":
+        # One task beside those that train, on all that the job has there, and no words of srun's own.
+        step = ["srun", "--overlap", f"--jobid={node.job}", f"--nodelist={node.name}", "--nodes=1"]
+        step += ["--ntasks=1", "--mem=0", "--quiet", "--unbuffered", "--input=all", f"--chdir={os.getcwd()}"]
+        return [*step, *words]
+    options = ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={max(1, round(way.connect_seconds))}"]
+    options += ["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
+    remote = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(words)}"
+    return [*way.ssh, *options, "--", node.name, remote]
+
+
+def agent_on(node: Node, way: Way) -> list[str]:
+    """Return the command line that starts trainer.node.agent on the node, with this interpreter's path."""
+    return command_on(node, [sys.executable, "-u", "-m", "trainer.node.agent"], way)
+
+
+def environment_for(node: Node, given: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment of the command that reaches the node.
+
+    A step of Slurm would take sizes and places from the variables of the job that asks.
+    """
+    if node.through != "srun":
+        return dict(given)
+    kept = {name: value for name, value in given.items() if not name.startswith("SLURM_")}
+    return kept | {name: given[name] for name in SLURM_KEPT if name in given}
+
+
+def _slurm_nodes(job: str, environment: Mapping[str, str]) -> tuple[Node, ...]:
+    if not job:
+        job = environment.get("SLURM_JOB_ID", "")
+        if not job:
+            raise InputError("NODES slurm: this is no job of Slurm (no SLURM_JOB_ID); write slurm:JOBID.")
+    if not re.fullmatch(r"\d+([_+]\d+)?", job):
+        raise InputError(f"NODES slurm:{job}: {job!r} is no job id; write such as slurm:4711.")
+    state, _, nodes = _slurm_says("squeue", "--noheader", f"--jobs={job}", "--format=%T %N").partition(" ")
+    if not nodes.strip():
+        raise InputError(f"NODES slurm:{job}: the job has no nodes ({state or 'Slurm does not know it'}).")
+    names = _slurm_says("scontrol", "show", "hostnames", nodes.strip()).split()
+    return tuple(Node(name=name, through="srun", job=job) for name in names)
+
+
+def _slurm_says(*words: str) -> str:
+    """Return what a command of Slurm prints. Raises VidcurateError, naming it."""
+    said = child.ask(words, SLURM_SECONDS)
+    if not said.is_good:
+        raise VidcurateError(f"{shlex.join(words)}: {said.problem}.")
+    return said.text.strip()

@@ -1,0 +1,122 @@
+"""`cluster status`: who runs what on which GPU of which node, how hard it works, and which node is odd."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.cluster import compare, words
+from trainer.cluster.ask import Answer, ask
+from trainer.cluster.nodes import Node, Way
+
+GIB = 1 << 30
+MOST_LINES = 8  # of processes on one GPU
+
+
+def status(
+    nodes: Sequence[Node], way: Way, runs: Sequence[Path], seconds: float, limit_seconds: float
+) -> list[Answer]:
+    """Ask the nodes; each answer's document gets `off`: what is off the others' median."""
+    request = {"action": "status", "runs": [str(run.absolute()) for run in runs], "seconds": seconds}
+    answers = ask(nodes, request, way, limit_seconds)
+    said = {answer.node.name: answer.document for answer in answers if answer.document is not None}
+    off = compare.off_the_median(said)
+    for name, document in said.items():
+        document["off"] = off[name]
+    return answers
+
+
+def in_words(answers: Sequence[Answer]) -> str:
+    lines: list[str] = []
+    for answer in answers:
+        if answer.document is None:
+            lines += words.silence(answer)
+        else:
+            lines += _node(answer.node.name, answer.document)
+    return "\n".join([*lines, words.count(answers)])
+
+
+def _node(name: str, document: dict[str, Any]) -> list[str]:
+    machine = document["machine"]
+    memory = machine["memory"]
+    facts = [
+        f"{len(document['gpus'])} GPUs",
+        f"load {machine['load']:.1f} on {machine['cores']} cores",
+        f"CPU {words.figure(document['cpu_percent'])} %",
+        f"memory {words.size(memory['available_bytes'])} free of {words.size(memory['total_bytes'])}",
+    ]
+    lines = words.wrapped(f"{name}  {', '.join(facts)}", "  ")
+    for disk in machine["disks"]:
+        free = (
+            f"{words.size(disk['free_bytes'])} free of {words.size(disk['total_bytes'])}"
+            if "free_bytes" in disk
+            else disk["problem"]
+        )
+        lines.append(words.cut(f"  disk {disk['folder']}: {free}"))
+    if document["gpu_problem"]:
+        lines += words.wrapped(f"  ! {document['gpu_problem']}", "    ")
+    if document["gpus"]:
+        heads = ["GPU", "power W", "C", "util %", "SM MHz", "memory GiB", "slowed by", "process"]
+        rows = [heads, *(row for gpu in document["gpus"] for row in _gpu(gpu))]
+        lines += words.table(rows, left=(6,), indent="  ")
+    lines += [words.cut(f"  {line}") for line in _runs(document)]
+    lines += [words.cut(f"  {line}") for line in _network(document["network"])]
+    return [*lines, *(line for text in document["off"] for line in words.wrapped(f"  ! {text}", "    "))]
+
+
+def _gpu(gpu: dict[str, Any]) -> list[list[str]]:
+    power = f"{words.figure(gpu['power_watts'])}/{words.figure(gpu['power_limit_watts'])}"
+    clock = f"{words.figure(gpu['sm_clock_mhz'], '.0f')}/{words.figure(gpu['max_sm_clock_mhz'], '.0f')}"
+    used, total = (
+        None if gpu[key] is None else gpu[key] / GIB for key in ("memory_used_bytes", "memory_total_bytes")
+    )
+    slowed = ", ".join(reason for reason in gpu["throttle_reasons"] if reason not in compare.QUIET)
+    people = [_process(process) for process in gpu["processes"]]
+    if len(people) > MOST_LINES:
+        people = [*people[: MOST_LINES - 1], f"and {len(people) - MOST_LINES + 1} more"]
+    first = [
+        str(gpu["index"]),
+        power,
+        words.figure(gpu["temperature_celsius"]),
+        words.figure(gpu["utilisation_percent"]),
+        clock,
+        f"{words.figure(used, ',.1f')}/{words.figure(total, ',.0f')}",
+        "lost" if gpu["is_lost"] else slowed or "-",
+        people[0] if people else "-",
+    ]
+    return [first, *([""] * 7 + [text] for text in people[1:])]
+
+
+def _process(process: dict[str, Any]) -> str:
+    who = f"{process['user'] or '?'} {process['pid']}"
+    if process["run"] is None:
+        return f"{who}: {process['command'] or process['name']}"
+    rank = "" if process["rank"] is None else f" rank {process['rank']}"
+    worker = " worker" if process["worker_of"] else ""
+    return f"{who}: {process['run']}{rank}{worker}"
+
+
+def _runs(document: dict[str, Any]) -> list[str]:
+    """A line for each run that trains here, with its ranks."""
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for line in document["runs"]:
+        runs.setdefault(line["run"], []).append(line)
+    lines = []
+    for run, ranks in runs.items():
+        shown = [
+            ("" if rank["rank"] is None else f"rank {rank['rank']} ")
+            + f"pid {rank['pid']} {rank['user']}"
+            + (f" {rank['num_workers']} children" if rank["num_workers"] else "")
+            for rank in ranks
+        ]
+        lines.append(f"run {run}: {'; '.join(shown)}")
+    return lines
+
+
+def _network(ports: dict[str, Any]) -> list[str]:
+    lines = []
+    for name, port in ports.items():
+        new = ", ".join(f"{count} new {what.replace('_', ' ')}" for what, count in port["new_errors"].items())
+        received, sent = port["received_bytes_per_second"], port["sent_bytes_per_second"]
+        rates = f"{words.rate(received)} in, {words.rate(sent)} out"
+        lines.append(f"net {name}: {rates}{', ' + new if new else ''}")
+    return lines

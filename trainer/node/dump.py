@@ -1,0 +1,46 @@
+"""`dump` on a node: where its ranks of a run and their loader workers stand, twice."""
+
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from trainer import processes, stacks
+from trainer.node import procs
+
+AT_ONCE = 4  # ranks; each has several processes looked at together
+
+
+def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the one document. `request`: run, apart_seconds, seconds (for one look at all)."""
+    run = Path(request["run"])
+    recorded = procs.records(run)
+    here = [record for record in recorded if procs.is_here(record)]
+    first = _look(here, request["seconds"])
+    time.sleep(request["apart_seconds"])
+    second = _look(here, request["seconds"])
+    yield {
+        "run": str(run),
+        "first": [stack.as_json() for stack in first],
+        "second": [stack.as_json() for stack in second],
+        "elsewhere": [
+            {"rank": record.rank, "host": record.host} for record in recorded if not procs.is_here(record)
+        ],
+    }
+
+
+def _look(here: Sequence[processes.Process], seconds: float) -> list[stacks.Stack]:
+    """Return the stacks of the ranks and all below them; of a rank that is dead, that it has ended."""
+    rounds = -(-len(here) // AT_ONCE) or 1
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        looks = [pool.submit(_of_rank, record, seconds / rounds) for record in here]
+        return [stack for look in looks for stack in look.result()]
+
+
+def _of_rank(record: processes.Process, seconds: float) -> tuple[stacks.Stack, ...]:
+    if processes.alive(record):
+        return stacks.dump(record.pid, seconds, record)
+    # Its id may be another process's by now, which is nobody's business here.
+    ended = stacks.Stack(host=record.host, pid=record.pid, how="none", rank=record.rank, state="ended")
+    return (ended,)
