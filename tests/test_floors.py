@@ -97,19 +97,25 @@ TRAINER = [
     {"memory"},
     {"recompute"},
     {"fast", "checksum", "parts", "checkpoint", "saver", "parallel", "pixart", "weights", "metrics", "flops"},
-    {"latents", "trackers", "run_folder", "progress", "supervisor"},
+    {"latents", "trackers", "run_folder", "guard", "progress", "supervisor"},
     {"recipe"},
     {"encoded", "inputs"},
     {"data", "gallery"},
     {"position", "sample", "inspect", "resume", "step", "validation", "dry_run", "encode_ahead"}
     | {"planned", "plan", "plan_words", "simulate", "contact_sheet"},
     {"begin"},
-    {"telling"},
+    {"telling", "rerun"},
+    {"guarded"},
+    {"rollback"},
     {"loop", "encode_shards", "launch"},
     {"__main__", "demo"},
 ]
 # Where trainer may touch vidcurate, and what.
 TOUCHES = {
+    "guard": {"recipe"},
+    "rerun": {"order"},
+    "guarded": {"order"},
+    "loop": {"order"},
     "latents": {"loader", "recipe", "index", "buckets", "order", "interleave", "views", "spares", "tar"},
     "encoded": {"index", "order", "buckets"},
     "inputs": {"loader", "torch"},

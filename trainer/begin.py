@@ -10,6 +10,7 @@ from trainer import checkpoint, data, inputs, mesh, optim, parallel, position, r
 from trainer import recipe as recipes
 from trainer.data import StageData
 from trainer.encode import text_encoder, video_encoder
+from trainer.guard import kept
 from trainer.mesh import World
 from trainer.position import GoneOn
 from trainer.recipe import TrainRecipe
@@ -65,7 +66,12 @@ def begin(
         video=video_encoder(recipe.video_encoder),
         text=text_encoder(recipe.text_encoder),
     )
+    mesh.first_does(lambda: kept.settle(recipe.output), world)
     begun = resume.begin(recipe, origin, state, settings, world)
+    if begun.kind == "resume":
+        state.guard.rollbacks = mesh.first_does(
+            lambda: kept.in_force(recipe.output, state.guard.rollbacks), world
+        )
     if recipe.model.skip_y_embedder:
         projection = inputs.frozen_projection(model, world.device)
         tools = dataclasses.replace(tools, projection=projection)
@@ -85,6 +91,7 @@ def begin(
             world=world,
         )
         laid = gone_on.laid
+    laid = data.with_skips(laid, state.guard.windows)
     data.check_lengths(laid, state.stage, state.stage_step)
     mesh.agree({"weights": checkpoint.checksum(model.state_dict()), "step": str(state.step)}, world)
     return Ready(state=state, tools=tools, laid=laid, begun=begun, gone_on=gone_on)

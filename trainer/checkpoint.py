@@ -124,7 +124,7 @@ def save(
         for folder in (*(partial / name for name in tensors), partial):
             _flush(folder)
         _put(partial, final)
-        _point(run, final.name)
+        point(run, final.name)
 
     try:
         mesh.first_does(empty, world)
@@ -159,7 +159,8 @@ def _put(partial: Path, final: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _point(run: Path, name: str) -> None:
+def point(run: Path, name: str) -> None:
+    """Let LATEST name this checkpoint."""
     partial = run / f".{LATEST}.partial"
     write_text(partial, name + "\n")
     partial.replace(run / LATEST)
@@ -183,25 +184,30 @@ def clean(run: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def keep(run: Path, last: int, every: int | None = None) -> list[str]:
+def keep(run: Path, last: int, every: int | None = None, before: int | None = None) -> list[str]:
     """Delete all checkpoints but the newest `last` and those of steps that `every` divides; return the names.
 
-    The one that LATEST names is always kept. Raises StorageError.
+    The one that LATEST names is always kept, and the newest of step `before` or earlier. Raises StorageError.
     """
-    newest = latest(run)
+    newest, there = latest(run), checkpoints(run)
+    old = [path for path in there if before is not None and step_of(path) <= before][-1:]
     gone = [
         path
-        for path in checkpoints(run)[: -max(1, last)]
-        if path != newest and not (every and step_of(path) % every == 0)
+        for path in there[: -max(1, last)]
+        if path not in (newest, *old) and not (every and step_of(path) % every == 0)
     ]
     try:
-        for path in gone:
-            # The manifest goes first: a kill here leaves a folder that no reader takes.
-            (path / "manifest.json").unlink()
-            shutil.rmtree(path)
+        delete(gone)
     except OSError as error:
-        raise StorageError(f"{path}: this old checkpoint cannot be deleted ({error}).") from error
+        raise StorageError(f"{run}: an old checkpoint cannot be deleted ({error}).") from error
     return [path.name for path in gone]
+
+
+def delete(paths: Sequence[Path]) -> None:
+    """Delete checkpoints; the manifest goes first, so a kill leaves a folder that no reader takes."""
+    for path in paths:
+        (path / "manifest.json").unlink()
+        shutil.rmtree(path)
 
 
 def step_of(path: Path) -> int:

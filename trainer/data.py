@@ -5,7 +5,7 @@ a step reads, is known before the first one. A stage reads clips, or their laten
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,8 @@ import vidcurate.torch
 from trainer import encoded
 from trainer.encode import video_encoder
 from trainer.encoded import Missing
+from trainer.guard import windows
+from trainer.guard.windows import Windows
 from trainer.latents.folder import LatentFolder
 from trainer.latents.read import LatentLoader
 from trainer.recipe import DataSpec, Stage, TrainRecipe
@@ -40,7 +42,8 @@ class StageData:
     """One stage with its clips and their order. `first_step` counts the updates of the stages before.
 
     `folder`: the latents that it reads instead of clips; `missing`: what that folder lacks.
-    `changes`: the deliberate changes that the run has gone on after, kept in the file `journal`.
+    `changes`: the deliberate changes that the run has gone on after, kept in the file `journal`. `skip`: the
+    data steps that are not read, by the recipe or since a rollback; see `data_step`.
     """
 
     number: int
@@ -53,6 +56,7 @@ class StageData:
     missing: tuple[Missing, ...] = ()
     changes: Journal = ()
     journal: str = ""
+    skip: Windows = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,15 +154,37 @@ def lay_out(recipe: TrainRecipe, *, complete: bool = True) -> tuple[StageData, .
                 num_steps=num_steps,
                 folder=folder,
                 missing=missing,
+                skip=stage.skip,
             )
         )
         first_step += num_steps
     return tuple(laid)
 
 
+def data_step(data: StageData, stage_step: int) -> int:
+    """Return the step of the plan that the stage's update number `stage_step` reads, both from 0."""
+    return windows.data_step(data.skip, stage_step + 1) - 1
+
+
+def update_of(data: StageData, step: int) -> int | None:
+    """Return the update that reads step `step` of the plan, both from 0; None for one that is skipped."""
+    found = windows.training_step(data.skip, step + 1)
+    return None if found is None else found - 1
+
+
+def with_skips(
+    laid: tuple[StageData, ...], skips: Callable[[int], Iterable[Sequence[int]]]
+) -> tuple[StageData, ...]:
+    """Return the stages without the data steps that `skips` gives for each number, and their recipe's."""
+    return tuple(
+        dataclasses.replace(stage, skip=windows.merged((*stage.stage.skip, *skips(stage.number))))
+        for stage in laid
+    )
+
+
 def step_plan(data: StageData, stage_step: int, recipe: TrainRecipe) -> StepPlan:
     """Return what the stage's update number `stage_step` (from 0) reads."""
-    batches = order.step_micro_batches(data.plan, stage_step)
+    batches = order.step_micro_batches(data.plan, data_step(data, stage_step))
     encoder, patch = video_encoder(recipe.video_encoder), recipe.model.patch_size
     slots: dict[int, int] = {}
     buckets: list[str] = []
@@ -224,12 +250,25 @@ def summary(data: StageData) -> dict[str, Any]:
 
 def micro_batches(data: StageData) -> list[int]:
     """Return how many micro-batches of each cell the whole stage reads."""
-    return order.micro_batches_before(data.plan, data.num_steps)
+    end = data_step(data, data.num_steps)
+    counts = dict(_before(data, end))
+    for first, last in windows.before(data.skip, end + 1):
+        for name, count in _before(data, last):
+            counts[name] = counts.get(name, 0) - count
+        for name, count in _before(data, first - 1):
+            counts[name] = counts.get(name, 0) + count
+    return [counts[cell.name] for cell in order.at_step(data.plan, end).cells]
+
+
+def _before(data: StageData, step: int) -> Iterator[tuple[str, int]]:
+    cells = order.at_step(data.plan, step).cells
+    counts = order.micro_batches_before(data.plan, step)
+    return ((cell.name, count) for cell, count in zip(cells, counts, strict=True))
 
 
 def clips(data: StageData, stage_step: int) -> tuple[PlannedClip, ...]:
     """Return the clips that the stage's update number `stage_step` (from 0) reads, with their captions."""
-    return clips_of_step(data.plan, data.index, stage_step)
+    return clips_of_step(data.plan, data.index, data_step(data, stage_step))
 
 
 def check_projection(laid: tuple[StageData, ...], digest: str) -> None:

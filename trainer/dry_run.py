@@ -5,7 +5,7 @@ The figures come from the same plan that the loader reads, not from an estimate 
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from trainer.recipe import TrainRecipe
 from trainer.resume import Origin
 from trainer.stdit import STDiT3
 from vidcurate import order, plan_figures
+from vidcurate.plan_figures import BucketTotal
 
 FIRST_CLIPS = 8
 NAMED_BUCKETS = 6  # of the empty ones, in words
@@ -60,7 +61,8 @@ def _memory(laid: data.StageData, recipe: TrainRecipe, state: tuple[int, int]) -
 def _stage(laid: data.StageData, recipe: TrainRecipe, state: tuple[int, int]) -> dict[str, Any]:
     first = data.step_plan(laid, 0, recipe)
     counts = data.micro_batches(laid)
-    exposures = order.exposures(laid.plan, laid.num_steps)
+    end = data.data_step(laid, laid.num_steps)
+    exposures = order.exposures(laid.plan, end)
     cells: list[dict[str, Any]] = [
         {
             "name": cell.name,
@@ -81,6 +83,7 @@ def _stage(laid: data.StageData, recipe: TrainRecipe, state: tuple[int, int]) ->
         "plan_fingerprint": laid.plan.fingerprint,
         "first_step": laid.first_step,
         "steps": laid.num_steps,
+        "skip": [list(window) for window in laid.skip],
         "micro_batches_per_step": laid.plan.micro_batches_per_step,
         **data.summary(laid),
         "latents": _latents(laid, recipe),
@@ -88,7 +91,7 @@ def _stage(laid: data.StageData, recipe: TrainRecipe, state: tuple[int, int]) ->
         "clips_read": trained,
         "passes": trained / laid.plan.num_clips,
         "steps_per_pass": plan_figures.steps_per_pass(laid.plan),
-        "buckets": [asdict(total) for total in plan_figures.bucket_totals(laid.plan, laid.num_steps)],
+        "buckets": [asdict(total) for total in _buckets(laid, counts, end)],
         "empty_buckets": list(plan_figures.empty_buckets(laid.plan, laid.stage.data.buckets)),
         "tokens_of_first_step": first.num_tokens,
         "lr_first": optim.learning_rate(laid.stage.optim, 0, laid.num_steps),
@@ -96,6 +99,19 @@ def _stage(laid: data.StageData, recipe: TrainRecipe, state: tuple[int, int]) ->
         "cells": cells,
         "first_clip_ids": list(first.clip_ids[:FIRST_CLIPS]),
     }
+
+
+def _buckets(laid: data.StageData, counts: Sequence[int], end: int) -> list[BucketTotal]:
+    """Return the buckets' totals, of the micro-batches that are read: `counts`, of each cell."""
+    read: Counter[str] = Counter()
+    clips: Counter[str] = Counter()
+    for cell, count in zip(order.at_step(laid.plan, end).cells, counts, strict=True):
+        read[cell.bucket.name] += count
+        clips[cell.bucket.name] += count * cell.micro_batch_size
+    return [
+        replace(total, micro_batches=read[total.name], clips_read=clips[total.name])
+        for total in plan_figures.bucket_totals(laid.plan, end)
+    ]
 
 
 def _latents(laid: data.StageData, recipe: TrainRecipe) -> dict[str, Any]:
@@ -199,6 +215,9 @@ def in_words(report: dict[str, Any]) -> str:
         if len(stage["phases"]) > 1:
             first = ", ".join(f"{step:,}" for step in stage["phases"])
             lines.append(f"  the phases of its curriculum begin with the steps {first}")
+        if stage["skip"]:
+            windows = ", ".join(f"{first:,} to {last:,}" for first, last in stage["skip"])
+            lines.append(f"  not read: the data steps {windows}; exposures count them all the same")
         for cell in stage["cells"]:
             least, most = cell["exposures"]
             lines.append(

@@ -8,6 +8,7 @@ bit for bit as if it had never stopped.
 """
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from trainer import (
     place,
     position,
     resume,
+    rollback,
     run_folder,
     sample,
     stop_signals,
@@ -36,6 +38,9 @@ from trainer import (
 from trainer import recipe as recipes
 from trainer.begin import Ready, begin
 from trainer.data import StageData
+from trainer.guard.decide import GoBack
+from trainer.guard.memory import Memory
+from trainer.guarded import Guarded
 from trainer.inputs import Batch
 from trainer.mesh import World
 from trainer.recipe import TrainRecipe
@@ -45,6 +50,7 @@ from trainer.step import Told, Tools, train_step
 from trainer.stop_signals import Stop
 from trainer.trackers import Mirrors, TrackersSpec
 from trainer.validation import Round
+from vidcurate import order
 from vidcurate.errors import VidcurateError
 
 
@@ -72,7 +78,8 @@ class Outcome:
             )
         if self.was_done:
             return f"{self.run} is done: {self.step} of {self.num_steps} steps, the last is {newest}"
-        return f"done: {self.step} steps, loss {self.loss:.6f}, {newest}"
+        loss = "without a loss" if self.loss is None else f"loss {self.loss:.6f}"
+        return f"done: {self.step} steps, {loss}, {newest}"
 
 
 @contextmanager
@@ -99,13 +106,16 @@ def _save(state: TrainState, tools: Tools, stage: StageData, saver: Saver) -> No
         stage_name=spec.name,
         loader=position.as_saved(stage, state.stage_step, state.clips_hash, state.delivered_hash),
         world_size=tools.world.size,
+        skip=stage.skip,
     )
+    delay = tools.recipe.guard.delay_steps()
     saver.save(
         state.step,
         state.tensors(),
         kept,
         keep_last=spec.keep_last,
         keep_every=spec.keep_every,
+        keep_before=state.step - delay if delay else None,
         in_background=spec.checkpoint_in_background,
     )
     telling.record_save(saver.take(), tools)
@@ -168,6 +178,7 @@ def _enter(stage: StageData, state: TrainState, tools: Tools) -> None:
     """Begin a stage: say what it reads and what of its clips it does not, and carry over what it asks for."""
     if stage.number != state.stage:
         state.stage, state.stage_step, state.loader = stage.number, 0, None
+        state.guard.memory = Memory(stage=stage.number)
         if stage.stage.carry_over == "weights":
             state.optimizer = optim.make_optimizer(state.model)
             state.ema, state.ema_updates = optim.make_ema(state.model), 0
@@ -241,11 +252,16 @@ def _act(ready: Ready, rounds: tuple[Round, ...], stop: Stop, saver: Saver, mirr
     _validate_if_due(state, tools, rounds, last_step)
 
     line: dict[str, Any] | None = None
-    for stage in laid[state.stage :]:
-        if stage.number == state.stage and state.stage_step == stage.num_steps:
-            continue
+    while state.step < last_step:
+        stage = laid[state.stage]
+        if state.stage_step == stage.num_steps:
+            stage = laid[state.stage + 1]
         _enter(stage, state, tools)
-        line, stopped_by = _stage(stage, state, act)
+        try:
+            line, stopped_by = _stage(stage, state, act)
+        except GoBack as back:
+            laid = rollback.go_back(back, state, tools, laid, saver)
+            continue
         if stopped_by:
             return _outcome(state, tools, last_step, line, stopped_by=stopped_by)
     telling.record_save(saver.wait(), tools)
@@ -268,8 +284,16 @@ def _stage(stage: StageData, state: TrainState, act: _Act) -> tuple[dict[str, An
         on_event=events.append,
         pin=world.device.type == "cuda",
     ) as loader:
+
+        def load(positions: Sequence[int]) -> Sequence[Batch]:
+            return loader.load([order.micro_batch(stage.plan, position) for position in positions])
+
+        def read(stage_step: int) -> Sequence[Batch]:
+            return loader.step(data.data_step(stage, stage_step))
+
+        guard = Guarded(state=state, tools=tools, stage=stage, read=load)
         while True:
-            line, told = _step(loader.step, stage, state, act, events)
+            line, told = _step(read, guard, act, events)
             is_last = state.stage_step == stage.num_steps
             paces = [*paces[-19:], line["seconds"]]
             if world.is_first:
@@ -293,13 +317,13 @@ def _stage(stage: StageData, state: TrainState, act: _Act) -> tuple[dict[str, An
 
 def _step(
     read: Callable[[int], Sequence[Batch]],
-    stage: StageData,
-    state: TrainState,
+    guard: Guarded,
     act: _Act,
     events: list[dict[str, Any]],
 ) -> tuple[dict[str, Any], Told]:
     """Make one step and return its line for metrics.jsonl, and what the ranks told each other in it."""
-    tools, spec, saver = act.tools, stage.stage, act.saver
+    state, stage, tools, saver = guard.state, guard.stage, act.tools, act.saver
+    spec = stage.stage
     run, world = tools.recipe.output, tools.world
     began = time.perf_counter()
     plan = data.step_plan(stage, state.stage_step, tools.recipe)
@@ -312,11 +336,12 @@ def _step(
             stage,
             plan,
             batches,
+            judge=partial(guard.judge, batches=batches),
             stop=bool(act.stop.name),
             save_failed=saver.failed,
             num_events=len(events),
         )
-    except VidcurateError:  # on all ranks at once, before anything is updated
+    except (VidcurateError, GoBack):  # on all ranks at once, before anything is updated
         telling.record_data_events(events, state.step + 1, world, run)
         mesh.together(partial(_fail, failure), world)
         raise
@@ -326,6 +351,7 @@ def _step(
     telling.record_save(saver.wait() if told.save_failed else saver.take(), tools)
     if state.step % spec.log_every == 0 or state.stage_step == stage.num_steps:
         line["weight_norm"] = float(optim.norm(optim.trained(state.model).values()))
+    guard.look_at_weights(line)
     seconds = time.perf_counter() - began
     line |= {"time": round(time.time(), 3), "seconds": seconds, "data_seconds": data_seconds}
     line["tokens_per_second"] = plan.num_tokens / seconds
@@ -348,7 +374,7 @@ def _outcome(
         run=str(tools.recipe.output),
         step=state.step,
         num_steps=last_step,
-        loss=line["loss"] if line else None,
+        loss=line["loss"] if line and math.isfinite(line["loss"]) else None,
         stopped_by=stopped_by,
         was_done=was_done,
         is_first_rank=tools.world.is_first,

@@ -62,6 +62,12 @@ class Layout(Protocol):
     def open(self) -> None:
         """Begin a step: `compute` takes the masters' values. The gradients must be None."""
 
+    def own_norm(self) -> Tensor:
+        """Between `open` and `close`: the norm of this rank's own gradient so far, a float64 scalar."""
+
+    def drop(self) -> None:
+        """End a step without its gradient: instead of `close`, and nothing travels."""
+
     def close(self) -> None:
         """End a step: each trained parameter's `grad` becomes the sum over all ranks, float32."""
 
@@ -99,6 +105,16 @@ class Replicated:
             for copied, buffer in zip(self.compute.buffers(), self.model.buffers(), strict=True):
                 copied.copy_(buffer)
 
+    def own_norm(self) -> Tensor:
+        """See Layout."""
+        grads = [parameter.grad for parameter in _trained(self.model) if parameter.grad is not None]
+        return _norm(grads, self.world.device)
+
+    def drop(self) -> None:
+        """See Layout."""
+        for parameter in _trained(self.model):
+            parameter.grad = None
+
     def close(self) -> None:
         """See Layout."""
         mesh.sum_gradients(_trained(self.model), self.world)
@@ -108,6 +124,14 @@ class Replicated:
         """See Layout."""
         self.open()
         yield
+
+
+@torch.no_grad()
+def _norm(grads: list[Tensor], device: torch.device) -> Tensor:
+    """Return the norm over whole tensors together; 0 of none."""
+    if not grads:
+        return torch.zeros((), dtype=torch.float64, device=device)
+    return torch.stack(torch._foreach_norm(grads)).double().square().sum().sqrt()
 
 
 def _give(master: nn.Parameter, rounded: Tensor) -> None:
@@ -174,6 +198,26 @@ class Sharded:
         self._reduce(False)
         for parameter in _trained(self.model):
             parameter.grad = torch.zeros_like(parameter)
+
+    def _gathered(self) -> list[Any]:
+        """Return FSDP's parameters; while they are gathered, each keeps its sum of gradients itself."""
+        state: Any = self.root._get_fsdp_state()
+        groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+        return [parameter for group in groups for parameter in group.fsdp_params]
+
+    def own_norm(self) -> Tensor:
+        """See Layout."""
+        grads = []
+        for parameter in self._gathered():
+            kept = parameter.unsharded_accumulated_grad
+            grads.append(parameter.unsharded_param.grad if kept is None else kept)
+        return _norm([grad for grad in grads if grad is not None], self.device)
+
+    def drop(self) -> None:
+        """See Layout."""
+        for parameter in self._gathered():
+            parameter.unsharded_accumulated_grad = parameter.unsharded_param.grad = None
+        self.root.reshard()
 
     def close(self) -> None:
         """See Layout."""

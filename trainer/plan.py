@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer import contact_sheet, metrics, plan_words, planned, simulate, terminal
+from trainer import contact_sheet, data, metrics, plan_words, planned, simulate, terminal
 from trainer.data import StageData
 from trainer.planned import Planned
 from vidcurate import order, plan_difference, plan_figures
@@ -41,12 +41,13 @@ def micro_batches(
 ) -> Iterator[dict[str, Any]]:
     """Yield the micro-batches of the steps `first` to `last`, in their order; `rank` among `world_size`."""
     for step, stage, number in planned.steps(found, first, last):
-        now = order.at_step(stage.plan, number)
-        ranks = plan_figures.ranks_of(stage.plan, number, world_size) if world_size else {}
+        read = data.data_step(stage, number)
+        now = order.at_step(stage.plan, read)
+        ranks = plan_figures.ranks_of(stage.plan, read, world_size) if world_size else {}
         clips: dict[int, list[Any]] = {}
-        for clip in clips_of_step(stage.plan, stage.index, number):
+        for clip in clips_of_step(stage.plan, stage.index, read):
             clips.setdefault(clip.position, []).append(clip)
-        for part in order.step_micro_batches(stage.plan, number):
+        for part in order.step_micro_batches(stage.plan, read):
             cell = now.cells[part.cell]
             yield {
                 "step": step,
@@ -129,11 +130,14 @@ def showings(found: Planned, clip_id: str, until: int) -> list[dict[str, Any]]:
             continue
         known = True
         for position in order.positions_of_row(stage.plan, row):
-            number = order.step_of(stage.plan, position)
+            read = order.step_of(stage.plan, position)
+            number = data.update_of(stage, read)
+            if number is None:
+                continue  # in a window that is skipped
             step = stage.first_step + number + 1
             if number >= stage.num_steps or step > until:
                 break
-            cell = order.at_step(stage.plan, number).cells[order.turn(stage.plan, position)[0]].name
+            cell = order.at_step(stage.plan, read).cells[order.turn(stage.plan, position)[0]].name
             shown.append(
                 {
                     "clip_id": clip_id,
@@ -217,7 +221,7 @@ def difference(old: Planned, new: Planned, steps_compared: int = STEPS_COMPARED)
     from trainer import recipe as recipes
 
     changed = recipes.changes(recipes.as_json(old.recipe), new.recipe)
-    decides = re.compile(r"^(seed|stages\.\d+\.(name|steps|passes|data\.(?!latents).*))$")
+    decides = re.compile(r"^(seed|stages\.\d+\.(name|steps|passes|skip|data\.(?!latents).*))$")
     stages: list[dict[str, Any]] = []
     for one, other in zip(old.stages, new.stages, strict=False):
         steps = min(one.num_steps, other.num_steps)

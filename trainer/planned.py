@@ -59,6 +59,8 @@ def lay_out(path: Path, settings: Sequence[str] = ()) -> Planned:
     state = checkpoint.read_state(newest) if newest else None
     if state and state["stage_number"] < len(stages):
         stages = _as_saved(stages, state, recipe, run)
+    if state:
+        stages = data.with_skips(stages, position.guard_of(state, run if is_run else None).windows)
     done = int(lines[-1]["step"]) if lines else int(state["step"]) if state else 0
     return Planned(recipe=recipe, stages=stages, done=done)
 

@@ -15,6 +15,8 @@ from typing import Any
 
 from trainer import checkpoint, data, mesh, resume
 from trainer.data import StageData
+from trainer.guard import kept, memory
+from trainer.guard.memory import GuardState
 from trainer.mesh import ALONE, World
 from trainer.recipe import DataSpec, TrainRecipe
 from trainer.resume import Origin
@@ -42,7 +44,7 @@ def as_saved(stage: StageData, stage_step: int, clips_hash: str, delivered_hash:
     state = state_of(
         stage.index,
         stage.plan,
-        stage_step,
+        data.data_step(stage, stage_step),
         clips_hash,
         delivered_hash,
         journal=stage.journal,
@@ -232,7 +234,16 @@ def ahead(
                 ).laid
     except (RecipeError, StateError) as error:
         report["error"] = str(error)
-    return laid, report
+    guard = guard_of(saved, recipe.output if path.parent == recipe.output else None)
+    return data.with_skips(laid, guard.windows), report
+
+
+def guard_of(saved: dict[str, Any], run: Path | None) -> GuardState:
+    """Return the guard's state of a checkpoint, with what the run `run` that goes on from it has decided."""
+    state = memory.from_json(saved.get("guard"))
+    if run is not None:
+        state.rollbacks = kept.in_force(run, state.rollbacks)
+    return state
 
 
 def in_words(verdict: Verdict, change: Change | None) -> list[str]:

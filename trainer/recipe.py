@@ -17,6 +17,8 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from trainer import masks
 from trainer.encode import TextSpec, VideoSpec, text_encoder, video_encoder
 from trainer.flow import FlowSpec
+from trainer.guard import windows
+from trainer.guard.spec import GuardSpec
 from trainer.latents.spec import EncodedSpec
 from trainer.optim import OptimSpec
 from trainer.parallel import ParallelSpec
@@ -110,6 +112,9 @@ class Stage(Recipe):
     """share of the captions that are replaced by the null caption"""
     carry_over: Literal["everything", "weights"] = "everything"
     """what is taken from the stage before: everything, or weights only"""
+    skip: tuple[tuple[Count, Count], ...] = ()
+    """windows of data steps that are not read, [first, last] counted from 1 in the stage; what comes behind
+    moves up, and the stage makes as many updates as without"""
     checkpoint_every: Count = 100
     """steps between checkpoints; the stage's last step is always saved"""
     keep_last: Count = 3
@@ -126,6 +131,14 @@ class Stage(Recipe):
     def _ratios_fit(cls, ratios: dict[str, float]) -> dict[str, float]:
         masks.check_ratios(ratios)
         return ratios
+
+    @field_validator("skip")
+    @classmethod
+    def _windows_go_forward(cls, skip: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+        for first, last in skip:
+            if last < first:
+                raise ValueError(f"the window [{first}, {last}] ends before it begins; give [first, last]")
+        return windows.merged(skip)
 
     @model_validator(mode="after")
     def _has_one_length(self) -> Self:
@@ -218,6 +231,8 @@ class TrainRecipe(Recipe):
     """clips to make during the run; null makes none"""
     validation: ValidationSpec | None = None
     """the loss on clips that are not trained; null measures none"""
+    guard: GuardSpec = GuardSpec()
+    """what the run does about its own troubles; without a finding it changes no number"""
     trackers: TrackersSpec = TrackersSpec()
     """where the numbers are shown besides metrics.jsonl"""
 
@@ -282,7 +297,7 @@ def flat(value: Any, name: str = "") -> dict[str, Any]:
 
 # What may change between one start of a run and the next, whatever the step: it changes no number.
 FREE = re.compile(
-    r"^(name|output|blocks|loader\..*|encoded\.shard_bytes|parallel\..*|(sample|validation|trackers)(\..*)?"
+    r"^(name|output|blocks|loader\..*|encoded\.shard_bytes|parallel\..*|(sample|validation|trackers|guard)(\..*)?"
     r"|stages\.\d+\.(checkpoint_every|checkpoint_in_background|keep_last|keep_every|log_every)"
     r"|stages\.\d+\.data\.(shards|latents))$"
 )
@@ -293,6 +308,12 @@ def changes(saved: dict[str, Any], now: Recipe) -> dict[str, tuple[Any, Any]]:
     before, after = flat(saved), flat(as_json(now))
     keys = [*before, *(key for key in after if key not in before)]
     return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
+
+
+def _is_ahead(skips: tuple[Any, Any], data_step: int) -> bool:
+    """Return whether two lists of windows are one up to `data_step`; a checkpoint may have none (None)."""
+    then, now = (windows.before(windows.merged(skip or ()), data_step + 1) for skip in skips)
+    return then == now
 
 
 def is_of_plan(key: str, stage: int) -> bool:
@@ -308,12 +329,14 @@ def refused_changes(
     stage_step: int,
     settings: Sequence[str],
     accept: Sequence[str] = (),
+    data_step: int = 0,
 ) -> list[str]:
     """Return the keys of `changed` that a run standing at `stage_step` of stage number `stage` cannot take.
 
     Allowed are FREE, everything of later stages, more steps for this stage, and what this command's `--set`
     names of this stage's optim (or length, where the schedule hangs on it); with --accept-plan in `accept`,
-    what decides the order of this stage's clips, which then goes on after the change.
+    what decides the order of this stage's clips, which then goes on after the change; with `--set`, windows
+    to skip that lie behind `data_step`, the last data step that this stage has read.
     """
     asked = {setting.partition("=")[0] for setting in settings}
     refused = []
@@ -328,6 +351,8 @@ def refused_changes(
             if is_longer and (spec.optim.schedule != "cosine" or is_asked):
                 continue
             if part == "optim" and is_asked:
+                continue
+            if part == "skip" and (is_asked or not any(changed[key])) and _is_ahead(changed[key], data_step):
                 continue
             if FLAGS["plan"] in accept and is_of_plan(key, stage):
                 continue

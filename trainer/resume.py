@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from trainer import checkpoint, mesh, optim, parts
 from trainer import recipe as recipes
+from trainer.guard import memory, windows
+from trainer.guard.memory import GuardState
 from trainer.mesh import ALONE, World
 from trainer.recipe import TrainRecipe
 from vidcurate.errors import CheckpointError, InputError, RecipeError
@@ -41,6 +43,7 @@ class TrainState:
     delivered_hash: str = ""  # the same of the clips that came, with spares for those that cannot be read
     loader: dict[str, Any] | None = None  # the data position saved with a checkpoint
     origin: str | None = None  # the checkpoint of another run that this one began from
+    guard: GuardState = field(default_factory=GuardState)
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Return what a checkpoint's parts hold, by name, not copied."""
@@ -166,10 +169,12 @@ def _take_counts(state: TrainState, saved: dict[str, Any]) -> None:
 
 
 def _check_position(saved: dict[str, Any], path: Path) -> None:
-    if saved["loader"] and saved["loader"]["step"] != saved["stage_step"]:
+    skip = windows.merged(saved.get("skip", ()))
+    due = windows.data_step(skip, saved["stage_step"] + 1) - 1
+    if saved["loader"] and saved["loader"]["step"] != due:
         raise CheckpointError(
             f"{path}: its data is at step {saved['loader']['step']} of the stage and its training at "
-            f"{saved['stage_step']}; they must be at one. Take the checkpoint before it."
+            f"{saved['stage_step']}, which reads {due}; they must be at one. Take the checkpoint before it."
         )
 
 
@@ -177,6 +182,7 @@ def _take_position(state: TrainState, saved: dict[str, Any]) -> None:
     state.step, state.stage, state.stage_step = saved["step"], saved["stage_number"], saved["stage_step"]
     state.lr, state.clips_hash, state.loader = saved["lr"], saved["clips_hash"], saved["loader"]
     state.delivered_hash = saved.get("delivered_hash", saved["clips_hash"])  # older ones kept one hash
+    state.guard = memory.from_json(saved.get("guard"))
 
 
 def _proof(state: TrainState, saved: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -218,13 +224,21 @@ def check_recipe(
     """
     changed = recipes.changes(saved["recipe"], recipe)
     refused = recipes.refused_changes(
-        changed, recipe, saved["stage_number"], saved["stage_step"], settings, accept
+        changed,
+        recipe,
+        saved["stage_number"],
+        saved["stage_step"],
+        settings,
+        accept,
+        data_step=saved["loader"]["step"],
     )
     if refused:
         key = refused[0]
         before, after = changed[key]
         more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
         mean_it = f" or say that it is meant: --set {key}={after}" if ".optim." in key else ""
+        if key.endswith(".skip"):
+            mean_it = f", or --set {key}=… with windows behind data step {saved['loader']['step']}"
         if recipes.is_of_plan(key, saved["stage_number"]):
             mean_it = f" or say that it is meant: {FLAGS['plan']}"
         raise RecipeError(
@@ -255,6 +269,18 @@ def continue_from(
     state.origin = saved["origin"] if kind == "resume" else state.origin
     proof = _proof(state, saved, path)
     return Begun(kind=kind, path=path, changed=changed, proof=proof, recipe=saved["recipe"])
+
+
+def return_to(path: Path, state: TrainState, recipe: TrainRecipe, world: World = ALONE) -> dict[str, Any]:
+    """Take everything from a checkpoint of this very run, for a rollback; return the proof of it.
+
+    Its recipe is not looked at: the run has gone on from it, or from what came of it. Raises CheckpointError.
+    """
+    saved = _fill(path, state, recipe, world)
+    _check_position(saved, path)
+    _take_counts(state, saved)
+    _take_position(state, saved)
+    return _proof(state, saved, path)
 
 
 def _load_weights(path: Path, state: TrainState, recipe: TrainRecipe) -> Begun:
@@ -319,9 +345,14 @@ def _same(path: Path, newest: Path) -> bool:
 
 
 def state_json(
-    state: TrainState, recipe: TrainRecipe, stage_name: str, loader: dict[str, Any], world_size: int
+    state: TrainState,
+    recipe: TrainRecipe,
+    stage_name: str,
+    loader: dict[str, Any],
+    world_size: int,
+    skip: windows.Windows = (),
 ) -> dict[str, Any]:
-    """Return what a checkpoint's state.json holds; all ranks ask together."""
+    """Return what a checkpoint's state.json holds; all ranks ask together. `skip`: data steps left out."""
     return {
         "step": state.step,
         "stage": stage_name,
@@ -334,6 +365,8 @@ def state_json(
         "clips_hash": state.clips_hash,
         "delivered_hash": state.delivered_hash,
         "loader": loader,
+        "skip": [list(window) for window in skip],
+        "guard": memory.as_json(state.guard),
         "origin": state.origin,
         "optimizer": type(state.optimizer).__name__,
         "checksums": checksums(state),

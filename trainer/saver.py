@@ -53,9 +53,10 @@ class Saver:
         *,
         keep_last: int,
         keep_every: int | None = None,
+        keep_before: int | None = None,
         in_background: bool = False,
     ) -> None:
-        """Write a checkpoint and delete what `keep_last` and `keep_every` leave out.
+        """Write a checkpoint and delete what `keep_last`, `keep_every` and `keep_before` leave out.
 
         In the background it returns once the tensors are copied, and `wait` gives the result. The save
         before must be over (`wait`). Raises StorageError, on every rank.
@@ -66,7 +67,9 @@ class Saver:
         def work(pieces: Parts | None, stall_seconds: float | None) -> None:
             world = self.world.background
             path = checkpoint.save(self.run, step, tensors, state, world, pieces)
-            deleted = mesh.first_does(lambda: checkpoint.keep(self.run, keep_last, keep_every), world)
+            deleted = mesh.first_does(
+                lambda: checkpoint.keep(self.run, keep_last, keep_every, keep_before), world
+            )
             seconds = time.perf_counter() - began
             self._saved = Saved(
                 path=path,

@@ -4,24 +4,25 @@ All that is random (noise, timestep, frame mask, dropped caption) is drawn for (
 not matter which rank or process does it. The loss of the step is the mean over all its clips on all ranks.
 """
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trainer import data, encoded, flops, flow, inputs, masks, mesh, metrics, noise, optim
 from trainer.data import StageData, StepPlan
 from trainer.encode import TextEncoder, VideoEncoder
 from trainer.encode.projection import CaptionProjection
+from trainer.guard.decide import Halted
 from trainer.inputs import Batch, Encoders
 from trainer.mesh import World
 from trainer.parallel import Layout
 from trainer.recipe import Stage, TrainRecipe
 from trainer.resume import TrainState
-from vidcurate.errors import VidcurateError
 
 NAMED_CLIPS = 8  # in a message
 
@@ -113,7 +114,34 @@ class Told:
     num_events: int
 
 
-def train_step(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computed:
+    """A step before its update: its n clips' figures, the same on all ranks, and the gradient in the model.
+
+    `losses`, `timesteps` and `text_tokens` are [n]; `delivered` the ids of the clips that came. `grad_norm`
+    is the gradient's norm before it was clipped, `rank_norms` that of each rank's own, before the sum.
+    """
+
+    plan: StepPlan
+    losses: NDArray[np.float64]
+    timesteps: NDArray[np.float64]
+    text_tokens: NDArray[np.float64]
+    delivered: tuple[str, ...]
+    grad_norm: float
+    rank_norms: tuple[float, ...]
+    told: Told
+
+    @property
+    def loss(self) -> float:
+        """The step's loss: the mean over its clips."""
+        return metrics.mean(self.losses)
+
+
+# What looks at a step before its update: True to make it, False to leave it out; or raises.
+Judge = Callable[[Computed], bool]
+
+
+def gradient(
     state: TrainState,
     tools: Tools,
     stage: StageData,
@@ -123,18 +151,16 @@ def train_step(
     stop: bool = False,
     save_failed: bool = False,
     num_events: int = 0,
-) -> tuple[dict[str, Any], Told]:
-    """Make one update; return its figures, and what the last three arguments are over all ranks.
+) -> Computed:
+    """Leave in the model the gradient of the mean loss over all `plan.clip_ids`, clipped as the stage asks.
 
-    `batches` are this rank's; the gradient is that of the mean loss over all `plan.clip_ids`. Raises
-    VidcurateError, before anything is changed, when the loss or the gradient is not finite, or a clip of the
-    step came to no rank.
+    `batches` are this rank's. Raises VidcurateError when a clip of the step came to no rank.
     """
     model, world = state.model, tools.world
     num_clips = len(plan.clip_ids)
     # Each rank fills in its clips and the sum puts them together, exactly: the rest are zeros.
-    told = torch.zeros(4 * num_clips + 3, dtype=torch.float64)
-    of_clips = told[:-3].view(num_clips, 4)
+    told = torch.zeros(4 * num_clips + 2 * world.size + 3, dtype=torch.float64)
+    of_clips, of_ranks = told[: 4 * num_clips].view(num_clips, 4), told[4 * num_clips : -3].view(-1, 2)
     told[-3:] = torch.tensor([stop, save_failed, num_events], dtype=torch.float64)
     done: list[tuple[int, Tensor, Tensor, Tensor, Tensor]] = []
     model.zero_grad(set_to_none=True)
@@ -145,48 +171,99 @@ def train_step(
         first = plan.slots[batch.position]
         rows = torch.tensor(data.rows_delivered(stage, plan, first, batch.clip_ids)) + 1
         done.append((first, rows, found.losses.detach(), found.timesteps, found.text_tokens))
+    own_norm = tools.layout.own_norm()
     tools.layout.close()
     for first, *columns in done:  # only now, as reading a value waits for the device
         of_clips[first : first + len(columns[0])] = torch.stack([c.double().cpu() for c in columns], dim=1)
+    norm = optim.clip_gradients(model, stage.stage.optim.grad_clip)
+    of_ranks[world.rank] = torch.tensor([float(own_norm), norm], dtype=torch.float64)
     told = mesh.sum_over_ranks(told, world).cpu()
-    rows_of_all, losses_of_all, timesteps, text_tokens = told[:-3].view(num_clips, 4).T.numpy()
-    delivered = data.delivered(stage, plan, rows_of_all.astype(int) - 1, state.step + 1)
-
-    lr = optim.learning_rate(stage.stage.optim, state.stage_step, stage.num_steps)
-    grad_norm = optim.clip_gradients(model, stage.stage.optim.grad_clip)
-    loss = metrics.mean(losses_of_all)
-    if not math.isfinite(loss) or not math.isfinite(grad_norm):
-        raise VidcurateError(
-            f"step {state.step + 1}: the loss is {loss} and the gradient's norm {grad_norm}; nothing was "
-            f"updated. Its clips: {', '.join(plan.clip_ids[:NAMED_CLIPS])}{', …' * (num_clips > NAMED_CLIPS)}"
-        )
-    optim.update(state.optimizer, model, stage.stage.optim, lr)
-    optim.update_ema(state.ema, model, tools.recipe.ema_decay)
-
-    state.step, state.stage_step, state.ema_updates = (
-        state.step + 1,
-        state.stage_step + 1,
-        state.ema_updates + 1,
+    own_norms, norms = told[4 * num_clips : -3].view(-1, 2).T.tolist()
+    rows_of_all, losses, timesteps, text_tokens = told[: 4 * num_clips].view(num_clips, 4).T.numpy()
+    return Computed(
+        plan=plan,
+        losses=losses,
+        timesteps=timesteps,
+        text_tokens=text_tokens,
+        delivered=data.delivered(stage, plan, rows_of_all.astype(int) - 1, state.step + 1),
+        grad_norm=norms[0],  # the first rank's on all: what is decided must be one
+        rank_norms=tuple(own_norms),
+        told=Told(stop=bool(told[-3]), save_failed=bool(told[-2]), num_events=int(told[-1])),
     )
-    state.lr = lr
+
+
+def refuse_nonfinite(computed: Computed, step: int) -> bool:
+    """Return True for a finite step; raise Halted for another, naming clips of it."""
+    if np.isfinite([*computed.losses, computed.grad_norm]).all():
+        return True
+    ids = computed.plan.clip_ids
+    raise Halted(
+        f"step {step}: the loss is {computed.loss} and the gradient's norm {computed.grad_norm}; nothing was "
+        f"updated. Its clips: {', '.join(ids[:NAMED_CLIPS])}{', …' * (len(ids) > NAMED_CLIPS)}"
+    )
+
+
+def train_step(
+    state: TrainState,
+    tools: Tools,
+    stage: StageData,
+    plan: StepPlan,
+    batches: Sequence[Batch],
+    *,
+    judge: Judge | None = None,
+    stop: bool = False,
+    save_failed: bool = False,
+    num_events: int = 0,
+) -> tuple[dict[str, Any], Told]:
+    """Make one update; return its figures, and what the last three arguments are over all ranks.
+
+    `judge` looks at the gradient before the update; without it a loss or a gradient that is not finite
+    raises Halted. Raises, before anything is changed, what it and `gradient` raise.
+    """
+    flags: dict[str, Any] = {"stop": stop, "save_failed": save_failed, "num_events": num_events}
+    computed = gradient(state, tools, stage, plan, batches, **flags)
+    is_made = judge(computed) if judge else refuse_nonfinite(computed, state.step + 1)
+    return update(state, tools, stage, computed, is_made=is_made), computed.told
+
+
+def update(
+    state: TrainState, tools: Tools, stage: StageData, computed: Computed, *, is_made: bool = True
+) -> dict[str, Any]:
+    """Update weights, optimizer and average from the gradient in the model; return the step's figures.
+
+    Not `is_made`: they stay as they are, and the step counts all the same.
+    """
+    model, plan = state.model, computed.plan
+    lr = optim.learning_rate(stage.stage.optim, state.stage_step, stage.num_steps)
+    lr *= state.guard.factor(state.step + 1)
+    if is_made:
+        optim.update(state.optimizer, model, stage.stage.optim, lr)
+        optim.update_ema(state.ema, model, tools.recipe.ema_decay)
+        state.ema_updates += 1
+    else:
+        model.zero_grad(set_to_none=True)
+
+    state.step, state.stage_step, state.lr = state.step + 1, state.stage_step + 1, lr
     state.clips_hash = data.rolling_hash(state.clips_hash, plan.clip_ids)
-    state.delivered_hash = data.rolling_hash(state.delivered_hash, delivered)
+    state.delivered_hash = data.rolling_hash(state.delivered_hash, computed.delivered)
+    losses = computed.losses
     return {
         "step": state.step,
         "stage": stage.stage.name,
         "stage_step": state.stage_step,
-        "loss": loss,
-        "loss_by_bucket": metrics.mean_by(losses_of_all, plan.buckets),
-        "loss_by_level": metrics.mean_by(losses_of_all, plan.levels),
-        "loss_by_source": metrics.mean_by(losses_of_all, plan.sources),
-        "loss_by_timestep": metrics.mean_by(losses_of_all, metrics.timestep_bins(timesteps)),
-        "grad_norm": grad_norm,
+        "loss": computed.loss,
+        "loss_by_bucket": metrics.mean_by(losses, plan.buckets),
+        "loss_by_level": metrics.mean_by(losses, plan.levels),
+        "loss_by_source": metrics.mean_by(losses, plan.sources),
+        "loss_by_timestep": metrics.mean_by(losses, metrics.timestep_bins(computed.timesteps)),
+        "grad_norm": computed.grad_norm,
         "lr": lr,
-        "clips": num_clips,
+        "clips": len(plan.clip_ids),
         "tokens": plan.num_tokens,
         "model_flops": flops.flops_per_step(
-            tools.recipe.model, plan.latent_shapes, text_tokens.astype(int).tolist()
+            tools.recipe.model, plan.latent_shapes, computed.text_tokens.astype(int).tolist()
         ),
         "clips_hash": state.clips_hash,
         "delivered_hash": state.delivered_hash,
-    }, Told(stop=bool(told[-3]), save_failed=bool(told[-2]), num_events=int(told[-1]))
+        **({} if is_made else {"skipped": True}),
+    }

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from tests.trainer.shards_for_tests import events, make_shards, numbers, smoke
-from trainer import checkpoint, data, loop, metrics, optim, resume, weights
+from trainer import checkpoint, data, exit_codes, loop, metrics, optim, resume, weights
 from trainer.encode import text_encoder, video_encoder
 from trainer.flops import flops_per_step
+from trainer.guard.decide import Halted
 from trainer.loop import train
 from trainer.mesh import ALONE
 from trainer.parallel import lay_out
@@ -500,9 +501,13 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_the_update(shards: Path,
     checkpoint.save(half_run, 2, weights.parts | {"model": broken}, state)
 
     with pytest.raises(
-        VidcurateError, match=r"step 3: the loss is nan.*nothing was updated. Its clips: clip-"
-    ):
+        Halted, match=r"step 3: the loss of 4 clips is not finite.*nothing was updated. Its clips: clip-"
+    ) as raised:
         train(smoke(shards, half_run, *SHORT))
+    assert raised.value.exit_code == exit_codes.HALT
+    (event,) = events(half_run, "guard")
+    assert (event["action"], event["finding"], event["step"]) == ("stop", "nonfinite", 3)
+    assert event["verdict"]["cause"] == "data"  # or the model: the same computed again
 
     assert checkpoint.find(half_run).name == "step-00000002"
     assert len(numbers(half_run)) == 2

@@ -1,0 +1,141 @@
+"""What the guard remembers of the steps before, small enough to lie in every checkpoint.
+
+It is of one stage: another stage has other clips, lengths and rates. Logarithms are kept rounded, so that
+what is read back from JSON is exactly what was kept.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+CELL_VALUES = 32  # losses kept of a bucket and timestep bin
+SCORES = 64  # steps' scores kept of a bucket, and of all
+GRADIENTS = 128
+CHANGES = 32  # of the weights' norm
+LOUD_STEPS = 64  # steps back in which a suspicious one is remembered
+DIGITS = 5  # of logarithms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """A step before its update, the same on all ranks.
+
+    `step` counts updates of the run from 1. `losses`, `buckets` and `bins` (of the timestep) are of its n
+    clips; `rank_norms` is the norm of each rank's own gradient, before the sum.
+    """
+
+    step: int
+    losses: NDArray[np.float64]
+    buckets: Sequence[str]
+    bins: Sequence[str]
+    grad_norm: float
+    rank_norms: Sequence[float] = ()
+
+    @property
+    def is_finite(self) -> bool:
+        norms = (self.grad_norm, *self.rank_norms)
+        return bool(np.isfinite(self.losses).all()) and all(map(math.isfinite, norms))
+
+
+@dataclass(slots=True, kw_only=True)
+class Smoothed:
+    """A bucket's last losses (logarithms, one a step that read it), and the lowest median of them so far."""
+
+    values: list[float] = field(default_factory=list)
+    best: float | None = None
+    best_step: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Memory:
+    """The past of one stage, as the judgement needs it.
+
+    `cells`: "bucket|bin" → logarithms of its last losses. `scores`: bucket, or "" for all → the last steps'
+    scores (`judge.scores`). `loud`: [step, z] of steps that stood out. `spike_step`: the last spike.
+    `weight`: step and norm when it was looked at last.
+    """
+
+    stage: int = 0
+    cells: dict[str, list[float]] = field(default_factory=dict)
+    scores: dict[str, list[float]] = field(default_factory=dict)
+    smoothed: dict[str, Smoothed] = field(default_factory=dict)
+    gradients: list[float] = field(default_factory=list)
+    weight: tuple[int, float] | None = None
+    weight_changes: list[float] = field(default_factory=list)
+    loud: list[tuple[int, float]] = field(default_factory=list)
+    spike_step: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollback:
+    """A rollback that was made: when, why, to which checkpoint, and what is not read from then on.
+
+    `first` and `last` are data steps of stage number `stage`, counted from 1, both left out.
+    """
+
+    step: int
+    kind: str
+    to_step: int
+    stage: int
+    first: int
+    last: int
+
+
+@dataclass(slots=True, kw_only=True)
+class GuardState:
+    """What of the guard lies in a checkpoint. `scales`: (first step, last step, factor of the rate)."""
+
+    memory: Memory = field(default_factory=Memory)
+    rollbacks: tuple[Rollback, ...] = ()
+    scales: tuple[tuple[int, int, float], ...] = ()
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def factor(self, step: int) -> float:
+        """Return what the learning rate of update number `step` (from 1) is multiplied with."""
+        return math.prod(factor for first, last, factor in self.scales if first <= step <= last)
+
+    def windows(self, stage: int) -> tuple[tuple[int, int], ...]:
+        """Return the data steps of a stage that rollbacks leave out."""
+        return tuple((back.first, back.last) for back in self.rollbacks if back.stage == stage)
+
+    def used(self, policy: str) -> int:
+        """Return how often a policy was used in the run."""
+        return len(self.rollbacks) if policy == "rollback" else self.counts.get(policy, 0)
+
+
+def as_json(state: GuardState) -> dict[str, Any]:
+    """Return the state as plain values."""
+    plain: dict[str, Any] = json.loads(json.dumps(asdict(state)))
+    return plain
+
+
+def from_json(kept: dict[str, Any] | None) -> GuardState:
+    """Return the state that `as_json` gave; a fresh one for checkpoints from before there was a guard."""
+    if not kept:
+        return GuardState()
+    past = dict(kept["memory"])
+    past["smoothed"] = {name: Smoothed(**values) for name, values in past["smoothed"].items()}
+    past["loud"] = [(int(step), float(z)) for step, z in past["loud"]]
+    past["weight"] = tuple(past["weight"]) if past["weight"] else None
+    return GuardState(
+        memory=Memory(**{each.name: past[each.name] for each in fields(Memory)}),
+        rollbacks=rollbacks_from(kept["rollbacks"]),
+        scales=tuple((int(first), int(last), float(factor)) for first, last, factor in kept["scales"]),
+        counts=dict(kept["counts"]),
+    )
+
+
+def rollbacks_from(kept: Sequence[dict[str, Any]]) -> tuple[Rollback, ...]:
+    """Return the rollbacks that were kept as plain values."""
+    return tuple(Rollback(**each) for each in kept)
+
+
+def keep(values: list[float], value: float, most: int) -> None:
+    """Add a value to the newest `most`."""
+    values.append(round(value, DIGITS))
+    del values[:-most]

@@ -1,0 +1,46 @@
+"""Windows of data steps that are left out, and which data step a training step then reads.
+
+Both are counted from 1 in a stage, a window holds its first and its last. Update k of a stage reads the k-th
+data step that no window holds; so to skip a window changes nothing before it.
+"""
+
+from collections.abc import Iterable, Sequence
+
+Windows = tuple[tuple[int, int], ...]
+
+
+def merged(windows: Iterable[Sequence[int]]) -> Windows:
+    """Return the windows in order, those that touch as one."""
+    found: list[tuple[int, int]] = []
+    for first, last in sorted((int(first), int(last)) for first, last in windows):
+        if found and first <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(found[-1][1], last))
+        else:
+            found.append((first, last))
+    return tuple(found)
+
+
+def data_step(windows: Windows, step: int) -> int:
+    """Return the data step that training step `step` reads. `windows` are in order (`merged`)."""
+    for first, last in windows:
+        if step < first:
+            break
+        step += last - first + 1
+    return step
+
+
+def training_step(windows: Windows, step: int) -> int | None:
+    """Return the training step that reads data step `step`; None for one in a window."""
+    skipped = 0
+    for first, last in windows:
+        if step < first:
+            break
+        if step <= last:
+            return None
+        skipped += last - first + 1
+    return step - skipped
+
+
+def before(windows: Windows, step: int) -> Windows:
+    """Return what of the windows lies before data step `step`."""
+    return tuple((first, min(last, step - 1)) for first, last in windows if first < step)
