@@ -5,7 +5,7 @@ connection goes, whatever the reason, the ranks are asked to save and leave, and
 ranks are started and watched by torchrun's elastic agent (elastic.py).
 
     it says     {ready, gpus, port}; {rank, out} or {rank, err} a line of a rank; {rank, exit, last}; {done}
-    it is told  the job, once; {signal: NAME} for every rank; {kill: seconds}: SIGTERM, and SIGKILL after that
+    it is told  the job, once; {signal: NAME} for every rank; {kill: s, after: s}: SIGTERM, then SIGKILL
 """
 
 import json
@@ -69,7 +69,9 @@ def _listen(ranks: Any, grace_seconds: float) -> None:
             if "signal" in message:
                 ranks.send(signal.Signals[message["signal"]])
             else:
-                threading.Thread(target=ranks.end, args=(message["kill"],), daemon=True).start()
+                threading.Thread(
+                    target=ranks.end, args=(message["kill"], message["after"]), daemon=True
+                ).start()
     ranks.end(grace_seconds)
     os._exit(0)  # the elastic agent may be waiting for other hosts
 

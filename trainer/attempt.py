@@ -16,7 +16,8 @@ from trainer import exit_codes
 from trainer.connection import Connection, Messages, say, tell
 from vidcurate.errors import VidcurateError
 
-SETTLE_SECONDS = 10.0  # for the other ranks, when one has failed
+LAST_WORDS_SECONDS = 3.0  # for the other ranks to end by themselves, when one has failed
+SETTLE_SECONDS = 10.0  # for them to leave when they are told to
 LATE_SECONDS = 10.0  # for the news of an end
 LEAVES = (-signal.SIGTERM, -signal.SIGUSR1)
 # Of the launcher's environment, what its ranks get; it travels inside the connection, not in a command line.
@@ -126,10 +127,10 @@ def attempt(
     end: float | None = None
     is_firm = False
 
-    def stop_all(seconds: float) -> float:
+    def stop_all(seconds: float, after: float = 0.0) -> float:
         for connection in connections:
-            tell(connection, {"kill": seconds})
-        return time.monotonic() + seconds + LATE_SECONDS
+            tell(connection, {"kill": seconds, "after": after})
+        return time.monotonic() + after + seconds + LATE_SECONDS
 
     while not all(connection.is_over for connection in connections):
         if end is not None and time.monotonic() > end and not is_firm:
@@ -162,7 +163,7 @@ def attempt(
         failure, is_over = _hear(connection, message, ended, is_told=bool(told))
         connection.is_over = connection.is_over or is_over
         if failure and not ended.failure and not ended.killed_by_signal:
-            ended.failure, end = failure, stop_all(SETTLE_SECONDS)
+            ended.failure, end = failure, stop_all(SETTLE_SECONDS, LAST_WORDS_SECONDS)
             if message is not None:
                 ended.rank, ended.last_lines = message["rank"], message["last"]
             say(f"error: {failure} All ranks are being stopped.")

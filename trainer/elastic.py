@@ -31,6 +31,7 @@ from trainer import exit_codes
 
 LAST_LINES = 20  # of a rank's console, for the one that failed
 SETTLE_SECONDS = 10.0  # for the other ranks of a host, when one has failed
+LAST_WORDS_SECONDS = 3.0  # before that: to end by themselves, with a verdict or a traceback
 MEET_SECONDS = 300  # for all hosts to reach the store
 GOOD_ENDS = (exit_codes.DONE, exit_codes.REQUEUE)
 
@@ -70,15 +71,19 @@ class HostRanks(SimpleElasticAgent):
                 self._leave()
             self._send(number)
 
-    def end(self, seconds: float) -> None:
-        """Send SIGTERM to every rank, and SIGKILL to what is left of them after `seconds`."""
+    def end(self, seconds: float, after: float = 0.0) -> None:
+        """Wait `after` seconds for the ranks to end, send SIGTERM, and SIGKILL `seconds` later."""
+        self._wait(after)
         self.send(signal.SIGTERM)
-        until = time.monotonic() + seconds
-        while time.monotonic() < until and any(one.poll() is None for one in self.processes.values()):
-            time.sleep(0.05)
+        self._wait(seconds)
         for process in self.processes.values():
             if process.poll() is None:
                 _kill_group(process)
+
+    def _wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and any(one.poll() is None for one in self.processes.values()):
+            time.sleep(0.05)
 
     def _send(self, number: signal.Signals) -> None:
         for process in self.processes.values():
@@ -148,7 +153,7 @@ class HostRanks(SimpleElasticAgent):
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
         if any(process.poll() is None for process in self.processes.values()):
-            self.end(SETTLE_SECONDS)
+            self.end(SETTLE_SECONDS, LAST_WORDS_SECONDS)
         self._join()
 
     def _join(self) -> None:

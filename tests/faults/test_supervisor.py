@@ -1,70 +1,17 @@
 """What a launch does when its ranks end: real agents and processes, whose program ends as each test asks."""
 
-import json
 import os
 import signal
-import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trainer import metrics, supervisor
-from trainer.connection import HERE
-from trainer.supervisor import Terms
-
-# A rank that trains nothing: for each attempt it is told to which step it comes, what it leaves in the run's
-# folder, and how it ends. It writes the diaries and heartbeats that a trainer's rank writes.
-RANK = """
-import json, os, pathlib, signal, sys, time
-
-run, rank = pathlib.Path(sys.argv[1]), int(os.environ["RANK"])
-attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-attempts = json.loads(sys.argv[2])
-what = attempts[min(attempt, len(attempts) - 1)].get(str(rank), {})
-if rank == 0:
-    with open(run / "metrics.jsonl", "a") as diary:
-        diary.write(json.dumps({"step": what.get("step", 0)}) + "\\n")
-if "beats" in what:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if what["beats"] == "deaf" else signal.SIG_DFL)
-    (run / "heartbeats").mkdir(exist_ok=True)
-    for step in range(3):
-        beat = {"time": time.time(), "step": attempt * 10 + step, "phase": "step"}
-        partial = run / "heartbeats" / f".{rank}"
-        partial.write_text(json.dumps(beat))
-        partial.replace(run / "heartbeats" / f"rank-{rank:05d}.json")
-        time.sleep(0.2)
-    time.sleep(60)
-if "leaves" in what:
-    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(what["leaves"]))
-    (run / f"rank-{rank}-waits").touch()
-    time.sleep(60)
-time.sleep(what.get("after", 0))
-print(f"attempt {attempt} rank {rank} says something last", file=sys.stderr)
-if what.get("kills_agent"):
-    os.kill(os.getppid(), signal.SIGKILL)
-os._exit(what.get("exit", 0)) if what.get("exit", 0) >= 0 else os.kill(os.getpid(), -what["exit"])
-"""
-
-Attempts = list[dict[str, dict[str, Any]]]
-
-
-def launch(run: Path, attempts: Attempts, *, ranks: int = 2, **terms: Any) -> int:
-    run.mkdir(exist_ok=True)
-    command = [sys.executable, "-u", "-c", RANK, str(run), json.dumps(attempts)]
-    wanted = replace(Terms(per_host=ranks, backoff_seconds=0.1), **terms)
-    return supervisor.supervise(run, (HERE,), command, wanted, environment=os.environ)
-
-
-def diary(run: Path, event: str | None = None) -> list[dict[str, Any]]:
-    """Return the lines of RUN/launch.jsonl; the run's events must have the same ones."""
-    lines = metrics.read(run / supervisor.DIARY)
-    assert [line["event"] for line in metrics.read(run / metrics.EVENTS)] == [line["event"] for line in lines]
-    return [line for line in lines if event in (None, line["event"])]
+from tests.ranks_that_end import diary, launch
+from trainer import supervisor
 
 
 def test_a_rank_that_hung_is_restarted_and_the_line_says_from_where_to_where(

@@ -1,0 +1,130 @@
+"""A launch over ssh goes on without a host that is bad or silent: a real sshd, ranks that end as asked."""
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ranks_that_end import Attempts, diary, launch
+from tests.ssh_hosts import Cluster, free_port, serving, with_hosts_that_fail
+from trainer.hosts import Host
+from vidcurate.errors import VidcurateError
+
+A, B = Host(name="a"), Host(name="b")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with serving(tmp_path_factory.mktemp("ssh")) as served:
+        yield served
+
+
+def over_ssh(cluster: Cluster, run: Path, attempts: Attempts, *hosts: Host, **terms: Any) -> int:
+    ssh = tuple(cluster.ssh.split())
+    return launch(run, attempts, ranks=1, hosts=hosts, ssh=ssh, connect_seconds=20.0, **terms)
+
+
+def verdicts(*words: str) -> str:
+    """Return a preflight.json of hosts with one rank each, all of which have this machine's name."""
+    nodes = [
+        {"host": socket.gethostname(), "ranks": [rank], "verdict": word, "reason": "GPU 0 multiplies wrongly"}
+        for rank, word in enumerate(words)
+    ]
+    return json.dumps({"nodes": nodes})
+
+
+@pytest.mark.parametrize("min_hosts", [None, 2])
+def test_a_node_that_fails_its_preflight_is_left_out_while_enough_are_left(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], min_hosts: int | None
+) -> None:
+    both: dict[str, dict[str, Any]] = {
+        "0": {"writes": {"preflight.json": verdicts("good", "bad")}, "exit": 77},
+        "1": {"exit": 77},
+    }
+
+    code = over_ssh(cluster, tmp_path, [both, {}], A, B, min_hosts=min_hosts)
+
+    told = capsys.readouterr().err
+    excluded, last = diary(tmp_path)
+    assert (excluded["event"], excluded["host"]) == ("excluded", "b")
+    assert "b: left out from now on (GPU 0 multiplies wrongly)" in told
+    if min_hosts is None:
+        assert (code, last["event"], last["without_progress"]) == (0, "restart", 0)
+        assert "1 hosts, 1 ranks" in told
+    else:
+        assert (code, last["event"]) == (77, "gave_up")
+        assert last["reason"] == "1 hosts are left and 2 are needed."
+
+
+def test_the_rank_that_says_so_names_a_bad_host_and_another_becomes_the_master(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    bad_master = {"0": {"exit": 77}, "1": {"after": 60}}
+
+    assert over_ssh(cluster, tmp_path, [bad_master, {}], A, B) == 0
+
+    excluded, restart = diary(tmp_path)
+    assert (excluded["host"], restart["codes"]["0"]) == ("a", 77)
+
+
+def test_where_every_rank_calls_its_node_bad_the_launch_stops_and_asks(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    assert over_ssh(cluster, tmp_path, [{"0": {"exit": 77}, "1": {"exit": 77}}], A, B) == 77
+
+    (line,) = diary(tmp_path)
+    assert (line["event"], line["reason"]) == ("gave_up", "a node is bad and nothing says which.")
+
+
+def test_a_host_that_no_longer_answers_is_left_out_with_one_line(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "ssh_config"
+    config.write_text((cluster.folder / "ssh_config").read_text())
+    gone = f"Host b\n  HostName 127.0.0.1\n  Port {free_port()}\n" + config.read_text()
+    moving = Cluster(ssh=f"ssh -F {config}", folder=cluster.folder)
+    goes: dict[str, dict[str, Any]] = {
+        "0": {"step": 4, "after": 60},
+        "1": {"writes": {str(config): gone}, "exit": 1},
+    }
+
+    assert over_ssh(moving, tmp_path, [goes, {"0": {"step": 5}}], A, B) == 0
+
+    restart, excluded = diary(tmp_path)
+    assert (restart["host"], restart["step_after"]) == ("b", 4)
+    assert excluded["host"] == "b"
+    assert "Connection refused" in excluded["reason"]
+    lines = [line for line in capsys.readouterr().err.splitlines() if "left out" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("b: left out from now on (")
+
+
+def test_at_the_start_a_host_may_be_missing_only_if_that_was_said(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    closed = Host(name="closed")
+    with with_hosts_that_fail(cluster) as wider:
+        with pytest.raises(VidcurateError, match=r"Connection refused.*1 of 2 hosts; nothing was started"):
+            over_ssh(wider, tmp_path, [{}], A, closed)
+        assert not diary(tmp_path)
+
+        assert over_ssh(wider, tmp_path, [{}], A, closed, min_hosts=1) == 0
+
+    (line,) = diary(tmp_path)
+    assert (line["event"], line["host"]) == ("excluded", "closed")
+
+
+def test_a_number_of_ranks_that_the_recipe_cannot_take_ends_the_launch(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    def fits(ranks: int) -> str:
+        return "" if ranks == 2 else f"parallel.shard_size 2 does not divide the {ranks} ranks that are left."
+
+    bad = {"0": {"after": 60}, "1": {"exit": 77}}
+
+    assert over_ssh(cluster, tmp_path, [bad], A, B, fits=fits) == 77
+
+    assert diary(tmp_path)[-1]["reason"].startswith("parallel.shard_size 2 does not divide the 1 ranks")

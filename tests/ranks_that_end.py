@@ -1,0 +1,74 @@
+"""Ranks that train nothing and end as a test asks, started by the real supervisor and its agents."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trainer import metrics, supervisor
+from trainer.connection import HERE
+from trainer.hosts import Host
+from trainer.supervisor import Terms
+
+# For each attempt a rank is told to which step it comes, what it writes, and how it ends. Diary and
+# heartbeats are those of a trainer's rank.
+RANK = """
+import json, os, pathlib, signal, sys, time
+
+run, rank = pathlib.Path(sys.argv[1]), int(os.environ["RANK"])
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+attempts = json.loads(sys.argv[2])
+what = attempts[min(attempt, len(attempts) - 1)].get(str(rank), {})
+if rank == 0:
+    with open(run / "metrics.jsonl", "a") as diary:
+        diary.write(json.dumps({"step": what.get("step", 0)}) + "\\n")
+for name, text in what.get("writes", {}).items():
+    (run / name).write_text(text)
+if "beats" in what:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if what["beats"] == "deaf" else signal.SIG_DFL)
+    (run / "heartbeats").mkdir(exist_ok=True)
+    for step in range(3):
+        beat = {"time": time.time(), "step": attempt * 10 + step, "phase": "step"}
+        partial = run / "heartbeats" / f".{rank}"
+        partial.write_text(json.dumps(beat))
+        partial.replace(run / "heartbeats" / f"rank-{rank:05d}.json")
+        time.sleep(0.2)
+    time.sleep(60)
+if "leaves" in what:
+    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(what["leaves"]))
+    (run / f"rank-{rank}-waits").touch()
+    time.sleep(60)
+time.sleep(what.get("after", 0))
+print(f"attempt {attempt} rank {rank} says something last", file=sys.stderr)
+if what.get("kills_agent"):
+    os.kill(os.getppid(), signal.SIGKILL)
+os._exit(what.get("exit", 0)) if what.get("exit", 0) >= 0 else os.kill(os.getpid(), -what["exit"])
+"""
+
+Attempts = list[dict[str, dict[str, Any]]]
+
+
+def launch(
+    run: Path,
+    attempts: Attempts,
+    *,
+    ranks: int = 2,
+    hosts: Sequence[Host] = (HERE,),
+    fits: Callable[[int], str] = lambda ranks: "",
+    **terms: Any,
+) -> int:
+    """Launch `ranks` a host; of `attempts` the last is repeated. Return what the supervisor ends with."""
+    run.mkdir(exist_ok=True)
+    command = [sys.executable, "-u", "-c", RANK, str(run), json.dumps(attempts)]
+    wanted = replace(Terms(per_host=ranks, backoff_seconds=0.1), **terms)
+    return supervisor.supervise(run, hosts, command, wanted, environment=os.environ, fits=fits)
+
+
+def diary(run: Path, event: str | None = None) -> list[dict[str, Any]]:
+    """Return the lines of RUN/launch.jsonl; the run's events must have the same ones."""
+    lines = metrics.read(run / supervisor.DIARY)
+    assert [line["event"] for line in metrics.read(run / metrics.EVENTS)] == [line["event"] for line in lines]
+    return [line for line in lines if event in (None, line["event"])]
