@@ -19,7 +19,8 @@ Capture = pytest.CaptureFixture[str]
 # A worker below the rank that waits in a function of its own.
 WITH_A_WORKER = (
     """
-CHILD = "import time\\ndef waits_for_a_file():\\n    print('up', flush=True); time.sleep(600)\\nwaits_for_a_file()"
+CHILD = "import time\\ndef waits_for_a_file():\\n    print('up', flush=True)\\n    time.sleep(600)\\n"
+CHILD += "waits_for_a_file()"
 child = subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE)
 child.stdout.readline()
 (run / "child").write_text(str(child.pid))
