@@ -26,7 +26,7 @@ VIDCURATE = [
         "shard_cache",
         "remote_shards",
     }
-    | {"frame_map", "resample", "sides"},
+    | {"frame_map", "resample"},
     {"cluster"},
     {"video", "table"},
     {"integrity", "remote"},
@@ -100,14 +100,15 @@ TRAINER = [
     {"latents", "trackers", "run_folder", "guard", "progress", "supervisor"},
     {"recipe"},
     {"encoded", "inputs"},
-    {"data", "gallery"},
+    {"data", "samples"},
+    {"gallery"},
     {"position", "sample", "inspect", "resume", "step", "validation", "dry_run", "encode_ahead"}
     | {"planned", "plan", "plan_words", "simulate", "contact_sheet"},
     {"begin"},
     {"telling", "rerun"},
     {"guarded"},
     {"rollback"},
-    {"loop", "encode_shards", "launch"},
+    {"loop", "encode_shards", "launch", "serve"},
     {"__main__", "demo"},
 ]
 # Where trainer may touch vidcurate, and what.
@@ -135,6 +136,7 @@ TOUCHES = {
     | {"remote_clips", "loader", "spares", "torch"},
     "recipe": {"stores", "recipe", "buckets", "loader", "loader_state", "plan_spec"},
     "sample": {"video"},
+    "serve": {"resolutions"},
     "validation": {"order"},
     "dry_run": {"order", "plan_figures"},
     "plan": {"order", "plan_difference", "plan_figures", "clip_plan", "loader"},

@@ -24,6 +24,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 COMMANDS = {
     "cluster": "trainer.cluster.command",
     "launch": "trainer.launch",
+    "serve": "trainer.serve.command",
 }
 
 

@@ -300,6 +300,22 @@ def _check_format(path: Path, manifest: dict[str, Any]) -> None:
     )
 
 
+def listed_files(path: Path, only: Sequence[str] = PARTS) -> dict[str, dict[str, Any]]:
+    """Return what the manifest says of the files of the parts `only`, and of state.json: name → facts.
+
+    Raises CheckpointError.
+    """
+    manifest = _json_file(path / "manifest.json")
+    _check_format(path, manifest)
+    listed = manifest.get("files", {})
+    for name in (*(f"{part}/{parts.METADATA}" for part in only), "state.json"):
+        if name not in listed:
+            raise CheckpointError(
+                f"{path / 'manifest.json'}: does not list {name}; the checkpoint is incomplete."
+            )
+    return {name: listed[name] for name in sorted(listed) if name.partition("/")[0] in (*only, "state.json")}
+
+
 def verify(path: Path, only: Sequence[str] = PARTS, world: World = ALONE) -> dict[str, Any]:
     """Check the files of the parts `only`, and state.json, by size and SHA-256; return the manifest.
 
@@ -307,32 +323,44 @@ def verify(path: Path, only: Sequence[str] = PARTS, world: World = ALONE) -> dic
     """
 
     def check() -> dict[str, Any]:
-        manifest = _json_file(path / "manifest.json")
-        _check_format(path, manifest)
-        listed = manifest.get("files", {})
-        for name in (*(f"{part}/{parts.METADATA}" for part in only), "state.json"):
-            if name not in listed:
-                raise CheckpointError(
-                    f"{path / 'manifest.json'}: does not list {name}; the checkpoint is incomplete."
-                )
-        needed = [name for name in sorted(listed) if name.partition("/")[0] in (*only, "state.json")]
-        mine = needed[world.rank :: world.size]
+        needed = listed_files(path, only)
+        mine = list(needed)[world.rank :: world.size]
         with ThreadPoolExecutor(HASHING_THREADS) as pool:
-            list(pool.map(_check_file, [path / name for name in mine], [listed[name] for name in mine]))
-        return manifest
+            list(pool.map(_check_file, [path / name for name in mine], [needed[name] for name in mine]))
+        return _json_file(path / "manifest.json")
 
     return mesh.together(check, world)[0]
 
 
-def _check_file(file: Path, facts: dict[str, Any]) -> None:
-    if not file.is_file():
-        raise CheckpointError(f"{file}: is missing; the manifest lists it. Copy the checkpoint again.")
-    size = file.stat().st_size
+def check_sizes(path: Path, only: Sequence[str]) -> None:
+    """Check that the files of the parts `only`, and state.json, are there with the manifest's sizes.
+
+    No tensor is read, so whoever waits for a copy to end may ask again and again. Raises CheckpointError.
+    """
+    for name, facts in listed_files(path, only).items():
+        _check_size(path / name, facts)
+
+
+def _check_size(file: Path, facts: dict[str, Any]) -> None:
+    try:
+        size = file.stat().st_size
+    except OSError as error:
+        raise CheckpointError(
+            f"{file}: is missing; the manifest lists it. Copy the checkpoint again."
+        ) from error
     if size != facts["size_bytes"]:
         raise CheckpointError(
             f"{file}: has {size} bytes; the manifest says {facts['size_bytes']}. Copy the checkpoint again."
         )
-    if _digest(file) != facts["sha256"]:
+
+
+def _check_file(file: Path, facts: dict[str, Any]) -> None:
+    _check_size(file, facts)
+    try:
+        digest = _digest(file)
+    except OSError as error:
+        raise CheckpointError(f"{file}: cannot be read ({error}).") from error
+    if digest != facts["sha256"]:
         raise CheckpointError(f"{file}: its SHA-256 is not the manifest's; the file was altered or damaged.")
 
 

@@ -1,60 +1,31 @@
 """One page that shows a run: its samples, prompts down and steps across, and its loss curve above them.
 
-`RUN/gallery.html` is drawn from `RUN/metrics.jsonl` and `RUN/samples/step-…/samples.json`, stands alone but
-for the videos beside it (relative links, no network, no script but one line for play and pause), and is
-written again after each round of samples. `python -m trainer.gallery RUN` draws it by hand.
+`RUN/gallery.html` needs no network: beside it lie the videos and `RUN/gallery.js`, what it shows, drawn from
+`RUN/metrics.jsonl` and the rounds in `RUN/samples`. An open page reads that again every few seconds, as a
+script, which is all that a browser lets a page from a disk read. It is written after each round of samples;
+`python -m trainer.gallery RUN` writes it by hand.
 """
 
 import html
 import json
 import math
+import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer import metrics
-from vidcurate.errors import InputError, VidcurateError
+from trainer import metrics, samples
+from vidcurate.errors import InputError, StorageError, VidcurateError
 
-SAMPLES = "samples"
-LISTING = "samples.json"
 PAGE = "gallery.html"
+DATA = "gallery.js"
+SERVE = "serve"  # what the inference server keeps in a run's folder
+OWN_TAB = "own"
 
 _WIDTH, _HEIGHT = 880, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 12, 28
 _MAX_POINTS = 600
-
-_STYLE = """
-:root { color-scheme: light dark; --paper: #fcfcfa; --ink: #1f2328; --soft: #6a6f76; --line: #dcdcd6;
-        --card: #ffffff; --curve: #1a66b8; --raw: #9dbfe0; }
-@media (prefers-color-scheme: dark) { :root { --paper: #16181b; --ink: #e7e8ea; --soft: #9aa0a8;
-        --line: #33373c; --card: #1e2125; --curve: #6fb0f0; --raw: #35587a; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 2rem 1.5rem 4rem; max-width: 76rem; background: var(--paper);
-       color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.5rem; margin: 0 0 .25rem; } h2 { font-size: 1.05rem; margin: 2.25rem 0 .75rem; }
-p.about { margin: 0; color: var(--soft); }
-svg { display: block; width: 100%; height: auto; background: var(--card); border: 1px solid var(--line);
-      border-radius: 8px; }
-svg text { fill: var(--soft); font: 11px system-ui, sans-serif; font-variant-numeric: tabular-nums; }
-.grid { stroke: var(--line); } .raw { stroke: var(--raw); fill: none; stroke-width: 1; }
-.curve { stroke: var(--curve); fill: none; stroke-width: 2; stroke-linejoin: round; }
-.stage { stroke: var(--soft); stroke-dasharray: 3 3; }
-.scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: 8px; background: var(--card); }
-table { border-collapse: collapse; }
-th, td { padding: .5rem; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line); }
-tr:last-child > * { border-bottom: 0; }
-thead th { font-weight: 600; font-size: .8rem; color: var(--soft); white-space: nowrap; }
-tbody th { position: sticky; left: 0; background: var(--card); font-weight: 400; width: 13rem;
-           min-width: 13rem; font-size: .9rem; }
-video { display: block; height: 8rem; border-radius: 4px; background: #000; image-rendering: pixelated; }
-.none { color: var(--soft); font-size: .85rem; }
-button { font: inherit; font-size: .85rem; padding: .2rem .7rem; border-radius: 6px; cursor: pointer;
-         border: 1px solid var(--line); background: var(--card); color: var(--ink); }
-"""
-_TOGGLE = (
-    "const v=[...document.querySelectorAll('video')];const p=v.some(x=>!x.paused);"
-    "v.forEach(x=>{if(p){x.pause()}else{x.currentTime=0;x.play()}})"
-)
 
 
 def _ticks(low: float, high: float, count: int) -> list[float]:
@@ -90,14 +61,18 @@ def _stage_starts(lines: list[dict[str, Any]]) -> list[tuple[int, str]]:
     return starts
 
 
-def loss_curve(lines: list[dict[str, Any]]) -> str:
-    """Return the loss of metric lines as an inline SVG: each step faint, its running mean on top."""
+def loss_curve(lines: list[dict[str, Any]], validation: Sequence[tuple[float, float]] = ()) -> str:
+    """Return the loss of metric lines as an inline SVG: each step faint, its running mean on top.
+
+    `validation` are (step, loss) to be marked with a ring.
+    """
     points = [(float(line["step"]), line["loss"]) for line in lines if isinstance(line["loss"], float)]
     if len(points) < 2:
         return '<p class="none">The loss curve appears after the second step.</p>'
     points = _thin(points)
     first, last = points[0][0], points[-1][0]
-    low, high = min(y for _, y in points), max(y for _, y in points)
+    marks = [(x, y) for x, y in validation if first <= x <= last]
+    low, high = min(y for _, y in (*points, *marks)), max(y for _, y in (*points, *marks))
     margin = 0.05 * (high - low) or 0.1
     low, high = low - margin, high + margin
 
@@ -117,74 +92,99 @@ def loss_curve(lines: list[dict[str, Any]]) -> str:
         parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>')
     for value in _ticks(first, last, 8):
         x = place(value, low)[0]
-        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 10}" text-anchor="middle">{value:,.0f}</text>')
+        anchor = "end" if x > _WIDTH - 40 else "middle"
+        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 10}" text-anchor="{anchor}">{value:,.0f}</text>')
     for step, name in _stage_starts(lines)[1:]:
         x = place(step, low)[0]
         parts.append(f'<line class="stage" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}"/>')
         parts.append(f'<text x="{x + 4:.1f}" y="{_TOP + 10}">{html.escape(name)}</text>')
     parts.append(f'<polyline class="raw" points="{path(points)}"/>')
-    parts.append(f'<polyline class="curve" points="{path(_smooth(points))}"/></svg>')
-    return "".join(parts)
+    parts.append(f'<polyline class="curve" points="{path(_smooth(points))}"/>')
+    if marks:
+        right, line = _WIDTH - _RIGHT - 6, _TOP + 10
+        parts.append(f'<circle class="mark" cx="{right - 84}" cy="{line - 4}" r="3"/>')
+        parts.append(f'<text x="{right}" y="{line}" text-anchor="end">validation loss</text>')
+    for x, y in marks:
+        left, top = place(x, y)
+        title = f"<title>validation loss {y:.4g} at step {x:,.0f}</title>"
+        parts.append(f'<circle class="mark" cx="{left:.1f}" cy="{top:.1f}" r="3">{title}</circle>')
+    return "".join(parts) + "</svg>"
 
 
-def rounds(run: Path) -> list[tuple[int, list[dict[str, Any]]]]:
-    """Return (step, samples) of each complete round, oldest first; a round without its listing is passed."""
-    found = []
-    for listing in sorted((run / SAMPLES).glob(f"step-*/{LISTING}")):
-        entries = json.loads(listing.read_text(encoding="utf-8"))
-        found.append((int(entries["step"]), entries["samples"]))
-    return sorted(found, key=lambda entry: entry[0])
+def _set(name: str, found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a set's rounds for the page: its steps, and a row for each prompt and seed."""
+    rows: dict[tuple[int, int, str], dict[str, str]] = {}
+    for facts in found:
+        for sample in facts["samples"]:
+            key = (sample["number"], sample["seed"], sample["prompt"])
+            # A round that was made again has the same names: the page must not show what it has kept.
+            file = f"{sample['file']}?{facts.get('time', 0):.0f}"
+            rows.setdefault(key, {})[str(facts["step"])] = file
+    asked, weights = found[-1].get("asked"), found[-1].get("weights")
+    return {
+        "name": name or OWN_TAB,
+        "about": "{num_frames} frames · {height} × {width} px · {fps:g} frames/s · {steps} steps · "
+        "guidance {guidance:g} · ".format_map(asked)
+        + f"{weights} weights"
+        if asked
+        else "",
+        "steps": [facts["step"] for facts in found],
+        "rows": [
+            {"number": number, "seed": seed, "prompt": prompt, "files": files}
+            for (number, seed, prompt), files in sorted(rows.items())
+        ],
+    }
 
 
-def _table(run: Path) -> str:
-    columns = rounds(run)
-    if not columns:
-        return '<p class="none">No samples yet.</p>'
-    rows: dict[tuple[int, str, int], dict[int, str]] = {}
-    for step, samples in columns:
-        for sample in samples:
-            key = (sample["number"], sample["prompt"], sample["seed"])
-            rows.setdefault(key, {})[step] = sample["file"]
-    head = "".join(f"<th>step {step:,}</th>" for step, _ in columns)
-    body = []
-    for (_, prompt, seed), files in rows.items():
-        cells = "".join(
-            f'<td><video src="{html.escape(files[step])}" loop muted autoplay playsinline controls'
-            f' preload="metadata" aria-label="{html.escape(prompt)}, step {step}"></video></td>'
-            if step in files
-            else '<td class="none">not sampled</td>'
-            for step, _ in columns
-        )
-        body.append(
-            f'<tr><th scope="row">{html.escape(prompt)}<br><span class="none">seed {seed}</span></th>'
-            f"{cells}</tr>"
-        )
-    return (
-        f'<p><button onclick="{_TOGGLE}">play or pause all</button></p>'
-        f'<div class="scroll"><table><thead><tr><th>prompt</th>{head}</tr></thead>'
-        f"<tbody>{''.join(body)}</tbody></table></div>"
-    )
+def _validation(run: Path) -> list[tuple[float, float]]:
+    """Return (step, loss) of each round of validation, the training's own where both have measured one."""
+    found: dict[int, float] = {}
+    for path in (run / SERVE / metrics.VALIDATION, run / metrics.VALIDATION):
+        found |= {line["step"]: line["loss"] for line in metrics.read(path) if line["weights"] == "ema"}
+    return [(float(step), loss) for step, loss in sorted(found.items()) if isinstance(loss, float)]
+
+
+def _about(lines: list[dict[str, Any]]) -> str:
+    if not lines:
+        return "no steps yet"
+    loss = lines[-1]["loss"]
+    shown = f"{loss:.4g}" if isinstance(loss, float) else loss
+    return f"{lines[-1]['step']:,} steps, stage {lines[-1]['stage']}, last loss {shown}"
+
+
+def page_data(run: Path, name: str | None = None) -> dict[str, Any]:
+    """Return what the page shows, as plain JSON."""
+    lines = metrics.read(run / metrics.METRICS)
+    sets = [(own, samples.rounds(run, own)) for own in samples.sets(run)]
+    return {
+        "name": name or run.name or run.resolve().name,
+        "about": _about(lines),
+        "curve": loss_curve(lines, _validation(run)),
+        "sets": [_set(own, found) for own, found in sets if found],
+    }
 
 
 def write_gallery(run: Path, name: str | None = None) -> Path:
-    """Write RUN/gallery.html and return its path. Raises InputError where there is no run."""
+    """Write RUN/gallery.html and what it shows, RUN/gallery.js; return the page's path.
+
+    Raises InputError where there is no run, StorageError.
+    """
     if not run.is_dir():
         raise InputError(f"{run}: no such run folder.")
-    lines = metrics.read(run / metrics.METRICS)
-    about = "no steps yet"
-    if lines:
-        about = f"{lines[-1]['step']:,} steps, stage {lines[-1]['stage']}, last loss {lines[-1]['loss']:.4g}"
-    title = html.escape(name or run.name or run.resolve().name)
-    page = (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}: samples</title><style>{_STYLE}</style></head><body>"
-        f'<h1>{title}</h1><p class="about">{html.escape(about)}</p>'
-        f"<h2>Loss</h2>{loss_curve(lines)}<h2>Samples</h2>{_table(run)}</body></html>\n"
-    )
-    partial = run / f".{PAGE}.partial"
-    partial.write_text(page, encoding="utf-8")
-    return partial.replace(run / PAGE)
+    data = page_data(run, name)
+    page = Path(__file__).with_name("gallery_page.html").read_text(encoding="utf-8")
+    _put(run / DATA, f"gallery({json.dumps(data, ensure_ascii=False)});\n")
+    return _put(run / PAGE, page.replace("TITLE", html.escape(data["name"])))
+
+
+def _put(path: Path, text: str) -> Path:
+    """Write a file that the training and a server may both write, at any moment."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        return partial.replace(path)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written ({error.strerror}).") from error
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -54,7 +54,12 @@ def append(path: Path, line: dict[str, Any]) -> None:
 
 def record_event(run: Path, event: str, step: int, /, **facts: Any) -> None:
     """Add a line to RUN/events.jsonl: what happened at which step and when (`time`, seconds of the epoch)."""
-    append(run / EVENTS, {"event": event, "step": step, "time": round(time.time(), 3), **facts})
+    append_event(run / EVENTS, event, step, **facts)
+
+
+def append_event(path: Path, event: str, step: int, /, **facts: Any) -> None:
+    """Add an event's line to the diary at `path`. Raises StorageError."""
+    append(path, {"event": event, "step": step, "time": round(time.time(), 3), **facts})
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -1,15 +1,15 @@
 """Prompts and seeds in, mp4 files out, from the weights of a checkpoint (the moving average by default).
 
 The noise of a clip belongs to (seed, the prompt's number), so clip k is the same noise at every step of a run
-and on any machine. A round of samples is a folder `RUN/samples/step-…` whose `samples.json` is written
-last. `python -m trainer.sample RUN --prompt "a red square moves right"` samples by hand.
+and on any machine, and clips are made one at a time, so it is the same clip in any round. A round of samples
+is a folder that is whole or absent (`trainer.samples`). `python -m trainer.sample RUN --prompt "a red square
+moves right"` samples by hand.
 """
 
 import argparse
 import json
-import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from trainer import checkpoint, flow, gallery, noise, parts, terminal
+from trainer import checkpoint, flow, gallery, noise, parts, samples, terminal
 from trainer.encode import text_encoder, video_encoder
 from trainer.flow import FlowSpec
 from trainer.recipe import SampleSpec, TrainRecipe
 from trainer.stdit import STDiT3
-from vidcurate.errors import InputError, StorageError
+from vidcurate.errors import CheckpointError, InputError, StorageError
 
 
 @torch.no_grad()
@@ -38,11 +38,13 @@ def sample_clips(
     *,
     seed: int,
     first_number: int = 0,
+    between: Callable[[], None] | None = None,
 ) -> NDArray[np.uint8]:
     """Return one clip per prompt, uint8 [n, T, H, W, 3].
 
     `weights` stand in for the model's own (None: its own), which may then be on the meta device. The noise is
-    that of `seed` and the prompts' numbers, which count from `first_number`.
+    that of `seed` and the prompts' numbers, which count from `first_number`. `between` is called before each
+    use of the model; what it raises ends the sampling.
     """
     device = next(iter((weights or model.state_dict()).values())).device
     encoder = video_encoder(recipe.video_encoder)
@@ -52,6 +54,8 @@ def sample_clips(
     y, mask = text_encoder(recipe.text_encoder).encode(prompts)
 
     def forward(*arguments: Any, **keywords: Any) -> Tensor:
+        if between is not None:
+            between()
         if weights is None:
             result: Tensor = model(*arguments, **keywords)
         else:
@@ -95,8 +99,49 @@ def write_clip(path: Path, frames: NDArray[np.uint8], fps: float) -> None:
         raise StorageError(f"{path}: cannot be written ({error}).") from error
 
 
+def read_clip(path: Path, spec: Mapping[str, Any]) -> NDArray[np.uint8]:
+    """Return a clip (T, H, W, 3) that `write_clip` wrote; `spec` has its num_frames, height and width.
+
+    Raises MediaError.
+    """
+    from vidcurate import video
+
+    height, width = spec["height"] // 2 * 2, spec["width"] // 2 * 2
+    return video.read_frames(path, range(spec["num_frames"]), height=height, width=width)
+
+
+def sample_clip(
+    model: nn.Module,
+    weights: Mapping[str, Tensor] | None,
+    recipe: TrainRecipe,
+    flow_spec: FlowSpec,
+    spec: SampleSpec,
+    entry: samples.Entry,
+    between: Callable[[], None] | None = None,
+) -> NDArray[np.uint8]:
+    """Return one clip of a round, uint8 [T, H, W, 3]. What is sampled together with it changes nothing."""
+    clip: NDArray[np.uint8]
+    (clip,) = sample_clips(
+        model,
+        weights,
+        recipe,
+        flow_spec,
+        spec,
+        [entry.prompt],
+        seed=entry.seed,
+        first_number=entry.number,
+        between=between,
+    )
+    return clip
+
+
+def flow_at(recipe: TrainRecipe, stage: int) -> FlowSpec:
+    """Return how a run that stands in stage number `stage` (or behind the last one) draws timesteps."""
+    return recipe.stages[min(stage, len(recipe.stages) - 1)].flow
+
+
 def is_sampled(run: Path, step: int) -> bool:
-    return (run / gallery.SAMPLES / checkpoint.folder_name(step) / gallery.LISTING).is_file()
+    return samples.read_listing(samples.folder(run, samples.OWN, step)) is not None
 
 
 def sample_round(
@@ -105,38 +150,30 @@ def sample_round(
     """Sample the recipe's prompts and seeds into RUN/samples/step-…, draw the gallery, return the files."""
     spec = recipe.sample
     assert spec is not None
-    folder = run / gallery.SAMPLES / checkpoint.folder_name(step)
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    entries: list[dict[str, Any]] = []
-    for seed in spec.seeds:
-        clips = sample_clips(model, weights, recipe, recipe.stages[stage].flow, spec, spec.prompts, seed=seed)
-        for number, (prompt, frames) in enumerate(zip(spec.prompts, clips, strict=True)):
-            name = f"{number:02d}-{seed}.mp4"
-            write_clip(partial / name, frames, spec.fps)
-            entries.append(
-                {
-                    "number": number,
-                    "prompt": prompt,
-                    "seed": seed,
-                    "file": f"{gallery.SAMPLES}/{folder.name}/{name}",
-                }
-            )
-    try:
-        listing = {"step": step, "samples": entries}
-        (partial / gallery.LISTING).write_text(json.dumps(listing, indent=1) + "\n", encoding="utf-8")
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
-    except OSError as error:
-        raise StorageError(f"{folder}: cannot be written ({error}).") from error
+    folder = samples.folder(run, samples.OWN, step)
+    partial = samples.begin(folder, "training")
+    made = samples.entries(spec)
+    for entry in made:
+        frames = sample_clip(model, weights, recipe, flow_at(recipe, stage), spec, entry)
+        write_clip(partial / entry.file, frames, spec.fps)
+    samples.finish(partial, folder, samples.listing(samples.OWN, step, spec, weights="ema"))
     gallery.write_gallery(run, recipe.name)
-    return [run / entry["file"] for entry in entries]
+    return [folder / entry.file for entry in made]
 
 
 def sampling_model(recipe: TrainRecipe) -> STDiT3:
     """Return the recipe's model on the meta device. It projects captions itself, as samples have new ones."""
     with torch.device("meta"):
         return STDiT3(recipe.model.model_copy(update={"skip_y_embedder": False}))
+
+
+def recipe_of(state: Mapping[str, Any], path: Path) -> TrainRecipe:
+    """Return the recipe in the state of the checkpoint at `path`. Raises CheckpointError."""
+    try:
+        return TrainRecipe.model_validate_json(json.dumps(state["recipe"]))
+    except (KeyError, ValueError) as error:
+        said = " ".join(str(error).split())[:300]
+        raise CheckpointError(f"{path}/state.json: holds no recipe that can be read ({said}).") from error
 
 
 def load_model(path: Path, *, raw: bool = False) -> tuple[STDiT3, TrainRecipe, dict[str, Any]]:
@@ -148,7 +185,7 @@ def load_model(path: Path, *, raw: bool = False) -> tuple[STDiT3, TrainRecipe, d
     part = "model" if raw else "ema"
     weights = checkpoint.read_part(path, part)
     state = checkpoint.read_state(path)
-    recipe = TrainRecipe.model_validate_json(json.dumps(state["recipe"]))
+    recipe = recipe_of(state, path)
     model = sampling_model(recipe).to_empty(device="cpu")
     parts.copy_into(model.state_dict(), weights, str(path / part))
     return model.eval().requires_grad_(False), recipe, state
@@ -202,13 +239,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _act(given: argparse.Namespace) -> None:
     model, recipe, state = load_model(given.path, raw=given.raw)
-    spec = _spec(recipe, given, given.path)
-    stage = recipe.stages[min(state["stage_number"], len(recipe.stages) - 1)]
-    clips = sample_clips(model, None, recipe, stage.flow, spec, spec.prompts, seed=given.seed)
-    for number, (prompt, frames) in enumerate(zip(spec.prompts, clips, strict=True)):
-        path = given.out / f"{number:02d}-{given.seed}.mp4"
-        write_clip(path, frames, spec.fps)
-        print(f"{path}  {prompt}", flush=True)
+    spec = _spec(recipe, given, given.path).model_copy(update={"seeds": (given.seed,)})
+    for entry in samples.entries(spec):
+        path = given.out / entry.file
+        flow_spec = flow_at(recipe, state["stage_number"])
+        write_clip(path, sample_clip(model, None, recipe, flow_spec, spec, entry), spec.fps)
+        print(f"{path}  {entry.prompt}", flush=True)
 
 
 if __name__ == "__main__":

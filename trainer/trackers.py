@@ -13,8 +13,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -27,6 +28,7 @@ CLOSE_SECONDS = 60.0  # for a mirror to send the rest, when the run ends
 DIARIES = {metrics.METRICS: "", metrics.VALIDATION: "validation/"}
 """What is mirrored, and what stands before its names."""
 HIDDEN = ("step", "time", "loss_by_clip")
+INIT = ("project", "entity", "name", "group", "tags", "mode", "config")  # settings that W&B is given
 
 
 class WandbSpec(Recipe):
@@ -39,7 +41,7 @@ class WandbSpec(Recipe):
     name: str | None = None
     """name of the run there; null: the recipe's"""
     group: str | None = None
-    """group of the run"""
+    """group of the run, and of the inference server's beside it; null: the recipe's name"""
     tags: tuple[str, ...] = ()
     """tags of the run"""
     mode: Literal["online", "offline"] | None = None
@@ -58,12 +60,34 @@ class TrackersSpec(Recipe):
 # ── the training's side ─────────────────────────────────────────────────────────────────────────────────────
 
 
-class Mirrors:
-    """The mirrors of a run, a context manager. Nothing here raises for a mirror's sake, or waits long."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """Whose mirrors they are: the module that they run, and where their logs and failures are written."""
 
-    def __init__(self, spec: TrackersSpec, run: Path, config: dict[str, Any]) -> None:
+    module: str
+    logs: Path
+    events: Path
+    what: str
+    """what goes on without a mirror that fails"""
+
+
+class Mirrors:
+    """The mirrors of a run, a context manager. Nothing here raises for a mirror's sake, or waits long.
+
+    `config` is the recipe. Without a `home` they are the training's.
+    """
+
+    def __init__(
+        self, spec: TrackersSpec, run: Path, config: dict[str, Any], home: Home | None = None
+    ) -> None:
         self._run = run
+        self._home = home or Home(
+            module="trainer.trackers", logs=run / LOGS, events=run / metrics.EVENTS, what="the run"
+        )
         wandb = spec.wandb.model_dump(mode="json") | {"config": config} if spec.wandb else None
+        for name in ("name", "group"):
+            if wandb and wandb[name] is None:
+                wandb[name] = config["name"]
         self._wanted = {"tensorboard": {} if spec.tensorboard else None, "wandb": wandb}
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._step = 0
@@ -80,10 +104,10 @@ class Mirrors:
 
     def _start(self, kind: str, settings: dict[str, Any]) -> "subprocess.Popen[bytes]":
         log = self._log(kind)
-        log.parent.mkdir(exist_ok=True)
+        log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as file:
             process = subprocess.Popen(
-                [sys.executable, "-u", "-m", "trainer.trackers", kind, str(self._run)],
+                [sys.executable, "-u", "-m", self._home.module, kind, str(self._run)],
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=file,
@@ -95,11 +119,12 @@ class Mirrors:
         return process
 
     def _log(self, kind: str) -> Path:
-        return self._run / LOGS / f"tracker-{kind}.log"
+        return self._home.logs / f"tracker-{kind}.log"
 
     def _tell(self, kind: str, event: str, error: str) -> None:
-        metrics.record_event(self._run, event, self._step, tracker=kind, error=error)
-        print(f"{event}: {kind}: {error}; the run goes on without it", file=sys.stderr, flush=True)
+        metrics.append_event(self._home.events, event, self._step, tracker=kind, error=error)
+        text = f"{event}: {kind}: {error}; {self._home.what} goes on without it"
+        print(text, file=sys.stderr, flush=True)
 
     def check(self, step: int) -> None:
         """Record, once, the mirrors that have failed."""
@@ -157,25 +182,30 @@ IsOver = Callable[[float], bool]
 """Wait at most so many seconds for the training to hang up; whether it has."""
 
 
-def follow(run: Path, is_over: IsOver) -> Iterator[tuple[str, dict[str, Any], dict[str, float]]]:
-    """Yield (diary, line, its numbers by name) of each line, old and new, until `is_over` and all is read."""
-    places = dict.fromkeys(DIARIES, 0)
+def new_lines(paths: Sequence[Path], is_over: IsOver) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield (diary, line) of each line of these diaries, old and new, until `is_over` and all is read."""
+    places = dict.fromkeys(paths, 0)
     while True:
         is_last = is_over(POLL_SECONDS)
-        for name, prefix in DIARIES.items():
-            path = run / name
+        for path in paths:
             if not path.exists():
                 continue
             with path.open("rb") as file:
-                file.seek(places[name])
+                file.seek(places[path])
                 data = file.read()
             whole = data[: data.rfind(b"\n") + 1]
-            places[name] += len(whole)
+            places[path] += len(whole)
             for line in map(json.loads, whole.splitlines()):
-                shown = {key: value for key, value in line.items() if key not in HIDDEN}
-                yield name, line, scalars(shown, prefix)
+                yield path, line
         if is_last:
             return
+
+
+def follow(run: Path, is_over: IsOver) -> Iterator[tuple[str, dict[str, Any], dict[str, float]]]:
+    """Yield (diary, line, its numbers by name) of each line, old and new, until `is_over` and all is read."""
+    for path, line in new_lines([run / name for name in DIARIES], is_over):
+        shown = {key: value for key, value in line.items() if key not in HIDDEN}
+        yield path.name, line, scalars(shown, DIARIES[path.name])
 
 
 def _tensorboard(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
@@ -208,7 +238,7 @@ def _wandb(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
     )
     kept.write_text(json.dumps(known))
     there = wandb.init(
-        **{name: settings[name] for name in ("project", "entity", "name", "group", "tags", "mode", "config")},
+        **{name: settings[name] for name in INIT},
         dir=run,
         id=known["id"],
         resume="allow",
@@ -226,26 +256,25 @@ def _wandb(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
     there.finish()
 
 
-KINDS: dict[str, Callable[[Path, dict[str, Any], IsOver], None]] = {
-    "tensorboard": _tensorboard,
-    "wandb": _wandb,
-}
+Mirror = Callable[[Path, dict[str, Any], IsOver], None]
+KINDS: dict[str, Mirror] = {"tensorboard": _tensorboard, "wandb": _wandb}
 
 
 def _is_over(seconds: float) -> bool:
     return bool(select.select([sys.stdin], [], [], seconds)[0])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m trainer.trackers", description="Mirror a run's metrics.")
-    parser.add_argument("kind", choices=list(KINDS))
+def main(module: str = "trainer.trackers", kinds: Mapping[str, Mirror] = KINDS) -> None:
+    """Be one mirror: what to write comes in a line on stdin, whose end is that of the work."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description="Mirror a run's diaries.")
+    parser.add_argument("kind", choices=list(kinds))
     parser.add_argument("run", type=Path)
     given = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)  # the training says when it is over
+        signal.signal(number, signal.SIG_IGN)  # who started it says when it is over
     settings = json.loads(sys.stdin.readline())
     try:
-        KINDS[given.kind](given.run, settings, _is_over)
+        kinds[given.kind](given.run, settings, _is_over)
     except ModuleNotFoundError as error:
         sys.exit(f"{error.name} is not installed: pip install 'vidcurate[{given.kind}]'")
 

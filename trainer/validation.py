@@ -104,42 +104,48 @@ def _clip_losses(model: torch.nn.Module, tools: Tools, batch: inputs.Batch) -> T
     return torch.stack(columns, dim=1)
 
 
-def losses(state: TrainState, tools: Tools, given: Round) -> tuple[NDArray[np.float64], int]:
+def losses(tools: Tools, given: Round) -> tuple[NDArray[np.float64], int]:
     """Return the losses [clips, timesteps] of a round and how many of its clips another one stood in for.
 
-    On every rank the same; nothing is changed. The weights are the moving average, unless the recipe wants
-    the raw ones.
+    On every rank the same. The weights are those of `tools.layout`.
     """
-    spec, world = tools.recipe.validation, tools.world
-    assert spec is not None
+    world = tools.world
     slots = list(itertools.accumulate((len(part.rows) for part in given.parts), initial=0))
     told = torch.zeros(slots[-1] + 1, len(TIMESTEPS), dtype=torch.float64)  # the last row: how many stood in
     events: list[dict[str, Any]] = []
     mine = [part for part in given.parts if part.position % world.size == world.rank]
-    if spec.weights == "ema":
-        optim.swap(state.ema, state.model)
-    try:
-        with (
-            tools.layout.reading(),
-            data.open_loader(
-                given.data, tools.recipe, rank=0, world_size=1, on_event=events.append
-            ) as loader,
-        ):
+    with (
+        tools.layout.reading(),
+        data.open_loader(given.data, tools.recipe, rank=0, world_size=1, on_event=events.append) as loader,
+    ):
 
-            def read() -> None:
-                for part in mine:  # one at a time: a round must not need more memory than a step
-                    (batch,) = loader.load([part])
-                    told[slots[part.position] : slots[part.position + 1]] = _clip_losses(
-                        tools.layout.compute, tools, batch
-                    )
+        def read() -> None:
+            for part in mine:  # one at a time: a round must not need more memory than a step
+                (batch,) = loader.load([part])
+                told[slots[part.position] : slots[part.position + 1]] = _clip_losses(
+                    tools.layout.compute, tools, batch
+                )
 
-            mesh.together(read, world)  # a clip that cannot be read stops all of them
-    finally:
-        if spec.weights == "ema":
-            optim.swap(state.ema, state.model)
+        mesh.together(read, world)  # a clip that cannot be read stops all of them
     told[-1, 0] = sum(event["event"] == "clip_substituted" for event in events)
     found: NDArray[np.float64] = mesh.sum_over_ranks(told, world).cpu().numpy()
     return found[:-1], int(found[-1, 0])
+
+
+def losses_of_state(state: TrainState, tools: Tools, given: Round) -> tuple[NDArray[np.float64], int]:
+    """Return `losses` of the moving average, or of the raw weights where the recipe wants these.
+
+    Nothing is changed.
+    """
+    spec = tools.recipe.validation
+    assert spec is not None
+    if spec.weights == "raw":
+        return losses(tools, given)
+    optim.swap(state.ema, state.model)
+    try:
+        return losses(tools, given)
+    finally:
+        optim.swap(state.ema, state.model)
 
 
 def _standard_error(values: NDArray[np.float64]) -> float | None:
@@ -208,7 +214,7 @@ def validate(state: TrainState, tools: Tools, given: Round) -> dict[str, Any] | 
     if written and written[0]["step"] >= state.step:
         return None
     began = time.perf_counter()
-    table, substituted = losses(state, tools, given)
+    table, substituted = losses_of_state(state, tools, given)
     line = {"step": state.step, "stage": given.data.stage.name, "weights": spec.weights}
     line |= summary(table, given, written[0] if written else None)
     line |= {

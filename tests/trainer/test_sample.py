@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.trainer.shards_for_tests import events, make_shards, smoke
-from trainer import checkpoint, gallery, sample
+from trainer import checkpoint, sample, samples
 from trainer.loop import train
 from vidcurate import video
 from vidcurate.errors import CheckpointError
@@ -33,13 +33,14 @@ def clips(run: Path, prompts: tuple[str, ...] = PROMPTS, seed: int = 0, **option
 
 
 def test_a_run_samples_when_it_is_time(run: Path) -> None:
-    rounds = gallery.rounds(run)
+    rounds = samples.rounds(run)
 
-    assert [step for step, _ in rounds] == [2, 4]
-    assert [(entry["number"], entry["seed"]) for entry in rounds[0][1]] == [(0, 0), (1, 0), (0, 5), (1, 5)]
+    assert [facts["step"] for facts in rounds] == [2, 4]
+    entries = rounds[0]["samples"]
+    assert [(entry["number"], entry["seed"]) for entry in entries] == [(0, 0), (1, 0), (0, 5), (1, 5)]
     assert [event["step"] for event in events(run, "sample")] == [2, 4]
-    for _, entries in rounds:
-        for entry in entries:
+    for facts in rounds:
+        for entry in facts["samples"]:
             frames = video.read_frames(run / entry["file"], range(8), height=32, width=32)
             assert frames.shape == (8, 32, 32, 3)
     assert not list((run / "samples").glob(".*"))
@@ -53,6 +54,20 @@ def test_a_clip_is_the_same_noise_at_every_step_and_beside_any_other(run: Path) 
     assert np.abs(alone[0].astype(int) - together[0]).max() <= 1  # a batch may round the last bit elsewhere
     assert np.array_equal(together, clips(run))
     assert not np.array_equal(together, clips(run, seed=1))
+
+
+def test_a_clip_of_a_round_is_the_one_that_is_made_by_hand(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sample.main([str(run), "--seed", "5", "--out", str(tmp_path)]) == 0
+
+    capsys.readouterr()
+    for number in range(2):
+        by_hand, in_round = (
+            tmp_path / f"{number:02d}-5.mp4",
+            run / f"samples/step-00000004/{number:02d}-5.mp4",
+        )
+        assert by_hand.read_bytes() == in_round.read_bytes()
 
 
 def test_the_average_is_sampled_unless_the_weights_are_asked_for(run: Path) -> None:
@@ -89,41 +104,6 @@ def test_guidance_of_one_is_the_caption_alone_and_prompts_matter(run: Path) -> N
         for prompt in PROMPTS
     ]
     assert not np.array_equal(*made)
-
-
-def test_the_page_stands_alone_and_shows_every_clip(run: Path) -> None:
-    page = (run / "gallery.html").read_text()
-
-    assert page.count("<video") == 8
-    assert 'src="samples/step-00000002/00-0.mp4"' in page
-    assert "http" not in page.replace("http-equiv", "")
-    assert "<polyline" in page
-    assert all(prompt in page for prompt in PROMPTS)
-    assert gallery.main([str(run)]) == 0
-    own = (run / "gallery.html").read_text()
-    assert "<title>run &lt;&amp;&gt; 1: samples</title>" in own
-    assert "<&>" not in own
-    assert gallery.main([str(run / "nothing")]) == 2
-    assert gallery.main([]) == 2
-
-
-def test_a_page_before_the_first_sample_says_so(tmp_path: Path) -> None:
-    page = gallery.write_gallery(tmp_path).read_text()
-
-    assert "No samples yet" in page
-    assert "after the second step" in page
-
-
-def test_the_curve_marks_stages_and_stays_small() -> None:
-    lines = [
-        {"step": step, "stage": "easy" if step < 3000 else "<hard>", "loss": 1 / step}
-        for step in range(1, 5000)
-    ]
-
-    curve = gallery.loss_curve(lines)
-
-    assert "&lt;hard&gt;" in curve
-    assert len(curve) < 40_000
 
 
 def test_the_command_samples_any_prompt(

@@ -1,0 +1,175 @@
+"""What the server's command line takes and refuses, the presets, and runs by number."""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.shards_for_tests import SMOKE, make_shards, smoke
+from trainer import recipe as recipes
+from trainer.__main__ import main
+from trainer.loop import train
+from trainer.serve import command, found, presets
+from trainer.serve.presets import Changes
+from vidcurate import video
+from vidcurate.errors import InputError
+
+COARSE = (  # an encoder so coarse that a published preset is a few thousand tokens
+    "video_encoder={kind: space_to_depth, spatial: 16, temporal: 1}",
+    "model.in_channels=768",
+    "stages.0.steps=1",
+    "stages.0.data.buckets.table={32px: {8: [1.0, 2]}}",
+    "sample.steps=1",
+    "sample.guidance=1",
+    "sample.prompts=[a red square moves right]",
+)
+
+
+@pytest.mark.parametrize(
+    ("preset", "size"),
+    [("low4s", (102, 360, 640)), ("high4s", (102, 720, 1280)), ("low16s", (408, 360, 640))],
+)
+def test_the_presets_are_the_published_sizes(preset: str, size: tuple[int, int, int]) -> None:
+    recipe = recipes.load(SMOKE)
+
+    wanted = presets.wanted(recipe, preset, Changes(), raw=False)
+
+    assert presets.size(preset) == size
+    assert (wanted.spec.num_frames, wanted.spec.height, wanted.spec.width) == size
+    assert wanted.name == preset
+    assert wanted.spec.prompts == recipe.sample.prompts  # type: ignore[union-attr]
+
+
+def test_without_a_sample_section_a_preset_is_as_published() -> None:
+    recipe = recipes.load(SMOKE, ["sample=null"])
+
+    spec = presets.wanted(recipe, "low4s", Changes(prompts=("x",)), raw=False).spec
+
+    assert (spec.steps, spec.guidance, spec.fps, spec.seeds) == (30, 7.0, 24.0, (0,))
+    with pytest.raises(InputError, match="--prompts FILE"):
+        presets.wanted(recipe, "low4s", Changes(), raw=False)
+    with pytest.raises(InputError, match="--preset low4s"):
+        presets.wanted(recipe, presets.OWN, Changes(prompts=("x",)), raw=False)
+
+
+def test_a_set_is_named_by_what_differs_from_the_recipes_own() -> None:
+    recipe = recipes.load(SMOKE)
+
+    def name(preset: str, raw: bool, **changes: object) -> str:
+        return presets.wanted(recipe, preset, Changes(**changes), raw=raw).name  # type: ignore[arg-type]
+
+    assert name("own", False) == ""
+    assert name("own", False, prompts=recipe.sample.prompts) == ""  # type: ignore[union-attr]
+    assert name("own", False, seeds=(9,)) == "own"
+    assert name("own", True) == "own-raw"
+    assert name("low4s", True) == "low4s-raw"
+
+
+def test_low4s_of_a_run_is_a_hundred_and_two_frames_of_360_by_640(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shards = make_shards(tmp_path / "shards", num_clips=6)
+    train(smoke(shards, tmp_path / "run", *COARSE))
+
+    assert main(["serve", "--once", "--preset", "low4s", "--no-validation", str(tmp_path / "run")]) == 0
+
+    path = tmp_path / "run/samples/low4s/step-00000001/00-0.mp4"
+    assert capsys.readouterr().out.startswith(f"{path.parent}  1 clips, ")
+    header = video.read_header_and_index(path)[0]
+    assert (header.height, header.width) == (360, 640)
+    assert video.read_frames(path, [0, 101], height=360, width=640).shape == (2, 360, 640, 3)
+    assert '"low4s"' in (tmp_path / "run/gallery.js").read_text()
+
+
+def test_runs_are_found_by_the_number_that_their_names_begin_with(tmp_path: Path) -> None:
+    for name in ("001-STDiT3-XL-2", "2", "003", "010-x", "10b-y", "notes"):
+        (tmp_path / name).mkdir()
+    numbers = tmp_path / "numbers.txt"
+    numbers.write_text("3\n1\n")
+
+    assert found.by_number("1,2", tmp_path) == [tmp_path / "001-STDiT3-XL-2", tmp_path / "2"]
+    assert found.by_number(str(numbers), tmp_path) == [tmp_path / "003", tmp_path / "001-STDiT3-XL-2"]
+    with pytest.raises(InputError, match=r"2 folders have it \(010-x, 10b-y\)"):
+        found.by_number("10", tmp_path)
+    with pytest.raises(InputError, match="no folder begins with it"):
+        found.by_number("7", tmp_path)
+    with pytest.raises(InputError, match="write numbers with commas"):
+        found.by_number("one", tmp_path)
+
+
+TOKEN = "0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("", "no run is named"),
+        ("DIR/nowhere", "no such run folder"),
+        ("DIR --preset low8s", "the presets are own, low4s, high4s, low16s"),
+        ("DIR --prompts DIR/none", "cannot be read"),
+        ("DIR --prompts DIR/empty", "holds no prompt"),
+        ("DIR --seeds 1,a", "write them as numbers"),
+        ("DIR --seeds 1,1", "a seed is there twice"),
+        ("DIR --steps 0", "1 is the least"),
+        ("DIR --poll-seconds 0", "0.05 is the least"),
+        ("DIR --poll-seconds nan", "0.05 is the least"),
+        ("DIR --gpus x", "write their numbers with commas"),
+        ("DIR --once --http :0", "leave one of them out"),
+        ("DIR --http nowhere", "write it as HOST:PORT"),
+        ("DIR --http 0.0.0.0:0", "--token-file FILE"),
+        ("DIR --http example.org:80", "--token-file FILE"),
+        ("DIR --http :0 --token-file DIR/none", "cannot be read"),
+        ("DIR --http :0 --token-file DIR/empty", "holds 0 characters"),
+        ("--expnums 1 --runs-dir DIR/nowhere", "no such folder"),
+    ],
+)
+def test_a_wrong_request_is_one_line_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: str, said: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (tmp_path / "empty").write_text("\n")
+
+    assert main(["serve", *words.replace("DIR", str(tmp_path)).split()]) == 2
+
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
+def test_gpus_that_are_not_there_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # to be put back
+
+    assert main(["serve", str(tmp_path), "--gpus", "99"]) == 2
+    assert "there is no such GPU" in capsys.readouterr().err
+
+
+def test_several_gpus_are_a_process_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    became: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda program, words: became.append(words))
+    given = command._parser().parse_args(["run", "--gpus", "6,7"])
+
+    command._choose_gpus(given, ["run", "--gpus", "6,7"])
+
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "6,7"
+    assert became[0][1:5] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    assert became[0][-5:] == ["trainer", "serve", "run", "--gpus", "6,7"]
+
+
+def test_the_example_of_the_help_runs(tmp_path: Path) -> None:
+    shards = make_shards(tmp_path / "shards", num_clips=6)
+    train(smoke(shards, tmp_path / "runs" / "first", "stages.0.steps=2"))
+    (line,) = [text.strip() for text in command.EXAMPLE.splitlines() if "--once" in text]
+
+    done = subprocess.run(
+        [sys.executable, *shlex.split(line)[1:]], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert line in command._parser().format_help()

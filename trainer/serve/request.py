@@ -1,0 +1,96 @@
+"""What a client may ask of the endpoint, and how it is answered or refused."""
+
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+# name → (kind, least, most); what is left out is as the run's recipe has it.
+FIELDS: dict[str, tuple[type, float, float]] = {
+    "seed": (int, 0, 2**63 - 1),
+    "num_frames": (int, 1, 10_000),
+    "height": (int, 2, 10_000),
+    "width": (int, 2, 10_000),
+    "steps": (int, 1, 1000),
+    "guidance": (float, 0, 100),
+    "fps": (float, 0.1, 240),
+}
+WORDS = ("prompt", "checkpoint", "run")
+MAX_PROMPT = 4000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one request may ask for. `max_pixels` counts height x width x frames."""
+
+    max_queue: int = 4
+    max_pixels: int = 102 * 720 * 1280
+    time_limit_seconds: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An HTTP answer: code, body, headers."""
+
+    code: int
+    body: bytes
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of_json(cls, code: int, value: dict[str, Any], **headers: str) -> "Answer":
+        """Return an answer of one line of JSON."""
+        body = (json.dumps(value, ensure_ascii=False) + "\n").encode()
+        return cls(code, body, {"Content-Type": "application/json", **headers})
+
+
+class Refused(Exception):
+    """A request that is not done: an HTTP code and one line."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        headers = {429: {"Retry-After": "10"}, 401: {"WWW-Authenticate": "Bearer"}}.get(code, {})
+        self.code = code
+        self.answer = Answer.of_json(code, {"error": message}, **headers)
+
+
+def parse(body: bytes) -> dict[str, Any]:
+    """Return the checked fields of a request's body. Raises Refused: 400, or 413 for too long a prompt."""
+    try:
+        asked = json.loads(body.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise Refused(400, f"the body is no JSON: {error}.") from error
+    if not isinstance(asked, dict):
+        raise Refused(400, 'the body is no JSON object; send {"prompt": TEXT, …}.')
+    for name, value in asked.items():
+        if name in WORDS:
+            if not isinstance(value, str):
+                raise Refused(400, f"{name} is {value!r}; text is needed.")
+        elif name in FIELDS:
+            _check_number(name, value)
+        else:
+            raise Refused(400, f"{name} is no field; the fields are {', '.join((*WORDS, *FIELDS))}.")
+    prompt = asked.get("prompt", "").strip()
+    if not prompt:
+        raise Refused(400, 'prompt is missing; send {"prompt": TEXT, …}.')
+    if len(prompt) > MAX_PROMPT:
+        raise Refused(413, f"the prompt has {len(prompt)} characters; the limit is {MAX_PROMPT}.")
+    return {**asked, "prompt": prompt}
+
+
+def _check_number(name: str, value: object) -> None:
+    kind, least, most = FIELDS[name]
+    is_number = isinstance(value, (int, float) if kind is float else int) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or not least <= value <= most:  # type: ignore[arg-type, operator]
+        word = "a whole number" if kind is int else "a number"
+        raise Refused(400, f"{name} is {value!r}; {word} from {least:g} to {most:g} is needed.")
+
+
+def check_pixels(num_frames: int, height: int, width: int, limits: Limits) -> None:
+    """Raise Refused, 413, for a clip of more pixels than the limit."""
+    pixels = num_frames * height * width
+    if pixels > limits.max_pixels:
+        raise Refused(
+            413,
+            f"{num_frames} frames of {height} x {width} px are {pixels} pixels; the limit is "
+            f"{limits.max_pixels}.",
+        )
