@@ -104,6 +104,7 @@ TRAINER = [
     {"gallery"},
     {"position", "sample", "inspect", "resume", "step", "validation", "dry_run", "encode_ahead"}
     | {"planned", "plan", "plan_words", "simulate", "contact_sheet"},
+    {"preflight"},
     {"begin"},
     {"telling", "rerun"},
     {"guarded"},
@@ -143,6 +144,7 @@ TOUCHES = {
     "simulate": {"decode_cost", "order", "plan_figures"},
     "contact_sheet": {"video"},
     "trackers": {"recipe"},
+    "preflight_spec": {"recipe"},
     "demo": {"cli", "curate", "synthetic", "progress", "video", "report"},
 }
 # These start in decode workers and on GPU machines: nothing heavy when they are imported.

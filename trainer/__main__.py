@@ -31,6 +31,7 @@ COMMANDS = {
 def _act(arguments: argparse.Namespace) -> int:
     # torch is loaded here, so that --help and a recipe's typing error answer at once.
     from trainer import dry_run, loop, recipe, resume
+    from trainer.preflight import command as preflight
 
     origin = resume.Origin(
         load=arguments.load,
@@ -45,7 +46,12 @@ def _act(arguments: argparse.Namespace) -> int:
         if report["resume"] and report["resume"]["error"]:
             raise StateError(report["resume"]["error"])
         return 0
-    outcome = loop.train(wanted, origin, arguments.settings)
+    if arguments.preflight:
+        found = preflight.alone(wanted, origin, arguments.settings)
+        if found is not None:
+            print(json.dumps(found) if arguments.json else found["verdict"])
+        return exit_codes.DONE
+    outcome = loop.train(wanted, origin, arguments.settings, check_nodes=not arguments.no_preflight)
     if outcome.is_first_rank:
         print(json.dumps(outcome.as_json()) if arguments.json else outcome.in_words())
     return exit_codes.REQUEUE if outcome.stopped_by else exit_codes.DONE

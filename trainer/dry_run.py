@@ -28,7 +28,15 @@ TRAINED_BYTES, FROZEN_BYTES = 20, 8
 HOST_RANKS = 8  # that share one copy of the state, where the recipe leaves it to the hosts
 
 
-def _memory(laid: data.StageData, recipe: TrainRecipe, state: tuple[int, int]) -> dict[str, Any]:
+def parameters(recipe: TrainRecipe) -> tuple[int, int]:
+    """Return how many parameters of the recipe's model are trained, and how many are frozen."""
+    with torch.device("meta"):
+        model = STDiT3(recipe.model)
+    trained = sum(parameter.numel() for parameter in optim.trained(model).values())
+    return trained, sum(parameter.numel() for parameter in model.parameters()) - trained
+
+
+def memory_of(laid: data.StageData, recipe: TrainRecipe, state: tuple[int, int]) -> dict[str, Any]:
     """Return the forecast of the largest micro-batch on one GPU; `state`: parameters trained and frozen."""
     spec, model = recipe.parallel, recipe.model
     form = memory.Form(fast=recipe.blocks == "fast", item_bytes=2 if recipe.precision == "bfloat16" else 4)
@@ -87,7 +95,7 @@ def _stage(laid: data.StageData, recipe: TrainRecipe, state: tuple[int, int]) ->
         "micro_batches_per_step": laid.plan.micro_batches_per_step,
         **data.summary(laid),
         "latents": _latents(laid, recipe),
-        "memory": _memory(laid, recipe, state),
+        "memory": memory_of(laid, recipe, state),
         "clips_read": trained,
         "passes": trained / laid.plan.num_clips,
         "steps_per_pass": plan_figures.steps_per_pass(laid.plan),
@@ -141,19 +149,16 @@ def dry_run(
     """
     laid = data.lay_out(recipe, complete=False)
     laid, going_on = position.ahead(laid, recipe, origin or Origin(), settings)
-    with torch.device("meta"):
-        model = STDiT3(recipe.model)
-    total = sum(parameter.numel() for parameter in model.parameters())
-    trained = sum(parameter.numel() for parameter in optim.trained(model).values())
+    trained, frozen = parameters(recipe)
     return {
         "name": recipe.name,
         "output": str(recipe.output),
         "resume": going_on,
-        "parameters": total,
+        "parameters": trained + frozen,
         "trained_parameters": trained,
-        "weights_and_optimizer_bytes": trained * TRAINED_BYTES + (total - trained) * FROZEN_BYTES,
+        "weights_and_optimizer_bytes": trained * TRAINED_BYTES + frozen * FROZEN_BYTES,
         "steps": laid[-1].first_step + laid[-1].num_steps,
-        "stages": [_stage(stage, recipe, (trained, total - trained)) for stage in laid],
+        "stages": [_stage(stage, recipe, (trained, frozen)) for stage in laid],
         "validation": _validation(validation.lay_out(recipe, laid, complete=False)),
     }
 

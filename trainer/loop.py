@@ -43,6 +43,7 @@ from trainer.guard.memory import Memory
 from trainer.guarded import Guarded
 from trainer.inputs import Batch
 from trainer.mesh import World
+from trainer.preflight import command as preflight
 from trainer.recipe import TrainRecipe
 from trainer.resume import Origin, TrainState
 from trainer.saver import Saver
@@ -193,11 +194,18 @@ def _enter(stage: StageData, state: TrainState, tools: Tools) -> None:
 # ── the act ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def train(recipe: TrainRecipe, origin: Origin | None = None, settings: Sequence[str] = ()) -> Outcome:
+def train(
+    recipe: TrainRecipe,
+    origin: Origin | None = None,
+    settings: Sequence[str] = (),
+    *,
+    check_nodes: bool = True,
+) -> Outcome:
     """Train what `recipe` says, from its run's newest checkpoint if there is one, else from `origin`.
 
     `settings` are this command's `key=value` overrides, already part of `recipe`: a resumed run takes some
-    changes only when they are named. Raises VidcurateError and its children, the same on every rank.
+    changes only when they are named. `check_nodes` False leaves out the recipe's preflight. Raises
+    VidcurateError and its children, the same on every rank.
     """
     origin = origin or Origin()
     resume.check_origin(origin)
@@ -212,6 +220,8 @@ def train(recipe: TrainRecipe, origin: Origin | None = None, settings: Sequence[
             place.rank_log(run, world.rank, world.size),
             _determinism(world),
         ):
+            if check_nodes and recipe.preflight.at_start:
+                preflight.at_start(recipe, laid, world)
             saver = Saver(run, world)
             shown = recipe.trackers if world.is_first else TrackersSpec()
             try:

@@ -22,6 +22,7 @@ from trainer.guard.spec import GuardSpec
 from trainer.latents.spec import EncodedSpec
 from trainer.optim import OptimSpec
 from trainer.parallel import ParallelSpec
+from trainer.preflight_spec import PreflightSpec
 from trainer.stdit import GIANT_3B_2, XL_2, STDiT3Config
 from trainer.trackers import TrackersSpec
 from vidcurate import recipe as strict
@@ -235,6 +236,8 @@ class TrainRecipe(Recipe):
     """what the run does about its own troubles; without a finding it changes no number"""
     trackers: TrackersSpec = TrackersSpec()
     """where the numbers are shown besides metrics.jsonl"""
+    preflight: PreflightSpec = PreflightSpec()
+    """what is checked before the first step, and when a node is bad; it changes no number of the run"""
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
@@ -297,7 +300,8 @@ def flat(value: Any, name: str = "") -> dict[str, Any]:
 
 # What may change between one start of a run and the next, whatever the step: it changes no number.
 FREE = re.compile(
-    r"^(name|output|blocks|loader\..*|encoded\.shard_bytes|parallel\..*|(sample|validation|trackers|guard)(\..*)?"
+    r"^(name|output|blocks|loader\..*|encoded\.shard_bytes|parallel\..*"
+    r"|(sample|validation|trackers|guard|preflight)(\..*)?"
     r"|stages\.\d+\.(checkpoint_every|checkpoint_in_background|keep_last|keep_every|log_every)"
     r"|stages\.\d+\.data\.(shards|latents))$"
 )

@@ -12,7 +12,8 @@ The same command given again goes on where the run stopped. On several GPUs and 
   srun --ntasks-per-node 8 python -m trainer RECIPE
   python -m trainer launch RECIPE --hostfile nodes.txt
 
-exit codes: 0 done, 1 the work failed, 2 the request was wrong, 75 saved after SIGTERM or SIGUSR1
+exit codes: 0 done, 1 the work failed, 2 the request was wrong, 75 saved after SIGTERM or SIGUSR1,
+77 a node failed its preflight
 """
 
 
@@ -67,6 +68,15 @@ def parser() -> argparse.ArgumentParser:
     )
     for flag, meaning in CHANGES.items():
         changed.add_argument(flag, dest="accept", action="append_const", const=flag, help=meaning)
+    before = made.add_mutually_exclusive_group()
+    before.add_argument(
+        "--preflight",
+        action="store_true",
+        help="check GPUs, links, disks, clocks and the data, write RUN/preflight.json, train nothing",
+    )
+    before.add_argument(
+        "--no-preflight", action="store_true", help="begin without the short checks of preflight.at_start"
+    )
     made.add_argument(
         "--dry-run", action="store_true", help="say what would be trained, on which clips; write nothing"
     )

@@ -12,6 +12,7 @@
     ├── StateError                  a loader or training state that belongs to other data or another recipe
     ├── CheckpointError             a checkpoint that is incomplete, altered or of another model
     ├── StorageError                the disk or the network refused
+    ├── BadNodeError                exit code 77: a node failed its preflight; begin again without it
     └── FailureLimitError           exit code 3: the work is done, and more failed than was allowed
 
 A message names the thing, gives the value, says what is needed and, where there is one, the next step.
@@ -83,6 +84,12 @@ class CheckpointError(VidcurateError):
 
 class StorageError(VidcurateError):
     """The disk or the network refused."""
+
+
+class BadNodeError(VidcurateError):
+    """A node failed its preflight: it computes wrongly, hangs, or lacks what the run needs."""
+
+    exit_code = 77
 
 
 class FailureLimitError(VidcurateError):

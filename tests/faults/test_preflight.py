@@ -1,0 +1,220 @@
+"""A node that computes wrongly, hangs, is slow, has other versions or another time: named before step 1."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.forked_runs import Forked, Forks
+from tests.trainer.shards_for_tests import command_words, events, make_shards, numbers
+from tests.trainer.smi_for_tests import put, put_dmesg, put_smi
+
+# Each rank is a node of its own; what is wrong with one of them is done where the machine would do it.
+RANKS = """
+import os, socket, sys, time
+RANK = int(os.environ.get("RANK", "0"))
+socket.gethostname = lambda: f"node{RANK}"
+def odd(): pass
+FAULT
+if RANK == 1: odd()
+from trainer.__main__ import main
+sys.exit(main(WORDS))
+"""
+WRONG_PRODUCT = """
+import torch
+whole = torch.matmul
+def odd():
+    def matmul(left, right):
+        result = whole(left, right)
+        result[7, 5] += 0.25
+        return result
+    torch.matmul = matmul
+"""
+SLOW_PRODUCT = """
+import torch
+whole = torch.matmul
+def odd():
+    torch.matmul = lambda left, right: (time.sleep(0.3), whole(left, right))[1]
+"""
+HANGING_PRODUCT = """
+import torch
+def odd():
+    torch.matmul = lambda left, right: time.sleep(3600)
+"""
+OTHER_VERSION = """
+import torch
+def odd():
+    torch.__version__ = "2.10.0"
+"""
+CLOCK_AHEAD = """
+own = time.time_ns
+def odd():
+    time.time_ns = lambda: own() + 3_000_000_000
+"""
+SLOW_LINK = """
+import torch.distributed as dist
+whole = dist.batch_isend_irecv
+def odd():
+    def batch(operations):
+        time.sleep(0.5)
+        return whole(operations)
+    dist.batch_isend_irecv = batch
+"""
+DEAD_LINK = """
+import torch.distributed as dist
+whole = dist.batch_isend_irecv
+def odd():
+    dist.batch_isend_irecv = lambda ops: time.sleep(3600) if ops[0].peer == 2 else whole(ops)
+"""
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_shards(tmp_path_factory.mktemp("made") / "shards", num_clips=6)
+
+
+def start(forks: Forks, words: list[str], fault: str = "", ranks: int = 1, **environment: str) -> Forked:
+    program = RANKS.replace("FAULT", fault).replace("WORDS", repr(words))
+    return forks.start(["-c", program], ranks=ranks, **environment)
+
+
+def kept(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "preflight.json").read_text())
+    return found
+
+
+def verdicts(run: Path) -> dict[str, str]:
+    return {node["host"]: node["verdict"] for node in kept(run)["nodes"]}
+
+
+def check(run: Path, node: int, name: str) -> dict[str, Any]:
+    (found,) = [each for each in kept(run)["nodes"][node]["checks"] if each["name"] == name]
+    return dict(found)
+
+
+def test_ranks_that_are_sound_are_told_so_in_one_table(forks: Forks, shards: Path, tmp_path: Path) -> None:
+    started = start(forks, [*command_words(shards, tmp_path), "--preflight"], ranks=3)
+    started.succeed()
+    assert verdicts(tmp_path) == {"node0": "ok", "node1": "ok", "node2": "ok"} or set(
+        line.split(": ")[1] for line in kept(tmp_path)["problems"]
+    ) <= {"time daemon", "product rate", "copy rate", "link"}, started.text()  # one small machine plays three
+    text = started.text()
+    assert text.count("preflight: ") == 1
+    assert "node1  1      cpu" in text
+    assert len(kept(tmp_path)["links"]) == 3  # each with each
+    assert {tuple(link["ranks"]) for link in kept(tmp_path)["links"]} == {(0, 1), (0, 2), (1, 2)}
+    assert "one pass is" in text  # the data are looked at, too
+    (event,) = events(tmp_path, "preflight")
+    assert (event["form"], set(event["nodes"])) == ("full", {"node0", "node1", "node2"})
+    assert numbers(tmp_path) == []  # nothing is trained
+
+
+def test_a_device_that_computes_wrongly_ends_the_start_with_77(
+    forks: Forks, shards: Path, tmp_path: Path
+) -> None:
+    started = start(forks, command_words(shards, tmp_path), WRONG_PRODUCT, ranks=3)
+    assert started.codes() == [77, 77, 77], started.text()
+    assert verdicts(tmp_path)["node1"] == "bad"
+    assert "bad" not in (verdicts(tmp_path)["node0"], verdicts(tmp_path)["node2"])
+    assert "error: bad node node1: node1 rank 1: product: " in started.text()
+    assert "elements are wrong, limit 0 wrong" in started.text()
+    (event,) = events(tmp_path, "preflight")
+    assert (event["verdict"], event["form"]) == ("bad", "short")
+    assert numbers(tmp_path) == []
+
+
+def test_without_preflight_nothing_is_checked(forks: Forks, shards: Path, tmp_path: Path) -> None:
+    words = command_words(shards, tmp_path, "stages.0.steps=2", "sample=null")
+    start(forks, [*words, "--no-preflight"], WRONG_PRODUCT.replace("+= 0.25", "+= 0.0")).succeed()
+    assert len(numbers(tmp_path)) == 2
+    assert not (tmp_path / "preflight.json").exists()
+    start(forks, [*words, "--set", "preflight.at_start=false", "--set", "stages.0.steps=3"]).succeed()
+    assert events(tmp_path, "preflight") == []
+
+
+def test_a_slow_rank_is_marked_and_is_bad_under_a_stated_rate(
+    forks: Forks, shards: Path, tmp_path: Path
+) -> None:
+    words = command_words(shards, tmp_path, "stages.0.steps=2", "sample=null")
+    start(forks, words, SLOW_PRODUCT, ranks=3).succeed()
+    marked = check(tmp_path, 1, "product rate")
+    assert marked["verdict"] == "warn"
+    assert "below the median" in marked["value"]
+    started = start(forks, [*words, "--set", "preflight.min_tflops=0.0002"], SLOW_PRODUCT, ranks=3)
+    assert started.codes() == [77] * 3, started.text()
+    assert "node1 rank 1: product rate: " in started.text()
+    assert "limit at least 0.0002 TFLOP/s" in started.text()
+
+
+def test_a_check_that_hangs_is_itself_named(forks: Forks, shards: Path, tmp_path: Path) -> None:
+    words = command_words(shards, tmp_path, "preflight.check_seconds=2")
+    started = start(forks, words, HANGING_PRODUCT, ranks=2)
+    assert started.codes() == [77, 77], started.text()
+    hung = check(tmp_path, 1, "product")
+    assert hung["verdict"] == "bad"
+    assert "no answer after 2" in hung["value"]
+    assert "bad node node1: node1 rank 1: product: no answer" in started.text()
+
+
+def test_another_version_on_one_rank_is_named(forks: Forks, shards: Path, tmp_path: Path) -> None:
+    started = start(forks, command_words(shards, tmp_path), OTHER_VERSION, ranks=3)
+    assert started.codes() == [77] * 3, started.text()
+    assert "node1 rank 1: torch: 2.10.0, limit" in started.text()
+    words = command_words(shards, tmp_path, "preflight.different_versions=warn", "stages.0.steps=1")
+    start(forks, words, OTHER_VERSION, ranks=3).succeed()
+    assert check(tmp_path, 1, "torch")["verdict"] == "warn"
+
+
+def test_a_clock_that_is_ahead_is_named_with_its_offset(forks: Forks, shards: Path, tmp_path: Path) -> None:
+    started = start(forks, command_words(shards, tmp_path), CLOCK_AHEAD, ranks=3)
+    assert started.codes() == [77] * 3, started.text()
+    found = check(tmp_path, 1, "clock")
+    assert found["verdict"] == "bad"
+    assert found["figure"] == pytest.approx(3000, abs=300)
+    assert check(tmp_path, 2, "clock")["verdict"] == "ok"
+    assert "use chrony" in started.text()
+
+
+def test_the_slow_end_of_slow_links_is_named(forks: Forks, shards: Path, tmp_path: Path) -> None:
+    words = command_words(shards, tmp_path, "preflight.min_link_gb_per_second=0.012")
+    started = start(forks, [*words, "--preflight"], SLOW_LINK, ranks=3)
+    assert started.codes() == [77] * 3, started.text()
+    found = check(tmp_path, 1, "link")
+    assert found["verdict"] == "bad"
+    assert "2 slow links in all" in found["value"]
+    assert "bad node node1: node1 rank 1: link: " in started.text()
+
+
+def test_a_link_through_which_nothing_comes_is_named(forks: Forks, shards: Path, tmp_path: Path) -> None:
+    words = command_words(shards, tmp_path, "preflight.check_seconds=3")
+    started = start(forks, [*words, "--preflight"], DEAD_LINK, ranks=3)
+    assert started.codes() == [77] * 3, started.text()
+    assert verdicts(tmp_path)["node0"] != "bad"
+    assert "nothing arrives to rank 2 on node2" in started.text()
+
+
+def test_the_drivers_word_drains_the_node(forks: Forks, shards: Path, tmp_path: Path) -> None:
+    path = f"{put_smi(tmp_path / 'tools', {}, {'remap_pending': 'Yes'})}:/usr/bin:/bin"
+    started = start(forks, command_words(shards, tmp_path / "run"), PATH=path)
+    assert started.codes() == [77], started.text()
+    assert "node0 rank 0: hardware: GPU 1: a memory row waits to be replaced" in started.text()
+
+    put_smi(tmp_path / "tools", {})
+    now = Path("/proc/uptime").read_text().split()[0]
+    lost = "NVRM: Xid (PCI:0000:41:00): 79, pid=1234, GPU has fallen off the bus."
+    put_dmesg(tmp_path / "tools", f"[{now}] {lost}", f"[{now}] {lost}")
+    started = start(forks, command_words(shards, tmp_path / "run"), PATH=path)
+    assert started.codes() == [77], started.text()
+    assert "Xid 79 on 0000:41:00 2 times: the GPU has fallen off the bus" in started.text()
+
+    milder = command_words(shards, tmp_path / "run", 'preflight.xid={"79": ignore}', "stages.0.steps=1")
+    start(forks, milder, PATH=path).succeed()
+
+
+def test_a_driver_that_hangs_is_one_line(forks: Forks, shards: Path, tmp_path: Path) -> None:
+    path = f"{put(tmp_path / 'tools', 'nvidia-smi', 'sleep 600')}:/usr/bin:/bin"
+    words = command_words(shards, tmp_path / "run", "preflight.check_seconds=1")
+    started = start(forks, words, PATH=path)
+    assert started.codes() == [77], started.text()
+    assert "hardware: nvidia-smi: no answer within 0.8 s" in started.text()
