@@ -265,7 +265,7 @@ def _in_plain_values(
     bad, odd = verdict.problems(nodes, "bad"), verdict.problems(nodes, "warn")
     ranks = sum(len(each.ranks) for each in nodes)
     head = f"preflight: {overall}, {_count(len(nodes), 'node')}, {_count(ranks, 'rank')}, {seconds:.1f} s"
-    lines = [head] if overall == "ok" and form == "short" else [head, *verdict.table(nodes)]
+    lines = [] if overall == "ok" and form == "short" else [head, *verdict.table(nodes)]
     lines += [f"  bad: {line}" for line in bad] + [f"  warn: {line}" for line in odd]
     names = [each.name for each in nodes if each.verdict == "bad"]
     error = ""

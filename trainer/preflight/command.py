@@ -45,7 +45,9 @@ def _keep(found: Preflight, run: Path, more: dict[str, Any]) -> None:
 
 
 def _tell(found: Preflight) -> None:
-    print("\n".join(found.lines), file=sys.stderr, flush=True)
+    """Print the table; a start at which all is well is silent."""
+    if found.lines:
+        print("\n".join(found.lines), file=sys.stderr, flush=True)
 
 
 def _end(found: Preflight, has_hung: bool = False) -> None:
