@@ -86,7 +86,7 @@ VIDCURATE = [
 TRAINER = [
     {"exit_codes"},
     {"child", "xid"},
-    {"xid_log", "clock_offset"},
+    {"xid_log", "clock_offset", "preflight_spec"},
     {"noise", "masks", "place", "terminal", "mesh", "request", "stop_signals", "processes"},
     {"hosts", "connection", "attempt", "elastic", "agent", "preflight_verdicts"},
     {"hardware", "stacks"},
