@@ -85,11 +85,15 @@ VIDCURATE = [
 ]
 TRAINER = [
     {"exit_codes"},
-    {"child", "xid"},
+    {"child", "xid", "diary"},
     {"xid_log", "clock_offset", "preflight_spec"},
-    {"noise", "masks", "place", "terminal", "mesh", "request", "stop_signals", "processes"},
+    {"noise", "masks", "place", "terminal", "mesh", "request", "stop_signals", "processes"}
+    | {"heartbeat", "clock_watch"},
     {"hosts", "connection", "attempt", "elastic", "agent", "preflight_verdicts"},
-    {"hardware", "stacks"},
+    {"hardware", "stacks", "pace", "watch_spec"},
+    {"stall", "hardware_watch"},
+    {"watcher", "watch_steps"},
+    {"watch"},
     {"node"},
     {"cluster"},
     {"optim", "encode", "layers", "stdit", "flow", "kernels"},
@@ -97,7 +101,7 @@ TRAINER = [
     {"memory"},
     {"recompute"},
     {"fast", "checksum", "parts", "checkpoint", "saver", "parallel", "pixart", "weights", "metrics", "flops"},
-    {"latents", "trackers", "run_folder", "guard", "progress", "supervisor"},
+    {"latents", "trackers", "run_folder", "outcome", "guard", "progress", "supervisor"},
     {"recipe"},
     {"encoded", "inputs"},
     {"data", "samples"},
@@ -136,6 +140,8 @@ TOUCHES = {
     "encode_ahead": {"views", "buckets", "index", "clip_plan", "decode_pool", "decode_worker"}
     | {"remote_clips", "loader", "spares", "torch"},
     "recipe": {"stores", "recipe", "buckets", "loader", "loader_state", "plan_spec"},
+    "watch": {"slabs"},
+    "watch_spec": {"recipe"},
     "sample": {"video"},
     "serve": {"resolutions"},
     "validation": {"order"},

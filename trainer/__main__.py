@@ -54,7 +54,7 @@ def _act(arguments: argparse.Namespace) -> int:
     outcome = loop.train(wanted, origin, arguments.settings, check_nodes=not arguments.no_preflight)
     if outcome.is_first_rank:
         print(json.dumps(outcome.as_json()) if arguments.json else outcome.in_words())
-    return exit_codes.REQUEUE if outcome.stopped_by else exit_codes.DONE
+    return outcome.exit_code
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -11,6 +11,7 @@ from trainer import recipe as recipes
 from trainer.data import StageData
 from trainer.encode import text_encoder, video_encoder
 from trainer.guard import kept
+from trainer.heartbeat import Pulse
 from trainer.mesh import World
 from trainer.position import GoneOn
 from trainer.recipe import TrainRecipe
@@ -40,6 +41,7 @@ def begin(
     settings: Sequence[str],
     laid: tuple[StageData, ...],
     world: World,
+    pulse: Pulse,
 ) -> Ready:
     """Build the model, load what it goes on from and find its place in the data.
 
@@ -65,6 +67,7 @@ def begin(
         layout=layout,
         video=video_encoder(recipe.video_encoder),
         text=text_encoder(recipe.text_encoder),
+        pulse=pulse,
     )
     mesh.first_does(lambda: kept.settle(recipe.output), world)
     begun = resume.begin(recipe, origin, state, settings, world)

@@ -12,14 +12,13 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
 from trainer import (
-    checkpoint,
     data,
     flops,
     mesh,
@@ -34,6 +33,7 @@ from trainer import (
     stop_signals,
     telling,
     validation,
+    watch,
 )
 from trainer import recipe as recipes
 from trainer.begin import Ready, begin
@@ -43,6 +43,7 @@ from trainer.guard.memory import Memory
 from trainer.guarded import Guarded
 from trainer.inputs import Batch
 from trainer.mesh import World
+from trainer.outcome import Outcome
 from trainer.preflight import command as preflight
 from trainer.recipe import TrainRecipe
 from trainer.resume import Origin, TrainState
@@ -51,36 +52,9 @@ from trainer.step import Told, Tools, train_step
 from trainer.stop_signals import Stop
 from trainer.trackers import Mirrors, TrackersSpec
 from trainer.validation import Round
+from trainer.watch_steps import StepWatch
 from vidcurate import order
 from vidcurate.errors import VidcurateError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """How `train` ended. `stopped_by` is a signal's name, or None when every step is done."""
-
-    run: str
-    step: int
-    num_steps: int
-    loss: float | None
-    stopped_by: str | None
-    was_done: bool
-    is_first_rank: bool
-
-    def as_json(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "is_first_rank"}
-
-    def in_words(self) -> str:
-        newest = f"{self.run}/{checkpoint.folder_name(self.step)}"
-        if self.stopped_by:
-            return (
-                f"{self.stopped_by}: saved {newest} of {self.num_steps} steps; "
-                "the same command goes on from it"
-            )
-        if self.was_done:
-            return f"{self.run} is done: {self.step} of {self.num_steps} steps, the last is {newest}"
-        loss = "without a loss" if self.loss is None else f"loss {self.loss:.6f}"
-        return f"done: {self.step} steps, {loss}, {newest}"
 
 
 @contextmanager
@@ -99,6 +73,7 @@ def _determinism(world: World) -> Iterator[None]:
 
 def _save(state: TrainState, tools: Tools, stage: StageData, saver: Saver) -> None:
     """Save a checkpoint, or begin to: the one before must be written first."""
+    tools.pulse.phase("save")
     telling.record_save(saver.wait(), tools)
     spec = stage.stage
     kept = resume.state_json(
@@ -129,6 +104,7 @@ def _sample_if_due(state: TrainState, tools: Tools, last_step: int) -> None:
         return
     if mesh.first_does(lambda: sample.is_sampled(run, state.step), tools.world):
         return
+    tools.pulse.phase("sample")
     weights = {}
     for name, value in state.ema.items():
         joined = mesh.whole(value)  # all ranks together, a tensor at a time
@@ -150,6 +126,7 @@ def _validate_if_due(state: TrainState, tools: Tools, rounds: tuple[Round, ...],
     """Measure the validation loss, once for a step whose turn it is."""
     if not validation.is_due(tools.recipe, state.step, last_step):
         return
+    tools.pulse.phase("validate")
     line = validation.validate(state, tools, rounds[state.stage])
     if line is not None:
         telling.say(tools.world, validation.console_line(line))
@@ -177,6 +154,7 @@ def _fail(failure: VidcurateError | None) -> None:
 
 def _enter(stage: StageData, state: TrainState, tools: Tools) -> None:
     """Begin a stage: say what it reads and what of its clips it does not, and carry over what it asks for."""
+    tools.pulse.phase("start")
     if stage.number != state.stage:
         state.stage, state.stage_step, state.loader = stage.number, 0, None
         state.guard.memory = Memory(stage=stage.number)
@@ -218,6 +196,7 @@ def train(
             stop_signals.listening() as stop,
             run_folder.held(run, world),
             place.rank_log(run, world.rank, world.size),
+            watch.watching(recipe.watch, run, world, stop) as watched,
             _determinism(world),
         ):
             if check_nodes and recipe.preflight.at_start:
@@ -226,8 +205,8 @@ def train(
             shown = recipe.trackers if world.is_first else TrackersSpec()
             try:
                 with Mirrors(shown, run, recipes.as_json(recipe)) as mirrors:
-                    ready = begin(recipe, origin, settings, laid, world)
-                    return _act(ready, rounds, stop, saver, mirrors)
+                    ready = begin(recipe, origin, settings, laid, world, watched.pulse)
+                    return _act(ready, rounds, stop, saver, mirrors, watched.steps)
             finally:
                 saver.close()
     finally:
@@ -244,11 +223,16 @@ class _Act:
     stop: Stop
     saver: Saver
     mirrors: Mirrors
+    steps: StepWatch
 
 
-def _act(ready: Ready, rounds: tuple[Round, ...], stop: Stop, saver: Saver, mirrors: Mirrors) -> Outcome:
+def _act(
+    ready: Ready, rounds: tuple[Round, ...], stop: Stop, saver: Saver, mirrors: Mirrors, steps: StepWatch
+) -> Outcome:
     state, tools, laid, last_step = ready.state, ready.tools, ready.laid, ready.last_step
-    act = _Act(tools=tools, rounds=rounds, last_step=last_step, stop=stop, saver=saver, mirrors=mirrors)
+    act = _Act(
+        tools=tools, rounds=rounds, last_step=last_step, stop=stop, saver=saver, mirrors=mirrors, steps=steps
+    )
     was_done = ready.begun.kind == "resume" and state.step == last_step
     if not was_done:
         if any(stage.stage.checkpoint_in_background for stage in laid):
@@ -303,6 +287,7 @@ def _stage(stage: StageData, state: TrainState, act: _Act) -> tuple[dict[str, An
 
         guard = Guarded(state=state, tools=tools, stage=stage, read=load)
         while True:
+            tools.pulse.step(state.step)
             line, told = _step(read, guard, act, events)
             is_last = state.stage_step == stage.num_steps
             paces = [*paces[-19:], line["seconds"]]
@@ -350,6 +335,7 @@ def _step(
             stop=bool(act.stop.name),
             save_failed=saver.failed,
             num_events=len(events),
+            data_seconds=data_seconds,
         )
     except (VidcurateError, GoBack):  # on all ranks at once, before anything is updated
         telling.record_data_events(events, state.step + 1, world, run)
@@ -365,6 +351,7 @@ def _step(
     seconds = time.perf_counter() - began
     line |= {"time": round(time.time(), 3), "seconds": seconds, "data_seconds": data_seconds}
     line["tokens_per_second"] = plan.num_tokens / seconds
+    act.steps.add(state.step, told.own, plan.buckets, line["tokens_per_second"])
     if world.device.type == "cuda":
         line["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
     line |= flops.rates(line["model_flops"], seconds, mesh.device_name(world), world.size)
@@ -388,4 +375,5 @@ def _outcome(
         stopped_by=stopped_by,
         was_done=was_done,
         is_first_rank=tools.world.is_first,
+        exit_code=watch.exit_code(tools.recipe.watch, stopped_by),
     )

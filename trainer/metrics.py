@@ -6,9 +6,7 @@ count finished updates: line 100 and the checkpoint `step-00000100` belong toget
 """
 
 import json
-import math
 import os
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,50 +14,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.diary import EVENTS as EVENTS
+from trainer.diary import append as append
+from trainer.diary import append_event as append_event
+from trainer.diary import record_event as record_event
 from vidcurate.errors import StorageError
 
 METRICS = "metrics.jsonl"
-EVENTS = "events.jsonl"
 VALIDATION = "validation.jsonl"
 
 # What differs between two runs of the same recipe: everything else in a line must be equal.
-CLOCK_KEYS = ("time", "seconds", "data_seconds", "tokens_per_second", "tflops_per_device", "mfu", "peak_gib")
+CLOCK_KEYS = (
+    "time",
+    "seconds",
+    "data_seconds",
+    "tokens_per_second",
+    "tflops_per_device",
+    "mfu",
+    "peak_gib",
+    "rank_seconds",
+)
 
 TIMESTEP_BINS = 10
-
-
-def _plain(value: object) -> object:
-    """Return numbers that JSON has no word for (nan, inf) as text, so that every line is JSON."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
-    return value
-
-
-def append(path: Path, line: dict[str, Any]) -> None:
-    """Add one line to a diary, in one write. Raises StorageError when the disk refuses."""
-    data = (json.dumps(_plain(line), ensure_ascii=False) + "\n").encode()
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            os.write(handle, data)
-        finally:
-            os.close(handle)
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be written ({error.strerror}).") from error
-
-
-def record_event(run: Path, event: str, step: int, /, **facts: Any) -> None:
-    """Add a line to RUN/events.jsonl: what happened at which step and when (`time`, seconds of the epoch)."""
-    append_event(run / EVENTS, event, step, **facts)
-
-
-def append_event(path: Path, event: str, step: int, /, **facts: Any) -> None:
-    """Add an event's line to the diary at `path`. Raises StorageError."""
-    append(path, {"event": event, "step": step, "time": round(time.time(), 3), **facts})
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -25,6 +25,7 @@ from trainer.parallel import ParallelSpec
 from trainer.preflight_spec import PreflightSpec
 from trainer.stdit import GIANT_3B_2, XL_2, STDiT3Config
 from trainer.trackers import TrackersSpec
+from trainer.watch_spec import WatchSpec
 from vidcurate import recipe as strict
 from vidcurate import stores
 from vidcurate.buckets import BucketSpec
@@ -238,6 +239,8 @@ class TrainRecipe(Recipe):
     """where the numbers are shown besides metrics.jsonl"""
     preflight: PreflightSpec = PreflightSpec()
     """what is checked before the first step, and when a node is bad; it changes no number of the run"""
+    watch: WatchSpec = WatchSpec()
+    """what is watched while the run goes on: hung, lost and slow ranks, the rate, clocks, the hardware"""
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
@@ -301,7 +304,7 @@ def flat(value: Any, name: str = "") -> dict[str, Any]:
 # What may change between one start of a run and the next, whatever the step: it changes no number.
 FREE = re.compile(
     r"^(name|output|blocks|loader\..*|encoded\.shard_bytes|parallel\..*"
-    r"|(sample|validation|trackers|guard|preflight)(\..*)?"
+    r"|(sample|validation|trackers|guard|preflight|watch)(\..*)?"
     r"|stages\.\d+\.(checkpoint_every|checkpoint_in_background|keep_last|keep_every|log_every)"
     r"|stages\.\d+\.data\.(shards|latents))$"
 )

@@ -24,10 +24,11 @@ from typing import Any
 from trainer import processes
 from vidcurate.errors import StateError
 
+STACKS = "stacks"  # in a run's folder
 AT_ONCE = 4  # py-spy processes
 LOOK_SECONDS = 0.02
 # Where a rank waits for the others: it has come to the meeting, the odd one has not.
-MEETING = "/torch/distributed/"
+MEETING, OURS = "/torch/distributed/", "/trainer/mesh.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,8 @@ class Stack:
     @property
     def meets(self) -> bool:
         """Whether the main thread waits for other ranks."""
+        if self.frames and self.frames[0].file.endswith(OURS):  # from there it went into torch's C++
+            return True
         return any(MEETING in frame.file for frame in self.frames)
 
     def as_json(self) -> dict[str, Any]:
@@ -289,7 +292,7 @@ def _is_python(pid: int) -> bool:
 
 
 def _is_watcher(pid: int) -> bool:
-    return "trainer.watcher" in processes.command_line(pid)
+    return any("trainer.watcher" in word for word in processes.command_line(pid))
 
 
 # ── comparing ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -13,13 +13,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from trainer import data, encoded, flops, flow, inputs, masks, mesh, metrics, noise, optim
+from trainer import data, encoded, flops, flow, inputs, masks, mesh, metrics, noise, optim, pace
 from trainer.data import StageData, StepPlan
 from trainer.encode import TextEncoder, VideoEncoder
 from trainer.encode.projection import CaptionProjection
 from trainer.guard.decide import Halted
+from trainer.heartbeat import SILENT, Pulse
 from trainer.inputs import Batch, Encoders
 from trainer.mesh import World
+from trainer.pace import OwnSeconds, Stopwatch
 from trainer.parallel import Layout
 from trainer.recipe import Stage, TrainRecipe
 from trainer.resume import TrainState
@@ -37,6 +39,7 @@ class Tools:
     video: VideoEncoder
     text: TextEncoder
     projection: CaptionProjection | None = None  # of a model with skip_y_embedder
+    pulse: Pulse = SILENT  # where the loop shows what it does
 
     @property
     def encoders(self) -> Encoders:
@@ -106,12 +109,13 @@ class Told:
     """What the ranks told each other in a step.
 
     `stop`: one of them has to stop. `save_failed`: one of them could not write a checkpoint in the
-    background. `num_events`: what their loaders have to tell.
+    background. `num_events`: what their loaders have to tell. `own`: each rank's own time in the step.
     """
 
     stop: bool
     save_failed: bool
     num_events: int
+    own: tuple[OwnSeconds, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +155,7 @@ def gradient(
     stop: bool = False,
     save_failed: bool = False,
     num_events: int = 0,
+    data_seconds: float = 0.0,
 ) -> Computed:
     """Leave in the model the gradient of the mean loss over all `plan.clip_ids`, clipped as the stage asks.
 
@@ -159,26 +164,31 @@ def gradient(
     model, world = state.model, tools.world
     num_clips = len(plan.clip_ids)
     # Each rank fills in its clips and the sum puts them together, exactly: the rest are zeros.
-    told = torch.zeros(4 * num_clips + 2 * world.size + 3, dtype=torch.float64)
-    of_clips, of_ranks = told[: 4 * num_clips].view(num_clips, 4), told[4 * num_clips : -3].view(-1, 2)
+    told = torch.zeros(4 * num_clips + 5 * world.size + 3, dtype=torch.float64)
+    of_clips, of_ranks = told[: 4 * num_clips].view(num_clips, 4), told[4 * num_clips : -3].view(-1, 5)
     told[-3:] = torch.tensor([stop, save_failed, num_events], dtype=torch.float64)
     done: list[tuple[int, Tensor, Tensor, Tensor, Tensor]] = []
     model.zero_grad(set_to_none=True)
     tools.layout.open()
+    tools.pulse.phase("forward_backward")
+    stopwatch = Stopwatch(world)
     for batch in sorted(batches, key=lambda batch: batch.position):
         found = clip_losses(tools.layout.compute, tools, stage.stage, batch, state.step)
         (found.losses.sum() / num_clips).backward()  # type: ignore[no-untyped-call]
         first = plan.slots[batch.position]
         rows = torch.tensor(data.rows_delivered(stage, plan, first, batch.clip_ids)) + 1
         done.append((first, rows, found.losses.detach(), found.timesteps, found.text_tokens))
+    stopwatch.stop()
     own_norm = tools.layout.own_norm()
+    tools.pulse.phase("update")  # from here on the ranks wait for each other
     tools.layout.close()
     for first, *columns in done:  # only now, as reading a value waits for the device
         of_clips[first : first + len(columns[0])] = torch.stack([c.double().cpu() for c in columns], dim=1)
     norm = optim.clip_gradients(model, stage.stage.optim.grad_clip)
-    of_ranks[world.rank] = torch.tensor([float(own_norm), norm], dtype=torch.float64)
+    own = [data_seconds, stopwatch.seconds(), _own_flops(tools, plan, of_clips)]
+    of_ranks[world.rank] = torch.tensor([float(own_norm), norm, *own], dtype=torch.float64)
     told = mesh.sum_over_ranks(told, world).cpu()
-    own_norms, norms = told[4 * num_clips : -3].view(-1, 2).T.tolist()
+    own_norms, norms, *own_seconds = told[4 * num_clips : -3].view(-1, 5).T.tolist()
     rows_of_all, losses, timesteps, text_tokens = told[: 4 * num_clips].view(num_clips, 4).T.numpy()
     return Computed(
         plan=plan,
@@ -188,7 +198,12 @@ def gradient(
         delivered=data.delivered(stage, plan, rows_of_all.astype(int) - 1, state.step + 1),
         grad_norm=norms[0],  # the first rank's on all: what is decided must be one
         rank_norms=tuple(own_norms),
-        told=Told(stop=bool(told[-3]), save_failed=bool(told[-2]), num_events=int(told[-1])),
+        told=Told(
+            stop=bool(told[-3]),
+            save_failed=bool(told[-2]),
+            num_events=int(told[-1]),
+            own=tuple(map(OwnSeconds, *own_seconds)),
+        ),
     )
 
 
@@ -214,13 +229,15 @@ def train_step(
     stop: bool = False,
     save_failed: bool = False,
     num_events: int = 0,
+    data_seconds: float = 0.0,
 ) -> tuple[dict[str, Any], Told]:
-    """Make one update; return its figures, and what the last three arguments are over all ranks.
+    """Make one update; return its figures, and what the last four arguments are over all ranks.
 
     `judge` looks at the gradient before the update; without it a loss or a gradient that is not finite
     raises Halted. Raises, before anything is changed, what it and `gradient` raise.
     """
     flags: dict[str, Any] = {"stop": stop, "save_failed": save_failed, "num_events": num_events}
+    flags["data_seconds"] = data_seconds
     computed = gradient(state, tools, stage, plan, batches, **flags)
     is_made = judge(computed) if judge else refuse_nonfinite(computed, state.step + 1)
     return update(state, tools, stage, computed, is_made=is_made), computed.told
@@ -265,5 +282,14 @@ def update(
         ),
         "clips_hash": state.clips_hash,
         "delivered_hash": state.delivered_hash,
+        **({"rank_seconds": pace.rank_seconds(computed.told.own)} if tools.world.size > 1 else {}),
         **({} if is_made else {"skipped": True}),
     }
+
+
+def _own_flops(tools: Tools, plan: StepPlan, of_clips: Tensor) -> float:
+    """Return the FLOPs of the clips that this rank has filled in: a filled row's first entry is not 0."""
+    mine = [number for number, row in enumerate(of_clips[:, 0].tolist()) if row]
+    tokens = of_clips[:, 3].tolist()
+    shapes = [plan.latent_shapes[number] for number in mine]
+    return float(flops.flops_per_step(tools.recipe.model, shapes, [int(tokens[number]) for number in mine]))

@@ -1,0 +1,86 @@
+"""Ranks with one fault each, put in where a user's machine would have it, for tests/faults/test_watch_*.py.
+
+`python -c "from tests.watch_faults import run; run('hangs_in_the_loader', 1, 3, [WORDS])"` is
+`python -m trainer WORDS` in which rank 1 has the fault in its third step.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from trainer import clock_watch, mesh, step
+from trainer.__main__ import main
+from vidcurate import loader
+
+
+def hangs_in_the_loader(at: int) -> None:
+    """The loader does not come back from one step."""
+    read = loader.Loader.step
+
+    def waits_for_a_clip(self: Any, number: int) -> Any:
+        while number == at:
+            time.sleep(0.2)
+        return read(self, number)
+
+    loader.Loader.step = waits_for_a_clip  # type: ignore[method-assign, assignment]
+
+
+def hangs_before_a_collective(at: int) -> None:
+    """One rank never comes to the sum over the ranks."""
+    _before_the_sum(at, lambda: time.sleep(600))
+
+
+def holds_the_lock(at: int) -> None:
+    """A C function that never returns keeps the interpreter's lock."""
+    _before_the_sum(at, lambda: ctypes.PyDLL(None).sleep(600))
+
+
+def dies(at: int) -> None:
+    """The process is killed, as by the kernel when memory runs out."""
+    _before_the_sum(at, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def _before_the_sum(at: int, act: Callable[[], object]) -> None:
+    add, calls = mesh.sum_over_ranks, 0
+
+    def never_gets_there(values: Any, world: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == at + 1:
+            act()
+        return add(values, world)
+
+    mesh.sum_over_ranks = never_gets_there
+
+
+def is_slow(at: int) -> None:
+    """Every forward pass takes 0.2 s longer."""
+    losses = step.clip_losses
+
+    def slow_forward(*arguments: Any) -> Any:
+        time.sleep(0.2)
+        return losses(*arguments)
+
+    step.clip_losses = slow_forward  # type: ignore[assignment]
+
+
+def has_a_clock_that_is_set_back(at: int) -> None:
+    """From two seconds on, the host's clock is 17 s behind what it was."""
+    clocks, began = clock_watch.read_clocks, time.monotonic()
+
+    def clocks_set_back() -> tuple[float, float]:
+        real, monotonic = clocks()
+        return real - 17.0 * (monotonic > began + 2.0), monotonic
+
+    clock_watch.read_clocks = clocks_set_back
+
+
+def run(fault: str, rank: int, at: int, words: Sequence[str]) -> None:
+    """Train with `fault` in `rank` at its step `at` (from 0), and end with the training's exit code."""
+    if int(os.environ.get("RANK", "0")) == rank:
+        globals()[fault](at)
+    sys.exit(main(words))

@@ -1,0 +1,53 @@
+"""Whether this host's clock was set while the run went on: real time against the monotonic one, each second.
+
+A clock that steps back broke collectives in the published runs (NTP that polls every half hour). A daemon
+that slews moves the clock by at most 0.5 ms in a second and is not seen here. Stdlib only.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+TRIES = 3
+ADVICE = "run chronyd on every host, which slews the clock; let it step (makestep) at boot only"
+
+
+def read_clocks() -> tuple[float, float]:
+    """Return (seconds of the epoch, monotonic seconds), read at the same moment within a millisecond."""
+    real, middle = 0.0, 0.0
+    for _ in range(TRIES):
+        before, real, after = time.monotonic(), time.time(), time.monotonic()
+        middle = (before + after) / 2
+        if after - before < 1e-3:  # else the process was put aside between the two
+            break
+    return real, middle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockStep:
+    """The clock was set by `seconds` (negative: back) within the last `within_seconds`."""
+
+    seconds: float
+    within_seconds: float
+
+    def in_words(self, host: str) -> str:
+        way = "back" if self.seconds < 0 else "forward"
+        return f"{host}: the clock was set {way} by {abs(self.seconds):.3f} s while the run went on; {ADVICE}"
+
+
+class ClockWatch:
+    """Looks at the two clocks; `look` tells a step of `least_seconds` or more since it last looked."""
+
+    def __init__(self, least_seconds: float, clocks: Callable[[], tuple[float, float]] | None = None) -> None:
+        self._clocks = clocks or (lambda: read_clocks())
+        self._least = least_seconds
+        self._real, self._monotonic = self._clocks()
+
+    def look(self) -> ClockStep | None:
+        real, monotonic = self._clocks()
+        passed = monotonic - self._monotonic
+        jump = (real - self._real) - passed
+        self._real, self._monotonic = real, monotonic
+        if abs(jump) < self._least:
+            return None
+        return ClockStep(seconds=round(jump, 6), within_seconds=round(passed, 3))

@@ -1,0 +1,36 @@
+"""How a training ended."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trainer import checkpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How `train` ended. `stopped_by` is a signal's name, or None when every step is done."""
+
+    run: str
+    step: int
+    num_steps: int
+    loss: float | None
+    stopped_by: str | None
+    was_done: bool
+    is_first_rank: bool
+    exit_code: int
+
+    def as_json(self) -> dict[str, Any]:
+        hidden = ("is_first_rank", "exit_code")
+        return {name: value for name, value in asdict(self).items() if name not in hidden}
+
+    def in_words(self) -> str:
+        newest = f"{self.run}/{checkpoint.folder_name(self.step)}"
+        if self.stopped_by:
+            return (
+                f"{self.stopped_by}: saved {newest} of {self.num_steps} steps; "
+                "the same command goes on from it"
+            )
+        if self.was_done:
+            return f"{self.run} is done: {self.step} of {self.num_steps} steps, the last is {newest}"
+        loss = "without a loss" if self.loss is None else f"loss {self.loss:.6f}"
+        return f"done: {self.step} steps, {loss}, {newest}"

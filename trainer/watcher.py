@@ -1,0 +1,227 @@
+"""The watcher of one rank: a small process beside it that still looks when the rank can do nothing.
+
+A thread of the rank would need the interpreter's lock, and just a rank that hangs in C code with the lock
+held, or that was stopped, has to be found; so this is a process of its own, with nothing but the standard
+library (12 MB). It reads the rank's page in shared memory once a second, so a disk that hangs looks like no
+stall, and it hears at once when the rank is gone. When a step does not end, or a rank is lost, it takes part
+in `trainer.stall` and then ends its rank: by word, which gives the exit code, or by SIGKILL where the rank
+does not listen any more.
+
+It is started by `trainer.watch`, some seconds after the rank: stdin says goodbye, stdout takes orders back.
+"""
+
+import json
+import mmap
+import os
+import select
+import signal
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer import exit_codes, hardware_watch, heartbeat, processes, stall
+from trainer.heartbeat import Seen
+from trainer.processes import Process
+
+GOODBYE = b"bye\n"
+ENDS_SECONDS = 5.0
+"""how long a rank that was told to end may take before it is killed"""
+SETTLED_SECONDS = 10.0
+"""without progress, before ranks of other hosts are looked for in the run's folder, and how often"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What a watcher is told at its start. `page`: the descriptor of the rank's page."""
+
+    record: Process
+    page: int
+    look_seconds: float
+    apart_seconds: float
+    stalls: bool
+    on_stall: str
+    hardware_seconds: float | None
+    on_hardware: str
+
+    def as_text(self) -> str:
+        names = (
+            "page",
+            "look_seconds",
+            "apart_seconds",
+            "stalls",
+            "on_stall",
+            "hardware_seconds",
+            "on_hardware",
+        )
+        return json.dumps({name: getattr(self, name) for name in names} | {"record": self.record.as_json()})
+
+
+def job_from(text: str) -> Job:
+    values: dict[str, Any] = json.loads(text)
+    return Job(**values | {"record": processes.from_json(values["record"])})
+
+
+class Watcher:
+    """One rank watched until it ends, in order or not."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.rank = job, job.record
+        self.run = Path(job.record.run)
+        self.page = mmap.mmap(job.page, heartbeat.PAGE_BYTES, prot=mmap.PROT_READ)
+        self.since = processes.path(self.run, self.rank.rank).stat().st_mtime
+        self.peers: dict[int, Process] = {}
+        self.dealt_with: stall.Claim | None = None
+        self.next_look_around = 0.0
+        self.is_ending = False
+
+    def see(self) -> Seen:
+        return heartbeat.see(self.page)
+
+    def watch(self) -> None:
+        while True:
+            ready, _, _ = select.select([sys.stdin], [], [], self.job.look_seconds)
+            if ready:
+                said = os.read(0, 64)
+                if said != GOODBYE and not self.is_ending:
+                    self.lost(self.rank)
+                return
+            if self.step():
+                return
+
+    def step(self) -> bool:
+        """Look once; return whether the rank was ended."""
+        seen = self.see()
+        if not self.job.stalls:
+            return False
+        now = stall.claimed(self.run, self.since)
+        if now is not None and now != self.dealt_with:
+            return self.deal_with(now, is_first=False)
+        if self.dealt_with is not None:
+            if seen.step == self.dealt_with.step and seen.phase == self.dealt_with.phase:
+                return False  # it was told, and the policy is to wait
+            self.dealt_with = None
+            stall.forget(self.run)
+        if seen.is_late:
+            return self.claim("stall", self.rank, seen)
+        gone = self.gone(seen)
+        return self.lost(gone) if gone else False
+
+    # ── ranks that are gone ─────────────────────────────────────────────────────────────────────────────────
+
+    def gone(self, seen: Seen) -> Process | None:
+        """Return a rank that has ended while this one waits for it; none while this one ends itself."""
+        if seen.phase in ("start", "end") or self.rank.world_size == 1:
+            return None
+        if len(self.peers) < self.rank.world_size:
+            found = {one.rank: one for one in processes.read(self.run)}
+            current = {rank: one for rank, one in found.items() if one.world_size == self.rank.world_size}
+            self.peers |= current
+        for one in self.peers.values():
+            is_here = one.host == self.rank.host and one.boot_id == self.rank.boot_id
+            if is_here and not processes.alive(one) and processes.path(self.run, one.rank).exists():
+                return one
+        if seen.seconds < SETTLED_SECONDS or time.monotonic() < self.next_look_around:
+            return None
+        self.next_look_around = time.monotonic() + SETTLED_SECONDS
+        there = {path.name for path in processes.path(self.run, 0).parent.glob("rank-*.json")}
+        for one in self.peers.values():  # it ended in order, as after an error, and this one was not told
+            if processes.path(self.run, one.rank).name not in there:
+                return one
+        return None
+
+    def lost(self, gone: Process) -> bool:
+        seen = self.see()
+        if seen.phase == "end":
+            return False
+        return self.claim("lost", gone, seen)
+
+    # ── dealing with it ─────────────────────────────────────────────────────────────────────────────────────
+
+    def claim(self, kind: str, whom: Process, seen: Seen) -> bool:
+        stall_of: stall.Claim | None = None
+        is_first = False
+        try:
+            stall_of = stall.claim(
+                self.run,
+                kind=kind,
+                step=seen.step,
+                phase=seen.phase,
+                rank=whom.rank,
+                host=whom.host,
+                seconds=seen.seconds,
+            )
+            is_first = stall_of is not None
+            stall_of = stall_of or stall.claimed(self.run, self.since)
+        except OSError as error:
+            say(f"rank {self.rank.rank}: {kind} at step {seen.step}, and the run's folder refuses ({error})")
+        if stall_of is None:
+            return self.end(f"{kind} at step {seen.step}")
+        return self.deal_with(stall_of, is_first=is_first)
+
+    def deal_with(self, now: stall.Claim, *, is_first: bool) -> bool:
+        self.dealt_with = now
+        policy = (
+            self.job.on_stall if now.kind == "stall" else "restart"
+        )  # nobody waits for a rank that is gone
+        try:
+            stall.take_part(
+                self.run,
+                now,
+                self.rank,
+                self.see,
+                is_first=is_first,
+                policy=policy,
+                apart_seconds=self.job.apart_seconds,
+            )
+        except OSError as error:
+            say(
+                f"rank {self.rank.rank}: {now.kind} at step {now.step}, and its stacks are not kept ({error})"
+            )
+        if policy == "warn":
+            return False
+        return self.end(f"{now.kind} at step {now.step}; see {now.folder}", policy)
+
+    def end(self, why: str, policy: str = "restart") -> bool:
+        """End the rank: it is told the exit code, and killed where it does not listen."""
+        code = exit_codes.HALT if policy == "stop" else exit_codes.RESTART
+        return self.end_with(code, why)
+
+    def end_with(self, code: int, why: str) -> bool:
+        self.is_ending = True
+        with suppress(OSError):
+            os.write(1, (json.dumps({"code": code, "why": why}) + "\n").encode())
+        until = time.monotonic() + ENDS_SECONDS
+        while processes.alive(self.rank):
+            if time.monotonic() > until:
+                say(f"rank {self.rank.rank} does not end by itself: killed")
+                with suppress(ProcessLookupError):
+                    os.kill(self.rank.pid, signal.SIGKILL)
+                return True
+            time.sleep(0.05)
+        return True
+
+
+def say(text: str) -> None:
+    with suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def main(text: str) -> None:
+    """Watch the rank of the job `text` (JSON) until it ends."""
+    # What is sent to a whole process group is for the rank; it says when the watcher may go.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    job = job_from(text)
+    watcher = Watcher(job)
+    if job.hardware_seconds is not None:
+        hardware_watch.start(
+            watcher.run,
+            job.hardware_seconds,
+            step=lambda: watcher.see().step,
+            end=watcher.end_with if job.on_hardware == "act" else None,
+        )
+    watcher.watch()
+    os._exit(0)  # a thread that asks the driver is not waited for
