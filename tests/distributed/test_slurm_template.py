@@ -1,0 +1,128 @@
+"""recipes/slurm.sbatch as bash runs it, with real ranks below an srun that does what Slurm's does to them."""
+
+import os
+import random
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import fake_slurm
+from tests.patched_ranks import LOCK_STEP, ROOT, patched, read_in_lock_step
+from tests.trainer.shards_for_tests import command_words, events, make_shards, numbers
+
+SCRIPT = ROOT / "recipes" / "slurm.sbatch"
+LIMIT_SECONDS = 150.0
+STEPS = (
+    "stages.0.steps=8",
+    "stages.0.checkpoint_every=100",
+    "stages.0.log_every=1",
+    "loader.num_workers=0",
+    "sample=null",
+)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_shards(tmp_path_factory.mktemp("made") / "shards")
+
+
+def submit(folder: Path, script: Path, words: list[str], **more: str) -> "subprocess.Popen[str]":
+    """Run sbatch with two tasks on a node, in `folder`."""
+    slurm = fake_slurm.install(folder / "slurm", random.randrange(10**6))
+    options = ["--ntasks-per-node=2"]
+    return subprocess.Popen(
+        [str(folder / "slurm" / "bin" / "sbatch"), *options, str(script), *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=folder,
+        env=os.environ
+        | slurm
+        | {"SBATCH_OPTIONS": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        | more,
+    )
+
+
+def turns(folder: Path) -> list[int]:
+    return [int(code) for code in (folder / "slurm" / "turns").read_text().split()]
+
+
+@pytest.mark.parametrize("to", ["every rank", pytest.param("the script", marks=pytest.mark.soak)])
+def test_the_save_signal_reaches_the_ranks_and_the_job_asks_for_turns_until_it_is_done(
+    shards: Path, tmp_path: Path, to: str
+) -> None:
+    script = SCRIPT
+    if to == "the script":  # some sites have it so
+        script = tmp_path / "with_b.sbatch"
+        script.write_text(SCRIPT.read_text().replace("--signal=USR1@600", "--signal=B:USR1@600"))
+    run, gate = tmp_path / "run", tmp_path / "gate"
+    gate.mkdir()
+    lock_step = patched(tmp_path / "patch", LOCK_STEP, PYTHONGATE=str(gate))
+    job = submit(tmp_path, script, command_words(shards, run, *STEPS), **lock_step)
+
+    def time_is_nearly_up(step: int) -> None:
+        if step == 3:
+            limit = tmp_path / "slurm" / "time-limit"
+            limit.touch()
+            until = time.monotonic() + LIMIT_SECONDS
+            while limit.exists() and time.monotonic() < until:
+                time.sleep(0.01)
+
+    told = read_in_lock_step(job, gate, limit_seconds=LIMIT_SECONDS, on_step=time_is_nearly_up)
+
+    assert job.returncode == 0, told
+    assert turns(tmp_path) == [0, 0]
+    assert [line["signal"] for line in events(run, "stop")] == ["SIGUSR1"]
+    (resumed,) = events(run, "resume")
+    assert resumed["step"] in (4, 5)  # what was in progress was finished and saved
+    assert [line["step"] for line in numbers(run)] == list(range(1, 9))
+    assert "the ranks ended with 75; asking for another turn" in told
+    assert any(line.startswith("done: 8 steps") for line in told)
+    assert told[-1] == "the ranks ended with 0; the run is done"
+
+
+@pytest.mark.parametrize(
+    ("codes", "ends", "said"),
+    [
+        ("78", [78], "the guard stopped the run, a person has to look"),
+        ("2", [2], "the request was wrong"),
+        ("77", [77], "leave out the node named above with sbatch --exclude"),
+        ("76 75 1 137 1", [0, 0, 0, 0, 1], "3 turns have failed in a row"),
+        ("76 0", [0, 0], "the run is done"),
+    ],
+)
+def test_each_exit_code_of_the_ranks_has_its_consequence(
+    tmp_path: Path, codes: str, ends: list[int], said: str
+) -> None:
+    (tmp_path / "codes").write_text(codes)
+    program = tmp_path / "python"
+    program.write_text(
+        "#!/bin/sh\n[ $SLURM_PROCID = 0 ] || exit 0\n"
+        f"exit $(cut -d' ' -f$((SLURM_RESTART_COUNT + 1)) {tmp_path}/codes)\n"
+    )
+    program.chmod(0o755)
+    job = submit(tmp_path, SCRIPT, ["a.yaml"], PYTHON=str(program))
+    told, _ = job.communicate(timeout=LIMIT_SECONDS)
+
+    assert turns(tmp_path) == ends, told
+    assert job.returncode == ends[-1]
+    assert said in told.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("code", "end", "cancelled"), [(75, 0, False), (0, 0, True), (78, 78, True)])
+def test_in_a_job_array_the_next_task_is_the_next_turn(
+    tmp_path: Path, code: int, end: int, cancelled: bool
+) -> None:
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\nexit {code}\n")
+    program.chmod(0o755)
+    array = {"SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": "1"}
+    job = submit(tmp_path, SCRIPT, ["a.yaml"], PYTHON=str(program), **array)
+    told, _ = job.communicate(timeout=LIMIT_SECONDS)
+
+    assert (turns(tmp_path), job.returncode) == ([end], end), told
+    rest = tmp_path / "slurm" / "cancelled"
+    assert rest.exists() == cancelled
+    assert not cancelled or rest.read_text() == "77"

@@ -1,0 +1,91 @@
+"""A launch whose real ranks die or are signalled leaves on disk what an undisturbed run leaves."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.forked_runs import Forked, Forks
+from tests.patched_ranks import SLOW_SAVE, patched
+from tests.trainer.shards_for_tests import command_words, events, make_shards, numbers
+from trainer import checkpoint
+
+LIMIT_SECONDS = 120.0
+SHORT = (
+    "stages.0.steps=40",
+    "stages.0.checkpoint_every=5",
+    "stages.0.log_every=1",
+    "loader.num_workers=0",
+    "sample=null",
+)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_shards(tmp_path_factory.mktemp("made") / "shards")
+
+
+def wait_until(condition: Callable[[], object], launched: Forked) -> None:
+    until = time.monotonic() + LIMIT_SECONDS
+    while not condition():
+        assert time.monotonic() < until, launched.text()
+        time.sleep(0.005)
+
+
+def process_of(run: Path, rank: int) -> int:
+    """Return the process id of a rank, as the newest head of its log says it."""
+    log = (run / "logs" / f"rank-{rank:05d}.log").read_text()
+    return int(next(line for line in reversed(log.splitlines()) if line.startswith("── ")).rpartition(" ")[2])
+
+
+@pytest.fixture(scope="module")
+def whole(shards: Path, forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two ranks that nothing disturbs."""
+    run = tmp_path_factory.mktemp("whole") / "run"
+    forks.start(command_words(shards, run, *SHORT), ranks=2).succeed()
+    return run
+
+
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.soak)])
+def test_a_rank_killed_in_the_middle_is_restarted_and_the_losses_are_those_of_an_undisturbed_run(
+    shards: Path, forks: Forks, whole: Path, tmp_path: Path, rank: int
+) -> None:
+    run = tmp_path / "run"
+    words = ["launch", *command_words(shards, run, *SHORT), "--nproc-per-node", "2"]
+    launched = forks.start([*words, "--backoff-seconds", "0.1"])
+    wait_until(lambda: len(numbers(run)) >= 7, launched)
+    os.kill(process_of(run, rank), signal.SIGKILL)
+
+    assert launched.codes() == [0], launched.text()
+
+    assert numbers(run) == numbers(whole)
+    (restart,) = events(run, "restart")
+    assert restart["codes"][str(rank)] == -signal.SIGKILL
+    assert restart["rank"] == rank
+    assert 7 <= restart["step_after"] < 40
+    (resumed,) = events(run, "resume")
+    assert resumed["step"] == restart["step_after"] - restart["step_after"] % 5
+    assert f"rank {rank} was killed by SIGKILL" in launched.text()
+    assert "done: 40 steps" in launched.text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.soak)])
+def test_a_signal_in_the_middle_of_a_save_leaves_nothing_half_written(
+    shards: Path, forks: Forks, tmp_path: Path, number: signal.Signals
+) -> None:
+    run = tmp_path / "run"
+    words = ["launch", *command_words(shards, run, *SHORT), "--nproc-per-node", "2"]
+    launched = forks.start(words, **patched(tmp_path / "patch", SLOW_SAVE))
+    wait_until(lambda: list(run.glob(".step-*.partial/ema")), launched)
+    os.kill(launched.pids[0], number)
+
+    assert launched.codes() == [75], launched.text()
+    assert f"{number.name}: every rank saves and leaves; once more kills them" in launched.text()
+    assert checkpoint.load(run).state["step"] == len(numbers(run))  # every file's checksum is looked at
+    assert not list(run.glob(".step-*"))
+    assert not events(run, "restart")
+    name = "SIGUSR1" if number == signal.SIGUSR1 else "SIGTERM"
+    assert [line["signal"] for line in events(run, "stop")] == [name]

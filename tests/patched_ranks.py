@@ -1,0 +1,108 @@
+"""Ranks of a real launch that behave as a test asks: a sitecustomize.py on PYTHONPATH, which launchers keep.
+
+It runs in `python -m trainer RECIPE` alone, in no launcher, agent or decode worker.
+"""
+
+import os
+import queue
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+ONLY_RANKS = """
+import sys
+
+words = sys.orig_argv
+if "-m" in words and words[words.index("-m") + 1] == "trainer" and "launch" not in words:
+"""
+
+# After the line of each step, wait until the test says that it has read the step's line through the launcher:
+# the file GATE/STEP. Before that the next step's line is not written.
+LOCK_STEP = """
+import os, pathlib, time
+from trainer import metrics
+
+append = metrics.append
+
+
+def gated(path, line):
+    gate = pathlib.Path(os.environ["PYTHONGATE"]) / str(line["step"] - 1)
+    while path.name == metrics.METRICS and line["step"] > 1 and not gate.exists():
+        time.sleep(0.005)
+    append(path, line)
+
+
+metrics.append = gated
+"""
+
+# A save that takes its time.
+SLOW_SAVE = """
+import time
+from trainer import parts
+
+write = parts.write
+
+
+def slow(*arguments):
+    written = write(*arguments)
+    time.sleep(0.4)
+    return written
+
+
+parts.write = slow
+"""
+
+
+def patched(folder: Path, program: str, **more: str) -> dict[str, str]:
+    """Return what an environment needs so that ranks run `program` first; names in PYTHON… travel."""
+    folder.mkdir()
+    indented = "".join(f"    {line}\n" for line in program.splitlines())
+    (folder / "sitecustomize.py").write_text(ONLY_RANKS + indented)
+    path = os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return {"PYTHONPATH": path.rstrip(os.pathsep), "OMP_NUM_THREADS": "1", **more}
+
+
+def read_in_lock_step(
+    process: "subprocess.Popen[str]",
+    gate: Path,
+    *,
+    limit_seconds: float,
+    on_step: Callable[[int], None] = lambda step: None,
+) -> list[str]:
+    """Read what a launcher prints (stderr joined to stdout) to its end, and let each next step begin.
+
+    A step's line that is held back on its way is never read, and the next step never begins: that fails
+    here after `limit_seconds` without a line.
+    """
+    assert process.stdout is not None
+    lines: queue.Queue[str | None] = queue.Queue()
+
+    def read() -> None:
+        assert process.stdout is not None
+        with process.stdout as out:
+            for line in out:
+                lines.put(line.rstrip("\n"))
+        lines.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    seen: list[str] = []
+    until = time.monotonic() + limit_seconds
+    while True:
+        try:
+            line = lines.get(timeout=max(0.0, until - time.monotonic()))
+        except queue.Empty:
+            process.kill()
+            raise AssertionError("\n".join(["no line came:", *seen])) from None
+        if line is None:
+            process.wait()
+            return seen
+        seen.append(line)
+        match = re.search(r"step (\d+)/\d+  loss", line)
+        if match:
+            on_step(int(match[1]))
+            (gate / match[1]).touch()
