@@ -1,6 +1,6 @@
 """Latent shards of made-up clips, without a video, an encoder or a decoder, and a recipe to train on them.
 
-    python benchmarks/make_latents.py OUT [--clips 240] [--recipe RECIPE.json] [--seed 0]
+    python benchmarks/make_latents.py OUT [--clips 240] [--recipe RECIPE.json] [--seed 0] [--poison 41:43]
     python -m trainer OUT/recipe.json
 
 OUT/latents is a folder as `trainer.encode_shards` writes it, for the buckets of the recipe's first stage,
@@ -10,7 +10,8 @@ Captions have the lengths of long generated ones (log-normal, 110 tokens in the 
 imports what training itself does: torch, numpy, pyarrow and pydantic.
 
 What the clips show can be learnt. Each has one of sixteen patterns, smooth in time and space, with noise of a
-third of its size; the pattern's number is a direction of the text features.
+third of its size; the pattern's number is a direction of the text features. With --poison the latents of the
+clips that the first stage's data steps 41 to 43 read are too large by --poison-scale: a fault for the guard.
 """
 
 import argparse
@@ -33,8 +34,9 @@ from trainer.latents import build
 from trainer.latents.samples import View, latent_sample, text_sample
 from trainer.latents.write import write_shard
 from trainer.recipe import TrainRecipe
+from vidcurate import order
 from vidcurate.buckets import Bucket, all_buckets
-from vidcurate.index import write_index
+from vidcurate.index import Index, write_index
 
 NUM_PATTERNS = 16
 NOISE = 0.3
@@ -152,9 +154,24 @@ def features(number: int, clip_id: str, most: int, channels: int, seed: int) -> 
     return torch.from_numpy(0.2 * topic + 0.1 * source.standard_normal((length, channels), dtype=np.float32))
 
 
-def make(recipe: TrainRecipe, out: Path, count: int, seed: int = 0) -> TrainRecipe:
+def clips_of_steps(recipe: TrainRecipe, index: Index, first: int, last: int) -> set[str]:
+    """Return the clips that data steps `first` to `last` of the first stage read, counted from 1."""
+    plan = data.stage_plan(index, recipe.stages[0].data, recipe.seed)
+    parts = [part for step in range(first, last + 1) for part in order.step_micro_batches(plan, step - 1)]
+    return {index.word("clip_id", row) for part in parts for row in part.rows.tolist()}
+
+
+def make(
+    recipe: TrainRecipe,
+    out: Path,
+    count: int,
+    seed: int = 0,
+    poison: tuple[int, int] | None = None,
+    poison_scale: float = 30.0,
+) -> TrainRecipe:
     """Write OUT/latents for `count` clips and return the recipe that trains on them.
 
+    The latents of the clips of the data steps `poison` are multiplied with `poison_scale`.
     Raises what writing latents raises; InputError when a clip fits none of the buckets.
     """
     clips = out / "clips"
@@ -169,6 +186,7 @@ def make(recipe: TrainRecipe, out: Path, count: int, seed: int = 0) -> TrainReci
     index, folder = request.index, out / "latents"
     digests = {"video": "made", "text": "made", "projection": None}
     build.begin(folder, index, request.shards, request.identity, digests)
+    bad = clips_of_steps(recipe, index, *poison) if poison else set()
     for shard in request.shards:
         samples = []
         for row in shard.rows.tolist():
@@ -183,11 +201,11 @@ def make(recipe: TrainRecipe, out: Path, count: int, seed: int = 0) -> TrainReci
                 continue
             bucket = shard.bucket
             shape = video.latent_shape(bucket.num_frames, bucket.height, bucket.width)
-            dtype = DTYPES[kept.latent_dtype]
+            dtype, scale = DTYPES[kept.latent_dtype], poison_scale if clip_id in bad else 1.0
             views = [
                 View(
                     0,
-                    latent(number, clip_id, view, shape, seed).to(dtype),
+                    (scale * latent(number, clip_id, view, shape, seed)).to(dtype),
                     torch.full(shape, 1e-3, dtype=dtype) if encoded.samples_posterior(recipe) else None,
                 )
                 for view in range(shard.num_views)
@@ -209,6 +227,8 @@ def main() -> None:
     parser.add_argument("--clips", type=int, default=240, help="of all buckets together (default: 240)")
     parser.add_argument("--recipe", type=Path, help="a training recipe, instead of XL/2 in mixed buckets")
     parser.add_argument("--seed", type=int, default=0, help="of what the clips show")
+    parser.add_argument("--poison", metavar="A:B", help="data steps, from 1, whose clips are made too large")
+    parser.add_argument("--poison-scale", type=float, default=30.0, help="by this (default: 30)")
     given = parser.parse_args()
     if given.recipe:
         recipe = recipes.load(given.recipe)
@@ -217,7 +237,9 @@ def main() -> None:
         made = json.loads(json.dumps(XL_2)) | {"output": str(given.out / "run")}
         made["stages"][0]["data"]["shards"] = str(given.out / "clips")
         recipe = TrainRecipe.model_validate_json(json.dumps(made))
-    recipe = make(recipe, given.out, given.clips, given.seed)
+    window = tuple(int(word) for word in given.poison.split(":")) if given.poison else None
+    poison = (window[0], window[-1]) if window else None
+    recipe = make(recipe, given.out, given.clips, given.seed, poison, given.poison_scale)
     path = given.out / "recipe.json"
     path.write_text(json.dumps(recipes.as_json(recipe), indent=1) + "\n", encoding="utf-8")
     (stage, *_) = data.lay_out(recipe)

@@ -26,7 +26,7 @@ VIDCURATE = [
         "shard_cache",
         "remote_shards",
     }
-    | {"frame_map", "resample"},
+    | {"frame_map", "resample", "sides"},
     {"cluster"},
     {"video", "table"},
     {"integrity", "remote"},

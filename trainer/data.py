@@ -307,6 +307,8 @@ def validation_spec(recipe: TrainRecipe, trained: DataSpec) -> DataSpec | None:
             "ranks_per_node": None,
             "blocks": None,
             "small_cells": "shrink",
+            "crop": "center",
+            "flip": 0.0,
             "micro_batches_per_step": 1,
         }
     )
@@ -341,7 +343,14 @@ def open_loader(
         )
     else:
         loader = Loader(
-            data.index, data.plan, recipe.loader, num_views=spec.views, captions=spec.captions, **ours
+            data.index,
+            data.plan,
+            recipe.loader,
+            num_views=spec.views,
+            captions=spec.captions,
+            crop=spec.crop,
+            flip=spec.flip,
+            **ours,
         )
     with loader:
         yield loader

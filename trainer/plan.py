@@ -99,6 +99,8 @@ def _with_pictures(found: Planned, batches: Sequence[dict[str, Any]]) -> Iterato
                 reader,
                 num_views=spec.views,
                 captions=spec.captions,
+                crop=spec.crop,
+                flip=spec.flip,
                 on_event=events.append,
             ) as loader:
                 (read,) = loader.load([order.micro_batch(stage.plan, batch["position"])])

@@ -68,6 +68,11 @@ class DataSpec(PlanSpec):
     captions: tuple[str, ...] = Field(default=("caption",), min_length=1)
     """keys of a clip's JSON that hold its captions; they take turns from pass to pass"""
 
+    crop: Literal["center", "random"] = "center"
+    """where a picture is cut to its bucket's shape: in the middle, or at a place drawn for each showing"""
+    flip: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """share of the showings that are mirrored left to right; never a clip with a caption that names a side"""
+
     @field_validator("shards")
     @classmethod
     def _is_a_place(cls, shards: Path | str | None) -> Path | str | None:
@@ -84,6 +89,12 @@ class DataSpec(PlanSpec):
             raise ValueError(
                 "latents hold a fixed number of views of a clip; set views to what they were encoded with, "
                 "such as views: 1"
+            )
+        if self.views is not None and (self.crop != "center" or self.flip):
+            key = f"flip: {self.flip:g}" if self.crop == "center" else "crop: random"
+            raise ValueError(
+                f"{key} is drawn anew at every showing, and views: {self.views} are fixed (latents made "
+                "ahead are cut in the middle and not mirrored); leave out one of them"
             )
         return self
 

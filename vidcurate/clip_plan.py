@@ -158,7 +158,14 @@ def num_starts(index: Index, row: int, bucket: Bucket) -> int:
 
 
 def decode_task(
-    index: Index, row: int, bucket: Bucket, *, first_frame: int, caption: str = "caption"
+    index: Index,
+    row: int,
+    bucket: Bucket,
+    *,
+    first_frame: int,
+    caption: str = "caption",
+    place: int | None = None,
+    mirror: tuple[str, ...] = (),
 ) -> DecodeTask:
     """Return what a decode worker needs for one clip in the bucket's shape, from `first_frame` on."""
     return DecodeTask(
@@ -179,4 +186,6 @@ def decode_task(
         frame_map=base64.b64encode(index.frame_maps[row].as_py() or b"").decode(),
         clip_fps=float(index.fps[row]) if bucket.fps is not None else None,
         fps=bucket.fps if bucket.num_frames > 1 else None,
+        place=place,
+        mirror=mirror,
     )

@@ -17,6 +17,7 @@ from vidcurate.crc import crc32c
 from vidcurate.errors import MediaError, ShardError, StorageError
 from vidcurate.frame_map import parse
 from vidcurate.resample import frame_numbers
+from vidcurate.sides import names_a_side
 
 _READ_TRIES = 4
 MAX_GAP_BYTES = 1 << 16  # between a clip's JSON and its video: read through rather than twice
@@ -43,6 +44,8 @@ class DecodeTask:
     frame_map: str = ""  # packed, as base64; "": the worker reads the packets' times itself
     clip_fps: float | None = None  # the clip's rate, and the one asked for, where it is not the clip's own
     fps: float | None = None
+    place: int | None = None  # 32 bits: where the picture is cut; None: in the middle
+    mirror: tuple[str, ...] = ()  # captions' keys: mirrored unless one of these names a side; (): never
 
     @property
     def size_bytes(self) -> int:
@@ -101,13 +104,14 @@ def _altered(task: DecodeTask, facts: bytes, payload: bytes) -> str:
     )
 
 
-def _said(facts: bytes, caption: str) -> tuple[str | None, str]:
-    """Return the clip id and the caption in a clip's JSON; (None, "") of bytes that are none."""
+def _said(facts: bytes, task: DecodeTask) -> tuple[str | None, str, bool]:
+    """Return clip id, caption and whether to mirror, from a clip's JSON; (None, "", False) of no JSON."""
     try:
         known = json.loads(facts)
-        return known["clip_id"], caption_of(known, caption)
+        mirror = bool(task.mirror) and not any(names_a_side(caption_of(known, key)) for key in task.mirror)
+        return known["clip_id"], caption_of(known, task.caption), mirror
     except (ValueError, TypeError, KeyError, AttributeError):
-        return None, ""
+        return None, "", False
 
 
 def _say_nothing(phase: str) -> None:
@@ -126,7 +130,7 @@ def decode(task: DecodeTask, tell: Callable[[str], None] = _say_nothing) -> tupl
     facts, payload = _read_parts(task)
     if _altered(task, facts, payload):
         facts, payload = _read_parts(task)  # the first read may have gone wrong on the way
-    found, caption = _said(facts, task.caption)
+    found, caption, mirror = _said(facts, task)
     altered = _altered(task, facts, payload)
     if found != task.clip_id and (found is not None or not altered):
         raise ShardError(
@@ -149,7 +153,13 @@ def decode(task: DecodeTask, tell: Callable[[str], None] = _say_nothing) -> tupl
             frame_map=frame_map,
         )
         frames = video.read_frames(
-            payload, numbers, height=task.height, width=task.width, frame_map=frame_map
+            payload,
+            numbers,
+            height=task.height,
+            width=task.width,
+            frame_map=frame_map,
+            place=task.place,
+            mirror=mirror,
         )
         return frames, caption
     except MediaError as error:

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,6 +128,8 @@ class Loader:
     """The micro-batches of rank `rank` of `world_size`. Use as a context manager, or call `close`.
 
     `num_views` and `captions` (keys of the clips' JSON): what of a clip is shown in which pass, see `views`.
+    `crop` random: the picture is cut at a place of its own at every showing; `flip`: the share of showings
+    that are mirrored left to right, unless one of the `captions` names a side. Not with `num_views`.
 
     `on_event` is called, from `step` and `load`, with {"event": "clip_substituted", step, position, clip_id,
     spare, kind, reason} and {"event": "worker_replaced", reason, clip_id, exit_status, phase,
@@ -144,6 +147,8 @@ class Loader:
         world_size: int = 1,
         num_views: int | None = None,
         captions: Sequence[str] = ("caption",),
+        crop: Literal["center", "random"] = "center",
+        flip: float = 0.0,
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
         if not 0 <= rank < world_size:
@@ -154,6 +159,7 @@ class Loader:
         self._started: dict[int, _Started] = {}
         self._shares: dict[int, tuple[int, ...]] = {}
         self._num_views, self._captions = num_views, tuple(captions)
+        self._crop, self._flip = crop, flip
         self._failures = spares.Failures(spec.max_failure_share)
         self._decode_here = decode_from(index, self._on_event)
         self._pool: DecodePool | FetchingPool | None = None
@@ -256,13 +262,24 @@ class Loader:
         bucket, number = self.plan.cells[part.cell].bucket, int(part.passes[slot])
         starts = num_starts(self.index, row, bucket)
         if self._num_views is None:
-            seed = order.slot_seed(self.plan.seed, part.position, slot, "start_frame")
-            first = draws.below(seed, starts)
+            first = draws.below(self._draw(part, slot, "start_frame"), starts)
         else:
             view = views.view_number(number, self._num_views)
             first = views.first_frame(self.index.word("clip_id", row), view, starts)
         caption = self._captions[views.caption_number(number, self._num_views, len(self._captions))]
-        return decode_task(self.index, row, bucket, first_frame=first, caption=caption)
+        is_mirrored = self._flip and self._draw(part, slot, "flip") < self._flip * 2.0**64
+        return decode_task(
+            self.index,
+            row,
+            bucket,
+            first_frame=first,
+            caption=caption,
+            place=self._draw(part, slot, "crop") >> 32 if self._crop == "random" else None,
+            mirror=self._captions if is_mirrored else (),
+        )
+
+    def _draw(self, part: MicroBatchPlan, slot: int, purpose: str) -> int:
+        return order.slot_seed(self.plan.seed, part.position, slot, purpose)
 
     def _decode(self, started: _Started, slot: int, task: DecodeTask, *, is_spare: bool) -> str:
         """Have the frames of one slot in place and return the caption. Raises MediaError."""

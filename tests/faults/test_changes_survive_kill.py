@@ -111,10 +111,10 @@ def _killed(forks: Forks, case: Case, folder: Path, moments: int | None) -> None
     assert total > 30
     expected = kept(whole)
     operations = range(1, total + 1)
+    if moments is not None:
+        operations = operations[total // 4 :: total // moments]
     refused = 0
-    for number, operation in enumerate(
-        operations if moments is None else operations[total // 4 :: total // moments]
-    ):
+    for number, operation in enumerate(operations):
         run = shutil.copytree(case.run, folder / f"run-{operation}")
         code, text = start(forks, case, run, operation)
         assert code == -signal.SIGKILL, f"operation {operation} of {total}: {text}"

@@ -535,3 +535,35 @@ def test_only_the_newest_checkpoints_are_kept(shards: Path, tmp_path: Path) -> N
         "step-00000004",
     ]
     assert events(tmp_path / "run", "save")[-1]["deleted"] == ["step-00000002"]
+
+
+def test_cuts_and_mirrors_resume_bit_for_bit_and_validate_plain(shards: Path, tmp_path: Path) -> None:
+    drawn = (
+        "stages.0.data.crop=random",
+        "stages.0.data.flip=0.5",
+        "stages.0.checkpoint_every=3",
+        "sample=null",
+    )
+    train(smoke(shards, tmp_path / "whole", *drawn, "stages.0.steps=6"))
+    train(smoke(shards, tmp_path / "cut", *drawn, "stages.0.steps=3"))
+    train(smoke(shards, tmp_path / "cut", *drawn, "stages.0.steps=6"))
+    resumed, whole = (
+        [{**line, "weight_norm": 0} for line in numbers(tmp_path / run)] for run in ("cut", "whole")
+    )
+    assert resumed == whole
+    train(smoke(shards, tmp_path / "plain", *drawn[2:], "stages.0.steps=6"))
+    with_draws, plain = numbers(tmp_path / "whole"), numbers(tmp_path / "plain")
+    assert [line["clips_hash"] for line in with_draws] == [line["clips_hash"] for line in plain]
+    assert [line["loss"] for line in with_draws] != [line["loss"] for line in plain]
+    recipe = smoke(shards, tmp_path / "v", *drawn, "validation={every: 3}")
+    spec = data.validation_spec(recipe, recipe.stages[0].data)
+    assert spec is not None
+    assert (spec.crop, spec.flip) == ("center", 0.0)
+
+
+def test_cuts_and_mirrors_are_refused_beside_views(shards: Path, tmp_path: Path) -> None:
+    for key in ("crop=random", "flip=0.5"):
+        with pytest.raises(
+            RecipeError, match=rf"{key.replace('=', ': ')} is drawn anew .* views: 2 are fixed"
+        ):
+            smoke(shards, tmp_path, f"stages.0.data.{key}", "stages.0.data.views=2")

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,7 @@ def _act(given: argparse.Namespace, command: Sequence[str]) -> int:
     if bool(command) != (given.command == "exec"):
         raise InputError("exec needs a command behind --, and only exec: exec NODES -- nvidia-smi -L.")
     nodes = read_nodes(given.nodes)
-    way = Way(ssh=tuple(given.ssh.split()), connect_seconds=given.connect_seconds)
+    way = Way(ssh=tuple(shlex.split(given.ssh)), connect_seconds=given.connect_seconds)
     answers, text, more, code = ACTS[given.command](nodes, way, given, command)
     print(json.dumps(words.as_json(given.command, answers, **more)) if given.json else text)
     return code

@@ -58,7 +58,7 @@ def _node(name: str, document: dict[str, Any]) -> list[str]:
         heads = ["GPU", "power W", "C", "util %", "SM MHz", "memory GiB", "slowed by", "process"]
         rows = [heads, *(row for gpu in document["gpus"] for row in _gpu(gpu))]
         lines += words.table(rows, left=(6,), indent="  ")
-    lines += [words.cut(f"  {line}") for line in _runs(document)]
+    lines += [part for line in _runs(document) for part in words.wrapped(f"  {line}", "    ")]
     lines += [words.cut(f"  {line}") for line in _network(document["network"])]
     return [*lines, *(line for text in document["off"] for line in words.wrapped(f"  ! {text}", "    "))]
 
@@ -90,9 +90,9 @@ def _process(process: dict[str, Any]) -> str:
     who = f"{process['user'] or '?'} {process['pid']}"
     if process["run"] is None:
         return f"{who}: {process['command'] or process['name']}"
-    rank = "" if process["rank"] is None else f" rank {process['rank']}"
-    worker = " worker" if process["worker_of"] else ""
-    return f"{who}: {process['run']}{rank}{worker}"
+    rank = "run" if process["rank"] is None else f"rank {process['rank']} of"
+    worker = "worker of " if process["worker_of"] else ""
+    return f"{who}: {worker}{rank} {process['run']}"
 
 
 def _runs(document: dict[str, Any]) -> list[str]:

@@ -10,13 +10,16 @@ node. It must start in a moment, and where training cannot.
 import importlib
 import json
 import os
+import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
+from trainer.node import procs
 from trainer.node.marks import marked
 from vidcurate.errors import VidcurateError
 
@@ -39,15 +42,23 @@ def _say(document: dict[str, Any]) -> None:
         data = data[os.write(1, data) :]
 
 
+def _leave(code: int) -> None:
+    """Leave at once, with all that was started here: a command, py-spy, nvidia-smi."""
+    for process in procs.below([os.getpid()], procs.everything()):
+        with suppress(OSError):
+            os.kill(process.pid, signal.SIGKILL)
+    os._exit(code)
+
+
 def _leave_after(seconds: float) -> None:
     time.sleep(seconds)
-    os._exit(LATE)
+    _leave(LATE)
 
 
 def _leave_when_alone() -> None:
     while os.read(0, 1 << 12):
         pass
-    os._exit(ALONE)
+    _leave(ALONE)
 
 
 def main() -> None:

@@ -67,6 +67,8 @@ class _Wanted:
     out: NDArray[np.uint8]
     deadline: float | None
     accept_corrupt: bool
+    place: int | None
+    mirror: bool
     filled: int = 0
     turn: Turn | None = None
 
@@ -75,7 +77,10 @@ class _Wanted:
             raise MediaError(f"{self.name}: frame {number} is damaged.", kind="corrupt_frame")
         if self.turn is None:
             self.turn = turn_of(frame)
-        image = cover(frame, self.out.shape[1], self.out.shape[2], pixel_shape(stream), self.turn)
+        height, width = self.out.shape[1:3]
+        image = cover(
+            frame, height, width, pixel_shape(stream), self.turn, place=self.place, mirror=self.mirror
+        )
         for slot in slots:
             self.out[slot] = image
         self.filled += len(slots)
@@ -152,12 +157,14 @@ def read_frames(
     time_limit_seconds: float | None = None,
     accept_corrupt: bool = False,
     out: NDArray[np.uint8] | None = None,
+    place: int | None = None,
+    mirror: bool = False,
 ) -> NDArray[np.uint8]:
     """Return the frames with these display-order numbers (rising, from 0) as uint8 RGB (T, height, width, 3).
 
     A number may stand several times. Rotation, reflection and sample aspect ratio are applied; the middle of
-    the picture is scaled to the size. With `frame_map` the file is not searched for the frames. They go into
-    `out` where it is given.
+    the picture is scaled to the size, or the part at `place` (32 bits, see `cut_of`); `mirror` turns it left
+    to right. With `frame_map` the file is not searched for the frames. They go into `out` where it is given.
     Raises MediaError, kind unreadable, too_few_frames, corrupt_frame (the decoder concealed damage in a
     wanted frame; `accept_corrupt` takes it), too_slow, or those of `read_header_and_index`.
     """
@@ -170,6 +177,8 @@ def read_frames(
         out=np.empty((len(numbers), height, width, 3), dtype=np.uint8) if out is None else out,
         deadline=None if time_limit_seconds is None else time.monotonic() + time_limit_seconds,
         accept_corrupt=accept_corrupt,
+        place=place,
+        mirror=mirror,
     )
     if frame_map is None and numbers[0]:
         frame_map = frame_map_of(source)

@@ -56,24 +56,34 @@ def turn_of(frame: Any) -> Turn:
     return False, a < 0, d < 0
 
 
-def cut_of(frame: Any, sample_aspect_ratio: float, height: int, width: int) -> tuple[int, int, int, int]:
-    """Return (height, width, top, left) of the middle of the frame that has the shape height x width.
+def cut_of(
+    frame: Any, sample_aspect_ratio: float, height: int, width: int, place: int | None = None
+) -> tuple[int, int, int, int]:
+    """Return (height, width, top, left) of a part of the frame that has the shape height x width.
 
-    In whole samples of colour, so that brightness and colour stay together.
+    It is as large as fits, in the middle, or where the 32 bits of `place` say: all places that there are come
+    from equally many numbers. In whole samples of colour, so that brightness and colour stay together.
     """
     format_ = frame.format
     tall, wide = 4 // (format_.chroma_height(4) or 4), 4 // (format_.chroma_width(4) or 4)
     shape = width / height / sample_aspect_ratio
     cut_height = min(frame.height, max(tall, round(frame.width / shape / tall) * tall))
     cut_width = min(frame.width, max(wide, round(frame.height * shape / wide) * wide))
-    top = (frame.height - cut_height) // 2 // tall * tall
-    left = (frame.width - cut_width) // 2 // wide * wide
+    spare_height, spare_width = frame.height - cut_height, frame.width - cut_width
+    if place is None:
+        return cut_height, cut_width, spare_height // 2 // tall * tall, spare_width // 2 // wide * wide
+    top, left = (
+        ((spare // sample + 1) * place >> 32) * sample
+        for spare, sample in ((spare_height, tall), (spare_width, wide))
+    )
     return cut_height, cut_width, top, left
 
 
-def chain_of(frame: Any, sample_aspect_ratio: float, height: int, width: int) -> tuple[str, str]:
+def chain_of(
+    frame: Any, sample_aspect_ratio: float, height: int, width: int, place: int | None = None
+) -> tuple[str, str]:
     """Return the crop ("" for none) and the scaler's flags that give the frame this size before turning."""
-    cut_height, cut_width, top, left = cut_of(frame, sample_aspect_ratio, height, width)
+    cut_height, cut_width, top, left = cut_of(frame, sample_aspect_ratio, height, width, place)
     is_whole = (cut_height, cut_width) == (frame.height, frame.width)
     shrinks = height * width < cut_height * cut_width
     return (
@@ -83,16 +93,24 @@ def chain_of(frame: Any, sample_aspect_ratio: float, height: int, width: int) ->
 
 
 def cover(
-    frame: Any, height: int, width: int, sample_aspect_ratio: float, turn: Turn | None = None
+    frame: Any,
+    height: int,
+    width: int,
+    sample_aspect_ratio: float,
+    turn: Turn | None = None,
+    *,
+    place: int | None = None,
+    mirror: bool = False,
 ) -> NDArray[np.uint8]:
     """Return the middle of the frame, upright, as uint8 RGB (height, width, 3): a view of FFmpeg's memory.
 
-    `turn` is that of the clip (`turn_of` its first frame) where the caller knows it.
+    `turn` is that of the clip (`turn_of` its first frame) where the caller knows it. `place`: of the cut, as
+    for `cut_of`. `mirror`: left to right, as seen upright.
     """
     transposed, mirrored, upside_down = turn_of(frame) if turn is None else turn
     if transposed:
         height, width = width, height
-    crop, flags = chain_of(frame, sample_aspect_ratio, height, width)
+    crop, flags = chain_of(frame, sample_aspect_ratio, height, width, place)
     frame.color_trc = frame.color_primaries = _UNSPECIFIED
     if frame.colorspace == 0 and not frame.format.is_rgb:
         frame.colorspace = _UNSPECIFIED
@@ -105,7 +123,7 @@ def cover(
     image: NDArray[Any] = graph.vpull().to_ndarray()
     if transposed:
         image = image.transpose(1, 0, 2)
-    if mirrored:
+    if mirrored != mirror:
         image = image[:, ::-1]
     return image[::-1] if upside_down else image
 

@@ -1,0 +1,34 @@
+"""Clips, and what the tests of latents ask of them."""
+
+from pathlib import Path
+from typing import Any
+
+from tests.trainer.shards_for_tests import smoke
+from trainer import checkpoint
+from trainer.encode_ahead import Outcome, encode_ahead, request_of
+
+ROOT = Path(__file__).resolve().parents[3]
+# Two passes over 12 clips in 6 steps: both views of a clip are shown.
+TRAINED = ("stages.0.steps=6", "stages.0.checkpoint_every=2", "stages.0.data.views=2", "sample=null")
+FEW_CLIPS_A_SHARD = "encoded.shard_bytes=262144"
+CUT_SHORT = 5
+
+
+def encode(shards: Path, out: Path, *more: str, **options: Any) -> Outcome:
+    recipe = smoke(shards, out.parent / "run", *TRAINED, FEW_CLIPS_A_SHARD, *more)
+    return encode_ahead(request_of(recipe), out, **options)
+
+
+def from_latents(latents: Path) -> tuple[str, str]:
+    return "stages.0.data.shards=null", f"stages.0.data.latents={latents}"
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    parts = [checkpoint.load(run).parts for run in (one, other)]
+    return all(
+        checkpoint.checksum(parts[0][part]) == checkpoint.checksum(parts[1][part]) for part in parts[0]
+    )

@@ -1,0 +1,36 @@
+"""A run over the demo data, reported once for each file of tests."""
+
+from pathlib import Path
+
+import pytest
+
+from vidcurate import synthetic
+from vidcurate.difficulty import SplitSpec, run_split
+from vidcurate.filter import FilterSpec, run_filter
+from vidcurate.ingest import IngestSpec, run_ingest
+from vidcurate.probe import ProbeSpec, run_probe
+from vidcurate.report import run_report
+from vidcurate.score import ScoreSpec, run_score
+from vidcurate.shards import ShardSpec, run_build_shards
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("report") / "data"
+    synthetic.write_demo_data(out, clips=60, seed=2)
+    return out
+
+
+@pytest.fixture(scope="module")
+def run(demo: Path) -> Path:
+    """A whole curation of demo data, with its report."""
+    run = demo.parent / "run"
+    videos = demo / "videos"
+    run_ingest(run, IngestSpec(metadata=demo / "captions.csv", videos=videos))
+    run_probe(run, ProbeSpec(videos=videos))
+    run_score(run, ScoreSpec(noun_engine="builtin"))
+    run_filter(run, FilterSpec(min_short_side=32, min_num_frames=8, max_aspect_ratio=2, min_aspect_ratio=0.5))
+    run_split(run, SplitSpec(levels=2, validation_fraction=0.1))
+    run_build_shards(run, ShardSpec(), videos=videos, out=run / "shards", num_workers=1)
+    run_report(run, videos=videos)
+    return run
