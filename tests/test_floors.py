@@ -86,7 +86,7 @@ VIDCURATE = [
 TRAINER = [
     {"exit_codes"},
     {"child", "xid", "diary"},
-    {"xid_log", "clock_offset", "preflight_spec"},
+    {"xid_log", "clock_offset", "preflight_spec", "environment_names"},
     {"noise", "masks", "place", "terminal", "mesh", "request", "stop_signals", "processes"}
     | {"heartbeat", "clock_watch"},
     {"hosts", "connection", "attempt", "elastic", "agent", "preflight_verdicts"},
@@ -103,6 +103,7 @@ TRAINER = [
     {"fast", "checksum", "parts", "checkpoint", "saver", "parallel", "pixart", "weights", "metrics", "flops"},
     {"latents", "trackers", "run_folder", "outcome", "guard", "progress", "supervisor"},
     {"recipe"},
+    {"environment"},
     {"encoded", "inputs"},
     {"data", "samples"},
     {"gallery"},

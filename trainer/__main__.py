@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from trainer import exit_codes, request, terminal
+from trainer import environment, exit_codes, request, terminal
 from vidcurate.errors import StateError
 
 # Read when torch is loaded, below: threads that spin while they wait starve the decode workers of a small
@@ -26,6 +26,8 @@ COMMANDS = {
     "launch": "trainer.launch",
     "serve": "trainer.serve.command",
 }
+
+PRINT_ENV = "--print-env"
 
 
 def _act(arguments: argparse.Namespace) -> int:
@@ -62,6 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words and words[0] in COMMANDS:
         code: int = importlib.import_module(COMMANDS[words[0]]).main(words[1:])
         return code
+    if PRINT_ENV in words:
+        words.remove(PRINT_ENV)
+        return environment.main(words)
     return terminal.end_of_work(_act, request.parser().parse_args(words), "from the last checkpoint")
 
 

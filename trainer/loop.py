@@ -20,6 +20,7 @@ import torch
 
 from trainer import (
     data,
+    environment,
     flops,
     mesh,
     metrics,
@@ -189,6 +190,7 @@ def train(
     resume.check_origin(origin)
     laid = data.lay_out(recipe)
     rounds = validation.lay_out(recipe, laid)
+    environment.apply(recipe.environment)
     world = mesh.join()
     try:
         run = recipe.output

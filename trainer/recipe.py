@@ -5,6 +5,7 @@ the whole can know is checked: that the encoders fit the model, that a stage has
 keeps the recipe, and `changes` says what a resumed run may change of it.
 """
 
+import difflib
 import hashlib
 import json
 import re
@@ -14,7 +15,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from trainer import masks
+from trainer import environment_names, masks
 from trainer.encode import TextSpec, VideoSpec, text_encoder, video_encoder
 from trainer.flow import FlowSpec
 from trainer.guard import windows
@@ -248,10 +249,24 @@ class TrainRecipe(Recipe):
     """what the run does about its own troubles; without a finding it changes no number"""
     trackers: TrackersSpec = TrackersSpec()
     """where the numbers are shown besides metrics.jsonl"""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """variables of NCCL, torch and Gloo for every rank, of the set on docs/preflight.md; the user's own
+    environment goes before them"""
     preflight: PreflightSpec = PreflightSpec()
     """what is checked before the first step, and when a node is bad; it changes no number of the run"""
     watch: WatchSpec = WatchSpec()
     """what is watched while the run goes on: hung, lost and slow ranks, the rate, clocks, the hardware"""
+
+    @field_validator("environment")
+    @classmethod
+    def _is_of_the_documented_set(cls, wanted: dict[str, str]) -> dict[str, str]:
+        offered = [name for name, known in environment_names.KNOWN.items() if known.is_offered]
+        for name in wanted:
+            if name not in offered:
+                near = difflib.get_close_matches(name, offered, n=1)
+                ways = f"did you mean {near[0]}?" if near else "set it outside, or see docs/preflight.md"
+                raise ValueError(f"environment.{name} is none of the variables that a recipe sets; {ways}")
+        return wanted
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
@@ -315,7 +330,7 @@ def flat(value: Any, name: str = "") -> dict[str, Any]:
 # What may change between one start of a run and the next, whatever the step: it changes no number.
 FREE = re.compile(
     r"^(name|output|blocks|loader\..*|encoded\.shard_bytes|parallel\..*"
-    r"|(sample|validation|trackers|guard|preflight|watch)(\..*)?"
+    r"|(sample|validation|trackers|guard|preflight|watch|environment)(\..*)?"
     r"|stages\.\d+\.(checkpoint_every|checkpoint_in_background|keep_last|keep_every|log_every)"
     r"|stages\.\d+\.data\.(shards|latents))$"
 )

@@ -80,6 +80,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--dry-run", action="store_true", help="say what would be trained, on which clips; write nothing"
     )
+    made.add_argument(
+        "--print-env",
+        action="store_true",
+        help="show the variables of NCCL, torch, CUDA and OpenMP in force, who set each and why; with or "
+        "without a RECIPE",
+    )
     made.add_argument("--json", action="store_true", help="print the answer as JSON")
     made.add_argument("--traceback", action="store_true", help="show where in the code an error was raised")
     return made

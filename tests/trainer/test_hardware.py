@@ -167,6 +167,12 @@ def test_the_policy_table_says_what_an_xid_asks_for(numbers: tuple[int, ...], ac
     assert xid.worst(["warn", action, "ignore"]) == (action if action != "ignore" else "warn")  # type: ignore[list-item]
 
 
+def test_the_policy_table_is_on_the_page() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "preflight.md").read_text(encoding="utf-8")
+    for number, policy in xid.POLICIES.items():
+        assert f"| {number} | {policy.meaning} | `{policy.action}` | {policy.advice} |" in page
+
+
 def test_the_command_prints_json_and_its_example_runs(tools: Path) -> None:
     put_smi(tools, {"remap_pending": "Yes"})
     put_dmesg(tools, f"[1.0] {XID_79}")

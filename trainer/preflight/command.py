@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer import checkpoint, data, dry_run, mesh, metrics
+from trainer import checkpoint, data, dry_run, environment, mesh, metrics
 from trainer import recipe as recipes
 from trainer.data import StageData
 from trainer.mesh import World
@@ -128,6 +128,7 @@ def alone(recipe: TrainRecipe, origin: Origin, settings: Sequence[str]) -> dict[
 
     Raises BadNodeError, and where no rank can read the data what the reading raised, on every rank.
     """
+    environment.apply(recipe.environment)
     world = mesh.join()
     bounded = Bounded(DATA_SECONDS)
     try:
