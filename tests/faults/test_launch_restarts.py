@@ -78,7 +78,7 @@ def test_a_signal_in_the_middle_of_a_save_leaves_nothing_half_written(
 ) -> None:
     run = tmp_path / "run"
     words = ["launch", *command_words(shards, run, *SHORT), "--nproc-per-node", "2"]
-    launched = forks.start(words, **patched(tmp_path / "patch", SLOW_SAVE))
+    launched = forks.start(words, 1, **patched(tmp_path / "patch", SLOW_SAVE))
     wait_until(lambda: list(run.glob(".step-*.partial/ema")), launched)
     os.kill(launched.pids[0], number)
 
