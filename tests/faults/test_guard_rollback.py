@@ -1,0 +1,165 @@
+"""A poisoned window: the run goes back, leaves it out, and is then one that was told so from the start."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.forked_runs import Forks
+from tests.guard_runs import STEPS, make_poisoned, of_guard, same_training, words
+from tests.trainer.shards_for_tests import events, numbers
+from trainer import checkpoint, data, exit_codes, inspect, plan, planned
+from trainer.guard import kept
+
+ROLLBACK = ("guard.spike=rollback", "guard.gradient=rollback")
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_poisoned(tmp_path_factory.mktemp("made") / "poisoned")
+
+
+@pytest.fixture(scope="module")
+def told(recipe: Path, forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Runs on 1 and 2 ranks that were told to leave the window out."""
+    runs = {}
+    for ranks in (1, 2):
+        runs[ranks] = tmp_path_factory.mktemp("told") / f"run-{ranks}"
+        # Skipped are the window, the margin behind it, and that before it as far as the checkpoint.
+        forks.start(words(recipe, runs[ranks], "stages.0.skip=[[36, 41]]"), ranks=ranks).succeed()
+    return runs
+
+
+@pytest.mark.parametrize(("ranks", "background"), [(2, "false"), (1, "true")])
+def test_after_a_rollback_the_run_is_one_that_was_told_to_skip_the_window(
+    recipe: Path, told: dict[int, Path], forks: Forks, tmp_path: Path, ranks: int, background: str
+) -> None:
+    run = tmp_path / "run"
+    in_background = f"stages.0.checkpoint_in_background={background}"  # one may be in flight
+    started = forks.start(words(recipe, run, *ROLLBACK, in_background), ranks=ranks)
+    started.succeed()
+
+    (event,) = of_guard(run)
+    assert (event["step"], event["data_step"]) == (37, 37)
+    assert (event["action"], event["finding"], event["shape"]) == ("rollback", "spike", "instant")
+    assert (event["to_step"], event["skip"]) == (35, [36, 41])
+    assert event["verdict"]["cause"] == "data"
+    poisoned = data.step_plan(planned.lay_out(recipe).stages[0], 36, planned.recipe_of(recipe)).clip_ids
+    assert set(event["clip_ids"]) <= set(poisoned)
+    assert "guard: step 37: the loss" in started.text()
+    assert "guard: at step 35 again; data steps 36 to 41 of this stage are left out" in started.text()
+    same_training(run, told[ranks])
+    assert len(numbers(run)) == STEPS
+
+    if ranks == 1:
+        _what_is_shown_of_a_step_is_what_was_trained_in_it(run, event["clip_ids"])
+
+
+def _what_is_shown_of_a_step_is_what_was_trained_in_it(run: Path, poisoned: list[str]) -> None:
+    found = planned.lay_out(run)
+    so_far, hashes = "", []
+    for step in range(1, STEPS + 1):
+        shown = [clip["clip_id"] for part in plan.micro_batches(found, step, step) for clip in part["clips"]]
+        so_far = data.rolling_hash(so_far, shown)
+        hashes.append(so_far)
+    assert hashes == [line["clips_hash"] for line in numbers(run)]
+    assert shown == [clip["clip_id"] for clip in inspect.clips_of_step(run, STEPS)]
+    for clip_id in poisoned:
+        assert plan.showings(found, clip_id, STEPS) == []
+    later = inspect.clips_of_step(run, 36)[0]["clip_id"]
+    assert [shown["step"] for shown in plan.showings(found, later, STEPS)] == [36]
+
+
+# Killed in the middle of the rollback, behind a named act of it.
+KILLED = """
+import os, signal, sys
+from trainer import checkpoint, metrics, resume
+from trainer.guard import kept
+from trainer.__main__ import main
+
+module, name = {"write": (kept, "write"), "settle": (kept, "settle"), "forget": (metrics, "forget_after")}[
+    os.environ["AT"]
+]
+act = getattr(module, name)
+
+
+def then_die(run, *more):
+    result = act(run, *more)
+    if (run / "metrics.jsonl").exists() and kept.read(run):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return result
+
+
+setattr(module, name, then_die)
+sys.exit(main(os.environ["WORDS"].split("|")))
+"""
+
+
+@pytest.mark.parametrize(("at", "ranks"), [("write", 1), ("settle", 1), ("forget", 2)])
+def test_a_kill_in_the_middle_of_a_rollback_changes_nothing(
+    recipe: Path, told: dict[int, Path], forks: Forks, tmp_path: Path, at: str, ranks: int
+) -> None:
+    run = tmp_path / "run"
+    given = words(recipe, run, *ROLLBACK)
+    started = forks.start(["-c", KILLED], ranks=ranks, WORDS="|".join(given), AT=at)
+    assert -9 in started.codes(), started.text()
+    assert len(kept.read(run)) == 1
+    assert len(numbers(run)) == (35 if at == "forget" else 36)
+
+    forks.start(given, ranks=ranks).succeed()
+    same_training(run, told[ranks])
+    assert [event["action"] for event in of_guard(run)] == ["rollback"]
+
+
+def test_a_run_killed_before_the_trouble_decides_as_one_that_never_stopped(
+    recipe: Path, told: dict[int, Path], forks: Forks, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    forks.start(words(recipe, run, *ROLLBACK, "stages.0.steps=30")).succeed()
+    kept_of_it = checkpoint.read_state(run / "step-00000030")["guard"]["memory"]
+    assert len(kept_of_it["gradients"]) == 30  # the memory lies in the checkpoint
+    forks.start(words(recipe, run, *ROLLBACK)).succeed()
+
+    (event,) = of_guard(run)
+    assert (event["step"], event["to_step"], event["skip"]) == (37, 35, [36, 41])
+    same_training(run, told[1])
+
+
+def test_when_the_rollbacks_are_used_up_the_run_stops_and_saves_nothing(
+    recipe: Path, forks: Forks, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    started = forks.start(words(recipe, run, *ROLLBACK, "guard.most_rollbacks=0"))
+    assert started.codes() == [exit_codes.HALT], started.text()
+
+    (event,) = of_guard(run)
+    assert (event["action"], event["policy"], event["step"]) == ("stop", "rollback", 37)
+    assert checkpoint.latest(run) == run / "step-00000035"
+    assert len(numbers(run)) == 36
+    assert "nothing was updated. Its clips: made-" in started.text()
+    assert "Traceback" not in started.text()
+
+    # A person has looked: the same run goes on with another policy.
+    forks.start(words(recipe, run, *ROLLBACK)).succeed()
+    assert [each["action"] for each in of_guard(run)] == ["stop", "rollback"]
+
+
+def test_a_rollback_past_newer_checkpoints_leaves_none_of_what_it_gave_up(
+    recipe: Path, forks: Forks, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    forks.start(words(recipe, run, "stages.0.steps=20", "stages.0.keep_last=9")).succeed()
+    (run / "samples" / "step-00000010").mkdir(parents=True)
+    (run / "samples" / "step-00000015").mkdir()
+    back = kept.Rollback(step=20, kind="divergence", to_step=10, stage=0, first=11, last=24)
+    kept.write(run, (back,))
+
+    assert kept.settle(run) == ["step-00000015", "step-00000020"]
+    assert kept.settle(run) == []
+    assert checkpoint.latest(run) == run / "step-00000010"
+    assert [path.name for path in (run / "samples").iterdir()] == ["step-00000010"]
+
+    forks.start(words(recipe, run, "stages.0.steps=20")).succeed()
+    (resumed,) = events(run, "resume")
+    assert (resumed["step"], resumed["repeated_steps"]) == (10, 10)
+    assert checkpoint.read_state(run / "step-00000020")["skip"] == [[11, 24]]
+    assert kept.settle(run) == []  # the new checkpoints know of it
