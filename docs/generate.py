@@ -14,6 +14,7 @@ from typing import Any
 import typer.main
 from pydantic import BaseModel
 
+from trainer.experiment.spec import ExperimentSpec
 from trainer.recipe import TrainRecipe
 from vidcurate import errors, recipe, schema
 from vidcurate.cli import app
@@ -24,6 +25,7 @@ MADE = "<!-- Made by docs/generate.py; change the code, then run it. -->\n"
 RECIPES: dict[str, tuple[type[recipe.Recipe], str]] = {
     "curate": (CurateRecipe, "A curation recipe: `vidcurate curate RECIPE`"),
     "train": (TrainRecipe, "A training recipe: `python -m trainer RECIPE`"),
+    "experiment": (ExperimentSpec, "An experiment: `python -m trainer experiment FILE`"),
 }
 
 

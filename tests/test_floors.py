@@ -101,7 +101,7 @@ TRAINER = [
     {"memory"},
     {"recompute"},
     {"fast", "checksum", "parts", "checkpoint", "saver", "parallel", "pixart", "weights", "metrics", "flops"},
-    {"latents", "trackers", "run_folder", "outcome", "guard", "progress", "supervisor"},
+    {"latents", "trackers", "run_folder", "outcome", "guard", "progress", "supervisor", "curves"},
     {"recipe"},
     {"environment"},
     {"encoded", "inputs"},
@@ -115,6 +115,7 @@ TRAINER = [
     {"guarded"},
     {"rollback"},
     {"loop", "encode_shards", "launch", "serve"},
+    {"experiment"},
     {"__main__", "demo"},
 ]
 # Where trainer may touch vidcurate, and what.
@@ -152,6 +153,7 @@ TOUCHES = {
     "contact_sheet": {"video"},
     "trackers": {"recipe"},
     "preflight_spec": {"recipe"},
+    "experiment": {"recipe"},
     "demo": {"cli", "curate", "synthetic", "progress", "video", "report"},
 }
 # These start in decode workers and on GPU machines: nothing heavy when they are imported.

@@ -23,6 +23,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # The tools beside the training and the modules whose `main` they are; a recipe is never called so.
 COMMANDS = {
     "cluster": "trainer.cluster.command",
+    "experiment": "trainer.experiment",
     "launch": "trainer.launch",
     "serve": "trainer.serve.command",
 }

@@ -16,6 +16,7 @@ from trainer.recipe import TrainRecipe
 from vidcurate.index import write_index
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
+EXPERIMENTS = ("restarts", "curriculum")  # tests/trainer/test_experiment.py
 TRAINING = ("first-steps", "openvid-finetune", "smoke", "speedrun", "speedrun-extended")
 XL_2 = 1_207_643_972
 XL_2_TRAINED = 1_201_595_936  # without the projection of the captions
@@ -103,7 +104,7 @@ def test_a_recipe_builds_its_model_and_its_dry_run_adds_up(name: str, shards: Pa
 def test_every_recipe_is_tested() -> None:
     found = {path.stem for path in FOLDER.glob("*.yaml") if not path.stem.startswith("curate")}
 
-    assert found == set(TRAINING)
+    assert found == {*TRAINING, *EXPERIMENTS}
 
 
 @pytest.mark.parametrize("name", TRAINING)

@@ -1,0 +1,265 @@
+"""Curves as inline SVG: they need no script, follow the page's colours and say in words what they show.
+
+A figure's inks are the classes `ink-0` to `ink-7`, coloured by STYLE for light and dark. `document` makes a
+file of its own out of figures, which a page of Markdown can show.
+"""
+
+import html
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+INKS = 8
+MOST_POINTS = 400
+WIDTH, HEIGHT = 560, 240
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 12, 40
+
+Point = tuple[float, float]
+Place = Callable[[float], float]  # a value's place in the figure
+
+STYLE = """
+:root { --paper: #fcfcfa; --card: #ffffff; --well: #f1f1ec; --ink: #1f2328; --soft: #656b73; --line: #dfdfd8;
+  --ink-0: #2a6fb5; --ink-1: #c8642b; --ink-2: #2f8f5b; --ink-3: #8a5cc0; --ink-4: #b8860b; --ink-5: #1f8a99;
+  --ink-6: #b5476f; --ink-7: #6b7280; }
+@media (prefers-color-scheme: dark) { :root { --paper: #16181b; --card: #1d2024; --well: #24282d;
+  --ink: #e6e8ea; --soft: #9ba2aa; --line: #33383e;
+  --ink-0: #68a6e0; --ink-1: #e0894f; --ink-2: #5fc08c; --ink-3: #b592e6; --ink-4: #d9b044; --ink-5: #55bccb;
+  --ink-6: #e07fa4; --ink-7: #9aa2ad; } }
+svg text { fill: var(--soft); font: 11px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif;
+  font-variant-numeric: tabular-nums; }
+svg text.title { fill: var(--ink); font-size: 13px; font-weight: 600; }
+svg .grid { stroke: var(--line); } svg .axis { stroke: var(--soft); }
+svg .line { fill: none; stroke-width: 1.8; stroke-linejoin: round; stroke-linecap: round; }
+svg .band { stroke: none; opacity: .2; } svg .dot { stroke: var(--card); stroke-width: 1; }
+svg .error { stroke-width: 1.2; } svg .mark { stroke-width: 1.1; stroke-dasharray: 3 3; }
+svg .flag { stroke: var(--card); stroke-width: 1; } svg .dashed { stroke-dasharray: 6 4; }
+""" + "".join(
+    f"svg .ink-{n} {{ stroke: var(--ink-{n}); }} svg .band.ink-{n}, svg .dot.ink-{n}, svg .flag.ink-{n},"
+    f" svg rect.ink-{n} {{ fill: var(--ink-{n}); }} .key.ink-{n} {{ background: var(--ink-{n}); }}\n"
+    for n in range(INKS)
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """Points by rising x. `band`: (x, low, high) drawn behind; `errors`: half the length of each dot's bar.
+
+    With `errors`, or `has_dots`, the points are drawn as dots too.
+    """
+
+    name: str
+    ink: int
+    points: Sequence[Point]
+    band: Sequence[tuple[float, float, float]] = ()
+    errors: Sequence[float | None] = ()
+    has_dots: bool = False
+    is_dashed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """An upright line at `x` with a flag; `words` are shown when the pointer rests on it.
+
+    `target`: the id of the place on the page that the flag leads to, "" for none.
+    """
+
+    x: float
+    words: str
+    ink: int = 7
+    target: str = ""
+
+
+def shown(value: float) -> str:
+    """Return a number as a reader wants it: thousands parted, no digits that say nothing."""
+    if value == 0 or not math.isfinite(value):
+        return "0" if value == 0 else "–"
+    if abs(value) >= 1e7:
+        return f"{value:.3g}".replace("e+0", "e").replace("e+", "e")
+    if abs(value) >= 1000 or (abs(value) >= 1 and value == round(value)):
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def ticks(low: float, high: float, count: int) -> list[float]:
+    """Return round values (1, 2 or 5 times a power of ten apart) within [low, high], about `count`."""
+    if not high > low:
+        return [low]
+    rough = (high - low) / count
+    unit = 10.0 ** math.floor(math.log10(rough))
+    step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough * (1 - 1e-9))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [float(f"{step * number:.12g}") for number in range(first, last + 1)]
+
+
+def thinned(points: Sequence[Point]) -> tuple[list[Point], list[tuple[float, float, float]]]:
+    """Return at most MOST_POINTS means of equal runs of points, and the (x, least, most) of each run.
+
+    Where nothing has to go there is no band. So a single spike of a long run still shows: in the band.
+    """
+    size = math.ceil(len(points) / MOST_POINTS)
+    if size <= 1:
+        return list(points), []
+    runs = [points[start : start + size] for start in range(0, len(points), size)]
+    means = [(run[-1][0], math.fsum(y for _, y in run) / len(run)) for run in runs]
+    return means, [(run[-1][0], min(y for _, y in run), max(y for _, y in run)) for run in runs]
+
+
+def smoothed(points: Sequence[Point], reach: int) -> list[Point]:
+    """Return the mean of each point and the `reach` - 1 before it."""
+    total, found = 0.0, []
+    for number, (x, y) in enumerate(points):
+        total += y - (points[number - reach][1] if number >= reach else 0.0)
+        found.append((x, total / min(number + 1, reach)))
+    return found
+
+
+def finite(points: Sequence[tuple[float, float | str | None]]) -> list[Point]:
+    """Return the points whose y is a finite number."""
+    return [(x, float(y)) for x, y in points if isinstance(y, (int, float)) and math.isfinite(y)]
+
+
+def span(curves: Sequence[Curve]) -> tuple[float, float, float, float]:
+    """Return (first x, last x, low, high) of what the curves show, with a margin above and below.
+
+    The bands count up to three times the reach of the curves: one spike must not flatten all else.
+    """
+    xs = [x for curve in curves for x, _ in curve.points]
+    ys = [y for curve in curves for _, y in curve.points]
+    for curve in curves:
+        for (_, y), error in zip(curve.points, curve.errors, strict=False):
+            ys += [y - (error or 0.0), y + (error or 0.0)]
+    low, high = min(ys), max(ys)
+    reach = high - low
+    for curve in curves:
+        for _, least, most in curve.band:
+            low, high = min(low, max(least, min(ys) - reach)), max(high, min(most, max(ys) + reach))
+    margin = 0.06 * (high - low) or max(abs(high) * 0.05, 0.05)
+    bottom = max(0.0, low - margin) if low >= 0 else low - margin
+    return min(xs), max(xs), bottom, high + margin
+
+
+def chart(
+    curves: Sequence[Curve],
+    *,
+    title: str,
+    x_name: str = "step",
+    y_name: str = "",
+    marks: Sequence[Mark] = (),
+    x_span: tuple[float, float] | None = None,
+    width: int = WIDTH,
+    height: int = HEIGHT,
+) -> str:
+    """Return the curves as one SVG; "" when none has a point. Names of curves belong into a legend."""
+    curves = [curve for curve in curves if curve.points]
+    if not curves:
+        return ""
+    first, last, low, high = span(curves)
+    first, last = x_span or (first, last)
+    last = last if last > first else first + 1
+    right, bottom = width - _RIGHT, height - _BOTTOM
+
+    def across(x: float) -> float:
+        return _LEFT + (min(max(x, first), last) - first) / (last - first) * (right - _LEFT)
+
+    def down(y: float) -> float:
+        return _TOP + (high - min(max(y, low), high)) / (high - low) * (bottom - _TOP)
+
+    ends = "; ".join(f"{curve.name} {shown(curve.points[-1][1])}" for curve in curves)
+    words = html.escape(f"{title} by {x_name}, at the end: {ends}")
+    parts = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{words}">']
+    for value in ticks(low, high, 4):
+        parts.append(
+            f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{down(value):.1f}" y2="{down(value):.1f}"/>'
+            f'<text x="{_LEFT - 6}" y="{down(value) + 4:.1f}" text-anchor="end">{shown(value)}</text>'
+        )
+    for value in ticks(first, last, max(2, width // 90)):
+        parts.append(
+            f'<text x="{across(value):.1f}" y="{bottom + 16}" text-anchor="middle">{shown(value)}</text>'
+        )
+    parts.append(f'<line class="axis" x1="{_LEFT}" x2="{right}" y1="{bottom}" y2="{bottom}"/>')
+    parts.append(f'<text x="{right}" y="{height - 6}" text-anchor="end">{html.escape(x_name)}</text>')
+    if y_name:
+        parts.append(f'<text x="4" y="{height - 6}">{html.escape(y_name)}</text>')
+    parts.extend(_mark(mark, across(mark.x), bottom) for mark in marks if first <= mark.x <= last)
+    for curve in curves:
+        parts.append(_drawn(curve, across, down))
+    return "".join([*parts, "</svg>"])
+
+
+def _mark(mark: Mark, x: float, bottom: float) -> str:
+    words, ink = html.escape(mark.words), mark.ink % INKS
+    line = f'<line class="mark ink-{ink}" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{bottom}"/>'
+    flag = f'<circle class="flag ink-{ink}" cx="{x:.1f}" cy="{_TOP}" r="4.5"/>'
+    drawn = f"<g><title>{words}</title>{line}{flag}</g>"
+    return f'<a href="#{html.escape(mark.target)}" aria-label="{words}">{drawn}</a>' if mark.target else drawn
+
+
+def _drawn(curve: Curve, across: Place, down: Place) -> str:
+    ink, name = curve.ink % INKS, html.escape(curve.name)
+    parts = [f"<g><title>{name}</title>"]
+    if curve.band:
+        up = [f"{across(x):.1f},{down(most):.1f}" for x, _, most in curve.band]
+        back = [f"{across(x):.1f},{down(least):.1f}" for x, least, _ in reversed(curve.band)]
+        parts.append(f'<polygon class="band ink-{ink}" points="{" ".join(up + back)}"/>')
+    places = " ".join(f"{across(x):.1f},{down(y):.1f}" for x, y in curve.points)
+    dashed = " dashed" if curve.is_dashed else ""
+    if len(curve.points) > 1:
+        parts.append(f'<polyline class="line ink-{ink}{dashed}" points="{places}"/>')
+    for (x, y), error in zip(curve.points, curve.errors, strict=False):
+        if error:
+            parts.append(
+                f'<line class="error ink-{ink}" x1="{across(x):.1f}" x2="{across(x):.1f}"'
+                f' y1="{down(y - error):.1f}" y2="{down(y + error):.1f}"/>'
+            )
+    if curve.errors or curve.has_dots or len(curve.points) == 1:
+        for number, (x, y) in enumerate(curve.points):
+            error = curve.errors[number] if number < len(curve.errors) else None
+            spread = f" ± {shown(error)}" if error else ""
+            parts.append(
+                f'<circle class="dot ink-{ink}" cx="{across(x):.1f}" cy="{down(y):.1f}" r="3.2">'
+                f"<title>{name}: {shown(y)}{spread} at {shown(x)}</title></circle>"
+            )
+    return "".join([*parts, "</g>"])
+
+
+def legend(names: Sequence[tuple[str, int]]) -> str:
+    """Return the names of curves with the colour of each, as HTML."""
+    items = "".join(
+        f'<span><i class="key ink-{ink % INKS}"></i>{html.escape(name)}</span>' for name, ink in names
+    )
+    return f'<p class="legend">{items}</p>'
+
+
+def document(
+    panels: Sequence[tuple[str, str]], names: Sequence[tuple[str, int]], *, width: int, height: int
+) -> str:
+    """Return figures of one size under each other, with titles and one legend, as an SVG file of its own.
+
+    `panels` are (title, figure of `chart`).
+    """
+    head, row = 24, 20
+    places: list[tuple[float, float]] = []
+    x, y = 16.0, 18.0
+    for name, _ in names:
+        room = 26 + 7.0 * len(name)
+        if x + room > width and x > 16:
+            x, y = 16.0, y + row
+        places.append((x, y))
+        x += room
+    top = y + 14
+    total = top + len(panels) * (height + head)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {total:.0f}" width="{width}"'
+        f' height="{total:.0f}"><style>{STYLE}</style>'
+        '<rect width="100%" height="100%" style="fill: var(--card)"/>'
+    ]
+    for (name, ink), (x, y) in zip(names, places, strict=True):
+        parts.append(
+            f'<rect class="ink-{ink % INKS}" x="{x:.0f}" y="{y - 9:.0f}" width="10" height="10" rx="2"/>'
+            f'<text x="{x + 15:.0f}" y="{y:.0f}">{html.escape(name)}</text>'
+        )
+    for number, (title, figure) in enumerate(panels):
+        at = top + number * (height + head)
+        placed = figure.replace("<svg ", f'<svg y="{at + head:.0f}" width="{width}" height="{height}" ', 1)
+        parts.append(f'<text class="title" x="16" y="{at + 18:.0f}">{html.escape(title)}</text>{placed}')
+    return "".join([*parts, "</svg>\n"])
