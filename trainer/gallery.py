@@ -102,7 +102,7 @@ def loss_curve(lines: list[dict[str, Any]], validation: Sequence[tuple[float, fl
     parts.append(f'<polyline class="curve" points="{path(_smooth(points))}"/>')
     if marks:
         right, line = _WIDTH - _RIGHT - 6, _TOP + 10
-        parts.append(f'<circle class="mark" cx="{right - 84}" cy="{line - 4}" r="3"/>')
+        parts.append(f'<circle class="mark" cx="{right - 90}" cy="{line - 4}" r="3"/>')
         parts.append(f'<text x="{right}" y="{line}" text-anchor="end">validation loss</text>')
     for x, y in marks:
         left, top = place(x, y)
@@ -128,6 +128,7 @@ def _set(name: str, found: list[dict[str, Any]]) -> dict[str, Any]:
         + f"{weights} weights"
         if asked
         else "",
+        "ratio": f"{asked['width']} / {asked['height']}" if asked else "",
         "steps": [facts["step"] for facts in found],
         "rows": [
             {"number": number, "seed": seed, "prompt": prompt, "files": files}

@@ -2,13 +2,13 @@
 
 import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.docs.test_documented import DOCS, console, squeezed
 from tests.trainer.shards_for_tests import SMOKE, make_shards, smoke
+from trainer import gallery
 from trainer import recipe as recipes
 from trainer.__main__ import main
 from trainer.loop import train
@@ -18,8 +18,8 @@ from vidcurate import video
 from vidcurate.errors import InputError
 
 COARSE = (  # an encoder so coarse that a published preset is a few thousand tokens
-    "video_encoder={kind: space_to_depth, spatial: 16, temporal: 1}",
-    "model.in_channels=768",
+    "video_encoder={kind: space_to_depth, spatial: 8, temporal: 1}",
+    "model.in_channels=192",
     "stages.0.steps=1",
     "stages.0.data.buckets.table={32px: {8: [1.0, 2]}}",
     "sample.steps=1",
@@ -100,9 +100,6 @@ def test_runs_are_found_by_the_number_that_their_names_begin_with(tmp_path: Path
         found.by_number("one", tmp_path)
 
 
-TOKEN = "0123456789abcdef"
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -162,14 +159,28 @@ def test_several_gpus_are_a_process_each(monkeypatch: pytest.MonkeyPatch) -> Non
     assert became[0][-5:] == ["trainer", "serve", "run", "--gpus", "6,7"]
 
 
-def test_the_example_of_the_help_runs(tmp_path: Path) -> None:
+def test_the_example_of_the_help_and_the_commands_of_the_page_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     shards = make_shards(tmp_path / "shards", num_clips=6)
-    train(smoke(shards, tmp_path / "runs" / "first", "stages.0.steps=2"))
-    (line,) = [text.strip() for text in command.EXAMPLE.splitlines() if "--once" in text]
+    train(smoke(shards, tmp_path / "runs" / "first", "stages.0.steps=2", "stages.0.checkpoint_every=1"))
+    monkeypatch.chdir(tmp_path)
+    (example,) = [text.strip() for text in command.EXAMPLE.splitlines() if "--once" in text]
+    assert example in command._parser().format_help()
+    mains = {"trainer": main, "trainer.gallery": gallery.main}
 
-    done = subprocess.run(
-        [sys.executable, *shlex.split(line)[1:]], cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
+    shown = console(DOCS / "serve.md")
+    for line, answers in shown:
+        _, _, module, *words = shlex.split(line)
+        assert mains[module](words) == 0
+        printed = squeezed(capsys.readouterr().out)
+        assert [answer for answer in answers if squeezed(answer) not in printed] == []
 
-    assert done.returncode == 0, done.stderr
-    assert line in command._parser().format_help()
+    assert shown[0][0] == example
+
+
+def test_every_flag_stands_on_the_page() -> None:
+    page = (DOCS / "serve.md").read_text(encoding="utf-8")
+    flags = {word for action in command._parser()._actions for word in action.option_strings}
+
+    assert [flag for flag in sorted(flags) if flag not in page and flag not in ("-h", "--help")] == []

@@ -75,7 +75,7 @@ def _clips(run: Path, line: dict[str, Any]) -> list[tuple[str, Path, dict[str, A
     listing = samples.read_listing(run / line["folder"])
     if listing is None or listing["digest"] != line["digest"]:
         return []
-    name = f"samples/{line['preset']}" + "-raw" * (line["weights"] == "raw")
+    name = f"samples/{line['preset']}"
     return [
         (f"{name}/{entry['number']:02d}-{entry['seed']}", run / entry["file"], {**listing["asked"], **entry})
         for entry in listing["samples"]
