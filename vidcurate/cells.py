@@ -26,7 +26,7 @@ Groups = dict[str, int]  # level or source → clips in cells
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A cell in the making: the clips at `members` (n,) of the rows that are planned."""
+    """A cell in the making: the clips at the rows `members` (n,) of the index."""
 
     group: str
     bucket: Bucket
@@ -46,6 +46,11 @@ class Part:
 def groups_of(index: Index, by: Literal["level", "source"]) -> tuple[NDArray[Any], tuple[str, ...]]:
     """Return the group of every clip as a number (n,), and the groups' names: levels, or sources."""
     if by == "level":
+        low, high = (int(end(index.level, initial=0)) for end in (np.min, np.max))
+        if high - low < 1 << 16:  # sorting them would take longer than all else here
+            counts = np.bincount(index.level - low, minlength=high - low + 1)
+            numbers = np.cumsum(counts > 0, dtype=np.int32) - np.int32(1)
+            return numbers[index.level - low], tuple(map(str, (np.flatnonzero(counts) + low).tolist()))
         levels = np.unique(index.level)
         return np.searchsorted(levels, index.level).astype(np.int32), tuple(map(str, levels.tolist()))
     words = index.words("source_dataset")
@@ -59,12 +64,12 @@ def groups_of(index: Index, by: Literal["level", "source"]) -> tuple[NDArray[Any
 def parts_of(
     groups: NDArray[Any], names: Sequence[str], bucket: NDArray[np.int32], buckets: Sequence[Bucket], by: str
 ) -> list[Part]:
-    """Return a part for each group and bucket that has clips; `groups` and `bucket` are (n,)."""
-    together = groups.astype(np.int64) * len(buckets) + bucket
-    if together.max(initial=0) < 1 << 16:
-        together = together.astype(np.uint16)  # numpy sorts these by radix
+    """Return a part for each group and bucket that has clips; `groups` and `bucket` are (n,), -1 in none."""
+    rows = np.flatnonzero(bucket >= 0)
+    kind: Any = np.uint16 if len(names) * len(buckets) < 1 << 16 else np.int64  # numpy sorts these by radix
+    together = groups[rows].astype(kind) * kind(len(buckets)) + bucket[rows].astype(kind)
     by_cell = np.argsort(together, kind="stable")
-    in_order = together[by_cell]
+    in_order, by_cell = together[by_cell], rows[by_cell]
     starts = np.flatnonzero(in_order[1:] != in_order[:-1]) + 1
     return [
         Part(
@@ -223,23 +228,24 @@ def legs_of(parts: Sequence[Part], spec: PlanSpec) -> list[Leg]:
 
 
 def cells_of(
-    index: Index, rows: Rows, hashes: draws.Words, parts: Sequence[Part], spec: PlanSpec
+    index: Index, hashes: draws.Words, parts: Sequence[Part], spec: PlanSpec
 ) -> tuple[list[order.Cell], list[Leg]]:
-    """Return the cells of these parts, whose members number `rows` and `hashes` (n,), and the legs."""
+    """Return the cells of these parts and the legs. `hashes`: of the ids of all clips of the index."""
     legs = legs_of(parts, spec) if spec.curriculum else []
     weights = {name: weight for leg in legs for name, weight in leg.weights.items() if weight}
     weights = weights or weights_of(parts, spec.weights)
     block: Rows | None = None
     num_blocks = together = 1
     if spec.blocks:
-        shards, place = np.unique(index.shard_number[rows], return_inverse=True)
+        shards = np.unique(np.concatenate([index.shard_number[part.members] for part in parts]))
+        place = np.searchsorted(shards, index.shard_number)  # of shards without planned clips: never asked
         block = (place // spec.blocks.shards_per_block).astype(np.int64)
         num_blocks, together = -(-len(shards) // spec.blocks.shards_per_block), spec.blocks.blocks_together
     return [
         order.make_cell(
             part.name,
             part.bucket,
-            rows[part.members],
+            part.members,
             hashes[part.members],
             weights[part.name],
             block=None if block is None else block[part.members],

@@ -28,7 +28,9 @@ def plan_of(index: Index, spec: PlanSpec, *, seed: int) -> Plan:
     """
     wanted = np.ones(len(index), dtype=np.bool_)
     if spec.fold is not None:
-        wanted &= pc.fill_null(pc.equal(index.words("fold"), spec.fold), False).to_numpy(zero_copy_only=False)
+        folds = index.words("fold")
+        number = pc.index(folds.dictionary, spec.fold).as_py()
+        wanted = folds.indices.fill_null(-1).to_numpy(zero_copy_only=False) == (number if number >= 0 else -2)
     where = f"fold {spec.fold}" if spec.fold else "any fold"
     if spec.levels is not None:
         levels, level_names = cells.groups_of(index, "level")
@@ -37,24 +39,21 @@ def plan_of(index: Index, spec: PlanSpec, *, seed: int) -> Plan:
     named = dict.fromkeys([*spec.weights, *(name for phase in spec.curriculum for name in phase.names)])
     if named:
         wanted &= _among(index, groups, names, list(named), wanted, spec.cells_by, where)
-    rows = np.flatnonzero(wanted)
-    hashes = draws.id_hashes(index.words("clip_id"))[rows]
-    lengths = index.num_frames[rows]
-    if spec.buckets.fps is not None:
-        lengths = resample.num_ticks(lengths, index.fps[rows], spec.buckets.fps)
-    found = bucketing.assign(spec.buckets, hashes, lengths, index.height[rows], index.width[rows], seed)
+    hashes = draws.id_hashes(index.words("clip_id"))
+    bucket, reason, buckets = _assigned(index, spec.buckets, hashes, wanted, seed)
     left_out = {
-        reason: rows[found.reason == number] for number, reason in enumerate(bucketing.REASONS) if number
+        name: np.flatnonzero(wanted & (reason == number))
+        for number, name in enumerate(bucketing.REASONS)
+        if number
     }
-    is_video = np.array([bucket.num_frames > 1 for bucket in found.buckets], dtype=np.bool_)
-    taken = found.bucket >= 0
-    lacks_fps = taken & is_video[found.bucket] & np.isnan(index.fps[rows])
-    left_out["unknown_fps"] = rows[lacks_fps]
-    keep = np.flatnonzero(taken & ~lacks_fps)
-    rows, hashes = rows[keep], hashes[keep]
-    parts = cells.parts_of(groups[rows], names, found.bucket[keep], found.buckets, spec.cells_by)
-    parts, notes = cells.without_small(parts, found.buckets, spec.small_cells)
-    made, legs = cells.cells_of(index, rows, hashes, parts, spec)
+    is_video = np.array([bucket.num_frames > 1 for bucket in buckets], dtype=np.bool_)
+    unknown = np.flatnonzero(np.isnan(index.fps))
+    unknown = unknown[(bucket[unknown] >= 0) & is_video[bucket[unknown]]]
+    left_out["unknown_fps"] = unknown
+    bucket[unknown] = -1
+    parts = cells.parts_of(groups, names, bucket, buckets, spec.cells_by)
+    parts, notes = cells.without_small(parts, buckets, spec.small_cells)
+    made, legs = cells.cells_of(index, hashes, parts, spec)
     return order.make_plan(
         made,
         seed=seed,
@@ -64,6 +63,34 @@ def plan_of(index: Index, spec: PlanSpec, *, seed: int) -> Plan:
         run=spec.run,
         notes=notes,
     )
+
+
+def _assigned(
+    index: Index, spec: BucketSpec, hashes: draws.Words, wanted: NDArray[np.bool_], seed: int
+) -> tuple[NDArray[np.int32], NDArray[np.int8], tuple[Bucket, ...]]:
+    """Return the bucket of every clip of the index (-1: none, or not wanted), the reasons and the buckets.
+
+    A clip's bucket hangs on no other clip's, so all are assigned where most are wanted: that copies nothing.
+    The published choice hangs on the number of the row among those that are wanted.
+    """
+
+    def assign(rows: Any) -> bucketing.Assignment:
+        lengths = index.num_frames[rows]
+        if spec.fps is not None:
+            lengths = resample.num_ticks(lengths, index.fps[rows], spec.fps)
+        return bucketing.assign(spec, hashes[rows], lengths, index.height[rows], index.width[rows], seed)
+
+    count = int(np.count_nonzero(wanted))
+    if not spec.published and 2 * count > len(index):
+        found = assign(slice(None))
+        if count < len(index):
+            found.bucket[~wanted] = -1
+        return found.bucket, found.reason, found.buckets
+    rows = np.flatnonzero(wanted)
+    found = assign(rows)
+    bucket, reason = np.full(len(index), -1, dtype=np.int32), np.zeros(len(index), dtype=np.int8)
+    bucket[rows], reason[rows] = found.bucket, found.reason
+    return bucket, reason, found.buckets
 
 
 def plan_from(

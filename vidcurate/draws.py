@@ -9,6 +9,7 @@ Arithmetic is modulo 2^64; arrays are numpy uint64, scalars Python ints.
 import hashlib
 import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 
@@ -24,6 +25,8 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLY_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MULTIPLY_2 = np.uint64(0x94D049BB133111EB)
 _ROWS_PER_CHUNK = 1 << 16  # the temporaries of a chunk stay in the cache
+_CHUNKS_FOR_THREADS = 16
+_MOST_THREADS = 4
 
 
 def mix(words: Words) -> Words:
@@ -74,9 +77,18 @@ def id_hashes(ids: Any) -> Words:
     buffers = ids.buffers()
     ends = np.frombuffer(buffers[1], dtype=np.int64)[ids.offset : ids.offset + count + 1]
     data = np.frombuffer(buffers[2], dtype=np.uint8) if buffers[2] else np.empty(0, dtype=np.uint8)
-    for first in range(0, count, _ROWS_PER_CHUNK):
+
+    def fill(first: int) -> None:
         chunk = ends[first : first + _ROWS_PER_CHUNK + 1]
         hashes[first : first + len(chunk) - 1] = _hash_chunk(data[chunk[0] : chunk[-1]], chunk - chunk[0])
+
+    firsts = range(0, count, _ROWS_PER_CHUNK)
+    if len(firsts) < _CHUNKS_FOR_THREADS:
+        for first in firsts:
+            fill(first)
+        return hashes
+    with ThreadPoolExecutor(_MOST_THREADS) as threads:
+        list(threads.map(fill, firsts))
     return hashes
 
 
@@ -100,7 +112,28 @@ def _hash_chunk(data: NDArray[np.uint8], ends: NDArray[np.int64]) -> Words:
     return hashes
 
 
-def hash_bytes(data: bytes) -> str:
+def sorting(hashes: Words) -> NDArray[np.int64]:
+    """Return the places of the hashes in rising order, as numpy's argsort; of equal ones either is first.
+
+    Sorts numbers whose low bits are their places: several times as fast as sorting places by numbers, and
+    ends of the hashes that this hides are put right afterwards, where their beginnings are the same.
+    """
+    if len(hashes) < _ROWS_PER_CHUNK:
+        return np.argsort(hashes)
+    low = np.uint64((1 << (len(hashes) - 1).bit_length()) - 1)
+    packed = hashes & ~low
+    packed |= np.arange(len(hashes), dtype=np.uint64)
+    packed.sort()
+    places = (packed & low).astype(np.int64)
+    packed &= ~low
+    same = np.flatnonzero(packed[1:] == packed[:-1])
+    if len(same):
+        among = np.union1d(same, same + 1)
+        places[among] = places[among][np.argsort(hashes[places[among]])]
+    return places
+
+
+def hash_bytes(data: bytes | memoryview) -> str:
     """Return 32 hex digits that stand for these bytes."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 

@@ -12,7 +12,8 @@ A light module: decode workers and GPU machines import it (no polars, no av, no 
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +35,7 @@ FORMAT = "vidcurate-index-2"
 _FORMAT_KEY = b"vidcurate"
 _HASH_BYTES = 16
 _ROWS_PER_GROUP = 65_536
+_MOST_THREADS = 4
 
 _WORD = pa.dictionary(pa.int32(), pa.string())  # few different values
 # Name, Arrow type and meaning of every column; docs/shards.md shows this table.
@@ -236,6 +238,17 @@ def write_index(folder: Path, rows: Mapping[str, Any]) -> str:
     return digest
 
 
+@contextmanager
+def _arrow_threads() -> Iterator[None]:
+    """Let Arrow use a few cores: it takes OMP_NUM_THREADS for its own, which launchers of ranks set to 1."""
+    before = pa.cpu_count()
+    pa.set_cpu_count(max(before, min(_MOST_THREADS, len(os.sched_getaffinity(0)))))
+    try:
+        yield
+    finally:
+        pa.set_cpu_count(before)
+
+
 def _read(path: Path, columns: list[str] | None) -> Any:
     """Return the columns with the types of SCHEMA, each in one chunk."""
     try:
@@ -250,7 +263,8 @@ def _read(path: Path, columns: list[str] | None) -> Any:
             path, metadata=footer, read_dictionary=_DICTIONARIES, page_checksum_verification=True
         )
         wanted = columns or [name for name in SCHEMA.names if name not in _LATER]
-        table = file.read(columns=wanted)
+        with _arrow_threads():
+            table = file.read(columns=wanted)
     except FileNotFoundError as error:
         raise ShardError(f"{path}: no such index. Run `vidcurate build-shards` first.") from error
     except (OSError, pa.ArrowException) as error:
@@ -297,7 +311,10 @@ def read_index(place: Path | str, *, check_files: bool = True, remote: RemoteSpe
     steps = np.diff(shard_number)
     if np.any(steps < 0) or np.any((steps == 0) & (np.diff(offsets) <= 0)):
         raise ShardError(f"{path}: not sorted by shard and offset. {_AGAIN}")
-    sums = {name: _as_numbers(table.column(name).chunk(0)).sum(axis=0, dtype=np.uint64) for name in _HASHES}
+    sums = {
+        name: np.array([half.sum(dtype=np.uint64) for half in _as_numbers(table.column(name).chunk(0)).T])
+        for name in _HASHES
+    }
     if shards and check_files:
         shards = shards.with_stamps(names)
     index = Index(

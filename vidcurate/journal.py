@@ -198,13 +198,13 @@ class _Lookup:
         names = list(dict.fromkeys(name for change in journal for name in change.removed))
         of_names = draws.id_hashes(names)
         self.num_rows = len(index)
-        self._order = np.argsort(hashes)
+        self._order = draws.sorting(hashes)
         self._sorted = hashes[self._order]
         away = np.flatnonzero(~self._knows(of_names))
         self.gone = tuple(names[number] for number in away.tolist())
         if self.gone:
             both = np.concatenate([hashes, of_names[away]])
-            self._order = np.argsort(both)
+            self._order = draws.sorting(both)
             self._sorted = both[self._order]
         twice = np.flatnonzero(self._sorted[1:] == self._sorted[:-1])
         if len(twice):

@@ -124,17 +124,17 @@ def make_cell(
     unless `block` (n,), the number of each clip's block of shards below `num_blocks`, is given: then blocks
     come first, and `blocks_together` of them are mixed.
     """
-    order = np.argsort(hashes) if block is None else np.lexsort((hashes, block))
+    order = draws.sorting(hashes) if block is None else np.lexsort((hashes, block))
     ranked = hashes[order]
     if np.any(ranked[1:] == ranked[:-1]):  # two ids in 10^5 data sets of 20 M clips
         order = np.lexsort((rows, hashes) if block is None else (rows, hashes, block))
     return Cell(
         name=name,
         bucket=bucket,
-        rows=rows[order].astype(np.int64),
+        rows=rows[order].astype(np.int64, copy=False),
         weight=weight,
         micro_batch_size=min(bucket.micro_batch_size, len(rows)),
-        digest=draws.hash_bytes(ranked.astype("<u8").tobytes()),
+        digest=draws.hash_bytes(ranked.astype("<u8", copy=False).data),
         blocks=None if block is None else Blocks(np.bincount(block, minlength=num_blocks), blocks_together),
     )
 

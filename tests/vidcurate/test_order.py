@@ -348,3 +348,23 @@ def test_an_empty_plan_is_refused_with_the_reasons() -> None:
         order.make_plan([], seed=0, micro_batches_per_step=1, left_out={"too_small": np.arange(2)})
     with pytest.raises(InputError, match="micro_batches_per_step is 0"):
         plan([(3, 1, 1)], micro_batches_per_step=0)
+
+
+def test_hashes_are_sorted_as_numpy_sorts_them_also_where_their_beginnings_are_the_same() -> None:
+    rng = np.random.default_rng(3)
+    for count in (0, 1, 1000, 70_000, 1 << 17):
+        hashes = rng.integers(0, 1 << 64, count, dtype=np.uint64)
+        same = rng.integers(0, count, count // 100 + (count > 0))
+        hashes[same] &= np.uint64((1 << 44) - 1)  # many share the bits that the quick way looks at
+        assert np.array_equal(hashes[draws.sorting(hashes)], np.sort(hashes))
+        assert np.array_equal(np.sort(draws.sorting(hashes)), np.arange(count))
+        by_hash, firsts = np.argsort(hashes, kind="stable"), np.unique(hashes)
+        if len(firsts) == count:
+            assert np.array_equal(draws.sorting(hashes), by_hash)
+
+
+def test_many_ids_are_hashed_by_several_threads_as_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = [f"clip/{number}" for number in range(1000)]
+    one = draws.id_hashes(ids)
+    monkeypatch.setattr(draws, "_ROWS_PER_CHUNK", 7)
+    assert np.array_equal(draws.id_hashes(ids), one)
