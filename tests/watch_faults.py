@@ -9,10 +9,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from trainer import clock_watch, mesh, step
+from tests.forked_runs import Forked, Forks
+from tests.trainer.shards_for_tests import events
+from trainer import clock_watch, mesh, metrics, processes, step
 from trainer.__main__ import main
 from vidcurate import loader
 
@@ -69,12 +73,14 @@ def is_slow(at: int) -> None:
 
 
 def has_a_clock_that_is_set_back(at: int) -> None:
-    """From two seconds on, the host's clock is 17 s behind what it was."""
-    clocks, began = clock_watch.read_clocks, time.monotonic()
+    """After three looks at it, the host's clock is 17 s behind what it was."""
+    clocks, looks = clock_watch.read_clocks, 0
 
     def clocks_set_back() -> tuple[float, float]:
+        nonlocal looks
+        looks += 1
         real, monotonic = clocks()
-        return real - 17.0 * (monotonic > began + 2.0), monotonic
+        return real - 17.0 * (looks > 3), monotonic
 
     clock_watch.read_clocks = clocks_set_back
 
@@ -84,3 +90,49 @@ def run(fault: str, rank: int, at: int, words: Sequence[str]) -> None:
     if int(os.environ.get("RANK", "0")) == rank:
         globals()[fault](at)
     sys.exit(main(words))
+
+
+# ── the tests' side ─────────────────────────────────────────────────────────────────────────────────────────
+
+SPEC = (
+    "sample=null",
+    "stages.0.steps=400",
+    "stages.0.checkpoint_every=2",
+    "loader.num_workers=0",
+    "watch.stall_seconds=4",
+    "watch.slow_phase_seconds=90",
+)
+MOST_SECONDS = 90.0
+
+
+@contextmanager
+def faulty(
+    forks: Forks, words: Sequence[str], fault: str, *, rank: int, ranks: int, at: int = 3
+) -> Iterator[Forked]:
+    """Run `ranks` processes of which one has `fault`; what is left at the end is killed."""
+    program = f"from tests.watch_faults import run; run({fault!r}, {rank}, {at}, {list(words)!r})"
+    started = forks.start(["-c", program], ranks=ranks)
+    began = {pid: processes.start_time(pid) for pid in started.pids}
+    try:
+        yield started
+    finally:
+        for pid in started.pids:
+            if began[pid] is not None and processes.start_time(pid) == began[pid]:
+                os.kill(pid, signal.SIGKILL)
+        started.codes()
+
+
+def stall_of(run: Path) -> dict[str, Any]:
+    """Return the one event `stall` of a run; it may come a moment after the ranks have ended."""
+    until = time.monotonic() + MOST_SECONDS
+    while not (found := events(run, "stall")) and time.monotonic() < until:
+        time.sleep(0.1)
+    (stall,) = found
+    return stall
+
+
+def wait_for_steps(run: Path, count: int) -> None:
+    until = time.monotonic() + MOST_SECONDS
+    while len(metrics.read(run / metrics.METRICS)) < count:
+        assert time.monotonic() < until, "the run makes no steps"
+        time.sleep(0.05)

@@ -121,7 +121,8 @@ def _slow(window: Sequence[Sequence[OwnSeconds]], factor: float) -> list[SlowRan
     for rank in range(ranks):
         others = [other for other in range(ranks) if other != rank]
         data_of_others = statistics.median(data[other] for other in others)
-        compute_of_others = statistics.median(compute[other] for other in others)
+        paces = [compute[other] for other in others if work[other]] or [compute[rank]]
+        compute_of_others = statistics.median(paces)
         total, total_of_others = data[rank] + compute[rank], data_of_others + compute_of_others
         if total <= factor * total_of_others or total - total_of_others < LEAST_SECONDS:
             continue

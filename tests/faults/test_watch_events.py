@@ -1,0 +1,105 @@
+"""A slow rank, a clock that is set, an Xid: each is an event with rank, host and step, and acts as asked."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.forked_runs import Forks
+from tests.trainer.shards_for_tests import command_words, events, make_shards
+from tests.watch_faults import faulty, wait_for_steps
+from trainer import checkpoint, exit_codes, metrics, processes
+
+SPEC = ("sample=null", "stages.0.checkpoint_every=1000", "loader.num_workers=0", "watch.stall_seconds=8")
+SMI = """<?xml version="1.0" ?><nvidia_smi_log><driver_version>570.1</driver_version>
+<gpu id="00000000:3B:00.0"><product_name>NVIDIA Fake</product_name></gpu></nvidia_smi_log>"""
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_shards(tmp_path_factory.mktemp("watched") / "shards", num_clips=6)
+
+
+def test_a_rank_slower_than_the_others_is_named_with_what_it_is_slow_at(
+    forks: Forks, shards: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    words = command_words(shards, run, *SPEC, "stages.0.steps=24", "watch.slow_rank_steps=8")
+    with faulty(forks, words, "is_slow", rank=1, ranks=3) as started:
+        started.succeed()
+
+    (slow,) = events(run, "slow_rank")  # told once, though three windows saw it
+    assert (slow["rank"], slow["host"], slow["by"]) == (1, processes.host_name(), "compute")
+    assert (slow["step"], slow["steps"], slow["policy"]) == (8, 8, "warn")
+    assert slow["factor"] > 1.5
+    assert slow["compute_seconds"] > 0.2
+    lines = metrics.read(run / metrics.METRICS)
+    assert {line["rank_seconds"]["slowest"] for line in lines[1:]} == {1}
+    least, middle, most = lines[-1]["rank_seconds"]["compute"]
+    assert least <= middle < most
+    assert "step 8: slow_rank: rank 1" in started.text()
+
+
+@pytest.mark.parametrize(("policy", "code"), [("restart", exit_codes.REQUEUE), ("stop", exit_codes.HALT)])
+def test_a_slow_rank_can_end_the_run_with_all_of_it_saved(
+    forks: Forks, shards: Path, tmp_path: Path, policy: str, code: int
+) -> None:
+    more = ("stages.0.steps=24", "watch.slow_rank_steps=4", f"watch.on_slow_rank={policy}")
+    with faulty(
+        forks, command_words(shards, tmp_path / "run", *SPEC, *more), "is_slow", rank=0, ranks=2
+    ) as started:
+        assert started.codes() == [code, code], started.text()
+    (stop,) = events(tmp_path / "run", "stop")
+    assert (stop["signal"], stop["step"]) == ("slow_rank", 5)
+    assert checkpoint.load(tmp_path / "run").path.name == checkpoint.folder_name(5)
+
+
+def test_a_clock_that_steps_back_is_told_with_its_host_and_what_to_do(
+    forks: Forks, shards: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    words = command_words(shards, run, *SPEC, "stages.0.steps=4000", "watch.on_clock_step=restart")
+    with faulty(forks, words, "has_a_clock_that_is_set_back", rank=0, ranks=2) as started:
+        assert started.codes() == [exit_codes.REQUEUE] * 2, started.text()
+    (step,) = events(run, "clock_step")
+    assert step["seconds"] == pytest.approx(-17.0, abs=0.1)
+    assert step["host"] == processes.host_name()
+    assert "chronyd" in step["advice"]
+    assert step["step"] <= events(run, "stop")[0]["step"]
+    assert "the clock was set back by 17.0" in started.text()
+
+
+@pytest.mark.parametrize(
+    ("number", "action", "codes"),
+    [
+        (79, "drain_node", [exit_codes.BAD_NODE, exit_codes.RESTART]),
+        (94, "restart_job", [exit_codes.RESTART, exit_codes.RESTART]),
+    ],
+)
+def test_an_xid_in_the_kernels_log_ends_the_run_as_its_policy_says(
+    forks: Forks, shards: Path, tmp_path: Path, number: int, action: str, codes: list[int]
+) -> None:
+    run, tools, log = tmp_path / "run", tmp_path / "bin", tmp_path / "kernel.log"
+    tools.mkdir()
+    log.write_text("[    1.5] NVRM: Xid (PCI:0000:3b:00): 13, of before the run\n")
+    (tmp_path / "smi.xml").write_text(SMI)
+    for name, file in (("nvidia-smi", tmp_path / "smi.xml"), ("dmesg", log)):
+        (tools / name).write_text(f"#!/bin/sh\nexec cat {file}\n")
+        (tools / name).chmod(0o755)
+    words = command_words(
+        shards, run, *SPEC, "stages.0.steps=4000", "watch.hardware_seconds=0.5", "preflight.at_start=false"
+    )
+    started = forks.start(words, ranks=2, PATH=f"{tools}:{os.environ['PATH']}")
+    wait_for_steps(run, 3)
+    time.sleep(4.0)  # the watcher has begun, and looked once
+
+    with log.open("a") as kernel:
+        kernel.write(f"[    2.5] NVRM: Xid (PCI:0000:3b:00): {number}, pid=7, it broke\n")
+
+    assert started.codes() == codes, started.text()
+    (event,) = events(run, "xid")
+    assert (event["number"], event["action"], event["bus_id"]) == (number, action, "0000:3b:00")
+    assert event["host"] == processes.host_name()
+    assert event["step"] >= 1
+    assert f"error: rank 0 ends: Xid {number} on 0000:3b:00 on {processes.host_name()}" in started.text()

@@ -1,0 +1,90 @@
+"""What the driver says while a run goes on: new Xids and new complaints are events, old ones are not."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.shards_for_tests import events
+from trainer import exit_codes, hardware, hardware_watch, xid_log
+from trainer.xid_log import XidEvent
+
+GPU = """<?xml version="1.0" ?><nvidia_smi_log><gpu id="00000000:3B:00.0"><product_name>Fake</product_name>
+<remapped_rows><remapped_row_pending>{pending}</remapped_row_pending></remapped_rows></gpu></nvidia_smi_log>"""
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Programs of the driver's names that print smi.xml and kernel.log; without them they fail."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, file in (("nvidia-smi", "smi.xml"), ("dmesg", "kernel.log"), ("journalctl", "none")):
+        (folder / name).write_text(f"#!/bin/sh\nexec cat {tmp_path / file}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return tmp_path
+
+
+def test_a_row_that_waits_to_be_replaced_ends_the_rank_as_a_bad_node(tools: Path) -> None:
+    (tools / "smi.xml").write_text(GPU.format(pending="No"))
+    (tools / "kernel.log").write_text("[ 1.0] NVRM: Xid (PCI:0000:3b:00): 48, long ago\n")
+    ended: list[tuple[int, str]] = []
+
+    def end(code: int, why: str) -> bool:
+        ended.append((code, why))
+        return True
+
+    thread = hardware_watch.start(tools, 0.1, step=lambda: 41, end=end)
+    time.sleep(0.5)
+    assert events(tools, "xid") == []  # it was so before
+    (tools / "smi.new").write_text(GPU.format(pending="Yes"))
+    (tools / "smi.new").replace(tools / "smi.xml")
+    thread.join(20)
+
+    (event,) = events(tools, "ecc")
+    assert (event["gpu"], event["text"], event["step"]) == (0, "a memory row waits to be replaced", 41)
+    assert event["action"] == "drain_node"
+    ((code, why),) = ended
+    assert code == exit_codes.BAD_NODE
+    assert why.startswith("a memory row waits to be replaced on ")
+
+
+def test_what_cannot_be_read_is_said_once(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(xid_log.read_xids, "__defaults__", (5.0, tools / "no-kmsg"))
+    (tools / "smi.xml").write_text(GPU.format(pending="No"))
+
+    hardware_watch.start(tools, 0.1, step=lambda: 3, end=None)
+    until(lambda: events(tools, "watch"))
+    time.sleep(0.5)
+
+    (event,) = events(tools, "watch")
+    assert event["step"] == 3
+    assert event["cannot_read"][0].startswith("Xid events cannot be read here: dmesg: ended with 1")
+
+
+def test_a_host_without_gpus_has_nothing_to_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(hardware, "device_files", lambda: 0)
+    hardware_watch.start(tmp_path, 0.1, step=lambda: 0, end=None).join(20)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_same_line_read_again_is_no_news_and_the_same_fault_later_is() -> None:
+    began = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def at(seconds: float) -> XidEvent:
+        return XidEvent(number=31, bus_id="0000:3b:00", text="MMU fault", time=began + seconds)
+
+    seen: dict[tuple[int, str, str], float] = {}
+    assert len(hardware_watch._new([at(10.0)], seen)) == 1
+    assert hardware_watch._new([at(10.2)], seen) == []  # the log's times hang on when the clock was read
+    assert len(hardware_watch._new([at(10.1), at(95.0)], seen)) == 1

@@ -1,0 +1,236 @@
+"""Heartbeats, clocks, slow ranks, rates, claims: what is judged from figures, each by itself."""
+
+import json
+import mmap
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainer import clock_watch, diary, exit_codes, heartbeat, pace, processes, stall, stop_signals, watch
+from trainer.clock_watch import ClockWatch
+from trainer.heartbeat import Pulse
+from trainer.mesh import ALONE
+from trainer.pace import OwnSeconds, SlowRanks, Throughput
+from trainer.watch_spec import WatchSpec
+
+# ── heartbeats ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def page() -> Iterator[mmap.mmap]:
+    memory = mmap.mmap(-1, heartbeat.PAGE_BYTES)
+    yield memory
+    memory.close()
+
+
+def test_a_step_has_one_limit_and_a_slow_phase_another(page: mmap.mmap) -> None:
+    pulse = Pulse(page, stall_seconds=10, slow_seconds=100)
+    assert heartbeat.see(page).phase == "start"
+
+    pulse.step(0)  # may compile
+    assert heartbeat.see(page).limit_seconds == 100
+    pulse.step(1)
+    began = heartbeat.see(page).since
+    pulse.phase("forward_backward")
+    seen = heartbeat.see(page)
+    assert (seen.step, seen.phase, seen.limit_seconds) == (1, "forward_backward", 10)
+    assert seen.since == began  # the step's time goes on
+    pulse.phase("save")
+    seen = heartbeat.see(page)
+    assert seen.limit_seconds == 100
+    assert seen.since > began
+    pulse.step(2)
+    assert heartbeat.see(page).limit_seconds == 10
+    assert not heartbeat.see(page).is_late
+
+
+def test_a_run_that_ends_in_order_leaves_no_record_and_no_heartbeat(tmp_path: Path) -> None:
+    with (
+        stop_signals.listening() as stop,
+        watch.watching(WatchSpec(), tmp_path, ALONE, stop) as watched,
+    ):
+        watched.pulse.step(7)
+        until = time.monotonic() + 10
+        while 0 not in heartbeat.read(tmp_path) and time.monotonic() < until:
+            time.sleep(0.02)
+        (record,) = processes.read(tmp_path)
+        assert processes.alive(record)
+        beat = heartbeat.read(tmp_path)[0]
+        assert beat["phase"] in ("start", "data")
+        assert abs(beat["time"] - time.time()) < 60
+    assert processes.read(tmp_path) == []
+    assert heartbeat.read(tmp_path) == {}
+
+
+def test_a_disk_that_refuses_heartbeats_is_told_once_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(watch, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(watch, "TICK_SECONDS", 0.05)
+    (tmp_path / heartbeat.HEARTBEATS).write_text("a file where the folder should be")
+    with (
+        stop_signals.listening() as stop,
+        watch.watching(WatchSpec(), tmp_path, ALONE, stop) as watched,
+    ):
+        time.sleep(0.5)
+        watched.pulse.step(1)
+    assert capfd.readouterr().err.count("heartbeats cannot be written") == 1
+
+
+def test_sigusr2_writes_the_stacks_and_ends_nothing(tmp_path: Path) -> None:
+    with stop_signals.listening() as stop, watch.watching(WatchSpec(), tmp_path, ALONE, stop):
+        (record,) = processes.read(tmp_path)
+        os.kill(os.getpid(), signal.SIGUSR2)
+        text = Path(f"/proc/self/fd/{record.stack_descriptor}").read_text()
+    assert "test_sigusr2_writes_the_stacks_and_ends_nothing" in text
+
+
+# ── clocks ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("real", "seconds"),
+    [
+        ([100.0, 101.0, 102.0, 103.0], []),
+        ([100.0, 101.0, 90.5, 91.5], [-11.5]),
+        ([100.0, 101.0, 104.0, 105.0], [2.0]),
+        ([100.0, 101.0005, 102.001, 103.0015], []),  # slewed by 500 ppm, as a daemon may
+    ],
+)
+def test_a_clock_that_is_set_is_told_and_one_that_is_slewed_is_not(
+    real: list[float], seconds: list[float]
+) -> None:
+    clocks = iter(zip(real, [5.0, 6.0, 7.0, 8.0], strict=True))
+    watched = ClockWatch(0.1, lambda: next(clocks))
+
+    found = [step for _ in range(3) if (step := watched.look())]
+
+    assert [step.seconds for step in found] == pytest.approx(seconds)
+    for step in found:
+        words = step.in_words("node3")
+        assert words.startswith(f"node3: the clock was set {'back' if step.seconds < 0 else 'forward'} by ")
+        assert "makestep" in words
+
+
+def test_the_two_clocks_of_this_machine_agree() -> None:
+    watched = ClockWatch(0.05)
+    time.sleep(0.1)
+    assert watched.look() is None
+    real, _ = clock_watch.read_clocks()
+    assert abs(real - time.time()) < 1
+
+
+# ── pace ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def own(*values: tuple[float, float, float]) -> list[OwnSeconds]:
+    return [OwnSeconds(*value) for value in values]
+
+
+def test_a_rank_that_waits_long_for_its_data_is_slow_by_data() -> None:
+    ranks = SlowRanks(1.5, 3)
+    step = own((0.0, 1.0, 5.0), (0.9, 1.0, 5.0), (0.0, 1.0, 5.0))
+    assert [ranks.add(step) for _ in range(2)] == [[], []]
+    (slow,) = ranks.add(step)
+    assert (slow.rank, slow.by, slow.factor, slow.steps) == (1, "data", 1.9, 3)
+    assert [ranks.add(step) for _ in range(6)] == [[]] * 6  # told once
+
+    for _ in range(3):  # it got better
+        ranks.add(own((0.0, 1.0, 5.0), (0.0, 1.0, 5.0), (0.0, 1.0, 5.0)))
+    assert [len(ranks.add(step)) for _ in range(3)] == [0, 0, 1]
+
+
+def test_a_rank_that_was_given_more_work_is_not_slow() -> None:
+    ranks = SlowRanks(1.5, 1)
+    assert ranks.add(own((0.0, 2.0, 10.0), (0.0, 1.0, 5.0), (0.0, 0.0, 0.0))) == []
+    (slow,) = ranks.add(own((0.0, 2.0, 5.0), (0.0, 1.0, 5.0), (0.0, 0.0, 0.0)))
+    assert (slow.rank, slow.by) == (0, "compute")
+
+
+def test_milliseconds_and_a_rank_alone_are_not_told() -> None:
+    assert SlowRanks(1.5, 1).add(own((0.0, 0.04, 1.0), (0.0, 0.01, 1.0))) == []
+    assert SlowRanks(1.5, 1).add(own((9.0, 9.0, 1.0))) == []
+
+
+def test_the_figures_of_the_ranks_are_least_median_and_most() -> None:
+    found = pace.rank_seconds(own((0.1, 1.0, 1.0), (0.3, 2.0, 1.0), (0.2, 3.0, 1.0)))
+    assert found == {"data": [0.1, 0.2, 0.3], "compute": [1.0, 2.0, 3.0], "slowest": 2}
+
+
+def test_a_rate_is_compared_with_that_of_the_same_buckets_only() -> None:
+    rate = Throughput(0.3)
+    images, videos = ["256px"] * 4, ["144p-51f"] * 2
+    for _ in range(20):
+        assert rate.add(images, 1000.0) is None
+        assert rate.add(videos, 400.0) is None  # slower, and always so
+
+    found = [drop for _ in range(6) if (drop := rate.add(videos, 200.0))]
+
+    (drop,) = found  # told once
+    assert (drop.mix, drop.usual, drop.tokens_per_second, drop.share) == ("2x144p-51f", 400.0, 200.0, 0.5)
+    assert rate.add(images, 1000.0) is None
+    for _ in range(5):
+        rate.add(videos, 400.0)
+    assert [bool(rate.add(videos, 200.0)) for _ in range(4)].count(True) == 1  # and again, when it was over
+
+
+@pytest.mark.parametrize(
+    ("stopped_by", "code"),
+    [
+        (None, exit_codes.DONE),
+        ("SIGTERM", exit_codes.REQUEUE),
+        ("slow_rank", exit_codes.HALT),
+        ("clock_step", exit_codes.REQUEUE),
+    ],
+)
+def test_the_policy_decides_the_exit_code(stopped_by: str | None, code: int) -> None:
+    spec = WatchSpec(on_slow_rank="stop", on_clock_step="restart")
+    assert watch.exit_code(spec, stopped_by) == code
+
+
+# ── meeting over the run's folder ───────────────────────────────────────────────────────────────────────────
+
+
+def claim(run: Path, rank: int) -> stall.Claim | None:
+    return stall.claim(run, kind="stall", step=12, phase="data", rank=rank, host="n1", seconds=600.0)
+
+
+def test_one_claims_a_stall_and_the_others_join_it(tmp_path: Path) -> None:
+    first = claim(tmp_path, 3)
+    assert first is not None
+    assert claim(tmp_path, 5) is None
+    assert stall.claimed(tmp_path, since=0.0) == first
+    assert first.folder == "stall-step-00000012"
+    left = list((tmp_path / "stacks").iterdir())
+    assert [path.name for path in left] == [stall.NOW]
+
+
+def test_a_claim_of_an_earlier_start_counts_no_more(tmp_path: Path) -> None:
+    claim(tmp_path, 0)
+    (tmp_path / "stacks" / "stall-step-00000012").mkdir()
+    assert stall.claimed(tmp_path, since=time.time() + 60) is None
+
+    stall.forget(tmp_path)
+
+    again = claim(tmp_path, 0)
+    assert again is not None
+    assert again.folder == "stall-step-00000012-2"  # the earlier stacks stay
+
+
+def test_events_of_several_processes_are_whole_lines(tmp_path: Path) -> None:
+    children = []
+    for number in range(4):
+        pid = os.fork()
+        if pid == 0:
+            for step in range(50):
+                diary.record_event(tmp_path, "clock_step", step, host=f"n{number}", text="x" * 500)
+            os._exit(0)
+        children.append(pid)
+    for pid in children:
+        os.waitpid(pid, 0)
+    lines = (tmp_path / diary.EVENTS).read_text().splitlines()
+    assert len([json.loads(line) for line in lines]) == 200
