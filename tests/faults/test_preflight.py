@@ -68,6 +68,8 @@ def odd():
     dist.batch_isend_irecv = lambda ops: time.sleep(3600) if ops[0].peer == 2 else whole(ops)
 """
 
+TRAINED = ("stages.0.steps=2", "sample=null", "loader.num_workers=0")
+
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -125,7 +127,7 @@ def test_a_device_that_computes_wrongly_ends_the_start_with_77(
 
 
 def test_without_preflight_nothing_is_checked(forks: Forks, shards: Path, tmp_path: Path) -> None:
-    words = command_words(shards, tmp_path, "stages.0.steps=2", "sample=null")
+    words = command_words(shards, tmp_path, *TRAINED)
     start(forks, [*words, "--no-preflight"], WRONG_PRODUCT.replace("+= 0.25", "+= 0.0")).succeed()
     assert len(numbers(tmp_path)) == 2
     assert not (tmp_path / "preflight.json").exists()
@@ -136,7 +138,7 @@ def test_without_preflight_nothing_is_checked(forks: Forks, shards: Path, tmp_pa
 def test_a_slow_rank_is_marked_and_is_bad_under_a_stated_rate(
     forks: Forks, shards: Path, tmp_path: Path
 ) -> None:
-    words = command_words(shards, tmp_path, "stages.0.steps=2", "sample=null")
+    words = command_words(shards, tmp_path, *TRAINED)
     start(forks, words, SLOW_PRODUCT, ranks=3).succeed()
     marked = check(tmp_path, 1, "product rate")
     assert marked["verdict"] == "warn"
@@ -161,7 +163,7 @@ def test_another_version_on_one_rank_is_named(forks: Forks, shards: Path, tmp_pa
     started = start(forks, command_words(shards, tmp_path), OTHER_VERSION, ranks=3)
     assert started.codes() == [77] * 3, started.text()
     assert "node1 rank 1: torch: 2.10.0, limit" in started.text()
-    words = command_words(shards, tmp_path, "preflight.different_versions=warn", "stages.0.steps=1")
+    words = command_words(shards, tmp_path, "preflight.different_versions=warn", *TRAINED)
     start(forks, words, OTHER_VERSION, ranks=3).succeed()
     assert check(tmp_path, 1, "torch")["verdict"] == "warn"
 
