@@ -374,9 +374,9 @@ def odd_in_words(odd: Odd) -> str:
     return f"{odd.stack.name} {odd.why}{at}"
 
 
-def in_words(groups: Sequence[Sequence[Stack]], still: Sequence[Stack] = ()) -> str:
+def in_words(groups: Sequence[Sequence[Stack]], still: Sequence[Stack] | None = None) -> str:
     """Return the groups for one screen; with `still` of `unmoved`, each says how many of it did not move."""
-    stood = {(stack.host, stack.pid) for stack in still}
+    stood = {(stack.host, stack.pid) for stack in still or ()}
     lines = []
     if odd := odd_one(groups):
         lines += [f"odd: {odd_in_words(odd)}", ""]
@@ -385,9 +385,8 @@ def in_words(groups: Sequence[Sequence[Stack]], still: Sequence[Stack] = ()) -> 
         more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
         lines.append(f"{', '.join(names[:MOST_NAMES])}{more}")
         count = sum((stack.host, stack.pid) in stood for stack in members)
-        facts = [members[0].state, members[0].phase, f"{count} of {len(members)} did not move"][
-            : 2 + bool(still)
-        ]
+        facts = [members[0].state, members[0].phase]
+        facts += [] if still is None else [f"{count} of {len(members)} did not move"]
         lines.append(f"  {', '.join(fact for fact in facts if fact)}")
         lines += [f"    {frame}" for frame in members[0].frames[:MOST_FRAMES]]
         if len(members[0].frames) > MOST_FRAMES:

@@ -198,7 +198,7 @@ def _missing(folder: Path, ranks: Sequence[Process]) -> list[Process]:
 
 def _tell(run: Path, now: Claim, folder: Path, ranks: Sequence[Process], policy: str) -> None:
     first = [stack for one in ranks for stack in _read(folder, one.rank, 1)]
-    second = [stack for one in ranks for stack in _read(folder, one.rank, 2)]
+    second = [stack for one in ranks for stack in _read(folder, one.rank, 2) or [_silent(one)]]
     groups = stacks.group(second)
     still = stacks.unmoved(first, second)
     odd = stacks.odd_one(groups)
@@ -222,6 +222,13 @@ def _tell(run: Path, now: Claim, folder: Path, ranks: Sequence[Process], policy:
                 for members in groups
             ],
         },
+    )
+
+
+def _silent(record: Process) -> Stack:
+    """Return what is known of a rank that nobody could dump: its watcher and its host are silent."""
+    return Stack(
+        host=record.host, pid=record.pid, rank=record.rank, how="none", note="nothing came from its host"
     )
 
 

@@ -234,6 +234,7 @@ def watching(spec: WatchSpec, run: Path, world: World, stop: Stop) -> Iterator[W
             except RuntimeError as error:
                 if world.size == 1 or not _is_broken_line(error):
                     raise
+                _leave_in_time()
                 raise LostRankError(_who_is_gone(run, record, body, error)) from error
             finally:
                 body.pulse.phase("end")
@@ -244,6 +245,16 @@ def watching(spec: WatchSpec, run: Path, world: World, stop: Stop) -> Iterator[W
 
 
 # ── a collective that breaks ────────────────────────────────────────────────────────────────────────────────
+
+LEAVE_SECONDS = 30.0
+
+
+def _leave_in_time() -> None:
+    """End this process in LEAVE_SECONDS at the latest: to take leave of ranks that are gone can hang, too."""
+    timer = threading.Timer(LEAVE_SECONDS, os._exit, [exit_codes.RESTART])
+    timer.daemon = True
+    timer.start()
+
 
 _BROKEN = re.compile(r"gloo|connection (closed|reset|refused)|broken pipe|nccl|socket timeout|tcpstore", re.I)
 

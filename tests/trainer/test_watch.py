@@ -1,15 +1,19 @@
 """Heartbeats, clocks, slow ranks, rates, claims: what is judged from figures, each by itself."""
 
+import dataclasses
 import json
 import mmap
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.trainer.shards_for_tests import events
 from trainer import clock_watch, diary, exit_codes, heartbeat, pace, processes, stall, stop_signals, watch
 from trainer.clock_watch import ClockWatch
 from trainer.heartbeat import Pulse
@@ -219,6 +223,32 @@ def test_a_claim_of_an_earlier_start_counts_no_more(tmp_path: Path) -> None:
     again = claim(tmp_path, 0)
     assert again is not None
     assert again.folder == "stall-step-00000012-2"  # the earlier stacks stay
+
+
+def test_ranks_of_a_host_that_is_silent_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stall, "ANSWER_SECONDS", 0.3)
+    program = "import time; print(1, flush=True); time.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    here = processes.this_process(tmp_path, rank=0, local_rank=0, world_size=2)
+    mine = dataclasses.replace(here, pid=child.pid, start_time=processes.start_time(child.pid) or 0)
+    for record in (mine, dataclasses.replace(mine, rank=1, host="n9")):
+        processes.write(tmp_path, record)
+    now = claim(tmp_path, 0)
+    assert now is not None
+
+    seen = heartbeat.Seen(step=12, phase="update", since=0.0, phase_since=0.0, limit_seconds=1.0)
+    stall.take_part(tmp_path, now, mine, lambda: seen, is_first=True, policy="restart", apart_seconds=0.5)
+
+    child.kill()
+    child.wait()
+    child.stdout.close()
+    (event,) = events(tmp_path, "stall")
+    assert (event["rank"], event["host"], event["silent_ranks"]) == (1, "n9", [1])
+    assert event["why"] == "gave no stack (nothing came from its host)"
+    text = (tmp_path / event["stacks"] / "stacks.txt").read_text()
+    assert "1 of 1 did not move" in text
 
 
 def test_events_of_several_processes_are_whole_lines(tmp_path: Path) -> None:
