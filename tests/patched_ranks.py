@@ -57,6 +57,25 @@ def slow(*arguments):
 parts.write = slow
 """
 
+# The second rank of the first attempt stands still in its eighth step.
+HANG = """
+import os, time
+from trainer import mesh
+
+count, sum_gradients = 0, mesh.sum_gradients
+
+
+def hang(*arguments):
+    global count
+    count += 1
+    while count == 8 and os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        time.sleep(60)
+    sum_gradients(*arguments)
+
+
+mesh.sum_gradients = hang
+"""
+
 
 def patched(folder: Path, program: str, **more: str) -> dict[str, str]:
     """Return what an environment needs so that ranks run `program` first; names in PYTHON… travel."""

@@ -48,6 +48,7 @@ class Ended:
 
     ranks_of: dict[str, range]
     names: dict[str, str]  # host of the hostfile → what it calls itself
+    began: float  # seconds of the epoch
     codes: dict[int, int] = field(default_factory=dict)
     failure: str = ""
     rank: int | None = None
@@ -117,7 +118,8 @@ def attempt(
     `asked` are the signals that have come, and may grow; `stalled` says why the ranks have to be ended, ""
     as long as they need not. Raises VidcurateError when a host does not end.
     """
-    ended = Ended(ranks_of={}, names={one.host.name: one.ready["ready"] for one in connections})
+    names = {connection.host.name: connection.ready["ready"] for connection in connections}
+    ended = Ended(ranks_of={}, names=names, began=time.time())
     first = 0
     for connection, job in zip(connections, given, strict=True):
         tell(connection, job)

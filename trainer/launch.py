@@ -61,9 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--stall-seconds",
         type=float,
-        default=3600.0,
+        default=7200.0,
         metavar="S",
-        help="end and restart ranks whose heartbeats stand still for so long (3600)",
+        help="end and restart ranks whose heartbeats stand still for so long (7200)",
     )
     made.add_argument(
         "--grace-seconds",
@@ -96,8 +96,10 @@ def _act(given: argparse.Namespace) -> int:
     if given.min_hosts is not None and given.min_hosts > len(hosts):
         raise InputError(f"--min-hosts {given.min_hosts}: there are only {len(hosts)}.")
     asked = request.parser().parse_args(given.rest)
-    if asked.dry_run:
-        raise InputError("--dry-run starts no ranks; write `python -m trainer RECIPE --dry-run`.")
+    for flag in ("dry_run", "print_env"):
+        if getattr(asked, flag):
+            name = "--" + flag.replace("_", "-")
+            raise InputError(f"{name} starts no ranks; write `python -m trainer RECIPE {name}`.")
 
     # torch is loaded here, so that --help and a wrong flag answer at once.
     from trainer import recipe, resume, supervisor
@@ -123,7 +125,7 @@ def _act(given: argparse.Namespace) -> int:
         hosts,
         [sys.executable, "-u", "-m", "trainer", *given.rest],
         supervisor.Terms(
-            restarts=given.restarts,
+            restarts=None if asked.preflight else given.restarts,
             min_hosts=given.min_hosts,
             stall_seconds=given.stall_seconds,
             backoff_seconds=given.backoff_seconds,

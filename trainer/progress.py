@@ -10,9 +10,8 @@ import os
 import time
 from pathlib import Path
 
-from trainer import checkpoint, metrics
+from trainer import checkpoint, heartbeat, metrics
 
-HEARTBEATS = "heartbeats"
 TAIL_BYTES = 1 << 18  # more than a line of metrics.jsonl
 
 
@@ -36,35 +35,26 @@ class Heartbeats:
     """The heartbeats of one attempt; those that an earlier one has left say nothing."""
 
     def __init__(self, run: Path) -> None:
-        self.folder = run / HEARTBEATS
+        self.run = run
         self._seen = self._read()
         self._moved: float | None = None  # when one was last seen to move, by the monotonic clock
 
-    def _read(self) -> dict[str, tuple[object, object]]:
-        """Return each rank's step and phase. A file that is being replaced is passed over."""
-        found: dict[str, tuple[object, object]] = {}
-        for path in sorted(self.folder.glob("rank-*.json")):
-            try:
-                beat = json.loads(path.read_text(encoding="utf-8"))
-            except (OSError, ValueError):
-                continue
-            found[path.name] = (beat.get("step"), beat.get("phase"))
-        return found
+    def _read(self) -> dict[int, tuple[object, object]]:
+        return {
+            rank: (beat.get("step"), beat.get("phase")) for rank, beat in heartbeat.read(self.run).items()
+        }
 
     def quiet_seconds(self) -> float | None:
         """Return for how long no rank has come to another step or phase; None before the first has."""
         now = self._read()
-        if any(self._seen.get(name) != beat for name, beat in now.items()):
+        if any(self._seen.get(rank) != beat for rank, beat in now.items()):
             self._moved = time.monotonic()
         self._seen |= now
         return None if self._moved is None else time.monotonic() - self._moved
 
     def in_words(self) -> str:
         """Return where the ranks stand: rank 0 step 7 (data), rank 1 step 7 (step)."""
-        ranks = [
-            f"rank {int(name.removeprefix('rank-').removesuffix('.json'))} step {step} ({phase})"
-            for name, (step, phase) in sorted(self._seen.items())
-        ]
+        ranks = [f"rank {rank} step {step} ({phase})" for rank, (step, phase) in sorted(self._seen.items())]
         return ", ".join(ranks)
 
 

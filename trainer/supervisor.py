@@ -31,9 +31,9 @@ LONGEST_WAIT_SECONDS = 300.0
 class Terms:
     """On what terms a launch goes on. `min_hosts` None: all at the first start, one after that."""
 
-    restarts: int = 3  # in a row, without progress
+    restarts: int | None = 3  # in a row, without progress; None: the ranks run once, whatever comes of it
     min_hosts: int | None = None
-    stall_seconds: float = 3600.0
+    stall_seconds: float = 7200.0
     backoff_seconds: float = 5.0  # doubled with each restart without progress
     connect_seconds: float = 30.0
     grace_seconds: float = 600.0  # for the ranks to save and leave, after a signal
@@ -74,7 +74,7 @@ def supervise(
             ended = _attempt(run, state, command, terms, environment, fits, asked)
             if isinstance(ended, int):
                 return ended
-            code = final_code(ended, asked)
+            code = final_code(ended, asked, is_once=terms.restarts is None)
             if code is not None:
                 return code
             after = progress.highest_step(run)
@@ -84,7 +84,7 @@ def supervise(
                 return code
 
 
-def final_code(ended: Ended, asked: Sequence[signal.Signals]) -> int | None:
+def final_code(ended: Ended, asked: Sequence[signal.Signals], *, is_once: bool = False) -> int | None:
     """Return what the launch ends with after this attempt, or None where it is to begin again."""
     codes = set(ended.codes.values())
     if ended.killed_by_signal:
@@ -94,7 +94,7 @@ def final_code(ended: Ended, asked: Sequence[signal.Signals]) -> int | None:
     for code in (exit_codes.HALT, exit_codes.WRONG_REQUEST):
         if code in codes:
             return code
-    if not asked:
+    if not asked and not is_once:
         return None
     code = ended.codes.get(ended.rank, exit_codes.FAILED) if ended.rank is not None else exit_codes.FAILED
     return code if code > 0 else exit_codes.FAILED
@@ -199,7 +199,7 @@ def _prepare_restart(
         if len(state.hosts) < needed:
             reason = f"{len(state.hosts)} hosts are left and {needed} are needed."
             return _give_up(run, reason, exit_codes.BAD_NODE, facts)
-    elif state.without_progress >= terms.restarts:
+    elif state.without_progress >= (terms.restarts or 0):
         reason = f"{state.without_progress} restarts brought no progress beyond step {state.best_step}."
         return _give_up(run, reason, exit_codes.FAILED, facts)
     else:

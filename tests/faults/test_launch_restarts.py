@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.forked_runs import Forked, Forks
-from tests.patched_ranks import SLOW_SAVE, patched
+from tests.patched_ranks import HANG, SLOW_SAVE, patched
 from tests.trainer.shards_for_tests import command_words, events, make_shards, numbers
 from trainer import checkpoint
 
@@ -70,6 +70,23 @@ def test_a_rank_killed_in_the_middle_is_restarted_and_the_losses_are_those_of_an
     assert resumed["step"] == restart["step_after"] - restart["step_after"] % 5
     assert f"rank {rank} was killed by SIGKILL" in launched.text()
     assert "done: 40 steps" in launched.text()
+
+
+def test_ranks_that_hang_end_themselves_and_are_restarted(
+    shards: Path, forks: Forks, whole: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    words = ["launch", *command_words(shards, run, *SHORT, "watch.stall_seconds=4"), "--nproc-per-node", "2"]
+    launched = forks.start([*words, "--backoff-seconds", "0.1"], 1, **patched(tmp_path / "patch", HANG))
+
+    assert launched.codes() == [0], launched.text()
+
+    assert numbers(run) == numbers(whole)
+    (restart,) = events(run, "restart")
+    assert set(restart["codes"].values()) == {76}
+    assert restart["step_after"] == 7
+    assert [line["step"] for line in events(run, "resume")] == [5]
+    assert len(events(run, "stall")) == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.soak)])
