@@ -57,7 +57,7 @@ def written(folder: Path, shards: Path, **changes: Any) -> Path:
 
 def run(*words: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "trainer", "experiment", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
 
 
 def spec_of(path: Path) -> ExperimentSpec:
@@ -225,7 +225,7 @@ def test_validation_is_compared_over_the_clips_that_all_have() -> None:
     one = track(1, [1.0] * 4, ((16.0, {"a": 1.0, "b": 3.0}),))
     other = track(1, [1.0] * 4, ((16.0, {"b": 5.0, "c": 9.0}),))
 
-    assert results.common_clips([one, other]) == ["b"]
+    assert results.common_clips([one, other]) == {1: ["b"]}
     assert results.over({"a": 1.0, "b": 3.0}, ["b"]) == 3.0
 
 

@@ -1,7 +1,7 @@
 """An experiment's answer as files: table.json, table.md and plot.svg, the same bytes for the same runs."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -72,13 +72,13 @@ def _training(name: str, ink: int, tracks: Sequence[Track], window: int) -> Curv
     )
 
 
-def _validation(name: str, ink: int, tracks: Sequence[Track], ids: Sequence[str]) -> Curve:
-    """Return an arm's validation loss over `ids`: mean and standard error over the seeds."""
+def _validation(name: str, ink: int, tracks: Sequence[Track], ids: Mapping[int, Sequence[str]]) -> Curve:
+    """Return an arm's validation loss over the `ids` of each seed: mean and standard error over the seeds."""
     by_place: dict[float, list[float]] = {}
     for track in tracks:
         for at, losses in track.rounds:
-            if set(ids) <= set(losses):
-                by_place.setdefault(at, []).append(over(losses, ids))
+            if set(ids[track.seed]) <= set(losses):
+                by_place.setdefault(at, []).append(over(losses, ids[track.seed]))
     places = sorted(at for at, values in by_place.items() if len(values) == len(tracks))
     errors = [
         float(np.std(by_place[at], ddof=1)) / len(tracks) ** 0.5 if len(tracks) > 1 else None for at in places
@@ -107,11 +107,11 @@ def plot(spec: ExperimentSpec, tracks: Sequence[Track]) -> str:
     ]
     most = max(track.clips[-1] for track in tracks)
     losses = [_training(name, ink, arms[name], spec.window_steps) for name, ink in names]
-    rounds = [_validation(name, ink, arms[name], ids) for name, ink in names] if ids else []
+    rounds = [_validation(name, ink, arms[name], ids) for name, ink in names] if all(ids.values()) else []
     panels = []
     for title, shown in (
         (f"Training loss, means of {spec.window_steps} updates; the band holds all seeds", losses),
-        (f"Validation loss over {len(ids)} clips, ± standard error over seeds", rounds),
+        ("Validation loss, ± standard error over seeds", rounds),
     ):
         figure = curves.chart(
             shown, title=title, x_name="clips seen", marks=flags, x_span=(0, most), width=WIDTH, height=HEIGHT

@@ -112,10 +112,16 @@ def jumps(track: Track, marks: Sequence[tuple[int, float, str]], window: int) ->
     return found
 
 
-def common_clips(tracks: Sequence[Track]) -> list[str]:
-    """Return the clips that the last round of every track has, sorted; those are compared."""
-    lasts = [set(track.rounds[-1][1]) if track.rounds else set() for track in tracks]
-    return sorted(set.intersection(*lasts)) if lasts else []
+def common_clips(tracks: Sequence[Track]) -> dict[int, list[str]]:
+    """Return, for each seed, the clips that the last rounds of all arms have, sorted: those are compared.
+
+    Which clips a round reads may hang on the seed, as the order of all clips does.
+    """
+    found: dict[int, set[str]] = {}
+    for track in tracks:
+        mine = set(track.rounds[-1][1]) if track.rounds else set()
+        found[track.seed] = found.get(track.seed, mine) & mine
+    return {seed: sorted(ids) for seed, ids in found.items()}
 
 
 def over(losses: dict[str, float], ids: Sequence[str]) -> float:
@@ -134,8 +140,9 @@ def _row(
 ) -> Row:
     window, ids = given["window"], given["ids"]
     marks = tracks[0].marks
-    ends = [over(track.rounds[-1][1], ids) for track in tracks] if ids else []
-    others = [over(track.rounds[-1][1], ids) for track in first] if ids else []
+    is_validated = all(ids.values())
+    ends = [over(track.rounds[-1][1], ids[track.seed]) for track in tracks] if is_validated else []
+    others = [over(track.rounds[-1][1], ids[track.seed]) for track in first] if is_validated else []
     own = [float(np.mean(jumps(track, marks, window))) for track in tracks] if marks else []
     there = [float(np.mean(found)) for track in first if (found := jumps(track, marks, window))]
     return Row(
@@ -146,7 +153,7 @@ def _row(
         clips=tracks[0].clips[-1],
         final_loss=mean([float(np.mean(track.losses[-window:])) for track in tracks]),
         validation=mean(ends) if ends else None,
-        validation_clips=len(ids),
+        validation_clips=min(map(len, ids.values())),
         against=None
         if tracks is first or not ends
         else mean([a - b for a, b in zip(ends, others, strict=True)]),
