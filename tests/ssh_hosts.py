@@ -138,3 +138,39 @@ def with_hosts_that_fail(cluster: Cluster) -> Iterator[Cluster]:
             + (cluster.folder / "ssh_config").read_text()
         )
         yield Cluster(ssh=f"ssh -F {config}", folder=cluster.folder)
+
+
+NAMED = """\
+#!/bin/sh
+# An ssh without a network: node1, node2 and node3 are this machine under other names, node4 is off.
+while [ "$1" != -- ]; do shift; done
+case "$2" in
+  node[123]) exec unshare {flags} --uts sh -c "hostname $2; PATH={folder}/$2:\\$PATH; $3" ;;
+  *) echo "ssh: connect to host $2 port 22: No route to host" >&2; exit 255 ;;
+esac
+"""
+
+
+def named(folder: Path) -> Path:
+    """Write an `ssh` into `folder` whose hosts have names of their own, and return the folder, for PATH.
+
+    A program in folder/node1 comes before all others on node1. Skips the test where a process may have no
+    host name of its own.
+    """
+    flags = "" if os.getuid() == 0 else "--map-root-user"
+    tried = (
+        subprocess.run(
+            ["unshare", *flags.split(), "--uts", "hostname", "node1"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if shutil.which("unshare") and shutil.which("hostname")
+        else None
+    )
+    if tried is None or tried.returncode:
+        pytest.skip("no process may have a host name of its own here (unshare --uts)")
+    program = folder / "ssh"
+    program.write_text(NAMED.format(flags=flags, folder=folder))
+    program.chmod(0o755)
+    return folder

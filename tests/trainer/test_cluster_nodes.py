@@ -12,7 +12,7 @@ import pytest
 from tests.stand_in_ranks import all_end
 from tests.trainer.smi_for_tests import put
 from trainer.__main__ import main
-from trainer.cluster import ask
+from trainer.cluster import ask, command
 from trainer.cluster.nodes import Node, Way, agent_on, command_on, environment_for, read_nodes
 from trainer.node.marks import END, marked, unmarked
 from vidcurate.errors import InputError, VidcurateError
@@ -238,6 +238,18 @@ def test_flags_that_make_no_sense_are_refused(capsys: Capture) -> None:
     told = capsys.readouterr().err
     assert told.count("exec needs a command behind --") == 2
     assert "--seconds -1: must be 0 or more" in told
+
+
+def test_the_examples_of_the_help_are_understood_and_the_first_runs(capsys: Capture) -> None:
+    examples = [shlex.split(line) for line in command.EXAMPLE.splitlines() if line.startswith("  python ")]
+    assert {words[4] for words in examples} == set(command.ACTS)
+    for words in examples:
+        assert words[:4] == ["python", "-m", "trainer", "cluster"]
+        known = words[4 : words.index("--")] if "--" in words else words[4:]
+        command._parser().parse_args(known)
+
+    assert main(examples[0][3:]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "1 of 1 nodes answered"
 
 
 def test_json_has_every_node_with_its_error(capsys: Capture) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -79,6 +80,15 @@ def test_a_rank_has_its_time_to_save_before_it_is_pressed(ranks: Ranks, capsys: 
 
     assert ranks.started[0].wait() == 75
     assert "newest checkpoint is step-00000007" in capsys.readouterr().out
+
+
+def test_a_rank_that_was_stopped_by_hand_is_woken_and_saves(ranks: Ranks) -> None:
+    (pid,) = ranks.start(SAVES)
+    os.kill(pid, signal.SIGSTOP)
+
+    assert stop(ranks, "--grace-seconds", "30") == 0
+
+    assert ranks.started[0].wait() == 75
 
 
 def test_a_process_that_got_the_id_of_a_rank_is_left_alone(ranks: Ranks, capsys: Capture) -> None:

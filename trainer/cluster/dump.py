@@ -41,11 +41,29 @@ def seen(answers: Sequence[Answer], which: str) -> list[Stack]:
     return sorted(unique, key=lambda stack: (stack.is_worker, stack.rank or 0, stack.pid))
 
 
+def standing(first: Sequence[Stack], second: Sequence[Stack]) -> list[Stack]:
+    """Return those of the second look that stood where they were, and whose step is that of the first."""
+    steps = {(stack.host, stack.pid): stack.step for stack in first}
+    return [
+        stack
+        for stack in stacks.unmoved(first, second)
+        if stack.step is None or stack.step == steps[stack.host, stack.pid]
+    ]
+
+
+def odd_one(second: Sequence[Stack], still: Sequence[Stack]) -> stacks.Odd | None:
+    """Return the rank that the others wait for; None where no rank stands still: then none is waited for."""
+    is_over = any(stack.state in ("ended", "stopped") for stack in second)
+    if is_over or any(not stack.is_worker for stack in still):
+        return stacks.odd_one(stacks.group(second))
+    return None
+
+
 def compared(answers: Sequence[Answer]) -> dict[str, Any]:
     """Return plain values: groups (the processes' names, frames), unmoved, and the odd one or None."""
     first, second = seen(answers, "first"), seen(answers, "second")
-    groups = stacks.group(second)
-    odd = stacks.odd_one(groups)
+    still = standing(first, second)
+    odd = odd_one(second, still)
     return {
         "groups": [
             {
@@ -53,9 +71,9 @@ def compared(answers: Sequence[Answer]) -> dict[str, Any]:
                 "state": members[0].state,
                 "frames": [str(frame) for frame in members[0].frames],
             }
-            for members in groups
+            for members in stacks.group(second)
         ],
-        "unmoved": [stack.name for stack in stacks.unmoved(first, second)],
+        "unmoved": [stack.name for stack in still],
         "odd": None if odd is None else stacks.odd_in_words(odd),
     }
 
@@ -94,11 +112,15 @@ def _in_full(found: Sequence[Stack]) -> str:
 
 def in_words(answers: Sequence[Answer], folder: Path | None) -> str:
     first, second = seen(answers, "first"), seen(answers, "second")
-    still = stacks.unmoved(first, second)
+    still = standing(first, second)
     lines = []
     if second:
-        lines += [words.cut(line) for line in stacks.in_words(stacks.group(second), still).splitlines()]
-        lines += ["", f"{len(still)} of {len(second)} processes stood where they were"]
+        text = stacks.in_words(stacks.group(second), still).splitlines()
+        begin = 2 if text[0].startswith("odd: ") else 0
+        odd = odd_one(second, still)
+        first_line = f"odd: {stacks.odd_in_words(odd)}" if odd else "no rank stands out"
+        moved = f"{len(still)} of {len(second)} processes stood where they were"
+        lines += [*words.wrapped(first_line, "  "), moved, "", *map(words.cut, text[begin:]), ""]
     else:
         lines.append("no rank of this run is recorded on these nodes")
     lines += [line for answer in answers if answer.document is None for line in words.silence(answer)]

@@ -41,7 +41,7 @@ def _missing(answer: Answer, said: Sequence[Answer]) -> list[dict[str, Any]]:
     expected = max(usual if len(others) > 1 else 0, answer.node.slots or 0 if here or usual else 0)
     if here >= expected:
         return []
-    text = f"{here} GPUs answer where {expected} are expected"
+    text = f"{words.gpus(here)} where {expected} are expected"
     return [{"gpu": None, "text": text, "action": "drain_node", "advice": MISSING}]
 
 
@@ -61,7 +61,7 @@ def in_words(answers: Sequence[Answer]) -> str:
         if document is None:
             lines += words.wrapped(f"{answer.node.name}  bad: no answer: {answer.error}", "  ")
             continue
-        gpus = f"{document['num_gpus']} GPUs"
+        gpus = words.gpus(document["num_gpus"])
         about = (
             f"{gpus}, {document['gpu_name']}, driver {document['driver']}" if document["num_gpus"] else gpus
         )

@@ -9,6 +9,7 @@ from trainer.cluster.ask import Answer, ask
 from trainer.cluster.nodes import Node, Way
 
 GIB = 1 << 30
+LATE_SECONDS = 60.0  # without progress; below it a step may just be long
 MOST_LINES = 8  # of processes on one GPU
 
 
@@ -39,19 +40,18 @@ def _node(name: str, document: dict[str, Any]) -> list[str]:
     machine = document["machine"]
     memory = machine["memory"]
     facts = [
-        f"{len(document['gpus'])} GPUs",
+        words.gpus(len(document["gpus"])),
         f"load {machine['load']:.1f} on {machine['cores']} cores",
         f"CPU {words.figure(document['cpu_percent'])} %",
         f"memory {words.size(memory['available_bytes'])} free of {words.size(memory['total_bytes'])}",
     ]
     lines = words.wrapped(f"{name}  {', '.join(facts)}", "  ")
     for disk in machine["disks"]:
-        free = (
-            f"{words.size(disk['free_bytes'])} free of {words.size(disk['total_bytes'])}"
-            if "free_bytes" in disk
-            else disk["problem"]
-        )
-        lines.append(words.cut(f"  disk {disk['folder']}: {free}"))
+        if "problem" in disk:
+            lines += words.wrapped(f"  ! {disk['problem']}", "    ")
+        else:
+            free = f"{words.size(disk['free_bytes'])} free of {words.size(disk['total_bytes'])}"
+            lines.append(words.cut(f"  disk {free}: {disk['folder']}"))
     if document["gpu_problem"]:
         lines += words.wrapped(f"  ! {document['gpu_problem']}", "    ")
     if document["gpus"]:
@@ -106,10 +106,20 @@ def _runs(document: dict[str, Any]) -> list[str]:
             ("" if rank["rank"] is None else f"rank {rank['rank']} ")
             + f"pid {rank['pid']} {rank['user']}"
             + (f" {rank['num_workers']} children" if rank["num_workers"] else "")
+            + _progress(rank)
             for rank in ranks
         ]
         lines.append(f"run {run}: {'; '.join(shown)}")
     return lines
+
+
+def _progress(rank: dict[str, Any]) -> str:
+    """Where its heartbeat says that it is: step 1200 update; and how long it has stood there, if it has."""
+    if rank["step"] is None:
+        return ""
+    still = rank["seconds_since_progress"] + rank["seconds_since_beat"]
+    late = f" for {still:.0f} s" if still > LATE_SECONDS else ""
+    return f" step {rank['step']} {rank['phase']}{late}"
 
 
 def _network(ports: dict[str, Any]) -> list[str]:

@@ -58,11 +58,9 @@ def not_asked(answers: Sequence[Answer]) -> list[dict[str, Any]]:
 
 
 def is_over(answers: Sequence[Answer]) -> bool:
-    """Whether every node answered and nothing of the run is left anywhere."""
-    said = [answer.document for answer in answers]
-    return not not_asked(answers) and all(
-        document is not None and not document.get("left") for document in said
-    )
+    """Whether nothing of the run is left: every host with a recorded rank has answered so."""
+    said = [answer.document for answer in answers if answer.document is not None]
+    return bool(said) and not not_asked(answers) and not any(document.get("left") for document in said)
 
 
 def in_words(answers: Sequence[Answer], *, is_dry_run: bool) -> str:

@@ -3,10 +3,11 @@
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainer import processes, stacks
+from trainer import heartbeat, processes, stacks
 from trainer.node import procs
 
 AT_ONCE = 4  # ranks; each has several processes looked at together
@@ -17,9 +18,9 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     run = Path(request["run"])
     recorded = procs.records(run)
     here = [record for record in recorded if procs.is_here(record)]
-    first = _look(here, request["seconds"])
+    first = _look(here, request["seconds"], run)
     time.sleep(request["apart_seconds"])
-    second = _look(here, request["seconds"])
+    second = _look(here, request["seconds"], run)
     yield {
         "run": str(run),
         "first": [stack.as_json() for stack in first],
@@ -30,12 +31,22 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     }
 
 
-def _look(here: Sequence[processes.Process], seconds: float) -> list[stacks.Stack]:
-    """Return the stacks of the ranks and all below them; of a rank that is dead, that it has ended."""
+def _look(here: Sequence[processes.Process], seconds: float, run: Path) -> list[stacks.Stack]:
+    """Return the stacks of the ranks and all below them; of a rank that is dead, that it has ended.
+
+    A rank's has the step and phase of its heartbeat.
+    """
+    beats = heartbeat.read(run)
     rounds = -(-len(here) // AT_ONCE) or 1
     with ThreadPoolExecutor(AT_ONCE) as pool:
         looks = [pool.submit(_of_rank, record, seconds / rounds) for record in here]
-        return [stack for look in looks for stack in look.result()]
+        found = [stack for look in looks for stack in look.result()]
+    return [
+        replace(stack, step=beats[stack.rank]["step"], phase=beats[stack.rank]["phase"])
+        if stack.rank in beats and not stack.is_worker
+        else stack
+        for stack in found
+    ]
 
 
 def _of_rank(record: processes.Process, seconds: float) -> tuple[stacks.Stack, ...]:

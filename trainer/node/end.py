@@ -61,7 +61,10 @@ def limit_seconds(grace_seconds: float, interrupt_seconds: float, kill_seconds: 
 
 
 def send(ending: Ending, number: signal.Signals) -> bool:
-    """Send a signal to the process, if it still is the one that was meant; False where it is gone."""
+    """Send a signal to the process, if it still is the one that was meant; False where it is gone.
+
+    One that was stopped (SIGSTOP, a debugger) is woken, or it would never hear it.
+    """
     try:
         handle = os.pidfd_open(ending.process.pid)
     except OSError:
@@ -70,6 +73,7 @@ def send(ending: Ending, number: signal.Signals) -> bool:
         if not ending.is_running:
             return False
         signal.pidfd_send_signal(handle, number)
+        signal.pidfd_send_signal(handle, signal.SIGCONT)
         ending.by = number.name.removeprefix("SIG")
     except PermissionError:
         ending.problem = f"belongs to {ending.process.user}, who must stop it"
@@ -181,6 +185,8 @@ def _json_of_worker(process: Process, ranks: Sequence[Ending]) -> dict[str, Any]
 
 def _whose(process: Process, ranks: Sequence[Ending]) -> str:
     by_pid = {rank.process.pid: rank.what for rank in ranks}
+    if "trainer.watcher" in process.command and process.parent in by_pid:
+        return f"watcher of {by_pid[process.parent]}"
     return f"worker of {by_pid[process.parent]}" if process.parent in by_pid else "child of a worker"
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trainer import hardware
+from trainer import hardware, heartbeat
 from trainer.node import facts, procs
 
 SMI_SHARE = 0.8  # of the whole limit, for nvidia-smi
@@ -55,8 +55,12 @@ def _runs(all_of: dict[int, procs.Process], trained: dict[int, dict[str, Any]]) 
         if named["worker_of"] is None:
             workers = sum(other["worker_of"] == pid for other in trained.values())
             process = all_of[pid]
+            beat = heartbeat.read(Path(named["run"])).get(named["rank"], {})
             lines.append(
                 {"run": named["run"], "rank": named["rank"], "pid": pid, "user": process.user}
                 | {"state": process.state, "num_workers": workers, "command": process.command}
+                | {"step": beat.get("step"), "phase": beat.get("phase")}
+                | {"seconds_since_beat": time.time() - beat["time"] if beat else None}
+                | {"seconds_since_progress": beat.get("seconds_since_progress")}
             )
     return lines

@@ -147,8 +147,8 @@ def named_run(process: Process) -> tuple[str, int | None] | None:
             return log["run"], int(log["rank"])
     words = match["words"].split()
     recipes = [word for word in words if word.endswith((".yaml", ".yml", ".json"))]
-    if not recipes:
-        return None  # a tool beside the training, such as this one
+    if not recipes or not (words[0].startswith("-") or words[0] == recipes[0]):
+        return None  # a tool beside the training: launch, serve, this one
     outputs = [word.removeprefix("output=").strip("'\"") for word in words if word.startswith("output=")]
     return [*outputs[-1:], *recipes][0], None
 
