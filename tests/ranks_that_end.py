@@ -22,6 +22,7 @@ run, rank = pathlib.Path(sys.argv[1]), int(os.environ["RANK"])
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 attempts = json.loads(sys.argv[2])
 what = attempts[min(attempt, len(attempts) - 1)].get(str(rank), {})
+(run / f"process-{attempt}-{rank}").write_text(str(os.getpid()))
 if rank == 0:
     with open(run / "metrics.jsonl", "a") as diary:
         diary.write(json.dumps({"step": what.get("step", 0)}) + "\\n")

@@ -7,9 +7,11 @@ failure, kills 30 seconds after SIGTERM (pytorch#119856) and keeps SIGUSR1 to it
 Restarts are the supervisor's, which knows what an exit code means.
 """
 
+import ctypes
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -32,6 +34,7 @@ from trainer import exit_codes
 LAST_LINES = 20  # of a rank's console, for the one that failed
 SETTLE_SECONDS = 10.0  # for the other ranks of a host, when one has failed
 LAST_WORDS_SECONDS = 3.0  # before that: to end by themselves, with a verdict or a traceback
+PR_SET_PDEATHSIG = 1  # of Linux's prctl
 MEET_SECONDS = 300  # for all hosts to reach the store
 GOOD_ENDS = (exit_codes.DONE, exit_codes.REQUEUE)
 
@@ -110,6 +113,7 @@ class HostRanks(SimpleElasticAgent):
                     errors="replace",
                     start_new_session=True,
                     restore_signals=True,
+                    preexec_fn=_leave_with_the_agent,
                 )
                 self.processes[worker.global_rank] = process
                 follower = threading.Thread(target=self._follow, args=(process, worker.global_rank))
@@ -184,6 +188,15 @@ class HostRanks(SimpleElasticAgent):
         for reader in readers:
             reader.join(2.0)  # a grandchild may hold the pipe open
         self.say({"rank": rank, "exit": code, "last": list(last)})
+
+
+_prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+
+
+def _leave_with_the_agent() -> None:
+    """In a rank, before its program: have the kernel send SIGTERM when the agent dies, however it does."""
+    if _prctl is not None:
+        _prctl(PR_SET_PDEATHSIG, signal.SIGTERM.value)
 
 
 def _kill_group(process: "subprocess.Popen[str]") -> None:

@@ -72,8 +72,13 @@ def test_ranks_whose_heartbeats_stand_still_are_ended_firmly_and_restarted(tmp_p
     assert line["rank"] is None
 
 
-def test_an_agent_that_dies_is_a_connection_that_ends_and_the_run_goes_on(tmp_path: Path) -> None:
-    assert launch(tmp_path, [{"0": {"kills_agent": True}}, {}], ranks=1) == 0
+def test_an_agent_that_dies_takes_its_ranks_with_it_and_the_run_goes_on(tmp_path: Path) -> None:
+    dies = {"0": {"kills_agent": True, "after": 1}, "1": {"after": 60}}
+
+    assert launch(tmp_path, [dies, {}]) == 0
+
+    left = int((tmp_path / "process-0-1").read_text())
+    assert not Path(f"/proc/{left}").exists() or "Z" in Path(f"/proc/{left}/stat").read_text().split()
 
     (line,) = diary(tmp_path)
     assert line["reason"].startswith("this host: the connection ended (")
@@ -87,6 +92,12 @@ def test_a_node_that_is_bad_and_the_only_one_ends_the_launch(tmp_path: Path) -> 
     assert (excluded["event"], excluded["host"]) == ("excluded", "this host")
     assert excluded["reason"] == "a rank of it ended with 77"
     assert (end["event"], end["reason"]) == ("gave_up", "0 hosts are left and 1 are needed.")
+
+
+def test_ranks_that_only_check_run_once_whatever_they_say(tmp_path: Path) -> None:
+    assert launch(tmp_path, [{"0": {"exit": 77}}], ranks=1, restarts=None) == 77
+
+    assert not diary(tmp_path)
 
 
 def when(condition: Any, number: signal.Signals, times: int = 1) -> threading.Thread:
