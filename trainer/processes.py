@@ -9,6 +9,7 @@ the tools on other hosts read this.
 import getpass
 import json
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -112,6 +113,15 @@ def children(pid: int) -> list[int]:
         below += theirs
         open_ += theirs
     return sorted(below)
+
+
+def catches_usr2(pid: int) -> bool:
+    """Return whether a process has a handler for SIGUSR2; one that has none would die of it."""
+    with suppress(OSError):
+        for line in (PROC / str(pid) / "status").read_text(errors="replace").splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (signal.SIGUSR2 - 1) & 1)
+    return False
 
 
 def command_line(pid: int) -> tuple[str, ...]:

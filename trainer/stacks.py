@@ -214,6 +214,8 @@ def _by_py_spy(program: str, pid: int, seconds: float) -> tuple[tuple[Thread, ..
 
 def _by_signal(pid: int, descriptor: int, seconds: float) -> tuple[tuple[Thread, ...], str]:
     """Have a process write its stacks into the file that it keeps for this; return them, or none and why."""
+    if not processes.catches_usr2(pid):
+        return (), "it does not listen for SIGUSR2"
     page = processes.PROC / str(pid) / "fd" / str(descriptor)
     try:
         with page.open("rb") as file:

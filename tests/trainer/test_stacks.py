@@ -14,6 +14,7 @@ import pytest
 
 from trainer import processes, stacks
 from trainer.stacks import Frame, Stack, Thread
+from vidcurate.decode_pool import DecodePool
 
 HANGS = """
 import faulthandler, os, signal, sys, threading, time
@@ -123,6 +124,44 @@ def test_a_stopped_process_and_one_that_has_ended_say_so(hanging: dict[str, proc
 
     assert first.state == "stopped"
     assert (second.state, second.how, second.note) == ("ended", "none", "the process has ended")
+
+
+@pytest.mark.parametrize("how", ["py-spy", "faulthandler"])
+def test_decode_workers_are_seen_below_their_rank(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if how == "faulthandler":
+        monkeypatch.setattr(stacks, "py_spy", lambda: None)
+    record = processes.this_process(tmp_path, rank=5, local_rank=5, world_size=8)
+    with DecodePool(2, deadline_seconds=60.0) as pool:
+        until = time.monotonic() + 60
+        while len(pool.process_ids()) < 2 and time.monotonic() < until:
+            time.sleep(0.05)
+        while not all(map(processes.catches_usr2, pool.process_ids())) and time.monotonic() < until:
+            time.sleep(0.05)
+
+        _, *workers = stacks.dump(os.getpid(), 10.0, record)
+
+        assert [worker.pid for worker in workers] == sorted(pool.process_ids())
+        for worker in workers:
+            assert (worker.how, worker.rank, worker.is_worker) == (how, 5, True), worker.note
+            assert any(frame.file.endswith("vidcurate/decode_process.py") for frame in worker.frames)
+
+
+def test_a_process_that_does_not_listen_for_the_signal_is_not_killed_by_it(
+    hanging: dict[str, processes.Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacks, "py_spy", lambda: None)
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    record = dataclasses.replace(hanging["waits_for_ever"], pid=child.pid, stack_descriptor=1)
+
+    (seen,) = stacks.dump(child.pid, 1.0, record)
+
+    assert seen.how == "none"
+    assert "it does not listen for SIGUSR2" in seen.note
+    assert child.poll() is None
+    child.kill()
+    child.wait()
 
 
 def test_what_waits_does_not_move_between_two_dumps(hanging: dict[str, processes.Process]) -> None:
