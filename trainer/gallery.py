@@ -153,12 +153,20 @@ def _about(lines: list[dict[str, Any]]) -> str:
     return f"{lines[-1]['step']:,} steps, stage {lines[-1]['stage']}, last loss {shown}"
 
 
+def _name(run: Path) -> str:
+    """Return what the run's recipe calls it, or the folder's name where there is no recipe."""
+    try:
+        return str(json.loads((run / "recipe.json").read_text(encoding="utf-8"))["name"])
+    except (OSError, ValueError, KeyError):
+        return run.name or run.resolve().name
+
+
 def page_data(run: Path, name: str | None = None) -> dict[str, Any]:
     """Return what the page shows, as plain JSON."""
     lines = metrics.read(run / metrics.METRICS)
     sets = [(own, samples.rounds(run, own)) for own in samples.sets(run)]
     return {
-        "name": name or run.name or run.resolve().name,
+        "name": name or _name(run),
         "about": _about(lines),
         "curve": loss_curve(lines, _validation(run)),
         "sets": [_set(own, found) for own, found in sets if found],

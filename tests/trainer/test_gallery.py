@@ -70,6 +70,8 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
 
     assert "http" not in page
     assert "<title>run &lt;&amp;&gt; 1: samples</title>" in page
+    (run / "recipe.json").write_text('{"name": "speedrun"}')
+    assert "<title>speedrun: samples</title>" in gallery.write_gallery(run).read_text()
     assert "<&>" not in page
     assert not list(run.glob(".*"))
     assert gallery.main([str(run / "nothing")]) == 2

@@ -123,13 +123,13 @@ def next_job(service: Service, standing: Standing) -> Job | None:
     return None
 
 
-def _draw(run: Path, name: str | None, standing: Standing) -> None:
+def _draw(run: Path, standing: Standing) -> None:
     """Write the gallery again where the training has gone on, every few seconds at most."""
     diary = run / metrics.METRICS
     size = diary.stat().st_size if diary.exists() else 0
     before, size_then = standing.drawn.get(run, (-REDRAW_SECONDS, -1))
     if size != size_then and time.monotonic() - before >= REDRAW_SECONDS:
-        gallery.write_gallery(run, name)
+        gallery.write_gallery(run)
         standing.drawn[run] = (time.monotonic(), size)
 
 
@@ -140,7 +140,6 @@ class Server:
         self.service, self.world, self.model = service, world, model
         self.standing = Standing()
         self._shown: dict[Path, Shown] = {}
-        self._names: dict[Path, str] = {}
         self.taken: Taken | None = None
 
     def __enter__(self) -> "Server":
@@ -161,7 +160,6 @@ class Server:
         """Do a job; return a line for each round made. All processes call it. Raises VidcurateError."""
         taken = take(job.path, raw=self.service.raw, world=self.world)
         self.taken = taken
-        self._names[job.run] = taken.recipe.name
         shown = self._tell(job.run, taken)
         lines = []
         for one in job.sets:
@@ -173,7 +171,7 @@ class Server:
             lines.append({"run": str(job.run), "step": taken.step, **line})
             if self.world.is_first:
                 metrics.append_event(diary(job.run), "served", taken.step, **line)
-                gallery.write_gallery(job.run, taken.recipe.name)
+                gallery.write_gallery(job.run)
                 self._count(len(files), seconds)
         if job.validates:
             self._validate(job, taken)
@@ -205,7 +203,7 @@ class Server:
             return
         if self.world.is_first:
             say(f"{run.name} {validation.console_line(line)}")
-            gallery.write_gallery(run, taken.recipe.name)
+            gallery.write_gallery(run)
 
     def act(self, on_round: Callable[[dict[str, Any]], None]) -> None:
         """Follow the runs until they are done, or once over what is there; `on_round` hears of each round."""
@@ -218,7 +216,7 @@ class Server:
                 return
             if self.world.is_first:
                 for run in self.service.runs:
-                    _draw(run, self._names.get(run), self.standing)
+                    _draw(run, self.standing)
             time.sleep(self.service.poll_seconds)
 
     def _do(self, job: Job, on_round: Callable[[dict[str, Any]], None]) -> None:
