@@ -32,17 +32,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@contextmanager
-def privilege_folder() -> Iterator[None]:
-    """The folder that root's sshd asks for; packages make it at boot, a container has none."""
-    is_made = os.getuid() == 0 and not PRIVILEGE_FOLDER.exists()
-    if is_made:
-        PRIVILEGE_FOLDER.mkdir(mode=0o755)
-    try:
-        yield
-    finally:
-        if is_made:
-            PRIVILEGE_FOLDER.rmdir()
+def make_privilege_folder() -> None:
+    """Make the folder that root's sshd asks for at each connection; packages make it at boot.
+
+    It stays: another test's sshd may need it still.
+    """
+    if os.getuid() == 0:
+        PRIVILEGE_FOLDER.mkdir(mode=0o755, exist_ok=True)
 
 
 @dataclass(frozen=True)
@@ -85,7 +81,8 @@ def serving(folder: Path, prints: str = "", **environment: str) -> Iterator[Clus
         f"  IdentitiesOnly yes\nHost stranger\n  IdentityFile {folder}/stranger_key\n"
         f"Host a b\n  IdentityFile {folder}/user_key\n"
     )
-    with privilege_folder(), (folder / "sshd.log").open("w") as log:
+    make_privilege_folder()
+    with (folder / "sshd.log").open("w") as log:
         server = subprocess.Popen([SSHD, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=log)
         try:
             ssh = f"ssh -F {folder}/ssh_config"
