@@ -11,12 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.forked_runs import Forks
 from tests.ssh_hosts import SSHD, Cluster, fake, serving, with_hosts_that_fail
 from tests.stand_in_ranks import LOOPS, SAVES, WAITS, all_end, is_alive, ranks_of
-from tests.trainer.shards_for_tests import TINY, make_shards, settings
 from tests.trainer.smi_for_tests import process, put_smi
-from trainer import metrics, processes
 from trainer.__main__ import main
 from trainer.cluster import clocks, dump, everywhere, stop
 from trainer.cluster.nodes import Way
@@ -166,36 +163,3 @@ def test_dump_names_the_rank_that_turns_in_a_loop(ask: Ask, nodes: str, tmp_path
     assert "turns_for_ever" in (tmp_path / "dump" / "second.txt").read_text()
     kept = json.loads((tmp_path / "dump" / "dump.json").read_text())
     assert [len(group["processes"]) for group in kept["groups"]] == [2, 1]
-
-
-def test_a_training_is_seen_looked_into_and_stopped_and_has_saved(
-    ask: Ask, forks: Forks, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    if "stands" in request.node.name and SSHD is not None:
-        pytest.skip("the sshd's half covers it")
-    run = tmp_path / "run"
-    shards = make_shards(tmp_path / "shards")
-    many = settings(shards, run, "stages.0.steps=1000000", "sample=null")
-    started = forks.start([str(TINY), *(word for value in many for word in ("--set", value))], ranks=2)
-    until = time.monotonic() + 60
-    while len(metrics.read(run / metrics.METRICS)) < 2:
-        assert time.monotonic() < until, started.text()
-        time.sleep(0.05)
-
-    told = ask("status", "a", "--run", str(run), "--seconds", "0")
-    lines = " ".join(told.out.split())
-    assert told.code == 0
-    assert re.search(rf"rank 0 pid {started.pids[0]} \w+ \d+ children step \d+ ", lines)
-    told = ask("dump", "a", "--run", str(run), "--apart-seconds", "0.5", "--to", str(tmp_path / "dump"))
-    assert told.code == 0
-    assert "trainer/loop.py" in (tmp_path / "dump" / "first.txt").read_text()
-    told = ask("stop", "a", "--run", str(run), "--grace-seconds", "60")
-
-    assert told.code == 0, told.out
-    assert started.codes() == [75, 75]
-    last = int((run / "LATEST").read_text().removeprefix("step-"))
-    assert metrics.read(run / metrics.METRICS)[-1]["step"] == last
-    assert (
-        told.out.splitlines()[-1] == f"nothing of it runs any more; its newest checkpoint is step-{last:08d}"
-    )
-    assert processes.read(run) == []
