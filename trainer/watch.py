@@ -28,10 +28,10 @@ from trainer.heartbeat import Pulse
 from trainer.mesh import World
 from trainer.processes import Process
 from trainer.stop_signals import Stop
-from trainer.watch_spec import WatchSpec
+from trainer.watch_spec import LostRankError, WatchSpec
 from trainer.watch_steps import StepWatch
 from trainer.watcher import GOODBYE, Job
-from vidcurate.errors import StorageError, VidcurateError
+from vidcurate.errors import StorageError
 from vidcurate.slabs import anonymous_file
 
 TICK_SECONDS = 1.0
@@ -43,12 +43,6 @@ APART_SECONDS = 5.0
 GONE_SECONDS = 12.0
 """how long a rank whose collective broke waits for the watchers to say who is gone"""
 LAST_WORDS_SECONDS = 0.3
-
-
-class LostRankError(VidcurateError):
-    """Another rank is gone, so this one cannot go on; the run's folder is sound."""
-
-    exit_code = exit_codes.RESTART
 
 
 # ── the thread of a rank ────────────────────────────────────────────────────────────────────────────────────

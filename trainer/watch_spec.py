@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from trainer import exit_codes
+from vidcurate.errors import VidcurateError
 from vidcurate.recipe import Recipe
 
 Policy = Literal["warn", "restart", "stop"]
@@ -44,3 +46,9 @@ class WatchSpec(Recipe):
     on_hardware: Literal["warn", "act"] = "act"
     """act: what the table of Xids says (exit code 77 to go on without the node, 76 to begin again); warn:
     record only"""
+
+
+class LostRankError(VidcurateError):
+    """Another rank is gone, so this one cannot go on; the run's folder is sound."""
+
+    exit_code = exit_codes.RESTART
