@@ -115,7 +115,7 @@ TRAINER = [
     {"guarded"},
     {"rollback"},
     {"loop", "encode_shards", "launch", "serve"},
-    {"experiment"},
+    {"experiment", "report"},
     {"__main__", "demo"},
 ]
 # Where trainer may touch vidcurate, and what.

@@ -25,6 +25,7 @@ COMMANDS = {
     "cluster": "trainer.cluster.command",
     "experiment": "trainer.experiment",
     "launch": "trainer.launch",
+    "report": "trainer.report",
     "serve": "trainer.serve.command",
 }
 

@@ -133,7 +133,7 @@ def span(curves: Sequence[Curve]) -> tuple[float, float, float, float]:
     for curve in curves:
         for _, least, most in curve.band:
             low, high = min(low, max(least, min(ys) - reach)), max(high, min(most, max(ys) + reach))
-    margin = 0.06 * (high - low) or max(abs(high) * 0.05, 0.05)
+    margin = 0.06 * (high - low) or 0.1 * abs(high) or 0.05
     bottom = max(0.0, low - margin) if low >= 0 else low - margin
     return min(xs), max(xs), bottom, high + margin
 

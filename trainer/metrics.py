@@ -6,6 +6,7 @@ count finished updates: line 100 and the checkpoint `step-00000100` belong toget
 """
 
 import json
+import math
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -62,18 +63,31 @@ def _rewrite(path: Path, text: str) -> None:
 def forget_after(run: Path, step: int) -> int:
     """Drop the lines behind `step` of metrics and validation, and what a kill cut short.
 
-    Return how many steps went. A run that was killed had gone past its last checkpoint; those steps are
-    trained, and written, again.
+    Return how many steps went; the event `steps_dropped` says how many, and from when until when they and
+    their rounds of validation were made. A run that was killed had gone past its last checkpoint; those steps
+    are trained, and written, again.
     """
-    dropped = 0
-    for path in (run / METRICS, run / VALIDATION, run / EVENTS):
-        lines = read(path)
-        kept = [line for line in lines if path.name == EVENTS or line["step"] <= step]
-        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept)
-        if path.exists() and text != path.read_text(encoding="utf-8"):
-            _rewrite(path, text)
-        dropped += len(lines) - len(kept) if path.name == METRICS else 0
-    return dropped
+    _keep(run / EVENTS, read(run / EVENTS))
+    lines, rounds = read(run / METRICS), read(run / VALIDATION)
+    gone = [line for line in lines if line["step"] > step]
+    if any("time" in line for line in gone):
+        facts = {
+            "steps": len(gone),
+            "lost_seconds": round(math.fsum(line["seconds"] for line in gone), 3),
+            "lost_from": round(min(line["time"] - line["seconds"] for line in gone), 3),
+            "lost_until": max(line["time"] for line in (*gone, *(it for it in rounds if it["step"] > step))),
+        }
+        record_event(run, "steps_dropped", step, **facts)
+    _keep(run / METRICS, [line for line in lines if line["step"] <= step])
+    _keep(run / VALIDATION, [line for line in rounds if line["step"] <= step])
+    return len(gone)
+
+
+def _keep(path: Path, lines: Iterable[dict[str, Any]]) -> None:
+    """Let a diary hold these lines and nothing else."""
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    if path.exists() and text != path.read_text(encoding="utf-8"):
+        _rewrite(path, text)
 
 
 def mean(losses: Iterable[float]) -> float:

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from trainer import checkpoint, data, mesh, metrics, optim, position
+from trainer import checkpoint, data, mesh, metrics, optim, place, position
 from trainer import recipe as recipes
 from trainer.data import StageData
 from trainer.mesh import World
@@ -37,6 +37,7 @@ def beginning(begun: Begun, state: TrainState, tools: Tools, laid: tuple[StageDa
     proof["changed"] = {key: list(values) for key, values in begun.changed.items()}
     if world.is_first:
         checkpoint.clean(run)
+        proof["process_began"] = round(place.process_began(), 3)
         proof["repeated_steps"] = metrics.forget_after(run, state.step)
         metrics.record_event(
             run, begun.kind, state.step, stage=stage.stage.name, world_size=world.size, **proof
@@ -46,7 +47,7 @@ def beginning(begun: Begun, state: TrainState, tools: Tools, laid: tuple[StageDa
         return
     say(world, f"{begun.kind}: {begun.path}, step {state.step}, stage {stage.stage.name}")
     for key, value in proof.items():
-        if key != "path" and value not in ({}, [], None, 0):
+        if key not in ("path", "process_began") and value not in ({}, [], None, 0):
             say(world, f"  {key}: {', '.join(value) if isinstance(value, list) else value}")
 
 

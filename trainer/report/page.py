@@ -1,0 +1,358 @@
+"""The report as one HTML file: curves, events, the ledger, slowest updates, samples. No script, no request."""
+# ruff: noqa: E501
+
+import html
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer import curves, samples
+from trainer.curves import Curve, Mark
+from trainer.metrics import seconds_in_words
+from trainer.report.goodput import PARTS, Ledger
+from trainer.report.read import RunData
+from trainer.report.style import STYLE
+
+INKS = {
+    "idle": "part-idle", "other": "part-other", "productive": "ink-2", "start-up": "ink-4", "data wait": "ink-1",
+    "checkpoint": "ink-3", "sampling": "ink-5", "validation": "ink-0", "lost": "ink-6",
+}  # fmt: skip
+# The ink of an event's flag; one that is not here is shown all the same.
+EVENT_INKS = {
+    "guard": 6,
+    "stall": 6,
+    "xid": 6,
+    "ecc": 6,
+    "slow_rank": 1,
+    "throughput_drop": 1,
+    "clock_step": 1,
+}
+EVENT_INKS |= {
+    "clip_substituted": 1,
+    "data_changed": 3,
+    "resume": 0,
+    "start": 0,
+    "restart": 0,
+    "stop": 4,
+    "save": 7,
+}
+QUIET = ("save", "stage", "done", "sample", "start")  # not flagged where more than MOST_FLAGS would stand
+MOST_FLAGS = 60
+MOST_EVENTS = 400
+SCALARS = {
+    "loss": ("Loss", ""),
+    "grad_norm": ("Gradient norm", "before clipping"),
+    "weight_norm": ("Weight norm", ""),
+    "lr": ("Learning rate", ""),
+    "tokens_per_second": ("Tokens per second", ""),
+    "mfu": ("MFU", "share of the device's peak"),
+    "data_share": ("Data wait", "share of the step"),
+    "peak_gib": ("Peak memory", "GiB"),
+}
+TABLES = {
+    "loss_by_bucket": "Loss by bucket",
+    "loss_by_source": "Loss by source",
+    "loss_by_level": "Loss by level",
+    "loss_by_timestep": "Loss by timestep",
+}
+
+
+def _value(line: dict[str, Any], name: str) -> float | str | None:
+    if name == "data_share":
+        return float(line["data_seconds"]) / max(float(line["seconds"]), 1e-9)
+    value: float | str | None = line.get(name)
+    return value
+
+
+def _curve(name: str, ink: int, points: Sequence[curves.Point]) -> Curve:
+    means, band = curves.thinned(points)
+    return Curve(name=name, ink=ink, points=means, band=band)
+
+
+def _panel(title: str, note: str, figure: str, names: Sequence[tuple[str, int]] = ()) -> str:
+    if not figure:
+        return ""
+    soft = f' <span class="soft">{html.escape(note)}</span>' if note else ""
+    shown = curves.legend(names) if len(names) > 1 else ""
+    return f'<div class="panel"><h3>{html.escape(title)}{soft}</h3>{figure}{shown}</div>'
+
+
+def _words(event: dict[str, Any]) -> str:
+    facts = [f"{key}: {_fact(value)}" for key, value in event.items() if key not in ("event", "step", "time")]
+    return f"{event['event']} at step {event['step']}" + (f" ({'; '.join(facts)})" if facts else "")
+
+
+def _fact(value: Any) -> str:
+    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if len(text) <= 300 else f"{text[:300]} …"
+
+
+def _flagged(run: RunData) -> list[tuple[int, dict[str, Any]]]:
+    """Return the events that get a flag in the curves, with their numbers: all, or the ones that matter."""
+    every = list(enumerate(run.events))
+    loud = [pair for pair in every if pair[1]["event"] not in QUIET]
+    chosen = every if len(every) <= MOST_FLAGS else loud
+    return chosen[:MOST_FLAGS]
+
+
+def _marks(runs: Sequence[RunData]) -> list[Mark]:
+    return [
+        Mark(
+            x=float(event["step"]),
+            words=(f"{run.name}: " if len(runs) > 1 else "") + _words(event),
+            ink=EVENT_INKS.get(event["event"], 7),
+            target=f"event-{number}-{count}" if count < MOST_EVENTS else "",
+        )
+        for number, run in enumerate(runs)
+        for count, event in _flagged(run)
+    ]
+
+
+def _losses(runs: Sequence[RunData], names: Sequence[str], marks: Sequence[Mark]) -> str:
+    validation = [
+        Curve(
+            name=names[number],
+            ink=number,
+            points=curves.finite([(line["step"], line["loss"]) for line in run.rounds]),
+            errors=[line.get("standard_error") for line in run.rounds if isinstance(line["loss"], float)],
+        )
+        for number, run in enumerate(runs)
+    ]
+    figure = curves.chart(validation, title="Validation loss", marks=marks)
+    return _panel("Validation loss", "± standard error", figure, _keys(names))
+
+
+def _keys(names: Sequence[str]) -> list[tuple[str, int]]:
+    return [(name, number) for number, name in enumerate(names)]
+
+
+def _curves(runs: Sequence[RunData], names: Sequence[str]) -> str:
+    marks = _marks(runs)
+    panels = []
+    for key, (title, note) in SCALARS.items():
+        drawn = [
+            _curve(
+                names[number],
+                number,
+                curves.finite([(line["step"], _value(line, key)) for line in run.lines]),
+            )
+            for number, run in enumerate(runs)
+        ]
+        panels.append(_panel(title, note, curves.chart(drawn, title=title, marks=marks), _keys(names)))
+        if key == "loss":
+            panels.append(_losses(runs, names, marks))
+    for number, run in enumerate(runs):
+        for key, title in TABLES.items():
+            parts = sorted({part for line in run.lines for part in line.get(key, {})}, key=_natural)
+            drawn = [
+                _curve(
+                    part,
+                    ink,
+                    curves.finite([(line["step"], line.get(key, {}).get(part)) for line in run.lines]),
+                )
+                for ink, part in enumerate(parts[: curves.INKS])
+            ]
+            more = f", {len(parts) - curves.INKS} more not shown" if len(parts) > curves.INKS else ""
+            note = (names[number] if len(runs) > 1 else "") + more
+            figure = curves.chart(drawn, title=title, marks=marks if len(runs) == 1 else ())
+            panels.append(_panel(title, note.lstrip(", "), figure, _keys(parts[: curves.INKS])))
+    return f'<section id="curves"><h2>Curves</h2><div class="panels">{"".join(panels)}</div></section>'
+
+
+def _natural(name: str) -> tuple[int, str]:
+    head = name.split("-")[0]
+    return (int(head), name) if head.isdigit() else (0, name)
+
+
+def _bar(found: Ledger) -> str:
+    """Return the run's life as a bar of 600 columns, each in the ink of the part that most of it was."""
+    columns, wall = 600, max(found.wall_seconds * 1e6, 1.0)
+    first = found.intervals[0][0] if found.intervals else 0
+    cells: list[dict[str, float]] = [{} for _ in range(columns)]
+    for begin, end, part in found.intervals:
+        low, high = (begin - first) / wall * columns, (end - first) / wall * columns
+        for cell in range(int(low), min(int(high), columns - 1) + 1):
+            share = min(high, cell + 1) - max(low, cell)
+            cells[cell][part] = cells[cell].get(part, 0.0) + max(share, 0.0)
+    tops = [max(cell, key=lambda part: cell[part]) if cell else "other" for cell in cells]
+    parts, start = [], 0
+    for number in range(1, columns + 1):
+        if number == columns or tops[number] != tops[start]:
+            parts.append(
+                f'<rect class="{INKS[tops[start]]}" x="{start}" y="0" width="{number - start}" height="26">'
+                f"<title>{tops[start]}</title></rect>"
+            )
+            start = number
+    label = html.escape(
+        f"The run's {seconds_in_words(found.wall_seconds)} from left to right, by what it did"
+    )
+    return f'<svg class="life" viewBox="0 0 600 26" preserveAspectRatio="none" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+
+
+def _goodput(runs: Sequence[RunData], names: Sequence[str]) -> str:
+    shown = []
+    for run, name in zip(runs, names, strict=True):
+        title = f"<h3>{html.escape(name)}</h3>" if len(runs) > 1 else ""
+        found = run.ledger
+        if found is None:
+            shown.append(
+                f'{title}<p class="soft">Its events have no times: it was written by an older version.</p>'
+            )
+            continue
+        rows = "".join(
+            f'<tr><th scope="row"><i class="key {INKS[part]}"></i>{part}</th>'
+            f'<td class="n">{seconds:,.1f} s</td><td class="n">{100 * seconds / max(found.wall_seconds, 1e-9):.1f} %</td>'
+            f'<td class="soft">{PARTS[part]}</td></tr>'
+            for part, seconds in sorted(found.seconds.items(), key=lambda pair: -pair[1])
+        )
+        attempts = "".join(
+            f'<tr><th scope="row">{number + 1}</th><td>{html.escape(one.kind)}</td><td class="n">{one.step:,}</td>'
+            f'<td class="n">{one.began - found.began:,.1f} s</td><td class="n">{one.ended - one.began:,.1f} s</td></tr>'
+            for number, one in enumerate(found.attempts)
+        )
+        shown.append(
+            f'{title}{_bar(found)}<div class="scroll"><table><thead><tr><th>part</th><th class="n">time</th>'
+            f'<th class="n">share</th><th>what</th></tr></thead><tbody>{rows}<tr><th scope="row">all</th>'
+            f'<td class="n">{found.wall_seconds:,.1f} s</td><td class="n">100 %</td><td></td></tr></tbody></table></div>'
+            f"<details><summary>{len(found.attempts)} attempt{'s' * (len(found.attempts) != 1)}</summary>"
+            '<div class="scroll"><table><thead><tr><th>attempt</th><th>began as</th><th class="n">at step</th>'
+            f'<th class="n">after</th><th class="n">lasted</th></tr></thead><tbody>{attempts}</tbody></table></div></details>'
+        )
+    return f'<section id="goodput"><h2>Where the time went</h2>{"".join(shown)}</section>'
+
+
+def _events(runs: Sequence[RunData], names: Sequence[str]) -> str:
+    parts = []
+    for number, (run, name) in enumerate(zip(runs, names, strict=True)):
+        began = run.ledger.began if run.ledger else None
+        rows = []
+        for count, event in enumerate(run.events[:MOST_EVENTS]):
+            after = f"{event['time'] - began:,.1f} s" if began is not None and "time" in event else ""
+            facts = "".join(
+                f"<dt>{html.escape(key)}</dt><dd>{html.escape(_fact(value))}</dd>"
+                for key, value in event.items()
+                if key not in ("event", "step", "time")
+            )
+            told = (
+                f"<details><summary>{len(event) - 2} facts</summary><dl>{facts}</dl></details>"
+                if facts
+                else ""
+            )
+            ink = EVENT_INKS.get(event["event"], 7)
+            rows.append(
+                f'<tr id="event-{number}-{count}"><td class="n">{after}</td><td class="n">{event["step"]:,}</td>'
+                f'<th scope="row"><i class="key ink-{ink}"></i>{html.escape(str(event["event"]))}</th><td>{told}</td></tr>'
+            )
+        more = len(run.events) - MOST_EVENTS
+        title = f"<h3>{html.escape(name)}</h3>" if len(runs) > 1 else ""
+        parts.append(
+            f'{title}<div class="scroll"><table><thead><tr><th class="n">after</th><th class="n">step</th><th>event</th>'
+            f"<th>facts</th></tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+            + (f'<p class="soft">and {more:,} more in events.jsonl</p>' if more > 0 else "")
+        )
+    return f'<section id="events"><h2>Events</h2>{"".join(parts)}</section>'
+
+
+def _slowest(runs: Sequence[RunData], names: Sequence[str]) -> str:
+    rows = "".join(
+        f'<tr><th scope="row">{html.escape(name)}</th><td class="n">{line["step"]:,}</td><td class="n">{line["seconds"]:.2f} s</td>'
+        f'<td class="n">{line["data_seconds"]:.2f} s</td><td>{html.escape(", ".join(line.get("loss_by_bucket", {})))}</td>'
+        f"<td><code>python -m trainer.inspect {html.escape(str(run.path))} --step {line['step']}</code></td></tr>"
+        for run, name in zip(runs, names, strict=True)
+        for line in run.slowest
+    )
+    return (
+        '<section id="slowest"><h2>Slowest updates</h2><p class="soft">The command lists the clips of an update.</p>'
+        '<div class="scroll"><table><thead><tr><th>run</th><th class="n">step</th><th class="n">took</th>'
+        f'<th class="n">waited</th><th>buckets</th><th>its clips</th></tr></thead><tbody>{rows}</tbody></table></div></section>'
+    )
+
+
+def _samples(runs: Sequence[RunData], names: Sequence[str], beside: Path) -> str:
+    parts = []
+    for run, name in zip(runs, names, strict=True):
+        rounds = samples.rounds(run.path)
+        if not rounds:
+            continue
+        rows: dict[tuple[int, str, int], dict[int, str]] = {}
+        for facts in rounds:
+            for one in facts["samples"]:
+                rows.setdefault((one["number"], one["prompt"], one["seed"]), {})[facts["step"]] = one["file"]
+        steps = [facts["step"] for facts in rounds]
+        shown = steps if len(steps) <= 6 else [steps[round(n * (len(steps) - 1) / 5)] for n in range(6)]
+        body = "".join(
+            f'<tr><th scope="row">{html.escape(prompt)} <span class="soft">seed {seed}</span></th>'
+            + "".join(_video(files.get(step), run.path, beside, prompt, step) for step in shown)
+            + "</tr>"
+            for (_, prompt, seed), files in rows.items()
+        )
+        head = "".join(f"<th>step {step:,}</th>" for step in shown)
+        page = html.escape(os.path.relpath(run.path / "gallery.html", beside))
+        title = f"<h3>{html.escape(name)}</h3>" if len(runs) > 1 else ""
+        parts.append(
+            f'{title}<p class="soft">All of them: <a href="{page}">the gallery</a>.</p><div class="scroll"><table><thead><tr>'
+            f"<th>prompt</th>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        )
+    return f'<section id="samples"><h2>Samples</h2>{"".join(parts)}</section>' if parts else ""
+
+
+def _video(file: str | None, run: Path, beside: Path, prompt: str, step: int) -> str:
+    if file is None:
+        return '<td class="soft">not sampled</td>'
+    source = html.escape(os.path.relpath(run / file, beside))
+    words = html.escape(f"{prompt}, step {step}")
+    return f'<td><video src="{source}" loop muted playsinline controls preload="metadata" aria-label="{words}"></video></td>'
+
+
+def _tile(name: str, value: str, note: str = "") -> str:
+    return f'<div class="tile"><dt>{name}</dt><dd>{value} <small>{note}</small></dd></div>'
+
+
+def _tiles(run: RunData) -> str:
+    tiles = []
+    if run.lines:
+        last = run.lines[-1]
+        tiles.append(_tile("steps", f"{last['step']:,}", html.escape(last["stage"])))
+        tiles.append(_tile("loss", html.escape(_short(last["loss"]))))
+    if run.rounds:
+        tiles.append(_tile("validation", html.escape(_short(run.rounds[-1]["loss"]))))
+    if run.ledger:
+        tiles.append(_tile("wall time", seconds_in_words(run.ledger.wall_seconds)))
+        tiles.append(_tile("goodput", f"{100 * run.ledger.goodput:.1f} %", "productive share"))
+        tiles.append(_tile("attempts", f"{len(run.ledger.attempts)}"))
+    tiles.append(_tile("events", f"{len(run.events):,}"))
+    return f'<dl class="tiles">{"".join(tiles)}</dl>'
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def page(runs: Sequence[RunData], beside: Path) -> str:
+    """Return the HTML; links to samples are relative to the folder `beside`, where it will lie."""
+    names = [run.name for run in runs]
+    names = [
+        f"{name} ({run.path.name})" if names.count(name) > 1 else name
+        for name, run in zip(names, runs, strict=True)
+    ]
+    title = html.escape(" against ".join(names))
+    heads = "".join(
+        (f"<h3>{html.escape(name)}</h3>" if len(runs) > 1 else "") + _tiles(run)
+        for name, run in zip(names, runs, strict=True)
+    )
+    sections = [
+        _goodput(runs, names), _curves(runs, names), _events(runs, names), _slowest(runs, names), _samples(runs, names, beside),
+    ]  # fmt: skip
+    links = "".join(
+        f'<a href="#{name}">{name}</a>'
+        for name in ("goodput", "curves", "events", "slowest", "samples")
+        if f'id="{name}"' in "".join(sections)
+    )
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, '
+        'initial-scale=1"><meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
+        'media-src \'self\' file:; style-src \'unsafe-inline\'"><meta name="color-scheme" content="light dark">'
+        f"<title>{title}: run report</title><style>{curves.STYLE}{STYLE}</style></head><body><header><h1>{title}: run report</h1>"
+        f"{heads}<nav>{links}</nav></header><main>{''.join(sections)}</main></body></html>\n"
+    )

@@ -1,0 +1,71 @@
+"""What the report shows of a run, read from its folder. Nothing is written here."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer import metrics
+from trainer.report.goodput import Ledger, ledger
+from vidcurate.errors import InputError
+
+SLOWEST = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunData:
+    """One run's diaries; events are in the order of their times."""
+
+    path: Path
+    name: str
+    lines: tuple[dict[str, Any], ...]
+    rounds: tuple[dict[str, Any], ...]
+    events: tuple[dict[str, Any], ...]
+    ledger: Ledger | None
+
+    @property
+    def slowest(self) -> list[dict[str, Any]]:
+        """The updates that took longest, the slowest first."""
+        return sorted(self.lines, key=lambda line: -line["seconds"])[:SLOWEST]
+
+    def as_json(self) -> dict[str, Any]:
+        """The figures of the page, as plain values."""
+        counts: dict[str, int] = {}
+        for event in self.events:
+            counts[event["event"]] = counts.get(event["event"], 0) + 1
+        found = self.ledger
+        return {
+            "run": str(self.path),
+            "name": self.name,
+            "steps": self.lines[-1]["step"] if self.lines else 0,
+            "loss": self.lines[-1]["loss"] if self.lines else None,
+            "validation_loss": self.rounds[-1]["loss"] if self.rounds else None,
+            "wall_seconds": found.wall_seconds if found else None,
+            "goodput": found.goodput if found else None,
+            "seconds": found.seconds if found else None,
+            "attempts": len(found.attempts) if found else None,
+            "events": counts,
+            "slowest_steps": [{"step": line["step"], "seconds": line["seconds"]} for line in self.slowest],
+        }
+
+
+def read(run: Path) -> RunData:
+    """Return what a run's folder holds. Raises InputError for a folder that is no run."""
+    lines = metrics.read(run / metrics.METRICS)
+    events = metrics.read(run / metrics.EVENTS)
+    if not lines and not events:
+        raise InputError(
+            f"{run}: is no run folder (no {metrics.EVENTS} in it). Give the folder that `output` named."
+        )
+    rounds = metrics.read(run / metrics.VALIDATION)
+    recipe = run / "recipe.json"
+    name = json.loads(recipe.read_text("utf-8"))["name"] if recipe.is_file() else run.resolve().name
+    events = sorted(events, key=lambda event: event.get("time", 0.0))
+    return RunData(
+        path=run,
+        name=name,
+        lines=tuple(lines),
+        rounds=tuple(rounds),
+        events=tuple(events),
+        ledger=ledger(lines, rounds, events),
+    )
