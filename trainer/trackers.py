@@ -7,6 +7,7 @@ in the files, and the next start of the run mirrors it.
 
 import argparse
 import json
+import os
 import secrets
 import select
 import shutil
@@ -183,19 +184,31 @@ IsOver = Callable[[float], bool]
 
 
 def new_lines(paths: Sequence[Path], is_over: IsOver) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield (diary, line) of each line of these diaries, old and new, until `is_over` and all is read."""
+    """Yield (diary, line) of each line of these diaries, old and new, until `is_over` and all is read.
+
+    A diary that was replaced, as a rollback does, is gone on with: of it come the lines that are newer.
+    """
     places = dict.fromkeys(paths, 0)
+    files: dict[Path, int] = {}
+    times = dict.fromkeys(paths, -1.0)  # of the last line that was yielded
     while True:
         is_last = is_over(POLL_SECONDS)
         for path in paths:
             if not path.exists():
                 continue
             with path.open("rb") as file:
+                number = os.fstat(file.fileno()).st_ino
+                is_replaced = files.setdefault(path, number) != number
+                if is_replaced:
+                    files[path], places[path] = number, 0
                 file.seek(places[path])
                 data = file.read()
             whole = data[: data.rfind(b"\n") + 1]
             places[path] += len(whole)
             for line in map(json.loads, whole.splitlines()):
+                if is_replaced and line["time"] <= times[path]:
+                    continue
+                times[path] = line.get("time", times[path])
                 yield path, line
         if is_last:
             return
@@ -209,22 +222,27 @@ def follow(run: Path, is_over: IsOver) -> Iterator[tuple[str, dict[str, Any], di
 
 
 def _tensorboard(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
-    """Write RUN/tensorboard anew from the first step on: so it never holds a step twice."""
-    from tensorboard.compat.proto.event_pb2 import Event
+    """Write RUN/tensorboard anew from the first step on; where the run rolls back, the steps behind go."""
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
     folder = run / "tensorboard"
     shutil.rmtree(folder, ignore_errors=True)
     writer = EventFileWriter(str(folder), flush_secs=10)
-    for _, line, numbers in follow(run, is_over):
+    last: dict[str, int] = {}
+    for diary, line, numbers in follow(run, is_over):
+        if line["step"] <= last.get(diary, -1):
+            begun = SessionLog(status=SessionLog.START)  # the reader drops what it has of this step and later
+            writer.add_event(Event(step=line["step"], wall_time=line["time"], session_log=begun))
+        last[diary] = line["step"]
         values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
         writer.add_event(Event(step=line["step"], wall_time=line["time"], summary=Summary(value=values)))
     writer.close()
 
 
 def _wandb(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
-    """Log to one W&B run over all starts; steps that a killed run repeats are not sent twice.
+    """Log to one W&B run over all starts: twice only the steps of a rollback, not those a killed run repeats.
 
     The steps are a metric of their own: W&B's step counter drops what does not rise.
     """
@@ -245,7 +263,11 @@ def _wandb(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
         settings=wandb.Settings(console="off"),
     )
     there.define_metric("*", step_metric="step")
+    last: dict[str, int] = {}
     for diary, line, numbers in follow(run, is_over):
+        if line["step"] <= last.get(diary, -1):
+            known["steps"][diary] = line["step"] - 1
+        last[diary] = line["step"]
         if line["step"] <= known["steps"].get(diary, -1):
             continue
         there.log({"step": line["step"], **numbers})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.forked_runs import Forks
+from tests.forked_runs import Forked, Forks
 from tests.guard_runs import make_poisoned, of_guard, words
 from tests.trainer.shards_for_tests import numbers
 from trainer import checkpoint, exit_codes
@@ -35,6 +35,11 @@ sys.exit(main(os.environ["WORDS"].split("|")))
 """
 
 
+def start(forks: Forks, given: list[str], ranks: int, **fault: str) -> Forked:
+    """Start a run one of whose ranks is FAULTY, as FAULTY says."""
+    return forks.start(["-c", FAULTY], ranks, **fault, WORDS="|".join(given))
+
+
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_poisoned(tmp_path_factory.mktemp("made") / "sound", poison=None, clips=64)
@@ -53,7 +58,7 @@ def test_a_gradient_that_is_not_finite_once_on_one_rank_drains_that_rank(
     run = tmp_path / "run"
     given = words(recipe, run, *SHORT, f"parallel.sharding={sharding}")
     fault = {"FAULTY": "1", "FROM": "5", "UNTIL": "5", "FACTOR": "nan"}
-    started = forks.start(["-c", FAULTY], ranks=2, WORDS="|".join(given), **fault)
+    started = start(forks, given, 2, **fault)
 
     assert started.codes() == [exit_codes.RESTART, exit_codes.BAD_NODE], started.text()
     (event,) = of_guard(run)
@@ -74,7 +79,7 @@ def test_a_policy_is_carried_out_on_all_ranks_when_one_is_not_finite(
     run = tmp_path / "run"
     given = words(recipe, run, *SHORT, f"guard.nonfinite={policy}", "guard.hardware=warn")
     fault = {"FAULTY": "1", "FROM": "5", "UNTIL": "5", "FACTOR": "nan"}
-    started = forks.start(["-c", FAULTY], ranks=2, WORDS="|".join(given), **fault)
+    started = start(forks, given, 2, **fault)
 
     code = exit_codes.HALT if policy == "stop" else exit_codes.DONE
     assert started.codes() == [code, code], started.text()
@@ -137,7 +142,7 @@ def test_a_device_that_multiplies_wrongly_all_the_time_is_told_apart_from_bad_da
     given = words(recipe, run, *more, "stages.0.checkpoint_every=100")
     per_step = 6 // ranks
     fault = {"FAULTY": faulty, "FROM": str(34 * per_step + 1), "UNTIL": "100000", "FACTOR": "40"}
-    started = forks.start(["-c", FAULTY], ranks=ranks, WORDS="|".join(given), **fault)
+    started = start(forks, given, ranks, **fault)
 
     wanted = [exit_codes.BAD_NODE if str(rank) == faulty else exit_codes.RESTART for rank in range(ranks)]
     assert started.codes() == wanted, started.text()
@@ -153,7 +158,7 @@ def test_alone_a_step_that_changes_when_computed_again_has_an_unclear_cause(
     run = tmp_path / "run"
     given = words(recipe, run, *SHORT, "guard.nonfinite=skip")
     fault = {"FAULTY": "0", "FROM": "9", "UNTIL": "9", "FACTOR": "inf"}
-    forks.start(["-c", FAULTY], WORDS="|".join(given), **fault).succeed()
+    start(forks, given, 1, **fault).succeed()
 
     (event,) = of_guard(run)
     assert (event["action"], event["step"], event["verdict"]["cause"]) == ("skip", 5, "unclear")

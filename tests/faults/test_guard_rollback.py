@@ -9,6 +9,7 @@ from tests.guard_runs import STEPS, make_poisoned, of_guard, same_training, word
 from tests.trainer.shards_for_tests import events, numbers
 from trainer import checkpoint, data, exit_codes, inspect, plan, planned
 from trainer.guard import kept
+from trainer.guard.memory import Rollback
 
 ROLLBACK = ("guard.spike=rollback", "guard.gradient=rollback")
 
@@ -74,6 +75,7 @@ KILLED = """
 import os, signal, sys
 from trainer import checkpoint, metrics, resume
 from trainer.guard import kept
+from trainer.guard.memory import Rollback
 from trainer.__main__ import main
 
 module, name = {"write": (kept, "write"), "settle": (kept, "settle"), "forget": (metrics, "forget_after")}[
@@ -150,7 +152,7 @@ def test_a_rollback_past_newer_checkpoints_leaves_none_of_what_it_gave_up(
     forks.start(words(recipe, run, "stages.0.steps=20", "stages.0.keep_last=9")).succeed()
     (run / "samples" / "step-00000010").mkdir(parents=True)
     (run / "samples" / "step-00000015").mkdir()
-    back = kept.Rollback(step=20, kind="divergence", to_step=10, stage=0, first=11, last=24)
+    back = Rollback(step=20, kind="divergence", to_step=10, stage=0, first=11, last=24)
     kept.write(run, (back,))
 
     assert kept.settle(run) == ["step-00000015", "step-00000020"]

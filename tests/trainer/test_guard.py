@@ -42,7 +42,8 @@ def after(steps: int, spec: GuardSpec = SPEC, **last: float) -> Memory:
 
 
 def test_a_thousand_quiet_steps_of_two_buckets_have_no_finding() -> None:
-    past, found = Memory(), []
+    past = Memory()
+    found: list[judge.Found] = []
     for step in range(1, 1001):
         now = figures(step)
         of_step = judge.find(past, now, SPEC)
@@ -92,7 +93,8 @@ def test_a_bucket_never_seen_is_judged_by_nothing() -> None:
 def test_a_rise_over_many_steps_is_a_slow_divergence_and_a_jump_that_stays_is_one_after_a_spike() -> None:
     shapes = {}
     for name in ("slow", "jump"):
-        past, found = after(200), []
+        past = after(200)
+        found: list[judge.Found] = []
         for step in range(201, 401):
             times = 1.02 ** (step - 200) if name == "slow" else 2.5
             now = figures(step, times=min(times, 2.5))
@@ -109,7 +111,8 @@ def test_a_rise_over_many_steps_is_a_slow_divergence_and_a_jump_that_stays_is_on
 
 
 def test_one_spike_that_recovers_is_no_divergence() -> None:
-    past, found = after(200), []
+    past = after(200)
+    found: list[judge.Found] = []
     for step in range(201, 401):
         now = figures(step, times=20.0 if 210 <= step < 213 else 1.0)
         of_step = judge.find(past, now, SPEC)

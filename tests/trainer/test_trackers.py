@@ -52,6 +52,26 @@ def test_numbers_are_named_by_their_place_and_words_are_left_out() -> None:
     assert trackers.scalars(line, "validation/")["validation/loss_by_bucket/144p"] == 2.0
 
 
+def test_a_diary_that_a_rollback_has_cut_is_followed_with_its_new_lines_alone(tmp_path: Path) -> None:
+    path = tmp_path / metrics.METRICS
+    for step in range(1, 7):
+        metrics.append(path, {"step": step, "time": float(step), "loss": 0.5})
+    turns: list[float] = []
+
+    def is_over(seconds: float) -> bool:
+        turns.append(seconds)
+        if len(turns) == 2:  # between two looks: back to step 3, and three steps from there, longer lines
+            metrics.forget_after(tmp_path, 3)
+            for step in range(4, 7):
+                metrics.append(path, {"step": step, "time": 10.0 + step, "loss": 0.25, "more": "x" * 99})
+        return len(turns) == 3
+
+    lines = [line for _, line in trackers.new_lines([path], is_over)]
+
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6, 4, 5, 6]
+    assert [line["loss"] for line in lines[6:]] == [0.25] * 3
+
+
 def test_tensorboard_shows_every_number_of_every_step_once_also_after_a_resume(
     shards: Path, tmp_path: Path
 ) -> None:
