@@ -1,5 +1,6 @@
 """A poisoned window: the run goes back, leaves it out, and is then one that was told so from the start."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from tests.forked_runs import Forks
 from tests.guard_runs import STEPS, make_poisoned, of_guard, same_training, words
 from tests.trainer.shards_for_tests import events, numbers
-from trainer import checkpoint, data, exit_codes, inspect, plan, planned
+from trainer import checkpoint, data, dry_run, exit_codes, inspect, plan, planned
 from trainer.guard import kept
 from trainer.guard.memory import Rollback
 
@@ -69,6 +70,12 @@ def _what_is_shown_of_a_step_is_what_was_trained_in_it(run: Path, poisoned: list
     later = inspect.clips_of_step(run, 36)[0]["clip_id"]
     assert [shown["step"] for shown in plan.showings(found, later, STEPS)] == [36]
 
+    (stage,) = dry_run.dry_run(found.recipe)["stages"]  # it says how the run would go on: without the window
+    assert stage["skip"] == [[36, 41]]
+    read = Counter(part["cell"] for part in plan.micro_batches(found, 1, STEPS))
+    assert {cell["name"]: cell["micro_batches"] for cell in stage["cells"]} == read
+    assert sum(bucket["micro_batches"] for bucket in stage["buckets"]) == 2 * STEPS
+
 
 # Killed in the middle of the rollback, behind a named act of it.
 KILLED = """
@@ -127,7 +134,7 @@ def test_a_run_killed_before_the_trouble_decides_as_one_that_never_stopped(
 
 
 def test_when_the_rollbacks_are_used_up_the_run_stops_and_saves_nothing(
-    recipe: Path, forks: Forks, tmp_path: Path
+    recipe: Path, told: dict[int, Path], forks: Forks, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     started = forks.start(words(recipe, run, *ROLLBACK, "guard.most_rollbacks=0"))
@@ -140,9 +147,10 @@ def test_when_the_rollbacks_are_used_up_the_run_stops_and_saves_nothing(
     assert "nothing was updated. Its clips: made-" in started.text()
     assert "Traceback" not in started.text()
 
-    # A person has looked: the same run goes on with another policy.
-    forks.start(words(recipe, run, *ROLLBACK)).succeed()
-    assert [each["action"] for each in of_guard(run)] == ["stop", "rollback"]
+    # A person has looked, and leaves the window out by hand.
+    forks.start(words(recipe, run, "stages.0.skip=[[36, 41]]")).succeed()
+    assert [each["action"] for each in of_guard(run)] == ["stop"]
+    same_training(run, told[1])
 
 
 def test_a_rollback_past_newer_checkpoints_leaves_none_of_what_it_gave_up(

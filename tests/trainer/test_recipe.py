@@ -124,6 +124,28 @@ def test_what_a_resumed_run_may_change(setting: str, is_allowed: bool) -> None:
     assert (recipes.refused_changes(changed, now, stage=0, stage_step=7, settings=()) == []) == is_allowed
 
 
+def test_windows_to_skip_are_taken_where_set_names_them_and_they_lie_ahead() -> None:
+    saved = recipes.as_json(with_settings("stages.0.skip=[[3, 4]]"))
+    asked = ["stages.0.skip=…"]
+
+    def refused(skip: str, settings: list[str]) -> list[str]:
+        now = with_settings(f"stages.0.skip={skip}")
+        changed = recipes.changes(saved, now)
+        return recipes.refused_changes(changed, now, 0, 7, settings, data_step=9)
+
+    assert refused("[[3, 4], [10, 12]]", asked) == []
+    assert refused("[[3, 4], [10, 12]]", []) == ["stages.0.skip"]
+    assert refused("[[3, 4], [9, 12]]", asked) == ["stages.0.skip"]
+    assert refused("[[10, 12]]", asked) == ["stages.0.skip"]
+    with pytest.raises(RecipeError, match=r"\[5, 4\] ends before it begins"):
+        with_settings("stages.0.skip=[[5, 4]]")
+    # A checkpoint from before there were windows is none that has others.
+    older = recipes.as_json(with_settings())
+    del older["stages"][0]["skip"]
+    now = with_settings()
+    assert recipes.refused_changes(recipes.changes(older, now), now, 0, 7, []) == []
+
+
 def test_a_rate_named_by_set_is_taken_for_this_stage_and_later_stages_are_free() -> None:
     setting = "stages.0.optim.lr=1e-5"
     saved, now = recipes.as_json(with_settings()), with_settings(setting)
