@@ -123,6 +123,16 @@ def test_one_spike_that_recovers_is_no_divergence() -> None:
     assert found[-1].first_step == 210  # the trouble of step 212 began there
 
 
+def test_a_spike_at_the_end_of_a_rise_is_one_of_a_divergence() -> None:
+    past = after(200)
+    for step in range(201, 251):
+        now = figures(step, times=1.015 ** (step - 200))
+        judge.remember(past, now, judge.find(past, now, SPEC), SPEC)
+
+    found = judge.find(past, figures(251, times=40.0), SPEC)
+    assert [(each.kind, each.shape) for each in found if each.kind == "spike"] == [("spike", "diverging")]
+
+
 def test_a_gradient_far_above_its_median_is_found() -> None:
     past = after(100)
 

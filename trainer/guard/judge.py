@@ -344,7 +344,7 @@ def remember(memory: Memory, figures: Figures, found: Sequence[Found], spec: Gua
         memory.loud.append((figures.step, round(loudest, DIGITS)))
     memory.loud[:] = [(step, z) for step, z in memory.loud if step > figures.step - LOUD_STEPS]
     for each in found:
-        if each.kind == "spike":
+        if each.kind == "spike" and each.shape == "instant":  # one of a divergence is no cause of it
             memory.spike_step = figures.step
         if each.kind == "divergence":
             for smooth in memory.smoothed.values():  # said; the next one counts from here

@@ -56,7 +56,7 @@ class Memory:
     """The past of one stage, as the judgement needs it.
 
     `cells`: "bucket|bin" → logarithms of its last losses. `scores`: bucket, or "" for all → the last steps'
-    scores (`judge.scores`). `loud`: [step, z] of steps that stood out. `spike_step`: the last spike.
+    scores (`judge.scores`). `loud`: [step, z] of steps that stood out. `spike_step`: the last instant spike.
     `weight`: step and norm when it was looked at last.
     """
 
