@@ -1,4 +1,4 @@
-"""A learning rate that becomes too high: the slow rise is found and named, the rate scaled or the run over."""
+"""A learning rate that becomes too high: the slow rise is named, the rate scaled or the run ended."""
 
 import json
 from pathlib import Path
