@@ -25,15 +25,15 @@ def test_a_rank_slower_than_the_others_is_named_with_what_it_is_slow_at(
     forks: Forks, shards: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    words = command_words(shards, run, *SPEC, "stages.0.steps=24", "watch.slow_rank_steps=8")
+    words = command_words(shards, run, *SPEC, "stages.0.steps=16", "watch.slow_rank_steps=8")
     with faulty(forks, words, "is_slow", rank=1, ranks=3) as started:
         started.succeed()
 
-    (slow,) = events(run, "slow_rank")  # told once, though three windows saw it
+    (slow,) = events(run, "slow_rank")  # told once, though two windows saw it
     assert (slow["rank"], slow["host"], slow["by"]) == (1, processes.host_name(), "compute")
     assert (slow["step"], slow["steps"], slow["policy"]) == (8, 8, "warn")
     assert slow["factor"] > 1.5
-    assert slow["compute_seconds"] > 0.2
+    assert slow["compute_seconds"] > 0.4
     lines = metrics.read(run / metrics.METRICS)
     slowest = [line["rank_seconds"]["slowest"] for line in lines]
     assert slowest.count(1) > len(lines) / 2  # not in every one: other work may hold up any rank once
