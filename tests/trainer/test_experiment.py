@@ -120,7 +120,7 @@ def test_killed_in_the_middle_and_run_again_it_gives_the_same_table(
     command = [sys.executable, "-m", "trainer", "experiment", *words]
     begun = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
     until = time.monotonic() + 120
-    while not (home / "step-00000001").is_dir():  # within the first segment of the second arm
+    while not (home / "LATEST").exists():  # within the first segment of the second arm
         assert time.monotonic() < until
         assert begun.poll() is None
         time.sleep(0.01)
