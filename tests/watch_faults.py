@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.forked_runs import Forked, Forks
 from tests.trainer.shards_for_tests import events
-from trainer import clock_watch, mesh, metrics, processes, step
+from trainer import clock_watch, mesh, metrics, processes, rerun, resume, step
 from trainer.__main__ import main
 from vidcurate import loader
 
@@ -83,6 +83,45 @@ def has_a_clock_that_is_set_back(at: int) -> None:
         return real - 17.0 * (looks > 3), monotonic
 
     clock_watch.read_clocks = clocks_set_back
+
+
+LONG_SECONDS = 5.0  # more than SPEC's stall_seconds
+
+
+def begins_slowly(at: int) -> None:
+    """The first forward pass of each training takes long, as when it compiles; a watcher is there by then."""
+    losses, trainings = step.clip_losses, set()
+
+    def first_is_slow(layout: Any, tools: Any, *arguments: Any) -> Any:
+        if tools.recipe.output not in trainings:
+            trainings.add(tools.recipe.output)
+            time.sleep(LONG_SECONDS)
+            print(f"watched by {len(processes.children(os.getpid()))} process", flush=True)
+        return losses(layout, tools, *arguments)
+
+    step.clip_losses = first_is_slow  # type: ignore[assignment]
+
+
+def goes_back_slowly(at: int) -> None:
+    """To load the checkpoint of a rollback takes long."""
+    load = resume.return_to
+
+    def slow_disk(*arguments: Any) -> Any:
+        time.sleep(LONG_SECONDS)
+        return load(*arguments)
+
+    resume.return_to = slow_disk  # type: ignore[assignment]
+
+
+def computes_again_slowly(at: int) -> None:
+    """A suspicious step takes long when it is computed again."""
+    compute = rerun.compute
+
+    def slow_compute(*arguments: Any) -> Any:
+        time.sleep(LONG_SECONDS)
+        return compute(*arguments)
+
+    rerun.compute = slow_compute  # type: ignore[assignment]
 
 
 def run(fault: str, rank: int, at: int, words: Sequence[str]) -> None:

@@ -19,6 +19,8 @@ from vidcurate.errors import VidcurateError
 LAST_WORDS_SECONDS = 3.0  # for the other ranks to end by themselves, when one has failed
 SETTLE_SECONDS = 10.0  # for them to leave when they are told to
 LATE_SECONDS = 10.0  # for the news of an end
+ENDED = (-signal.SIGTERM, -signal.SIGKILL)
+SAY_MORE = (exit_codes.HALT, exit_codes.BAD_NODE, exit_codes.WRONG_REQUEST)
 LEAVES = (-signal.SIGTERM, -signal.SIGUSR1)
 # Of the launcher's environment, what its ranks get; it travels inside the connection, not in a command line.
 PASSED_ON = (
@@ -41,9 +43,9 @@ PASSED_ON = (
 class Ended:
     """How an attempt ended. `codes` maps a rank to its exit code, negative for a signal.
 
-    `failure` is the line about what failed first, "" when nothing did; `rank` is the one that did, None for
-    a host or a stall; `last_lines` are that rank's last words on stderr. `lost` maps hosts whose connection
-    broke to ssh's last word.
+    `failure` is the line about what failed first, "" when nothing did, or about a rank that then ended with a
+    code that says more (78, 77, 2); `rank` is that rank, None for a host or a stall; `last_lines` are its
+    last words on stderr. `lost` maps hosts whose connection broke to ssh's last word.
     """
 
     ranks_of: dict[str, range]
@@ -55,6 +57,12 @@ class Ended:
     last_lines: list[str] = field(default_factory=list)
     lost: dict[str, str] = field(default_factory=dict)
     killed_by_signal: bool = False
+
+    @property
+    def code(self) -> int:
+        """The code to act on. A rank that was ended because another had failed has none of its own."""
+        own = [code for rank, code in self.codes.items() if rank == self.rank or code not in ENDED]
+        return exit_codes.foremost(own or [exit_codes.FAILED if self.failure else exit_codes.DONE])
 
     def host_of(self, rank: int) -> str:
         return next(host for host, ranks in self.ranks_of.items() if rank in ranks)
@@ -169,6 +177,9 @@ def attempt(
             if message is not None:
                 ended.rank, ended.last_lines = message["rank"], message["last"]
             say(f"error: {failure} All ranks are being stopped.")
+        elif failure and message is not None and _says_more(message["exit"], ended):
+            ended.failure, ended.rank, ended.last_lines = failure, message["rank"], message["last"]
+            say(f"error: {failure}")
     return ended
 
 
@@ -198,6 +209,12 @@ def _hear(
         is_first = message["rank"] == 0
         say(message["err"] if is_first else f"{host} rank {message['rank']}: {message['err']}")
     return "", False
+
+
+def _says_more(code: int, ended: Ended) -> bool:
+    """Return whether a rank's code counts before that of the failure that was told."""
+    told = exit_codes.FAILED if ended.rank is None else ended.codes[ended.rank]
+    return code in SAY_MORE and exit_codes.foremost([told, code]) != told
 
 
 def how(code: int) -> str:

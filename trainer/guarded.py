@@ -60,6 +60,7 @@ class Guarded:
         verdict: Verdict | None = None
         if decision is not None:
             if spec.rerun and any(each.kind in COMPUTED_AGAIN for each in (decision.found, *decision.others)):
+                self.tools.pulse.phase("rerun")  # it takes several times what the step took
                 verdict = rerun.again(state, self.tools, self.stage, computed, batches, self.read)
                 decision = self._with_hardware(decision, verdict, figures.step)
             self._act(decision, verdict, computed)

@@ -3,21 +3,41 @@
 The loop writes a few bytes of shared memory (`Pulse.phase`, under a microsecond, no disk and no device); they
 outlive the process that wrote them as long as its watcher looks. Every few seconds a thread copies them to
 RUN/heartbeats/rank-00000.json, for whoever has only the folder. Stdlib only.
+
+The reader is another process and may look in the middle of a write, or the writer be stopped there. So there
+are two places, written in turn, each with a number and a checksum: the newest whole one counts.
 """
 
 import json
 import mmap
 import struct
 import time
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vidcurate.errors import StateError
+
 HEARTBEATS = "heartbeats"
 PAGE_BYTES = mmap.PAGESIZE
-_FORM = struct.Struct("<qddd16s")
-PHASES = ("start", "data", "forward_backward", "update", "save", "sample", "validate", "end")
-SLOW = ("start", "save", "sample", "validate", "end")
+_FORM = struct.Struct("<qqddd16s")
+_SUM = struct.Struct("<I")
+_PLACE_BYTES = _FORM.size + _SUM.size
+_MOST_LOOKS = 1000
+PHASES = (
+    "start",
+    "data",
+    "forward_backward",
+    "update",
+    "rerun",
+    "rollback",
+    "save",
+    "sample",
+    "validate",
+    "end",
+)
+SLOW = ("start", "rerun", "rollback", "save", "sample", "validate", "end")
 """phases that may take longer than a step; each begins its time anew"""
 
 
@@ -46,7 +66,17 @@ class Seen:
 class Pulse:
     """The page, as the loop writes it. Without one (`SILENT`) everything here does nothing."""
 
-    __slots__ = ("_is_new", "_limit", "_page", "_phase", "_since", "_slow_limit", "_stall_limit", "_step")
+    __slots__ = (
+        "_is_new",
+        "_limit",
+        "_page",
+        "_phase",
+        "_since",
+        "_slow_limit",
+        "_stall_limit",
+        "_step",
+        "_writes",
+    )
 
     def __init__(
         self, page: mmap.mmap | None = None, *, stall_seconds: float = 0.0, slow_seconds: float = 0.0
@@ -55,6 +85,7 @@ class Pulse:
         self._stall_limit, self._slow_limit = stall_seconds, slow_seconds
         self._step, self._phase, self._is_new = 0, "start", True
         self._since, self._limit = time.monotonic(), slow_seconds
+        self._writes = 0
         self.phase("start")
 
     def phase(self, name: str) -> None:
@@ -81,18 +112,31 @@ class Pulse:
 
     def _write(self, now: float) -> None:
         assert self._page is not None
+        self._writes += 1
         name = self._phase.encode()
-        _FORM.pack_into(self._page, 0, self._step, self._since, now, self._limit, name)
+        whole = _FORM.pack(self._writes, self._step, self._since, now, self._limit, name)
+        at = self._writes % 2 * _PLACE_BYTES
+        self._page[at : at + _PLACE_BYTES] = whole + _SUM.pack(zlib.crc32(whole))
 
 
 SILENT = Pulse()
 
 
 def see(page: mmap.mmap) -> Seen:
-    """Return what a rank's page says."""
-    step, since, phase_since, limit, name = _FORM.unpack_from(page, 0)
-    phase = name.rstrip(b"\0").decode(errors="replace")
-    return Seen(step=step, phase=phase, since=since, phase_since=phase_since, limit_seconds=limit)
+    """Return what a rank's page says. Raises StateError for one that nothing was written to."""
+    for _ in range(_MOST_LOOKS):  # the second is for two writes during one look
+        seen = page[: 2 * _PLACE_BYTES]
+        places = (seen[:_PLACE_BYTES], seen[_PLACE_BYTES:])
+        found = [
+            _FORM.unpack(place[: _FORM.size])
+            for place in places
+            if _SUM.pack(zlib.crc32(place[: _FORM.size])) == place[_FORM.size :]
+        ]
+        if found:
+            _, step, since, phase_since, limit, name = max(found)
+            phase = name.rstrip(b"\0").decode(errors="replace")
+            return Seen(step=step, phase=phase, since=since, phase_since=phase_since, limit_seconds=limit)
+    raise StateError("a heartbeat's page holds nothing whole; a Pulse has to write it before it is read.")
 
 
 # ── the run's folder ────────────────────────────────────────────────────────────────────────────────────────

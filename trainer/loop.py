@@ -304,7 +304,7 @@ def _stage(stage: StageData, state: TrainState, act: _Act) -> tuple[dict[str, An
             _validate_if_due(state, tools, act.rounds, act.last_step)
             if told.stop and state.step < act.last_step:
                 telling.record_save(act.saver.wait(), tools)
-                name = next(filter(None, mesh.gather(act.stop.name, world)), "a signal")
+                name = stop_signals.foremost(mesh.gather(act.stop.name, world))
                 if world.is_first:
                     metrics.record_event(run, "stop", state.step, signal=name)
                 return line, name

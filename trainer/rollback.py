@@ -48,6 +48,7 @@ def go_back(
 
     All ranks go together. Raises Halted where no checkpoint is old enough, StorageError, CheckpointError.
     """
+    tools.pulse.phase("rollback")
     telling.record_save(saver.wait(), tools)
     run, world, spec = tools.recipe.output, tools.world, tools.recipe.guard
     found = back.decision.found

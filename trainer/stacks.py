@@ -323,7 +323,7 @@ def unmoved(first: Sequence[Stack], second: Sequence[Stack]) -> list[Stack]:
     return [stack for stack in second if stack.frames and before.get((stack.host, stack.pid)) == stack.frames]
 
 
-PHASES = ("start", "data", "forward_backward", "update", "save", "sample", "validate")
+PHASES = ("start", "data", "forward_backward", "update", "rerun", "rollback", "save", "sample", "validate")
 
 
 def odd_one(groups: Sequence[Sequence[Stack]]) -> Odd | None:

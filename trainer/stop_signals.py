@@ -1,20 +1,28 @@
-"""The signals that ask a training to stop: they set a name, and the step in progress ends first."""
+"""What asks a training to stop, a signal or what was seen of the run: the step in progress ends first."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+NAMES = tuple(number.name for number in STOP_SIGNALS)
 
 
 class Stop:
-    """The name of the first stop signal that came, "" before."""
+    """The name of the first stop signal that came, else of what was seen of the run; "" before."""
 
     def __init__(self) -> None:
         self.name = ""
 
     def __call__(self, number: int, frame: object) -> None:
-        self.name = self.name or signal.Signals(number).name
+        if self.name not in NAMES:
+            self.name = signal.Signals(number).name
+
+
+def foremost(names: Sequence[str]) -> str:
+    """Return of the ranks' names, "" among them, the one that ends the run: a signal's before any other."""
+    asked = [name for name in names if name]
+    return next((name for name in asked if name in NAMES), asked[0] if asked else "a signal")
 
 
 @contextmanager

@@ -86,18 +86,16 @@ def supervise(
 
 def final_code(ended: Ended, asked: Sequence[signal.Signals], *, is_once: bool = False) -> int | None:
     """Return what the launch ends with after this attempt, or None where it is to begin again."""
-    codes = set(ended.codes.values())
+    code = ended.code
     if ended.killed_by_signal:
         return 128 + asked[0]
     if not ended.failure:
-        return exit_codes.REQUEUE if exit_codes.REQUEUE in codes else exit_codes.DONE
-    for code in (exit_codes.HALT, exit_codes.WRONG_REQUEST):
-        if code in codes:
-            return code
+        return code
+    if code in (exit_codes.HALT, exit_codes.WRONG_REQUEST):
+        return code
     if not asked and not is_once:
         return None
-    code = ended.codes.get(ended.rank, exit_codes.FAILED) if ended.rank is not None else exit_codes.FAILED
-    return code if code > 0 else exit_codes.FAILED
+    return code if code > 0 and code != exit_codes.REQUEUE else exit_codes.FAILED
 
 
 def _attempt(

@@ -286,7 +286,10 @@ def _who_is_gone(run: Path, record: Process, body: _Body, error: RuntimeError) -
 
 
 def exit_code(spec: WatchSpec, stopped_by: str | None) -> int:
-    """Return how a run ends: done (None), or saved and stopped by a signal or by what was seen of it."""
+    """Return how a run ends: done (None), or saved and stopped by a signal or by what was seen of it.
+
+    A signal asks for a turn later (75), a policy `restart` for one at once (76), `stop` for a person (78).
+    """
     if stopped_by is None:
         return exit_codes.DONE
     policies = {
@@ -294,4 +297,5 @@ def exit_code(spec: WatchSpec, stopped_by: str | None) -> int:
         "throughput_drop": spec.on_throughput_drop,
         "clock_step": spec.on_clock_step,
     }
-    return exit_codes.HALT if policies.get(stopped_by) == "stop" else exit_codes.REQUEUE
+    ends = {"restart": exit_codes.RESTART, "stop": exit_codes.HALT}
+    return ends.get(policies.get(stopped_by, ""), exit_codes.REQUEUE)

@@ -15,16 +15,16 @@ Positive = Annotated[float, Field(gt=0)]
 class WatchSpec(Recipe):
     """What is watched while a run goes on, and what is done about it.
 
-    Policies: `warn` records the event and goes on. For what does not hang, `restart` ends the step, saves and
-    leaves with exit code 75, `stop` with 78. A run that hangs cannot save: `restart` leaves with 76, `stop`
-    with 78, after the stacks were kept.
+    Policies: `warn` records the event and goes on. `restart` leaves with exit code 76, which `launch` begins
+    again from, `stop` with 78. Before that, what does not hang ends its step and saves; a run that hangs
+    cannot, and keeps the stacks.
     """
 
     stall_seconds: Positive | None = 600.0
     """a step that takes longer hangs; null watches for no hanging and lost ranks"""
     slow_phase_seconds: Positive = 3600.0
     """the same for what may take longer than a step: the start, a stage's first step, a save, a round of
-    samples or of validation"""
+    samples or of validation, a step that the guard computes again, a rollback"""
     on_stall: Policy = "restart"
     """when a step hangs; a rank that is gone is always a reason to begin again"""
     slow_rank_factor: Annotated[float, Field(gt=1)] = 1.5

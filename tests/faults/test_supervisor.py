@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.ranks_that_end import diary, launch
-from trainer import supervisor
+from trainer import attempt, supervisor
 
 
 def test_a_rank_that_hung_is_restarted_and_the_line_says_from_where_to_where(
@@ -46,6 +46,37 @@ def test_some_exit_codes_are_never_tried_again(tmp_path: Path, codes: tuple[int,
     assert not diary(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("first", "then", "code", "rank"),
+    [(76, 78, 78, None), (76, 77, 77, 1), (1, 76, 0, 0), (2, 77, 77, 1), (77, 78, 78, None), (76, 75, 0, 0)],
+)
+def test_of_ranks_that_end_at_about_the_same_time_the_code_that_says_most_counts(
+    tmp_path: Path, first: int, then: int, code: int, rank: int | None
+) -> None:
+    """`rank` is the one the diary names; None where the launch just ends."""
+    ends: dict[str, dict[str, Any]] = {"0": {"exit": first}, "1": {"exit": then, "after": 0.5}}
+
+    assert launch(tmp_path, [ends, {}]) == code
+
+    lines = diary(tmp_path)
+    assert [line["event"] for line in lines] == {0: ["restart"], 77: ["excluded", "gave_up"], 78: []}[code]
+    if rank is not None:
+        assert lines[-1]["codes"] == {"0": first, "1": then}
+        assert (lines[-1]["rank"], lines[-1]["last_lines"]) == (
+            rank,
+            [f"attempt 0 rank {rank} says something last"],
+        )
+
+
+@pytest.mark.parametrize(("first", "then", "code"), [(76, 1, 1), (76, 77, 77), (76, 75, 76), (-9, 76, 1)])
+def test_ranks_that_only_check_end_with_the_code_that_says_most(
+    tmp_path: Path, first: int, then: int, code: int
+) -> None:
+    ends: dict[str, dict[str, Any]] = {"0": {"exit": first}, "1": {"exit": then, "after": 0.5}}
+
+    assert launch(tmp_path, [ends], restarts=None) == code
+
+
 def test_a_launch_gives_up_after_restarts_without_progress_and_progress_begins_the_count_anew(
     tmp_path: Path,
 ) -> None:
@@ -60,7 +91,10 @@ def test_a_launch_gives_up_after_restarts_without_progress_and_progress_begins_t
     assert end["reason"] == "1 restarts brought no progress beyond step 5."
 
 
-def test_ranks_whose_heartbeats_stand_still_are_ended_firmly_and_restarted(tmp_path: Path) -> None:
+def test_ranks_whose_heartbeats_stand_still_are_ended_firmly_and_restarted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt, "SETTLE_SECONDS", 2.0)
     stuck = {"0": {"beats": "polite"}, "1": {"beats": "deaf"}}
 
     assert launch(tmp_path, [stuck, {}], stall_seconds=1.5) == 0

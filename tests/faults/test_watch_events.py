@@ -42,7 +42,7 @@ def test_a_rank_slower_than_the_others_is_named_with_what_it_is_slow_at(
     assert "step 8: slow_rank: rank 1" in started.text()
 
 
-@pytest.mark.parametrize(("policy", "code"), [("restart", exit_codes.REQUEUE), ("stop", exit_codes.HALT)])
+@pytest.mark.parametrize(("policy", "code"), [("restart", exit_codes.RESTART), ("stop", exit_codes.HALT)])
 def test_a_slow_rank_can_end_the_run_with_all_of_it_saved(
     forks: Forks, shards: Path, tmp_path: Path, policy: str, code: int
 ) -> None:
@@ -62,7 +62,7 @@ def test_a_clock_that_steps_back_is_told_with_its_host_and_what_to_do(
     run = tmp_path / "run"
     words = command_words(shards, run, *SPEC, "stages.0.steps=4000", "watch.on_clock_step=restart")
     with faulty(forks, words, "has_a_clock_that_is_set_back", rank=0, ranks=2) as started:
-        assert started.codes() == [exit_codes.REQUEUE] * 2, started.text()
+        assert started.codes() == [exit_codes.RESTART] * 2, started.text()
     (step,) = events(run, "clock_step")
     assert step["seconds"] == pytest.approx(-17.0, abs=0.1)
     assert step["host"] == processes.host_name()

@@ -20,6 +20,7 @@ from trainer.heartbeat import Pulse
 from trainer.mesh import ALONE
 from trainer.pace import OwnSeconds, SlowRanks, Throughput
 from trainer.watch_spec import WatchSpec
+from vidcurate.errors import StateError
 
 # ── heartbeats ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -50,6 +51,47 @@ def test_a_step_has_one_limit_and_a_slow_phase_another(page: mmap.mmap) -> None:
     pulse.step(2)
     assert heartbeat.see(page).limit_seconds == 10
     assert not heartbeat.see(page).is_late
+
+
+def test_a_look_in_the_middle_of_a_write_sees_a_whole_page(page: mmap.mmap) -> None:
+    """A page that was half written looked like a stall at step 0, in the middle of a training."""
+    pulse = Pulse(page, stall_seconds=10, slow_seconds=100)
+    pulse.step(1)
+    child = os.fork()
+    if child == 0:
+        step = 1
+        while True:
+            step += 1
+            pulse.step(step)
+            pulse.phase("update")
+    torn, until, before = [], time.monotonic() + 1.0, 0
+    while time.monotonic() < until:
+        seen = heartbeat.see(page)
+        if seen.is_late or seen.step < before or seen.phase not in ("data", "update"):
+            torn.append(seen)
+        before = seen.step
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert torn == []
+    assert before > 1000
+
+
+def test_of_a_writer_that_was_stopped_in_a_write_the_one_before_is_seen(page: mmap.mmap) -> None:
+    pulse = Pulse(page, stall_seconds=10, slow_seconds=100)
+    pulse.step(6)
+    whole = page[:]
+    pulse.step(7)
+    changed = [at for at in range(len(whole)) if page[at] != whole[at]]
+    page[changed[-1]] = whole[changed[-1]]  # its last byte did not come
+    assert heartbeat.see(page).step == 6
+    pulse.step(8)
+    pulse.step(9)
+    assert heartbeat.see(page).step == 9
+
+
+def test_a_page_that_nothing_was_written_to_is_refused(page: mmap.mmap) -> None:
+    with pytest.raises(StateError, match="nothing whole"):
+        heartbeat.see(page)
 
 
 def test_a_run_that_ends_in_order_leaves_no_record_and_no_heartbeat(tmp_path: Path) -> None:
@@ -188,12 +230,24 @@ def test_a_rate_is_compared_with_that_of_the_same_buckets_only() -> None:
         (None, exit_codes.DONE),
         ("SIGTERM", exit_codes.REQUEUE),
         ("slow_rank", exit_codes.HALT),
-        ("clock_step", exit_codes.REQUEUE),
+        ("clock_step", exit_codes.RESTART),
     ],
 )
 def test_the_policy_decides_the_exit_code(stopped_by: str | None, code: int) -> None:
     spec = WatchSpec(on_slow_rank="stop", on_clock_step="restart")
     assert watch.exit_code(spec, stopped_by) == code
+
+
+def test_a_signal_counts_before_what_a_policy_asks_for() -> None:
+    """The launch was asked to end: its ranks must leave with 75, not with 76."""
+    with stop_signals.listening() as stop:
+        stop.name = "slow_rank"
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.name == "SIGTERM"
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert stop.name == "SIGTERM"
+    assert stop_signals.foremost(["", "slow_rank", "SIGUSR1"]) == "SIGUSR1"
+    assert stop_signals.foremost(["", "slow_rank"]) == "slow_rank"
 
 
 # ── meeting over the run's folder ───────────────────────────────────────────────────────────────────────────
