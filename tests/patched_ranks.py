@@ -77,6 +77,23 @@ mesh.sum_gradients = hang
 """
 
 
+SLOW = """
+import os, time
+from trainer import step
+
+losses = step.clip_losses
+
+
+def slow(*arguments):
+    if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        time.sleep(0.5)
+    return losses(*arguments)
+
+
+step.clip_losses = slow
+"""
+
+
 def patched(folder: Path, program: str, **more: str) -> dict[str, str]:
     """Return what an environment needs so that ranks run `program` first; names in PYTHON… travel."""
     folder.mkdir()

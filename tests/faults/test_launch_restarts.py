@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.forked_runs import Forked, Forks
-from tests.patched_ranks import HANG, SLOW_SAVE, patched
+from tests.patched_ranks import HANG, SLOW, SLOW_SAVE, patched
 from tests.trainer.shards_for_tests import command_words, events, make_shards, numbers
 from trainer import checkpoint
 
@@ -87,6 +87,23 @@ def test_ranks_that_hang_end_themselves_and_are_restarted(
     assert restart["step_after"] == 7
     assert [line["step"] for line in events(run, "resume")] == [5]
     assert len(events(run, "stall")) == 1
+
+
+def test_a_slow_rank_whose_policy_is_restart_has_the_run_saved_and_restarted(
+    shards: Path, forks: Forks, whole: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    slow = ("watch.on_slow_rank=restart", "watch.slow_rank_steps=6", "watch.slow_rank_factor=5")
+    words = ["launch", *command_words(shards, run, *SHORT, *slow), "--nproc-per-node", "2"]
+    launched = forks.start([*words, "--backoff-seconds", "0.1"], 1, **patched(tmp_path / "patch", SLOW))
+
+    assert launched.codes() == [0], launched.text()
+
+    (stop,), (restart,) = events(run, "stop"), events(run, "restart")
+    assert stop["signal"] == "slow_rank"
+    assert set(restart["codes"].values()) == {76}
+    assert [line["step"] for line in events(run, "resume")] == [stop["step"]]  # nothing was lost
+    assert numbers(run) == numbers(whole)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.soak)])
