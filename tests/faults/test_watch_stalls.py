@@ -70,7 +70,7 @@ def test_with_the_policy_warn_a_stall_is_told_once_and_nothing_ends(
     with faulty(forks, words, "hangs_in_the_loader", rank=0, ranks=1) as started:
         stall = stall_of(run)
 
-        time.sleep(5.0)
+        time.sleep(2.0)
 
         assert stall["policy"] == "warn"
         assert len(events(run, "stall")) == 1
