@@ -233,11 +233,14 @@ def strays(path: Path) -> list[str]:
 def latest(run: Path) -> Path | None:
     """Return the checkpoint that LATEST names; None for a run that has none.
 
-    Raises CheckpointError when LATEST points at nothing, or is gone while checkpoints are there.
+    A single checkpoint is the newest without LATEST, too: a kill may have come between the first save and
+    its name. Raises CheckpointError when LATEST points at nothing, or is gone while there are several.
     """
     pointer = run / LATEST
     there = checkpoints(run)
     if not pointer.exists():
+        if len(there) == 1:
+            return there[0]
         if there:
             raise CheckpointError(
                 f"{pointer}: is missing while {there[-1].name} is there. "

@@ -10,10 +10,11 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from trainer import environment_names, masks
 from trainer.encode import TextSpec, VideoSpec, text_encoder, video_encoder
@@ -337,7 +338,13 @@ FREE = re.compile(
 
 
 def changes(saved: dict[str, Any], now: Recipe) -> dict[str, tuple[Any, Any]]:
-    """Return {dotted key: (value in a saved recipe, value now)} of all settings that differ."""
+    """Return {dotted key: (value in a saved recipe, value now)} of all settings that differ.
+
+    A setting that the saved recipe is too old to know had its default. What it has and no recipe of now can
+    have, differs.
+    """
+    with suppress(ValidationError):  # where it holds what is no setting any more, it is compared as it is
+        saved = as_json(type(now).model_validate_json(json.dumps(saved)))
     before, after = flat(saved), flat(as_json(now))
     keys = [*before, *(key for key in after if key not in before)]
     return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}

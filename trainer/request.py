@@ -12,8 +12,15 @@ The same command given again goes on where the run stopped. On several GPUs and 
   srun --ntasks-per-node 8 python -m trainer RECIPE
   python -m trainer launch RECIPE --hostfile nodes.txt
 
+Beside the training, each with a --help of its own:
+  python -m trainer launch       start the ranks and keep them going
+  python -m trainer serve        sample every checkpoint, draw the gallery
+  python -m trainer report       a run as one page
+  python -m trainer cluster      status, health, clocks, dump, stop on all nodes
+  python -m trainer experiment   several runs that answer one question
+
 exit codes: 0 done, 1 the work failed, 2 the request was wrong, 75 saved after SIGTERM or SIGUSR1,
-77 a node failed its preflight
+76 begin again (hung, or a rank was lost), 77 a node is bad, 78 the guard has stopped the run
 """
 
 

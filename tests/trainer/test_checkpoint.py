@@ -196,6 +196,13 @@ def test_a_run_without_checkpoints_has_no_latest(tmp_path: Path) -> None:
     assert checkpoint.latest(tmp_path / "nothing there") is None
 
 
+def test_a_kill_between_the_first_save_and_its_name_loses_nothing(run: Path) -> None:
+    (run / "LATEST").unlink()
+
+    assert checkpoint.latest(run) == run / "step-00000100"
+    assert checkpoint.find(run) == run / "step-00000100"
+
+
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -230,7 +237,13 @@ DAMAGES = {
         lambda c: (c.parent / "LATEST").write_text("../elsewhere"),
         "not a complete checkpoint",
     ),
-    "latest gone": (lambda c: (c.parent / "LATEST").unlink(), "LATEST: is missing while step-00000100"),
+    "latest gone": (
+        lambda c: (
+            (c.parent / "LATEST").unlink(),
+            shutil.copytree(c, c.with_name("step-00000200")),
+        ),
+        "LATEST: is missing while step-00000200",
+    ),
 }
 
 

@@ -124,6 +124,17 @@ def test_what_a_resumed_run_may_change(setting: str, is_allowed: bool) -> None:
     assert (recipes.refused_changes(changed, now, stage=0, stage_step=7, settings=()) == []) == is_allowed
 
 
+def test_a_setting_that_a_checkpoint_is_too_old_to_know_had_its_default() -> None:
+    older = recipes.as_json(with_settings())
+    del older["ema_decay"]  # 0.99 by default, and in the tests' recipe 0.9
+    del older["stages"][0]["data"]["flip"]
+
+    assert recipes.changes(older, with_settings("ema_decay=0.99")) == {}
+    assert recipes.changes(older, with_settings("ema_decay=0.5")) == {"ema_decay": (0.99, 0.5)}
+    # What the recipe of now cannot hold differs, and so does all that is missing beside it.
+    assert "no_setting" in recipes.changes(older | {"no_setting": 1}, with_settings("ema_decay=0.99"))
+
+
 def test_windows_to_skip_are_taken_where_set_names_them_and_they_lie_ahead() -> None:
     saved = recipes.as_json(with_settings("stages.0.skip=[[3, 4]]"))
     asked = ["stages.0.skip=…"]

@@ -7,6 +7,7 @@ done again at any time: a start does it first, so a kill in the middle of a roll
 import json
 import re
 import shutil
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,8 @@ def settle(run: Path) -> list[str]:
         for folder in (run / SAMPLES).glob("step-*"):
             match = _SAMPLED.match(folder.name)
             if match and int(match[1]) > to_step:
-                shutil.rmtree(folder)
+                with suppress(FileNotFoundError):  # a server beside the training may be replacing it
+                    shutil.rmtree(folder)
         if checkpoint.step_of(newest) > to_step:
             checkpoint.point(run, checkpoint.folder_name(to_step))
         checkpoint.delete(gone)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.preflight.check import Check, below
+from trainer.preflight.check import Check, Verdict, below
 from trainer.preflight_spec import PreflightSpec
 from trainer.stdit import STDiT3Config
 
@@ -158,14 +158,18 @@ def copy(device: torch.device, effort: Effort, spec: PreflightSpec) -> list[Chec
 
 
 def memory(device: torch.device, forecast_bytes: int | None, spec: PreflightSpec) -> list[Check]:
-    """Check that the device's memory is free, and is enough for what the recipe is forecast to need."""
+    """Check that the device's memory is free, and is enough for what the recipe is forecast to need.
+
+    A GPU that is shared on purpose is only told, where what is left is enough for the forecast.
+    """
     if device.type != "cuda":
         return _host_memory(forecast_bytes)
     free, total = torch.cuda.mem_get_info(device)
     share = free / total
+    shared: Verdict = "warn" if forecast_bytes is not None and forecast_bytes <= free else "bad"
     found = Check(
         name="free memory",
-        verdict="bad" if share < spec.min_free_memory else "ok",
+        verdict=shared if share < spec.min_free_memory else "ok",
         value=f"{free / GIGA:.1f} of {total / GIGA:.1f} GB",
         limit=f"at least {100 * spec.min_free_memory:g} % free",
         advice="" if share >= spec.min_free_memory else "another process holds the rest: see nvidia-smi",
