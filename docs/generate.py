@@ -14,6 +14,7 @@ from typing import Any
 import typer.main
 from pydantic import BaseModel
 
+import trainer.loop  # noqa: F401 - with all errors that a training can end with
 from trainer.experiment.spec import ExperimentSpec
 from trainer.recipe import TrainRecipe
 from vidcurate import errors, recipe, schema

@@ -201,13 +201,16 @@ def train(
             watch.watching(recipe.watch, run, world, stop) as watched,
             _determinism(world),
         ):
+            checked = None
             if check_nodes and recipe.preflight.at_start:
-                preflight.at_start(recipe, laid, world)
+                checked = preflight.at_start(recipe, laid, world)
             saver = Saver(run, world)
             shown = recipe.trackers if world.is_first else TrackersSpec()
             try:
                 with Mirrors(shown, run, recipes.as_json(recipe)) as mirrors:
                     ready = begin(recipe, origin, settings, laid, world, watched.pulse)
+                    if checked and world.is_first:
+                        preflight.keep(checked, run, {})
                     return _act(ready, rounds, stop, saver, mirrors, watched.steps)
             finally:
                 saver.close()

@@ -55,7 +55,7 @@ def test_numbers_are_named_by_their_place_and_words_are_left_out() -> None:
 def test_a_diary_that_a_rollback_has_cut_is_followed_with_its_new_lines_alone(tmp_path: Path) -> None:
     path = tmp_path / metrics.METRICS
     for step in range(1, 7):
-        metrics.append(path, {"step": step, "time": float(step), "loss": 0.5})
+        metrics.append(path, {"step": step, "time": float(step), "seconds": 1.0, "loss": 0.5})
     turns: list[float] = []
 
     def is_over(seconds: float) -> bool:
@@ -63,7 +63,8 @@ def test_a_diary_that_a_rollback_has_cut_is_followed_with_its_new_lines_alone(tm
         if len(turns) == 2:  # between two looks: back to step 3, and three steps from there, longer lines
             metrics.forget_after(tmp_path, 3)
             for step in range(4, 7):
-                metrics.append(path, {"step": step, "time": 10.0 + step, "loss": 0.25, "more": "x" * 99})
+                line = {"step": step, "time": 10.0 + step, "seconds": 1.0, "loss": 0.25, "more": "x" * 99}
+                metrics.append(path, line)
         return len(turns) == 3
 
     lines = [line for _, line in trackers.new_lines([path], is_over)]

@@ -26,7 +26,7 @@ def _newest_step(run: Path) -> int:
     return checkpoint.step_of(there[-1]) if there else 0
 
 
-def _keep(found: Preflight, run: Path, more: dict[str, Any]) -> None:
+def keep(found: Preflight, run: Path, more: dict[str, Any]) -> None:
     """Write RUN/preflight.json and the event; a disk that refuses is in the verdict already."""
     try:
         checkpoint.write_text(run / FILE, json.dumps({**found.as_json(), **more}, indent=1) + "\n")
@@ -58,19 +58,23 @@ def _end(found: Preflight, has_hung: bool = False) -> None:
         raise BadNodeError(found.error)
 
 
-def at_start(recipe: TrainRecipe, laid: tuple[StageData, ...], world: World) -> None:
-    """Check in the short form before a training begins; a run that has made its last step is let be.
+def at_start(recipe: TrainRecipe, laid: tuple[StageData, ...], world: World) -> Preflight | None:
+    """Check in the short form before a training begins, and return what was found; all ranks call it.
 
-    All ranks call it. Raises BadNodeError, the same on all.
+    None for a run that has made its last step: it is let be. What is found is for `keep` once the run is
+    known to go on, as a start that is refused leaves the run's folder as it was; a bad node is kept here.
+    Raises BadNodeError, the same on all.
     """
     last_step = laid[-1].first_step + laid[-1].num_steps
     if mesh.first_does(lambda: _newest_step(recipe.output) == last_step, world):
-        return
+        return None
     found = act.fly(recipe, world, laid, full=False)
     if world.is_first:
         _tell(found)
-        _keep(found, recipe.output, {})
+        if found.error or found.has_hung:
+            keep(found, recipe.output, {})
     _end(found)
+    return found
 
 
 # ── alone ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -143,7 +147,7 @@ def alone(recipe: TrainRecipe, origin: Origin, settings: Sequence[str]) -> dict[
                 more["data"] = dry_run.dry_run(recipe, origin, settings)
                 print(dry_run.in_words(more["data"]), file=sys.stderr, flush=True)
             _tell(found)
-            _keep(found, recipe.output, more)
+            keep(found, recipe.output, more)
         _end(found, bool(bounded.hung))
         return {**found.as_json(), **more} if world.is_first else None
     finally:

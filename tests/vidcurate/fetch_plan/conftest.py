@@ -54,14 +54,14 @@ def server(parts: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, 
     """Serve the parts; gives the address and the handler, whose `asked` lists the requests."""
     monkeypatch.setattr(ranges.time, "sleep", lambda _: None)
 
-    class Handler(Handler):
+    class Asked(Handler):
         asked: list[str] = []  # noqa: RUF012
 
     with http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), functools.partial(Handler, directory=str(parts))
+        ("127.0.0.1", 0), functools.partial(Asked, directory=str(parts))
     ) as httpd:
         thread = threading.Thread(target=httpd.serve_forever, args=(0.01,))
         thread.start()
-        yield f"http://127.0.0.1:{httpd.server_port}", Handler
+        yield f"http://127.0.0.1:{httpd.server_port}", Asked
         httpd.shutdown()
         thread.join()
