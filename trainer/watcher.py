@@ -182,7 +182,8 @@ class Watcher:
             )
         if policy == "warn":
             return False
-        return self.end(f"{now.kind} at step {now.step}; see {now.folder}", policy)
+        what = f"rank {now.rank} on {now.host} is lost" if now.kind == "lost" else now.kind
+        return self.end(f"{what} at step {now.step}; see {now.folder}", policy)
 
     def end(self, why: str, policy: str = "restart") -> bool:
         """End the rank: it is told the exit code, and killed where it does not listen."""
