@@ -140,12 +140,17 @@ def test_decode_workers_are_seen_below_their_rank(
         while not all(map(processes.catches_usr2, pool.process_ids())) and time.monotonic() < until:
             time.sleep(0.05)
 
-        _, *workers = stacks.dump(os.getpid(), 10.0, record)
+        def waits(worker: stacks.Stack) -> bool:
+            return any(frame.file.endswith("vidcurate/decode_process.py") for frame in worker.frames)
+
+        workers: list[stacks.Stack] = []
+        while not (workers and all(map(waits, workers))) and time.monotonic() < until:  # they import first
+            _, *workers = stacks.dump(os.getpid(), 10.0, record)
 
         assert [worker.pid for worker in workers] == sorted(pool.process_ids())
         for worker in workers:
             assert (worker.how, worker.rank, worker.is_worker) == (how, 5, True), worker.note
-            assert any(frame.file.endswith("vidcurate/decode_process.py") for frame in worker.frames)
+            assert waits(worker)
 
 
 def test_a_process_that_does_not_listen_for_the_signal_is_not_killed_by_it(
