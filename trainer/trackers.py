@@ -1,4 +1,4 @@
-"""TensorBoard and Weights & Biases as mirrors of metrics.jsonl, which is the truth.
+"""TensorBoard and Weights & Biases as mirrors of the run's diaries, which are the truth.
 
 Each mirror is a process of its own that follows the run's files. So nothing it does can stop, slow or change
 the training: one that fails is one event and is gone, one that hangs is killed at the end. What it missed is
@@ -6,6 +6,7 @@ in the files, and the next start of the run mirrors it.
 """
 
 import argparse
+import itertools
 import json
 import os
 import secrets
@@ -14,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,8 +29,17 @@ from vidcurate.recipe import Recipe
 POLL_SECONDS = 1.0
 CLOSE_SECONDS = 60.0  # for a mirror to send the rest, when the run ends
 DIARIES = {metrics.METRICS: "", metrics.VALIDATION: "validation/"}
-"""What is mirrored, and what stands before its names."""
+"""Whose numbers are mirrored, and what stands before their names. Events are mirrored besides."""
 HIDDEN = ("step", "time", "loss_by_clip")
+ALERTS = (
+    "guard",
+    "stall",
+    "slow_rank",
+    "clock_step",
+    "xid",
+    "ecc",
+    "gave_up",
+)  # W&B tells its people of them
 INIT = ("project", "entity", "name", "group", "tags", "mode", "config")  # settings that W&B is given
 
 
@@ -186,8 +197,10 @@ IsOver = Callable[[float], bool]
 def new_lines(paths: Sequence[Path], is_over: IsOver) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield (diary, line) of each line of these diaries, old and new, until `is_over` and all is read.
 
-    A diary that was replaced, as a rollback does, is gone on with: of it come the lines that are newer.
+    A diary that was replaced, as a rollback does, is gone on with: of it come the lines that are newer, of
+    the events, which lose none and may share a time, those behind the ones that were yielded.
     """
+    counts = dict.fromkeys(paths, 0)
     places = dict.fromkeys(paths, 0)
     files: dict[Path, int] = {}
     times = dict.fromkeys(paths, -1.0)  # of the last line that was yielded
@@ -197,17 +210,19 @@ def new_lines(paths: Sequence[Path], is_over: IsOver) -> Iterator[tuple[Path, di
             if not path.exists():
                 continue
             with path.open("rb") as file:
-                number = os.fstat(file.fileno()).st_ino
-                is_replaced = files.setdefault(path, number) != number
+                inode = os.fstat(file.fileno()).st_ino
+                is_replaced = files.setdefault(path, inode) != inode
                 if is_replaced:
-                    files[path], places[path] = number, 0
+                    files[path], places[path] = inode, 0
                 file.seek(places[path])
                 data = file.read()
             whole = data[: data.rfind(b"\n") + 1]
             places[path] += len(whole)
-            for line in map(json.loads, whole.splitlines()):
-                if is_replaced and line["time"] <= times[path]:
+            for number, line in enumerate(map(json.loads, whole.splitlines())):
+                is_counted = path.name == metrics.EVENTS
+                if is_replaced and (number < counts[path] if is_counted else line["time"] <= times[path]):
                     continue
+                counts[path] += 1
                 times[path] = line.get("time", times[path])
                 yield path, line
         if is_last:
@@ -215,23 +230,57 @@ def new_lines(paths: Sequence[Path], is_over: IsOver) -> Iterator[tuple[Path, di
 
 
 def follow(run: Path, is_over: IsOver) -> Iterator[tuple[str, dict[str, Any], dict[str, float]]]:
-    """Yield (diary, line, its numbers by name) of each line, old and new, until `is_over` and all is read."""
-    for path, line in new_lines([run / name for name in DIARIES], is_over):
+    """Yield (diary, line, its numbers by name) of each line, old and new, until `is_over` and all is read.
+
+    Of an event the numbers are `events/NAME`: how many of its kind there were.
+    """
+    kinds: Counter[str] = Counter()
+    for path, line in new_lines([run / name for name in (*DIARIES, metrics.EVENTS)], is_over):
+        if path.name == metrics.EVENTS:
+            kinds[line["event"]] += 1
+            yield path.name, line, {f"events/{line['event']}": float(kinds[line["event"]])}
+            continue
         shown = {key: value for key, value in line.items() if key not in HIDDEN}
         yield path.name, line, scalars(shown, DIARIES[path.name])
 
 
+def facts_of(event: dict[str, Any]) -> str:
+    """Return an event's facts as JSON, its name, step and time left out."""
+    facts = {key: value for key, value in event.items() if key not in ("event", "step", "time")}
+    return json.dumps(facts, ensure_ascii=False, indent=1)
+
+
 def _tensorboard(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
-    """Write RUN/tensorboard anew from the first step on; where the run rolls back, the steps behind go."""
+    """Write RUN/tensorboard anew from the first step on; where the run rolls back, the steps behind go.
+
+    Events stay: they are texts in a folder of their own. TensorBoard shows of one name only what rises in its
+    steps (data server 0.7), so an event that does not is shown as `events/NAME/2` and so on.
+    """
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_TENSOR, Summary, SummaryMetadata
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
     folder = run / "tensorboard"
     shutil.rmtree(folder, ignore_errors=True)
     writer = EventFileWriter(str(folder), flush_secs=10)
+    texts = EventFileWriter(str(folder / "events"), flush_secs=10)
+    plugin = SummaryMetadata.PluginData(plugin_name="text")
+    is_text = SummaryMetadata(plugin_data=plugin, data_class=DATA_CLASS_TENSOR)
     last: dict[str, int] = {}
     for diary, line, numbers in follow(run, is_over):
+        if diary == metrics.EVENTS:
+            (first,) = numbers
+            tags = (first if number == 1 else f"{first}/{number}" for number in itertools.count(1))
+            tag = next(name for name in tags if line["step"] > last.get(name, -1))
+            last[tag] = line["step"]
+            data = f"```json\n{facts_of(line)}\n```".encode()
+            text = TensorProto(dtype="DT_STRING", string_val=[data], tensor_shape=TensorShapeProto())
+            value = Summary.Value(tag=tag, metadata=is_text, tensor=text)
+            wall_time = line.get("time", 0.0)
+            texts.add_event(Event(step=line["step"], wall_time=wall_time, summary=Summary(value=[value])))
+            continue
         if line["step"] <= last.get(diary, -1):
             begun = SessionLog(status=SessionLog.START)  # the reader drops what it has of this step and later
             writer.add_event(Event(step=line["step"], wall_time=line["time"], session_log=begun))
@@ -239,12 +288,14 @@ def _tensorboard(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
         values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
         writer.add_event(Event(step=line["step"], wall_time=line["time"], summary=Summary(value=values)))
     writer.close()
+    texts.close()
 
 
 def _wandb(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
     """Log to one W&B run over all starts: twice only the steps of a rollback, not those a killed run repeats.
 
-    The steps are a metric of their own: W&B's step counter drops what does not rise.
+    The steps are a metric of their own: W&B's step counter drops what does not rise. Events share steps and
+    are never taken back: of them the number that was sent is kept.
     """
     import wandb
 
@@ -264,7 +315,18 @@ def _wandb(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
     )
     there.define_metric("*", step_metric="step")
     last: dict[str, int] = {}
+    num_events = 0
     for diary, line, numbers in follow(run, is_over):
+        if diary == metrics.EVENTS:
+            num_events += 1
+            if num_events > known.get("events", 0):
+                there.log({"step": line["step"], **numbers})
+                if line["event"] in ALERTS:
+                    title = f"{line['event']} at step {line['step']}"
+                    there.alert(title, facts_of(line), level="WARN")
+                known["events"] = num_events
+                _keep(kept, known)
+            continue
         if line["step"] <= last.get(diary, -1):
             known["steps"][diary] = line["step"] - 1
         last[diary] = line["step"]
@@ -272,10 +334,14 @@ def _wandb(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
             continue
         there.log({"step": line["step"], **numbers})
         known["steps"][diary] = line["step"]
-        partial = kept.with_suffix(".partial")
-        partial.write_text(json.dumps(known))
-        partial.replace(kept)
+        _keep(kept, known)
     there.finish()
+
+
+def _keep(path: Path, known: dict[str, Any]) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(known))
+    partial.replace(path)
 
 
 Mirror = Callable[[Path, dict[str, Any], IsOver], None]

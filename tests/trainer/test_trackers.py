@@ -1,9 +1,13 @@
-"""Trackers mirror metrics.jsonl, and nothing they do can touch the training."""
+"""Trackers mirror the diaries, and nothing they do can touch the training."""
 
+import importlib
+import json
 import struct
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,9 +98,98 @@ def test_tensorboard_shows_every_number_of_every_step_once_also_after_a_resume(
     assert not events(run, "tracker_failed")
 
 
-def test_wandb_keeps_the_run_offline_and_one_identity_over_two_starts(shards: Path, tmp_path: Path) -> None:
-    from wandb.proto import wandb_internal_pb2
+def tell(run: Path) -> None:
+    """Add what a guard and its like tell of: two at one step, then one behind a rollback, and a stranger."""
+    for reason in ("first", "second"):
+        metrics.record_event(run, "guard", 2, action="skip", reason=reason, figures={"z": 9.5})
+    metrics.record_event(run, "guard", 1, action="rollback", reason="third")
+    metrics.record_event(run, "comet", 2, words="```\n<b>unheard of</b>")
+    metrics.record_event(run, "gave_up", 2, exit_code=1)
 
+
+def facts(line: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in line.items() if key not in ("event", "step", "time")}
+
+
+def test_tensorboard_shows_every_event_once_with_its_facts_also_behind_a_rollback_and_a_resume(
+    shards: Path, tmp_path: Path
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run, on = tmp_path / "run", "trackers.tensorboard=true"
+    train(smoke(shards, run, *SHORT, on, "stages.0.steps=2"))
+    tell(run)
+    train(smoke(shards, run, *SHORT, on))
+
+    shown = EventAccumulator(str(run / "tensorboard" / "events"), size_guidance={"tensors": 0})
+    shown.Reload()
+    found: list[tuple[str, int, float, str]] = []
+    for tag in shown.Tags()["tensors"]:
+        assert shown.SummaryMetadata(tag).plugin_data.plugin_name == "text"
+        steps = [entry.step for entry in shown.Tensors(tag)]
+        assert steps == sorted(set(steps)), "TensorBoard's data server drops what does not rise"
+        for entry in shown.Tensors(tag):
+            (text,) = entry.tensor_proto.string_val
+            head, body, end = text.decode().partition("\n")[0], text.decode()[8:-4], text.decode()[-4:]
+            assert (head, end) == ("```json", "\n```")
+            found.append((tag.split("/")[1], entry.step, entry.wall_time, json.dumps(json.loads(body))))
+    told = metrics.read(run / metrics.EVENTS)
+    assert sorted(found) == sorted(
+        (line["event"], line["step"], line["time"], json.dumps(facts(line))) for line in told
+    )
+    assert {"start", "guard", "comet", "gave_up", "resume", "done"} <= {line["event"] for line in told}
+
+
+def test_wandb_counts_every_event_once_and_alerts_of_the_grave_ones_over_two_starts(
+    shards: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    train(smoke(shards, run, *SHORT, WANDB, "stages.0.steps=2"))
+    tell(run)
+    train(smoke(shards, run, *SHORT, WANDB))
+
+    counted: list[tuple[str, int, int]] = []
+    alerts: list[tuple[str, dict[str, Any]]] = []
+    for record in wandb_run(run):
+        values = {"/".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
+        for name in values:
+            if name.startswith("events/"):
+                counted.append((name[7:], int(values["step"]), int(float(values[name]))))
+        if record.HasField("alert"):
+            alerts.append((record.alert.title, json.loads(record.alert.text)))
+    told = metrics.read(run / metrics.EVENTS)
+    kinds: Counter[str] = Counter()
+    expected = []
+    for line in told:
+        kinds[line["event"]] += 1
+        expected.append((line["event"], line["step"], kinds[line["event"]]))
+    assert counted == expected
+    grave = [line for line in told if line["event"] in ("guard", "gave_up")]
+    assert alerts == [(f"{line['event']} at step {line['step']}", facts(line)) for line in grave]
+
+
+def test_a_diary_of_events_that_was_replaced_loses_none_and_repeats_none(tmp_path: Path) -> None:
+    path = tmp_path / metrics.EVENTS
+    same = {"step": 2, "time": 5.0}
+    metrics.append(path, {"event": "guard", **same})
+    turns: list[float] = []
+
+    def is_over(seconds: float) -> bool:
+        turns.append(seconds)
+        if len(turns) == 2:  # a power cut left half a line, which a resume takes out
+            with path.open("ab") as file:
+                file.write(b'{"event": "gu')
+            metrics.forget_after(tmp_path, 1)
+            metrics.append(path, {"event": "stall", **same})
+            metrics.append(path, {"event": "xid", "step": 2})
+        return len(turns) == 3
+
+    lines = [line["event"] for _, line in trackers.new_lines([path], is_over)]
+
+    assert lines == ["guard", "stall", "xid"]
+
+
+def test_wandb_keeps_the_run_offline_and_one_identity_over_two_starts(shards: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(smoke(shards, run, *SHORT, WANDB, "stages.0.steps=2"))
     train(smoke(shards, run, *SHORT, WANDB))
@@ -104,18 +197,25 @@ def test_wandb_keeps_the_run_offline_and_one_identity_over_two_starts(shards: Pa
     assert not events(run, "tracker_failed"), (run / "logs" / "tracker-wandb.log").read_text()
     losses: dict[int, list[float]] = {}
     ids = set()
-    for path in sorted((run / "wandb").glob("offline-run-*/run-*.wandb")):
-        for data in wandb_records(path):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(data)
-            if record.HasField("run"):
-                ids.add(record.run.run_id)
-                assert record.run.project == "vidcurate-tests"
-            values = {"/".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
-            if "loss" in values:
-                losses.setdefault(int(values["step"]), []).append(float(values["loss"]))
+    for record in wandb_run(run):
+        if record.HasField("run"):
+            ids.add(record.run.run_id)
+            assert record.run.project == "vidcurate-tests"
+        values = {"/".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
+        if "loss" in values:
+            losses.setdefault(int(values["step"]), []).append(float(values["loss"]))
     assert losses == {line["step"]: [line["loss"]] for line in numbers(run)}
     assert len(ids) == 1
+
+
+def wandb_run(run: Path) -> Iterator[Any]:
+    """Yield the records that W&B has kept of a run, start by start."""
+    records: Any = importlib.import_module("wandb.proto.wandb_internal_pb2")
+    for path in sorted((run / "wandb").glob("offline-run-*/run-*.wandb")):
+        for data in wandb_records(path):
+            record = records.Record()
+            record.ParseFromString(data)
+            yield record
 
 
 def wandb_records(path: Path) -> Iterator[bytes]:
