@@ -60,6 +60,7 @@ def test_a_browser_shows_every_section_of_a_run_and_asks_for_nothing(
         assert f'<section id="{section}">' in seen.dom
     for title in ("Loss by bucket", "Loss by level", "Validation loss", "Gradient norm", "Data wait"):
         assert f"<h3>{title}" in seen.dom
+    assert '<svg class="times"' in seen.dom
     assert "comet" in seen.dom
     assert "&lt;b&gt;comet&lt;/b&gt;" in seen.dom
     assert seen.complaints == []

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -132,6 +133,34 @@ def test_the_page_of_a_run_shows_its_parts_and_links_its_samples(
     assert videos
     assert all((run / video).is_file() for video in videos)
     assert page.count('href="#event-0-') >= 3
+
+
+def test_the_strip_over_time_has_attempts_with_their_gaps_and_each_event_at_its_time(tmp_path: Path) -> None:
+    told = [
+        event("start", 0, 100, process_began=100.0),
+        event("guard", 2, 120, action="skip", reason="a <spike>"),
+        event("restart", 3, 140),
+        event("resume", 3, 160, process_began=150.0),
+        event("done", 5, 200),
+        event("gave_up", 5, 999),
+    ]
+    for one in told:
+        metrics.append(tmp_path / metrics.EVENTS, one)
+    for number in (1, 2, 3):
+        metrics.append(tmp_path / metrics.METRICS, {**line(number, 110.0 + 5 * number), "stage": "one"})
+
+    assert report.main([str(tmp_path)]) == 0
+
+    page = (tmp_path / "report.html").read_text()
+    strip = page.split('<svg class="times"')[1].split("</svg>")[0]
+    bars = re.findall(r'class="attempt" x="([\d.]+)%" y="24" width="([\d.]+)%"', strip)
+    assert [tuple(map(float, bar)) for bar in bars] == [(0, 25), (50, 50)]  # idle from 125 s to 150 s
+    flags = dict(re.findall(r'href="#(event-0-\d)".*?<circle [^>]*cx="([\d.]+)%"', strip))
+    assert {name: float(x) for name, x in flags.items()} == {
+        f"event-0-{number}": x for number, x in enumerate((0, 20, 40, 60, 100, 100))
+    }
+    assert "20.0 s: guard at step 2 (action: skip; reason: a &lt;spike&gt;)" in strip
+    assert all(f'<tr id="{name}">' in page for name in flags)
 
 
 EVENTS = (

@@ -10,36 +10,11 @@ from typing import Any
 from trainer import curves, samples
 from trainer.curves import Curve, Mark
 from trainer.metrics import seconds_in_words
-from trainer.report.goodput import PARTS, Ledger
+from trainer.report import flags, life
+from trainer.report.goodput import PARTS
 from trainer.report.read import RunData
 from trainer.report.style import STYLE
 
-INKS = {
-    "idle": "part-idle", "other": "part-other", "productive": "ink-2", "start-up": "ink-4", "data wait": "ink-1",
-    "checkpoint": "ink-3", "sampling": "ink-5", "validation": "ink-0", "lost": "ink-6",
-}  # fmt: skip
-# The ink of an event's flag; one that is not here is shown all the same.
-EVENT_INKS = {
-    "guard": 6,
-    "stall": 6,
-    "xid": 6,
-    "ecc": 6,
-    "slow_rank": 1,
-    "throughput_drop": 1,
-    "clock_step": 1,
-}
-EVENT_INKS |= {
-    "clip_substituted": 1,
-    "data_changed": 3,
-    "resume": 0,
-    "start": 0,
-    "restart": 0,
-    "stop": 4,
-    "save": 7,
-}
-QUIET = ("save", "stage", "done", "sample", "start")  # not flagged where more than MOST_FLAGS would stand
-MOST_FLAGS = 60
-MOST_EVENTS = 400
 SCALARS = {
     "loss": ("Loss", ""),
     "grad_norm": ("Gradient norm", "before clipping"),
@@ -78,37 +53,6 @@ def _panel(title: str, note: str, figure: str, names: Sequence[tuple[str, int]] 
     return f'<div class="panel"><h3>{html.escape(title)}{soft}</h3>{figure}{shown}</div>'
 
 
-def _words(event: dict[str, Any]) -> str:
-    facts = [f"{key}: {_fact(value)}" for key, value in event.items() if key not in ("event", "step", "time")]
-    return f"{event['event']} at step {event['step']}" + (f" ({'; '.join(facts)})" if facts else "")
-
-
-def _fact(value: Any) -> str:
-    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return text if len(text) <= 300 else f"{text[:300]} …"
-
-
-def _flagged(run: RunData) -> list[tuple[int, dict[str, Any]]]:
-    """Return the events that get a flag in the curves, with their numbers: all, or the ones that matter."""
-    every = list(enumerate(run.events))
-    loud = [pair for pair in every if pair[1]["event"] not in QUIET]
-    chosen = every if len(every) <= MOST_FLAGS else loud
-    return chosen[:MOST_FLAGS]
-
-
-def _marks(runs: Sequence[RunData]) -> list[Mark]:
-    return [
-        Mark(
-            x=float(event["step"]),
-            words=(f"{run.name}: " if len(runs) > 1 else "") + _words(event),
-            ink=EVENT_INKS.get(event["event"], 7),
-            target=f"event-{number}-{count}" if count < MOST_EVENTS else "",
-        )
-        for number, run in enumerate(runs)
-        for count, event in _flagged(run)
-    ]
-
-
 def _losses(runs: Sequence[RunData], names: Sequence[str], marks: Sequence[Mark]) -> str:
     validation = [
         Curve(
@@ -128,7 +72,7 @@ def _keys(names: Sequence[str]) -> list[tuple[str, int]]:
 
 
 def _curves(runs: Sequence[RunData], names: Sequence[str]) -> str:
-    marks = _marks(runs)
+    marks = flags.marks(runs)
     panels = []
     for key, (title, note) in SCALARS.items():
         drawn = [
@@ -165,34 +109,9 @@ def _natural(name: str) -> tuple[int, str]:
     return (int(head), name) if head.isdigit() else (0, name)
 
 
-def _bar(found: Ledger) -> str:
-    """Return the run's life as a bar of 600 columns, each in the ink of the part that most of it was."""
-    columns, wall = 600, max(found.wall_seconds * 1e6, 1.0)
-    first = found.intervals[0][0] if found.intervals else 0
-    cells: list[dict[str, float]] = [{} for _ in range(columns)]
-    for begin, end, part in found.intervals:
-        low, high = (begin - first) / wall * columns, (end - first) / wall * columns
-        for cell in range(int(low), min(int(high), columns - 1) + 1):
-            share = min(high, cell + 1) - max(low, cell)
-            cells[cell][part] = cells[cell].get(part, 0.0) + max(share, 0.0)
-    tops = [max(cell, key=lambda part: cell[part]) if cell else "other" for cell in cells]
-    parts, start = [], 0
-    for number in range(1, columns + 1):
-        if number == columns or tops[number] != tops[start]:
-            parts.append(
-                f'<rect class="{INKS[tops[start]]}" x="{start}" y="0" width="{number - start}" height="26">'
-                f"<title>{tops[start]}</title></rect>"
-            )
-            start = number
-    label = html.escape(
-        f"The run's {seconds_in_words(found.wall_seconds)} from left to right, by what it did"
-    )
-    return f'<svg class="life" viewBox="0 0 600 26" preserveAspectRatio="none" role="img" aria-label="{label}">{"".join(parts)}</svg>'
-
-
 def _goodput(runs: Sequence[RunData], names: Sequence[str]) -> str:
     shown = []
-    for run, name in zip(runs, names, strict=True):
+    for number, (run, name) in enumerate(zip(runs, names, strict=True)):
         title = f"<h3>{html.escape(name)}</h3>" if len(runs) > 1 else ""
         found = run.ledger
         if found is None:
@@ -201,18 +120,18 @@ def _goodput(runs: Sequence[RunData], names: Sequence[str]) -> str:
             )
             continue
         rows = "".join(
-            f'<tr><th scope="row"><i class="key {INKS[part]}"></i>{part}</th>'
+            f'<tr><th scope="row"><i class="key {life.INKS[part]}"></i>{part}</th>'
             f'<td class="n">{seconds:,.1f} s</td><td class="n">{100 * seconds / max(found.wall_seconds, 1e-9):.1f} %</td>'
             f'<td class="soft">{PARTS[part]}</td></tr>'
             for part, seconds in sorted(found.seconds.items(), key=lambda pair: -pair[1])
         )
         attempts = "".join(
-            f'<tr><th scope="row">{number + 1}</th><td>{html.escape(one.kind)}</td><td class="n">{one.step:,}</td>'
+            f'<tr><th scope="row">{count}</th><td>{html.escape(one.kind)}</td><td class="n">{one.step:,}</td>'
             f'<td class="n">{one.began - found.began:,.1f} s</td><td class="n">{one.ended - one.began:,.1f} s</td></tr>'
-            for number, one in enumerate(found.attempts)
+            for count, one in enumerate(found.attempts, start=1)
         )
         shown.append(
-            f'{title}{_bar(found)}<div class="scroll"><table><thead><tr><th>part</th><th class="n">time</th>'
+            f'{title}{life.bar(found)}{life.strip(number, run, found)}<div class="scroll"><table><thead><tr><th>part</th><th class="n">time</th>'
             f'<th class="n">share</th><th>what</th></tr></thead><tbody>{rows}<tr><th scope="row">all</th>'
             f'<td class="n">{found.wall_seconds:,.1f} s</td><td class="n">100 %</td><td></td></tr></tbody></table></div>'
             f"<details><summary>{len(found.attempts)} attempt{'s' * (len(found.attempts) != 1)}</summary>"
@@ -227,10 +146,10 @@ def _events(runs: Sequence[RunData], names: Sequence[str]) -> str:
     for number, (run, name) in enumerate(zip(runs, names, strict=True)):
         began = run.ledger.began if run.ledger else None
         rows = []
-        for count, event in enumerate(run.events[:MOST_EVENTS]):
+        for count, event in enumerate(run.events[: flags.MOST_EVENTS]):
             after = f"{event['time'] - began:,.1f} s" if began is not None and "time" in event else ""
             facts = "".join(
-                f"<dt>{html.escape(key)}</dt><dd>{html.escape(_fact(value))}</dd>"
+                f"<dt>{html.escape(key)}</dt><dd>{html.escape(flags.fact(value))}</dd>"
                 for key, value in event.items()
                 if key not in ("event", "step", "time")
             )
@@ -239,12 +158,12 @@ def _events(runs: Sequence[RunData], names: Sequence[str]) -> str:
                 if facts
                 else ""
             )
-            ink = EVENT_INKS.get(event["event"], 7)
+            ink = flags.ink(event)
             rows.append(
-                f'<tr id="event-{number}-{count}"><td class="n">{after}</td><td class="n">{event["step"]:,}</td>'
+                f'<tr id="{flags.target(number, count)}"><td class="n">{after}</td><td class="n">{event["step"]:,}</td>'
                 f'<th scope="row"><i class="key ink-{ink}"></i>{html.escape(str(event["event"]))}</th><td>{told}</td></tr>'
             )
-        more = len(run.events) - MOST_EVENTS
+        more = len(run.events) - flags.MOST_EVENTS
         title = f"<h3>{html.escape(name)}</h3>" if len(runs) > 1 else ""
         parts.append(
             f'{title}<div class="scroll"><table><thead><tr><th class="n">after</th><th class="n">step</th><th>event</th>'

@@ -18,7 +18,8 @@ nav { margin: 1.5rem 0 0; display: flex; flex-wrap: wrap; gap: .3rem 1.1rem; fon
 .tile dd small { font-size: .8rem; font-weight: 400; color: var(--soft); }
 .panels { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(26rem, 100%), 1fr)); gap: .9rem; margin-top: 1rem; }
 .panel { padding: .9rem 1rem .7rem; min-width: 0; }
-svg { display: block; width: 100%; height: auto; } svg.life { height: 26px; border-radius: 6px; margin: .6rem 0 1rem; }
+svg { display: block; width: 100%; height: auto; } svg.life { height: 26px; border-radius: 6px; margin: .6rem 0 .4rem; }
+svg.times { height: 54px; margin: 0 0 .8rem; overflow: visible; } svg.times .attempt { fill: var(--soft); opacity: .55; }
 svg.life rect { stroke: none; } .part-idle { fill: var(--line); background: var(--line); } .part-other { fill: var(--soft); background: var(--soft); }
 .legend { display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; font-size: .85rem; color: var(--soft); margin: .3rem 0 0; max-width: none; }
 .key { display: inline-block; width: .75em; height: .75em; border-radius: 2px; margin-right: .4em; }

@@ -1,0 +1,76 @@
+"""The events as flags: which get one, in which ink, with which words, leading to which row of the page."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from trainer.curves import Mark
+from trainer.report.read import RunData
+
+# The ink of an event's flag; one that is not here is shown all the same.
+EVENT_INKS = {
+    "guard": 6,
+    "stall": 6,
+    "xid": 6,
+    "ecc": 6,
+    "gave_up": 6,
+    "excluded": 6,
+    "slow_rank": 1,
+    "throughput_drop": 1,
+    "clock_step": 1,
+}
+EVENT_INKS |= {
+    "clip_substituted": 1,
+    "data_changed": 3,
+    "resume": 0,
+    "start": 0,
+    "restart": 0,
+    "stop": 4,
+    "save": 7,
+}
+QUIET = ("save", "stage", "done", "sample", "start")  # not flagged where more than MOST_FLAGS would stand
+MOST_FLAGS = 60
+MOST_EVENTS = 400
+
+
+def ink(event: dict[str, Any]) -> int:
+    """Return the ink of an event's flag."""
+    return EVENT_INKS.get(event["event"], 7)
+
+
+def words_of(event: dict[str, Any]) -> str:
+    """Return an event with its step and facts in one line, not escaped."""
+    facts = [f"{key}: {fact(value)}" for key, value in event.items() if key not in ("event", "step", "time")]
+    return f"{event['event']} at step {event['step']}" + (f" ({'; '.join(facts)})" if facts else "")
+
+
+def fact(value: Any) -> str:
+    """Return a fact's value as at most 300 letters."""
+    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if len(text) <= 300 else f"{text[:300]} …"
+
+
+def flagged(run: RunData) -> list[tuple[int, dict[str, Any]]]:
+    """Return the events that get a flag, with their numbers: all, or the ones that matter."""
+    every = list(enumerate(run.events))
+    loud = [pair for pair in every if pair[1]["event"] not in QUIET]
+    chosen = every if len(every) <= MOST_FLAGS else loud
+    return chosen[:MOST_FLAGS]
+
+
+def target(number: int, count: int) -> str:
+    """Return the id of the row of event `count` of run `number`; "" where the table ends before it."""
+    return f"event-{number}-{count}" if count < MOST_EVENTS else ""
+
+
+def marks(runs: Sequence[RunData]) -> list[Mark]:
+    """Return the flags of all runs on the axis of steps."""
+    return [
+        Mark(
+            x=float(event["step"]),
+            words=(f"{run.name}: " if len(runs) > 1 else "") + words_of(event),
+            ink=ink(event),
+            target=target(number, count),
+        )
+        for number, run in enumerate(runs)
+        for count, event in flagged(run)
+    ]
