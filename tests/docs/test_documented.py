@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from docs import generate
 from vidcurate import errors, schema
 from vidcurate.cli import app
+from vidcurate.cli.terminal import SECTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -33,6 +34,16 @@ def test_every_command_is_documented_and_its_help_has_an_example() -> None:
     for name, command in group.commands.items():  # type: ignore[attr-defined]
         assert f"## vidcurate {name}\n" in page
         assert "Example: vidcurate " in (command.help or ""), name
+
+
+def test_the_help_lists_every_command_in_the_order_of_the_road_and_cuts_no_sentence() -> None:
+    told = squeezed(run("vidcurate --help", ROOT))
+    group = typer.main.get_command(app)
+    commands = group.commands  # type: ignore[attr-defined]
+
+    assert sorted(name for names in SECTIONS.values() for name in names) == sorted(commands)
+    for command in commands.values():
+        assert squeezed((command.help or "").split("\n\n")[0]) in told
 
 
 def test_every_column_is_documented() -> None:

@@ -66,7 +66,7 @@ def split_scenes(
     inputs: Annotated[
         list[Path], typer.Argument(help="A run folder, a folder of videos, or videos.", metavar="INPUT...")
     ],
-    out: Annotated[Path, typer.Option("--out", help="The table: .parquet, .csv or .jsonl.")],
+    out: Annotated[Path, typer.Option("--out", help="The table: .parquet, .csv or .jsonl.", metavar="FILE")],
     videos: Videos = None,
     workers: Workers = None,
     recipe: RecipeFile = None,
@@ -97,7 +97,7 @@ def split_scenes(
 @app.command("extract-clips")
 def extract_clips(
     source: Annotated[Path, typer.Argument(help="A table of scenes, or a run folder.", metavar="TABLE")],
-    out: Annotated[Path, typer.Option("--out", help="The folder of clips.")],
+    out: Annotated[Path, typer.Option("--out", help="The folder of clips.", metavar="FOLDER")],
     videos: Videos = None,
     workers: Workers = None,
     recipe: RecipeFile = None,

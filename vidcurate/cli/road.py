@@ -38,8 +38,8 @@ from vidcurate.progress import telling
 @app.command("demo-data")
 def demo_data(
     out: Annotated[Path, typer.Argument(help="The folder to make.", metavar="OUT")],
-    clips: Annotated[int, typer.Option(min=10, help="How many clips.")] = 320,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 0,
+    clips: Annotated[int, typer.Option(min=10, help="How many clips.", metavar="N")] = 320,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.", metavar="N")] = 0,
     as_json: Json = False,
 ) -> None:
     """Make a small captioned data set whose captions are true and some of whose files are broken.
@@ -58,12 +58,12 @@ def ingest(
     metadata: Annotated[
         str, typer.Argument(help="CSV, Parquet, JSONL (also by URL), a folder or shards.", metavar="METADATA")
     ],
-    out: Annotated[Path, typer.Option("--out", help="The run folder.")],
+    out: Annotated[Path, typer.Option("--out", help="The run folder.", metavar="RUN")],
     videos: Annotated[
-        Path | None, typer.Option(help="The folder of videos; without it, metadata only.")
+        Path | None, typer.Option(help="The folder of videos; without it, metadata only.", metavar="FOLDER")
     ] = None,
     schema: Annotated[
-        str, typer.Option(help="The metadata's form; `auto` says what it recognised.")
+        str, typer.Option(help="The metadata's form; `auto` says what it recognised.", metavar="NAME")
     ] = "auto",
     settings: Settings = None,
     as_json: Json = False,
@@ -86,11 +86,17 @@ def probe(
     run: Run,
     videos: VideosOrUrl = None,
     level: Annotated[
-        str | None, typer.Option(help="header, index, keyframes or full. Default: index.", show_default=False)
+        str | None,
+        typer.Option(
+            help="header, index, keyframes or full. Default: index.", show_default=False, metavar="LEVEL"
+        ),
     ] = None,
     known: Annotated[
         Path | None,
-        typer.Option(help="What is known of files, also from other runs. Default: RUN/known-files.parquet."),
+        typer.Option(
+            help="What is known of files, also from other runs. Default: RUN/known-files.parquet.",
+            metavar="FILE",
+        ),
     ] = None,
     workers: Workers = None,
     engine: Engine = "local",
@@ -157,7 +163,7 @@ def filter_(run: Run, recipe: RecipeFile = None, settings: Settings = None, as_j
 @app.command("split-by-difficulty")
 def split_by_difficulty(
     run: Run,
-    levels: Annotated[int | None, typer.Option(min=1, help="How many levels.")] = None,
+    levels: Annotated[int | None, typer.Option(min=1, help="How many levels.", metavar="N")] = None,
     recipe: RecipeFile = None,
     settings: Settings = None,
     as_json: Json = False,
@@ -178,12 +184,17 @@ def split_by_difficulty(
 def build_shards(
     run: Run,
     out: Annotated[
-        Path | None, typer.Option("--out", help="The folder of shards. Default: RUN/shards.")
+        Path | None,
+        typer.Option("--out", help="The folder of shards. Default: RUN/shards.", metavar="FOLDER"),
     ] = None,
     videos: Videos = None,
     also: Annotated[
         str | None,
-        typer.Option("--also", help="Index files for other readers, with commas: energon, dali, wids."),
+        typer.Option(
+            "--also",
+            help="Index files for other readers, with commas: energon, dali, wids.",
+            metavar="READERS",
+        ),
     ] = None,
     workers: Workers = None,
     recipe: RecipeFile = None,
@@ -222,12 +233,14 @@ def curate(
     part: PartOf = None,
     merge: Merge = False,
     until: Annotated[
-        str | None, typer.Option(help="Stop behind this stage, for example score-frames.")
+        str | None, typer.Option(help="Stop behind this stage, for example score-frames.", metavar="STAGE")
     ] = None,
     settings: Settings = None,
     as_json: Json = False,
 ) -> None:
-    """Run the whole road of a recipe: ingest, probe, score, filter, split, build-shards, report.
+    """Run every stage of a recipe, from ingest to build-shards, and write the report.
+
+    What is done and up to date is left as it is, so the same command goes on where it stopped.
 
     With --part it goes to the first stage of clips that is not finished and does that share of it.
 
@@ -241,6 +254,7 @@ def curate(
     def told(stage: str, summary: dict[str, Any]) -> None:
         if not as_json:
             answer(summary, title=stage, as_json=False)
+            print()
 
     summaries = run_all(
         read,

@@ -45,10 +45,16 @@ def presets(
 def what_if(
     run: Run,
     preset: Annotated[
-        str | None, typer.Option("--preset", help="Begin with a preset instead of the run's own settings.")
+        str | None,
+        typer.Option(
+            "--preset", help="Begin with a preset instead of the run's own settings.", metavar="NAME"
+        ),
     ] = None,
     sweep: Annotated[
-        str | None, typer.Option("--sweep", help="One setting, several values: key=1,2,3 or key=0:10:2.")
+        str | None,
+        typer.Option(
+            "--sweep", help="One setting, several values: key=1,2,3 or key=0:10:2.", metavar="KEY=VALUES"
+        ),
     ] = None,
     recipe: RecipeFile = None,
     settings: Settings = None,
@@ -95,7 +101,8 @@ def _clips_only(point: dict[str, Any]) -> dict[str, Any]:
 def ledger_(
     run: Run,
     out: Annotated[
-        Path | None, typer.Argument(help="Write one row for each rejected clip: .parquet, .csv, .jsonl.")
+        Path | None,
+        typer.Argument(help="Write one row for each rejected clip: .parquet, .csv, .jsonl.", metavar="FILE"),
     ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Replay every verdict from the ledger and compare with the table.")
@@ -123,16 +130,24 @@ def fetch_plan(
     parts: Annotated[
         list[str],
         typer.Option(
-            "--parts", help="A folder of zips, a zip, a URL, or a .txt that lists them. Repeatable."
+            "--parts",
+            help="A folder of zips, a zip, a URL, or a .txt that lists them. Repeatable.",
+            metavar="PLACE",
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", help="The download list.")] = Path("plan.csv"),
+    out: Annotated[Path, typer.Option("--out", help="The download list.", metavar="FILE")] = Path("plan.csv"),
     fetch: Annotated[
         Path | None, typer.Option("--fetch", help="Also fetch the files into this folder.", metavar="FOLDER")
     ] = None,
-    connections: Annotated[int, typer.Option(min=1, help="Requests at the same time.")] = 4,
+    connections: Annotated[int, typer.Option(min=1, help="Requests at the same time.", metavar="N")] = 4,
     max_failure_share: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of the files that may fail; above it exit code 3.")
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Share of the files that may fail, 0 to 1; above it exit code 3.",
+            metavar="SHARE",
+        ),
     ] = 0.0,
     as_json: Json = False,
 ) -> None:
@@ -169,7 +184,9 @@ def fetch_plan(
 @app.command()
 def card(
     run: Run,
-    out: Annotated[Path | None, typer.Option("--out", help="The file. Default: RUN/card.md.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The file. Default: RUN/card.md.", metavar="FILE")
+    ] = None,
     recipe: RecipeFile = None,
     settings: Settings = None,
     as_json: Json = False,

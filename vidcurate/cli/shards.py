@@ -19,7 +19,10 @@ Shards = Annotated[Path, typer.Argument(help="A folder of shards.", metavar="SHA
 def verify(
     shards: Annotated[str, typer.Argument(help="A folder of shards, or its URL.", metavar="SHARDS")],
     level: Annotated[
-        str, typer.Option("--level", help="index: headers alone; bytes: every byte; decode: every frame.")
+        str,
+        typer.Option(
+            "--level", help="index: headers alone; bytes: every byte; decode: every frame.", metavar="LEVEL"
+        ),
     ] = "bytes",
     workers: Workers = None,
     as_json: Json = False,

@@ -1,14 +1,18 @@
 """What every command shares: the app, the common options, the settings, and how an answer is printed."""
 
 import json
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+import click
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.core import TyperGroup
 
 from vidcurate import __version__, costs, remote, table
 from vidcurate import recipe as recipes
@@ -17,20 +21,58 @@ from vidcurate.errors import InputError
 from vidcurate.progress import telling
 from vidcurate.recipe import Recipe
 
+# What `vidcurate --help` lists, in the order in which it is used.
+SECTIONS = {
+    "To try it, and all stages at once": ("demo-data", "curate"),
+    "The stages, in their order": (
+        "ingest", "probe", "score", "score-frames", "score-models", "dedup", "filter", "split-by-difficulty",
+        "build-shards",
+    ),
+    "What came of it": ("report", "inspect", "ledger", "what-if", "presets", "card", "export", "verify"),
+    "Other forms in and out": ("split-scenes", "extract-clips", "fetch-plan", "export-index"),
+}  # fmt: skip
+
+
+class Road(TyperGroup):
+    """The commands in the order of SECTIONS, each with its whole first sentence."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the commands in the order in which they are used."""
+        return [name for names in SECTIONS.values() for name in names]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the sections."""
+        for title, names in SECTIONS.items():
+            rows = []
+            for name in names:
+                command = self.get_command(ctx, name)
+                assert command is not None, f"{name} stands in SECTIONS and is no command"
+                rows.append((name, " ".join((command.help or "").split("\n\n")[0].split())))
+            with formatter.section(title):
+                formatter.write_dl(rows, col_max=20)
+
+
 app = typer.Typer(
     name="vidcurate",
+    cls=Road,
     help="Captioned video in; a judged table, difficulty levels and trusted WebDataset shards out.",
+    epilog="Each command has an example in its help: vidcurate COMMAND --help. `python -m trainer` trains on"
+    " the shards.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
+WIDTH = 140  # columns of an answer that nobody sees on a screen
 S = TypeVar("S", bound=Recipe)
 
 Run = Annotated[Path, typer.Argument(help="The run folder: every stage's table lies in it.", metavar="RUN")]
 Videos = Annotated[
-    Path | None, typer.Option("--videos", help="The folder of videos. Default: the one given to ingest.")
+    Path | None,
+    typer.Option(
+        "--videos", help="The folder of videos. Default: the one given to ingest.", metavar="FOLDER"
+    ),
 ]
 VideosOrUrl = Annotated[
     str | None,
@@ -40,29 +82,44 @@ VideosOrUrl = Annotated[
         metavar="PATH",
     ),
 ]
-Workers = Annotated[int | None, typer.Option("--workers", min=1, help="Processes. Default: all CPUs.")]
+Workers = Annotated[
+    int | None, typer.Option("--workers", min=1, help="Processes. Default: all CPUs.", metavar="N")
+]
 Engine = Annotated[
     str,
-    typer.Option("--engine", help="Where clips are worked on: local, or ray (a Ray cluster)."),
+    typer.Option(
+        "--engine", help="Where clips are worked on: local, or ray (a Ray cluster).", metavar="NAME"
+    ),
 ]
 PartOf = Annotated[
     str | None,
-    typer.Option("--part", help="Do the i-th of n shares of the clips, i/n, and write no table yet."),
+    typer.Option(
+        "--part", help="Do the i-th of n shares of the clips, and write no table yet.", metavar="I/N"
+    ),
 ]
 Merge = Annotated[
     bool, typer.Option("--merge", help="Put the table together from the parts; one that is missing is named.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", help="One setting of the stage, key=value. May be repeated.")
+    list[str] | None,
+    typer.Option(
+        "--set", help="One setting of the stage, as in a recipe. May be repeated.", metavar="KEY=VALUE"
+    ),
 ]
 MaxFailureShare = Annotated[
     float | None,
     typer.Option(
-        "--max-failure-share", min=0, max=1, help="Share of the rows that may fail; above it exit code 3."
+        "--max-failure-share",
+        min=0,
+        max=1,
+        help="Share of the rows that may fail, 0 to 1; above it exit code 3.",
+        metavar="SHARE",
     ),
 ]
-RecipeFile = Annotated[Path | None, typer.Option("--recipe", help="The stage's settings as YAML.")]
+RecipeFile = Annotated[
+    Path | None, typer.Option("--recipe", help="The stage's settings as YAML.", metavar="FILE")
+]
 
 
 def spec_of(model: type[S], file: Path | None, settings: list[str] | None, **given: Any) -> S:
@@ -104,6 +161,11 @@ def _cell(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
+def screen() -> Console:
+    """Return where an answer is shown; in a file or a pipe it is wide enough that no name is cut in two."""
+    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH)
+
+
 def answer(summary: dict[str, Any], *, title: str, as_json: bool) -> None:
     """Print a summary on stdout: two columns, or one JSON object."""
     if as_json:
@@ -114,7 +176,7 @@ def answer(summary: dict[str, Any], *, title: str, as_json: bool) -> None:
     for name, value in summary.items():
         if name not in records:
             grid.add_row(name.replace("_", " "), _cell(value))
-    console = Console()
+    console = screen()
     console.print(grid)
     for name, rows in records.items():
         inner = Table(title=name, title_justify="left", box=None, padding=(0, 2, 0, 0))
