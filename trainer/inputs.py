@@ -73,18 +73,18 @@ class Inputs:
 
 def _padded(texts: Sequence[Tensor], length: int, device: torch.device) -> tuple[Tensor, Tensor]:
     y = torch.zeros((len(texts), 1, length, texts[0].shape[1]), dtype=texts[0].dtype, device=device)
-    counts = torch.tensor([len(text) for text in texts])
+    counts = mesh.send(torch.tensor([len(text) for text in texts]), device)
     for row, text in enumerate(texts):
         y[row, 0, : len(text)].copy_(text, non_blocking=True)
-    return y, (torch.arange(length)[None] < counts[:, None]).to(device)
+    return y, torch.arange(length, device=device)[None] < counts[:, None]
 
 
 @torch.no_grad()
 def of(batch: Batch, encoders: Encoders, *, seed: int, step: int, device: torch.device) -> Inputs:
     """Return what the model takes of a micro-batch's clips in update number `step`."""
     if isinstance(batch, LatentBatch):
-        latents, texts = batch.latents.to(device, non_blocking=True), batch.texts
-        variance = batch.variance.to(device, non_blocking=True) if batch.variance is not None else None
+        latents, texts = mesh.send(batch.latents, device), batch.texts
+        variance = mesh.send(batch.variance, device) if batch.variance is not None else None
     else:
         pixels = vidcurate.torch.pixels(batch, device)
         parts = [encoders.latent(pixels[row : row + 1]) for row in range(len(pixels))]

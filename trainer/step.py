@@ -82,23 +82,23 @@ def clip_losses(model: nn.Module, tools: Tools, stage: Stage, batch: Batch, step
     x_mask = None
     if any(ratio for name, ratio in stage.mask_ratios.items() if name != "identity"):
         x_mask, _ = masks.draw_masks(stage.mask_ratios, frames, seed=seed, step=step, clip_ids=ids)
-        x_mask = x_mask.to(device)
+        x_mask = mesh.send(x_mask, device)
     dropped = None
     if stage.caption_dropout:
-        dropped = noise.caption_drops(seed, step, ids, stage.caption_dropout).to(device)
+        dropped = mesh.send(noise.caption_drops(seed, step, ids, stage.caption_dropout), device)
 
     tools.layout.make_room(latents, given.y)
     losses = flow.training_losses(
         model,
         latents,
-        noises.to(device),
-        timesteps.to(device),
+        mesh.send(noises, device),
+        mesh.send(timesteps, device),
         x_mask=x_mask,
         y=given.y,
         mask=given.mask,
-        fps=torch.from_numpy(batch.fps).to(device),
-        height=height.to(device),
-        width=width.to(device),
+        fps=mesh.send(torch.from_numpy(batch.fps), device),
+        height=mesh.send(height, device),
+        width=mesh.send(width, device),
         drop_caption=dropped,
     )
     return ClipLosses(losses=losses, timesteps=timesteps, text_tokens=given.mask.sum(1))
@@ -182,9 +182,9 @@ def gradient(
     own_norm = tools.layout.own_norm()
     tools.pulse.phase("update")  # from here on the ranks wait for each other
     tools.layout.close()
-    for first, *columns in done:  # only now, as reading a value waits for the device
+    norm = optim.clip_gradients(model, stage.stage.optim.grad_clip)  # the first to wait for the device
+    for first, *columns in done:
         of_clips[first : first + len(columns[0])] = torch.stack([c.double().cpu() for c in columns], dim=1)
-    norm = optim.clip_gradients(model, stage.stage.optim.grad_clip)
     own = [data_seconds, stopwatch.seconds(), _own_flops(tools, plan, of_clips)]
     of_ranks[world.rank] = torch.tensor([float(own_norm), norm, *own], dtype=torch.float64)
     told = mesh.sum_over_ranks(told, world).cpu()

@@ -13,7 +13,7 @@ import torch
 from pydantic import BeforeValidator, Field
 from torch import Tensor
 
-from trainer import noise
+from trainer import mesh, noise
 from trainer.encode.space_to_depth import SpaceToDepth, SpaceToDepthSpec
 from trainer.encode.t5 import T5, T5Spec
 from trainer.encode.vae import VaeSpec, VideoVae
@@ -89,7 +89,7 @@ def draw(mean: Tensor, variance: Tensor, *, seed: int, step: int, clip_ids: Sequ
 
     The same numbers whether mean and variance were just encoded or come from a shard.
     """
-    noises = noise.normal(seed, "posterior", step, clip_ids, tuple(mean.shape[1:])).to(mean.device)
+    noises = mesh.send(noise.normal(seed, "posterior", step, clip_ids, tuple(mean.shape[1:])), mean.device)
     return mean.float() + variance.float().sqrt() * noises
 
 
