@@ -14,7 +14,8 @@ import pytest
 
 from trainer import processes, stacks
 from trainer.stacks import Frame, Stack, Thread
-from vidcurate.decode_pool import DecodePool
+
+ROOT = Path(__file__).resolve().parents[2]
 
 HANGS = """
 import faulthandler, os, signal, sys, threading, time
@@ -32,6 +33,17 @@ def spins_with_the_lock():
 threading.Thread(target=time.sleep, args=(600,), daemon=True, name="other").start()
 print(page, flush=True)
 getattr(sys.modules["__main__"], sys.argv[1])()
+"""
+
+# Two workers are there, have imported all they need, and wait for work; then the numbers are printed.
+DECODES = """
+import os, sys, time
+from vidcurate.decode_pool import DecodePool
+with DecodePool(2, deadline_seconds=60.0) as pool:
+    while [worker.is_ready for worker in pool._workers] != [True, True]:
+        time.sleep(0.02)
+    print(os.memfd_create("stacks"), *pool.process_ids(), flush=True)
+    sys.stdin.read()
 """
 
 
@@ -126,31 +138,38 @@ def test_a_stopped_process_and_one_that_has_ended_say_so(hanging: dict[str, proc
     assert (second.state, second.how, second.note) == ("ended", "none", "the process has ended")
 
 
+@pytest.fixture
+def rank_that_decodes(tmp_path: Path) -> Iterator[tuple[processes.Process, list[int]]]:
+    """Return the record of a process of its own that holds two decode workers, and their ids."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", DECODES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    page, *workers = map(int, child.stdout.readline().split())
+    record = processes.this_process(tmp_path, rank=5, local_rank=5, world_size=8)
+    yield dataclasses.replace(record, pid=child.pid, stack_descriptor=page), workers
+    child.stdin.close()
+    child.wait(60)
+    child.stdout.close()
+
+
 @pytest.mark.parametrize("how", ["py-spy", "faulthandler"])
 def test_decode_workers_are_seen_below_their_rank(
-    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+    rank_that_decodes: tuple[processes.Process, list[int]], how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if how == "faulthandler":
         monkeypatch.setattr(stacks, "py_spy", lambda: None)
-    record = processes.this_process(tmp_path, rank=5, local_rank=5, world_size=8)
-    with DecodePool(2, deadline_seconds=60.0) as pool:
-        until = time.monotonic() + 60
-        while len(pool.process_ids()) < 2 and time.monotonic() < until:
-            time.sleep(0.05)
-        while not all(map(processes.catches_usr2, pool.process_ids())) and time.monotonic() < until:
-            time.sleep(0.05)
+    record, expected = rank_that_decodes
 
-        def waits(worker: stacks.Stack) -> bool:
-            return any(frame.file.endswith("vidcurate/decode_process.py") for frame in worker.frames)
+    rank, *workers = stacks.dump(record.pid, 20.0, record)
 
-        workers: list[stacks.Stack] = []
-        while not (workers and all(map(waits, workers))) and time.monotonic() < until:  # they import first
-            _, *workers = stacks.dump(os.getpid(), 10.0, record)
-
-        assert [worker.pid for worker in workers] == sorted(pool.process_ids())
-        for worker in workers:
-            assert (worker.how, worker.rank, worker.is_worker) == (how, 5, True), worker.note
-            assert waits(worker)
+    assert rank.pid == record.pid
+    assert not rank.is_worker
+    assert [worker.pid for worker in workers] == sorted(expected)
+    for worker in workers:
+        assert (worker.how, worker.rank, worker.is_worker) == (how, 5, True), worker.note
+        assert any(frame.file.endswith("vidcurate/decode_process.py") for frame in worker.frames)
 
 
 def test_a_process_that_does_not_listen_for_the_signal_is_not_killed_by_it(
