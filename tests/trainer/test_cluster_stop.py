@@ -30,6 +30,7 @@ from tests.stand_in_ranks import (
 from tests.trainer.smi_for_tests import process, put, put_smi, xml
 from trainer import processes
 from trainer.__main__ import main
+from trainer.node import procs
 
 Capture = pytest.CaptureFixture[str]
 
@@ -140,11 +141,12 @@ def test_a_dry_run_says_what_it_would_end_and_touches_nothing(ranks: Ranks, caps
     assert is_alive(pid)
 
 
-# What torchrun does: it begins again whatever its rank ended with.
+# What torchrun does: it begins again whatever its rank ended with; what it begins has no record yet.
 TORCHRUN = """
 import subprocess, sys
+subprocess.run([sys.executable, "-c", *sys.argv[1:]])
 while True:
-    subprocess.run([sys.executable, "-c", *sys.argv[1:]])
+    subprocess.run([sys.executable, "-c", "import time; time.sleep(600)", *sys.argv[2:]])
 """
 
 
@@ -162,8 +164,11 @@ def test_a_supervisor_that_begins_again_is_ended_with_what_it_began(
     assert stop(ranks) == 0
 
     assert supervisor.wait() == -15
-    assert "starter of the ranks, pid " in capsys.readouterr().out
-    assert not [record for record in processes.read(ranks.run) if processes.alive(record)]
+    out = capsys.readouterr().out
+    assert "starter of the ranks, pid " in out
+    assert "begun again by a starter, pid " in out
+    here = [process for process in procs.everything().values() if str(ranks.run) in process.command]
+    assert [process for process in here if process.pid != os.getpid()] == []
 
 
 def test_a_rank_on_a_host_that_was_not_asked_is_left_and_said(ranks: Ranks, capsys: Capture) -> None:

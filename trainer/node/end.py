@@ -23,6 +23,7 @@ WORKER_SECONDS = 10.0  # for the children of a rank that has ended to end by the
 STARTER_SECONDS = 10.0  # at least, for a launcher whose ranks have ended
 SMI_SECONDS = 10.0
 AGAIN_SECONDS = 20.0  # the grace of ranks that were started again: they have nothing to save
+FREEZE_SECONDS = 1.0  # for a starter to stand still
 MOST_ROUNDS = 3  # a supervisor may start the ranks again before it is ended itself
 UNSEEN_BYTES = 1 << 30  # of a GPU's memory, that no process is seen to hold
 
@@ -55,15 +56,15 @@ class Ending:
 def limit_seconds(grace_seconds: float, interrupt_seconds: float, kill_seconds: float) -> float:
     """Return how long `answers` may take on a node, all in all."""
     firm = interrupt_seconds + kill_seconds
-    each_round = 3 * firm + WORKER_SECONDS + STARTER_SECONDS
+    each_round = 3 * firm + WORKER_SECONDS + STARTER_SECONDS + FREEZE_SECONDS
     again = (MOST_ROUNDS - 1) * min(grace_seconds, AGAIN_SECONDS)
     return grace_seconds + again + MOST_ROUNDS * each_round + 2 * SMI_SECONDS
 
 
-def send(ending: Ending, number: signal.Signals) -> bool:
+def send(ending: Ending, number: signal.Signals, *, wakes: bool = True) -> bool:
     """Send a signal to the process, if it still is the one that was meant; False where it is gone.
 
-    One that was stopped (SIGSTOP, a debugger) is woken, or it would never hear it.
+    `wakes`: one that was stopped (SIGSTOP, a debugger) is woken, or it would never hear it.
     """
     try:
         handle = os.pidfd_open(ending.process.pid)
@@ -73,7 +74,8 @@ def send(ending: Ending, number: signal.Signals) -> bool:
         if not ending.is_running:
             return False
         signal.pidfd_send_signal(handle, number)
-        signal.pidfd_send_signal(handle, signal.SIGCONT)
+        if wakes:
+            signal.pidfd_send_signal(handle, signal.SIGCONT)
         ending.by = number.name.removeprefix("SIG")
     except PermissionError:
         ending.problem = f"belongs to {ending.process.user}, who must stop it"
@@ -221,11 +223,38 @@ def _end(
         for ending in running:
             send(ending, number)
         running = wait(running, seconds)
+    begun_again: list[Ending] = []
     if not running:
-        _firmly(list(above.values()), request, _alone_seconds(ranks, above, began + grace_seconds))
+        alone_seconds = _alone_seconds(ranks, above, began + grace_seconds)
+        if not alone_seconds:
+            known = {ending.process.key for ending in [*ranks, *workers.values(), *above.values()]}
+            begun_again = [ending for ending in _frozen(above) if ending.process.key not in known]
+        _firmly(list(above.values()), request, alone_seconds)
     orphans = [ending for ending in workers.values() if ending.process.parent not in _pids(running)]
-    _firmly(orphans, request, min(WORKER_SECONDS, request["interrupt_seconds"]))
-    return [*ranks, *workers.values(), *above.values()]
+    _firmly([*orphans, *begun_again], request, min(WORKER_SECONDS, request["interrupt_seconds"]))
+    return [*ranks, *workers.values(), *begun_again, *above.values()]
+
+
+def _frozen(above: dict[tuple[int, int], Ending]) -> list[Ending]:
+    """Stop the starters where they stand, so that they begin nothing more; return what is below them.
+
+    A rank that was begun a moment ago loads for seconds before it has a record. The signal that ends a
+    starter wakes it too.
+    """
+    for starter in above.values():
+        send(starter, signal.SIGSTOP, wakes=False)
+    until = time.monotonic() + FREEZE_SECONDS
+    while time.monotonic() < until:
+        all_of = procs.everything()
+        if all(all_of[pid].state in "TtZX" for pid, _ in above if pid in all_of):
+            break
+        time.sleep(0.01)
+    below = procs.below(_pids(list(above.values())), procs.everything())
+    return [
+        Ending(process=process, what="begun again by a starter")
+        for process in below
+        if process.state not in "ZX"
+    ]
 
 
 def _pids(endings: Sequence[Ending]) -> set[int]:
