@@ -88,9 +88,10 @@ TRAINER = [
     {"child", "xid", "diary"},
     {"xid_log", "clock_offset", "preflight_spec", "environment_names"},
     {"noise", "masks", "place", "terminal", "mesh", "request", "stop_signals", "processes"}
-    | {"heartbeat", "clock_watch"},
+    | {"heartbeat", "clock_watch", "collectives"},
     {"hosts", "connection", "attempt", "elastic", "agent", "preflight_verdicts"},
     {"hardware", "stacks", "pace", "watch_spec"},
+    {"stack_groups"},
     {"stall", "hardware_watch"},
     {"watcher", "watch_steps"},
     {"watch"},

@@ -13,6 +13,7 @@ import mmap
 import struct
 import time
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -146,19 +147,22 @@ def path(run: Path, rank: int) -> Path:
     return run / HEARTBEATS / f"rank-{rank:05d}.json"
 
 
-def write(run: Path, rank: int, seen: Seen) -> None:
+def write(run: Path, rank: int, seen: Seen, collectives: Sequence[dict[str, Any]] = ()) -> None:
     """Write RUN/heartbeats/rank-….json, whole or not at all. Raises OSError when the disk refuses.
 
-    `time` is of the epoch; `seconds_in_phase` and `seconds_since_progress` are up to then.
+    `time` is of the epoch; `seconds_in_phase` and `seconds_since_progress` are up to then. `collectives`,
+    of a rank that stands: `trainer.collectives.as_json`.
     """
     now = time.monotonic()
-    facts = {
+    facts: dict[str, Any] = {
         "time": round(time.time(), 3),
         "step": seen.step,
         "phase": seen.phase,
         "seconds_in_phase": round(now - seen.phase_since, 3),
         "seconds_since_progress": round(now - seen.since, 3),
     }
+    if collectives:
+        facts["collectives"] = list(collectives)
     wanted = path(run, rank)
     partial = wanted.with_name(f".{wanted.name}.partial")
     wanted.parent.mkdir(parents=True, exist_ok=True)

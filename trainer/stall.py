@@ -10,13 +10,13 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainer import diary, heartbeat, processes, stacks
+from trainer import collectives, diary, heartbeat, processes, stack_groups, stacks
 from trainer.processes import Process
 from trainer.stacks import Stack
 
@@ -199,12 +199,14 @@ def _missing(folder: Path, ranks: Sequence[Process]) -> list[Process]:
 def _tell(run: Path, now: Claim, folder: Path, ranks: Sequence[Process], policy: str) -> None:
     first = [stack for one in ranks for stack in _read(folder, one.rank, 1)]
     second = [stack for one in ranks for stack in _read(folder, one.rank, 2) or [_silent(one)]]
-    groups = stacks.group(second)
-    still = stacks.unmoved(first, second)
-    odd = stacks.odd_one(groups)
-    text = stacks.in_words(groups, still)
+    second = with_collectives(second, heartbeat.read(run))
+    groups = stack_groups.group(second)
+    still = stack_groups.unmoved(first, second)
+    odd = stack_groups.odd_one(groups)
+    text = stack_groups.in_words(groups, still)
     silent = [one.rank for one in ranks if not _dump_path(folder, one.rank, 2).exists()]
-    facts = event_of(now, odd) | {"policy": policy, "stacks": f"{stacks.STACKS}/{now.folder}"}
+    facts = event_of(now, odd, stack_groups.waits(second))
+    facts |= {"policy": policy, "stacks": f"{stacks.STACKS}/{now.folder}"}
     if silent:
         facts["silent_ranks"] = silent
     (folder / "stacks.txt").write_text(f"{text}\n\n{_every_thread(second)}\n", encoding="utf-8")
@@ -232,9 +234,23 @@ def _silent(record: Process) -> Stack:
     )
 
 
-def event_of(now: Claim, odd: stacks.Odd | None) -> dict[str, Any]:
-    """Return the facts of the event `stall`: what was seen, and the odd one, where there is one."""
+def with_collectives(seen: Sequence[Stack], beats: Mapping[int, Mapping[str, Any]]) -> list[Stack]:
+    """Return the stacks of ranks with what their heartbeats say of their collectives."""
+    return [
+        stack
+        if stack.is_worker or stack.rank is None or stack.rank not in beats
+        else replace(stack, collectives=collectives.from_json(beats[stack.rank].get("collectives", ())))
+        for stack in seen
+    ]
+
+
+def event_of(
+    now: Claim, odd: stack_groups.Odd | None, waits: Sequence[collectives.Wait] = ()
+) -> dict[str, Any]:
+    """Return the facts of the event `stall`: what was seen, the collective, the odd one, if any."""
     facts: dict[str, Any] = {"kind": now.kind, "seconds": now.seconds, "phase": now.phase}
+    if waits:
+        facts |= {"collective": str(waits[0]), "waiting_ranks": list(waits[0].waiting)}
     if odd is None:
         return facts | {"rank": None, "host": None, "why": "all ranks stand at the same place"}
     at = odd.stack.at

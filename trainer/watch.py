@@ -22,8 +22,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer import diary, exit_codes, heartbeat, processes, stall
+from trainer import collectives, diary, exit_codes, heartbeat, processes, stall
 from trainer.clock_watch import ADVICE, ClockStep, ClockWatch
+from trainer.collectives import Collective
 from trainer.heartbeat import Pulse
 from trainer.mesh import World
 from trainer.processes import Process
@@ -31,11 +32,13 @@ from trainer.stop_signals import Stop
 from trainer.watch_spec import LostRankError, WatchSpec
 from trainer.watch_steps import StepWatch
 from trainer.watcher import GOODBYE, Job
-from vidcurate.errors import StorageError
+from vidcurate.errors import StateError, StorageError
 from vidcurate.slabs import anonymous_file
 
 TICK_SECONDS = 1.0
 BEAT_SECONDS = 5.0
+STANDS_SECONDS = 10.0
+"""in one phase, from which on a heartbeat says in which collective the rank waits"""
 WATCHER_SECONDS = 10.0
 """after the start, until the watcher begins: hundreds of short runs of a test need none"""
 APART_SECONDS = 5.0
@@ -63,6 +66,9 @@ class _Body:
         self._watcher: subprocess.Popen[bytes] | None = None
         self._bell = os.pipe()
         self._has_told = False
+        self._recorder = collectives.Recorder() if record.world_size > 1 else None
+        self._collectives: tuple[Collective, ...] = ()
+        self._stands_seconds = min(STANDS_SECONDS, (spec.stall_seconds or STANDS_SECONDS) / 4)
         self._clock = ClockWatch(spec.clock_step_seconds) if record.local_rank == 0 else None
         self._thread = threading.Thread(target=self._live, name="trainer-watch", daemon=True)
         self._thread.start()
@@ -72,7 +78,7 @@ class _Body:
         began, next_beat = time.monotonic(), 0.0
         while True:
             now = time.monotonic()
-            if now >= next_beat:
+            if self._has_come_to_stand(now) or now >= next_beat:
                 self._beat()
                 next_beat = now + BEAT_SECONDS
             if self._watcher is None and now - began >= first and self._wants_watcher():
@@ -93,9 +99,24 @@ class _Body:
         looks = self.record.local_rank == 0 and self.spec.hardware_seconds is not None
         return self.spec.stall_seconds is not None or looks
 
+    def _has_come_to_stand(self, now: float) -> bool:
+        """Ask the flight recorder of a rank that stands; return whether it says something new."""
+        if self._recorder is None:
+            return False
+        before, self._collectives = self._collectives, ()
+        if now - heartbeat.see(self.memory).phase_since >= self._stands_seconds:
+            try:
+                self._collectives = self._recorder.look()
+            except (StateError, RuntimeError, ValueError) as error:
+                self._recorder = None
+                text = f"rank {self.record.rank}: collectives are not told: {error}"
+                print(text, file=sys.stderr, flush=True)
+        return self._collectives != before
+
     def _beat(self) -> None:
+        told = collectives.as_json(self._collectives)
         try:
-            heartbeat.write(self.run, self.record.rank, heartbeat.see(self.memory))
+            heartbeat.write(self.run, self.record.rank, heartbeat.see(self.memory), told)
         except OSError as error:
             self._say_once(f"heartbeats cannot be written ({error.strerror}); the run goes on without")
 

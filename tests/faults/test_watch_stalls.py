@@ -31,7 +31,10 @@ def test_a_rank_that_hangs_in_the_loader_is_named_and_all_end_to_begin_again(
     assert stall["host"] == processes.host_name()
     assert stall["function"] == "waits_for_a_clip"
     assert stall["at"].startswith("watch_faults.py:")
-    assert stall["why"] == "is not in the collective in which the others wait"
+    assert stall["why"].startswith("is not in the collective in which the others wait (")
+    assert stall["why"].endswith(f"({stall['collective']})")
+    assert stall["collective"].startswith("all_reduce ")
+    assert stall["waiting_ranks"] == [0, 2]
     assert stall["seconds"] >= 4
     folder = run / stall["stacks"]
     summary = json.loads((folder / "summary.json").read_text())
@@ -54,6 +57,7 @@ def test_a_rank_that_never_comes_to_the_collective_is_named_and_the_same_command
         assert started.codes() == [exit_codes.RESTART] * 2, started.text()
     stall = stall_of(run)
     assert (stall["rank"], stall["function"], stall["phase"]) == (0, "<lambda>", "update")
+    assert (stall["waiting_ranks"], "gloo group 0" in stall["collective"]) == ([1], True)
     assert "error: rank 0 ends: stall at step 3" in started.text()
 
     forks.start(command_words(shards, run, *SPEC, "stages.0.steps=6"), ranks=2).succeed()

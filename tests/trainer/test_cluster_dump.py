@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.stand_in_ranks import LOOPS, WAITS, Ranks, ranks_of
-from trainer import processes, stacks
+from trainer import collectives, heartbeat, processes, stacks
 from trainer.__main__ import main
+from trainer.collectives import Collective
 
 Capture = pytest.CaptureFixture[str]
 
@@ -98,6 +99,27 @@ def test_without_py_spy_the_ranks_write_their_stacks_themselves(
     assert {stack["how"] for stack in answer["nodes"][0]["second"]} == {"faulthandler"}
     assert re.search(r"rank 1 stands elsewhere than the others, in turns_for_ever ", answer["odd"])
     assert [len(group["processes"]) for group in answer["groups"]] == [2, 1]
+
+
+def test_the_collective_in_which_ranks_wait_is_named_by_their_heartbeats(
+    ranks: Ranks, tmp_path: Path, capsys: Capture
+) -> None:
+    ranks.start(WAITS, WAITS)
+    seen = heartbeat.Seen(step=7, phase="update", since=0.0, phase_since=0.0, limit_seconds=600.0)
+    for rank, enqueued in ((0, 41), (1, 42)):
+        told = Collective(
+            group="nccl group 0", ranks=(0, 1), name="all_reduce", enqueued=enqueued, started=-1, completed=41
+        )
+        heartbeat.write(ranks.run, rank, seen, collectives.as_json([told]))
+
+    assert dump(ranks, tmp_path / "dump", "--json") == 0
+
+    answer = json.loads(capsys.readouterr().out)
+    assert re.search(r"rank 0 is not in the collective .* \(all_reduce 42 of nccl group 0\)", answer["odd"])
+    assert answer["collectives"] == [
+        {"collective": "all_reduce 42 of nccl group 0", "waiting": [1], "late": [0]}
+    ]
+    assert "rank 1: in all_reduce 42 of nccl group 0" in (tmp_path / "dump" / "summary.txt").read_text()
 
 
 def test_a_rank_that_has_ended_is_the_odd_one_and_its_id_is_not_looked_at(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer import processes, stacks
+from trainer import processes, stack_groups, stacks
 from trainer.stacks import Frame, Stack, Thread
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -191,9 +191,9 @@ def test_a_process_that_does_not_listen_for_the_signal_is_not_killed_by_it(
 def test_what_waits_does_not_move_between_two_dumps(hanging: dict[str, processes.Process]) -> None:
     record = hanging["waits_for_ever"]
     first, second = (stacks.dump(record.pid, 5.0, record) for _ in range(2))
-    assert stacks.unmoved(first, second) == list(second)
+    assert stack_groups.unmoved(first, second) == list(second)
     moved = dataclasses.replace(second[0], threads=(Thread("MainThread", (Frame("else", "x.py", 1),)),))
-    assert stacks.unmoved(first, [moved]) == []
+    assert stack_groups.unmoved(first, [moved]) == []
 
 
 # ── the odd one ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -234,23 +234,23 @@ def stack(rank: int, frames: tuple[Frame, ...], **facts: object) -> Stack:
     ],
 )
 def test_the_rank_that_the_others_wait_for_is_named(seen: list[Stack], rank: int, why: str) -> None:
-    odd = stacks.odd_one(stacks.group(seen))
+    odd = stack_groups.odd_one(stack_groups.group(seen))
     assert odd is not None
     assert odd.stack.rank == rank
     assert re.search(why, odd.why)
 
 
 def test_where_nothing_tells_them_apart_nobody_is_named() -> None:
-    assert stacks.odd_one(stacks.group([stack(0, COLLECTIVE), stack(1, COLLECTIVE)])) is None
-    assert stacks.odd_one([]) is None
+    assert stack_groups.odd_one(stack_groups.group([stack(0, COLLECTIVE), stack(1, COLLECTIVE)])) is None
+    assert stack_groups.odd_one([]) is None
 
 
 def test_equal_stacks_are_one_group_and_one_screen_has_all() -> None:
     seen = [stack(rank, LOADER if rank == 37 else COLLECTIVE) for rank in range(64)]
     seen += [stack(3, (Frame("decode", "/w/vidcurate/video/read.py", 9),), is_worker=True, pid=900)]
-    groups = stacks.group(seen)
+    groups = stack_groups.group(seen)
 
-    text = stacks.in_words(groups, stacks.unmoved(seen, seen))
+    text = stack_groups.in_words(groups, stack_groups.unmoved(seen, seen))
 
     assert [len(members) for members in groups] == [63, 1, 1]
     assert text.splitlines()[0] == (

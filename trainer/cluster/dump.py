@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer import stacks
+from trainer import stack_groups, stacks
 from trainer.cluster import words
 from trainer.cluster.ask import Answer, ask
 from trainer.cluster.nodes import Node, Way
@@ -46,21 +46,23 @@ def standing(first: Sequence[Stack], second: Sequence[Stack]) -> list[Stack]:
     steps = {(stack.host, stack.pid): stack.step for stack in first}
     return [
         stack
-        for stack in stacks.unmoved(first, second)
+        for stack in stack_groups.unmoved(first, second)
         if stack.step is None or stack.step == steps[stack.host, stack.pid]
     ]
 
 
-def odd_one(second: Sequence[Stack], still: Sequence[Stack]) -> stacks.Odd | None:
+def odd_one(second: Sequence[Stack], still: Sequence[Stack]) -> stack_groups.Odd | None:
     """Return the rank that the others wait for; None where no rank stands still: then none is waited for."""
     is_over = any(stack.state in ("ended", "stopped") for stack in second)
     if is_over or any(not stack.is_worker for stack in still):
-        return stacks.odd_one(stacks.group(second))
+        return stack_groups.odd_one(stack_groups.group(second))
     return None
 
 
 def compared(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Return plain values: groups (the processes' names, frames), unmoved, and the odd one or None."""
+    """Return plain values: groups (the processes' names, frames), unmoved, collectives in which ranks wait,
+    and the odd one or None.
+    """
     first, second = seen(answers, "first"), seen(answers, "second")
     still = standing(first, second)
     odd = odd_one(second, still)
@@ -71,10 +73,14 @@ def compared(answers: Sequence[Answer]) -> dict[str, Any]:
                 "state": members[0].state,
                 "frames": [str(frame) for frame in members[0].frames],
             }
-            for members in stacks.group(second)
+            for members in stack_groups.group(second)
         ],
         "unmoved": [stack.name for stack in still],
-        "odd": None if odd is None else stacks.odd_in_words(odd),
+        "collectives": [
+            {"collective": str(wait), "waiting": list(wait.waiting), "late": list(wait.late)}
+            for wait in stack_groups.waits(second)
+        ],
+        "odd": None if odd is None else stack_groups.odd_in_words(odd),
     }
 
 
@@ -115,10 +121,10 @@ def in_words(answers: Sequence[Answer], folder: Path | None) -> str:
     still = standing(first, second)
     lines = []
     if second:
-        text = stacks.in_words(stacks.group(second), still).splitlines()
+        text = stack_groups.in_words(stack_groups.group(second), still).splitlines()
         begin = 2 if text[0].startswith("odd: ") else 0
         odd = odd_one(second, still)
-        first_line = f"odd: {stacks.odd_in_words(odd)}" if odd else "no rank stands out"
+        first_line = f"odd: {stack_groups.odd_in_words(odd)}" if odd else "no rank stands out"
         moved = f"{len(still)} of {len(second)} processes stood where they were"
         lines += [*words.wrapped(first_line, "  "), moved, "", *map(words.cut, text[begin:]), ""]
     else:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainer import heartbeat, processes, stacks
+from trainer import heartbeat, processes, stacks, stall
 from trainer.node import procs
 
 AT_ONCE = 4  # ranks; each has several processes looked at together
@@ -34,7 +34,7 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def _look(here: Sequence[processes.Process], seconds: float, run: Path) -> list[stacks.Stack]:
     """Return the stacks of the ranks and all below them; of a rank that is dead, that it has ended.
 
-    A rank's has the step and phase of its heartbeat.
+    A rank's has the step, the phase and the collectives of its heartbeat.
     """
     beats = heartbeat.read(run)
     rounds = -(-len(here) // AT_ONCE) or 1
@@ -45,7 +45,7 @@ def _look(here: Sequence[processes.Process], seconds: float, run: Path) -> list[
         replace(stack, step=beats[stack.rank]["step"], phase=beats[stack.rank]["phase"])
         if stack.rank in beats and not stack.is_worker
         else stack
-        for stack in found
+        for stack in stall.with_collectives(found, beats)
     ]
 
 
