@@ -85,11 +85,12 @@ class _Body:
                 self._start_watcher()
             if self._clock and (step := self._clock.look()):
                 self._tell_clock(step)
-            heard = [self._bell[0]]
+            heard = select.poll()  # not select: a rank that talks to thousands has descriptors above 1023
+            heard.register(self._bell[0], select.POLLIN)
             if self._watcher is not None and self._watcher.stdout is not None:
-                heard.append(self._watcher.stdout.fileno())
+                heard.register(self._watcher.stdout, select.POLLIN)
             wait = TICK_SECONDS if self._watcher else min(TICK_SECONDS, max(0.01, first - (now - began)))
-            ready, _, _ = select.select(heard, [], [], wait)
+            ready = [descriptor for descriptor, _ in heard.poll(1000 * wait)]
             if self._bell[0] in ready:
                 return
             if ready:
@@ -188,7 +189,6 @@ class _Body:
             _part_with(self._watcher)
         with suppress(OSError):  # a finished run is as it was; after a crash the last one stays
             heartbeat.path(self.run, self.record.rank).unlink(missing_ok=True)
-        os.close(self.page)
 
 
 def _may_look(watcher: int) -> None:
@@ -257,6 +257,7 @@ def watching(spec: WatchSpec, run: Path, world: World, stop: Stop) -> Iterator[W
     finally:
         faulthandler.unregister(signal.SIGUSR2)
         os.close(file)
+        os.close(page)
 
 
 # ── a collective that breaks ────────────────────────────────────────────────────────────────────────────────

@@ -25,6 +25,7 @@ from typing import Any
 from trainer import exit_codes, hardware_watch, heartbeat, processes, stall
 from trainer.heartbeat import Seen
 from trainer.processes import Process
+from vidcurate.errors import StateError
 
 GOODBYE = b"bye\n"
 ENDS_SECONDS = 5.0
@@ -74,6 +75,8 @@ class Watcher:
         self.since = processes.path(self.run, self.rank.rank).stat().st_mtime
         self.peers: dict[int, Process] = {}
         self.dealt_with: stall.Claim | None = None
+        self.dealt_at: tuple[int, str] | None = None  # step and phase of this rank then
+        self.has_complained = False
         self.next_look_around = 0.0
         self.is_ending = False
 
@@ -99,14 +102,20 @@ class Watcher:
         now = stall.claimed(self.run, self.since)
         if now is not None and now != self.dealt_with:
             return self.deal_with(now, is_first=False)
-        if self.dealt_with is not None:
-            if seen.step == self.dealt_with.step and seen.phase == self.dealt_with.phase:
+        if self.dealt_at is not None:
+            if (seen.step, seen.phase) == self.dealt_at:
                 return False  # it was told, and the policy is to wait
-            self.dealt_with = None
+            self.dealt_with = self.dealt_at = None
             stall.forget(self.run)
         if seen.is_late:
             return self.claim("stall", self.rank, seen)
-        gone = self.gone(seen)
+        try:
+            gone = self.gone(seen)
+        except (OSError, StateError) as error:
+            if not self.has_complained:
+                say(f"rank {self.rank.rank}: lost ranks cannot be looked for now ({error})")
+            self.has_complained = True
+            return False
         return self.lost(gone) if gone else False
 
     # ── ranks that are gone ─────────────────────────────────────────────────────────────────────────────────
@@ -141,31 +150,34 @@ class Watcher:
     # ── dealing with it ─────────────────────────────────────────────────────────────────────────────────────
 
     def claim(self, kind: str, whom: Process, seen: Seen) -> bool:
-        stall_of: stall.Claim | None = None
-        is_first = False
+        why = "a word of an earlier start is in the way"
         try:
-            stall_of = stall.claim(
-                self.run,
-                kind=kind,
-                step=seen.step,
-                phase=seen.phase,
-                rank=whom.rank,
-                host=whom.host,
-                seconds=seen.seconds,
-            )
-            is_first = stall_of is not None
-            stall_of = stall_of or stall.claimed(self.run, self.since)
+            for _ in range(2):  # another's word can be gone again when it is read: the ranks moved on
+                mine = stall.claim(
+                    self.run,
+                    kind=kind,
+                    step=seen.step,
+                    phase=seen.phase,
+                    rank=whom.rank,
+                    host=whom.host,
+                    seconds=seen.seconds,
+                )
+                now = mine or stall.claimed(self.run, self.since)
+                if now is not None:
+                    return self.deal_with(now, is_first=mine is not None)
         except OSError as error:
-            say(f"rank {self.rank.rank}: {kind} at step {seen.step}, and the run's folder refuses ({error})")
-        if stall_of is None:
-            return self.end(f"{kind} at step {seen.step}")
-        return self.deal_with(stall_of, is_first=is_first)
+            why = str(error)
+        say(f"rank {self.rank.rank}: {kind} at step {seen.step}, and the run's folder refuses ({why})")
+        policy, self.dealt_at = self.policy(kind), (seen.step, seen.phase)
+        return policy != "warn" and self.end(f"{kind} at step {seen.step}", policy)
+
+    def policy(self, kind: str) -> str:
+        """Nobody waits for a rank that is gone."""
+        return self.job.on_stall if kind == "stall" else "restart"
 
     def deal_with(self, now: stall.Claim, *, is_first: bool) -> bool:
-        self.dealt_with = now
-        policy = (
-            self.job.on_stall if now.kind == "stall" else "restart"
-        )  # nobody waits for a rank that is gone
+        seen, policy = self.see(), self.policy(now.kind)
+        self.dealt_with, self.dealt_at = now, (seen.step, seen.phase)
         try:
             stall.take_part(
                 self.run,
@@ -185,12 +197,11 @@ class Watcher:
         what = f"rank {now.rank} on {now.host} is lost" if now.kind == "lost" else now.kind
         return self.end(f"{what} at step {now.step}; see {now.folder}", policy)
 
-    def end(self, why: str, policy: str = "restart") -> bool:
-        """End the rank: it is told the exit code, and killed where it does not listen."""
-        code = exit_codes.HALT if policy == "stop" else exit_codes.RESTART
-        return self.end_with(code, why)
+    def end(self, why: str, policy: str) -> bool:
+        return self.end_with(exit_codes.HALT if policy == "stop" else exit_codes.RESTART, why)
 
     def end_with(self, code: int, why: str) -> bool:
+        """End the rank: it is told the exit code, and killed where it does not listen."""
         self.is_ending = True
         with suppress(OSError):
             os.write(1, (json.dumps({"code": code, "why": why}) + "\n").encode())

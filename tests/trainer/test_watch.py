@@ -4,6 +4,7 @@ import dataclasses
 import json
 import mmap
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from trainer.heartbeat import Pulse
 from trainer.mesh import ALONE
 from trainer.pace import OwnSeconds, SlowRanks, Throughput
 from trainer.watch_spec import WatchSpec
-from vidcurate.errors import StateError
+from vidcurate.errors import StateError, StorageError
 
 # ── heartbeats ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -125,6 +126,46 @@ def test_a_disk_that_refuses_heartbeats_is_told_once_and_the_run_goes_on(
         time.sleep(0.5)
         watched.pulse.step(1)
     assert capfd.readouterr().err.count("heartbeats cannot be written") == 1
+
+
+def test_a_rank_with_thousands_of_open_files_is_watched_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """select(2) knows descriptors below 1024 only; a rank has a socket for each of its peers."""
+    monkeypatch.setattr(watch, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(watch, "TICK_SECONDS", 0.02)
+    before = processes.children(os.getpid())
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        with (
+            stop_signals.listening() as stop,
+            watch.watching(WatchSpec(stall_seconds=0.4), tmp_path, ALONE, stop) as watched,
+        ):
+            until = time.monotonic() + 10
+            while processes.children(os.getpid()) == before and time.monotonic() < until:
+                time.sleep(0.01)  # until its watcher is there
+            watched.pulse.step(7)
+            while heartbeat.read(tmp_path).get(0, {}).get("step") != 7 and time.monotonic() < until:
+                time.sleep(0.01)
+            assert heartbeat.read(tmp_path)[0]["step"] == 7
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_watch_that_cannot_begin_leaves_no_file_open(tmp_path: Path) -> None:
+    (tmp_path / processes.PROCESSES).write_text("a file where the folder should be")
+    before = len(os.listdir("/proc/self/fd"))
+    with (
+        pytest.raises(StorageError),
+        stop_signals.listening() as stop,
+        watch.watching(WatchSpec(), tmp_path, ALONE, stop),
+    ):
+        pass
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_sigusr2_writes_the_stacks_and_ends_nothing(tmp_path: Path) -> None:
