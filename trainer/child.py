@@ -1,4 +1,4 @@
-"""Other programs asked a question, with a limit that holds whatever they do.
+"""Other programs asked a question, and ended, with a limit that holds whatever they do.
 
 A tool that talks to a driver can hang where no signal reaches it (NVIDIA/NVSentinel#1576, scitix/sichek#123):
 it is killed, waited for a moment, and left behind. So no question here takes longer than its limit and a
@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 LEFT_BEHIND_SECONDS = 1.0
 MOST_BYTES = 64 << 20
@@ -80,6 +80,13 @@ def ask(
         problem = f"{name}: ended with {process.returncode} ({said})"
         return Answer(kind="failed", text=out, problem=problem, seconds=took)
     return Answer(kind="answered", text=out, seconds=took)
+
+
+def kill(process: "subprocess.Popen[Any]") -> None:
+    """Kill a process and wait for it a moment: one that waits for a dead disk cannot even be killed."""
+    process.kill()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(LEFT_BEHIND_SECONDS)
 
 
 def _leave(process: "subprocess.Popen[str]") -> None:

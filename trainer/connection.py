@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainer import child
 from trainer.hosts import Host
 from vidcurate.errors import InputError
 
@@ -119,8 +120,7 @@ def hang_up(connections: Sequence[Connection]) -> None:
                 connection.process.wait(max(0.0, until - time.monotonic()))
             if connection.host is HERE:
                 continue  # the agent itself, not ssh: it ends when its ranks have
-        connection.process.kill()
-        connection.process.wait()
+        child.kill(connection.process)
 
 
 def answers(
@@ -138,10 +138,11 @@ def answers(
         with suppress(queue.Empty):
             connection, message = messages.get(timeout=0.1)
             if message is None:
-                connection.process.wait(5.0)
-                gone[connection.host.name] = (
-                    f"{connection.last_words or 'said nothing'} (ended with {connection.process.returncode})"
-                )
+                with suppress(subprocess.TimeoutExpired):
+                    connection.process.wait(1.0)
+                code = connection.process.returncode
+                how = "hung up" if code is None else f"ended with {code}"
+                gone[connection.host.name] = f"{connection.last_words or 'said nothing'} ({how})"
             elif "ready" in message:
                 connection.ready = message
     return {

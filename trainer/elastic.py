@@ -79,17 +79,17 @@ class HostRanks(SimpleElasticAgent):
         self._wait(after)
         self.send(signal.SIGTERM)
         self._wait(seconds)
-        for process in self.processes.values():
+        for process in list(self.processes.values()):
             if process.poll() is None:
                 _kill_group(process)
 
     def _wait(self, seconds: float) -> None:
         until = time.monotonic() + seconds
-        while time.monotonic() < until and any(one.poll() is None for one in self.processes.values()):
+        while time.monotonic() < until and any(one.poll() is None for one in list(self.processes.values())):
             time.sleep(0.05)
 
     def _send(self, number: signal.Signals) -> None:
-        for process in self.processes.values():
+        for process in list(self.processes.values()):
             if process.poll() is None:
                 with suppress(ProcessLookupError):
                     process.send_signal(number)

@@ -5,12 +5,14 @@ node1 slots=8
 node2 slots=8
 """
 
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer.child import ask
 from vidcurate.errors import InputError
+
+SSH_SECONDS = 10.0  # for its configuration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +51,6 @@ def address(host: Host, ssh: Sequence[str], environment: Mapping[str, str]) -> s
     """Return where others find this host: MASTER_ADDR, or what ssh's configuration makes of its name."""
     if "MASTER_ADDR" in environment:
         return environment["MASTER_ADDR"]
-    told = subprocess.run(
-        [*ssh, "-G", "--", host.name], capture_output=True, text=True, timeout=10, check=False
-    )
-    found = [line.partition(" ")[2] for line in told.stdout.splitlines() if line.startswith("hostname ")]
+    told = ask([*ssh, "-G", "--", host.name], SSH_SECONDS)
+    found = [line.partition(" ")[2] for line in told.text.splitlines() if line.startswith("hostname ")]
     return found[0] if found else host.name.rpartition("@")[2]

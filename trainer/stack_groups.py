@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from trainer import collectives
 from trainer.collectives import Wait
+from trainer.heartbeat import PHASES
 from trainer.stacks import Stack
 
 
@@ -29,9 +30,6 @@ def unmoved(first: Sequence[Stack], second: Sequence[Stack]) -> list[Stack]:
     """Return those of the second dump whose main thread stands where it stood in the first."""
     before = {(stack.host, stack.pid): stack.frames for stack in first}
     return [stack for stack in second if stack.frames and before.get((stack.host, stack.pid)) == stack.frames]
-
-
-PHASES = ("start", "data", "forward_backward", "update", "rerun", "rollback", "save", "sample", "validate")
 
 
 def odd_one(groups: Sequence[Sequence[Stack]]) -> Odd | None:

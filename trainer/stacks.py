@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer import collectives, processes
+from trainer.child import ask
 from trainer.collectives import Collective
 from vidcurate.errors import StateError
 
@@ -199,22 +199,16 @@ def _by_py_spy(program: str, pid: int, seconds: float) -> tuple[tuple[Thread, ..
     """Return the threads, or none and why."""
     # It reads while the process runs on: to stop it would hide what it does, and needs more rights.
     words = [program, "dump", "--pid", str(pid), "--json", "--nonblocking"]
-    why = ""
     until = time.monotonic() + seconds
-    while not why or (time.monotonic() < until and "permission" not in why.lower()):
-        try:
-            left = max(0.1, until - time.monotonic())
-            done = subprocess.run(words, capture_output=True, text=True, timeout=left, check=False)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return (), f"py-spy: {error}"
-        if done.returncode == 0:
-            with suppress(ValueError, KeyError, TypeError):
-                if threads := parse_py_spy(done.stdout):
-                    return threads, ""
-        # A process that runs is read while it changes: the next look may be a whole one.
-        why = f"py-spy: {(done.stderr.strip().splitlines() or ['said nothing'])[0]}"
-        time.sleep(LOOK_SECONDS)
-    return (), why
+    while True:
+        said = ask(words, max(0.1, until - time.monotonic()))
+        with suppress(ValueError, KeyError, TypeError):
+            if said.is_good and (threads := parse_py_spy(said.text)):
+                return threads, ""
+        why = said.problem or "py-spy: its answer holds no threads"
+        if said.kind in ("missing", "hung") or time.monotonic() > until or "permission" in why.lower():
+            return (), why
+        time.sleep(LOOK_SECONDS)  # one that runs is read while it changes: the next look may be a whole one
 
 
 def _by_signal(pid: int, descriptor: int, seconds: float) -> tuple[tuple[Thread, ...], str]:

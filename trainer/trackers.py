@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from trainer import metrics
+from trainer import child, metrics
 from trainer.place import LOGS
 from vidcurate.recipe import Recipe
 
@@ -164,8 +164,7 @@ class Mirrors:
                 process.wait(CLOSE_SECONDS)
                 self._forget(kind)
             except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+                child.kill(process)
                 self._running.pop(kind)
                 self._tell(kind, "tracker_late", f"not done {CLOSE_SECONDS:g} s after the run's end, killed")
 

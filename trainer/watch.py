@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer import collectives, diary, exit_codes, heartbeat, processes, stall
+from trainer import child, collectives, diary, exit_codes, heartbeat, processes, stall
 from trainer.clock_watch import ADVICE, ClockStep, ClockWatch
 from trainer.collectives import Collective
 from trainer.heartbeat import Pulse
@@ -207,8 +207,7 @@ def _part_with(watcher: "subprocess.Popen[bytes]") -> None:
     try:
         watcher.wait(2.0)
     except subprocess.TimeoutExpired:
-        watcher.kill()
-        watcher.wait()
+        child.kill(watcher)
     if watcher.stdout is not None:
         watcher.stdout.close()
 

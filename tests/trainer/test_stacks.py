@@ -114,7 +114,8 @@ def test_py_spy_that_never_answers_is_not_waited_for(
 ) -> None:
     fake = tmp_path / "bin" / "py-spy"
     fake.parent.mkdir()
-    fake.write_text("#!/bin/sh\nexec sleep 60\n")
+    started = tmp_path / "started"
+    fake.write_text(f"#!/bin/sh\nsleep 60 & echo $! > {started}; wait\n")  # as sudo starts one of its own
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
     record = hanging["waits_for_ever"]
@@ -124,6 +125,7 @@ def test_py_spy_that_never_answers_is_not_waited_for(
 
     assert seen.how == "faulthandler"
     assert time.monotonic() - began < 5
+    assert processes.state(int(started.read_text())) == "ended"  # and what it had started with it
 
 
 def test_a_stopped_process_and_one_that_has_ended_say_so(hanging: dict[str, processes.Process]) -> None:

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from trainer import child
 from trainer.cluster.nodes import Node, Way, agent_on, environment_for
 from trainer.node.marks import END, unmarked
 
@@ -133,7 +134,7 @@ class Line:
                 break
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, number)
-        self.process.wait()
+        child.kill(self.process)
         self._selector.close()
         for stream in (self.process.stdout, self.process.stderr):
             assert stream is not None

@@ -17,7 +17,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 
-from trainer import checkpoint, exit_codes
+from trainer import checkpoint, child, exit_codes
 from trainer import recipe as recipes
 from trainer.experiment.arms import Chain, Start
 from vidcurate.errors import StateError, StorageError, VidcurateError
@@ -70,8 +70,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     try:
         process.wait(END_SECONDS)
     except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        child.kill(process)
 
 
 def _run(start: Start, name: str, limit_seconds: float, stop: threading.Event) -> None:
