@@ -22,7 +22,7 @@ from vidcurate.errors import StorageError
 CODES: dict[xid.Action, int] = {"drain_node": exit_codes.BAD_NODE, "restart_job": exit_codes.RESTART}
 SAME_SECONDS = 1.5
 MOST_EVENTS = 20
-"""of one reading: a GPU that fails can write thousands of lines"""
+"""of one reading, the hardest first: a GPU that fails can write thousands of lines"""
 
 
 def start(
@@ -55,7 +55,8 @@ def _watch(
         facts, log = hardware.read(), xid_log.read_xids()
         actions: list[xid.Action] = []
         reasons = []
-        for event in _new(log.events, seen)[-MOST_EVENTS:]:
+        news = sorted(_new(log.events, seen), key=lambda event: -xid.ACTIONS.index(event.policy.action))
+        for event in news[:MOST_EVENTS]:
             _record(run, "xid", step(), _xid_facts(event))
             actions.append(event.policy.action)
             reasons.append(f"Xid {event.number} on {event.bus_id}")

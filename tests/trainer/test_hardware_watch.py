@@ -34,6 +34,11 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def change(tools: Path, pending: str) -> None:
+    (tools / "smi.new").write_text(GPU.format(pending=pending))
+    (tools / "smi.new").replace(tools / "smi.xml")
+
+
 def test_a_row_that_waits_to_be_replaced_ends_the_rank_as_a_bad_node(tools: Path) -> None:
     (tools / "smi.xml").write_text(GPU.format(pending="No"))
     (tools / "kernel.log").write_text("[ 1.0] NVRM: Xid (PCI:0000:3b:00): 48, long ago\n")
@@ -46,8 +51,7 @@ def test_a_row_that_waits_to_be_replaced_ends_the_rank_as_a_bad_node(tools: Path
     thread = hardware_watch.start(tools, 0.1, step=lambda: 41, end=end)
     time.sleep(0.5)
     assert events(tools, "xid") == []  # it was so before
-    (tools / "smi.new").write_text(GPU.format(pending="Yes"))
-    (tools / "smi.new").replace(tools / "smi.xml")
+    change(tools, "Yes")
     thread.join(20)
 
     (event,) = events(tools, "ecc")
@@ -58,14 +62,36 @@ def test_a_row_that_waits_to_be_replaced_ends_the_rank_as_a_bad_node(tools: Path
     assert why.startswith("a memory row waits to be replaced on ")
 
 
+def test_of_thousands_of_lines_the_worst_counts_and_a_few_are_events(tools: Path) -> None:
+    """A GPU that falls off the bus is followed by what every program on it then complains of."""
+    change(tools, "No")
+    (tools / "kernel.log").write_text("")
+    ended: list[int] = []
+    thread = hardware_watch.start(tools, 0.1, step=lambda: 41, end=lambda code, why: not ended.append(code))
+    time.sleep(0.3)
+    lines = [f"[ {at}.0] NVRM: Xid (PCI:0000:3b:00): 45, Ch {at}" for at in range(1000, 1040)]
+    lines.insert(0, "[ 999.0] NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.")
+    (tools / "kernel.new").write_text("\n".join(lines))
+    (tools / "kernel.new").replace(tools / "kernel.log")
+    thread.join(20)
+
+    assert ended == [exit_codes.BAD_NODE]
+    numbers = [event["number"] for event in events(tools, "xid")]
+    assert numbers[0] == 79
+    assert len(numbers) == hardware_watch.MOST_EVENTS
+
+
 def test_what_cannot_be_read_is_said_once(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(xid_log.read_xids, "__defaults__", (5.0, tools / "no-kmsg"))
     (tools / "smi.xml").write_text(GPU.format(pending="No"))
 
-    hardware_watch.start(tools, 0.1, step=lambda: 3, end=None)
+    thread = hardware_watch.start(tools, 0.1, step=lambda: 3, end=lambda code, why: True)
     until(lambda: events(tools, "watch"))
     time.sleep(0.5)
+    change(tools, "Yes")  # or it would look, ten times a second, for as long as the tests run
+    thread.join(20)
 
+    assert not thread.is_alive()
     (event,) = events(tools, "watch")
     assert event["step"] == 3
     assert event["cannot_read"][0].startswith("Xid events cannot be read here: dmesg: ended with 1")

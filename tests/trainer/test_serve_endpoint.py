@@ -262,6 +262,17 @@ def test_what_fails_unforeseen_is_told_and_the_thread_works_on() -> None:
     assert bad.error() == "RuntimeError: two lines"
 
 
+def test_a_page_that_fails_unforeseen_is_an_answer_and_no_broken_line() -> None:
+    def facts() -> dict[str, Any]:
+        raise RuntimeError("no facts")
+
+    with Endpoint(
+        ("127.0.0.1", 0), Limits(), None, lambda asked, check: Answer.of_json(200, {}), facts, dict
+    ) as endpoint:
+        reply = ask(endpoint.port, "GET", "/health")
+    assert (reply.code, reply.error()) == (500, "RuntimeError: no facts")
+
+
 def test_connections_are_bounded_and_a_silent_one_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_endpoint, "MAX_CONNECTIONS", 2)
     monkeypatch.setattr(http_endpoint._Handler, "timeout", 0.5)

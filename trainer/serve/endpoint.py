@@ -44,6 +44,10 @@ class Job:
             raise Refused(504, "the time limit is over; ask for fewer frames, pixels or steps.")
 
 
+def _unforeseen(error: Exception) -> Refused:
+    return Refused(500, " ".join(f"{type(error).__name__}: {error}".split()))
+
+
 class Endpoint:
     """The queue, the thread that works it off, and the counts. A context manager: it listens inside.
 
@@ -95,7 +99,7 @@ class Endpoint:
             except Refused as refused:
                 job.answer = refused.answer
             except Exception as error:  # noqa: BLE001 - told to the client, and the thread works on
-                job.answer = Refused(500, " ".join(f"{type(error).__name__}: {error}".split())).answer
+                job.answer = _unforeseen(error).answer
             with self.lock:
                 self.seconds += time.monotonic() - began
             job.ended.set()
@@ -187,6 +191,10 @@ class _Handler(BaseHTTPRequestHandler):
             answer = act()
         except Refused as refused:
             answer = refused.answer
+        except OSError:  # of the client's line: there is nobody to answer
+            raise
+        except Exception as error:  # noqa: BLE001 - `handle_error` is silent
+            answer = _unforeseen(error).answer
         self._answer(answer)
 
     def _check_caller(self) -> None:
