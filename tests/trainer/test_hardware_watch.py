@@ -67,7 +67,12 @@ def test_of_thousands_of_lines_the_worst_counts_and_a_few_are_events(tools: Path
     change(tools, "No")
     (tools / "kernel.log").write_text("")
     ended: list[int] = []
-    thread = hardware_watch.start(tools, 0.1, step=lambda: 41, end=lambda code, why: not ended.append(code))
+
+    def end(code: int, why: str) -> bool:
+        ended.append(code)
+        return True
+
+    thread = hardware_watch.start(tools, 0.1, step=lambda: 41, end=end)
     time.sleep(0.3)
     lines = [f"[ {at}.0] NVRM: Xid (PCI:0000:3b:00): 45, Ch {at}" for at in range(1000, 1040)]
     lines.insert(0, "[ 999.0] NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.")
