@@ -102,7 +102,7 @@ def _act(given: argparse.Namespace) -> int:
             raise InputError(f"{name} starts no ranks; write `python -m trainer RECIPE {name}`.")
 
     # torch is loaded here, so that --help and a wrong flag answer at once.
-    from trainer import recipe, resume, supervisor
+    from trainer import exit_codes, metrics, recipe, resume, supervisor, trackers
 
     wanted = recipe.load(asked.recipe, asked.settings)
     resume.check_origin(
@@ -120,7 +120,7 @@ def _act(given: argparse.Namespace) -> int:
             return ""
         return f"parallel.shard_size {size} does not divide the {ranks} ranks that are left."
 
-    return supervisor.supervise(
+    code = supervisor.supervise(
         wanted.output,
         hosts,
         [sys.executable, "-u", "-m", "trainer", *given.rest],
@@ -137,6 +137,12 @@ def _act(given: argparse.Namespace) -> int:
         environment=os.environ,
         fits=fits,
     )
+    # Ranks that were ended took their mirrors with them, and `gave_up` is written after all of them.
+    ends_here = code in (exit_codes.FAILED, exit_codes.BAD_NODE, exit_codes.HALT)
+    if ends_here and (wanted.output / metrics.EVENTS).exists():
+        with trackers.Mirrors(wanted.trackers, wanted.output, recipe.as_json(wanted)) as mirrors:
+            mirrors.begin()
+    return code
 
 
 def main(words: Sequence[str]) -> int:

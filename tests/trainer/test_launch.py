@@ -1,10 +1,11 @@
 """What `launch` refuses before anything starts, each in one line."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from tests.trainer.shards_for_tests import TINY
+from tests.trainer.shards_for_tests import TINY, command_words
 from trainer import launch
 
 
@@ -37,6 +38,28 @@ def test_what_makes_no_sense_is_one_line_and_starts_nothing(
     assert said in captured.err
     assert captured.err.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_launch_that_gives_up_tells_the_trackers_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = tmp_path / "run"
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "sitecustomize.py").write_text("import os\nif 'RANK' in os.environ:\n    os._exit(1)\n")
+    monkeypatch.setenv("PYTHONPATH", f"{broken}:{os.environ.get('PYTHONPATH', '')}")
+    words = command_words(tmp_path / "shards", run, "trackers.tensorboard=true")
+
+    assert launch.main([*words, "--restarts", "0"]) == 1
+
+    assert "No further restart." in capsys.readouterr().err
+    shown = EventAccumulator(str(run / "tensorboard" / "events"), size_guidance={"tensors": 0})
+    shown.Reload()
+    (told,) = shown.Tensors("events/gave_up")
+    (text,) = told.tensor_proto.string_val
+    assert '"exit_code": 1' in text.decode()
 
 
 def test_a_flag_that_nobody_knows_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
