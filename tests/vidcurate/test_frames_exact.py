@@ -181,3 +181,38 @@ def test_decoding_and_scaling_start_no_thread(run_python, folder: Path) -> None:
 
     before, after = told.split()
     assert before == after
+
+
+AT_ONCE = """
+import sys, threading
+import av, numpy as np
+from vidcurate.video.picture import cover
+
+sys.setswitchinterval(1e-6)
+found = []
+
+def grey(level):
+    picture = np.full((360, 640, 3), level, np.uint8)
+    return av.VideoFrame.from_ndarray(picture, "rgb24").reformat(format="yuv420p")
+
+def work(level):
+    frame = grey(level)
+    alone = expected[level]
+    found.append(all((cover(frame, 64, 64, 1.0) == alone).all() for _ in range(200)))
+
+levels = range(0, 256, 64)
+expected = {}
+for level in levels:
+    frame = grey(level)
+    expected[level] = cover(frame, 64, 64, 1.0).copy()
+threads = [threading.Thread(target=work, args=(level,)) for level in levels]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(found)
+"""
+
+
+def test_threads_that_decode_at_once_do_not_show_each_others_pictures(run_python) -> None:  # type: ignore[no-untyped-def]
+    assert run_python(AT_ONCE).strip() == "[True, True, True, True]"

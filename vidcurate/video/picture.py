@@ -7,6 +7,7 @@ last, on the small picture.
 """
 
 import struct
+import threading
 from functools import lru_cache
 from typing import Any
 
@@ -22,7 +23,6 @@ _UNSPECIFIED = (
 _BT709 = 1  # what FFmpeg takes for the matrix "RGB" of a picture that is none
 
 
-@lru_cache(maxsize=_MOST_SCALERS)
 def _scaler(source: str, crop: str, height: int, width: int, flags: str) -> Graph:
     graph = Graph()
     graph.threads = 1
@@ -36,6 +36,15 @@ def _scaler(source: str, crop: str, height: int, width: int, flags: str) -> Grap
     graph.link_nodes(*filters).configure()
     return graph
 
+
+class _Scalers(threading.local):
+    """A thread's own: a graph that two threads push frames into gives one the other's pictures."""
+
+    def __init__(self) -> None:
+        self.of = lru_cache(maxsize=_MOST_SCALERS)(_scaler)
+
+
+_scalers = _Scalers()
 
 Turn = tuple[bool, bool, bool]
 
@@ -118,7 +127,7 @@ def cover(
         f"video_size={frame.width}x{frame.height}:pix_fmt={frame.format.name}:time_base=1/1000"
         f":colorspace={int(frame.colorspace)}:range={int(frame.color_range)}"
     )
-    graph = _scaler(source, crop, height, width, flags)
+    graph = _scalers.of(source, crop, height, width, flags)
     graph.vpush(frame)
     image: NDArray[Any] = graph.vpull().to_ndarray()
     if transposed:
