@@ -123,8 +123,9 @@ def test_the_page_of_a_run_shows_its_parts_and_links_its_samples(
     page = (run / "report.html").read_text()
     for part in ("goodput", "curves", "events", "slowest", "samples"):
         assert f'<section id="{part}">' in page
-    for title in ("Loss by bucket", "Loss by source", "Loss by level", "Loss by timestep", "Validation loss"):
+    for title in ("Loss by bucket", "Loss by level", "Loss by timestep", "Validation loss"):
         assert f"<h3>{title}" in page
+    assert "Loss by source" not in page  # of one source it is the loss
     for title in ("Gradient norm", "Weight norm", "Learning rate", "Tokens per second", "Data wait"):
         assert f"<h3>{title}" in page
     assert f"python -m trainer.inspect {run} --step" in page
@@ -222,3 +223,42 @@ def test_a_stopped_run_has_no_lost_time() -> None:
     assert found is not None
     check_adds_up(found)
     assert found.seconds["lost"] == 0
+
+
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [
+        ([event("done", 3, 140)], ">Done</a> at step 3; begun 1970-01-01 00:01:40, last sign"),
+        ([event("stop", 3, 140, reason="SIGTERM")], ">Stopped on a signal and saved</a> at step 3 (SIGTERM)"),
+        ([event("guard", 3, 140, action="stop", reason="nan")], ">Stopped by the guard</a> at step 3 (nan)"),
+        ([event("guard", 3, 140, action="warn")], "Not done: it goes on, or was killed. Last step 3"),
+        (
+            [event("stop", 3, 140), event("resume", 3, 150)],
+            "Not done: it goes on, or was killed. Last step 3",
+        ),
+    ],
+)
+def test_the_page_begins_with_how_the_run_ended(
+    tmp_path: Path, last: list[dict[str, Any]], said: str
+) -> None:
+    for one in [event("start", 0, 100, process_began=100.0), event("slow_rank", 1, 120), *last]:
+        metrics.append(tmp_path / metrics.EVENTS, one)
+
+    assert report.main([str(tmp_path)]) == 0
+
+    head = (tmp_path / "report.html").read_text().split("</header>")[0]
+    assert said in head
+    assert '1 × <a href="#event-0-1">slow_rank</a>' in head
+
+
+def test_an_event_says_its_facts_in_a_line_and_long_times_are_told_in_hours(tmp_path: Path) -> None:
+    facts = {"path": "step-3", "deleted": [], "seconds": 0.123456, "reason": "it was time."}
+    for one in [event("start", 0, 0, process_began=0.0), event("save", 3, 93784, **facts)]:
+        metrics.append(tmp_path / metrics.EVENTS, one)
+
+    assert report.main([str(tmp_path)]) == 0
+
+    page = (tmp_path / "report.html").read_text()
+    assert "<summary>reason it was time, path step-3, seconds 0.1235</summary>" in page
+    assert '<td class="n moment">1970-01-02 02:03:04</td><td class="n">1 d 2:03:04</td>' in page
+    assert ">20 h</text>" in page

@@ -20,6 +20,8 @@ EVENT_INKS = {
 }
 EVENT_INKS |= {
     "clip_substituted": 1,
+    "worker_replaced": 1,
+    "tracker_failed": 1,
     "data_changed": 3,
     "resume": 0,
     "start": 0,
@@ -27,14 +29,43 @@ EVENT_INKS |= {
     "stop": 4,
     "save": 7,
 }
+# What the inks say, on the page.
+MEANINGS = {
+    0: "begun",
+    1: "slower, or a clip or worker replaced",
+    3: "data or plan changed",
+    4: "saved and left on a signal",
+    6: "guard, stall, GPU, node left out, given up",
+    7: "other",
+}
+BEGUN = ("start", "resume", "load", "load_from_scratch", "weights")
 QUIET = ("save", "stage", "done", "sample", "start")  # not flagged where more than MOST_FLAGS would stand
 MOST_FLAGS = 60
 MOST_EVENTS = 400
+BRIEF = 110  # letters of the line that stands for an event's facts
 
 
 def ink(event: dict[str, Any]) -> int:
     """Return the ink of an event's flag."""
     return EVENT_INKS.get(event["event"], 7)
+
+
+def is_trouble(event: dict[str, Any]) -> bool:
+    """Return whether an event is one that a person should look at."""
+    return ink(event) in (1, 6)
+
+
+def brief(event: dict[str, Any]) -> str:
+    """Return an event's facts in one short line, what decided first, empty ones left out, not escaped."""
+    first = [key for key in ("action", "reason", "why", "clip", "kind") if key in event]
+    rest = [key for key in event if key not in (*first, "event", "step", "time")]
+    shown = [key for key in first + rest if event[key] not in ([], {}, "", None)]
+    text = ", ".join(f"{key.replace('_', ' ')} {_short(event[key])}" for key in shown)
+    return text if len(text) <= BRIEF else f"{text[:BRIEF].rstrip()} …"
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else fact(value).rstrip(".")
 
 
 def words_of(event: dict[str, Any]) -> str:

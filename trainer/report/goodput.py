@@ -17,7 +17,7 @@ PARTS = {
     "idle": "between two attempts: the last sign of one to the beginning of the next process",
     "other": "within an attempt, told by no diary: writing diaries, waiting for another rank to end",
     "productive": "updates that the run still has",
-    "start-up": "a process's beginning to its first update, and what that took longer (compiling)",
+    "start-up": "to a process's first update, and by how much that took longer than others (compiling)",
     "data wait": "waiting for clips",
     "checkpoint": "the training held up by a save",
     "sampling": "making samples",

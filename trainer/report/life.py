@@ -15,6 +15,19 @@ INKS = {
 }  # fmt: skip
 
 
+UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
+
+
+def lasting(seconds: float) -> str:
+    """Return a duration as a table shows it: 92.9 s, then 1:02:03 (h:mm:ss), then 2 d 1:02:03."""
+    if abs(seconds) < 600:
+        return f"{seconds:,.1f} s"
+    whole = round(abs(seconds))
+    days, rest = divmod(whole, 86400)
+    told = f"{rest // 3600}:{rest % 3600 // 60:02}:{rest % 60:02}"
+    return ("-" if seconds < 0 else "") + (f"{days:,} d {told}" if days else told)
+
+
 def bar(found: Ledger) -> str:
     """Return the run's life as a bar of 600 columns, each in the ink of the part that most of it was."""
     columns, wall = 600, max(found.wall_seconds * 1e6, 1.0)
@@ -50,24 +63,25 @@ def strip(number: int, run: RunData, found: Ledger) -> str:
     for count, one in enumerate(found.attempts, start=1):
         after, lasted = one.began - found.began, one.ended - one.began
         words = html.escape(
-            f"attempt {count}: {one.kind} at step {one.step}, after {after:,.1f} s, lasted {lasted:,.1f} s"
+            f"attempt {count}: {one.kind} at step {one.step}, after {lasting(after)}, lasted {lasting(lasted)}"
         )
         width = f"{100 * lasted / (found.wall_seconds or 1.0):.3f}%"
         parts.append(
             f'<rect class="attempt" x="{at(one.began)}" y="24" width="{width}" height="10"><title>{words}</title></rect>'
         )
-    for value in curves.ticks(0.0, found.wall_seconds, 4):
-        share = value / (found.wall_seconds or 1.0)
+    size, unit = next(pair for pair in UNITS if found.wall_seconds >= 3 * pair[0] or pair[1] == "s")
+    for value in curves.ticks(0.0, found.wall_seconds / size, 4):
+        share = value * size / (found.wall_seconds or 1.0)
         anchor = "start" if share < 0.05 else "end" if share > 0.95 else "middle"
         parts.append(
-            f'<text x="{at(found.began + value)}" y="50" text-anchor="{anchor}">{curves.shown(value)} s</text>'
+            f'<text x="{at(found.began + value * size)}" y="50" text-anchor="{anchor}">{curves.shown(value)} {unit}</text>'
         )
     loud_last = sorted(flags.flagged(run), key=lambda pair: pair[1]["event"] not in flags.QUIET)  # on top
     for count, event in loud_last:
         if "time" not in event:
             continue
         x, ink, target = at(event["time"]), flags.ink(event), flags.target(number, count)
-        words = html.escape(f"{event['time'] - found.began:,.1f} s: {flags.words_of(event)}")
+        words = html.escape(f"{lasting(event['time'] - found.began)}: {flags.words_of(event)}")
         drawn = (
             f'<title>{words}</title><line class="mark ink-{ink}" x1="{x}" x2="{x}" y1="8" y2="34"/>'
             f'<circle class="flag ink-{ink}" cx="{x}" cy="8" r="5"/>'

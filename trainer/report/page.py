@@ -3,6 +3,7 @@
 
 import html
 import os
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from trainer import curves, samples
 from trainer.curves import Curve, Mark
 from trainer.metrics import seconds_in_words
-from trainer.report import flags, life
+from trainer.report import flags, head, life
 from trainer.report.goodput import PARTS
 from trainer.report.read import RunData
 from trainer.report.style import STYLE
@@ -25,11 +26,21 @@ SCALARS = {
     "data_share": ("Data wait", "share of the step"),
     "peak_gib": ("Peak memory", "GiB"),
 }
+MOST_PLAYING = 48  # clips that play by themselves; of more each has its own button
 TABLES = {
     "loss_by_bucket": "Loss by bucket",
     "loss_by_source": "Loss by source",
     "loss_by_level": "Loss by level",
     "loss_by_timestep": "Loss by timestep",
+}
+
+
+SECTIONS = {
+    "goodput": "Where the time went",
+    "curves": "Curves",
+    "events": "Events",
+    "slowest": "Slowest updates",
+    "samples": "Samples",
 }
 
 
@@ -89,6 +100,11 @@ def _curves(runs: Sequence[RunData], names: Sequence[str]) -> str:
     for number, run in enumerate(runs):
         for key, title in TABLES.items():
             parts = sorted({part for line in run.lines for part in line.get(key, {})}, key=_natural)
+            if len(parts) == 1:  # its loss is the loss
+                continue
+            note = ""
+            if key == "loss_by_timestep":
+                parts, note = parts[::2], ", every second tenth; 0 is data, 1000 is noise"
             drawn = [
                 _curve(
                     part,
@@ -97,7 +113,7 @@ def _curves(runs: Sequence[RunData], names: Sequence[str]) -> str:
                 )
                 for ink, part in enumerate(parts[: curves.INKS])
             ]
-            more = f", {len(parts) - curves.INKS} more not shown" if len(parts) > curves.INKS else ""
+            more = f", {len(parts) - curves.INKS} more not shown" if len(parts) > curves.INKS else note
             note = (names[number] if len(runs) > 1 else "") + more
             figure = curves.chart(drawn, title=title, marks=marks if len(runs) == 1 else ())
             panels.append(_panel(title, note.lstrip(", "), figure, _keys(parts[: curves.INKS])))
@@ -121,19 +137,19 @@ def _goodput(runs: Sequence[RunData], names: Sequence[str]) -> str:
             continue
         rows = "".join(
             f'<tr><th scope="row"><i class="key {life.INKS[part]}"></i>{part}</th>'
-            f'<td class="n">{seconds:,.1f} s</td><td class="n">{100 * seconds / max(found.wall_seconds, 1e-9):.1f} %</td>'
+            f'<td class="n">{life.lasting(seconds)}</td><td class="n">{100 * seconds / max(found.wall_seconds, 1e-9):.1f} %</td>'
             f'<td class="soft">{PARTS[part]}</td></tr>'
             for part, seconds in sorted(found.seconds.items(), key=lambda pair: -pair[1])
         )
         attempts = "".join(
             f'<tr><th scope="row">{count}</th><td>{html.escape(one.kind)}</td><td class="n">{one.step:,}</td>'
-            f'<td class="n">{one.began - found.began:,.1f} s</td><td class="n">{one.ended - one.began:,.1f} s</td></tr>'
+            f'<td class="n">{life.lasting(one.began - found.began)}</td><td class="n">{life.lasting(one.ended - one.began)}</td></tr>'
             for count, one in enumerate(found.attempts, start=1)
         )
         shown.append(
-            f'{title}{life.bar(found)}{life.strip(number, run, found)}<div class="scroll"><table><thead><tr><th>part</th><th class="n">time</th>'
+            f'{title}{life.bar(found)}{life.strip(number, run, found)}{head.key_of_flags(run)}<div class="scroll"><table><thead><tr><th>part</th><th class="n">time</th>'
             f'<th class="n">share</th><th>what</th></tr></thead><tbody>{rows}<tr><th scope="row">all</th>'
-            f'<td class="n">{found.wall_seconds:,.1f} s</td><td class="n">100 %</td><td></td></tr></tbody></table></div>'
+            f'<td class="n">{life.lasting(found.wall_seconds)}</td><td class="n">100 %</td><td></td></tr></tbody></table></div>'
             f"<details><summary>{len(found.attempts)} attempt{'s' * (len(found.attempts) != 1)}</summary>"
             '<div class="scroll"><table><thead><tr><th>attempt</th><th>began as</th><th class="n">at step</th>'
             f'<th class="n">after</th><th class="n">lasted</th></tr></thead><tbody>{attempts}</tbody></table></div></details>'
@@ -144,29 +160,28 @@ def _goodput(runs: Sequence[RunData], names: Sequence[str]) -> str:
 def _events(runs: Sequence[RunData], names: Sequence[str]) -> str:
     parts = []
     for number, (run, name) in enumerate(zip(runs, names, strict=True)):
-        began = run.ledger.began if run.ledger else None
         rows = []
         for count, event in enumerate(run.events[: flags.MOST_EVENTS]):
-            after = f"{event['time'] - began:,.1f} s" if began is not None and "time" in event else ""
+            after, moment = head.after(run, event)
             facts = "".join(
                 f"<dt>{html.escape(key)}</dt><dd>{html.escape(flags.fact(value))}</dd>"
                 for key, value in event.items()
                 if key not in ("event", "step", "time")
             )
             told = (
-                f"<details><summary>{len(event) - 2} facts</summary><dl>{facts}</dl></details>"
+                f"<details><summary>{html.escape(flags.brief(event))}</summary><dl>{facts}</dl></details>"
                 if facts
                 else ""
             )
             ink = flags.ink(event)
             rows.append(
-                f'<tr id="{flags.target(number, count)}"><td class="n">{after}</td><td class="n">{event["step"]:,}</td>'
+                f'<tr id="{flags.target(number, count)}"><td class="n moment">{moment}</td><td class="n">{after}</td><td class="n">{event["step"]:,}</td>'
                 f'<th scope="row"><i class="key ink-{ink}"></i>{html.escape(str(event["event"]))}</th><td>{told}</td></tr>'
             )
         more = len(run.events) - flags.MOST_EVENTS
         title = f"<h3>{html.escape(name)}</h3>" if len(runs) > 1 else ""
         parts.append(
-            f'{title}<div class="scroll"><table><thead><tr><th class="n">after</th><th class="n">step</th><th>event</th>'
+            f'{title}<div class="scroll"><table><thead><tr><th class="n moment">time (UTC)</th><th class="n">after</th><th class="n">step</th><th>event</th>'
             f"<th>facts</th></tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
             + (f'<p class="soft">and {more:,} more in events.jsonl</p>' if more > 0 else "")
         )
@@ -174,17 +189,24 @@ def _events(runs: Sequence[RunData], names: Sequence[str]) -> str:
 
 
 def _slowest(runs: Sequence[RunData], names: Sequence[str]) -> str:
-    rows = "".join(
-        f'<tr><th scope="row">{html.escape(name)}</th><td class="n">{line["step"]:,}</td><td class="n">{line["seconds"]:.2f} s</td>'
-        f'<td class="n">{line["data_seconds"]:.2f} s</td><td>{html.escape(", ".join(line.get("loss_by_bucket", {})))}</td>'
-        f"<td><code>python -m trainer.inspect {html.escape(str(run.path))} --step {line['step']}</code></td></tr>"
-        for run, name in zip(runs, names, strict=True)
-        for line in run.slowest
-    )
+    rows = []
+    for run, name in zip(runs, names, strict=True):
+        usual = statistics.median(line["seconds"] for line in run.lines) if run.lines else 0.0
+        rows += [
+            (f'<tr><th scope="row">{html.escape(name)}</th>' if len(runs) > 1 else "<tr>")
+            + f'<td class="n">{line["step"]:,}</td><td class="n">{line["seconds"]:.2f} s</td>'
+            f'<td class="n">{line["seconds"] / max(usual, 1e-9):.1f} ×</td><td class="n">{line["data_seconds"]:.2f} s</td>'
+            f"<td>{html.escape(', '.join(line.get('loss_by_bucket', {})))}</td>"
+            f"<td><code>python -m trainer.inspect {html.escape(str(run.path))} --step {line['step']}</code></td></tr>"
+            for line in run.slowest
+        ]
+    if not rows:
+        return ""
+    first = "<th>run</th>" if len(runs) > 1 else ""
     return (
         '<section id="slowest"><h2>Slowest updates</h2><p class="soft">The command lists the clips of an update.</p>'
-        '<div class="scroll"><table><thead><tr><th>run</th><th class="n">step</th><th class="n">took</th>'
-        f'<th class="n">waited</th><th>buckets</th><th>its clips</th></tr></thead><tbody>{rows}</tbody></table></div></section>'
+        f'<div class="scroll"><table><thead><tr>{first}<th class="n">step</th><th class="n">took</th><th class="n">of the median</th>'
+        f'<th class="n">waited for data</th><th>buckets</th><th>its clips</th></tr></thead><tbody>{"".join(rows)}</tbody></table></div></section>'
     )
 
 
@@ -200,9 +222,10 @@ def _samples(runs: Sequence[RunData], names: Sequence[str], beside: Path) -> str
                 rows.setdefault((one["number"], one["prompt"], one["seed"]), {})[facts["step"]] = one["file"]
         steps = [facts["step"] for facts in rounds]
         shown = steps if len(steps) <= 6 else [steps[round(n * (len(steps) - 1) / 5)] for n in range(6)]
+        plays = len(rows) * len(shown) <= MOST_PLAYING
         body = "".join(
             f'<tr><th scope="row">{html.escape(prompt)} <span class="soft">seed {seed}</span></th>'
-            + "".join(_video(files.get(step), run.path, beside, prompt, step) for step in shown)
+            + "".join(_video(files.get(step), run.path, beside, prompt, step, plays) for step in shown)
             + "</tr>"
             for (_, prompt, seed), files in rows.items()
         )
@@ -216,12 +239,13 @@ def _samples(runs: Sequence[RunData], names: Sequence[str], beside: Path) -> str
     return f'<section id="samples"><h2>Samples</h2>{"".join(parts)}</section>' if parts else ""
 
 
-def _video(file: str | None, run: Path, beside: Path, prompt: str, step: int) -> str:
+def _video(file: str | None, run: Path, beside: Path, prompt: str, step: int, plays: bool) -> str:
     if file is None:
         return '<td class="soft">not sampled</td>'
     source = html.escape(os.path.relpath(run / file, beside))
     words = html.escape(f"{prompt}, step {step}")
-    return f'<td><video src="{source}" loop muted playsinline controls preload="metadata" aria-label="{words}"></video></td>'
+    how = "autoplay" if plays else 'controls preload="metadata"'
+    return f'<td><video src="{source}" loop muted playsinline {how} aria-label="{words}"></video></td>'
 
 
 def _tile(name: str, value: str, note: str = "") -> str:
@@ -257,15 +281,15 @@ def page(runs: Sequence[RunData], beside: Path) -> str:
     ]
     title = html.escape(" against ".join(names))
     heads = "".join(
-        (f"<h3>{html.escape(name)}</h3>" if len(runs) > 1 else "") + _tiles(run)
-        for name, run in zip(names, runs, strict=True)
+        (f"<h3>{html.escape(name)}</h3>" if len(runs) > 1 else "") + head.standing(number, run) + _tiles(run)
+        for number, (name, run) in enumerate(zip(names, runs, strict=True))
     )
     sections = [
         _goodput(runs, names), _curves(runs, names), _events(runs, names), _slowest(runs, names), _samples(runs, names, beside),
     ]  # fmt: skip
     links = "".join(
-        f'<a href="#{name}">{name}</a>'
-        for name in ("goodput", "curves", "events", "slowest", "samples")
+        f'<a href="#{name}">{words}</a>'
+        for name, words in SECTIONS.items()
         if f'id="{name}"' in "".join(sections)
     )
     return (

@@ -33,6 +33,7 @@ details { margin-top: .2rem; } summary { cursor: pointer; color: var(--soft); }
 dl { margin: .3rem 0; } td dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem .8rem; font-size: .86rem; }
 td dt { color: var(--soft); } td dd { margin: 0; overflow-wrap: anywhere; }
 video { display: block; height: 7rem; border-radius: 4px; background: #000; image-rendering: pixelated; }
-@media (max-width: 40rem) { body { padding: 1.5rem 1rem 3rem; } th, td { padding: .4rem .55rem; } }
+.key.dot { border-radius: 50%; } td details { margin: 0; min-width: 15rem; overflow-wrap: anywhere; } #events tbody th { white-space: nowrap; }
+@media (max-width: 40rem) { .panel svg text { font-size: 18px; } .moment { display: none; } body { padding: 1.5rem 1rem 3rem; } th, td { padding: .4rem .55rem; } }
 @media print { .panel, tr { break-inside: avoid; } nav { display: none; } }
 """

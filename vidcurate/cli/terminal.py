@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import click
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -36,11 +35,11 @@ SECTIONS = {
 class Road(TyperGroup):
     """The commands in the order of SECTIONS, each with its whole first sentence."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         """Return the commands in the order in which they are used."""
         return [name for names in SECTIONS.values() for name in names]
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the sections."""
         for title, names in SECTIONS.items():
             rows = []

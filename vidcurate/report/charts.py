@@ -176,9 +176,9 @@ def drawn(
             f"{shown(float(found.edges[-2]))} and more</text>"
         )
     for mark in _x_marks(found, low, high):
-        parts.append(
-            f'<text x="{across(mark):.1f}" y="{bottom + 16}" text-anchor="middle">{shown(mark)}</text>'
-        )
+        x = across(mark)
+        anchor = "end" if x > WIDTH - _RIGHT - 16 else "middle"  # nothing is cut off at the right
+        parts.append(f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="{anchor}">{shown(mark)}</text>')
     parts.extend(_threshold(word, value, across(value), bottom) for word, value in thresholds)
     parts.append("</svg>")
     return Markup("".join(parts))
@@ -187,7 +187,7 @@ def drawn(
 def _x_marks(found: Bars, low: float, high: float) -> list[float]:
     marks = ticks(low, high, 6)
     if found.num_beyond:  # the end of the axis has words
-        marks = [mark for mark in marks if mark < low + 0.75 * (high - low)]
+        marks = [mark for mark in marks if mark < low + 0.62 * (high - low)]
     return [mark for mark in marks if mark == round(mark)] if found.is_whole else marks
 
 

@@ -68,7 +68,8 @@ def _titled(name: str) -> str:
 
 def histograms(judged: pl.LazyFrame, every: Sequence[Bound]) -> list[dict[str, Any]]:
     """Return a drawn histogram of each measure of which anything is known, kept and rejected apart, with the
-    limits drawn in. One column is held at a time."""
+    limits drawn in. `only` is the value in words where every clip has the same. One column is held at a
+    time."""
     limited: dict[str, list[tuple[str, float]]] = {}
     for bound in every:
         limited.setdefault(bound.measure, []).append((bound.word, bound.value))
@@ -85,6 +86,8 @@ def histograms(judged: pl.LazyFrame, every: Sequence[Bound]) -> list[dict[str, A
             Series(name="rejected", ink="drop", values=dropped),
         ]
         thresholds = limited.get(name, [])
+        low, high = float(known["value"].min()), float(known["value"].max())  # type: ignore[arg-type]
+        only = charts.shown(low) + (f" {unit}" if unit else "") if low == high and not thresholds else ""
         drawn.append(
             {
                 "name": name,
@@ -92,6 +95,7 @@ def histograms(judged: pl.LazyFrame, every: Sequence[Bound]) -> list[dict[str, A
                 "unit": unit,
                 "in_front": in_front,
                 "svg": charts.histogram(series, title=title, unit=unit, thresholds=thresholds),
+                "only": only,
                 "words": _in_words(kept, unit),
                 "unknown": frame.height - known.height,
             }

@@ -116,6 +116,12 @@ def test_limits_of_the_filter_are_drawn_into_the_histograms(run: Path) -> None:
         assert re.search(rf'<text class="limit"[^>]*>{label}</text>', text), label
 
 
+def test_a_measure_that_is_the_same_for_every_clip_is_a_line_and_no_histogram(run: Path) -> None:
+    assert "The same for every clip of which it is known:" in read_page(run).words()
+    assert '<span id="of-proper_noun_count">proper noun count 0 nouns</span>' in text_of(run)
+    assert 'class="panel" id="of-proper_noun_count"' not in text_of(run)
+
+
 def test_a_score_that_the_filter_limits_has_a_histogram(run: Path, tmp_path: Path, demo: Path) -> None:
     for stage in ("ingest", "probe", "score"):
         (tmp_path / f"{stage}.parquet").write_bytes((run / f"{stage}.parquet").read_bytes())
