@@ -2,7 +2,9 @@
 
 sbatch runs the script, and runs it again when `scontrol requeue` asked for it. When the file
 FOLDER/time-limit appears, it sends the signal of the script's `#SBATCH --signal` line to whom Slurm would:
-with "B:" to the script alone, without to every task and not to the script.
+with "B:" to the script alone, without to every task and not to the script. When FOLDER/cancel appears, it
+sends SIGTERM to whom the file names: tasks, script. srun does with signals what Slurm's does: it passes
+SIGUSR1 on, and makes SIGKILL of SIGTERM; and it takes no --cpus-per-task from sbatch (Slurm 22.05).
 """
 
 import os
@@ -34,6 +36,12 @@ for turn in range(9):
             tasks = (folder / "tasks").read_text().split()
             for pid in [batch.pid] if to == "B" else map(int, tasks):
                 os.kill(pid, signal.Signals["SIG" + name])
+        if (folder / "cancel").exists():
+            whom = (folder / "cancel").read_text().split()
+            (folder / "cancel").unlink()
+            tasks = (folder / "tasks").read_text().split() if "tasks" in whom else []
+            for pid in [*map(int, tasks), *([batch.pid] if "script" in whom else [])]:
+                os.kill(pid, signal.SIGTERM)
     with (folder / "turns").open("a") as turns:
         turns.write(f"{batch.returncode}\\n")
     if not (folder / "requeue").exists():
@@ -45,6 +53,7 @@ import os, signal, subprocess, sys, threading
 from pathlib import Path
 
 words = sys.argv[1:]
+assert f"--cpus-per-task={os.environ['SLURM_CPUS_PER_TASK']}" in words, words
 while words[0].startswith("-"):
     words.pop(0)
 
@@ -64,9 +73,11 @@ for number in range(int(os.environ["SLURM_NTASKS"])):
     for pipe, to in ((task.stdout, 1), (task.stderr, 2)):
         copiers.append(threading.Thread(target=copy, args=(pipe, to), daemon=True))
         copiers[-1].start()
-for number in (signal.SIGUSR1, signal.SIGTERM):
-    signal.signal(number, lambda n, _: [task.send_signal(n) for task in tasks])
-(Path(os.environ["FAKE_SLURM"]) / "tasks").write_text(" ".join(str(task.pid) for task in tasks))
+signal.signal(signal.SIGUSR1, lambda n, _: [task.send_signal(n) for task in tasks])
+signal.signal(signal.SIGTERM, lambda n, _: [task.kill() for task in tasks])
+told = Path(os.environ["FAKE_SLURM"]) / ".tasks"
+told.write_text(" ".join(str(task.pid) for task in tasks))
+told.rename(told.with_name("tasks"))
 codes = [task.wait() for task in tasks]
 for copier in copiers:
     copier.join(5)
@@ -92,7 +103,7 @@ from pathlib import Path
 def install(folder: Path, job: int) -> dict[str, str]:
     """Write the programs to FOLDER/bin and return the environment that finds them."""
     programs = folder / "bin"
-    programs.mkdir(parents=True)
+    programs.mkdir(parents=True, exist_ok=True)
     for name, text in (("sbatch", SBATCH), ("srun", SRUN), ("scontrol", SCONTROL), ("scancel", SCANCEL)):
         (programs / name).write_text(f"#!{sys.executable}\n{text}")
         (programs / name).chmod(0o755)

@@ -111,6 +111,48 @@ def test_each_exit_code_of_the_ranks_has_its_consequence(
     assert said in told.splitlines()[-1]
 
 
+SAVES = """\
+#!/bin/sh
+trap 'exit 75' USR1 TERM
+touch {folder}/up-$SLURM_PROCID
+while :; do sleep 0.1; done
+"""
+
+
+@pytest.mark.parametrize("to", ["tasks script", "script"])
+def test_a_job_that_is_cancelled_saves_and_does_not_come_back(tmp_path: Path, to: str) -> None:
+    program = tmp_path / "python"
+    program.write_text(SAVES.format(folder=tmp_path))
+    program.chmod(0o755)
+    job = submit(tmp_path, SCRIPT, ["a.yaml"], PYTHON=str(program))
+    wanted = [tmp_path / "up-0", tmp_path / "up-1", tmp_path / "slurm" / "tasks"]
+    until = time.monotonic() + LIMIT_SECONDS
+    while not all(path.exists() for path in wanted) and time.monotonic() < until:
+        time.sleep(0.02)
+
+    partial = tmp_path / "slurm" / ".cancel"
+    partial.write_text(to)
+    partial.rename(partial.with_name("cancel"))
+
+    told, _ = job.communicate(timeout=LIMIT_SECONDS)
+    assert (turns(tmp_path), job.returncode) == ([75], 75), told
+    assert "the ranks ended with 75, as the job was told to end" in told.splitlines()[-1]
+
+
+def test_failures_in_a_row_are_counted_over_the_tasks_of_an_array(tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o755)
+    for task in ("1", "2", "3"):
+        array = {"SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": task}
+        job = submit(tmp_path, SCRIPT, ["a.yaml"], PYTHON=str(program), **array)
+        told, _ = job.communicate(timeout=LIMIT_SECONDS)
+
+    assert turns(tmp_path) == [0, 0, 1]
+    assert "3 turns have failed in a row" in told
+    assert (tmp_path / "slurm" / "cancelled").read_text() == "77"
+
+
 @pytest.mark.parametrize(("code", "end", "cancelled"), [(75, 0, False), (0, 0, True), (78, 78, True)])
 def test_in_a_job_array_the_next_task_is_the_next_turn(
     tmp_path: Path, code: int, end: int, cancelled: bool
