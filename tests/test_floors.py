@@ -107,7 +107,7 @@ TRAINER = [
     {"environment"},
     {"encoded", "inputs"},
     {"data", "samples"},
-    {"gallery"},
+    {"balance", "gallery"},
     {"position", "sample", "inspect", "resume", "step", "validation", "dry_run", "encode_ahead"}
     | {"planned", "plan", "plan_words", "simulate", "contact_sheet"},
     {"preflight"},
@@ -148,6 +148,7 @@ TOUCHES = {
     "sample": {"video"},
     "serve": {"resolutions"},
     "validation": {"order"},
+    "balance": {"order"},
     "dry_run": {"order", "plan_figures"},
     "plan": {"order", "plan_difference", "plan_figures", "clip_plan", "loader"},
     "simulate": {"decode_cost", "order", "plan_figures"},
@@ -155,6 +156,7 @@ TOUCHES = {
     "trackers": {"recipe"},
     "preflight_spec": {"recipe"},
     "experiment": {"recipe"},
+    "report": {"cost_table", "recipe"},
     "demo": {"cli", "curate", "synthetic", "progress", "video", "report"},
 }
 # These start in decode workers and on GPU machines: nothing heavy when they are imported.

@@ -96,6 +96,7 @@ def _stage(laid: data.StageData, recipe: TrainRecipe, state: tuple[int, int]) ->
         **data.summary(laid),
         "latents": _latents(laid, recipe),
         "memory": memory_of(laid, recipe, state),
+        "compute_seconds_per_step": _compute_seconds(laid, counts),
         "clips_read": trained,
         "passes": trained / laid.plan.num_clips,
         "steps_per_pass": plan_figures.steps_per_pass(laid.plan),
@@ -107,6 +108,14 @@ def _stage(laid: data.StageData, recipe: TrainRecipe, state: tuple[int, int]) ->
         "cells": cells,
         "first_clip_ids": list(first.clip_ids[:FIRST_CLIPS]),
     }
+
+
+def _compute_seconds(laid: data.StageData, counts: Sequence[int]) -> float | None:
+    """Return the seconds of one GPU for the micro-batches of a mean step, by the recipe's cost table."""
+    if laid.stage.data.buckets.cost_table is None:
+        return None
+    costs = order.at_step(laid.plan, data.data_step(laid, laid.num_steps)).costs
+    return 1e-6 * sum(count * cost for count, cost in zip(counts, costs, strict=True)) / laid.num_steps
 
 
 def _buckets(laid: data.StageData, counts: Sequence[int], end: int) -> list[BucketTotal]:
@@ -217,6 +226,11 @@ def in_words(report: dict[str, Any]) -> str:
             f"lr {stage['lr_first']:.3g} → {stage['lr_last']:.3g}; one pass is {stage['steps_per_pass']:,} "
             "steps"
         )
+        if seconds := stage["compute_seconds_per_step"]:
+            lines.append(
+                f"  by the cost table a step's micro-batches take {seconds:.3g} s of one GPU, the stage's "
+                f"{seconds * stage['steps'] / 3600:.3g} h; plan simulate says what ranks wait for"
+            )
         if len(stage["phases"]) > 1:
             first = ", ".join(f"{step:,}" for step in stage["phases"])
             lines.append(f"  the phases of its curriculum begin with the steps {first}")

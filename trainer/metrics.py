@@ -34,6 +34,8 @@ CLOCK_KEYS = (
     "mfu",
     "peak_gib",
     "rank_seconds",
+    "bucket_seconds",
+    "rank_balance",
 )
 
 TIMESTEP_BINS = 10

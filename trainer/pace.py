@@ -6,6 +6,7 @@ between them, see `trainer.parallel`), by the device's own clock on a GPU. The s
 sum that each step makes anyway.
 """
 
+import itertools
 import statistics
 import time
 from collections import deque
@@ -33,27 +34,28 @@ class OwnSeconds:
 
 
 class Stopwatch:
-    """The time of this rank's micro-batches. On a GPU two events in its stream, read when they are past."""
+    """The time of each of this rank's micro-batches; on a GPU by events in its stream, read when past."""
 
     def __init__(self, world: World) -> None:
-        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
-        if world.device.type == "cuda":
-            self._events = (_event(), _event())
-            self._events[0].record()
-        self._began = time.perf_counter()
-        self._ended = self._began
+        self._on_gpu = world.device.type == "cuda"
+        self._marks: list[float] = []
+        self._events: list[torch.cuda.Event] = []
+        self.mark()
 
-    def stop(self) -> None:
-        self._ended = time.perf_counter()
-        if self._events:
-            self._events[1].record()
+    def mark(self) -> None:
+        """Say that a micro-batch is over, as far as the host is concerned."""
+        if self._on_gpu:
+            self._events.append(_event())
+            self._events[-1].record()
+        else:
+            self._marks.append(time.perf_counter())
 
-    def seconds(self) -> float:
-        """Return the seconds between; to be asked when the step's losses were read, so the device is past."""
-        if self._events:
-            self._events[1].synchronize()
-            return float(self._events[0].elapsed_time(self._events[1])) / 1e3
-        return self._ended - self._began
+    def seconds(self) -> list[float]:
+        """Return the seconds between the marks; to be asked when the device is past them, else it waits."""
+        if not self._on_gpu:
+            return [end - begin for begin, end in itertools.pairwise(self._marks)]
+        self._events[-1].synchronize()
+        return [begin.elapsed_time(end) / 1e3 for begin, end in itertools.pairwise(self._events)]
 
 
 def _event() -> torch.cuda.Event:

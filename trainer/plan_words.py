@@ -110,11 +110,18 @@ def of_simulation(report: Mapping[str, Any]) -> str:
                 "used"
             )
         for world in stage["worlds"]:
+            seconds = world["seconds"]
+            by_table = (
+                f"; by the cost table the slowest rank of a step takes {seconds['slowest_rank']:.3g} s, "
+                f"the mean {seconds['mean_rank']:.3g} s"
+                if seconds
+                else ""
+            )
             lines.append(
                 f"  {world['world_size']:>4} ranks: {world['waste']:.1%} of their time is waiting where they "
                 f"meet once a step, {world['waste_in_lockstep']:.1%} at every micro-batch; worst rank "
                 f"{world['worst']:.2f} x the mean; {world['idle']:.1%} without a micro-batch "
-                f"({world['steps']:,} steps)"
+                f"({world['steps']:,} steps){by_table}"
             )
         lines.append(_decoding(stage["decoding"], report["step_seconds"]))
     return "\n".join(lines)

@@ -67,9 +67,18 @@ def _stage(stage: StageData, asked: Asked) -> dict[str, Any]:
         "phases": [stage.first_step + first + 1 for first in plan.phases],
         "mix": [_at(stage, step) for step in sorted(_prefixes(stage))],
         "cells": cells,
-        "worlds": [asdict(plan_figures.balance(plan, sample, world)) for world in asked.worlds],
+        "worlds": [_world(stage, sample, world) for world in asked.worlds],
         "decoding": None if stage.folder else _decoding(stage, counts, asked),
     }
+
+
+def _world(stage: StageData, sample: Sequence[int], world_size: int) -> dict[str, Any]:
+    """Return how evenly ranks share the steps, and the seconds of their micro-batches by a cost table."""
+    found = plan_figures.balance(stage.plan, sample, world_size)
+    seconds = None
+    if stage.stage.data.buckets.cost_table is not None:
+        seconds = {"mean_rank": 1e-6 * found.cost, "slowest_rank": 1e-6 * found.slowest_cost}
+    return asdict(found) | {"seconds": seconds}
 
 
 def _prefixes(stage: StageData) -> set[int]:

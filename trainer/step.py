@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from trainer import data, encoded, flops, flow, inputs, masks, mesh, metrics, noise, optim, pace
+from trainer import balance, data, encoded, flops, flow, inputs, masks, mesh, metrics, noise, optim, pace
+from trainer.balance import Foretold
 from trainer.data import StageData, StepPlan
 from trainer.encode import TextEncoder, VideoEncoder
 from trainer.encode.projection import CaptionProjection
@@ -122,14 +123,18 @@ class Told:
 class Computed:
     """A step before its update: its n clips' figures, the same on all ranks, and the gradient in the model.
 
-    `losses`, `timesteps` and `text_tokens` are [n]; `delivered` the ids of the clips that came. `grad_norm`
-    is the gradient's norm before it was clipped, `rank_norms` that of each rank's own, before the sum.
+    `losses`, `timesteps`, `text_tokens` and `seconds` are [n], the last those that a clip's micro-batch took;
+    `foretold` is what the plan's costs say of the step; `delivered` the ids of the clips that came.
+    `grad_norm` is the gradient's norm before it was clipped, `rank_norms` that of each rank's own, before
+    the sum.
     """
 
     plan: StepPlan
     losses: NDArray[np.float64]
     timesteps: NDArray[np.float64]
     text_tokens: NDArray[np.float64]
+    seconds: NDArray[np.float64]
+    foretold: Foretold
     delivered: tuple[str, ...]
     grad_norm: float
     rank_norms: tuple[float, ...]
@@ -164,8 +169,8 @@ def gradient(
     model, world = state.model, tools.world
     num_clips = len(plan.clip_ids)
     # Each rank fills in its clips and the sum puts them together, exactly: the rest are zeros.
-    told = torch.zeros(4 * num_clips + 5 * world.size + 3, dtype=torch.float64)
-    of_clips, of_ranks = told[: 4 * num_clips].view(num_clips, 4), told[4 * num_clips : -3].view(-1, 5)
+    told = torch.zeros(5 * num_clips + 5 * world.size + 3, dtype=torch.float64)
+    of_clips, of_ranks = told[: 5 * num_clips].view(num_clips, 5), told[5 * num_clips : -3].view(-1, 5)
     told[-3:] = torch.tensor([stop, save_failed, num_events], dtype=torch.float64)
     done: list[tuple[int, Tensor, Tensor, Tensor, Tensor]] = []
     model.zero_grad(set_to_none=True)
@@ -178,23 +183,29 @@ def gradient(
         first = plan.slots[batch.position]
         rows = torch.tensor(data.rows_delivered(stage, plan, first, batch.clip_ids)) + 1
         done.append((first, rows, found.losses.detach(), found.timesteps, found.text_tokens))
-    stopwatch.stop()
+        stopwatch.mark()
     own_norm = tools.layout.own_norm()
     tools.pulse.phase("update")  # from here on the ranks wait for each other
     tools.layout.close()
+    foretold = balance.foretold(stage, state.stage_step, world.size)  # while the device works
     norm = optim.clip_gradients(model, stage.stage.optim.grad_clip)  # the first to wait for the device
-    for first, *columns in done:
-        of_clips[first : first + len(columns[0])] = torch.stack([c.double().cpu() for c in columns], dim=1)
-    own = [data_seconds, stopwatch.seconds(), _own_flops(tools, plan, of_clips)]
+    seconds = stopwatch.seconds()
+    for (first, *columns), lasted in zip(done, seconds, strict=True):
+        mine = of_clips[first : first + len(columns[0])]
+        mine[:, :4] = torch.stack([c.double().cpu() for c in columns], dim=1)
+        mine[:, 4] = lasted
+    own = [data_seconds, sum(seconds), _own_flops(tools, plan, of_clips)]
     of_ranks[world.rank] = torch.tensor([float(own_norm), norm, *own], dtype=torch.float64)
     told = mesh.sum_over_ranks(told, world).cpu()
-    own_norms, norms, *own_seconds = told[4 * num_clips : -3].view(-1, 5).T.tolist()
-    rows_of_all, losses, timesteps, text_tokens = told[: 4 * num_clips].view(num_clips, 4).T.numpy()
+    own_norms, norms, *own_seconds = told[5 * num_clips : -3].view(-1, 5).T.tolist()
+    rows_of_all, losses, timesteps, text_tokens, took = told[: 5 * num_clips].view(num_clips, 5).T.numpy()
     return Computed(
         plan=plan,
         losses=losses,
         timesteps=timesteps,
         text_tokens=text_tokens,
+        seconds=took,
+        foretold=foretold,
         delivered=data.delivered(stage, plan, rows_of_all.astype(int) - 1, state.step + 1),
         grad_norm=norms[0],  # the first rank's on all: what is decided must be one
         rank_norms=tuple(own_norms),
@@ -282,6 +293,7 @@ def update(
         ),
         "clips_hash": state.clips_hash,
         "delivered_hash": state.delivered_hash,
+        **balance.figures(computed.foretold, plan, computed.seconds, computed.told.own),
         **({"rank_seconds": pace.rank_seconds(computed.told.own)} if tools.world.size > 1 else {}),
         **({} if is_made else {"skipped": True}),
     }

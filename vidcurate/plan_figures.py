@@ -30,7 +30,8 @@ class Balance:
 
     `waste`: the share of the ranks' time that is waiting, where they meet once a step; `waste_in_lockstep`:
     where they meet at every micro-batch, as with weights that are sharded. `worst`: the largest cost of a
-    rank in a step over the mean. `idle`: the share of (step, rank) without a micro-batch.
+    rank in a step over the mean. `idle`: the share of (step, rank) without a micro-batch. `cost` and
+    `slowest_cost`: what a mean rank and the slowest of a step have to do, in the unit of the plan's costs.
     """
 
     world_size: int
@@ -39,6 +40,8 @@ class Balance:
     waste_in_lockstep: float
     worst: float
     idle: float
+    cost: float
+    slowest_cost: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +123,8 @@ def balance(plan: Plan, steps: Sequence[int], world_size: int) -> Balance:
         waste_in_lockstep=1 - total / in_lockstep,
         worst=worst,
         idle=idle / (len(steps) * world_size),
+        cost=total / (len(steps) * world_size),
+        slowest_cost=spent / (len(steps) * world_size),
     )
 
 

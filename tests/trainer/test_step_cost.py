@@ -25,15 +25,25 @@ from vidcurate.buckets import Bucket
 
 META = torch.device("meta")
 MOST_BESIDE = 60  # operations; views do not count
-VIEWS = ("view", "slice", "t", "unsqueeze", "expand", "transpose", "_unsafe_view", "select", "permute")
+VIEWS: tuple[str, ...] = (
+    "view",
+    "slice",
+    "t",
+    "unsqueeze",
+    "expand",
+    "transpose",
+    "_unsafe_view",
+    "select",
+    "permute",
+)
 VIEWS += ("detach", "split", "unbind", "alias", "squeeze", "empty", "new_empty", "empty_like", "lift_fresh")
 
 
-class Operations(TorchDispatchMode):
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts operations that do something, and keeps the copies from the CPU to the device."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.counts: Counter[str] = Counter()
         self.sent: list[bool] = []  # of each copy: whether the host goes on
         self.of_model = 0

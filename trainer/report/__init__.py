@@ -6,6 +6,7 @@ It is drawn from the run's diaries, opens without a network and holds no script.
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from trainer import terminal
@@ -16,10 +17,12 @@ EXAMPLE = """\
   python -m trainer report runs/smoke
   python -m trainer report runs/smoke --json
   python -m trainer report runs/first runs/second --out both.html
+  python -m trainer report runs/smoke --cost-table costs.json
 """
 
 
 def _act(given: argparse.Namespace) -> None:
+    from trainer.report.balance import balance, in_words, new_costs
     from trainer.report.page import page
     from trainer.report.read import read
 
@@ -27,25 +30,43 @@ def _act(given: argparse.Namespace) -> None:
         raise InputError(
             f"{len(given.runs)} runs: say with --out where their page goes, such as --out both.html."
         )
+    if len(given.runs) > 1 and given.cost_table is not None:
+        raise InputError(f"--cost-table: a cost table is that of one run, and there are {len(given.runs)}.")
     runs = [read(run) for run in given.runs]
+    balances = [balance(run.lines, run.events) for run in runs]
+    if given.cost_table is not None:
+        _write(given.cost_table, new_costs(runs[0]).model_dump_json(indent=1) + "\n")
     out = given.out or given.runs[0] / PAGE
     if given.out is not None or not given.json:
         text = page(runs, out.parent)
-        partial = out.with_name(f".{out.name}.partial")
-        try:
-            partial.write_text(text, encoding="utf-8", errors="replace")
-            partial.replace(out)
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise StorageError(f"{out}: cannot be written ({error.strerror}).") from error
+        _write(out, text)
     if given.json:
-        print(json.dumps({"runs": [run.as_json() for run in runs]}, indent=1))
+        told = [
+            run.as_json() | {"balance": asdict(found) if found else None}
+            for run, found in zip(runs, balances, strict=True)
+        ]
+        print(json.dumps({"runs": told}, indent=1))
         return
-    for run in runs:
+    for run, measured in zip(runs, balances, strict=True):
         found = run.ledger
         good = f", goodput {100 * found.goodput:.1f} % of {found.wall_seconds:,.0f} s" if found else ""
         print(f"{run.name}: {len(run.lines):,} updates, {len(run.events):,} events{good}")
+        for line in in_words(measured) if measured else ():
+            print(f"  {line}")
     print(out)
+    if given.cost_table is not None:
+        print(given.cost_table)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file that appears whole or not at all. Raises StorageError."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8", errors="replace")
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise StorageError(f"{path}: cannot be written ({error.strerror}).") from error
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -54,6 +75,12 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="FILE", help=f"the page (default: RUN/{PAGE})")
     parser.add_argument(
         "--json", action="store_true", help="print the figures as JSON; write a page only with --out"
+    )
+    parser.add_argument(
+        "--cost-table",
+        type=Path,
+        metavar="FILE",
+        help="write the seconds of a clip of each bucket, as the run measured them, for buckets.cost_table",
     )
     given = parser.parse_args(words)
     return terminal.end(lambda: _act(given))

@@ -11,7 +11,7 @@ from typing import Any
 from trainer import curves, samples
 from trainer.curves import Curve, Mark
 from trainer.metrics import seconds_in_words
-from trainer.report import flags, head, life
+from trainer.report import flags, head, life, ranks
 from trainer.report.goodput import PARTS
 from trainer.report.read import RunData
 from trainer.report.style import STYLE
@@ -37,6 +37,7 @@ TABLES = {
 
 SECTIONS = {
     "goodput": "Where the time went",
+    "ranks": "Predicted and actual time",
     "curves": "Curves",
     "events": "Events",
     "slowest": "Slowest updates",
@@ -285,7 +286,7 @@ def page(runs: Sequence[RunData], beside: Path) -> str:
         for number, (name, run) in enumerate(zip(names, runs, strict=True))
     )
     sections = [
-        _goodput(runs, names), _curves(runs, names), _events(runs, names), _slowest(runs, names), _samples(runs, names, beside),
+        _goodput(runs, names), ranks.section(runs, names), _curves(runs, names), _events(runs, names), _slowest(runs, names), _samples(runs, names, beside),
     ]  # fmt: skip
     links = "".join(
         f'<a href="#{name}">{words}</a>'

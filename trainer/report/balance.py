@@ -1,0 +1,234 @@
+"""Predicted against actual time: of each rank, and of a micro-batch of each bucket; and a new cost table.
+
+Pure, from the lines that `trainer.balance` writes. Counted are the updates of the run's last number of ranks,
+without the first ones of each start. Shares do not mind a cost table that is wrong by the same factor
+everywhere: the ranks are balanced all the same. A bucket whose factor is another one is what costs time.
+"""
+
+import json
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.report.goodput import BEGINNINGS
+from trainer.report.read import RunData
+from vidcurate import cost_table
+from vidcurate.cost_table import CostTable
+from vidcurate.errors import InputError
+
+UNSTEADY = 3
+"""updates after each start that do not count: memory is taken, kernels are built"""
+OFF = 0.1
+"""a bucket's factor further than this from the run's own is told"""
+
+_BUCKET = re.compile(r"(?P<resolution>.+)-(?P<frames>\d+)f-[\d.]+(-[\d.e+]+fps)?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTime:
+    """One rank's share of all ranks' work, as the costs say and as it took."""
+
+    rank: int
+    predicted: float
+    measured: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketTime:
+    """A bucket's micro-batches. `predicted` is in the run's unit; `measured` the median seconds of one.
+
+    `factor` is measured over predicted, `off` that over the run's own factor, less one.
+    """
+
+    bucket: str
+    micro_batches: int
+    predicted: float
+    measured: float
+    factor: float
+    off: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balance:
+    """What `steps` updates on `ranks` ranks show.
+
+    `waste_…` is the share of the ranks' time that is waiting for the slowest, by costs and by the clock, and
+    `correlation` that of both over all (step, rank); None where there is one rank, or all costs are equal.
+    """
+
+    unit: str
+    steps: int
+    ranks: int
+    factor: float
+    waste_predicted: float | None
+    waste_measured: float | None
+    correlation: float | None
+    of_ranks: tuple[RankTime, ...]
+    of_buckets: tuple[BucketTime, ...]
+
+    @property
+    def wrong(self) -> tuple[BucketTime, ...]:
+        """The buckets whose cost is off, the worst first."""
+        return tuple(
+            sorted((one for one in self.of_buckets if abs(one.off) > OFF), key=lambda one: -abs(one.off))
+        )
+
+
+Line = dict[str, Any]
+
+
+def _counted(lines: Sequence[Line], events: Sequence[Line]) -> list[Line]:
+    begun = [event["step"] for event in events if event["event"] in BEGINNINGS]
+    known = [line for line in lines if "bucket_seconds" in line]
+    if not known:
+        return []
+    last = _kind(known[-1])
+    return [
+        line
+        for line in known
+        if _kind(line) == last
+        and line["step"] - max((step for step in begun if step < line["step"]), default=0) > UNSTEADY
+    ]
+
+
+def _kind(line: Line) -> tuple[str, int]:
+    return line["cost_unit"], line.get("rank_balance", {}).get("ranks", 1)
+
+
+def balance(lines: Sequence[Line], events: Sequence[Line]) -> Balance | None:
+    """Return predicted against actual; None for a run too short, or of an older version."""
+    counted = _counted(lines, events)
+    if not counted:
+        return None
+    unit, ranks = _kind(counted[0])
+    buckets = _buckets(counted)
+    several = [line["rank_balance"] for line in counted if "rank_balance" in line]
+    wastes: list[float | None] = [None, None]
+    shares: tuple[RankTime, ...] = ()
+    correlation = None
+    if several:
+        wastes = [
+            1 - sum(one[key][0] for one in several) / max(sum(one[key][1] for one in several), 1e-12)
+            for key in ("predicted", "measured")
+        ]
+        both = np.array([one["of_ranks"] for one in several])  # [steps, ranks that were kept, 2]
+        totals = [ranks * sum(one[key][0] for one in several) for key in ("predicted", "measured")]
+        of_ranks = both.sum(0) / np.maximum(totals, 1e-12)
+        shares = tuple(
+            RankTime(rank=rank, predicted=predicted, measured=measured)
+            for rank, (predicted, measured) in enumerate(of_ranks.tolist())
+        )
+        if both[..., 0].std() > 1e-9 * both[..., 0].mean() and both[..., 1].std() > 0:
+            correlation = float(np.corrcoef(both[..., 0].ravel(), both[..., 1].ravel())[0, 1])
+    return Balance(
+        unit=unit,
+        steps=len(counted),
+        ranks=ranks,
+        factor=_factor(buckets),
+        waste_predicted=wastes[0],
+        waste_measured=wastes[1],
+        correlation=correlation,
+        of_ranks=shares,
+        of_buckets=buckets,
+    )
+
+
+def _factor(buckets: Sequence[BucketTime]) -> float:
+    measured = sum(one.micro_batches * one.measured for one in buckets)
+    return measured / sum(one.micro_batches * one.predicted for one in buckets)
+
+
+def _buckets(counted: Sequence[Line]) -> tuple[BucketTime, ...]:
+    rows: dict[str, list[list[float]]] = {}
+    for line in counted:
+        for name, row in line["bucket_seconds"].items():
+            rows.setdefault(name, []).append(row)
+    found = []
+    for name, each in sorted(rows.items()):
+        batches = sum(row[0] for row in each)
+        predicted = sum(row[2] for row in each) / batches
+        measured = statistics.median(row[3] / row[0] for row in each)
+        found.append(
+            BucketTime(
+                bucket=name,
+                micro_batches=int(batches),
+                predicted=predicted,
+                measured=measured,
+                factor=measured / predicted,
+                off=0.0,
+            )
+        )
+    usual = _factor(found)
+    return tuple(replace(one, off=one.factor / usual - 1) for one in found)
+
+
+# ── the cost table anew ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def new_costs(run: RunData) -> CostTable:
+    """Return the cost table by this run's own micro-batches; what it did not read stays as its table has it.
+
+    What a micro-batch takes whatever its size cannot be told from clips in equal numbers, so it stays, too; 0
+    without a table. Raises InputError for a run that has not measured enough, RecipeError for a table that
+    cannot be read.
+    """
+    counted = _counted(run.lines, run.events)
+    if not counted:
+        raise InputError(
+            f"{run.path}: has no measured micro-batches but those of the first {UNSTEADY} updates of a "
+            "start; train a few more."
+        )
+    old = _table_of(run.path, counted[-1]["stage"])
+    fixed = old.seconds_per_micro_batch if old else 0.0
+    kinds: dict[tuple[str, str], list[float]] = {}
+    for line in counted:
+        for name, (batches, clips, _, seconds) in line["bucket_seconds"].items():
+            found = _BUCKET.fullmatch(name)
+            if found is None:
+                raise InputError(f"{run.path}: {name!r} in its lines is no bucket's name.")
+            key = found["resolution"], found["frames"]
+            kinds.setdefault(key, []).append((seconds - fixed * batches) / clips)
+    table = {name: dict(row) for name, row in old.seconds_per_clip.items()} if old else {}
+    for (resolution, frames), values in sorted(kinds.items()):
+        row = table.setdefault(resolution, {})
+        row[frames] = float(f"{max(statistics.median(values), 1e-6):.6g}")
+    return CostTable(
+        measured_on=f"the run {run.name}, steps {counted[0]['step']} to {counted[-1]['step']}",
+        seconds_per_micro_batch=fixed,
+        seconds_per_clip=table,
+    )
+
+
+def _table_of(run: Path, stage: str) -> CostTable | None:
+    """Return the cost table that a stage of the run is balanced by; None without one."""
+    kept = run / "recipe.json"
+    stages = json.loads(kept.read_text("utf-8"))["stages"] if kept.is_file() else []
+    for each in stages:
+        path = each["data"]["buckets"].get("cost_table")
+        if each["name"] == stage and path:
+            return cost_table.read(Path(path))
+    return None
+
+
+# ── in words ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def in_words(found: Balance) -> list[str]:
+    """Return the figures as lines for people."""
+    lines = []
+    if found.waste_predicted is not None and found.waste_measured is not None:
+        told = "" if found.correlation is None else f", correlation {found.correlation:.2f}"
+        lines.append(
+            f"{found.ranks} ranks: waiting for the slowest takes {found.waste_measured:.1%} of their time, "
+            f"{found.waste_predicted:.1%} by the costs{told}"
+        )
+    lines += [
+        f"the cost of {one.bucket} is wrong by a factor of {1 + one.off:.2f} beside the other buckets"
+        for one in found.wrong
+    ]
+    return lines
