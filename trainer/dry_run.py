@@ -112,10 +112,11 @@ def _stage(laid: data.StageData, recipe: TrainRecipe, state: tuple[int, int]) ->
 
 def _compute_seconds(laid: data.StageData, counts: Sequence[int]) -> float | None:
     """Return the seconds of one GPU for the micro-batches of a mean step, by the recipe's cost table."""
-    if laid.stage.data.buckets.cost_table is None:
-        return None
     costs = order.at_step(laid.plan, data.data_step(laid, laid.num_steps)).costs
-    return 1e-6 * sum(count * cost for count, cost in zip(counts, costs, strict=True)) / laid.num_steps
+    if laid.stage.data.buckets.cost_table is None or costs is None:
+        return None
+    microseconds = sum(count * cost for count, cost in zip(counts, costs, strict=True))
+    return microseconds / 1e6 / laid.num_steps
 
 
 def _buckets(laid: data.StageData, counts: Sequence[int], end: int) -> list[BucketTotal]:
