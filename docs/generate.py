@@ -6,10 +6,12 @@
 A test runs the check, so a command, a column, a key or an error class cannot go undocumented.
 """
 
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer.main
 from pydantic import BaseModel
@@ -110,19 +112,44 @@ def collect_models(model: type[BaseModel], seen: dict[str, type[BaseModel]]) -> 
                 collect_models(kind, seen)
 
 
-def _type(annotation: Any) -> str:
-    text = (
-        annotation.__name__
-        if isinstance(annotation, type) and not hasattr(annotation, "__args__")
-        else str(annotation)
+BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+NAMES = {str: "text", Path: "path", type(None): "null"}
+
+
+def _bounds(metadata: Iterable[Any]) -> str:
+    """Return the limits on a value, such as `>= 0, <= 1`."""
+    flat = [inner for one in metadata for inner in getattr(one, "metadata", (one,))]
+    found = (
+        f"{sign} {getattr(one, name)}" for one in flat for name, sign in BOUNDS.items() if hasattr(one, name)
     )
-    for word in ("typing.", "pathlib.", "vidcurate.", "trainer."):
-        text = text.replace(word, "")
-    return text.replace("|", "\\|")
+    return ", ".join(found)
+
+
+def _type(annotation: Any, metadata: Iterable[Any] = ()) -> str:
+    """Return a key's type in the words of YAML: text or null, list of float, text → int, auto or openvid."""
+    kind, parts = get_origin(annotation), get_args(annotation)
+    limits = f" ({_bounds(metadata)})" if _bounds(metadata) else ""
+    if kind is Annotated:
+        return _type(parts[0], parts[1:])
+    if kind in (Union, UnionType):
+        return " or ".join(_type(part) for part in parts) + limits
+    if kind is Literal:
+        return " or ".join("null" if part is None else str(part) for part in parts)
+    if kind is dict:
+        return f"{{{_type(parts[0])}: {_type(parts[1])}}}"
+    if kind in (tuple, list) and (kind is list or parts[-1] is Ellipsis):
+        return f"list of {_type(parts[0])}{limits}"
+    if kind is tuple:
+        return f"[{', '.join(_type(part) for part in parts)}]"
+    return NAMES.get(annotation, getattr(annotation, "__name__", str(annotation))) + limits
 
 
 def _shown(value: Any) -> str:
-    return "its own defaults" if isinstance(value, BaseModel) else f"`{value}`"
+    if isinstance(value, BaseModel):
+        return "its own defaults"
+    if isinstance(value, (str, Path, float)):
+        return f"`{value}`"
+    return f"`{json.dumps(value, default=str)}`"  # null, true and lists as YAML has them
 
 
 def recipe_keys() -> str:
@@ -147,7 +174,9 @@ def recipe_keys() -> str:
                     else _shown(field.get_default(call_default_factory=True))
                 )
                 meaning = " ".join((field.description or "").split())
-                lines.append(f"| `{key}` | {_type(field.annotation)} | {default} | {meaning} |")
+                lines.append(
+                    f"| `{key}` | {_type(field.annotation, field.metadata)} | {default} | {meaning} |"
+                )
             lines.append("")
     return "\n".join(lines)
 

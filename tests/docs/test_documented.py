@@ -77,11 +77,28 @@ def test_every_recipe_key_says_what_it_means(model: type[BaseModel]) -> None:
     assert not silent, f"{model.__name__} has keys without a description: {', '.join(silent)}"
 
 
+def _anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_every_link_between_pages_leads_somewhere() -> None:
     for page in [ROOT / "README.md", *DOCS.glob("*.md")]:
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
-            if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.name} links to {target}"
+        for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            if "://" in target:
+                continue
+            name, _, anchor = target.partition("#")
+            leads_to = page.parent / name if name else page
+            assert leads_to.exists(), f"{page.name} links to {target}"
+            assert not anchor or anchor in _anchors(leads_to), f"{page.name} links to {target}"
+
+
+def test_the_list_of_pages_leads_to_each_page_and_the_readme_to_the_list() -> None:
+    listed = re.findall(r"\]\(([^)]+)\)", (DOCS / "README.md").read_text(encoding="utf-8"))
+
+    assert sorted(listed) == sorted(page.name for page in DOCS.glob("*.md") if page.name != "README.md")
+    assert "(docs/README.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def _examples() -> list[str]:
