@@ -205,7 +205,7 @@ REQUESTS: dict[str, tuple[Callable[[Path], object] | None, str, int, str]] = {
     "a report of nothing": (None, "report HOME/videos", 2, "ingest"),
     "a clip that is not there": (None, "inspect HOME/run c9", 2, "c9"),
     "an export of unknown form": (None, "export HOME/run HOME/out.xlsx", 2, ".xlsx"),
-    "a recipe that is not there": (None, "curate HOME/none.yaml", 2, "none.yaml: the recipe cannot be read"),
+    "a recipe that is not there": (None, "curate HOME/none.yaml", 2, "none.yaml: no such recipe file"),
     "a recipe that is not YAML": (
         lambda home: (home / "r.yaml").write_text("a: ["),
         "curate HOME/r.yaml",

@@ -22,6 +22,12 @@ PAGE = "gallery.html"
 DATA = "gallery.js"
 SERVE = "serve"  # what the inference server keeps in a run's folder
 OWN_TAB = "own"
+USAGE = """usage: python -m trainer.gallery RUN
+
+Write RUN/gallery.html anew: its samples, prompts down and steps across, and its loss above them.
+
+example:
+  python -m trainer.gallery runs/smoke"""
 
 _WIDTH, _HEIGHT = 880, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 12, 28
@@ -199,8 +205,9 @@ def _put(path: Path, text: str) -> Path:
 def main(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     if len(given) != 1 or given[0].startswith("-"):
-        print("usage: python -m trainer.gallery RUN", file=sys.stderr)
-        return 0 if given in (["-h"], ["--help"]) else 2
+        is_help = given in (["-h"], ["--help"])
+        print(USAGE, file=sys.stdout if is_help else sys.stderr)
+        return 0 if is_help else 2
     try:
         print(write_gallery(Path(given[0])))
     except VidcurateError as error:

@@ -18,6 +18,12 @@ Beside the training, each with a --help of its own:
   python -m trainer report       a run as one page
   python -m trainer cluster      status, health, clocks, dump, stop on all nodes
   python -m trainer experiment   several runs that answer one question
+  python -m trainer.plan         which clips a step reads, before and after
+  python -m trainer.inspect      what a run or a checkpoint holds
+  python -m trainer.sample       clips from a checkpoint; trainer.gallery: their page
+  python -m trainer.weights      PixArt's and Open-Sora's weights in, a run's average out
+  python -m trainer.encode_shards  latents and text features ahead
+  python -m trainer.hardware     the GPUs of this host
 
 exit codes: 0 done, 1 the work failed, 2 the request was wrong, 75 saved after SIGTERM or SIGUSR1,
 76 begin again (hung, or a rank was lost), 77 a node is bad, 78 the guard has stopped the run

@@ -221,6 +221,10 @@ def load(path: Path | str, model: type[M], *, settings: Sequence[str] = ()) -> M
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise RecipeError(
+            f"{path}: no such recipe file; recipes that come with the project lie in recipes/."
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path}: the recipe cannot be read ({error}).") from error
     return parse(text, model, where=str(path), settings=settings)

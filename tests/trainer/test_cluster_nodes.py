@@ -247,6 +247,9 @@ def test_the_examples_of_the_help_are_understood_and_the_first_runs(capsys: Capt
         assert words[:4] == ["python", "-m", "trainer", "cluster"]
         known = words[4 : words.index("--")] if "--" in words else words[4:]
         command._parser().parse_args(known)
+        with pytest.raises(SystemExit):
+            command._parser().parse_args([words[4], "--help"])
+        assert shlex.join(words) in capsys.readouterr().out
 
     assert main(examples[0][3:]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "1 of 1 nodes answered"

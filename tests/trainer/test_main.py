@@ -176,7 +176,7 @@ def test_what_is_wrong_is_one_line_and_an_exit_code(
 
 def test_a_recipe_that_is_not_there_is_a_wrong_request(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["nowhere.yaml"]) == 2
-    assert "nowhere.yaml: the recipe cannot be read" in capsys.readouterr().err
+    assert "nowhere.yaml: no such recipe file" in capsys.readouterr().err
 
 
 def test_a_flag_is_never_guessed() -> None:

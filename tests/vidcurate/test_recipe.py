@@ -73,7 +73,7 @@ def test_set_goes_through_the_same_strict_door() -> None:
 
 
 def test_a_recipe_that_is_no_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"none\.yaml: the recipe cannot be read"):
+    with pytest.raises(RecipeError, match=r"none\.yaml: no such recipe file"):
         recipe.load(tmp_path / "none.yaml", Whole)
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(RecipeError, match=r"binary\.yaml: the recipe cannot be read"):

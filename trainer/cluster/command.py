@@ -34,7 +34,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     made = {
-        name: commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        name: commands.add_parser(
+            name,
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}.",
+            epilog=f"example:\n{next(line for line in EXAMPLE.splitlines() if f' cluster {name} ' in line)}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
         for name, text in {
             "status": "processes per GPU, power, clocks, load, disk, network; the odd node is marked",
             "health": "a verdict a node: ECC, row remapper, Xid, throttling, PCIe, missing GPUs, disk, clock",
