@@ -26,7 +26,7 @@ VIDCURATE = [
         "shard_cache",
         "remote_shards",
     }
-    | {"frame_map", "resample", "sides"},
+    | {"frame_map", "resample", "sides", "conversion"},
     {"cluster"},
     {"video", "table"},
     {"integrity", "remote"},
@@ -142,7 +142,7 @@ TOUCHES = {
     "resume": {"loader_state"},
     "encode_ahead": {"views", "buckets", "index", "clip_plan", "decode_pool", "decode_worker"}
     | {"remote_clips", "loader", "spares", "torch"},
-    "recipe": {"stores", "recipe", "buckets", "loader", "loader_state", "plan_spec"},
+    "recipe": {"stores", "recipe", "buckets", "conversion", "loader", "loader_state", "plan_spec"},
     "watch": {"slabs"},
     "watch_spec": {"recipe"},
     "sample": {"video"},

@@ -350,6 +350,7 @@ def open_loader(
             captions=spec.captions,
             crop=spec.crop,
             flip=spec.flip,
+            conversion=spec.conversion,
             **ours,
         )
     with loader:

@@ -101,6 +101,7 @@ def _with_pictures(found: Planned, batches: Sequence[dict[str, Any]]) -> Iterato
                 captions=spec.captions,
                 crop=spec.crop,
                 flip=spec.flip,
+                conversion=spec.conversion,
                 on_event=events.append,
             ) as loader:
                 (read,) = loader.load([order.micro_batch(stage.plan, batch["position"])])

@@ -31,6 +31,7 @@ from trainer.watch_spec import WatchSpec
 from vidcurate import recipe as strict
 from vidcurate import stores
 from vidcurate.buckets import BucketSpec
+from vidcurate.conversion import Conversion
 from vidcurate.errors import InputError
 from vidcurate.loader import LoaderSpec
 from vidcurate.loader_state import FLAGS
@@ -74,6 +75,8 @@ class DataSpec(PlanSpec):
     """where a picture is cut to its bucket's shape: in the middle, or at a place drawn for each showing"""
     flip: Annotated[float, Field(ge=0, le=1)] = 0.0
     """share of the showings that are mirrored left to right; never a clip with a caption that names a side"""
+    conversion: Conversion = "ffmpeg"
+    """how a scaled picture becomes RGB: as the ffmpeg program makes it, or (quick) at less cost"""
 
     @field_validator("shards")
     @classmethod
@@ -88,15 +91,12 @@ class DataSpec(PlanSpec):
         if self.shards is None and self.latents is None:
             raise ValueError("data needs shards (clips) or latents (clips encoded ahead); neither is given")
         if self.latents is not None and self.views is None:
+            raise ValueError("latents hold fixed views of a clip; set views to how many, as in views: 1")
+        plain = {"crop": "center", "flip": 0.0, "conversion": "ffmpeg"}
+        other = [f"{key}: {getattr(self, key)}" for key in plain if getattr(self, key) != plain[key]]
+        if self.views is not None and other:
             raise ValueError(
-                "latents hold a fixed number of views of a clip; set views to what they were encoded with, "
-                "such as views: 1"
-            )
-        if self.views is not None and (self.crop != "center" or self.flip):
-            key = f"flip: {self.flip:g}" if self.crop == "center" else "crop: random"
-            raise ValueError(
-                f"{key} is drawn anew at every showing, and views: {self.views} are fixed (latents made "
-                "ahead are cut in the middle and not mirrored); leave out one of them"
+                f"{other[0]} is not for views: {self.views}, as latents have none; leave out one"
             )
         return self
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from vidcurate import buckets as bucketing
 from vidcurate import cells, draws, order, resample
 from vidcurate.buckets import Bucket, BucketSpec
+from vidcurate.conversion import Conversion
 from vidcurate.decode_worker import DecodeTask
 from vidcurate.errors import InputError
 from vidcurate.index import Index, find_clip
@@ -193,6 +194,7 @@ def decode_task(
     caption: str = "caption",
     place: int | None = None,
     mirror: tuple[str, ...] = (),
+    conversion: Conversion = "ffmpeg",
 ) -> DecodeTask:
     """Return what a decode worker needs for one clip in the bucket's shape, from `first_frame` on."""
     return DecodeTask(
@@ -215,4 +217,5 @@ def decode_task(
         fps=bucket.fps if bucket.num_frames > 1 else None,
         place=place,
         mirror=mirror,
+        conversion=conversion,
     )

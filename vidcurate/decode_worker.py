@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vidcurate.conversion import Conversion
 from vidcurate.crc import crc32c
 from vidcurate.errors import MediaError, ShardError, StorageError
 from vidcurate.frame_map import parse
@@ -46,6 +47,7 @@ class DecodeTask:
     fps: float | None = None
     place: int | None = None  # 32 bits: where the picture is cut; None: in the middle
     mirror: tuple[str, ...] = ()  # captions' keys: mirrored unless one of these names a side; (): never
+    conversion: Conversion = "ffmpeg"
 
     @property
     def size_bytes(self) -> int:
@@ -160,6 +162,7 @@ def decode(task: DecodeTask, tell: Callable[[str], None] = _say_nothing) -> tupl
             frame_map=frame_map,
             place=task.place,
             mirror=mirror,
+            conversion=task.conversion,
         )
         return frames, caption
     except MediaError as error:

@@ -26,6 +26,7 @@ from vidcurate.clip_plan import (
     plan_from,
     steps_of_clip,
 )
+from vidcurate.conversion import Conversion
 from vidcurate.decode_pool import DecodePool
 from vidcurate.decode_worker import DecodeTask
 from vidcurate.errors import InputError, MediaError
@@ -130,6 +131,7 @@ class Loader:
     `num_views` and `captions` (keys of the clips' JSON): what of a clip is shown in which pass, see `views`.
     `crop` random: the picture is cut at a place of its own at every showing; `flip`: the share of showings
     that are mirrored left to right, unless one of the `captions` names a side. Not with `num_views`.
+    `conversion` quick: pictures are made RGB faster, and are not those of `ffmpeg` (`video.picture`).
 
     `on_event` is called, from `step` and `load`, with {"event": "clip_substituted", step, position, clip_id,
     spare, kind, reason} and {"event": "worker_replaced", reason, clip_id, exit_status, phase,
@@ -149,6 +151,7 @@ class Loader:
         captions: Sequence[str] = ("caption",),
         crop: Literal["center", "random"] = "center",
         flip: float = 0.0,
+        conversion: Conversion = "ffmpeg",
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
         if not 0 <= rank < world_size:
@@ -159,7 +162,7 @@ class Loader:
         self._started: dict[int, _Started] = {}
         self._shares: dict[int, tuple[int, ...]] = {}
         self._num_views, self._captions = num_views, tuple(captions)
-        self._crop, self._flip = crop, flip
+        self._crop, self._flip, self._conversion = crop, flip, conversion
         self._failures = spares.Failures(spec.max_failure_share)
         self._decode_here = decode_from(index, self._on_event)
         self._pool: DecodePool | FetchingPool | None = None
@@ -276,6 +279,7 @@ class Loader:
             caption=caption,
             place=self._draw(part, slot, "crop") >> 32 if self._crop == "random" else None,
             mirror=self._captions if is_mirrored else (),
+            conversion=self._conversion,
         )
 
     def _draw(self, part: MicroBatchPlan, slot: int, purpose: str) -> int:

@@ -561,9 +561,7 @@ def test_cuts_and_mirrors_resume_bit_for_bit_and_validate_plain(shards: Path, tm
     assert (spec.crop, spec.flip) == ("center", 0.0)
 
 
-def test_cuts_and_mirrors_are_refused_beside_views(shards: Path, tmp_path: Path) -> None:
-    for key in ("crop=random", "flip=0.5"):
-        with pytest.raises(
-            RecipeError, match=rf"{key.replace('=', ': ')} is drawn anew .* views: 2 are fixed"
-        ):
+def test_what_latents_do_not_have_is_refused_beside_views(shards: Path, tmp_path: Path) -> None:
+    for key in ("crop=random", "flip=0.5", "conversion=quick"):
+        with pytest.raises(RecipeError, match=rf"{key.replace('=', ': ')} is not for views: 2"):
             smoke(shards, tmp_path, f"stages.0.data.{key}", "stages.0.data.views=2")

@@ -10,9 +10,10 @@ from tests import loader_runs
 from tests.trainer.shards_for_tests import make_shards
 from vidcurate import order, video
 from vidcurate.buckets import BucketSpec
+from vidcurate.conversion import Conversion
 from vidcurate.decode_worker import decode
 from vidcurate.index import Index, read_clip_facts, read_index
-from vidcurate.loader import Loader, LoaderSpec, plan_from
+from vidcurate.loader import Loader, LoaderSpec, MicroBatch, plan_from
 from vidcurate.order import Plan
 from vidcurate.recipe import parse
 from vidcurate.sides import names_a_side
@@ -126,3 +127,18 @@ def test_words_that_name_a_side() -> None:
         assert names_a_side(sided)
     for not_sided in ("a bright light", "she leaves", "copyrighted", "upright", ""):
         assert not names_a_side(not_sided)
+
+
+def test_the_conversion_reaches_the_worker_and_changes_nothing_but_pixels(opened: Index) -> None:
+    small = parse(SQUARE.replace("[32, 32]", "[24, 24]"), BucketSpec)
+    plan = plan_from(opened, small, seed=7, micro_batches_per_step=2)
+
+    def read(conversion: Conversion, workers: int) -> list[MicroBatch]:
+        with Loader(opened, plan, LoaderSpec(num_workers=workers), conversion=conversion) as loader:
+            return loader.step(3)
+
+    usual, here, there = read("ffmpeg", 0), read("quick", 0), read("quick", 1)
+    for one, other, same in zip(usual, here, there, strict=True):
+        assert np.array_equal(other.frames, same.frames)
+        assert (one.clip_ids, one.start_frame.tolist()) == (other.clip_ids, other.start_frame.tolist())
+        assert 0 < np.abs(one.frames.astype(int) - other.frames).max() <= 8

@@ -17,6 +17,7 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
+from vidcurate.conversion import Conversion
 from vidcurate.errors import MediaError
 from vidcurate.frame_map import FrameMap
 from vidcurate.video.opening import opened, packets_of, reason_of
@@ -69,6 +70,7 @@ class _Wanted:
     accept_corrupt: bool
     place: int | None
     mirror: bool
+    conversion: Conversion
     filled: int = 0
     turn: Turn | None = None
 
@@ -79,7 +81,14 @@ class _Wanted:
             self.turn = turn_of(frame)
         height, width = self.out.shape[1:3]
         image = cover(
-            frame, height, width, pixel_shape(stream), self.turn, place=self.place, mirror=self.mirror
+            frame,
+            height,
+            width,
+            pixel_shape(stream),
+            self.turn,
+            place=self.place,
+            mirror=self.mirror,
+            conversion=self.conversion,
         )
         for slot in slots:
             self.out[slot] = image
@@ -159,12 +168,14 @@ def read_frames(
     out: NDArray[np.uint8] | None = None,
     place: int | None = None,
     mirror: bool = False,
+    conversion: Conversion = "ffmpeg",
 ) -> NDArray[np.uint8]:
     """Return the frames with these display-order numbers (rising, from 0) as uint8 RGB (T, height, width, 3).
 
     A number may stand several times. Rotation, reflection and sample aspect ratio are applied; the middle of
     the picture is scaled to the size, or the part at `place` (32 bits, see `cut_of`); `mirror` turns it left
-    to right. With `frame_map` the file is not searched for the frames. They go into `out` where it is given.
+    to right; `conversion` says how it becomes RGB. With `frame_map` the file is not searched for the frames.
+    They go into `out` where it is given.
     Raises MediaError, kind unreadable, too_few_frames, corrupt_frame (the decoder concealed damage in a
     wanted frame; `accept_corrupt` takes it), too_slow, or those of `read_header_and_index`.
     """
@@ -179,6 +190,7 @@ def read_frames(
         accept_corrupt=accept_corrupt,
         place=place,
         mirror=mirror,
+        conversion=conversion,
     )
     if frame_map is None and numbers[0]:
         frame_map = frame_map_of(source)

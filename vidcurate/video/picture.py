@@ -1,7 +1,10 @@
-"""From a decoded frame to a picture of the wanted size: cut, scaled and converted in one pass of FFmpeg's.
+"""From a decoded frame to a picture of the wanted size: cut, scaled and converted by FFmpeg.
 
-The chain is `crop, scale, format=rgb24`, as the `ffmpeg` program would run it: cutting first moves no byte
-and spares scaling what is thrown away. Colour matrix and range are those that the frame names (BT.601 and
+The picture is that of `crop, scale, format=rgb24`, as the `ffmpeg` program would run it: cutting first moves
+no byte and spares scaling what is thrown away. FFmpeg's one pass sums rows for RGB without vector
+instructions, but has them for planes; so a picture is scaled to 4:2:2 and then converted, wherever a frame of
+noise has shown that every byte comes out the same (it does not where one pass takes two rows for one: it
+cuts off what the other rounds). Colour matrix and range are those that the frame names (BT.601 and
 limited where it names none, as FFmpeg takes them); HDR is not tone-mapped, alpha is dropped. Turning comes
 last, on the small picture.
 """
@@ -12,29 +15,100 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from av import VideoFrame
 from av.filter import Graph
 from av.sidedata.sidedata import Type as SideData
 from numpy.typing import NDArray
 
+from vidcurate.conversion import Conversion
+
 _MOST_SCALERS = 8  # about 1 MB each; most data sets have few sizes
+_MOST_SHAPES = 1000  # for which is known whether two passes make the same picture
+_TRIED = "yuv420p"  # what nearly all videos are; others go through in one pass
 _UNSPECIFIED = (
     2  # FFmpeg refuses transfer curves and primaries that it does not know (PyAV 2208); unused here
 )
 _BT709 = 1  # what FFmpeg takes for the matrix "RGB" of a picture that is none
 
 
-def _scaler(source: str, crop: str, height: int, width: int, flags: str) -> Graph:
+Filters = tuple[tuple[str, str], ...]  # name and arguments
+
+
+def in_one_pass(crop: str, height: int, width: int, flags: str) -> Filters:
+    """Return the filters that cut, scale and convert as `ffmpeg` does by itself."""
+    return (
+        *((("crop", crop),) if crop else ()),
+        ("scale", f"{width}:{height}:flags={flags}"),
+        ("format", "rgb24"),
+    )
+
+
+def in_two_passes(crop: str, height: int, width: int, flags: str) -> Filters:
+    """Return the filters that scale to 4:2:2 and convert afterwards; colour is as wide as one pass has it."""
+    return (
+        *((("crop", crop),) if crop else ()),
+        ("scale", f"{width}:{height}:flags={flags}+accurate_rnd"),
+        ("format", "yuv422p"),
+        ("scale", "flags=accurate_rnd"),  # without it FFmpeg converts by another, coarser arithmetic
+        ("format", "rgb24"),
+    )
+
+
+def quickly(crop: str, height: int, width: int, flags: str) -> Filters:
+    """Return the filters that scale to 4:2:2 and convert with vector instructions, which round otherwise."""
+    *scaled, _, rgb = in_two_passes(crop, height, width, flags)
+    return (*scaled, ("scale", "flags=bicubic"), rgb)
+
+
+def graph_of(source: str, filters: Filters) -> Graph:
+    """Return the filters, ready for frames of this source."""
     graph = Graph()
     graph.threads = 1
-    filters = [
-        graph.add("buffer", source),
-        *([graph.add("crop", crop)] if crop else []),
-        graph.add("scale", f"{width}:{height}:flags={flags}"),
-        graph.add("format", "rgb24"),
-        graph.add("buffersink"),
-    ]
-    graph.link_nodes(*filters).configure()
+    chain = [graph.add("buffer", source), *(graph.add(*one) for one in filters), graph.add("buffersink")]
+    graph.link_nodes(*chain).configure()
     return graph
+
+
+def _source_of(width: int, height: int, pixels: str, colours: str) -> str:
+    return f"video_size={width}x{height}:pix_fmt={pixels}:time_base=1/1000:{colours}"
+
+
+@lru_cache(maxsize=_MOST_SHAPES)
+def two_passes_are_exact(
+    cut_height: int, cut_width: int, colours: str, height: int, width: int, flags: str
+) -> bool:
+    """Say whether both ways make the same bytes of 4:2:0 noise of this size; 2 to 5 ms, asked once."""
+    source = _source_of(cut_width, cut_height, _TRIED, colours)
+    noise = VideoFrame(cut_width, cut_height, _TRIED)
+    chance = np.random.default_rng(0)
+    for plane in noise.planes:
+        plane.update(chance.bytes(plane.buffer_size))
+    pictures = []
+    for filters in (in_one_pass, in_two_passes):
+        graph = graph_of(source, filters("", height, width, flags))
+        graph.vpush(noise)
+        pictures.append(graph.vpull().to_ndarray())
+    return np.array_equal(pictures[0], pictures[1])
+
+
+def _scaler(
+    size: tuple[int, int],
+    pixels: str,
+    colours: str,
+    crop: str,
+    height: int,
+    width: int,
+    flags: str,
+    conversion: Conversion,
+) -> Graph:
+    cut_width, cut_height = map(int, crop.split(":")[:2]) if crop else size
+    filters = in_one_pass
+    if pixels == _TRIED and (cut_height, cut_width) != (height, width):  # as it is, FFmpeg converts at once
+        if conversion == "quick":
+            filters = quickly
+        elif two_passes_are_exact(cut_height, cut_width, colours, height, width, flags):
+            filters = in_two_passes
+    return graph_of(_source_of(*size, pixels, colours), filters(crop, height, width, flags))
 
 
 class _Scalers(threading.local):
@@ -110,6 +184,7 @@ def cover(
     *,
     place: int | None = None,
     mirror: bool = False,
+    conversion: Conversion = "ffmpeg",
 ) -> NDArray[np.uint8]:
     """Return the middle of the frame, upright, as uint8 RGB (height, width, 3): a view of FFmpeg's memory.
 
@@ -123,11 +198,11 @@ def cover(
     frame.color_trc = frame.color_primaries = _UNSPECIFIED
     if frame.colorspace == 0 and not frame.format.is_rgb:
         frame.colorspace = _UNSPECIFIED
-    source = (
-        f"video_size={frame.width}x{frame.height}:pix_fmt={frame.format.name}:time_base=1/1000"
-        f":colorspace={int(frame.colorspace)}:range={int(frame.color_range)}"
+    size, colours = (
+        (frame.width, frame.height),
+        f"colorspace={frame.colorspace:d}:range={frame.color_range:d}",
     )
-    graph = _scalers.of(source, crop, height, width, flags)
+    graph = _scalers.of(size, frame.format.name, colours, crop, height, width, flags, conversion)
     graph.vpush(frame)
     image: NDArray[Any] = graph.vpull().to_ndarray()
     if transposed:
