@@ -6,11 +6,13 @@ stdout is the answer (the last line, or JSON), stderr is the telling. Exit codes
 """
 
 import argparse
+import difflib
 import importlib
 import json
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from trainer import environment, exit_codes, request, terminal
 from vidcurate.errors import StateError
@@ -66,6 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words and words[0] in COMMANDS:
         code: int = importlib.import_module(COMMANDS[words[0]]).main(words[1:])
         return code
+    near = difflib.get_close_matches(words[0], COMMANDS, n=1, cutoff=0.7) if words else []
+    if near and not Path(words[0]).exists():
+        print(f"error: {words[0]}: no command and no recipe file. Did you mean {near[0]}?", file=sys.stderr)
+        return exit_codes.WRONG_REQUEST
     if PRINT_ENV in words:
         words.remove(PRINT_ENV)
         return environment.main(words)

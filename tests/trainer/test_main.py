@@ -179,6 +179,11 @@ def test_a_recipe_that_is_not_there_is_a_wrong_request(capsys: pytest.CaptureFix
     assert "nowhere.yaml: no such recipe file" in capsys.readouterr().err
 
 
+def test_a_misspelt_command_is_named_with_the_near_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["reprot", "runs/smoke"]) == 2
+    assert capsys.readouterr().err == "error: reprot: no command and no recipe file. Did you mean report?\n"
+
+
 def test_a_flag_is_never_guessed() -> None:
     with pytest.raises(SystemExit) as ended:
         command.main([str(SMOKE), "--start"])

@@ -21,7 +21,7 @@ nav { margin: 1.5rem 0 0; display: flex; flex-wrap: wrap; gap: .3rem 1.1rem; fon
 svg { display: block; width: 100%; height: auto; } svg.life { height: 26px; border-radius: 6px; margin: .6rem 0 .4rem; }
 svg.times { height: 54px; margin: 0 0 .8rem; overflow: visible; } svg.times .attempt { fill: var(--soft); opacity: .55; }
 svg.life rect { stroke: none; } .part-idle { fill: var(--line); background: var(--line); } .part-other { fill: var(--soft); background: var(--soft); }
-.legend { display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; font-size: .85rem; color: var(--soft); margin: .3rem 0 0; max-width: none; }
+.legend { display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; font-size: .85rem; color: var(--soft); margin: .3rem 0 .7rem; max-width: none; }
 .key { display: inline-block; width: .75em; height: .75em; border-radius: 2px; margin-right: .4em; }
 .scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: 10px; background: var(--card); }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
