@@ -85,7 +85,7 @@ VIDCURATE = [
 ]
 TRAINER = [
     {"exit_codes"},
-    {"child", "xid", "diary"},
+    {"child", "xid", "diary", "whole_file"},
     {"xid_log", "clock_offset", "preflight_spec", "environment_names"},
     {"noise", "masks", "place", "terminal", "mesh", "request", "stop_signals", "processes"}
     | {"heartbeat", "clock_watch", "collectives"},

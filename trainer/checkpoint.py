@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer import mesh, parts
+from trainer import mesh, parts, whole_file
 from trainer.checksum import checksum as checksum
 from trainer.mesh import ALONE, World
 from vidcurate import __version__
@@ -65,14 +65,6 @@ def _flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a small file, flushed to disk, that appears whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    _flush(partial)
-    partial.replace(path)
 
 
 def _json(value: object) -> str:
@@ -112,7 +104,7 @@ def save(
             return {str(path.relative_to(partial)): _facts(path, it.result()) for path, it in digests.items()}
 
     def finish(everyone: list[dict[str, Any]]) -> None:
-        write_text(partial / "state.json", _json(state))
+        whole_file.write(partial / "state.json", _json(state), is_flushed=True)
         files = {"state.json": _facts(partial / "state.json", _digest(partial / "state.json"))}
         for rank, theirs in enumerate(everyone):
             for name in theirs:
@@ -120,7 +112,7 @@ def save(
                     raise OSError(f"{name} of rank {rank} is not here; the ranks need one common file system")
             files |= theirs
         manifest = {"format": FORMAT, "step": step, "files": files, "versions": _versions()}
-        write_text(partial / "manifest.json", _json(manifest))
+        whole_file.write(partial / "manifest.json", _json(manifest), is_flushed=True)
         for folder in (*(partial / name for name in tensors), partial):
             _flush(folder)
         _put(partial, final)
@@ -161,9 +153,7 @@ def _put(partial: Path, final: Path) -> None:
 
 def point(run: Path, name: str) -> None:
     """Let LATEST name this checkpoint."""
-    partial = run / f".{LATEST}.partial"
-    write_text(partial, name + "\n")
-    partial.replace(run / LATEST)
+    whole_file.write(run / LATEST, name + "\n", is_flushed=True)
     _flush(run)
 
 

@@ -6,14 +6,12 @@ One HTML file that needs nothing else: the pictures are in it, there is no scrip
 import base64
 import html
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vidcurate import video
-from vidcurate.errors import StorageError
 
 THUMBNAIL_PX = 192  # of the longer side
 
@@ -82,14 +80,3 @@ def page(title: str, batches: Iterable[dict[str, Any]]) -> str:
         "the first frame that the model is shown.</p>"
         f"{''.join(parts)}</body></html>\n"
     )
-
-
-def write(path: Path, text: str) -> None:
-    """Write the page; it appears whole or not at all. Raises StorageError."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be written ({error.strerror}).") from error

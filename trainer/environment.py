@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer import terminal
+from trainer import processes, terminal
 from trainer.environment_names import KNOWN, NAMES, RENAMED
 from vidcurate.errors import InputError
 
@@ -114,20 +114,8 @@ def environment_at_start(pid: int) -> dict[str, str] | None:
     return {name.decode(errors="replace"): value.decode(errors="replace") for name, value in pairs}
 
 
-def _parent(pid: int) -> int:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return 0
-    return int(text.rpartition(")")[2].split()[1])
-
-
 def _process_name(pid: int) -> str:
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return "?"
-    text = " ".join(word.decode(errors="replace") for word in words[:6] if word)
+    text = " ".join(word for word in processes.command_line(pid)[:6] if word)
     for name in (
         "torchrun",
         "torch.distributed.run",
@@ -148,7 +136,7 @@ def set_by(name: str, value: str, recipe: Mapping[str, str], pid: int | None = N
     if own is not None and own.get(name) != value:
         return "the recipe" if recipe.get(name) == value else "vidcurate"
     while own is not None:
-        above = _parent(pid)
+        above = processes.parent(pid)
         theirs = environment_at_start(above) if above > 0 else None
         if theirs is None:
             break

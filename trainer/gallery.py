@@ -10,13 +10,14 @@ import html
 import json
 import math
 import os
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer import metrics, samples
-from vidcurate.errors import InputError, StorageError, VidcurateError
+from trainer import metrics, samples, whole_file
+from vidcurate.errors import InputError, VidcurateError
 
 PAGE = "gallery.html"
 DATA = "gallery.js"
@@ -194,12 +195,7 @@ def write_gallery(run: Path, name: str | None = None) -> Path:
 
 def _put(path: Path, text: str) -> Path:
     """Write a file that the training and a server may both write, at any moment."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        return partial.replace(path)
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be written ({error.strerror}).") from error
+    return whole_file.put(path, text, by=f"{socket.gethostname()}-{os.getpid()}")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -7,7 +7,6 @@ Nothing here needs root, torch, or anything beyond Python; nothing here raises.
 
 import argparse
 import json
-import pwd
 import re
 import socket
 import sys
@@ -16,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-from trainer import terminal, xid
+from trainer import processes, terminal, xid
 from trainer.child import Answer, ask, last_line
 from trainer.xid_log import XidLog, read_xids
 
@@ -199,13 +198,9 @@ def _throttles(element: ElementTree.Element) -> tuple[str, ...]:
 
 def _user(pid: int) -> str | None:
     try:
-        number = Path(f"/proc/{pid}").stat().st_uid
+        return processes.user_name(Path(f"/proc/{pid}").stat().st_uid)
     except OSError:
         return None
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return str(number)
 
 
 def _processes(element: ElementTree.Element) -> tuple[GpuProcess, ...]:

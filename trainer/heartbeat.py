@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer import whole_file
 from vidcurate.errors import StateError
 
 HEARTBEATS = "heartbeats"
@@ -164,10 +165,8 @@ def write(run: Path, rank: int, seen: Seen, collectives: Sequence[dict[str, Any]
     if collectives:
         facts["collectives"] = list(collectives)
     wanted = path(run, rank)
-    partial = wanted.with_name(f".{wanted.name}.partial")
     wanted.parent.mkdir(parents=True, exist_ok=True)
-    partial.write_text(json.dumps(facts) + "\n", encoding="utf-8")
-    partial.replace(wanted)
+    whole_file.write(wanted, json.dumps(facts) + "\n")
 
 
 def read(run: Path) -> dict[int, dict[str, Any]]:

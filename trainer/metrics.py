@@ -7,7 +7,6 @@ count finished updates: line 100 and the checkpoint `step-00000100` belong toget
 
 import json
 import math
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer import whole_file
 from trainer.diary import EVENTS as EVENTS
 from trainer.diary import append as append
 from trainer.diary import append_event as append_event
 from trainer.diary import record_event as record_event
-from vidcurate.errors import StorageError
 
 METRICS = "metrics.jsonl"
 VALIDATION = "validation.jsonl"
@@ -50,18 +49,6 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in whole.splitlines()]
 
 
-def _rewrite(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be written ({error.strerror}).") from error
-
-
 def forget_after(run: Path, step: int) -> int:
     """Drop the lines behind `step` of metrics and validation, and what a kill cut short.
 
@@ -89,7 +76,7 @@ def _keep(path: Path, lines: Iterable[dict[str, Any]]) -> None:
     """Let a diary hold these lines and nothing else."""
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     if path.exists() and text != path.read_text(encoding="utf-8"):
-        _rewrite(path, text)
+        whole_file.put(path, text, is_flushed=True)
 
 
 def mean(losses: Iterable[float]) -> float:

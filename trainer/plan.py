@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer import contact_sheet, data, metrics, plan_words, planned, simulate, terminal
+from trainer import contact_sheet, data, metrics, plan_words, planned, simulate, terminal, whole_file
 from trainer.data import StageData
 from trainer.planned import Planned
 from vidcurate import order, plan_difference, plan_figures
@@ -206,7 +206,7 @@ def _show(given: argparse.Namespace) -> tuple[Any, str]:
                 f"--html: {count:,} clips are more than the {MOST_PICTURES:,} of one page; give fewer steps."
             )
         title = f"{found.recipe.name}: steps {first:,} to {last:,}"
-        contact_sheet.write(given.html, contact_sheet.page(title, _with_pictures(found, batches)))
+        whole_file.put(given.html, contact_sheet.page(title, _with_pictures(found, batches)))
     words = plan_words.of_steps(batches, captions=given.captions)
     if not given.captions:
         batches = [

@@ -6,9 +6,9 @@ takes a stranger for a rank. What is left after a crash is recognised as dead. S
 the tools on other hosts read this.
 """
 
-import getpass
 import json
 import os
+import pwd
 import signal
 import socket
 from collections.abc import Iterator
@@ -17,7 +17,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from vidcurate.errors import StateError, StorageError
+from trainer import whole_file
+from vidcurate.errors import StateError
 
 PROCESSES = "processes"
 PROC = Path("/proc")
@@ -94,6 +95,20 @@ def start_time(pid: int) -> int | None:
     return int(found[19]) if len(found) > 19 else None
 
 
+def parent(pid: int) -> int:
+    """Return the id of a process's parent, 0 where there is none."""
+    found = _stat(pid)
+    return int(found[1]) if found else 0
+
+
+def user_name(number: int) -> str:
+    """Return the name of a user's id, the id itself for one without a name, as in some containers."""
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
+
+
 def state(pid: int) -> str:
     """Return what the kernel says of a process: running, sleeping, stopped, waiting for a device, ended."""
     found = _stat(pid)
@@ -127,8 +142,8 @@ def catches_usr2(pid: int) -> bool:
 def command_line(pid: int) -> tuple[str, ...]:
     """Return the words a process was started with; none where they cannot be read."""
     with suppress(OSError):
-        words = (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
-        return tuple(words[:-1])
+        text = (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace")
+        return tuple(text.removesuffix("\0").split("\0")) if text else ()
     return ()
 
 
@@ -159,10 +174,6 @@ def this_process(
 ) -> Process:
     """Return the record of the process that asks."""
     pid = os.getpid()
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a user without a name, as in some containers
-        user = str(os.getuid())
     return Process(
         host=host_name(),
         pid=pid,
@@ -171,7 +182,7 @@ def this_process(
         rank=rank,
         local_rank=local_rank,
         world_size=world_size,
-        user=user,
+        user=user_name(os.getuid()),
         run=str(run.absolute()),
         command=command_line(pid),
         stack_descriptor=stack_descriptor,
@@ -180,14 +191,7 @@ def this_process(
 
 def write(run: Path, record: Process) -> None:
     """Write a rank's record, whole or not at all. Raises StorageError."""
-    wanted = path(run, record.rank)
-    partial = wanted.with_name(f".{wanted.name}.partial")
-    try:
-        wanted.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(record.as_json()) + "\n", encoding="utf-8")
-        partial.replace(wanted)
-    except OSError as error:
-        raise StorageError(f"{wanted}: cannot be written ({error.strerror}).") from error
+    whole_file.put(path(run, record.rank), json.dumps(record.as_json()) + "\n")
 
 
 def read(run: Path) -> list[Process]:

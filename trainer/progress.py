@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from trainer import checkpoint, heartbeat, metrics
@@ -58,8 +59,11 @@ class Heartbeats:
         return ", ".join(ranks)
 
 
-def is_free(run: Path, seconds: float) -> bool:
-    """Return whether no process trains into the run's folder, after waiting at most `seconds` for that."""
+def is_free(run: Path, seconds: float, is_asked: Callable[[], bool] = lambda: False) -> bool:
+    """Return whether no process trains into the run's folder, after waiting at most `seconds` for that.
+
+    It returns early, with what it knows, when `is_asked` says that somebody asks for an end.
+    """
     path = run / ".lock"
     until = time.monotonic() + seconds
     while path.exists():
@@ -68,7 +72,7 @@ def is_free(run: Path, seconds: float) -> bool:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return True
             except OSError:
-                if time.monotonic() > until:
+                if time.monotonic() > until or is_asked():
                     return False
         time.sleep(0.1)
     return True

@@ -35,4 +35,5 @@ def held(run: Path, world: World) -> Iterator[None]:
         yield
     finally:
         if world.is_first:
+            fcntl.flock(handle, fcntl.LOCK_UN)  # a child between fork and exec has the file open, too
             os.close(handle)

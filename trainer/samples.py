@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer import checkpoint
+from trainer import checkpoint, whole_file
 from trainer.recipe import SampleSpec
 from vidcurate.errors import StorageError
 
@@ -115,7 +115,7 @@ def finish(partial: Path, where: Path, facts: dict[str, Any]) -> None:
     StorageError.
     """
     try:
-        checkpoint.write_text(partial / LISTING, json.dumps(facts, indent=1) + "\n")
+        whole_file.write(partial / LISTING, json.dumps(facts, indent=1) + "\n", is_flushed=True)
         shutil.rmtree(where, ignore_errors=True)
         partial.rename(where)
     except OSError as error:

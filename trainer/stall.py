@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainer import collectives, diary, heartbeat, processes, stack_groups, stacks
+from trainer import collectives, diary, heartbeat, processes, stack_groups, stacks, whole_file
 from trainer.processes import Process
 from trainer.stacks import Stack
 
@@ -46,11 +46,13 @@ class Claim:
     time: float
 
 
+def _me() -> str:
+    return f"{processes.host_name()}-{os.getpid()}"
+
+
 def _write(path: Path, values: Any) -> None:
-    partial = path.with_name(f".{path.name}-{processes.host_name()}-{os.getpid()}.partial")
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial.write_text(json.dumps(values, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    partial.replace(path)
+    whole_file.write(path, json.dumps(values, ensure_ascii=False, indent=1) + "\n", by=_me())
 
 
 def now_path(run: Path) -> Path:
@@ -84,7 +86,7 @@ def claim(
         host=host,
         seconds=round(seconds, 1),
         folder=folder,
-        writer=f"{processes.host_name()}-{os.getpid()}",
+        writer=_me(),
         time=round(time.time(), 3),
     )
     path = now_path(run)

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from trainer import checkpoint, data, mesh, metrics, optim, place, position
+from trainer import checkpoint, data, mesh, metrics, optim, place, position, whole_file
 from trainer import recipe as recipes
 from trainer.data import StageData
 from trainer.mesh import World
@@ -42,7 +42,8 @@ def beginning(begun: Begun, state: TrainState, tools: Tools, laid: tuple[StageDa
         metrics.record_event(
             run, begun.kind, state.step, stage=stage.stage.name, world_size=world.size, **proof
         )
-        checkpoint.write_text(run / "recipe.json", json.dumps(recipes.as_json(tools.recipe), indent=1) + "\n")
+        text = json.dumps(recipes.as_json(tools.recipe), indent=1) + "\n"
+        whole_file.put(run / "recipe.json", text, is_flushed=True)
     if begun.kind == "start":
         return
     say(world, f"{begun.kind}: {begun.path}, step {state.step}, stage {stage.stage.name}")

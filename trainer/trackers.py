@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from trainer import child, metrics
+from trainer import child, metrics, whole_file
 from trainer.place import LOGS
 from vidcurate.recipe import Recipe
 
@@ -304,7 +304,7 @@ def _wandb(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
     known: dict[str, Any] = (
         json.loads(kept.read_text()) if kept.exists() else {"id": secrets.token_hex(4), "steps": {}}
     )
-    kept.write_text(json.dumps(known))
+    whole_file.write(kept, json.dumps(known))
     there = wandb.init(
         **{name: settings[name] for name in INIT},
         dir=run,
@@ -324,7 +324,7 @@ def _wandb(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
                     title = f"{line['event']} at step {line['step']}"
                     there.alert(title, facts_of(line), level="WARN")
                 known["events"] = num_events
-                _keep(kept, known)
+                whole_file.write(kept, json.dumps(known))
             continue
         if line["step"] <= last.get(diary, -1):
             known["steps"][diary] = line["step"] - 1
@@ -333,14 +333,8 @@ def _wandb(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
             continue
         there.log({"step": line["step"], **numbers})
         known["steps"][diary] = line["step"]
-        _keep(kept, known)
+        whole_file.write(kept, json.dumps(known))
     there.finish()
-
-
-def _keep(path: Path, known: dict[str, Any]) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(known))
-    partial.replace(path)
 
 
 Mirror = Callable[[Path, dict[str, Any], IsOver], None]

@@ -14,6 +14,7 @@ import pytest
 
 from tests.stand_in_ranks import LEAVES_A_CHILD, WAITS, Ranks, ranks_of
 from tests.trainer.smi_for_tests import process, put, put_dmesg, put_smi
+from trainer import processes
 from trainer.__main__ import main
 from trainer.cluster import compare, health, status
 from trainer.cluster.ask import Answer
@@ -68,7 +69,7 @@ def test_a_process_on_a_gpu_has_its_run_rank_and_user(tools: Path, ranks: Ranks,
     # Other runs may train on this machine.
     mine = [(one["rank"], one["num_workers"]) for one in node["runs"] if one["run"] == run]
     assert mine == [(0, 0), (1, 1)]
-    assert node["gpus"][0]["processes"][0]["user"] == procs.user_name(os.getuid())
+    assert node["gpus"][0]["processes"][0]["user"] == processes.user_name(os.getuid())
     main(["cluster", "status", "local", "--seconds", "0", "--run", run])
     lines = capsys.readouterr().out.splitlines()
     assert all(len(line) <= 100 for line in lines if run not in line)

@@ -50,6 +50,22 @@ def test_a_process_that_was_killed_is_dead_before_anyone_has_waited_for_it(tmp_p
     assert processes.state(child.pid) == "ended"
 
 
+def test_a_program_that_has_written_its_own_title_has_a_name(tmp_path: Path) -> None:
+    """slurmstepd and sshd put one line in the place of their words, without the NUL behind the last."""
+    folder = tmp_path / "17"
+    folder.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "PROC", tmp_path)
+        for written, words in (
+            (b"slurmstepd: [4711.0]", ("slurmstepd: [4711.0]",)),
+            (b"python\0-m\0trainer\0", ("python", "-m", "trainer")),
+            (b"sh\0\0", ("sh", "")),
+            (b"", ()),
+        ):
+            (folder / "cmdline").write_bytes(written)
+            assert processes.command_line(17) == words
+
+
 def test_children_are_found_over_generations() -> None:
     program = (
         "import subprocess, sys, time; "

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer import checkpoint, curves
+from trainer import curves, whole_file
 from trainer.curves import Curve, Mark
 from trainer.experiment.results import Pair, Row, Track, common_clips, over
 from trainer.experiment.spec import ExperimentSpec
-from vidcurate.errors import StorageError
 
 WIDTH, HEIGHT = 860, 300
 BEGINS = {"next": "next stage", "restart": "stop and restart", "weights": "restart with the weights alone"}
@@ -125,9 +124,6 @@ def write(spec: ExperimentSpec, rows: Sequence[Row], tracks: Sequence[Track], ou
     """Write the three files into `out`, each whole. Raises StorageError."""
     table = {"experiment": spec.name, "question": spec.question, "seeds": spec.seeds}
     text = json.dumps({**table, "arms": [asdict(row) for row in rows]}, indent=1) + "\n"
-    try:
-        checkpoint.write_text(out / "table.json", text)
-        checkpoint.write_text(out / "table.md", markdown(spec, rows))
-        checkpoint.write_text(out / "plot.svg", plot(spec, tracks))
-    except OSError as error:
-        raise StorageError(f"{out}: cannot be written ({error.strerror}).") from error
+    whole_file.put(out / "table.json", text)
+    whole_file.put(out / "table.md", markdown(spec, rows))
+    whole_file.put(out / "plot.svg", plot(spec, tracks))

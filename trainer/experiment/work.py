@@ -4,9 +4,7 @@ A start whose steps are done is passed over, one that was interrupted goes on fr
 command given again finishes the experiment, with the same numbers.
 """
 
-import fcntl
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -17,7 +15,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 
-from trainer import checkpoint, child, exit_codes
+from trainer import checkpoint, child, exit_codes, progress, whole_file
 from trainer import recipe as recipes
 from trainer.experiment.arms import Chain, Start
 from vidcurate.errors import StateError, StorageError, VidcurateError
@@ -39,25 +37,6 @@ def is_done(start: Start) -> bool:
     return newest is not None and int(newest.name.removeprefix("step-")) >= start.ends
 
 
-def _wait_until_free(folder: Path, seconds: float, stop: threading.Event) -> None:
-    """Wait for a training into `folder` that a killed experiment has left behind. Raises StateError."""
-    lock, until = folder / ".lock", time.monotonic() + seconds
-    while lock.exists() and not stop.is_set():
-        handle = os.open(lock, os.O_RDWR)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except OSError as error:
-            if time.monotonic() > until:
-                raise StateError(
-                    f"{folder}: another process has been training into it for {seconds:g} s; stop it, or "
-                    "give another --out."
-                ) from error
-        finally:
-            os.close(handle)
-        stop.wait(POLL_SECONDS)
-
-
 def words(start: Start, file: Path) -> list[str]:
     """Return the command of a start whose recipe is written to `file`."""
     given = ["--ckpt-path", str(start.ckpt_path)] if start.ckpt_path else []
@@ -75,17 +54,20 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 def _run(start: Start, name: str, limit_seconds: float, stop: threading.Event) -> None:
     """Run one start to its end. Raises VidcurateError, with the last line it said, when it fails."""
-    _wait_until_free(start.folder, limit_seconds, stop)
+    if not progress.is_free(start.folder, limit_seconds, stop.is_set) and not stop.is_set():
+        raise StateError(
+            f"{start.folder}: another process has been training into it for {limit_seconds:g} s, perhaps one "
+            "that a killed experiment has left; stop it, or give another --out."
+        )
     if stop.is_set() or is_done(start):
         return
     file = start.folder.with_name(f"{start.folder.name}.recipe.json")
     log = start.folder.with_name(f"{start.folder.name}.log")
+    whole_file.put(file, json.dumps(recipes.as_json(start.recipe), indent=1) + "\n")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        checkpoint.write_text(file, json.dumps(recipes.as_json(start.recipe), indent=1) + "\n")
         out = log.open("ab")
     except OSError as error:
-        raise StorageError(f"{file.parent}: cannot be written ({error.strerror}).") from error
+        raise StorageError(f"{log}: cannot be written ({error.strerror}).") from error
     with (
         out,
         subprocess.Popen(words(start, file), stdin=subprocess.DEVNULL, stdout=out, stderr=out) as process,

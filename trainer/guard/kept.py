@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trainer import checkpoint
+from trainer import checkpoint, whole_file
 from trainer.guard import memory
 from trainer.guard.memory import Rollback
 from vidcurate.errors import CheckpointError, StorageError
@@ -37,13 +37,8 @@ def read(run: Path) -> tuple[Rollback, ...]:
 
 def write(run: Path, rollbacks: tuple[Rollback, ...]) -> None:
     """Replace the file, whole or not at all. Raises StorageError."""
-    partial = run / f".{GUARD}.partial"
-    try:
-        text = json.dumps({"rollbacks": [asdict(back) for back in rollbacks]}, indent=1) + "\n"
-        checkpoint.write_text(partial, text)
-        partial.replace(run / GUARD)
-    except OSError as error:
-        raise StorageError(f"{run / GUARD}: cannot be written ({error.strerror}).") from error
+    text = json.dumps({"rollbacks": [asdict(back) for back in rollbacks]}, indent=1) + "\n"
+    whole_file.put(run / GUARD, text, is_flushed=True)
 
 
 def in_force(run: Path, saved: tuple[Rollback, ...]) -> tuple[Rollback, ...]:

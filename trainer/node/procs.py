@@ -5,7 +5,6 @@ alone is given to another process sooner or later. The records are those of trai
 """
 
 import os
-import pwd
 import re
 import shlex
 from collections.abc import Iterable, Sequence
@@ -43,13 +42,6 @@ class Process:
         return asdict(self)
 
 
-def user_name(number: int) -> str:
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return str(number)
-
-
 def look(pid: int, root: Path = Path("/proc")) -> Process | None:
     """Return the process, or None where there is none."""
     folder = root / str(pid)
@@ -70,7 +62,7 @@ def look(pid: int, root: Path = Path("/proc")) -> Process | None:
         start_time=int(fields[19]),
         parent=int(fields[1]),
         state=fields[0],
-        user=user_name(number),
+        user=processes.user_name(number),
         command=(command or f"[{name}]")[:LONGEST_COMMAND],
     )
 

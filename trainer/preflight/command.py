@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer import checkpoint, data, dry_run, environment, mesh, metrics
+from trainer import checkpoint, data, dry_run, environment, mesh, metrics, whole_file
 from trainer import recipe as recipes
 from trainer.data import StageData
 from trainer.mesh import World
@@ -29,7 +29,8 @@ def _newest_step(run: Path) -> int:
 def keep(found: Preflight, run: Path, more: dict[str, Any]) -> None:
     """Write RUN/preflight.json and the event; a disk that refuses is in the verdict already."""
     try:
-        checkpoint.write_text(run / FILE, json.dumps({**found.as_json(), **more}, indent=1) + "\n")
+        text = json.dumps({**found.as_json(), **more}, indent=1) + "\n"
+        whole_file.put(run / FILE, text, is_flushed=True)
         metrics.record_event(
             run,
             "preflight",
@@ -40,8 +41,8 @@ def keep(found: Preflight, run: Path, more: dict[str, Any]) -> None:
             nodes={node["host"]: node["verdict"] for node in found.nodes},
             problems=found.problems,
         )
-    except (OSError, StorageError) as error:
-        print(f"preflight: {run / FILE} cannot be written ({error})", file=sys.stderr, flush=True)
+    except StorageError as error:
+        print(f"preflight: {error}", file=sys.stderr, flush=True)
 
 
 def _tell(found: Preflight) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from trainer import terminal
-from vidcurate.errors import InputError, StorageError
+from trainer import terminal, whole_file
+from vidcurate.errors import InputError
 
 PAGE = "report.html"
 EXAMPLE = """\
@@ -35,11 +35,10 @@ def _act(given: argparse.Namespace) -> None:
     runs = [read(run) for run in given.runs]
     balances = [balance(run.lines, run.events) for run in runs]
     if given.cost_table is not None:
-        _write(given.cost_table, new_costs(runs[0]).model_dump_json(indent=1) + "\n")
+        whole_file.put(given.cost_table, new_costs(runs[0]).model_dump_json(indent=1) + "\n")
     out = given.out or given.runs[0] / PAGE
     if given.out is not None or not given.json:
-        text = page(runs, out.parent)
-        _write(out, text)
+        whole_file.put(out, page(runs, out.parent))
     if given.json:
         told = [
             run.as_json() | {"balance": asdict(found) if found else None}
@@ -56,17 +55,6 @@ def _act(given: argparse.Namespace) -> None:
     print(out)
     if given.cost_table is not None:
         print(given.cost_table)
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file that appears whole or not at all. Raises StorageError."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8", errors="replace")
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise StorageError(f"{path}: cannot be written ({error.strerror}).") from error
 
 
 def main(words: Sequence[str] | None = None) -> int:

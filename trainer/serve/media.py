@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer import metrics, samples, trackers
+from trainer import metrics, samples, trackers, whole_file
 from trainer import recipe as recipes
 from trainer.gallery import SERVE
 from trainer.recipe import TrainRecipe
@@ -54,9 +54,7 @@ class _Sent:
 
     def keep(self, name: str, value: object) -> None:
         self.known[name] = value
-        partial = self.path.with_suffix(".partial")
-        partial.write_text(json.dumps(self.known))
-        partial.replace(self.path)
+        whole_file.write(self.path, json.dumps(self.known))
 
 
 def _news(run: Path, sent: _Sent, is_over: IsOver) -> Iterator[tuple[Path, dict[str, Any]]]:
