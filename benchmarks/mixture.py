@@ -1,7 +1,8 @@
 """A run of the real command in a mixture of buckets, against what each bucket measured alone predicts.
 
     python benchmarks/mixture.py OUT [--steps 300] [--set KEY=VALUE] [--keep]
-    OMP_NUM_THREADS=2 python benchmarks/mixture.py OUT --recipe tests/tiny.yaml --steps 40 --warm-up 5
+    python benchmarks/mixture.py OUT --ranks 2 --per-rank 8 --steps 40 --warm-up 8 --keep
+    OMP_NUM_THREADS=1 python benchmarks/mixture.py OUT --recipe tests/tiny.yaml --ranks 2 --steps 30
 
 It makes the latents (make_latents.py), measures a micro-batch of each bucket alone, with random weights,
 latents and captions of the mean length, and what an update costs beside its micro-batches; then it trains
@@ -9,6 +10,11 @@ with `python -m trainer` and adds up what the updates should have taken. The pre
 after a warm-up, is the figure: it holds the loader, the logging and the checkpoints. What is missing is told
 by part. Triton kernels that are built after the warm-up are counted, and the memory that `trainer.memory`
 foretells for each bucket stands beside what it took.
+
+With `--ranks N` (GPUs of this host) it trains twice, on one rank and on N, with `--per-rank` micro-batches of
+each rank in an update, balanced by a cost table of the buckets measured alone. Then it tells a GPU's tokens/s
+against one GPU's alone in the same mixture, what ranks wait for the slowest against what the costs say, how
+far each bucket is from its cost, and the stall of a save.
 """
 
 import argparse
@@ -27,13 +33,14 @@ import torch
 from rows import Row, as_table, cpu, keep, row
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from trainer import data, memory, optim, parallel
+from trainer import data, memory, metrics, optim, parallel
 from trainer import recipe as recipes
 from trainer.cost import Work
 from trainer.data import StageData
 from trainer.encode import video_encoder
 from trainer.mesh import ALONE, World
 from trainer.recipe import TrainRecipe
+from trainer.report.balance import Balance, balance
 from trainer.stdit import STDiT3
 from vidcurate import order
 
@@ -140,26 +147,66 @@ def measure(recipe: TrainRecipe, stage: StageData, repeats: int) -> Alone:
     )
 
 
-def predicted(alone: Alone, stage: StageData, step: int) -> float:
-    """Return the seconds that the update after `step` others of the stage should take."""
-    batches = order.step_micro_batches(stage.plan, step)
-    return alone.beside_seconds + sum(alone.seconds[stage.plan.cells[batch.cell].name] for batch in batches)
+def predicted(alone: Alone, stage: StageData, step: int, ranks: int) -> float:
+    """Return the seconds that the update after `step` others of the stage should take: its slowest rank's."""
+    cells = stage.plan.cells
+    shares = [
+        sum(alone.seconds[cells[order.turn(stage.plan, position)[0]].name] for position in own)
+        for own in order.shares(stage.plan, step, ranks)
+    ]
+    return alone.beside_seconds + max(shares)
 
 
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def write_costs(path: Path, alone: Alone, stage: StageData, hardware: str) -> None:
+    """Write what was measured as the cost table that ranks are balanced by."""
+    table: dict[str, dict[str, float]] = {}
+    for cell in stage.plan.cells:
+        row, frames = table.setdefault(cell.bucket.resolution, {}), str(cell.bucket.num_frames)
+        row[frames] = max(alone.seconds[cell.name] / cell.micro_batch_size, row.get(frames, 0.0))
+    told = {"measured_on": hardware, "seconds_per_clip": table}
+    path.write_text(json.dumps(told, indent=1) + "\n")
 
 
-def report(run: Path, alone: Alone, stage: StageData, warm_up: int, cache: Path, hardware: str) -> list[Row]:
-    """Return the figures of a run whose kernels were built into `cache`."""
-    updates, events = lines(run / "metrics.jsonl"), lines(run / "events.jsonl")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """A run of `ranks` ranks whose kernels were built into `cache`."""
+
+    run: Path
+    ranks: int
+    stage: StageData
+    warm_up: int
+    cache: Path
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        return metrics.read(self.run / metrics.METRICS)
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return metrics.read(self.run / metrics.EVENTS)
+
+    @property
+    def rate(self) -> float:
+        """Tokens/s of a rank after the warm-up, by the wall clock."""
+        warm, counted = self.lines[self.warm_up - 1], self.lines[self.warm_up :]
+        tokens: int = sum(line["tokens"] for line in counted)
+        return tokens / (counted[-1]["time"] - warm["time"]) / self.ranks
+
+    @property
+    def stalls(self) -> list[float]:
+        """The seconds that saves held the training up."""
+        return [event["stall_seconds"] for event in self.events if event["event"] == "save"]
+
+
+def report(ran: Ran, alone: Alone, hardware: str) -> list[Row]:
+    """Return the figures of a run against those of each bucket alone."""
+    updates, stage, warm_up, cache = ran.lines, ran.stage, ran.warm_up, ran.cache
     warm, counted = updates[warm_up - 1], updates[warm_up:]
     wall = counted[-1]["time"] - warm["time"]
-    ideal = sum(predicted(alone, stage, line["step"] - 1) for line in counted)
+    of_updates = [predicted(alone, stage, line["step"] - 1, ran.ranks) for line in counted]
+    ideal = sum(of_updates)
     in_steps = sum(line["seconds"] for line in counted)
     data_wait = sum(line["data_seconds"] for line in counted)
-    stalls = [e["stall_seconds"] for e in events if e["event"] == "save" and warm["step"] < e["step"]]
-    stalls = stalls[: sum(line["step"] > warm["step"] for line in updates)]
     tokens = sum(line["tokens"] for line in counted)
     late = [path for path in cache.rglob("*.cubin") if path.stat().st_mtime > warm["time"]]
     parts = {
@@ -167,34 +214,79 @@ def report(run: Path, alone: Alone, stage: StageData, warm_up: int, cache: Path,
         "in updates, beyond what is predicted": in_steps - data_wait - ideal,
         "between updates (saves, diary, console)": wall - in_steps,
     }
+    of_ranks = f", {ran.ranks} ranks" if ran.ranks > 1 else ""
     rows = [
-        row("tokens/s, real run", tokens / wall, "tokens/s", peer="predicted by buckets alone",
+        row(f"tokens/s, real run{of_ranks}", tokens / wall, "tokens/s", peer="predicted by buckets alone",
             peer_value=tokens / ideal, goal=">= 0.95", hardware=hardware),
-        *(row(f"share of the wall time {name}", seconds / wall, "share", peer="wall time", peer_value=1.0,
-              higher_is_better=False, hardware=hardware) for name, seconds in parts.items() if seconds > 0),
+        *(row(f"share of the wall time{of_ranks} {name}", seconds / wall, "share", peer="wall time",
+              peer_value=1.0, higher_is_better=False, hardware=hardware)
+          for name, seconds in parts.items() if seconds > 0),
         row("kernels built after the warm-up", len(late), "kernels", peer="all kernels built",
             peer_value=len(list(cache.rglob("*.cubin"))) or 1, goal="0", hardware=hardware),
     ]  # fmt: skip
     if len(counted) > 20:
         halves = [
-            predicted(alone, stage, line["step"] - 1) / (line["seconds"] - line["data_seconds"])
-            for line in counted
+            seconds / (line["seconds"] - line["data_seconds"])
+            for seconds, line in zip(of_updates, counted, strict=True)
         ]
         rows.append(
             row("an update, predicted by measured, least of 100", statistics.quantiles(halves, n=100)[0], "",
                 peer="median", peer_value=statistics.median(halves), hardware=hardware)
         )  # fmt: skip
     for name, gib in alone.peak_gib.items():
-        if gib:
+        if gib and ran.ranks == 1:
             rows.append(
                 row(f"peak memory of {name}, {alone.recomputed[name]} blocks recomputed", gib, "GiB",
                     peer="foretold", peer_value=alone.foretold_gib[name], higher_is_better=False,
                     hardware=hardware)
             )  # fmt: skip
-    print(f"{len(counted)} updates in {wall:.1f} s, predicted {ideal:.1f} s; stalls of saves {stalls}")
+    print(f"{len(counted)} updates in {wall:.1f} s, predicted {ideal:.1f} s; stalls of saves {ran.stalls}")
     for name, seconds in parts.items():
         print(f"  {name}: {seconds:.2f} s ({seconds / wall:.2%})")
     return rows
+
+
+def of_several(ran: Ran, one: Ran, hardware: str) -> list[Row]:
+    """Return what several ranks show against one: rates, predicted against actual time, stalls."""
+    found = balance(ran.lines[ran.warm_up :], ran.events)
+    assert isinstance(found, Balance)
+    waits, foretold = max(found.waste_measured or 0.0, 1e-6), found.waste_predicted or 0.0
+    rows = [
+        row(f"tokens/s of a GPU, {ran.ranks} ranks", ran.rate, "tokens/s", peer="one GPU in the same mixture",
+            peer_value=one.rate, goal=">= 0.97", hardware=hardware),
+        row("share of the ranks' time waiting for the slowest", waits, "share", peer="by the cost table",
+            peer_value=foretold, higher_is_better=False, hardware=hardware),
+        row("stall of a save, the longest", max(1e-3, *ran.stalls), "s", peer="one rank's",
+            peer_value=max(one.stalls), goal="<= 1 s", higher_is_better=False, hardware=hardware),
+    ]  # fmt: skip
+    if found.correlation is not None:
+        rows.append(
+            row("correlation of a rank's seconds in an update, predicted and actual", found.correlation, "",
+                peer="as predicted", peer_value=1.0, hardware=hardware)
+        )  # fmt: skip
+    for bucket in found.of_buckets:
+        rows.append(
+            row(f"a micro-batch of {bucket.bucket} among {ran.ranks} ranks", bucket.measured, "s",
+                peer="by the cost table", peer_value=bucket.predicted, higher_is_better=False,
+                hardware=hardware)
+        )  # fmt: skip
+    for rank in found.of_ranks:
+        print(
+            f"rank {rank.rank}: {rank.predicted:.2%} of the work by the costs, "
+            f"{rank.measured:.2%} by the clock"
+        )
+    return rows
+
+
+def train(source: Path, settings: list[str], ranks: int, cache: Path) -> None:
+    """Train with the command that users have; stop unless it ends well."""
+    command = [sys.executable, "-u", "-m", "trainer"]
+    if ranks > 1:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        command += ["-m", "trainer"]
+    command += [str(source), *(word for setting in settings for word in ("--set", setting))]
+    print("$", " ".join(command[1:]), flush=True)
+    subprocess.run(command, check=True, cwd=HERE.parent, env=os.environ | {"TRITON_CACHE_DIR": str(cache)})
 
 
 def main() -> None:
@@ -204,6 +296,8 @@ def main() -> None:
     arguments.add_argument("--clips", type=int, default=240)
     arguments.add_argument("--steps", type=int, default=300)
     arguments.add_argument("--warm-up", type=int, default=20, help="updates that do not count")
+    arguments.add_argument("--ranks", type=int, default=1, help="train on one rank, then on so many")
+    arguments.add_argument("--per-rank", type=int, default=2, help="micro-batches of a rank in an update")
     arguments.add_argument("--repeats", type=int, default=8, help="timed updates of each bucket alone")
     arguments.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     arguments.add_argument("--keep", action="store_true", help="keep the figures in benchmarks/results")
@@ -212,10 +306,9 @@ def main() -> None:
     if not source.exists():
         command = [sys.executable, str(HERE / "make_latents.py"), str(given.out), "--clips", str(given.clips)]
         subprocess.run([*command, *(["--recipe", str(given.recipe)] if given.recipe else [])], check=True)
-    run, cache = given.out / "mixture", given.out / "kernels"
     gpu = torch.cuda.is_available()
+    hardware = torch.cuda.get_device_name() if gpu else cpu()
     settings = [
-        f"output={run}",
         f"stages.0.steps={given.steps}",
         f"stages.0.checkpoint_every={given.steps // 2}",
         "stages.0.checkpoint_in_background=true",
@@ -225,20 +318,33 @@ def main() -> None:
         "sample=null",
         *given.settings,
     ]
-    words = [word for setting in settings for word in ("--set", setting)]
-    train = [sys.executable, "-u", "-m", "trainer", str(source), *words]
-    environment = os.environ | {"TRITON_CACHE_DIR": str(cache)}
     recipe = recipes.load(source, settings)
     (stage,) = data.lay_out(recipe)
     alone = measure(recipe, stage, given.repeats)
     gc.collect()
     if gpu:
         torch.cuda.empty_cache()
-    subprocess.run(train, check=True, cwd=HERE.parent, env=environment)
-    hardware = torch.cuda.get_device_name() if gpu else cpu()
-    rows = report(run, alone, stage, given.warm_up, cache, hardware)
+    costs = given.out / "costs.json"
+    write_costs(costs, alone, stage, hardware)
+    rows: list[Row] = []
+    done: list[Ran] = []
+    for ranks in sorted({1, given.ranks}):
+        run, cache = given.out / f"mixture-{ranks}", given.out / "kernels"
+        own = [
+            *settings,
+            f"output={run}",
+            f"stages.0.data.micro_batches_per_step={given.per_rank * ranks}",
+            f"stages.0.data.buckets.cost_table={costs}",
+        ]
+        (laid,) = data.lay_out(recipes.load(source, own))
+        train(source, own, ranks, cache)
+        done.append(Ran(run=run, ranks=ranks, stage=laid, warm_up=given.warm_up, cache=cache))
+        rows += report(done[-1], alone, hardware if ranks == 1 else f"{ranks} x {hardware}")
+    if given.ranks > 1:
+        rows += of_several(done[-1], done[0], f"{given.ranks} x {hardware}")
     if given.keep:
-        keep(f"mixture_{hardware.split()[-1].lower()}" if gpu else "mixture", rows)
+        kind = hardware.split()[-1].lower() if gpu else "cpu"
+        keep(f"mixture_{kind}" if given.ranks == 1 else f"mixture_{given.ranks}x{kind}", rows)
     else:
         print(as_table(rows))
 
