@@ -36,7 +36,7 @@ def verdicts(*words: str) -> str:
     return json.dumps({"nodes": nodes})
 
 
-@pytest.mark.parametrize("min_hosts", [None, 2])
+@pytest.mark.parametrize("min_hosts", [None, pytest.param(2, marks=pytest.mark.soak)])
 def test_a_node_that_fails_its_preflight_is_left_out_while_enough_are_left(
     cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], min_hosts: int | None
 ) -> None:
@@ -117,6 +117,7 @@ def test_at_the_start_a_host_may_be_missing_only_if_that_was_said(
     assert (line["event"], line["host"]) == ("excluded", "closed")
 
 
+@pytest.mark.soak
 def test_a_number_of_ranks_that_the_recipe_cannot_take_ends_the_launch(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -105,6 +105,7 @@ def test_a_run_over_ssh_ends_well(launches: Launches, tmp_path: Path) -> None:
     assert "step 3/3" in launched.text()
 
 
+@pytest.mark.soak
 def test_the_first_rank_that_fails_ends_all_and_is_named(launches: Launches, tmp_path: Path) -> None:
     run = tmp_path / "run"
     launched = launches.start(run, "a\nb\n", *MANY, options=("--restarts", "0"))
@@ -119,6 +120,7 @@ def test_the_first_rank_that_fails_ends_all_and_is_named(launches: Launches, tmp
     assert not any(map(is_alive, processes.values()))
 
 
+@pytest.mark.soak
 def test_a_launcher_that_is_killed_leaves_no_rank_behind(launches: Launches, tmp_path: Path) -> None:
     run = tmp_path / "run"
     launched = launches.start(run, "a slots=2\n", *MANY)

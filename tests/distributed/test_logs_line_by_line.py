@@ -24,7 +24,15 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_shards(tmp_path_factory.mktemp("made") / "shards")
 
 
-@pytest.mark.parametrize("launcher", ["alone", "torchrun", "launch", "launch over ssh"])
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        "alone",
+        "launch",
+        pytest.param("torchrun", marks=pytest.mark.soak),
+        pytest.param("launch over ssh", marks=pytest.mark.soak),
+    ],
+)
 def test_each_steps_line_arrives_before_the_next_step_ends(
     shards: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, launcher: str
 ) -> None:

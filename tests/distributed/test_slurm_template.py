@@ -49,7 +49,8 @@ def turns(folder: Path) -> list[int]:
     return [int(code) for code in (folder / "slurm" / "turns").read_text().split()]
 
 
-@pytest.mark.parametrize("to", ["every rank", pytest.param("the script", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("to", ["every rank", "the script"])
 def test_the_save_signal_reaches_the_ranks_and_the_job_asks_for_turns_until_it_is_done(
     shards: Path, tmp_path: Path, to: str
 ) -> None:

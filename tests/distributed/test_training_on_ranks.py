@@ -73,7 +73,7 @@ def assert_same_run(whole: Path, run: Path) -> None:
         assert distance(whole, run, part) < 1e-6, part
 
 
-@pytest.mark.parametrize("sharding", ["none", "full"])
+@pytest.mark.parametrize("sharding", ["full", pytest.param("none", marks=pytest.mark.soak)])
 def test_from_one_rank_to_two_to_three_to_one(
     shards: Path, forks: Forks, whole: Path, tmp_path: Path, sharding: str
 ) -> None:
@@ -90,6 +90,7 @@ def test_from_one_rank_to_two_to_three_to_one(
     assert [proof["optimizer_updates"] for proof in proofs] == [3, 6, 9]
 
 
+@pytest.mark.soak
 def test_four_ranks_that_share_two_copies_and_have_three_micro_batches(
     shards: Path, forks: Forks, whole: Path, tmp_path: Path
 ) -> None:
@@ -301,9 +302,9 @@ mesh.leave(world)
 @pytest.mark.parametrize(
     ("ranks", "sharding", "size", "dtype"),
     [
-        (2, "none", 0, "bfloat16"),
-        (3, "full", 0, "float32"),
-        (2, "full", 0, "bfloat16"),
+        pytest.param(2, "none", 0, "bfloat16", marks=pytest.mark.soak),
+        pytest.param(3, "full", 0, "float32", marks=pytest.mark.soak),
+        pytest.param(2, "full", 0, "bfloat16", marks=pytest.mark.soak),
         (4, "hybrid", 2, "float32"),
     ],
 )
@@ -335,6 +336,7 @@ def test_ranks_that_a_copy_does_not_divide_are_refused(shards: Path, forks: Fork
     assert "parallel.shard_size 2 does not divide the 3 ranks" in ended.text()
 
 
+@pytest.mark.soak
 def test_a_refusal_under_torchrun_ends_all_ranks_at_once(shards: Path, whole: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(whole, run)

@@ -52,6 +52,8 @@ TWINS = [
 ]  # fmt: skip
 LOOSER = {"max_bits": 10, "max_thumbnail_distance": 16}
 
+pytestmark = pytest.mark.soak
+
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Path:
@@ -159,7 +161,6 @@ def test_the_planted_twins_are_clusters_and_nothing_else_is(twins: dict[str, set
     assert sorted(map(sorted, twins.values())) == sorted(map(sorted, TWINS))
 
 
-@pytest.mark.soak
 def test_six_minutes_of_black_are_seen_as_black(tmp_path: Path, shared: Path) -> None:
     (tmp_path / "videos").mkdir()
     for name in LONG:

@@ -106,7 +106,9 @@ def whole_or_absent(out: Path, whole: dict[str, str]) -> None:
         assert seen >= {name for name in whole if name.startswith(".nv-meta/")}
 
 
-@pytest.mark.parametrize("moment", range(8))
+@pytest.mark.parametrize(
+    "moment", [0, 3, *(pytest.param(at, marks=pytest.mark.soak) for at in (1, 2, 4, 5, 6, 7))]
+)
 def test_killed_once_and_run_again(
     folder: Path, whole: dict[str, str], seconds: dict[int, float], tmp_path: Path, moment: int
 ) -> None:
@@ -120,6 +122,7 @@ def test_killed_once_and_run_again(
     assert contents(out) == whole
 
 
+@pytest.mark.soak
 def test_killed_again_and_again_in_one_folder(
     folder: Path, whole: dict[str, str], seconds: dict[int, float], tmp_path: Path
 ) -> None:
@@ -270,7 +273,7 @@ def _killed_before_operations(folder: Path, tmp_path: Path, number_of_moments: i
 
 
 def test_killed_before_single_file_operations(folder: Path, tmp_path: Path) -> None:
-    _killed_before_operations(folder, tmp_path, 4)
+    _killed_before_operations(folder, tmp_path, 2)
 
 
 @pytest.mark.soak

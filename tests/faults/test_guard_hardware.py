@@ -51,7 +51,7 @@ def not_finite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_poisoned(tmp_path_factory.mktemp("made") / "broken", poison=(5, 5), scale=math.nan, clips=64)
 
 
-@pytest.mark.parametrize("sharding", ["none", "full"])
+@pytest.mark.parametrize("sharding", ["none", pytest.param("full", marks=pytest.mark.soak)])
 def test_a_gradient_that_is_not_finite_once_on_one_rank_drains_that_rank(
     recipe: Path, forks: Forks, tmp_path: Path, sharding: str
 ) -> None:
@@ -72,7 +72,10 @@ def test_a_gradient_that_is_not_finite_once_on_one_rank_drains_that_rank(
     assert len(numbers(run)) == 4
 
 
-@pytest.mark.parametrize("policy", ["skip", "stop", "rollback"])
+@pytest.mark.parametrize(
+    "policy",
+    ["rollback", pytest.param("skip", marks=pytest.mark.soak), pytest.param("stop", marks=pytest.mark.soak)],
+)
 def test_a_policy_is_carried_out_on_all_ranks_when_one_is_not_finite(
     recipe: Path, forks: Forks, tmp_path: Path, policy: str
 ) -> None:
@@ -133,7 +136,7 @@ def test_an_update_left_out_changes_neither_weights_nor_average_nor_optimizer(
     assert before.state["clips_hash"] != after.state["clips_hash"]
 
 
-@pytest.mark.parametrize(("faulty", "ranks"), [("2", 3), ("1", 2)])
+@pytest.mark.parametrize(("faulty", "ranks"), [("1", 2), pytest.param("2", 3, marks=pytest.mark.soak)])
 def test_a_device_that_multiplies_wrongly_all_the_time_is_told_apart_from_bad_data(
     recipe: Path, forks: Forks, tmp_path: Path, faulty: str, ranks: int
 ) -> None:
@@ -152,6 +155,7 @@ def test_a_device_that_multiplies_wrongly_all_the_time_is_told_apart_from_bad_da
     assert "for its own clips and for another's" in event["verdict"]["reason"]
 
 
+@pytest.mark.soak
 def test_alone_a_step_that_changes_when_computed_again_has_an_unclear_cause(
     recipe: Path, forks: Forks, tmp_path: Path
 ) -> None:

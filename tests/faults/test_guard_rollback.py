@@ -31,7 +31,9 @@ def told(recipe: Path, forks: Forks, tmp_path_factory: pytest.TempPathFactory) -
     return runs
 
 
-@pytest.mark.parametrize(("ranks", "background"), [(2, "false"), (1, "true")])
+@pytest.mark.parametrize(
+    ("ranks", "background"), [(2, "false"), pytest.param(1, "true", marks=pytest.mark.soak)]
+)
 def test_after_a_rollback_the_run_is_one_that_was_told_to_skip_the_window(
     recipe: Path, told: dict[int, Path], forks: Forks, tmp_path: Path, ranks: int, background: str
 ) -> None:
@@ -103,7 +105,14 @@ sys.exit(main(os.environ["WORDS"].split("|")))
 """
 
 
-@pytest.mark.parametrize(("at", "ranks"), [("write", 1), ("settle", 1), ("forget", 2)])
+@pytest.mark.parametrize(
+    ("at", "ranks"),
+    [
+        ("settle", 1),
+        pytest.param("write", 1, marks=pytest.mark.soak),
+        pytest.param("forget", 2, marks=pytest.mark.soak),
+    ],
+)
 def test_a_kill_in_the_middle_of_a_rollback_changes_nothing(
     recipe: Path, told: dict[int, Path], forks: Forks, tmp_path: Path, at: str, ranks: int
 ) -> None:

@@ -72,6 +72,7 @@ def test_a_rank_killed_in_the_middle_is_restarted_and_the_losses_are_those_of_an
     assert "done: 40 steps" in launched.text()
 
 
+@pytest.mark.soak
 def test_ranks_that_hang_end_themselves_and_are_restarted(
     shards: Path, forks: Forks, whole: Path, tmp_path: Path
 ) -> None:
@@ -89,6 +90,7 @@ def test_ranks_that_hang_end_themselves_and_are_restarted(
     assert len(events(run, "stall")) == 1
 
 
+@pytest.mark.soak
 def test_a_slow_rank_whose_policy_is_restart_has_the_run_saved_and_restarted(
     shards: Path, forks: Forks, whole: Path, tmp_path: Path
 ) -> None:

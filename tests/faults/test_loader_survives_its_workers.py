@@ -263,6 +263,7 @@ def test_a_cell_without_a_spare_stops_the_run(tmp_path: Path, payloads: dict[str
         loader.step(showing)
 
 
+@pytest.mark.soak
 def test_memory_descriptors_and_threads_stay_flat(opened: Index) -> None:
     plan = plan_of(opened)
     with Loader(opened, plan, spec(num_workers=1)) as loader:

@@ -135,6 +135,7 @@ def test_without_preflight_nothing_is_checked(forks: Forks, shards: Path, tmp_pa
     assert events(tmp_path, "preflight") == []
 
 
+@pytest.mark.soak
 def test_a_slow_rank_is_marked_and_is_bad_under_a_stated_rate(
     forks: Forks, shards: Path, tmp_path: Path
 ) -> None:
@@ -160,6 +161,7 @@ def test_a_check_that_hangs_is_itself_named(forks: Forks, shards: Path, tmp_path
     assert "bad node node1: node1 rank 1: product: no answer" in started.text()
 
 
+@pytest.mark.soak
 def test_another_version_on_one_rank_is_named(forks: Forks, shards: Path, tmp_path: Path) -> None:
     started = start(forks, command_words(shards, tmp_path), OTHER_VERSION, ranks=3)
     assert started.codes() == [77] * 3, started.text()
@@ -179,6 +181,7 @@ def test_a_clock_that_is_ahead_is_named_with_its_offset(forks: Forks, shards: Pa
     assert "use chrony" in started.text()
 
 
+@pytest.mark.soak
 def test_the_slow_end_of_slow_links_is_named(forks: Forks, shards: Path, tmp_path: Path) -> None:
     words = command_words(shards, tmp_path, "preflight.min_link_gb_per_second=0.012")
     started = start(forks, [*words, "--preflight"], SLOW_LINK, ranks=3)
@@ -189,6 +192,7 @@ def test_the_slow_end_of_slow_links_is_named(forks: Forks, shards: Path, tmp_pat
     assert "bad node node1: node1 rank 1: link: " in started.text()
 
 
+@pytest.mark.soak
 def test_a_link_through_which_nothing_comes_is_named(forks: Forks, shards: Path, tmp_path: Path) -> None:
     words = command_words(shards, tmp_path, "preflight.check_seconds=6")
     started = start(forks, [*words, "--preflight"], DEAD_LINK, ranks=3)
@@ -197,6 +201,7 @@ def test_a_link_through_which_nothing_comes_is_named(forks: Forks, shards: Path,
     assert "nothing arrives to rank 2 on node2" in started.text()
 
 
+@pytest.mark.soak
 def test_the_drivers_word_drains_the_node(forks: Forks, shards: Path, tmp_path: Path) -> None:
     path = f"{put_smi(tmp_path / 'tools', {}, {'remap_pending': 'Yes'})}:/usr/bin:/bin"
     started = start(forks, command_words(shards, tmp_path / "run"), PATH=path)

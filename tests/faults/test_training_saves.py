@@ -100,7 +100,7 @@ sys.exit(main(os.environ["WORDS"].split("|")))
 """
 
 
-@pytest.mark.parametrize("background", ["false", "true"])
+@pytest.mark.parametrize("background", ["true", pytest.param("false", marks=pytest.mark.soak)])
 def test_a_signal_in_the_middle_of_a_save_waits_for_it_and_saves_where_the_run_stands(
     shards: Path, forks: Forks, tmp_path: Path, background: str
 ) -> None:

@@ -13,6 +13,7 @@ SHORT = ("watch.stall_seconds=4", "loader.num_workers=0", "sample=null")
 assert LONG_SECONDS > 4
 
 
+@pytest.mark.soak
 def test_two_trainings_in_one_process_are_each_watched_by_themselves(forks: Forks, tmp_path: Path) -> None:
     shards = make_shards(tmp_path / "shards", num_clips=6)
     runs = [tmp_path / name for name in ("one", "two")]
@@ -33,7 +34,9 @@ sys.exit(main({one!r}) or main({two!r}))
         assert len(numbers(run)) == 30
 
 
-@pytest.mark.parametrize("fault", ["goes_back_slowly", "computes_again_slowly"])
+@pytest.mark.parametrize(
+    "fault", ["computes_again_slowly", pytest.param("goes_back_slowly", marks=pytest.mark.soak)]
+)
 def test_what_the_guard_does_may_take_longer_than_a_step(forks: Forks, tmp_path: Path, fault: str) -> None:
     recipe, run = make_poisoned(tmp_path / "poisoned"), tmp_path / "run"
     more = ("guard.spike=rollback", "guard.gradient=rollback", *SHORT)

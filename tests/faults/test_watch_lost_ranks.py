@@ -20,6 +20,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_shards(tmp_path_factory.mktemp("lost") / "shards", num_clips=6)
 
 
+@pytest.mark.soak
 def test_a_rank_that_holds_the_interpreters_lock_is_found_and_killed(
     forks: Forks, shards: Path, tmp_path: Path
 ) -> None:
@@ -57,6 +58,7 @@ def test_a_rank_that_was_killed_is_lost_and_the_others_end_to_begin_again(
     assert "rank 2 on" in started.text()
 
 
+@pytest.mark.soak
 def test_one_process_alone_is_watched_too(forks: Forks, shards: Path, tmp_path: Path) -> None:
     words = command_words(shards, tmp_path / "run", *SPEC)
     with faulty(forks, words, "holds_the_lock", rank=0, ranks=1) as started:

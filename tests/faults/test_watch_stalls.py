@@ -66,6 +66,7 @@ def test_a_rank_that_never_comes_to_the_collective_is_named_and_the_same_command
     assert not (run / "stacks" / "now.json").exists()
 
 
+@pytest.mark.soak
 def test_with_the_policy_warn_a_stall_is_told_once_and_nothing_ends(
     forks: Forks, shards: Path, tmp_path: Path
 ) -> None:

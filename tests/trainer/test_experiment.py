@@ -112,6 +112,7 @@ def test_the_table_says_that_a_restart_changed_no_loss_and_new_weights_did(done:
     assert "restart with the weights alone of reset" in plot
 
 
+@pytest.mark.soak
 def test_killed_in_the_middle_and_run_again_it_gives_the_same_table(
     done: Path, file: Path, tmp_path: Path
 ) -> None:

@@ -4,16 +4,15 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.forked_runs import Forks
 from tests.trainer.shards_for_tests import command_words, events, make_shards
-from trainer import metrics, report
+from trainer import metrics, processes, report
 from trainer.report.goodput import PARTS, Ledger, ledger
 from trainer.report.read import read
 
@@ -79,22 +78,22 @@ def test_a_clock_that_was_set_back_makes_no_part_negative() -> None:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
     """A run that was killed behind its first checkpoint, and then finished."""
     home = tmp_path_factory.mktemp("reported")
     shards = make_shards(home / "shards", validation=(10, 11))
     words = command_words(shards, home / "run", *KEPT, *SAMPLED, "stages.0.steps=2000")
-    process = subprocess.Popen([sys.executable, "-m", "trainer", *words], stderr=subprocess.DEVNULL)
+    process = forks.start(words)
     until = time.monotonic() + 300
     while not any(step["step"] > 3 for step in metrics.read(home / "run" / metrics.METRICS)):
         assert time.monotonic() < until
-        assert process.poll() is None
+        assert processes.state(process.pids[0]) != "ended", process.text()
         time.sleep(0.005)
-    process.kill()
-    process.wait()
+    os.kill(process.pids[0], signal.SIGKILL)
+    assert process.codes() == [-signal.SIGKILL]
     newest = int((home / "run" / "LATEST").read_text().strip().removeprefix("step-"))
     words = command_words(shards, home / "run", *KEPT, *SAMPLED, f"stages.0.steps={newest + 4}")
-    subprocess.run([sys.executable, "-m", "trainer", *words], check=True, capture_output=True, timeout=600)
+    forks.start(words).succeed()
     return home / "run"
 
 

@@ -55,6 +55,7 @@ def test_tensorboard_shows_each_clip_at_its_step_once_also_after_a_restart(tmp_p
         assert line["weights"] == "ema" or steps[line["step"]] == pytest.approx(line["loss"])
 
 
+@pytest.mark.soak
 def test_wandb_gets_a_run_of_its_own_in_the_group_with_the_trainings_step_as_axis(tmp_path: Path) -> None:
     from wandb.proto import wandb_internal_pb2
 

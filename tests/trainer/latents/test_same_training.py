@@ -24,7 +24,7 @@ from trainer.resume import Origin
 from vidcurate.errors import InputError, RecipeError, ShardError, StateError
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.soak)])
 def test_training_ahead_and_on_line_are_the_same_bit_for_bit(
     hurt_shards: Path, tmp_path: Path, dtype: str
 ) -> None:
