@@ -115,7 +115,11 @@ def test_killed_at_random_moments_it_ends_the_same_bit_for_bit(
 
 
 @pytest.mark.parametrize(
-    ("number", "background"), [(signal.SIGTERM, "false"), (signal.SIGUSR1, "true")], ids=["TERM", "USR1"]
+    ("number", "background"),
+    [
+        pytest.param(signal.SIGTERM, "false", id="TERM", marks=pytest.mark.soak),
+        pytest.param(signal.SIGUSR1, "true", id="USR1"),
+    ],
 )
 def test_a_signal_saves_and_asks_for_the_same_command_again(
     shards: Path, forks: Forks, tmp_path: Path, number: signal.Signals, background: str

@@ -108,7 +108,8 @@ def test_a_slow_rank_whose_policy_is_restart_has_the_run_saved_and_restarted(
     assert numbers(run) == numbers(whole)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_in_the_middle_of_a_save_leaves_nothing_half_written(
     shards: Path, forks: Forks, tmp_path: Path, number: signal.Signals
 ) -> None:
