@@ -89,7 +89,7 @@ TRAINER = [
     {"xid_log", "clock_offset", "preflight_spec", "environment_names"},
     {"noise", "masks", "place", "terminal", "mesh", "request", "stop_signals", "processes"}
     | {"heartbeat", "clock_watch", "collectives"},
-    {"hosts", "connection", "attempt", "elastic", "agent", "preflight_verdicts"},
+    {"hosts", "connection", "attempt", "elastic", "agent"},
     {"hardware", "stacks", "pace", "watch_spec"},
     {"stack_groups"},
     {"stall", "hardware_watch"},
@@ -101,7 +101,8 @@ TRAINER = [
     {"cost"},
     {"memory"},
     {"recompute"},
-    {"fast", "checksum", "parts", "checkpoint", "saver", "parallel", "pixart", "weights", "metrics", "flops"},
+    {"fast", "checksum", "parts", "checkpoint", "saver", "parallel", "pixart", "weights", "metrics", "flops"}
+    | {"preflight_verdicts"},
     {"latents", "trackers", "run_folder", "outcome", "guard", "progress", "supervisor", "curves"},
     {"recipe"},
     {"environment"},

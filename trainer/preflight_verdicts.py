@@ -1,10 +1,13 @@
-"""Which hosts to leave out after exit code 77: by RUN/preflight.json, or by who ended with it."""
+"""Which hosts to leave out: by RUN/preflight.json, by the guard's verdict, or by who ended with code 77.
+
+The guard's verdict counts without the code: a rank that takes long to leave is killed, and its 77 is lost.
+"""
 
 import json
 from pathlib import Path
 from typing import Any
 
-from trainer import exit_codes
+from trainer import exit_codes, metrics
 from trainer.attempt import Ended
 
 PREFLIGHT = "preflight.json"
@@ -14,9 +17,12 @@ CLOCK_SECONDS = 5.0  # by which the clock of the file server may be behind
 def bad_hosts(run: Path, ended: Ended) -> dict[str, str]:
     """Return {host of the hostfile: why} of the hosts to leave out; empty where nothing says which.
 
-    A verdict of this attempt that calls a node bad (by its own name, or by its ranks where several hosts have
-    that name) counts first. Else the hosts of the ranks that ended with 77, where not all did.
+    A preflight of this attempt that calls a node bad (by its own name, or by its ranks where several hosts
+    have that name) counts first, then the guard's event of a step that a rank computed wrongly. Else the
+    hosts of the ranks that ended with 77, where not all did. Where none did, the guard's event alone counts.
     """
+    if exit_codes.BAD_NODE not in ended.codes.values():
+        return _drained(run, ended)
     bad: dict[str, str] = {}
     for node in _nodes(run / PREFLIGHT, ended.began):
         if node.get("verdict") != "bad":
@@ -27,12 +33,25 @@ def bad_hosts(run: Path, ended: Ended) -> dict[str, str]:
             named = [host for host, theirs in ended.ranks_of.items() if set(theirs) & set(ranks)]
         why = node.get("reason") or "it failed its preflight"
         bad |= {host: str(why) for host in named}
+    bad = bad or _drained(run, ended)
     if bad:
         return bad
     by_code = {ended.host_of(rank) for rank, code in ended.codes.items() if code == exit_codes.BAD_NODE}
     if by_code == set(ended.ranks_of) and len(by_code) > 1:
         return {}
     return {host: f"a rank of it ended with {exit_codes.BAD_NODE}" for host in by_code}
+
+
+def _drained(run: Path, ended: Ended) -> dict[str, str]:
+    """Return the hosts of the ranks that the guard has called bad in this attempt."""
+    for event in reversed(metrics.read(run / metrics.EVENTS)):
+        if event.get("time", 0.0) < ended.began:  # ranks of an earlier attempt had other numbers
+            break
+        if event["event"] == "guard" and event.get("action") == "drain":
+            ranks = {rank for theirs in ended.ranks_of.values() for rank in theirs}
+            said = sorted(ranks & set(event["verdict"]["ranks"]))
+            return {ended.host_of(rank): f"rank {rank}: {event['verdict']['reason']}" for rank in said}
+    return {}
 
 
 def _nodes(path: Path, began: float) -> list[dict[str, Any]]:

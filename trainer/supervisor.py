@@ -1,9 +1,9 @@
 """Keeps a run going: begins again after a failure, without the hosts that are bad, until nothing comes of it.
 
 What an exit code asks for (exit_codes.py): 0 and 75 are passed on; 2 and 78 are never tried again; 77 is
-tried again without the host that RUN/preflight.json or the rank's own code names; anything else (1, 76, a
-signal, a connection that broke) is tried again from the newest checkpoint. Restarts without progress are
-counted: a higher step, saved or in the metrics, begins the count anew (NVRx calls the limit
+tried again without the host that RUN/preflight.json, the guard's event or the rank's own code names; anything
+else (1, 76, a signal, a connection that broke) is tried again from the newest checkpoint. Restarts without
+progress are counted: a higher step, saved or in the metrics, begins the count anew (NVRx calls the limit
 max_no_progress_cycles). A host that does not answer any more is left out. Each of these is a line in
 RUN/launch.jsonl and in RUN/events.jsonl: `restart`, `excluded`, `gave_up`.
 """
@@ -187,8 +187,8 @@ def _prepare_restart(
     if has_moved:
         state.without_progress = 0
     wait_seconds = 0.0
-    if exit_codes.BAD_NODE in ended.codes.values():
-        bad = preflight_verdicts.bad_hosts(run, ended)
+    bad = preflight_verdicts.bad_hosts(run, ended)
+    if bad or exit_codes.BAD_NODE in ended.codes.values():
         if not bad:
             return _give_up(run, "a node is bad and nothing says which.", exit_codes.BAD_NODE, facts)
         for host, why in bad.items():

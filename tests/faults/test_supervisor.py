@@ -1,5 +1,6 @@
 """What a launch does when its ranks end: real agents and processes, whose program ends as each test asks."""
 
+import json
 import os
 import signal
 import threading
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.ranks_that_end import diary, launch
-from trainer import attempt, supervisor
+from trainer import attempt, metrics, supervisor
 
 
 def test_a_rank_that_hung_is_restarted_and_the_line_says_from_where_to_where(
@@ -126,6 +127,23 @@ def test_a_node_that_is_bad_and_the_only_one_ends_the_launch(tmp_path: Path) -> 
     assert (excluded["event"], excluded["host"]) == ("excluded", "this host")
     assert excluded["reason"] == "a rank of it ended with 77"
     assert (end["event"], end["reason"]) == ("gave_up", "0 hosts are left and 1 are needed.")
+
+
+def test_a_bad_node_is_left_out_though_its_rank_was_killed_before_it_could_say_77(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LAST_WORDS_SECONDS", "SETTLE_SECONDS"):
+        monkeypatch.setattr(attempt, name, 0.2)
+    verdict = {"cause": "hardware", "reason": "it computed another gradient", "ranks": [1]}
+    drain = {"event": "guard", "step": 3, "time": time.time() + 600, "action": "drain", "verdict": verdict}
+    slow = {"writes": {"events.jsonl": json.dumps(drain) + "\n"}, "beats": "deaf"}
+
+    assert launch(tmp_path, [{"0": {"exit": 76, "after": 1.5}, "1": slow}]) == 77
+
+    _, excluded, end = metrics.read(tmp_path / metrics.EVENTS)
+    assert (excluded["event"], excluded["host"]) == ("excluded", "this host")
+    assert excluded["reason"] == "rank 1: it computed another gradient"
+    assert end["codes"] == {"0": 76, "1": -signal.SIGKILL}
 
 
 def test_ranks_that_only_check_run_once_whatever_they_say(tmp_path: Path) -> None:
