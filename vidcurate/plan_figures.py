@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vidcurate import interleave, order
 from vidcurate.buckets import BucketSpec, all_buckets
@@ -54,20 +55,30 @@ class BucketTotal:
     clips_read: int
 
 
-def mix(plan: Plan, step: int) -> tuple[CellShare, ...]:
+def mix(plan: Plan, step: int, skipped: Sequence[tuple[int, int]] = ()) -> tuple[CellShare, ...]:
     """Return asked and given of the steps before `step`, for each cell of the plan in force there.
 
-    After a change on purpose it counts from the change on.
+    After a change on purpose it counts from the change on. `skipped`: the first step (from 0) and that behind
+    the last of each window that is not read, apart from each other and before `step`.
     """
     plan = order.at_step(plan, step)
-    first, until = (number * plan.micro_batches_per_step for number in (plan.first_step, step))
-    due = zip(interleave.due(plan.mixture, first), interleave.due(plan.mixture, until), strict=True)
-    turns = (interleave.turns_before(plan.mixture, at) for at in (first, until))
-    given = zip(*turns, strict=True)
+    asked, given = _between(plan, plan.first_step, step)
+    for first, end in skipped:
+        not_asked, not_given = _between(plan, max(first, plan.first_step), max(end, plan.first_step))
+        asked, given = asked - not_asked, given - not_given
     return tuple(
-        CellShare(cell=cell.name, asked=float(will - had), given=has - was)
-        for cell, (had, will), (was, has) in zip(plan.cells, due, given, strict=True)
+        CellShare(cell=cell.name, asked=float(due), given=int(turns))
+        for cell, due, turns in zip(plan.cells, asked, given, strict=True)
     )
+
+
+def _between(plan: Plan, first: int, end: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return the micro-batches that each cell is due, and has, in the steps `first` … `end` (exclusive)."""
+    before, until = (step * plan.micro_batches_per_step for step in (first, end))
+    due = np.array(interleave.due(plan.mixture, until), dtype=np.float64)
+    due -= np.array(interleave.due(plan.mixture, before), dtype=np.float64)
+    turns = np.array(interleave.turns_before(plan.mixture, until), dtype=np.int64)
+    return due, turns - np.array(interleave.turns_before(plan.mixture, before), dtype=np.int64)
 
 
 def bucket_totals(plan: Plan, step: int) -> tuple[BucketTotal, ...]:

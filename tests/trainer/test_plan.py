@@ -274,6 +274,31 @@ def test_a_run_that_took_new_clips_is_shown_as_it_read(tmp_path: Path) -> None:
     assert plan.showings(found, new[0], 5)[0]["step"] > 2
 
 
+def test_what_is_simulated_leaves_out_the_data_windows_that_are_skipped(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    phases = "[{levels: [1], steps: 5}, {weights: {'1': 1, '2': 3}, ramp_steps: 2}]"
+    more = (f"stages.0.data.curriculum={phases}", "stages.0.skip=[[2, 4], [9, 9]]")
+    report = asked(capsys, "simulate", str(SMOKE), *words_of(home, *more), "--clips-per-core-second", "4")
+    (stage,) = report["stages"]
+    (laid,) = data.lay_out(smoke(home / "shards", home / "none", f"stages.0.steps={STEPS}", *more))
+
+    read = [data.data_step(laid, update) for update in range(STEPS)]
+    assert {1, 2, 3, 8}.isdisjoint(read)
+    assert read[-1] == STEPS + 3
+    batches = [batch for step in read for batch in order.step_micro_batches(laid.plan, step)]
+    names = Counter(laid.plan.cells[batch.cell].name for batch in batches)
+    shown = Counter(row for batch in batches for row in batch.rows.tolist())
+    assert {cell["name"]: cell["given"] for cell in stage["cells"] if cell["given"]} == names
+    assert sum(cell["asked"] for cell in stage["cells"]) == pytest.approx(len(batches))
+    assert stage["clips_a_step"] == pytest.approx(sum(shown.values()) / STEPS)
+    assert stage["phases"] == [1, 3]  # three of the first phase's five data steps are skipped
+    for told, cell in zip(stage["cells"], laid.plan.cells, strict=True):
+        times = [shown[row] for row in cell.rows.tolist()]
+        assert told["exposures"][0] <= min(times)
+        assert max(times) <= told["exposures"][1]
+
+
 def test_a_curriculum_shows_in_what_is_simulated(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     phases = "[{levels: [1], steps: 3}, {weights: {'1': 1, '2': 3}, ramp_steps: 2}]"
     given = words_of(home, f"stages.0.data.curriculum={phases}", "stages.0.data.micro_batches_per_step=4")
