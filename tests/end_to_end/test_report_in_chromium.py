@@ -138,8 +138,10 @@ def check_sections(html: str) -> None:
     for stage in ("ingest", "probe", "score", "frames", "dedup", "filter", "split"):
         assert re.search(rf"\b{stage}\b", words["funnel"]), stage
     assert "to the level index" in words["funnel"]
-    for title in ("Motion (median)", "Sharpness (median)", "Black share", "Nouns in the caption"):
+    for title in ("Motion (median)", "Sharpness (median)", "Nouns in the caption"):
         assert title in words["spread"]
+    assert "The same for every clip" in words["spread"]
+    assert "black share 0" in words["spread"]
     assert "min 15" in words["spread"]  # the limit that is drawn in
     assert "max 2" in words["spread"]
     assert "Caption length by level" in words["levels"]
