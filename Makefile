@@ -8,8 +8,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# Test processes side by side.
-JOBS ?= 2
+# Test processes side by side: one more than two cores, as some of them wait.
+JOBS ?= 3
 # One thread per process keeps float sums in one order and leaves the cores to the workers.
 export OMP_NUM_THREADS ?= 1
 export PYTHONUNBUFFERED := 1

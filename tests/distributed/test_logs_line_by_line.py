@@ -72,6 +72,7 @@ def test_each_steps_line_arrives_before_the_next_step_ends(
     assert sorted(path.name for path in gate.iterdir()) == ["1", "2", "3", "4", "5"]
 
 
+@pytest.mark.soak
 def test_a_line_that_is_held_back_is_noticed(shards: Path, tmp_path: Path) -> None:
     """The means itself: a pipe that waits for its end, as a launcher that buffers does."""
     gate = tmp_path / "gate"

@@ -32,6 +32,7 @@ def rounds(run: Path) -> list[dict[str, Any]]:
     return metrics.read(run / metrics.VALIDATION)
 
 
+@pytest.mark.soak
 def test_a_round_is_the_same_on_two_ranks(shards: Path, alone: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     values = settings(shards, run, *ON, "parallel.sharding=full")

@@ -86,6 +86,7 @@ def plain(text: str) -> str:
 CODES = {"status": 1, "health": 77, "clocks": 1, "exec": 1, "dump": 1, "stop": 1}
 
 
+@pytest.mark.soak
 def test_the_commands_of_the_page_print_what_it_shows(
     launched: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
 ) -> None:

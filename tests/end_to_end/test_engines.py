@@ -190,7 +190,8 @@ def killed(home: Path, run: str, engine: str, kills: int) -> list[str]:
     return points
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("kills", [3, 20])
 def test_killed_at_random_moments_and_run_again_it_ends_with_the_same_bytes(home: Path, kills: int) -> None:
     points = killed(home, f"killed-{kills}", "local", kills)
 

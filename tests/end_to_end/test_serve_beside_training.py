@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.browser import Browser
 from tests.trainer.shards_for_tests import command_words, make_shards
 from trainer import metrics, sample, samples
@@ -93,6 +95,7 @@ def clips_shown(run: Path, folder: Path) -> dict[tuple[int, int, int], Path]:
     return found
 
 
+@pytest.mark.soak
 def test_the_server_follows_survives_its_kill_and_shows_the_right_clip_of_each_step(tmp_path: Path) -> None:
     shards, run = make_shards(tmp_path / "shards", validation=(10, 11)), tmp_path / "run"
     first, copied = run / "step-00000020", run / COPIED

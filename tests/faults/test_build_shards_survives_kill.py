@@ -246,11 +246,13 @@ def _at_operation(folder: Path, out: Path, operation: int) -> "subprocess.Comple
     )  # fmt: skip
 
 
-def _killed_before_operations(folder: Path, tmp_path: Path, number_of_moments: int | None) -> None:
+def _killed_before_operations(
+    folder: Path, tmp_path: Path, number_of_moments: int | None, other_sets: tuple[bool, ...] = (False, True)
+) -> None:
     spec, other = ShardSpec(max_clips=20), ShardSpec(max_clips=30)
     finish(folder, tmp_path / "expected", spec)
     expected = contents(tmp_path / "expected")
-    for has_other_set in (False, True):
+    for has_other_set in other_sets:
         out = tmp_path / f"other{has_other_set}"
         if has_other_set:
             run_build_shards(folder / "run", other, videos=folder / "videos", out=out)
@@ -273,7 +275,7 @@ def _killed_before_operations(folder: Path, tmp_path: Path, number_of_moments: i
 
 
 def test_killed_before_single_file_operations(folder: Path, tmp_path: Path) -> None:
-    _killed_before_operations(folder, tmp_path, 2)
+    _killed_before_operations(folder, tmp_path, 3, other_sets=(True,))
 
 
 @pytest.mark.soak

@@ -130,7 +130,7 @@ def _killed(forks: Forks, case: Case, folder: Path, moments: int | None) -> None
     assert refused
 
 
-@pytest.mark.parametrize("name", ["append", "after a change"])
+@pytest.mark.parametrize("name", ["append", pytest.param("after a change", marks=pytest.mark.soak)])
 def test_killed_while_it_accepts_a_change_and_started_again(
     cases: dict[str, Case], forks: Forks, tmp_path: Path, name: str
 ) -> None:

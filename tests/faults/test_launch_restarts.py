@@ -49,7 +49,8 @@ def whole(shards: Path, forks: Forks, tmp_path_factory: pytest.TempPathFactory) 
     return run
 
 
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_killed_in_the_middle_is_restarted_and_the_losses_are_those_of_an_undisturbed_run(
     shards: Path, forks: Forks, whole: Path, tmp_path: Path, rank: int
 ) -> None:

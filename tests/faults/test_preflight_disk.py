@@ -36,7 +36,7 @@ def test_a_full_disk_is_named_with_what_is_needed(forks: Forks, place: Path, tmp
     started = forks.start([*words, "--preflight"])
     assert started.codes() == [77], started.text()
     assert f"{place}/run cannot be written (No space left on device)" in started.text()
-    assert "preflight.json cannot be written" in started.text()
+    assert "preflight.json: cannot be written" in started.text()
 
 
 def test_a_disk_that_is_read_only_is_named(forks: Forks, place: Path, tmp_path: Path) -> None:

@@ -71,11 +71,12 @@ def test_a_clock_that_steps_back_is_told_with_its_host_and_what_to_do(
     assert "the clock was set back by 17.0" in started.text()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("number", "action", "codes"),
     [
         (79, "drain_node", [exit_codes.BAD_NODE, exit_codes.RESTART]),
-        pytest.param(94, "restart_job", [exit_codes.RESTART, exit_codes.RESTART], marks=pytest.mark.soak),
+        (94, "restart_job", [exit_codes.RESTART, exit_codes.RESTART]),
     ],
 )
 def test_an_xid_in_the_kernels_log_ends_the_run_as_its_policy_says(

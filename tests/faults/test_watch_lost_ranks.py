@@ -32,6 +32,7 @@ def test_a_rank_that_holds_the_interpreters_lock_is_found_and_killed(
     assert (stall["kind"], stall["rank"], stall["function"]) == ("stall", 1, "<lambda>")
 
 
+@pytest.mark.soak
 def test_a_rank_that_was_stopped_is_found_and_killed(forks: Forks, shards: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     # No save, as a rank that is stopped within one is given the time that a save may take.

@@ -221,7 +221,7 @@ def test_a_thumbnail_is_small_and_even() -> None:
         (["show", "RECIPE", "--clip", "nobody"], "no stage of tiny has a clip of this name"),
         (["show", "RECIPE", "--steps", "1", "--world", "0"], "--world 0: must be 1 or more"),
         (["simulate", "RECIPE", "--world", "2,x"], "--world 2,x: numbers of ranks"),
-        (["show", "nowhere.yaml", "--steps", "1"], "nowhere.yaml: the recipe cannot be read"),
+        (["show", "nowhere.yaml", "--steps", "1"], "nowhere.yaml: no such recipe file"),
     ],
 )
 def test_what_is_wrong_is_one_line(

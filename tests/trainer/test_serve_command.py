@@ -68,6 +68,7 @@ def test_a_set_is_named_by_what_differs_from_the_recipes_own() -> None:
     assert name("low4s", True) == "low4s-raw"
 
 
+@pytest.mark.soak
 def test_low4s_of_a_run_is_a_hundred_and_two_frames_of_360_by_640(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

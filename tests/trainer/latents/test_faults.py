@@ -173,7 +173,7 @@ def test_what_cannot_be_encoded_ahead_is_refused(
 
 
 def test_latents_without_views_or_no_data_at_all_are_refused(shards: Path, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="set views to what they were encoded with"):
+    with pytest.raises(RecipeError, match="set views to how many"):
         smoke(shards, tmp_path, "stages.0.data.latents=there")
     with pytest.raises(RecipeError, match="neither is given"):
         smoke(shards, tmp_path, "stages.0.data.shards=null")
