@@ -27,6 +27,7 @@ from rows import Row, as_table, keep, row
 
 from vidcurate import order
 from vidcurate.buckets import BucketSpec
+from vidcurate.crc import crc32c
 from vidcurate.index import INDEX_NAME, read_index
 from vidcurate.loader import plan_from
 from vidcurate.recipe import parse
@@ -101,19 +102,40 @@ def name_clips(large: Path) -> int:
         rows = np.concatenate([part.rows for part in order.step_micro_batches(plan, step)])
         if len(np.unique(index.json_offset[rows])) == len(rows):
             break
+    checksums = {}
     with (large / "clips.bin").open("r+b") as file:
         for row_number in rows.tolist():
             facts = {"clip_id": index.word("clip_id", row_number), "caption": "a clip"}
+            data = json.dumps(facts).encode().ljust(int(index.json_size[row_number]))
             file.seek(int(index.json_offset[row_number]))
-            file.write(json.dumps(facts).encode().ljust(int(index.json_size[row_number])))
+            file.write(data)
+            checksums[row_number] = crc32c(data)
+    write_checksums(large / INDEX_NAME, checksums)
     return step
+
+
+def write_checksums(path: Path, checksums: dict[int, int]) -> None:
+    """Let the index have these CRC-32C of the JSON at these rows."""
+    old = pq.ParquetFile(path)
+    changed = path.with_suffix(".changed")
+    first = 0
+    with pq.ParquetWriter(changed, old.schema_arrow, compression="zstd", compression_level=1) as writer:
+        for number in range(old.num_row_groups):
+            part = old.read_row_group(number)
+            values = part["json_crc32c"].to_numpy().copy()
+            for row_number in [row for row in checksums if first <= row < first + len(values)]:
+                values[row_number - first] = checksums[row_number]
+            place = part.schema.get_field_index("json_crc32c")
+            writer.write_table(part.set_column(place, part.schema.field(place), pa.array(values)))
+            first += len(values)
+    changed.replace(path)
 
 
 def resumed(folder: Path, workers: int, step: int) -> dict[str, float]:
     """Return the seconds from the start of a process to each milestone, and its memory."""
     command = [sys.executable, "-c", RESUME, repr(time.time()), str(folder)]
     command += [str(workers), str(step), TABLE]
-    said = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    said = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     return {**said["seconds"], "mib": said["mib"], "clips": said["clips"]}
 
 
