@@ -1,5 +1,5 @@
 # make demo   install into .venv and run the whole road on data it makes itself
-# make test   the test suite (under ten minutes on two cores)
+# make test   the test suite (about a quarter of an hour on two cores)
 # make check  format, lint, types
 # make bench  measure probe and tables here, then print every kept result as one table
 # make soak   the long tests: faults, and that a model trained from nothing follows its prompts
@@ -8,8 +8,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# Test processes side by side: one more than two cores, as some of them wait.
-JOBS ?= 3
+# Test processes side by side.
+JOBS ?= 2
 # One thread per process keeps float sums in one order and leaves the cores to the workers.
 export OMP_NUM_THREADS ?= 1
 export PYTHONUNBUFFERED := 1
