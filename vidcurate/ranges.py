@@ -4,6 +4,7 @@ A part of a data set may be published in pieces (`X_partaa`, `X_partab`, or `X.z
 to be joined before use: `Joined` reads them as one file without joining them.
 """
 
+import errno
 import http.client
 import io
 import os
@@ -129,7 +130,7 @@ class Joined(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         start = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self.size_bytes}[whence]
         if start + offset < 0:
-            raise ValueError("before the first byte")
+            raise OSError(errno.EINVAL, "before the first byte")  # as a file does: zipfile asks for it
         self._place = start + offset
         return self._place
 

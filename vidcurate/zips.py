@@ -141,7 +141,8 @@ def members(part: Part) -> list[Member]:
             zipfile.ZipFile(file) as archive,
         ):
             infos, end = archive.infolist(), archive.start_dir
-    except (zipfile.BadZipFile, struct.error, ValueError, NotImplementedError, OverflowError) as error:
+    # The last two: a version that Python does not know, and a name that is not the UTF-8 it is said to be.
+    except (zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError) as error:
         raise InputError(
             f"{where}: {part.size_bytes:,} bytes that are no whole zip ({error}). Fetch the part again, or "
             "leave it out."
@@ -153,7 +154,7 @@ def members(part: Part) -> list[Member]:
     for number, info in enumerate(infos):
         following = infos[number + 1].header_offset if number + 1 < len(infos) else end
         before = number > 0 and infos[number - 1].header_offset == info.header_offset
-        if not info.is_dir():
+        if not info.filename.endswith("/"):  # `is_dir` fails for a name of no letters
             found.append(_member(info, following, end, shares_header=before))
     return found
 
