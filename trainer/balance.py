@@ -36,12 +36,8 @@ def foretold(stage: StageData, stage_step: int, world_size: int) -> Foretold:
     """Return what `world_size` ranks should take for the stage's update number `stage_step` (from 0)."""
     step = data.data_step(stage, stage_step)
     plan = order.at_step(stage.plan, step)
-    unit, scale = "TFLOP", 3e-12  # FLOPs are those of the forward pass
-    if stage.stage.data.buckets.cost_table is not None:
-        unit, scale = "s", 1e-6
-    costs = plan.costs
-    if not costs:  # an older plan of a run that went on with changed data
-        unit, scale, costs = "pixels", 1.0, tuple(cell.cost for cell in plan.cells)
+    unit, scale = data.cost_unit(stage, plan)
+    costs = plan.costs or tuple(cell.cost for cell in plan.cells)
     of_positions = {
         position: scale * costs[order.turn(plan, position)[0]] for position in order.positions(plan, step)
     }

@@ -108,6 +108,17 @@ def costs(plan: Plan, spec: DataSpec, recipe: TrainRecipe) -> tuple[int, ...]:
     )
 
 
+def cost_unit(data: StageData, plan: Plan) -> tuple[str, float]:
+    """Return in what the costs of a plan of this stage are told, and what one of them is in it.
+
+    s where a table gives them, else TFLOP of forward and backward; pixels for an older plan of a run that
+    went on with changed data.
+    """
+    if plan.costs is None:
+        return "pixels", 1.0
+    return ("s", 1e-6) if data.stage.data.buckets.cost_table else ("TFLOP", 3e-12)
+
+
 def _check_phases(stage: Stage, plan: Plan, num_steps: int) -> None:
     """Raise RecipeError for a phase of the curriculum that the stage is too short to come to."""
     for number, first in enumerate(plan.phases):

@@ -112,11 +112,11 @@ def _stage(laid: data.StageData, recipe: TrainRecipe, state: tuple[int, int]) ->
 
 def _compute_seconds(laid: data.StageData, counts: Sequence[int]) -> float | None:
     """Return the seconds of one GPU for the micro-batches of a mean step, by the recipe's cost table."""
-    costs = order.at_step(laid.plan, data.data_step(laid, laid.num_steps)).costs
-    if laid.stage.data.buckets.cost_table is None or costs is None:
+    plan = order.at_step(laid.plan, data.data_step(laid, laid.num_steps))
+    unit, scale = data.cost_unit(laid, plan)
+    if unit != "s" or plan.costs is None:
         return None
-    microseconds = sum(count * cost for count, cost in zip(counts, costs, strict=True))
-    return microseconds / 1e6 / laid.num_steps
+    return scale * sum(count * cost for count, cost in zip(counts, plan.costs, strict=True)) / laid.num_steps
 
 
 def _buckets(laid: data.StageData, counts: Sequence[int], end: int) -> list[BucketTotal]:

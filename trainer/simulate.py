@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trainer.data import StageData, data_step, micro_batches
+from trainer.data import StageData, cost_unit, data_step, micro_batches
 from trainer.guard import windows
 from trainer.planned import Planned
 from vidcurate import decode_cost, order, plan_figures
@@ -86,9 +86,10 @@ def _stage(stage: StageData, asked: Asked) -> dict[str, Any]:
 def _world(stage: StageData, sample: Sequence[int], world_size: int) -> dict[str, Any]:
     """Return how evenly ranks share the steps, and the seconds of their micro-batches by a cost table."""
     found = plan_figures.balance(stage.plan, sample, world_size)
+    unit, scale = cost_unit(stage, stage.plan)
     seconds = None
-    if stage.stage.data.buckets.cost_table is not None:
-        seconds = {"mean_rank": 1e-6 * found.cost, "slowest_rank": 1e-6 * found.slowest_cost}
+    if unit == "s":
+        seconds = {"mean_rank": scale * found.cost, "slowest_rank": scale * found.slowest_cost}
     return asdict(found) | {"seconds": seconds}
 
 
