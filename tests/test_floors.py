@@ -57,7 +57,7 @@ VIDCURATE = [
     {"zips"},
     {"probe", "models", "dedup", "score", "frames", "filter", "difficulty", "ingest", "index"},
     {"scenes", "shards", "shard_plan", "shard_write", "shard_set", "shard_pool", "shard_manifest", "interop"}
-    | {"tar_read", "verify", "verify_shard"},
+    | {"clip_bytes", "tar_read", "verify", "verify_shard"},
     {
         "slabs",
         "heartbeat",
@@ -141,7 +141,7 @@ TOUCHES = {
     },
     "position": {"loader_state", "journal", "index", "order"},
     "resume": {"loader_state"},
-    "encode_ahead": {"views", "buckets", "index", "clip_plan", "decode_pool", "decode_worker"}
+    "encode_ahead": {"views", "buckets", "clip_bytes", "index", "clip_plan", "decode_pool", "decode_worker"}
     | {"remote_clips", "loader", "spares", "torch"},
     "recipe": {"stores", "recipe", "buckets", "conversion", "loader", "loader_state", "plan_spec"},
     "watch": {"slabs"},

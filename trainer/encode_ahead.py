@@ -32,11 +32,12 @@ from trainer.latents.samples import View, latent_sample, text_sample
 from trainer.latents.write import BUILD, Sample, write_shard
 from trainer.recipe import TrainRecipe
 from vidcurate import views
+from vidcurate.clip_bytes import read_clip_facts
 from vidcurate.clip_plan import decode_task, num_starts
 from vidcurate.decode_pool import DecodePool, Slab
 from vidcurate.decode_worker import DecodeTask, caption_of
 from vidcurate.errors import InputError, MediaError, RecipeError
-from vidcurate.index import Index, read_clip_facts, read_index
+from vidcurate.index import Index, read_index
 from vidcurate.loader import LoaderSpec
 from vidcurate.remote_clips import FetchingPool, decode_from, pool_for
 from vidcurate.spares import Failures

@@ -10,9 +10,10 @@ from tests import loader_runs
 from tests.trainer.shards_for_tests import make_shards
 from vidcurate import order, video
 from vidcurate.buckets import BucketSpec
+from vidcurate.clip_bytes import read_clip_facts
 from vidcurate.conversion import Conversion
 from vidcurate.decode_worker import decode
-from vidcurate.index import Index, read_clip_facts, read_index
+from vidcurate.index import Index, read_index
 from vidcurate.loader import Loader, LoaderSpec, MicroBatch, plan_from
 from vidcurate.order import Plan
 from vidcurate.recipe import parse

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from vidcurate import index
+from vidcurate.clip_bytes import read_clip_bytes, read_clip_facts
 from vidcurate.crc import crc32c
 from vidcurate.errors import ShardError, StorageError
 
@@ -100,8 +101,8 @@ def test_the_order_of_the_rows_given_does_not_matter(folder: Path, tmp_path: Pat
 def test_any_clip_is_read_at_its_offset(folder: Path) -> None:
     opened = index.read_index(folder)
     for row in np.random.default_rng(0).permutation(12):
-        assert index.read_clip_bytes(opened, int(row)) == bytes([row]) * (10 + row)
-        assert index.read_clip_facts(opened, int(row)) == {}
+        assert read_clip_bytes(opened, int(row)) == bytes([row]) * (10 + row)
+        assert read_clip_facts(opened, int(row)) == {}
 
 
 def test_other_bytes_under_a_clip_are_an_error_that_names_shard_and_clip(folder: Path) -> None:
@@ -113,12 +114,12 @@ def test_other_bytes_under_a_clip_are_an_error_that_names_shard_and_clip(folder:
     with pytest.raises(
         ShardError, match=r"train-level1-000001\.tar: clip 'clip_0000005' has 15 bytes of video with CRC-32C"
     ):
-        index.read_clip_bytes(opened, 5)
-    assert index.read_clip_bytes(opened, 6)
+        read_clip_bytes(opened, 5)
+    assert read_clip_bytes(opened, 6)
     data[0:2] = b"}{"
     path.write_bytes(data)
     with pytest.raises(ShardError, match=r"clip 'clip_0000005' has 2 bytes of json with CRC-32C"):
-        index.read_clip_facts(opened, 5)
+        read_clip_facts(opened, 5)
 
 
 def test_a_missing_or_short_shard_is_named_when_the_index_is_opened(folder: Path) -> None:
@@ -128,14 +129,14 @@ def test_a_missing_or_short_shard_is_named_when_the_index_is_opened(folder: Path
         index.read_index(folder)
     opened = index.read_index(folder, check_files=False)
     with pytest.raises(ShardError, match="has 0 bytes of video with CRC-32C"):
-        index.read_clip_bytes(opened, 9)
+        read_clip_bytes(opened, 9)
     path.unlink()
     with pytest.raises(
         ShardError, match=r"000001\.tar: named by the index and cannot be read \(No such file"
     ):
         index.read_index(folder)
     with pytest.raises(ShardError, match=r"clip 'clip_0000009' cannot be read"):
-        index.read_clip_bytes(opened, 9)
+        read_clip_bytes(opened, 9)
 
 
 def test_no_index_and_a_damaged_one_are_told_apart(folder: Path, tmp_path: Path) -> None:

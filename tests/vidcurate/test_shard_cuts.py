@@ -8,6 +8,7 @@ import pytest
 
 from tests.shard_runs import build, contents, make_run
 from vidcurate import index, video
+from vidcurate.clip_bytes import read_clip_bytes, read_clip_facts
 from vidcurate.shards import ShardSpec
 
 
@@ -45,7 +46,7 @@ def test_a_cut_shows_its_interval_and_the_facts_are_those_of_the_bytes(
     assert set(opened.words("clip_id").to_pylist()) == set(frames)
     assert summary.rows_failed == 4 - len(frames)
     for row in range(len(opened)):
-        payload = index.read_clip_bytes(opened, row)
+        payload = read_clip_bytes(opened, row)
         count = video.count_decodable_frames(payload)
         assert count == opened.num_frames[row]
         first, end = frames[opened.word("clip_id", row)]
@@ -59,7 +60,7 @@ def test_a_cut_shows_its_interval_and_the_facts_are_those_of_the_bytes(
         assert known is not None
         assert opened.frame_maps[row].as_py() == known.to_bytes()
         assert len(known) == count
-        facts = index.read_clip_facts(opened, row)
+        facts = read_clip_facts(opened, row)
         assert facts["num_frames"] == count
         assert opened.duration_seconds[row] == pytest.approx(count / 24, abs=1e-3)
         if opened.word("clip_id", row) != "cut3":

@@ -11,6 +11,7 @@ import pytest
 
 from tests.shard_runs import build, contents, make_run
 from vidcurate import index, video
+from vidcurate.clip_bytes import read_clip_bytes, read_clip_facts
 from vidcurate.frame_map import parse
 from vidcurate.shard_plan import make_plan
 from vidcurate.shards import ShardSpec, read_manifest
@@ -78,12 +79,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_proxy_shows_its_clip_upright_with_square_pixels_at_a_constant_rate(built: Path, kind: str) -> None:
     opened = index.read_index(built / "shards")
     row = index.find_clip(opened, kind)
-    payload = index.read_clip_bytes(opened, row)
+    payload = read_clip_bytes(opened, row)
     height, width = CLIPS[kind]
     scale = 48 / min(height, width)
     shape = round(height * scale), round(width * scale)
     count = 25 if kind == "uneven" else 24
-    facts = index.read_clip_facts(opened, row)
+    facts = read_clip_facts(opened, row)
     assert (opened.height[row], opened.width[row], opened.num_frames[row]) == (*shape, count)
     assert (facts["height"], facts["width"], facts["num_frames"], facts["fps"]) == (*shape, count, 24.0)
     assert not {"codec", "rotation_degrees", "coded_width", "sample_aspect_ratio"} & facts.keys()

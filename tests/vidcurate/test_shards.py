@@ -11,6 +11,7 @@ from blake3 import blake3
 
 from tests.shard_runs import SMALL, build, contents, make_run, rows, write_table
 from vidcurate import index, shard_plan, shards, table, video
+from vidcurate.clip_bytes import read_clip_bytes, read_clip_facts
 from vidcurate.errors import InputError, MediaError, ShardError, StageError
 from vidcurate.shards import ShardSpec, run_build_shards
 
@@ -74,8 +75,8 @@ def test_the_index_reads_any_clip_at_its_offset(built: Path) -> None:
     index.check_index(opened)
     for row in range(len(opened)):
         expected = by_id[opened.word("clip_id", row)]
-        assert index.read_clip_bytes(opened, row) == (built / "videos" / expected["video_path"]).read_bytes()
-        assert index.read_clip_facts(opened, row)["clip_id"] == expected["clip_id"]
+        assert read_clip_bytes(opened, row) == (built / "videos" / expected["video_path"]).read_bytes()
+        assert read_clip_facts(opened, row)["clip_id"] == expected["clip_id"]
         assert opened.word("caption", row) == expected["caption"]
         assert opened.level[row] == expected["level"]
         assert opened.num_frames[row] == expected["num_frames"]
@@ -180,7 +181,7 @@ def test_real_clips_of_many_containers_keep_their_bytes(shared: Path, tmp_path: 
     assert len(opened) == len(table_rows)
     for row in range(len(opened)):
         source = shared / "data" / "clips" / opened.word("clip_id", row)
-        assert index.read_clip_bytes(opened, row) == source.read_bytes()
+        assert read_clip_bytes(opened, row) == source.read_bytes()
         assert opened.word("video_extension", row) == source.suffix[1:]
         known = video.frame_map_of(source)
         assert opened.frame_maps[row].as_py() == (known.to_bytes() if known else None)
