@@ -1,7 +1,7 @@
 """A run of the real command in a mixture of buckets, against what each bucket measured alone predicts.
 
     python benchmarks/mixture.py OUT [--steps 300] [--set KEY=VALUE] [--keep]
-    python benchmarks/mixture.py OUT --ranks 2 --per-rank 8 --steps 40 --warm-up 8 --keep
+    python benchmarks/mixture.py OUT --ranks 2 4 --per-rank 8 --steps 24 --warm-up 5 --keep
     OMP_NUM_THREADS=1 python benchmarks/mixture.py OUT --recipe tests/tiny.yaml --ranks 2 --steps 30
 
 It makes the latents (make_latents.py), measures a micro-batch of each bucket alone, with random weights,
@@ -11,7 +11,7 @@ after a warm-up, is the figure: it holds the loader, the logging and the checkpo
 by part. Triton kernels that are built after the warm-up are counted, and the memory that `trainer.memory`
 foretells for each bucket stands beside what it took.
 
-With `--ranks N` (GPUs of this host) it trains twice, on one rank and on N, with `--per-rank` micro-batches of
+With `--ranks N …` (GPUs of this host) it trains on one rank and on each N, with `--per-rank` micro-batches of
 each rank in an update, balanced by a cost table of the buckets measured alone. Then it tells a GPU's tokens/s
 against one GPU's alone in the same mixture, what ranks wait for the slowest against what the costs say, how
 far each bucket is from its cost, and the stall of a save.
@@ -296,7 +296,9 @@ def main() -> None:
     arguments.add_argument("--clips", type=int, default=240)
     arguments.add_argument("--steps", type=int, default=300)
     arguments.add_argument("--warm-up", type=int, default=20, help="updates that do not count")
-    arguments.add_argument("--ranks", type=int, default=1, help="train on one rank, then on so many")
+    arguments.add_argument(
+        "--ranks", type=int, nargs="+", default=[1], help="train on one rank, then on so many, in turn"
+    )
     arguments.add_argument("--per-rank", type=int, default=2, help="micro-batches of a rank in an update")
     arguments.add_argument("--repeats", type=int, default=8, help="timed updates of each bucket alone")
     arguments.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
@@ -326,9 +328,9 @@ def main() -> None:
         torch.cuda.empty_cache()
     costs = given.out / "costs.json"
     write_costs(costs, alone, stage, hardware)
-    rows: list[Row] = []
-    done: list[Ran] = []
-    for ranks in sorted({1, given.ranks}):
+    kind = hardware.split()[-1].lower() if gpu else "cpu"
+    one: Ran | None = None
+    for ranks in sorted({1, *given.ranks}):
         run, cache = given.out / f"mixture-{ranks}", given.out / "kernels"
         own = [
             *settings,
@@ -338,15 +340,15 @@ def main() -> None:
         ]
         (laid,) = data.lay_out(recipes.load(source, own))
         train(source, own, ranks, cache)
-        done.append(Ran(run=run, ranks=ranks, stage=laid, warm_up=given.warm_up, cache=cache))
-        rows += report(done[-1], alone, hardware if ranks == 1 else f"{ranks} x {hardware}")
-    if given.ranks > 1:
-        rows += of_several(done[-1], done[0], f"{given.ranks} x {hardware}")
-    if given.keep:
-        kind = hardware.split()[-1].lower() if gpu else "cpu"
-        keep(f"mixture_{kind}" if given.ranks == 1 else f"mixture_{given.ranks}x{kind}", rows)
-    else:
-        print(as_table(rows))
+        ran = Ran(run=run, ranks=ranks, stage=laid, warm_up=given.warm_up, cache=cache)
+        one = one or ran
+        rows = report(ran, alone, hardware if ranks == 1 else f"{ranks} x {hardware}")
+        if ranks > 1:
+            rows += of_several(ran, one, f"{ranks} x {hardware}")
+        if given.keep and ranks in given.ranks:
+            keep(f"mixture_{kind}" if ranks == 1 else f"mixture_{ranks}x{kind}", rows)
+        else:
+            print(as_table(rows))
 
 
 if __name__ == "__main__":

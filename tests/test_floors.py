@@ -41,6 +41,7 @@ VIDCURATE = [
         "cost_table",
         "passes",
         "plan",
+        "deal",
         "order",
         "changed_plan",
         "plan_file",

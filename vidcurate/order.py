@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from vidcurate import draws, interleave, passes
+from vidcurate import deal, draws, interleave, passes
 from vidcurate.plan import ALGORITHM_VERSION as ALGORITHM_VERSION
 from vidcurate.plan import Cell as Cell
 from vidcurate.plan import MicroBatchPlan as MicroBatchPlan
@@ -168,9 +168,9 @@ def slot_seed(seed: int, position: int, slot: int, purpose: str) -> int:
 def shares(plan: Plan, step: int, world_size: int) -> tuple[tuple[int, ...], ...]:
     """Return, for each rank, the positions of the step's micro-batches that it runs, the costliest first.
 
-    Every position is in exactly one share, and the shares are balanced by cost: from the costliest on, each
-    goes to the rank with the least so far (LPT; Graham 1969). Pixels are a rough cost, so by them the shares
-    differ by at most one micro-batch; with the plan's `costs` these alone decide. Where micro-batches of one
+    Every position is in exactly one share. With the plan's `costs`, the shares are as equal in cost as `deal`
+    makes them. Pixels are a rough cost: without `costs`, each micro-batch from the largest on goes to the
+    rank with the fewest pixels so far, and shares differ by at most one. Where micro-batches of one
     cell come in runs of n and the ranks are a multiple of n, whole runs are dealt to groups of n ranks, the
     nodes: so all ranks of a node always run the same shape. With other numbers of ranks, each goes its way.
     """
@@ -178,11 +178,17 @@ def shares(plan: Plan, step: int, world_size: int) -> tuple[tuple[int, ...], ...
     together = plan.run if world_size % plan.run == 0 else 1
     units = positions(plan, step)[::together]
     num_nodes = world_size // together
-    costs = plan.costs or tuple(cell.cost for cell in plan.cells)
-    cost = {p: costs[turn(plan, p)[0]] for p in units}
-    least, extra = divmod(len(units), num_nodes)
     if plan.costs:
-        least = len(units)
+        costs = [plan.costs[turn(plan, position)[0]] for position in units]
+        given = [[units[number] for number in own] for own in deal.deal(costs, num_nodes)]
+    else:
+        given = _by_pixels(plan, units, num_nodes)
+    return tuple(tuple(unit + rank for unit in own) for own in given for rank in range(together))
+
+
+def _by_pixels(plan: Plan, units: range, num_nodes: int) -> list[list[int]]:
+    cost = {p: plan.cells[turn(plan, p)[0]].cost for p in units}
+    least, extra = divmod(len(units), num_nodes)
     given: list[list[int]] = [[] for _ in range(num_nodes)]
     heap = [(0, node) for node in range(num_nodes)]
     for unit in sorted(units, key=lambda p: (-cost[p], p)):
@@ -195,7 +201,7 @@ def shares(plan: Plan, step: int, world_size: int) -> tuple[tuple[int, ...], ...
                 break
         given[node].append(unit)
         heapq.heappush(heap, (load + cost[unit], node))
-    return tuple(tuple(unit + rank for unit in own) for own in given for rank in range(together))
+    return given
 
 
 def share(plan: Plan, step: int, rank: int, world_size: int) -> tuple[MicroBatchPlan, ...]:
