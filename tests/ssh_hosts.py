@@ -53,8 +53,8 @@ class Cluster:
 def serving(folder: Path, prints: str = "", **environment: str) -> Iterator[Cluster]:
     """Start the sshd, with its files in `folder`; skips the test where there is none, or where it fails.
 
-    `environment` is that of every session, beside what sshd gives; `prints` comes before every command's
-    output, as from a login script.
+    `environment` is that of every session, beside what sshd gives; HOST_OF_TEST is the host that was asked
+    for. `prints` comes before every command's output, as from a login script.
     """
     if SSHD is None or shutil.which("ssh") is None:
         pytest.skip("no OpenSSH client and server here (apt-get install openssh-server openssh-client)")
@@ -64,7 +64,7 @@ def serving(folder: Path, prints: str = "", **environment: str) -> Iterator[Clus
     port = free_port()
     (folder / "sshd_config").write_text(
         f"ListenAddress 127.0.0.1:{port}\nHostKey {folder}/host_key\nPidFile none\nUsePAM no\n"
-        "StrictModes no\n"
+        "StrictModes no\nAcceptEnv HOST_OF_TEST\n"
         f"AuthorizedKeysFile {folder}/user_key.pub\nPasswordAuthentication no\nPermitRootLogin yes\n"
     )
     (folder / "printed").write_text(prints)
@@ -80,6 +80,7 @@ def serving(folder: Path, prints: str = "", **environment: str) -> Iterator[Clus
         f"Host a b stranger\n  HostName 127.0.0.1\n  Port {port}\n  UserKnownHostsFile {folder}/known_hosts\n"
         f"  IdentitiesOnly yes\nHost stranger\n  IdentityFile {folder}/stranger_key\n"
         f"Host a b\n  IdentityFile {folder}/user_key\n"
+        "Host a\n  SetEnv HOST_OF_TEST=a\nHost b\n  SetEnv HOST_OF_TEST=b\n"
     )
     make_privilege_folder()
     with (folder / "sshd.log").open("w") as log:

@@ -9,6 +9,8 @@ import pytest
 from tests.forked_runs import Forked, Forks
 from tests.trainer.shards_for_tests import command_words, events, make_shards, numbers
 from tests.trainer.smi_for_tests import put, put_dmesg, put_smi
+from trainer import preflight_verdicts
+from trainer.attempt import Ended
 
 # Each rank is a node of its own; what is wrong with one of them is done where the machine would do it.
 RANKS = """
@@ -124,6 +126,16 @@ def test_a_device_that_computes_wrongly_ends_the_start_with_77(
     (event,) = events(tmp_path, "preflight")
     assert (event["verdict"], event["form"]) == ("bad", "short")
     assert numbers(tmp_path) == []
+    # What a supervisor makes of it, whatever the hostfile calls the hosts.
+    ended = Ended(
+        ranks_of={"a": range(1), "b": range(1, 2), "c": range(2, 3)},
+        names={"a": "node0", "b": "node1", "c": "node2"},
+        began=event["time"] - 1,
+        codes={0: 77, 1: 77, 2: 77},
+    )
+    ((host, why),) = preflight_verdicts.bad_hosts(tmp_path, ended).items()
+    assert host == "b"
+    assert "elements are wrong" in why
 
 
 def test_without_preflight_nothing_is_checked(forks: Forks, shards: Path, tmp_path: Path) -> None:
