@@ -122,9 +122,10 @@ def cost_unit(data: StageData, plan: Plan) -> tuple[str, float]:
 def _check_phases(stage: Stage, plan: Plan, num_steps: int) -> None:
     """Raise RecipeError for a phase of the curriculum that the stage is too short to come to."""
     for number, first in enumerate(plan.phases):
-        if first >= num_steps:
+        made = windows.steps_before(stage.skip, first + 1)
+        if made >= num_steps:
             raise RecipeError(
-                f"stage {stage.name}: curriculum.{number} begins with step {first} and the stage has "
+                f"stage {stage.name}: curriculum.{number} begins with step {made + 1} and the stage has "
                 f"{num_steps}; make the stage longer or the phases before shorter."
             )
 
@@ -249,24 +250,31 @@ def delivered(data: StageData, plan: StepPlan, rows: NDArray[np.int64], step: in
 def summary(data: StageData) -> dict[str, Any]:
     """Return how many clips a stage reads, how many of its fold and levels fit no bucket, and the notes.
 
-    `phases`: the first step of each phase of its curriculum.
+    `phases`: the step of the run, from 1, with which each phase of its curriculum begins.
     """
     return {
         "clips": data.plan.num_clips,
-        "phases": list(data.plan.phases),
+        "phases": [
+            data.first_step + windows.steps_before(data.skip, first + 1) + 1 for first in data.plan.phases
+        ],
         "clips_left_out": {name: len(rows) for name, rows in data.plan.left_out.items() if len(rows)},
         "notes": [dict(note) for note in data.plan.notes],
     }
+
+
+def unread(data: StageData, end: int) -> list[tuple[int, int]]:
+    """Return the windows that are not read before data step `end`, from 0, their own ends exclusive."""
+    return [(first - 1, last) for first, last in windows.before(data.skip, end + 1)]
 
 
 def micro_batches(data: StageData) -> list[int]:
     """Return how many micro-batches of each cell the whole stage reads."""
     end = data_step(data, data.num_steps)
     counts = dict(_before(data, end))
-    for first, last in windows.before(data.skip, end + 1):
-        for name, count in _before(data, last):
+    for first, behind in unread(data, end):
+        for name, count in _before(data, behind):
             counts[name] = counts.get(name, 0) - count
-        for name, count in _before(data, first - 1):
+        for name, count in _before(data, first):
             counts[name] = counts.get(name, 0) + count
     return [counts[cell.name] for cell in order.at_step(data.plan, end).cells]
 

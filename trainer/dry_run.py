@@ -70,7 +70,7 @@ def _stage(laid: data.StageData, recipe: TrainRecipe, state: tuple[int, int]) ->
     first = data.step_plan(laid, 0, recipe)
     counts = data.micro_batches(laid)
     end = data.data_step(laid, laid.num_steps)
-    exposures = order.exposures(laid.plan, end)
+    exposures = order.exposures(laid.plan, end, data.unread(laid, end))
     cells: list[dict[str, Any]] = [
         {
             "name": cell.name,
@@ -237,7 +237,7 @@ def in_words(report: dict[str, Any]) -> str:
             lines.append(f"  the phases of its curriculum begin with the steps {first}")
         if stage["skip"]:
             windows = ", ".join(f"{first:,} to {last:,}" for first, last in stage["skip"])
-            lines.append(f"  not read: the data steps {windows}; exposures count them all the same")
+            lines.append(f"  not read: the data steps {windows}")
         for cell in stage["cells"]:
             least, most = cell["exposures"]
             lines.append(

@@ -1,12 +1,10 @@
 """What a plan amounts to on so many ranks: `python -m trainer.plan simulate`."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trainer.data import StageData, cost_unit, data_step, micro_batches
-from trainer.guard import windows
+from trainer.data import StageData, cost_unit, data_step, micro_batches, summary, unread
 from trainer.planned import Planned
 from vidcurate import decode_cost, order, plan_figures
 
@@ -30,10 +28,7 @@ class Asked:
 
 
 def report(found: Planned, asked: Asked) -> dict[str, Any]:
-    """Return the figures of every stage, of what is read: data windows that are skipped count for nothing.
-
-    Where there are such windows, the exposures of a cell's clips are bounds.
-    """
+    """Return the figures of every stage, of what is read: data windows that are skipped count for nothing."""
     return {
         "name": found.recipe.name,
         "steps": found.num_steps,
@@ -52,7 +47,6 @@ def _stage(stage: StageData, asked: Asked) -> dict[str, Any]:
         count * cell.micro_batch_size
         for cell, count in zip(order.at_step(plan, end).cells, counts, strict=True)
     )
-    most_skipped = _most_skipped(stage, end)
     cells = [
         {
             "name": cell.name,
@@ -60,12 +54,15 @@ def _stage(stage: StageData, asked: Asked) -> dict[str, Any]:
             "clips_per_micro_batch": cell.micro_batch_size,
             "asked": share.asked,
             "given": share.given,
-            "exposures": (max(0, exposure[0] - most_skipped.get(cell.name, 0)), exposure[1]),
+            "exposures": exposure,
             "cut_away": plan_figures.cut_away(stage.index, cell),
             "frames_used": plan_figures.frames_used(stage.index, cell),
         }
         for cell, share, exposure in zip(
-            order.at_step(plan, end).cells, shown, order.exposures(plan, end), strict=True
+            order.at_step(plan, end).cells,
+            shown,
+            order.exposures(plan, end, unread(stage, end)),
+            strict=True,
         )
     ]
     return {
@@ -75,7 +72,7 @@ def _stage(stage: StageData, asked: Asked) -> dict[str, Any]:
         "clips": plan.num_clips,
         "clips_a_step": read_clips / last,
         "steps_per_pass": plan_figures.steps_per_pass(plan),
-        "phases": [stage.first_step + _updates_before(stage, first) + 1 for first in plan.phases],
+        "phases": summary(stage)["phases"],
         "mix": [_at(stage, step) for step in sorted(_prefixes(stage))],
         "cells": cells,
         "worlds": [_world(stage, sample, world) for world in asked.worlds],
@@ -96,35 +93,14 @@ def _world(stage: StageData, sample: Sequence[int], world_size: int) -> dict[str
 def _prefixes(stage: StageData) -> set[int]:
     """Return after how many steps the mixture is looked at: round numbers, a curriculum's phases, the end."""
     last = stage.num_steps
-    phases = [_updates_before(stage, first) for first in stage.plan.phases]
+    phases = [first - 1 - stage.first_step for first in summary(stage)["phases"]]
     return {step for step in (*PREFIXES, *phases) if 0 < step < last} | {last}
-
-
-def _skipped(stage: StageData, end: int) -> list[tuple[int, int]]:
-    """Return the windows that are not read before data step `end`, from 0, their own ends exclusive."""
-    return [(first - 1, last) for first, last in windows.before(stage.skip, end + 1)]
-
-
-def _updates_before(stage: StageData, step: int) -> int:
-    """Return how many updates read the data steps before `step`."""
-    return step - sum(end - first for first, end in _skipped(stage, step))
 
 
 def _mix(stage: StageData, updates: int) -> tuple[plan_figures.CellShare, ...]:
     """Return asked and given of what the first updates read: windows that are skipped count for neither."""
     end = data_step(stage, updates)
-    return plan_figures.mix(stage.plan, end, _skipped(stage, end))
-
-
-def _most_skipped(stage: StageData, end: int) -> dict[str, int]:
-    """Return, per cell, how often the windows hold the clip that they hold most often."""
-    held: dict[str, Counter[int]] = {}
-    for first, behind in _skipped(stage, end):
-        for step in range(first, behind):
-            for batch in order.step_micro_batches(stage.plan, step):
-                name = order.at_step(stage.plan, step).cells[batch.cell].name
-                held.setdefault(name, Counter()).update(batch.rows.tolist())
-    return {name: max(rows.values()) for name, rows in held.items()}
+    return plan_figures.mix(stage.plan, end, unread(stage, end))
 
 
 def _at(stage: StageData, step: int) -> dict[str, Any]:

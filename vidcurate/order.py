@@ -257,21 +257,40 @@ def clips_before(plan: Plan, step: int) -> int:
     return sum(clips for _, clips in _totals(plan, step).values())
 
 
-def exposures(plan: Plan, step: int) -> list[tuple[int, int]]:
-    """Return, per cell, how often the steps before `step` show its least and its most shown clip."""
-    plan = at_step(plan, step)
+def exposures(plan: Plan, step: int, skipped: Iterable[tuple[int, int]] = ()) -> list[tuple[int, int]]:
+    """Return, per cell, how often the steps before `step` show its least and its most shown clip.
+
+    `skipped`: the first step (from 0) and that behind the last of each window that is not read, apart from
+    each other and before `step`.
+    """
+    plan, windows = at_step(plan, step), tuple(skipped)
     turns = interleave.turns_before(plan.mixture, step * plan.micro_batches_per_step)
     found: list[tuple[int, int]] = []
     for cell, count in zip(plan.cells, turns, strict=True):
-        if cell.past is None:
+        if cell.past is None and not windows:
             shown = count * cell.micro_batch_size
             found.append((shown // len(cell.rows), -(-shown // len(cell.rows))))
             continue
-        stream = cell.past.stream
-        times = passes.times_shown(stream, (count + cell.past.skip) * cell.micro_batch_size)
-        times = np.delete(times, np.union1d(stream.dead, cell.past.missing))
+        times = _times_shown(plan, cell.name, step)
+        for first, behind in windows:
+            for number, sign in ((behind, -1), (first, 1)):
+                unread = _times_shown(plan, cell.name, number)
+                times[: len(unread)] += sign * unread
+        if cell.past:
+            times = np.delete(times, np.union1d(cell.past.stream.dead, cell.past.missing))
         found.append((int(times.min()), int(times.max())))
     return found
+
+
+def _times_shown(plan: Plan, name: str, step: int) -> passes.Ordinals:
+    """Return how often the steps before `step` show each clip that the cell had by then, by its ordinal."""
+    plan = at_step(plan, step)
+    turns = interleave.turns_before(plan.mixture, step * plan.micro_batches_per_step)
+    for cell, count in zip(plan.cells, turns, strict=True):
+        if cell.name == name:
+            skip = cell.past.skip if cell.past else 0
+            return passes.times_shown(stream_of(plan, cell), (count + skip) * cell.micro_batch_size)
+    return passes.NONE
 
 
 def steps_for_passes(plan: Plan, passes: float) -> int:

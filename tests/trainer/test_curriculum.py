@@ -44,7 +44,7 @@ def test_a_stage_with_a_curriculum_trains_and_goes_on_where_it_stopped(shards: P
     (stage,) = data.lay_out(smoke(shards, tmp_path / "whole", *MORE))
     assert stage.plan.phases == (0, 3, 7)
     report = dry_run.dry_run(smoke(shards, tmp_path / "dry", *MORE))
-    assert "  the phases of its curriculum begin with the steps 0, 3, 7\n" in dry_run.in_words(report)
+    assert "  the phases of its curriculum begin with the steps 1, 4, 8\n" in dry_run.in_words(report)
     for step in range(10):
         assert len({batch.cell for batch in order.step_micro_batches(stage.plan, step)}) == 1
 
@@ -52,9 +52,19 @@ def test_a_stage_with_a_curriculum_trains_and_goes_on_where_it_stopped(shards: P
 def test_a_stage_too_short_for_its_phases_is_refused(shards: Path, tmp_path: Path) -> None:
     recipe = smoke(shards, tmp_path / "run", *MORE, "stages.0.steps=7")
     with pytest.raises(
-        RecipeError, match=r"stage first: curriculum\.2 begins with step 7 and the stage has 7"
+        RecipeError, match=r"stage first: curriculum\.2 begins with step 8 and the stage has 7"
     ):
         data.lay_out(recipe)
+    # Where data steps of the phases before are skipped, its turn comes sooner.
+    (stage,) = data.lay_out(
+        smoke(shards, tmp_path / "run", *MORE, "stages.0.steps=7", "stages.0.skip=[[2, 3]]")
+    )
+    assert data.summary(stage)["phases"] == [1, 2, 6]
+    with pytest.raises(RecipeError, match=r"curriculum\.2 begins with step 6 and the stage has 5"):
+        data.lay_out(smoke(shards, tmp_path / "run", *MORE, "stages.0.steps=5", "stages.0.skip=[[2, 3]]"))
+    skips = ("stages.0.steps=7", "stages.0.skip=[[9, 20]]")
+    with pytest.raises(RecipeError, match=r"curriculum\.2 begins with step 8 and the stage has 7"):
+        data.lay_out(smoke(shards, tmp_path / "run", *MORE, *skips))
     with pytest.raises(InputError, match="no clip of level 5"):
         data.lay_out(smoke(shards, tmp_path / "run", *MORE, "stages.0.data.curriculum=[{levels: [5]}]"))
 

@@ -16,6 +16,7 @@ import pytest
 
 from tests.trainer.shards_for_tests import SMOKE, make_shards, numbers, settings, smoke
 from tests.trainer.test_main import help_of
+from trainer import __main__ as main
 from trainer import contact_sheet, data, plan, planned
 from trainer.loop import train
 from trainer.resume import Origin
@@ -295,8 +296,12 @@ def test_what_is_simulated_leaves_out_the_data_windows_that_are_skipped(
     assert stage["phases"] == [1, 3]  # three of the first phase's five data steps are skipped
     for told, cell in zip(stage["cells"], laid.plan.cells, strict=True):
         times = [shown[row] for row in cell.rows.tolist()]
-        assert told["exposures"][0] <= min(times)
-        assert max(times) <= told["exposures"][1]
+        assert told["exposures"] == [min(times), max(times)]
+
+    main.main([str(SMOKE), *words_of(home, *more), "--dry-run", "--json"])
+    (dry,) = json.loads(capsys.readouterr().out)["stages"]
+    assert [cell["exposures"] for cell in dry["cells"]] == [cell["exposures"] for cell in stage["cells"]]
+    assert dry["phases"] == stage["phases"]
 
 
 def test_a_curriculum_shows_in_what_is_simulated(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -244,6 +244,17 @@ def test_steps_of_a_clip_and_exposures_hold_over_changes(tmp_path: Path) -> None
     for cell, (least, most) in zip(run.plan.cells, order.exposures(run.plan, 40), strict=True):
         counts = [planned[name] for name in run.names(run.plan, cell.rows.tolist())]
         assert (least, most) == (min(counts), max(counts))
+    skipped = [(2, 4), (5, 8), (18, 25), (30, 31)]
+    unread = [order.positions(run.plan, step) for first, behind in skipped for step in range(first, behind)]
+    for row in range(len(run.index) + len(run.plan.gone)):
+        (name,) = run.names(run.plan, [row])
+        for position in order.positions_of_row(run.plan, row):
+            if position >= last:
+                break
+            planned[name] -= any(position in each for each in unread)
+    for cell, found in zip(run.plan.cells, order.exposures(run.plan, 40, skipped), strict=True):
+        counts = [planned[name] for name in run.names(run.plan, cell.rows.tolist())]
+        assert found == (min(counts), max(counts))
     told = sum(len(order.micro_batch(run.plan, position).rows) for position in range(last))
     assert order.clips_before(run.plan, 40) == told
 

@@ -88,6 +88,21 @@ def test_exposures_within_a_cell_differ_by_at_most_one(one: Plan, steps: int) ->
         assert most - least <= 1
 
 
+@given(plans, st.integers(0, 6), st.integers(0, 6), st.integers(0, 6))
+def test_exposures_leave_out_the_windows_of_steps_that_are_skipped(
+    one: Plan, first: int, length: int, apart: int
+) -> None:
+    skipped = [(first, first + length), (first + length + apart, first + length + apart + 2)]
+    end = first + length + apart + 5
+    shown = np.zeros(one.num_clips, dtype=int)
+    for step in range(end):
+        if not any(begin <= step < behind for begin, behind in skipped):
+            for batch in order.step_micro_batches(one, step):
+                shown[batch.rows] += 1
+    for cell, found in zip(one.cells, order.exposures(one, end, skipped), strict=True):
+        assert found == (shown[cell.rows].min(), shown[cell.rows].max())
+
+
 @pytest.mark.parametrize(
     ("clips", "size"), [(8, 4), (9, 4), (11, 4), (7, 4), (5, 4), (4, 4), (100, 33), (13, 1)]
 )

@@ -41,6 +41,11 @@ def training_step(windows: Windows, step: int) -> int | None:
     return step - skipped
 
 
+def steps_before(windows: Windows, step: int) -> int:
+    """Return how many training steps read the data steps before `step`."""
+    return step - 1 - sum(last - first + 1 for first, last in before(windows, step))
+
+
 def before(windows: Windows, step: int) -> Windows:
     """Return what of the windows lies before data step `step`."""
     return tuple((first, min(last, step - 1)) for first, last in windows if first < step)
