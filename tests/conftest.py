@@ -1,6 +1,8 @@
 """What every test may use: small real videos whose content is known, and a fresh interpreter."""
 
+import gc
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +15,21 @@ from numpy.typing import NDArray
 
 from tests.forked_runs import Forks
 from vidcurate import video
+
+# Hundreds of modules are loaded to collect the tests, and nothing of them is garbage: to look for it is a
+# third of the time.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
+# A script starts what it leaves in the background deaf to SIGINT, and so would be every process started here.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Read when a kernel is defined: where there is no GPU, Triton's interpreter runs it.
 if not os.path.exists("/dev/nvidia0"):

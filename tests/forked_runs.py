@@ -2,11 +2,13 @@
 
 `with Forks(folder) as forks: forks.start(arguments, ranks=2).codes()` runs `python -m trainer ARGUMENTS` on
 two ranks (gloo). A run's processes are real: they can be killed by their ids, and nothing of one is left in
-the next.
+the next. `forks.call(words, folder)` runs any command of the two packages to its end.
 """
 
 import json
 import os
+import runpy
+import shlex
 import socket
 import subprocess
 import sys
@@ -15,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from trainer import terminal
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -56,7 +60,15 @@ class Forks:
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
 
-    def start(self, arguments: Sequence[str], ranks: int = 1, **environment: str) -> Forked:
+    def start(
+        self,
+        arguments: Sequence[str],
+        ranks: int = 1,
+        folder: Path = ROOT,
+        told: Path | None = None,
+        **environment: str,
+    ) -> Forked:
+        """Start a run in a folder; what it says on stderr goes to `told`, where that is given."""
         if self._last is not None:
             self._last.codes()  # of a test that did not wait for it
         self._count += 1
@@ -65,6 +77,8 @@ class Forks:
             "arguments": list(arguments),
             "ranks": ranks,
             "said": str(said),
+            "told": str(told or said),
+            "folder": str(folder),
             "environment": environment,
         }
         assert self._process.stdin is not None
@@ -72,6 +86,16 @@ class Forks:
         self._process.stdin.flush()
         self._last = Forked(self, self.read()["pids"], said)
         return self._last
+
+    def call(self, command: str, folder: Path) -> str:
+        """Run `vidcurate …` or `python -m MODULE …` in a folder, and return what it says on stdout.
+
+        It has to end with 0.
+        """
+        words, told = shlex.split(command), self.folder / f"told-{self._count + 1}.txt"
+        done = self.start(words, folder=folder, told=told, COLUMNS="100")
+        assert done.codes() == [0], f"{command}\n{done.text()}\n{told.read_text()}"
+        return done.text()
 
     def read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -99,11 +123,11 @@ def _free_port() -> int:
 
 
 def _run(job: dict[str, Any], rank: int, port: int) -> int:
-    """Be one rank: run the trainer, or, for `["-c", PROGRAM]`, a program."""
-    said = os.open(job["said"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for stream in (1, 2):
-        os.dup2(said, stream)
+    """Be one rank: run the trainer, a command as its words say it, or, for `["-c", PROGRAM]`, a program."""
     os.environ.update(job["environment"])
+    for stream, path in ((1, job["said"]), (2, job["told"])):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), stream)
+    os.chdir(job["folder"])
     if job["ranks"] > 1:
         names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": job["ranks"], "MASTER_PORT": port}
         os.environ.update({name: str(value) for name, value in names.items()})
@@ -111,15 +135,25 @@ def _run(job: dict[str, Any], rank: int, port: int) -> int:
     if job["arguments"][0] == "-c":
         exec(job["arguments"][1], {"__name__": "__main__"})
         return 0
+    if job["arguments"][0] == "vidcurate":
+        from vidcurate.cli import main as curate
+
+        curate(job["arguments"][1:])
+    if job["arguments"][:2] == ["python", "-m"]:
+        module, sys.argv = job["arguments"][2], job["arguments"][2:]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        return 0
     from trainer.__main__ import main
 
     return main(job["arguments"])
 
 
 def _serve() -> None:
-    import torch
+    with terminal.loading():
+        import torch
 
-    import trainer.loop  # noqa: F401 - what a run would load first
+        import trainer.loop  # noqa: F401 - what a run would load first
+        import vidcurate.cli  # noqa: F401
 
     torch.set_num_threads(1)
     for line in sys.stdin:

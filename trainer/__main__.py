@@ -36,8 +36,9 @@ PRINT_ENV = "--print-env"
 
 def _act(arguments: argparse.Namespace) -> int:
     # torch is loaded here, so that --help and a recipe's typing error answer at once.
-    from trainer import dry_run, loop, recipe, resume
-    from trainer.preflight import command as preflight
+    with terminal.loading():
+        from trainer import dry_run, loop, recipe, resume
+        from trainer.preflight import command as preflight
 
     origin = resume.Origin(
         load=arguments.load,

@@ -129,7 +129,8 @@ def _telling() -> Callable[[int, int, str], None]:
 
 def _act(given: argparse.Namespace) -> int:
     # torch is loaded here, so that --help and a recipe's typing error answer at once.
-    from trainer import encode_ahead, recipe
+    with terminal.loading():
+        from trainer import encode_ahead, recipe
 
     request = encode_ahead.request_of(recipe.load(given.recipe, given.settings), given.stages)
     if given.dry_run:

@@ -102,7 +102,8 @@ def _act(given: argparse.Namespace) -> int:
             raise InputError(f"{name} starts no ranks; write `python -m trainer RECIPE {name}`.")
 
     # torch is loaded here, so that --help and a wrong flag answer at once.
-    from trainer import exit_codes, metrics, recipe, resume, supervisor, trackers
+    with terminal.loading():
+        from trainer import exit_codes, metrics, recipe, resume, supervisor, trackers
 
     wanted = recipe.load(asked.recipe, asked.settings)
     resume.check_origin(

@@ -32,9 +32,7 @@ def test_the_pages_command_is_that_of_the_help_and_prints_what_the_page_shows(
     helped = example(capsys)
     assert words[: 4 + len(helped)] == ["python", "-m", "trainer", "launch", *helped]
 
-    program = "import os, sys; os.chdir(os.environ['FOLDER']); from trainer.__main__ import main; "
-    program += f"sys.exit(main({words[3:]!r}))"
-    launched = forks.start(["-c", program], 1, FOLDER=str(tmp_path), PYTHONPATH=str(ROOT))
+    launched = forks.start(words, folder=tmp_path, PYTHONPATH=str(ROOT))
 
     assert launched.codes() == [0], launched.text()
     for line in shown:

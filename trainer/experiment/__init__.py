@@ -71,8 +71,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _load(given: argparse.Namespace) -> Any:
-    from trainer.experiment.spec import ExperimentSpec
-    from vidcurate import recipe as strict
+    with terminal.loading():
+        from trainer.experiment.spec import ExperimentSpec
+        from vidcurate import recipe as strict
 
     settings: list[str] = []
     has = strict.load(given.file, ExperimentSpec).scales if given.scales else {}
@@ -116,7 +117,8 @@ def _act(given: argparse.Namespace) -> int:
     # torch is loaded here, so that --help and a typing error answer at once.
     from dataclasses import asdict
 
-    from trainer.experiment import arms, page, results, work
+    with terminal.loading():
+        from trainer.experiment import arms, page, results, work
 
     if given.jobs < 1 or given.limit_minutes <= 0:
         raise InputError(f"--jobs {given.jobs} --limit-minutes {given.limit_minutes:g}: both are above 0.")

@@ -22,9 +22,10 @@ EXAMPLE = """\
 
 
 def _act(given: argparse.Namespace) -> None:
-    from trainer.report.balance import balance, in_words, new_costs
-    from trainer.report.page import page
-    from trainer.report.read import read
+    with terminal.loading():
+        from trainer.report.balance import balance, in_words, new_costs
+        from trainer.report.page import page
+        from trainer.report.read import read
 
     if len(given.runs) > 1 and given.out is None and not given.json:
         raise InputError(

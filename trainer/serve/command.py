@@ -180,12 +180,13 @@ def _tell(line: dict[str, Any], as_json: bool) -> None:
 
 
 def _act(given: argparse.Namespace) -> int:
-    from trainer import mesh
-    from trainer.serve import follow, presets
-    from trainer.serve.endpoint import Endpoint
-    from trainer.serve.generate import Generator
-    from trainer.serve.request import Limits
-    from trainer.serve.weights import Model
+    with terminal.loading():
+        from trainer import mesh
+        from trainer.serve import follow, presets
+        from trainer.serve.endpoint import Endpoint
+        from trainer.serve.generate import Generator
+        from trainer.serve.request import Limits
+        from trainer.serve.weights import Model
 
     _check_numbers(given)
     chosen = tuple(dict.fromkeys(given.presets or (presets.OWN,)))
