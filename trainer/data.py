@@ -196,26 +196,32 @@ def with_skips(
 
 def step_plan(data: StageData, stage_step: int, recipe: TrainRecipe) -> StepPlan:
     """Return what the stage's update number `stage_step` (from 0) reads."""
-    batches = order.step_micro_batches(data.plan, data_step(data, stage_step))
+    step = data_step(data, stage_step)
+    batches, cells = order.step_micro_batches(data.plan, step), order.at_step(data.plan, step).cells
     encoder, patch = video_encoder(recipe.video_encoder), recipe.model.patch_size
+    shapes: dict[int, tuple[int, int, int]] = {}
+    for number in {batch.cell for batch in batches}:
+        bucket = cells[number].bucket
+        _, *shape = encoder.latent_shape(bucket.num_frames, bucket.height, bucket.width)
+        shapes[number] = (shape[0], shape[1], shape[2])
     slots: dict[int, int] = {}
     buckets: list[str] = []
     latent_shapes: list[tuple[int, int, int]] = []
     num_tokens = 0
     for batch in batches:
+        count, (frames, rows, columns) = len(batch.rows), shapes[batch.cell]
         slots[batch.position] = len(buckets)
-        bucket = data.plan.cells[batch.cell].bucket
-        buckets += [bucket.name] * len(batch.rows)
-        _, frames, rows, columns = encoder.latent_shape(bucket.num_frames, bucket.height, bucket.width)
-        tokens = -(-frames // patch[0]) * -(-rows // patch[1]) * -(-columns // patch[2])
-        latent_shapes += [(frames, rows, columns)] * len(batch.rows)
-        num_tokens += tokens * len(batch.rows)
+        buckets += [cells[batch.cell].bucket.name] * count
+        latent_shapes += [shapes[batch.cell]] * count
+        num_tokens += count * -(-frames // patch[0]) * -(-rows // patch[1]) * -(-columns // patch[2])
     all_rows = np.concatenate([batch.rows for batch in batches])
+    levels, which = np.unique(data.index.level[all_rows], return_inverse=True)
+    names = [str(level) for level in levels.tolist()]
     return StepPlan(
         clip_ids=tuple(data.index.words("clip_id").take(all_rows).to_pylist()),
         rows=all_rows,
         buckets=tuple(buckets),
-        levels=tuple(str(level) for level in data.index.level[all_rows]),
+        levels=tuple(names[number] for number in which.tolist()),
         sources=tuple(
             name or "unknown" for name in data.index.words("source_dataset").take(all_rows).to_pylist()
         ),

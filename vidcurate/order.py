@@ -95,15 +95,40 @@ def micro_batch(plan: Plan, position: int) -> MicroBatchPlan:
     ordinals, in_pass = passes.micro_batch(stream, occurrence + past.skip if past else occurrence)
     rows = past.rows[ordinals] if past else cell.rows[ordinals]
     batch = MicroBatchPlan(position=position, cell=number, rows=rows, passes=in_pass)
-    if past and len(past.missing):
-        for slot in np.flatnonzero(np.isin(ordinals, past.missing)).tolist():
-            rows[slot] = next(row for row in spares(plan, batch, slot) if row not in rows)
+    _put_spares(plan, batch, ordinals)
     return batch
 
 
+def _put_spares(plan: Plan, batch: MicroBatchPlan, ordinals: passes.Ordinals) -> None:
+    """Put spares into a micro-batch for those of its clips that are not there any more."""
+    past, rows = plan.cells[batch.cell].past, batch.rows
+    if past and len(past.missing):
+        for slot in np.flatnonzero(np.isin(ordinals, past.missing)).tolist():
+            rows[slot] = next(row for row in spares(plan, batch, slot) if row not in rows)
+
+
 def step_micro_batches(plan: Plan, step: int) -> tuple[MicroBatchPlan, ...]:
-    """Return all micro-batches of an optimizer step, in the order of their positions."""
-    return tuple(micro_batch(plan, position) for position in positions(plan, step))
+    """Return all micro-batches of an optimizer step, in the order of their positions.
+
+    They are those of `micro_batch`; the clips of each cell are found at once.
+    """
+    plan = at_step(plan, step)
+    turns: dict[int, list[tuple[int, int]]] = {}
+    for position in positions(plan, step):
+        number, occurrence = turn(plan, position)
+        turns.setdefault(number, []).append((position, occurrence))
+    found: list[MicroBatchPlan] = []
+    for number, of_cell in turns.items():
+        cell = plan.cells[number]
+        past = cell.past
+        asked = np.array([occurrence for _, occurrence in of_cell]) + (past.skip if past else 0)
+        ordinals, in_pass = passes.micro_batches(stream_of(plan, cell), asked)
+        rows = past.rows[ordinals] if past else cell.rows[ordinals]
+        for (position, _), *theirs in zip(of_cell, ordinals, rows, in_pass, strict=True):
+            batch = MicroBatchPlan(position=position, cell=number, rows=theirs[1], passes=theirs[2])
+            _put_spares(plan, batch, theirs[0])
+            found.append(batch)
+    return tuple(sorted(found, key=lambda batch: batch.position))
 
 
 def positions_of_row(plan: Plan, row: int) -> Iterator[int]:

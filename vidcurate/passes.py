@@ -303,6 +303,18 @@ def micro_batch(stream: Stream, occurrence: int) -> tuple[Ordinals, Ordinals]:
     return _ordinals_in(stream, places, numbers), numbers
 
 
+def micro_batches(stream: Stream, occurrences: NDArray[np.int64]) -> tuple[Ordinals, Ordinals]:
+    """Return (ordinals, pass numbers) of k of the stream's micro-batches, each (k, m).
+
+    For many it costs a fraction of asking for each.
+    """
+    size = stream.micro_batch_size
+    places = (occurrences[:, None] * size + np.arange(size)).reshape(-1)
+    numbers = passes_at(stream, places)
+    ordinals = _ordinals_in(stream, places, numbers)
+    return ordinals.reshape(-1, size), numbers.reshape(-1, size)
+
+
 def occurrences(stream: Stream, ordinal: int) -> Iterator[int]:
     """Yield the numbers of the micro-batches that hold a clip; without end, unless it is dead."""
     one = np.array([ordinal])

@@ -275,6 +275,22 @@ def test_a_run_that_took_new_clips_is_shown_as_it_read(tmp_path: Path) -> None:
     assert plan.showings(found, new[0], 5)[0]["step"] > 2
 
 
+def test_steps_before_a_change_have_the_buckets_of_then(tmp_path: Path) -> None:
+    shards, run = tmp_path / "shards", tmp_path / "run"
+    make_shards(shards, num_clips=2)
+    train(smoke(shards, run, "stages.0.steps=2", "sample=null"))
+    shutil.rmtree(shards)
+    make_shards(shards, num_clips=12)  # wide ones, too, in cells that come before some of those of then
+    train(smoke(shards, run, "stages.0.steps=6", "sample=null"), Origin(accept=("--append",)))
+
+    found = planned.lay_out(run)
+
+    (stage,) = found.stages
+    assert stage.plan.cells[1].name != order.at_step(stage.plan, 0).cells[1].name
+    read = [set(data.step_plan(stage, update, found.recipe).buckets) for update in range(6)]
+    assert read == [set(line["loss_by_bucket"]) for line in numbers(run)]
+
+
 def test_what_is_simulated_leaves_out_the_data_windows_that_are_skipped(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -222,6 +222,12 @@ def test_steps_of_a_clip_and_exposures_hold_over_changes(tmp_path: Path) -> None
     run.go_on(6, {**run.made, **clips(range(100, 105))})
     run.go_on(13, {name: clip for name, clip in run.made.items() if name not in ("clip/4", "clip/101")})
     run.go_on(19, spec=SPEC.model_copy(update={"micro_batches_per_step": 2}))
+    for step in range(40):
+        alone = [order.micro_batch(run.plan, position) for position in order.positions(run.plan, step)]
+        for one, of_step in zip(alone, order.step_micro_batches(run.plan, step), strict=True):
+            assert (one.position, one.cell) == (of_step.position, of_step.cell)
+            assert one.rows.tolist() == of_step.rows.tolist()  # spares of clips that are gone among them
+            assert one.passes.tolist() == of_step.passes.tolist()
     seen: dict[str, list[int]] = {}
     last = order.positions(run.plan, 39).stop
     for position in range(last):

@@ -1,6 +1,7 @@
 """The order is exact, even, random and a function of (plan, position) alone."""
 
 import time
+from collections.abc import Iterable
 from random import Random
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from tests.order_plans import bucket, plan, plans, rows_of, settings_of_plans
 from vidcurate import draws, order
 from vidcurate.errors import InputError
-from vidcurate.order import Plan
+from vidcurate.order import MicroBatchPlan, Plan
 
 WORLDS = (1, 2, 3, 5, 8, 12, 64)
 
@@ -74,6 +75,16 @@ def test_every_clip_is_read_once_per_pass_and_never_twice_in_a_micro_batch(one: 
             assert sorted(rows[first : first + len(clips)]) == clips
         rest = rows[len(rows) - len(rows) % len(clips) :]
         assert len(set(rest)) == len(rest)
+
+
+def plainly(batches: Iterable[MicroBatchPlan]) -> list[tuple[int, int, list[int], list[int]]]:
+    return [(b.position, b.cell, b.rows.tolist(), b.passes.tolist()) for b in batches]
+
+
+@given(plans, st.integers(0, 10**6))
+def test_the_micro_batches_of_a_step_are_those_of_its_positions(one: Plan, step: int) -> None:
+    alone = [order.micro_batch(one, position) for position in order.positions(one, step)]
+    assert plainly(order.step_micro_batches(one, step)) == plainly(alone)
 
 
 @given(plans, st.integers(0, 200))
