@@ -155,6 +155,8 @@ def _serve() -> None:
         import trainer.loop  # noqa: F401 - what a run would load first
         import vidcurate.cli  # noqa: F401
 
+        torch.use_deterministic_algorithms(False)  # each run would load torch's compiler for it: a second
+
     torch.set_num_threads(1)
     for line in sys.stdin:
         job = json.loads(line)

@@ -18,6 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from trainer import terminal
+
 _lock = threading.Lock()
 
 
@@ -50,7 +52,8 @@ def main() -> None:
         signal.signal(number, lambda *_: None)
     gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
     say({"ready": socket.gethostname(), "gpus": gpus, "port": _free_port()})
-    from trainer import elastic  # it loads torch: the host has answered before that
+    with terminal.loading():
+        from trainer import elastic  # it loads torch: the host has answered before that
 
     job = _read_job()
     ranks = elastic.HostRanks(job, say)
