@@ -107,7 +107,7 @@ TRAINER = [
     {"latents", "trackers", "run_folder", "outcome", "guard", "progress", "supervisor", "curves"},
     {"recipe"},
     {"environment"},
-    {"encoded", "inputs"},
+    {"encoded", "inputs", "recipe_changes"},
     {"data", "samples"},
     {"balance", "gallery"},
     {"position", "sample", "inspect", "resume", "step", "validation", "dry_run", "encode_ahead"}
@@ -144,7 +144,8 @@ TOUCHES = {
     "resume": {"loader_state"},
     "encode_ahead": {"views", "buckets", "clip_bytes", "index", "clip_plan", "decode_pool", "decode_worker"}
     | {"remote_clips", "loader", "spares", "torch"},
-    "recipe": {"stores", "recipe", "buckets", "conversion", "loader", "loader_state", "plan_spec"},
+    "recipe": {"stores", "recipe", "buckets", "conversion", "loader", "plan_spec"},
+    "recipe_changes": {"loader_state", "plan_spec", "recipe"},
     "watch": {"slabs"},
     "watch_spec": {"recipe"},
     "sample": {"video"},

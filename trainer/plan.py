@@ -222,8 +222,9 @@ def _show(given: argparse.Namespace) -> tuple[Any, str]:
 def difference(old: Planned, new: Planned, steps_compared: int = STEPS_COMPARED) -> dict[str, Any]:
     """Return what differs of the data of two recipes or runs, stage by stage in their order."""
     from trainer import recipe as recipes
+    from trainer import recipe_changes
 
-    changed = recipes.changes(recipes.as_json(old.recipe), new.recipe)
+    changed = recipe_changes.changes(recipes.as_json(old.recipe), new.recipe)
     decides = re.compile(r"^(seed|stages\.\d+\.(name|steps|passes|skip|data\.(?!latents).*))$")
     stages: list[dict[str, Any]] = []
     for one, other in zip(old.stages, new.stages, strict=False):

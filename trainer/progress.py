@@ -70,6 +70,7 @@ def is_free(run: Path, seconds: float, is_asked: Callable[[], bool] = lambda: Fa
         with path.open("rb+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_UN)  # not by closing alone: see run_folder.py
                 return True
             except OSError:
                 if time.monotonic() > until or is_asked():

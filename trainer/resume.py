@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer import checkpoint, mesh, optim, parts
+from trainer import checkpoint, mesh, optim, parts, recipe_changes
 from trainer import recipe as recipes
 from trainer.guard import memory, windows
 from trainer.guard.memory import GuardState
@@ -132,7 +132,7 @@ def _ways_on(path: Path) -> str:
 
 
 def _check_model(saved: dict[str, Any], now: TrainRecipe, path: Path) -> None:
-    for key, (before, after) in recipes.changes(saved["model"], now.model).items():
+    for key, (before, after) in recipe_changes.changes(saved["model"], now.model).items():
         raise CheckpointError(
             f"{path}: model.{key} is {before!r} in the checkpoint and {after!r} in the recipe; "
             "a checkpoint loads into the model it was made from."
@@ -222,8 +222,8 @@ def check_recipe(
 
     Raises RecipeError when it has changed in a way that the run cannot take.
     """
-    changed = recipes.changes(saved["recipe"], recipe)
-    refused = recipes.refused_changes(
+    changed = recipe_changes.changes(saved["recipe"], recipe)
+    refused = recipe_changes.refused_changes(
         changed,
         recipe,
         saved["stage_number"],
@@ -236,10 +236,12 @@ def check_recipe(
         key = refused[0]
         before, after = changed[key]
         more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
-        mean_it = f" or say that it is meant: --set {key}={after}" if ".optim." in key else ""
+        mean_it = ""
+        if recipe_changes.is_taken_by_set(key, saved["stage_number"]):
+            mean_it = f" or say that it is meant: --set {key}={after}"
         if key.endswith(".skip"):
             mean_it = f", or --set {key}=… with windows behind data step {saved['loader']['step']}"
-        if recipes.is_of_plan(key, saved["stage_number"]):
+        if recipe_changes.is_of_plan(key, saved["stage_number"]):
             mean_it = f" or say that it is meant: {FLAGS['plan']}"
         raise RecipeError(
             f"{key} was {before!r} when {path} was saved and is {after!r} now{more}. "

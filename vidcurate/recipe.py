@@ -29,6 +29,13 @@ class Recipe(BaseModel):
 M = TypeVar("M", bound=Recipe)
 
 
+# What a file is by its keys, and the command that reads it; for one that was given to another.
+KINDS = (
+    ("a training recipe", {"model", "stages"}, "python -m trainer"),
+    ("an experiment", {"recipe", "arms"}, "python -m trainer experiment"),
+    ("a curation recipe", {"run", "ingest"}, "vidcurate curate"),
+)
+
 Path_ = tuple[str | int, ...]
 _PLAIN_WORD = re.compile(r"([A-Za-z_/]|\.{1,2}/)[^#:\[\]{},]*")  # of --set: a string in YAML, too
 
@@ -107,6 +114,14 @@ def _complaint(
     if len(given) > 80:
         given = given[:77] + "..."
     return f"{place}: {name} is {given}: {message[:1].lower()}{message[1:]}."
+
+
+def _other_kind(document: dict[str, Any], model: type[BaseModel], where: str) -> str:
+    """Return what the document is where it is a recipe for another command than the model's, or ""."""
+    for name, keys, command in KINDS:
+        if keys <= document.keys() and keys.isdisjoint(model.model_fields):
+            return f"{where}: this is {name}; give it to `{command} {where}`."
+    return ""
 
 
 def _override(document: dict[str, Any], setting: str) -> Path_:
@@ -211,7 +226,8 @@ def parse(text: str, model: type[M], *, where: str = "recipe", settings: Sequenc
     except ValidationError as error:
         problems = error.errors(include_url=False)
         problems.sort(key=lambda problem: problem["type"] != "extra_forbidden")
-        raise RecipeError(_complaint(problems[0], model, where, lines, document)) from error
+        complaint = _complaint(problems[0], model, where, lines, document)
+        raise RecipeError(_other_kind(document, model, where) or complaint) from error
     except (TypeError, ValueError) as error:
         raise RecipeError(f"{where}: {error}.") from error
 

@@ -23,7 +23,10 @@ def only_writer(out: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise StageError(f"{out}: another build-shards is writing here; wait until it ends.") from error
-        yield
+        try:
+            yield
+        finally:
+            fcntl.flock(handle, fcntl.LOCK_UN)  # a child between fork and exec has it open, too
     finally:
         os.close(handle)
 

@@ -8,6 +8,7 @@ import pytest
 from tests.trainer.shards_for_tests import SMOKE, smoke
 from trainer import recipe as recipes
 from trainer.recipe import TrainRecipe
+from trainer.recipe_changes import changes, refused_changes
 from vidcurate.errors import RecipeError
 
 HERE = Path("here")
@@ -108,6 +109,7 @@ def test_the_digest_is_of_what_the_recipe_says_not_of_how_it_is_written(tmp_path
         ("stages.0.steps=7", True),  # not fewer than the 7 that are made
         ("stages.0.steps=6", False),
         ("stages.0.optim.lr=1e-5", False),  # taken only from --set
+        ("stages.0.data.conversion=quick", False),  # so is this
         ("stages.0.data.levels=[1]", False),
         ("stages.0.caption_dropout=0.2", False),
         ("seed=1", False),
@@ -118,10 +120,10 @@ def test_the_digest_is_of_what_the_recipe_says_not_of_how_it_is_written(tmp_path
 )
 def test_what_a_resumed_run_may_change(setting: str, is_allowed: bool) -> None:
     saved, now = recipes.as_json(with_settings()), with_settings(setting)
-    changed = recipes.changes(saved, now)
+    changed = changes(saved, now)
 
     assert changed
-    assert (recipes.refused_changes(changed, now, stage=0, stage_step=7, settings=()) == []) == is_allowed
+    assert (refused_changes(changed, now, stage=0, stage_step=7, settings=()) == []) == is_allowed
 
 
 def test_a_setting_that_a_checkpoint_is_too_old_to_know_had_its_default() -> None:
@@ -129,10 +131,10 @@ def test_a_setting_that_a_checkpoint_is_too_old_to_know_had_its_default() -> Non
     del older["ema_decay"]  # 0.99 by default, and in the tests' recipe 0.9
     del older["stages"][0]["data"]["flip"]
 
-    assert recipes.changes(older, with_settings("ema_decay=0.99")) == {}
-    assert recipes.changes(older, with_settings("ema_decay=0.5")) == {"ema_decay": (0.99, 0.5)}
+    assert changes(older, with_settings("ema_decay=0.99")) == {}
+    assert changes(older, with_settings("ema_decay=0.5")) == {"ema_decay": (0.99, 0.5)}
     # What the recipe of now cannot hold differs, and so does all that is missing beside it.
-    assert "no_setting" in recipes.changes(older | {"no_setting": 1}, with_settings("ema_decay=0.99"))
+    assert "no_setting" in changes(older | {"no_setting": 1}, with_settings("ema_decay=0.99"))
 
 
 def test_windows_to_skip_are_taken_where_set_names_them_and_they_lie_ahead() -> None:
@@ -141,8 +143,8 @@ def test_windows_to_skip_are_taken_where_set_names_them_and_they_lie_ahead() -> 
 
     def refused(skip: str, settings: list[str]) -> list[str]:
         now = with_settings(f"stages.0.skip={skip}")
-        changed = recipes.changes(saved, now)
-        return recipes.refused_changes(changed, now, 0, 7, settings, data_step=9)
+        changed = changes(saved, now)
+        return refused_changes(changed, now, 0, 7, settings, data_step=9)
 
     assert refused("[[3, 4], [10, 12]]", asked) == []
     assert refused("[[3, 4], [10, 12]]", []) == ["stages.0.skip"]
@@ -154,21 +156,31 @@ def test_windows_to_skip_are_taken_where_set_names_them_and_they_lie_ahead() -> 
     older = recipes.as_json(with_settings())
     del older["stages"][0]["skip"]
     now = with_settings()
-    assert recipes.refused_changes(recipes.changes(older, now), now, 0, 7, []) == []
+    assert refused_changes(changes(older, now), now, 0, 7, []) == []
+
+
+@pytest.mark.parametrize("setting", ["conversion=quick", "crop=random", "flip=0.5"])
+def test_how_a_clip_is_shown_is_taken_where_set_names_it(setting: str) -> None:
+    key, saved = f"stages.0.data.{setting}", recipes.as_json(with_settings())
+    now = with_settings(key)
+    changed = changes(saved, now)
+
+    assert refused_changes(changed, now, 0, 7, [key]) == []
+    assert refused_changes(changed, now, 0, 7, ["seed=1"]) == [key.partition("=")[0]]
 
 
 def test_a_rate_named_by_set_is_taken_for_this_stage_and_later_stages_are_free() -> None:
     setting = "stages.0.optim.lr=1e-5"
     saved, now = recipes.as_json(with_settings()), with_settings(setting)
-    changed = recipes.changes(saved, now)
+    changed = changes(saved, now)
 
-    assert recipes.refused_changes(changed, now, 0, 7, [setting]) == []
-    assert recipes.refused_changes(changed, now, 0, 7, ["stages.0.optim={}"]) == []
-    assert recipes.refused_changes(changed, now, 0, 7, ["seed=1"]) == ["stages.0.optim.lr"]
+    assert refused_changes(changed, now, 0, 7, [setting]) == []
+    assert refused_changes(changed, now, 0, 7, ["stages.0.optim={}"]) == []
+    assert refused_changes(changed, now, 0, 7, ["seed=1"]) == ["stages.0.optim.lr"]
     two = now.model_copy(update={"stages": (now.stages[0], now.stages[0].model_copy(update={"name": "b"}))})
-    assert set(recipes.refused_changes(recipes.changes(saved, two), two, 0, 7, [])) == {"stages.0.optim.lr"}
+    assert set(refused_changes(changes(saved, two), two, 0, 7, [])) == {"stages.0.optim.lr"}
     # A stage that is over does not change any more, whatever is asked.
-    assert recipes.refused_changes(changed, two, 1, 0, [setting]) == ["stages.0.optim.lr"]
+    assert refused_changes(changed, two, 1, 0, [setting]) == ["stages.0.optim.lr"]
 
 
 def test_every_setting_is_documented() -> None:

@@ -11,14 +11,24 @@ import pytest
 
 from trainer import dry_run
 from trainer import recipe as recipes
+from trainer.experiment.spec import ExperimentSpec
 from trainer.masks import check_ratios
 from trainer.optim import learning_rate
 from trainer.recipe import TrainRecipe
+from vidcurate.curate import CurateRecipe
+from vidcurate.errors import RecipeError
 from vidcurate.index import write_index
+from vidcurate.recipe import load as load_strictly
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 EXPERIMENTS = ("restarts", "curriculum")  # tests/trainer/test_experiment.py
 TRAINING = ("first-steps", "openvid-finetune", "smoke", "speedrun", "speedrun-extended")
+CURATION = ("curate-demo", "curate-nouns", "curate-slices")
+KINDS = (
+    (TRAINING, TrainRecipe, "a training recipe; give it to `python -m trainer"),
+    (EXPERIMENTS, ExperimentSpec, "an experiment; give it to `python -m trainer experiment"),
+    (CURATION, CurateRecipe, "a curation recipe; give it to `vidcurate curate"),
+)
 XL_2 = 1_207_643_972
 XL_2_TRAINED = 1_201_595_936  # without the projection of the captions
 
@@ -206,3 +216,15 @@ def test_a_stage_begins_with_the_weights_of_the_one_before_and_nothing_else() ->
         assert stage.flow == recipes.FlowSpec()
     assert [stages()[f"stage-{number}"].passes for number in (1, 2, 3)] == [5, 5, 5]
     assert [stages()[f"stage-{number}"].steps for number in (4, 5, 6)] == [2100, 3300, 2900]
+
+
+def test_a_recipe_of_another_command_is_told_that_command() -> None:
+    told = set()
+    for names, model, words in KINDS:
+        for other in {TrainRecipe, ExperimentSpec, CurateRecipe} - {model}:
+            for path in (FOLDER / f"{name}.yaml" for name in names):
+                with pytest.raises(RecipeError) as refused:
+                    load_strictly(path, other)
+                assert str(refused.value) == f"{path}: this is {words} {path}`."
+                told.add(path.stem)
+    assert told == {path.stem for path in FOLDER.glob("*.yaml")}

@@ -1,35 +1,70 @@
-"""A run's folder is held by one training, and free as soon as that has left it."""
+"""A folder is held by one process, and free as soon as that has left it, whoever is just being started."""
 
-import os
+import fcntl
 import subprocess
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from trainer import run_folder
+from trainer import progress, run_folder
+from trainer.latents import build
 from trainer.mesh import ALONE
-from vidcurate.errors import InputError
+from trainer.serve import follow
+from trainer.serve.presets import Changes
+from vidcurate import shard_manifest
+from vidcurate.errors import VidcurateError
+
+Held = Callable[[Path], AbstractContextManager[object]]
 
 
-def open_lock() -> int:
-    """Return this process's descriptor of a run's lock."""
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{name}").endswith("/.lock"):
-                return int(name)
-    raise AssertionError("no lock is held")
+def served(run: Path) -> AbstractContextManager[object]:
+    return follow.held(follow.Service(runs=(run,), presets=("own",), changes=Changes()), ALONE)
 
 
-def test_a_second_training_is_refused_and_the_next_one_is_not(tmp_path: Path) -> None:
+HELD: list[tuple[Held, str]] = [
+    (lambda folder: run_folder.held(folder, ALONE), "another process is training into it"),
+    (lambda folder: build.holding(folder / "part.lock"), "another process is encoding this part"),
+    (shard_manifest.only_writer, "another build-shards is writing here"),
+    (served, "another server works on it"),
+]
+
+
+@pytest.fixture
+def others_begin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """At each lock another program is just being started: between fork and exec it has the file open, too."""
+    flock, begun = fcntl.flock, list[subprocess.Popen[bytes]]()
+
+    def lock(file: Any, operation: int) -> None:
+        flock(file, operation)
+        if operation & fcntl.LOCK_EX:
+            number = file if isinstance(file, int) else file.fileno()
+            begun.append(subprocess.Popen(["sleep", "60"], pass_fds=(number,)))
+
+    monkeypatch.setattr(fcntl, "flock", lock)
+    yield
+    for process in begun:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.usefixtures("others_begin")
+@pytest.mark.parametrize(("held", "refusal"), HELD, ids=["training", "encoding", "writing", "serving"])
+def test_a_second_process_is_refused_and_the_next_one_is_not(
+    tmp_path: Path, held: Held, refusal: str
+) -> None:
+    with held(tmp_path), pytest.raises(VidcurateError, match=refusal), held(tmp_path):
+        pass
+    with held(tmp_path):
+        pass
+
+
+@pytest.mark.usefixtures("others_begin")
+def test_to_ask_whether_a_run_is_free_does_not_hold_it(tmp_path: Path) -> None:
+    (tmp_path / ".lock").touch()
+    assert progress.is_free(tmp_path, 0.0)
     with run_folder.held(tmp_path, ALONE):
-        with pytest.raises(InputError, match="another process is training"), run_folder.held(tmp_path, ALONE):
-            pass
-        lock = open_lock()  # as any program has it that is just being started, between fork and exec
-        child = subprocess.Popen(["sleep", "60"], pass_fds=(lock,))
-    try:
-        with run_folder.held(tmp_path, ALONE):
-            pass
-    finally:
-        child.kill()
-        child.wait()
+        assert not progress.is_free(tmp_path, 0.0)
+    assert progress.is_free(tmp_path, 0.0)

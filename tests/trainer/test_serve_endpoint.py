@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -290,6 +290,42 @@ def test_connections_are_bounded_and_a_silent_one_is_let_go(monkeypatch: pytest.
             assert one.recv(10) == b""  # after its time
             one.close()
         assert ask(endpoint.port, "GET", "/health").code == 200
+
+
+@pytest.mark.parametrize(
+    ("sent", "answered"),
+    [
+        (b"GET /health HTTP/1.0\r\nX: ", b""),
+        (b"POST /generate HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+         b"Content-Length: 60000\r\n\r\n", b"HTTP/1.0 408 "),
+    ],
+    ids=["headers", "body"],
+)  # fmt: skip
+def test_a_request_that_drips_in_is_let_go_when_its_whole_time_is_over(
+    monkeypatch: pytest.MonkeyPatch, sent: bytes, answered: bytes
+) -> None:
+    monkeypatch.setattr(http_endpoint._Handler, "timeout", 0.5)
+    gate = threading.Event()
+    gate.set()
+    with slow(Limits(), gate) as endpoint:
+        began = time.monotonic()
+        with socket.create_connection(("127.0.0.1", endpoint.port), timeout=30) as client:
+            client.sendall(sent)
+            client.setblocking(False)
+            got = None
+            while got is None and time.monotonic() - began < 10:
+                try:
+                    got = client.recv(1000)
+                except BlockingIOError:
+                    pass
+                except ConnectionResetError:
+                    got = b""
+                with suppress(OSError):  # it is closed by now
+                    client.send(b"x")
+                time.sleep(0.05)
+    assert got is not None, "it was let drip on"
+    assert got.startswith(answered)
+    assert 0.4 < time.monotonic() - began < 9
 
 
 def test_a_port_that_is_taken_is_one_line(run: Path) -> None:

@@ -54,7 +54,10 @@ def holding(path: Path, *, wait: bool = False) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError as error:
             raise StageError(f"{path}: another process is encoding this part; wait until it ends.") from error
-        yield
+        try:
+            yield
+        finally:
+            fcntl.flock(handle, fcntl.LOCK_UN)  # a child between fork and exec has it open, too
     finally:
         os.close(handle)
 

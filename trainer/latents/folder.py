@@ -125,11 +125,6 @@ class LatentFolder:
     def has_variance(self) -> bool:
         return bool(self.manifest["kept"]["variance"])
 
-    @property
-    def is_projected(self) -> bool:
-        """Whether texts are the output of the model's frozen caption projection."""
-        return bool(self.manifest["encoders"]["projected"])
-
     def find_latents(self, bucket: Bucket, clip_rows: Rows, view: int | Rows) -> Rows:
         """Return the rows of `latents` with these clips in the bucket's shape and view, -1 where none is."""
         number = self.shapes.get(shape_of(bucket))

@@ -9,7 +9,9 @@ the body JSON, which a page of another origin cannot send. On any other address 
 """
 
 import hmac
+import io
 import queue
+import socket
 import threading
 import time
 from collections import Counter
@@ -21,7 +23,7 @@ from typing import Any
 from trainer.serve.request import Answer, Limits, Refused, parse
 from vidcurate.errors import InputError
 
-SOCKET_SECONDS = 30.0  # for a client to send its request, or to take the answer
+SOCKET_SECONDS = 30.0  # for a client to send its whole request, and again to take the answer
 MAX_BODY_BYTES = 65_536
 DRAINED_BYTES = 1 << 20
 MAX_CONNECTIONS = 64
@@ -165,17 +167,40 @@ class _Server(ThreadingHTTPServer):
         """A client that hangs up is no event."""
 
 
+class _Arriving(io.RawIOBase):
+    """What a client sends, as long as its time is not over: bytes that drip in do not prolong it."""
+
+    def __init__(self, connection: socket.socket, seconds: float) -> None:
+        self._connection, self._until = connection, time.monotonic() + seconds
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the request did not come whole in its time")
+        self._connection.settimeout(left)
+        return self._connection.recv_into(buffer)
+
+
 class _Handler(BaseHTTPRequestHandler):
     timeout = SOCKET_SECONDS
     server: _Server
     server_version = "vidcurate"
     sys_version = ""
 
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self.rfile = io.BufferedReader(_Arriving(self.connection, self.timeout))
+
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are counted (/metrics), not told."""
 
     def _answer(self, answer: Answer) -> None:
         self.server.endpoint.count(answer.code)
+        self.connection.settimeout(self.timeout)
         self.send_response(answer.code)
         for name, value in answer.headers.items():
             self.send_header(name, value)
@@ -242,7 +267,10 @@ class _Handler(BaseHTTPRequestHandler):
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal():
             raise Refused(411, "Content-Length is needed.")
-        if int(length) > MAX_BODY_BYTES:
+        try:
+            if int(length) <= MAX_BODY_BYTES:
+                return self.rfile.read(int(length))
             self.rfile.read(min(int(length), DRAINED_BYTES))  # or the client would not read the answer
-            raise Refused(413, f"the body has {length} bytes; the limit is {MAX_BODY_BYTES}.")
-        return self.rfile.read(int(length))
+        except TimeoutError as error:
+            raise Refused(408, f"the request did not come whole within {self.timeout:g} s.") from error
+        raise Refused(413, f"the body has {length} bytes; the limit is {MAX_BODY_BYTES}.")

@@ -268,5 +268,6 @@ def _hold(run: Path, service: Service, stack: ExitStack) -> None:
             f"{run}: another server works on it; stop that one, or give it more presets "
             "(--preset may be repeated)."
         ) from error
+    stack.callback(fcntl.flock, lock, fcntl.LOCK_UN)  # a child between fork and exec has it open, too
     for name in ("", *(preset + end for preset in service.presets for end in ("", "-raw"))):
         samples.clean(run, name, rounds.BY)

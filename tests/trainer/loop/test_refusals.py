@@ -239,6 +239,25 @@ def test_cuts_and_mirrors_resume_bit_for_bit_and_validate_plain(shards: Path, tm
     assert (spec.crop, spec.flip) == ("center", 0.0)
 
 
+def test_another_conversion_is_refused_by_name_and_taken_where_it_is_meant(
+    shards: Path, half_run: Path
+) -> None:
+    key = "stages.0.data.conversion"
+    now = smoke(shards, half_run, *SHORT, f"{key}=quick")
+    with pytest.raises(
+        RecipeError,
+        match=rf"^{key} was 'ffmpeg' when .* was saved and is 'quick' now\. Put it back or say that it is "
+        rf"meant: --set {key}=quick\.",
+    ):
+        train(now)
+
+    train(now, settings=[f"{key}=quick"])
+
+    (resumed,) = events(half_run, "resume")
+    assert resumed["changed"][key] == ["ffmpeg", "quick"]
+    assert [line["step"] for line in numbers(half_run)] == [1, 2, 3, 4]
+
+
 def test_what_latents_do_not_have_is_refused_beside_views(shards: Path, tmp_path: Path) -> None:
     for key in ("crop=random", "flip=0.5", "conversion=quick"):
         with pytest.raises(RecipeError, match=rf"{key.replace('=', ': ')} is not for views: 2"):
