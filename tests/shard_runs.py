@@ -12,6 +12,7 @@ from vidcurate import interop, schema, table
 from vidcurate.shards import ShardSpec, ShardSummary, run_build_shards
 
 SMALL = ShardSpec(max_clips=7, max_bytes=60_000)
+MP4_HEAD = (24).to_bytes(4) + b"ftypisom" + bytes(4) + b"isommp42"
 IDS = ["12.1", "12.10", "a b/ü", "日本", "plain_id", "x" * 120]
 
 
@@ -50,14 +51,18 @@ def rows(num_clips: int = 40) -> list[dict[str, Any]]:
 def make_run(
     folder: Path, table_rows: list[dict[str, Any]], sizes: Callable[[int], int] | None = None
 ) -> Path:
-    """Write the videos (random bytes) and RUN/split.parquet; return the run folder."""
+    """Write the videos (random bytes) and RUN/split.parquet; return the run folder.
+
+    A head of MP4 lets FFmpeg see at once that there is no video; in bytes of no format it looks for long.
+    """
     videos = folder / "videos"
     rng = np.random.default_rng(0)
     for i, row in enumerate(table_rows):
         path = videos / row["video_path"]
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            path.write_bytes(rng.bytes(sizes(i) if sizes else 100 + 977 * i % 9000))
+            size = sizes(i) if sizes else 100 + 977 * i % 9000
+            path.write_bytes((MP4_HEAD + (size - 24).to_bytes(4) + b"mdat" + rng.bytes(size))[:size])
         row["file_size_bytes"] = path.stat().st_size
     return write_table(folder / "run", table_rows)
 

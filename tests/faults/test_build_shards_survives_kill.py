@@ -253,16 +253,17 @@ def _killed_before_operations(
     finish(folder, tmp_path / "expected", spec)
     expected = contents(tmp_path / "expected")
     for has_other_set in other_sets:
-        out = tmp_path / f"other{has_other_set}"
+        out, begun = tmp_path / f"other{has_other_set}", tmp_path / f"begun{has_other_set}"
         if has_other_set:
-            run_build_shards(folder / "run", other, videos=folder / "videos", out=out)
+            run_build_shards(folder / "run", other, videos=folder / "videos", out=begun)
+            shutil.copytree(begun, out)
         total = int(_at_operation(folder, out, 0).stdout)
         assert total > 20
         moments = range(1, total + 1)
         for operation in moments if number_of_moments is None else moments[:: -(total // number_of_moments)]:
             out = tmp_path / f"{has_other_set}{operation}"
             if has_other_set:
-                run_build_shards(folder / "run", other, videos=folder / "videos", out=out)
+                shutil.copytree(begun, out)
             assert _at_operation(folder, out, operation).returncode == -signal.SIGKILL
             if out.exists():
                 index_path, manifest_path = out / "index.parquet", out / "manifest.json"

@@ -36,8 +36,8 @@ def test_a_rank_that_hung_is_restarted_and_the_line_says_from_where_to_where(
 
 @pytest.mark.parametrize(
     ("codes", "code"),
-    [((1, 78), 78), ((2, 1), 2), ((75, 75), 75), ((0, 0), 0)],
-    ids=["the guard stopped it", "a wrong request", "saved after a signal", "done"],
+    [((1, 78), 78), ((2, 1), 2), ((75, 75), 75)],
+    ids=["the guard stopped it", "a wrong request", "saved after a signal"],
 )
 def test_some_exit_codes_are_never_tried_again(tmp_path: Path, codes: tuple[int, int], code: int) -> None:
     ends = {str(rank): {"exit": number, "after": 0.3 * (number == 1)} for rank, number in enumerate(codes)}
@@ -49,7 +49,15 @@ def test_some_exit_codes_are_never_tried_again(tmp_path: Path, codes: tuple[int,
 
 @pytest.mark.parametrize(
     ("first", "then", "code", "rank"),
-    [(76, 78, 78, None), (76, 77, 77, 1), (1, 76, 0, 0), (2, 77, 77, 1), (77, 78, 78, None), (76, 75, 0, 0)],
+    [
+        (76, 78, 78, None),
+        (76, 77, 77, 1),
+        (1, 76, 0, 0),
+        # Which code says more of every two is a test of exit_codes, without processes.
+        pytest.param(2, 77, 77, 1, marks=pytest.mark.soak),
+        pytest.param(77, 78, 78, None, marks=pytest.mark.soak),
+        pytest.param(76, 75, 0, 0, marks=pytest.mark.soak),
+    ],
 )
 def test_of_ranks_that_end_at_about_the_same_time_the_code_that_says_most_counts(
     tmp_path: Path, first: int, then: int, code: int, rank: int | None
@@ -69,7 +77,15 @@ def test_of_ranks_that_end_at_about_the_same_time_the_code_that_says_most_counts
         )
 
 
-@pytest.mark.parametrize(("first", "then", "code"), [(76, 1, 1), (76, 77, 77), (76, 75, 76), (-9, 76, 1)])
+@pytest.mark.parametrize(
+    ("first", "then", "code"),
+    [
+        (76, 77, 77),
+        (-9, 76, 1),
+        pytest.param(76, 1, 1, marks=pytest.mark.soak),
+        pytest.param(76, 75, 76, marks=pytest.mark.soak),
+    ],
+)
 def test_ranks_that_only_check_end_with_the_code_that_says_most(
     tmp_path: Path, first: int, then: int, code: int
 ) -> None:
