@@ -36,7 +36,7 @@ from trainer.latents.read import LatentLoader
 from trainer.recipe import TrainRecipe
 from vidcurate import order, video
 from vidcurate.crc import crc32c
-from vidcurate.index import write_index
+from vidcurate.index_file import write_index
 from vidcurate.loader import LoaderSpec
 from vidcurate.tar import TarWriter
 

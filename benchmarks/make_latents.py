@@ -36,7 +36,8 @@ from trainer.latents.write import write_shard
 from trainer.recipe import TrainRecipe
 from vidcurate import order
 from vidcurate.buckets import Bucket, all_buckets
-from vidcurate.index import Index, write_index
+from vidcurate.index import Index
+from vidcurate.index_file import write_index
 
 NUM_PATTERNS = 16
 NOISE = 0.3

@@ -5,8 +5,8 @@
 A few real clips lie in one file again and again, some thousand shards are links to it, and the index names
 each place in each of them by an id of its own (those that the step reads say so themselves). A fresh
 interpreter then does what a rank does as it resumes: import, open the index, plan the order, start the
-workers, decode the step. The peer is the same with the few clips alone: what is added by the number of clips
-is the difference.
+workers, decode the step, say what the state is. The peer is the same with the few clips alone: what is
+added by the number of clips is the difference.
 """
 
 import argparse
@@ -28,7 +28,8 @@ from rows import Row, as_table, keep, row
 from vidcurate import order
 from vidcurate.buckets import BucketSpec
 from vidcurate.crc import crc32c
-from vidcurate.index import INDEX_NAME, read_index
+from vidcurate.index import read_index
+from vidcurate.index_file import INDEX_NAME, WRITTEN
 from vidcurate.loader import plan_from
 from vidcurate.recipe import parse
 
@@ -47,12 +48,14 @@ from vidcurate.recipe import parse
 began, folder, workers, step = float(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 seconds = {"imported": time.time() - began}
 index = read_index(folder)
+index.read_ahead()
 seconds["index open"] = time.time() - began
 plan = plan_from(index, parse(sys.argv[5], BucketSpec), seed=1, micro_batches_per_step=2)
 seconds["order planned"] = time.time() - began
 with Loader(index, plan, LoaderSpec(num_workers=workers)) as loader:
     batches = loader.step(step)
     seconds["first batch"] = time.time() - began
+    state = loader.state(step + 1)
 peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(json.dumps({"seconds": seconds, "clips": plan.num_clips, "mib": int(peak.split()[1]) / 1024}))
 """
@@ -76,7 +79,7 @@ def enlarge(small: Path, large: Path, num_clips: int) -> None:
     rng = np.random.default_rng(0)
     rows, shards_left = table.num_rows, iter(range(-(-num_clips // table.num_rows)))
     together = max(1, ROWS_PER_GROUP // rows)
-    with pq.ParquetWriter(large / INDEX_NAME, schema, compression="zstd", compression_level=1) as writer:
+    with pq.ParquetWriter(large / INDEX_NAME, schema, **WRITTEN) as writer:
         while numbers := list(itertools.islice(shards_left, together)):
             names = [f"train-{number:06d}.tar" for number in numbers]
             for name in names:
@@ -100,14 +103,14 @@ def name_clips(large: Path) -> int:
     plan = plan_from(index, parse(TABLE, BucketSpec), seed=1, micro_batches_per_step=2)
     for step in itertools.count(FIRST_STEP):
         rows = np.concatenate([part.rows for part in order.step_micro_batches(plan, step)])
-        if len(np.unique(index.json_offset[rows])) == len(rows):
+        if len(np.unique(index.numbers("json_offset")[rows])) == len(rows):
             break
     checksums = {}
     with (large / "clips.bin").open("r+b") as file:
         for row_number in rows.tolist():
             facts = {"clip_id": index.word("clip_id", row_number), "caption": "a clip"}
-            data = json.dumps(facts).encode().ljust(int(index.json_size[row_number]))
-            file.seek(int(index.json_offset[row_number]))
+            data = json.dumps(facts).encode().ljust(int(index.numbers("json_size")[row_number]))
+            file.seek(int(index.numbers("json_offset")[row_number]))
             file.write(data)
             checksums[row_number] = crc32c(data)
     write_checksums(large / INDEX_NAME, checksums)
@@ -119,7 +122,7 @@ def write_checksums(path: Path, checksums: dict[int, int]) -> None:
     old = pq.ParquetFile(path)
     changed = path.with_suffix(".changed")
     first = 0
-    with pq.ParquetWriter(changed, old.schema_arrow, compression="zstd", compression_level=1) as writer:
+    with pq.ParquetWriter(changed, old.schema_arrow, **WRITTEN) as writer:
         for number in range(old.num_row_groups):
             part = old.read_row_group(number)
             values = part["json_crc32c"].to_numpy().copy()

@@ -26,7 +26,7 @@ import polars as pl
 import webdataset
 from rows import best_seconds, cpu, keep, row
 
-from vidcurate import index, schema, table, video
+from vidcurate import index, index_file, schema, table, video
 from vidcurate.engine import usable_cpus
 from vidcurate.shards import ShardSpec, run_build_shards
 
@@ -95,7 +95,7 @@ def million_clips(folder: Path) -> None:
         "frame_map": [bytes(20)] * count,
         "num_frames": [i % 400 for i in range(count)],
     }
-    index.write_index(folder, rows)
+    index_file.write_index(folder, rows)
 
 
 def cpu_seconds() -> float:

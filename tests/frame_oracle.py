@@ -41,7 +41,7 @@ def frames(path: Path, count: int, *, height: int, width: int) -> NDArray[np.uin
         frame = next(container.decode(stream))
         transposed, mirrored, upside_down = picture.turn_of(frame)
         coded = (width, height) if transposed else (height, width)
-        crop, flags = picture.chain_of(frame, picture.pixel_shape(stream), *coded)
+        crop, flags = picture.chain_of(frame.format, picture.pixel_shape(stream), *coded)
         del frame
     chain = [f"crop={crop}"] if crop else []
     chain += [f"scale={coded[1]}:{coded[0]}:flags={flags}", "format=rgb24"]

@@ -7,7 +7,8 @@ from random import Random
 
 from vidcurate import journal, order
 from vidcurate.clip_plan import plan_of
-from vidcurate.index import Index, read_index, write_index
+from vidcurate.index import Index, read_index
+from vidcurate.index_file import write_index
 from vidcurate.journal import Journal
 from vidcurate.loader_state import FLAGS, LoaderState, check_state, state_of
 from vidcurate.order import Plan

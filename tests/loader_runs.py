@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vidcurate import index, order, video
+from vidcurate import index, index_file, order, video
 from vidcurate.buckets import BucketSpec
 from vidcurate.crc import crc32c
 from vidcurate.decode_worker import DecodeTask
@@ -95,7 +95,7 @@ def write_shards(
 ) -> Index:
     """Write files that hold JSON and video of each clip at an offset, and their index; open it."""
     folder.mkdir(parents=True, exist_ok=True)
-    rows: dict[str, list[Any]] = {name: [] for name in index.COLUMNS if not name.endswith("_hash")}
+    rows: dict[str, list[Any]] = {name: [] for name in index_file.COLUMNS if not name.endswith("_hash")}
     for first in range(0, len(facts), per_shard):
         shard = f"train-{first // per_shard:06d}.tar"
         data = bytearray(512)
@@ -117,7 +117,7 @@ def write_shards(
             for name, values in rows.items():
                 values.append({**fact, **places}.get(name))
         (folder / shard).write_bytes(data)
-    index.write_index(folder, rows)
+    index_file.write_index(folder, rows)
     return index.read_index(folder)
 
 

@@ -55,7 +55,7 @@ VIDCURATE = [
         "costs",
         "ranges",
     },
-    {"zips"},
+    {"zips", "index_file"},
     {"probe", "models", "dedup", "score", "frames", "filter", "difficulty", "ingest", "index"},
     {"scenes", "shards", "shard_plan", "shard_write", "shard_set", "shard_pool", "shard_manifest", "interop"}
     | {"clip_bytes", "tar_read", "verify", "verify_shard"},

@@ -26,7 +26,6 @@ from vidcurate.resolutions import AREAS, Sizes, published_sizes
 MIN_AREA_SHARE = 0.8  # of a resolution's area: a clip with less would be blown up too far
 REASONS = ("", "too_small", "too_short", "not_drawn")  # why a clip is in no bucket, by number
 
-_ROWS_PER_CHUNK = 1 << 16
 
 Chance = float | tuple[float, float]
 Table = dict[str, dict[str, tuple[Chance, int | Literal["auto"] | None]]]
@@ -268,12 +267,14 @@ def assign(
     reason = np.zeros(count, dtype=np.int8)
     if spec.published:
         return _assign_published(resolutions, buckets, num_frames, heights, widths, seed)
-    for first in range(0, count, _ROWS_PER_CHUNK):
-        rows = slice(first, first + _ROWS_PER_CHUNK)
+
+    def assign_chunk(rows: slice) -> None:
         hashes = clip_ids[rows] if is_hashed else draws.id_hashes(clip_ids[rows])
         bucket[rows], reason[rows] = _assign_chunk(
             resolutions, hashes, num_frames[rows], heights[rows], widths[rows], seed
         )
+
+    draws.by_chunks(count, assign_chunk)
     return Assignment(bucket=bucket, buckets=buckets, reason=reason)
 
 

@@ -4,6 +4,7 @@ A weight counts clips shown, a mixture counts micro-batches: so a cell of n clip
 the rate n/m times how much oftener than equally often its clips are to be shown. In fractions throughout.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -65,21 +66,31 @@ def parts_of(
     groups: NDArray[Any], names: Sequence[str], bucket: NDArray[np.int32], buckets: Sequence[Bucket], by: str
 ) -> list[Part]:
     """Return a part for each group and bucket that has clips; `groups` and `bucket` are (n,), -1 in none."""
-    rows = np.flatnonzero(bucket >= 0)
     kind: Any = np.uint16 if len(names) * len(buckets) < 1 << 16 else np.int64  # numpy sorts these by radix
-    together = groups[rows].astype(kind) * kind(len(buckets)) + bucket[rows].astype(kind)
-    by_cell = np.argsort(together, kind="stable")
-    in_order, by_cell = together[by_cell], rows[by_cell]
-    starts = np.flatnonzero(in_order[1:] != in_order[:-1]) + 1
+
+    def shared_out(stretch: slice) -> dict[int, Rows]:
+        rows = np.flatnonzero(bucket[stretch] >= 0) + stretch.start
+        together = groups[rows].astype(kind) * kind(len(buckets)) + bucket[rows].astype(kind)
+        by_cell = np.argsort(together, kind="stable")
+        in_order, rows = together[by_cell], rows[by_cell]
+        starts = [0, *(np.flatnonzero(in_order[1:] != in_order[:-1]) + 1).tolist(), len(rows)]
+        return {
+            int(in_order[start]): rows[start:end] for start, end in itertools.pairwise(starts) if start < end
+        }
+
+    found: dict[int, list[Rows]] = {}
+    for shares in draws.by_chunks(len(bucket), shared_out):
+        for cell, rows in shares.items():
+            found.setdefault(cell, []).append(rows)
     return [
         Part(
-            group=names[groups[members[0]]],
-            bucket=buckets[bucket[members[0]]],
-            bucket_number=int(bucket[members[0]]),
-            members=members,
+            group=names[cell // len(buckets)],
+            bucket=buckets[cell % len(buckets)],
+            bucket_number=cell % len(buckets),
+            members=np.concatenate(pieces),
             by=by,
         )
-        for members in (np.split(by_cell, starts) if len(by_cell) else [])
+        for cell, pieces in sorted(found.items())
     ]
 
 

@@ -32,6 +32,9 @@ from vidcurate.heartbeat import Seen
 from vidcurate.slabs import Slab as Slab
 
 _TRIES = 2
+# glibc would give pictures' memory back after each clip and take it anew; the worker does so every few clips.
+_MALLOC = {"ARENA_MAX": 2, "MMAP_THRESHOLD_": 32 << 20, "TRIM_THRESHOLD_": 256 << 20}
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", **{f"MALLOC_{name}": str(value) for name, value in _MALLOC.items()}}
 _MOST_KILLS = 10  # from outside, while on one task
 _OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP)
 _START_TRIES = 3
@@ -195,7 +198,7 @@ class DecodePool:
                     [sys.executable, "-P", "-c", _PROGRAM, root, *numbers],
                     pass_fds=[theirs.fileno(), page],
                     stdin=subprocess.DEVNULL,
-                    env={**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"},
+                    env={**os.environ, **_ENVIRONMENT},
                 )
             self._num_started += 1
             share = min(self._num_started / self._num_workers, 1.0)  # the first ones do not age all at once

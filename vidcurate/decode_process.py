@@ -21,11 +21,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from vidcurate import heartbeat
 from vidcurate.decode_worker import DecodeTask, decode
 from vidcurate.errors import MediaError, ShardError, StorageError, VidcurateError
+from vidcurate.slabs import SlabPart
 
 _CLIPS_PER_COLLECTION = 32
 _ERRORS: dict[str, type[VidcurateError]] = {"shard": ShardError, "storage": StorageError}
@@ -53,12 +52,9 @@ def _answer(line: bytes, slab: int, page: int) -> dict[str, Any]:
     message = json.loads(line)
     task = DecodeTask(**message["task"])
     try:
-        frames, caption = decode(task, lambda phase: heartbeat.beat(page, phase, task.clip_id))
-        heartbeat.beat(page, "write", task.clip_id)
-        view = np.ascontiguousarray(frames).data.cast("B")
-        done = 0
-        while done < len(view):
-            done += os.pwrite(slab, view[done:], message["offset"] + done)
+        shape = (task.num_frames, task.height, task.width, 3)
+        out = SlabPart(slab, message["offset"], shape)
+        _, caption = decode(task, lambda phase: heartbeat.beat(page, phase, task.clip_id), out)
     except MediaError as error:
         return {"error": "media", "kind": error.kind, "text": str(error)}
     except (ShardError, StorageError) as error:

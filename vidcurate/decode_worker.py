@@ -10,9 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from vidcurate.conversion import Conversion
 from vidcurate.crc import crc32c
 from vidcurate.errors import MediaError, ShardError, StorageError
@@ -120,9 +117,10 @@ def _say_nothing(phase: str) -> None:
     """Stand in for a process that shows what it does."""
 
 
-def decode(task: DecodeTask, tell: Callable[[str], None] = _say_nothing) -> tuple[NDArray[np.uint8], str]:
+def decode(task: DecodeTask, tell: Callable[[str], None] = _say_nothing, out: Any = None) -> tuple[Any, str]:
     """Return the wanted frames, uint8 (T, H, W, 3), and the caption. `tell` hears what begins: read, decode.
 
+    The frames go one by one into `out` where it is given (see `video.read_frames`), which then is returned.
     Raises MediaError for a clip that will never decode (kind of `video.read_frames`, or crc_mismatch),
     ShardError when the shard is not what the index says, StorageError when it cannot be read.
     """
@@ -163,6 +161,7 @@ def decode(task: DecodeTask, tell: Callable[[str], None] = _say_nothing) -> tupl
             place=task.place,
             mirror=mirror,
             conversion=task.conversion,
+            out=out,
         )
         return frames, caption
     except MediaError as error:

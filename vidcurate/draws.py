@@ -8,10 +8,10 @@ Arithmetic is modulo 2^64; arrays are numpy uint64, scalars Python ints.
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 from vidcurate.errors import InputError
 
 Words = NDArray[np.uint64]
+T = TypeVar("T")
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLY_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MULTIPLY_2 = np.uint64(0x94D049BB133111EB)
-_ROWS_PER_CHUNK = 1 << 16  # the temporaries of a chunk stay in the cache
+_ROWS_PER_CHUNK = 1 << 16
 _CHUNKS_FOR_THREADS = 16
 _MOST_THREADS = 4
 
@@ -78,18 +79,25 @@ def id_hashes(ids: Any) -> Words:
     ends = np.frombuffer(buffers[1], dtype=np.int64)[ids.offset : ids.offset + count + 1]
     data = np.frombuffer(buffers[2], dtype=np.uint8) if buffers[2] else np.empty(0, dtype=np.uint8)
 
-    def fill(first: int) -> None:
-        chunk = ends[first : first + _ROWS_PER_CHUNK + 1]
-        hashes[first : first + len(chunk) - 1] = _hash_chunk(data[chunk[0] : chunk[-1]], chunk - chunk[0])
+    def fill(rows: slice) -> None:
+        chunk = ends[rows.start : rows.stop + 1]
+        hashes[rows] = _hash_chunk(data[chunk[0] : chunk[-1]], chunk - chunk[0])
 
-    firsts = range(0, count, _ROWS_PER_CHUNK)
-    if len(firsts) < _CHUNKS_FOR_THREADS:
-        for first in firsts:
-            fill(first)
-        return hashes
-    with ThreadPoolExecutor(_MOST_THREADS) as threads:
-        list(threads.map(fill, firsts))
+    by_chunks(count, fill)
     return hashes
+
+
+def by_chunks(count: int, work: Callable[[slice], T]) -> list[T]:
+    """Return `work` of each stretch of `count` rows, in their order; done by a few threads where many.
+
+    The temporaries of a stretch stay in the cache. For work of numpy's, which lets other threads run.
+    """
+    firsts = range(0, count, _ROWS_PER_CHUNK)
+    stretches = [slice(first, min(count, first + _ROWS_PER_CHUNK)) for first in firsts]
+    if len(stretches) < _CHUNKS_FOR_THREADS:
+        return list(map(work, stretches))
+    with ThreadPoolExecutor(_MOST_THREADS) as threads:
+        return list(threads.map(work, stretches))
 
 
 def _hash_chunk(data: NDArray[np.uint8], ends: NDArray[np.int64]) -> Words:

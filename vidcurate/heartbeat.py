@@ -28,7 +28,7 @@ _STATES = {"R": "running", "S": "sleeping", "D": "waiting for a device", "T": ST
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What was seen of a worker: `phase` (start, idle, read, decode or write) and for how long.
+    """What was seen of a worker: `phase` (start, idle, read or decode) and for how long.
 
     `state`: running, sleeping, stopped, ended, unknown …, and the kernel's function that it waits in, where
     that can be read. `stack`: what faulthandler wrote, a thread's innermost frame first.

@@ -36,7 +36,7 @@ from vidcurate.order import MicroBatchPlan, Plan
 from vidcurate.recipe import Recipe
 from vidcurate.remote_clips import FetchingPool, decode_from, pool_for
 from vidcurate.remote_shards import RemoteSpec
-from vidcurate.slabs import Slab
+from vidcurate.slabs import Shelf, Slab
 from vidcurate.spares import Event as Event
 
 __all__ = [
@@ -166,6 +166,7 @@ class Loader:
         self._failures = spares.Failures(spec.max_failure_share)
         self._decode_here = decode_from(index, self._on_event)
         self._pool: DecodePool | FetchingPool | None = None
+        self._shelf = Shelf(spec.prefetch_bytes // 4)
         if spec.num_workers:
             pool = DecodePool(
                 spec.num_workers,
@@ -203,6 +204,7 @@ class Loader:
         if self._pool:
             self._pool.close()
         self._started.clear()
+        self._shelf.close()
 
     def __enter__(self) -> "Loader":
         return self
@@ -257,7 +259,7 @@ class Loader:
             return _Started(
                 plan=part, tasks=tasks, frames=np.empty(shape, dtype=np.uint8), slab=None, futures=[]
             )
-        slab = Slab(shape)
+        slab = Slab(shape, self._shelf)
         futures = [self._pool.submit(task, slab, slot * task.size_bytes) for slot, task in enumerate(tasks)]
         return _Started(plan=part, tasks=tasks, frames=slab.array, slab=slab, futures=futures)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vidcurate import index, interop
+from vidcurate import index, index_file, interop
 from vidcurate.errors import InputError, StageError, StorageError
 from vidcurate.shard_manifest import MANIFEST_NAME, read_manifest
 from vidcurate.shard_plan import ShardPlan, ShardSpec
@@ -77,7 +77,7 @@ def _records_of_finished(out: Path, plan: ShardPlan, manifest: Mapping[str, Any]
     ]
     if not listed:
         return {}
-    rows = index.read_columns(out, ["clip_id", *PLACES, *CHANGED_BY_A_CUT])
+    rows = index_file.read_columns(out, ["clip_id", *PLACES, *CHANGED_BY_A_CUT])
     where = {clip_id: row for row, clip_id in enumerate(rows.column("clip_id").to_pylist())}
     columns = {name: rows.column(name).to_pylist() for name in (*PLACES, *CHANGED_BY_A_CUT)}
     columns["frame_map"] = [packed(data) for data in columns["frame_map"]]

@@ -16,7 +16,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from vidcurate import __version__, index, table, transcode
+from vidcurate import __version__, index, index_file, table, transcode
 from vidcurate.engine import Progress, no_progress
 from vidcurate.errors import InputError, StorageError
 from vidcurate.shard_manifest import MANIFEST_NAME, only_writer, read_manifest
@@ -103,8 +103,8 @@ def _write_shards(
 
 def _index_rows(plan: ShardPlan, records: Mapping[str, Record]) -> dict[str, list[Any]]:
     """Return the columns of the index, shard by shard."""
-    known = [name for name in index.COLUMNS if name in plan.clips.columns]
-    rows: dict[str, list[Any]] = {name: [] for name in index.COLUMNS if not name.endswith("_hash")}
+    known = [name for name in index_file.COLUMNS if name in plan.clips.columns]
+    rows: dict[str, list[Any]] = {name: [] for name in index_file.COLUMNS if not name.endswith("_hash")}
     for shard in plan.shards:
         record = records[shard.name]
         clips = plan.clips[shard.rows[record["positions"]]] if record["positions"] else plan.clips.clear()
@@ -145,7 +145,7 @@ def _finish(
     out: Path, plan: ShardPlan, spec: ShardSpec, inputs: Mapping[str, str], records: Mapping[str, Record]
 ) -> dict[str, Any]:
     """Write index and manifest, forget the work in progress, return the manifest."""
-    index.write_index(out, _index_rows(plan, records))
+    index_file.write_index(out, _index_rows(plan, records))
     opened = index.read_index(out)
     prints = index.shard_fingerprints(opened)
     failed = _failed(plan, records)

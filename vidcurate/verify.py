@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow.compute as pc
 from blake3 import blake3
 
-from vidcurate import index, interop, stores
+from vidcurate import index, index_file, interop, stores
 from vidcurate.engine import Progress, no_progress
 from vidcurate.errors import InputError, ShardError
 from vidcurate.shard_manifest import MANIFEST_NAME, read_manifest
@@ -111,7 +111,7 @@ def _strays(folder: Path, named: set[str]) -> Iterator[Problem]:
 
 def _rows_of(known: index.Index, folder: Path) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Yield (shard, rows of the index), shard by shard: all at once would take memory."""
-    table = index.read_columns(folder, ROW)
+    table = index_file.read_columns(folder, ROW)
     starts = np.searchsorted(known.shard_number, np.arange(len(known.shards) + 1)).tolist()
     for name, first, end in zip(known.shards, starts, starts[1:], strict=False):
         yield name, table.slice(first, end - first).to_pylist()

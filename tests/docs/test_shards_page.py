@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from tests.shard_runs import build, make_run, rows
-from vidcurate import index, shards
+from vidcurate import index_file, shards
 from vidcurate.shard_plan import ENCODED
 from vidcurate.shards import ShardSpec
 from vidcurate.transcode import TranscodeSpec
@@ -46,7 +46,7 @@ def test_its_columns_are_those_of_the_index() -> None:
     section = PAGE[PAGE.index("## index.parquet") : PAGE.index("## manifest.json")]
     shown = re.findall(r"^\| `(\w+)` \| ([\w ]+) \| (.*) \|$", section, flags=re.M)
     expected = []
-    for name, (dtype, meaning) in index.COLUMNS.items():
+    for name, (dtype, meaning) in index_file.COLUMNS.items():
         plain = dtype.value_type if pa.types.is_dictionary(dtype) else dtype
         expected.append((name, ARROW.get(str(plain), str(plain)), meaning))
     assert shown == expected

@@ -13,7 +13,8 @@ from tests.forked_runs import Forks
 from tests.trainer.shards_for_tests import SMOKE, events, make_shards, numbers, settings
 from trainer import __main__ as command
 from trainer import data, planned, request
-from vidcurate.index import INDEX_NAME, read_index, write_index
+from vidcurate.index import read_index
+from vidcurate.index_file import INDEX_NAME, write_index
 from vidcurate.loader_state import FLAGS
 
 SHORT = ("sample=null", "stages.0.checkpoint_every=100")

@@ -206,7 +206,7 @@ def test_altered_bytes_are_found_by_their_checksum(opened: Index, part: str) -> 
     if part == "video":
         data[int(opened.video_offset[row]) + 600] ^= 1
     else:
-        data[data.index(b'"caption": "', int(opened.json_offset[row])) + 12] ^= 1
+        data[data.index(b'"caption": "', int(opened.numbers("json_offset")[row])) + 12] ^= 1
     shard.write_bytes(data)
     events: list[dict[str, Any]] = []
     with Loader(opened, plan, spec(), on_event=events.append) as loader:

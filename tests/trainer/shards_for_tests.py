@@ -12,7 +12,7 @@ from trainer import recipe as recipes
 from trainer.recipe import TrainRecipe
 from vidcurate import video
 from vidcurate.crc import crc32c
-from vidcurate.index import write_index
+from vidcurate.index_file import write_index
 from vidcurate.tar import TarWriter
 
 TINY = Path(__file__).resolve().parents[1] / "tiny.yaml"

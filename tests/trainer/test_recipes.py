@@ -17,7 +17,7 @@ from trainer.optim import learning_rate
 from trainer.recipe import TrainRecipe
 from vidcurate.curate import CurateRecipe
 from vidcurate.errors import RecipeError
-from vidcurate.index import write_index
+from vidcurate.index_file import write_index
 from vidcurate.recipe import load as load_strictly
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"

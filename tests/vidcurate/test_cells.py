@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from vidcurate import buckets, index, interleave, order
+from vidcurate import buckets, index, index_file, interleave, order
 from vidcurate.clip_plan import plan_of
 from vidcurate.errors import InputError, RecipeError
 from vidcurate.index import Index
@@ -51,7 +51,7 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> Index:
         "duration_seconds": [0.3] * count,
         "noun_count": [n for n in numbers],
     }
-    index.write_index(folder, rows)
+    index_file.write_index(folder, rows)
     return index.read_index(folder, check_files=False)
 
 

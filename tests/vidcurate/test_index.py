@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from vidcurate import index
+from vidcurate import index, index_file
 from vidcurate.clip_bytes import read_clip_bytes, read_clip_facts
 from vidcurate.crc import crc32c
 from vidcurate.errors import ShardError, StorageError
@@ -64,7 +64,7 @@ def write_shards(folder: Path, rows: dict[str, Any]) -> None:
 def folder(tmp_path: Path) -> Path:
     rows = columns()
     write_shards(tmp_path, rows)
-    index.write_index(tmp_path, rows)
+    index_file.write_index(tmp_path, rows)
     return tmp_path
 
 
@@ -81,10 +81,22 @@ def test_every_value_comes_back_exactly(folder: Path) -> None:
         "caption",
     ):
         assert opened.words(name).to_pylist() == rows[name]
-    for name in ("level", "video_offset", "video_size", "video_crc32c", "width", "fps", "num_frames"):
+    for name in ("level", "video_offset", "video_size", "width", "fps", "num_frames"):
         assert getattr(opened, name).tolist() == rows[name]
+    opened.read_ahead()
+    for name in ("json_offset", "json_size", "json_crc32c", "video_crc32c", "noun_count", "duration_seconds"):
+        assert opened.numbers(name).tolist() == rows[name]
     assert [opened.shards[number] for number in opened.shard_number] == rows["shard"]
     assert pl.read_parquet(folder / "index.parquet")["caption"].to_list() == rows["caption"]
+
+
+def test_an_index_that_another_has_replaced_is_not_read_on(folder: Path) -> None:
+    opened = index.read_index(folder)
+    assert opened.numbers("json_size")[0] == 2
+    index_file.write_index(folder, columns(caption=["other words"] * 12))
+    assert opened.numbers("json_crc32c")[0] == crc32c(b"{}")  # read with the sizes
+    with pytest.raises(ShardError, match=r"index\.parquet: another index has taken its place since"):
+        _ = opened.captions
 
 
 def test_the_order_of_the_rows_given_does_not_matter(folder: Path, tmp_path: Path) -> None:
@@ -92,7 +104,7 @@ def test_the_order_of_the_rows_given_does_not_matter(folder: Path, tmp_path: Pat
     shuffled = list(range(12))
     random.Random(0).shuffle(shuffled)
     (tmp_path / "other").mkdir()
-    index.write_index(
+    index_file.write_index(
         tmp_path / "other", {name: [values[i] for i in shuffled] for name, values in rows.items()}
     )
     assert (tmp_path / "other" / "index.parquet").read_bytes() == (folder / "index.parquet").read_bytes()
@@ -160,7 +172,7 @@ def test_no_index_and_a_damaged_one_are_told_apart(folder: Path, tmp_path: Path)
 
 
 def test_an_index_without_clips_opens(tmp_path: Path) -> None:
-    index.write_index(tmp_path, columns(0))
+    index_file.write_index(tmp_path, columns(0))
     opened = index.read_index(tmp_path)
     assert len(opened) == 0
     assert opened.shards == ()
@@ -169,7 +181,7 @@ def test_an_index_without_clips_opens(tmp_path: Path) -> None:
 
 
 def test_unknown_facts_are_zero_or_nan(tmp_path: Path) -> None:
-    index.write_index(tmp_path, columns(2, width=[None, 3], fps=[None, 2.5], caption=[None, "b"]))
+    index_file.write_index(tmp_path, columns(2, width=[None, 3], fps=[None, 2.5], caption=[None, "b"]))
     opened = index.read_index(tmp_path, check_files=False)
     assert opened.width.tolist() == [0, 3]
     assert np.isnan(opened.fps[0])
@@ -181,17 +193,17 @@ def test_unknown_facts_are_zero_or_nan(tmp_path: Path) -> None:
 def test_an_id_that_occurs_twice_is_refused_by_name(tmp_path: Path, name: str) -> None:
     ids = columns()[name]
     with pytest.raises(ShardError, match=f"the {name} 'clip_0000003' occurs more than once"):
-        index.write_index(tmp_path, columns(**{name: [*ids[:-1], ids[3]]}))
+        index_file.write_index(tmp_path, columns(12, 5, **{name: [*ids[:-1], ids[3]]}))
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"nowhere/index\.parquet: cannot be written"):
-        index.write_index(tmp_path / "nowhere", columns())
+        index_file.write_index(tmp_path / "nowhere", columns())
 
 
 def fingerprints(tmp_path: Path, rows: dict[str, Any]) -> tuple[index.Index, dict[str, tuple[str, str]]]:
     tmp_path.mkdir(exist_ok=True)
-    index.write_index(tmp_path, rows)
+    index_file.write_index(tmp_path, rows)
     opened = index.read_index(tmp_path, check_files=False)
     return opened, index.shard_fingerprints(opened)
 
@@ -225,7 +237,7 @@ def test_a_change_moves_the_fingerprint_of_its_kind_and_names_its_shard(
     old, old_shards = fingerprints(tmp_path / "a", columns())
     values = list(columns()[column])
     values[7] = value
-    new, new_shards = fingerprints(tmp_path / "b", columns(**{column: values}))
+    new, new_shards = fingerprints(tmp_path / "b", columns(12, 5, **{column: values}))
     assert (old.structure_fingerprint != new.structure_fingerprint) == (differs == "structure")
     assert (old.content_fingerprint != new.content_fingerprint) == (differs == "content")
     expected = () if differs is None else ((SHARD.format(1), differs),)
@@ -286,7 +298,7 @@ def test_an_open_index_cannot_be_changed_by_accident(folder: Path) -> None:
 
 
 def test_a_hundred_thousand_clips_open_in_a_fifth_of_a_second(tmp_path: Path) -> None:
-    index.write_index(tmp_path, columns(100_000, per_shard=1000))
+    index_file.write_index(tmp_path, columns(100_000, per_shard=1000))
     start = time.process_time()
     opened = index.read_index(tmp_path, check_files=False)
     seconds = time.process_time() - start

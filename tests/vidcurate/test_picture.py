@@ -52,8 +52,8 @@ def test_a_picture_in_two_passes_is_that_of_one(
     frame = _frame(*size, seed=sum(size), colorspace=colours[0], color_range=colours[1])
     still = (False, False, False)
     for place in (None, 0, 2**31 + 12345):
-        crop, flags = picture.chain_of(frame, 1.0, *wanted, place)
-        cut_height, cut_width, *_ = picture.cut_of(frame, 1.0, *wanted, place)
+        crop, flags = picture.chain_of(frame.format, 1.0, *wanted, place)
+        cut_height, cut_width, *_ = picture.cut_of(frame.format, 1.0, *wanted, place)
         named = f"colorspace={colours[0]}:range={colours[1]}"
 
         shown = picture.cover(frame, *wanted, 1.0, still, place=place)

@@ -81,7 +81,7 @@ def test_a_clip_is_one_request_of_its_own_bytes_and_is_asked_for_once(
     wanted = {
         (
             f"/{here.shards[here.shard_number[row]]}",
-            int(here.json_offset[row]),
+            int(here.numbers("json_offset")[row]),
             int(here.video_offset[row] + here.video_size[row]) - 1,
         )
         for row in map(rows.__getitem__, shown)
@@ -198,7 +198,9 @@ def test_altered_bytes_are_asked_for_twice_and_then_a_spare_stands_in(here: Inde
         with Loader(index.read_index(tmp_path), plan, loader_runs.spec()) as loader:
             near = [loader_runs.told(batch) for batch in loader.step(0)]
 
-        asked = [got for got in server.ranges if got[:2] == (f"/{shard}", int(here.json_offset[row]))]
+        asked = [
+            got for got in server.ranges if got[:2] == (f"/{shard}", int(here.numbers("json_offset")[row]))
+        ]
     assert len(asked) == 2
     assert [(event["event"], event["kind"]) for event in events] == [("clip_substituted", "crc_mismatch")]
     assert f"{server.url}/{shard}" in events[0]["reason"]
@@ -209,7 +211,7 @@ def test_altered_bytes_are_asked_for_twice_and_then_a_spare_stands_in(here: Inde
 def test_a_cache_that_holds_a_clip_or_two_slows_and_changes_nothing(
     here: Index, told_here: Told, server: RangeServer, tmp_path: Path, num_workers: int
 ) -> None:
-    largest = int((here.json_size + here.video_size).max()) + 512
+    largest = int((here.numbers("json_size") + here.video_size).max()) + 512
     there = opened(server, tmp_path, cache_bytes=2 * largest, requests_at_once=4)
 
     assert read(there, num_workers=num_workers) == told_here
@@ -223,7 +225,7 @@ def test_a_cache_that_holds_a_clip_or_two_slows_and_changes_nothing(
 def test_loaders_that_read_at_once_share_a_cache_that_is_too_small(
     here: Index, told_here: Told, server: RangeServer, tmp_path: Path
 ) -> None:
-    largest = int((here.json_size + here.video_size).max()) + 512
+    largest = int((here.numbers("json_size") + here.video_size).max()) + 512
     found: list[Told] = []
 
     def work(num_workers: int) -> None:

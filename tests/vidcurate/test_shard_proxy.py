@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.shard_runs import build, contents, make_run
-from vidcurate import index, video
+from vidcurate import index, index_file, video
 from vidcurate.clip_bytes import read_clip_bytes, read_clip_facts
 from vidcurate.frame_map import parse
 from vidcurate.shard_plan import make_plan
@@ -107,7 +107,7 @@ def test_a_proxy_shows_its_clip_upright_with_square_pixels_at_a_constant_rate(bu
 
 def test_proxies_are_sound_named_and_the_same_bytes_for_any_number_of_workers(built: Path) -> None:
     assert verify(built / "shards", "decode").problems == ()
-    renditions = index.read_columns(built / "shards", ["rendition"]).column("rendition").to_pylist()
+    renditions = index_file.read_columns(built / "shards", ["rendition"]).column("rendition").to_pylist()
     assert renditions == ["proxy"] * 4
     manifest = read_manifest(built / "shards")
     assert manifest is not None
@@ -152,6 +152,6 @@ def test_renditions_are_named_row_by_row(tmp_path: Path, make_video: Callable[..
     )
     for mode, expected in (("trim", {"trim", "copy"}), ("transcode", {"transcode"})):
         build(tmp_path, ShardSpec(mode=mode), out=mode)  # type: ignore[arg-type]
-        found = index.read_columns(tmp_path / mode, ["clip_id", "rendition"]).to_pydict()
+        found = index_file.read_columns(tmp_path / mode, ["clip_id", "rendition"]).to_pydict()
         assert set(found["rendition"]) == expected
         assert mode != "trim" or found["rendition"][found["clip_id"].index("part")] == "trim"

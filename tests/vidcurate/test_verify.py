@@ -13,7 +13,7 @@ import pytest
 from blake3 import blake3
 
 from tests.shard_runs import build, build_for_readers, contents, make_run, rows
-from vidcurate import cli, index, tar
+from vidcurate import cli, index, index_file, tar
 from vidcurate.crc import crc32c
 from vidcurate.errors import InputError
 from vidcurate.shards import ShardSpec
@@ -108,10 +108,10 @@ def test_one_flipped_bit_anywhere_is_named_with_shard_and_member(shards: Path) -
     path = first_shard(shards)
     whole = path.read_bytes()
     opened = index.read_index(shards)
-    places = index.read_columns(shards, ["text_offset"]).column("text_offset").to_pylist()
+    places = index_file.read_columns(shards, ["text_offset"]).column("text_offset").to_pylist()
     key = opened.word("sample_key", 1)
     for offset, name in (
-        (opened.json_offset[1], "json"),
+        (opened.numbers("json_offset")[1], "json"),
         (places[1], "txt"),
         (opened.video_offset[1] + 9, "."),
     ):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vidcurate import index, tar
+from vidcurate import index, index_file, tar
 from vidcurate.errors import ShardError
 
 _PLACES = [
@@ -43,7 +43,7 @@ class Sample:
 
 def samples_of(folder: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[str, list[Sample]]]:
     """Yield (shard, its samples in order) for the shards of the manifest, in its order."""
-    columns = index.read_columns(folder, ["shard", *_PLACES])
+    columns = index_file.read_columns(folder, ["shard", *_PLACES])
     shards = columns.column("shard").to_pylist()
     first = {name: row for row, name in reversed(list(enumerate(shards)))}
     for entry in manifest["shards"]:

@@ -61,11 +61,11 @@ def _decoded_from(
 
 @dataclass(slots=True, kw_only=True)
 class _Wanted:
-    """The wanted frames of one clip and where they go; `filled` counts what is in place."""
+    """The wanted frames of one clip and where they go, see `read_frames`; `filled` counts what is there."""
 
     name: str
     numbers: list[int]
-    out: NDArray[np.uint8]
+    out: Any
     deadline: float | None
     accept_corrupt: bool
     place: int | None
@@ -73,18 +73,19 @@ class _Wanted:
     conversion: Conversion
     filled: int = 0
     turn: Turn | None = None
+    pixel_shape: float = 1.0
 
     def put(self, frame: Any, number: int, slots: Sequence[int], stream: Any) -> None:
         if frame.is_corrupt and not self.accept_corrupt:
             raise MediaError(f"{self.name}: frame {number} is damaged.", kind="corrupt_frame")
         if self.turn is None:
-            self.turn = turn_of(frame)
+            self.turn, self.pixel_shape = turn_of(frame), pixel_shape(stream)
         height, width = self.out.shape[1:3]
         image = cover(
             frame,
             height,
             width,
-            pixel_shape(stream),
+            self.pixel_shape,
             self.turn,
             place=self.place,
             mirror=self.mirror,
@@ -126,7 +127,7 @@ class _Wanted:
 
     def read(self, source: Path | bytes, frame_map: FrameMap | None, *, is_short: bool) -> None:
         """Fill `out` on the short or the plain way. Raises MediaError."""
-        self.filled = 0
+        self.filled, self.turn = 0, None
         with opened(source, is_brief=is_short) as (container, stream):
             try:
                 if frame_map is None:
@@ -165,7 +166,7 @@ def read_frames(
     frame_map: FrameMap | None = None,
     time_limit_seconds: float | None = None,
     accept_corrupt: bool = False,
-    out: NDArray[np.uint8] | None = None,
+    out: Any = None,
     place: int | None = None,
     mirror: bool = False,
     conversion: Conversion = "ffmpeg",
@@ -175,17 +176,18 @@ def read_frames(
     A number may stand several times. Rotation, reflection and sample aspect ratio are applied; the middle of
     the picture is scaled to the size, or the part at `place` (32 bits, see `cut_of`); `mirror` turns it left
     to right; `conversion` says how it becomes RGB. With `frame_map` the file is not searched for the frames.
-    They go into `out` where it is given.
+    They go into `out` where it is given: an array, or what else has its `shape` and takes `out[t] = frame`.
     Raises MediaError, kind unreadable, too_few_frames, corrupt_frame (the decoder concealed damage in a
     wanted frame; `accept_corrupt` takes it), too_slow, or those of `read_header_and_index`.
     """
     numbers = list(frame_numbers)
     if not numbers or numbers != sorted(numbers) or numbers[0] < 0:
         raise ValueError(f"frame_numbers must rise from 0 or more, got {numbers[:8]}")
+    frames: NDArray[np.uint8] = np.empty((len(numbers), height, width, 3), np.uint8) if out is None else out
     wanted = _Wanted(
         name=source.name if isinstance(source, Path) else "clip",
         numbers=numbers,
-        out=np.empty((len(numbers), height, width, 3), dtype=np.uint8) if out is None else out,
+        out=frames,
         deadline=None if time_limit_seconds is None else time.monotonic() + time_limit_seconds,
         accept_corrupt=accept_corrupt,
         place=place,
@@ -197,12 +199,12 @@ def read_frames(
     if frame_map is not None:
         try:
             wanted.read(source, frame_map, is_short=True)
-            return wanted.out
+            return frames
         except MediaError as error:
             if error.kind in _FINAL:
                 raise
     wanted.read(source, frame_map, is_short=False)
-    return wanted.out
+    return frames
 
 
 def count_decodable_frames(source: Path | bytes) -> int:

@@ -15,14 +15,14 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from av import VideoFrame
+from av import VideoFormat, VideoFrame
 from av.filter import Graph
 from av.sidedata.sidedata import Type as SideData
 from numpy.typing import NDArray
 
 from vidcurate.conversion import Conversion
 
-_MOST_SCALERS = 8  # about 1 MB each; most data sets have few sizes
+_MOST_SCALERS = 32  # 1 ms to make, about 1 MB each; most data sets have few sizes
 _MOST_SHAPES = 1000  # for which is known whether two passes make the same picture
 _TRIED = "yuv420p"  # what nearly all videos are; others go through in one pass
 _UNSPECIFIED = (
@@ -94,14 +94,19 @@ def two_passes_are_exact(
 def _scaler(
     size: tuple[int, int],
     pixels: str,
-    colours: str,
-    crop: str,
+    colourspace: int,
+    colour_range: int,
+    sample_aspect_ratio: float,
     height: int,
     width: int,
-    flags: str,
+    place: int | None,
     conversion: Conversion,
 ) -> Graph:
-    cut_width, cut_height = map(int, crop.split(":")[:2]) if crop else size
+    """Return the filters for frames of this kind: asked for each frame, so by nothing that must be made."""
+    shown = VideoFormat(pixels, *size)
+    crop, flags = chain_of(shown, sample_aspect_ratio, height, width, place)
+    cut_height, cut_width, *_ = cut_of(shown, sample_aspect_ratio, height, width, place)
+    colours = f"colorspace={colourspace:d}:range={colour_range:d}"
     filters = in_one_pass
     if pixels == _TRIED and (cut_height, cut_width) != (height, width):  # as it is, FFmpeg converts at once
         if conversion == "quick":
@@ -140,19 +145,18 @@ def turn_of(frame: Any) -> Turn:
 
 
 def cut_of(
-    frame: Any, sample_aspect_ratio: float, height: int, width: int, place: int | None = None
+    shown: VideoFormat, sample_aspect_ratio: float, height: int, width: int, place: int | None = None
 ) -> tuple[int, int, int, int]:
-    """Return (height, width, top, left) of a part of the frame that has the shape height x width.
+    """Return (height, width, top, left) of a part of frames of this format that has the shape height x width.
 
     It is as large as fits, in the middle, or where the 32 bits of `place` say: all places that there are come
     from equally many numbers. In whole samples of colour, so that brightness and colour stay together.
     """
-    format_ = frame.format
-    tall, wide = 4 // (format_.chroma_height(4) or 4), 4 // (format_.chroma_width(4) or 4)
+    tall, wide = 4 // (shown.chroma_height(4) or 4), 4 // (shown.chroma_width(4) or 4)
     shape = width / height / sample_aspect_ratio
-    cut_height = min(frame.height, max(tall, round(frame.width / shape / tall) * tall))
-    cut_width = min(frame.width, max(wide, round(frame.height * shape / wide) * wide))
-    spare_height, spare_width = frame.height - cut_height, frame.width - cut_width
+    cut_height = min(shown.height, max(tall, round(shown.width / shape / tall) * tall))
+    cut_width = min(shown.width, max(wide, round(shown.height * shape / wide) * wide))
+    spare_height, spare_width = shown.height - cut_height, shown.width - cut_width
     if place is None:
         return cut_height, cut_width, spare_height // 2 // tall * tall, spare_width // 2 // wide * wide
     top, left = (
@@ -163,16 +167,22 @@ def cut_of(
 
 
 def chain_of(
-    frame: Any, sample_aspect_ratio: float, height: int, width: int, place: int | None = None
+    shown: VideoFormat, sample_aspect_ratio: float, height: int, width: int, place: int | None = None
 ) -> tuple[str, str]:
-    """Return the crop ("" for none) and the scaler's flags that give the frame this size before turning."""
-    cut_height, cut_width, top, left = cut_of(frame, sample_aspect_ratio, height, width, place)
-    is_whole = (cut_height, cut_width) == (frame.height, frame.width)
+    """Return the crop ("" for none) and the scaler's flags that give frames this size before turning."""
+    cut_height, cut_width, top, left = cut_of(shown, sample_aspect_ratio, height, width, place)
+    is_whole = (cut_height, cut_width) == (shown.height, shown.width)
     shrinks = height * width < cut_height * cut_width
     return (
         "" if is_whole else f"{cut_width}:{cut_height}:{left}:{top}:exact=1",
         "area" if shrinks else "bicubic",
     )
+
+
+def _pixels(frame: VideoFrame) -> NDArray[np.uint8]:
+    """Return a view of a frame of packed RGB: `to_ndarray` copies it where its rows are padded."""
+    plane = frame.planes[0]
+    return np.ndarray((frame.height, frame.width, 3), np.uint8, plane, strides=(plane.line_size, 3, 1))
 
 
 def cover(
@@ -194,17 +204,22 @@ def cover(
     transposed, mirrored, upside_down = turn_of(frame) if turn is None else turn
     if transposed:
         height, width = width, height
-    crop, flags = chain_of(frame, sample_aspect_ratio, height, width, place)
     frame.color_trc = frame.color_primaries = _UNSPECIFIED
     if frame.colorspace == 0 and not frame.format.is_rgb:
         frame.colorspace = _UNSPECIFIED
-    size, colours = (
+    graph = _scalers.of(
         (frame.width, frame.height),
-        f"colorspace={frame.colorspace:d}:range={frame.color_range:d}",
+        frame.format.name,
+        frame.colorspace,
+        frame.color_range,
+        sample_aspect_ratio,
+        height,
+        width,
+        place,
+        conversion,
     )
-    graph = _scalers.of(size, frame.format.name, colours, crop, height, width, flags, conversion)
     graph.vpush(frame)
-    image: NDArray[Any] = graph.vpull().to_ndarray()
+    image = _pixels(graph.vpull())
     if transposed:
         image = image.transpose(1, 0, 2)
     if mirrored != mirror:

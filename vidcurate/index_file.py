@@ -1,0 +1,249 @@
+"""The file index.parquet: its columns, how it is written, and how they are read, all of them or a few.
+
+Every row carries two hashes of 16 bytes: of its structure and of its content (`index` says what for).
+
+A light module: decode workers and GPU machines import it (no polars, no av, no torch).
+"""
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from vidcurate.errors import ShardError, StorageError
+
+INDEX_NAME = "index.parquet"
+FORMAT = "vidcurate-index-2"
+_FORMAT_KEY = b"vidcurate"
+_HASH_BYTES = 16
+_ROWS_PER_GROUP = 65_536
+_MOST_THREADS = 4
+
+_WORD = pa.dictionary(pa.int32(), pa.string())  # few different values
+# Name, Arrow type and meaning of every column; docs/shards.md shows this table.
+COLUMNS: dict[str, tuple[Any, str]] = {
+    "sample_key": (pa.string(), "key of the sample in the tar: clip_id made safe"),
+    "clip_id": (pa.string(), "the clip's name, unique over all shards"),
+    "source_id": (pa.string(), "the video that the clip was cut from"),
+    "source_dataset": (_WORD, "the data set that the clip comes from"),
+    "fold": (_WORD, "train or validation"),
+    "level": (pa.int32(), "difficulty level, 1 is the easiest; 0 when no split was run"),
+    "caption": (pa.large_string(), "the text that describes the clip"),
+    "shard": (_WORD, "file name of the tar"),
+    "json_offset": (pa.int64(), "first byte of the JSON inside the tar"),
+    "json_size": (pa.int64(), "bytes of the JSON"),
+    "json_crc32c": (pa.uint32(), "CRC-32C of the JSON"),
+    "video_offset": (pa.int64(), "first byte of the video inside the tar"),
+    "video_size": (pa.int64(), "bytes of the video"),
+    "video_extension": (_WORD, "extension of the video member, such as mp4"),
+    "video_crc32c": (pa.uint32(), "CRC-32C of the video"),
+    "text_offset": (pa.int64(), "first byte of the caption's own member; null when there is none"),
+    "text_size": (pa.int64(), "bytes of that caption"),
+    "text_crc32c": (pa.uint32(), "CRC-32C of that caption"),
+    "rendition": (_WORD, "copy (the bytes of the file), trim, transcode or proxy; null when not known"),
+    "width": (pa.int32(), "px, as displayed; null when not known"),
+    "height": (pa.int32(), "px, as displayed; null when not known"),
+    "fps": (pa.float64(), "frames/s; null when not known"),
+    "num_frames": (pa.int64(), "frames of the video in the shard; null when not known"),
+    "duration_seconds": (pa.float64(), "s; null when not known"),
+    "noun_count": (pa.int32(), "NOUN and PROPN tokens of the caption; null when not scored"),
+    "frame_map": (pa.large_binary(), "time and key-frame flag of every frame, packed; null when not known"),
+    "structure_hash": (pa.binary(_HASH_BYTES), "BLAKE2b of id, fold, level, shape, frames and frame rate"),
+    "content_hash": (pa.binary(_HASH_BYTES), "BLAKE2b of id, video CRC-32C, video size and caption"),
+}
+SCHEMA = pa.schema([(name, dtype) for name, (dtype, _) in COLUMNS.items()])
+# Which columns each hash of a row is of.
+HASHED = {
+    "structure_hash": ("clip_id", "fold", "level", "width", "height", "num_frames", "fps"),
+    "content_hash": ("clip_id", "video_crc32c", "video_size", "caption"),
+}
+_MAY_BE_LEFT_OUT = ("text_offset", "text_size", "text_crc32c", "frame_map", "rendition")
+_DICTIONARIES = [name for name, (dtype, _) in COLUMNS.items() if dtype == _WORD]
+
+WRITTEN: dict[str, Any] = {
+    "compression": "zstd",
+    "use_dictionary": _DICTIONARIES,
+    "write_page_checksum": True,
+}
+AGAIN = "Run `vidcurate build-shards` again, into another folder or with overwrite: true."
+Hashes = NDArray[np.uint64]  # (clips, 2)
+
+
+def hash_rows(table: Any, columns: tuple[str, ...]) -> Any:
+    """Return the 16-byte hash of each row's `columns`, written as a JSON list."""
+    lists = [table.column(name).to_pylist() for name in columns]
+    return pa.array(
+        [
+            hashlib.blake2b(json.dumps(values).encode(), digest_size=_HASH_BYTES).digest()
+            for values in zip(*lists, strict=True)
+        ],
+        type=pa.binary(_HASH_BYTES),
+    )
+
+
+def hashes_of(hashes: Any) -> Hashes:
+    """View a chunk of 16-byte hashes as (n, 2) little-endian numbers."""
+    if len(hashes) == 0:
+        return np.empty((0, 2), dtype=np.uint64)
+    data = np.frombuffer(hashes.buffers()[1], dtype="<u8")
+    return data.reshape(-1, 2)[hashes.offset : hashes.offset + len(hashes)]
+
+
+def _columns_fit(names: list[str], path: Path) -> None:
+    missing = [name for name in SCHEMA.names if name not in names]
+    if missing:
+        raise ShardError(f"{path}: the column {', '.join(missing)} is missing. {AGAIN}")
+
+
+def write_index(folder: Path, rows: Mapping[str, Any]) -> str:
+    """Write `folder`/index.parquet from columns of equal length and return the file's SHA-256, as hex.
+
+    `rows` has every column of COLUMNS but the two hashes, as arrays or lists in any order of rows; frame
+    maps, renditions and the places of a caption's own member may be left out. The file appears whole or not
+    at all; the same rows give the same bytes. Raises ShardError when a clip id or a key occurs twice,
+    StorageError when the disk refuses.
+    """
+    path = folder / INDEX_NAME
+    names = [name for name in SCHEMA.names if name not in HASHED]
+    plain = {name: pa.string() if name in _DICTIONARIES else SCHEMA.field(name).type for name in names}
+    count = len(rows["clip_id"])
+    given = {
+        name: rows.get(name, [None] * count) if name in _MAY_BE_LEFT_OUT else rows[name] for name in names
+    }
+    table = pa.table({name: pa.array(given[name], type=plain[name], from_pandas=False) for name in names})
+    for name in ("clip_id", "sample_key"):
+        counts = pc.value_counts(table.column(name))
+        twice = counts.filter(pc.greater(counts.field("counts"), 1)).field("values").to_pylist()
+        if twice:
+            raise ShardError(f"{path}: the {name} {min(twice)!r} occurs more than once; ids must be unique.")
+    table = table.sort_by([("shard", "ascending"), ("video_offset", "ascending")])
+    for name, columns in HASHED.items():
+        table = table.append_column(name, hash_rows(table, columns))
+    # Stored as plain strings (Parquet makes its own dictionaries), so that any reader sees text.
+    table = table.replace_schema_metadata({_FORMAT_KEY: FORMAT.encode()})
+    partial = folder / f".{INDEX_NAME}.partial"
+    try:
+        pq.write_table(
+            table,
+            partial,
+            row_group_size=_ROWS_PER_GROUP,
+            **WRITTEN,
+        )
+        with partial.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise StorageError(f"{path}: cannot be written ({error.strerror or error}).") from error
+    return digest
+
+
+@contextmanager
+def _arrow_at_its_best() -> Iterator[None]:
+    """Let Arrow use a few cores, and an allocator that does not ask for huge pages.
+
+    It takes OMP_NUM_THREADS for the number of its own threads, which launchers of ranks set to 1. Its usual
+    allocator has the kernel look for huge pages, which takes seconds when memory is in pieces.
+    """
+    with _arrow:
+        threads, pool = pa.cpu_count(), pa.default_memory_pool()
+        pa.set_cpu_count(max(threads, min(_MOST_THREADS, len(os.sched_getaffinity(0)))))
+        if "jemalloc" in pa.supported_memory_backends():
+            pa.set_memory_pool(pa.jemalloc_memory_pool())
+        try:
+            yield
+        finally:
+            pa.set_cpu_count(threads)
+            pa.set_memory_pool(pool)
+
+
+_arrow = threading.Lock()  # both are settings of the whole process
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Callable[[], Any]]:
+    """Yield what opens the index, checked, as a ParquetFile. Raises ShardError for all that goes wrong."""
+    try:
+        footer = pq.read_metadata(path)
+        form = (footer.metadata or {}).get(_FORMAT_KEY, b"").decode()
+        if form != FORMAT:
+            raise ShardError(
+                f"{path}: its format is {form or 'unknown'!r}, this version reads {FORMAT!r}. {AGAIN}"
+            )
+        _columns_fit(footer.schema.names, path)
+        given: dict[str, Any] = {"read_dictionary": _DICTIONARIES, "page_checksum_verification": True}
+        with _arrow_at_its_best():
+            yield lambda: pq.ParquetFile(path, metadata=footer, **given)
+    except FileNotFoundError as error:
+        raise ShardError(f"{path}: no such index. Run `vidcurate build-shards` first.") from error
+    except (OSError, pa.ArrowException) as error:
+        raise ShardError(f"{path}: damaged or not an index ({type(error).__name__}: {error}).") from error
+
+
+def _in_one_chunk(table: Any, columns: list[str]) -> Any:
+    schema = pa.schema([SCHEMA.field(name) for name in columns])
+    if table.num_rows == 0:  # no chunk to combine
+        return pa.table([pa.array([], type=field.type) for field in schema], schema=schema)
+    return table.select(columns).cast(schema).unify_dictionaries().combine_chunks()
+
+
+def _sums_of_hashes(file: Any) -> dict[str, Hashes]:
+    """Return what the hashes of all clips add up to. They are looked through, not kept: 320 MB of 10 M."""
+    sums = {name: np.zeros(2, dtype=np.uint64) for name in HASHED}
+    for batch in file.iter_batches(_ROWS_PER_GROUP, columns=list(HASHED), use_threads=False):
+        for name in HASHED:
+            hashes = hashes_of(batch.column(name).cast(SCHEMA.field(name).type))
+            sums[name] += np.array([half.sum(dtype=np.uint64) for half in hashes.T])
+    return sums
+
+
+def stamp_of(path: Path) -> tuple[int, ...]:
+    """Return what tells a file from one that takes its place; () where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def read_columns(folder: Path, names: list[str]) -> Any:
+    """Return these columns of the index in `folder` as a pyarrow table, each in one chunk.
+
+    They have the types of SCHEMA. Raises ShardError when there is no index, or it is damaged or of another
+    format.
+    """
+    with _opened(folder / INDEX_NAME) as open_file:
+        return _in_one_chunk(open_file().read(columns=names), names)
+
+
+def read_and_sum(folder: Path, names: list[str]) -> tuple[Any, dict[str, Hashes]]:
+    """Return `read_columns` and, at the same time, what each of the two hashes adds up to over all clips."""
+    with _opened(folder / INDEX_NAME) as open_file, ThreadPoolExecutor(1) as beside:
+        summing = beside.submit(_sums_of_hashes, open_file())
+        return _in_one_chunk(open_file().read(columns=names), names), summing.result()
+
+
+def numbers_of(column: Any) -> NDArray[Any]:
+    """Return a column of numbers, in one chunk, as an array; what is null is 0 or NaN."""
+    floating = pa.types.is_floating(column.type)
+    filled = pc.fill_null(column, float("nan") if floating else 0) if column.null_count else column
+    array: NDArray[Any] = filled.to_numpy(zero_copy_only=False)
+    array.flags.writeable = False
+    return array
