@@ -150,12 +150,16 @@ def _run(job: dict[str, Any], rank: int, port: int) -> int:
 
 def _serve() -> None:
     with terminal.loading():
+        # What each run would load first: of these some load more when they are used.
+        import pandas  # noqa: F401 - pyarrow asks for it
         import torch
 
-        import trainer.loop  # noqa: F401 - what a run would load first
-        import vidcurate.cli  # noqa: F401
+        import trainer.loop
+        import trainer.preflight.command  # noqa: F401
+        import vidcurate.cli
+        import vidcurate.video  # noqa: F401
 
-        torch.use_deterministic_algorithms(False)  # each run would load torch's compiler for it: a second
+        torch.use_deterministic_algorithms(False)  # by torch's compiler
 
     torch.set_num_threads(1)
     for line in sys.stdin:
@@ -180,6 +184,7 @@ def _serve() -> None:
         print(json.dumps({"pids": pids}), flush=True)
         codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
         print(json.dumps({"codes": codes}), flush=True)
+    os._exit(0)  # nothing of torch is left to be put away
 
 
 if __name__ == "__main__":

@@ -141,12 +141,18 @@ def test_a_dry_run_says_what_it_would_end_and_touches_nothing(ranks: Ranks, caps
     assert is_alive(pid)
 
 
-# What torchrun does: it begins again whatever its rank ended with; what it begins has no record yet.
+# What torchrun does: it begins again whatever its rank ended with; what it begins has no record yet. A
+# SIGTERM that comes between the two waits until it has begun.
 TORCHRUN = """
-import subprocess, sys
+import os, signal, subprocess, sys
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
 subprocess.run([sys.executable, "-c", *sys.argv[1:]])
-while True:
-    subprocess.run([sys.executable, "-c", "import time; time.sleep(600)", *sys.argv[2:]])
+again = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", *sys.argv[2:]])
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+if asked:
+    os.kill(os.getpid(), signal.SIGTERM)
+again.wait()
 """
 
 

@@ -17,8 +17,10 @@ ROOT = Path(__file__).resolve().parents[2]
 TRAINED = ("stages.0.steps=3", "stages.0.checkpoint_every=2", "stages.0.data.views=1", "sample=null")
 # Every installed package is as if it were not there, but these and what they themselves require.
 ONLY = """
-import re, sys
+import gc, re, sys
 from importlib import metadata
+
+gc.disable()  # torch and what it loads stay
 
 kept, open_ = set(), ["torch", "numpy", "pyarrow", "pydantic"]
 while open_:
