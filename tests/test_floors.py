@@ -87,7 +87,7 @@ VIDCURATE = [
 TRAINER = [
     {"exit_codes"},
     {"child", "xid", "diary", "whole_file"},
-    {"xid_log", "clock_offset", "preflight_spec", "environment_names"},
+    {"xid_log", "clock_offset", "preflight_spec", "environment_names", "saved"},
     {"noise", "masks", "place", "terminal", "mesh", "request", "stop_signals", "processes"}
     | {"heartbeat", "clock_watch", "collectives"},
     {"hosts", "connection", "attempt", "elastic", "agent"},
@@ -270,3 +270,12 @@ def test_light_modules_load_nothing_heavy(module: str, run_python) -> None:  # t
         "print([name for name in heavy if name in sys.modules])"
     )
     assert heavy.strip() == "[]"
+
+
+def test_what_reads_a_run_from_outside_loads_no_torch(run_python) -> None:  # type: ignore[no-untyped-def]
+    loaded = run_python(
+        "import sys, trainer.agent, trainer.cluster.command, trainer.launch, trainer.node.agent, "
+        "trainer.report.balance, trainer.report.page, trainer.report.read, trainer.supervisor; "
+        "print([name for name in ('torch', 'pyarrow', 'polars', 'av') if name in sys.modules])"
+    )
+    assert loaded.strip() == "[]"

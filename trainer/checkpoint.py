@@ -31,6 +31,9 @@ from torch import Tensor
 from trainer import mesh, parts, whole_file
 from trainer.checksum import checksum as checksum
 from trainer.mesh import ALONE, World
+from trainer.saved import checkpoints as checkpoints
+from trainer.saved import folder_name as folder_name
+from trainer.saved import step_of as step_of
 from vidcurate import __version__
 from vidcurate.errors import CheckpointError, StorageError, VidcurateError
 
@@ -48,10 +51,6 @@ class Checkpoint:
     path: Path
     state: dict[str, Any]
     parts: dict[str, dict[str, Tensor]]
-
-
-def folder_name(step: int) -> str:
-    return f"step-{step:08d}"
 
 
 def _digest(path: Path) -> str:
@@ -157,16 +156,6 @@ def point(run: Path, name: str) -> None:
     _flush(run)
 
 
-def checkpoints(run: Path) -> list[Path]:
-    """Return the complete checkpoints of a run, oldest first; anything else there is passed over."""
-    found = []
-    for path in run.iterdir() if run.is_dir() else ():
-        match = _NAME.match(path.name)
-        if match and (path / "manifest.json").is_file():
-            found.append((int(match[1]), path))
-    return [path for _, path in sorted(found)]
-
-
 def clean(run: Path) -> None:
     """Remove what saves that were killed left behind; no reader has looked at it."""
     for pattern in (".step-*.partial", ".step-*.replaced"):
@@ -198,13 +187,6 @@ def delete(paths: Sequence[Path]) -> None:
     for path in paths:
         (path / "manifest.json").unlink()
         shutil.rmtree(path)
-
-
-def step_of(path: Path) -> int:
-    """Return the step in a checkpoint folder's name."""
-    match = _NAME.match(path.name)
-    assert match, path
-    return int(match[1])
 
 
 def strays(path: Path) -> list[str]:

@@ -11,15 +11,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from trainer import checkpoint, heartbeat, metrics
+from trainer import heartbeat, metrics, saved
 
 TAIL_BYTES = 1 << 18  # more than a line of metrics.jsonl
 
 
 def highest_step(run: Path) -> int:
     """Return the highest step that the run's newest complete checkpoint or its metrics name; 0 for none."""
-    saved = checkpoint.checkpoints(run)
-    return max(checkpoint.step_of(saved[-1]) if saved else 0, _last_step(run / metrics.METRICS))
+    there = saved.checkpoints(run)
+    return max(saved.step_of(there[-1]) if there else 0, _last_step(run / metrics.METRICS))
 
 
 def _last_step(path: Path) -> int:

@@ -13,11 +13,13 @@ import shutil
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trainer import checkpoint, whole_file
-from trainer.recipe import SampleSpec
+from trainer import saved, whole_file
 from vidcurate.errors import StorageError
+
+if TYPE_CHECKING:  # it loads torch, and the report reads rounds without
+    from trainer.recipe import SampleSpec
 
 SAMPLES = "samples"
 LISTING = "samples.json"
@@ -39,7 +41,7 @@ class Entry:
         return f"{self.number:02d}-{self.seed}.mp4"
 
 
-def entries(spec: SampleSpec) -> list[Entry]:
+def entries(spec: "SampleSpec") -> list[Entry]:
     """Return a round's clips in their order: all prompts of the first seed, then those of the next."""
     return [
         Entry(number=number, prompt=prompt, seed=seed)
@@ -50,17 +52,17 @@ def entries(spec: SampleSpec) -> list[Entry]:
 
 def folder(run: Path, name: str, step: int) -> Path:
     """Return where the round of `step` lies; `name` is that of its set."""
-    return run / SAMPLES / name / checkpoint.folder_name(step)
+    return run / SAMPLES / name / saved.folder_name(step)
 
 
-def asked(spec: SampleSpec) -> dict[str, Any]:
+def asked(spec: "SampleSpec") -> dict[str, Any]:
     """Return what of a round's request decides its clips, as plain JSON."""
     plain: dict[str, Any] = json.loads(spec.model_dump_json())
     return {key: value for key, value in plain.items() if key != "every"}
 
 
 def listing(
-    name: str, step: int, spec: SampleSpec, *, weights: str, digest: str | None = None
+    name: str, step: int, spec: "SampleSpec", *, weights: str, digest: str | None = None
 ) -> dict[str, Any]:
     """Return the samples.json of a round of the set `name`; files are named from the run's folder on.
 
@@ -88,7 +90,7 @@ def read_listing(where: Path) -> dict[str, Any] | None:
     return found
 
 
-def is_of(found: dict[str, Any], spec: SampleSpec, *, weights: str, digest: str) -> bool:
+def is_of(found: dict[str, Any], spec: "SampleSpec", *, weights: str, digest: str) -> bool:
     """Say whether a round holds what is asked for, from a checkpoint of that digest.
 
     A round that names no digest was made by the training itself, of the weights that it then saved.
