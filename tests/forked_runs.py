@@ -2,21 +2,26 @@
 
 `with Forks(folder) as forks: forks.start(arguments, ranks=2).codes()` runs `python -m trainer ARGUMENTS` on
 two ranks (gloo). A run's processes are real: they can be killed by their ids, and nothing of one is left in
-the next. `forks.call(words, folder)` runs any command of the two packages to its end.
+the next. `forks.call(words, folder)` runs any command of the two packages to its end. `forks.python()` may
+stand for `python -m` in a command that the program itself starts.
 """
 
 import json
 import os
 import runpy
+import select
 import shlex
+import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from trainer import terminal
 
@@ -52,7 +57,7 @@ class Forks:
         self._count = 0
         self._last: Forked | None = None
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.forked_runs"],
+            [sys.executable, "-m", "tests.forked_runs", str(folder / "socket")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -96,6 +101,13 @@ class Forks:
         done = self.start(words, folder=folder, told=told, COLUMNS="100")
         assert done.codes() == [0], f"{command}\n{done.text()}\n{told.read_text()}"
         return done.text()
+
+    def python(self) -> list[str]:
+        """Return the words that stand for `python -m`; the forked run has ended before."""
+        until = time.monotonic() + 60
+        while not (self.folder / "socket").exists() and time.monotonic() < until:
+            time.sleep(0.02)
+        return [sys.executable, "-S", str(ROOT / "tests" / "fork_client.py"), str(self.folder / "socket")]
 
     def read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -162,29 +174,85 @@ def _serve() -> None:
         torch.use_deterministic_algorithms(False)  # by torch's compiler
 
     torch.set_num_threads(1)
-    for line in sys.stdin:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(sys.argv[1])
+    listener.listen()
+    while True:
+        ready, _, _ = select.select([sys.stdin, listener], [], [], 1.0)
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:  # who stood for a client has ended
+                pass
+        if listener in ready:
+            client, _ = listener.accept()
+            if os.fork() == 0:
+                os._exit(_stand_for(client))
+            client.close()
+        if sys.stdin not in ready:
+            continue
+        line = sys.stdin.readline()
+        if not line:
+            os._exit(0)  # nothing of torch is left to be put away
         job = json.loads(line)
         port, pids = _free_port(), []
         for rank in range(job["ranks"]):
             pid = os.fork()
             if pid == 0:
-                code = 1
-                try:
-                    code = _run(job, rank, port)
-                    sys.stdout.flush()
-                except SystemExit as ended:
-                    code = int(ended.code or 0)
-                    sys.stdout.flush()
-                except BaseException:  # noqa: BLE001 - a fork must not go on as its parent
-                    traceback.print_exc()
-                finally:
-                    sys.stderr.flush()
-                    os._exit(code)
+                _end_with(lambda job=job, rank=rank, port=port: _run(job, rank, port))
             pids.append(pid)
         print(json.dumps({"pids": pids}), flush=True)
         codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
         print(json.dumps({"codes": codes}), flush=True)
-    os._exit(0)  # nothing of torch is left to be put away
+
+
+def _end_with(act: Callable[[], int]) -> NoReturn:
+    """Act, and end this process as a program would: a fork must not go on as its parent."""
+    code = 1
+    try:
+        code = act()
+        sys.stdout.flush()
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+        sys.stdout.flush()
+    except BaseException:  # noqa: BLE001
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _stand_for(client: socket.socket) -> int:
+    """Run what a client (fork_client.py) asks for, tell it the end, and kill it when the client goes."""
+    text, streams, _, _ = socket.recv_fds(client, 1 << 20, 3)
+    while not text.endswith(b"\n"):
+        text += client.recv(1 << 20)
+    job = json.loads(text)
+    pid = os.fork()
+    if pid == 0:
+        client.close()
+        _end_with(lambda: _module(job, streams))
+    for stream in streams:  # so that who reads from a pipe sees its end
+        os.close(stream)
+    client.sendall(f"{pid}\n".encode())
+    ends = os.pidfd_open(pid)
+    ready, _, _ = select.select([client, ends], [], [])
+    if ends not in ready:
+        os.kill(pid, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with suppress(OSError):
+        client.sendall(f"{code}\n".encode())
+    return 0
+
+
+def _module(job: dict[str, Any], streams: Sequence[int]) -> int:
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.environ.clear()
+    os.environ.update(job["environment"])
+    os.chdir(job["folder"])
+    sys.argv = job["words"]
+    runpy.run_module(job["words"][0], run_name="__main__", alter_sys=True)
+    return 0
 
 
 if __name__ == "__main__":
