@@ -14,6 +14,7 @@ from hypothesis import settings
 from numpy.typing import NDArray
 
 from tests.forked_runs import Forks
+from trainer import connection
 from vidcurate import video
 
 # Hundreds of modules are loaded to collect the tests, and nothing of them is garbage: to look for it is a
@@ -101,3 +102,9 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
     """The process that has loaded torch once, and from which training runs are forked."""
     with Forks(tmp_path_factory.mktemp("said")) as forks:
         yield forks
+
+
+@pytest.fixture
+def forked_agents(forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents that find torch loaded; those of a launch that is a process of its own begin as everywhere."""
+    monkeypatch.setattr(connection, "AGENT", [*forks.python(), "trainer.agent"])

@@ -13,6 +13,7 @@ from tests.ssh_hosts import Cluster, free_port, serving, with_hosts_that_fail
 from trainer.hosts import Host
 from vidcurate.errors import VidcurateError
 
+pytestmark = pytest.mark.usefixtures("forked_agents")
 A, B = Host(name="a"), Host(name="b")
 
 

@@ -11,15 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.forked_runs import Forks
 from tests.ranks_that_end import diary, launch
-from trainer import attempt, connection, metrics, supervisor
+from trainer import attempt, metrics, supervisor
 
-
-@pytest.fixture(autouse=True)
-def _forked_agents(forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Agents find torch loaded; test_launch_restarts and the tests over ssh start them as a launch does."""
-    monkeypatch.setattr(connection, "AGENT", [*forks.python(), "trainer.agent"])
+pytestmark = pytest.mark.usefixtures("forked_agents")
 
 
 def test_a_rank_that_hung_is_restarted_and_the_line_says_from_where_to_where(
