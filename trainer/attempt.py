@@ -50,7 +50,6 @@ class Ended:
 
     ranks_of: dict[str, range]
     names: dict[str, str]  # host of the hostfile → what it calls itself
-    began: float  # seconds of the epoch
     codes: dict[int, int] = field(default_factory=dict)
     failure: str = ""
     rank: int | None = None
@@ -127,7 +126,7 @@ def attempt(
     as long as they need not. Raises VidcurateError when a host does not end.
     """
     names = {connection.host.name: connection.ready["ready"] for connection in connections}
-    ended = Ended(ranks_of={}, names=names, began=time.time())
+    ended = Ended(ranks_of={}, names=names)
     first = 0
     for connection, job in zip(connections, given, strict=True):
         tell(connection, job)

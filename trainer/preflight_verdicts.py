@@ -4,6 +4,8 @@ The guard's verdict counts without the code: a rank that takes long to leave is 
 """
 
 import json
+import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,29 +13,50 @@ from trainer import exit_codes, metrics
 from trainer.attempt import Ended
 
 PREFLIGHT = "preflight.json"
-CLOCK_SECONDS = 5.0  # by which the clock of the file server may be behind
 
 
-def bad_hosts(run: Path, ended: Ended) -> dict[str, str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What was written before an attempt: no clock of another host is asked what is new."""
+
+    preflight: tuple[int, int] | None  # inode, ns of its last change
+    num_events: int
+
+
+def seen(run: Path) -> Seen:
+    """Return what of a run's folder is there."""
+    try:
+        with (run / PREFLIGHT).open("rb") as file:
+            facts = os.fstat(file.fileno())
+    except OSError:
+        preflight = None
+    else:
+        preflight = (facts.st_ino, facts.st_mtime_ns)
+    return Seen(preflight=preflight, num_events=len(metrics.read(run / metrics.EVENTS)))
+
+
+def bad_hosts(run: Path, ended: Ended, before: Seen) -> dict[str, str]:
     """Return {host of the hostfile: why} of the hosts to leave out; empty where nothing says which.
 
-    A preflight of this attempt that calls a node bad (by its own name, or by its ranks where several hosts
-    have that name) counts first, then the guard's event of a step that a rank computed wrongly. Else the
-    hosts of the ranks that ended with 77, where not all did. Where none did, the guard's event alone counts.
+    `before`: what was there when the attempt began. A preflight of this attempt that calls a node bad (by its
+    own name, or by the ranks that are bad where several hosts have that name) counts first, then the guard's
+    event of a step that a rank computed wrongly. Else the hosts of the ranks that ended with 77, where not
+    all did. Where none did, the guard's event alone counts.
     """
     if exit_codes.BAD_NODE not in ended.codes.values():
-        return _drained(run, ended)
+        return _drained(run, ended, before)
     bad: dict[str, str] = {}
-    for node in _nodes(run / PREFLIGHT, ended.began):
+    for node in _nodes(run, before):
         if node.get("verdict") != "bad":
             continue
         named = [host for host, name in ended.names.items() if node.get("host") in (host, name)]
         if len(named) > 1 or not named:
-            ranks = node.get("ranks", [])
-            named = [host for host, theirs in ended.ranks_of.items() if set(theirs) & set(ranks)]
+            ranks = {check["rank"] for check in node.get("checks", ()) if check["verdict"] == "bad"}
+            ranks = ranks or set(node.get("ranks", ()))
+            named = [host for host, theirs in ended.ranks_of.items() if ranks.intersection(theirs)]
         why = node.get("reason") or "it failed its preflight"
         bad |= {host: str(why) for host in named}
-    bad = bad or _drained(run, ended)
+    bad = bad or _drained(run, ended, before)
     if bad:
         return bad
     by_code = {ended.host_of(rank) for rank, code in ended.codes.items() if code == exit_codes.BAD_NODE}
@@ -42,11 +65,10 @@ def bad_hosts(run: Path, ended: Ended) -> dict[str, str]:
     return {host: f"a rank of it ended with {exit_codes.BAD_NODE}" for host in by_code}
 
 
-def _drained(run: Path, ended: Ended) -> dict[str, str]:
+def _drained(run: Path, ended: Ended, before: Seen) -> dict[str, str]:
     """Return the hosts of the ranks that the guard has called bad in this attempt."""
-    for event in reversed(metrics.read(run / metrics.EVENTS)):
-        if event.get("time", 0.0) < ended.began:  # ranks of an earlier attempt had other numbers
-            break
+    # Ranks of an earlier attempt had other numbers.
+    for event in reversed(metrics.read(run / metrics.EVENTS)[before.num_events :]):
         if event["event"] == "guard" and event.get("action") == "drain":
             ranks = {rank for theirs in ended.ranks_of.values() for rank in theirs}
             said = sorted(ranks & set(event["verdict"]["ranks"]))
@@ -54,12 +76,12 @@ def _drained(run: Path, ended: Ended) -> dict[str, str]:
     return {}
 
 
-def _nodes(path: Path, began: float) -> list[dict[str, Any]]:
+def _nodes(run: Path, before: Seen) -> list[dict[str, Any]]:
     """Return the nodes of a preflight of this attempt; none where it made none."""
+    if seen(run).preflight == before.preflight:
+        return []
     try:
-        if path.stat().st_mtime < began - CLOCK_SECONDS:
-            return []
-        kept = json.loads(path.read_text(encoding="utf-8"))
+        kept = json.loads((run / PREFLIGHT).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
     return list(kept.get("nodes", []))

@@ -70,7 +70,7 @@ def supervise(
     state = _State(hosts=tuple(hosts), best_step=progress.highest_step(run))
     with attempt.signals() as asked:
         while True:
-            before = progress.highest_step(run)
+            before, seen = progress.highest_step(run), preflight_verdicts.seen(run)
             ended = _attempt(run, state, command, terms, environment, fits, asked)
             if isinstance(ended, int):
                 return ended
@@ -79,7 +79,9 @@ def supervise(
                 return code
             after = progress.highest_step(run)
             facts = attempt.plain(ended) | {"step_before": before, "step_after": after}
-            code = _prepare_restart(run, state, ended, facts, terms, asked)
+            code = _prepare_restart(
+                run, state, ended, preflight_verdicts.bad_hosts(run, ended, seen), facts, terms, asked
+            )
             if code is not None:
                 return code
 
@@ -177,17 +179,20 @@ def _prepare_restart(
     run: Path,
     state: _State,
     ended: Ended,
+    bad: Mapping[str, str],
     facts: dict[str, Any],
     terms: Terms,
     asked: Sequence[signal.Signals],
 ) -> int | None:
-    """Decide on the next attempt, record it and wait for its time; an exit code where there is none."""
+    """Decide on the next attempt, record it and wait for its time; an exit code where there is none.
+
+    `bad`: host → why it is to be left out.
+    """
     has_moved = facts["step_after"] > state.best_step
     state.best_step = max(state.best_step, facts["step_after"])
     if has_moved:
         state.without_progress = 0
     wait_seconds = 0.0
-    bad = preflight_verdicts.bad_hosts(run, ended)
     if bad or exit_codes.BAD_NODE in ended.codes.values():
         if not bad:
             return _give_up(run, "a node is bad and nothing says which.", exit_codes.BAD_NODE, facts)

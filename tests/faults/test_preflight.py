@@ -1,6 +1,9 @@
 """A node that computes wrongly, hangs, is slow, has other versions or another time: named before step 1."""
 
 import json
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +56,19 @@ CLOCK_AHEAD = """
 own = time.time_ns
 def odd():
     time.time_ns = lambda: own() + 3_000_000_000
+"""
+FIRST_CLOCK_BEHIND = """
+own = time.time_ns
+if RANK == 0:
+    time.time_ns = lambda: own() - 3_000_000_000
+def odd(): pass
+"""
+FIRST_STANDS_STILL = """
+from trainer.preflight import act, node
+act.HELLO_SECONDS = act.MARGIN_SECONDS = 1.0
+if RANK == 0:
+    node.versions = lambda: time.sleep(30)
+def odd(): pass
 """
 SLOW_LINK = """
 import torch.distributed as dist
@@ -130,12 +146,14 @@ def test_a_device_that_computes_wrongly_ends_the_start_with_77(
     ended = Ended(
         ranks_of={"a": range(1), "b": range(1, 2), "c": range(2, 3)},
         names={"a": "node0", "b": "node1", "c": "node2"},
-        began=event["time"] - 1,
         codes={0: 77, 1: 77, 2: 77},
     )
-    ((host, why),) = preflight_verdicts.bad_hosts(tmp_path, ended).items()
+    before = preflight_verdicts.seen(tmp_path / "nothing")
+    ((host, why),) = preflight_verdicts.bad_hosts(tmp_path, ended, before).items()
     assert host == "b"
     assert "elements are wrong" in why
+    # Once it was acted upon, it says nothing of other ranks.
+    assert preflight_verdicts.bad_hosts(tmp_path, ended, preflight_verdicts.seen(tmp_path)) == {}
 
 
 def test_without_preflight_nothing_is_checked(forks: Forks, shards: Path, tmp_path: Path) -> None:
@@ -191,6 +209,31 @@ def test_a_clock_that_is_ahead_is_named_with_its_offset(forks: Forks, shards: Pa
     assert found["figure"] == pytest.approx(3000, abs=300)
     assert check(tmp_path, 2, "clock")["verdict"] == "ok"
     assert "use chrony" in started.text()
+
+
+def test_where_the_first_clock_is_the_odd_one_it_is_named_and_not_all_others(
+    forks: Forks, shards: Path, tmp_path: Path
+) -> None:
+    started = start(forks, command_words(shards, tmp_path), FIRST_CLOCK_BEHIND, ranks=3)
+    assert started.codes() == [77] * 3, started.text()
+    assert check(tmp_path, 0, "clock")["figure"] == pytest.approx(-3000, abs=300)
+    assert [check(tmp_path, node, "clock")["verdict"] for node in range(3)] == ["bad", "ok", "ok"]
+    assert "bad node node0: node0 rank 0: clock: -300" in started.text()
+
+
+def test_a_first_rank_that_says_nothing_is_named_by_those_who_wait_for_it(
+    forks: Forks, shards: Path, tmp_path: Path
+) -> None:
+    words = command_words(shards, tmp_path, "preflight.check_seconds=0.5")
+    started = start(forks, words, FIRST_STANDS_STILL, ranks=3)
+    until = time.monotonic() + 25
+    while not (tmp_path / "preflight.json").exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    os.kill(started.pids[0], signal.SIGKILL)  # as a supervisor does when the others have ended
+    assert started.codes() == [-signal.SIGKILL, 77, 77], started.text()
+    assert verdicts(tmp_path) == {"node0": "bad"}
+    (event,) = events(tmp_path, "preflight")  # of one of the two
+    assert "rank 0 says nothing" in event["problems"][0]
 
 
 @pytest.mark.soak

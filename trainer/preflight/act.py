@@ -43,6 +43,7 @@ class Preflight:
     problems: list[str]
     error: str
     has_hung: bool = False
+    tells: bool = False  # this rank tells of it, and keeps it
 
     def as_json(self) -> dict[str, Any]:
         names = ("form", "seconds", "verdict", "nodes", "links", "problems")
@@ -217,7 +218,7 @@ def fly(
         found = rank.board.take("verdict", _silent_seconds(rank) + 2 * MARGIN_SECONDS)
     if found is None:
         return _no_verdict(hosts[0], rank, time.monotonic() - began)
-    return Preflight(**found, has_hung=bool(rank.bounded.hung))
+    return Preflight(**found, has_hung=bool(rank.bounded.hung), tells=world.is_first)
 
 
 def _judge(rank: _Rank, hosts: list[str], said: dict[int, Any], began: float) -> dict[str, Any]:
@@ -241,6 +242,7 @@ def _judge(rank: _Rank, hosts: list[str], said: dict[int, Any], began: float) ->
     if stuck and not any(check.verdict == "bad" for checks in more.values() for check in checks):
         for number in stuck:
             more.setdefault(number, []).append(_stuck(rank.bounded.seconds))
+    more = clocks.against_most(more, spec)
     for number, odd in verdict.different(reports, spec).items():
         more.setdefault(number, []).extend(odd)
     nodes = verdict.nodes(hosts, verdict.compared(reports, spec), more)
@@ -292,7 +294,9 @@ def _no_verdict(host: str, rank: _Rank, seconds: float) -> Preflight:
     check = verdict.silent(0, seconds)
     nodes = [Node(name=host, verdict="bad", devices=(), checks=((0, check),))]
     found = _in_plain_values(nodes, [], "full" if rank.is_full else "short", seconds)
-    return Preflight(**found, has_hung=bool(rank.bounded.hung))
+    return Preflight(
+        **found, has_hung=bool(rank.bounded.hung), tells=rank.board.is_first_to("no verdict", rank.world.rank)
+    )
 
 
 def leave_at_once(error: str) -> None:

@@ -30,6 +30,15 @@ class Board:
         else:
             self._store.set(name, text)
 
+    def is_first_to(self, name: str, rank: int) -> bool:
+        """Return whether no other rank has asked this; where the board is gone, rank 1 is the first."""
+        if self._store is None:
+            return True
+        try:
+            return int(self._store.add(name, 1)) == 1
+        except (dist.DistError, RuntimeError):
+            return rank == 1
+
     def take(self, name: str, seconds: float) -> Any:
         """Return the value called `name`, waiting for it at most `seconds`; None where it does not come."""
         if self._store is None:

@@ -1,7 +1,8 @@
 """How far the nodes' clocks are from the first node's, by time stamps that travel over the ranks' board."""
 
+import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from trainer import clock_offset
 from trainer.preflight.board import Board
@@ -52,6 +53,47 @@ def offset(board: Board, rank: int, leaders: Sequence[int], spec: PreflightSpec)
             unit="ms",
         )
     ]
+
+
+def against_most(found: Mapping[int, Sequence[Check]], spec: PreflightSpec) -> dict[int, list[Check]]:
+    """Return all ranks' checks; where rank 0's clock is the odd one, it is bad and those like most are not.
+
+    Of two nodes nothing says which is right, and rank 0's counts.
+    """
+    figures = {
+        rank: check.figure
+        for rank, checks in found.items()
+        for check in checks
+        if check.name == "clock" and check.figure is not None
+    }
+    middle = statistics.median([0.0, *figures.values()])
+    limit = 1e3 * spec.max_clock_offset_seconds
+    if len(figures) < 2 or abs(middle) <= limit:
+        return {rank: list(checks) for rank, checks in found.items()}
+    judged: dict[int, list[Check]] = {0: [_from_most(None, -middle, limit), *found.get(0, ())]}
+    for rank, checks in found.items():
+        if rank in figures:
+            judged[rank] = [
+                _from_most(check, figures[rank] - middle, limit) if check.name == "clock" else check
+                for check in checks
+            ]
+        else:
+            judged.setdefault(rank, list(checks))
+    return judged
+
+
+def _from_most(check: Check | None, behind: float, limit: float) -> Check:
+    """Return the check of a clock that is `behind` ms from most nodes'."""
+    is_bad = abs(behind) > limit
+    return Check(
+        name="clock",
+        verdict="bad" if is_bad else "ok",
+        value=f"{behind:+.3f} ms from most nodes'" + (f" ({check.value})" if check else ""),
+        limit=f"{limit / 1e3:g} s",
+        advice=clock_offset.CHRONY if is_bad else "",
+        figure=behind,
+        unit="ms",
+    )
 
 
 def _answer(board: Board, leader: int) -> None:

@@ -70,7 +70,7 @@ def at_start(recipe: TrainRecipe, laid: tuple[StageData, ...], world: World) -> 
     if mesh.first_does(lambda: _newest_step(recipe.output) == last_step, world):
         return None
     found = act.fly(recipe, world, laid, full=False)
-    if world.is_first:
+    if found.tells:
         _tell(found)
         if found.error or found.has_hung:
             keep(found, recipe.output, {})
@@ -143,10 +143,10 @@ def alone(recipe: TrainRecipe, origin: Origin, settings: Sequence[str]) -> dict[
         same = _same(recipe, laid) if laid else {}
         found = act.fly(recipe, world, laid, full=True, data_checks=checks, same=same)
         more: dict[str, Any] = {}
-        if world.is_first:
-            if laid:
-                more["data"] = dry_run.dry_run(recipe, origin, settings)
-                print(dry_run.in_words(more["data"]), file=sys.stderr, flush=True)
+        if world.is_first and laid:
+            more["data"] = dry_run.dry_run(recipe, origin, settings)
+            print(dry_run.in_words(more["data"]), file=sys.stderr, flush=True)
+        if found.tells:
             _tell(found)
             keep(found, recipe.output, more)
         _end(found, bool(bounded.hung))

@@ -1,0 +1,60 @@
+"""Which hosts a supervisor leaves out, by what the ranks of an attempt have written, whatever clocks say."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from trainer import metrics
+from trainer.attempt import Ended
+from trainer.preflight_verdicts import PREFLIGHT, bad_hosts, seen
+
+ALIKE = {"a": "localhost", "b": "localhost"}  # as containers may be called
+
+
+def ended(codes: dict[int, int], names: dict[str, str]) -> Ended:
+    ranks = {host: range(2 * number, 2 * number + 2) for number, host in enumerate(names)}
+    return Ended(ranks_of=ranks, names=names, codes=codes)
+
+
+def write(run: Path, *nodes: dict[str, Any]) -> None:
+    partial = run / "partial"
+    partial.write_text(json.dumps({"nodes": nodes}))
+    partial.replace(run / PREFLIGHT)
+
+
+def node(host: str, ranks: list[int], *bad: int) -> dict[str, Any]:
+    checks = [{"rank": rank, "verdict": "bad" if rank in bad else "ok"} for rank in ranks]
+    return {"host": host, "ranks": ranks, "verdict": "bad" if bad else "ok", "checks": checks}
+
+
+def test_of_hosts_of_one_name_the_one_whose_rank_is_bad_is_left_out(tmp_path: Path) -> None:
+    before = seen(tmp_path)
+    write(tmp_path, node("localhost", [0, 1, 2, 3], 3))
+    assert list(bad_hosts(tmp_path, ended(dict.fromkeys(range(4), 77), ALIKE), before)) == ["b"]
+
+
+def test_a_verdict_of_this_attempt_counts_whatever_the_clock_of_the_file_server_says(tmp_path: Path) -> None:
+    names = {"a": "one", "b": "two"}
+    all_bad = ended(dict.fromkeys(range(4), 77), names)
+    before = seen(tmp_path)
+    write(tmp_path, node("one", [0, 1]), node("two", [2, 3], 2))
+    os.utime(tmp_path / PREFLIGHT, (0, 0))  # far behind this machine's
+    assert list(bad_hosts(tmp_path, all_bad, before)) == ["b"]
+
+    after = seen(tmp_path)
+    os.utime(tmp_path / PREFLIGHT, (9e9, 9e9))
+    assert bad_hosts(tmp_path, all_bad, seen(tmp_path)) == {}  # of the attempt before
+    write(tmp_path, node("one", [0, 1], 0), node("two", [2, 3]))
+    assert list(bad_hosts(tmp_path, all_bad, after)) == ["a"]
+
+
+def test_a_drain_of_this_attempt_counts_whatever_the_clock_of_the_first_host_says(tmp_path: Path) -> None:
+    names = {"a": "one", "b": "two"}
+    drain = {"event": "guard", "step": 3, "action": "drain", "time": 1.0}
+    metrics.append(tmp_path / metrics.EVENTS, drain | {"verdict": {"ranks": [0], "reason": "then"}})
+    before = seen(tmp_path)
+    lost = ended(dict.fromkeys(range(4), 76), names)
+    assert bad_hosts(tmp_path, lost, before) == {}
+    metrics.append(tmp_path / metrics.EVENTS, drain | {"verdict": {"ranks": [2], "reason": "now"}})
+    assert bad_hosts(tmp_path, lost, before) == {"b": "rank 2: now"}
