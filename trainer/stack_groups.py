@@ -36,9 +36,10 @@ def odd_one(groups: Sequence[Sequence[Stack]]) -> Odd | None:
     """Return the rank that the others wait for, and why it is thought so; None where nothing tells it.
 
     In this order: one that has ended or was stopped; one that has not come to a collective in which others
-    wait, by what the flight recorders say, or else by the stacks; one that gave no stack; one that is behind
-    the others in step and phase; one that stands apart from a majority. A worker is named when its rank waits
-    for it: a stopped one.
+    wait, by what the flight recorders say, or else by the stacks; one that gave no stack; one whose recorder
+    says nothing while all others wait in a collective and it stands elsewhere: something there keeps the
+    interpreter to itself; one that is behind the others in step and phase; one that stands apart from a
+    majority. A worker is named when its rank waits for it: a stopped one.
     """
     ranks = [stack for members in groups for stack in members if not stack.is_worker]
     for state, why in (("ended", "has ended"), ("stopped", "is stopped (SIGSTOP)")):
@@ -57,6 +58,8 @@ def odd_one(groups: Sequence[Sequence[Stack]]) -> Odd | None:
         return Odd(away[0], "is not in the collective in which the others wait")
     if blind := [stack for stack in ranks if stack.how == "none"]:
         return Odd(blind[0], f"gave no stack ({blind[0].note})") if len(blind) < len(ranks) else None
+    if odd := _untold(ranks):
+        return odd
     places = {id(stack): _place(stack) for stack in ranks}
     known = [place for place in places.values() if place is not None]
     if len(known) == len(ranks) and min(known) != max(known):
@@ -72,6 +75,20 @@ def waits(stacks: Sequence[Stack]) -> list[Wait]:
     """Return in which collectives ranks wait; none where no flight recorder has told."""
     told = {stack.rank: stack.collectives for stack in stacks if stack.rank is not None and stack.collectives}
     return collectives.waits(told)
+
+
+def _untold(ranks: Sequence[Stack]) -> Odd | None:
+    told = [stack for stack in ranks if stack.collectives]
+    for wait in waits(told):
+        waiting = [stack for stack in told if stack.rank in wait.waiting]
+        elsewhere = [
+            stack
+            for stack in ranks
+            if not stack.collectives and stack.frames not in [other.frames for other in waiting]
+        ]
+        if elsewhere and len(waiting) == len(told):
+            return Odd(elsewhere[0], f"does not say where it is, while the others wait in {wait}")
+    return None
 
 
 def _place(stack: Stack) -> tuple[int, int] | None:

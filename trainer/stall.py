@@ -254,7 +254,7 @@ def event_of(
     if waits:
         facts |= {"collective": str(waits[0]), "waiting_ranks": list(waits[0].waiting)}
     if odd is None:
-        return facts | {"rank": None, "host": None, "why": "all ranks stand at the same place"}
+        return facts | {"rank": None, "host": None, "why": "nothing tells one rank from the others"}
     at = odd.stack.at
     return facts | {
         "rank": odd.stack.rank,

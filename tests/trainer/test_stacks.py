@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from trainer import processes, stack_groups, stacks
+from trainer.collectives import Collective
 from trainer.stacks import Frame, Stack, Thread
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -207,6 +208,8 @@ COLLECTIVE = (
     LOOP,
 )
 LOADER = (Frame("read", "/w/vidcurate/loader.py", 40), LOOP)
+CLIPS = (Frame("clip_gradients", "/w/trainer/optim.py", 226), LOOP)
+WAITS = Collective(group="nccl group 0", ranks=(0, 1), name="all_reduce", enqueued=9, started=-1, completed=8)
 
 
 def stack(rank: int, frames: tuple[Frame, ...], **facts: object) -> Stack:
@@ -226,6 +229,15 @@ def stack(rank: int, frames: tuple[Frame, ...], **facts: object) -> Stack:
             1,
             r"gave no stack \(no answer\)",
         ),
+        # It keeps the interpreter's lock, so its watcher cannot ask the recorder; rank 0 waits for its GPU.
+        (
+            [
+                stack(0, CLIPS, step=7, phase="update", collectives=(WAITS,)),
+                stack(1, (Frame("sleep", "/w/x.py", 1), LOOP), step=7, phase="update"),
+            ],
+            1,
+            "does not say where it is, while the others wait in all_reduce 9 of nccl group 0",
+        ),
         # On a GPU nobody stands in a collective: all wait for the device, or for what comes before it.
         (
             [stack(0, (LOOP,), step=7, phase="update"), stack(1, LOADER, step=7, phase="data")],
@@ -244,6 +256,8 @@ def test_the_rank_that_the_others_wait_for_is_named(seen: list[Stack], rank: int
 
 def test_where_nothing_tells_them_apart_nobody_is_named() -> None:
     assert stack_groups.odd_one(stack_groups.group([stack(0, COLLECTIVE), stack(1, COLLECTIVE)])) is None
+    told = [stack(0, CLIPS, collectives=(WAITS,)), stack(1, CLIPS)]
+    assert stack_groups.odd_one(stack_groups.group(told)) is None
     assert stack_groups.odd_one([]) is None
 
 
