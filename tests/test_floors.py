@@ -102,7 +102,19 @@ TRAINER = [
     {"cost"},
     {"memory"},
     {"recompute"},
-    {"fast", "checksum", "parts", "checkpoint", "saver", "parallel", "pixart", "weights", "metrics", "flops"}
+    {
+        "fast",
+        "checksum",
+        "parts",
+        "checkpoint",
+        "save_process",
+        "saver",
+        "parallel",
+        "pixart",
+        "weights",
+        "metrics",
+        "flops",
+    }
     | {"preflight_verdicts"},
     {"latents", "trackers", "run_folder", "outcome", "guard", "progress", "supervisor", "curves"},
     {"recipe"},
@@ -147,6 +159,7 @@ TOUCHES = {
     "recipe": {"stores", "recipe", "buckets", "conversion", "loader", "plan_spec"},
     "recipe_changes": {"loader_state", "plan_spec", "recipe"},
     "watch": {"slabs"},
+    "save_process": {"slabs"},
     "watch_spec": {"recipe"},
     "sample": {"video"},
     "serve": {"resolutions"},

@@ -11,7 +11,7 @@ All ranks save together, each its own pieces. A save fills `RUN/.step-00000100.p
 it, then moves LATEST. A load trusts nothing: sizes, hashes, key names and shapes are checked, and files that
 the manifest does not name are not looked at. Any number of ranks reads what any other wrote, and a reader of
 one part needs no other: `rsync --exclude '*/optimizer'` leaves a checkpoint that can be sampled. A save in
-the background is handed copies of the tensors (saver.py).
+the background is written by a process beside each rank (save_process.py).
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -44,6 +44,16 @@ HASHING_THREADS = 4  # hashing leaves the interpreter to others
 _NAME = re.compile(r"^step-(\d{8,})$")
 
 
+class Apart(Protocol):
+    """What writes a rank's pieces elsewhere: `trainer.save_process`."""
+
+    def hand_of(self, part: str, folder: Path) -> parts.Hand:
+        """Return what writes the pieces of a part into `folder`."""
+
+    def digest(self, path: Path) -> str:
+        """Return the SHA-256 of a file of the folder, in hex. Raises OSError."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """A checkpoint that was read and verified. `parts` maps model, ema and optimizer to their tensors."""
@@ -53,7 +63,8 @@ class Checkpoint:
     parts: dict[str, dict[str, Tensor]]
 
 
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -76,12 +87,12 @@ def save(
     tensors: Mapping[str, Mapping[str, Tensor]],
     state: Mapping[str, Any],
     world: World = ALONE,
-    pieces: Mapping[str, Mapping[str, Tensor]] | None = None,
+    apart: Apart | None = None,
 ) -> Path:
     """Write RUN/step-…, then LATEST, and return the folder. `tensors` maps each of PARTS to its own.
 
-    All ranks call it, over one file system. `pieces` are copies of this rank's pieces of the tensors, where
-    these go on changing. Raises StorageError, on every rank, when the disk refuses one of them; RUN then
+    All ranks call it, over one file system. `apart` writes copies of this rank's pieces, where the tensors go
+    on changing. Raises StorageError, on every rank, when the disk refuses one of them; RUN then
     holds what it held before.
     """
     final = run / folder_name(step)
@@ -92,19 +103,28 @@ def save(
         partial.mkdir(parents=True)
 
     def write() -> dict[str, Any]:
-        with ThreadPoolExecutor(HASHING_THREADS) as pool:  # a part is hashed while the next is written
-            digests = {
-                path: pool.submit(_digest, path)
+        if apart:
+            written = [
+                path
                 for name in tensors
                 for path in parts.write(
-                    partial / name, tensors[name], world, pieces[name] if pieces else None
+                    partial / name, tensors[name], world, apart.hand_of(name, partial / name)
                 )
-            }
-            return {str(path.relative_to(partial)): _facts(path, it.result()) for path, it in digests.items()}
+            ]
+            digests = {path: apart.digest(path) for path in written}
+        else:
+            with ThreadPoolExecutor(HASHING_THREADS) as pool:  # a part is hashed while the next is written
+                hashing = {
+                    path: pool.submit(digest, path)
+                    for name in tensors
+                    for path in parts.write(partial / name, tensors[name], world)
+                }
+            digests = {path: one.result() for path, one in hashing.items()}
+        return {str(path.relative_to(partial)): _facts(path, found) for path, found in digests.items()}
 
     def finish(everyone: list[dict[str, Any]]) -> None:
         whole_file.write(partial / "state.json", _json(state), is_flushed=True)
-        files = {"state.json": _facts(partial / "state.json", _digest(partial / "state.json"))}
+        files = {"state.json": _facts(partial / "state.json", digest(partial / "state.json"))}
         for rank, theirs in enumerate(everyone):
             for name in theirs:
                 if not (partial / name).is_file():
@@ -332,10 +352,10 @@ def _check_size(file: Path, facts: dict[str, Any]) -> None:
 def _check_file(file: Path, facts: dict[str, Any]) -> None:
     _check_size(file, facts)
     try:
-        digest = _digest(file)
+        found = digest(file)
     except OSError as error:
         raise CheckpointError(f"{file}: cannot be read ({error}).") from error
-    if digest != facts["sha256"]:
+    if found != facts["sha256"]:
         raise CheckpointError(f"{file}: its SHA-256 is not the manifest's; the file was altered or damaged.")
 
 

@@ -77,14 +77,17 @@ def _save(state: TrainState, tools: Tools, stage: StageData, saver: Saver) -> No
     tools.pulse.phase("save")
     telling.record_save(saver.wait(), tools)
     spec = stage.stage
-    kept = resume.state_json(
-        state,
-        tools.recipe,
-        stage_name=spec.name,
-        loader=position.as_saved(stage, state.stage_step, state.clips_hash, state.delivered_hash),
-        world_size=tools.world.size,
-        skip=stage.skip,
-    )
+
+    def kept() -> dict[str, Any]:
+        return resume.state_json(
+            state,
+            tools.recipe,
+            stage_name=spec.name,
+            loader=position.as_saved(stage, state.stage_step, state.clips_hash, state.delivered_hash),
+            world_size=tools.world.size,
+            skip=stage.skip,
+        )
+
     delay = tools.recipe.guard.delay_steps()
     saver.save(
         state.step,

@@ -11,7 +11,7 @@ by one of the ranks. The same tensors over the same ranks give the same bytes.
 import io
 import pickle
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import WriteItem
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 from trainer import mesh
 from trainer.mesh import World
@@ -35,11 +37,29 @@ METADATA = ".metadata"
 warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
 
 
+# Writes the pieces of a part that a plan names, in this process or another.
+Hand = Callable[[SavePlan], list[WriteResult]]
+
+
 class _Writer(FileSystemWriter):
-    """torch's writer without what differs from save to save: the folder's path and a random number."""
+    """torch's writer without what differs from save to save: the folder's path and a random number.
+
+    With a `hand`, that writes the data.
+    """
+
+    def __init__(self, folder: Path, hand: Hand | None = None) -> None:
+        super().__init__(folder)
+        self.hand = hand
 
     def storage_meta(self) -> StorageMeta:
         return StorageMeta(checkpoint_id="", save_id="")
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        if self.hand is None:
+            return super().write_data(plan, planner)
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(self.hand(plan))
+        return done
 
 
 class _Planner(DefaultSavePlanner):
@@ -95,19 +115,17 @@ def pieces_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: mesh.local(value) for name, value in tensors.items()}
 
 
-def write(
-    folder: Path, tensors: Mapping[str, Tensor], world: World, pieces: Mapping[str, Tensor] | None = None
-) -> list[Path]:
+def write(folder: Path, tensors: Mapping[str, Tensor], world: World, hand: Hand | None = None) -> list[Path]:
     """Write this rank's share of `tensors` into `folder`; return the files it wrote. All ranks call it.
 
-    `pieces` are copies of `pieces_of(tensors)`, made while nobody changed them; then only the names, shapes
+    `hand` has copies of `pieces_of(tensors)`, made while nobody changed them; then only the names, shapes
     and places of `tensors` are read. Raises OSError, on every rank, when one of them cannot write.
     """
     try:
         dcp_save(
             dict(sorted(tensors.items())),
-            storage_writer=_Writer(folder),
-            planner=_Planner(pieces_of(tensors) if pieces is None else pieces),
+            storage_writer=_Writer(folder, hand),
+            planner=_Planner(pieces_of(tensors)),
             process_group=world.group,
             no_dist=world.size == 1,
         )
@@ -115,6 +133,12 @@ def write(
         raise OSError(_cause(error)) from error
     mine = sorted(folder.glob(f"__{world.rank}_*.distcp"))
     return [*mine, folder / METADATA] if world.is_first else mine
+
+
+def write_planned(folder: Path, plan: SavePlan, pieces: Mapping[str, Tensor]) -> list[WriteResult]:
+    """Write those of `pieces` that a plan of `write` names, and return what became of them."""
+    results: list[WriteResult] = _Writer(folder).write_data(plan, _Planner(pieces)).wait()
+    return results
 
 
 def _cause(error: CheckpointException) -> str:

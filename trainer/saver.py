@@ -1,13 +1,14 @@
 """Saves a run's checkpoints, now or in the background, one at a time.
 
-In the background the loop waits for a copy of the tensors on the CPU and goes on; writing, hashing, renaming
-and moving LATEST happen in a thread of each rank, which talk over a line of their own. An error there is
-raised by the next `wait`; the loop asks every rank after every step whether there is one.
+In the background the loop waits for a copy of the tensors on the CPU and goes on. A process of each rank
+writes and hashes its files (`save_process`), led by a thread of the rank; the threads talk over a line of
+their own, rename and move LATEST. An error there is raised by the next `wait`; the loop asks every rank after
+every step whether there is one.
 """
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from trainer import checkpoint, mesh, parts
 from trainer.mesh import World
+from trainer.save_process import SaveProcess
 
 Parts = Mapping[str, Mapping[str, Tensor]]
 
@@ -40,7 +42,7 @@ class Saver:
 
     def __init__(self, run: Path, world: World) -> None:
         self.run, self.world = run, world
-        self._copies: dict[str, dict[str, Tensor]] = {}
+        self._apart: SaveProcess | None = None
         self._thread: threading.Thread | None = None
         self._saved: Saved | None = None
         self._error: Exception | None = None
@@ -49,7 +51,7 @@ class Saver:
         self,
         step: int,
         tensors: Parts,
-        state: Mapping[str, Any],
+        state: Callable[[], Mapping[str, Any]],
         *,
         keep_last: int,
         keep_every: int | None = None,
@@ -58,15 +60,16 @@ class Saver:
     ) -> None:
         """Write a checkpoint and delete what `keep_last`, `keep_every` and `keep_before` leave out.
 
-        In the background it returns once the tensors are copied, and `wait` gives the result. The save
-        before must be over (`wait`). Raises StorageError, on every rank.
+        `state` returns what state.json holds; all ranks ask it together. In the background this returns once
+        the tensors are copied, and `wait` gives the result. The save before must be over (`wait`). Raises
+        StorageError, on every rank.
         """
         assert self._thread is None, "a save is in progress; wait for it first"
         began = time.perf_counter()
 
-        def work(pieces: Parts | None, stall_seconds: float | None) -> None:
+        def work(kept: Mapping[str, Any], apart: SaveProcess | None, stall_seconds: float | None) -> None:
             world = self.world.background
-            path = checkpoint.save(self.run, step, tensors, state, world, pieces)
+            path = checkpoint.save(self.run, step, tensors, kept, world, apart)
             deleted = mesh.first_does(
                 lambda: checkpoint.keep(self.run, keep_last, keep_every, keep_before), world
             )
@@ -80,44 +83,51 @@ class Saver:
             )
 
         if not in_background:
-            work(None, None)
+            work(state(), None, None)
             return
 
-        def work_apart(pieces: Parts, stall_seconds: float) -> None:
+        def work_apart(*arguments: Any) -> None:
             try:
-                work(pieces, stall_seconds)
+                work(*arguments)
             except Exception as error:  # noqa: BLE001 - raised by `wait`
                 self._error = error
 
-        pieces = self._copy(tensors)
-        arguments = (pieces, time.perf_counter() - began)
+        apart = self.prepare(tensors)
+        kept = self._copy(tensors, apart, state)
+        arguments = (kept, apart, time.perf_counter() - began)
         # A daemon: a rank that fails must end, even while the others' silence keeps the save waiting.
         self._thread = threading.Thread(target=work_apart, args=arguments, name="saver", daemon=True)
         self._thread.start()
 
-    def prepare(self, tensors: Parts) -> None:
-        """Take the memory for copies in the background, pinned beside a GPU: seconds for a large model.
+    def prepare(self, tensors: Parts) -> SaveProcess:
+        """Start the process for saves in the background, with memory for copies: seconds for a large model.
 
-        Without it the first such save does; it is kept for all that follow.
+        Without it the first such save does; it is kept for all that follow. Raises StateError.
         """
-        on_gpu = self.world.device.type == "cuda"
-        for part, values in tensors.items():
-            kept = self._copies.setdefault(part, {})
-            for name, piece in parts.pieces_of(values).items():
-                if name not in kept or kept[name].shape != piece.shape or kept[name].dtype != piece.dtype:
-                    kept[name] = torch.empty(piece.shape, dtype=piece.dtype, pin_memory=on_gpu)
+        kinds = {part: parts.kinds(parts.pieces_of(values)) for part, values in tensors.items()}
+        if self._apart is None or not self._apart.fits(kinds):
+            if self._apart is not None:
+                self._apart.close()
+            self._apart = SaveProcess(kinds, pinned=self.world.device.type == "cuda")
+        return self._apart
 
     @torch.no_grad()
-    def _copy(self, tensors: Parts) -> Parts:
-        """Return this rank's pieces on the CPU."""
-        self.prepare(tensors)
+    def _copy(
+        self, tensors: Parts, apart: SaveProcess, state: Callable[[], Mapping[str, Any]]
+    ) -> Mapping[str, Any]:
+        """Copy this rank's pieces to where `apart` reads them; return `state`, asked meanwhile."""
         on_gpu = self.world.device.type == "cuda"
-        for part, values in tensors.items():
-            for name, piece in parts.pieces_of(values).items():
-                self._copies[part][name].copy_(piece, non_blocking=on_gpu)
+        beside = torch.cuda.Stream() if on_gpu else None  # type: ignore[no-untyped-call]
+        if beside is not None:
+            beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):  # nothing without a stream
+            for part, values in tensors.items():
+                for name, piece in parts.pieces_of(values).items():
+                    apart.tensors[part][name].copy_(piece, non_blocking=on_gpu)
+        kept = state()
         if on_gpu:
             torch.cuda.synchronize()
-        return self._copies
+        return kept
 
     @property
     def failed(self) -> bool:
@@ -143,6 +153,8 @@ class Saver:
         return self.take()
 
     def close(self) -> None:
-        """Give up, after an error elsewhere: a save in progress has LAST_WAIT_SECONDS to end."""
+        """Let the process end; after an error elsewhere a save in progress has LAST_WAIT_SECONDS."""
         if self._thread is not None:
             self._thread.join(LAST_WAIT_SECONDS)
+        if self._apart is not None:
+            self._apart.close()

@@ -34,7 +34,7 @@ def words(shards: Path, run: Path, *more: str) -> list[str]:
 # The disk is full once the optimizer of step 4 is to be written: no file may be larger than the weights.
 FULL_DISK = """
 import os, resource, signal, sys
-from trainer import checkpoint
+from trainer import checkpoint, processes
 from trainer.__main__ import main
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -43,7 +43,9 @@ save = checkpoint.save
 
 def on_a_full_disk(run, step, *more):
     if step == 4 and os.environ.get("RANK", "0") in os.environ["FULL"]:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (int(os.environ["LIMIT"]), resource.RLIM_INFINITY))
+        limits = (int(os.environ["LIMIT"]), resource.RLIM_INFINITY)
+        for writer in processes.children(os.getpid()) or (os.getpid(),):
+            resource.prlimit(writer, resource.RLIMIT_FSIZE, limits)
     return save(run, step, *more)
 
 

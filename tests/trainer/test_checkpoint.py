@@ -63,7 +63,7 @@ def test_a_save_in_the_background_writes_the_same_bytes_and_the_tensors_as_they_
     one = saver.Saver(tmp_path / "again", ALONE)
     tensors = parts()
     for step in (100, 200):
-        one.save(step, tensors, STATE, keep_last=9, in_background=True)
+        one.save(step, tensors, lambda: STATE, keep_last=9, in_background=True)
         for values in tensors.values():
             for value in values.values():
                 value.add_(1)  # training goes on
@@ -82,7 +82,7 @@ def test_a_save_in_the_background_writes_the_same_bytes_and_the_tensors_as_they_
 def test_a_save_that_fails_in_the_background_is_raised_once_by_the_next_wait(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     one = saver.Saver(tmp_path / "file", ALONE)
-    one.save(100, parts(), STATE, keep_last=1, in_background=True)
+    one.save(100, parts(), lambda: STATE, keep_last=1, in_background=True)
 
     with pytest.raises(StorageError, match="step-00000100: the checkpoint cannot be written"):
         one.wait()
