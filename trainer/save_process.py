@@ -26,13 +26,12 @@ from torch import Tensor
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 
-from trainer import checkpoint, parts
+from trainer import checkpoint, child, parts
 from vidcurate.errors import StateError
 from vidcurate.slabs import anonymous_file
 
 Kinds = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 ALIGNED_BYTES = 64
-LAST_WAIT_SECONDS = 5.0
 _PROGRAM = (
     "import signal as s; [s.signal(number, s.SIG_IGN) for number in (s.SIGINT, s.SIGTERM, s.SIGUSR1)]; "
     "import sys; sys.path.insert(0, sys.argv[1]); "
@@ -88,12 +87,9 @@ class SaveProcess:
         return found
 
     def close(self) -> None:
-        """Let the process end; one that does not is killed."""
+        """End the process: what it has answered for is on the disk."""
         self._channel.close()
-        try:
-            self._process.wait(LAST_WAIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
+        child.kill(self._process)
 
     def _ask(self, *question: Any) -> Any:
         try:
