@@ -28,7 +28,8 @@ def read_hosts(path: Path) -> tuple[Host, ...]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--hostfile {path}: cannot be read ({error}).") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"--hostfile {path}: cannot be read ({why}); write a host a line.") from error
     hosts: list[Host] = []
     for number, line in enumerate(lines, start=1):
         words = line.partition("#")[0].split()

@@ -26,6 +26,7 @@ Any other flag is one of `python -m trainer RECIPE` and goes to every rank.
 exit codes: 0 done; 75 saved after a signal, give the same command again; 1 given up; 2 wrong request;
 77 too few hosts are left; 78 the guard stopped it, a person has to look; 128 + N killed by a second signal
 """
+USAGE = "python -m trainer launch RECIPE [options] [options of python -m trainer RECIPE]"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -34,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
         "Train RECIPE on several ranks and begin again after a failure, from the newest checkpoint.",
         EXAMPLE,
     )
-    made.usage = "python -m trainer launch RECIPE [options] [options of python -m trainer RECIPE]"
+    made.usage = USAGE
     made.add_argument(
         "--nproc-per-node", type=int, metavar="N", help="ranks a host (default: slots, GPUs, or 1)"
     )
@@ -95,7 +96,9 @@ def _act(given: argparse.Namespace) -> int:
     hosts = read_hosts(given.hostfile) if given.hostfile else (HERE,)
     if given.min_hosts is not None and given.min_hosts > len(hosts):
         raise InputError(f"--min-hosts {given.min_hosts}: there are only {len(hosts)}.")
-    asked = request.parser().parse_args(given.rest)
+    reader = request.parser()
+    reader.prog, reader.usage = "python -m trainer launch", USAGE
+    asked = reader.parse_args(given.rest)
     for flag in ("dry_run", "print_env"):
         if getattr(asked, flag):
             name = "--" + flag.replace("_", "-")
@@ -119,7 +122,7 @@ def _act(given: argparse.Namespace) -> int:
         size = wanted.parallel.shard_size
         if wanted.parallel.sharding != "hybrid" or size is None or ranks % size == 0:
             return ""
-        return f"parallel.shard_size {size} does not divide the {ranks} ranks that are left."
+        return f"parallel.shard_size {size} does not divide the {ranks} ranks; take a multiple of it."
 
     code = supervisor.supervise(
         wanted.output,

@@ -21,7 +21,7 @@ from trainer import hosts as hostfile
 from trainer.attempt import Ended
 from trainer.connection import HERE, Messages, answers, connect, hang_up, say
 from trainer.hosts import Host
-from vidcurate.errors import VidcurateError
+from vidcurate.errors import InputError, VidcurateError
 
 DIARY = "launch.jsonl"
 LONGEST_WAIT_SECONDS = 300.0
@@ -65,7 +65,7 @@ def supervise(
     0: every rank is done; 75: all left after a signal, 128 + its number: all were killed after a second one;
     2, 78: as the rank that said so; 77: too few hosts are left; 1: given up. `fits` says why a number of
     ranks does not suit the recipe, "" where it does. Raises VidcurateError when too few hosts answer at the
-    start, before anything has started.
+    start, and InputError when their ranks do not suit it, before anything has started.
     """
     state = _State(hosts=tuple(hosts), best_step=progress.highest_step(run))
     with attempt.signals() as asked:
@@ -135,10 +135,10 @@ def _attempt(
             restarts=state.restarts,
         )
         reason = fits(sum(job["ranks"] for job in jobs))
+        if reason and not state.restarts:
+            raise InputError(reason)
         if reason:
-            return _give_up(
-                run, reason, exit_codes.WRONG_REQUEST if not state.restarts else exit_codes.BAD_NODE
-            )
+            return _give_up(run, reason, exit_codes.BAD_NODE)
         say(attempt.summary(there, jobs))
         heartbeats = progress.Heartbeats(run)
         return attempt.attempt(

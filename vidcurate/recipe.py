@@ -241,8 +241,13 @@ def load(path: Path | str, model: type[M], *, settings: Sequence[str] = ()) -> M
         raise RecipeError(
             f"{path}: no such recipe file; recipes that come with the project lie in recipes/."
         ) from error
+    except IsADirectoryError as error:
+        raise RecipeError(
+            f"{path}: a folder, and a recipe's file is needed; a run keeps its own as RUN/recipe.json."
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path}: the recipe cannot be read ({error}).") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise RecipeError(f"{path}: the recipe cannot be read ({why}).") from error
     return parse(text, model, where=str(path), settings=settings)
 
 

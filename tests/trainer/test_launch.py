@@ -16,7 +16,11 @@ from trainer import launch
         (["--restarts", "-1"], "--restarts -1: at least 0."),
         (["--stall-seconds", "0"], "--stall-seconds 0: more than 0."),
         (["--min-hosts", "2"], "--min-hosts 2: there are only 1."),
-        (["--hostfile", "nowhere"], "--hostfile nowhere: cannot be read"),
+        (["--hostfile", "nowhere"], "--hostfile nowhere: cannot be read (No such file or directory); write"),
+        (
+            ["--nproc-per-node", "3", "--set", "parallel.sharding=hybrid", "--set", "parallel.shard_size=2"],
+            "parallel.shard_size 2 does not divide the 3 ranks; take a multiple of it.",
+        ),
         (["--dry-run"], "--dry-run starts no ranks; write `python -m trainer RECIPE --dry-run`."),
         (["--print-env"], "--print-env starts no ranks"),
         (["--set", "model.depht=3"], "Did you mean model.depth?"),
@@ -68,3 +72,13 @@ def test_a_flag_that_nobody_knows_is_refused(capsys: pytest.CaptureFixture[str])
 
     assert ended.value.code == 2
     assert "unrecognized arguments: --restart 2" in capsys.readouterr().err
+
+
+def test_a_launch_without_a_recipe_asks_for_it_as_launch(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        launch.main(["--nproc-per-node", "2"])
+
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("usage: python -m trainer launch RECIPE [options]")
+    assert "python -m trainer launch: error: the following arguments are required: RECIPE" in said

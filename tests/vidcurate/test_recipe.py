@@ -80,6 +80,11 @@ def test_a_recipe_that_is_no_file_is_named(tmp_path: Path) -> None:
         recipe.load(tmp_path / "binary.yaml", Whole)
 
 
+def test_a_folder_is_no_recipe(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r": a folder, and a recipe's file is needed; a run keeps its own"):
+        recipe.load(tmp_path, Whole)
+
+
 def test_a_recipe_cannot_be_changed_after_it_was_read() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Model().depth = 3  # type: ignore[misc]
