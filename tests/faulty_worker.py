@@ -65,7 +65,7 @@ def main(*descriptors: int) -> None:
     folder = Path(os.environ[_FOLDER])
     wanted = json.loads((folder / "faults.json").read_text())
 
-    def faulty(task: DecodeTask, tell: Callable[[str], None]) -> Any:
+    def faulty(task: DecodeTask, tell: Callable[[str], None], out: Any = None) -> Any:
         def told(phase: str) -> None:
             tell(phase)
             name, times = wanted.get(task.clip_id, ("", 0))
@@ -75,7 +75,7 @@ def main(*descriptors: int) -> None:
                 count.write_text("." * (done + 1))
                 FAULTS[name](descriptors[0])
 
-        return decode(task, told)
+        return decode(task, told, out)
 
     decode_process.decode = faulty  # type: ignore[attr-defined,assignment]
     decode_process.main(*descriptors)
