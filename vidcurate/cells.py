@@ -49,9 +49,15 @@ def groups_of(index: Index, by: Literal["level", "source"]) -> tuple[NDArray[Any
     if by == "level":
         low, high = (int(end(index.level, initial=0)) for end in (np.min, np.max))
         if high - low < 1 << 16:  # sorting them would take longer than all else here
-            counts = np.bincount(index.level - low, minlength=high - low + 1)
+            level, span = index.level, high - low + 1
+            counts = np.sum(
+                draws.by_chunks(len(level), lambda rows: np.bincount(level[rows] - low, minlength=span)),
+                axis=0,
+            )
             numbers = np.cumsum(counts > 0, dtype=np.int32) - np.int32(1)
-            return numbers[index.level - low], tuple(map(str, (np.flatnonzero(counts) + low).tolist()))
+            found = np.empty(len(level), dtype=np.int32)
+            draws.by_chunks(len(level), lambda rows: numbers.take(level[rows] - low, out=found[rows]))
+            return found, tuple(map(str, (np.flatnonzero(counts) + low).tolist()))
         levels = np.unique(index.level)
         return np.searchsorted(levels, index.level).astype(np.int32), tuple(map(str, levels.tolist()))
     words = index.words("source_dataset")
