@@ -1,12 +1,13 @@
 """How long from the start of a process to the first batch of a step far into a run, with 10 M clips?
 
-    python benchmarks/resume_time.py [--clips 10000000] [--workers 2] [--keep]
+    python benchmarks/resume_time.py [--clips 10000000] [--workers 2] [--folder MADE] [--keep]
 
 A few real clips lie in one file again and again, some thousand shards are links to it, and the index names
 each place in each of them by an id of its own (those that the step reads say so themselves). A fresh
 interpreter then does what a rank does as it resumes: import, open the index, plan the order, start the
 workers, decode the step, say what the state is. The peer is the same with the few clips alone: what is
-added by the number of clips is the difference.
+added by the number of clips is the difference. Clips take longer to make than to measure: in a `--folder`
+they are kept for the next time.
 """
 
 import argparse
@@ -134,6 +135,17 @@ def write_checksums(path: Path, checksums: dict[int, int]) -> None:
     changed.replace(path)
 
 
+def make(folder: Path, num_clips: int) -> tuple[Path, Path, int]:
+    """Return the small and the large set in `folder` and the step to read; they are made if not there."""
+    large, said = folder / f"large-{num_clips}", folder / f"large-{num_clips}.json"
+    if not said.exists():
+        small = make_shards(folder / "small", CLIPS_IN_SHARDS)
+        enlarge(small, large, num_clips)
+        said.write_text(json.dumps({"small": str(small.relative_to(folder)), "step": name_clips(large)}))
+    made = json.loads(said.read_text())
+    return folder / made["small"], large, made["step"]
+
+
 def resumed(folder: Path, workers: int, step: int) -> dict[str, float]:
     """Return the seconds from the start of a process to each milestone, and its memory."""
     command = [sys.executable, "-c", RESUME, repr(time.time()), str(folder)]
@@ -147,13 +159,12 @@ def main() -> None:
     arguments.add_argument("--clips", type=int, default=10_000_000)
     arguments.add_argument("--workers", type=int, default=2)
     arguments.add_argument("--repeats", type=int, default=3)
+    arguments.add_argument("--folder", type=Path, help="where the clips are made, or were")
     arguments.add_argument("--keep", action="store_true", help="keep the figures in benchmarks/results")
     given = arguments.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        small = make_shards(Path(folder) / "small", CLIPS_IN_SHARDS)
-        large = Path(folder) / "large"
-        enlarge(small, large, given.clips)
-        step = name_clips(large)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = given.folder or Path(temporary)
+        small, large, step = make(folder, given.clips)
         few, many = (
             min(
                 (resumed(place, given.workers, step) for _ in range(given.repeats)),
@@ -172,6 +183,8 @@ def main() -> None:
         row("most memory of the process", many["mib"], "MiB", peer=f"{few['clips']:,.0f} clips",
             peer_value=few["mib"], higher_is_better=False)
     )  # fmt: skip
+    for entry in rows:
+        entry["command"] = f"python benchmarks/resume_time.py --clips {given.clips} --workers {given.workers}"
     if given.keep:
         keep("resume_time", rows)
     else:

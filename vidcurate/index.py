@@ -12,7 +12,6 @@ A light module: decode workers and GPU machines import it (no polars, no av, no 
 import hashlib
 import itertools
 import os
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -242,26 +241,6 @@ def shard_fingerprints(index: Index) -> dict[str, tuple[str, str]]:
         )
         found[shard] = (structure, content)
     return found
-
-
-def differing_shards(
-    old: Mapping[str, tuple[str, str]], new: Mapping[str, tuple[str, str]]
-) -> tuple[tuple[str, str], ...]:
-    """Return (shard, what differs) for shards that are not the same in two `shard_fingerprints`.
-
-    What differs is one of removed, added, structure, content.
-    """
-    found: list[tuple[str, str]] = []
-    for shard in sorted(old.keys() | new.keys()):
-        if shard not in new:
-            found.append((shard, "removed"))
-        elif shard not in old:
-            found.append((shard, "added"))
-        elif old[shard][0] != new[shard][0]:
-            found.append((shard, "structure"))
-        elif old[shard][1] != new[shard][1]:
-            found.append((shard, "content"))
-    return tuple(found)
 
 
 def check_index(index: Index) -> None:

@@ -6,7 +6,7 @@ string from end to end: `12.10` is not `12.1`.
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import polars as pl
@@ -395,17 +395,6 @@ def require(columns: Iterable[str], names: Iterable[str], where: str, hint: str 
         raise ColumnError(
             f"{where}: the column {', '.join(missing)} is missing; it has {', '.join(sorted(have))}.{step}"
         )
-
-
-def conform(frame: pl.LazyFrame, schema: Mapping[str, pl.DataType]) -> pl.LazyFrame:
-    """Return `frame` with the known columns cast to their dtypes and put in the order of COLUMNS.
-
-    Columns that COLUMNS does not know keep their place behind, as they are. Raises ColumnError, when the
-    frame is collected, for nothing: a value that does not fit is the ingest's affair (`bad_value`).
-    """
-    known = [name for name in COLUMNS if name in schema]
-    extra = [name for name in schema if name not in COLUMNS]
-    return frame.select(*(pl.col(name).cast(COLUMNS[name].dtype) for name in known), *extra)
 
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
