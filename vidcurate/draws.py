@@ -70,17 +70,19 @@ def id_hashes(ids: Any) -> Words:
         ids = pa.array(ids, type=pa.large_string())
     if ids.null_count:
         raise InputError(f"{ids.null_count} of {len(ids)} clips have no id; every clip needs one.")
-    ids = ids.cast(pa.large_string())
+    if ids.type != pa.string():
+        ids = ids.cast(pa.large_string())
+    kind: Any = np.int32 if ids.type == pa.string() else np.int64
     count = len(ids)
     hashes = np.empty(count, dtype=np.uint64)
     if count == 0:
         return hashes
     buffers = ids.buffers()
-    ends = np.frombuffer(buffers[1], dtype=np.int64)[ids.offset : ids.offset + count + 1]
+    ends = np.frombuffer(buffers[1], dtype=kind)[ids.offset : ids.offset + count + 1]
     data = np.frombuffer(buffers[2], dtype=np.uint8) if buffers[2] else np.empty(0, dtype=np.uint8)
 
     def fill(rows: slice) -> None:
-        chunk = ends[rows.start : rows.stop + 1]
+        chunk = ends[rows.start : rows.stop + 1].astype(np.int64)
         hashes[rows] = _hash_chunk(data[chunk[0] : chunk[-1]], chunk - chunk[0])
 
     by_chunks(count, fill)

@@ -43,11 +43,11 @@ from vidcurate.remote_shards import RemoteShards, RemoteSpec, open_shards
 
 # Read when an index is opened: what an order over its clips is made of. All else is read on first use,
 _FIRST = (
-    *("clip_id", "source_dataset", "fold", "level", "width", "height", "fps", "num_frames"),
+    *("clip_id", "fold", "level", "width", "height", "fps", "num_frames"),
     *("shard", "video_offset", "video_size"),
 )
 # and these together: what besides is needed to read any clip.
-_PLACES = ("json_offset", "json_size", "json_crc32c", "video_crc32c", "frame_map")
+_PLACES = ("source_dataset", "json_offset", "json_size", "json_crc32c", "video_crc32c", "frame_map")
 
 
 @dataclass(frozen=True, kw_only=True)
