@@ -33,7 +33,7 @@ from vidcurate.slabs import Slab as Slab
 
 _TRIES = 2
 # glibc would give pictures' memory back after each clip and take it anew; the worker does so every few clips.
-_MALLOC = {"ARENA_MAX": 2, "MMAP_THRESHOLD_": 32 << 20, "TRIM_THRESHOLD_": 256 << 20}
+_MALLOC = {"ARENA_MAX": 2, "MMAP_THRESHOLD_": 32 << 20, "TRIM_THRESHOLD_": 64 << 20}
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", **{f"MALLOC_{name}": str(value) for name, value in _MALLOC.items()}}
 _MOST_KILLS = 10  # from outside, while on one task
 _OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP)

@@ -74,6 +74,33 @@ def test_where_two_passes_round_otherwise_one_is_taken() -> None:
     assert not np.array_equal(shown, two)
 
 
+@pytest.mark.parametrize(
+    ("size", "wanted"),
+    [
+        ((1080, 1920), (240, 426)),
+        ((360, 640), (240, 426)),
+        ((480, 640), (241, 427)),
+        ((270, 480), (240, 360)),
+        ((144, 176), (256, 256)),
+        ((720, 480), (240, 480)),
+    ],
+    ids=str,
+)
+def test_a_narrow_frame_tells_of_a_whole_one_whether_two_passes_are_exact(
+    size: tuple[int, int], wanted: tuple[int, int]
+) -> None:
+    flags = "area" if wanted[0] * wanted[1] < size[0] * size[1] else "bicubic"
+    noise, chance = av.VideoFrame(size[1], size[0], "yuv420p"), np.random.default_rng(3)
+    for plane in noise.planes:
+        plane.update(chance.bytes(plane.buffer_size))
+    noise.colorspace = 2
+
+    one, two = (_by(way("", *wanted, flags), noise) for way in (picture.in_one_pass, picture.in_two_passes))
+
+    told = picture.two_passes_are_exact(*size, "colorspace=2:range=0", *wanted, flags)
+    assert told == np.array_equal(one, two)
+
+
 def _exactly(frame: av.VideoFrame, height: int, width: int) -> NDArray[np.float64]:
     """Return the whole frame (BT.601) as float RGB: colour interpolated, then means of areas."""
     luma, blue, red = (
