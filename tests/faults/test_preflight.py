@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -218,7 +219,7 @@ def test_where_the_first_clock_is_the_odd_one_it_is_named_and_not_all_others(
     assert started.codes() == [77] * 3, started.text()
     assert check(tmp_path, 0, "clock")["figure"] == pytest.approx(-3000, abs=300)
     assert [check(tmp_path, node, "clock")["verdict"] for node in range(3)] == ["bad", "ok", "ok"]
-    assert "bad node node0: node0 rank 0: clock: -300" in started.text()
+    assert re.search(r"bad node node0: node0 rank 0: clock: -\d+", started.text())
 
 
 def test_a_first_rank_that_says_nothing_is_named_by_those_who_wait_for_it(
@@ -232,8 +233,9 @@ def test_a_first_rank_that_says_nothing_is_named_by_those_who_wait_for_it(
     os.kill(started.pids[0], signal.SIGKILL)  # as a supervisor does when the others have ended
     assert started.codes() == [-signal.SIGKILL, 77, 77], started.text()
     assert verdicts(tmp_path) == {"node0": "bad"}
-    (event,) = events(tmp_path, "preflight")  # of one of the two
-    assert "rank 0 says nothing" in event["problems"][0]
+    told = events(tmp_path, "preflight")  # of one of the two; of both where rank 0 is gone before they agree
+    assert 1 <= len(told) <= 2
+    assert all("rank 0 says nothing" in event["problems"][0] for event in told)
 
 
 @pytest.mark.soak

@@ -228,12 +228,21 @@ def test_xids_count_by_age_policy_and_the_recipes_changes() -> None:
 
 def test_processes_that_are_not_of_this_run_are_leftovers() -> None:
     found = parse(Answer(kind="answered", text=xml({"processes": process(1) + process(4_000_000)})), "host")
-    (old,) = node.leftovers(found.gpus, ours={7})
+    (old,) = node.leftovers(found.gpus, {7}, {found.gpus[0].uuid or ""})
     assert old.verdict == "warn"
     assert "GPU 0: process 1 of " in old.value  # 4000000 is of another process namespace: it may be ours
-    assert node.leftovers(found.gpus, ours={1}) == []
+    assert node.leftovers(found.gpus, {1}, set()) == []
     monitor = GpuProcess(pid=1, name="monitor", user="root", memory_bytes=8 << 20)
-    assert node.leftovers((replace(found.gpus[0], processes=(monitor,)),), set()) == []
+    assert node.leftovers((replace(found.gpus[0], processes=(monitor,)),), set(), set()) == []
+
+
+def test_processes_on_gpus_that_the_run_does_not_use_are_no_leftovers() -> None:
+    found = parse(Answer(kind="answered", text=xml({"processes": process(1)})), "host")
+    own = replace(found.gpus[0], uuid="GPU-own", processes=())
+    other = replace(found.gpus[0], uuid="GPU-other")
+    assert node.leftovers((own, other), {7}, {"GPU-own"}) == []
+    assert len(node.leftovers((own, other), {7}, {"GPU-other"})) == 1
+    assert len(node.leftovers((own, other), {7}, {""})) == 1  # it is not known which are used
 
 
 def test_room_is_for_the_checkpoints_that_are_kept(tmp_path: Path) -> None:

@@ -74,17 +74,18 @@ def _agreed(rank: _Rank, name: str, value: Any, seconds: float) -> Any:
     return rank.board.take(name, seconds)
 
 
-def _hosts(rank: _Rank) -> tuple[list[str], list[int]]:
-    """Return the node and the process id of each rank, on all of them.
+def _hosts(rank: _Rank) -> tuple[list[str], list[int], list[str]]:
+    """Return the node, the process id and the driver's name of the GPU of each rank, on all of them.
 
     A rank that does not say its node is a node of its own.
     """
-    own = [socket.gethostname(), os.getpid()]
+    own = [socket.gethostname(), os.getpid(), device.uuid(rank.world.device)]
     rank.board.put(f"hello/{rank.world.rank}", own)
     said = rank.board.take_all("hello", HELLO_SECONDS) if rank.world.is_first else {}
-    everyone = [each or [f"(rank {number})", 0] for number, each in said.items()]
+    everyone = [each or [f"(rank {number})", 0, ""] for number, each in said.items()]
     found = _agreed(rank, "hosts", everyone, HELLO_SECONDS + MARGIN_SECONDS) or [own] * rank.world.size
-    return [host for host, _ in found], [pid for _, pid in found]
+    hosts, pids, gpus = (list(column) for column in zip(*found, strict=True))
+    return hosts, pids, gpus
 
 
 # ── what one rank finds alone ───────────────────────────────────────────────────────────────────────────────
@@ -121,13 +122,16 @@ def _of_disk(rank: _Rank, state: tuple[int, int]) -> list[Check]:
     )
 
 
-def _of_node(rank: _Rank, num_nodes: int, ours: set[int]) -> list[Check]:
-    """Return what the driver, the kernel and the time daemon say; `ours` are this run's processes here."""
+def _of_node(rank: _Rank, num_nodes: int, ours: set[int], used: set[str]) -> list[Check]:
+    """Return what the driver, the kernel and the time daemon say.
+
+    `ours` are this run's processes here, `used` the GPUs that they have.
+    """
     spec, bounded = rank.recipe.preflight, rank.bounded
 
     def driver() -> list[Check]:
         facts = hardware.read(bounded.seconds * 0.8)
-        return node.of_driver(facts) + node.leftovers(facts.gpus, ours)
+        return node.of_driver(facts) + node.leftovers(facts.gpus, ours, used)
 
     found = bounded.run("hardware", driver)
     if spec.xid_hours:
@@ -186,13 +190,14 @@ def fly(
         effort=EFFORTS[world.device.type, full],
         is_full=full,
     )
-    hosts, pids = _hosts(rank)
+    hosts, pids, gpus = _hosts(rank)
     leaders = [hosts.index(host) for host in dict.fromkeys(hosts)]
     state = parameters(recipe)
     checks = [*data_checks, *_of_device(rank, laid, state)]
     if world.rank in leaders:
-        ours = {pid for host, pid in zip(hosts, pids, strict=True) if host == hosts[world.rank]}
-        checks += [*_of_disk(rank, state), *_of_node(rank, len(leaders), ours)]
+        here = [number for number, host in enumerate(hosts) if host == hosts[world.rank]]
+        ours, used = {pids[number] for number in here}, {gpus[number] for number in here}
+        checks += [*_of_disk(rank, state), *_of_node(rank, len(leaders), ours, used)]
     device_name = "cpu" if world.device.type == "cpu" else torch.cuda.get_device_name(world.device)
     report = Report(
         rank=world.rank,

@@ -59,6 +59,11 @@ EFFORTS: dict[tuple[str, bool], Effort] = {
 """(kind of device, whether in full)"""
 
 
+def uuid(place: torch.device) -> str:
+    """Return the driver's name of a GPU, as nvidia-smi has it; "" of another device."""
+    return "" if place.type == "cpu" else f"GPU-{torch.cuda.get_device_properties(place).uuid}"
+
+
 def shapes(config: STDiT3Config) -> list[tuple[int, int]]:
     """Return (inner, columns) of the block's large products: q|k|v, and both of the MLP."""
     width, hidden = config.hidden_size, int(config.hidden_size * config.mlp_ratio)

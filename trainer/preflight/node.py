@@ -64,10 +64,13 @@ def of_xids(log: XidLog, spec: PreflightSpec, now: float | None = None) -> list[
     return found or [Check(name="Xid", verdict="ok", value=f"none in {spec.xid_hours:g} h ({log.source})")]
 
 
-def leftovers(gpus: tuple[Gpu, ...], ours: set[int]) -> list[Check]:
-    """Return the processes on the GPUs that are not of this run, whose process ids are `ours`."""
+def leftovers(gpus: tuple[Gpu, ...], ours: set[int], used: set[str]) -> list[Check]:
+    """Return the processes that are not of this run, whose process ids are `ours`, on the GPUs that it uses.
+
+    `used` has the driver's names (UUIDs) of these; where none is known, all are looked at.
+    """
     found = []
-    for gpu in gpus:
+    for gpu in [gpu for gpu in gpus if gpu.uuid in used] or gpus:
         for process in gpu.processes:
             few = process.memory_bytes is not None and process.memory_bytes >> 20 < FEW_MIB
             # Without a user it is not of this process namespace: it may be one of ours by another number.
