@@ -19,6 +19,7 @@ from trainer.diary import EVENTS as EVENTS
 from trainer.diary import append as append
 from trainer.diary import append_event as append_event
 from trainer.diary import record_event as record_event
+from vidcurate.errors import StorageError
 
 METRICS = "metrics.jsonl"
 VALIDATION = "validation.jsonl"
@@ -41,12 +42,27 @@ TIMESTEP_BINS = 10
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Return a diary's lines; none where there is no file. A last line cut short by a kill is left out."""
+    """Return a diary's lines; none where there is no file. A last line cut short by a kill is left out.
+
+    Raises StorageError for a line that is no JSON object.
+    """
     if not path.exists():
         return []
     text = path.read_text(encoding="utf-8")
     whole = text[: text.rfind("\n") + 1]
-    return [json.loads(line) for line in whole.splitlines()]
+    return [_object(path, number, line) for number, line in enumerate(whole.splitlines(), 1)]
+
+
+def _object(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise StorageError(
+            f"{path}: line {number} is damaged ({line[:40]!r}); take it out: sed -i {number}d {path}"
+        )
+    return found
 
 
 def forget_after(run: Path, step: int) -> int:

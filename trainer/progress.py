@@ -9,6 +9,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from trainer import heartbeat, metrics, saved
@@ -23,13 +24,19 @@ def highest_step(run: Path) -> int:
 
 
 def _last_step(path: Path) -> int:
-    """Return the step of a diary's last whole line, without reading the rest of it."""
+    """Return the step of a diary's last whole line, reading its end only; 0 where there is none.
+
+    A power loss can leave zeros where lines were.
+    """
     if not path.exists():
         return 0
     with path.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
         lines = file.read().rpartition(b"\n")[0].splitlines()
-    return int(json.loads(lines[-1])["step"]) if lines else 0
+    for line in reversed(lines):
+        with suppress(ValueError, KeyError, TypeError):
+            return int(json.loads(line)["step"])
+    return 0
 
 
 class Heartbeats:

@@ -134,7 +134,9 @@ def _override(document: dict[str, Any], setting: str) -> Path_:
     for number, part in enumerate(path[:-1]):
         if isinstance(place, list):
             if not isinstance(part, int) or part >= len(place):
-                raise RecipeError(f"--set {setting}: {_dotted(path[:number])} has {len(place)} entries.")
+                raise RecipeError(
+                    f"--set {setting}: {_dotted(path[:number])} has {len(place)}, counted from 0."
+                )
             place = place[part]
         else:
             place = place.setdefault(str(part), {})

@@ -74,3 +74,11 @@ def test_a_timestep_lies_in_its_tenth_and_the_ends_have_one_too() -> None:
     bins = metrics.timestep_bins(np.array([0.0, 99.9, 100.0, 555.5, 999.9, 1000.0]))
 
     assert bins == ["0-100", "0-100", "100-200", "500-600", "900-1000", "900-1000"]
+
+
+@pytest.mark.parametrize("damage", ["\0" * 20, "4", '{"step": 2'])
+def test_a_damaged_line_in_the_middle_is_named_with_the_way_out(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step": 1}}\n{damage}\n{{"step": 3}}\n')
+    with pytest.raises(StorageError, match=rf"metrics.jsonl: line 2 is damaged .* sed -i 2d {path}"):
+        metrics.read(path)

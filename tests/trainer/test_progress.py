@@ -1,0 +1,24 @@
+"""How far a run has come, as its supervisor reads it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trainer import metrics, progress
+
+WHOLE = "".join(json.dumps({"step": step, "loss": 1.0}) + "\n" for step in (1, 2, 3))
+
+
+@pytest.mark.parametrize("tail", ["", '{"step": 4, "lo', "\0" * 64 + "\n", '{"loss": 1.0}\n', "[]\n", "4\n"])
+def test_the_last_whole_line_tells_how_far_a_run_has_come(tmp_path: Path, tail: str) -> None:
+    """A power loss can leave zeros where a line was."""
+    (tmp_path / metrics.METRICS).write_text(WHOLE + tail)
+    assert progress.highest_step(tmp_path) == 3
+
+
+@pytest.mark.parametrize("text", ["", "\0" * 64, "no json\n"])
+def test_a_diary_without_a_whole_line_tells_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / metrics.METRICS).write_text(text)
+    assert progress.highest_step(tmp_path) == 0
+    assert progress.highest_step(tmp_path / "nowhere") == 0
