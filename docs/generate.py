@@ -16,7 +16,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import typer.main
 from pydantic import BaseModel
 
-import trainer.loop  # noqa: F401 - with all errors that a training can end with
+import trainer.experiment.work
+import trainer.loop  # noqa: F401 - with all errors that a training or an experiment can end with
 from trainer.experiment.spec import ExperimentSpec
 from trainer.recipe import TrainRecipe
 from vidcurate import errors, recipe, schema
@@ -80,7 +81,11 @@ def columns() -> str:
 
 def _tree(error: type[errors.VidcurateError]) -> Iterator[type[errors.VidcurateError]]:
     yield error
-    for child in error.__subclasses__():
+    # Not as modules were loaded: first the errors of vidcurate, as they stand there, then the rest.
+    children = sorted(
+        error.__subclasses__(), key=lambda child: child.__module__ * (child.__module__ != errors.__name__)
+    )
+    for child in children:
         yield from _tree(child)
 
 

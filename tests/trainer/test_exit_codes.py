@@ -28,8 +28,6 @@ def test_an_attempt_ends_with_the_code_that_says_more_and_not_with_that_of_a_ran
     more: int, less: int
 ) -> None:
     for codes in permutations([more, less]):
-        ended = attempt.Ended(
-            ranks_of={"a": range(3)}, names={"a": "a"}, began=0.0, failure="it ended", rank=0
-        )
+        ended = attempt.Ended(ranks_of={"a": range(3)}, names={"a": "a"}, failure="it ended", rank=0)
         ended.codes = {**dict(enumerate(codes)), 2: -15}
         assert ended.code == more

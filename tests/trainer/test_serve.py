@@ -320,7 +320,7 @@ def test_a_checkpoint_of_an_unknown_recipe_is_left_alone(
     (path / "state.json").write_text(json.dumps(state))
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["files"]["state.json"] = checkpoint._facts(
-        path / "state.json", checkpoint._digest(path / "state.json")
+        path / "state.json", checkpoint.digest(path / "state.json")
     )
     (path / "manifest.json").write_text(json.dumps(manifest))
 

@@ -119,7 +119,7 @@ def test_a_tracker_that_fails_is_one_line_and_the_clips_are_made(
     facts = json.loads(manifest.read_text())
     facts["files"]["state.json"] = {
         "size_bytes": state.stat().st_size,
-        "sha256": checkpoint._digest(state),
+        "sha256": checkpoint.digest(state),
     }
     manifest.write_text(json.dumps(facts))
 
