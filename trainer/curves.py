@@ -12,7 +12,7 @@ from dataclasses import dataclass
 INKS = 8
 MOST_POINTS = 400
 WIDTH, HEIGHT = 560, 240
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 12, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 22, 12, 40
 
 Point = tuple[float, float]
 Place = Callable[[float], float]  # a value's place in the figure
