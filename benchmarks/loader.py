@@ -111,7 +111,7 @@ def write_wanted(folder: Path, index: Index, frames: int, height: int, width: in
             part = order.micro_batch(plan, position)
             for task in (loader._task(part, slot, int(row)) for slot, row in enumerate(part.rows)):
                 at = index.words("clip_id").index(task.clip_id).as_py()
-                known = parse(index.frame_maps[at].as_py())
+                known = parse(index.at("frame_map", at))
                 key = known.key_before(task.first_frame)
                 wanted[task.clip_id] = {
                     "first": task.first_frame,

@@ -49,7 +49,6 @@ from vidcurate.recipe import parse
 began, folder, workers, step = float(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 seconds = {"imported": time.time() - began}
 index = read_index(folder)
-index.read_ahead()
 seconds["index open"] = time.time() - began
 plan = plan_from(index, parse(sys.argv[5], BucketSpec), seed=1, micro_batches_per_step=2)
 seconds["order planned"] = time.time() - began

@@ -148,7 +148,6 @@ def lay_out(recipe: TrainRecipe, *, complete: bool = True) -> tuple[StageData, .
         else:
             assert spec.shards is not None  # the recipe has one of the two
             index = indexes.get(spec.shards) or read_index(spec.shards, remote=recipe.loader.remote)
-            index.read_ahead()
             indexes[spec.shards] = index
         plan = stage_plan(index, spec, recipe.seed)
         plan = dataclasses.replace(plan, costs=costs(plan, spec, recipe))

@@ -29,7 +29,7 @@ def _read_at(index: Index, row: int, offset: int, size: int) -> bytes:
 
 
 def _read_checked(index: Index, row: int, part: str) -> bytes:
-    offset, size, known = (int(index.numbers(f"{part}_{what}")[row]) for what in ("offset", "size", "crc32c"))
+    offset, size, known = (index.at(f"{part}_{what}", row) for what in ("offset", "size", "crc32c"))
     data = _read_at(index, row, offset, size)
     found = crc32c(data)
     if len(data) != size or found != known:

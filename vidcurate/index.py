@@ -12,7 +12,6 @@ A light module: decode workers and GPU machines import it (no polars, no av, no 
 import hashlib
 import itertools
 import os
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +30,7 @@ from vidcurate.index_file import (
     FORMAT,
     HASHED,
     Hashes,
+    RowGroups,
     hash_rows,
     hashes_of,
     numbers_of,
@@ -46,7 +46,7 @@ _FIRST = (
     *("clip_id", "fold", "level", "width", "height", "fps", "num_frames"),
     *("shard", "video_offset", "video_size"),
 )
-# and these together: what besides is needed to read any clip.
+# and these by row group: what besides is needed to read a clip.
 _PLACES = ("source_dataset", "json_offset", "json_size", "json_crc32c", "video_crc32c", "frame_map")
 
 
@@ -96,8 +96,6 @@ class Index:
         """
         if column in self.table.column_names:
             return self.table.column(column).chunk(0)
-        if column in _PLACES:
-            return self._places.result().column(column).chunk(0)
         if column not in self._kept:
             self._kept[column] = self._read_later([column]).column(column).chunk(0)
         return self._kept[column]
@@ -110,32 +108,38 @@ class Index:
         found: NDArray[Any] = self._kept[name]
         return found
 
-    def read_ahead(self) -> None:
-        """Begin to read, in a thread, where clips lie and their frame maps: a loader will ask for them."""
-        _ = self._places
+    def at(self, column: str, row: int) -> Any:
+        """Return the value of any column in one row, None for null.
+
+        Of where clips lie, and of their frame maps, only what is near is read. Errors as for `words`.
+        """
+        if column in _PLACES and column not in self._kept:
+            return self._places.at(column, row)
+        return self.words(column)[row].as_py()
 
     @cached_property
     def _kept(self) -> dict[str, Any]:
         return {}
 
     @cached_property
-    def _places(self) -> "Future[Any]":
-        reader = ThreadPoolExecutor(1, "vidcurate-index")
-        try:
-            return reader.submit(self._read_later, list(_PLACES))
-        finally:
-            reader.shutdown(wait=False)
+    def _places(self) -> RowGroups:
+        found = RowGroups(self.folder, _PLACES)
+        self._check_stamp()
+        return found
 
     def _read_later(self, columns: list[str]) -> Any:
-        path = self.folder / INDEX_NAME
         table = read_columns(self.folder, columns)
+        self._check_stamp()
+        return table
+
+    def _check_stamp(self) -> None:
+        path = self.folder / INDEX_NAME
         if stamp_of(path) != self.stamp:
             raise ShardError(f"{path}: another index has taken its place since it was opened. Start again.")
-        return table
 
     def word(self, column: str, row: int) -> str:
         """Return one value of a text column, "" where there is none."""
-        return self.words(column)[row].as_py() or ""
+        return self.at(column, row) or ""
 
     @property
     def captions(self) -> Any:

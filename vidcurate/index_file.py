@@ -6,10 +6,12 @@ A light module: decode workers and GPU machines import it (no polars, no av, no 
 """
 
 import hashlib
+import itertools
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -178,9 +180,21 @@ _arrow = threading.Lock()  # both are settings of the whole process
 
 
 @contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Raise ShardError for all that goes wrong while an index is read."""
+    try:
+        with _arrow_at_its_best():
+            yield
+    except FileNotFoundError as error:
+        raise ShardError(f"{path}: no such index. Run `vidcurate build-shards` first.") from error
+    except (OSError, pa.ArrowException) as error:
+        raise ShardError(f"{path}: damaged or not an index ({type(error).__name__}: {error}).") from error
+
+
+@contextmanager
 def _opened(path: Path) -> Iterator[Callable[[], Any]]:
     """Yield what opens the index, checked, as a ParquetFile. Raises ShardError for all that goes wrong."""
-    try:
+    with _reading(path):
         footer = pq.read_metadata(path)
         form = (footer.metadata or {}).get(_FORMAT_KEY, b"").decode()
         if form != FORMAT:
@@ -189,12 +203,7 @@ def _opened(path: Path) -> Iterator[Callable[[], Any]]:
             )
         _columns_fit(footer.schema.names, path)
         given: dict[str, Any] = {"read_dictionary": _DICTIONARIES, "page_checksum_verification": True}
-        with _arrow_at_its_best():
-            yield lambda: pq.ParquetFile(path, metadata=footer, **given)
-    except FileNotFoundError as error:
-        raise ShardError(f"{path}: no such index. Run `vidcurate build-shards` first.") from error
-    except (OSError, pa.ArrowException) as error:
-        raise ShardError(f"{path}: damaged or not an index ({type(error).__name__}: {error}).") from error
+        yield lambda: pq.ParquetFile(path, metadata=footer, **given)
 
 
 def _in_one_chunk(table: Any, columns: list[str]) -> Any:
@@ -238,6 +247,36 @@ def read_and_sum(folder: Path, names: list[str]) -> tuple[Any, dict[str, Hashes]
     with _opened(folder / INDEX_NAME) as open_file, ThreadPoolExecutor(1) as beside:
         summing = beside.submit(_sums_of_hashes, open_file())
         return _in_one_chunk(open_file().read(columns=names), names), summing.result()
+
+
+class RowGroups:
+    """Some columns of an index, of which a row group is read when one of its rows is asked for, and kept.
+
+    The file stays open, so that one that takes its place is not read. Threads may share it.
+    """
+
+    def __init__(self, folder: Path, columns: Sequence[str]) -> None:
+        self._path, self._columns = folder / INDEX_NAME, list(columns)
+        with _opened(self._path) as open_file:
+            self._file = open_file()
+        footer = self._file.metadata
+        sizes = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
+        self._ends = list(itertools.accumulate(sizes))
+        self._groups: dict[int, Any] = {}
+        self._lock = threading.Lock()
+
+    def at(self, column: str, row: int) -> Any:
+        """Return the value of a column in a row; None for null. Raises ShardError, IndexError."""
+        number = bisect_right(self._ends, row)
+        first = self._ends[number - 1] if number else 0
+        with self._lock:
+            if number not in self._groups:
+                if number == len(self._ends):
+                    raise IndexError(f"row {row} of {first}")
+                with _reading(self._path):
+                    self._groups[number] = self._file.read_row_group(number, columns=self._columns)
+            group = self._groups[number]
+        return group.column(column)[row - first].as_py()
 
 
 def numbers_of(column: Any) -> NDArray[Any]:

@@ -83,20 +83,53 @@ def test_every_value_comes_back_exactly(folder: Path) -> None:
         assert opened.words(name).to_pylist() == rows[name]
     for name in ("level", "video_offset", "video_size", "width", "fps", "num_frames"):
         assert getattr(opened, name).tolist() == rows[name]
-    opened.read_ahead()
     for name in ("json_offset", "json_size", "json_crc32c", "video_crc32c", "noun_count", "duration_seconds"):
         assert opened.numbers(name).tolist() == rows[name]
     assert [opened.shards[number] for number in opened.shard_number] == rows["shard"]
     assert pl.read_parquet(folder / "index.parquet")["caption"].to_list() == rows["caption"]
 
 
-def test_an_index_that_another_has_replaced_is_not_read_on(folder: Path) -> None:
+def test_where_a_clip_lies_is_read_by_row_group(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_file, "_ROWS_PER_GROUP", 5)
+    rows = columns(frame_map=[b"", None, *(bytes([number]) for number in range(10))])
+    index_file.write_index(folder, rows)
     opened = index.read_index(folder)
-    assert opened.numbers("json_size")[0] == 2
+    read = []
+    real = pq.ParquetFile.read_row_group
+
+    def counted(file: pq.ParquetFile, number: int, **given: Any) -> pa.Table:
+        read.append(number)
+        return real(file, number, **given)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", counted)
+    assert [opened.at("frame_map", row) for row in (11, 7, 8, 10)] == [b"\x09", b"\x05", b"\x06", b"\x08"]
+    assert read == [2, 1]
+    names = (
+        "json_offset",
+        "json_crc32c",
+        "source_dataset",
+        "frame_map",
+        "clip_id",
+        "level",
+        "caption",
+        "noun_count",
+    )
+    for name in names:
+        assert [opened.at(name, row) for row in range(12)] == opened.words(name).to_pylist()
+    assert read == [2, 1, 0]
+    with pytest.raises(IndexError):
+        index.read_index(folder).at("frame_map", 12)
+
+
+def test_an_index_that_another_has_replaced_is_not_read_on(folder: Path) -> None:
+    opened, late = index.read_index(folder), index.read_index(folder)
+    assert opened.at("json_size", 0) == 2
     index_file.write_index(folder, columns(caption=["other words"] * 12))
-    assert opened.numbers("json_crc32c")[0] == crc32c(b"{}")  # read with the sizes
+    assert opened.at("json_crc32c", 11) == crc32c(b"{}")  # of the file that is open
     with pytest.raises(ShardError, match=r"index\.parquet: another index has taken its place since"):
         _ = opened.captions
+    with pytest.raises(ShardError, match=r"index\.parquet: another index has taken its place since"):
+        late.at("json_size", 0)
 
 
 def test_the_order_of_the_rows_given_does_not_matter(folder: Path, tmp_path: Path) -> None:
