@@ -7,6 +7,7 @@ the rate n/m times how much oftener than equally often its clips are to be shown
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal
@@ -258,8 +259,9 @@ def cells_of(
         place = np.searchsorted(shards, index.shard_number)  # of shards without planned clips: never asked
         block = (place // spec.blocks.shards_per_block).astype(np.int64)
         num_blocks, together = -(-len(shards) // spec.blocks.shards_per_block), spec.blocks.blocks_together
-    return [
-        order.make_cell(
+
+    def made(part: Part) -> order.Cell:
+        return order.make_cell(
             part.name,
             part.bucket,
             part.members,
@@ -269,6 +271,6 @@ def cells_of(
             num_blocks=num_blocks,
             blocks_together=together,
         )
-        for part in parts
-        if part.name in weights
-    ], legs
+
+    with ThreadPoolExecutor(draws.MOST_THREADS) as threads:  # numpy sorts without the interpreter
+        return list(threads.map(made, [part for part in parts if part.name in weights])), legs

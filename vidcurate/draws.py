@@ -27,7 +27,7 @@ _MULTIPLY_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MULTIPLY_2 = np.uint64(0x94D049BB133111EB)
 _ROWS_PER_CHUNK = 1 << 16
 _CHUNKS_FOR_THREADS = 16
-_MOST_THREADS = 4
+MOST_THREADS = 4
 
 
 def mix(words: Words) -> Words:
@@ -98,7 +98,7 @@ def by_chunks(count: int, work: Callable[[slice], T]) -> list[T]:
     stretches = [slice(first, min(count, first + _ROWS_PER_CHUNK)) for first in firsts]
     if len(stretches) < _CHUNKS_FOR_THREADS:
         return list(map(work, stretches))
-    with ThreadPoolExecutor(_MOST_THREADS) as threads:
+    with ThreadPoolExecutor(MOST_THREADS) as threads:
         return list(threads.map(work, stretches))
 
 
