@@ -55,6 +55,7 @@ __all__ = [
 
 IMAGE_FPS = 120.0  # what Open-Sora tells the model of an image
 _MOST_AHEAD = 128  # micro-batches and steps: each holds two file descriptors
+_BEGUN_AT_ONCE = 2  # steps that are begun ahead while one is read
 
 
 class LoaderSpec(Recipe):
@@ -223,17 +224,23 @@ class Loader:
         return self._start(order.micro_batch(self.plan, position))
 
     def _prefetch(self, step: int) -> None:
-        """Begin what comes from `step` on while it fits into `prefetch_bytes`; drop all else."""
+        """Begin what comes from `step` on while it fits into `prefetch_bytes`; drop all else.
+
+        It grows by a step with each that is read, so that the first batch does not wait for many.
+        """
         if self._pool is None:
             return
         steps = range(step, step + _MOST_AHEAD)
         self._shares = {known: share for known, share in self._shares.items() if known in steps}
         kept: dict[int, _Started] = {}
-        size = 0
+        size, left = 0, _BEGUN_AT_ONCE * max(1, len(self._positions(step)))
         for position in itertools.chain.from_iterable(map(self._positions, steps)):
             cell = self.plan.cells[order.turn(self.plan, position)[0]]
             size += 3 * cell.cost
             if size > self.spec.prefetch_bytes or len(kept) == _MOST_AHEAD:
+                break
+            left -= position not in self._started
+            if left < 0:
                 break
             kept[position] = self._begun(position)
         for started in self._started.values():
