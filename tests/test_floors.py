@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # Lowest first. A file may import files of lower floors, and of its own floor where `TOGETHER` allows it.
 VIDCURATE = [
-    {"errors"},
+    {"errors", "orphan"},
     {
         "yaml_text",
         "recipe",
@@ -159,7 +159,7 @@ TOUCHES = {
     "recipe": {"stores", "recipe", "buckets", "conversion", "loader", "plan_spec"},
     "recipe_changes": {"loader_state", "plan_spec", "recipe"},
     "watch": {"slabs"},
-    "save_process": {"slabs"},
+    "save_process": {"slabs", "orphan"},
     "watch_spec": {"recipe"},
     "sample": {"video"},
     "serve": {"resolutions"},

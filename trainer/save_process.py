@@ -7,10 +7,8 @@ files, and the rank's thread only waits for its answer. It has no GPU, and ends 
 ends.
 """
 
-import ctypes
 import mmap
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -28,9 +26,9 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from trainer import checkpoint, child, parts
 from vidcurate.errors import StateError
+from vidcurate.orphan import die_with_parent
 from vidcurate.slabs import anonymous_file
 
-Kinds = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 ALIGNED_BYTES = 64
 _PROGRAM = (
     "import signal as s; [s.signal(number, s.SIG_IGN) for number in (s.SIGINT, s.SIGTERM, s.SIGUSR1)]; "
@@ -46,7 +44,7 @@ class SaveProcess:
     memory's pages, for fast copies from a GPU. Raises StateError where that is refused.
     """
 
-    def __init__(self, kinds: Mapping[str, Kinds], *, pinned: bool) -> None:
+    def __init__(self, kinds: Mapping[str, parts.Kinds], *, pinned: bool) -> None:
         layout, size = _lay_out(kinds)
         memory = anonymous_file(size)
         self.tensors = _tensors(layout, memory, size)
@@ -66,7 +64,7 @@ class SaveProcess:
         self._channel = Connection(ours.detach())
         self._channel.send(layout)
 
-    def fits(self, kinds: Mapping[str, Kinds]) -> bool:
+    def fits(self, kinds: Mapping[str, parts.Kinds]) -> bool:
         """Return whether the memory was made for these tensors."""
         return kinds == {part: parts.kinds(values) for part, values in self.tensors.items()}
 
@@ -108,7 +106,7 @@ class SaveProcess:
 Layout = dict[str, dict[str, tuple[torch.dtype, tuple[int, ...], int]]]  # …, where it begins
 
 
-def _lay_out(kinds: Mapping[str, Kinds]) -> tuple[Layout, int]:
+def _lay_out(kinds: Mapping[str, parts.Kinds]) -> tuple[Layout, int]:
     layout: Layout = {}
     size = 0
     for part, theirs in kinds.items():
@@ -146,10 +144,7 @@ def _pin(tensors: Mapping[str, Mapping[str, Tensor]], size: int) -> None:
 
 def main(descriptor: int, memory: int, size: int, parent: int) -> None:
     """Serve the rank `parent` over the socket `descriptor` until it closes."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:  # it died before we asked
-        os._exit(0)
+    die_with_parent(parent)
     os.nice(5)  # the rank's own threads come first
     with Connection(descriptor) as channel, ThreadPoolExecutor(checkpoint.HASHING_THREADS) as pool:
         tensors = _tensors(channel.recv(), memory, size)

@@ -6,7 +6,6 @@ its item reported; one that dies is replaced and its item tried once more alone.
 parent, however that ends, also while they sit in native code that holds the GIL.
 """
 
-import ctypes
 import os
 import pickle
 import selectors
@@ -15,7 +14,6 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,6 +24,7 @@ from typing import Any, Generic, Self, TypeVar
 import cloudpickle
 
 from vidcurate.errors import VidcurateError
+from vidcurate.orphan import die_with_parent
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -34,7 +33,6 @@ _TRIES = 2
 _START_SECONDS = 120.0
 _KILL_SECONDS = 5.0  # a process that waits for a dead disk cannot even be killed; nobody waits longer
 _MESSAGE_SECONDS = 30.0  # for the rest of a message that has begun
-_WATCH_SECONDS = 0.5
 _HEAD = struct.Struct(">Q")
 _PROGRAM = (
     "import pickle, sys; sys.path[:] = pickle.loads(bytes.fromhex(sys.argv[1])); "
@@ -43,19 +41,6 @@ _PROGRAM = (
 
 
 # ── the worker's side ───────────────────────────────────────────────────────────────────────────────────
-
-
-def die_with_parent(parent: int) -> None:
-    """End this process as soon as `parent` has ended, whatever it is doing then."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(_WATCH_SECONDS)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def _receive(channel: socket.socket) -> Any:
