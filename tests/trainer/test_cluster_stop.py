@@ -18,6 +18,7 @@ from tests.stand_in_ranks import (
     DEAF,
     DEAF_TO_TERM,
     LEAVES_A_CHILD,
+    LIMIT_SECONDS,
     RANK,
     ROOT,
     SAVES,
@@ -141,19 +142,42 @@ def test_a_dry_run_says_what_it_would_end_and_touches_nothing(ranks: Ranks, caps
     assert is_alive(pid)
 
 
-# What torchrun does: it begins again whatever its rank ended with; what it begins has no record yet. A
-# SIGTERM that comes between the two waits until it has begun.
+# What torchrun does: it begins again whatever its rank ended with; what it begins has no record yet. This one
+# begins while its rank leaves, and once more when it hears TERM: at no moment can a stop be too early or too
+# late for it.
 TORCHRUN = """
-import os, signal, subprocess, sys
-asked = []
-signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
-subprocess.run([sys.executable, "-c", *sys.argv[1:]])
-again = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", *sys.argv[2:]])
-signal.signal(signal.SIGTERM, signal.SIG_DFL)
-if asked:
-    os.kill(os.getpid(), signal.SIGTERM)
-again.wait()
+import signal, subprocess, sys, time
+from pathlib import Path
+
+def begin():
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", *sys.argv[2:]])
+
+def begin_and_end(*_):
+    begin()
+    sys.exit(1)
+
+signal.signal(signal.SIGTERM, begin_and_end)
+rank = subprocess.Popen([sys.executable, "-c", *sys.argv[1:]])
+leaves, again = Path(sys.argv[2], "leaves"), Path(sys.argv[2], "again")
+while not leaves.exists():
+    time.sleep(0.01)
+begin()
+again.touch()
+rank.wait()
+time.sleep(600)
 """
+LEAVES_WHEN_ANOTHER_HAS_BEGUN = (
+    """
+def leave(*_):
+    (run / "leaves").touch()
+    while not (run / "again").exists():
+        time.sleep(0.01)
+    sys.exit(1)
+
+signal.signal(signal.SIGTERM, leave)
+"""
+    + WAITS
+)
 
 
 def test_a_supervisor_that_begins_again_is_ended_with_what_it_began(
@@ -161,18 +185,21 @@ def test_a_supervisor_that_begins_again_is_ended_with_what_it_began(
 ) -> None:
     program = tmp_path / "torchrun"
     program.write_text(TORCHRUN)
-    words = [sys.executable, str(program), RANK.format(body=WAITS), str(ranks.run), "0", "1"]
+    rank = RANK.format(body=LEAVES_WHEN_ANOTHER_HAS_BEGUN)
+    words = [sys.executable, str(program), rank, str(ranks.run), "0", "1"]
     supervisor = subprocess.Popen(words, cwd=ROOT)
     ranks.started.append(supervisor)
+    until = time.monotonic() + LIMIT_SECONDS
     while not processes.read(ranks.run):
+        assert time.monotonic() < until
         time.sleep(0.02)
 
-    assert stop(ranks) == 0
+    assert stop(ranks, "--grace-seconds", "30") == 0
 
-    assert supervisor.wait() == -15
+    assert supervisor.wait() == -signal.SIGKILL
     out = capsys.readouterr().out
     assert "starter of the ranks, pid " in out
-    assert "begun again by a starter, pid " in out
+    assert out.count("begun again by a starter, pid ") == 1
     here = [process for process in procs.everything().values() if str(ranks.run) in process.command]
     assert [process for process in here if process.pid != os.getpid()] == []
 

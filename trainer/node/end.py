@@ -229,6 +229,11 @@ def _end(
         if not alone_seconds:
             known = {ending.process.key for ending in [*ranks, *workers.values(), *above.values()]}
             begun_again = [ending for ending in _frozen(above) if ending.process.key not in known]
+            # Where they stand: one that TERM woke could begin once more before it hears it.
+            killed = [starter for starter in above.values() if _begins_again(starter)]
+            for starter in killed:
+                send(starter, signal.SIGKILL)
+            wait(killed, request["kill_seconds"])
         _firmly(list(above.values()), request, alone_seconds)
     orphans = [ending for ending in workers.values() if ending.process.parent not in _pids(running)]
     _firmly([*orphans, *begun_again], request, min(WORKER_SECONDS, request["interrupt_seconds"]))
@@ -238,8 +243,7 @@ def _end(
 def _frozen(above: dict[tuple[int, int], Ending]) -> list[Ending]:
     """Stop the starters where they stand, so that they begin nothing more; return what is below them.
 
-    A rank that was begun a moment ago loads for seconds before it has a record. The signal that ends a
-    starter wakes it too.
+    A rank that was begun a moment ago loads for seconds before it has a record.
     """
     for starter in above.values():
         send(starter, signal.SIGSTOP, wakes=False)
@@ -267,10 +271,13 @@ def _alone_seconds(ranks: Sequence[Ending], above: dict[tuple[int, int], Ending]
     A launcher whose ranks have saved and left waits for those of other hosts, and starts nothing; to it a
     signal may be the second one, which kills. torchrun takes any end for a failure and begins again.
     """
-    begins_again = any("torch" in ending.process.command for ending in above.values())
-    if begins_again or any(rank.by != "TERM" for rank in ranks):
+    if any(map(_begins_again, above.values())) or any(rank.by != "TERM" for rank in ranks):
         return 0.0
     return max(STARTER_SECONDS, until - time.monotonic())
+
+
+def _begins_again(starter: Ending) -> bool:
+    return "torch" in starter.process.command
 
 
 def _firmly(endings: Sequence[Ending], request: dict[str, Any], alone_seconds: float) -> None:
