@@ -37,7 +37,7 @@ PRINT_ENV = "--print-env"
 def _act(arguments: argparse.Namespace) -> int:
     # torch is loaded here, so that --help and a recipe's typing error answer at once.
     with terminal.loading():
-        from trainer import dry_run, loop, recipe, resume
+        from trainer import dry_run, loop, outcome, recipe, resume
         from trainer.preflight import command as preflight
 
     origin = resume.Origin(
@@ -58,10 +58,11 @@ def _act(arguments: argparse.Namespace) -> int:
         if found is not None:
             print(json.dumps(found) if arguments.json else found["verdict"])
         return exit_codes.DONE
-    outcome = loop.train(wanted, origin, arguments.settings, check_nodes=not arguments.no_preflight)
-    if outcome.is_first_rank:
-        print(json.dumps(outcome.as_json()) if arguments.json else outcome.in_words())
-    return outcome.exit_code
+    with outcome.lost_when_begun(wanted.output):
+        ended = loop.train(wanted, origin, arguments.settings, check_nodes=not arguments.no_preflight)
+    if ended.is_first_rank:
+        print(json.dumps(ended.as_json()) if arguments.json else ended.in_words())
+    return ended.exit_code
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

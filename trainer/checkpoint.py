@@ -35,7 +35,7 @@ from trainer.saved import checkpoints as checkpoints
 from trainer.saved import folder_name as folder_name
 from trainer.saved import step_of as step_of
 from vidcurate import __version__
-from vidcurate.errors import CheckpointError, StorageError, VidcurateError
+from vidcurate.errors import CheckpointError, MissingError, StorageError, VidcurateError
 
 FORMAT = 2
 LATEST = "LATEST"
@@ -255,7 +255,7 @@ def latest(run: Path) -> Path | None:
 def find(path: Path) -> Path:
     """Return the checkpoint meant by `path`: itself, or the one LATEST names when it is a run folder.
 
-    Raises CheckpointError.
+    Raises MissingError where nothing is at `path`, CheckpointError for what is no checkpoint.
     """
     if (path / "manifest.json").is_file():
         return path
@@ -264,7 +264,7 @@ def find(path: Path) -> Path:
         assert found is not None
         return found
     if not path.exists():
-        raise CheckpointError(f"{path}: no such checkpoint or run folder.")
+        raise MissingError(f"{path}: no such checkpoint or run folder.")
     raise CheckpointError(
         f"{path}: neither a checkpoint (no manifest.json in it: half copied?) nor a run folder (no {LATEST})."
     )

@@ -133,8 +133,9 @@ def _check_phases(stage: Stage, plan: Plan, num_steps: int) -> None:
 def lay_out(recipe: TrainRecipe, *, complete: bool = True) -> tuple[StageData, ...]:
     """Return every stage with its index, its plan and its number of steps.
 
-    Raises ShardError for shards that are not there or damaged, InputError when no clip fits; RecipeError for
-    latents of another recipe and, if they are to be `complete`, InputError for missing ones.
+    Raises MissingError for shards or latents that are not there, ShardError for damaged ones, InputError when
+    no clip fits; RecipeError for latents of another recipe and, if they are to be `complete`, InputError for
+    missing ones.
     """
     indexes: dict[Path | str, Index] = {}
     folders: dict[Path, LatentFolder] = {}

@@ -1,9 +1,31 @@
 """How a training ended."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from trainer import checkpoint
+from trainer import checkpoint, progress
+from vidcurate.errors import MissingError, StorageError
+
+
+@contextmanager
+def lost_when_begun(run: Path) -> Iterator[None]:
+    """Raise StorageError, exit code 1, for what a run that has made steps misses: it may come back.
+
+    What a run without a step misses is a wrong request, exit code 2, which nobody tries again.
+    """
+    try:
+        yield
+    except MissingError as error:
+        step = progress.highest_step(run)
+        if step == 0:
+            raise
+        raise StorageError(
+            f"{error} {run} is at step {step}, so it was there: look for a disk that is away, or for what "
+            "this command changes."
+        ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

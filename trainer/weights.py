@@ -30,7 +30,7 @@ from trainer import checkpoint, parts, terminal
 from trainer.layers import rope_frequencies
 from trainer.pixart import convert_pixart, state_shapes
 from trainer.stdit import GIANT_3B_2, XL_2, STDiT3Config
-from vidcurate.errors import CheckpointError, InputError, StorageError
+from vidcurate.errors import CheckpointError, InputError, MissingError, StorageError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SIZES = {"XL/2": XL_2, "3B/2": GIANT_3B_2}
@@ -49,7 +49,7 @@ def read_tensors(source: Path) -> dict[str, object]:
     """Return what `source` holds, on the CPU, in its own dtypes; a .pth may hold more than tensors' names.
 
     A folder is searched for NAMES. Shards must hold what their index lists, no less and no more. Pickled
-    files are read as tensors only, never as code. Raises InputError for no such file, CheckpointError for a
+    files are read as tensors only, never as code. Raises MissingError for no such file, CheckpointError for a
     damaged one.
     """
     if (source / parts.METADATA).is_file():  # a part of a checkpoint of the trainer's
@@ -60,7 +60,7 @@ def read_tensors(source: Path) -> dict[str, object]:
             raise InputError(f"{source}: holds no weights; looked for {', '.join(NAMES)}.")
         return read_tensors(found)
     if not source.is_file():
-        raise InputError(f"{source}: there is no such file.")
+        raise MissingError(f"{source}: there is no such file.")
     if source.name.endswith(".index.json"):
         return _read_shards(source)
     try:

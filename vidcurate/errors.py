@@ -4,6 +4,7 @@
     ├── RequestError                exit code 2: what was asked for is wrong, nothing was written
     │   ├── RecipeError             a YAML recipe or a --set
     │   ├── InputError              a metadata file, a folder or an argument
+    │   │   └── MissingError        a file or a folder that is named and is not there
     │   ├── ColumnError             a column that is missing or of the wrong kind
     │   └── StageError              a stage was asked for before, or against, the one it needs
     ├── MediaError                  one video that cannot be read; in a stage it becomes a ledger row
@@ -41,6 +42,10 @@ class RecipeError(RequestError):
 
 class InputError(RequestError):
     """A metadata file, a folder or an argument cannot be used as given."""
+
+
+class MissingError(InputError):
+    """A file or a folder that is named is not there."""
 
 
 class ColumnError(RequestError):

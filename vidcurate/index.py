@@ -123,18 +123,23 @@ class Index:
 
     @cached_property
     def _places(self) -> RowGroups:
+        self._check_stamp()
         found = RowGroups(self.folder, _PLACES)
         self._check_stamp()
         return found
 
     def _read_later(self, columns: list[str]) -> Any:
+        self._check_stamp()
         table = read_columns(self.folder, columns)
         self._check_stamp()
         return table
 
     def _check_stamp(self) -> None:
         path = self.folder / INDEX_NAME
-        if stamp_of(path) != self.stamp:
+        now = stamp_of(path)
+        if not now:
+            raise ShardError(f"{path}: is gone since it was opened. Put it back and start again.")
+        if now != self.stamp:
             raise ShardError(f"{path}: another index has taken its place since it was opened. Start again.")
 
     def word(self, column: str, row: int) -> str:
@@ -164,9 +169,9 @@ def _is_number(dtype: Any) -> bool:
 def read_index(place: Path | str, *, check_files: bool = True, remote: RemoteSpec | None = None) -> Index:
     """Open the index of the shards in a folder or at a URL, which is read as `remote` says.
 
-    Raises ShardError when there is none, when it is damaged or of another format, or (with `check_files`)
-    when a shard is missing or shorter than the index says; StorageError and InputError for a URL. At a URL
-    `check_files` also notes which version of each shard is there now: no other will be read.
+    Raises MissingError when there is none; ShardError when it is damaged or of another format, or (with
+    `check_files`) when a shard is missing or shorter than the index says; StorageError and InputError for a
+    URL. At a URL `check_files` also notes which version of each shard is there now: no other will be read.
     """
     where = stores.place(place)
     shards = open_shards(where, INDEX_NAME, remote or RemoteSpec()) if isinstance(where, str) else None

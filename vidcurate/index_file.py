@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from vidcurate.errors import ShardError, StorageError
+from vidcurate.errors import MissingError, ShardError, StorageError
 
 INDEX_NAME = "index.parquet"
 FORMAT = "vidcurate-index-2"
@@ -181,19 +181,19 @@ _arrow = threading.Lock()  # both are settings of the whole process
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Raise ShardError for all that goes wrong while an index is read."""
+    """Raise MissingError where there is no index, ShardError for all else that goes wrong."""
     try:
         with _arrow_at_its_best():
             yield
     except FileNotFoundError as error:
-        raise ShardError(f"{path}: no such index. Run `vidcurate build-shards` first.") from error
+        raise MissingError(f"{path}: no such index. Run `vidcurate build-shards` first.") from error
     except (OSError, pa.ArrowException) as error:
         raise ShardError(f"{path}: damaged or not an index ({type(error).__name__}: {error}).") from error
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Callable[[], Any]]:
-    """Yield what opens the index, checked, as a ParquetFile. Raises ShardError for all that goes wrong."""
+    """Yield what opens the index, checked, as a ParquetFile. Raises MissingError, ShardError."""
     with _reading(path):
         footer = pq.read_metadata(path)
         form = (footer.metadata or {}).get(_FORMAT_KEY, b"").decode()
@@ -235,8 +235,8 @@ def stamp_of(path: Path) -> tuple[int, ...]:
 def read_columns(folder: Path, names: list[str]) -> Any:
     """Return these columns of the index in `folder` as a pyarrow table, each in one chunk.
 
-    They have the types of SCHEMA. Raises ShardError when there is no index, or it is damaged or of another
-    format.
+    They have the types of SCHEMA. Raises MissingError when there is no index, ShardError when it is damaged
+    or of another format.
     """
     with _opened(folder / INDEX_NAME) as open_file:
         return _in_one_chunk(open_file().read(columns=names), names)

@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import Field
 
 from vidcurate import stores
-from vidcurate.errors import StorageError
+from vidcurate.errors import MissingError, StorageError
 from vidcurate.recipe import Recipe
 from vidcurate.shard_cache import ShardCache, default_folder, key_of
 from vidcurate.stores import Pause, Stamp
@@ -63,13 +63,15 @@ class RemoteShards:
 def open_shards(url: str, index_name: str, spec: RemoteSpec) -> RemoteShards:
     """Fetch the index at `url` unless this version of it is here already; the stamps of shards come later.
 
-    Of the processes of a machine one fetches and the others wait for it. Raises InputError, ShardError,
-    StorageError.
+    Of the processes of a machine one fetches and the others wait for it. Raises MissingError where there is
+    none, InputError, ShardError, StorageError.
     """
     cache = ShardCache(spec.cache_folder or default_folder(), spec.cache_bytes)
     url, seconds = url.rstrip("/"), spec.request_seconds
     place = f"{url}/{index_name}"
-    stamp = stores.stamp_of(place, seconds=seconds)
+    stamp = stores.stamp_if_there(place, seconds=seconds)
+    if stamp is None:
+        raise MissingError(f"{place}: is not there.")
     folder = cache.folder / "index" / key_of(place, stamp.tag, stamp.size_bytes)
     target = folder / index_name
     try:

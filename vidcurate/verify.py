@@ -19,7 +19,7 @@ from blake3 import blake3
 
 from vidcurate import index, index_file, interop, stores
 from vidcurate.engine import Progress, no_progress
-from vidcurate.errors import InputError, ShardError
+from vidcurate.errors import InputError, MissingError, ShardError
 from vidcurate.shard_manifest import MANIFEST_NAME, read_manifest
 from vidcurate.shard_pool import in_processes
 from vidcurate.shard_write import BUILD
@@ -62,7 +62,7 @@ def _open_index(folder: Path, manifest: dict[str, Any] | None, problems: list[Pr
     try:
         opened_index = index.read_index(folder, check_files=False)
         index.check_index(opened_index)
-    except ShardError as error:
+    except (MissingError, ShardError) as error:
         tell(str(error).removeprefix(f"{path}: "))
         return None
     for name in ("clip_id", "sample_key"):

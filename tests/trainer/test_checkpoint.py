@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from trainer import checkpoint, saver
 from trainer import parts as dcp
 from trainer.mesh import ALONE
-from vidcurate.errors import CheckpointError, StorageError
+from vidcurate.errors import CheckpointError, MissingError, StorageError
 
 STATE = {"step": 100, "recipe": {"name": "small"}}
 
@@ -258,7 +258,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(run: Path, damage: str) -> None
 
 
 def test_a_path_that_is_no_checkpoint_says_what_it_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no such checkpoint or run folder"):
+    with pytest.raises(MissingError, match="no such checkpoint or run folder"):
         checkpoint.load(tmp_path / "nothing")
     with pytest.raises(CheckpointError, match=r"no manifest\.json in it: half copied"):
         checkpoint.load(tmp_path)

@@ -66,6 +66,22 @@ def test_a_launch_that_gives_up_tells_the_trackers_itself(
     assert '"exit_code": 1' in text.decode()
 
 
+@pytest.mark.soak
+@pytest.mark.usefixtures("forked_agents")
+def test_shards_that_are_not_there_end_a_launch_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = command_words(tmp_path / "nowhere", tmp_path / "run")
+
+    assert launch.main([*words, "--nproc-per-node", "1", "--restarts", "9"]) == 2
+
+    told = capsys.readouterr().err
+    assert told.count("All ranks are being stopped") == 1
+    assert f"error: {tmp_path / 'nowhere/index.parquet'}: no such index" in told
+    assert "restart" not in told
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_flag_that_nobody_knows_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         launch.main([str(TINY), "--restart", "2"])

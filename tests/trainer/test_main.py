@@ -148,8 +148,8 @@ def test_a_dry_run_in_words_names_what_no_bucket_takes(shards: Path, tmp_path: P
         (["--load", "a", "--ckpt-path", "b"], 2, "exclude each other"),
         (["--load", "WEIGHTS"], 2, "For weights only: --ckpt-path"),
         (["--load", "WEIGHTS_FOLDER"], 2, "holds weights alone"),
-        (["--load", "nowhere"], 1, "nowhere: no such checkpoint or run folder"),
-        (["--set", "stages.0.data.shards=nowhere"], 1, "no such index"),
+        (["--load", "nowhere"], 2, "nowhere: no such checkpoint or run folder"),
+        (["--set", "stages.0.data.shards=nowhere"], 2, "no such index"),
         (["--set", "stages.0.data.levels=[7]"], 2, "no clip of level 7"),
         (["--set", "stages.0.data.buckets.table={144p: {51: [1.0, 1]}}"], 2, "no clip fits any bucket"),
     ],
@@ -172,6 +172,19 @@ def test_what_is_wrong_is_one_line_and_an_exit_code(
     assert said in captured.err
     assert captured.err.count("\n") == 1
     assert captured.out == ""
+
+
+def test_shards_that_are_gone_from_a_run_that_has_begun_are_no_wrong_request(
+    shards: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+
+    assert command.main(arguments(tmp_path / "unmounted", tmp_path / "run")) == 1
+
+    said = capsys.readouterr().err
+    assert "unmounted/index.parquet: no such index" in said
+    assert "is at step 3" in said
+    assert said.count("\n") == 1
 
 
 def test_a_recipe_that_is_not_there_is_a_wrong_request(capsys: pytest.CaptureFixture[str]) -> None:

@@ -121,7 +121,7 @@ def test_the_command_samples_any_prompt(
 @pytest.mark.parametrize(
     ("arguments", "said", "code"),
     [
-        (["nowhere"], "no such checkpoint or run folder", 1),
+        (["nowhere"], "no such checkpoint or run folder", 2),
         (["RUN", "--size", "4x16"], "write it as FRAMESxHEIGHTxWIDTH", 2),
         (["RUN", "--size", "0x16x16"], "write it as FRAMESxHEIGHTxWIDTH", 2),
         (["RUN", "--size", "4x2x2"], "is smaller than the video encoder's blocks", 2),

@@ -14,7 +14,7 @@ import pytest
 from vidcurate import index, index_file
 from vidcurate.clip_bytes import read_clip_bytes, read_clip_facts
 from vidcurate.crc import crc32c
-from vidcurate.errors import ShardError, StorageError
+from vidcurate.errors import MissingError, ShardError, StorageError
 
 SHARD = "train-level1-{:06d}.tar"
 
@@ -130,6 +130,9 @@ def test_an_index_that_another_has_replaced_is_not_read_on(folder: Path) -> None
         _ = opened.captions
     with pytest.raises(ShardError, match=r"index\.parquet: another index has taken its place since"):
         late.at("json_size", 0)
+    (folder / "index.parquet").unlink()
+    with pytest.raises(ShardError, match=r"index\.parquet: is gone since it was opened"):
+        _ = opened.captions
 
 
 def test_the_order_of_the_rows_given_does_not_matter(folder: Path, tmp_path: Path) -> None:
@@ -185,7 +188,7 @@ def test_a_missing_or_short_shard_is_named_when_the_index_is_opened(folder: Path
 
 
 def test_no_index_and_a_damaged_one_are_told_apart(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ShardError, match=r"no such index\. Run `vidcurate build-shards`"):
+    with pytest.raises(MissingError, match=r"no such index\. Run `vidcurate build-shards`"):
         index.read_index(tmp_path / "nowhere")
     path = folder / "index.parquet"
     whole = path.read_bytes()

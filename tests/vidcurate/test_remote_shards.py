@@ -16,7 +16,7 @@ from tests.range_server import RangeServer, serving
 from vidcurate import index, stores
 from vidcurate.clip_plan import decode_task
 from vidcurate.decode_pool import DecodePool
-from vidcurate.errors import InputError, ShardError, StorageError, VidcurateError
+from vidcurate.errors import InputError, MissingError, ShardError, StorageError, VidcurateError
 from vidcurate.index import Index
 from vidcurate.loader import Loader
 from vidcurate.remote_clips import pool_for
@@ -175,7 +175,7 @@ def test_a_shard_that_is_missing_or_short_is_named_when_the_index_is_opened(
         (tmp_path / here.shards[0]).write_bytes(bytes(600))
         with pytest.raises(ShardError, match=f"{server.url}/{here.shards[0]}: has 600 bytes and the index"):
             opened(server, tmp_path / "cache")
-        with pytest.raises(StorageError, match=r"index\.parquet: is not there"):
+        with pytest.raises(MissingError, match=r"nowhere/index\.parquet: is not there"):
             index.read_index(f"{server.url}/nowhere", remote=RemoteSpec(cache_folder=tmp_path / "cache"))
 
 

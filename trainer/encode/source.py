@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vidcurate.errors import CheckpointError, InputError, StorageError
+from vidcurate.errors import CheckpointError, InputError, MissingError, StorageError
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 WEIGHTS = (
@@ -32,14 +32,14 @@ WEIGHT_FILES = ("config.json", "model*.safetensors*", "diffusion_pytorch_model*.
 def locate(source: str, *, key: str, patterns: Sequence[str]) -> Path:
     """Return the folder or file that `source` names; of a hub name, the files `patterns` in the hub's cache.
 
-    `key` is the recipe's key, for the message. Raises InputError for what is neither, StorageError where
+    `key` is the recipe's key, for the message. Raises MissingError for what is neither, StorageError where
     the hub has it not or cannot be reached.
     """
     path = Path(source).expanduser()
     if path.exists():
         return path
     if not HUB_NAME.fullmatch(source):
-        raise InputError(
+        raise MissingError(
             f"{key} is {source}: no such folder or file, and no name on the hub either (owner/name); "
             f"give the folder that holds the weights."
         )

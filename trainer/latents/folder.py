@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from vidcurate.buckets import Bucket
-from vidcurate.errors import InputError, ShardError
+from vidcurate.errors import InputError, MissingError, ShardError
 from vidcurate.index import INDEX_NAME, Index, read_index
 
 FORMAT = "vidcurate-latents-1"
@@ -217,16 +217,15 @@ def _size(path: Path) -> int:
 def open_folder(path: Path) -> LatentFolder:
     """Open a finished folder of latents.
 
-    Raises ShardError when there is none, when encoding has not finished, or when a file is missing, damaged
-    or shorter than the manifest says.
+    Raises MissingError when there is none, ShardError when encoding has not finished, or when a file is
+    missing, damaged or shorter than the manifest says.
     """
     manifest = read_manifest(path)
     if manifest is None:
-        begun = (path / ".build").is_dir()
-        raise ShardError(
-            f"{path}: encoding has not finished here; run the same command again."
-            if begun
-            else f"{path}: no latents there (no {MANIFEST_NAME}). "
+        if (path / ".build").is_dir():
+            raise ShardError(f"{path}: encoding has not finished here; run the same command again.")
+        raise MissingError(
+            f"{path}: no latents there (no {MANIFEST_NAME}). "
             f"Run `python -m trainer.encode_shards RECIPE --out {path}` first."
         )
     for shard in manifest["shards"]:

@@ -24,7 +24,7 @@ from trainer import data, dry_run, encode_shards, inputs
 from trainer.encode_ahead import request_of
 from trainer.latents.folder import open_folder
 from trainer.loop import train
-from vidcurate.errors import InputError, RecipeError, ShardError, VidcurateError
+from vidcurate.errors import InputError, MissingError, RecipeError, ShardError, VidcurateError
 
 
 @pytest.fixture
@@ -83,8 +83,6 @@ def test_a_shard_cut_while_it_is_read_names_shard_and_clip(
             lambda folder: (folder / "texts.parquet").unlink(),
             r"texts\.parquet: named by the manifest and cannot",
         ),
-        (lambda folder: (folder / "index.parquet").unlink(), r"index\.parquet: no such index"),
-        (lambda folder: (folder / "manifest.json").unlink(), r"no latents there \(no manifest\.json\)"),
         (
             lambda folder: (folder / "manifest.json").write_text("{}"),
             r"its format is None, this version reads",
@@ -100,6 +98,21 @@ def test_a_folder_that_is_not_whole_is_refused_by_name(
 ) -> None:
     hurt(broken)
     with pytest.raises(ShardError, match=said):
+        open_folder(broken)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("index.parquet", r"index\.parquet: no such index"),
+        ("manifest.json", r"no latents there \(no manifest\.json\)"),
+    ],
+)
+def test_a_folder_that_lacks_what_makes_it_one_of_latents_is_missing(
+    broken: Path, name: str, said: str
+) -> None:
+    (broken / name).unlink()
+    with pytest.raises(MissingError, match=said):
         open_folder(broken)
 
 
