@@ -64,8 +64,8 @@ def test_a_hostfile_a_list_and_this_machine_are_nodes(tmp_path: Path) -> None:
         Node(name="node1", slots=8, through="ssh"),
         Node(name="me@node2", through="ssh"),
     )
-    assert read_nodes("node1,local") == (
-        Node(name="node1", through="ssh"),
+    assert read_nodes("node1.example.org,local") == (
+        Node(name="node1.example.org", through="ssh"),
         Node(name="local", through="here"),
     )
 
@@ -77,7 +77,9 @@ def test_a_hostfile_a_list_and_this_machine_are_nodes(tmp_path: Path) -> None:
         ("a,,b", "'' is no host"),
         ("-oProxyCommand=x", "is no host"),
         ("a,a", "a is there twice"),
-        ("no/such/file", "cannot be read"),
+        ("no/such/file", "NODES no/such/file: there is no such hostfile"),
+        ("nohosts.txt", "NODES nohosts.txt: there is no such hostfile; write a host a line into it, or"),
+        ("node1,rack.hosts", "NODES rack.hosts: there is no such hostfile"),
         ("slurm", "no SLURM_JOB_ID"),
         ("slurm:all", "'all' is no job id"),
     ],

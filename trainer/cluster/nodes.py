@@ -20,6 +20,20 @@ from trainer.hosts import read_hosts
 from vidcurate.errors import InputError, VidcurateError
 
 SLURM_SECONDS = 15.0  # for squeue and scontrol
+# How hostfiles are named, and no host is.
+FILE_NAMES = (
+    ".txt",
+    ".hosts",
+    ".hostfile",
+    ".nodes",
+    ".list",
+    ".lst",
+    ".conf",
+    ".cfg",
+    ".ini",
+    ".yaml",
+    ".json",
+)
 # Of the variables of a Slurm job, what its commands need; the rest describes the job that asks.
 SLURM_KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
 
@@ -50,17 +64,23 @@ class Way:
 def read_nodes(text: str, environment: Mapping[str, str] = os.environ) -> tuple[Node, ...]:
     """Return the nodes that `text` names, in its order.
 
-    Raises InputError for what names no node, and VidcurateError when Slurm does not answer.
+    Raises InputError for what names no node or a file that is not there, VidcurateError when Slurm does not
+    answer.
     """
     if text == "slurm" or text.startswith("slurm:"):
         return _slurm_nodes(text.removeprefix("slurm").removeprefix(":"), environment)
-    if Path(text).is_file() or "/" in text:
+    if Path(text).is_file() or ("/" in text and Path(text).exists()):
         return tuple(Node(name=host.name, slots=host.slots, through="ssh") for host in read_hosts(Path(text)))
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if not name or name.startswith("-") or any(letter.isspace() for letter in name):
             raise InputError(
                 f"NODES {text!r}: {name!r} is no host; write a hostfile, node1,node2, slurm:JOBID or local."
+            )
+        if "/" in name or name.endswith(FILE_NAMES):
+            raise InputError(
+                f"NODES {name}: there is no such hostfile; write a host a line into it, or node1,node2, "
+                "slurm:JOBID or local."
             )
         if names.count(name) > 1:
             raise InputError(f"NODES {text!r}: {name} is there twice.")
