@@ -119,7 +119,7 @@ TRAINER = [
     {"latents", "trackers", "run_folder", "outcome", "guard", "progress", "supervisor", "curves"},
     {"recipe"},
     {"environment"},
-    {"encoded", "inputs", "recipe_changes"},
+    {"encoded", "inputs", "phases", "recipe_changes"},
     {"data", "samples"},
     {"balance", "gallery"},
     {"position", "sample", "inspect", "resume", "step", "validation", "dry_run", "encode_ahead"}
@@ -152,6 +152,7 @@ TOUCHES = {
         "buckets",
         "torch",
     },
+    "phases": {"order"},
     "position": {"loader_state", "journal", "index", "order"},
     "resume": {"loader_state"},
     "encode_ahead": {"views", "buckets", "clip_bytes", "index", "clip_plan", "decode_pool", "decode_worker"}

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import vidcurate.torch
-from trainer import encoded
+from trainer import encoded, phases
 from trainer.encode import video_encoder
 from trainer.encoded import Missing
 from trainer.guard import windows
@@ -119,17 +119,6 @@ def cost_unit(data: StageData, plan: Plan) -> tuple[str, float]:
     return ("s", 1e-6) if data.stage.data.buckets.cost_table else ("TFLOP", 3e-12)
 
 
-def _check_phases(stage: Stage, plan: Plan, num_steps: int) -> None:
-    """Raise RecipeError for a phase of the curriculum that the stage is too short to come to."""
-    for number, first in enumerate(plan.phases):
-        made = windows.steps_before(stage.skip, first + 1)
-        if made >= num_steps:
-            raise RecipeError(
-                f"stage {stage.name}: curriculum.{number} begins with step {made + 1} and the stage has "
-                f"{num_steps}; make the stage longer or the phases before shorter."
-            )
-
-
 def lay_out(recipe: TrainRecipe, *, complete: bool = True) -> tuple[StageData, ...]:
     """Return every stage with its index, its plan and its number of steps.
 
@@ -156,7 +145,7 @@ def lay_out(recipe: TrainRecipe, *, complete: bool = True) -> tuple[StageData, .
         if complete:
             encoded.check_complete(stage.name, spec, missing)
         num_steps = stage.steps or order.steps_for_passes(plan, stage.passes or 0.0)
-        _check_phases(stage, plan, num_steps)
+        phases.check(stage, plan, num_steps)
         laid.append(
             StageData(
                 number=number,
@@ -257,15 +246,13 @@ def delivered(data: StageData, plan: StepPlan, rows: NDArray[np.int64], step: in
 def summary(data: StageData) -> dict[str, Any]:
     """Return how many clips a stage reads, how many of its fold and levels fit no bucket, and the notes.
 
-    `phases`: the step of the run, from 1, with which each phase of its curriculum begins.
+    `phases`: the step of the run, from 1, with which each phase of its curriculum begins that is read.
     """
     return {
         "clips": data.plan.num_clips,
-        "phases": [
-            data.first_step + windows.steps_before(data.skip, first + 1) + 1 for first in data.plan.phases
-        ],
+        "phases": [data.first_step + first for first in phases.first_updates(data.plan, data.skip).values()],
         "clips_left_out": {name: len(rows) for name, rows in data.plan.left_out.items() if len(rows)},
-        "notes": [dict(note) for note in data.plan.notes],
+        "notes": [*map(dict, data.plan.notes), *phases.notes(data.plan, data.skip)],
     }
 
 

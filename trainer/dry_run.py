@@ -235,6 +235,11 @@ def in_words(report: dict[str, Any]) -> str:
         if len(stage["phases"]) > 1:
             first = ", ".join(f"{step:,}" for step in stage["phases"])
             lines.append(f"  the phases of its curriculum begin with the steps {first}")
+        for note in stage["notes"]:
+            if note["event"] == "phase_skipped":
+                first, last = note["data_steps"]
+                steps = f"all of its data steps, {first:,} to {last:,}, are skipped"
+                lines.append(f"  {note['phase']} is not read: {steps}")
         if stage["skip"]:
             windows = ", ".join(f"{first:,} to {last:,}" for first, last in stage["skip"])
             lines.append(f"  not read: the data steps {windows}")

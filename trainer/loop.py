@@ -169,7 +169,7 @@ def _enter(stage: StageData, state: TrainState, tools: Tools) -> None:
         facts = {"stage": stage.stage.name, "steps": stage.num_steps, **data.summary(stage)}
         metrics.record_event(tools.recipe.output, "stage", state.step, **facts)
         position.keep_index(stage, tools.recipe.output)
-        for note in stage.plan.notes:
+        for note in facts["notes"]:
             telling.say(tools.world, f"{stage.stage.name}: {json.dumps(note)}")
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.shards_for_tests import make_shards, numbers, smoke
+from tests.trainer.shards_for_tests import events, make_shards, numbers, smoke
 from trainer import data, dry_run
 from trainer.loop import train
+from trainer.recipe import TrainRecipe
 from vidcurate import order
 from vidcurate.errors import InputError, RecipeError
 
@@ -67,6 +68,32 @@ def test_a_stage_too_short_for_its_phases_is_refused(shards: Path, tmp_path: Pat
         data.lay_out(smoke(shards, tmp_path / "run", *MORE, *skips))
     with pytest.raises(InputError, match="no clip of level 5"):
         data.lay_out(smoke(shards, tmp_path / "run", *MORE, "stages.0.data.curriculum=[{levels: [5]}]"))
+
+
+def test_a_phase_that_is_skipped_whole_is_left_out_and_said(
+    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def recipe(skip: str) -> TrainRecipe:
+        return smoke(shards, tmp_path / "run", *MORE, "stages.0.steps=4", f"stages.0.skip={skip}")
+
+    outcome = train(recipe("[[3, 7]]"))
+
+    assert outcome.step == 4
+    assert [set(line["loss_by_level"]) for line in numbers(tmp_path / "run")][:2] == [{"1"}] * 2
+    (began,) = events(tmp_path / "run", "stage")
+    assert began["phases"] == [1, 3]
+    note = {"event": "phase_skipped", "phase": "curriculum.1", "data_steps": [4, 7]}
+    assert note in began["notes"]
+    assert f"first: {json.dumps(note)}" in capsys.readouterr().err
+    told = dry_run.in_words(dry_run.dry_run(recipe("[[3, 7]]")))
+    assert "  curriculum.1 is not read: all of its data steps, 4 to 7, are skipped\n" in told
+
+    def skipped(skip: str) -> list[str]:
+        notes = data.summary(data.lay_out(recipe(skip))[0])["notes"]
+        return [note["phase"] for note in notes if note["event"] == "phase_skipped"]
+
+    assert skipped("[[1, 7]]") == ["curriculum.0", "curriculum.1"]
+    assert skipped("[[1, 2], [4, 6], [8, 20]]") == []  # the last phase goes on behind any window
 
 
 def test_validation_reads_the_levels_that_some_phase_shows(shards: Path, tmp_path: Path) -> None:
