@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -263,6 +265,35 @@ def test_without_once_it_ends_when_the_run_is_done(run: Path, capsys: pytest.Cap
     assert capsys.readouterr().out == f"{run}/samples/step-00000002  2 clips, {_seconds(run)} s\n"
     metrics.record_event(run, "resume", 4)
     assert not found.is_done(run)
+
+
+def test_a_run_without_a_checkpoint_is_waited_for_with_one_line_and_not_by_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    metrics.record_event(run, "start", 0)
+
+    assert serve(capsys, "--no-validation", run) == []
+
+    def end_when_it_waits() -> None:
+        until = time.monotonic() + 60
+        while not (run / "gallery.js").exists() and time.monotonic() < until:
+            time.sleep(0.02)
+        time.sleep(0.3)  # several looks
+        metrics.record_event(run, "done", 0)
+
+    ends = threading.Thread(target=end_when_it_waits)
+    ends.start()
+    assert main(["serve", str(run), "--poll-seconds", "0.05"]) == 0
+    ends.join()
+    none = f"{run}: no whole checkpoint is there; nothing is sampled\n"
+    assert capsys.readouterr().err == (
+        f"{run}: no whole checkpoint is there yet; the server looks every 0.05 s until the run is done "
+        f"(Ctrl-C ends it, --once does not wait)\n{none}"
+    )
+    assert main(["serve", str(run), "--once"]) == 0
+    assert capsys.readouterr().err == none
 
 
 def _seconds(run: Path) -> str:

@@ -106,6 +106,10 @@ def test_runs_are_found_by_the_number_that_their_names_begin_with(tmp_path: Path
     [
         ("", "no run is named"),
         ("DIR/nowhere", "no such run folder"),
+        (
+            "DIR",
+            "is no run folder (no events.jsonl and no step-… in it). Give the folder that `output` named",
+        ),
         ("DIR --preset low8s", "the presets are own, low4s, high4s, low16s"),
         ("DIR --prompts DIR/none", "cannot be read"),
         ("DIR --prompts DIR/empty", "holds no prompt"),

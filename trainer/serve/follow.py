@@ -20,7 +20,7 @@ from trainer.serve.found import Waiting
 from trainer.serve.media import Shown, diary
 from trainer.serve.presets import Changes, Wanted, wanted
 from trainer.serve.weights import Model, Taken, part_of, take
-from vidcurate.errors import CheckpointError, InputError, VidcurateError
+from vidcurate.errors import CheckpointError, InputError, MissingError, VidcurateError
 
 REDRAW_SECONDS = 15.0
 
@@ -133,6 +133,24 @@ def _draw(run: Path, standing: Standing) -> None:
         standing.drawn[run] = (time.monotonic(), size)
 
 
+def _tell_waiting(service: Service, standing: Standing) -> None:
+    """Say what the server waits for, how often it looks and how it ends."""
+    until = "" if service.is_kept else " until the run is done"
+    for run in service.runs:
+        step = standing.newest.get(run)
+        what = "no whole checkpoint is there yet" if step is None else f"sampled up to step {step}"
+        say(
+            f"{run}: {what}; the server looks every {service.poll_seconds:g} s{until} "
+            "(Ctrl-C ends it, --once does not wait)"
+        )
+
+
+def _tell_unsampled(service: Service, standing: Standing) -> None:
+    for run in service.runs:
+        if run not in standing.newest:
+            say(f"{run}: no whole checkpoint is there; nothing is sampled")
+
+
 class Server:
     """One model, the runs it follows, and their trackers. A context manager: leaving it ends the trackers."""
 
@@ -207,14 +225,20 @@ class Server:
 
     def act(self, on_round: Callable[[dict[str, Any]], None]) -> None:
         """Follow the runs until they are done, or once over what is there; `on_round` hears of each round."""
+        waits = False
         while True:
             job = mesh.first_does(lambda: next_job(self.service, self.standing), self.world)
             if job is not None:
                 self._do(job, on_round)
                 continue
             if self._is_over():
+                if self.world.is_first:
+                    _tell_unsampled(self.service, self.standing)
                 return
             if self.world.is_first:
+                if not waits:
+                    _tell_waiting(self.service, self.standing)
+                waits = True
                 for run in self.service.runs:
                     _draw(run, self.standing)
             time.sleep(self.service.poll_seconds)
@@ -255,7 +279,12 @@ def held(service: Service, world: World) -> Iterator[None]:
 
 def _hold(run: Path, service: Service, stack: ExitStack) -> None:
     if not run.is_dir():
-        raise InputError(f"{run}: no such run folder.")
+        raise MissingError(f"{run}: no such run folder.")
+    if not found.is_run(run):
+        raise InputError(
+            f"{run}: is no run folder (no {metrics.EVENTS} and no step-… in it). Give the folder that "
+            "`output` named, once its training or its copy has begun."
+        )
     try:
         (run / gallery.SERVE).mkdir(exist_ok=True)
         lock = stack.enter_context((run / gallery.SERVE / ".lock").open("w"))

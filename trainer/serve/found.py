@@ -108,6 +108,11 @@ def there(run: Path, part: str, waiting: Waiting) -> tuple[list[Path], list[tupl
     return whole, wanting
 
 
+def is_run(folder: Path) -> bool:
+    """Say whether a training writes into the folder or has done so, or a copy of it has begun to arrive."""
+    return any((folder / name).exists() for name in (metrics.EVENTS, ".lock")) or any(folder.glob("step-*"))
+
+
 def is_done(run: Path) -> bool:
     """Say whether the training has written its last step, and has not begun again since."""
     kinds = [line["event"] for line in metrics.read(run / metrics.EVENTS)]
