@@ -14,7 +14,9 @@ from trainer.hosts import Host
 from trainer.supervisor import Terms
 
 # For each attempt a rank is told to which step it comes, what it writes, and how it ends. Diary and
-# heartbeats are those of a trainer's rank.
+# heartbeats are those of a trainer's rank. What has to come before is waited for: `when`, files of the run
+# (process-ATTEMPT-RANK is there when that rank has written all it writes), and `outlives`, a rank whose end
+# the agent has seen.
 RANK = """
 import json, os, pathlib, signal, sys, time
 
@@ -22,26 +24,43 @@ run, rank = pathlib.Path(sys.argv[1]), int(os.environ["RANK"])
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 attempts = json.loads(sys.argv[2])
 what = attempts[min(attempt, len(attempts) - 1)].get(str(rank), {})
-(run / f"process-{attempt}-{rank}").write_text(str(os.getpid()))
+
+
+def wait_for(condition):
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
 if rank == 0:
     with open(run / "metrics.jsonl", "a") as diary:
         diary.write(json.dumps({"step": what.get("step", 0)}) + "\\n")
 for name, text in what.get("writes", {}).items():
     (run / name).write_text(text)
+mine = f"process-{attempt}-{rank}"
+(run / f".{mine}").write_text(str(os.getpid()))
+(run / f".{mine}").replace(run / mine)
+for name in what.get("when", []):
+    wait_for((run / name).exists)
+if "outlives" in what:  # its parent has waited for it: it is no process any more
+    other = run / f"process-{attempt}-{what['outlives']}"
+    wait_for(other.exists)
+    wait_for(lambda: not os.path.exists(f"/proc/{other.read_text()}"))
 if "beats" in what:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if what["beats"] == "deaf" else signal.SIG_DFL)
+    heard = lambda *_: (run / f"rank-{rank}-heard").touch()
+    signal.signal(signal.SIGTERM, heard if what["beats"] == "deaf" else signal.SIG_DFL)
     (run / "heartbeats").mkdir(exist_ok=True)
     for step in range(3):
         beat = {"time": time.time(), "step": attempt * 10 + step, "phase": "step"}
         partial = run / "heartbeats" / f".{rank}"
         partial.write_text(json.dumps(beat))
         partial.replace(run / "heartbeats" / f"rank-{rank:05d}.json")
-        time.sleep(0.2)
-    time.sleep(60)
+    time.sleep(600)
 if "leaves" in what:
     signal.signal(signal.SIGUSR1, lambda *_: sys.exit(what["leaves"]))
     (run / f"rank-{rank}-waits").touch()
-    time.sleep(60)
+    time.sleep(600)
 time.sleep(what.get("after", 0))
 print(f"attempt {attempt} rank {rank} says something last", file=sys.stderr)
 if what.get("kills_agent"):

@@ -42,8 +42,12 @@ def test_a_node_that_fails_its_preflight_is_left_out_while_enough_are_left(
     cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], min_hosts: int | None
 ) -> None:
     both: dict[str, dict[str, Any]] = {
-        "0": {"writes": {"preflight.json": verdicts("good", "bad")}, "exit": 77},
-        "1": {"exit": 77},
+        "0": {
+            "writes": {"preflight.json": verdicts("good", "bad")},
+            "exit": 77,
+            "when": ["process-0-1"],
+        },
+        "1": {"exit": 77, "when": ["process-0-0"]},
     }
 
     code = over_ssh(cluster, tmp_path, [both, {}], A, B, min_hosts=min_hosts)
@@ -74,7 +78,10 @@ def test_the_rank_that_says_so_names_a_bad_host_and_another_becomes_the_master(
 def test_where_every_rank_calls_its_node_bad_the_launch_stops_and_asks(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    assert over_ssh(cluster, tmp_path, [{"0": {"exit": 77}, "1": {"exit": 77}}], A, B) == 77
+    # A rank that fails before the other host's have started leaves them no word.
+    both = {"exit": 77, "when": ["process-0-0", "process-0-1"]}
+
+    assert over_ssh(cluster, tmp_path, [{"0": both, "1": both}], A, B) == 77
 
     (line,) = diary(tmp_path)
     assert (line["event"], line["reason"]) == ("gave_up", "a node is bad and nothing says which.")
@@ -88,8 +95,8 @@ def test_a_host_that_no_longer_answers_is_left_out_with_one_line(
     gone = f"Host b\n  HostName 127.0.0.1\n  Port {free_port()}\n" + config.read_text()
     moving = Cluster(ssh=f"ssh -F {config}", folder=cluster.folder)
     goes: dict[str, dict[str, Any]] = {
-        "0": {"step": 4, "after": 60},
-        "1": {"writes": {str(config): gone}, "exit": 1},
+        "0": {"step": 4, "after": 600},
+        "1": {"writes": {str(config): gone}, "exit": 1, "when": ["process-0-0"]},
     }
 
     assert over_ssh(moving, tmp_path, [goes, {"0": {"step": 5}}], A, B) == 0
