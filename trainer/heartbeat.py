@@ -60,10 +60,6 @@ class Seen:
     def seconds(self) -> float:
         return time.monotonic() - self.since
 
-    @property
-    def is_late(self) -> bool:
-        return self.seconds > self.limit_seconds
-
 
 class Pulse:
     """The page, as the loop writes it. Without one (`SILENT`) everything here does nothing."""

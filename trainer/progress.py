@@ -15,6 +15,7 @@ from pathlib import Path
 from trainer import heartbeat, metrics, saved
 
 TAIL_BYTES = 1 << 18  # more than a line of metrics.jsonl
+OFTEN_SECONDS = 1.0  # at most, between two looks at the heartbeats, where nothing holds up who looks
 
 
 def highest_step(run: Path) -> int:
@@ -46,6 +47,7 @@ class Heartbeats:
         self.run = run
         self._seen = self._read()
         self._moved: float | None = None  # when one was last seen to move, by the monotonic clock
+        self._looked = time.monotonic()
 
     def _read(self) -> dict[int, tuple[object, object]]:
         return {
@@ -53,12 +55,18 @@ class Heartbeats:
         }
 
     def quiet_seconds(self) -> float | None:
-        """Return for how long no rank has come to another step or phase; None before the first has."""
+        """Return for how long no rank has come to another step or phase; None before the first has.
+
+        Not counted is the time in which nobody asked: then the job stood still, and this process with it.
+        """
+        looked, self._looked = self._looked, time.monotonic()
         now = self._read()
+        if self._moved is not None:
+            self._moved += max(0.0, self._looked - looked - OFTEN_SECONDS)
         if any(self._seen.get(rank) != beat for rank, beat in now.items()):
-            self._moved = time.monotonic()
+            self._moved = self._looked
         self._seen |= now
-        return None if self._moved is None else time.monotonic() - self._moved
+        return None if self._moved is None else self._looked - self._moved
 
     def in_words(self) -> str:
         """Return where the ranks stand: rank 0 step 7 (data), rank 1 step 7 (step)."""

@@ -79,13 +79,18 @@ class Watcher:
         self.has_complained = False
         self.next_look_around = 0.0
         self.is_ending = False
+        self.lost_seconds = 0.0  # in which this process stood still itself, and so did its rank
+        self.stands_since = 0.0  # the progress that was seen last, and how much had been lost by then
+        self.lost_by_then = 0.0
 
     def see(self) -> Seen:
         return heartbeat.see(self.page)
 
     def watch(self) -> None:
         while True:
+            began = time.monotonic()
             ready, _, _ = select.select([sys.stdin], [], [], self.job.look_seconds)
+            self.slept(time.monotonic() - began)
             if ready:
                 said = os.read(0, 64)
                 if said != GOODBYE and not self.is_ending:
@@ -93,6 +98,18 @@ class Watcher:
                 return
             if self.step():
                 return
+
+    def slept(self, seconds: float) -> None:
+        """Take note of a wait that was to last `look_seconds`: of a longer one, the machine or the job stood
+        still (a suspended machine, `scontrol suspend`), and no rank could move.
+        """
+        self.lost_seconds += max(0.0, seconds - self.job.look_seconds)
+
+    def is_late(self, seen: Seen) -> bool:
+        """Whether the rank has stood for longer than its limit while this process was there to see it."""
+        if seen.since != self.stands_since:
+            self.stands_since, self.lost_by_then = seen.since, self.lost_seconds
+        return seen.seconds - (self.lost_seconds - self.lost_by_then) > seen.limit_seconds
 
     def step(self) -> bool:
         """Look once; return whether the rank was ended."""
@@ -107,7 +124,7 @@ class Watcher:
                 return False  # it was told, and the policy is to wait
             self.dealt_with = self.dealt_at = None
             stall.forget(self.run)
-        if seen.is_late:
+        if self.is_late(seen):
             return self.claim("stall", self.rank, seen)
         try:
             gone = self.gone(seen)

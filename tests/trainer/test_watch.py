@@ -23,6 +23,8 @@ from trainer.pace import OwnSeconds, SlowRanks, Throughput
 from trainer.watch_spec import WatchSpec
 from vidcurate.errors import StateError, StorageError
 
+LIMIT_SECONDS = 60.0
+
 # ── heartbeats ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -51,30 +53,36 @@ def test_a_step_has_one_limit_and_a_slow_phase_another(page: mmap.mmap) -> None:
     assert seen.since > began
     pulse.step(2)
     assert heartbeat.see(page).limit_seconds == 10
-    assert not heartbeat.see(page).is_late
 
 
 def test_a_look_in_the_middle_of_a_write_sees_a_whole_page(page: mmap.mmap) -> None:
     """A page that was half written looked like a stall at step 0, in the middle of a training."""
     pulse = Pulse(page, stall_seconds=10, slow_seconds=100)
+    began = time.monotonic()
     pulse.step(1)
-    child = os.fork()
+    parent, child = os.getpid(), os.fork()
     if child == 0:
         step = 1
-        while True:
+        while os.getppid() == parent:
             step += 1
             pulse.step(step)
             pulse.phase("update")
+        os._exit(1)
     torn, until, before = [], time.monotonic() + 1.0, 0
-    while time.monotonic() < until:
+    while time.monotonic() < until or (before < 1000 and time.monotonic() < began + 120):
         seen = heartbeat.see(page)
-        if seen.is_late or seen.step < before or seen.phase not in ("data", "update"):
+        if (
+            seen.since < began
+            or seen.limit_seconds not in (10, 100)
+            or seen.step < before
+            or seen.phase not in ("data", "update")
+        ):
             torn.append(seen)
         before = seen.step
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     assert torn == []
-    assert before > 1000
+    assert before >= 1000
 
 
 def test_of_a_writer_that_was_stopped_in_a_write_the_one_before_is_seen(page: mmap.mmap) -> None:
@@ -101,7 +109,7 @@ def test_a_run_that_ends_in_order_leaves_no_record_and_no_heartbeat(tmp_path: Pa
         watch.watching(WatchSpec(), tmp_path, ALONE, stop) as watched,
     ):
         watched.pulse.step(7)
-        until = time.monotonic() + 10
+        until = time.monotonic() + LIMIT_SECONDS
         while 0 not in heartbeat.read(tmp_path) and time.monotonic() < until:
             time.sleep(0.02)
         (record,) = processes.read(tmp_path)
@@ -123,9 +131,13 @@ def test_a_disk_that_refuses_heartbeats_is_told_once_and_the_run_goes_on(
         stop_signals.listening() as stop,
         watch.watching(WatchSpec(), tmp_path, ALONE, stop) as watched,
     ):
-        time.sleep(0.5)
+        told, until = "", time.monotonic() + LIMIT_SECONDS
+        while "heartbeats cannot be written" not in told and time.monotonic() < until:
+            time.sleep(0.05)
+            told += capfd.readouterr().err
+        time.sleep(0.3)  # for a second time to be told, if it is
         watched.pulse.step(1)
-    assert capfd.readouterr().err.count("heartbeats cannot be written") == 1
+    assert (told + capfd.readouterr().err).count("heartbeats cannot be written") == 1
 
 
 def test_a_rank_with_thousands_of_open_files_is_watched_too(
@@ -143,8 +155,8 @@ def test_a_rank_with_thousands_of_open_files_is_watched_too(
             stop_signals.listening() as stop,
             watch.watching(WatchSpec(stall_seconds=0.4), tmp_path, ALONE, stop) as watched,
         ):
-            until = time.monotonic() + 10
-            while processes.children(os.getpid()) == before and time.monotonic() < until:
+            until = time.monotonic() + LIMIT_SECONDS
+            while set(processes.children(os.getpid())) <= set(before) and time.monotonic() < until:
                 time.sleep(0.01)  # until its watcher is there
             watched.pulse.step(7)
             while heartbeat.read(tmp_path).get(0, {}).get("step") != 7 and time.monotonic() < until:
@@ -156,16 +168,22 @@ def test_a_rank_with_thousands_of_open_files_is_watched_too(
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def open_files() -> set[str]:
+    """Return this process's descriptors; not the one that reads their names, which is closed by then."""
+    there = os.listdir("/proc/self/fd")
+    return {name for name in there if os.path.lexists(f"/proc/self/fd/{name}")}
+
+
 def test_a_watch_that_cannot_begin_leaves_no_file_open(tmp_path: Path) -> None:
     (tmp_path / processes.PROCESSES).write_text("a file where the folder should be")
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     with (
         pytest.raises(StorageError),
         stop_signals.listening() as stop,
         watch.watching(WatchSpec(), tmp_path, ALONE, stop),
     ):
         pass
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_files() <= before
 
 
 def test_sigusr2_writes_the_stacks_and_ends_nothing(tmp_path: Path) -> None:
@@ -207,8 +225,8 @@ def test_the_two_clocks_of_this_machine_agree() -> None:
     watched = ClockWatch(0.05)
     time.sleep(0.1)
     assert watched.look() is None
-    real, _ = clock_watch.read_clocks()
-    assert abs(real - time.time()) < 1
+    before, (real, _), after = time.time(), clock_watch.read_clocks(), time.time()
+    assert before <= real <= after
 
 
 # ── pace ────────────────────────────────────────────────────────────────────────────────────────────────────

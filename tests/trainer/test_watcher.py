@@ -82,6 +82,22 @@ def test_ranks_that_hang_in_different_phases_are_told_of_once_where_the_policy_i
     assert [event["step"] for event in events(tmp_path, "stall")] == [5, 6]
 
 
+def test_time_in_which_the_whole_machine_stood_still_is_no_stall(
+    watch: Callable[[int], Watch], tmp_path: Path
+) -> None:
+    """A machine that was suspended, or a job (`scontrol suspend`): all ranks were ended as it woke."""
+    watcher, pulse = watch(0)
+    stands(pulse, 7, "data")  # its limit is 0 s
+    watcher.is_late(watcher.see())  # it was seen, and then nothing ran for an hour
+    watcher.slept(3600.0)
+    assert not watcher.step()
+    assert events(tmp_path, "stall") == []
+
+    stands(pulse, 8, "data")  # what was lost before counts no more
+    assert not watcher.step()  # the policy is to wait
+    assert [event["step"] for event in events(tmp_path, "stall")] == [8]
+
+
 def test_a_folder_that_refuses_ends_no_rank_whose_policy_is_to_wait(
     watch: Callable[[int], Watch], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
