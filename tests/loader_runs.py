@@ -3,8 +3,9 @@
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from vidcurate import index, index_file, order, video
 from vidcurate.buckets import BucketSpec
 from vidcurate.crc import crc32c
+from vidcurate.decode_pool import DecodePool
 from vidcurate.decode_worker import DecodeTask
 from vidcurate.errors import MediaError
 from vidcurate.index import Index
@@ -184,6 +186,28 @@ def shard_of(opened: Index, clip_id: str) -> Path:
 
 def first_clip(opened: Index, plan: Plan, step: int = 0) -> str:
     return opened.word("clip_id", int(order.step_micro_batches(plan, step)[0].rows[0]))
+
+
+def wait_until_ready(loader: Loader) -> None:
+    """Wait until all workers are there and wait for work, with their signals set."""
+    assert isinstance(loader._pool, DecodePool)
+    until = time.monotonic() + 120
+    while [worker.is_ready for worker in loader._pool._workers] != [True] * loader.spec.num_workers:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def wait_until_one_reads(loader: Loader, clip_id: str, seconds: float) -> int:
+    """Wait until a worker has been reading a clip for so long; return its process id."""
+    until = time.monotonic() + 120
+    while True:
+        assert time.monotonic() < until
+        for worker in loader._pool._workers if isinstance(loader._pool, DecodePool) else ():
+            with suppress(OSError, ValueError):  # it has ended, or has said nothing yet
+                phase, since, clip = json.loads(os.pread(worker.page, 1024, 0).split(b"\0")[0])
+                if (phase, clip) == ("read", clip_id) and time.monotonic() - since >= seconds:
+                    return worker.process.pid
+        time.sleep(0.02)
 
 
 @contextmanager

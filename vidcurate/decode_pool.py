@@ -41,6 +41,7 @@ _START_TRIES = 3
 _START_SECONDS = 120.0
 _GOODBYE_SECONDS = 2.0
 _EXIT_SECONDS = 5.0  # of a worker that has hung up
+_LOOK_SECONDS = 1.0  # at most, while a worker may become late
 _KILL_SECONDS = 10.0  # a process that waits for a dead disk cannot even be killed
 # A terminal and a scheduler signal the whole group; the parent decides what becomes of the workers.
 _PROGRAM = (
@@ -166,7 +167,11 @@ class DecodePool:
                 self._recycle()
                 self._fill()
                 self._hand_out()
-                for ready, _ in self._selector.select(self._seconds_to_wait()):
+                wait, began = self._seconds_to_wait(), time.monotonic()
+                found = self._selector.select(wait)
+                if wait is not None:
+                    self._slept(time.monotonic() - began - wait)
+                for ready, _ in found:
                     if ready.data is None:
                         self._listener.recv(1 << 12)
                     else:
@@ -185,7 +190,14 @@ class DecodePool:
         if len(self._workers) < self._num_workers:  # one was found dead when it was to be given a task
             return 0.0
         due = min(worker.due for worker in self._workers)
-        return None if due == float("inf") else max(0.0, due - time.monotonic())
+        return None if due == float("inf") else min(max(0.0, due - time.monotonic()), _LOOK_SECONDS)
+
+    def _slept(self, too_long_seconds: float) -> None:
+        """Put off all deadlines by what a wait took too long: the machine or the job stood still meanwhile
+        (suspended), and the workers with it.
+        """
+        for worker in self._workers:
+            worker.due += max(0.0, too_long_seconds)
 
     def _fill(self) -> None:
         while len(self._workers) < self._num_workers:

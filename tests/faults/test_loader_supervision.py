@@ -10,14 +10,25 @@ from typing import Any
 import pytest
 
 from tests.faulty_worker import faults
-from tests.loader_runs import blocked, first_clip, make, plan_of, read, shard_of, spec, told
+from tests.loader_runs import (
+    blocked,
+    first_clip,
+    make,
+    plan_of,
+    read,
+    shard_of,
+    spec,
+    told,
+    wait_until_ready,
+)
+from vidcurate.decode_pool import DecodePool
 from vidcurate.errors import StorageError
 from vidcurate.index import Index
 from vidcurate.loader import Loader
 from vidcurate.order import Plan
 
 STEPS = range(3)
-DEADLINE = 1.0
+DEADLINE = 2.0  # for a clip that takes milliseconds: a machine that does other things must not be late, too
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +76,6 @@ def test_a_fault_costs_one_deadline_changes_nothing_and_leaves_the_stack(
     assert (event["event"], event["reason"]) == ("worker_replaced", reason)
     assert (event["clip_id"], event["phase"]) == (clip, "decode")
     assert event["state"].startswith(state)
-    assert event["seconds_in_phase"] < DEADLINE + 10
     assert event["seconds_in_phase"] > DEADLINE - 0.5 or fault == "crash"
     cause = {"hang": "in hang_in_c", "stop": "in stop_itself", "crash": "Segmentation fault"}[fault]
     assert cause in event["stack"]
@@ -116,7 +126,7 @@ def test_storage_that_hangs_stops_the_run_and_never_costs_a_clip(opened: Index, 
     with (
         blocked(opened, clip),
         Loader(opened, plan, settings, on_event=events.append) as loader,
-        pytest.raises(StorageError, match=r"could not be read in 1 s, 2 times\. Look at the") as caught,
+        pytest.raises(StorageError, match=r"could not be read in 2 s, 2 times\. Look at the") as caught,
     ):
         loader.step(0)
     assert str(shard_of(opened, clip)) in str(caught.value)
@@ -143,6 +153,22 @@ def test_workers_that_are_old_or_large_make_way_and_change_nothing(
     assert all(event["private_bytes"] > 1 << 24 for event in events)
 
 
+def test_what_a_wait_took_too_long_is_no_workers_time(opened: Index, plan: Plan) -> None:
+    """Of a machine or a job that was suspended, each worker was late as it woke, and its clip read again."""
+    with Loader(opened, plan, spec(num_workers=1)) as loader:
+        loader.step(0)
+        wait_until_ready(loader)
+        pool = loader._pool
+        assert isinstance(pool, DecodePool)
+        (worker,) = pool._workers
+        worker.due = 5.0
+        pool._slept(-1.0)
+        assert worker.due == 5.0
+        pool._slept(3600.0)
+        assert worker.due == 3605.0
+        worker.due = float("inf")
+
+
 # ── the parent ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -151,21 +177,22 @@ def test_a_killed_parent_leaves_no_process_and_no_shared_memory(opened: Index, p
     program = (
         "import sys; sys.path.insert(0, '.')\n"
         "from pathlib import Path\n"
+        "from tests import loader_runs\n"
         "from tests.loader_runs import plan_of, spec\n"
         "from vidcurate import index, loader\n"
         f"opened = index.read_index(Path({str(opened.folder)!r}), check_files=False)\n"
         "one = loader.Loader(opened, plan_of(opened), spec(num_workers=3))\n"
         "import threading, time\n"
         "threading.Thread(target=one.step, args=(0,), daemon=True).start()\n"
-        "while len(one.process_ids()) < 3: time.sleep(0.01)\n"
-        "time.sleep(1)\n"
+        f"loader_runs.wait_until_one_reads(one, {clip!r}, seconds=0.5)\n"  # one of them hangs in a read
+        "loader_runs.wait_until_ready(one)\n"
         "print(*one.process_ids(), flush=True)\n"
-        "time.sleep(60)\n"
+        "time.sleep(600)\n"
     )
     root = Path(__file__).resolve().parents[2]
     before = set(os.listdir("/dev/shm"))
     with (
-        blocked(opened, clip),  # one of them hangs in a read
+        blocked(opened, clip),
         subprocess.Popen(
             [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=root
         ) as parent,
@@ -173,9 +200,9 @@ def test_a_killed_parent_leaves_no_process_and_no_shared_memory(opened: Index, p
         assert parent.stdout is not None
         workers = [int(word) for word in parent.stdout.readline().split()]
         assert len(workers) == 3
-        assert all(Path(f"/proc/{worker}").exists() for worker in workers)
+        assert all(_runs(worker) for worker in workers)
         parent.kill()
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while time.monotonic() < until and any(_runs(worker) for worker in workers):
             time.sleep(0.05)
         assert not any(_runs(worker) for worker in workers)
@@ -194,10 +221,8 @@ def test_killed_workers_leave_no_descriptor_in_the_parent(opened: Index, plan: P
         loader.step(0)
 
         def descriptors() -> int:
-            until = time.monotonic() + 20
-            while len(loader.process_ids()) < 2 and time.monotonic() < until:
-                time.sleep(0.02)
             loader.step(0)
+            wait_until_ready(loader)
             return len(os.listdir("/proc/self/fd"))
 
         before = descriptors()

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from tests.loader_runs import (
     spec,
     told,
     videos,
+    wait_until_one_reads,
+    wait_until_ready,
     write_shards,
 )
 from vidcurate.errors import VidcurateError
@@ -42,22 +45,14 @@ def opened(tmp_path: Path, payloads: dict[str, bytes]) -> Index:
     return write_shards(tmp_path / "shards", clips(), payloads, per_shard=1)
 
 
-def strike(loader: Loader, pipe: Path, number: signal.Signals) -> None:
-    """Send the loader's only worker a signal once it is reading `pipe`, and wait until it is replaced."""
-    until = time.monotonic() + 20
-    while True:
-        try:
-            writer = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)  # refused as long as nobody reads
-            break
-        except OSError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.02)
-    (worker,) = loader.process_ids()
+def strike(loader: Loader, clip_id: str, number: signal.Signals) -> None:
+    """Send the worker that reads a clip a signal, and wait until it is replaced."""
+    worker = wait_until_one_reads(loader, clip_id, seconds=0.0)
     os.kill(worker, number)
+    until = time.monotonic() + 60
     while worker in loader.process_ids():
+        assert time.monotonic() < until
         time.sleep(0.02)
-    os.close(writer)
 
 
 def substitutions(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -71,25 +66,31 @@ def test_killed_workers_change_nothing(opened: Index) -> None:
     plan = plan_of(opened)
     undisturbed = read(opened, plan, STEPS)
     events: list[dict[str, Any]] = []
-    done = threading.Event()
+    asked = threading.Semaphore(0)
     with Loader(opened, plan, spec(num_workers=2), on_event=events.append) as loader:
 
         def kill() -> None:
-            number = 0
-            while not done.wait(0.6):
+            """One a step, a moment after it was asked for; more would be too many for one clip."""
+            for number in STEPS:
+                asked.acquire()
+                time.sleep(0.05 * number)
                 for process in loader.process_ids()[number % 2 : number % 2 + 1]:
-                    os.kill(process, signal.SIGKILL)
-                number += 1
+                    with suppress(ProcessLookupError):  # it has just been ended
+                        os.kill(process, signal.SIGKILL)
 
         killer = threading.Thread(target=kill)
         killer.start()
         try:
             for step in STEPS:
+                asked.release()
                 assert sorted(map(told, loader.step(step))) == undisturbed[step]
                 time.sleep(0.4)
         finally:
-            done.set()
+            for _ in STEPS:
+                asked.release()
             killer.join()
+        for step in STEPS:  # what the last kills hit is asked for
+            assert sorted(map(told, loader.step(step))) == undisturbed[step]
     assert not substitutions(events)
     assert {event["reason"] for event in events} == {"worker_died"}
 
@@ -102,7 +103,7 @@ def test_what_a_scheduler_signals_to_the_whole_group_does_not_touch_the_workers(
         for step in STEPS:
             assert sorted(map(told, loader.step(step))) == undisturbed[step]
             if step == 0:
-                time.sleep(1.0)  # an interpreter that has only just begun cannot ignore anything yet
+                wait_until_ready(loader)  # one that has only just begun cannot ignore anything yet
             for process in loader.process_ids():
                 for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
                     os.kill(process, number)
@@ -132,8 +133,15 @@ def test_a_clip_that_hangs_once_is_read_the_second_time(opened: Index) -> None:
     events: list[dict[str, Any]] = []
     settings = spec(num_workers=1, deadline_seconds=2.0)
     with blocked(opened, clip) as release, Loader(opened, plan, settings, on_event=events.append) as loader:
-        threading.Timer(1.8, release).start()  # a fresh interpreter has opened the pipe by then
+
+        def let_the_next_one_read() -> None:
+            wait_until_one_reads(loader, clip, seconds=0.5)
+            release()  # who waits at the pipe waits on
+
+        releases = threading.Thread(target=let_the_next_one_read)
+        releases.start()
         assert sorted(map(told, loader.step(0))) == undisturbed[0]
+        releases.join()
     assert [(event["event"], event["clip_id"]) for event in events] == [("worker_replaced", clip)]
 
 
@@ -145,7 +153,7 @@ def test_a_clip_whose_worker_is_killed_again_and_again_stops_the_run(opened: Ind
 
         def kill() -> None:
             for _ in range(11):
-                strike(loader, shard_of(opened, clip), signal.SIGKILL)
+                strike(loader, clip, signal.SIGKILL)
 
         killer = threading.Thread(target=kill)
         killer.start()
