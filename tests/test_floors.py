@@ -86,10 +86,10 @@ VIDCURATE = [
 ]
 TRAINER = [
     {"exit_codes"},
-    {"child", "xid", "diary", "whole_file"},
+    {"child", "xid", "diary", "whole_file", "clock_watch"},
     {"xid_log", "clock_offset", "preflight_spec", "environment_names", "saved"},
     {"noise", "masks", "place", "terminal", "mesh", "request", "stop_signals", "processes"}
-    | {"heartbeat", "clock_watch", "collectives"},
+    | {"heartbeat", "collectives"},
     {"hosts", "connection", "attempt", "elastic", "agent"},
     {"hardware", "stacks", "pace", "watch_spec"},
     {"stack_groups"},

@@ -12,15 +12,24 @@ TRIES = 3
 ADVICE = "run chronyd on every host, which slews the clock; let it step (makestep) at boot only"
 
 
-def read_clocks() -> tuple[float, float]:
-    """Return (seconds of the epoch, monotonic seconds), read at the same moment within a millisecond."""
+def read_clocks(other: Callable[[], float] = time.monotonic) -> tuple[float, float]:
+    """Return (seconds of the epoch, monotonic seconds), read at the same moment within a millisecond.
+
+    `other`: the clock that is read in the place of the monotonic one.
+    """
     real, middle = 0.0, 0.0
     for _ in range(TRIES):
-        before, real, after = time.monotonic(), time.time(), time.monotonic()
+        before, real, after = other(), time.time(), other()
         middle = (before + after) / 2
         if after - before < 1e-3:  # else the process was put aside between the two
             break
     return real, middle
+
+
+def boot_time() -> float:
+    """Return when this machine was started, in seconds of the epoch, as its clock is set now."""
+    real, since_boot = read_clocks(lambda: time.clock_gettime(time.CLOCK_BOOTTIME))
+    return real - since_boot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

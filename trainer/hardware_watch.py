@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer import diary, exit_codes, hardware, processes, xid, xid_log
+from trainer import clock_watch, diary, exit_codes, hardware, processes, xid, xid_log
 from trainer.hardware import Concern
 from trainer.xid_log import XidEvent
 from vidcurate.errors import StorageError
@@ -76,7 +76,7 @@ def _watch(
 def _new(events: Sequence[XidEvent], seen: dict[tuple[int, str, str], float]) -> list[XidEvent]:
     """Return the events that are later than the last of their kind in `seen`, and put them there."""
     # The log counts from the machine's start, which a reading of the clock places anew each time.
-    began = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    began = clock_watch.boot_time()
     found = []
     for event in events:
         key = (event.number, event.bus_id, event.text)

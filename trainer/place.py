@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from trainer.clock_watch import boot_time
 from vidcurate.errors import InputError, StorageError
 
 LOGS = "logs"
@@ -173,4 +174,4 @@ def process_began() -> float:
     """Return when this process began, in seconds of the epoch: before it imported anything."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # the 22nd of all, proc(5)
-    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)
+    return boot_time() + since_boot

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from trainer import xid
 from trainer.child import ask
+from trainer.clock_watch import boot_time
 
 LOG_SECONDS = 5.0
 
@@ -51,12 +52,8 @@ def xid_of(line: str, at: float | None = None) -> XidEvent | None:
     return XidEvent(number=int(match[2]), bus_id=match[1], text=match[3] or "", time=at)
 
 
-def _boot_time() -> float:
-    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
 def _from_dmesg(text: str) -> tuple[XidEvent, ...]:
-    boot, found = _boot_time(), []
+    boot, found = boot_time(), []
     for line in text.splitlines():
         stamp = re.match(r"(?:<\d+>)?\[ *(\d+\.\d+)\]", line)
         event = xid_of(line, boot + float(stamp[1]) if stamp else None)
@@ -75,7 +72,7 @@ def _from_journal(text: str) -> tuple[XidEvent, ...]:
 
 def _from_kmsg(path: Path, seconds: float) -> tuple[XidEvent, ...]:
     """Read the kernel's ring as it is now, a record a read. Raises OSError where it may not be read."""
-    boot, found, until = _boot_time(), [], time.monotonic() + seconds
+    boot, found, until = boot_time(), [], time.monotonic() + seconds
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         while time.monotonic() < until:
