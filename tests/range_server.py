@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-SLOW_SECONDS = 20.0  # longer than any patience in a test; the end of the test wakes it
+SLOW_SECONDS = 60.0  # longer than any patience in a test; the end of the test wakes it
 
 
 class RangeServer(ThreadingHTTPServer):

@@ -1,5 +1,6 @@
 """Resumed equals uninterrupted, with real processes that are really killed."""
 
+import json
 import os
 import random
 import shutil
@@ -39,6 +40,26 @@ def undisturbed(shards: Path, forks: Forks, tmp_path_factory: pytest.TempPathFac
 
 def start(forks: Forks, shards: Path, run: Path, *more: str) -> Forked:
     return forks.start(command_words(shards, run, *FORTY, *more))
+
+
+# However late the kill comes, the run is not over: it stands still before this step.
+HOLDS = """
+import json, os, sys, time
+from trainer import metrics
+from trainer.__main__ import main
+
+append = metrics.append
+
+
+def held(path, line):
+    while path.name == metrics.METRICS and line["step"] >= int(os.environ["HOLD"]):
+        time.sleep(0.05)
+    append(path, line)
+
+
+metrics.append = held
+sys.exit(main(json.loads(os.environ["WORDS"])))
+"""
 
 
 def is_running(process: Forked) -> bool:
@@ -93,7 +114,8 @@ def test_killed_at_random_moments_it_ends_the_same_bit_for_bit(
     in_a_save = 0
     for number in range(kills):
         background = f"stages.0.checkpoint_in_background={str(number % 2 == 0).lower()}"
-        process = start(forks, shards, run, background)
+        words = json.dumps(command_words(shards, run, *FORTY, background))
+        process = forks.start(["-c", HOLDS], WORDS=words, HOLD=str(min(4 * number + 15, 39)))
         wait_for_steps(process, run, 4 * number + 1)
         if number % 2:  # let it come to its next save
             end = time.monotonic() + 5

@@ -35,8 +35,9 @@ def test_a_server_with_an_endpoint_answers_while_it_samples_and_stays_when_all_i
         return answer
 
     with process(tmp_path, "server", *words) as server:
-        until(lambda: "listening on" in said.read_text(), "listening")
-        (found,) = re.findall(r"listening on http://127\.0\.0\.1:(\d+)\n", said.read_text())
+        address = re.compile(r"listening on http://127\.0\.0\.1:(\d+)\n")
+        until(lambda: address.search(said.read_text()), "listening")
+        (found,) = address.findall(said.read_text())
         port = int(found)
         asked = {"prompt": "a red square moves right", "seed": 2, "checkpoint": "step-00000002"}
         code, clip = ask("/generate", asked)

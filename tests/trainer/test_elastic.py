@@ -37,4 +37,4 @@ def test_ranks_that_are_starting_are_ended_too() -> None:
 
     ranks.end(0.2, after=0.1)
 
-    assert ranks.processes[1].wait(10) in (-signal.SIGTERM, -signal.SIGKILL)
+    assert ranks.processes[1].wait(60) in (-signal.SIGTERM, -signal.SIGKILL)

@@ -15,8 +15,11 @@ GPU = """<?xml version="1.0" ?><nvidia_smi_log><gpu id="00000000:3B:00.0"><produ
 <remapped_rows><remapped_row_pending>{pending}</remapped_row_pending></remapped_rows></gpu></nvidia_smi_log>"""
 
 
+LIMIT_SECONDS = 60.0
+
+
 def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + LIMIT_SECONDS
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
@@ -28,10 +31,18 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "bin"
     folder.mkdir()
     for name, file in (("nvidia-smi", "smi.xml"), ("dmesg", "kernel.log"), ("journalctl", "none")):
-        (folder / name).write_text(f"#!/bin/sh\nexec cat {tmp_path / file}\n")
+        (folder / name).write_text(
+            f"#!/bin/sh\necho >> {tmp_path / name}.asked\nexec cat {tmp_path / file}\n"
+        )
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     return tmp_path
+
+
+def has_looked(tools: Path) -> bool:
+    """Whether the first look, which says what was so before, is over: the second has begun."""
+    asked = tools / "nvidia-smi.asked"
+    return asked.exists() and asked.stat().st_size >= 2
 
 
 def change(tools: Path, pending: str) -> None:
@@ -49,10 +60,10 @@ def test_a_row_that_waits_to_be_replaced_ends_the_rank_as_a_bad_node(tools: Path
         return True
 
     thread = hardware_watch.start(tools, 0.1, step=lambda: 41, end=end)
-    time.sleep(0.5)
+    until(lambda: has_looked(tools))
     assert events(tools, "xid") == []  # it was so before
     change(tools, "Yes")
-    thread.join(20)
+    thread.join(LIMIT_SECONDS)
 
     (event,) = events(tools, "ecc")
     assert (event["gpu"], event["text"], event["step"]) == (0, "a memory row waits to be replaced", 41)
@@ -73,12 +84,12 @@ def test_of_thousands_of_lines_the_worst_counts_and_a_few_are_events(tools: Path
         return True
 
     thread = hardware_watch.start(tools, 0.1, step=lambda: 41, end=end)
-    time.sleep(0.3)
+    until(lambda: has_looked(tools))
     lines = [f"[ {at}.0] NVRM: Xid (PCI:0000:3b:00): 45, Ch {at}" for at in range(1000, 1040)]
     lines.insert(0, "[ 999.0] NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.")
     (tools / "kernel.new").write_text("\n".join(lines))
     (tools / "kernel.new").replace(tools / "kernel.log")
-    thread.join(20)
+    thread.join(LIMIT_SECONDS)
 
     assert ended == [exit_codes.BAD_NODE]
     numbers = [event["number"] for event in events(tools, "xid")]
@@ -87,14 +98,14 @@ def test_of_thousands_of_lines_the_worst_counts_and_a_few_are_events(tools: Path
 
 
 def test_what_cannot_be_read_is_said_once(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(xid_log.read_xids, "__defaults__", (5.0, tools / "no-kmsg"))
+    monkeypatch.setattr(xid_log.read_xids, "__defaults__", (LIMIT_SECONDS, tools / "no-kmsg"))
     (tools / "smi.xml").write_text(GPU.format(pending="No"))
 
     thread = hardware_watch.start(tools, 0.1, step=lambda: 3, end=lambda code, why: True)
     until(lambda: events(tools, "watch"))
     time.sleep(0.5)
     change(tools, "Yes")  # or it would look, ten times a second, for as long as the tests run
-    thread.join(20)
+    thread.join(LIMIT_SECONDS)
 
     assert not thread.is_alive()
     (event,) = events(tools, "watch")
@@ -105,7 +116,7 @@ def test_what_cannot_be_read_is_said_once(tools: Path, monkeypatch: pytest.Monke
 def test_a_host_without_gpus_has_nothing_to_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(hardware, "device_files", lambda: 0)
-    hardware_watch.start(tmp_path, 0.1, step=lambda: 0, end=None).join(20)
+    hardware_watch.start(tmp_path, 0.1, step=lambda: 0, end=None).join(LIMIT_SECONDS)
     assert list(tmp_path.iterdir()) == []
 
 

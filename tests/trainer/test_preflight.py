@@ -279,8 +279,8 @@ def test_a_check_that_hangs_or_fails_is_one_bad_line_and_the_next_one_runs() -> 
     def fail() -> list[Check]:
         raise RuntimeError("the device\n says no")
 
-    (failed,) = bounded.run("failer", fail)
-    (fine,) = bounded.run("fine", lambda: [Check(name="fine", verdict="ok", value="1")])
+    (failed,) = bounded.run("failer", fail, 60.0)
+    (fine,) = bounded.run("fine", lambda: [Check(name="fine", verdict="ok", value="1")], 60.0)
     assert (hung.name, hung.verdict, hung.limit) == ("sleeper", "bad", "0.2 s")
     assert (failed.verdict, failed.value) == ("bad", "RuntimeError: the device says no")
     assert fine.verdict == "ok"

@@ -14,9 +14,11 @@ import pytest
 
 from trainer import processes, stack_groups, stacks
 from trainer.collectives import Collective
+from trainer.node import procs
 from trainer.stacks import Frame, Stack, Thread
 
 ROOT = Path(__file__).resolve().parents[2]
+LIMIT_SECONDS = 60.0
 
 HANGS = """
 import faulthandler, os, signal, sys, threading, time
@@ -48,6 +50,12 @@ with DecodePool(2, deadline_seconds=60.0) as pool:
 """
 
 
+def stands_in(name: str, record: processes.Process) -> bool:
+    """Whether the process has come to the function in which it stays."""
+    threads, _ = stacks._by_signal(record.pid, record.stack_descriptor, LIMIT_SECONDS)
+    return len(threads) == 2 and name in [frame.function for thread in threads for frame in thread.frames]
+
+
 @pytest.fixture
 def hanging(tmp_path: Path) -> Iterator[dict[str, processes.Process]]:
     """Return a record for each of two processes: one waits, one spins and never gives the GIL away."""
@@ -63,7 +71,10 @@ def hanging(tmp_path: Path) -> Iterator[dict[str, processes.Process]]:
             pid=child.pid,
             stack_descriptor=int(child.stdout.readline()),
         )
-    time.sleep(0.2)
+    for name, record in found.items():
+        until = time.monotonic() + LIMIT_SECONDS
+        while not stands_in(name, record):
+            assert time.monotonic() < until
     yield found
     for child in started:
         child.kill()
@@ -79,7 +90,7 @@ def test_a_process_is_seen_where_it_stands_also_with_the_lock_held(
     if how == "faulthandler":
         monkeypatch.setattr(stacks, "py_spy", lambda: None)  # as on a machine without it
     for name, record in hanging.items():
-        (seen,) = stacks.dump(record.pid, 5.0, record)
+        (seen,) = stacks.dump(record.pid, LIMIT_SECONDS, record)
 
         assert seen.how == how, seen.note
         assert name in [frame.function for frame in seen.frames]
@@ -104,8 +115,10 @@ def test_a_program_that_may_not_trace_is_replaced_by_the_signal(
     monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
     record = hanging["waits_for_ever"]
 
-    assert stacks.dump(record.pid, 5.0, record)[0].how == "faulthandler"
-    (unasked,) = stacks.dump(record.pid, 5.0)  # nothing says that it listens: the signal would kill it
+    assert stacks.dump(record.pid, LIMIT_SECONDS, record)[0].how == "faulthandler"
+    (unasked,) = stacks.dump(
+        record.pid, LIMIT_SECONDS
+    )  # nothing says that it listens: the signal would kill it
     assert unasked.how == "none"
     assert "Permission Denied" in unasked.note
 
@@ -115,25 +128,29 @@ def test_py_spy_that_never_answers_is_not_waited_for(
 ) -> None:
     fake = tmp_path / "bin" / "py-spy"
     fake.parent.mkdir()
-    started = tmp_path / "started"
-    fake.write_text(f"#!/bin/sh\nsleep 60 & echo $! > {started}; wait\n")  # as sudo starts one of its own
+    (tmp_path / "quiet").touch()
+    fake.write_text(f"#!/bin/sh\ntail -f {tmp_path}/quiet & wait\n")  # as sudo starts one of its own
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
     record = hanging["waits_for_ever"]
     began = time.monotonic()
 
-    (seen,) = stacks.dump(record.pid, 1.0, record)
+    (seen,) = stacks.dump(record.pid, 2.0, record)
 
     assert seen.how == "faulthandler"
-    assert time.monotonic() - began < 5
-    assert processes.state(int(started.read_text())) == "ended"  # and what it had started with it
+    assert time.monotonic() - began < LIMIT_SECONDS
+    while left := [one for one in procs.everything().values() if f"-f {tmp_path}" in one.command]:
+        assert time.monotonic() - began < LIMIT_SECONDS, left  # what it had started ends with it
+        time.sleep(0.05)
 
 
 def test_a_stopped_process_and_one_that_has_ended_say_so(hanging: dict[str, processes.Process]) -> None:
     stopped, ended = hanging["waits_for_ever"], hanging["spins_with_the_lock"]
     os.kill(stopped.pid, signal.SIGSTOP)
     os.kill(ended.pid, signal.SIGKILL)
-    time.sleep(0.2)
+    until = time.monotonic() + LIMIT_SECONDS
+    while (processes.state(stopped.pid), processes.state(ended.pid)) != ("stopped", "ended"):
+        assert time.monotonic() < until
 
     (first,), (second,) = (stacks.dump(record.pid, 2.0, record) for record in (stopped, ended))
 
@@ -165,7 +182,7 @@ def test_decode_workers_are_seen_below_their_rank(
         monkeypatch.setattr(stacks, "py_spy", lambda: None)
     record, expected = rank_that_decodes
 
-    rank, *workers = stacks.dump(record.pid, 20.0, record)
+    rank, *workers = stacks.dump(record.pid, LIMIT_SECONDS, record)
 
     assert rank.pid == record.pid
     assert not rank.is_worker
@@ -193,7 +210,7 @@ def test_a_process_that_does_not_listen_for_the_signal_is_not_killed_by_it(
 
 def test_what_waits_does_not_move_between_two_dumps(hanging: dict[str, processes.Process]) -> None:
     record = hanging["waits_for_ever"]
-    first, second = (stacks.dump(record.pid, 5.0, record) for _ in range(2))
+    first, second = (stacks.dump(record.pid, LIMIT_SECONDS, record) for _ in range(2))
     assert stack_groups.unmoved(first, second) == list(second)
     moved = dataclasses.replace(second[0], threads=(Thread("MainThread", (Frame("else", "x.py", 1),)),))
     assert stack_groups.unmoved(first, [moved]) == []

@@ -273,7 +273,7 @@ def test_a_tracker_that_hangs_is_left_behind_at_the_end(
 
     train(smoke(shards, tmp_path / "run", *SHORT, WANDB))
 
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 400
     (event,) = events(tmp_path / "run", "tracker_late")
     assert event["tracker"] == "wandb"
     assert numbers(tmp_path / "run") == numbers(untracked)

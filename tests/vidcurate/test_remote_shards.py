@@ -49,7 +49,7 @@ def server(here: Index) -> Iterator[RangeServer]:
 
 
 def opened(server: RangeServer, cache: Path, **settings: Any) -> Index:
-    spec = RemoteSpec(**{"cache_folder": cache, "request_seconds": 2.0, **settings})
+    spec = RemoteSpec(**{"cache_folder": cache, "request_seconds": 20.0, **settings})
     return index.read_index(server.url, remote=spec)
 
 
@@ -97,7 +97,7 @@ def test_a_clip_is_one_request_of_its_own_bytes_and_is_asked_for_once(
 def test_what_passes_is_asked_again_and_told(
     told_here: Told, server: RangeServer, tmp_path: Path, num_workers: int
 ) -> None:
-    there = opened(server, tmp_path, request_seconds=1.0, requests_at_once=1)
+    there = opened(server, tmp_path, request_seconds=3.0, requests_at_once=1)
     plan = loader_runs.plan_of(there)
     server.faults.extend([500, 503, None, 429, "cut", None, "reset", "slow", None])
     events: list[dict[str, Any]] = []
