@@ -12,11 +12,12 @@ TRIES = 3
 ADVICE = "run chronyd on every host, which slews the clock; let it step (makestep) at boot only"
 
 
-def read_clocks(other: Callable[[], float] = time.monotonic) -> tuple[float, float]:
-    """Return (seconds of the epoch, monotonic seconds), read at the same moment within a millisecond.
+def read_clocks() -> tuple[float, float]:
+    """Return (seconds of the epoch, monotonic seconds), read at the same moment within a millisecond."""
+    return _together(time.monotonic)
 
-    `other`: the clock that is read in the place of the monotonic one.
-    """
+
+def _together(other: Callable[[], float]) -> tuple[float, float]:
     real, middle = 0.0, 0.0
     for _ in range(TRIES):
         before, real, after = other(), time.time(), other()
@@ -28,7 +29,7 @@ def read_clocks(other: Callable[[], float] = time.monotonic) -> tuple[float, flo
 
 def boot_time() -> float:
     """Return when this machine was started, in seconds of the epoch, as its clock is set now."""
-    real, since_boot = read_clocks(lambda: time.clock_gettime(time.CLOCK_BOOTTIME))
+    real, since_boot = _together(lambda: time.clock_gettime(time.CLOCK_BOOTTIME))
     return real - since_boot
 
 
