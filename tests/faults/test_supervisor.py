@@ -37,6 +37,7 @@ def test_a_rank_that_hung_is_restarted_and_the_line_says_from_where_to_where(
     assert "restart 1 (1 of 3 without progress) in 0.1 s; the run was at step 7" in told
 
 
+EARLIER = {"when": ["process-0-1"]}  # ends when rank 1 has come up, or that had no time for a word
 LATER = {"outlives": 0, "after": 0.3}  # than rank 0, whose end is told by then
 
 
@@ -46,7 +47,11 @@ LATER = {"outlives": 0, "after": 0.3}  # than rank 0, whose end is told by then
     ids=["the guard stopped it", "a wrong request", "saved after a signal"],
 )
 def test_some_exit_codes_are_never_tried_again(tmp_path: Path, codes: tuple[int, int], code: int) -> None:
-    ends = {str(rank): {"exit": number, "after": 0.3 * (number == 1)} for rank, number in enumerate(codes)}
+    up = [f"process-0-{rank}" for rank in range(2)]
+    ends = {
+        str(rank): {"exit": number, "after": 0.3 * (number == 1), "when": up}
+        for rank, number in enumerate(codes)
+    }
 
     assert launch(tmp_path, [ends, {}]) == code
 
@@ -69,7 +74,7 @@ def test_of_ranks_that_end_at_about_the_same_time_the_code_that_says_most_counts
     tmp_path: Path, first: int, then: int, code: int, rank: int | None
 ) -> None:
     """`rank` is the one the diary names; None where the launch just ends."""
-    ends: dict[str, dict[str, Any]] = {"0": {"exit": first}, "1": {"exit": then, **LATER}}
+    ends: dict[str, dict[str, Any]] = {"0": {"exit": first, **EARLIER}, "1": {"exit": then, **LATER}}
 
     assert launch(tmp_path, [ends, {}]) == code
 
@@ -95,7 +100,7 @@ def test_of_ranks_that_end_at_about_the_same_time_the_code_that_says_most_counts
 def test_ranks_that_only_check_end_with_the_code_that_says_most(
     tmp_path: Path, first: int, then: int, code: int
 ) -> None:
-    ends: dict[str, dict[str, Any]] = {"0": {"exit": first}, "1": {"exit": then, **LATER}}
+    ends: dict[str, dict[str, Any]] = {"0": {"exit": first, **EARLIER}, "1": {"exit": then, **LATER}}
 
     assert launch(tmp_path, [ends], restarts=None) == code
 
