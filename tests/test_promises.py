@@ -4,7 +4,6 @@
 """
 
 import hashlib
-import os
 import shutil
 import signal
 import subprocess
@@ -15,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.own_resources import open_files, threads
 from tests.trainer.shards_for_tests import events, make_shards, numbers, smoke
 from trainer import data, planned
 from trainer.loop import train
@@ -220,17 +220,14 @@ def test_nothing_silent(home: Path, tmp_path: Path) -> None:
 def test_one_container_is_open_at_a_time_and_no_decoder_outlives_its_limit(home: Path) -> None:
     paths = [path for path in sorted((home / "data" / "videos").iterdir()) if path.suffix == ".mp4"]
 
-    def resources() -> tuple[int, int]:
-        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
-
-    before = resources()
+    files, tasks = open_files(), threads()
     for path in paths:
         try:
             video.read_frames(path, np.arange(4).tolist(), height=32, width=32)
         except MediaError:
             assert path.stat().st_size >= 0  # a broken clip closes its container too
-        assert resources() == before
+        assert (open_files() - files, threads() - tasks) == (set(), set())
     good = next(path for path in paths if path.name.startswith("shapes-0001"))
     with pytest.raises(MediaError, match="longer than its limit"):
         video.read_frames(good, [0, 1], height=32, width=32, time_limit_seconds=-1.0)
-    assert resources() == before
+    assert (open_files() - files, threads() - tasks) == (set(), set())

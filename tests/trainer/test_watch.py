@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.own_resources import open_files
 from tests.trainer.shards_for_tests import events
 from trainer import clock_watch, diary, exit_codes, heartbeat, pace, processes, stall, stop_signals, watch
 from trainer.clock_watch import ClockWatch
@@ -166,12 +167,6 @@ def test_a_rank_with_thousands_of_open_files_is_watched_too(
         for file in files:
             os.close(file)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def open_files() -> set[str]:
-    """Return this process's descriptors; not the one that reads their names, which is closed by then."""
-    there = os.listdir("/proc/self/fd")
-    return {name for name in there if os.path.lexists(f"/proc/self/fd/{name}")}
 
 
 def test_a_watch_that_cannot_begin_leaves_no_file_open(tmp_path: Path) -> None:
