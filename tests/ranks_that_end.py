@@ -62,7 +62,7 @@ if "leaves" in what:
     (run / f"rank-{rank}-waits").touch()
     time.sleep(600)
 time.sleep(what.get("after", 0))
-print(f"attempt {attempt} rank {rank} says something last", file=sys.stderr)
+print(what.get("says", f"attempt {attempt} rank {rank} says something last"), file=sys.stderr)
 if what.get("kills_agent"):
     os.kill(os.getppid(), signal.SIGKILL)
 os._exit(what.get("exit", 0)) if what.get("exit", 0) >= 0 else os.kill(os.getpid(), -what["exit"])

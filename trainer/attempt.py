@@ -45,7 +45,8 @@ class Ended:
 
     `failure` is the line about what failed first, "" when nothing did, or about a rank that then ended with a
     code that says more (78, 77, 2); `rank` is that rank, None for a host or a stall; `last_lines` are its
-    last words on stderr. `lost` maps hosts whose connection broke to ssh's last word.
+    last words on stderr. `last_words` are those of each rank that ended with 77. `lost` maps hosts whose
+    connection broke to ssh's last word.
     """
 
     ranks_of: dict[str, range]
@@ -54,6 +55,7 @@ class Ended:
     failure: str = ""
     rank: int | None = None
     last_lines: list[str] = field(default_factory=list)
+    last_words: dict[int, list[str]] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
     killed_by_signal: bool = False
 
@@ -197,6 +199,8 @@ def _hear(
         code, rank = message["exit"], message["rank"]
         # Before it can save, while it starts, a rank that is asked to leave just goes.
         ended.codes[rank] = exit_codes.REQUEUE if is_told and code in LEAVES else code
+        if code == exit_codes.BAD_NODE:
+            ended.last_words[rank] = message["last"]
         is_failure = ended.codes[rank] not in (exit_codes.DONE, exit_codes.REQUEUE)
         return _ended(host, message) if is_failure else "", all(r in ended.codes for r in ranks)
     if "done" in message:  # asked to leave before its ranks had started

@@ -1,10 +1,13 @@
-"""Which hosts to leave out: by RUN/preflight.json, by the guard's verdict, or by who ended with code 77.
+"""Which hosts to leave out: by RUN/preflight.json, by the guard's verdict, or by ranks that ended with 77.
 
+A preflight's error is raised on every rank, the well ones too: who says it is not who is meant. Any other 77
+a rank says of its own host.
 The guard's verdict counts without the code: a rank that takes long to leave is killed, and its 77 is lost.
 """
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,8 @@ from trainer import exit_codes, metrics
 from trainer.attempt import Ended
 
 PREFLIGHT = "preflight.json"
+SAYS_BAD = "bad node"  # and the nodes' names, and a colon: so a preflight's error begins
+_SAYS_BAD = re.compile(rf"^error: ({SAYS_BAD} ([^:]+):.*)$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +45,9 @@ def bad_hosts(run: Path, ended: Ended, before: Seen) -> dict[str, str]:
 
     `before`: what was there when the attempt began. A preflight of this attempt that calls a node bad (by its
     own name, or by the ranks that are bad where several hosts have that name) counts first, then the guard's
-    event of a step that a rank computed wrongly. Else the hosts of the ranks that ended with 77, where not
-    all did. Where none did, the guard's event alone counts.
+    event of a step that a rank computed wrongly. Else what the ranks that ended with 77 said: the hosts that
+    a preflight's error names, or their own, where those are not all. Where none did, the guard's event alone
+    counts.
     """
     if exit_codes.BAD_NODE not in ended.codes.values():
         return _drained(run, ended, before)
@@ -59,10 +65,32 @@ def bad_hosts(run: Path, ended: Ended, before: Seen) -> dict[str, str]:
     bad = bad or _drained(run, ended, before)
     if bad:
         return bad
-    by_code = {ended.host_of(rank) for rank, code in ended.codes.items() if code == exit_codes.BAD_NODE}
-    if by_code == set(ended.ranks_of) and len(by_code) > 1:
+    of_others, of_own = _said(ended)
+    if not of_others and set(of_own) == set(ended.ranks_of) and len(of_own) > 1:
         return {}
-    return {host: f"a rank of it ended with {exit_codes.BAD_NODE}" for host in by_code}
+    return of_own | of_others
+
+
+def _said(ended: Ended) -> tuple[dict[str, str], dict[str, str]]:
+    """Return {host: why} twice, of the ranks that ended with 77: whom a preflight's error names; their own.
+
+    A name that several hosts have, or none, says nothing.
+    """
+    named: dict[str, str] = {}
+    own: dict[str, str] = {}
+    for rank, code in sorted(ended.codes.items()):
+        if code != exit_codes.BAD_NODE:
+            continue
+        lines = ended.last_words.get(rank, [])
+        found = next((match for line in reversed(lines) if (match := _SAYS_BAD.match(line))), None)
+        if found is None:
+            own[ended.host_of(rank)] = f"a rank of it ended with {exit_codes.BAD_NODE}"
+            continue
+        for name in found[2].split(", "):
+            hosts = [host for host, its_name in ended.names.items() if name in (host, its_name)]
+            if len(hosts) == 1:
+                named[hosts[0]] = found[1]
+    return named, own
 
 
 def _drained(run: Path, ended: Ended, before: Seen) -> dict[str, str]:

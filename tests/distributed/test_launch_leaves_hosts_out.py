@@ -75,6 +75,19 @@ def test_the_rank_that_says_so_names_a_bad_host_and_another_becomes_the_master(
     assert (excluded["host"], restart["codes"]["0"]) == ("a", 77)
 
 
+def test_the_host_that_a_preflights_line_names_is_left_out_and_not_the_one_that_said_so(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    said = "error: bad node b: b rank 1: product: 1 element is wrong. Begin again without it."
+    no_verdict_file = {"0": {"exit": 77, "says": said}, "1": {"after": 60}}
+
+    assert over_ssh(cluster, tmp_path, [no_verdict_file, {}], A, B) == 0
+
+    excluded, restart = diary(tmp_path)
+    assert (excluded["host"], restart["codes"]["0"]) == ("b", 77)
+    assert excluded["reason"] == said.removeprefix("error: ")
+
+
 def test_where_every_rank_calls_its_node_bad_the_launch_stops_and_asks(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -23,6 +23,7 @@ from trainer.preflight.board import Board
 from trainer.preflight.check import Bounded, Check, Verdict, worst
 from trainer.preflight.device import EFFORTS, Effort
 from trainer.preflight.verdict import Node, Report
+from trainer.preflight_verdicts import SAYS_BAD
 from trainer.recipe import TrainRecipe
 
 HELLO_SECONDS = 30.0
@@ -278,7 +279,9 @@ def _in_plain_values(
     error = ""
     if bad:
         rest = f" {len(bad) - 1} more findings." if len(bad) > 1 else ""
-        error = f"bad node {', '.join(names)}: {bad[0]}.{rest} Begin again without it, or see preflight.json."
+        error = (
+            f"{SAYS_BAD} {', '.join(names)}: {bad[0]}.{rest} Begin again without it, or see preflight.json."
+        )
     return {
         "form": form,
         "seconds": round(seconds, 3),
