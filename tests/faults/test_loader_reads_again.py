@@ -8,7 +8,16 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tests.loader_runs import first_clip, make, plan_of, read, shard_of, spec, told
+from tests.loader_runs import (
+    first_clip,
+    make,
+    plan_of,
+    read,
+    shard_of,
+    spec,
+    told,
+    wait_until_one_reads,
+)
 from vidcurate import decode_worker
 from vidcurate.errors import StorageError
 from vidcurate.index import Index
@@ -78,12 +87,17 @@ def test_a_disk_that_fails_for_a_moment_changes_nothing(
 def test_a_shard_that_comes_back_within_two_seconds_is_waited_for_and_one_that_does_not_stops_the_run(
     opened: Index, plan: Plan, undisturbed: list[Any]
 ) -> None:
-    shard = shard_of(opened, first_clip(opened, plan))
+    clip = first_clip(opened, plan)
+    shard = shard_of(opened, clip)
     kept = shard.with_suffix(".kept")
 
     def come_back() -> None:
         shutil.rmtree(shard)
         kept.rename(shard)
+
+    def come_back_when_it_is_missed(loader: Loader) -> None:
+        wait_until_one_reads(loader, clip, seconds=0.05)
+        come_back()
 
     for comes_back in (True, False):
         shard.rename(kept)
@@ -91,12 +105,10 @@ def test_a_shard_that_comes_back_within_two_seconds_is_waited_for_and_one_that_d
         events: list[dict[str, Any]] = []
         with Loader(opened, plan, spec(num_workers=1), on_event=events.append) as loader:
             if comes_back:
-                while not loader.process_ids():
-                    pass
-                timer = threading.Timer(0.3, come_back)
-                timer.start()
+                returns = threading.Thread(target=come_back_when_it_is_missed, args=(loader,))
+                returns.start()
                 assert sorted(map(told, loader.step(0))) == undisturbed
-                timer.join()
+                returns.join()
             else:
                 with pytest.raises(StorageError, match=rf"{shard}: clip '.*' cannot be read \(Is a dir"):
                     loader.step(0)
