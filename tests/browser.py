@@ -52,11 +52,22 @@ class Browser:
         self._rest, self._number, self._session = b"", 0, ""
         self.complaints: list[str] = []
         self.asked: list[str] = []
-        (page,) = [t for t in self.call("Target.getTargets")["targetInfos"] if t["type"] == "page"]
-        attached = self.call("Target.attachToTarget", targetId=page["targetId"], flatten=True)
+        attached = self.call("Target.attachToTarget", targetId=self._page(), flatten=True)
         self._session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(f"{domain}.enable")
+
+    def _page(self) -> str:
+        """Return the id of the one page, which may come a moment after the browser."""
+        until = time.monotonic() + ANSWER_SECONDS
+        while True:
+            targets = self.call("Target.getTargets")["targetInfos"]
+            pages: list[str] = [target["targetId"] for target in targets if target["type"] == "page"]
+            if pages:
+                (page,) = pages
+                return page
+            assert time.monotonic() < until, "the browser has no page"
+            time.sleep(0.05)
 
     def __enter__(self) -> "Browser":
         return self
