@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from trainer import terminal
+from trainer.agent import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -127,13 +128,6 @@ class Forks:
         self._process.stdout.close()
 
 
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
-
-
 def _run(job: dict[str, Any], rank: int, port: int) -> int:
     """Be one rank: run the trainer, a command as its words say it, or, for `["-c", PROGRAM]`, a program."""
     os.environ.update(job["environment"])
@@ -193,7 +187,7 @@ def _serve() -> None:
         if not line:
             os._exit(0)  # nothing of torch is left to be put away
         job = json.loads(line)
-        port, pids = _free_port(), []
+        port, pids = free_port(), []
         for rank in range(job["ranks"]):
             pid = os.fork()
             if pid == 0:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from trainer.agent import free_port
+
 SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/sbin")
 PRIVILEGE_FOLDER = Path("/run/sshd")
 
@@ -25,11 +27,6 @@ def listening() -> socket.socket:
     made.bind(("127.0.0.1", 0))
     made.listen()
     return made
-
-
-def free_port() -> int:
-    with closing(listening()) as probe:
-        return int(probe.getsockname()[1])
 
 
 def make_privilege_folder() -> None:

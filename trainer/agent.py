@@ -10,6 +10,7 @@ ranks are started and watched by torchrun's elastic agent (elastic.py).
 
 import json
 import os
+import random
 import signal
 import socket
 import sys
@@ -20,6 +21,9 @@ from typing import Any
 
 from trainer import terminal
 
+LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")  # those of outgoing connections
+LEAST_PORT = 20_000
+
 _lock = threading.Lock()
 
 
@@ -28,10 +32,23 @@ def say(message: dict[str, Any]) -> None:
         os.write(1, (json.dumps(message) + "\n").encode())
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+def free_port() -> int:
+    """Return a port that nobody has, and that the kernel gives to no connection before a rank listens on it.
+
+    That takes seconds; of the ports for outgoing connections, any of this host's programs could have it by
+    then (EADDRINUSE).
+    """
+    try:
+        first = int(LOCAL_PORTS.read_text(encoding="utf-8").split()[0])
+    except (OSError, ValueError, IndexError):
+        first = 0
+    chance = random.SystemRandom()
+    tried = [chance.randrange(LEAST_PORT, first) for _ in range(100 * (first > LEAST_PORT))]
+    for port in [*tried, 0]:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port))
+            return int(probe.getsockname()[1])
+    raise OSError("no port is free")
 
 
 def _read_job() -> dict[str, Any]:
@@ -51,7 +68,7 @@ def main() -> None:
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda *_: None)
     gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
-    say({"ready": socket.gethostname(), "gpus": gpus, "port": _free_port()})
+    say({"ready": socket.gethostname(), "gpus": gpus, "port": free_port()})
     with terminal.loading():
         from trainer import elastic  # it loads torch: the host has answered before that
 

@@ -1,12 +1,13 @@
 """Hosts whose ssh hangs, or hangs up without ending: each costs its limit and is one line."""
 
 import queue
+import socket
 import time
 from pathlib import Path
 
 import pytest
 
-from trainer import connection, hosts
+from trainer import agent, connection, hosts
 from trainer.connection import Messages
 from trainer.hosts import Host
 
@@ -30,6 +31,16 @@ def test_an_ssh_that_does_not_tell_its_configuration_is_not_waited_for(
     assert hosts.address(NODE, ssh(tmp_path, "sleep 60"), {"MASTER_ADDR": "n1"}) == "n1"
     monkeypatch.setattr(hosts, "SSH_SECONDS", 60.0)
     assert hosts.address(NODE, ssh(tmp_path, "echo hostname 10.0.0.7"), {}) == "10.0.0.7"
+
+
+def test_the_port_where_ranks_meet_is_none_that_an_outgoing_connection_may_get() -> None:
+    """A rank listens on it seconds later; any program's connection could have taken it by then."""
+    first, last = map(int, agent.LOCAL_PORTS.read_text().split())
+    ports = [agent.free_port() for _ in range(5)]
+    assert not [port for port in ports if first <= port <= last]
+    for port in set(ports):
+        with socket.socket() as probe:
+            probe.bind(("", port))
 
 
 def test_an_ssh_that_closes_its_lines_and_stays_is_told_of_and_ended(tmp_path: Path) -> None:
