@@ -1,8 +1,6 @@
-"""Scores by neural networks, on random-weight twins of the real ones that the tests make: a CLIP of two
-layers with its tokenizer, LAION's head at its published sizes, a ViT classifier, a net of DBNet's form."""
+"""Scores by neural networks, on random-weight twins of the real ones: a CLIP of two layers with its
+tokenizer, LAION's head at its published sizes, a ViT classifier, a net of DBNet's form."""
 
-import itertools
-import json
 import signal
 import subprocess
 import sys
@@ -15,6 +13,7 @@ import polars as pl
 import pytest
 
 from tests.onnx_net import onnx_net
+from tests.tiny_models import WIDTH, head_of, make_classifier, make_clip
 from vidcurate import table, video
 from vidcurate.dedup import DedupSpec, SemanticSpec, run_dedup
 from vidcurate.engine import Crew, Part
@@ -26,57 +25,11 @@ from vidcurate.table import Provenance
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-WIDTH = 48
 
 
 @pytest.fixture(scope="module")
 def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A CLIP of openai's architecture, small, with a byte-level BPE tokenizer as CLIP's."""
-    folder = tmp_path_factory.mktemp("models") / "tiny-clip"
-    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    torch.manual_seed(0)
-    config = transformers.CLIPConfig(
-        text_config={
-            **small, "vocab_size": 520, "max_position_embeddings": 77, "eos_token_id": 1, "bos_token_id": 0,
-            "pad_token_id": 1,
-        },
-        vision_config={**small, "image_size": 56, "patch_size": 14},
-        projection_dim=WIDTH,
-    )  # fmt: skip
-    transformers.CLIPModel(config).save_pretrained(folder)
-    tokenizers = pytest.importorskip("tokenizers")
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    words = ["<|startoftext|>", "<|endoftext|>", *alphabet, *(letter + "</w>" for letter in alphabet)]
-    made = tokenizers.Tokenizer(
-        tokenizers.models.BPE(
-            {word: n for n, word in enumerate(words)}, [], end_of_word_suffix="</w>",
-            unk_token="<|endoftext|>",
-        )
-    )  # fmt: skip
-    made.normalizer = tokenizers.normalizers.Lowercase()
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.post_processor = tokenizers.processors.TemplateProcessing(
-        single="<|startoftext|> $A <|endoftext|>",
-        special_tokens=[("<|startoftext|>", 0), ("<|endoftext|>", 1)],
-    )
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=made,
-        bos_token="<|startoftext|>",
-        eos_token="<|endoftext|>",
-        pad_token="<|endoftext|>",
-    ).save_pretrained(folder)
-    return folder
-
-
-def head_of(sizes: tuple[int, ...], seed: int = 0) -> dict[str, Any]:
-    """Return an aesthetic head as LAION's files name it: layers 0, 2, 4, 6 and 7."""
-    torch.manual_seed(seed)
-    numbers = (0, 2, 4, 6, 7)
-    return {
-        f"layers.{number}.{part}": torch.randn(shape) / 8
-        for number, (size, out) in zip(numbers, itertools.pairwise(sizes), strict=True)
-        for part, shape in (("weight", (out, size)), ("bias", (out,)))
-    }
+    return make_clip(tmp_path_factory.mktemp("models") / "tiny-clip")
 
 
 @pytest.fixture(scope="module")
@@ -88,17 +41,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("watermark") / "tiny-vit"
-    torch.manual_seed(1)
-    config = transformers.ViTConfig(
-        hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, image_size=32,
-        patch_size=16, id2label={0: "no watermark", 1: "watermark"},
-        label2id={"no watermark": 0, "watermark": 1},
-    )  # fmt: skip
-    transformers.ViTForImageClassification(config).save_pretrained(folder)
-    wanted = {"size": {"height": 32, "width": 32}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-    (folder / "preprocessor_config.json").write_text(json.dumps(wanted))
-    return folder
+    return make_classifier(tmp_path_factory.mktemp("watermark") / "tiny-vit")
 
 
 def pictures(seed: int, num_frames: int = 12, height: int = 64, width: int = 96) -> np.ndarray:
