@@ -15,14 +15,17 @@ from tests.ssh_hosts import SSHD, Cluster, fake, serving, with_hosts_that_fail
 from tests.stand_in_ranks import LOOPS, SAVES, WAITS, all_end, is_alive, ranks_of
 from tests.trainer.smi_for_tests import process, put_smi
 from trainer.__main__ import main
-from trainer.cluster import clocks, dump, everywhere, stop
+from trainer.cluster import clocks
 from trainer.cluster.nodes import Way
 from trainer.node import procs
 
-CONNECT_SECONDS = 2.0
+CONNECT_SECONDS = 30.0  # where all say something
+BESIDE_SECONDS = 4.0  # where one that never does is asked beside them
+SILENT_SECONDS = 1.0  # where it is asked alone
 MARGIN_SECONDS = 60.0  # of a machine that does other things; the limits themselves are those of the commands
 BANNER = "Authorized use only! {not json} <<<trainer-answer \nno end of line"
-WAY = Way(connect_seconds=CONNECT_SECONDS)
+NODES = "a,stranger"  # one that answers, one that refuses
+SILENT = Way(connect_seconds=SILENT_SECONDS)
 
 
 @pytest.fixture(scope="module", params=["sshd", "a program that stands for ssh"])
@@ -56,8 +59,8 @@ Ask = Callable[..., Told]
 
 @pytest.fixture
 def ask(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> Ask:
-    def act(command: str, nodes: str, *words: str) -> Told:
-        common = ["--ssh", cluster.ssh, "--connect-seconds", str(CONNECT_SECONDS)]
+    def act(command: str, nodes: str, *words: str, connect_seconds: float = CONNECT_SECONDS) -> Told:
+        common = ["--ssh", cluster.ssh, "--connect-seconds", str(connect_seconds)]
         began = time.monotonic()
         code = main(["cluster", command, nodes, *common, *words])
         seconds = time.monotonic() - began
@@ -66,61 +69,83 @@ def ask(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> Ask:
     return act
 
 
+CheckSilent = Callable[..., None]
+
+
 @pytest.fixture
-def nodes(request: pytest.FixtureRequest) -> str:
-    """One that answers, one that refuses, one that never answers; the last once is enough for the program."""
+def check_silent(request: pytest.FixtureRequest, ask: Ask) -> CheckSilent:
+    """Return a function that checks that a command gives up a host that never answers, at its limit.
+
+    Through the program that stands for ssh it is checked once.
+    """
     is_again = "stands" in request.node.name and SSHD is not None
-    return "a,stranger" if is_again and "status" not in request.node.name else "a,stranger,silent"
+
+    def check(command: str, *words: str, code: int = 1, limit_seconds: float) -> None:
+        if is_again:
+            return
+        told = ask(command, "silent", *words, connect_seconds=SILENT_SECONDS)
+        assert told.code == code
+        assert told.seconds < limit_seconds + MARGIN_SECONDS
+        check_line_of_silent(told)
+
+    return check
 
 
-def check_those_that_fail(told: Told, nodes: str, limit_seconds: float) -> None:
-    assert told.seconds < limit_seconds + MARGIN_SECONDS
+def check_line_of_silent(told: Told) -> None:
+    line = told.line("silent")
+    assert re.match(r"silent +(bad: )?no answer: .*(did not answer within|timed out|time-?out)", line)
+
+
+def check_stranger(told: Told) -> None:
     assert re.match(r"stranger +(bad: )?no answer: .*Permission denied", told.line("stranger"))
-    if "silent" in nodes:
-        line = told.line("silent")
-        assert re.match(r"silent +(bad: )?no answer: .*(did not answer within|timed out|time-?out)", line)
     # A path that was asked for is never cut.
     assert all(len(line) <= 100 for line in told.out.splitlines() if not line.startswith("written to"))
 
 
-def test_status_has_the_gpus_of_a_host_and_a_line_for_each_that_does_not_answer(ask: Ask, nodes: str) -> None:
-    told = ask("status", nodes, "--seconds", "0.2")
+def test_status_has_the_gpus_of_a_host_and_a_line_for_each_that_does_not_answer(ask: Ask) -> None:
+    told = ask("status", f"{NODES},silent", "--seconds", "0.2", connect_seconds=BESIDE_SECONDS)
 
     assert told.code == 1
-    check_those_that_fail(told, nodes, WAY.reach_seconds)
+    assert told.seconds < Way(connect_seconds=BESIDE_SECONDS).reach_seconds + MARGIN_SECONDS
+    check_stranger(told)
+    check_line_of_silent(told)
     assert told.line("a ").startswith("a  2 GPUs, load ")
     assert re.search(r"0 +123/700 +41 +7 +345/1980 +0\.0/140 +- +root 1: ", told.out)
-    assert told.out.splitlines()[-1] == f"1 of {nodes.count(',') + 1} nodes answered"
+    assert told.out.splitlines()[-1] == "1 of 3 nodes answered"
 
 
-def test_health_calls_a_host_that_does_not_answer_bad(ask: Ask, nodes: str) -> None:
-    told = ask("health", nodes, "--min-disk-gib", "0")
+def test_health_calls_a_host_that_does_not_answer_bad(ask: Ask, check_silent: CheckSilent) -> None:
+    told = ask("health", NODES, "--min-disk-gib", "0")
 
     assert told.code == 77
-    check_those_that_fail(told, nodes, WAY.reach_seconds)
+    check_stranger(told)
     assert re.match(r"a  (good|watch): 2 GPUs, NVIDIA H200, driver 580", told.line("a "))
-    assert told.out.splitlines()[-1].endswith(f"nodes are bad: {nodes.removeprefix('a,').replace(',', ', ')}")
+    assert told.out.splitlines()[-1] == "1 of 2 nodes are bad: stranger"
+    check_silent("health", "--min-disk-gib", "0", code=77, limit_seconds=SILENT.reach_seconds)
 
 
-def test_clocks_of_one_machine_are_equal_within_half_the_round_trip(ask: Ask, nodes: str) -> None:
-    told = ask("clocks", nodes, "--seconds", "0.3", "--json")
+def test_clocks_of_one_machine_are_equal_within_half_the_round_trip(
+    ask: Ask, check_silent: CheckSilent
+) -> None:
+    told = ask("clocks", NODES, "--seconds", "0.3", "--json")
 
     assert told.code == 1
-    assert told.seconds < clocks.limit_seconds(WAY, 0.3) + MARGIN_SECONDS
     found = {node["node"]: node for node in json.loads(told.out)["nodes"]}
     assert abs(found["a"]["offset_seconds"]) <= found["a"]["error_seconds"] < 1.0
     assert found["a"]["verdict"] == "near"
     assert found["a"]["drift_error_ppm"] > 0
     assert "Permission denied" in found["stranger"]["error"]
+    check_silent("clocks", "--seconds", "0.3", limit_seconds=clocks.limit_seconds(SILENT, 0.3))
 
 
-def test_exec_groups_hosts_that_say_the_same(ask: Ask, nodes: str) -> None:
-    command = ["--", "sh", "-c", "echo one; echo two >&2; exit 3"]
-    told = ask("exec", f"b,{nodes}", "--limit-seconds", "5", *command)
+def test_exec_groups_hosts_that_say_the_same(ask: Ask, check_silent: CheckSilent) -> None:
+    command = ["--limit-seconds", "60", "--", "sh", "-c", "echo one; echo two >&2; exit 3"]
+    told = ask("exec", f"b,{NODES}", *command)
 
     assert told.code == 1
-    check_those_that_fail(told, nodes, everywhere.limit_seconds(WAY, 5))
-    assert told.out.startswith(f"b, a (2 of {nodes.count(',') + 2}): exit code 3\n    one\n    two\n")
+    check_stranger(told)
+    assert told.out.startswith("b, a (2 of 3): exit code 3\n    one\n    two\n")
+    check_silent("exec", *command, limit_seconds=SILENT.reach_seconds)
 
 
 def test_exec_ends_a_command_at_its_limit_with_all_it_started(ask: Ask, tmp_path: Path) -> None:
@@ -135,33 +160,38 @@ def test_exec_ends_a_command_at_its_limit_with_all_it_started(ask: Ask, tmp_path
 
 
 def test_stop_lets_the_ranks_save_and_names_the_hosts_that_it_did_not_reach(
-    ask: Ask, nodes: str, tmp_path: Path
+    ask: Ask, check_silent: CheckSilent, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     with ranks_of(run) as ranks:
         first, second = ranks.start(SAVES, SAVES)
-        told = ask("stop", nodes, "--run", str(run), "--grace-seconds", "20")
+        told = ask("stop", NODES, "--run", str(run), "--grace-seconds", "60")
         assert not is_alive(first)
         assert not is_alive(second)
 
     assert told.code == 1
-    check_those_that_fail(told, nodes, stop.limit_seconds(WAY, 20, 10))
+    check_stranger(told)
     assert re.match(rf"a  rank 0, pid {first} of \w+: ended after TERM, \d+\.\d s$", told.line("a "))
     assert f"rank 1, pid {second} of " in told.out
     assert told.out.splitlines()[-1].endswith("its newest checkpoint is step-00000007")
     assert "a: TERM to rank 0" in told.err
+    check_silent("stop", "--run", str(run), limit_seconds=SILENT.reach_seconds)
 
 
-def test_dump_names_the_rank_that_turns_in_a_loop(ask: Ask, nodes: str, tmp_path: Path) -> None:
+def test_dump_names_the_rank_that_turns_in_a_loop(
+    ask: Ask, check_silent: CheckSilent, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     with ranks_of(run) as ranks:
         ranks.start(WAITS, LOOPS, WAITS)
-        told = ask("dump", nodes, "--run", str(run), "--apart-seconds", "0.2", "--to", str(tmp_path / "dump"))
+        told = ask("dump", NODES, "--run", str(run), "--apart-seconds", "0.2", "--to", str(tmp_path / "dump"))
 
     assert told.code == 1
-    check_those_that_fail(told, nodes, dump.limit_seconds(WAY, 20, 0.2))
+    check_stranger(told)
     assert re.match(r"odd: \S+ rank 1 stands elsewhere than the others, in turns_for_ever ", told.line("odd"))
     assert "rank 0, " in told.out
     assert "turns_for_ever" in (tmp_path / "dump" / "second.txt").read_text()
     kept = json.loads((tmp_path / "dump" / "dump.json").read_text())
     assert [len(group["processes"]) for group in kept["groups"]] == [2, 1]
+    words = ("--run", str(run), "--to", str(tmp_path / "none"))
+    check_silent("dump", *words, limit_seconds=SILENT.reach_seconds)
