@@ -91,7 +91,7 @@ def run_python() -> Callable[[str], str]:
 
     def run(code: str) -> str:
         return subprocess.run(
-            [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120
+            [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=600
         ).stdout
 
     return run

@@ -105,7 +105,7 @@ class Forks:
 
     def python(self) -> list[str]:
         """Return the words that stand for `python -m`; the forked run has ended before."""
-        until = time.monotonic() + 60
+        until = time.monotonic() + 300
         while not (self.folder / "socket").exists() and time.monotonic() < until:
             time.sleep(0.02)
         return [sys.executable, "-S", str(ROOT / "tests" / "fork_client.py"), str(self.folder / "socket")]

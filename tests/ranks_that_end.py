@@ -27,7 +27,7 @@ what = attempts[min(attempt, len(attempts) - 1)].get(str(rank), {})
 
 
 def wait_for(condition):
-    until = time.monotonic() + 60
+    until = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.01)

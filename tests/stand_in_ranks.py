@@ -15,7 +15,7 @@ from pathlib import Path
 from trainer import processes
 
 ROOT = Path(__file__).resolve().parents[1]
-LIMIT_SECONDS = 30.0
+LIMIT_SECONDS = 120.0
 
 # {body} runs after the record is written. A word on the command line chooses how the stacks are given.
 RANK = """

@@ -36,7 +36,7 @@ def test_a_training_is_seen_looked_into_and_stopped_and_has_saved(
     shards = make_shards(tmp_path / "shards")
     many = settings(shards, run, "stages.0.steps=1000000", "sample=null")
     started = forks.start([str(TINY), *(word for value in many for word in ("--set", value))], ranks=2)
-    until = time.monotonic() + 60
+    until = time.monotonic() + 300
     while len(metrics.read(run / metrics.METRICS)) < 2 or len(heartbeat.read(run)) < 2:
         assert time.monotonic() < until, started.text()
         time.sleep(0.05)

@@ -17,7 +17,7 @@ from tests.trainer.shards_for_tests import command_words, make_shards, numbers
 from trainer.hosts import Host, read_hosts
 from vidcurate.errors import InputError
 
-LIMIT_SECONDS = 90.0
+LIMIT_SECONDS = 300.0
 STEPS = ("stages.0.steps=3", "stages.0.checkpoint_every=3", "sample=null")
 MANY = ("stages.0.steps=100000", "sample=null")
 

@@ -15,7 +15,7 @@ from tests.ssh_hosts import serving
 from tests.trainer.shards_for_tests import command_words, make_shards, numbers
 
 STEPS = ("stages.0.steps=5", "stages.0.log_every=1", "loader.num_workers=0", "sample=null")
-LIMIT_SECONDS = 150.0
+LIMIT_SECONDS = 300.0
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 

@@ -6,6 +6,7 @@ import random
 import signal
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +99,11 @@ def test_any_number_of_ranks_reads_the_same_batches(
 
 def workers_of(rank: int) -> list[int]:
     """Return the processes that a rank has started."""
-    children = Path(f"/proc/{rank}/task").glob("*/children")
-    return [int(word) for path in children for word in path.read_text().split()]
+    found: list[int] = []
+    for path in Path(f"/proc/{rank}/task").glob("*/children"):
+        with suppress(OSError):  # the thread has ended
+            found += map(int, path.read_text().split())
+    return found
 
 
 def strike(ranks: list[int], victim: str, dice: random.Random) -> None:
@@ -107,7 +111,8 @@ def strike(ranks: list[int], victim: str, dice: random.Random) -> None:
     if victim == "worker":
         processes = [process for rank in ranks for process in workers_of(rank)]
         for process in dice.sample(processes, k=min(1, len(processes))):
-            os.kill(process, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # its rank has just replaced it
+                os.kill(process, signal.SIGKILL)
         return
     for rank in ranks if victim == "all" else [dice.choice(ranks)]:
         os.kill(rank, signal.SIGKILL)
@@ -144,7 +149,8 @@ def test_killed_at_random_moments_and_resumed_on_1_2_3_ranks_it_reads_the_same(
                 wait_for_a_step(folder, run)
         if last == LAST:
             for rank in run.pids:  # the others would wait for the dead in a collective: they end with it
-                os.kill(rank, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it was waited for
+                    os.kill(rank, signal.SIGKILL)
         codes = run.codes()
         assert set(codes) == ({-signal.SIGKILL} if last == LAST else {0}), run.text()
         found, finished = logged(folder)

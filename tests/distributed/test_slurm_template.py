@@ -13,7 +13,7 @@ from tests.patched_ranks import LOCK_STEP, ROOT, patched, read_in_lock_step
 from tests.trainer.shards_for_tests import command_words, events, make_shards, numbers
 
 SCRIPT = ROOT / "recipes" / "slurm.sbatch"
-LIMIT_SECONDS = 150.0
+LIMIT_SECONDS = 300.0
 STEPS = (
     "stages.0.steps=8",
     "stages.0.checkpoint_every=100",

@@ -136,7 +136,7 @@ def test_a_rank_that_is_killed_ends_the_others_and_the_run_goes_on_without_it(
     run = tmp_path / "run"
     every = "stages.0.checkpoint_every=1"
     started = forks.start(words(shards, run, every, "stages.0.steps=5000", *SHARDING["full"]), ranks=2)
-    until = time.monotonic() + 60
+    until = time.monotonic() + 300
     while not (run / "LATEST").exists() and time.monotonic() < until:
         time.sleep(0.02)
     os.kill(started.pids[1], signal.SIGKILL)
@@ -345,7 +345,7 @@ def test_a_refusal_under_torchrun_ends_all_ranks_at_once(shards: Path, whole: Pa
         [*command, "-m", "trainer", *words(shards, run, "seed=9", *SHARDING["full"])],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )

@@ -22,7 +22,7 @@ from trainer import metrics, processes
 from trainer.__main__ import main
 
 NODES = ("node1", "node2", "node3")
-LIMIT_SECONDS = 90.0
+LIMIT_SECONDS = 300.0
 GOOD = {"power": "655.10 W", "temperature": "58 C"}
 HOT = {"power": "410.25 W", "temperature": "86 C", "hw_slowdown": "Active", "remap_pending": "Yes"}
 

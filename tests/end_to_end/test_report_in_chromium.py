@@ -85,11 +85,11 @@ def look(chromium: str, page: Path, folder: Path, scheme: int) -> Seen:
         [*base, "--dump-dom", f"--log-net-log={net}", "--net-log-capture-mode=Everything", page.as_uri()],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=True,
     )
     subprocess.run(
-        [*base, f"--screenshot={shot}", page.as_uri()], capture_output=True, timeout=120, check=True
+        [*base, f"--screenshot={shot}", page.as_uri()], capture_output=True, timeout=600, check=True
     )
     complaints = [line for line in dumped.stderr.splitlines() if "CONSOLE" in line]
     with av.open(str(shot)) as container:

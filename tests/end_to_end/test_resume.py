@@ -23,7 +23,7 @@ FORTY = (
     "loader.num_workers=0",
     "sample.every=20",
 )
-LIMIT_SECONDS = 60.0
+LIMIT_SECONDS = 300.0
 
 
 @pytest.fixture(scope="module")

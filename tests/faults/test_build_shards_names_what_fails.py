@@ -131,7 +131,7 @@ def test_a_disk_that_refuses_is_named_and_the_next_run_finishes(
 ) -> None:
     told = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(CAPPED), str(folder), str(workers)],
-        capture_output=True, text=True, check=True, timeout=120,
+        capture_output=True, text=True, check=True, timeout=600,
     )  # fmt: skip
     assert "cannot be written (File too large); it needs" in told.stdout
     assert ".tar: " in told.stdout
@@ -152,7 +152,7 @@ def test_threads_that_cannot_write_stop_and_leave_no_half_shard(tmp_path: Path) 
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=600,
     )
     assert "cannot be written (File too large); it needs 1,50" in told.stdout
     assert not list((tmp_path / "shards").rglob("*.partial"))

@@ -188,7 +188,8 @@ def test_a_check_that_hangs_is_itself_named(forks: Forks, shards: Path, tmp_path
     assert started.codes() == [77, 77], started.text()
     hung = check(tmp_path, 1, "product")
     assert hung["verdict"] == "bad"
-    assert "no answer after 4" in hung["value"]
+    assert re.match(r"no answer after \d+\.\d s", hung["value"])
+    assert hung["limit"] == "4 s"
     assert "bad node node1: node1 rank 1: product: no answer" in started.text()
 
 
@@ -227,7 +228,7 @@ def test_a_first_rank_that_says_nothing_is_named_by_those_who_wait_for_it(
 ) -> None:
     words = command_words(shards, tmp_path, "preflight.check_seconds=0.5")
     started = start(forks, words, FIRST_STANDS_STILL, ranks=3)
-    until = time.monotonic() + 60
+    until = time.monotonic() + 300
     while not (tmp_path / "preflight.json").exists() and time.monotonic() < until:
         time.sleep(0.1)
     os.kill(started.pids[0], signal.SIGKILL)  # as a supervisor does when the others have ended

@@ -184,7 +184,7 @@ def when(number: signal.Signals, *conditions: Callable[[], object]) -> threading
     """Send this process a signal as each of the conditions, in turn, has come to hold."""
 
     def wait() -> None:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 300
         for condition in conditions:
             while not condition() and time.monotonic() < until:
                 time.sleep(0.02)

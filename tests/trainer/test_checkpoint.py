@@ -361,7 +361,7 @@ def test_a_save_killed_at_any_file_operation_leaves_a_whole_checkpoint(tmp_path:
         [sys.executable, "-c", KILLED_EVERYWHERE, str(tmp_path / "run")],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
 
     assert ended.returncode == 0, ended.stderr

@@ -23,7 +23,7 @@ def printed(*words: str, before: str = "", **variables: str) -> dict[str, dict[s
     """Return name → what `--print-env --json` says of it, started from a shell that first does `before`."""
     command = f"{before}\n{sys.executable} -m trainer --print-env --json {' '.join(words)}\n:"
     done = subprocess.run(
-        ["sh", "-c", command], env=CLEAN | variables, cwd=ROOT, capture_output=True, text=True, timeout=120
+        ["sh", "-c", command], env=CLEAN | variables, cwd=ROOT, capture_output=True, text=True, timeout=600
     )
     assert done.stdout, done.stderr
     return {each["name"]: each for each in json.loads(done.stdout)}

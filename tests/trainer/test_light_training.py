@@ -73,7 +73,7 @@ sys.exit(code)
 
 def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-c", ONLY, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=180
+        [sys.executable, "-c", ONLY, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=600
     )
 
 

@@ -11,7 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.loader_runs import BUCKETS, clips, make, plan_of, read, spec, tasks_of, told, videos, write_shards
+from tests.loader_runs import (
+    BUCKETS,
+    clips,
+    make,
+    plan_of,
+    read,
+    spec,
+    tasks_of,
+    told,
+    videos,
+    wait_until_ready,
+    write_shards,
+)
 from tests.shard_runs import write_table
 from vidcurate import order, video
 from vidcurate.errors import InputError, ShardError, StorageError, VidcurateError
@@ -252,6 +264,7 @@ def test_prefetching_is_bounded_in_bytes(opened: Index, plan: Plan) -> None:
 def test_workers_hold_neither_torch_nor_polars_nor_the_main_module(opened: Index, plan: Plan) -> None:
     with Loader(opened, plan, spec(num_workers=2)) as loader:
         loader.step(0)
+        wait_until_ready(loader)
         for process in loader.process_ids():
             mapped = Path(f"/proc/{process}/maps").read_text()
             assert "libav" in mapped

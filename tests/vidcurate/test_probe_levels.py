@@ -243,7 +243,7 @@ def test_a_disk_that_refuses_or_hangs_is_never_held_against_the_file(
         stdout=subprocess.DEVNULL,
         env={**os.environ, "LD_PRELOAD": str(shim)},
         check=True,
-        timeout=120,
+        timeout=600,
     )
     assert statuses(tmp_path) == {
         "good.mp4": "ok",

@@ -74,7 +74,7 @@ def test_a_killed_encode_goes_on_to_the_bytes_of_an_undisturbed_one(
     moments = ["3", "record", "14", "29", "tables", "manifest"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", KILLED, str(shards), str(tmp_path / "out"), *moments]
-    subprocess.run(command, check=True, cwd=ROOT, env=environment, timeout=180)
+    subprocess.run(command, check=True, cwd=ROOT, env=environment, timeout=600)
     with pytest.raises(ShardError, match="encoding has not finished here"):
         open_folder(tmp_path / "out")
 
