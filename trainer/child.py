@@ -8,6 +8,7 @@ second.
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -85,8 +86,15 @@ def ask(
 def kill(process: "subprocess.Popen[Any]") -> None:
     """Kill a process and wait for it a moment: one that waits for a dead disk cannot even be killed."""
     process.kill()
-    with suppress(subprocess.TimeoutExpired):
+    try:
         process.wait(LEFT_BEHIND_SECONDS)
+    except subprocess.TimeoutExpired:
+        _wait_beside(process)
+
+
+def _wait_beside(process: "subprocess.Popen[Any]") -> None:
+    """Have a thread wait for a killed process that is not gone yet, or nobody would."""
+    threading.Thread(target=process.wait, name="waits for a killed process", daemon=True).start()
 
 
 def _leave(process: "subprocess.Popen[str]") -> None:
@@ -95,6 +103,8 @@ def _leave(process: "subprocess.Popen[str]") -> None:
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired, ValueError, OSError):
         process.communicate(timeout=LEFT_BEHIND_SECONDS)
+    if process.poll() is None:
+        _wait_beside(process)
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
             with suppress(OSError):

@@ -123,6 +123,27 @@ def test_nothing_of_a_program_that_hung_is_left(tmp_path: Path) -> None:
     assert left == []
 
 
+class Dying(subprocess.Popen[bytes]):
+    """A process that does not end as it is killed, as one that waits for a dead disk."""
+
+    def kill(self) -> None:
+        pass
+
+
+def test_a_process_that_is_left_behind_is_waited_for_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "LEFT_BEHIND_SECONDS", 0.05)
+    dying = Dying(["sleep", "600"])
+
+    child.kill(dying)
+
+    assert dying.returncode is None
+    super(Dying, dying).kill()
+    until = time.monotonic() + 60
+    while os.path.exists(f"/proc/{dying.pid}"):  # not as a zombie either
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
 XID_79 = "NVRM: Xid (PCI:0000:41:00): 79, pid=1234, name=python, GPU has fallen off the bus."
 XID_45 = "NVRM: Xid (PCI:0000:c1:00): 45, pid='<unknown>', name=<unknown>, Ch 00000008"
 
