@@ -24,7 +24,11 @@ for _ in range(3):
 def tell():
     recorder = collectives.Recorder()
     found = []
-    while not found or (rank == 0 and all(one.completed == one.enqueued for one in found)):
+    until = time.monotonic() + 50
+    # Rank 0 until it is seen to wait, rank 1 until it is seen to wait for nothing.
+    while not found or (rank == 0) == all(one.completed == one.enqueued for one in found):
+        if time.monotonic() > until:
+            break
         time.sleep(0.05)
         found = recorder.look()
     folder = pathlib.Path(sys.argv[1])
