@@ -31,6 +31,7 @@ Row = dict[str, Any]
 
 _TRIES = 2
 _START_SECONDS = 120.0
+_LOOK_SECONDS = 1.0  # at most, while an item has a limit
 _KILL_SECONDS = 5.0  # a process that waits for a dead disk cannot even be killed; nobody waits longer
 _MESSAGE_SECONDS = 30.0  # for the rest of a message that has begun
 _HEAD = struct.Struct(">Q")
@@ -201,8 +202,15 @@ class Workers(Generic[T]):
     def _wait(self) -> Iterator[_Job[T]]:
         """Wait for answers, deaths and limits; yield chunks that are finished or have lost their worker."""
         due = min((worker.due for worker in self._workers), default=float("inf"))
-        pause = None if due == float("inf") else max(0.0, due - time.monotonic())
+        began = time.monotonic()
+        pause = None if due == float("inf") else min(max(0.0, due - began), _LOOK_SECONDS)
         ready = {id(key.data) for key, _ in self._selector.select(pause)}
+        if (
+            pause is not None
+        ):  # longer: the machine or the job stood still (suspended), and the workers with it
+            too_long = max(0.0, time.monotonic() - began - pause)
+            for worker in self._workers:
+                worker.due += too_long
         for worker in list(self._workers):
             job = worker.job
             if id(worker) in ready:

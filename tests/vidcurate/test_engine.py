@@ -1,14 +1,16 @@
 import os
+import selectors
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from vidcurate import engine
+from vidcurate import engine, workers
 from vidcurate.errors import StorageError
 
 
@@ -96,6 +98,11 @@ def stop_on_three(number: int) -> engine.Row:
     return {"value": number}
 
 
+def linger_on_three(number: int) -> engine.Row:
+    time.sleep(1.5 * (number == 3))
+    return {"value": number}
+
+
 def late(number: int) -> engine.Row:
     return {"value": 1000 + number}
 
@@ -125,6 +132,30 @@ def test_an_item_that_hangs_costs_its_limit_and_the_others_go_on(
 
     assert values(rows) == [0, 1, 2, 1003, 4, 5, 6, 7]
     assert time.monotonic() - started < 60
+
+
+def test_time_in_which_the_machine_stood_still_counts_for_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever suspended the machine in the middle of a probe found clips called timeout."""
+    hours, now = 0, time.monotonic
+
+    class Suspended(selectors.DefaultSelector):
+        def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+            nonlocal hours
+            found = super().select(timeout and min(timeout, 0.2))
+            hours += 1  # the limit of this wait was over long ago
+            return found
+
+    monkeypatch.setattr(
+        workers, "selectors", SimpleNamespace(DefaultSelector=Suspended, EVENT_READ=selectors.EVENT_READ)
+    )
+    monkeypatch.setattr(workers, "time", SimpleNamespace(monotonic=lambda: now() + 3600 * hours))
+
+    rows = engine.map_clips(
+        linger_on_three, range(5), on_crash=crashed, on_timeout=late, time_limit_seconds=300.0
+    )
+
+    assert values(rows) == [0, 1, 2, 3, 4]
+    assert hours > 1
 
 
 def test_a_limit_changes_no_row_of_items_that_keep_it() -> None:
