@@ -5,6 +5,7 @@ server never looks like a clip that cannot be decoded, and many requests can be 
 What fails for good in the network ends the run; it is never a spare's affair.
 """
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from vidcurate.slabs import Slab
 from vidcurate.stores import Pause, sleep
 
 _TRIES = 5  # of a clip whose file went from the cache before it was read
+_OPEN_FILE = "/proc/{}/fd/{}"
 
 
 def _ranges(task: DecodeTask) -> list[tuple[int, int]]:
@@ -62,6 +64,23 @@ def fetched(shards: RemoteShards, task: DecodeTask, pause: Pause = sleep) -> Dec
     return replace(task, shard=str(path), json_offset=0, video_offset=size - task.video_size)
 
 
+def _kept_open(local: DecodeTask) -> tuple[DecodeTask, int | None]:
+    """Return the task to be read from a file that stays when the cache lets it go, and that file.
+
+    In a small cache, what is fetched meanwhile can push a clip out again and again before a slow worker reads
+    it. None, and the task as it is, where it has gone already, or the system shows no open files.
+    """
+    try:
+        file = os.open(local.shard, os.O_RDONLY)
+    except OSError:
+        return local, None
+    name = _OPEN_FILE.format(os.getpid(), file)
+    if not os.path.exists(name):
+        os.close(file)
+        return local, None
+    return replace(local, shard=name), file
+
+
 def forget(shards: RemoteShards, local: DecodeTask) -> None:
     """Remove what the cache holds of a clip: it is not what was written."""
     shards.cache.drop("".join(local.shard.rsplit("/", 2)[1:]))
@@ -86,17 +105,21 @@ def decode_from(
         on_event(_retried(url, reason))
         sleep(url, reason, seconds)
 
-    def near(task: DecodeTask) -> tuple[Any, str]:
+    def read(task: DecodeTask) -> tuple[Any, str]:
         for tries in range(1, _TRIES + 1):
             local = fetched(shards, task, pause)
+            near, file = _kept_open(local) if tries > 1 else (local, None)
             try:
-                return decode(local)
+                return decode(near)
             except VidcurateError as error:
                 if not _is_worth_another(shards, local, error, tries):
-                    raise _renamed(error, local, task) from error
+                    raise _renamed(error, near, task) from error
+            finally:
+                if file is not None:
+                    os.close(file)
         raise AssertionError("unreachable")
 
-    return near
+    return read
 
 
 def pool_for(index: Index, pool: DecodePool) -> "DecodePool | FetchingPool":
@@ -187,15 +210,21 @@ class FetchingPool:
     ) -> None:
         if future.cancelled():
             return
+        file: int | None = None
         try:
             local = fetched(self._shards, task, self._pause)
-            inner = self._pool.submit(local, slab, offset, is_urgent=is_urgent)
+            near, file = _kept_open(local) if tries > 1 else (local, None)
+            inner = self._pool.submit(near, slab, offset, is_urgent=is_urgent)
         except BaseException as error:  # noqa: BLE001 - whoever waits for the clip must learn of it
+            if file is not None:
+                os.close(file)
             _settle(future, error=error)
             return
         future.add_done_callback(lambda done: done.cancelled() and inner.cancel())
 
         def handed_on(inner: "Future[str]") -> None:
+            if file is not None:
+                os.close(file)
             if inner.cancelled():
                 future.cancel()
                 return
@@ -204,7 +233,7 @@ class FetchingPool:
                 with suppress(RuntimeError):  # closed at this moment: the future is cancelled
                     self._threads.submit(self._run, future, task, slab, offset, True, tries + 1)
             else:
-                _settle(future, inner, error and _renamed(error, local, task))
+                _settle(future, inner, error and _renamed(error, near, task))
 
         inner.add_done_callback(handed_on)
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests import loader_runs
 from tests.range_server import RangeServer, serving
-from vidcurate import index, stores
+from vidcurate import index, remote_clips, stores
 from vidcurate.clip_plan import decode_task
 from vidcurate.decode_pool import DecodePool
 from vidcurate.errors import InputError, MissingError, ShardError, StorageError, VidcurateError
@@ -241,6 +241,32 @@ def test_loaders_that_read_at_once_share_a_cache_that_is_too_small(
     assert found == [told_here] * 4
     clips = [path for path in tmp_path.glob("clips/*/*") if path.is_file()]
     assert sum(path.stat().st_size for path in clips) <= 3 * largest
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_clip_that_the_cache_lets_go_before_it_is_read_is_read_all_the_same(
+    told_here: Told, server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_workers: int
+) -> None:
+    """A worker that was slow, in a cache for a clip or two: it found each of five files gone."""
+    submit, decode = DecodePool.submit, remote_clips.decode
+
+    def let_go() -> None:
+        for path in tmp_path.glob("clips/*/[!.]*"):  # not those that are being written
+            path.unlink(missing_ok=True)
+
+    def late_submit(*words: Any, **more: Any) -> Any:
+        let_go()
+        return submit(*words, **more)
+
+    def late_decode(*words: Any) -> Any:
+        let_go()
+        return decode(*words)
+
+    monkeypatch.setattr(DecodePool, "submit", late_submit)
+    monkeypatch.setattr(remote_clips, "decode", late_decode)
+    there = opened(server, tmp_path)
+
+    assert read(there, num_workers=num_workers, prefetch_bytes=0) == told_here
 
 
 def test_a_cached_clip_that_rots_is_fetched_again(
