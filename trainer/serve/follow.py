@@ -135,14 +135,15 @@ def _draw(run: Path, standing: Standing) -> None:
 
 def _tell_waiting(service: Service, standing: Standing) -> None:
     """Say what the server waits for, how often it looks and how it ends."""
-    until = "" if service.is_kept else " until the run is done"
+    until, ends = (
+        ("", "Ctrl-C ends it")
+        if service.is_kept
+        else (" until the run is done", "Ctrl-C ends it, --once does not wait")
+    )
     for run in service.runs:
         step = standing.newest.get(run)
         what = "no whole checkpoint is there yet" if step is None else f"sampled up to step {step}"
-        say(
-            f"{run}: {what}; the server looks every {service.poll_seconds:g} s{until} "
-            "(Ctrl-C ends it, --once does not wait)"
-        )
+        say(f"{run}: {what}; the server looks every {service.poll_seconds:g} s{until} ({ends})")
 
 
 def _tell_unsampled(service: Service, standing: Standing) -> None:
