@@ -25,7 +25,7 @@ def _pieces(start: float, end: float, spec: SceneSpec) -> list[tuple[float, floa
         return [(start, end)]
     if spec.longer == "truncate":
         return [(start, start + spec.max_seconds)]
-    count = ceil(length / spec.max_seconds - _SLACK_SECONDS)
+    count = ceil((length - _SLACK_SECONDS) / spec.max_seconds)
     step = length / count
     borders = [start + number * step for number in range(count)] + [end]
     return list(itertools.pairwise(borders))
