@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 
 from tests.forked_runs import Forks
@@ -36,9 +36,11 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 if not os.path.exists("/dev/nvidia0"):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# A busy machine may be slow, and no test is about how long an example takes.
-settings.register_profile("any machine", deadline=None)
-settings.load_profile("any machine")
+# A busy machine may be slow, and no test is about how long an example takes. The examples are the same each
+# time, so that what fails once fails again; `HYPOTHESIS_PROFILE=search make test` looks for others.
+settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same", settings.get_profile("search"), derandomize=True, database=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared"
 
