@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +22,8 @@ from vidcurate.errors import InputError, StorageError
 
 _TOTAL = ".total"
 _PARTIAL = ".partial-"
+_FULL_SECONDS = 120.0  # for others to end their writing
+_LOOK_SECONDS = 0.01
 _KEPT_SHARE = 0.9  # of the budget that a clearing leaves: so that not every write clears
 
 
@@ -120,14 +123,14 @@ class ShardCache:
     @contextmanager
     def _begun(self, folder: Path, size: int) -> Iterator[Any]:
         """Yield a file that is counted with its whole size from its first moment; no file after an error."""
-        with self._locked():
-            total = self._total()
-            if total + size > self.max_bytes:
-                total = self._clear(min(self.max_bytes - size, int(_KEPT_SHARE * self.max_bytes)))
-            self._add(size, total)
-            partial = tempfile.NamedTemporaryFile(dir=folder, prefix=_PARTIAL, delete=False)  # noqa: SIM115
-            fcntl.flock(partial, fcntl.LOCK_EX)  # says that its writer lives
-            partial.truncate(size)
+        until = time.monotonic() + _FULL_SECONDS
+        while (partial := self._begin(folder, size)) is None:
+            if time.monotonic() > until:
+                raise StorageError(
+                    f"{self.folder}: for {_FULL_SECONDS:g} s the {self.max_bytes:,} bytes have been full of "
+                    "entries that others are writing; raise cache_bytes, or lower requests_at_once."
+                )
+            time.sleep(_LOOK_SECONDS)
         try:
             with partial:
                 yield partial
@@ -137,6 +140,21 @@ class ShardCache:
                     os.unlink(partial.name)
                 self._add(-size)
             raise
+
+    def _begin(self, folder: Path, size: int) -> Any:
+        """Return a new file of `size` bytes, counted; None while what others write leaves no room for it."""
+        with self._locked():
+            total = self._total()
+            if total + size > self.max_bytes:
+                total = self._clear(min(self.max_bytes - size, int(_KEPT_SHARE * self.max_bytes)))
+            if total + size > self.max_bytes:
+                self._add(0, total)
+                return None
+            self._add(size, total)
+            partial = tempfile.NamedTemporaryFile(dir=folder, prefix=_PARTIAL, delete=False)  # noqa: SIM115
+            fcntl.flock(partial, fcntl.LOCK_EX)  # says that its writer lives
+            partial.truncate(size)
+        return partial
 
     def _entries(self) -> Iterator[tuple[int, int, Path]]:
         """Yield (time of use in ns, bytes, path) of all that lies here, half-written files too."""

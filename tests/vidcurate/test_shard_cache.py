@@ -5,7 +5,9 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -87,6 +89,29 @@ def test_what_no_budget_or_disk_holds_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StorageError, match="no cache can be made here"):
         ShardCache(tmp_path / "file" / "b", 10)
+
+
+class GivenUp(Exception):
+    pass
+
+
+def test_a_writer_waits_while_others_that_write_fill_the_budget(tmp_path: Path) -> None:
+    """Several slow writers at once lay in the folder together, beyond its bytes, and stayed."""
+    cache = ShardCache(tmp_path, 2000)
+    folder = cache.put(key_of(0), bytes(10)).parent
+    writer = threading.Thread(target=cache.put, args=(key_of(1), bytes(1000)))
+    with suppress(GivenUp), cache._begun(folder, 1000):
+        with suppress(GivenUp), cache._begun(folder, 1000):
+            writer.start()
+            time.sleep(0.2)
+            assert held(tmp_path) <= 2000
+            assert writer.is_alive()
+            raise GivenUp
+        writer.join(60)
+        assert cache.find(key_of(1), 1000)
+        assert held(tmp_path) <= 2000
+        raise GivenUp
+    assert int((tmp_path / ".total").read_text()) == held(tmp_path)
 
 
 def test_writers_that_are_killed_leave_nothing_half_written_and_no_bytes_counted(tmp_path: Path) -> None:
