@@ -21,6 +21,7 @@ Held = Callable[[Path], AbstractContextManager[object]]
 
 
 def served(run: Path) -> AbstractContextManager[object]:
+    (run / "events.jsonl").touch()  # or it is no run folder
     return follow.held(follow.Service(runs=(run,), presets=("own",), changes=Changes()), ALONE)
 
 
