@@ -89,12 +89,12 @@ def kill(process: "subprocess.Popen[Any]") -> None:
     try:
         process.wait(LEFT_BEHIND_SECONDS)
     except subprocess.TimeoutExpired:
-        _wait_beside(process)
+        wait_beside(process)
 
 
-def _wait_beside(process: "subprocess.Popen[Any]") -> None:
-    """Have a thread wait for a killed process that is not gone yet, or nobody would."""
-    threading.Thread(target=process.wait, name="waits for a killed process", daemon=True).start()
+def wait_beside(process: "subprocess.Popen[Any]") -> None:
+    """Have a thread wait for a process that is ending and is not gone yet, or nobody would."""
+    threading.Thread(target=process.wait, name="waits for an end", daemon=True).start()
 
 
 def _leave(process: "subprocess.Popen[str]") -> None:
@@ -104,7 +104,7 @@ def _leave(process: "subprocess.Popen[str]") -> None:
     with suppress(subprocess.TimeoutExpired, ValueError, OSError):
         process.communicate(timeout=LEFT_BEHIND_SECONDS)
     if process.poll() is None:
-        _wait_beside(process)
+        wait_beside(process)
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
             with suppress(OSError):

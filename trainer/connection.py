@@ -118,8 +118,10 @@ def hang_up(connections: Sequence[Connection]) -> None:
         if connection.ready:
             with suppress(subprocess.TimeoutExpired):
                 connection.process.wait(max(0.0, until - time.monotonic()))
-            if connection.host is HERE:
-                continue  # the agent itself, not ssh: it ends when its ranks have
+            if connection.host is HERE:  # the agent itself, not ssh: it ends when its ranks have
+                if connection.process.poll() is None:
+                    child.wait_beside(connection.process)
+                continue
         child.kill(connection.process)
 
 
