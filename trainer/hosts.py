@@ -29,7 +29,7 @@ def read_hosts(path: Path) -> tuple[Host, ...]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"--hostfile {path}: cannot be read ({why}); write a host a line.") from error
+        raise InputError(f"hostfile {path}: cannot be read ({why}); write a host a line.") from error
     hosts: list[Host] = []
     for number, line in enumerate(lines, start=1):
         words = line.partition("#")[0].split()
@@ -44,7 +44,7 @@ def read_hosts(path: Path) -> tuple[Host, ...]:
             raise InputError(f"{path}:{number}: {words[0]} has no slots; leave the line out.")
         hosts.append(Host(name=words[0], slots=int(slots) if slots else None))
     if not hosts:
-        raise InputError(f"--hostfile {path}: names no host.")
+        raise InputError(f"hostfile {path}: names no host; write a host a line.")
     return tuple(hosts)
 
 

@@ -16,7 +16,7 @@ from trainer import launch
         (["--restarts", "-1"], "--restarts -1: at least 0."),
         (["--stall-seconds", "0"], "--stall-seconds 0: more than 0."),
         (["--min-hosts", "2"], "--min-hosts 2: there are only 1."),
-        (["--hostfile", "nowhere"], "--hostfile nowhere: cannot be read (No such file or directory); write"),
+        (["--hostfile", "nowhere"], "hostfile nowhere: cannot be read (No such file or directory); write"),
         (
             ["--nproc-per-node", "3", "--set", "parallel.sharding=hybrid", "--set", "parallel.shard_size=2"],
             "parallel.shard_size 2 does not divide the 3 ranks; take a multiple of it.",
