@@ -53,7 +53,7 @@ def test_a_host_whose_preflight_finds_a_wrong_product_is_left_out_and_the_run_en
     assert (excluded["host"], excluded["step"]) == ("b", 0)
     assert excluded["reason"].endswith("take its node out and have it looked at")
     (restart,) = events(run, "restart")
-    assert restart["codes"] == {"0": 77, "1": 77}
+    assert 77 in restart["codes"].values()  # the slower of them may be ended before it can say so
     assert restart["without_progress"] == 0  # another fleet: the count is of failures of the same one
     first, second = events(run, "preflight")
     assert (first["nodes"]["node-b"], first["verdict"]) == ("bad", "bad")
