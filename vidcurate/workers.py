@@ -205,9 +205,8 @@ class Workers(Generic[T]):
         began = time.monotonic()
         pause = None if due == float("inf") else min(max(0.0, due - began), _LOOK_SECONDS)
         ready = {id(key.data) for key, _ in self._selector.select(pause)}
-        if (
-            pause is not None
-        ):  # longer: the machine or the job stood still (suspended), and the workers with it
+        if pause is not None:
+            # The machine or the job stood still (suspended), and the workers with it.
             too_long = max(0.0, time.monotonic() - began - pause)
             for worker in self._workers:
                 worker.due += too_long
