@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 from trainer import noise
 from trainer.encode.vae import SCALE, SHIFT, Vae, build
@@ -37,6 +37,12 @@ def tiny_vae() -> Vae:
     vae.scale.copy_(torch.tensor(SCALE).view(1, -1, 1, 1, 1))
     vae.shift.copy_(torch.tensor(SHIFT).view(1, -1, 1, 1, 1))
     return vae
+
+
+def pixels(frames: int, height: int = 16, width: int = 24, batch: int = 1, seed: int = 0) -> Tensor:
+    """Return uint8 [B, 3, T, H, W]."""
+    shape = (batch, 3, frames, height, width)
+    return torch.from_numpy(noise.generator(seed, "noise").integers(0, 256, shape, dtype="uint8"))
 
 
 def make_vae(folder: Path) -> Path:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from tests.trainer.encoders_for_tests import fill, make_vae, tiny_vae
+from tests.trainer.encoders_for_tests import fill, make_vae, pixels, tiny_vae
 from trainer import noise
 from trainer.encode import VideoEncoder, draw, video_encoder
 from trainer.encode.temporal_vae import CausalConv, TemporalConfig, TemporalVAE
@@ -15,12 +15,6 @@ from trainer.encode.vae import CHUNK, SCALE, SHIFT, SPATIAL_SCALE, Vae, VaeSpec,
 from vidcurate.errors import InputError
 
 FEW = TemporalConfig(filters=8, num_groups=4, num_res_blocks=1)
-
-
-def pixels(frames: int, height: int = 16, width: int = 24, batch: int = 1, seed: int = 0) -> Tensor:
-    """Return uint8 [B, 3, T, H, W]."""
-    shape = (batch, 3, frames, height, width)
-    return torch.from_numpy(noise.generator(seed, "noise").integers(0, 256, shape, dtype="uint8"))
 
 
 @pytest.fixture(scope="module")

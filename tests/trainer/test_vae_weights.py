@@ -11,16 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.trainer.encoders_for_tests import TINY, make_vae, tiny_vae
-from tests.trainer.test_vae import pixels
+from tests.trainer.encoders_for_tests import TINY, make_vae, pixels, tiny_vae
 from trainer.encode import source
-from trainer.encode.vae import Vae, VaeSpec, VideoVae
+from trainer.encode.vae import VaeSpec, VideoVae
 from vidcurate.errors import CheckpointError, InputError, StorageError
-
-
-@pytest.fixture(scope="module")
-def tiny() -> Vae:
-    return tiny_vae()
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +27,8 @@ def encoder(folder: Path) -> VideoVae:
     return VideoVae(VaeSpec(source=str(folder), dtype="float32"))
 
 
-def test_weights_come_back_by_the_original_names_to_the_last_bit(
-    tiny: Vae, folder: Path, encoder: VideoVae
-) -> None:
+def test_weights_come_back_by_the_original_names_to_the_last_bit(folder: Path, encoder: VideoVae) -> None:
+    tiny = tiny_vae()
     loaded = encoder.vae(torch.device("cpu")).state_dict()
     assert list(loaded) == list(tiny.state_dict())
     assert all(torch.equal(value, loaded[name]) for name, value in tiny.state_dict().items())
@@ -103,10 +96,10 @@ def test_weights_are_read_from_a_file_from_parts_and_from_pytorchs_own_format(
 
 @pytest.mark.parametrize("old_names", [False, True])
 def test_the_frame_vae_may_come_from_a_folder_of_diffusers(
-    tiny: Vae, folder: Path, encoder: VideoVae, tmp_path: Path, old_names: bool
+    folder: Path, encoder: VideoVae, tmp_path: Path, old_names: bool
 ) -> None:
     pipeline = tmp_path / "sdxl"
-    tiny.frames.save_pretrained(pipeline / "vae")
+    tiny_vae().frames.save_pretrained(pipeline / "vae")
     weights = pipeline / "vae" / "diffusion_pytorch_model.safetensors"
     if old_names:  # as diffusers wrote them before 0.18
         renamed = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
