@@ -9,7 +9,7 @@ the world size changes nothing but the order of float additions.
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeVar
@@ -17,7 +17,8 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, distribute_tensor
 
 from trainer import place
 from vidcurate.errors import InputError, StateError, VidcurateError
@@ -262,31 +263,47 @@ def put(target: Tensor, value: Tensor) -> None:
     local(target).copy_(local(value))
 
 
-def cut(tensor: Tensor) -> tuple[dist.ProcessGroup | None, int]:
-    """Return the ranks that a tensor is cut over (None: it is whole here), and the row its piece begins at.
+Cut = tuple[dist.ProcessGroup | None, int]
+"""The ranks that a tensor is cut over (None: it is whole here), and the row its piece begins at."""
+
+
+def cuts(tensors: Iterable[Tensor]) -> list[Cut]:
+    """Return how each of these is cut; a mesh is asked once for all of them, as it takes its time.
 
     Pieces are as `torch.chunk` makes them: equal but for the last ones.
     """
-    if not isinstance(tensor, DTensor):
-        return None, 0
-    placed = [number for number, placement in enumerate(tensor.placements) if placement.is_shard()]
+    known: dict[object, tuple[dist.ProcessGroup | None, int, int]] = {}
+    found: list[Cut] = []
+    for tensor in tensors:
+        group = None
+        if isinstance(tensor, DTensor):
+            key = (tensor.device_mesh, tensor.placements)
+            group, place, count = known.get(key) or known.setdefault(key, _place(*key))
+        if group is None:
+            found.append((None, 0))
+        else:
+            rows = -(-tensor.shape[0] // count)
+            found.append((group, min(place * rows, tensor.shape[0])))
+    return found
+
+
+def _place(where: DeviceMesh, placements: tuple[Placement, ...]) -> tuple[dist.ProcessGroup | None, int, int]:
+    """Return the ranks that such a tensor is cut over, this one's place among them, and their number."""
+    placed = [number for number, placement in enumerate(placements) if placement.is_shard()]
     if not placed:
-        return None, 0
+        return None, 0, 1
     (number,) = placed
-    place, count = tensor.device_mesh.get_local_rank(number), tensor.device_mesh.size(number)
-    rows = -(-tensor.shape[0] // count)
-    return tensor.device_mesh.get_group(number), min(place * rows, tensor.shape[0])
+    return where.get_group(number), where.get_local_rank(number), where.size(number)
 
 
 @torch.no_grad()
-def sum_of_pieces(sums: Tensor, tensors: Iterable[Tensor]) -> Tensor:
+def sum_of_pieces(sums: Tensor, cuts: Sequence[Cut]) -> Tensor:
     """Return `sums` [n], of which entry i is a sum over this rank's piece of tensor i, over all pieces.
 
-    Whole tensors' entries stay as they are.
+    `cuts` are those of the tensors; whole ones' entries stay as they are.
     """
-    cuts = [cut(tensor)[0] for tensor in tensors]
-    for group in {id(group): group for group in cuts if group is not None}.values():
-        chosen = torch.tensor([theirs is group for theirs in cuts], device=sums.device)
+    for group in {id(group): group for group, _ in cuts if group is not None}.values():
+        chosen = torch.tensor([theirs is group for theirs, _ in cuts], device=sums.device)
         part = torch.where(chosen, sums, torch.zeros_like(sums))
         dist.all_reduce(part, group=group)
         sums = torch.where(chosen, part, sums)

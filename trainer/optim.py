@@ -157,7 +157,8 @@ def moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Ten
 
 def update_count(optimizer: torch.optim.Optimizer) -> int:
     """Return how many updates the optimizer has made; every tensor has the same count."""
-    counts = {int(state["step"]) for state in optimizer.state.values()}
+    steps = torch.stack([state["step"] for state in optimizer.state.values()])
+    counts = {int(count) for count in steps.tolist()}  # one copy from the device
     assert len(counts) == 1, f"the parameters have different update counts: {sorted(counts)}"
     return counts.pop()
 
@@ -216,7 +217,7 @@ def norm(tensors: Iterable[Tensor]) -> Tensor:
     tensors = list(tensors)
     norms = torch._foreach_norm([mesh.local(tensor).detach() for tensor in tensors])
     squares = torch.stack(norms).double().square()
-    return mesh.sum_of_pieces(squares, tensors).sum().sqrt()
+    return mesh.sum_of_pieces(squares, mesh.cuts(tensors)).sum().sqrt()
 
 
 @torch.no_grad()
