@@ -4,10 +4,11 @@
     torchrun --nproc-per-node 2 benchmarks/checkpoint.py --sharding full
 
 The state is that of a real run (weights, average, both moments, float32) with random values, laid over the
-ranks as training lays it. Measured are a save at once, one in the background (its stall is the copy to the
-host's memory, and the first one pins that memory), and a load with all checks. Peers: `torch.save` and
-`torch.load` of the same tensors by one process, flushed to disk, without hashes; and the copy of a file of
-that size. `--size small` is for a CPU. The files of a load are in the page cache unless --cold drops them.
+ranks as training lays it. Measured are a save at once, one in the background (its stall is what the training
+loop waits for: the checksums; the first one also pins the memory), and a load with all checks. Peers:
+`torch.save` and `torch.load` of the same tensors by one process, flushed to disk, without hashes; and the
+copy of a file of that size. `--size small` is for a CPU. The files of a load are in the page cache unless
+--cold drops them.
 """
 
 import argparse
@@ -88,18 +89,21 @@ def measure(tensors: Parts, folder: Path, world: World, repeats: int, cold: bool
     """Return the seconds of every save and load."""
     times: dict[str, list[float]] = {"save": [], "stall": [], "written": [], "load": []}
     at_once, background = Saver(folder / "run", world), Saver(folder / "run", world)
+
+    def told() -> dict[str, str]:
+        return {part: checkpoint.checksum(values) for part, values in tensors.items()}
+
     for number in range(repeats):
         step = 2 * number + 1
         times["save"].append(
-            seconds(lambda step=step: at_once.save(step, tensors, {}, keep_last=1), world)  # type: ignore[misc]
+            seconds(lambda step=step: at_once.save(step, tensors, told, keep_last=1), world)  # type: ignore[misc]
         )
+        mesh.gather(None, world)
         began = perf_counter()
-        stall = seconds(
-            lambda step=step: background.save(step + 1, tensors, {}, keep_last=1, in_background=True),  # type: ignore[misc]
-            world,
-        )
-        background.wait()
-        times["stall"].append(stall)
+        background.save(step + 1, tensors, told, keep_last=1, in_background=True)
+        saved = background.wait()
+        assert saved is not None
+        times["stall"].append(max(mesh.gather(saved.stall_seconds, world)))
         times["written"].append(max(mesh.gather(perf_counter() - began, world)))
         path = folder / "run" / checkpoint.folder_name(step + 1)
         if cold and world.is_first:
