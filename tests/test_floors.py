@@ -104,6 +104,7 @@ TRAINER = [
     {"recompute"},
     {
         "fast",
+        "copies",
         "checksum",
         "parts",
         "checkpoint",

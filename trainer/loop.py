@@ -49,7 +49,7 @@ from trainer.preflight import command as preflight
 from trainer.recipe import TrainRecipe
 from trainer.resume import Origin, TrainState
 from trainer.saver import Saver
-from trainer.step import Told, Tools, train_step
+from trainer.step import Computed, Told, Tools, train_step
 from trainer.stop_signals import Stop
 from trainer.trackers import Mirrors, TrackersSpec
 from trainer.validation import Round
@@ -76,11 +76,12 @@ def _save(state: TrainState, tools: Tools, stage: StageData, saver: Saver) -> No
     """Save a checkpoint, or begin to: the one before must be written first."""
     tools.pulse.phase("save")
     telling.record_save(saver.wait(), tools)
-    spec = stage.stage
+    spec, tensors = stage.stage, state.tensors()
 
     def kept() -> dict[str, Any]:
         return resume.state_json(
             state,
+            tensors,
             tools.recipe,
             stage_name=spec.name,
             loader=position.as_saved(stage, state.stage_step, state.clips_hash, state.delivered_hash),
@@ -91,7 +92,7 @@ def _save(state: TrainState, tools: Tools, stage: StageData, saver: Saver) -> No
     delay = tools.recipe.guard.delay_steps()
     saver.save(
         state.step,
-        state.tensors(),
+        tensors,
         kept,
         keep_last=spec.keep_last,
         keep_every=spec.keep_every,
@@ -126,12 +127,14 @@ def _sample_if_due(state: TrainState, tools: Tools, last_step: int) -> None:
     mesh.first_does(write, tools.world)
 
 
-def _validate_if_due(state: TrainState, tools: Tools, rounds: tuple[Round, ...], last_step: int) -> None:
+def _validate_if_due(state: TrainState, act: "_Act") -> None:
     """Measure the validation loss, once for a step whose turn it is."""
-    if not validation.is_due(tools.recipe, state.step, last_step):
+    tools = act.tools
+    if not validation.is_due(tools.recipe, state.step, act.last_step):
         return
     tools.pulse.phase("validate")
-    line = validation.validate(state, tools, rounds[state.stage])
+    act.saver.let_copies_end()  # weights and average change places
+    line = validation.validate(state, tools, act.rounds[state.stage])
     if line is not None:
         telling.say(tools.world, validation.console_line(line))
 
@@ -251,7 +254,7 @@ def _act(
         mirrors.begin()
     if ready.begun.kind == "resume":
         _sample_if_due(state, tools, last_step)  # a kill may have come between save and sample
-    _validate_if_due(state, tools, rounds, last_step)
+    _validate_if_due(state, act)
 
     line: dict[str, Any] | None = None
     while state.step < last_step:
@@ -307,7 +310,7 @@ def _stage(stage: StageData, state: TrainState, act: _Act) -> tuple[dict[str, An
             if state.step % spec.checkpoint_every == 0 or is_last or told.stop:
                 _save(state, tools, stage, act.saver)
             _sample_if_due(state, tools, act.last_step)
-            _validate_if_due(state, tools, act.rounds, act.last_step)
+            _validate_if_due(state, act)
             if told.stop and state.step < act.last_step:
                 telling.record_save(act.saver.wait(), tools)
                 name = stop_signals.foremost(mesh.gather(act.stop.name, world))
@@ -332,6 +335,12 @@ def _step(
     plan = data.step_plan(stage, state.stage_step, tools.recipe)
     batches, failure = _read(read, state.stage_step, events)
     data_seconds = time.perf_counter() - began
+
+    def judge(computed: Computed) -> bool:
+        is_made = guard.judge(computed, batches)
+        saver.let_copies_end()  # the update changes what is copied
+        return is_made
+
     try:
         line, told = train_step(
             state,
@@ -339,7 +348,7 @@ def _step(
             stage,
             plan,
             batches,
-            judge=partial(guard.judge, batches=batches),
+            judge=judge,
             stop=bool(act.stop.name),
             save_failed=saver.failed,
             num_events=len(events),

@@ -63,7 +63,10 @@ class _Writer(FileSystemWriter):
 
 
 class _Planner(DefaultSavePlanner):
-    """torch's planner, told which pieces to write instead of those of the tensors that it planned with."""
+    """torch's planner, told which pieces to write instead of those of the tensors that it planned with.
+
+    Where a hand writes, it has them.
+    """
 
     def __init__(self, pieces: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -125,7 +128,7 @@ def write(folder: Path, tensors: Mapping[str, Tensor], world: World, hand: Hand 
         dcp_save(
             dict(sorted(tensors.items())),
             storage_writer=_Writer(folder, hand),
-            planner=_Planner(pieces_of(tensors)),
+            planner=_Planner({} if hand else pieces_of(tensors)),
             process_group=world.group,
             no_dist=world.size == 1,
         )

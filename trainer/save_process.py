@@ -45,6 +45,7 @@ class SaveProcess:
     """
 
     def __init__(self, kinds: Mapping[str, parts.Kinds], *, pinned: bool) -> None:
+        self._kinds = kinds
         layout, size = _lay_out(kinds)
         memory = anonymous_file(size)
         self.tensors = _tensors(layout, memory, size)
@@ -66,7 +67,7 @@ class SaveProcess:
 
     def fits(self, kinds: Mapping[str, parts.Kinds]) -> bool:
         """Return whether the memory was made for these tensors."""
-        return kinds == {part: parts.kinds(values) for part, values in self.tensors.items()}
+        return kinds == self._kinds
 
     def hand_of(self, part: str, folder: Path) -> Callable[[SavePlan], list[WriteResult]]:
         """Return what writes the pieces of a part that a plan names into `folder`. It raises OSError."""
