@@ -57,7 +57,7 @@ class Alone:
     seconds: dict[str, float]
     foretold_gib: dict[str, float]
     peak_gib: dict[str, float]
-    recomputed: dict[str, int]
+    plans: dict[str, memory.Plan]
     beside_seconds: float
 
 
@@ -90,7 +90,7 @@ def measure(recipe: TrainRecipe, stage: StageData, repeats: int) -> Alone:
             torch.cuda.synchronize()
         return time.perf_counter()
 
-    found = Alone(seconds={}, foretold_gib={}, peak_gib={}, recomputed={}, beside_seconds=0.0)
+    found = Alone(seconds={}, foretold_gib={}, peak_gib={}, plans={}, beside_seconds=0.0)
     beside: list[float] = []
     for cell in stage.plan.cells:
         bucket, clips = cell.bucket, cell.micro_batch_size
@@ -112,7 +112,7 @@ def measure(recipe: TrainRecipe, stage: StageData, repeats: int) -> Alone:
             began = sync()
             layout.open()
             opened = sync()
-            count = layout.make_room(x, y)
+            plan = layout.room.make_room(x, y)
             out = layout.compute(x, timestep, y, mask=mask, **told)
             (out.float().square().mean() * 1e-3).backward()
             done = sync()
@@ -130,11 +130,11 @@ def measure(recipe: TrainRecipe, stage: StageData, repeats: int) -> Alone:
         places = -(-rows // patch[1]) * -(-columns // patch[2])
         work = Work(clips=clips, frames=frames, places=places, text_tokens=text)
         found.seconds[cell.name] = statistics.median(times)
-        found.recomputed[cell.name] = count
-        found.foretold_gib[cell.name] = (held + memory.peak_bytes(recipe.model, work, form, count)) / GIB
+        found.plans[cell.name] = plan
+        found.foretold_gib[cell.name] = (held + memory.peak_bytes(recipe.model, work, form, plan)) / GIB
         found.peak_gib[cell.name] = torch.cuda.max_memory_allocated() / GIB if gpu else 0.0
         print(
-            f"{cell.name:<28} {clips} clips, {count} blocks recomputed: "
+            f"{cell.name:<28} {clips} clips, {plan}: "
             f"{1000 * found.seconds[cell.name]:.1f} ms, {found.peak_gib[cell.name]:.1f} GiB "
             f"(foretold {found.foretold_gib[cell.name]:.1f})",
             flush=True,
@@ -143,7 +143,7 @@ def measure(recipe: TrainRecipe, stage: StageData, repeats: int) -> Alone:
         seconds=found.seconds,
         foretold_gib=found.foretold_gib,
         peak_gib=found.peak_gib,
-        recomputed=found.recomputed,
+        plans=found.plans,
         beside_seconds=statistics.median(beside),
     )
 
@@ -255,7 +255,7 @@ def report(ran: Ran, alone: Alone, hardware: str) -> list[Row]:
     for name, gib in alone.peak_gib.items():
         if gib and ran.ranks == 1:
             rows.append(
-                row(f"peak memory of {name}, {alone.recomputed[name]} blocks recomputed", gib, "GiB",
+                row(f"peak memory of {name}, {alone.plans[name]}", gib, "GiB",
                     peer="foretold", peer_value=alone.foretold_gib[name], higher_is_better=False,
                     hardware=hardware)
             )  # fmt: skip

@@ -6,7 +6,7 @@ The clips are made up: as many as the published data sets have, their lengths an
 distribution (--durations, --sizes, --fps). All else is the real thing: the bucket tables of
 recipes/speedrun.yaml, the assignment to buckets, the order of micro-batches. A micro-batch costs what
 `trainer.cost` fits to the measured steps; one that the memory does not hold is run in pieces, and where a
-single clip does not fit, some blocks are recomputed (`trainer.memory`). Every assumption is printed.
+single clip does not fit, some blocks are lean or recomputed (`trainer.memory`). Every assumption is printed.
 
 Encoding is counted twice: ahead (each clip of a stage once) and on line (at every showing). Ranks are
 simulated on the real order: the slowest rank's time over the mean, step by step, for micro-batches dealt in
@@ -47,6 +47,7 @@ TEXT_TOKENS = 300
 TRAINED, FROZEN = 1_201_595_936, 6_048_000
 VAE_FLOPS_PER_PIXEL = 4.13e6 + 105e6 / 64  # the frame VAE, and the temporal one on latents of 1/64 the pixels
 T5_FLOPS_PER_CAPTION = 2.8e12
+LEAN_COST = 0.02  # of a block's time, what one takes longer that is lean; one H200, 720p x 51 frames
 RANKS = (8, 192, 1024)
 
 
@@ -65,7 +66,7 @@ class Machine:
 
 def measured_steps(table: Sequence[Row]) -> list[Measured]:
     """Return the measured steps with their micro-batches, as benchmarks/train_step.py made them."""
-    from train_step import SHAPES  # it needs Triton
+    from train_step import SHAPES, in_parts  # it needs Triton
 
     found = {entry["metric"]: entry for entry in table}
     steps = []
@@ -75,18 +76,18 @@ def measured_steps(table: Sequence[Row]) -> list[Measured]:
             continue
         is_fast = "ours is fast" in forward["peer"]
         size = shape.fast_micro_batch or shape.micro_batch if is_fast else shape.micro_batch
-        counts = [min(size, shape.batch - done) for done in range(0, shape.batch, size)]
+        is_lean = is_fast and shape.fast_lean  # what lean blocks cost is in what was measured
         places = shape.tokens // shape.frames
         steps.append(
             Measured(
                 name=name,
                 works=tuple(
                     Work(clips=count, frames=shape.frames, places=places, text_tokens=TEXT_TOKENS)
-                    for count in counts
+                    for count in in_parts(shape.batch, size)
                 ),
                 forward=forward["value"] / 1e3,
                 backward=backward["value"] / 1e3,
-                recomputed=shape.recomputed_blocks / 56,
+                recomputed=0 if is_lean else shape.recomputed_blocks / 56,
             )
         )
     return steps
@@ -172,9 +173,10 @@ def work_of(recipe: TrainRecipe, bucket: Bucket, clips: int) -> Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """How a published micro-batch is run: `pieces` of clips in turn, a share of the blocks recomputed."""
+    """How a published micro-batch is run: `pieces` of clips in turn, shares of blocks lean, recomputed."""
 
     pieces: tuple[int, ...]
+    lean: float
     recomputed: float
     seconds: float
 
@@ -184,12 +186,16 @@ def run_of(recipe: TrainRecipe, machine: Machine, bucket: Bucket) -> Run:
     clips, one = bucket.micro_batch_size, work_of(recipe, bucket, 1)
     found = memory.fit(recipe.model, one, machine.form, machine.limit_bytes, clips)
     if found is None:
-        raise SystemExit(f"{bucket.name}: one clip does not fit with every block recomputed; raise --gib.")
-    share = found.recompute_blocks / (2 * recipe.model.depth)
+        raise SystemExit(f"{bucket.name}: one clip does not fit with its blocks recomputed; raise --gib.")
+    blocks = 2 * recipe.model.depth
+    lean, again = found.plan.lean_blocks / blocks, found.plan.recompute_blocks / blocks
     number = -(-clips // found.clips)
     pieces = tuple(clips // number + (piece < clips % number) for piece in range(number))
-    seconds = sum(machine.cost.seconds(dataclasses.replace(one, clips=size), share) for size in pieces)
-    return Run(pieces=pieces, recomputed=share, seconds=seconds)
+    works = [dataclasses.replace(one, clips=size) for size in pieces]
+    seconds = sum(
+        machine.cost.seconds(work, again) + LEAN_COST * lean * machine.cost.seconds(work) for work in works
+    )
+    return Run(pieces=pieces, lean=lean, recomputed=again, seconds=seconds)
 
 
 def encoder_seconds(plan: order.Plan, given: argparse.Namespace) -> list[float]:
@@ -247,7 +253,7 @@ def print_assumptions(given: argparse.Namespace, machine: Machine, table: Sequen
   pixels of a clip      {given.sizes}
   caption               {TEXT_TOKENS} tokens for every clip, as measured
   memory                {given.gib:g} GiB of a GPU may be used by {given.form} blocks, \
-{machine.limit_bytes / 2**30:.1f} beside the state cut over 8
+{machine.limit_bytes / 2**30:.1f} beside the state cut over 8; a lean block takes {LEAN_COST:.0%} longer
   update                {machine.update_seconds * 1e3:.0f} ms a step: the measured optimizer and \
 {given.reduce_ms:g} ms for the gradients' sum that is not hidden
   encoders              VAE {VAE_FLOPS_PER_PIXEL / 1e6:.2f} MFLOP a pixel at {given.vae_tflops:g} TFLOP/s, \
@@ -359,6 +365,7 @@ def project(stage: Stage, recipe: TrainRecipe, machine: Machine, given: argparse
     for cell, count in sorted(zip(plan.cells, counts, strict=True), key=lambda part: -part[1]):
         run = runs(cell.bucket)
         again = f", {run.recomputed:.0%} of blocks recomputed" if run.recomputed else ""
+        again += f", {run.lean:.0%} lean" if run.lean else ""
         print(
             f"    {cell.name:<16} {count / sum(counts):6.1%} of micro-batches, {cell.micro_batch_size:>3} "
             f"clips in {len(run.pieces)} pieces, {run.seconds:6.2f} s{again}"

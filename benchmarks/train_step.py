@@ -50,6 +50,7 @@ class Shape:
     goal: int
     recomputed_blocks: int = 0  # of 56, where the activations of one clip do not fit
     fast_micro_batch: int | None = None  # the fast form keeps less, so more clips fit at once
+    fast_lean: bool = False  # and keeps still less, instead of recomputing blocks
 
     @property
     def tokens(self) -> int:
@@ -61,11 +62,20 @@ SHAPES = {
     "144p_51f": Shape(
         frames=15, height=18, width=32, batch=51, micro_batch=10, fast_micro_batch=17, goal=75_000
     ),
-    "240p_102f": Shape(frames=30, height=30, width=53, batch=10, micro_batch=2, goal=76_000),
+    "240p_102f": Shape(
+        frames=30, height=30, width=53, batch=10, micro_batch=2, fast_micro_batch=3, goal=76_000
+    ),
     "360p_51f": Shape(frames=15, height=45, width=80, batch=8, micro_batch=2, goal=72_000),
     "480p_51f": Shape(frames=15, height=60, width=106, batch=5, micro_batch=1, goal=70_000),
     "720p_51f": Shape(
-        frames=15, height=90, width=160, batch=2, micro_batch=1, goal=60_000, recomputed_blocks=28
+        frames=15,
+        height=90,
+        width=160,
+        batch=2,
+        micro_batch=1,
+        goal=60_000,
+        recomputed_blocks=28,
+        fast_lean=True,
     ),
     "256_image": Shape(frames=1, height=32, width=32, batch=96, micro_batch=96, goal=0),
 }
@@ -193,12 +203,21 @@ def prepare(model: STDiT3, shape: Shape, form: str) -> None:
     """Put `model` into one of the four forms."""
     if form == "compiled":
         compile_blocks(model)
-    if form == "fast":
-        torch._dynamo.config.cache_size_limit = 64
-        quicken(model)
     count = len(blocks_of(model)) if form == "recomputed" else shape.recomputed_blocks
+    if form == "fast":
+        quicken(model)
+        if shape.fast_lean:
+            count = 0
+            for block in blocks_of(model):
+                block.forward = partial(block.forward, lean=True)
     if count:
         recompute(model, count)
+
+
+def in_parts(batch: int, most: int) -> list[int]:
+    """Return the clips of each micro-batch: as few as `most` allows, and as even as can be."""
+    parts = -(-batch // most)
+    return [batch * (part + 1) // parts - batch * part // parts for part in range(parts)]
 
 
 def measure(shape: Shape, form: str, steps: int, warm_up: int) -> dict[str, float]:
@@ -214,8 +233,7 @@ def measure(shape: Shape, form: str, steps: int, warm_up: int) -> dict[str, floa
     micro = shape.batch if form == "recomputed" else shape.micro_batch
     if form == "fast" and shape.fast_micro_batch:
         micro = shape.fast_micro_batch
-    counts = [min(micro, shape.batch - done) for done in range(0, shape.batch, micro)]
-    batches = [inputs(shape, count) for count in counts]
+    batches = [inputs(shape, count) for count in in_parts(shape.batch, micro)]
     runs = [timed_step(model, masters, batches) for _ in range(warm_up + steps)][warm_up:]
     forward, backward, optimizer = (statistics.median(part) for part in zip(*runs, strict=True))
     seconds = statistics.median(sum(run) for run in runs) / 1000
@@ -296,7 +314,7 @@ def main() -> None:
             slow = form in ("plain", "recomputed")
             try:
                 found[form] = measure(
-                    shape, form, steps=min(4, given.steps) if slow else given.steps, warm_up=1 if slow else 2
+                    shape, form, steps=min(3, given.steps) if slow else given.steps, warm_up=1 if slow else 2
                 )
             except (RuntimeError, torch.OutOfMemoryError) as error:
                 print(f"{name} {form}: {str(error).splitlines()[0][:200]}", flush=True)

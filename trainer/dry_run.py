@@ -37,23 +37,27 @@ def parameters(recipe: TrainRecipe) -> tuple[int, int]:
 
 
 def memory_of(laid: data.StageData, recipe: TrainRecipe, state: tuple[int, int]) -> dict[str, Any]:
-    """Return the forecast of the largest micro-batch on one GPU; `state`: parameters trained and frozen."""
+    """Return the forecast of the largest micro-batch on one GPU; `state`: parameters trained and frozen.
+
+    `least_bytes` is what it can be brought down to by `parallel.recompute_blocks: fit`.
+    """
     spec, model = recipe.parallel, recipe.model
-    form = memory.Form(fast=recipe.blocks == "fast", item_bytes=2 if recipe.precision == "bfloat16" else 4)
+    form = memory.form_of(recipe.blocks, recipe.precision)
     encoder = video_encoder(recipe.video_encoder)
-    again = 0 if spec.recompute_blocks == "fit" else min(spec.recompute_blocks, 2 * model.depth)
-    peaks: dict[str, int] = {}
+    wanted = spec.recompute_blocks
+    plans = [*memory.plans(model, form)] if wanted == "fit" else [memory.plan_of(model, wanted)]
+    works: dict[str, Work] = {}
     for cell in laid.plan.cells:
         bucket = cell.bucket
         _, frames, rows, columns = encoder.latent_shape(bucket.num_frames, bucket.height, bucket.width)
-        work = Work(
+        works[cell.name] = Work(
             clips=cell.micro_batch_size,
             frames=frames,
             places=-(-rows // model.patch_size[1]) * -(-columns // model.patch_size[2]),
             text_tokens=model.model_max_length,
         )
-        peaks[cell.name] = memory.peak_bytes(model, work, form, again)
     ranks = spec.shard_size or HOST_RANKS
+    peaks = {name: memory.peak_bytes(model, work, form, plans[0]) for name, work in works.items()}
     largest = max(peaks, key=lambda name: peaks[name])
     return {
         "state_bytes": memory.state_bytes(
@@ -62,7 +66,9 @@ def memory_of(laid: data.StageData, recipe: TrainRecipe, state: tuple[int, int])
         "ranks_that_share": 1 if spec.sharding == "none" else ranks,
         "largest_cell": largest,
         "largest_bytes": peaks[largest],
-        "recompute_blocks": "fit" if spec.recompute_blocks == "fit" else again,
+        "least_bytes": memory.peak_bytes(model, works[largest], form, plans[-1]),
+        "lean_blocks": "fit" if wanted == "fit" and form.fast else 0,
+        "recompute_blocks": "fit" if wanted == "fit" else plans[0].recompute_blocks,
     }
 
 
@@ -192,7 +198,8 @@ def _memory_in_words(found: dict[str, Any]) -> str:
     count = found["recompute_blocks"]
     again = f" with {count} blocks recomputed" if count else ""
     if count == "fit":
-        again = ", less where blocks are recomputed to make it fit"
+        how = "recomputed" if found["lean_blocks"] == 0 else "lean or recomputed"
+        again = f", down to {found['least_bytes'] / 1e9:.3g} GB where blocks are {how} to make it fit"
     return (
         f"  memory of a GPU: {found['state_bytes'] / 1e9:.3g} GB of weights and what hangs on them{shared}, "
         f"{found['largest_bytes'] / 1e9:.3g} GB of a micro-batch of {found['largest_cell']}{again}"

@@ -1,56 +1,28 @@
 """The block of STDiT3 through the kernels of `trainer.kernels`, laid around the readable one from outside.
 
-`quicken` gives every block of a model this forward pass. Torch compiles nothing, so no shape is a new one:
-the kernels are built for the widths of the model, once on a machine. The mathematics, the weights and their
-names stay those of `trainer.layers.Block`; tests hold the two together, forward and backward.
+`quicken` gives every block of a model this forward pass, and the backward pass that belongs to it. Torch
+compiles nothing, so no shape is a new one: the kernels are built for the widths of the model, once on a
+machine. The mathematics, the weights and their names stay those of `trainer.layers.Block`; tests hold the two
+together, forward and backward.
 """
 
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from trainer.kernels.flash import flash_attention
-from trainer.kernels.linear import linear, linear_gelu
-from trainer.kernels.modulate import add_norm_modulate, gated_add, norm_modulate
-from trainer.kernels.qk_norm import qk_norm
-from trainer.kernels.temporal import temporal_attention
+from trainer.kernels.block import BlockFunction, Shape, Weights
 from trainer.layers import Block, RmsNorm
 from trainer.stdit import STDiT3
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return the library's attention of q, k, v [B, L, H, D], in their layout: cuDNN's on a Hopper GPU."""
-    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
-
-
-def _self_attention(block: Block, h: Tensor, frames: int, wave: tuple[Tensor, Tensor] | None) -> Tensor:
-    attention, (b, n, width) = block.attn, h.shape
-    heads, head_dim, places = attention.heads, attention.head_dim, n // frames
-    if (frames if block.temporal else places) == 1:
-        return attention._alone(h)
-    qkv = linear(h, attention.qkv).view(b * n, 3, heads, head_dim)
-    q_weight, k_weight = cast(RmsNorm, attention.q_norm).weight, cast(RmsNorm, attention.k_norm).weight
-    if block.temporal:
-        assert wave is not None
-        q, k, v = qk_norm(qkv, q_weight, k_weight, (*wave, places))
-        out = temporal_attention(q, k, v, frames, places)
-    else:
-        q, k, v = qk_norm(qkv, q_weight, k_weight)
-        out = _attend(*(part.view(b * frames, places, heads, head_dim) for part in (q, k, v)))
-    return linear(out.reshape(b, n, width), attention.proj)
-
-
-def _cross_attention(block: Block, x: Tensor, y: Tensor, lengths: Tensor | None) -> Tensor:
-    attention = block.cross_attn
-    heads, head_dim = attention.heads, attention.head_dim
-    q = torch.unflatten(linear(x, attention.q_linear), -1, (heads, head_dim))
-    k, v = torch.unflatten(linear(y, attention.kv_linear), -1, (2, heads, head_dim)).unbind(2)
-    out = _attend(q, k, v) if lengths is None else flash_attention(q, k, v, lengths)
-    return linear(out.flatten(2), attention.proj)
+def _weights_of(block: Block) -> Weights:
+    attention, cross, mlp = block.attn, block.cross_attn, block.mlp
+    norms = (cast(RmsNorm, norm).weight for norm in (attention.q_norm, attention.k_norm))
+    linears = (attention.proj, cross.q_linear, cross.kv_linear, cross.proj, mlp.fc1, mlp.fc2)
+    rest = (part for linear in linears for part in (linear.weight, linear.bias))
+    return Weights(block.scale_shift_table, attention.qkv.weight, attention.qkv.bias, *norms, *rest)
 
 
 def fast_block(
@@ -61,16 +33,25 @@ def fast_block(
     text_mask: Tensor | None,
     num_frames: int,
     wave: tuple[Tensor, Tensor] | None,
+    *,
+    lean: bool = False,
 ) -> Tensor:
-    """Return what `block(x, …)` returns. `text_mask` must be True first: only its lengths are read."""
-    table = block.scale_shift_table + modulation  # [B, T or 1, 6, D]
-    shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = table.unbind(2)
+    """Return what `block(x, …)` returns. `text_mask` must be True first: only its lengths are read.
+
+    `lean` keeps 15 instead of 21 of a token's vectors for the backward pass, which makes the others again.
+    """
     lengths = None if text_mask is None else text_mask.sum((1, 2, 3), dtype=torch.int32)
-    h = norm_modulate(x, shift, scale)
-    x = gated_add(x, _self_attention(block, h, num_frames, wave), gate)
-    x, h = add_norm_modulate(x, _cross_attention(block, x, y, lengths), mlp_shift, mlp_scale)
-    h = linear_gelu(h, block.mlp.fc1)
-    return gated_add(x, linear(h, block.mlp.fc2), mlp_gate)
+    shape = Shape(
+        clips=x.shape[0],
+        frames=num_frames,
+        places=x.shape[1] // num_frames,
+        heads=block.attn.heads,
+        wave=wave if block.temporal else None,
+        lean=lean,
+    )
+    run = cast(Any, BlockFunction).apply
+    result: Tensor = run(shape, x.contiguous(), y.contiguous(), modulation, lengths, *_weights_of(block))
+    return result
 
 
 def quicken(model: STDiT3) -> None:

@@ -362,6 +362,8 @@ def _step(
         telling.record_data_events(events, state.step, world, run)
         mesh.together(partial(_fail, failure), world)
     telling.record_save(saver.wait() if told.save_failed else saver.take(), tools)
+    telling.record_room(tools, state.step)
+    telling.record_kernels(tools, state.step)
     if state.step % spec.log_every == 0 or state.stage_step == stage.num_steps:
         line["weight_norm"] = float(optim.norm(optim.trained(state.model).values()))
     guard.look_at_weights(line)

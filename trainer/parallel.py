@@ -48,8 +48,9 @@ class ParallelSpec(Recipe):
     shard_size: Annotated[int, Field(ge=1)] | None = None
     """with hybrid, the ranks that share one copy; null: those of a host"""
     recompute_blocks: Annotated[int, Field(ge=0)] | Literal["fit"] = 0
-    """blocks, spread evenly, whose activations are computed again in the backward pass to save memory; fit:
-    for each shape of micro-batch the fewest with which it fits into the GPU"""
+    """blocks, the first ones, whose activations are computed again in the backward pass to save memory; fit:
+    for each shape of micro-batch as few as it needs to fit into the GPU, and with fast blocks none before all
+    are lean, which make only q, k and the GELU again"""
 
 
 class Layout(Protocol):
@@ -71,8 +72,8 @@ class Layout(Protocol):
     def close(self) -> None:
         """End a step: each trained parameter's `grad` becomes the sum over all ranks, float32."""
 
-    def make_room(self, latents: Tensor, features: Tensor) -> int:
-        """Before a micro-batch: recompute what it needs to fit. See `trainer.recompute`."""
+    room: Recompute
+    """Before each micro-batch its `make_room` says what is kept for the backward pass."""
 
     def reading(self) -> AbstractContextManager[None]:
         """Between steps: let `compute` take the masters' values, for forward passes without gradients."""
@@ -95,7 +96,7 @@ class Replicated:
                     rounded.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                         partial(_give, master)
                     )
-        self.make_room = Recompute(self.compute, choose).make_room
+        self.room = Recompute(self.compute, choose)
 
     @torch.no_grad()
     def open(self) -> None:
@@ -186,7 +187,7 @@ class Sharded:
         self.root = fully_shard(self.compute, mesh=where, mp_policy=policy, reshard_after_forward=False)
         self.root.set_gradient_divide_factor(1.0)  # the sum: the losses are already divided by all clips
         self.root.set_force_sum_reduction_for_comms(True)
-        self.make_room = Recompute(model, choose).make_room
+        self.room = Recompute(model, choose)
 
     def _reduce(self, on: bool) -> None:
         self.root.set_requires_gradient_sync(on)

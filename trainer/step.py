@@ -88,7 +88,7 @@ def clip_losses(model: nn.Module, tools: Tools, stage: Stage, batch: Batch, step
     if stage.caption_dropout:
         dropped = mesh.send(noise.caption_drops(seed, step, ids, stage.caption_dropout), device)
 
-    tools.layout.make_room(latents, given.y)
+    tools.layout.room.make_room(latents, given.y)
     losses = flow.training_losses(
         model,
         latents,

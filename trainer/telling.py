@@ -1,11 +1,13 @@
 """What a training says of itself: on the console of the first rank, and in events.jsonl."""
 
+import importlib
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trainer import checkpoint, data, mesh, metrics, optim, place, position, whole_file
+from trainer import checkpoint, data, memory, mesh, metrics, optim, place, position, whole_file
 from trainer import recipe as recipes
 from trainer.data import StageData
 from trainer.mesh import World
@@ -70,6 +72,28 @@ def record_save(saved: Saved | None, tools: Tools) -> None:
         facts = {"path": saved.path.name, "seconds": round(saved.seconds, 3), "deleted": saved.deleted}
         facts["stall_seconds"] = round(saved.stall_seconds, 3)
         metrics.record_event(tools.recipe.output, "save", saved.step, **facts)
+
+
+def record_room(tools: Tools, step: int) -> None:
+    """Record what `fit` lets the blocks keep of each new shape of micro-batch, and the memory foretold."""
+    recipe = tools.recipe
+    for work, plan in tools.layout.room.news():
+        if recipe.parallel.recompute_blocks != "fit" or not tools.world.is_first:
+            continue
+        peak = memory.peak_bytes(recipe.model, work, memory.form_of(recipe.blocks, recipe.precision), plan)
+        facts = asdict(work) | asdict(plan) | {"foretold_gib": round(peak / 2**30, 2)}
+        metrics.record_event(recipe.output, "room", step, **facts)
+
+
+def record_kernels(tools: Tools, step: int) -> None:
+    """Record which kernel attention takes, where the step's micro-batches had lengths that were new here."""
+    if tools.recipe.blocks != "fast":
+        return
+    attention = importlib.import_module("trainer.kernels.attention")  # only machines with a GPU have Triton
+    for choice in attention.news():
+        if tools.world.is_first:
+            facts = asdict(choice) | {"kernel": "cudnn" if choice.takes_cudnn else "own"}
+            metrics.record_event(tools.recipe.output, "attention_kernel", step, **facts)
 
 
 def in_words(event: dict[str, Any]) -> str:

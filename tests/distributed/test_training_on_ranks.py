@@ -239,7 +239,7 @@ def loss(layout, number):
     inputs = {"x": torch.randn(2, 4, frames, 4, 6, generator=draw), "timestep": torch.tensor([300.0, 700.0]),
               "y": torch.randn(2, 1, 6, 8, generator=draw), "fps": torch.tensor([24.0, 24.0]),
               "height": torch.tensor([32.0]), "width": torch.tensor([48.0])}
-    layout.make_room(inputs["x"], inputs["y"])
+    layout.room.make_room(inputs["x"], inputs["y"])
     return layout.compute(**inputs).square().mean()
 
 

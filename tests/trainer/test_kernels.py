@@ -9,8 +9,7 @@ from torch import Tensor
 pytest.importorskip("triton", reason="triton is not installed on this platform")
 
 from trainer import fast, layers, noise, parallel
-from trainer.kernels import flash, linear
-from trainer.kernels.qk_norm import qk_norm
+from trainer.kernels import flash, linear, modulate, qk_norm, sums
 from trainer.kernels.temporal import MAX_FRAMES, temporal_attention
 from trainer.kernels.widths import pieces
 from trainer.mesh import ALONE
@@ -25,11 +24,13 @@ TOLERANCE = 5e-6  # relative to the largest value: float32, other order of sums
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter is slow: tiles of a few rows, so that several are used."""
-    monkeypatch.setattr(flash, "FORWARD", (16, 16, 4, 1))
-    monkeypatch.setattr(flash, "BY_KEYS", (16, 32, 4, 1))
-    monkeypatch.setattr(flash, "BY_QUERIES", (32, 16, 4, 1))
-    monkeypatch.setattr(linear, "COLUMNS", 64)
-    monkeypatch.setattr(linear, "ROWS", 8)
+    monkeypatch.setattr(flash, "tiles", lambda *_: ((16, 16, 4, 1), (32, 16, 4, 1), (16, 32, 4, 1)))
+    monkeypatch.setattr(linear, "TILE", (4, 64, 4))
+    monkeypatch.setattr(linear, "TILES", 2)
+    monkeypatch.setattr(modulate, "CHUNK", 2)
+    monkeypatch.setattr(qk_norm, "BACKWARD", (4, 4))
+    monkeypatch.setattr(sums, "ROWS", 2)
+    monkeypatch.setattr(sums, "NUMBERS", 64)
 
 
 def _block(*, temporal: bool, width: int = WIDTH, heads: int = 1) -> layers.Block:
@@ -55,6 +56,28 @@ def _outcome(
     given = [tensor.clone().requires_grad_() for tensor in given]
     out = run(*given)
     return [out, *torch.autograd.grad(out, [*given, *weights], seed, materialize_grads=True)]
+
+
+def _assert_fast_is_readable(
+    block: layers.Block,
+    x: Tensor,
+    y: Tensor,
+    modulation: Tensor,
+    mask: Tensor | None,
+    frames: int,
+    *,
+    lean: bool,
+) -> None:
+    wave = _wave(frames, block.attn.head_dim) if block.temporal else None
+    weights, seed = dict(block.named_parameters()), torch.randn_like(x)
+
+    def outcome(run: Callable[..., Tensor]) -> list[Tensor]:
+        return _outcome(
+            lambda x, y, m: run(x, y, m, mask, frames, wave), [x, y, modulation], [*weights.values()], seed
+        )
+
+    ours = outcome(lambda *given: fast.fast_block(block, *given, lean=lean))
+    _assert_near(ours, outcome(block), ["out", "dx", "dy", "dmodulation", *weights])
 
 
 def _assert_near(ours: list[Tensor], readable: list[Tensor], names: list[str]) -> None:
@@ -83,61 +106,91 @@ def test_the_fast_block_is_the_readable_block_forward_and_backward(
     x, y = torch.randn(2, frames * places, WIDTH), torch.randn(2, 9, WIDTH)
     modulation = 0.3 * torch.randn(2, frames if per_frame else 1, 6, WIDTH)
     mask = None if captions is None else (torch.arange(9) < torch.tensor(captions)[:, None])[:, None, None]
-    wave = _wave(frames, WIDTH) if temporal else None
-    seed = torch.randn_like(x)
-    weights = dict(block.named_parameters())
-
-    def outcome(run: Callable[..., Tensor]) -> list[Tensor]:
-        return _outcome(
-            lambda x, y, m: run(x, y, m, mask, frames, wave), [x, y, modulation], [*weights.values()], seed
-        )
-
-    ours = outcome(lambda *given: fast.fast_block(block, *given))
-    _assert_near(ours, outcome(block), ["out", "dx", "dy", "dmodulation", *weights])
+    _assert_fast_is_readable(block, x, y, modulation, mask, frames, lean=per_frame)
 
 
-@pytest.mark.parametrize(("head_dim", "frames"), [(72, 5), (40, 17)], ids=["published", "more_than_a_tile"])
-def test_attention_over_time_is_the_readable_one(head_dim: int, frames: int) -> None:
+@pytest.mark.parametrize(
+    ("temporal", "heads", "head_dim", "frames"),
+    [(True, 2, 72, 5), (True, 3, 40, 17), (False, 3, 24, 2)],
+    ids=["published", "more_than_a_tile", "heads_of_no_power_of_two"],
+)
+def test_heads_and_frames_of_any_number_are_attended_to(
+    temporal: bool, heads: int, head_dim: int, frames: int
+) -> None:
     torch.manual_seed(head_dim)
-    places, heads = 2, 2
-    attention = layers.SelfAttention(heads * head_dim, heads, qk_norm=True)
-    wave = _wave(frames, head_dim)
-    x = torch.randn(2, frames * places, heads * head_dim)
+    width, places = heads * head_dim, 2
+    block = _block(temporal=temporal, width=width, heads=heads)
+    x, y = torch.randn(2, frames * places, width), torch.randn(2, 3, width)
+    modulation = 0.3 * torch.randn(2, frames, 6, width)
+    _assert_fast_is_readable(block, x, y, modulation, None, frames, lean=False)
 
-    def ours(x: Tensor) -> Tensor:
-        qkv = attention.qkv(x).view(-1, 3, heads, head_dim)
-        q, k, v = qk_norm(qkv, attention.q_norm.weight, attention.k_norm.weight, (*wave, places))
-        return attention.proj(temporal_attention(q, k, v, frames, places).view(x.shape))
 
-    def readable(x: Tensor) -> Tensor:
-        by_place = x.view(2, frames, places, -1).transpose(1, 2).flatten(0, 1)
-        return attention(by_place, wave).view(2, places, frames, -1).transpose(1, 2).reshape(x.shape)
+def test_a_lean_block_gives_the_same_bits_as_one_that_keeps_all() -> None:
+    torch.manual_seed(0)
+    block, x, y = _block(temporal=True), torch.randn(1, 6, WIDTH), torch.randn(1, 4, WIDTH)
+    modulation, wave, seed = torch.randn(1, 3, 6, WIDTH), _wave(3, WIDTH), torch.randn(1, 6, WIDTH)
 
-    weights, seed = dict(attention.named_parameters()), torch.randn_like(x)
-    _assert_near(
-        _outcome(ours, [x], [*weights.values()], seed),
-        _outcome(readable, [x], [*weights.values()], seed),
-        ["out", "dx", *weights],
-    )
+    def run(lean: bool) -> dict[str, Tensor]:
+        out = fast.fast_block(block, x.requires_grad_(), y, modulation, None, 3, wave, lean=lean)
+        names = ["x", *dict(block.named_parameters())]
+        return dict(zip(names, torch.autograd.grad(out, [x, *block.parameters()], seed), strict=True))
+
+    kept, again = run(False), run(True)
+    # The GELU is torch's own where it is kept, and the kernel's where it is made again.
+    assert [name for name in kept if not torch.equal(kept[name], again[name])] in ([], ["mlp.fc2.weight"])
+    _assert_near([again["mlp.fc2.weight"]], [kept["mlp.fc2.weight"]], ["mlp.fc2.weight"])
+
+
+@pytest.mark.parametrize("trained", ["attn.proj.weight", "mlp.fc1.bias", None])
+def test_what_is_frozen_gets_no_gradient_and_the_rest_the_same(trained: str | None) -> None:
+    torch.manual_seed(0)
+    block, x, y = _block(temporal=False), torch.randn(1, 6, WIDTH), torch.randn(1, 4, WIDTH)
+    modulation, seed = torch.randn(1, 3, 6, WIDTH), torch.randn(1, 6, WIDTH)
+
+    def gradients() -> dict[str, Tensor | None]:
+        for parameter in block.parameters():
+            parameter.grad = None
+        x.grad = None
+        fast.fast_block(block, x.requires_grad_(), y, modulation, None, 3, None).backward(seed)
+        return {"x": x.grad, **{name: parameter.grad for name, parameter in block.named_parameters()}}
+
+    whole = gradients()
+    for name, parameter in block.named_parameters():
+        parameter.requires_grad_(name == trained)
+    part = gradients()
+    assert {name for name, gradient in part.items() if gradient is not None} == {"x", trained} - {None}
+    assert all(torch.equal(gradient, whole[name]) for name, gradient in part.items() if gradient is not None)
 
 
 def test_a_caption_costs_its_own_length_and_what_lies_behind_it_is_not_read() -> None:
     torch.manual_seed(0)
     q, k, v = torch.randn(2, 5, 2, 40), torch.randn(2, 30, 2, 40), torch.randn(2, 30, 2, 40)
     lengths = torch.tensor([30, 3], dtype=torch.int32)
-    out = flash.flash_attention(q, k, v, lengths)
+    out, lse = flash.flash_attention(q, k, v, lengths)
     k[1, 3:], v[1, 3:] = torch.nan, torch.nan
-    assert torch.equal(flash.flash_attention(q, k, v, lengths), out)
+    again, _ = flash.flash_attention(q, k, v, lengths)
+    assert torch.equal(again, out)
+    gradients = flash.flash_attention_backward(q, k, v, lengths, out, lse, torch.ones_like(out))
+    assert all(part.isfinite().all() for part in gradients)
+    assert not any(part[1, 3:].any() for part in gradients[1:])
 
 
 def test_queries_split_over_programs_give_the_gradients_of_one() -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, length, 1, 40, requires_grad=True) for length in (132, 20, 20))
     seed = torch.randn(1, 132, 1, 40)
-    split = torch.autograd.grad(flash.flash_attention(q, k, v), [q, k, v], seed)
+    with torch.no_grad():
+        out, lse = flash.flash_attention(q, k, v)
+        split = flash.flash_attention_backward(q, k, v, None, out, lse, seed)
     library = torch.nn.functional.scaled_dot_product_attention(*(part.transpose(1, 2) for part in (q, k, v)))
     wanted = torch.autograd.grad(library.transpose(1, 2), [q, k, v], seed)
     _assert_near(list(split), list(wanted), ["dq", "dk", "dv"])
+
+
+def test_partial_sums_of_any_number_are_added_up() -> None:
+    for groups, count, width in ((1, 1, 3), (3, 7, 65), (2, 130, 64)):
+        parts = torch.randn(groups, count, width)
+        torch.testing.assert_close(sums.add_up(parts, torch.float32), parts.sum(1), atol=1e-5, rtol=1e-5)
 
 
 def test_the_same_input_gives_the_same_bits() -> None:
@@ -191,7 +244,7 @@ def test_a_model_laid_out_with_fast_blocks_learns_what_the_readable_one_learns()
                 parameter.add_(0.1 * noise.normal(0, "init", 0, [name], tuple(parameter.shape))[0])
         layout = parallel.lay_out(model, ParallelSpec(recompute_blocks=1), ALONE, torch.float32, fast=is_fast)
         layout.open()
-        layout.make_room(given[0], given[2])
+        layout.room.make_room(given[0], given[2])
         layout.compute(*given, text, drop_caption=drop, **facts).square().mean().backward()
         layout.close()
         return {

@@ -126,7 +126,13 @@ def test_a_dry_run_writes_nothing_and_its_numbers_are_the_loaders(
 def test_a_dry_run_in_words_names_what_no_bucket_takes(shards: Path, tmp_path: Path) -> None:
     report = dry_run.dry_run(smoke(shards, tmp_path / "run"))
     long = dry_run.dry_run(
-        smoke(shards, tmp_path / "run", "stages.0.data.buckets.table={32px: {9: [1.0, 1]}}")
+        smoke(
+            shards,
+            tmp_path / "run",
+            "stages.0.data.buckets.table={32px: {9: [1.0, 1]}}",
+            "blocks=fast",
+            "parallel.recompute_blocks=fit",
+        )
     )
 
     words = dry_run.in_words(report)
@@ -136,6 +142,11 @@ def test_a_dry_run_in_words_names_what_no_bucket_takes(shards: Path, tmp_path: P
     found = report["stages"][0]["memory"]
     assert f"{found['largest_bytes'] / 1e9:.3g} GB of a micro-batch of {found['largest_cell']}" in words
     assert found["state_bytes"] == report["weights_and_optimizer_bytes"]  # float32, one rank
+    assert found["least_bytes"] == found["largest_bytes"]
+    fitted = long["stages"][0]["memory"]
+    assert (fitted["lean_blocks"], fitted["recompute_blocks"]) == ("fit", "fit")
+    assert fitted["least_bytes"] < fitted["largest_bytes"]
+    assert "GB where blocks are lean or recomputed to make it fit" in dry_run.in_words(long)
     assert long["stages"][0]["clips"] == 12
 
 

@@ -4,14 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer import memory, optim, parallel, recompute
+from trainer import optim, parallel
 from trainer.checksum import checksum
-from trainer.cost import Work
-from trainer.memory import Form
 from trainer.mesh import ALONE
 from trainer.parallel import Layout, ParallelSpec
-from trainer.stdit import XL_2, STDiT3, STDiT3Config
-from vidcurate.errors import InputError, RecipeError
+from trainer.stdit import STDiT3, STDiT3Config
+from vidcurate.errors import RecipeError
 from vidcurate.recipe import parse
 
 CONFIG = STDiT3Config(hidden_size=24, depth=2, num_heads=2, caption_channels=8, model_max_length=6)
@@ -30,7 +28,7 @@ def loss(layout: Layout, number: int) -> Tensor:
     draw = torch.Generator().manual_seed(number)
     latents = torch.randn(2, 4, 2, 4, 6, generator=draw)
     features = torch.randn(2, 1, 6, 8, generator=draw)
-    layout.make_room(latents, features)
+    layout.room.make_room(latents, features)
     out: Tensor = layout.compute(
         latents,
         torch.tensor([300.0, 700.0]),
@@ -66,53 +64,6 @@ def test_recomputed_blocks_give_the_same_gradients() -> None:
     for count in (1, 3, 99):
         again = gradients(ParallelSpec(recompute_blocks=count), torch.float32, range(2))
         assert all(torch.equal(plain[name], again[name]) for name in plain)
-
-
-def test_recomputed_blocks_are_run_twice() -> None:
-    runs = []
-    laid = model()
-    layout = parallel.lay_out(laid, ParallelSpec(recompute_blocks=1), ALONE, torch.float32)
-    for number, block in enumerate(recompute.blocks_of(laid)):
-        block.get_submodule("mlp.fc1").register_forward_hook(lambda *_, number=number: runs.append(number))
-
-    loss(layout, 0).backward()  # type: ignore[no-untyped-call]
-
-    assert sorted(runs) == [0, 0, 1, 2, 3]
-
-
-def test_each_shape_of_micro_batch_has_its_own_number_of_recomputed_blocks() -> None:
-    laid, runs = model(), []
-    sizes = {2: 0, 3: 2, 5: 4}  # frames → blocks
-    room = recompute.Recompute(laid, lambda work: sizes[work.frames])
-    for number, block in enumerate(recompute.blocks_of(laid)):
-        block.get_submodule("mlp.fc1").register_forward_hook(lambda *_, number=number: runs.append(number))
-    told = {"fps": torch.tensor([24.0]), "height": torch.tensor([32.0]), "width": torch.tensor([48.0])}
-
-    for frames in (5, 2, 3, 5):
-        runs.clear()
-        latents, features = torch.randn(1, 4, frames, 4, 6), torch.randn(1, 1, 6, 8)
-        room.make_room(latents, features)
-        laid(latents, torch.tensor([300.0]), features, **told).square().mean().backward()
-        assert len(runs) == 4 + sizes[frames]
-
-
-def test_fit_recomputes_no_more_than_the_memory_asks_and_refuses_what_cannot_fit() -> None:
-    form = Form(fast=True)
-    whole = Work(clips=1, frames=15, places=3600, text_tokens=300)
-    without = memory.peak_bytes(XL_2, whole, form, 0)
-
-    assert recompute.least(XL_2, whole, form, without) == 0
-    count = recompute.least(XL_2, whole, form, 0.6 * without)
-    assert memory.peak_bytes(XL_2, whole, form, count) <= 0.6 * without
-    assert memory.peak_bytes(XL_2, whole, form, count - 1) > 0.6 * without
-    with pytest.raises(InputError, match=r"1 clips of 15 x 3600 tokens needs .* GiB .* fewer clips"):
-        recompute.least(XL_2, whole, form, 1e9)
-
-
-def test_fit_on_the_cpu_recomputes_nothing() -> None:
-    choose = recompute.chooser("fit", CONFIG, Form(fast=False), torch.device("cpu"), 0)
-
-    assert choose(Work(clips=99, frames=99, places=9999, text_tokens=300)) == 0
 
 
 def test_bfloat16_computes_in_a_rounded_copy_and_sums_in_float32() -> None:

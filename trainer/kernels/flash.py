@@ -14,11 +14,19 @@ from torch import Tensor
 from trainer.kernels.heads import load_rows, store_rows
 from trainer.kernels.widths import pieces
 
-# Rows of queries and keys in a tile, warps, stages: (forward, backward by keys, backward by queries).
-FORWARD = (128, 64, 4, 3)
-BY_KEYS = (64, 64, 4, 2)
-BY_QUERIES = (64, 64, 4, 2)
-FEW_PROGRAMS = 264  # fewer programs than this by keys leave multiprocessors idle: the queries are split
+Tile = tuple[int, int, int, int]  # rows of queries, rows of keys, warps, stages
+
+
+def tiles(queries: int, keys: int) -> tuple[Tile, Tile, Tile]:
+    """Return the tiles forward, backward by queries and by keys: the best of those tried on an H200."""
+    return (
+        (64, 32, 4, 3) if keys <= 512 else (128, 64, 4, 3),
+        (64, 32, 4, 2) if queries < 256 else (128, 32, 8, 3),
+        (64, 64, 4, 3) if keys <= 384 else (64, 64, 4, 2),
+    )
+
+
+FEW_PROGRAMS = 1056  # fewer programs than this by keys leave multiprocessors idle: the queries are split
 
 
 @triton.jit
@@ -83,33 +91,6 @@ def _forward_kernel(
 
 
 @triton.jit
-def _delta(
-    out_ptr,
-    dout_ptr,
-    delta_ptr,
-    rows,  # B queries H
-    queries,
-    HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    FIRST: tl.constexpr,
-    SECOND: tl.constexpr,
-    M: tl.constexpr,
-):
-    """The sum over a head of out * dout, [B, H, queries]."""
-    row = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
-    c1 = tl.arange(0, FIRST)
-    c2 = FIRST + tl.arange(0, SECOND)
-    o1, o2 = load_rows(out_ptr, row, c1, c2, WIDTH, rows, WIDTH)
-    d1, d2 = load_rows(dout_ptr, row, c1, c2, WIDTH, rows, WIDTH)
-    total = tl.sum(o1.to(tl.float32) * d1.to(tl.float32), 1) + tl.sum(
-        o2.to(tl.float32) * d2.to(tl.float32), 1
-    )
-    token = row // HEADS
-    place = ((token // queries) * HEADS + row % HEADS) * queries + token % queries
-    tl.store(delta_ptr + place, total, mask=row < rows)
-
-
-@triton.jit
 def _by_keys(
     q_ptr,
     k_ptr,
@@ -167,7 +148,6 @@ def _by_keys(
         s = tl.dot(k1, tl.trans(q1))
         s = tl.dot(k2, tl.trans(q2), s) * SCALE
         p = tl.exp2(s - lse[None])
-        p = tl.where(key[:, None] < count, p, 0.0)
         do1, do2 = load_rows(do_start, row, c1, c2, full, end, WIDTH)
         dp = tl.dot(v1, tl.trans(do1))
         dp = tl.dot(v2, tl.trans(do2), dp)
@@ -179,6 +159,12 @@ def _by_keys(
         dk1 = tl.dot(ds, q1, dk1)
         dk2 = tl.dot(ds, q2, dk2)
     natural: tl.constexpr = SCALE * 0.6931471805599453
+    if RAGGED:  # a missing key has rows of its own, whatever is in them
+        real = key[:, None] < count
+        dk1 = tl.where(real, dk1, 0.0)
+        dk2 = tl.where(real, dk2, 0.0)
+        dv1 = tl.where(real, dv1, 0.0)
+        dv2 = tl.where(real, dv2, 0.0)
     place = split * split_stride + b * keys * full + head * WIDTH
     store_rows(dv_ptr + place, dv1, dv2, key, c1, c2, full, keys, WIDTH)
     store_rows(dk_ptr + place, dk1 * natural, dk2 * natural, key, c1, c2, full, keys, WIDTH)
@@ -190,9 +176,10 @@ def _by_queries(
     k_ptr,
     v_ptr,
     lengths_ptr,
+    out_ptr,
     dout_ptr,
     lse_ptr,
-    delta_ptr,
+    delta_ptr,  # the sum over a head of out * dout, which is made here, [B, H, queries]
     dq_ptr,
     q_batch,
     q_row,
@@ -222,7 +209,10 @@ def _by_queries(
     do1, do2 = load_rows(dout_ptr + b * queries * full + head * WIDTH, row, c1, c2, full, queries, WIDTH)
     line = tl.program_id(1).to(tl.int64) * queries
     lse = tl.load(lse_ptr + line + row, mask=row < queries, other=float("inf"))
-    delta = tl.load(delta_ptr + line + row, mask=row < queries, other=0.0)
+    o1, o2 = load_rows(out_ptr + b * queries * full + head * WIDTH, row, c1, c2, full, queries, WIDTH)
+    delta = tl.sum(o1.to(tl.float32) * do1.to(tl.float32), 1)
+    delta += tl.sum(o2.to(tl.float32) * do2.to(tl.float32), 1)
+    tl.store(delta_ptr + line + row, delta, mask=row < queries)
     k_start = k_ptr + b * k_batch + head * WIDTH
     v_start = v_ptr + b * v_batch + head * WIDTH
     dq1 = tl.zeros((M, FIRST), tl.float32)
@@ -264,76 +254,69 @@ def _places(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:
     return (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2], q.shape[1], k.shape[1])
 
 
-def _tile(choice: tuple[int, int, int, int]) -> dict[str, int]:
+def _tile(choice: Tile) -> dict[str, int]:
     return dict(zip(("M", "N", "num_warps", "num_stages"), choice, strict=True))
 
 
-class _Flash(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, lengths):
-        b, queries, heads, width = q.shape
-        out = q.new_empty(b, queries, heads, width)
-        lse = torch.empty(b, heads, queries, device=q.device, dtype=torch.float32)
-        _forward_kernel[(triton.cdiv(queries, FORWARD[0]), b * heads)](
-            q,
-            k,
-            v,
-            q if lengths is None else lengths,
-            out,
-            lse,
-            *_places(q, k, v),
-            **_constants(q, lengths),
-            **_tile(FORWARD),
-        )
-        ctx.save_for_backward(q, k, v, lengths, out, lse)
-        return out
+def flash_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return out [B, Lq, H, D] and the softmax's log2 of sums, float32 [B, H, Lq].
 
-    @staticmethod
-    def backward(ctx, dout):
-        q, k, v, lengths, out, lse = ctx.saved_tensors
-        dout = dout.contiguous()
-        b, queries, heads, width = q.shape
-        keys, rows = k.shape[1], b * queries * heads
-        constants, places = _constants(q, lengths), _places(q, k, v)
-        given = q if lengths is None else lengths
-        delta = torch.empty_like(lse)
-        head = {name: constants[name] for name in ("HEADS", "WIDTH", "FIRST", "SECOND")}
-        _delta[(triton.cdiv(rows, 128),)](out, dout, delta, rows, queries, **head, M=128)
-        dq = q.new_empty(q.shape)
-        _by_queries[(triton.cdiv(queries, BY_QUERIES[0]), b * heads)](
-            q, k, v, given, dout, lse, delta, dq, *places, **constants, **_tile(BY_QUERIES)
-        )
-        programs = triton.cdiv(keys, BY_KEYS[1]) * b * heads
-        tiles = triton.cdiv(queries, BY_KEYS[0])
-        splits = max(1, min(triton.cdiv(FEW_PROGRAMS, programs), tiles // 4))
-        kind = q.dtype if splits == 1 else torch.float32
-        dk = torch.empty(splits, b, keys, heads, width, device=q.device, dtype=kind)
-        dv = torch.empty_like(dk)
-        _by_keys[(triton.cdiv(keys, BY_KEYS[1]), b * heads, splits)](
-            q,
-            k,
-            v,
-            given,
-            dout,
-            lse,
-            delta,
-            dk,
-            dv,
-            *places,
-            triton.cdiv(tiles, splits) * BY_KEYS[0],
-            dk[0].numel(),
-            **constants,
-            **_tile(BY_KEYS),
-        )
-        if splits == 1:
-            return dq, dk.squeeze(0), dv.squeeze(0), None
-        return dq, dk.sum(0).to(q.dtype), dv.sum(0).to(q.dtype), None
-
-
-def flash_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = None) -> Tensor:
-    """Return [B, Lq, H, D] for q [B, Lq, H, D] and k, v [B, Lk, H, D]; the heads of a token lie side by side.
-
-    `lengths`, int32 [B], are the numbers of real keys, at least 1 each; None: all Lk.
+    For q [B, Lq, H, D] and k, v [B, Lk, H, D]; the heads of a token lie side by side. `lengths`, int32 [B],
+    are the numbers of real keys, at least 1 each; None: all Lk.
     """
-    out: Tensor = _Flash.apply(q, k, v, lengths)
-    return out
+    b, queries, heads, width = q.shape
+    out = q.new_empty(b, queries, heads, width)
+    lse = torch.empty(b, heads, queries, device=q.device, dtype=torch.float32)
+    forward, _, _ = tiles(queries, k.shape[1])
+    _forward_kernel[(triton.cdiv(queries, forward[0]), b * heads)](
+        q,
+        k,
+        v,
+        q if lengths is None else lengths,
+        out,
+        lse,
+        *_places(q, k, v),
+        **_constants(q, lengths),
+        **_tile(forward),
+    )
+    return out, lse
+
+
+def flash_attention_backward(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, out: Tensor, lse: Tensor, dout: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the contiguous gradients of q, k and v for contiguous `dout`; `out`, `lse` as they came out."""
+    b, queries, heads, width = q.shape
+    keys = k.shape[1]
+    constants, places = _constants(q, lengths), _places(q, k, v)
+    given = q if lengths is None else lengths
+    delta, dq = torch.empty_like(lse), q.new_empty(q.shape)
+    _, by_queries, by_keys = tiles(queries, keys)
+    _by_queries[(triton.cdiv(queries, by_queries[0]), b * heads)](
+        q, k, v, given, out, dout, lse, delta, dq, *places, **constants, **_tile(by_queries)
+    )
+    programs = triton.cdiv(keys, by_keys[1]) * b * heads
+    rounds = triton.cdiv(queries, by_keys[0])
+    splits = max(1, min(triton.cdiv(FEW_PROGRAMS, programs), rounds // 4))
+    kind = q.dtype if splits == 1 else torch.float32
+    dk = torch.empty(splits, b, keys, heads, width, device=q.device, dtype=kind)
+    dv = torch.empty_like(dk)
+    _by_keys[(triton.cdiv(keys, by_keys[1]), b * heads, splits)](
+        q,
+        k,
+        v,
+        given,
+        dout,
+        lse,
+        delta,
+        dk,
+        dv,
+        *places,
+        triton.cdiv(rounds, splits) * by_keys[0],
+        dk[0].numel(),
+        **constants,
+        **_tile(by_keys),
+    )
+    if splits == 1:
+        return dq, dk.squeeze(0), dv.squeeze(0)
+    return dq, dk.sum(0).to(q.dtype), dv.sum(0).to(q.dtype)

@@ -30,13 +30,6 @@ def inverse_rms(x1, x2, WIDTH: tl.constexpr, EPS: tl.constexpr):
 
 
 @triton.jit
-def norm_backward(d1, d2, n1, n2, rms, WIDTH: tl.constexpr):
-    """Return the gradient of rows x with n = x * rms, where d is the gradient of n."""
-    along = (tl.sum(d1 * n1, 1) + tl.sum(d2 * n2, 1)) / WIDTH
-    return rms[:, None] * (d1 - n1 * along[:, None]), rms[:, None] * (d2 - n2 * along[:, None])
-
-
-@triton.jit
 def turn(x, cosine, sine, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Turn neighbouring pairs of columns by their angle; with -sine, turn them back."""
     a, b = tl.split(tl.reshape(x, (ROWS, COLUMNS // 2, 2)))

@@ -1,17 +1,19 @@
-"""Linear layers whose backward pass sums the bias's gradient in one reading, with and without a GELU (tanh).
+"""What the backward pass of a linear layer and of a GELU (tanh) does beside the products, in one reading.
 
-The mathematics is `torch.nn.Linear`, and the first half of `trainer.layers.Mlp`.
+The mathematics is that of `torch.nn.Linear`'s bias, and of the first half of `trainer.layers.Mlp`.
 """
 
+from typing import cast
+
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
-from torch import Tensor, nn
+from torch import Tensor
 
-COLUMNS = 256
-ROWS = 128  # that one program goes through
-WARPS, STAGES = 2, 4
+from trainer.kernels.sums import add_up
+
+TILE = (16, 128, 4)  # rows, columns, warps
+TILES = 8  # that one program goes through, one below the other
 
 
 @triton.jit
@@ -19,21 +21,22 @@ def _backward_kernel(
     d_ptr,
     x_ptr,  # what went into the GELU
     dx_ptr,
+    after_ptr,  # what came out of it
     sums_ptr,  # [programs, WIDTH]
     rows,
     WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
-    STAGES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    TILES: tl.constexpr,
     GELU: tl.constexpr,
+    AFTER: tl.constexpr,
 ):
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = column < WIDTH
-    total = tl.zeros((COLUMNS,), tl.float32)
-    first = tl.program_id(1).to(tl.int64) * ROWS
-    for r in tl.range(0, ROWS, num_stages=STAGES):
-        mask = inside & (tl.zeros((COLUMNS,), tl.int64) + (first + r) < rows)
-        place = (first + r) * WIDTH + column
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None]
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for tile in range(TILES):
+        row = ((tl.program_id(1) * TILES + tile) * ROWS + tl.arange(0, ROWS))[:, None]
+        mask = (row < rows) & (column < WIDTH)
+        place = row.to(tl.int64) * WIDTH + column
         d = tl.load(d_ptr + place, mask=mask, other=0.0).to(tl.float32)
         if GELU:
             x = tl.load(x_ptr + place, mask=mask, other=0.0).to(tl.float32)
@@ -41,73 +44,51 @@ def _backward_kernel(
             u = 0.7978845608028654 * x * (1.0 + 0.044715 * x * x)
             t = 1.0 - 2.0 / (tl.exp(2.0 * u) + 1.0)
             slope = 0.7978845608028654 * (1.0 + 3.0 * 0.044715 * x * x)
-            d *= 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * slope
+            half = 0.5 * (1.0 + t)
+            if AFTER:
+                tl.store(after_ptr + place, (x * half).to(after_ptr.dtype.element_ty), mask=mask)
+            d *= half + 0.5 * x * (1.0 - t * t) * slope
             tl.store(dx_ptr + place, d.to(dx_ptr.dtype.element_ty), mask=mask)
         total += d
-    tl.store(sums_ptr + tl.program_id(1).to(tl.int64) * WIDTH + column, total, mask=inside)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    tl.store(sums_ptr + tl.program_id(1).to(tl.int64) * WIDTH + column, tl.sum(total, 0), mask=column < WIDTH)
 
 
-def _backward(d: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the gradient before the GELU (without one: `d`) [N, W], and its sum over the rows [W]."""
-    rows, width = d.shape
-    dx = d if before is None else torch.empty_like(d)
-    programs = triton.cdiv(rows, ROWS)
-    sums = torch.empty(programs, width, device=d.device, dtype=torch.float32)
-    _backward_kernel[(triton.cdiv(width, COLUMNS), programs)](
+def _sums(d: Tensor, before: Tensor | None, dx: Tensor | None, after: Tensor | None) -> Tensor:
+    """Run the kernel over `d` [..., W]; return the sum of the gradient over the rows, [W]."""
+    width = d.shape[-1]
+    rows = d.numel() // width
+    tile_rows, columns, warps = TILE
+    programs = triton.cdiv(rows, tile_rows * TILES)
+    sums = torch.empty(1, programs, width, device=d.device, dtype=torch.float32)
+    _backward_kernel[(triton.cdiv(width, columns), programs)](
         d,
         d if before is None else before,
-        dx,
+        d if dx is None else dx,
+        d if after is None else after,
         sums,
         rows,
         WIDTH=width,
-        COLUMNS=COLUMNS,
-        ROWS=ROWS,
-        STAGES=STAGES,
+        ROWS=tile_rows,
+        COLUMNS=columns,
+        TILES=TILES,
         GELU=before is not None,
-        num_warps=WARPS,
+        AFTER=after is not None,
+        num_warps=warps,
     )
-    return dx, sums.sum(0).to(d.dtype)
+    return add_up(sums, d.dtype)[0]
 
 
-def _products(
-    needed: tuple[bool, ...], d: Tensor, dbias: Tensor, x: Tensor, weight: Tensor
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return the gradients of x, weight and bias that are needed."""
-    return d @ weight if needed[0] else None, d.T @ x if needed[1] else None, dbias if needed[2] else None
+def bias_gradient(d: Tensor) -> Tensor:
+    """Return the gradient [W] of a linear layer's bias for that of its output, contiguous [..., W]."""
+    return _sums(d, None, None, None)
 
 
-class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, weight, bias):
-        ctx.save_for_backward(x, weight)
-        return F.linear(x, weight, bias)
+def gelu_backward(d: Tensor, before: Tensor, after: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradient before the GELU [..., W], its sum over the rows [W], and gelu(before).
 
-    @staticmethod
-    def backward(ctx, d):
-        x, weight = ctx.saved_tensors
-        return _products(ctx.needs_input_grad, *_backward(d.contiguous(), None), x, weight)
-
-
-class _LinearGelu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, weight, bias):
-        before = F.linear(x, weight, bias)
-        ctx.save_for_backward(x, weight, before)
-        return F.gelu(before, approximate="tanh")
-
-    @staticmethod
-    def backward(ctx, d):
-        x, weight, before = ctx.saved_tensors
-        return _products(ctx.needs_input_grad, *_backward(d.contiguous(), before), x, weight)
-
-
-def linear(x: Tensor, layer: nn.Linear) -> Tensor:
-    """Return x weightᵀ + bias for x [..., C]."""
-    out: Tensor = _Linear.apply(x.flatten(0, -2), layer.weight, layer.bias)
-    return out.view(*x.shape[:-1], -1)
-
-
-def linear_gelu(x: Tensor, layer: nn.Linear) -> Tensor:
-    """Return gelu(x weightᵀ + bias) for x [..., C]."""
-    out: Tensor = _LinearGelu.apply(x.flatten(0, -2), layer.weight, layer.bias)
-    return out.view(*x.shape[:-1], -1)
+    The last is `after` itself; where that is not given it is made again in the same pass.
+    """
+    dx, made = torch.empty_like(d), None if after is not None else torch.empty_like(d)
+    sums = _sums(d, before, dx, made)
+    return dx, sums, cast(Tensor, after if made is None else made)

@@ -1,12 +1,13 @@
 """Residual, gate, LayerNorm and modulation of a block in one pass over the activations, forward and backward.
 
-`norm_modulate`          h = norm(x) (1 + scale) + shift
-`add_norm_modulate`      x' = x + branch;  h = norm(x') (1 + scale) + shift
-`gated_add`              x' = x + gate * branch
+`normed`    x' = x (+ branch);  h = norm(x') (1 + scale) + shift
+`gated`     x' = x + gate * branch
 
 x, branch and h are [B, N, D]; shift, scale and gate are [B, F, D] with F frames of N / F tokens each (F = 1:
-all frames share them). Sums are float32 inside. The gradients of the three tables are summed in a fixed
-order, so that the same input gives the same bits. The mathematics is `trainer.layers.Block`'s.
+all frames share them). Sums are float32 inside, and those over tokens are made in a fixed order, so that the
+same input gives the same bits. A backward pass also sums the branch's gradient, which is the gradient of the
+bias that the branch ended with, and makes h again, so that nobody has to keep it. The mathematics is
+`trainer.layers.Block`'s.
 """
 
 import torch
@@ -17,19 +18,10 @@ from torch import Tensor
 from trainer.kernels.widths import pieces
 from trainer.layers import NORM_EPS
 
-# Rows that one program reads, one after the other, its warps, and the rows in flight.
-FORWARD = (1, 4, 1)
-BACKWARD = (8, 1, 1)
-
-
-@triton.jit
-def _moments(x1, x2, m2, WIDTH: tl.constexpr, EPS: tl.constexpr):
-    mean = (tl.sum(x1, 0) + tl.sum(x2, 0)) / WIDTH
-    d1 = x1 - mean
-    d2 = tl.where(m2, x2 - mean, 0.0)
-    variance = (tl.sum(d1 * d1, 0) + tl.sum(d2 * d2, 0)) / WIDTH
-    rstd = 1.0 / tl.sqrt(variance + EPS)
-    return d1 * rstd, d2 * rstd, rstd
+FORWARD = (1, 1)  # rows that one program reads, one after the other, and its warps
+NORMED_BACKWARD = (1, 3)  # warps, and rows in flight
+GATED_BACKWARD = (2, 2)  # rows of a tile, and warps
+CHUNK = 32  # at most so many tokens go into one sum, before the sums are added up
 
 
 @triton.jit
@@ -41,13 +33,13 @@ def _forward_kernel(
     scale_ptr,
     out_ptr,
     h_ptr,
+    moments_ptr,  # mean and 1 / deviation of a row, [B N, 2]
     tokens_per_frame,
     table_stride,  # from the table of a frame to that of the next
     WIDTH: tl.constexpr,
     FIRST: tl.constexpr,
     SECOND: tl.constexpr,
     ROWS: tl.constexpr,
-    STAGES: tl.constexpr,
     BRANCH: tl.constexpr,
     GATE: tl.constexpr,
     NORM: tl.constexpr,
@@ -67,7 +59,7 @@ def _forward_kernel(
         shift2 = tl.load(shift_ptr + table + i2, mask=m2, other=0.0).to(tl.float32)
         scale1 = tl.load(scale_ptr + table + i1).to(tl.float32) + 1.0
         scale2 = tl.load(scale_ptr + table + i2, mask=m2, other=0.0).to(tl.float32) + 1.0
-    for r in tl.range(0, ROWS, num_stages=STAGES):
+    for r in range(ROWS):
         token = chunk * ROWS + r
         r1 = tl.zeros((FIRST,), tl.int32) + token < tokens_per_frame
         r2 = (tl.zeros((SECOND,), tl.int32) + token < tokens_per_frame) & m2
@@ -90,34 +82,40 @@ def _forward_kernel(
             x1 = o1.to(tl.float32)
             x2 = o2.to(tl.float32)
         if NORM:
-            n1, n2, _ = _moments(x1, x2, m2, WIDTH, EPS)
+            mean = (tl.sum(x1, 0) + tl.sum(x2, 0)) / WIDTH
+            n1 = x1 - mean
+            n2 = tl.where(m2, x2 - mean, 0.0)
+            rstd = 1.0 / tl.sqrt((tl.sum(n1 * n1, 0) + tl.sum(n2 * n2, 0)) / WIDTH + EPS)
+            n1 *= rstd
+            n2 *= rstd
+            if token < tokens_per_frame:
+                tl.store(moments_ptr + 2 * (frame * tokens_per_frame + token), mean)
+                tl.store(moments_ptr + 2 * (frame * tokens_per_frame + token) + 1, rstd)
             tl.store(h_ptr + row + i1, (n1 * scale1 + shift1).to(h_ptr.dtype.element_ty), mask=r1)
             tl.store(h_ptr + row + i2, (n2 * scale2 + shift2).to(h_ptr.dtype.element_ty), mask=r2)
 
 
 @triton.jit
-def _backward_kernel(
+def _normed_backward_kernel(
     x_ptr,  # what was normed
-    branch_ptr,
-    gate_ptr,
+    moments_ptr,
+    shift_ptr,
     scale_ptr,
     dh_ptr,
     dout_ptr,
     dx_ptr,
-    dbranch_ptr,
-    sums_ptr,  # [kinds, frames, chunks, WIDTH]
+    h_ptr,
+    dshift_ptr,  # sums [frames, chunks, WIDTH]
+    dscale_ptr,
+    dbias_ptr,
     tokens_per_frame,
+    rows,  # of a chunk
     table_stride,
-    sums_per_kind,
     WIDTH: tl.constexpr,
     FIRST: tl.constexpr,
     SECOND: tl.constexpr,
-    ROWS: tl.constexpr,
     STAGES: tl.constexpr,
-    GATE: tl.constexpr,
-    NORM: tl.constexpr,
-    DOUT: tl.constexpr,
-    EPS: tl.constexpr,
+    BRANCH: tl.constexpr,
 ):
     frame = tl.program_id(1).to(tl.int64)
     chunk = tl.program_id(0)
@@ -125,82 +123,133 @@ def _backward_kernel(
     i2 = FIRST + tl.arange(0, SECOND)
     m2 = i2 < WIDTH
     table = frame * table_stride
-    if GATE:
-        gate1 = tl.load(gate_ptr + table + i1).to(tl.float32)
-        gate2 = tl.load(gate_ptr + table + i2, mask=m2, other=0.0).to(tl.float32)
-    if NORM:
-        scale1 = tl.load(scale_ptr + table + i1).to(tl.float32) + 1.0
-        scale2 = tl.load(scale_ptr + table + i2, mask=m2, other=0.0).to(tl.float32) + 1.0
-    sum_a1 = tl.zeros((FIRST,), tl.float32)  # of dshift, or of dgate
-    sum_a2 = tl.zeros((SECOND,), tl.float32)
-    sum_b1 = tl.zeros((FIRST,), tl.float32)  # of dscale
-    sum_b2 = tl.zeros((SECOND,), tl.float32)
-    for r in tl.range(0, ROWS, num_stages=STAGES):
-        token = chunk * ROWS + r
-        r1 = tl.zeros((FIRST,), tl.int32) + token < tokens_per_frame
-        r2 = (tl.zeros((SECOND,), tl.int32) + token < tokens_per_frame) & m2
+    shift1 = tl.load(shift_ptr + table + i1).to(tl.float32)
+    shift2 = tl.load(shift_ptr + table + i2, mask=m2, other=0.0).to(tl.float32)
+    scale1 = tl.load(scale_ptr + table + i1).to(tl.float32) + 1.0
+    scale2 = tl.load(scale_ptr + table + i2, mask=m2, other=0.0).to(tl.float32) + 1.0
+    a1 = tl.zeros((FIRST,), tl.float32)
+    a2 = tl.zeros((SECOND,), tl.float32)
+    b1 = tl.zeros((FIRST,), tl.float32)
+    b2 = tl.zeros((SECOND,), tl.float32)
+    c1 = tl.zeros((FIRST,), tl.float32)
+    c2 = tl.zeros((SECOND,), tl.float32)
+    end = tl.minimum((chunk + 1) * rows, tokens_per_frame)
+    for token in tl.range(chunk * rows, end, num_stages=STAGES):
+        line = frame * tokens_per_frame + token
+        row = line * WIDTH
+        mean = tl.load(moments_ptr + 2 * line)
+        rstd = tl.load(moments_ptr + 2 * line + 1)
+        x1 = tl.load(x_ptr + row + i1).to(tl.float32)
+        x2 = tl.load(x_ptr + row + i2, mask=m2, other=0.0).to(tl.float32)
+        dh1 = tl.load(dh_ptr + row + i1).to(tl.float32)
+        dh2 = tl.load(dh_ptr + row + i2, mask=m2, other=0.0).to(tl.float32)
+        dx1 = tl.load(dout_ptr + row + i1).to(tl.float32)
+        dx2 = tl.load(dout_ptr + row + i2, mask=m2, other=0.0).to(tl.float32)
+        x1 = (x1 - mean) * rstd
+        x2 = tl.where(m2, (x2 - mean) * rstd, 0.0)
+        tl.store(h_ptr + row + i1, (x1 * scale1 + shift1).to(h_ptr.dtype.element_ty))
+        tl.store(h_ptr + row + i2, (x2 * scale2 + shift2).to(h_ptr.dtype.element_ty), mask=m2)
+        a1 += dh1
+        a2 += dh2
+        b1 += dh1 * x1
+        b2 += dh2 * x2
+        dh1 *= scale1
+        dh2 *= scale2
+        level = (tl.sum(dh1, 0) + tl.sum(dh2, 0)) / WIDTH
+        along = (tl.sum(dh1 * x1, 0) + tl.sum(dh2 * x2, 0)) / WIDTH
+        dx1 += rstd * (dh1 - level - x1 * along)
+        dx2 += rstd * (dh2 - level - x2 * along)
+        tl.store(dx_ptr + row + i1, dx1.to(dx_ptr.dtype.element_ty))
+        tl.store(dx_ptr + row + i2, dx2.to(dx_ptr.dtype.element_ty), mask=m2)
+        if BRANCH:
+            c1 += dx1
+            c2 += dx2
+    place = (frame * tl.num_programs(0) + chunk) * WIDTH
+    tl.store(dshift_ptr + place + i1, a1)
+    tl.store(dshift_ptr + place + i2, a2, mask=m2)
+    tl.store(dscale_ptr + place + i1, b1)
+    tl.store(dscale_ptr + place + i2, b2, mask=m2)
+    if BRANCH:
+        tl.store(dbias_ptr + place + i1, c1)
+        tl.store(dbias_ptr + place + i2, c2, mask=m2)
+
+
+@triton.jit
+def _gated_backward_kernel(
+    branch_ptr,
+    gate_ptr,
+    dout_ptr,
+    dbranch_ptr,
+    dgate_ptr,  # sums [frames, chunks, WIDTH]
+    dbias_ptr,
+    tokens_per_frame,
+    rows,  # of a chunk
+    table_stride,
+    WIDTH: tl.constexpr,
+    FIRST: tl.constexpr,
+    SECOND: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    frame = tl.program_id(1).to(tl.int64)
+    chunk = tl.program_id(0)
+    i1 = tl.arange(0, FIRST)
+    i2 = FIRST + tl.arange(0, SECOND)
+    m2 = i2 < WIDTH
+    table = frame * table_stride
+    gate1 = tl.load(gate_ptr + table + i1).to(tl.float32)[None]
+    gate2 = tl.load(gate_ptr + table + i2, mask=m2, other=0.0).to(tl.float32)[None]
+    a1 = tl.zeros((TILE, FIRST), tl.float32)
+    a2 = tl.zeros((TILE, SECOND), tl.float32)
+    b1 = tl.zeros((TILE, FIRST), tl.float32)
+    b2 = tl.zeros((TILE, SECOND), tl.float32)
+    end = tl.minimum((chunk + 1) * rows, tokens_per_frame)
+    for start in range(chunk * rows, end, TILE):
+        token = start + tl.arange(0, TILE)[:, None]
         row = (frame * tokens_per_frame + token) * WIDTH
-        if DOUT:
-            dx1 = tl.load(dout_ptr + row + i1, mask=r1, other=0.0).to(tl.float32)
-            dx2 = tl.load(dout_ptr + row + i2, mask=r2, other=0.0).to(tl.float32)
-        else:
-            dx1 = tl.zeros((FIRST,), tl.float32)
-            dx2 = tl.zeros((SECOND,), tl.float32)
-        if NORM:
-            x1 = tl.load(x_ptr + row + i1, mask=r1, other=0.0).to(tl.float32)
-            x2 = tl.load(x_ptr + row + i2, mask=r2, other=0.0).to(tl.float32)
-            dh1 = tl.load(dh_ptr + row + i1, mask=r1, other=0.0).to(tl.float32)
-            dh2 = tl.load(dh_ptr + row + i2, mask=r2, other=0.0).to(tl.float32)
-            n1, n2, rstd = _moments(x1, x2, m2, WIDTH, EPS)
-            sum_a1 += dh1
-            sum_a2 += dh2
-            sum_b1 += dh1 * n1
-            sum_b2 += dh2 * n2
-            dn1 = dh1 * scale1
-            dn2 = dh2 * scale2
-            mean = (tl.sum(dn1, 0) + tl.sum(dn2, 0)) / WIDTH
-            along = (tl.sum(dn1 * n1, 0) + tl.sum(dn2 * n2, 0)) / WIDTH
-            dx1 += rstd * (dn1 - mean - n1 * along)
-            dx2 += rstd * (dn2 - mean - n2 * along)
-            tl.store(dx_ptr + row + i1, dx1.to(dx_ptr.dtype.element_ty), mask=r1)
-            tl.store(dx_ptr + row + i2, dx2.to(dx_ptr.dtype.element_ty), mask=r2)
-        if GATE:
-            b1 = tl.load(branch_ptr + row + i1, mask=r1, other=0.0).to(tl.float32)
-            b2 = tl.load(branch_ptr + row + i2, mask=r2, other=0.0).to(tl.float32)
-            sum_a1 += dx1 * b1
-            sum_a2 += dx2 * b2
-            tl.store(dbranch_ptr + row + i1, (dx1 * gate1).to(dbranch_ptr.dtype.element_ty), mask=r1)
-            tl.store(dbranch_ptr + row + i2, (dx2 * gate2).to(dbranch_ptr.dtype.element_ty), mask=r2)
-    place = sums_ptr + (frame * tl.num_programs(0) + chunk) * WIDTH
-    tl.store(place + i1, sum_a1)
-    tl.store(place + i2, sum_a2, mask=m2)
-    if NORM:
-        place += sums_per_kind
-        tl.store(place + i1, sum_b1)
-        tl.store(place + i2, sum_b2, mask=m2)
+        p1 = row + i1[None]
+        p2 = row + i2[None]
+        r1 = (token < end) & (i1[None] < WIDTH)
+        r2 = (token < end) & m2[None]
+        d1 = tl.load(dout_ptr + p1, mask=r1, other=0.0).to(tl.float32)
+        d2 = tl.load(dout_ptr + p2, mask=r2, other=0.0).to(tl.float32)
+        a1 += d1 * tl.load(branch_ptr + p1, mask=r1, other=0.0).to(tl.float32)
+        a2 += d2 * tl.load(branch_ptr + p2, mask=r2, other=0.0).to(tl.float32)
+        d1 *= gate1
+        d2 *= gate2
+        tl.store(dbranch_ptr + p1, d1.to(dbranch_ptr.dtype.element_ty), mask=r1)
+        tl.store(dbranch_ptr + p2, d2.to(dbranch_ptr.dtype.element_ty), mask=r2)
+        b1 += d1
+        b2 += d2
+    place = (frame * tl.num_programs(0) + chunk) * WIDTH
+    tl.store(dgate_ptr + place + i1, tl.sum(a1, 0))
+    tl.store(dgate_ptr + place + i2, tl.sum(a2, 0), mask=m2)
+    tl.store(dbias_ptr + place + i1, tl.sum(b1, 0))
+    tl.store(dbias_ptr + place + i2, tl.sum(b2, 0), mask=m2)
 
 
-def _sizes(x: Tensor, table: Tensor) -> tuple[int, int, int, dict[str, int | float]]:
+def _sizes(x: Tensor, table: Tensor) -> tuple[int, int, int, dict[str, int]]:
     """Return the frames, the tokens of one, the stride of the table, and the kernels' constants."""
     b, n, width = x.shape
     frames = b * table.shape[1]
     stride = table.stride(1) if table.shape[1] > 1 else table.stride(0)
     assert table.stride() == (table.shape[1] * stride, table.stride(1), 1), "one step from frame to frame"
     first, second = pieces(width, 16)
-    constants = {"WIDTH": width, "FIRST": first, "SECOND": max(second, 16), "EPS": NORM_EPS}
+    constants = {"WIDTH": width, "FIRST": first, "SECOND": max(second, 16)}
     return frames, b * n // frames, stride, constants
 
 
-def _run_forward(
+def _forward(
     x: Tensor, branch: Tensor | None, gate: Tensor | None, shift: Tensor | None, scale: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Return x + gate * branch, and the normed and modulated form of that; empty where not asked for."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return x + gate * branch, its normed and modulated form, and its moments; empty if not asked for."""
     table = gate if gate is not None else shift
     assert table is not None
     frames, tokens, stride, constants = _sizes(x, table)
-    rows, warps, stages = FORWARD
+    rows, warps = FORWARD
     out = x.new_empty(x.shape if branch is not None else (0,))
     h = x.new_empty(x.shape if shift is not None else (0,))
+    count = frames * tokens if shift is not None else 0
+    moments = torch.empty(count, 2, device=x.device, dtype=torch.float32)
     _forward_kernel[(triton.cdiv(tokens, rows), frames)](
         x,
         x if branch is None else branch,
@@ -209,114 +258,110 @@ def _run_forward(
         x if scale is None else scale,
         out,
         h,
+        moments,
         tokens,
         stride,
         **constants,
+        EPS=NORM_EPS,
         ROWS=rows,
-        STAGES=stages,
         BRANCH=branch is not None,
         GATE=gate is not None,
         NORM=shift is not None,
         num_warps=warps,
     )
-    return out, h
+    return out, h, moments
 
 
-def _run_backward(
+def normed(x: Tensor, branch: Tensor | None, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return x' = x + branch (without one: x), norm(x') (1 + scale) + shift, and the norm's moments.
+
+    Those are the mean and one over the deviation of each row, float32 [B N, 2].
+    """
+    out, h, moments = _forward(x, branch, None, shift, scale)
+    return x if branch is None else out, h, moments
+
+
+def gated(x: Tensor, branch: Tensor, gate: Tensor) -> Tensor:
+    """Return x + gate * branch."""
+    return _forward(x, branch, gate, None, None)[0]
+
+
+def _chunks(tokens: int) -> tuple[int, int]:
+    """Return how many chunks the tokens of a frame make, and the rows of one."""
+    rows = triton.cdiv(tokens, triton.cdiv(tokens, CHUNK))
+    return triton.cdiv(tokens, rows), rows
+
+
+def room_for_sums(kinds: int, x: Tensor, frames: int) -> Tensor:
+    """Return float32 [kinds, B F, chunks, D] for the sums of backward passes over x [B, F S, D].
+
+    Added up over chunks they are by frame, and over frames, too, of all tokens.
+    """
+    b, n, width = x.shape
+    chunks, _ = _chunks(n // frames)
+    return torch.empty(kinds, b * frames, chunks, width, device=x.device, dtype=torch.float32)
+
+
+def normed_backward(
     x: Tensor,
-    branch: Tensor | None,
-    gate: Tensor | None,
-    scale: Tensor | None,
-    dh: Tensor | None,
-    dout: Tensor | None,
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Return dx (empty without a norm), dbranch (empty without a gate), and the tables' gradients."""
-    table = gate if gate is not None else scale
-    assert table is not None
-    frames, tokens, stride, constants = _sizes(x, table)
-    rows, warps, stages = BACKWARD
-    chunks = triton.cdiv(tokens, rows)
-    kinds = 2 if scale is not None else 1
-    sums = torch.empty(kinds, frames, chunks, x.shape[2], device=x.device, dtype=torch.float32)
-    dx = x.new_empty(x.shape if scale is not None else (0,))
-    dbranch = x.new_empty(x.shape if gate is not None else (0,))
-    _backward_kernel[(chunks, frames)](
+    moments: Tensor,
+    shift: Tensor,
+    scale: Tensor,
+    dh: Tensor,
+    dout: Tensor,
+    dshift: Tensor,
+    dscale: Tensor,
+    dbias: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Return dx and h again; x and moments came from `normed`, dh and dout are the gradients of h and x'.
+
+    What a branch gets is dx. `dshift`, `dscale` and, with a branch, `dbias` are rooms for sums, and filled.
+    """
+    frames, tokens, stride, constants = _sizes(x, scale)
+    chunks, rows = _chunks(tokens)
+    warps, stages = NORMED_BACKWARD
+    dx, h = torch.empty_like(x), torch.empty_like(x)
+    _normed_backward_kernel[(chunks, frames)](
         x,
-        x if branch is None else branch,
-        x if gate is None else gate,
-        x if scale is None else scale,
-        x if dh is None else dh,
-        x if dout is None else dout,
+        moments,
+        shift,
+        scale,
+        dh,
+        dout,
         dx,
-        dbranch,
-        sums,
+        h,
+        dshift,
+        dscale,
+        dscale if dbias is None else dbias,
         tokens,
+        rows,
         stride,
-        sums[0].numel(),
         **constants,
-        ROWS=rows,
         STAGES=stages,
-        GATE=gate is not None,
-        NORM=scale is not None,
-        DOUT=dout is not None,
+        BRANCH=dbias is not None,
         num_warps=warps,
     )
-    return dx, dbranch, [*sums.sum(2).view(kinds, *table.shape).to(table.dtype).unbind(0)]
+    return dx, h
 
 
-class _NormModulate(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, shift, scale):
-        ctx.save_for_backward(x, scale)
-        return _run_forward(x, None, None, shift, scale)[1]
-
-    @staticmethod
-    def backward(ctx, dh):
-        x, scale = ctx.saved_tensors
-        dx, _, (dshift, dscale) = _run_backward(x, None, None, scale, dh.contiguous(), None)
-        return dx, dshift, dscale
-
-
-class _AddNormModulate(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, branch, shift, scale):
-        out, h = _run_forward(x, branch, None, shift, scale)
-        ctx.save_for_backward(out, scale)
-        return out, h
-
-    @staticmethod
-    def backward(ctx, dout, dh):
-        out, scale = ctx.saved_tensors
-        dx, _, (dshift, dscale) = _run_backward(out, None, None, scale, dh.contiguous(), dout.contiguous())
-        return dx, dx, dshift, dscale
-
-
-class _GatedAdd(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, branch, gate):
-        ctx.save_for_backward(branch, gate)
-        return _run_forward(x, branch, gate, None, None)[0]
-
-    @staticmethod
-    def backward(ctx, dout):
-        branch, gate = ctx.saved_tensors
-        _, dbranch, (dgate,) = _run_backward(branch, branch, gate, None, None, dout.contiguous())
-        return dout, dbranch, dgate
-
-
-def norm_modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """Return norm(x) (1 + scale) + shift."""
-    out: Tensor = _NormModulate.apply(x, shift, scale)
-    return out
-
-
-def add_norm_modulate(x: Tensor, branch: Tensor, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Return x + branch, and norm(x + branch) (1 + scale) + shift."""
-    out, h = _AddNormModulate.apply(x, branch, shift, scale)
-    return out, h
-
-
-def gated_add(x: Tensor, branch: Tensor, gate: Tensor) -> Tensor:
-    """Return x + gate * branch."""
-    out: Tensor = _GatedAdd.apply(x, branch, gate)
-    return out
+def gated_backward(branch: Tensor, gate: Tensor, dout: Tensor, dgate: Tensor, dbias: Tensor) -> Tensor:
+    """Return dbranch; what x gets is `dout`. `dgate` and `dbias` are rooms for sums, and filled."""
+    frames, tokens, stride, constants = _sizes(branch, gate)
+    chunks, rows = _chunks(tokens)
+    tile, warps = GATED_BACKWARD
+    dbranch = torch.empty_like(branch)
+    _gated_backward_kernel[(chunks, frames)](
+        branch,
+        gate,
+        dout,
+        dbranch,
+        dgate,
+        dbias,
+        tokens,
+        rows,
+        stride,
+        **constants,
+        TILE=tile,
+        num_warps=warps,
+    )
+    return dbranch

@@ -1,5 +1,7 @@
 """The norms of queries and keys, and their rotation, in one pass over the projection's output; and one back.
 
+The pass back also sums the projection's bias.
+
 The mathematics is `trainer.layers.RmsNorm`, twice, and for attention over time the rotation by `Rope`.
 """
 
@@ -8,13 +10,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trainer.kernels.heads import inverse_rms, norm_backward, turn
+from trainer.kernels.heads import inverse_rms, turn
+from trainer.kernels.sums import add_up
 from trainer.kernels.widths import pieces
 from trainer.layers import NORM_EPS
 
 ROWS = 64  # heads of tokens that one program takes
 WARPS = 4
-BACKWARD_TILES = 4  # tiles of that many rows which one program of the backward pass goes through
+BACKWARD = (64, 4)  # tokens that one program goes through, and warps
 
 
 @triton.jit
@@ -75,67 +78,75 @@ def _backward_kernel(
     dk_ptr,
     dv_ptr,
     dqkv_ptr,
-    dweight_ptr,  # [2, programs, D]
-    rows,
+    bias_ptr,  # [programs, 3, H, D], sums of dqkv
+    weights_ptr,  # [programs, 2, D], of the weights' gradients
+    count,  # N
     places,
     frames,
     HEADS: tl.constexpr,
+    FILLED: tl.constexpr,  # heads, filled up to a power of two
     WIDTH: tl.constexpr,
     FIRST: tl.constexpr,
     SECOND: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TILES: tl.constexpr,
+    TOKENS: tl.constexpr,  # that one program goes through
     TURN: tl.constexpr,
     EPS: tl.constexpr,
 ):
     which = tl.program_id(1)
     c1 = tl.arange(0, FIRST)[None]
     c2 = FIRST + tl.arange(0, SECOND)[None]
-    sum1 = tl.zeros((FIRST,), tl.float32)
-    sum2 = tl.zeros((SECOND,), tl.float32)
-    for tile in range(TILES):
-        row = ((tl.program_id(0) * TILES + tile) * BLOCK + tl.arange(0, BLOCK))[:, None]
-        m1 = row < rows
+    bias1 = tl.zeros((FILLED, FIRST), tl.float32)
+    bias2 = tl.zeros((FILLED, SECOND), tl.float32)
+    sum1 = tl.zeros((FILLED, FIRST), tl.float32)
+    sum2 = tl.zeros((FILLED, SECOND), tl.float32)
+    head = tl.arange(0, FILLED)[:, None]
+    kind = dqkv_ptr.dtype.element_ty
+    weight = q_weight_ptr if which == 0 else k_weight_ptr
+    for number in range(TOKENS):
+        token = tl.program_id(0) * TOKENS + number + tl.zeros((FILLED, 1), tl.int32)
+        m1 = (token < count) & (head < HEADS)
         m2 = m1 & (c2 < WIDTH)
-        place = (row // HEADS * (3 * HEADS) + which * HEADS + row % HEADS).to(tl.int64) * WIDTH
-        flat = row.to(tl.int64) * WIDTH
-        kind = dqkv_ptr.dtype.element_ty
+        place = ((token * 3 + which) * HEADS + head).to(tl.int64) * WIDTH
+        flat = (token * HEADS + head).to(tl.int64) * WIDTH
         if which == 2:
-            v1 = tl.load(dv_ptr + flat + c1, mask=m1, other=0.0)
-            v2 = tl.load(dv_ptr + flat + c2, mask=m2, other=0.0)
-            tl.store(dqkv_ptr + place + c1, v1.to(kind), mask=m1)
-            tl.store(dqkv_ptr + place + c2, v2.to(kind), mask=m2)
+            d1 = tl.load(dv_ptr + flat + c1, mask=m1, other=0.0).to(tl.float32)
+            d2 = tl.load(dv_ptr + flat + c2, mask=m2, other=0.0).to(tl.float32)
         else:
             given = dq_ptr if which == 0 else dk_ptr
-            weight = q_weight_ptr if which == 0 else k_weight_ptr
             x1 = tl.load(qkv_ptr + place + c1, mask=m1, other=0.0).to(tl.float32)
             x2 = tl.load(qkv_ptr + place + c2, mask=m2, other=0.0).to(tl.float32)
             d1 = tl.load(given + flat + c1, mask=m1, other=0.0).to(tl.float32)
             d2 = tl.load(given + flat + c2, mask=m2, other=0.0).to(tl.float32)
             if TURN:
-                angle = row // HEADS // places % frames * WIDTH
+                angle = token // places % frames * WIDTH
                 cos1 = tl.load(cosine_ptr + angle + c1, mask=m1, other=0.0)
                 cos2 = tl.load(cosine_ptr + angle + c2, mask=m2, other=0.0)
                 sin1 = tl.load(sine_ptr + angle + c1, mask=m1, other=0.0)
                 sin2 = tl.load(sine_ptr + angle + c2, mask=m2, other=0.0)
-                d1 = turn(d1, cos1, -sin1, BLOCK, FIRST)
-                d2 = turn(d2, cos2, -sin2, BLOCK, SECOND)
-            w1 = tl.load(weight + c1).to(tl.float32)
-            w2 = tl.load(weight + c2, mask=c2 < WIDTH, other=0.0).to(tl.float32)
-            rms = inverse_rms(x1, x2, WIDTH, EPS)
-            n1 = x1 * rms[:, None]
-            n2 = x2 * rms[:, None]
-            sum1 += tl.sum(d1 * n1, 0)
-            sum2 += tl.sum(d2 * n2, 0)
-            dx1, dx2 = norm_backward(d1 * w1, d2 * w2, n1, n2, rms, WIDTH)
-            tl.store(dqkv_ptr + place + c1, dx1.to(kind), mask=m1)
-            tl.store(dqkv_ptr + place + c2, dx2.to(kind), mask=m2)
+                d1 = turn(d1, cos1, -sin1, FILLED, FIRST)
+                d2 = turn(d2, cos2, -sin2, FILLED, SECOND)
+            rms = inverse_rms(x1, x2, WIDTH, EPS)[:, None]
+            x1 *= rms
+            x2 *= rms
+            sum1 += d1 * x1
+            sum2 += d2 * x2
+            d1 *= tl.load(weight + c1).to(tl.float32)
+            d2 *= tl.load(weight + c2, mask=c2 < WIDTH, other=0.0).to(tl.float32)
+            along = ((tl.sum(d1 * x1, 1) + tl.sum(d2 * x2, 1)) / WIDTH)[:, None]
+            d1 = rms * (d1 - x1 * along)
+            d2 = rms * (d2 - x2 * along)
+        bias1 += d1
+        bias2 += d2
+        tl.store(dqkv_ptr + place + c1, d1.to(kind), mask=m1)
+        tl.store(dqkv_ptr + place + c2, d2.to(kind), mask=m2)
+    bias = bias_ptr + ((tl.program_id(0) * 3 + which) * HEADS + head) * WIDTH
+    tl.store(bias + c1, bias1, mask=head < HEADS)
+    tl.store(bias + c2, bias2, mask=(head < HEADS) & (c2 < WIDTH))
     if which < 2:
-        sums = dweight_ptr + (which * tl.num_programs(0) + tl.program_id(0)) * WIDTH
-        column = tl.arange(0, FIRST)
-        tl.store(sums + column, sum1)
-        column = FIRST + tl.arange(0, SECOND)
-        tl.store(sums + column, sum2, mask=column < WIDTH)
+        weights = weights_ptr + (tl.program_id(0) * 2 + which) * WIDTH
+        tl.store(weights + tl.arange(0, FIRST), tl.sum(sum1, 0))
+        rest = FIRST + tl.arange(0, SECOND)
+        tl.store(weights + rest, tl.sum(sum2, 0), mask=rest < WIDTH)
 
 
 Wave = tuple[Tensor, Tensor, int]  # cosine and sine [T, D], and the tokens of a frame
@@ -149,64 +160,9 @@ def _constants(qkv: Tensor, turns: bool) -> dict[str, int | float | bool]:
         "WIDTH": width,
         "FIRST": first,
         "SECOND": max(second, 16),
-        "BLOCK": ROWS,
         "TURN": turns,
         "EPS": NORM_EPS,
-        "num_warps": WARPS,
     }
-
-
-class _Normed(torch.autograd.Function):
-    """Splits a projection into ready q and k, and v, so that one kernel puts their gradients together."""
-
-    @staticmethod
-    def forward(ctx, qkv, q_weight, k_weight, cosine, sine, places):
-        ctx.save_for_backward(qkv, q_weight, k_weight, cosine, sine)
-        ctx.places = places
-        count, _, heads, width = qkv.shape
-        out = qkv.new_empty(2, count, heads, width)
-        rows = count * heads
-        _forward_kernel[(triton.cdiv(rows, ROWS), 2)](
-            qkv,
-            q_weight,
-            k_weight,
-            q_weight if cosine is None else cosine,
-            q_weight if sine is None else sine,
-            out,
-            rows,
-            places,
-            1 if cosine is None else cosine.shape[0],
-            **_constants(qkv, cosine is not None),
-        )
-        return *out.unbind(0), qkv[:, 2]
-
-    @staticmethod
-    def backward(ctx, dq, dk, dv):
-        qkv, q_weight, k_weight, cosine, sine = ctx.saved_tensors
-        count, _, heads, width = qkv.shape
-        rows = count * heads
-        programs = triton.cdiv(rows, ROWS * BACKWARD_TILES)
-        dqkv = torch.empty_like(qkv)
-        sums = torch.empty(2, programs, width, device=qkv.device, dtype=torch.float32)
-        _backward_kernel[(programs, 3)](
-            qkv,
-            q_weight,
-            k_weight,
-            q_weight if cosine is None else cosine,
-            q_weight if sine is None else sine,
-            dq.contiguous(),
-            dk.contiguous(),
-            dv.contiguous(),
-            dqkv,
-            sums,
-            rows,
-            ctx.places,
-            1 if cosine is None else cosine.shape[0],
-            TILES=BACKWARD_TILES,
-            **_constants(qkv, cosine is not None),
-        )
-        dq_weight, dk_weight = sums.sum(1).to(q_weight.dtype).unbind(0)
-        return dqkv, dq_weight, dk_weight, None, None, None
 
 
 def qk_norm(
@@ -217,6 +173,63 @@ def qk_norm(
     v is a view of `qkv`. With `wave` the N tokens are in the order (B, T, S); `wave` has the rotation,
     float32 [T, D] each, and S.
     """
-    cosine, sine, places = wave or (None, None, 1)
-    q, k, v = _Normed.apply(qkv, q_weight, k_weight, cosine, sine, places)
-    return q, k, v
+    cosine, sine, places = wave or (q_weight, q_weight, 1)
+    count, _, heads, width = qkv.shape
+    out = qkv.new_empty(2, count, heads, width)
+    rows = count * heads
+    _forward_kernel[(triton.cdiv(rows, ROWS), 2)](
+        qkv,
+        q_weight,
+        k_weight,
+        cosine,
+        sine,
+        out,
+        rows,
+        places,
+        cosine.shape[0] if wave else 1,
+        **_constants(qkv, wave is not None),
+        BLOCK=ROWS,
+        num_warps=WARPS,
+    )
+    q, k = out.unbind(0)
+    return q, k, qkv[:, 2]
+
+
+def qk_norm_backward(
+    qkv: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    wave: Wave | None,
+    gradients: tuple[Tensor, Tensor, Tensor],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of qkv [N, 3, H, D], of its bias [3 H D], and of both weights [D].
+
+    `gradients` are contiguous [N, H, D], of what `qk_norm` returned for the same input.
+    """
+    cosine, sine, places = wave or (q_weight, q_weight, 1)
+    count, _, heads, width = qkv.shape
+    tokens, warps = BACKWARD
+    programs = triton.cdiv(count, tokens)
+    dqkv = torch.empty_like(qkv)
+    bias = torch.empty(1, programs, 3 * heads * width, device=qkv.device, dtype=torch.float32)
+    weights = torch.empty(1, programs, 2 * width, device=qkv.device, dtype=torch.float32)
+    _backward_kernel[(programs, 3)](
+        qkv,
+        q_weight,
+        k_weight,
+        cosine,
+        sine,
+        *gradients,
+        dqkv,
+        bias,
+        weights,
+        count,
+        places,
+        cosine.shape[0] if wave else 1,
+        **_constants(qkv, wave is not None),
+        FILLED=triton.next_power_of_2(heads),
+        TOKENS=tokens,
+        num_warps=warps,
+    )
+    dq_weight, dk_weight = add_up(weights, q_weight.dtype).view(2, width).unbind(0)
+    return dqkv, add_up(bias, qkv.dtype)[0], dq_weight, dk_weight

@@ -5,7 +5,6 @@ writes the result once, forward, and reads them and the result's gradient and wr
 computing the weights again. No copy puts frames side by side before or after.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -119,54 +118,47 @@ def _constants(q: Tensor, frames: int) -> dict[str, int | float]:
     }
 
 
-class _TemporalAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, frames, places):
-        ctx.save_for_backward(q, k, v)
-        ctx.sizes = frames, places
-        out = q.new_empty(q.shape)
-        constants = _constants(q, frames)
-        _forward_kernel[(q.shape[1], q.shape[0] // frames)](
-            q,
-            k,
-            v,
-            out,
-            frames,
-            places,
-            q.stride(0),
-            v.stride(0),
-            **constants,
-            num_warps=WARPS[int(constants["BLOCK"])],
-        )
-        return out
-
-    @staticmethod
-    def backward(ctx, dout):
-        q, k, v = ctx.saved_tensors
-        frames, places = ctx.sizes
-        grads = q.new_empty(3, *q.shape)
-        constants = _constants(q, frames)
-        _backward_kernel[(q.shape[1], q.shape[0] // frames)](
-            q,
-            k,
-            v,
-            dout.contiguous(),
-            grads,
-            frames,
-            places,
-            q.stride(0),
-            v.stride(0),
-            q.numel(),
-            **constants,
-            num_warps=WARPS[int(constants["BLOCK"])],
-        )
-        return *grads.unbind(0), None, None
-
-
 def temporal_attention(q: Tensor, k: Tensor, v: Tensor, frames: int, places: int) -> Tensor:
     """Return [N, H, D] for q, k, v [N, H, D], N tokens in the order (B, T, S); a token's heads side by side.
 
     Raises ValueError for more than MAX_FRAMES frames.
     """
-    out: Tensor = _TemporalAttention.apply(q, k, v, frames, places)
+    out = q.new_empty(q.shape)
+    constants = _constants(q, frames)
+    _forward_kernel[(q.shape[1], q.shape[0] // frames)](
+        q,
+        k,
+        v,
+        out,
+        frames,
+        places,
+        q.stride(0),
+        v.stride(0),
+        **constants,
+        num_warps=WARPS[int(constants["BLOCK"])],
+    )
     return out
+
+
+def temporal_attention_backward(
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, frames: int, places: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v, each contiguous [N, H, D], for contiguous `dout`."""
+    gradients = q.new_empty(3, *q.shape)
+    constants = _constants(q, frames)
+    _backward_kernel[(q.shape[1], q.shape[0] // frames)](
+        q,
+        k,
+        v,
+        dout,
+        gradients,
+        frames,
+        places,
+        q.stride(0),
+        v.stride(0),
+        q.numel(),
+        **constants,
+        num_warps=WARPS[int(constants["BLOCK"])],
+    )
+    dq, dk, dv = gradients.unbind(0)
+    return dq, dk, dv

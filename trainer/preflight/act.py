@@ -95,7 +95,7 @@ def _hosts(rank: _Rank) -> tuple[list[str], list[int], list[str]]:
 def _of_device(rank: _Rank, laid: tuple[StageData, ...], state: tuple[int, int]) -> list[Check]:
     recipe, spec, place, effort = rank.recipe, rank.recipe.preflight, rank.world.device, rank.effort
     needs = [memory_of(stage, recipe, state) for stage in laid]
-    forecast = max((found["state_bytes"] + found["largest_bytes"] for found in needs), default=None)
+    forecast = max((found["state_bytes"] + found["least_bytes"] for found in needs), default=None)
     dtype = getattr(torch, recipe.precision)
     found = rank.bounded.run("free memory", lambda: device.memory(place, forecast, spec))
     if not rank.bounded.hung:  # a device that hangs once hangs again

@@ -1,0 +1,57 @@
+"""What a run says of the memory and the kernels that it takes for shapes of micro-batches."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.trainer.loop.states import SHORT
+from tests.trainer.shards_for_tests import smoke
+from trainer import memory, telling
+from trainer.cost import Work
+from trainer.loop import train
+from trainer.mesh import ALONE
+
+
+def _events(run: Path, name: str) -> list[dict[str, Any]]:
+    lines = (run / "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == name]
+
+
+def test_what_fit_keeps_of_each_shape_is_told_once_with_the_memory_foretold(
+    shards: Path, tmp_path: Path
+) -> None:
+    recipe = smoke(shards, tmp_path / "run", *SHORT, "parallel.recompute_blocks=fit")
+    train(recipe)
+    told = _events(recipe.output, "room")
+    works = [Work(**{key: event[key] for key in Work.__dataclass_fields__}) for event in told]
+    assert works
+    assert len(set(works)) == len(works)
+    for event, work in zip(told, works, strict=True):
+        # A CPU has room for all of it.
+        assert (event["lean_blocks"], event["recompute_blocks"]) == (0, 0)
+        form = memory.form_of(recipe.blocks, recipe.precision)
+        assert event["foretold_gib"] == round(memory.peak_bytes(recipe.model, work, form) / 2**30, 2)
+
+
+def test_a_run_that_is_told_what_to_keep_says_nothing_of_it(short_run: Path) -> None:
+    assert not _events(short_run, "room")
+
+
+def test_the_kernel_that_attention_takes_for_new_lengths_is_told_once(shards: Path, tmp_path: Path) -> None:
+    attention = pytest.importorskip(
+        "trainer.kernels.attention", reason="triton is not installed on this platform"
+    )
+    recipe = smoke(shards, tmp_path / "run", *SHORT, "blocks=fast")
+    recipe.output.mkdir()
+    tools: Any = SimpleNamespace(recipe=recipe, world=ALONE)
+    found = {"heads": 32, "queries": 405, "keys": 405, "cudnn_ms": 0.98, "own_ms": 0.99}
+    attention._untold.append(attention.Choice(**found))
+    telling.record_kernels(tools, 3)
+    telling.record_kernels(tools, 4)
+    (event,) = _events(recipe.output, "attention_kernel")
+    assert event["step"] == 3
+    assert {key: event[key] for key in found} == found
+    assert event["kernel"] == "cudnn"

@@ -1,0 +1,239 @@
+"""The block of STDiT3 as one function of autograd, with its backward pass written out.
+
+So nothing is kept which a kernel makes again on its way back (the input of qkv and of fc1 comes out of the
+norm's backward pass), no bias is summed in a reading of its own where another kernel holds the numbers, and
+no two gradients are added in a pass of their own. The mathematics is `trainer.layers.Block`'s.
+"""
+
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trainer.kernels.attention import Kept, attend, attend_backward
+from trainer.kernels.linear import bias_gradient, gelu_backward
+from trainer.kernels.modulate import (
+    gated,
+    gated_backward,
+    normed,
+    normed_backward,
+    room_for_sums,
+)
+from trainer.kernels.qk_norm import qk_norm, qk_norm_backward
+from trainer.kernels.sums import add_up
+from trainer.kernels.temporal import temporal_attention, temporal_attention_backward
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How the tokens of a block lie: clips of `frames` frames of `places` tokens."""
+
+    clips: int
+    frames: int
+    places: int
+    heads: int
+    wave: tuple[Tensor, Tensor] | None  # the rotation of a temporal block
+    lean: bool  # make q, k and the GELU's output again in the backward pass
+
+    @property
+    def alone(self) -> bool:
+        """Whether a token sees only itself, so that its attention is its value."""
+        return (self.places if self.wave is None else self.frames) == 1
+
+
+class Weights(NamedTuple):
+    """The parameters of a `trainer.layers.Block`, each named for its layer."""
+
+    table: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor
+    q_norm: Tensor
+    k_norm: Tensor
+    proj: Tensor
+    proj_bias: Tensor
+    cross_q: Tensor
+    cross_q_bias: Tensor
+    cross_kv: Tensor
+    cross_kv_bias: Tensor
+    cross_proj: Tensor
+    cross_proj_bias: Tensor
+    fc1: Tensor
+    fc1_bias: Tensor
+    fc2: Tensor
+    fc2_bias: Tensor
+
+
+class _Saved(NamedTuple):
+    """What every block keeps, beside its weights."""
+
+    x: Tensor
+    y: Tensor
+    table: Tensor  # [B, T or 1, 6, D]
+    lengths: Tensor | None
+    qkv: Tensor  # empty where a token sees only itself
+    out: Tensor  # of self-attention
+    branch: Tensor  # its projection
+    x1: Tensor  # x and the gated branch
+    cross_q: Tensor
+    cross_kv: Tensor
+    cross_out: Tensor
+    x2: Tensor  # x1 and what captions brought
+    before: Tensor  # the GELU
+    mlp: Tensor
+    moments: Tensor  # of the norm of x
+    mlp_moments: Tensor  # of the norm of x2
+
+
+def _normed_parts(qkv: Tensor, w: Weights, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
+    return qk_norm(qkv, w.q_norm, w.k_norm, shape.wave and (*shape.wave, shape.places))
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, shape: Shape) -> tuple[Tensor, Kept]:
+    """Return the attention of [B T S, H, D] among the tokens of a frame, or among the frames at a place."""
+    if shape.wave is not None:
+        return temporal_attention(q, k, v, shape.frames, shape.places), ()
+    frames = (shape.clips * shape.frames, shape.places)
+    out, kept = attend(*(part.unflatten(0, frames) for part in (q, k, v)))
+    return out.flatten(0, 1), kept
+
+
+def _attention_backward(
+    q: Tensor, k: Tensor, v: Tensor, shape: Shape, out: Tensor, kept: Kept, dout: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    if shape.wave is not None:
+        return temporal_attention_backward(q, k, v, dout, shape.frames, shape.places)
+    frames = (shape.clips * shape.frames, shape.places)
+    q, k, v, out, dout = (part.unflatten(0, frames) for part in (q, k, v, out, dout))
+    dq, dk, dv = (part.flatten(0, 1) for part in attend_backward(q, k, v, None, out, kept, dout))
+    return dq, dk, dv
+
+
+class BlockFunction(torch.autograd.Function):
+    """`apply(shape, x, y, modulation, lengths, *weights)` returns what the readable block does.
+
+    x is [B, N, D], y [B, L, D], modulation [B, T or 1, 6, D]; `lengths`, int32 [B], are the captions' true
+    ones, None: all L.
+    """
+
+    @staticmethod
+    def forward(ctx, shape, x, y, modulation, lengths, *weights):
+        w, width = Weights(*weights), x.shape[-1]
+        heads = (shape.heads, width // shape.heads)
+        table = w.table + modulation  # [B, T or 1, 6, D]
+        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = table.unbind(2)
+
+        _, h, moments = normed(x, None, shift, scale)
+        qkv, kept, again = h.new_empty(0), Kept(), []
+        if shape.alone:
+            out = F.linear(h.flatten(0, 1), w.qkv[2 * width :], w.qkv_bias[2 * width :])
+        else:
+            qkv = F.linear(h.flatten(0, 1), w.qkv, w.qkv_bias).unflatten(1, (3, *heads))
+            q, k, v = _normed_parts(qkv, w, shape)
+            out, kept = _attention(q, k, v, shape)
+            again = [] if shape.lean else [q, k]
+        branch = F.linear(out.view(x.shape), w.proj, w.proj_bias)
+        x1 = gated(x, branch, gate)
+
+        cross_q = F.linear(x1, w.cross_q, w.cross_q_bias).unflatten(2, heads)
+        cross_kv = F.linear(y, w.cross_kv, w.cross_kv_bias).unflatten(2, (2, *heads))
+        key, value = cross_kv.unbind(2)
+        cross_out, cross_kept = attend(cross_q, key, value, lengths)
+        x2, h, mlp_moments = normed(
+            x1, F.linear(cross_out.flatten(2), w.cross_proj, w.cross_proj_bias), mlp_shift, mlp_scale
+        )
+
+        before = F.linear(h, w.fc1, w.fc1_bias)
+        after = F.gelu(before, approximate="tanh")
+        mlp = F.linear(after, w.fc2, w.fc2_bias)
+        again = again if shape.lean else [*again, after]
+
+        ctx.shape, ctx.counts = shape, (len(kept), len(cross_kept))
+        saved = _Saved(
+            x, y, table, lengths, qkv, out, branch, x1, cross_q, cross_kv, cross_out, x2, before, mlp,
+            moments, mlp_moments,
+        )  # fmt: skip
+        ctx.save_for_backward(*w, *saved, *kept, *cross_kept, *again)
+        return gated(x2, mlp, mlp_gate)
+
+    @staticmethod
+    def backward(ctx, dout):
+        shape, given = ctx.shape, iter(ctx.saved_tensors)
+        w = Weights(*islice(given, len(Weights._fields)))
+        s = _Saved(*islice(given, len(_Saved._fields)))
+        kept, cross_kept = (tuple(islice(given, count)) for count in ctx.counts)
+        again = list(given)
+        needed = Weights(*ctx.needs_input_grad[5:])
+        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = s.table.unbind(2)
+        found: dict[str, Tensor] = {}
+
+        def product(name: str, d: Tensor, given: Tensor) -> None:
+            if getattr(needed, name):
+                found[name] = d.flatten(0, -2).T @ given.flatten(0, -2)
+
+        # One room for all sums over tokens: six of the table's rows, and three of biases.
+        sums = room_for_sums(9, s.x, s.table.shape[1])
+        dshift, dscale, dgate, dmlp_shift, dmlp_scale, dmlp_gate, proj_bias, cross_bias, fc2_bias = sums
+
+        dout = dout.contiguous()
+        dmlp = gated_backward(s.mlp, mlp_gate, dout, dmlp_gate, fc2_bias)
+        after = None if shape.lean else again.pop()
+        dbefore, found["fc1_bias"], after = gelu_backward(dmlp @ w.fc2, s.before, after)
+        product("fc2", dmlp, after)
+        del dmlp, after
+        dh = dbefore @ w.fc1
+        dx2, h = normed_backward(
+            s.x2, s.mlp_moments, mlp_shift, mlp_scale, dh, dout, dmlp_shift, dmlp_scale, cross_bias
+        )
+        product("fc1", dbefore, h)
+        del dbefore, dh, h
+
+        product("cross_proj", dx2, s.cross_out.flatten(2))
+        dcross = (dx2 @ w.cross_proj).view_as(s.cross_q)
+        key, value = s.cross_kv.unbind(2)
+        dq, dk, dv = attend_backward(s.cross_q, key, value, s.lengths, s.cross_out, cross_kept, dcross)
+        dq, dkv = dq.flatten(2), torch.stack([dk, dv], 2).flatten(2)
+        product("cross_q", dq, s.x1)
+        product("cross_kv", dkv, s.y)
+        found["cross_q_bias"] = bias_gradient(dq)
+        found["cross_kv_bias"] = bias_gradient(dkv)
+        dy = dkv @ w.cross_kv if ctx.needs_input_grad[2] else None
+        dx1 = dx2
+        dx1.flatten(0, 1).addmm_(dq.flatten(0, 1), w.cross_q)
+        del dq, dk, dv, dkv, dcross
+
+        dbranch = gated_backward(s.branch, gate, dx1, dgate, proj_bias)
+        product("proj", dbranch, s.out.view_as(s.x))
+        d = dbranch.flatten(0, 1) @ w.proj
+        del dbranch
+        if shape.alone:
+            values = w.qkv[-d.shape[1] :]
+            dh, found["qkv_bias"] = d @ values, F.pad(bias_gradient(d), (2 * d.shape[1], 0))
+            # The norms of what is not computed keep a gradient of zero, as softmax over one key would give.
+            found["q_norm"], found["k_norm"] = torch.zeros_like(w.q_norm), torch.zeros_like(w.k_norm)
+        else:
+            q, k, v = _normed_parts(s.qkv, w, shape) if shape.lean else (*again, s.qkv[:, 2])
+            gradients = _attention_backward(q, k, v, shape, s.out.view_as(q), kept, d.view_as(q))
+            wave = shape.wave and (*shape.wave, shape.places)
+            d, found["qkv_bias"], found["q_norm"], found["k_norm"] = qk_norm_backward(
+                s.qkv, w.q_norm, w.k_norm, wave, gradients
+            )
+            del q, k, v, gradients
+            d = d.flatten(1)
+            dh = d @ w.qkv
+        dx, h = normed_backward(s.x, s.moments, shift, scale, dh.view_as(s.x), dx1, dshift, dscale, None)
+        product("qkv", d, h)
+        if shape.alone and "qkv" in found:
+            found["qkv"] = F.pad(found["qkv"], (0, 0, 2 * d.shape[1], 0))
+
+        by_frame = add_up(sums.flatten(0, 1), torch.float32).unflatten(0, (9, -1))
+        in_all = add_up(by_frame, s.table.dtype)
+        found["table"] = in_all[:6]
+        found["proj_bias"], found["cross_proj_bias"], found["fc2_bias"] = in_all[6:]
+        dtable = by_frame[:6].unflatten(1, s.table.shape[:2]).permute(1, 2, 0, 3).to(s.table.dtype)
+        return (
+            None, dx, dy, dtable, None,
+            *(found[name] if getattr(needed, name) else None for name in Weights._fields),
+        )  # fmt: skip
