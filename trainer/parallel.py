@@ -264,7 +264,7 @@ def _shard_size(spec: ParallelSpec, world: World) -> int:
 LEAST_HEAD_DIM = 16  # what a matrix product of a kernel takes
 
 
-def _check_kernels(model: STDiT3, world: World) -> None:
+def _check_kernels(model: STDiT3, world: World, dtype: torch.dtype) -> None:
     """Raise InputError unless the kernels take this model and have a GPU, or an interpreter, to run on."""
     if model.config.head_dim < LEAST_HEAD_DIM or not model.config.qk_norm:
         raise InputError(
@@ -278,6 +278,12 @@ def _check_kernels(model: STDiT3, world: World) -> None:
         )
     if world.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         raise InputError("blocks is fast and there is no GPU here; set blocks=readable.")
+    if world.device.type == "cuda" and dtype == torch.float32:
+        # A Triton kernel would multiply float32 as TF32, which keeps 10 of its 23 bits.
+        raise InputError(
+            "blocks is fast and precision is float32, which the kernels multiply as TF32 on a GPU; set "
+            "precision=bfloat16, or blocks=readable."
+        )
 
 
 def lay_out(
@@ -290,7 +296,7 @@ def lay_out(
     ranks, and where the kernels cannot run.
     """
     if fast:
-        _check_kernels(model, world)
+        _check_kernels(model, world, dtype)
         # Here, as only machines with a GPU have Triton.
         importlib.import_module("trainer.fast").quicken(model)
     item_bytes = torch.finfo(dtype).bits // 8

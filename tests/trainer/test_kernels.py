@@ -1,5 +1,6 @@
 """The kernels give what the readable layers give, forward and backward; here in Triton's interpreter."""
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -262,6 +263,12 @@ def test_fast_blocks_without_a_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(InputError, match="blocks is fast and there is no GPU here"):
         parallel.lay_out(_model(), ParallelSpec(), ALONE, torch.float32, fast=True)
+
+
+def test_fast_blocks_in_float32_on_a_gpu_are_refused() -> None:
+    on_a_gpu = dataclasses.replace(ALONE, device=torch.device("cuda"))
+    with pytest.raises(InputError, match="precision is float32, which the kernels multiply as TF32"):
+        parallel.lay_out(_model(), ParallelSpec(), on_a_gpu, torch.float32, fast=True)
 
 
 def test_heads_that_the_kernels_cannot_hold_are_refused() -> None:

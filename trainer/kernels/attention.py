@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
 
 from trainer.kernels.flash import flash_attention, flash_attention_backward
 
@@ -24,13 +25,13 @@ class Choice:
     heads: int
     queries: int
     keys: int
-    cudnn_ms: float
+    cudnn_ms: float | None  # None where it cannot
     own_ms: float
 
     @property
     def takes_cudnn(self) -> bool:
         """Whether cuDNN's is the faster."""
-        return self.cudnn_ms <= self.own_ms
+        return self.cudnn_ms is not None and self.cudnn_ms <= self.own_ms
 
 
 _choices: dict[tuple[int, int, int], Choice] = {}
@@ -87,15 +88,25 @@ def _own(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None) -> tuple[Tenso
     return out, (lse,)
 
 
+def _choose(q: Tensor, k: Tensor, v: Tensor) -> Choice:
+    parts = [part.transpose(1, 2) for part in (q, k, v)]
+    can = can_use_cudnn_attention(SDPAParams(parts[0], parts[1], parts[2], None, 0.0, False, False))
+    with torch.cuda.device(q.device):
+        return Choice(
+            heads=q.shape[0] * q.shape[2],
+            queries=q.shape[1],
+            keys=k.shape[1],
+            cudnn_ms=_milliseconds(q, k, v, cudnn=True) if can else None,
+            own_ms=_milliseconds(q, k, v, cudnn=False),
+        )
+
+
 def _takes_cudnn(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    # cuDNN takes no float32, and what it can do on older GPUs is not known to be right at heads of 72.
-    if not q.is_cuda or q.dtype == torch.float32 or torch.cuda.get_device_capability(q.device) < (9, 0):
-        return False
+    if not q.is_cuda or torch.cuda.get_device_capability(q.device) < (9, 0):
+        return False  # what cuDNN does at heads of 72 was looked at on Hopper
     key = (q.shape[0] * q.shape[2], q.shape[1], k.shape[1])
     if key not in _choices:
-        with torch.cuda.device(q.device):
-            own, cudnn = (_milliseconds(q, k, v, cudnn=which) for which in (False, True))
-        _choices[key] = Choice(heads=key[0], queries=key[1], keys=key[2], cudnn_ms=cudnn, own_ms=own)
+        _choices[key] = _choose(q, k, v)
         _untold.append(_choices[key])
     return _choices[key].takes_cudnn
 
