@@ -1,9 +1,9 @@
-"""Attention to captions of different lengths: a short one costs what it holds, and no mask is built.
+"""Attention, also to captions of different lengths: a short one costs what it holds, and no mask is built.
 
 A head of 72 columns is taken as 64 + 16 instead of being filled to 128. The method is FlashAttention-2's (Dao
 2023, arXiv:2307.08691): softmax on the fly forward, and two passes backward, one by keys and one by queries,
-without atomic sums, so that the same input gives the same bits. With equal lengths cuDNN's attention is as
-fast or faster (docs/decisions.md), so attention within a frame uses that.
+without atomic sums, so that the same input gives the same bits. Where all lengths are equal cuDNN's attention
+may be faster: `trainer.kernels.attention` looks.
 """
 
 import torch
