@@ -21,8 +21,8 @@ from vidcurate.errors import InputError
 USED_SHARE = 0.92
 """of a GPU's memory; the rest is the allocator's, NCCL's and the libraries'"""
 
-Choose = Callable[[Work], Plan]
-"""What the blocks of a micro-batch keep."""
+Choose = Callable[[Work, int], Plan]
+"""What the blocks of a micro-batch keep, with so many bytes taken beside the model."""
 
 
 def blocks_of(model: STDiT3) -> list[nn.Module]:
@@ -36,7 +36,7 @@ class Recompute:
     def __init__(self, model: STDiT3, choose: Choose) -> None:
         self.choose, self._patch = choose, model.config.patch_size[1:]
         self.plan = Plan()
-        self._known: dict[Work, Plan] = {}
+        self._known: dict[tuple[Work, int], Plan] = {}
         self._untold: list[tuple[Work, Plan]] = []
         for number, block in enumerate(blocks_of(model)):
             block.forward = partial(self._run, number, block.forward)
@@ -49,18 +49,20 @@ class Recompute:
             return forward(*arguments, lean=True)
         return forward(*arguments)
 
-    def make_room(self, latents: Tensor, features: Tensor) -> Plan:
+    def make_room(self, latents: Tensor, features: Tensor, beside_bytes: int = 0) -> Plan:
         """Keep what latents [B, C, T, H, W] with features [B, 1, L, D] leave room for; return the plan.
 
+        `beside_bytes` of the GPU's memory are taken by others than the model: by encoders.
         Raises InputError where `choose` does: the micro-batch does not fit whatever its blocks do without.
         """
         clips, _, frames, rows, columns = latents.shape
         places = -(-rows // self._patch[0]) * -(-columns // self._patch[1])
         work = Work(clips=clips, frames=frames, places=places, text_tokens=features.shape[-2])
-        if work not in self._known:
-            self._known[work] = self.choose(work)
-            self._untold.append((work, self._known[work]))
-        self.plan = self._known[work]
+        key = (work, beside_bytes)
+        if key not in self._known:
+            self._known[key] = self.choose(work, beside_bytes)
+            self._untold.append((work, self._known[key]))
+        self.plan = self._known[key]
         return self.plan
 
     def news(self) -> list[tuple[Work, Plan]]:
@@ -74,16 +76,16 @@ def chooser(
 ) -> Choose:
     """Return the choice that the recipe's `parallel.recompute_blocks` makes on `device`.
 
-    `fit` looks at the memory of a GPU, less `state_bytes` of weights and what hangs on them. On the CPU it
-    keeps everything: memory is not what is short there.
+    `fit` looks at the memory of a GPU, less `state_bytes` of weights and what hangs on them, and less what
+    the encoders take. On the CPU it keeps everything: memory is not what is short there.
     """
     if wanted != "fit":
         fixed = memory.plan_of(config, wanted)
-        return lambda work: fixed
+        return lambda work, beside_bytes: fixed
     if device.type != "cuda":
-        return lambda work: memory.KEEP_ALL
-    total = torch.cuda.get_device_properties(device).total_memory
-    return lambda work: least(config, work, form, USED_SHARE * total - state_bytes)
+        return lambda work, beside_bytes: memory.KEEP_ALL
+    free = USED_SHARE * torch.cuda.get_device_properties(device).total_memory - state_bytes
+    return lambda work, beside_bytes: least(config, work, form, free - beside_bytes)
 
 
 def least(config: STDiT3Config, work: Work, form: Form, limit_bytes: float) -> Plan:

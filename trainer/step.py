@@ -88,7 +88,8 @@ def clip_losses(model: nn.Module, tools: Tools, stage: Stage, batch: Batch, step
     if stage.caption_dropout:
         dropped = mesh.send(noise.caption_drops(seed, step, ids, stage.caption_dropout), device)
 
-    tools.layout.room.make_room(latents, given.y)
+    beside_bytes = tools.video.device_bytes + tools.text.device_bytes
+    tools.layout.room.make_room(latents, given.y, beside_bytes)
     losses = flow.training_losses(
         model,
         latents,

@@ -1,5 +1,6 @@
 """Blocks keep what a micro-batch has room for: which are lean, which run twice; nothing else changes."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -63,7 +64,7 @@ def test_the_first_blocks_are_those_that_run_twice() -> None:
 def test_each_shape_of_micro_batch_has_its_own_plan() -> None:
     laid = _model()
     sizes = {2: 0, 3: 2, 5: 4}  # frames → blocks
-    room, runs = Recompute(laid, lambda work: Plan(recompute_blocks=sizes[work.frames])), _runs(laid)
+    room, runs = Recompute(laid, lambda work, _: Plan(recompute_blocks=sizes[work.frames])), _runs(laid)
 
     for frames in (5, 2, 3, 5):
         runs.clear()
@@ -87,7 +88,7 @@ def test_lean_blocks_keep_less_and_change_no_gradient(monkeypatch: pytest.Monkey
     for plan in (KEEP_ALL, Plan(lean_blocks=2)):
         laid = _model(PAIR)
         fast.quicken(laid)
-        layout = parallel.Replicated(laid, ALONE, torch.float32, lambda work, plan=plan: plan)
+        layout = parallel.Replicated(laid, ALONE, torch.float32, lambda work, _, plan=plan: plan)
         counted: list[int] = []
         layout.open()
         assert layout.room.make_room(latents, features) == plan
@@ -127,13 +128,23 @@ def test_fit_asks_for_no_more_than_the_memory_does_and_refuses_what_cannot_fit()
         recompute.least(XL_2, whole, form, 1e9)
 
 
+def test_what_encoders_take_is_not_there_for_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = SimpleNamespace(total_memory=80 * 10**9)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    choose = recompute.chooser("fit", XL_2, Form(fast=True), torch.device("cuda"), 25 * 10**9)
+    work = Work(clips=1, frames=15, places=1000, text_tokens=300)
+    alone, beside_t5 = choose(work, 0), choose(work, 10 * 10**9)
+    assert alone == KEEP_ALL
+    assert beside_t5.lean_blocks > 0
+
+
 def test_fit_on_the_cpu_keeps_everything() -> None:
     choose = recompute.chooser("fit", CONFIG, Form(fast=False), torch.device("cpu"), 0)
 
-    assert choose(Work(clips=99, frames=99, places=9999, text_tokens=300)) == KEEP_ALL
+    assert choose(Work(clips=99, frames=99, places=9999, text_tokens=300), 0) == KEEP_ALL
 
 
 def test_a_number_of_blocks_is_recomputed_whatever_the_memory_and_none_is_lean() -> None:
     choose = recompute.chooser(99, CONFIG, Form(fast=True), torch.device("cpu"), 0)
 
-    assert choose(Work(clips=1, frames=1, places=1, text_tokens=300)) == Plan(recompute_blocks=4)
+    assert choose(Work(clips=1, frames=1, places=1, text_tokens=300), 0) == Plan(recompute_blocks=4)

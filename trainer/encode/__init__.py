@@ -27,6 +27,10 @@ class VideoEncoder(Protocol):
     def latent_channels(self) -> int:
         """Channels of the latent: the model's `in_channels`."""
 
+    @property
+    def device_bytes(self) -> int:
+        """Bytes that its weights take on a device now; 0 before they are loaded."""
+
     def latent_shape(self, num_frames: int, height: int, width: int) -> tuple[int, int, int, int]:
         """Return the latent's (C, T, H, W) for a video of this size in pixels."""
 
@@ -56,6 +60,10 @@ class TextEncoder(Protocol):
     @property
     def model_max_length(self) -> int:
         """Most tokens of a caption; the rest is cut off."""
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes that its weights take on a device now; 0 before they are loaded."""
 
     def encode(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Return features [B, 1, L, C], L = model_max_length, and bool mask [B, L], True first.

@@ -79,6 +79,11 @@ class SpaceToDepth:
         """3 * temporal * spatial²."""
         return COLOURS * self.temporal * self.spatial**2
 
+    @property
+    def device_bytes(self) -> int:
+        """0: no weights."""
+        return 0
+
     def latent_shape(self, num_frames: int, height: int, width: int) -> tuple[int, int, int, int]:
         """Return (C, T, H, W) of the latent of a video of `num_frames` x `height` x `width` pixels."""
         return (

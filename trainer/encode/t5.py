@@ -61,6 +61,11 @@ class T5:
         """Most tokens of a caption, the end token among them."""
         return self.spec.model_max_length
 
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of its weights, once they are loaded."""
+        return sum(weight.nbytes for weight in self._loaded[1].parameters()) if self._loaded else 0
+
     def loaded(self) -> tuple[Any, Any]:
         """Return tokenizer and model, loaded if they were not yet."""
         if self._loaded is None:

@@ -177,6 +177,11 @@ class VideoVae:
         """4."""
         return CHANNELS
 
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of its weights, once they are loaded."""
+        return sum(weight.nbytes for weight in self._vae.parameters()) if self._vae else 0
+
     def latent_shape(self, num_frames: int, height: int, width: int) -> tuple[int, int, int, int]:
         """Return (C, T, H, W): 5 for each 17 frames and ceil(rest / 4) for the rest; H and W are floored."""
         time = temporal_length(num_frames, CHUNK)

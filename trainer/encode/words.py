@@ -83,6 +83,11 @@ class WordHash:
         kept = (words + pairs if self.pairs else words)[: self.model_max_length - 1]
         return [*kept, END]
 
+    @property
+    def device_bytes(self) -> int:
+        """0: no weights."""
+        return 0
+
     def encode(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Return float32 features [B, 1, L, C] and bool mask [B, L]; features beyond the end token are 0."""
         features = np.zeros((len(captions), self.model_max_length, self.caption_channels), dtype=np.float32)
