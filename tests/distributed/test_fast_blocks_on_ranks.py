@@ -1,0 +1,65 @@
+"""A model whose blocks run through kernels is shared by ranks like a readable one: gloo, an interpreter."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.forked_runs import Forks
+
+pytest.importorskip("triton", reason="triton is not installed on this platform")
+
+PROGRAM = """
+import json, os
+import torch
+from trainer import mesh, noise, optim, parallel
+from trainer.kernels import qk_norm
+from trainer.parallel import ParallelSpec
+from trainer.stdit import STDiT3, STDiT3Config
+
+qk_norm.BACKWARD = (4, 4)  # the interpreter is slow
+world = mesh.join()
+config = STDiT3Config(hidden_size=24, depth=1, num_heads=1, caption_channels=8, model_max_length=6,
+                      input_sq_size=32)
+sizes = {name: torch.full((1,), 32.0) for name in ("fps", "height", "width")}
+
+
+def gradients(spec, fast):
+    model = STDiT3(config, seed=1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():  # none zero: every gradient is
+            parameter.add_(0.1 * noise.normal(0, "init", 0, [name], tuple(parameter.shape))[0])
+    layout = parallel.lay_out(model, spec, world, torch.float32, fast=fast)
+    layout.open()
+    for number in range(2):  # micro-batches of each rank
+        draw = torch.Generator().manual_seed(10 * number + world.rank)
+        latents = torch.randn(1, 4, 2, 2, 4, generator=draw)
+        features = torch.randn(1, 1, 6, 8, generator=draw)
+        layout.room.make_room(latents, features)
+        out = layout.compute(latents, torch.tensor([300.0]), features, **sizes)
+        out.square().mean().backward()
+    layout.close()
+    return {name: mesh.whole(parameter.grad) for name, parameter in optim.trained(model).items()}
+
+
+wanted = gradients(ParallelSpec(sharding="none"), False)
+said = {}
+for sharding in ("none", "full"):
+    found = gradients(ParallelSpec(sharding=sharding, recompute_blocks=1), True)
+    off = [float((found[name] - value).norm() / value.norm()) for name, value in wanted.items()]
+    said[sharding] = max(off)
+with open(f"{os.environ['OUT']}/{world.rank}.json", "w") as file:
+    json.dump(said, file)
+mesh.leave(world)
+"""
+
+
+def test_the_gradients_of_fast_blocks_are_those_of_readable_ones_however_ranks_share(
+    forks: Forks, tmp_path: Path
+) -> None:
+    forks.start(["-c", PROGRAM], ranks=2, OUT=str(tmp_path), TRITON_INTERPRET="1").succeed()
+
+    for rank in range(2):
+        said = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert set(said) == {"none", "full"}
+        assert max(said.values()) < 1e-5
