@@ -79,7 +79,7 @@ def measure(recipe: TrainRecipe, stage: StageData, repeats: int) -> Alone:
     dtype = getattr(torch, recipe.precision)
     layout = parallel.lay_out(model, recipe.parallel, world, dtype, fast=recipe.blocks == "fast")
     optimizer, ema = optim.make_optimizer(model), optim.make_ema(model)
-    form = memory.Form(fast=recipe.blocks == "fast", item_bytes=torch.finfo(dtype).bits // 8)
+    form = memory.form_of(recipe.blocks, recipe.precision)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     frozen = sum(p.numel() for p in model.parameters()) - trained
     held = memory.state_bytes(trained, frozen, item_bytes=form.item_bytes)

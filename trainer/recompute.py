@@ -35,7 +35,7 @@ class Recompute:
 
     def __init__(self, model: STDiT3, choose: Choose) -> None:
         self.choose, self._patch = choose, model.config.patch_size[1:]
-        self.plan = Plan()
+        self.plan = memory.KEEP_ALL
         self._known: dict[tuple[Work, int], Plan] = {}
         self._untold: list[tuple[Work, Plan]] = []
         for number, block in enumerate(blocks_of(model)):

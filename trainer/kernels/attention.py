@@ -125,6 +125,6 @@ def attend_backward(
     q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, out: Tensor, kept: Kept, dout: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the contiguous gradients of q, k and v, for contiguous `dout` and what `attend` returned."""
-    if len(kept) == 3:
+    if len(kept) > 1:  # cuDNN keeps seed and offset besides the sums
         return _cudnn_backward(q, k, v, out, kept, dout)
     return flash_attention_backward(q, k, v, lengths, out, kept[0], dout)

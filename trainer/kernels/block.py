@@ -22,7 +22,7 @@ from trainer.kernels.modulate import (
     normed_backward,
     room_for_sums,
 )
-from trainer.kernels.qk_norm import qk_norm, qk_norm_backward
+from trainer.kernels.qk_norm import Wave, qk_norm, qk_norm_backward
 from trainer.kernels.sums import add_up
 from trainer.kernels.temporal import temporal_attention, temporal_attention_backward
 
@@ -42,6 +42,11 @@ class Shape:
     def alone(self) -> bool:
         """Whether a token sees only itself, so that its attention is its value."""
         return (self.places if self.wave is None else self.frames) == 1
+
+    @property
+    def turn(self) -> Wave | None:
+        """How q and k are rotated, if they are."""
+        return None if self.wave is None else (*self.wave, self.places)
 
 
 class Weights(NamedTuple):
@@ -88,7 +93,7 @@ class _Saved(NamedTuple):
 
 
 def _normed_parts(qkv: Tensor, w: Weights, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
-    return qk_norm(qkv, w.q_norm, w.k_norm, shape.wave and (*shape.wave, shape.places))
+    return qk_norm(qkv, w.q_norm, w.k_norm, shape.turn)
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, shape: Shape) -> tuple[Tensor, Kept]:
@@ -216,9 +221,8 @@ class BlockFunction(torch.autograd.Function):
         else:
             q, k, v = _normed_parts(s.qkv, w, shape) if shape.lean else (*again, s.qkv[:, 2])
             gradients = _attention_backward(q, k, v, shape, s.out.view_as(q), kept, d.view_as(q))
-            wave = shape.wave and (*shape.wave, shape.places)
             d, found["qkv_bias"], found["q_norm"], found["k_norm"] = qk_norm_backward(
-                s.qkv, w.q_norm, w.k_norm, wave, gradients
+                s.qkv, w.q_norm, w.k_norm, shape.turn, gradients
             )
             del q, k, v, gradients
             d = d.flatten(1)

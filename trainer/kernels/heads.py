@@ -1,4 +1,4 @@
-"""What the attention kernels do to the rows of one head: load, store, norm, rotation, and both backwards."""
+"""What the attention kernels do to the rows of one head: load, store, root mean square, rotation."""
 
 import triton
 import triton.language as tl

@@ -25,6 +25,13 @@ CHUNK = 32  # at most so many tokens go into one sum, before the sums are added 
 
 
 @triton.jit
+def _entry(start, i1, i2, m2):
+    """Return a table's row at `start` as float32 (first columns | other columns), zeros beyond the width."""
+    first = tl.load(start + i1).to(tl.float32)
+    return first, tl.load(start + i2, mask=m2, other=0.0).to(tl.float32)
+
+
+@triton.jit
 def _forward_kernel(
     x_ptr,
     branch_ptr,
@@ -52,13 +59,12 @@ def _forward_kernel(
     m2 = i2 < WIDTH
     table = frame * table_stride
     if GATE:
-        gate1 = tl.load(gate_ptr + table + i1).to(tl.float32)
-        gate2 = tl.load(gate_ptr + table + i2, mask=m2, other=0.0).to(tl.float32)
+        gate1, gate2 = _entry(gate_ptr + table, i1, i2, m2)
     if NORM:
-        shift1 = tl.load(shift_ptr + table + i1).to(tl.float32)
-        shift2 = tl.load(shift_ptr + table + i2, mask=m2, other=0.0).to(tl.float32)
-        scale1 = tl.load(scale_ptr + table + i1).to(tl.float32) + 1.0
-        scale2 = tl.load(scale_ptr + table + i2, mask=m2, other=0.0).to(tl.float32) + 1.0
+        shift1, shift2 = _entry(shift_ptr + table, i1, i2, m2)
+        scale1, scale2 = _entry(scale_ptr + table, i1, i2, m2)
+        scale1 += 1.0
+        scale2 += 1.0
     for r in range(ROWS):
         token = chunk * ROWS + r
         r1 = tl.zeros((FIRST,), tl.int32) + token < tokens_per_frame
@@ -123,10 +129,10 @@ def _normed_backward_kernel(
     i2 = FIRST + tl.arange(0, SECOND)
     m2 = i2 < WIDTH
     table = frame * table_stride
-    shift1 = tl.load(shift_ptr + table + i1).to(tl.float32)
-    shift2 = tl.load(shift_ptr + table + i2, mask=m2, other=0.0).to(tl.float32)
-    scale1 = tl.load(scale_ptr + table + i1).to(tl.float32) + 1.0
-    scale2 = tl.load(scale_ptr + table + i2, mask=m2, other=0.0).to(tl.float32) + 1.0
+    shift1, shift2 = _entry(shift_ptr + table, i1, i2, m2)
+    scale1, scale2 = _entry(scale_ptr + table, i1, i2, m2)
+    scale1 += 1.0
+    scale2 += 1.0
     a1 = tl.zeros((FIRST,), tl.float32)
     a2 = tl.zeros((SECOND,), tl.float32)
     b1 = tl.zeros((FIRST,), tl.float32)
@@ -196,8 +202,7 @@ def _gated_backward_kernel(
     i2 = FIRST + tl.arange(0, SECOND)
     m2 = i2 < WIDTH
     table = frame * table_stride
-    gate1 = tl.load(gate_ptr + table + i1).to(tl.float32)[None]
-    gate2 = tl.load(gate_ptr + table + i2, mask=m2, other=0.0).to(tl.float32)[None]
+    gate1, gate2 = _entry(gate_ptr + table, i1[None], i2[None], m2[None])
     a1 = tl.zeros((TILE, FIRST), tl.float32)
     a2 = tl.zeros((TILE, SECOND), tl.float32)
     b1 = tl.zeros((TILE, FIRST), tl.float32)
