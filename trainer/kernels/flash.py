@@ -30,7 +30,7 @@ FEW_PROGRAMS = 1056  # fewer programs than this by keys leave multiprocessors id
 
 
 @triton.jit
-def _forward_kernel(
+def _flash_kernel(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -91,7 +91,7 @@ def _forward_kernel(
 
 
 @triton.jit
-def _by_keys(
+def _flash_by_keys(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -171,7 +171,7 @@ def _by_keys(
 
 
 @triton.jit
-def _by_queries(
+def _flash_by_queries(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -268,7 +268,7 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = No
     out = q.new_empty(b, queries, heads, width)
     lse = torch.empty(b, heads, queries, device=q.device, dtype=torch.float32)
     forward, _, _ = tiles(queries, k.shape[1])
-    _forward_kernel[(triton.cdiv(queries, forward[0]), b * heads)](
+    _flash_kernel[(triton.cdiv(queries, forward[0]), b * heads)](
         q,
         k,
         v,
@@ -292,7 +292,7 @@ def flash_attention_backward(
     given = q if lengths is None else lengths
     delta, dq = torch.empty_like(lse), q.new_empty(q.shape)
     _, by_queries, by_keys = tiles(queries, keys)
-    _by_queries[(triton.cdiv(queries, by_queries[0]), b * heads)](
+    _flash_by_queries[(triton.cdiv(queries, by_queries[0]), b * heads)](
         q, k, v, given, out, dout, lse, delta, dq, *places, **constants, **_tile(by_queries)
     )
     programs = triton.cdiv(keys, by_keys[1]) * b * heads
@@ -301,7 +301,7 @@ def flash_attention_backward(
     kind = q.dtype if splits == 1 else torch.float32
     dk = torch.empty(splits, b, keys, heads, width, device=q.device, dtype=kind)
     dv = torch.empty_like(dk)
-    _by_keys[(triton.cdiv(keys, by_keys[1]), b * heads, splits)](
+    _flash_by_keys[(triton.cdiv(keys, by_keys[1]), b * heads, splits)](
         q,
         k,
         v,

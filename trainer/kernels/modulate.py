@@ -32,7 +32,7 @@ def _entry(start, i1, i2, m2):
 
 
 @triton.jit
-def _forward_kernel(
+def _modulate_kernel(
     x_ptr,
     branch_ptr,
     gate_ptr,
@@ -255,7 +255,7 @@ def _forward(
     h = x.new_empty(x.shape if shift is not None else (0,))
     count = frames * tokens if shift is not None else 0
     moments = torch.empty(count, 2, device=x.device, dtype=torch.float32)
-    _forward_kernel[(triton.cdiv(tokens, rows), frames)](
+    _modulate_kernel[(triton.cdiv(tokens, rows), frames)](
         x,
         x if branch is None else branch,
         x if gate is None else gate,

@@ -21,7 +21,7 @@ BACKWARD = (64, 4)  # tokens that one program goes through, and warps
 
 
 @triton.jit
-def _forward_kernel(
+def _qk_norm_kernel(
     qkv_ptr,  # [N, 3, H, D]
     q_weight_ptr,
     k_weight_ptr,
@@ -68,7 +68,7 @@ def _forward_kernel(
 
 
 @triton.jit
-def _backward_kernel(
+def _qk_norm_backward_kernel(
     qkv_ptr,
     q_weight_ptr,
     k_weight_ptr,
@@ -177,7 +177,7 @@ def qk_norm(
     count, _, heads, width = qkv.shape
     out = qkv.new_empty(2, count, heads, width)
     rows = count * heads
-    _forward_kernel[(triton.cdiv(rows, ROWS), 2)](
+    _qk_norm_kernel[(triton.cdiv(rows, ROWS), 2)](
         qkv,
         q_weight,
         k_weight,
@@ -213,7 +213,7 @@ def qk_norm_backward(
     dqkv = torch.empty_like(qkv)
     bias = torch.empty(1, programs, 3 * heads * width, device=qkv.device, dtype=torch.float32)
     weights = torch.empty(1, programs, 2 * width, device=qkv.device, dtype=torch.float32)
-    _backward_kernel[(programs, 3)](
+    _qk_norm_backward_kernel[(programs, 3)](
         qkv,
         q_weight,
         k_weight,

@@ -13,7 +13,7 @@ ROWS, NUMBERS, WARPS = 64, 4096, 4  # most rows of a tile, and its numbers
 
 
 @triton.jit
-def _kernel(
+def _add_up_kernel(
     parts_ptr,  # [groups, count, width]
     out_ptr,  # [groups, width]
     count,
@@ -38,7 +38,7 @@ def add_up(parts: Tensor, dtype: torch.dtype) -> Tensor:
     rows = min(ROWS, triton.next_power_of_2(count))
     columns = NUMBERS // rows
     out = torch.empty(groups, width, device=parts.device, dtype=dtype)
-    _kernel[(triton.cdiv(width, columns), groups)](
+    _add_up_kernel[(triton.cdiv(width, columns), groups)](
         parts, out, count, width, ROWS=rows, COLUMNS=columns, num_warps=WARPS
     )
     return out

@@ -27,7 +27,7 @@ def _weights(q1, q2, k1, k2, t, frames, SCALE: tl.constexpr):
 
 
 @triton.jit
-def _forward_kernel(
+def _temporal_kernel(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -59,7 +59,7 @@ def _forward_kernel(
 
 
 @triton.jit
-def _backward_kernel(
+def _temporal_backward_kernel(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -125,7 +125,7 @@ def temporal_attention(q: Tensor, k: Tensor, v: Tensor, frames: int, places: int
     """
     out = q.new_empty(q.shape)
     constants = _constants(q, frames)
-    _forward_kernel[(q.shape[1], q.shape[0] // frames)](
+    _temporal_kernel[(q.shape[1], q.shape[0] // frames)](
         q,
         k,
         v,
@@ -146,7 +146,7 @@ def temporal_attention_backward(
     """Return the gradients of q, k and v, each contiguous [N, H, D], for contiguous `dout`."""
     gradients = q.new_empty(3, *q.shape)
     constants = _constants(q, frames)
-    _backward_kernel[(q.shape[1], q.shape[0] // frames)](
+    _temporal_backward_kernel[(q.shape[1], q.shape[0] // frames)](
         q,
         k,
         v,
