@@ -78,7 +78,7 @@ def measure(recipe: TrainRecipe, stage: StageData, repeats: int) -> Alone:
                 weight.normal_(0, 0.02)
     dtype = getattr(torch, recipe.precision)
     layout = parallel.lay_out(model, recipe.parallel, world, dtype, fast=recipe.blocks == "fast")
-    optimizer, ema = optim.make_optimizer(model), optim.make_ema(model)
+    masters = optim.masters(model)
     form = memory.form_of(recipe.blocks, recipe.precision)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     frozen = sum(p.numel() for p in model.parameters()) - trained
@@ -117,10 +117,8 @@ def measure(recipe: TrainRecipe, stage: StageData, repeats: int) -> Alone:
             (out.float().square().mean() * 1e-3).backward()
             done = sync()
             layout.close()
-            optim.clip_gradients(model, 1.0)
-            optim.update(optimizer, model, optim.OptimSpec(), 1e-6)
-            optim.update_ema(ema, model, 0.99)
-            model.zero_grad(set_to_none=True)
+            factor = optim.clip_factor(optim.gradient_norm(masters), 1.0)
+            optim.update(masters, optim.OptimSpec(), lr=1e-6, ema_decay=0.99, clip_factor=factor)
             ended = sync()
             if number >= 3:
                 times.append(done - opened)

@@ -60,7 +60,7 @@ def begin(
     layout = parallel.lay_out(
         model, recipe.parallel, world, getattr(torch, recipe.precision), fast=recipe.blocks == "fast"
     )
-    state = TrainState(model=model, optimizer=optim.make_optimizer(model), ema=optim.make_ema(model))
+    state = TrainState(model=model, masters=optim.masters(model))
     tools = Tools(
         recipe=recipe,
         world=world,

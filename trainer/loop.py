@@ -166,8 +166,7 @@ def _enter(stage: StageData, state: TrainState, tools: Tools) -> None:
         state.stage, state.stage_step, state.loader = stage.number, 0, None
         state.guard.memory = Memory(stage=stage.number)
         if stage.stage.carry_over == "weights":
-            state.optimizer = optim.make_optimizer(state.model)
-            state.ema, state.ema_updates = optim.make_ema(state.model), 0
+            state.masters, state.ema_updates = optim.masters(state.model), 0
     if tools.world.is_first and state.stage_step == 0:
         facts = {"stage": stage.stage.name, "steps": stage.num_steps, **data.summary(stage)}
         metrics.record_event(tools.recipe.output, "stage", state.step, **facts)
@@ -365,7 +364,7 @@ def _step(
     telling.record_room(tools, state.step)
     telling.record_kernels(tools, state.step)
     if state.step % spec.log_every == 0 or state.stage_step == stage.num_steps:
-        line["weight_norm"] = float(optim.norm(optim.trained(state.model).values()))
+        line["weight_norm"] = float(optim.norm(state.masters.learns.values()))
     guard.look_at_weights(line)
     seconds = time.perf_counter() - began
     line |= {"time": round(time.time(), 3), "seconds": seconds, "data_seconds": data_seconds}

@@ -74,10 +74,9 @@ def compute(
     state: TrainState, tools: Tools, stage: StageData, computed: Computed, batches: Sequence[Batch]
 ) -> Share:
     """Compute micro-batches of the step again; the model keeps the gradient it has. All ranks together."""
-    learns = optim.trained(state.model)
+    learns = state.masters.learns
     held = {name: parameter.grad for name, parameter in learns.items()}
-    for parameter in learns.values():
-        parameter.grad = None
+    optim.drop_gradients(state.masters)
     losses: dict[int, list[float]] = {}
     norms: dict[int, float] = {}
     layout = tools.layout
@@ -88,7 +87,7 @@ def compute(
         losses[batch.position] = found.losses.detach().double().cpu().tolist()
         norms[batch.position] = float(layout.own_norm())
     layout.drop()
-    for name, parameter in optim.trained(state.model).items():
+    for name, parameter in learns.items():
         parameter.grad = held[name]
     return Share(losses=losses, norms=norms)
 

@@ -19,6 +19,7 @@ from trainer import recipe as recipes
 from trainer.guard import memory, windows
 from trainer.guard.memory import GuardState
 from trainer.mesh import ALONE, World
+from trainer.optim import Masters
 from trainer.recipe import TrainRecipe
 from vidcurate.errors import CheckpointError, InputError, RecipeError
 from vidcurate.loader_state import FLAGS
@@ -32,8 +33,7 @@ class TrainState:
     """
 
     model: nn.Module
-    optimizer: torch.optim.AdamW
-    ema: dict[str, Tensor]
+    masters: Masters
     step: int = 0
     stage: int = 0
     stage_step: int = 0
@@ -44,6 +44,16 @@ class TrainState:
     loader: dict[str, Any] | None = None  # the data position saved with a checkpoint
     origin: str | None = None  # the checkpoint of another run that this one began from
     guard: GuardState = field(default_factory=GuardState)
+
+    @property
+    def optimizer(self) -> torch.optim.AdamW:
+        """Of the masters."""
+        return self.masters.optimizer
+
+    @property
+    def ema(self) -> dict[str, Tensor]:
+        """The moving average, by name: the masters'."""
+        return self.masters.ema
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Return what a checkpoint's parts hold, by name, not copied."""
@@ -299,7 +309,7 @@ def _load_weights(path: Path, state: TrainState, recipe: TrainRecipe) -> Begun:
     # Published weights are bfloat16 or float16; training keeps float32.
     cast = {name: value.to(wanted[name].dtype) for name, value in given.items()}
     parts.copy_into(wanted, cast, str(path))
-    state.ema = optim.make_ema(state.model)
+    optim.reset_ema(state.ema, state.model)
     proof = {"path": str(path), "checksums": {"model": checkpoint.checksum(wanted)}}
     return Begun(kind="weights", path=path, proof=proof)
 

@@ -126,7 +126,7 @@ class Computed:
 
     `losses`, `timesteps`, `text_tokens` and `seconds` are [n], the last those that a clip's micro-batch took;
     `foretold` is what the plan's costs say of the step; `delivered` the ids of the clips that came.
-    `grad_norm` is the gradient's norm before it was clipped, `rank_norms` that of each rank's own, before
+    `grad_norm` is the gradient's norm, which the update clips, `rank_norms` that of each rank's own, before
     the sum.
     """
 
@@ -163,18 +163,18 @@ def gradient(
     num_events: int = 0,
     data_seconds: float = 0.0,
 ) -> Computed:
-    """Leave in the model the gradient of the mean loss over all `plan.clip_ids`, clipped as the stage asks.
+    """Leave in the model the gradient of the mean loss over all `plan.clip_ids`.
 
     `batches` are this rank's. Raises VidcurateError when a clip of the step came to no rank.
     """
-    model, world = state.model, tools.world
+    world = tools.world
     num_clips = len(plan.clip_ids)
     # Each rank fills in its clips and the sum puts them together, exactly: the rest are zeros.
     told = torch.zeros(5 * num_clips + 5 * world.size + 3, dtype=torch.float64)
     of_clips, of_ranks = told[: 5 * num_clips].view(num_clips, 5), told[5 * num_clips : -3].view(-1, 5)
     told[-3:] = torch.tensor([stop, save_failed, num_events], dtype=torch.float64)
     done: list[tuple[int, Tensor, Tensor, Tensor, Tensor]] = []
-    model.zero_grad(set_to_none=True)
+    optim.drop_gradients(state.masters)
     tools.layout.open()
     tools.pulse.phase("forward_backward")
     stopwatch = Stopwatch(world)
@@ -189,7 +189,7 @@ def gradient(
     tools.pulse.phase("update")  # from here on the ranks wait for each other
     tools.layout.close()
     foretold = balance.foretold(stage, state.stage_step, world.size)  # while the device works
-    norm = optim.clip_gradients(model, stage.stage.optim.grad_clip)  # the first to wait for the device
+    norm = optim.gradient_norm(state.masters)  # the first to wait for the device
     seconds = stopwatch.seconds()
     for (first, *columns), lasted in zip(done, seconds, strict=True):
         mine = of_clips[first : first + len(columns[0])]
@@ -262,15 +262,16 @@ def update(
 
     Not `is_made`: they stay as they are, and the step counts all the same.
     """
-    model, plan = state.model, computed.plan
-    lr = optim.learning_rate(stage.stage.optim, state.stage_step, stage.num_steps)
+    plan, spec = computed.plan, stage.stage.optim
+    lr = optim.learning_rate(spec, state.stage_step, stage.num_steps)
     lr *= state.guard.factor(state.step + 1)
     if is_made:
-        optim.update(state.optimizer, model, stage.stage.optim, lr)
-        optim.update_ema(state.ema, model, tools.recipe.ema_decay)
+        clip_factor = optim.clip_factor(computed.grad_norm, spec.grad_clip)
+        decay = tools.recipe.ema_decay
+        optim.update(state.masters, spec, lr=lr, ema_decay=decay, clip_factor=clip_factor)
         state.ema_updates += 1
     else:
-        model.zero_grad(set_to_none=True)
+        optim.drop_gradients(state.masters)
 
     state.step, state.stage_step, state.lr = state.step + 1, state.stage_step + 1, lr
     state.clips_hash = data.rolling_hash(state.clips_hash, plan.clip_ids)

@@ -257,8 +257,7 @@ alone, shared = fresh(), fresh()
 plain = parallel.lay_out(alone, ParallelSpec(recompute_blocks=1), mesh.ALONE, dtype)
 layout = parallel.lay_out(shared, spec, world, dtype)
 same_checksum = checksum(alone.state_dict()) == checksum(shared.state_dict())
-kinds = {name: optim.make_ema(model) for name, model in (("plain", alone), ("shared", shared))}
-optimizers = {name: optim.make_optimizer(model) for name, model in (("plain", alone), ("shared", shared))}
+plain_masters, shared_masters = optim.masters(alone), optim.masters(shared)
 said = {"same_checksum": same_checksum, "gradients": [], "norms": [], "clipped": [], "weights": []}
 for step in range(2):
     plain.open()
@@ -277,12 +276,14 @@ for step in range(2):
         off += float((grown - theirs[name].grad).double().square().sum())
         total += float(theirs[name].grad.double().square().sum())
     said["gradients"].append((off / total) ** 0.5)
-    said["norms"].append([optim.clip_gradients(alone, 0.5), optim.clip_gradients(shared, 0.5)])
-    said["clipped"].append(float(optim.norm(p.grad for p in ours.values())))
-    for name, model in (("plain", alone), ("shared", shared)):
-        optim.update(optimizers[name], model, optim.OptimSpec(eps=1e-3), 1e-2)
-        optim.update_ema(kinds[name], model, 0.9)
-    both = [(mesh.whole(kinds["shared"][name]), value) for name, value in kinds["plain"].items()]
+    said["norms"].append([optim.gradient_norm(masters) for masters in (plain_masters, shared_masters)])
+    for masters, norm in zip((plain_masters, shared_masters), said["norms"][-1], strict=True):
+        # No first moment is kept, so the one that is left is this gradient, clipped.
+        words = {"lr": 1e-2, "ema_decay": 0.9, "clip_factor": optim.clip_factor(norm, 0.5)}
+        optim.update(masters, optim.OptimSpec(eps=1e-3, betas=(0.0, 0.999)), **words)
+    moments = optim.moments(shared, shared_masters.optimizer)
+    said["clipped"].append(float(optim.norm(moments[f"exp_avg.{name}"] for name in ours)))
+    both = [(mesh.whole(shared_masters.ema[name]), value) for name, value in plain_masters.ema.items()]
     said["weights"].append(max(float((one - other).abs().max()) for one, other in both))
 with layout.reading(), torch.no_grad():
     said["read"] = float(loss(layout, 5))

@@ -8,17 +8,18 @@ import torch
 from torch import nn
 
 from trainer.optim import (
+    Masters,
     OptimSpec,
-    clip_gradients,
+    clip_factor,
+    gradient_norm,
     learning_rate,
-    make_ema,
-    make_optimizer,
+    masters,
     moments,
     norm,
+    reset_ema,
     set_update_count,
     update,
     update_count,
-    update_ema,
 )
 from vidcurate.errors import RecipeError
 from vidcurate.recipe import parse
@@ -115,7 +116,7 @@ def test_a_schedule_that_makes_no_sense_is_refused(text: str, said: str) -> None
 
 def test_the_moments_exist_before_the_first_update_and_cover_what_learns() -> None:
     model = small_model()
-    optimizer = make_optimizer(model)
+    optimizer = masters(model).optimizer
 
     names = set(moments(model, optimizer))
 
@@ -126,52 +127,59 @@ def test_the_moments_exist_before_the_first_update_and_cover_what_learns() -> No
 
 
 def test_an_optimizer_continues_from_its_moments_and_count_bit_for_bit() -> None:
-    def updates(model: nn.Module, optimizer: torch.optim.Optimizer, seeds: range) -> None:
+    def updates(model: nn.Module, its: Masters, seeds: range) -> None:
         for seed in seeds:
             gradients(model, seed)
-            update(optimizer, model, BUMP, learning_rate(BUMP, seed, 100))
+            update(its, BUMP, lr=learning_rate(BUMP, seed, 100), ema_decay=0.9)
 
     model, other = small_model(), small_model()
-    optimizer, again = make_optimizer(model), make_optimizer(other)
-    updates(model, optimizer, range(3))
+    its, again = masters(model), masters(other)
+    updates(model, its, range(3))
 
     other.load_state_dict(model.state_dict())
-    for name, value in moments(other, again).items():
-        value.copy_(moments(model, optimizer)[name])
-    set_update_count(again, update_count(optimizer))
-    updates(model, optimizer, range(3, 6))
+    for name, value in moments(other, again.optimizer).items():
+        value.copy_(moments(model, its.optimizer)[name])
+    set_update_count(again.optimizer, update_count(its.optimizer))
+    updates(model, its, range(3, 6))
     updates(other, again, range(3, 6))
 
-    assert update_count(again) == 6
+    assert update_count(again.optimizer) == 6
     for name, value in model.state_dict().items():
         assert torch.equal(value, other.state_dict()[name]), name
 
 
 def test_the_average_follows_what_learns_and_copies_what_does_not() -> None:
     model = small_model()
-    ema = make_ema(model)
+    its = masters(model)
+    ema = its.ema
     with torch.no_grad():
         model[0].weight.add_(1.0)
         model[0].bias.add_(1.0)  # frozen: changed by hand, so copied
     before = ema["0.weight"].clone()
+    gradients(model, 0)
 
-    update_ema(ema, model, 0.9)
+    update(its, OptimSpec(), lr=0.0, ema_decay=0.9)
 
     assert torch.allclose(ema["0.weight"], before + 0.1)
     assert torch.equal(ema["0.bias"], model[0].bias)
     assert torch.equal(ema["table"], torch.arange(3.0))
     assert set(ema) == set(model.state_dict())
+    reset_ema(ema, model)
+    assert all(torch.equal(ema[name], value) for name, value in model.state_dict().items())
 
 
-def test_gradients_are_clipped_by_their_common_norm() -> None:
+def test_an_update_clips_the_gradients_by_their_common_norm() -> None:
     model = small_model()
+    its = masters(model)
     gradients(model, 0)
     together = [p.grad for p in model.parameters() if p.grad is not None]
     expected = math.sqrt(sum(float(g.double().square().sum()) for g in together))
 
-    before = clip_gradients(model, 0.5)
+    before = gradient_norm(its)
+    update(its, OptimSpec(), lr=1e-3, ema_decay=0.9, clip_factor=clip_factor(before, 0.5))
 
     assert before == pytest.approx(expected)
-    assert float(norm(together)) == pytest.approx(0.5)
-    assert clip_gradients(model, None) == pytest.approx(0.5)
-    assert clip_gradients(model, 10.0) == pytest.approx(0.5)
+    firsts = [value for name, value in moments(model, its.optimizer).items() if name.startswith("exp_avg.")]
+    assert float(norm(firsts)) == pytest.approx(0.1 * 0.5)  # 1 - beta1 of what was clipped
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert clip_factor(before, None) == clip_factor(before, 2 * before) == 1.0

@@ -24,4 +24,4 @@ def same(one: Path, other: Path) -> bool:
 
 def fresh_state(recipe: TrainRecipe) -> resume.TrainState:
     model = STDiT3(recipe.model, recipe.seed)
-    return resume.TrainState(model=model, optimizer=optim.make_optimizer(model), ema=optim.make_ema(model))
+    return resume.TrainState(model=model, masters=optim.masters(model))
