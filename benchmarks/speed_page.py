@@ -2,8 +2,9 @@
 
     python benchmarks/speed_page.py
 
-What stands between the two marks of the page is replaced by tables of benchmarks/results/train_step_h200.json
-and project_speedrun.json; all else stays.
+What stands between the marks of the page is replaced by tables of benchmarks/results/train_step_h200.json,
+step_profile_h200.json and project_speedrun.json; all else stays. Without a kept profile the page's budget
+stays, too.
 """
 
 import json
@@ -11,9 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from rows import RESULTS
+from step_parts import ALL, PARTS, WITHOUT_FLOOR, Part
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "speed.md"
-BEGIN, END = "<!-- figures: python benchmarks/speed_page.py -->", "<!-- end of figures -->"
+BLOCKS = {  # name: how the page marks its beginning and its end
+    name: (f"<!-- {name}: python benchmarks/speed_page.py -->", f"<!-- end of {name} -->")
+    for name in ("budget", "figures")
+}
+PROFILE = "step_profile_h200"
+BUDGET = "240p_102f"  # the shape whose budget the page has in full
 Figures = dict[str, dict[str, Any]]
 
 
@@ -40,7 +47,7 @@ def step_table(found: Figures) -> str:
         )
         lines.append(
             [
-                shape.replace("_", " x "),
+                in_words(shape),
                 f"{rate['value']:,.0f}",
                 rate["goal"].removeprefix(">= ") or "none",
                 f"{rate['peer_value']:,.0f}",
@@ -114,24 +121,124 @@ def imbalance_table(found: Figures) -> str:
     return table(["slowest rank over the mean", "stage 1", "stage 2", "stage 3"], lines)
 
 
+def in_words(shape: str) -> str:
+    return shape.replace("_", " x ")
+
+
+def shown_parts(found: Figures, shape: str) -> list[Part]:
+    """Return the parts from the costliest on, those without a floor last."""
+    return sorted(
+        PARTS,
+        key=lambda part: (
+            part.name in WITHOUT_FLOOR,
+            -found[f"{shape} {part.name}"]["value"] if f"{shape} {part.name}" in found else 0.0,
+        ),
+    )
+
+
+def floor_of(line: dict[str, Any]) -> float | None:
+    return line["peer_value"] if line["peer"].startswith("floor") else None
+
+
+def budget_table(found: Figures, shape: str) -> str:
+    """Return every part of one shape's step beside its floor, and what the floor counts."""
+    lines = []
+    for part in shown_parts(found, shape):
+        line = found.get(f"{shape} {part.name}")
+        if line is None:
+            continue
+        floor = floor_of(line)
+        counts = part.counts
+        if floor is not None:
+            counts = counts.format(gflop=floor * found["product"]["value"] / 1000)
+        lines.append([part.name, f"{line['value']:.2f}", "" if floor is None else f"{floor:.2f}", counts])
+    whole = found[f"{shape} {ALL}"]
+    rates = " and ".join(f"{1e6 / whole[which]:,.0f}" for which in ("value", "peer_value"))
+    lines.append([ALL, f"{whole['value']:.2f}", f"{whole['peer_value']:.2f}", f"{rates} tokens/s"])
+    return table(["part", "measured, µs a token", "floor", "what the floor counts"], lines)
+
+
+def budgets_table(found: Figures) -> str:
+    """Return the parts of every shape that was profiled: measured / floor."""
+    shapes = [metric.removesuffix(f" {ALL}") for metric in found if metric.endswith(f" {ALL}")]
+    parts = shown_parts(found, BUDGET)
+    lines = []
+    for shape in shapes:
+        cells = []
+        for name in (*(part.name for part in parts), ALL):
+            line = found.get(f"{shape} {name}")
+            floor = None if line is None else floor_of(line)
+            cell = "" if line is None else f"{line['value']:.2f}"
+            cells.append(cell if floor is None else f"{cell} / {floor:.2f}")
+        lean = ", lean" if "lean" in found[f"{shape} {ALL}"]["peer"] else ""
+        lines.append([in_words(shape) + lean, *cells])
+    return table(["µs a token: measured / floor", *(part.short for part in parts), ALL], lines)
+
+
+def budget_words(found: Figures, steps: Figures, shape: str) -> str:
+    """Return what the budget of a shape says: the linears' rate, and how far a step is from its goal."""
+    linears, kernels = found[f"{shape} linears"], found[f"{shape} kernels"]
+    whole = found[f"{shape} {ALL}"]["value"]
+    rate = linears["ratio"] * found["product"]["value"]
+    words = f"The micro-batch has {kernels['value']:,.0f} kernels. Its linears run at {rate:,.0f} TFLOP/s."
+    step = steps.get(f"{shape}_tokens_per_s")
+    if step is None:
+        return words
+    words += (
+        f" A whole step, measured by itself: {1e6 / step['value']:.2f} µs, {step['value']:,.0f} tokens/s."
+    )
+    if not step["goal"]:
+        return words
+    goal = step["goal"].removeprefix(">= ")
+    wanted = 1e6 / float(goal.replace(",", ""))
+    rest, other = (microseconds - linears["value"] for microseconds in (wanted, whole))
+    return (
+        f"{words} The goal of {goal} tokens/s is {wanted:.2f} µs: the linears and {rest:.2f} for all else, "
+        f"which is {other:.2f}."
+    )
+
+
+def budget(found: Figures, steps: Figures) -> str:
+    """Return the block of the page with the budget of a step."""
+    some = found[f"{BUDGET} {ALL}"]
+    product, copy = (found[name]["value"] for name in ("product", "copy"))
+    return "\n\n".join(
+        [
+            f"One {some['hardware']}, measured {some['date']} by benchmarks/step_profile.py, "
+            f"{in_words(BUDGET)}. An 8192³ bfloat16 product ran at {product:.0f} TFLOP/s and a copy at "
+            f"{copy:.2f} TB/s; the floors are of these rates.",
+            budget_table(found, BUDGET),
+            budget_words(found, steps, BUDGET),
+            budgets_table(found),
+        ]
+    )
+
+
+def put(page: str, block: str, text: str) -> str:
+    """Return the page with `text` between the marks of `block`."""
+    begin, end = BLOCKS[block]
+    before, _, rest = page.partition(begin)
+    return f"{before}{begin}\n\n{text}\n\n{end}{rest.partition(end)[2]}"
+
+
 def main() -> None:
     steps, run = figures("train_step_h200"), figures("project_speedrun")
     some = next(iter(steps.values()))
     text = "\n\n".join(
         [
-            BEGIN,
             f"One {some['hardware']}, measured {some['date']}:",
             step_table(steps),
             "The published run with this step, and what it was:",
             run_table(run),
             "Dealt in turn → dealt by time:",
             imbalance_table(run),
-            END,
         ]
     )
-    page = PAGE.read_text(encoding="utf-8")
-    before, _, rest = page.partition(BEGIN)
-    PAGE.write_text(before + text + rest.partition(END)[2], encoding="utf-8")
+    page = put(PAGE.read_text(encoding="utf-8"), "figures", text)
+    found = figures(PROFILE) if (RESULTS / f"{PROFILE}.json").exists() else {}
+    if f"{BUDGET} {ALL}" in found:
+        page = put(page, "budget", budget(found, steps))
+    PAGE.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":
