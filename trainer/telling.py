@@ -86,14 +86,13 @@ def record_room(tools: Tools, step: int) -> None:
 
 
 def record_kernels(tools: Tools, step: int) -> None:
-    """Record which kernel attention takes, where the step's micro-batches had lengths that were new here."""
+    """Record which kernel attention takes, and why not another, for lengths that were new in this step."""
     if tools.recipe.blocks != "fast":
         return
     attention = importlib.import_module("trainer.kernels.attention")  # only machines with a GPU have Triton
     for choice in attention.news():
         if tools.world.is_first:
-            facts = asdict(choice) | {"kernel": "cudnn" if choice.takes_cudnn else "own"}
-            metrics.record_event(tools.recipe.output, "attention_kernel", step, **facts)
+            metrics.record_event(tools.recipe.output, "attention_kernel", step, **choice.facts())
 
 
 def in_words(event: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from tests.trainer.loop.states import SHORT
 from tests.trainer.shards_for_tests import smoke
 from trainer import memory, telling
 from trainer.cost import Work
+from trainer.kernels.choice import Choice
 from trainer.loop import train
 from trainer.mesh import ALONE
 
@@ -47,11 +48,11 @@ def test_the_kernel_that_attention_takes_for_new_lengths_is_told_once(shards: Pa
     recipe = smoke(shards, tmp_path / "run", *SHORT, "blocks=fast")
     recipe.output.mkdir()
     tools: Any = SimpleNamespace(recipe=recipe, world=ALONE)
-    found = {"heads": 32, "queries": 405, "keys": 405, "cudnn_ms": 0.98, "own_ms": 0.99}
-    attention._untold.append(attention.Choice(**found))
+    found = {"heads": 32, "queries": 405, "keys": 405, "kept_out": {"flash4": "wrong, of its norm: dq by 1"}}
+    attention._untold.append(Choice(**found, milliseconds={"own": 0.99, "cudnn": 0.98}))
     telling.record_kernels(tools, 3)
     telling.record_kernels(tools, 4)
     (event,) = _events(recipe.output, "attention_kernel")
     assert event["step"] == 3
     assert {key: event[key] for key in found} == found
-    assert event["kernel"] == "cudnn"
+    assert (event["kernel"], event["own_ms"], event["cudnn_ms"]) == ("cudnn", 0.99, 0.98)
