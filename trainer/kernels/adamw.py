@@ -58,7 +58,7 @@ def _elements(
 
 
 @triton.jit
-def _kernel(
+def _update_kernel(
     table_ptr,  # [tensors, COLUMNS]
     gradients_ptr,  # [tensors] addresses
     owners_ptr,  # [programs] numbers of tensors
@@ -155,7 +155,7 @@ def update(
     places = torch.tensor([gradient.data_ptr() for gradient in held])
     beta1, beta2 = betas
     tiles, elements, warps = table.tile
-    _kernel[(len(table.owners),)](
+    _update_kernel[(len(table.owners),)](
         table.addresses,
         mesh.send(places, table.addresses.device),
         table.owners,
