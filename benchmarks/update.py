@@ -8,8 +8,8 @@ parts are timed by the host, each until the device is done; `all` is the three o
 them, which waits for the norm alone. The host's part is the time until the call comes back, and the GPU idles
 while it lasts: of `norm` it is not given, as in a step it passes while the GPU still computes. The peer is
 what the trainer did before: lists made by walks through the model, foreach kernels (its `norm` scales the
-gradients too), torch's fused AdamW. Both begin at the same weights and get the same gradients; how far apart they end is printed. The goals are the
-bytes that the parts must move, at 4.3 TB/s.
+gradients too), torch's fused AdamW. Both begin at the same weights and get the same gradients; how far apart
+they end is printed. The goals are the bytes that the parts must move, at 4.3 TB/s.
 """
 
 import argparse
