@@ -72,12 +72,12 @@ class Given:
     @staticmethod
     def of(shape: Lengths, generator: torch.Generator) -> "Given":
         def normal(*size: int) -> Tensor:
-            size = (shape.sequences, *size, HEADS, WIDTH)
-            return torch.randn(size, device="cuda", dtype=torch.bfloat16, generator=generator)
+            whole = (shape.sequences, *size, HEADS, WIDTH)
+            return torch.randn(whole, device="cuda", dtype=torch.bfloat16, generator=generator)
 
         q, dout = normal(shape.queries), normal(shape.queries)
         # As in the model: v is a view into qkv, or k and v are views into a caption's keys and values.
-        k, v = normal(shape.keys, 2).unbind(2)
+        k, v = normal(shape.keys, 2 if shape.is_captions else 3).unbind(2)[-2:]
         lengths = None
         if shape.is_ragged:
             size = (shape.sequences,)
@@ -96,7 +96,7 @@ def exact(given: Given) -> list[Tensor]:
         mask = (places < given.lengths[:COMPARED, None])[:, None, None]
     out = F.scaled_dot_product_attention(*parts, attn_mask=mask)
     gradients = torch.autograd.grad(out, parts, given.dout[:COMPARED].float().transpose(1, 2))
-    return [part.transpose(1, 2) for part in (out, *gradients)]
+    return [part.transpose(1, 2) for part in (out.detach(), *gradients)]
 
 
 def kernels(given: Given) -> list["Kernel"]:  # noqa: F821 - imported once there is a GPU

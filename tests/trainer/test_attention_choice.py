@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.kernels import flash4
-from trainer.kernels.choice import Choice, Gradients, Kept, Kernel, choose
+from trainer.kernels.choice import Choice, Gradients, Kept, Kernel, both_passes, choose, distance
 
 ROOT = Path(__file__).resolve().parents[2]
 # A package as flash-attn-4 is one, in as far as it is called: its dQ is right where the last step reads what
@@ -266,3 +266,28 @@ def test_the_benchmark_says_in_a_line_that_it_needs_a_gpu(monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "argv", ["benchmarks/attention.py"])
     with pytest.raises(SystemExit, match=r"^benchmarks/attention.py needs a GPU[^\n]*$"):
         runpy.run_path(str(ROOT / "benchmarks" / "attention.py"), run_name="__main__")
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("default")
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="no Hopper GPU"
+)
+def test_on_hopper_every_kernel_that_is_there_is_right_in_frames_and_to_captions() -> None:
+    from trainer.kernels import attention
+
+    there = {"own", "cudnn", *(["flash4"] if flash4.is_installed() else [])}
+    for queries, keys in ((405, 405), (2160, 300)):
+        q, k, v, dout = (
+            torch.randn(4, length, 16, 72, device="cuda", dtype=torch.bfloat16)
+            for length in (queries, keys, keys, queries)
+        )
+        attention.news()
+        out, kept = attention.attend(q, k, v)
+        (choice,) = attention.news()
+        assert choice.kept_out == {}
+        assert set(choice.milliseconds) == there
+        found = out, *attention.attend_backward(q, k, v, None, out, kept, dout)
+        wanted = both_passes(attention.OWN, q, k, v, dout)
+        assert max(distance(one, two) for one, two in zip(found, wanted, strict=True)) < 0.01
+        assert attention.news() == []

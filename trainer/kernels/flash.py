@@ -2,7 +2,7 @@
 
 A head of 72 columns is taken as 64 + 16 instead of being filled to 128. The method is FlashAttention-2's (Dao
 2023, arXiv:2307.08691): softmax on the fly forward, and two passes backward, one by keys and one by queries,
-without atomic sums, so that the same input gives the same bits. Where all lengths are equal cuDNN's attention
+without atomic sums, so that the same input gives the same bits. Where all lengths are equal another kernel
 may be faster: `trainer.kernels.attention` looks.
 """
 
