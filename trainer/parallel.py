@@ -16,7 +16,7 @@ in float32.
 import copy
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Annotated, Any, Literal, Protocol, cast
@@ -64,7 +64,10 @@ class Layout(Protocol):
         """Begin a step: `compute` takes the masters' values. The gradients must be None."""
 
     def own_norm(self) -> Tensor:
-        """Between `open` and `close`: the norm of this rank's own gradient so far, a float64 scalar."""
+        """Between `open` and `close`: the norm of this rank's own gradient so far, a float64 scalar.
+
+        Of a rank that is alone it is, to the last bit, that of what `close` leaves.
+        """
 
     def drop(self) -> None:
         """End a step without its gradient: instead of `close`, and nothing travels."""
@@ -109,8 +112,7 @@ class Replicated:
 
     def own_norm(self) -> Tensor:
         """See Layout."""
-        grads = [parameter.grad for parameter in self.learns if parameter.grad is not None]
-        return _norm(grads, self.world.device)
+        return _norm([parameter.grad for parameter in self.learns], self.world.device)
 
     def drop(self) -> None:
         """See Layout."""
@@ -129,11 +131,14 @@ class Replicated:
 
 
 @torch.no_grad()
-def _norm(grads: list[Tensor], device: torch.device) -> Tensor:
-    """Return the norm over whole tensors together; 0 of none."""
-    if not grads:
+def _norm(grads: Sequence[Tensor | None], device: torch.device) -> Tensor:
+    """Return the norm over whole tensors together; one that is None counts as zeros."""
+    present = [grad for grad in grads if grad is not None]
+    if not present:
         return torch.zeros((), dtype=torch.float64, device=device)
-    return torch.stack(torch._foreach_norm(grads)).double().square().sum().sqrt()
+    norms, zero = iter(torch._foreach_norm(present)), torch.zeros((), device=device)
+    each = torch.stack([zero if grad is None else next(norms) for grad in grads])
+    return each.double().square().sum().sqrt()
 
 
 def _give(master: nn.Parameter, rounded: Tensor) -> None:

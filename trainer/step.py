@@ -185,7 +185,7 @@ def gradient(
         rows = torch.tensor(data.rows_delivered(stage, plan, first, batch.clip_ids)) + 1
         done.append((first, rows, found.losses.detach(), found.timesteps, found.text_tokens))
         stopwatch.mark()
-    own_norm = tools.layout.own_norm()
+    own_norm = tools.layout.own_norm() if world.size > 1 else None  # alone it is the norm of the sum
     tools.pulse.phase("update")  # from here on the ranks wait for each other
     tools.layout.close()
     foretold = balance.foretold(stage, state.stage_step, world.size)  # while the device works
@@ -196,7 +196,8 @@ def gradient(
         mine[:, :4] = torch.stack([c.double().cpu() for c in columns], dim=1)
         mine[:, 4] = lasted
     own = [data_seconds, sum(seconds), _own_flops(tools, plan, of_clips)]
-    of_ranks[world.rank] = torch.tensor([float(own_norm), norm, *own], dtype=torch.float64)
+    norms_here = [norm if own_norm is None else float(own_norm), norm]
+    of_ranks[world.rank] = torch.tensor([*norms_here, *own], dtype=torch.float64)
     told = mesh.sum_over_ranks(told, world).cpu()
     own_norms, norms, *own_seconds = told[5 * num_clips : -3].view(-1, 5).T.tolist()
     rows_of_all, losses, timesteps, text_tokens, took = told[: 5 * num_clips].view(num_clips, 5).T.numpy()

@@ -54,6 +54,21 @@ def gradients(spec: ParallelSpec, dtype: torch.dtype, numbers: range) -> dict[st
     return found
 
 
+def test_alone_the_norm_of_the_own_gradient_is_that_of_the_sum_bit_for_bit() -> None:
+    laid = model()
+    layout = parallel.lay_out(laid, ParallelSpec(), ALONE, torch.float32)
+    layout.open()
+    loss(layout, 0).backward()  # type: ignore[no-untyped-call]
+    for name, parameter in optim.trained(laid).items():
+        if "temporal" in name:  # as with images alone
+            parameter.grad = None
+
+    own = float(layout.own_norm())
+    layout.close()
+
+    assert own == optim.gradient_norm(optim.masters(laid)) > 0
+
+
 def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
     return float(optim.norm(one[name] - other[name] for name in one) / optim.norm(one.values()))
 
