@@ -30,6 +30,7 @@ from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from trainer.fast import fast_block, quicken
+from trainer.kernels import adamw
 from trainer.layers import Block, Rope
 from trainer.stdit import STDiT3, STDiT3Config, flops
 
@@ -82,27 +83,25 @@ SHAPES = {
 
 
 class Masters:
-    """float32 copies, moments and EMA of the trained weights; AdamW and clipping over all of them."""
+    """float32 copies, moments and EMA of the trained weights, and the trainer's update of all of them."""
 
     def __init__(self, model: STDiT3) -> None:
         self.weights = [weight for weight in model.parameters() if weight.requires_grad]
         self.masters = [weight.detach().float() for weight in self.weights]
-        self.ema = [master.clone() for master in self.masters]
-        self.optimizer = torch.optim.AdamW(self.masters, lr=1e-4, eps=1e-15, weight_decay=0.01, fused=True)
+        ema = [master.clone() for master in self.masters]
+        firsts, seconds = ([torch.zeros_like(master) for master in self.masters] for _ in range(2))
+        self.table, self.updates = adamw.table(self.masters, firsts, seconds, ema), 0
 
     @torch.no_grad()
     def step(self) -> None:
-        """Clip to norm 1, update, average, cast back; nothing waits for the device."""
+        """Clip to norm 1, update, average, cast back; as in the trainer the host waits for the norm."""
         gradients = [weight.grad.float() for weight in self.weights if weight.grad is not None]
-        norm = torch.stack(torch._foreach_norm(gradients)).norm()
-        torch._foreach_mul_(gradients, (1.0 / norm).clamp(max=1.0))
-        for master, gradient in zip(self.masters, gradients, strict=True):
-            master.grad = gradient
-        self.optimizer.step()
-        for master, weight in zip(self.masters, self.weights, strict=True):
-            master.grad = None
+        norm = float(torch.stack(torch._foreach_norm(gradients)).norm())
+        self.updates += 1
+        words = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-15, "weight_decay": 0.01, "ema_decay": 0.99}
+        adamw.update(self.table, gradients, count=self.updates, scale=min(1.0, 1.0 / norm), **words)
+        for weight in self.weights:
             weight.grad = None
-        torch._foreach_lerp_(self.ema, self.masters, 0.01)
         torch._foreach_copy_(self.weights, self.masters)
 
 
