@@ -27,6 +27,7 @@ def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter is slow: tiles of a few rows, so that several are used."""
     monkeypatch.setattr(flash, "tiles", lambda *_: ((16, 16, 4, 1), (32, 16, 4, 1), (16, 32, 4, 1)))
     monkeypatch.setattr(linear, "TILE", (4, 64, 4))
+    monkeypatch.setattr(linear, "SUM_TILE", (8, 32, 4))
     monkeypatch.setattr(linear, "TILES", 2)
     monkeypatch.setattr(modulate, "CHUNK", 2)
     monkeypatch.setattr(qk_norm, "BACKWARD", (4, 4))

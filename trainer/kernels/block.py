@@ -14,13 +14,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.kernels.attention import Kept, attend, attend_backward
-from trainer.kernels.linear import bias_gradient, gelu_backward
+from trainer.kernels.linear import bias_gradient
 from trainer.kernels.modulate import (
     gated,
     gated_backward,
     normed,
     normed_backward,
     room_for_sums,
+)
+from trainer.kernels.products import (
+    add_input_gradient,
+    input_gradient,
+    linear,
+    linear_gelu,
+    linear_gelu_backward,
+    weight_gradient,
 )
 from trainer.kernels.qk_norm import Wave, qk_norm, qk_norm_backward
 from trainer.kernels.sums import add_up
@@ -133,26 +141,24 @@ class BlockFunction(torch.autograd.Function):
         _, h, moments = normed(x, None, shift, scale)
         qkv, kept, again = h.new_empty(0), Kept(), []
         if shape.alone:
-            out = F.linear(h.flatten(0, 1), w.qkv[2 * width :], w.qkv_bias[2 * width :])
+            out = linear(h.flatten(0, 1), w.qkv[2 * width :], w.qkv_bias[2 * width :])
         else:
-            qkv = F.linear(h.flatten(0, 1), w.qkv, w.qkv_bias).unflatten(1, (3, *heads))
+            qkv = linear(h.flatten(0, 1), w.qkv, w.qkv_bias).unflatten(1, (3, *heads))
             q, k, v = _normed_parts(qkv, w, shape)
             out, kept = _attention(q, k, v, shape)
             again = [] if shape.lean else [q, k]
-        branch = F.linear(out.view(x.shape), w.proj, w.proj_bias)
+        branch = linear(out.view(x.shape), w.proj, w.proj_bias)
         x1 = gated(x, branch, gate)
 
-        cross_q = F.linear(x1, w.cross_q, w.cross_q_bias).unflatten(2, heads)
+        cross_q = linear(x1, w.cross_q, w.cross_q_bias).unflatten(2, heads)
         cross_kv = F.linear(y, w.cross_kv, w.cross_kv_bias).unflatten(2, (2, *heads))
         key, value = cross_kv.unbind(2)
         cross_out, cross_kept = attend(cross_q, key, value, lengths)
-        x2, h, mlp_moments = normed(
-            x1, F.linear(cross_out.flatten(2), w.cross_proj, w.cross_proj_bias), mlp_shift, mlp_scale
-        )
+        told = linear(cross_out.flatten(2), w.cross_proj, w.cross_proj_bias)
+        x2, h, mlp_moments = normed(x1, told, mlp_shift, mlp_scale)
 
-        before = F.linear(h, w.fc1, w.fc1_bias)
-        after = F.gelu(before, approximate="tanh")
-        mlp = F.linear(after, w.fc2, w.fc2_bias)
+        before, after = linear_gelu(h, w.fc1, w.fc1_bias)
+        mlp = linear(after, w.fc2, w.fc2_bias)
         again = again if shape.lean else [*again, after]
 
         ctx.shape, ctx.counts = shape, (len(kept), len(cross_kept))
@@ -174,9 +180,9 @@ class BlockFunction(torch.autograd.Function):
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = s.table.unbind(2)
         found: dict[str, Tensor] = {}
 
-        def product(name: str, d: Tensor, given: Tensor) -> None:
+        def weight(name: str, d: Tensor, given: Tensor) -> None:
             if getattr(needed, name):
-                found[name] = d.flatten(0, -2).T @ given.flatten(0, -2)
+                found[name] = weight_gradient(d, given)
 
         # One room for all sums over tokens: six of the table's rows, and three of biases.
         sums = room_for_sums(9, s.x, s.table.shape[1])
@@ -185,37 +191,38 @@ class BlockFunction(torch.autograd.Function):
         dout = dout.contiguous()
         dmlp = gated_backward(s.mlp, mlp_gate, dout, dmlp_gate, fc2_bias)
         after = None if shape.lean else again.pop()
-        dbefore, found["fc1_bias"], after = gelu_backward(dmlp @ w.fc2, s.before, after)
-        product("fc2", dmlp, after)
+        dbefore, found["fc1_bias"], after = linear_gelu_backward(dmlp, w.fc2, s.before, after)
+        weight("fc2", dmlp, after)
         del dmlp, after
-        dh = dbefore @ w.fc1
+        dh = input_gradient(dbefore, w.fc1)
         dx2, h = normed_backward(
             s.x2, s.mlp_moments, mlp_shift, mlp_scale, dh, dout, dmlp_shift, dmlp_scale, cross_bias
         )
-        product("fc1", dbefore, h)
+        weight("fc1", dbefore, h)
         del dbefore, dh, h
 
-        product("cross_proj", dx2, s.cross_out.flatten(2))
-        dcross = (dx2 @ w.cross_proj).view_as(s.cross_q)
+        weight("cross_proj", dx2, s.cross_out.flatten(2))
+        dcross = input_gradient(dx2, w.cross_proj).view_as(s.cross_q)
         key, value = s.cross_kv.unbind(2)
         dq, dk, dv = attend_backward(s.cross_q, key, value, s.lengths, s.cross_out, cross_kept, dcross)
         dq, dkv = dq.flatten(2), torch.stack([dk, dv], 2).flatten(2)
-        product("cross_q", dq, s.x1)
-        product("cross_kv", dkv, s.y)
+        weight("cross_q", dq, s.x1)
+        if needed.cross_kv:  # by torch: captions have another length each time
+            found["cross_kv"] = dkv.flatten(0, 1).T @ s.y.flatten(0, 1)
         found["cross_q_bias"] = bias_gradient(dq)
         found["cross_kv_bias"] = bias_gradient(dkv)
         dy = dkv @ w.cross_kv if ctx.needs_input_grad[2] else None
         dx1 = dx2
-        dx1.flatten(0, 1).addmm_(dq.flatten(0, 1), w.cross_q)
+        add_input_gradient(dx1, dq, w.cross_q)
         del dq, dk, dv, dkv, dcross
 
         dbranch = gated_backward(s.branch, gate, dx1, dgate, proj_bias)
-        product("proj", dbranch, s.out.view_as(s.x))
-        d = dbranch.flatten(0, 1) @ w.proj
+        weight("proj", dbranch, s.out.view_as(s.x))
+        d = input_gradient(dbranch, w.proj).flatten(0, 1)
         del dbranch
         if shape.alone:
             values = w.qkv[-d.shape[1] :]
-            dh, found["qkv_bias"] = d @ values, F.pad(bias_gradient(d), (2 * d.shape[1], 0))
+            dh, found["qkv_bias"] = input_gradient(d, values), F.pad(bias_gradient(d), (2 * d.shape[1], 0))
             # The norms of what is not computed keep a gradient of zero, as softmax over one key would give.
             found["q_norm"], found["k_norm"] = torch.zeros_like(w.q_norm), torch.zeros_like(w.k_norm)
         else:
@@ -226,9 +233,9 @@ class BlockFunction(torch.autograd.Function):
             )
             del q, k, v, gradients
             d = d.flatten(1)
-            dh = d @ w.qkv
+            dh = input_gradient(d, w.qkv)
         dx, h = normed_backward(s.x, s.moments, shift, scale, dh.view_as(s.x), dx1, dshift, dscale, None)
-        product("qkv", d, h)
+        weight("qkv", d, h)
         if shape.alone and "qkv" in found:
             found["qkv"] = F.pad(found["qkv"], (0, 0, 2 * d.shape[1], 0))
 
