@@ -86,13 +86,15 @@ def record_room(tools: Tools, step: int) -> None:
 
 
 def record_kernels(tools: Tools, step: int) -> None:
-    """Record which kernel attention takes, and why not another, for lengths that were new in this step."""
+    """Record which kernels attention and products take for sizes that were new in this step."""
     if tools.recipe.blocks != "fast":
         return
-    attention = importlib.import_module("trainer.kernels.attention")  # only machines with a GPU have Triton
-    for choice in attention.news():
-        if tools.world.is_first:
-            metrics.record_event(tools.recipe.output, "attention_kernel", step, **choice.facts())
+    for name in ("attention", "products"):
+        kernels = importlib.import_module(f"trainer.kernels.{name}")  # only machines with a GPU have Triton
+        for found in kernels.news():
+            if tools.world.is_first:
+                event = f"{name.removesuffix('s')}_kernel"
+                metrics.record_event(tools.recipe.output, event, step, **found.facts())
 
 
 def in_words(event: dict[str, Any]) -> str:

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-TIMED, WARM = 5, 2
+from trainer.kernels.timing import milliseconds
+
 TOLERANCE = 0.02  # of a result's 2-norm; two right kernels differ by 0.001 to 0.004 in bfloat16, a fault by 1
 RESULTS = ("out", "dq", "dk", "dv")
 
@@ -74,23 +75,6 @@ def distance(one: Tensor, other: Tensor) -> float:
     return 0.0 if off == 0 else off / size if size else float("inf")
 
 
-def milliseconds(run: Callable[[], object]) -> float:
-    """Return the GPU's least time of a few runs.
-
-    They are queued behind each other, as a step's kernels are, so that the host's own time for a call (0.1 to
-    0.2 ms for some) does not count where the GPU's is longer.
-    """
-    marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(TIMED)]
-    for _ in range(WARM):
-        run()
-    for begin, end in marks:
-        begin.record()
-        run()
-        end.record()
-    marks[-1][1].synchronize()
-    return float(min(begin.elapsed_time(end) for begin, end in marks))
-
-
 def _faults(kernel: Kernel, given: Sequence[Tensor], trusted: Sequence[Tensor]) -> str:
     """Return which results are not the trusted ones, and by how much; empty if all are."""
     q, k, v, dout = given
@@ -129,9 +113,9 @@ def choose(
     *,
     trusted: Kernel,
     others: Sequence[Kernel],
-    clock: Callable[[Callable[[], object]], float] = milliseconds,
+    clock: Callable[[Sequence[Callable[[], object]]], list[float]] = milliseconds,
 ) -> tuple[Kernel, Choice]:
-    """Return the fastest right kernel, and what was found. `clock` returns the milliseconds of a run.
+    """Return the fastest right kernel, and what was found. `clock` returns the milliseconds of each run.
 
     The random gradient comes from a generator of its own: no other draw changes. No result is kept.
     """
@@ -146,11 +130,12 @@ def choose(
         else:
             right[kernel.name] = form
     del results
+    times = clock([partial(both_passes, form, q, k, v, dout) for form in right.values()])
     choice = Choice(
         heads=q.shape[0] * q.shape[2],
         queries=q.shape[1],
         keys=k.shape[1],
-        milliseconds={name: clock(partial(both_passes, form, q, k, v, dout)) for name, form in right.items()},
+        milliseconds=dict(zip(right, times, strict=True)),
         kept_out=kept_out,
     )
     return right[choice.kernel], choice

@@ -7,7 +7,8 @@ the fastest for the process; `news` tells what was found. Where cuBLASLt cannot,
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,15 @@ class Found:
     product: Product
     torch_ms: float
     cublaslt_ms: float | None  # None where it has none
+
+    def facts(self) -> dict[str, Any]:
+        """Return it as the event `product_kernel` has it."""
+        is_taken = self.cublaslt_ms is not None and self.cublaslt_ms < self.torch_ms
+        times = {
+            "torch_ms": round(self.torch_ms, 4),
+            "cublaslt_ms": self.cublaslt_ms and round(self.cublaslt_ms, 4),
+        }
+        return asdict(self.product) | {"kernel": "cublaslt" if is_taken else "torch"} | times
 
 
 _plans: dict[tuple[int, Product], Plan | None] = {}

@@ -56,3 +56,21 @@ def test_the_kernel_that_attention_takes_for_new_lengths_is_told_once(shards: Pa
     assert event["step"] == 3
     assert {key: event[key] for key in found} == found
     assert (event["kernel"], event["own_ms"], event["cudnn_ms"]) == ("cudnn", 0.99, 0.98)
+
+
+def test_the_way_of_a_product_of_new_sizes_is_told_once(shards: Path, tmp_path: Path) -> None:
+    products = pytest.importorskip(
+        "trainer.kernels.products", reason="triton is not installed on this platform"
+    )
+    recipe = smoke(shards, tmp_path / "run", *SHORT, "blocks=fast")
+    recipe.output.mkdir()
+    tools: Any = SimpleNamespace(recipe=recipe, world=ALONE)
+    for cublaslt_ms in (0.4, None):
+        product = products.Product("linear", 36450, 4608, 1152, "gelu")
+        products._untold.append(products.Found(product=product, torch_ms=0.5, cublaslt_ms=cublaslt_ms))
+    telling.record_kernels(tools, 3)
+    telling.record_kernels(tools, 4)
+    one, other = _events(recipe.output, "product_kernel")
+    assert (one["step"], one["rows"], one["epilogue"]) == (3, 36450, "gelu")
+    assert (one["kernel"], one["torch_ms"], one["cublaslt_ms"]) == ("cublaslt", 0.5, 0.4)
+    assert (other["kernel"], other["cublaslt_ms"]) == ("torch", None)
