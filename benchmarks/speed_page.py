@@ -42,6 +42,7 @@ def step_table(found: Figures) -> str:
         if shape == metric:
             continue
         tflops, peak = found[f"{shape}_tflops"], found.get(f"{shape}_peak_gib")
+        clock, power = found.get(f"{shape}_sm_mhz"), found.get(f"{shape}_watts")
         split = " / ".join(
             f"{found[f'{shape}_{part}_ms']['value']:,.0f}" for part in ("forward", "backward", "optimizer")
         )
@@ -55,6 +56,7 @@ def step_table(found: Figures) -> str:
                 split,
                 f"{tflops['value']:.0f} ({tflops['value'] / 989:.1%})",
                 f"{peak['value']:.0f}" if peak else "",
+                f"{clock['value']:,.0f}, {power['value']:.0f}" if clock and power else "",
                 rate["peer"].partition("ours is ")[2].removesuffix(")"),
             ]
         )
@@ -67,9 +69,23 @@ def step_table(found: Figures) -> str:
         "forward / backward / optimizer, ms",
         "TFLOP/s (of 989)",
         "peak, GiB",
+        "MHz, W",
         "form",
     ]
     return table(head, lines)
+
+
+def power_words(found: Figures) -> str:
+    """Return at which rate, clock and power a large product keeps going, if that was measured."""
+    if "product_8192_kept_up" not in found:
+        return ""
+    rate, clock, power = (found[f"product_8192_{what}"] for what in ("kept_up", "sm_mhz", "watts"))
+    return (
+        f"An 8192³ bfloat16 product ran at {rate['peer_value']:.0f} TFLOP/s at first and at "
+        f"{rate['value']:.0f} after seconds of it: the GPU then draws {power['value']:.0f} W of its "
+        f"{power['peer_value']:.0f} and its clock falls to {clock['value']:,.0f} of "
+        f"{clock['peer_value']:,.0f} MHz. The steps run at the same limit."
+    )
 
 
 def run_table(found: Figures) -> str:
@@ -228,6 +244,7 @@ def main() -> None:
         [
             f"One {some['hardware']}, measured {some['date']}:",
             step_table(steps),
+            *filter(None, [power_words(steps)]),
             "The published run with this step, and what it was:",
             run_table(run),
             "Dealt in turn → dealt by time:",

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from power import Meter
 from rows import keep, row
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -37,6 +38,17 @@ from trainer.stdit import STDiT3, STDiT3Config, flops
 CONFIG = STDiT3Config(freeze_y_embedder=True)
 TEXT_TOKENS = 300
 DENSE_BF16_TFLOPS = 989.0
+UNITS = {
+    "tokens_per_s": "tokens/s",
+    "tflops": "TFLOP/s",
+    "forward_ms": "ms",
+    "backward_ms": "ms",
+    "optimizer_ms": "ms",
+    "peak_gib": "GiB",
+    "sm_mhz": "MHz",
+    "watts": "W",
+}
+SUSTAINED = 1200  # products, some 1.5 ms each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,18 +196,26 @@ def timed_step(
     return sum(times[0:-1:2]), sum(times[1:-1:2]), times[-1]
 
 
-def ceiling_tflops() -> float:
-    """Return the rate of an 8192^3 bfloat16 product on random data in this process."""
+def ceiling_tflops(repeats: int = 10, warm_up: int = 3) -> float:
+    """Return the rate of an 8192^3 bfloat16 product on random data in this process, a median."""
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    times = []
-    for _ in range(13):
+    marks = []
+    for _ in range(warm_up + repeats):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         torch.mm(a, b)
         end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end))
-    return 2 * 8192**3 / statistics.median(times[3:]) / 1e9
+        marks.append((start, end))
+    torch.cuda.synchronize()
+    times = [start.elapsed_time(end) for start, end in marks]
+    return 2 * 8192**3 / statistics.median(times[warm_up:]) / 1e9
+
+
+def sustained() -> tuple[float, Meter]:
+    """Return the rate of the product after seconds of it, as a training step goes on, and clock and power."""
+    with Meter() as meter:
+        rate = ceiling_tflops(SUSTAINED // 2, warm_up=SUSTAINED // 2)
+    return rate, meter
 
 
 def prepare(model: STDiT3, shape: Shape, form: str) -> None:
@@ -233,7 +253,10 @@ def measure(shape: Shape, form: str, steps: int, warm_up: int) -> dict[str, floa
     if form == "fast" and shape.fast_micro_batch:
         micro = shape.fast_micro_batch
     batches = [inputs(shape, count) for count in in_parts(shape.batch, micro)]
-    runs = [timed_step(model, masters, batches) for _ in range(warm_up + steps)][warm_up:]
+    for _ in range(warm_up):
+        timed_step(model, masters, batches)
+    with Meter() as meter:
+        runs = [timed_step(model, masters, batches) for _ in range(steps)]
     forward, backward, optimizer = (statistics.median(part) for part in zip(*runs, strict=True))
     seconds = statistics.median(sum(run) for run in runs) / 1000
     work = 3 * shape.batch * flops(CONFIG, shape.frames, shape.height, shape.width, TEXT_TOKENS)
@@ -244,6 +267,8 @@ def measure(shape: Shape, form: str, steps: int, warm_up: int) -> dict[str, floa
         "optimizer_ms": optimizer,
         "tflops": work / seconds / 1e12,
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
+        "sm_mhz": meter.sm_mhz,
+        "watts": meter.watts,
     }
 
 
@@ -304,8 +329,22 @@ def main() -> None:
         return
     hardware = torch.cuda.get_device_name()
     ceiling = ceiling_tflops()
-    print(f"{hardware}, torch {torch.__version__}: 8192^3 bf16 product {ceiling:.0f} TFLOP/s", flush=True)
-    rows = []
+    kept_up, meter = sustained()
+    print(
+        f"{hardware}, torch {torch.__version__}: 8192^3 bf16 product {ceiling:.0f} TFLOP/s; after seconds "
+        f"of it {kept_up:.0f}, at {meter.sm_mhz:.0f} of {meter.most_mhz:.0f} MHz and {meter.watts:.0f} of "
+        f"{meter.most_watts:.0f} W",
+        flush=True,
+    )
+    of_product = [
+        ("product_8192_kept_up", kept_up, "TFLOP/s", "its first ten", ceiling),
+        ("product_8192_sm_mhz", meter.sm_mhz, "MHz", "most", meter.most_mhz),
+        ("product_8192_watts", meter.watts, "W", "limit", meter.most_watts),
+    ]
+    rows = [
+        row(metric, value, unit, peer=peer, peer_value=other, hardware=hardware)
+        for metric, value, unit, peer, other in of_product
+    ]
     for name in given.shapes.split(","):
         shape = SHAPES[name]
         found: dict[str, dict[str, float]] = {}
@@ -319,28 +358,28 @@ def main() -> None:
                 print(f"{name} {form}: {str(error).splitlines()[0][:200]}", flush=True)
                 continue
             figures = found[form]
-            of_ceiling, of_dense = figures["tflops"] / ceiling, figures["tflops"] / DENSE_BF16_TFLOPS
+            of_ceiling, of_dense = figures["tflops"] / kept_up, figures["tflops"] / DENSE_BF16_TFLOPS
             print(
                 f"{name:10} {form:15} {figures['tokens_per_s']:8,.0f} tokens/s  "
                 f"fwd {figures['forward_ms']:6.0f} bwd {figures['backward_ms']:6.0f} "
                 f"opt {figures['optimizer_ms']:4.0f} ms  {figures['tflops']:5.0f} TFLOP/s "
-                f"({of_ceiling:.1%} of the product, {of_dense:.1%} of 989)  "
-                f"{figures['peak_gib']:4.0f} GiB",
+                f"({of_ceiling:.1%} of the product kept up, {of_dense:.1%} of 989)  "
+                f"{figures['peak_gib']:4.0f} GiB, {figures['sm_mhz']:.0f} MHz, {figures['watts']:.0f} W",
                 flush=True,
             )
         if "plain" not in found:
             continue
         best = max(found, key=lambda form: found[form]["tokens_per_s"])
-        for metric in ("tokens_per_s", "tflops", "forward_ms", "backward_ms", "optimizer_ms", "peak_gib"):
+        for metric, unit in UNITS.items():
             rows.append(
                 row(
                     f"{name}_{metric}",
                     found[best][metric],
-                    metric.rsplit("_", 1)[-1] if metric != "tokens_per_s" else "tokens/s",
+                    unit,
                     peer=f"plain eager (ours is {best})",
                     peer_value=found["plain"][metric],
                     goal=f">= {shape.goal:,}" if metric == "tokens_per_s" and shape.goal else "",
-                    higher_is_better=metric in ("tokens_per_s", "tflops"),
+                    higher_is_better=metric in ("tokens_per_s", "tflops", "sm_mhz"),
                     hardware=hardware,
                 )
             )

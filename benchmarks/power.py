@@ -1,0 +1,45 @@
+"""At which clock and power a GPU runs while something is measured: under its power limit the clock falls."""
+
+import statistics
+import threading
+from types import TracebackType
+from typing import Any, Self
+
+import pynvml
+
+INTERVAL_SECONDS = 0.05
+
+
+class Meter:
+    """Between `with` and its end, samples of the device; then `sm_mhz` and `watts` are their medians.
+
+    `most_mhz` is the clock that the device may reach, `most_watts` the power that it may draw.
+    """
+
+    def __init__(self, device: int = 0) -> None:
+        pynvml.nvmlInit()
+        self._device: Any = pynvml.nvmlDeviceGetHandleByIndex(device)
+        self.most_mhz = float(pynvml.nvmlDeviceGetMaxClockInfo(self._device, pynvml.NVML_CLOCK_SM))
+        self.most_watts = pynvml.nvmlDeviceGetPowerManagementLimit(self._device) / 1000
+        self.sm_mhz = self.watts = 0.0
+        self._clocks: list[float] = []
+        self._powers: list[float] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+
+    def _sample(self) -> None:
+        while not self._over.wait(INTERVAL_SECONDS):
+            self._clocks.append(pynvml.nvmlDeviceGetClockInfo(self._device, pynvml.NVML_CLOCK_SM))
+            self._powers.append(pynvml.nvmlDeviceGetPowerUsage(self._device) / 1000)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+        if self._clocks:
+            self.sm_mhz, self.watts = statistics.median(self._clocks), statistics.median(self._powers)
