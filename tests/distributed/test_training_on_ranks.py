@@ -257,8 +257,8 @@ alone, shared = fresh(), fresh()
 plain = parallel.lay_out(alone, ParallelSpec(recompute_blocks=1), mesh.ALONE, dtype)
 layout = parallel.lay_out(shared, spec, world, dtype)
 same_checksum = checksum(alone.state_dict()) == checksum(shared.state_dict())
-# Of hybrid the kernel updates the pieces, in Triton's interpreter; of the others torch does.
-in_one_pass = os.environ["SHARDING"] == "hybrid" and importlib.util.find_spec("triton") is not None
+# Of full the kernel updates the pieces, in Triton's interpreter; of the others torch does.
+in_one_pass = os.environ["SHARDING"] == "full" and importlib.util.find_spec("triton") is not None
 plain_masters, shared_masters = optim.masters(alone), optim.masters(shared, in_one_pass=in_one_pass)
 said = {"same_checksum": same_checksum, "gradients": [], "norms": [], "clipped": [], "weights": []}
 for step in range(2):
