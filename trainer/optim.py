@@ -295,7 +295,7 @@ def update(
     learn (buffers, frozen parameters) is copied.
     """
     gradients = [
-        None if parameter.grad is None else mesh.local(parameter.grad)
+        None if (gradient := parameter.grad) is None else mesh.local(gradient)
         for parameter in masters.learns.values()
     ]
     if masters.kernel is None:
