@@ -1,4 +1,4 @@
-"""The kernel of an update gives what torch's AdamW and average give; here in Triton's interpreter."""
+"""The kernel of an update gives what torch gives: on a GPU where there is one, else in Triton's interpreter."""
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from trainer import optim
 from trainer.kernels import adamw
 from trainer.optim import OptimSpec
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SPEC = OptimSpec(weight_decay=0.1, eps=1e-6, betas=(0.9, 0.99))
 
 
@@ -28,6 +29,11 @@ class Odd(nn.Module):
         self.register_buffer("table", torch.randn(2))
 
 
+def _model() -> Odd:
+    with torch.device(DEVICE):
+        return Odd()
+
+
 @pytest.fixture(autouse=True)
 def _small_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adamw, "TILE", (32, 4))
@@ -38,13 +44,13 @@ def _give(model: nn.Module, seed: int) -> None:
     torch.manual_seed(seed)
     for parameter in model.parameters():
         if parameter.requires_grad:
-            parameter.grad = torch.randn(parameter.shape) * 10.0**-seed
+            parameter.grad = torch.randn(parameter.shape, device=DEVICE) * 10.0**-seed
     # One that lies otherwise than its tensor.
     model.odd.grad = model.odd.grad.T.contiguous().T
 
 
 def test_the_kernel_updates_as_torch_does() -> None:
-    models = Odd(), Odd()
+    models = _model(), _model()
     ours, torchs = (optim.masters(model, in_one_pass=k == 0) for k, model in enumerate(models))
 
     for step in range(5):
@@ -66,9 +72,9 @@ def test_the_kernel_updates_as_torch_does() -> None:
         optim.moments(model, each.optimizer) for model, each in zip(models, (ours, torchs), strict=True)
     ]
     pairs |= {name: (value, moments[1][name]) for name, value in moments[0].items()}
-    fresh = Odd().state_dict()
+    fresh = _model().state_dict()
     for name, (value, wanted) in pairs.items():
-        torch.testing.assert_close(value, wanted, rtol=2e-6, atol=1e-7, msg=name)
+        torch.testing.assert_close(value, wanted, rtol=5e-6, atol=1e-7, msg=name)
     assert all(bool((pairs[name][0] != fresh[name]).all()) for name in ("one", "flat", "whole", "odd"))
     assert all(parameter.grad is None for parameter in models[0].parameters())
 
