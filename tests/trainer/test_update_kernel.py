@@ -1,4 +1,4 @@
-"""The kernel of an update gives what torch gives: on a GPU where there is one, else in Triton's interpreter."""
+"""The kernel of an update gives what torch gives, on a GPU where there is one or in the interpreter."""
 
 import pytest
 import torch
