@@ -52,13 +52,19 @@ def losses(run: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def train(recipe: Path, run: Path, form: str, seed: int, steps: int, gpu: int | None) -> None:
+def visible_gpus() -> list[str]:
+    """Return the GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES has for them."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return named.split(",") if named else [str(number) for number in range(torch.cuda.device_count())]
+
+
+def train(recipe: Path, run: Path, form: str, seed: int, steps: int, gpu: str | None) -> None:
     """Train one form with one seed; its output goes to a file beside the run."""
     settings = [*FORMS[form], f"seed={seed}", f"output={run}", "sample=null"]
     settings += [f"stages.0.steps={steps}", f"stages.0.checkpoint_every={steps}", "stages.0.log_every=50"]
     command = [sys.executable, "-m", "trainer", str(recipe)]
     command += [word for setting in settings for word in ("--set", setting)]
-    environment = dict(os.environ, **({"CUDA_VISIBLE_DEVICES": str(gpu)} if gpu is not None else {}))
+    environment = dict(os.environ, **({"CUDA_VISIBLE_DEVICES": gpu} if gpu is not None else {}))
     with (run.parent / f"{run.name}.log").open("w") as log:
         subprocess.run(command, cwd=HERE.parent, env=environment, stdout=log, stderr=log, check=True)
     print(f"{run.name}: the last {LAST} of {steps} steps {tail(run):.5f}", flush=True)
@@ -77,7 +83,7 @@ def train_all(recipe: Path, out: Path, forms: list[str], seeds: list[int], steps
             waiting.put((form, seed))
     failed: list[Exception] = []
 
-    def work(gpu: int | None) -> None:
+    def work(gpu: str | None) -> None:
         while not failed:
             try:
                 form, seed = waiting.get_nowait()
@@ -88,7 +94,7 @@ def train_all(recipe: Path, out: Path, forms: list[str], seeds: list[int], steps
             except subprocess.CalledProcessError as error:
                 failed.append(error)
 
-    gpus: list[int | None] = list(range(torch.cuda.device_count())) or [None]
+    gpus: list[str | None] = [*visible_gpus()] or [None]
     threads = [threading.Thread(target=work, args=(gpu,)) for gpu in gpus]
     for thread in threads:
         thread.start()

@@ -6,19 +6,22 @@ from types import TracebackType
 from typing import Any, Self
 
 import pynvml
+import torch
 
 INTERVAL_SECONDS = 0.05
 
 
 class Meter:
-    """Between `with` and its end, samples of the device; then `sm_mhz` and `watts` are their medians.
+    """Samples of torch's current device from `with` to its end: `sm_mhz` and `watts` are their medians then.
 
     `most_mhz` is the clock that the device may reach, `most_watts` the power that it may draw.
     """
 
-    def __init__(self, device: int = 0) -> None:
+    def __init__(self) -> None:
         pynvml.nvmlInit()
-        self._device: Any = pynvml.nvmlDeviceGetHandleByIndex(device)
+        # By its number it would be another one under CUDA_VISIBLE_DEVICES.
+        own = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
+        self._device: Any = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{own}")
         self.most_mhz = float(pynvml.nvmlDeviceGetMaxClockInfo(self._device, pynvml.NVML_CLOCK_SM))
         self.most_watts = pynvml.nvmlDeviceGetPowerManagementLimit(self._device) / 1000
         self.sm_mhz = self.watts = 0.0
