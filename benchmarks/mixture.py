@@ -85,10 +85,16 @@ def measure(recipe: TrainRecipe, stage: StageData, repeats: int) -> Alone:
     held = memory.state_bytes(trained, frozen, item_bytes=form.item_bytes)
     text = min(MEAN_TEXT_TOKENS, recipe.model.model_max_length)
 
-    def sync() -> float:
-        if gpu:
-            torch.cuda.synchronize()
-        return time.perf_counter()
+    def mark() -> Any:
+        """Return this moment of the device: as in a step nothing waits for it, so its clock is a step's."""
+        if not gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def between(begin: Any, end: Any) -> float:
+        return float(begin.elapsed_time(end) / 1000 if gpu else end - begin)
 
     found = Alone(seconds={}, foretold_gib={}, peak_gib={}, plans={}, beside_seconds=0.0)
     beside: list[float] = []
@@ -103,26 +109,27 @@ def measure(recipe: TrainRecipe, stage: StageData, repeats: int) -> Alone:
         told = {name: torch.full((clips,), value, device=world.device) for name, value in sizes.items()}
         timestep = torch.full((clips,), 500.0, device=world.device)
         mask = torch.ones(clips, text, dtype=torch.bool, device=world.device)
-        times = []
+        marks = []
         if gpu:
             gc.collect()
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        for number in range(repeats + 3):
-            began = sync()
+        for _ in range(repeats + 3):
+            began = mark()
             layout.open()
-            opened = sync()
+            opened = mark()
             plan = layout.room.make_room(x, y)
             out = layout.compute(x, timestep, y, mask=mask, **told)
             (out.float().square().mean() * 1e-3).backward()
-            done = sync()
+            done = mark()
             layout.close()
             factor = optim.clip_factor(optim.gradient_norm(masters), 1.0)
             optim.update(masters, optim.OptimSpec(), lr=1e-6, ema_decay=0.99, clip_factor=factor)
-            ended = sync()
-            if number >= 3:
-                times.append(done - opened)
-                beside.append(opened - began + ended - done)
+            marks.append((began, opened, done, mark()))
+        if gpu:
+            torch.cuda.synchronize()
+        times = [between(opened, done) for _, opened, done, _ in marks[3:]]
+        beside += [between(began, opened) + between(done, ended) for began, opened, done, ended in marks[3:]]
         _, frames, rows, columns = shape
         patch = recipe.model.patch_size
         places = -(-rows // patch[1]) * -(-columns // patch[2])

@@ -36,15 +36,20 @@ def table(head: list[str], lines: list[list[str]]) -> str:
 
 
 def step_table(found: Figures) -> str:
-    lines = []
+    """Return a line for each shape; without clock and power where they were not measured."""
+    lines, has_power = [], any(metric.endswith("_sm_mhz") for metric in found)
     for metric, rate in found.items():
         shape = metric.removesuffix("_tokens_per_s")
         if shape == metric:
             continue
         tflops, peak = found[f"{shape}_tflops"], found.get(f"{shape}_peak_gib")
-        clock, power = found.get(f"{shape}_sm_mhz"), found.get(f"{shape}_watts")
         split = " / ".join(
             f"{found[f'{shape}_{part}_ms']['value']:,.0f}" for part in ("forward", "backward", "optimizer")
+        )
+        power = (
+            [f"{found[f'{shape}_sm_mhz']['value']:,.0f}, {found[f'{shape}_watts']['value']:.0f}"]
+            if has_power
+            else []
         )
         lines.append(
             [
@@ -56,7 +61,7 @@ def step_table(found: Figures) -> str:
                 split,
                 f"{tflops['value']:.0f} ({tflops['value'] / 989:.1%})",
                 f"{peak['value']:.0f}" if peak else "",
-                f"{clock['value']:,.0f}, {power['value']:.0f}" if clock and power else "",
+                *power,
                 rate["peer"].partition("ours is ")[2].removesuffix(")"),
             ]
         )
@@ -69,22 +74,26 @@ def step_table(found: Figures) -> str:
         "forward / backward / optimizer, ms",
         "TFLOP/s (of 989)",
         "peak, GiB",
-        "MHz, W",
+        *["MHz, W"] * has_power,
         "form",
     ]
     return table(head, lines)
 
 
 def power_words(found: Figures) -> str:
-    """Return at which rate, clock and power a large product keeps going, if that was measured."""
-    if "product_8192_kept_up" not in found:
+    """Return at which rate, clock and power a large product keeps going, as far as that was measured."""
+    rate, clock, power = (found.get(f"product_8192_{what}") for what in ("kept_up", "sm_mhz", "watts"))
+    if rate is None:
         return ""
-    rate, clock, power = (found[f"product_8192_{what}"] for what in ("kept_up", "sm_mhz", "watts"))
-    return (
+    words = (
         f"An 8192³ bfloat16 product ran at {rate['peer_value']:.0f} TFLOP/s at first and at "
-        f"{rate['value']:.0f} after seconds of it: the GPU then draws {power['value']:.0f} W of its "
-        f"{power['peer_value']:.0f} and its clock falls to {clock['value']:,.0f} of "
-        f"{clock['peer_value']:,.0f} MHz. The steps run at the same limit."
+        f"{rate['value']:.0f} after seconds of it"
+    )
+    if clock is None or power is None:
+        return f"{words}: the GPU's power limit lowers its clock. The steps run at the same limit."
+    return (
+        f"{words}: the GPU then draws {power['value']:.0f} W of its {power['peer_value']:.0f} and its clock "
+        f"falls to {clock['value']:,.0f} of {clock['peer_value']:,.0f} MHz. The steps run at the same limit."
     )
 
 

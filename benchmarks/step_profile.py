@@ -249,9 +249,9 @@ def main() -> None:
             sep="\n",
             flush=True,
         )
-    if given.keep:
-        keep(RESULT, rows)
-    else:
+        if given.keep:  # after each, so that a run that is cut off leaves what it has
+            keep(RESULT, rows)
+    if not given.keep:
         print(as_table(rows))
     if missed:
         sys.exit(f"no room on {device} for {', '.join(missed)}; the others are above.")
