@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="triton is not installed on this platform")
 from trainer.kernels import cublaslt, products
 from trainer.kernels.cublaslt import Given, Plan, Product
 
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="cuBLASLt's products need a GPU")
+on_gpu = pytest.mark.gpu
 ROWS, IN, OUT = 384, 256, 128
 TOLERANCE = 0.01  # relative 2-norm: a result in bfloat16 is rounded by at most 0.004
 

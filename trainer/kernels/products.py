@@ -21,20 +21,27 @@ from trainer.kernels.timing import milliseconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The milliseconds of a product by torch and by the best of cuBLASLt's algorithms."""
+    """The milliseconds of a product by torch and by the best of cuBLASLt's algorithms.
+
+    Both are None where they could not be measured, and `kept_out` says why.
+    """
 
     product: Product
-    torch_ms: float
-    cublaslt_ms: float | None  # None where it has none
+    torch_ms: float | None = None
+    cublaslt_ms: float | None = None  # None also where it has none
+    kept_out: str = ""
 
     def facts(self) -> dict[str, Any]:
         """Return it as the event `product_kernel` has it."""
-        is_taken = self.cublaslt_ms is not None and self.cublaslt_ms < self.torch_ms
-        times = {
-            "torch_ms": round(self.torch_ms, 4),
-            "cublaslt_ms": self.cublaslt_ms and round(self.cublaslt_ms, 4),
-        }
-        return asdict(self.product) | {"kernel": "cublaslt" if is_taken else "torch"} | times
+        times = {"torch_ms": self.torch_ms, "cublaslt_ms": self.cublaslt_ms}
+        known = {name: round(value, 4) for name, value in times.items() if value is not None}
+        kernel = "cublaslt" if self.is_taken else "torch"
+        return asdict(self.product) | {"kernel": kernel} | known | {"kept_out": self.kept_out}
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether cuBLASLt's is the faster."""
+        return self.torch_ms is not None and self.cublaslt_ms is not None and self.cublaslt_ms < self.torch_ms
 
 
 _plans: dict[tuple[int, Product], Plan | None] = {}
@@ -48,8 +55,8 @@ def news() -> list[Found]:
     return told
 
 
-def _chosen(plan: Plan, given: Given, by_torch: Callable[[], object]) -> Plan | None:
-    """Return the plan with its fastest algorithm, None where torch's way is as fast."""
+def _times(plan: Plan, given: Given, by_torch: Callable[[], object]) -> list[float]:
+    """Return the milliseconds of torch's way and of each of the plan's algorithms."""
     product, spare = plan.product, torch.empty_like(given.d)
     aux = torch.empty_like(given.d) if product.epilogue == "gelu" else given.aux
 
@@ -62,12 +69,22 @@ def _chosen(plan: Plan, given: Given, by_torch: Callable[[], object]) -> Plan | 
 
         return run
 
-    usual, *others = milliseconds([by_torch, *map(way, range(plan.proposals))])
-    best = min(others, default=None)
-    _untold.append(Found(product=product, torch_ms=usual, cublaslt_ms=best))
-    if best is None or best >= usual:
+    return milliseconds([by_torch, *map(way, range(plan.proposals))])
+
+
+def _chosen(product: Product, device: int, given: Given, by_torch: Callable[[], object]) -> Plan | None:
+    """Return the plan with its fastest algorithm, None where torch's way is as fast."""
+    try:
+        plan = Plan(product, device)
+        usual, *others = _times(plan, given, by_torch)
+    except RuntimeError as error:  # the library's, or there is no room for a second result
+        _untold.append(Found(product=product, kept_out=str(error).partition("\n")[0][:200]))
         return None
-    plan.best = others.index(best)
+    found = Found(product=product, torch_ms=usual, cublaslt_ms=min(others, default=None))
+    _untold.append(found)
+    if not found.is_taken:
+        return None
+    plan.best = others.index(min(others))
     return plan
 
 
@@ -77,7 +94,7 @@ def _write(product: Product, given: Given, by_torch: Callable[[], object]) -> bo
         return False
     device = given.x.device.index
     if (device, product) not in _plans:
-        _plans[device, product] = _chosen(Plan(product, device), given, by_torch)
+        _plans[device, product] = _chosen(product, device, given, by_torch)
     plan = _plans[device, product]
     if plan is not None:
         plan.run(given)

@@ -65,12 +65,16 @@ def test_the_way_of_a_product_of_new_sizes_is_told_once(shards: Path, tmp_path: 
     recipe = smoke(shards, tmp_path / "run", *SHORT, "blocks=fast")
     recipe.output.mkdir()
     tools: Any = SimpleNamespace(recipe=recipe, world=ALONE)
-    for cublaslt_ms in (0.4, None):
-        product = products.Product("linear", 36450, 4608, 1152, "gelu")
-        products._untold.append(products.Found(product=product, torch_ms=0.5, cublaslt_ms=cublaslt_ms))
+    product = products.Product("linear", 36450, 4608, 1152, "gelu")
+    products._untold += [
+        products.Found(product=product, torch_ms=0.5, cublaslt_ms=0.4),
+        products.Found(product=product, torch_ms=0.5),
+        products.Found(product=product, kept_out="no room"),
+    ]
     telling.record_kernels(tools, 3)
     telling.record_kernels(tools, 4)
-    one, other = _events(recipe.output, "product_kernel")
-    assert (one["step"], one["rows"], one["epilogue"]) == (3, 36450, "gelu")
-    assert (one["kernel"], one["torch_ms"], one["cublaslt_ms"]) == ("cublaslt", 0.5, 0.4)
-    assert (other["kernel"], other["cublaslt_ms"]) == ("torch", None)
+    fast, alone, failed = _events(recipe.output, "product_kernel")
+    assert (fast["step"], fast["rows"], fast["epilogue"]) == (3, 36450, "gelu")
+    assert (fast["kernel"], fast["torch_ms"], fast["cublaslt_ms"]) == ("cublaslt", 0.5, 0.4)
+    assert (alone["kernel"], "cublaslt_ms" in alone) == ("torch", False)
+    assert (failed["kernel"], failed["kept_out"]) == ("torch", "no room")
