@@ -83,7 +83,8 @@ def measure(recipe: TrainRecipe, stage: StageData, repeats: int) -> Alone:
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     frozen = sum(p.numel() for p in model.parameters()) - trained
     held = memory.state_bytes(trained, frozen, item_bytes=form.item_bytes)
-    text = min(MEAN_TEXT_TOKENS, recipe.model.model_max_length)
+    room = recipe.model.model_max_length  # to which captions are filled up, as in a step
+    text = min(MEAN_TEXT_TOKENS, room)
 
     def mark() -> Any:
         """Return this moment of the device: as in a step nothing waits for it, so its clock is a step's."""
@@ -104,11 +105,11 @@ def measure(recipe: TrainRecipe, stage: StageData, repeats: int) -> Alone:
             bucket.num_frames, bucket.height, bucket.width
         )
         x = torch.randn((clips, *shape), device=world.device)
-        y = torch.randn(clips, 1, text, recipe.model.caption_channels, device=world.device, dtype=dtype)
+        y = torch.randn(clips, 1, room, recipe.model.caption_channels, device=world.device, dtype=dtype)
         sizes = {"fps": 24.0, "height": float(bucket.height), "width": float(bucket.width)}
         told = {name: torch.full((clips,), value, device=world.device) for name, value in sizes.items()}
         timestep = torch.full((clips,), 500.0, device=world.device)
-        mask = torch.ones(clips, text, dtype=torch.bool, device=world.device)
+        mask = (torch.arange(room, device=world.device) < text).expand(clips, -1)
         marks = []
         if gpu:
             gc.collect()
@@ -133,7 +134,7 @@ def measure(recipe: TrainRecipe, stage: StageData, repeats: int) -> Alone:
         _, frames, rows, columns = shape
         patch = recipe.model.patch_size
         places = -(-rows // patch[1]) * -(-columns // patch[2])
-        work = Work(clips=clips, frames=frames, places=places, text_tokens=text)
+        work = Work(clips=clips, frames=frames, places=places, text_tokens=room)
         found.seconds[cell.name] = statistics.median(times)
         found.plans[cell.name] = plan
         found.foretold_gib[cell.name] = (held + memory.peak_bytes(recipe.model, work, form, plan)) / GIB

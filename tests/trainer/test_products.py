@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="triton is not installed on this platform")
 from trainer.kernels import cublaslt, products
 from trainer.kernels.cublaslt import Given, Plan, Product
 
-on_gpu = pytest.mark.gpu
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="cuBLASLt's products need a GPU")
 ROWS, IN, OUT = 384, 256, 128
 TOLERANCE = 0.01  # relative 2-norm: a result in bfloat16 is rounded by at most 0.004
 
@@ -70,7 +70,8 @@ def _cases(device: str) -> dict[str, tuple[Product, Given, list[Tensor]]]:
     }
 
 
-@on_gpu
+@pytest.mark.gpu
+@needs_gpu
 @pytest.mark.parametrize("name", ["linear", "gelu", "input", "gelu backward", "added", "weight"])
 def test_every_algorithm_that_is_proposed_gives_the_product(name: str) -> None:
     product, given, exact = _cases("cuda")[name]
@@ -85,7 +86,8 @@ def test_every_algorithm_that_is_proposed_gives_the_product(name: str) -> None:
             assert _apart(found, wanted) < TOLERANCE, number
 
 
-@on_gpu
+@pytest.mark.gpu
+@needs_gpu
 def test_a_matrix_that_is_not_aligned_goes_to_torch() -> None:
     x, w, bias = (_random(*shape, device="cuda") for shape in ((ROWS, IN), (OUT, IN), (OUT + 1,)))
     assert cublaslt.takes(Given(x, w, x.new_empty(ROWS, OUT), bias[:-1]))
@@ -93,7 +95,7 @@ def test_a_matrix_that_is_not_aligned_goes_to_torch() -> None:
     assert torch.equal(products.linear(x, w, bias[1:]), F.linear(x, w, bias[1:]))
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])])
 def test_a_layers_products_are_those_of_torch(device: str) -> None:
     def check(found: Tensor, run: Callable[[], Tensor]) -> None:
         assert _apart(found, run()) < TOLERANCE
