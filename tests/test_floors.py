@@ -85,7 +85,7 @@ VIDCURATE = [
     {"__main__"},
 ]
 TRAINER = [
-    {"exit_codes"},
+    {"exit_codes", "triton_needs"},
     {"child", "xid", "diary", "whole_file", "clock_watch"},
     {"xid_log", "clock_offset", "preflight_spec", "environment_names", "saved"},
     {"noise", "masks", "place", "terminal", "mesh", "request", "stop_signals", "processes"}

@@ -6,7 +6,7 @@ the same keys. Nothing here knows files; where the parameters are cut over ranks
 average, and each rank works on its pieces. On a GPU with Triton one kernel makes the whole update.
 """
 
-import importlib.util
+import importlib
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from trainer import mesh
+from trainer import mesh, triton_needs
 from vidcurate.recipe import Recipe
 
 Positive = Annotated[float, Field(gt=0)]
@@ -229,12 +229,12 @@ class Masters:
 def masters(model: nn.Module, *, in_one_pass: bool | None = None) -> Masters:
     """Return the masters of a model as it lies over the ranks, with fresh moments and average.
 
-    `in_one_pass`: the kernel updates; None: where there is a GPU and Triton.
+    `in_one_pass`: the kernel updates; None: where there is a GPU, and what Triton needs.
     """
     learns = trained(model)
     if in_one_pass is None:
         on_gpu = next(iter(learns.values())).device.type == "cuda"
-        in_one_pass = on_gpu and importlib.util.find_spec("triton") is not None
+        in_one_pass = on_gpu and not triton_needs.missing(on_gpu=True)
     optimizer, ema = make_optimizer(model, counts_once=in_one_pass), make_ema(model)
     pieces = _pieces(optimizer)
     averages = [mesh.local(ema[name]) for name in learns]

@@ -14,7 +14,7 @@ in float32.
 """
 
 import copy
-import importlib.util
+import importlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from trainer import memory, mesh
+from trainer import memory, mesh, triton_needs
 from trainer.memory import Form
 from trainer.mesh import World
 from trainer.recompute import Choose, Recompute, chooser
@@ -279,9 +279,9 @@ def _check_kernels(model: STDiT3, world: World, dtype: torch.dtype) -> None:
             f"{model.config.qk_norm}; the kernels take heads of {LEAST_HEAD_DIM} or more, with qk_norm. "
             "Set blocks=readable."
         )
-    if importlib.util.find_spec("triton") is None:
+    if missing := triton_needs.missing(on_gpu=world.device.type == "cuda"):
         raise InputError(
-            "blocks is fast and Triton is not installed here (torch for CUDA brings it); set blocks=readable."
+            f"blocks is fast and this machine lacks {missing}; install it, or set blocks=readable."
         )
     if world.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         raise InputError("blocks is fast and there is no GPU here; set blocks=readable.")
