@@ -3,6 +3,7 @@
     python benchmarks/mixture.py OUT [--steps 300] [--set KEY=VALUE] [--keep]
     python benchmarks/mixture.py OUT --ranks 2 4 --per-rank 8 --steps 27 --warm-up 5 --keep
     OMP_NUM_THREADS=1 python benchmarks/mixture.py OUT --recipe tests/tiny.yaml --ranks 2 --steps 30
+    python benchmarks/mixture.py OUT --report        # again, with the same words: nothing is trained
 
 It makes the latents (make_latents.py), measures a micro-batch of each bucket alone, with random weights,
 latents and captions of the mean length, and what an update costs beside its micro-batches; then it trains
@@ -25,133 +26,23 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import alone as buckets
 import torch
+from alone import Alone
 from rows import Row, as_table, cpu, keep, row
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from trainer import data, memory, metrics, optim, parallel
+from trainer import data, metrics
 from trainer import recipe as recipes
-from trainer.cost import Work
 from trainer.data import StageData
-from trainer.encode import video_encoder
-from trainer.mesh import ALONE, World
-from trainer.recipe import TrainRecipe
 from trainer.report.balance import Balance, balance
-from trainer.stdit import STDiT3
 from vidcurate import order
 
 HERE = Path(__file__).resolve().parent
-MEAN_TEXT_TOKENS = 125  # of make_latents.py's captions
-GIB = 2**30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alone:
-    """Each bucket's seconds a micro-batch and peak memory, foretold and measured; and an update's rest."""
-
-    seconds: dict[str, float]
-    foretold_gib: dict[str, float]
-    peak_gib: dict[str, float]
-    plans: dict[str, memory.Plan]
-    beside_seconds: float
-
-
-def here() -> World:
-    if not torch.cuda.is_available():
-        return ALONE
-    return World(rank=0, size=1, device=torch.device("cuda", 0))
-
-
-def measure(recipe: TrainRecipe, stage: StageData, repeats: int) -> Alone:
-    """Time the parts of an update on this process's device, with the trainer's own layout and optimizer."""
-    world = here()
-    gpu = world.device.type == "cuda"
-    model = STDiT3(recipe.model, recipe.seed)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():  # a fresh model's zeros would run faster
-            if not name.endswith("_norm.weight"):
-                weight.normal_(0, 0.02)
-    dtype = getattr(torch, recipe.precision)
-    layout = parallel.lay_out(model, recipe.parallel, world, dtype, fast=recipe.blocks == "fast")
-    masters = optim.masters(model)
-    form = memory.form_of(recipe.blocks, recipe.precision)
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    frozen = sum(p.numel() for p in model.parameters()) - trained
-    held = memory.state_bytes(trained, frozen, item_bytes=form.item_bytes)
-    room = recipe.model.model_max_length  # to which captions are filled up, as in a step
-    text = min(MEAN_TEXT_TOKENS, room)
-
-    def mark() -> Any:
-        """Return this moment of the device: as in a step nothing waits for it, so its clock is a step's."""
-        if not gpu:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def between(begin: Any, end: Any) -> float:
-        return float(begin.elapsed_time(end) / 1000 if gpu else end - begin)
-
-    found = Alone(seconds={}, foretold_gib={}, peak_gib={}, plans={}, beside_seconds=0.0)
-    beside: list[float] = []
-    for cell in stage.plan.cells:
-        bucket, clips = cell.bucket, cell.micro_batch_size
-        shape = video_encoder(recipe.video_encoder).latent_shape(
-            bucket.num_frames, bucket.height, bucket.width
-        )
-        x = torch.randn((clips, *shape), device=world.device)
-        y = torch.randn(clips, 1, room, recipe.model.caption_channels, device=world.device, dtype=dtype)
-        sizes = {"fps": 24.0, "height": float(bucket.height), "width": float(bucket.width)}
-        told = {name: torch.full((clips,), value, device=world.device) for name, value in sizes.items()}
-        timestep = torch.full((clips,), 500.0, device=world.device)
-        mask = (torch.arange(room, device=world.device) < text).expand(clips, -1)
-        marks = []
-        if gpu:
-            gc.collect()
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-        for _ in range(repeats + 3):
-            began = mark()
-            layout.open()
-            opened = mark()
-            plan = layout.room.make_room(x, y)
-            out = layout.compute(x, timestep, y, mask=mask, **told)
-            (out.float().square().mean() * 1e-3).backward()
-            done = mark()
-            layout.close()
-            factor = optim.clip_factor(optim.gradient_norm(masters), 1.0)
-            optim.update(masters, optim.OptimSpec(), lr=1e-6, ema_decay=0.99, clip_factor=factor)
-            marks.append((began, opened, done, mark()))
-        if gpu:
-            torch.cuda.synchronize()
-        times = [between(opened, done) for _, opened, done, _ in marks[3:]]
-        beside += [between(began, opened) + between(done, ended) for began, opened, done, ended in marks[3:]]
-        _, frames, rows, columns = shape
-        patch = recipe.model.patch_size
-        places = -(-rows // patch[1]) * -(-columns // patch[2])
-        work = Work(clips=clips, frames=frames, places=places, text_tokens=room)
-        found.seconds[cell.name] = statistics.median(times)
-        found.plans[cell.name] = plan
-        found.foretold_gib[cell.name] = (held + memory.peak_bytes(recipe.model, work, form, plan)) / GIB
-        found.peak_gib[cell.name] = torch.cuda.max_memory_allocated() / GIB if gpu else 0.0
-        print(
-            f"{cell.name:<28} {clips} clips, {plan}: "
-            f"{1000 * found.seconds[cell.name]:.1f} ms, {found.peak_gib[cell.name]:.1f} GiB "
-            f"(foretold {found.foretold_gib[cell.name]:.1f})",
-            flush=True,
-        )
-    return Alone(
-        seconds=found.seconds,
-        foretold_gib=found.foretold_gib,
-        peak_gib=found.peak_gib,
-        plans=found.plans,
-        beside_seconds=statistics.median(beside),
-    )
 
 
 def predicted(alone: Alone, stage: StageData, step: int, ranks: int) -> float:
@@ -233,7 +124,8 @@ def report(ran: Ran, alone: Alone, hardware: str) -> list[Row]:
     in_steps = sum(line["seconds"] for line in counted)
     data_wait = sum(line["data_seconds"] for line in counted)
     tokens = sum(line["tokens"] for line in counted)
-    late = [path for path in cache.rglob("*.cubin") if path.stat().st_mtime > warm["time"]]
+    kernels = list(cache.rglob("*.cubin"))
+    late = [path for path in kernels if path.stat().st_mtime > warm["time"]]
     parts = {
         "waiting for data": data_wait,
         "in updates, beyond what is predicted": in_steps - data_wait - ideal,
@@ -246,9 +138,12 @@ def report(ran: Ran, alone: Alone, hardware: str) -> list[Row]:
         *(row(f"share of the wall time{of_ranks} {name}", seconds / wall, "share", peer="wall time",
               peer_value=1.0, higher_is_better=False, hardware=hardware)
           for name, seconds in parts.items() if seconds > 0),
-        row("kernels built after the warm-up", len(late), "kernels", peer="all kernels built",
-            peer_value=len(list(cache.rglob("*.cubin"))) or 1, goal="0", hardware=hardware),
     ]  # fmt: skip
+    if kernels:
+        rows.append(
+            row("kernels built after the warm-up", len(late), "kernels", peer="all kernels built",
+                peer_value=len(kernels), goal="0", hardware=hardware)
+        )  # fmt: skip
     if len(counted) > 20:
         halves = [
             seconds / (line["seconds"] - line["data_seconds"])
@@ -331,13 +226,13 @@ def main() -> None:
     arguments.add_argument("--repeats", type=int, default=8, help="timed updates of each bucket alone")
     arguments.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     arguments.add_argument("--keep", action="store_true", help="keep the figures in benchmarks/results")
+    arguments.add_argument("--report", action="store_true", help="only report the runs that OUT holds")
     given = arguments.parse_args()
     source = given.out / "recipe.json"
     if not source.exists():
         command = [sys.executable, str(HERE / "make_latents.py"), str(given.out), "--clips", str(given.clips)]
         subprocess.run([*command, *(["--recipe", str(given.recipe)] if given.recipe else [])], check=True)
     gpu = torch.cuda.is_available()
-    hardware = torch.cuda.get_device_name() if gpu else cpu()
     settings = [
         f"stages.0.steps={given.steps}",
         f"stages.0.checkpoint_every={given.steps // 2 if given.ranks == [1] else 2 * given.steps // 3}",
@@ -350,13 +245,17 @@ def main() -> None:
     ]
     recipe = recipes.load(source, settings)
     (stage,) = data.lay_out(recipe)
-    alone = measure(recipe, stage, given.repeats)
-    gc.collect()
-    if gpu:
-        torch.cuda.empty_cache()
+    if not given.report:
+        hardware = torch.cuda.get_device_name() if gpu else cpu()
+        buckets.write(buckets.measure(recipe, stage, given.repeats, hardware), given.out / "alone.json")
+        gc.collect()
+        if gpu:
+            torch.cuda.empty_cache()
+    alone = buckets.read(given.out / "alone.json")
+    hardware = alone.hardware
     costs = given.out / "costs.json"
     write_costs(costs, alone, stage, hardware)
-    kind = hardware.split()[-1].lower() if gpu else "cpu"
+    kind = hardware.split()[-1].lower() if hardware.startswith("NVIDIA") else "cpu"
     one: Ran | None = None
     for ranks in sorted({1, *given.ranks}):
         run, cache = given.out / f"mixture-{ranks}", given.out / "kernels"
@@ -367,7 +266,8 @@ def main() -> None:
             f"stages.0.data.buckets.cost_table={costs}",
         ]
         (laid,) = data.lay_out(recipes.load(source, own))
-        train(source, own, ranks, cache)
+        if not given.report:
+            train(source, own, ranks, cache)
         ran = Ran(run=run, ranks=ranks, stage=laid, warm_up=given.warm_up, cache=cache)
         one = one or ran
         rows = report(ran, alone, hardware if ranks == 1 else f"{ranks} x {hardware}")
