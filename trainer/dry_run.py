@@ -4,7 +4,7 @@ The figures come from the same plan that the loader reads, not from an estimate 
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 
 from trainer import data, encoded, memory, optim, position, validation
 from trainer.cost import Work
-from trainer.encode import video_encoder
+from trainer.encode import text_encoder, video_encoder
 from trainer.recipe import TrainRecipe
 from trainer.resume import Origin
 from trainer.stdit import STDiT3
@@ -36,11 +36,40 @@ def parameters(recipe: TrainRecipe) -> tuple[int, int]:
     return trained, sum(parameter.numel() for parameter in model.parameters()) - trained
 
 
-def memory_of(laid: data.StageData, recipe: TrainRecipe, state: tuple[int, int]) -> dict[str, Any]:
-    """Return the forecast of the largest micro-batch on one GPU; `state`: parameters trained and frozen.
+def memory_of(
+    laid: Sequence[data.StageData], recipe: TrainRecipe, state: tuple[int, int]
+) -> list[dict[str, Any]]:
+    """Return of each stage the forecast of one GPU's memory; `state`: parameters trained and frozen.
 
-    `least_bytes` is what it can be brought down to by `parallel.recompute_blocks: fit`.
+    `largest_bytes` is that of the largest micro-batch, `least_bytes` what it can be brought down to by
+    `parallel.recompute_blocks: fit`. An encoder's bytes are those of its weights, None where they are
+    unknown. Once a stage's clips or a round of samples needed the encoders, they stay.
     """
+    needs, are_there = [], False
+    for stage in laid:
+        end = stage.first_step + stage.num_steps
+        are_there |= stage.folder is None or (recipe.sample is not None and recipe.sample.every < end)
+        encoders = {
+            "video_encoder_bytes": video_encoder(recipe.video_encoder).foretold_bytes() if are_there else 0,
+            "text_encoder_bytes": text_encoder(recipe.text_encoder).foretold_bytes() if are_there else 0,
+        }
+        needs.append(_model_memory(stage, recipe, state) | encoders)
+    return needs
+
+
+def needed_bytes(found: Mapping[str, Any]) -> int:
+    """Return what a stage's forecast comes to, at the least, without encoders whose size is unknown."""
+    encoders = (found["video_encoder_bytes"] or 0) + (found["text_encoder_bytes"] or 0)
+    return int(found["state_bytes"] + found["least_bytes"] + encoders)
+
+
+def unknown_encoders(found: Mapping[str, Any]) -> str:
+    """Return the encoders whose size is unknown, in words; empty where there is none."""
+    names = [name for name in ("video", "text") if found[f"{name}_encoder_bytes"] is None]
+    return " and ".join(f"the {name} encoder ({name}_encoder.source cannot be read here)" for name in names)
+
+
+def _model_memory(laid: data.StageData, recipe: TrainRecipe, state: tuple[int, int]) -> dict[str, Any]:
     spec, model = recipe.parallel, recipe.model
     form = memory.form_of(recipe.blocks, recipe.precision)
     encoder = video_encoder(recipe.video_encoder)
@@ -72,7 +101,7 @@ def memory_of(laid: data.StageData, recipe: TrainRecipe, state: tuple[int, int])
     }
 
 
-def _stage(laid: data.StageData, recipe: TrainRecipe, state: tuple[int, int]) -> dict[str, Any]:
+def _stage(laid: data.StageData, recipe: TrainRecipe, needs: dict[str, Any]) -> dict[str, Any]:
     first = data.step_plan(laid, 0, recipe)
     counts = data.micro_batches(laid)
     end = data.data_step(laid, laid.num_steps)
@@ -101,7 +130,7 @@ def _stage(laid: data.StageData, recipe: TrainRecipe, state: tuple[int, int]) ->
         "micro_batches_per_step": laid.plan.micro_batches_per_step,
         **data.summary(laid),
         "latents": _latents(laid, recipe),
-        "memory": memory_of(laid, recipe, state),
+        "memory": needs,
         "compute_seconds_per_step": _compute_seconds(laid, counts),
         "clips_read": trained,
         "passes": trained / laid.plan.num_clips,
@@ -166,6 +195,7 @@ def dry_run(
     laid = data.lay_out(recipe, complete=False)
     laid, going_on = position.ahead(laid, recipe, origin or Origin(), settings)
     trained, frozen = parameters(recipe)
+    needs = memory_of(laid, recipe, (trained, frozen))
     return {
         "name": recipe.name,
         "output": str(recipe.output),
@@ -174,7 +204,7 @@ def dry_run(
         "trained_parameters": trained,
         "weights_and_optimizer_bytes": trained * TRAINED_BYTES + frozen * FROZEN_BYTES,
         "steps": laid[-1].first_step + laid[-1].num_steps,
-        "stages": [_stage(stage, recipe, (trained, frozen)) for stage in laid],
+        "stages": [_stage(stage, recipe, found) for stage, found in zip(laid, needs, strict=True)],
         "validation": _validation(validation.lay_out(recipe, laid, complete=False)),
     }
 
@@ -200,9 +230,13 @@ def _memory_in_words(found: dict[str, Any]) -> str:
     if count == "fit":
         how = "recomputed" if found["lean_blocks"] == 0 else "lean or recomputed"
         again = f", down to {found['least_bytes'] / 1e9:.3g} GB where blocks are {how} to make it fit"
+    encoders = (found["video_encoder_bytes"] or 0) + (found["text_encoder_bytes"] or 0)
+    known = f"{encoders / 1e9:.3g} GB of the encoders' weights, " if encoders else ""
+    unknown = unknown_encoders(found)
     return (
         f"  memory of a GPU: {found['state_bytes'] / 1e9:.3g} GB of weights and what hangs on them{shared}, "
-        f"{found['largest_bytes'] / 1e9:.3g} GB of a micro-batch of {found['largest_cell']}{again}"
+        f"{known}{found['largest_bytes'] / 1e9:.3g} GB of a micro-batch of {found['largest_cell']}{again}"
+        f"{f'; not counted: {unknown}' if unknown else ''}"
     )
 
 

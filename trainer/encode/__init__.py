@@ -31,6 +31,12 @@ class VideoEncoder(Protocol):
     def device_bytes(self) -> int:
         """Bytes that its weights take on a device now; 0 before they are loaded."""
 
+    def foretold_bytes(self) -> int | None:
+        """Bytes that its weights will take on a device; None where its source cannot be read here.
+
+        Nothing is loaded or fetched for it.
+        """
+
     def latent_shape(self, num_frames: int, height: int, width: int) -> tuple[int, int, int, int]:
         """Return the latent's (C, T, H, W) for a video of this size in pixels."""
 
@@ -64,6 +70,12 @@ class TextEncoder(Protocol):
     @property
     def device_bytes(self) -> int:
         """Bytes that its weights take on a device now; 0 before they are loaded."""
+
+    def foretold_bytes(self) -> int | None:
+        """Bytes that its weights will take on a device; None where its source cannot be read here.
+
+        Nothing is loaded or fetched for it.
+        """
 
     def encode(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Return features [B, 1, L, C], L = model_max_length, and bool mask [B, L], True first.

@@ -29,11 +29,11 @@ WEIGHTS = (
 WEIGHT_FILES = ("config.json", "model*.safetensors*", "diffusion_pytorch_model*.safetensors*")
 
 
-def locate(source: str, *, key: str, patterns: Sequence[str]) -> Path:
+def locate(source: str, *, key: str, patterns: Sequence[str], offline: bool = False) -> Path:
     """Return the folder or file that `source` names; of a hub name, the files `patterns` in the hub's cache.
 
-    `key` is the recipe's key, for the message. Raises MissingError for what is neither, StorageError where
-    the hub has it not or cannot be reached.
+    `key` is the recipe's key, for the message. `offline`: what is not in the cache yet is not fetched. Raises
+    MissingError for what is neither, StorageError where the hub has it not or cannot be reached.
     """
     path = Path(source).expanduser()
     if path.exists():
@@ -45,7 +45,7 @@ def locate(source: str, *, key: str, patterns: Sequence[str]) -> Path:
         )
     hub = need("huggingface_hub", key)
     try:
-        return Path(hub.snapshot_download(source, allow_patterns=list(patterns)))
+        return Path(hub.snapshot_download(source, allow_patterns=list(patterns), local_files_only=offline))
     except (OSError, ValueError, hub.errors.HfHubHTTPError) as error:
         raise StorageError(
             f"{key} is {source}: no such folder here, and the hub did not give it "
@@ -76,11 +76,12 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def tensors_of(path: Path, *, key: str) -> dict[str, Tensor]:
+def tensors_of(path: Path, *, key: str, shapes_alone: bool = False) -> dict[str, Tensor]:
     """Return the tensors of a file, or of the weights file in a folder, by name, on the CPU.
 
     Reads safetensors, also in parts beside their index, and PyTorch's own files (weights only, no code).
-    Raises InputError for a folder without weights, CheckpointError for a file that cannot be read.
+    `shapes_alone`: the tensors are on the meta device, and of a file only its list of them is read. Raises
+    InputError for a folder without weights, CheckpointError for a file that cannot be read.
     """
     if path.is_dir():
         found = [path / name for name in WEIGHTS if (path / name).is_file()]
@@ -90,14 +91,22 @@ def tensors_of(path: Path, *, key: str) -> dict[str, Tensor]:
     if path.suffix == ".json":
         names = sorted(set(read_json(path).get("weight_map", {}).values()))
         return {
-            name: value for part in names for name, value in tensors_of(path.parent / part, key=key).items()
+            name: value
+            for part in names
+            for name, value in tensors_of(path.parent / part, key=key, shapes_alone=shapes_alone).items()
         }
     try:
         if path.suffix == ".safetensors":
+            from safetensors import safe_open
             from safetensors.torch import load_file
 
-            return dict(load_file(path))
-        state = torch.load(path, map_location="cpu", weights_only=True)
+            if not shapes_alone:
+                return dict(load_file(path))
+            with safe_open(path, framework="pt") as file:
+                shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+            return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+        device = "meta" if shapes_alone else "cpu"
+        state = torch.load(path, map_location=device, weights_only=True, mmap=shapes_alone)
     except Exception as error:  # safetensors and pickle raise classes of their own
         raise CheckpointError(f"{path}: cannot be read ({' '.join(str(error).split())[:200]}).") from error
     return {name: value for name, value in state.items() if isinstance(value, Tensor)}

@@ -84,6 +84,10 @@ class SpaceToDepth:
         """0: no weights."""
         return 0
 
+    def foretold_bytes(self) -> int | None:
+        """0: no weights."""
+        return 0
+
     def latent_shape(self, num_frames: int, height: int, width: int) -> tuple[int, int, int, int]:
         """Return (C, T, H, W) of the latent of a video of `num_frames` x `height` x `width` pixels."""
         return (

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from trainer.encode.clean import clean
 from trainer.encode.precision import DTYPES, Dtype, own_precision
-from trainer.encode.source import WEIGHT_FILES, locate, need
-from vidcurate.errors import CheckpointError, InputError
+from trainer.encode.source import WEIGHT_FILES, locate, need, read_json
+from vidcurate.errors import CheckpointError, InputError, VidcurateError
 from vidcurate.recipe import Recipe
 
 KEY = "text_encoder.source"
@@ -66,6 +66,10 @@ class T5:
         """Bytes of its weights, once they are loaded."""
         return sum(weight.nbytes for weight in self._loaded[1].parameters()) if self._loaded else 0
 
+    def foretold_bytes(self) -> int | None:
+        """Bytes that its weights will take; None where its source cannot be read here."""
+        return foretold_bytes(self.spec)
+
     def loaded(self) -> tuple[Any, Any]:
         """Return tokenizer and model, loaded if they were not yet."""
         if self._loaded is None:
@@ -97,6 +101,27 @@ class T5:
             features[index, 0, :longest] = states.masked_fill(~real[:, :, None], 0).to(features.dtype)
             mask[index, :longest] = real
         return features, mask
+
+
+def foretold_bytes(spec: T5Spec) -> int | None:
+    """Return the bytes of the encoder in the spec's dtype, by its config.json; None where that is not here.
+
+    In float16 transformers keeps the last product of each layer's MLP in float32.
+    """
+    try:
+        folder = locate(spec.source, key=KEY, patterns=FILES, offline=True)
+        config = read_json(folder / "config.json")
+        width, hidden, layers = (int(config[name]) for name in ("d_model", "d_ff", "num_layers"))
+        heads, attention = int(config["num_heads"]), int(config["num_heads"]) * int(config["d_kv"])
+        biases = heads * int(config["relative_attention_num_buckets"])
+        words = int(config["vocab_size"]) * width
+    except (VidcurateError, OSError, KeyError, TypeError, ValueError):
+        return None
+    ways_in = 2 if str(config.get("feed_forward_proj", "relu")).startswith("gated") else 1
+    last = layers * hidden * width
+    rest = words + biases + width + layers * (4 * width * attention + ways_in * width * hidden + 2 * width)
+    size = DTYPES[spec.dtype].itemsize
+    return rest * size + last * (4 if spec.dtype == "float16" else size)
 
 
 def _check(report: dict[str, Any], where: str) -> None:

@@ -29,6 +29,7 @@ CHUNK_LATENTS = temporal_length(CHUNK, CHUNK)
 SPATIAL_SCALE = 0.18215
 SHIFT = (-0.10, 0.34, 0.27, 0.98)
 SCALE = (3.85, 2.32, 2.33, 3.06)
+CONSTANTS = ("scale", "shift")
 # diffusers' settings of SDXL's VAE, which OpenSora-VAE-v1.2 takes from
 # PixArt-alpha/pixart_sigma_sdxlvae_T5_diffusers.
 SDXL_VAE: dict[str, Any] = {
@@ -120,25 +121,45 @@ def _diffusers_folder(path: Path) -> Path:
     return path / "vae" if (path / "vae" / "config.json").is_file() else path
 
 
+def _read(spec: VaeSpec, *, shapes_alone: bool = False) -> tuple[Path, dict[str, Any], dict[str, Tensor]]:
+    """Return where the VAE lies, its configuration and its tensors.
+
+    `shapes_alone`: without their numbers, and nothing is fetched.
+    """
+    key = "video_encoder.source"
+    path = locate(spec.source, key=key, patterns=FILES, offline=shapes_alone)
+    config_file = (path if path.is_dir() else path.parent) / "config.json"
+    config = read_json(config_file) if config_file.is_file() else {}
+    state = tensors_of(path, key=key, shapes_alone=shapes_alone)
+    if spec.spatial_source is not None:
+        key = "video_encoder.spatial_source"
+        folder = locate(spec.spatial_source, key=key, patterns=FILES, offline=shapes_alone)
+        folder = _diffusers_folder(folder)
+        config = {**config, "vae_2d": {"config": read_json(folder / "config.json")}}
+        state = {name: value for name, value in state.items() if not name.startswith("spatial_vae.")}
+        for name, value in tensors_of(folder, key=key, shapes_alone=shapes_alone).items():
+            for old, new in OLD_NAMES.items():
+                name = name.replace(old, new)
+            state[f"spatial_vae.module.{name}"] = value
+    return path, config, state
+
+
+def foretold_bytes(spec: VaeSpec) -> int | None:
+    """Return the bytes of the weights in the spec's dtype; None where its files cannot be read here."""
+    try:
+        _, _, state = _read(spec, shapes_alone=True)
+    except (VidcurateError, OSError):
+        return None
+    count = sum(value.numel() for name, value in state.items() if name not in CONSTANTS)
+    return count * DTYPES[spec.dtype].itemsize
+
+
 def load(spec: VaeSpec) -> Vae:
     """Return the VAE with its weights, on the CPU, in the spec's dtype. Constants stay in float32.
 
     Raises InputError, CheckpointError or StorageError: see `trainer.encode.source`.
     """
-    key = "video_encoder.source"
-    path = locate(spec.source, key=key, patterns=FILES)
-    config_file = (path if path.is_dir() else path.parent) / "config.json"
-    config = read_json(config_file) if config_file.is_file() else {}
-    state = tensors_of(path, key=key)
-    if spec.spatial_source is not None:
-        key = "video_encoder.spatial_source"
-        folder = _diffusers_folder(locate(spec.spatial_source, key=key, patterns=FILES))
-        config = {**config, "vae_2d": {"config": read_json(folder / "config.json")}}
-        state = {name: value for name, value in state.items() if not name.startswith("spatial_vae.")}
-        for name, value in tensors_of(folder, key=key).items():
-            for old, new in OLD_NAMES.items():
-                name = name.replace(old, new)
-            state[f"spatial_vae.module.{name}"] = value
+    path, config, state = _read(spec)
     vae = build(config)
     load_exactly(vae, state, str(path))
     dtype = DTYPES[spec.dtype]
@@ -181,6 +202,10 @@ class VideoVae:
     def device_bytes(self) -> int:
         """Bytes of its weights, once they are loaded."""
         return sum(weight.nbytes for weight in self._vae.parameters()) if self._vae else 0
+
+    def foretold_bytes(self) -> int | None:
+        """Bytes that its weights will take; None where its source cannot be read here."""
+        return foretold_bytes(self.spec)
 
     def latent_shape(self, num_frames: int, height: int, width: int) -> tuple[int, int, int, int]:
         """Return (C, T, H, W): 5 for each 17 frames and ceil(rest / 4) for the rest; H and W are floored."""

@@ -88,6 +88,10 @@ class WordHash:
         """0: no weights."""
         return 0
 
+    def foretold_bytes(self) -> int | None:
+        """0: no weights."""
+        return 0
+
     def encode(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Return float32 features [B, 1, L, C] and bool mask [B, L]; features beyond the end token are 0."""
         features = np.zeros((len(captions), self.model_max_length, self.caption_channels), dtype=np.float32)

@@ -16,7 +16,7 @@ import torch
 
 from trainer import checkpoint, clock_offset, exit_codes, hardware, xid_log
 from trainer.data import StageData
-from trainer.dry_run import memory_of, parameters
+from trainer.dry_run import memory_of, needed_bytes, parameters, unknown_encoders
 from trainer.mesh import World
 from trainer.preflight import clocks, device, disk, links, node, verdict
 from trainer.preflight.board import Board
@@ -94,10 +94,14 @@ def _hosts(rank: _Rank) -> tuple[list[str], list[int], list[str]]:
 
 def _of_device(rank: _Rank, laid: tuple[StageData, ...], state: tuple[int, int]) -> list[Check]:
     recipe, spec, place, effort = rank.recipe, rank.recipe.preflight, rank.world.device, rank.effort
-    needs = [memory_of(stage, recipe, state) for stage in laid]
-    forecast = max((found["state_bytes"] + found["least_bytes"] for found in needs), default=None)
     dtype = getattr(torch, recipe.precision)
-    found = rank.bounded.run("free memory", lambda: device.memory(place, forecast, spec))
+
+    def memory() -> list[Check]:
+        needs = memory_of(laid, recipe, state)
+        forecast = max(map(needed_bytes, needs), default=None)
+        return device.memory(place, forecast, spec, max(map(unknown_encoders, needs), key=len, default=""))
+
+    found = rank.bounded.run("free memory", memory)
     if not rank.bounded.hung:  # a device that hangs once hangs again
         found += rank.bounded.run("product", lambda: device.product(recipe.model, place, dtype, effort, spec))
     if not rank.bounded.hung:

@@ -162,13 +162,16 @@ def copy(device: torch.device, effort: Effort, spec: PreflightSpec) -> list[Chec
     return [below("copy rate", rate, spec.min_copy_gb_per_second, "GB/s")]
 
 
-def memory(device: torch.device, forecast_bytes: int | None, spec: PreflightSpec) -> list[Check]:
+def memory(
+    device: torch.device, forecast_bytes: int | None, spec: PreflightSpec, uncounted: str = ""
+) -> list[Check]:
     """Check that the device's memory is free, and is enough for what the recipe is forecast to need.
 
-    A GPU that is shared on purpose is only told, where what is left is enough for the forecast.
+    `uncounted`: what the forecast leaves out, in words. A GPU that is shared on purpose is only told, where
+    what is left is enough for the forecast.
     """
     if device.type != "cuda":
-        return _host_memory(forecast_bytes)
+        return _host_memory(forecast_bytes, uncounted)
     free, total = torch.cuda.mem_get_info(device)
     share = free / total
     shared: Verdict = "warn" if forecast_bytes is not None and forecast_bytes <= free else "bad"
@@ -181,10 +184,10 @@ def memory(device: torch.device, forecast_bytes: int | None, spec: PreflightSpec
         figure=free / GIGA,
         unit="GB",
     )
-    return [found, *_enough(free, forecast_bytes)]
+    return [found, *_enough(free, forecast_bytes, uncounted)]
 
 
-def _host_memory(forecast_bytes: int | None) -> list[Check]:
+def _host_memory(forecast_bytes: int | None, uncounted: str) -> list[Check]:
     """On the CPU the memory is everybody's: it is shown, and compared with the forecast."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
@@ -199,18 +202,22 @@ def _host_memory(forecast_bytes: int | None) -> list[Check]:
         figure=free / GIGA,
         unit="GB",
     )
-    return [found, *_enough(free, forecast_bytes)]
+    return [found, *_enough(free, forecast_bytes, uncounted)]
 
 
-def _enough(free: int, forecast_bytes: int | None) -> list[Check]:
-    if forecast_bytes is None or forecast_bytes <= free:
+def _enough(free: int, forecast_bytes: int | None, uncounted: str) -> list[Check]:
+    if forecast_bytes is None or (forecast_bytes <= free and not uncounted):
         return []
+    without = f", without {uncounted}" if uncounted else ""
+    fits = forecast_bytes <= free
     return [
         Check(
             name="memory forecast",
-            verdict="warn",
-            value=f"{forecast_bytes / GIGA:.3g} GB needed by the forecast",
+            verdict="ok" if fits else "warn",
+            value=f"{forecast_bytes / GIGA:.3g} GB needed by the forecast{without}",
             limit=f"{free / GIGA:.3g} GB free",
-            advice="smaller micro-batches, parallel.sharding=full or parallel.recompute_blocks need less",
+            advice=""
+            if fits
+            else "smaller micro-batches, parallel.sharding=full or parallel.recompute_blocks need less",
         )
     ]
