@@ -43,7 +43,7 @@ def here() -> World:
     return World(rank=0, size=1, device=torch.device("cuda", 0))
 
 
-def measure(recipe: TrainRecipe, stage: StageData, repeats: int, hardware: str) -> Alone:
+def measure_alone(recipe: TrainRecipe, stage: StageData, repeats: int, hardware: str) -> Alone:
     """Time the parts of an update on this process's device, with the trainer's own layout and optimizer."""
     world = here()
     gpu = world.device.type == "cuda"
@@ -124,11 +124,11 @@ def measure(recipe: TrainRecipe, stage: StageData, repeats: int, hardware: str) 
     return dataclasses.replace(found, beside_seconds=statistics.median(beside))
 
 
-def write(alone: Alone, path: Path) -> None:
+def write_alone(alone: Alone, path: Path) -> None:
     """Keep what was measured, for a report of a run that was cut off."""
     path.write_text(json.dumps(dataclasses.asdict(alone), indent=1) + "\n")
 
 
-def read(path: Path) -> Alone:
-    """Return what `write` kept."""
+def read_alone(path: Path) -> Alone:
+    """Return what `write_alone` kept."""
     return Alone(**json.loads(path.read_text()))

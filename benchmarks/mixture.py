@@ -21,7 +21,6 @@ its cost.
 
 import argparse
 import gc
-import json
 import os
 import statistics
 import subprocess
@@ -30,9 +29,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import alone as buckets
 import torch
-from alone import Alone
+from alone import Alone, measure_alone, read_alone, write_alone
+from cost_table import write_cost_table
 from rows import Row, as_table, cpu, keep, row
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -53,16 +52,6 @@ def predicted(alone: Alone, stage: StageData, step: int, ranks: int) -> float:
         for own in order.shares(stage.plan, step, ranks)
     ]
     return alone.beside_seconds + max(shares)
-
-
-def write_costs(path: Path, alone: Alone, stage: StageData, hardware: str) -> None:
-    """Write what was measured as the cost table that ranks are balanced by."""
-    table: dict[str, dict[str, float]] = {}
-    for cell in stage.plan.cells:
-        row, frames = table.setdefault(cell.bucket.resolution, {}), str(cell.bucket.num_frames)
-        row[frames] = max(alone.seconds[cell.name] / cell.micro_batch_size, row.get(frames, 0.0))
-    told = {"measured_on": hardware, "seconds_per_clip": table}
-    path.write_text(json.dumps(told, indent=1) + "\n")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,14 +236,18 @@ def main() -> None:
     (stage,) = data.lay_out(recipe)
     if not given.report:
         hardware = torch.cuda.get_device_name() if gpu else cpu()
-        buckets.write(buckets.measure(recipe, stage, given.repeats, hardware), given.out / "alone.json")
+        write_alone(measure_alone(recipe, stage, given.repeats, hardware), given.out / "alone.json")
         gc.collect()
         if gpu:
             torch.cuda.empty_cache()
-    alone = buckets.read(given.out / "alone.json")
+    alone = read_alone(given.out / "alone.json")
     hardware = alone.hardware
     costs = given.out / "costs.json"
-    write_costs(costs, alone, stage, hardware)
+    of_clips = [
+        (cell.bucket.resolution, cell.bucket.num_frames, alone.seconds[cell.name] / cell.micro_batch_size)
+        for cell in stage.plan.cells
+    ]
+    write_cost_table(costs, hardware, of_clips)
     kind = hardware.split()[-1].lower() if hardware.startswith("NVIDIA") else "cpu"
     one: Ran | None = None
     for ranks in sorted({1, *given.ranks}):

@@ -24,7 +24,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
+from cost_table import write_cost_table
+from dealing import imbalance, in_turn, larger
+from made_up_clips import made_up_plan
 from rows import RESULTS, Row, keep, row
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -36,7 +38,7 @@ from trainer.flops import Shape
 from trainer.memory import Form
 from trainer.recipe import Stage, TrainRecipe
 from trainer.stdit import flops
-from vidcurate import buckets, draws, interleave, order
+from vidcurate import buckets, order
 from vidcurate.buckets import Bucket
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes/speedrun.yaml"
@@ -93,63 +95,12 @@ def measured_steps(table: Sequence[Row]) -> list[Measured]:
     return steps
 
 
-def write_cost_table(path: Path, recipe: TrainRecipe, machine: Machine, hardware: str) -> None:
-    """Write the seconds of a clip of each bucket of a recipe, of its costliest aspect ratio."""
-    seconds: dict[str, dict[str, float]] = {}
-    fixed = 0.0
-    for bucket in {bucket for stage in recipe.stages for bucket in buckets.all_buckets(stage.data.buckets)}:
-        of_clip, fixed = machine.cost.of_clips(work_of(recipe, bucket, 1))
-        lengths = seconds.setdefault(bucket.resolution, {})
-        length = str(bucket.num_frames)
-        lengths[length] = max(of_clip, lengths.get(length, 0.0))
-    told = {
-        "measured_on": f"{hardware}, {'fast' if machine.form.fast else 'readable'} blocks",
-        "seconds_per_micro_batch": fixed,
-        "seconds_per_clip": {
-            name: dict(sorted(row.items(), key=lambda item: int(item[0])))
-            for name, row in sorted(seconds.items())
-        },
-    }
-    path.write_text(json.dumps(told, indent=1) + "\n")
-
-
-# ── the clips ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def shares_of(text: str) -> list[tuple[str, float]]:
-    """Return [(what, its share)] of "what:percent,…", the shares summing to 1."""
-    parts = [part.rsplit(":", 1) for part in text.split(",")]
-    total = sum(float(percent) for _, percent in parts)
-    return [(what, float(percent) / total) for what, percent in parts]
-
-
-def made_up_plan(stage: Stage, clips: int, given: argparse.Namespace, pieces: int = 1) -> order.Plan:
-    """Return the order of a stage over `clips` made-up clips.
-
-    With `pieces` above 1 its micro-batches are that many times smaller, but for those of fewer clips, and a
-    step has as many more of them that it shows as many clips.
-    """
-    source = np.random.default_rng(given.seed)
-    ranges, sizes = shares_of(given.durations), shares_of(given.sizes)
-    edges = np.array([[float(end) for end in what.split("-")] for what, _ in ranges])
-    kind = source.choice(len(ranges), size=clips, p=[share for _, share in ranges])
-    seconds = edges[kind, 0] + source.random(clips) * (edges[kind, 1] - edges[kind, 0])
-    size = np.array([[int(side) for side in what.split("x")] for what, _ in sizes])
-    shape = size[source.choice(len(sizes), size=clips, p=[share for _, share in sizes])]
-    frames = np.floor(seconds * given.fps).astype(np.int64)
-    hashes = draws.mix(np.arange(clips, dtype=np.uint64))
-    found = buckets.assign(stage.data.buckets, hashes, frames, shape[:, 1], shape[:, 0], given.seed)
-    cells, whole, cut = [], 0.0, 0.0
-    for number in np.unique(found.bucket[found.bucket >= 0]).tolist():
-        rows = np.flatnonzero(found.bucket == number)
-        bucket = found.buckets[number]
-        whole += len(rows) / bucket.micro_batch_size
-        bucket = dataclasses.replace(bucket, micro_batch_size=max(1, bucket.micro_batch_size // pieces))
-        cut += len(rows) / bucket.micro_batch_size
-        weight = round(1e6 * len(rows) / bucket.micro_batch_size)
-        cells.append(order.make_cell(bucket.name, bucket, rows, hashes[rows], max(1, weight)))
-    per_step = round(stage.data.micro_batches_per_step * cut / whole)
-    return order.make_plan(cells, seed=given.seed, micro_batches_per_step=per_step)
+def clip_costs(recipe: TrainRecipe, machine: Machine) -> tuple[list[tuple[str, int, float]], float]:
+    """Return resolution, frames and seconds of a clip of each bucket of a recipe, and of a micro-batch."""
+    of_all = {bucket for stage in recipe.stages for bucket in buckets.all_buckets(stage.data.buckets)}
+    found = [(bucket, machine.cost.of_clips(work_of(recipe, bucket, 1))) for bucket in of_all]
+    clips = [(bucket.resolution, bucket.num_frames, seconds) for bucket, (seconds, _) in found]
+    return clips, found[0][1][1]
 
 
 # ── what things cost ────────────────────────────────────────────────────────────────────────────────────────
@@ -211,41 +162,13 @@ def encoder_seconds(plan: order.Plan, given: argparse.Namespace) -> list[float]:
     ]
 
 
-# ── who waits for whom ──────────────────────────────────────────────────────────────────────────────────────
-
-Deal = Callable[[order.Plan, int, int], Sequence[Sequence[int]]]
-
-
-def in_turn(plan: order.Plan, step: int, ranks: int) -> list[range]:
-    """Return each rank's positions as the published sampler deals them: position i to rank i mod ranks."""
-    first = step * plan.micro_batches_per_step
-    return [range(first + rank, first + plan.micro_batches_per_step, ranks) for rank in range(ranks)]
-
-
-def imbalance(plan: order.Plan, seconds: Sequence[float], ranks: int, deal: Deal, steps: int) -> float:
-    """Return the mean over `steps` steps, spread over the stage, of the slowest rank's time over the mean."""
-    slowest = mean = 0.0
-    for number in range(steps):
-        step = number * 37
-        loads = [
-            sum(seconds[interleave.turn(plan.mixture, position)[0]] for position in positions)
-            for positions in deal(plan, step, ranks)
-        ]
-        slowest, mean = slowest + max(loads), mean + sum(loads) / ranks
-    return slowest / mean
-
-
-def larger(plan: order.Plan, times: float) -> order.Plan:
-    """Return the plan with steps of so many times more micro-batches."""
-    return dataclasses.replace(plan, micro_batches_per_step=round(plan.micro_batches_per_step * times))
-
-
 # ── the report ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def print_assumptions(given: argparse.Namespace, machine: Machine, table: Sequence[Row]) -> None:
     hardware = table[0]["hardware"]
-    forms = ", ".join(sorted({entry["peer"].partition("ours is ")[2].removesuffix(")") for entry in table}))
+    peers = {entry["peer"] for entry in table if "ours is " in entry["peer"]}
+    forms = ", ".join(sorted(peer.partition("ours is ")[2].removesuffix(")") for peer in peers))
     print(f"""Assumptions
   step                  {given.table.name}: {hardware}, blocks {forms}, weights and data random
   data                  {given.clips:,} clips in stages 1 and 2, {given.more_clips:,} more in stage 3
@@ -467,7 +390,9 @@ def main() -> None:
     print_fit(machine, steps)
 
     if given.cost_table:
-        write_cost_table(given.cost_table, recipe, machine, table[0]["hardware"])
+        blocks = "fast" if machine.form.fast else "readable"
+        measured_on = f"{table[0]['hardware']}, {blocks} blocks"
+        write_cost_table(given.cost_table, measured_on, *clip_costs(recipe, machine))
 
     found = {stage.name: project(stage, recipe, machine, given) for stage in recipe.stages}
     keep(given.out, as_rows(found, f"{table[0]['hardware']}, projected"))

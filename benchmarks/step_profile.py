@@ -14,10 +14,8 @@ docs/speed.md.
 
 import argparse
 import gc
-import statistics
 import sys
 from collections import Counter
-from collections.abc import Callable
 from time import perf_counter
 
 import torch
@@ -40,6 +38,7 @@ from train_step import (
 )
 
 from trainer.cost import Work
+from trainer.kernels.timing import milliseconds
 from trainer.stdit import STDiT3
 
 RESULT = "step_profile_h200"
@@ -49,25 +48,11 @@ COPY_TB_PER_S = 4.8  # the memory's rate on the data sheet
 SHOWN = 5  # kernels without a part, the largest
 
 
-def milliseconds(run: Callable[[], object], repeats: int) -> float:
-    """Return the median time of `run` on the device, after two more that warm up."""
-    found = []
-    for _ in range(WARM_UP + repeats):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(HEAD_START)
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        found.append(start.elapsed_time(end))
-    return statistics.median(found[WARM_UP:])
-
-
 def measured_rates() -> Rates:
     """Return the rates of an 8192^3 bfloat16 product and of a copy of 2 GiB, in this process."""
     source = torch.randn(1 << 30, device="cuda", dtype=torch.bfloat16)
     target = torch.empty_like(source)
-    seconds = milliseconds(lambda: target.copy_(source), 10) / 1000
+    seconds = milliseconds([lambda: target.copy_(source)])[0] / 1000
     return Rates(product=ceiling_tflops(), copy=2 * source.nbytes / seconds / 1e12)
 
 
@@ -81,7 +66,7 @@ def optimizer_milliseconds(model: STDiT3) -> float:
             weight.grad = gradient
         masters.step()
 
-    return milliseconds(step, 3)
+    return milliseconds([step])[0]
 
 
 def profiled(model: STDiT3, shape: Shape, clips: int) -> list[Kernel]:

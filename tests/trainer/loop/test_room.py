@@ -41,18 +41,23 @@ def test_a_run_that_is_told_what_to_keep_says_nothing_of_it(short_run: Path) -> 
     assert not _events(short_run, "room")
 
 
+def _tools(shards: Path, tmp_path: Path) -> Any:
+    """Return what `telling.record_kernels` reads of a run of fast blocks, whose folder is there."""
+    recipe = smoke(shards, tmp_path / "run", *SHORT, "blocks=fast")
+    recipe.output.mkdir()
+    return SimpleNamespace(recipe=recipe, world=ALONE)
+
+
 def test_the_kernel_that_attention_takes_for_new_lengths_is_told_once(shards: Path, tmp_path: Path) -> None:
     attention = pytest.importorskip(
         "trainer.kernels.attention", reason="triton is not installed on this platform"
     )
-    recipe = smoke(shards, tmp_path / "run", *SHORT, "blocks=fast")
-    recipe.output.mkdir()
-    tools: Any = SimpleNamespace(recipe=recipe, world=ALONE)
+    tools = _tools(shards, tmp_path)
     found = {"heads": 32, "queries": 405, "keys": 405, "kept_out": {"flash4": "wrong, of its norm: dq by 1"}}
     attention._untold.append(Choice(**found, milliseconds={"own": 0.99, "cudnn": 0.98}))
     telling.record_kernels(tools, 3)
     telling.record_kernels(tools, 4)
-    (event,) = _events(recipe.output, "attention_kernel")
+    (event,) = _events(tools.recipe.output, "attention_kernel")
     assert event["step"] == 3
     assert {key: event[key] for key in found} == found
     assert (event["kernel"], event["own_ms"], event["cudnn_ms"]) == ("cudnn", 0.99, 0.98)
@@ -62,9 +67,7 @@ def test_the_way_of_a_product_of_new_sizes_is_told_once(shards: Path, tmp_path: 
     products = pytest.importorskip(
         "trainer.kernels.products", reason="triton is not installed on this platform"
     )
-    recipe = smoke(shards, tmp_path / "run", *SHORT, "blocks=fast")
-    recipe.output.mkdir()
-    tools: Any = SimpleNamespace(recipe=recipe, world=ALONE)
+    tools = _tools(shards, tmp_path)
     product = products.Product("linear", 36450, 4608, 1152, "gelu")
     products._untold += [
         products.Found(product=product, torch_ms=0.5, cublaslt_ms=0.4),
@@ -73,7 +76,7 @@ def test_the_way_of_a_product_of_new_sizes_is_told_once(shards: Path, tmp_path: 
     ]
     telling.record_kernels(tools, 3)
     telling.record_kernels(tools, 4)
-    fast, alone, failed = _events(recipe.output, "product_kernel")
+    fast, alone, failed = _events(tools.recipe.output, "product_kernel")
     assert (fast["step"], fast["rows"], fast["epilogue"]) == (3, 36450, "gelu")
     assert (fast["kernel"], fast["torch_ms"], fast["cublaslt_ms"]) == ("cublaslt", 0.5, 0.4)
     assert (alone["kernel"], "cublaslt_ms" in alone) == ("torch", False)
