@@ -19,7 +19,7 @@ from trainer.data import StageData
 from trainer.encode import video_encoder
 from trainer.mesh import ALONE, World
 from trainer.recipe import TrainRecipe
-from trainer.stdit import STDiT3
+from trainer.stdit import STDiT3, lengths_read
 
 MEAN_TEXT_TOKENS = 125  # of make_latents.py's captions
 GIB = 2**30
@@ -43,6 +43,13 @@ def here() -> World:
     return World(rank=0, size=1, device=torch.device("cuda", 0))
 
 
+def text_tokens_read(recipe: TrainRecipe, caption_dropout: float) -> int:
+    """Return how many text tokens a clip reads in the mean: its caption's, or the null caption's."""
+    own = min(MEAN_TEXT_TOKENS, recipe.model.model_max_length)
+    kept, dropped = lengths_read(recipe.model, [own, own], [False, True])
+    return round((1 - caption_dropout) * kept + caption_dropout * dropped)
+
+
 def measure_alone(recipe: TrainRecipe, stage: StageData, repeats: int, hardware: str) -> Alone:
     """Time the parts of an update on this process's device, with the trainer's own layout and optimizer."""
     world = here()
@@ -59,8 +66,8 @@ def measure_alone(recipe: TrainRecipe, stage: StageData, repeats: int, hardware:
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     frozen = sum(p.numel() for p in model.parameters()) - trained
     held = memory.state_bytes(trained, frozen, item_bytes=form.item_bytes)
-    room = recipe.model.model_max_length  # to which captions are filled up, as in a step
-    text = min(MEAN_TEXT_TOKENS, room)
+    room = recipe.model.model_max_length
+    text = text_tokens_read(recipe, stage.stage.caption_dropout)
 
     def mark() -> Any:
         """Return this moment of the device: as in a step nothing waits for it, so its clock is a step's."""
@@ -96,7 +103,7 @@ def measure_alone(recipe: TrainRecipe, stage: StageData, repeats: int, hardware:
             layout.open()
             opened = mark()
             plan = layout.room.make_room(x, y)
-            out = layout.compute(x, timestep, y, mask=mask, **told)
+            out = layout.compute(x, timestep, y, mask=mask, text_lengths=(text,) * clips, **told)
             (out.float().square().mean() * 1e-3).backward()
             done = mark()
             layout.close()

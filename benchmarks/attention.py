@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -99,14 +100,34 @@ def exact(given: Given) -> list[Tensor]:
     return [part.transpose(1, 2) for part in (out.detach(), *gradients)]
 
 
+def own_ragged(given: Given) -> "Kernel":  # noqa: F821
+    """Return our kernel for keys that are filled up, as the others take them.
+
+    So its backward pass fills the missing keys' gradients with zeros, as theirs do and training's does not.
+    """
+    from trainer.kernels import attention
+    from trainer.kernels.flash import Ragged
+
+    own, (count, keys) = attention.OWN, given.k.shape[:2]
+    starts = torch.arange(0, count * keys, keys, device="cuda", dtype=torch.int32)
+    where = Ragged(starts, given.lengths, longest=keys, has_gaps=True)
+
+    def forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Any]:
+        return own.forward(q, k.flatten(0, 1), v.flatten(0, 1), where)
+
+    def backward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, kept: Any, dout: Tensor) -> tuple[Tensor, ...]:
+        dq, dk, dv = own.backward(q, k.flatten(0, 1), v.flatten(0, 1), out, kept, dout, where)
+        return dq, dk.view(k.shape), dv.view(v.shape)
+
+    return replace(own, forward=forward, backward=backward)
+
+
 def kernels(given: Given) -> list["Kernel"]:  # noqa: F821 - imported once there is a GPU
     """Return every kernel that is there for these lengths, in the form that is right; ours comes first."""
     from trainer.kernels import attention, flash4
     from trainer.kernels.choice import both_passes, right_form
 
     def bound(kernel: "Kernel") -> "Kernel":  # noqa: F821
-        if given.lengths is None:
-            return kernel
         return replace(
             kernel,
             forward=partial(kernel.forward, lengths=given.lengths),
@@ -114,7 +135,7 @@ def kernels(given: Given) -> list["Kernel"]:  # noqa: F821 - imported once there
             mended=kernel.mended and bound(kernel.mended),
         )
 
-    own = bound(attention.OWN)
+    own = attention.OWN if given.lengths is None else own_ragged(given)
     others = attention.others(given.q, given.k, given.v)
     if given.lengths is not None:
         others = [bound(kernel) for kernel in others if kernel is flash4.FLASH4]

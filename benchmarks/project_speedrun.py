@@ -174,7 +174,7 @@ def print_assumptions(given: argparse.Namespace, machine: Machine, table: Sequen
   data                  {given.clips:,} clips in stages 1 and 2, {given.more_clips:,} more in stage 3
   seconds of a clip     {given.durations} (from-to:percent, even within a class), {given.fps:g} frames/s
   pixels of a clip      {given.sizes}
-  caption               {TEXT_TOKENS} tokens for every clip, as measured
+  caption               {TEXT_TOKENS} tokens for every clip, as measured; fast blocks compute the true ones
   memory                {given.gib:g} GiB of a GPU may be used by {given.form} blocks, \
 {machine.limit_bytes / 2**30:.1f} beside the state cut over 8; a lean block takes {LEAN_COST:.0%} longer
   update                {machine.update_seconds * 1e3:.0f} ms a step: the measured optimizer and \

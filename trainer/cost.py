@@ -26,7 +26,11 @@ Five = tuple[float, float, float, float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A micro-batch: `clips` latents of `frames` frames of `places` tokens, `text_tokens` to each caption."""
+    """A micro-batch: `clips` latents of `frames` frames of `places` tokens, `text_tokens` to each caption.
+
+    Those are the tokens that have keys and values: of a measured step as it was run; of a forecast of memory
+    the most that a caption has, so that what fast blocks compute, the true ones alone, is never above it.
+    """
 
     clips: int
     frames: int

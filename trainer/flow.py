@@ -143,11 +143,11 @@ def training_losses(
     timesteps: Tensor,
     *,
     x_mask: Tensor | None = None,
-    **conditions: Tensor | None,
+    **conditions: Tensor | tuple[int, ...] | None,
 ) -> Tensor:
     """Return each sample's loss, float32 [B]; the training loss is their mean.
 
-    `conditions` (y, mask, fps, height, width, drop_caption) go to the model as they are.
+    `conditions` (y, mask, fps, height, width, drop_caption, text_lengths) go to the model as they are.
     """
     x_t = noised_input(data, noise, timesteps, x_mask)
     output = model(x_t, timesteps, x_mask=x_mask, **conditions)

@@ -63,12 +63,13 @@ class Encoders:
 class Inputs:
     """`latents` float32 [B, C, T', H', W']; `y` [B, 1, L, C], 0 beyond a caption's end; bool `mask` [B, L].
 
-    All on the device; L is the text encoder's model_max_length.
+    All on the device; L is the text encoder's model_max_length. `lengths` are the captions' own, on the host.
     """
 
     latents: Tensor
     y: Tensor
     mask: Tensor
+    lengths: tuple[int, ...]
 
 
 def _padded(texts: Sequence[Tensor], length: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -95,7 +96,7 @@ def of(batch: Batch, encoders: Encoders, *, seed: int, step: int, device: torch.
     if encoders.samples and variance is not None:
         latents = draw(latents, variance, seed=seed, step=step, clip_ids=batch.clip_ids)
     y, mask = _padded(texts, encoders.text.model_max_length, device)
-    return Inputs(latents=latents.float(), y=y, mask=mask)
+    return Inputs(latents=latents.float(), y=y, mask=mask, lengths=tuple(map(len, texts)))
 
 
 def frozen_projection(model: nn.Module, device: torch.device) -> CaptionProjection:

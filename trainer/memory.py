@@ -14,7 +14,8 @@ block of the readable form keeps, of each token,
 
 and a lean one 15: its backward pass makes q and k and the GELU's output again. A block whose tokens see only
 themselves keeps no q | k | v: its attention's output is v. One that is recomputed keeps x alone. Tests count
-the saved tensors of all of them and find these very bytes. On top come the weights with all that hangs on
+the saved tensors of all of them and find these very bytes. A caption counts with the most tokens that it can
+have: fast blocks, which keep its true ones, keep no more. On top come the weights with all that hangs on
 them, and what one block's backward pass works with.
 """
 

@@ -12,6 +12,7 @@ and no random numbers but its initialisation. Peculiar to it:
 """
 
 import math
+from collections.abc import Sequence
 from typing import Literal, cast, get_args
 
 import numpy as np
@@ -127,6 +128,20 @@ class STDiT3Config(Recipe):
         return self.in_channels * (2 if self.pred_sigma else 1)
 
 
+def lengths_read(
+    config: STDiT3Config, lengths: Sequence[int], drops: Sequence[bool] | None = None
+) -> tuple[int, ...]:
+    """Return how many text tokens each row reads: its caption's `lengths`, 1 at least, or the null caption's.
+
+    `drops`: whose caption is dropped; None: nobody's.
+    """
+    whole = None if "cut_null_caption" in config.reproduce else config.model_max_length
+    dropped = drops or [False] * len(lengths)
+    return tuple(
+        whole if drop and whole else max(1, length) for length, drop in zip(lengths, dropped, strict=True)
+    )
+
+
 XL_2 = STDiT3Config()
 GIANT_3B_2 = STDiT3Config(hidden_size=1872, num_heads=26)
 
@@ -189,6 +204,7 @@ class STDiT3(nn.Module):
         height: Tensor,
         width: Tensor,
         drop_caption: Tensor | None = None,
+        text_lengths: Sequence[int] | None = None,
         num_frames: Tensor | None = None,
         ar: Tensor | None = None,
     ) -> Tensor:
@@ -205,6 +221,8 @@ class STDiT3(nn.Module):
         fps, height, width   [b]; height and width in pixels, of which the first row speaks for the batch.
         drop_caption  [B] bool: True reads the null caption instead. It is read whole, or, reproducing
                   `cut_null_caption`, under the dropped caption's mask.
+        text_lengths  [B], on the host: what `lengths_read` gives where `mask` and `drop_caption` came from.
+                  Not read here; with it fast blocks compute no padding (`trainer.fast`).
         num_frames, ar   taken and not read, so that the original's keyword arguments can be passed on.
 
         Raises ValueError for rows that do not divide the batch.
@@ -229,7 +247,7 @@ class STDiT3(nn.Module):
             given = (noisy, still)
         modulation = torch.unflatten(modulation, -1, (6, -1))
 
-        y, text_mask = self._caption(y.to(dtype), mask, drop_caption)
+        y, text_mask = self._caption(y.to(dtype), mask, drop_caption, text_lengths)
 
         x = F.pad(x.to(dtype), (0, -columns % patch_columns, 0, -rows % patch_rows))
         grid = (x.shape[3] // patch_rows, x.shape[4] // patch_columns)
@@ -247,8 +265,11 @@ class STDiT3(nn.Module):
         out = out.permute(0, 6, 1, 2, 4, 3, 5).flatten(5, 6).flatten(3, 4)
         return out[:, :, :, :rows, :columns].float()
 
-    def _caption(self, y: Tensor, mask: Tensor | None, drop: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def _caption(
+        self, y: Tensor, mask: Tensor | None, drop: Tensor | None, lengths: Sequence[int] | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Return projected text [B, L, D] and its bool mask [B, 1, 1, L] (None: every token is real)."""
+        del lengths  # the mask says it
         b, length = y.shape[0], y.shape[2]
         valid = None if mask is None else _tile(mask, b, "mask").bool()
         if drop is not None and "cut_null_caption" not in self.config.reproduce:

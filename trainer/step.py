@@ -26,6 +26,7 @@ from trainer.pace import OwnSeconds, Stopwatch
 from trainer.parallel import Layout
 from trainer.recipe import Stage, TrainRecipe
 from trainer.resume import TrainState
+from trainer.stdit import lengths_read
 
 NAMED_CLIPS = 8  # in a message
 
@@ -84,9 +85,8 @@ def clip_losses(model: nn.Module, tools: Tools, stage: Stage, batch: Batch, step
     if any(ratio for name, ratio in stage.mask_ratios.items() if name != "identity"):
         x_mask, _ = masks.draw_masks(stage.mask_ratios, frames, seed=seed, step=step, clip_ids=ids)
         x_mask = mesh.send(x_mask, device)
-    dropped = None
-    if stage.caption_dropout:
-        dropped = mesh.send(noise.caption_drops(seed, step, ids, stage.caption_dropout), device)
+    drops = noise.caption_drops(seed, step, ids, stage.caption_dropout) if stage.caption_dropout else None
+    lengths = lengths_read(tools.recipe.model, given.lengths, None if drops is None else drops.tolist())
 
     beside_bytes = tools.video.device_bytes + tools.text.device_bytes
     tools.layout.room.make_room(latents, given.y, beside_bytes)
@@ -101,7 +101,8 @@ def clip_losses(model: nn.Module, tools: Tools, stage: Stage, batch: Batch, step
         fps=mesh.send(torch.from_numpy(batch.fps), device),
         height=mesh.send(height, device),
         width=mesh.send(width, device),
-        drop_caption=dropped,
+        drop_caption=None if drops is None else mesh.send(drops, device),
+        text_lengths=lengths,
     )
     return ClipLosses(losses=losses, timesteps=timesteps, text_tokens=given.mask.sum(1))
 

@@ -22,6 +22,7 @@ from trainer import data, encoded, flow, inputs, mesh, metrics, noise, optim
 from trainer.data import StageData
 from trainer.recipe import TrainRecipe, ValidationSpec
 from trainer.resume import TrainState
+from trainer.stdit import lengths_read
 from trainer.step import Tools
 from vidcurate.order import MicroBatchPlan, finite_pass
 
@@ -99,6 +100,7 @@ def _clip_losses(model: torch.nn.Module, tools: Tools, batch: inputs.Batch) -> T
             fps=torch.from_numpy(batch.fps).to(device),
             height=height,
             width=width,
+            text_lengths=lengths_read(tools.recipe.model, given.lengths),
         )
         columns.append(losses.double().cpu())
     return torch.stack(columns, dim=1)

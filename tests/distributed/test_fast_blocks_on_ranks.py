@@ -15,7 +15,7 @@ import torch
 from trainer import mesh, noise, optim, parallel
 from trainer.kernels import qk_norm
 from trainer.parallel import ParallelSpec
-from trainer.stdit import STDiT3, STDiT3Config
+from trainer.stdit import STDiT3, STDiT3Config, lengths_read
 
 qk_norm.BACKWARD = (4, 4)  # the interpreter is slow
 world = mesh.join()
@@ -36,7 +36,11 @@ def gradients(spec, fast):
         latents = torch.randn(1, 4, 2, 2, 4, generator=draw)
         features = torch.randn(1, 1, 6, 8, generator=draw)
         layout.room.make_room(latents, features)
-        out = layout.compute(latents, torch.tensor([300.0]), features, **sizes)
+        own, drops = 2 + world.rank, [number == 1]  # the second caption is dropped
+        mask = torch.arange(6)[None] < own
+        text = lengths_read(config, [own], drops)
+        out = layout.compute(latents, torch.tensor([300.0]), features, mask=mask,
+                             drop_caption=torch.tensor(drops), text_lengths=text, **sizes)
         out.square().mean().backward()
     layout.close()
     return {name: mesh.whole(parameter.grad) for name, parameter in optim.trained(model).items()}

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -78,7 +79,11 @@ def _assert_fast_is_readable(
             lambda x, y, m: run(x, y, m, mask, frames, wave), [x, y, modulation], [*weights.values()], seed
         )
 
-    ours = outcome(lambda *given: fast.fast_block(block, *given, lean=lean))
+    def run_fast(x: Tensor, y: Tensor, m: Tensor, mask: Tensor | None, *rest: Any) -> Tensor:
+        rows, captions = fast.padded(y, mask)
+        return fast.fast_block(block, x, rows, m, captions, *rest, lean=lean)
+
+    ours = outcome(run_fast)
     _assert_near(ours, outcome(block), ["out", "dx", "dy", "dmodulation", *weights])
 
 
@@ -166,15 +171,23 @@ def test_what_is_frozen_gets_no_gradient_and_the_rest_the_same(trained: str | No
 
 def test_a_caption_costs_its_own_length_and_what_lies_behind_it_is_not_read() -> None:
     torch.manual_seed(0)
-    q, k, v = torch.randn(2, 5, 2, 40), torch.randn(2, 30, 2, 40), torch.randn(2, 30, 2, 40)
-    lengths = torch.tensor([30, 3], dtype=torch.int32)
-    out, lse = flash.flash_attention(q, k, v, lengths)
-    k[1, 3:], v[1, 3:] = torch.nan, torch.nan
-    again, _ = flash.flash_attention(q, k, v, lengths)
+    q, k, v = torch.randn(2, 5, 2, 40), torch.randn(60, 2, 40), torch.randn(60, 2, 40)
+    starts, lengths = (torch.tensor(numbers, dtype=torch.int32) for numbers in ([0, 30], [30, 3]))
+    where = flash.Ragged(starts, lengths, longest=30, has_gaps=True)
+    out, lse = flash.flash_attention(q, k, v, where)
+    k[33:], v[33:] = torch.nan, torch.nan
+    again, _ = flash.flash_attention(q, k, v, where)
     assert torch.equal(again, out)
-    gradients = flash.flash_attention_backward(q, k, v, lengths, out, lse, torch.ones_like(out))
+    gradients = flash.flash_attention_backward(q, k, v, where, out, lse, torch.ones_like(out))
     assert all(part.isfinite().all() for part in gradients)
-    assert not any(part[1, 3:].any() for part in gradients[1:])
+    assert not any(part[33:].any() for part in gradients[1:])
+    # Packed, the rows between are not there, and the numbers are the same to the last bit.
+    packed = [part[:33].clone() for part in (k, v)]
+    where = where._replace(has_gaps=False)
+    assert torch.equal(flash.flash_attention(q, *packed, where)[0], out)
+    found = flash.flash_attention_backward(q, *packed, where, out, lse, torch.ones_like(out))
+    for one, wanted in zip(found, gradients, strict=True):
+        assert torch.equal(one, wanted[: len(one)])
 
 
 def test_queries_split_over_programs_give_the_gradients_of_one() -> None:

@@ -83,6 +83,7 @@ def _model_bytes(form: Form, plan: Plan, *, frames: int, rows: int, text_tokens:
     ids=str,
 )
 def test_a_token_keeps_the_bytes_that_autograd_saves(form: Form, plan: Plan, frames: int) -> None:
+    """The captions are full, as the forecast has them: packed ones keep less, each what its tokens do."""
     if form.fast:
         pytest.importorskip("triton", reason="triton is not installed on this platform")
 
@@ -93,7 +94,7 @@ def test_a_token_keeps_the_bytes_that_autograd_saves(form: Form, plan: Plan, fra
 
     (counted, predicted), taller, wordier = both(1, 2), both(2, 2), both(1, 3)
     assert taller[0] - counted == taller[1] - predicted
-    mask = 1 if plan.recompute_blocks else 0  # which all recomputed blocks share
+    mask = 1 if plan.recompute_blocks and not form.fast else 0  # which all recomputed blocks share
     assert wordier[0] - counted == wordier[1] - predicted + mask
     # What is left of the whole are the tables of the clip, of which the model counts those of the blocks.
     assert 0 <= counted - predicted < 80 * form.item_bytes * WIDTH

@@ -14,7 +14,7 @@ from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
 from trainer.kernels import flash4
 from trainer.kernels.choice import Choice, Gradients, Kernel, choose
 from trainer.kernels.choice import Kept as Kept
-from trainer.kernels.flash import flash_attention, flash_attention_backward
+from trainer.kernels.flash import Ragged, flash_attention, flash_attention_backward
 
 Key = tuple[int, int, int, int, torch.dtype]  # sequences times heads, queries, keys, a head's width
 
@@ -48,15 +48,15 @@ def _cudnn_backward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, kept: Kept, do
     return dq, dk, dv
 
 
-def _own(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Kept]:
-    out, lse = flash_attention(q, k, v, lengths)
+def _own(q: Tensor, k: Tensor, v: Tensor, ragged: Ragged | None = None) -> tuple[Tensor, Kept]:
+    out, lse = flash_attention(q, k, v, ragged)
     return out, (lse,)
 
 
 def _own_backward(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, kept: Kept, dout: Tensor, lengths: Tensor | None = None
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, kept: Kept, dout: Tensor, ragged: Ragged | None = None
 ) -> Gradients:
-    return flash_attention_backward(q, k, v, lengths, out, kept[0], dout)
+    return flash_attention_backward(q, k, v, ragged, out, kept[0], dout)
 
 
 OWN = Kernel("own", _own, _own_backward)
@@ -83,20 +83,21 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor) -> Kernel:
     return _taken[key]
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Kept]:
+def attend(q: Tensor, k: Tensor, v: Tensor, ragged: Ragged | None = None) -> tuple[Tensor, Kept]:
     """Return out [B, Lq, H, D], and what the backward pass wants, for q [B, Lq, H, D], k and v [B, Lk, H, D].
 
-    The heads of a token lie side by side. `lengths`, int32 [B], are the numbers of real keys; None: all Lk.
+    The heads of a token lie side by side. Keys of different lengths are rows [P, H, D], and `ragged` says
+    whose they are.
     """
-    if lengths is not None:
-        return _own(q, k, v, lengths)
+    if ragged is not None:
+        return _own(q, k, v, ragged)
     return _kernel(q, k, v).forward(q, k, v)
 
 
 def attend_backward(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, out: Tensor, kept: Kept, dout: Tensor
+    q: Tensor, k: Tensor, v: Tensor, ragged: Ragged | None, out: Tensor, kept: Kept, dout: Tensor
 ) -> Gradients:
     """Return the contiguous gradients of q, k and v, for contiguous `dout` and what `attend` returned."""
-    if lengths is not None:
-        return _own_backward(q, k, v, out, kept, dout, lengths)
+    if ragged is not None:
+        return _own_backward(q, k, v, out, kept, dout, ragged)
     return _kernel(q, k, v).backward(q, k, v, out, kept, dout)

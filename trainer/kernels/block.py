@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.kernels.attention import Kept, attend, attend_backward
+from trainer.kernels.flash import Ragged
 from trainer.kernels.linear import bias_gradient
 from trainer.kernels.modulate import (
     gated,
@@ -44,6 +45,7 @@ class Shape:
     places: int
     heads: int
     wave: tuple[Tensor, Tensor] | None  # the rotation of a temporal block
+    captions: Ragged | None  # whose the text's rows are; None: all captions are equally long
     lean: bool  # make q, k and the GELU's output again in the backward pass
 
     @property
@@ -85,7 +87,6 @@ class _Saved(NamedTuple):
     x: Tensor
     y: Tensor
     table: Tensor  # [B, T or 1, 6, D]
-    lengths: Tensor | None
     qkv: Tensor  # empty where a token sees only itself
     out: Tensor  # of self-attention
     branch: Tensor  # its projection
@@ -125,14 +126,13 @@ def _attention_backward(
 
 
 class BlockFunction(torch.autograd.Function):
-    """`apply(shape, x, y, modulation, lengths, *weights)` returns what the readable block does.
+    """`apply(shape, x, y, modulation, *weights)` returns what the readable block does.
 
-    x is [B, N, D], y [B, L, D], modulation [B, T or 1, 6, D]; `lengths`, int32 [B], are the captions' true
-    ones, None: all L.
+    x is [B, N, D], y [B, L, D], or [P, D] with `shape.captions`, modulation [B, T or 1, 6, D].
     """
 
     @staticmethod
-    def forward(ctx, shape, x, y, modulation, lengths, *weights):
+    def forward(ctx, shape, x, y, modulation, *weights):
         w, width = Weights(*weights), x.shape[-1]
         heads = (shape.heads, width // shape.heads)
         table = w.table + modulation  # [B, T or 1, 6, D]
@@ -151,9 +151,9 @@ class BlockFunction(torch.autograd.Function):
         x1 = gated(x, branch, gate)
 
         cross_q = linear(x1, w.cross_q, w.cross_q_bias).unflatten(2, heads)
-        cross_kv = F.linear(y, w.cross_kv, w.cross_kv_bias).unflatten(2, (2, *heads))
-        key, value = cross_kv.unbind(2)
-        cross_out, cross_kept = attend(cross_q, key, value, lengths)
+        cross_kv = F.linear(y, w.cross_kv, w.cross_kv_bias).unflatten(-1, (2, *heads))
+        key, value = cross_kv.unbind(-3)
+        cross_out, cross_kept = attend(cross_q, key, value, shape.captions)
         told = linear(cross_out.flatten(2), w.cross_proj, w.cross_proj_bias)
         x2, h, mlp_moments = normed(x1, told, mlp_shift, mlp_scale)
 
@@ -163,7 +163,7 @@ class BlockFunction(torch.autograd.Function):
 
         ctx.shape, ctx.counts = shape, (len(kept), len(cross_kept))
         saved = _Saved(
-            x, y, table, lengths, qkv, out, branch, x1, cross_q, cross_kv, cross_out, x2, before, mlp,
+            x, y, table, qkv, out, branch, x1, cross_q, cross_kv, cross_out, x2, before, mlp,
             moments, mlp_moments,
         )  # fmt: skip
         ctx.save_for_backward(*w, *saved, *kept, *cross_kept, *again)
@@ -176,7 +176,7 @@ class BlockFunction(torch.autograd.Function):
         s = _Saved(*islice(given, len(_Saved._fields)))
         kept, cross_kept = (tuple(islice(given, count)) for count in ctx.counts)
         again = list(given)
-        needed = Weights(*ctx.needs_input_grad[5:])
+        needed = Weights(*ctx.needs_input_grad[4:])
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = s.table.unbind(2)
         found: dict[str, Tensor] = {}
 
@@ -203,12 +203,12 @@ class BlockFunction(torch.autograd.Function):
 
         weight("cross_proj", dx2, s.cross_out.flatten(2))
         dcross = input_gradient(dx2, w.cross_proj).view_as(s.cross_q)
-        key, value = s.cross_kv.unbind(2)
-        dq, dk, dv = attend_backward(s.cross_q, key, value, s.lengths, s.cross_out, cross_kept, dcross)
-        dq, dkv = dq.flatten(2), torch.stack([dk, dv], 2).flatten(2)
+        key, value = s.cross_kv.unbind(-3)
+        dq, dk, dv = attend_backward(s.cross_q, key, value, shape.captions, s.cross_out, cross_kept, dcross)
+        dq, dkv = dq.flatten(2), torch.stack([dk, dv], -3).flatten(-3)
         weight("cross_q", dq, s.x1)
         if needed.cross_kv:  # by torch: captions have another length each time
-            found["cross_kv"] = dkv.flatten(0, 1).T @ s.y.flatten(0, 1)
+            found["cross_kv"] = dkv.flatten(0, -2).T @ s.y.flatten(0, -2)
         found["cross_q_bias"] = bias_gradient(dq)
         found["cross_kv_bias"] = bias_gradient(dkv)
         dy = dkv @ w.cross_kv if ctx.needs_input_grad[2] else None
@@ -245,6 +245,6 @@ class BlockFunction(torch.autograd.Function):
         found["proj_bias"], found["cross_proj_bias"], found["fc2_bias"] = in_all[6:]
         dtable = by_frame[:6].unflatten(1, s.table.shape[:2]).permute(1, 2, 0, 3).to(s.table.dtype)
         return (
-            None, dx, dy, dtable, None,
+            None, dx, dy, dtable,
             *(found[name] if getattr(needed, name) else None for name in Weights._fields),
         )  # fmt: skip

@@ -6,6 +6,8 @@ without atomic sums, so that the same input gives the same bits. Where all lengt
 may be faster: `trainer.kernels.attention` looks.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -15,6 +17,19 @@ from trainer.kernels.heads import load_rows, store_rows
 from trainer.kernels.widths import pieces
 
 Tile = tuple[int, int, int, int]  # rows of queries, rows of keys, warps, stages
+
+
+class Ragged(NamedTuple):
+    """Where the keys of sequences of different lengths lie among rows [P, H, D] that hold those of all.
+
+    A sequence's rows lie side by side. Packed rows have no gaps between them; padded ones do, which no
+    sequence reads and whose gradient is zero.
+    """
+
+    starts: Tensor  # int32 [B], each sequence's first row
+    lengths: Tensor  # int32 [B], its number of rows, at least 1
+    longest: int  # no length is above it; the host asks the device for none
+    has_gaps: bool
 
 
 def tiles(queries: int, keys: int) -> tuple[Tile, Tile, Tile]:
@@ -34,14 +49,13 @@ def _flash_kernel(
     q_ptr,
     k_ptr,
     v_ptr,
+    starts_ptr,  # int32 [B], with RAGGED
     lengths_ptr,
     out_ptr,
     lse_ptr,
     q_batch,
     q_row,
-    k_batch,
     k_row,
-    v_batch,
     v_row,
     queries,
     keys,
@@ -59,10 +73,11 @@ def _flash_kernel(
     row = tl.program_id(0) * M + tl.arange(0, M)
     c1 = tl.arange(0, FIRST)
     c2 = FIRST + tl.arange(0, SECOND)
+    first = tl.load(starts_ptr + b).to(tl.int64) if RAGGED else b * keys
     count = tl.load(lengths_ptr + b) if RAGGED else keys
     q1, q2 = load_rows(q_ptr + b * q_batch + head * WIDTH, row, c1, c2, q_row, queries, WIDTH)
-    k_start = k_ptr + b * k_batch + head * WIDTH
-    v_start = v_ptr + b * v_batch + head * WIDTH
+    k_start = k_ptr + first * k_row + head * WIDTH
+    v_start = v_ptr + first * v_row + head * WIDTH
     top = tl.full((M,), -float("inf"), tl.float32)
     total = tl.zeros((M,), tl.float32)
     acc1 = tl.zeros((M, FIRST), tl.float32)
@@ -95,17 +110,16 @@ def _flash_by_keys(
     q_ptr,
     k_ptr,
     v_ptr,
+    starts_ptr,  # int32 [B], with RAGGED
     lengths_ptr,
     dout_ptr,
     lse_ptr,
     delta_ptr,
-    dk_ptr,  # [splits, B, keys, H, D]
+    dk_ptr,  # [splits, rows of all keys, H, D]
     dv_ptr,
     q_batch,
     q_row,
-    k_batch,
     k_row,
-    v_batch,
     v_row,
     queries,
     keys,
@@ -126,10 +140,11 @@ def _flash_by_keys(
     key = tl.program_id(0) * N + tl.arange(0, N)
     c1 = tl.arange(0, FIRST)
     c2 = FIRST + tl.arange(0, SECOND)
+    first = tl.load(starts_ptr + b).to(tl.int64) if RAGGED else b * keys
     count = tl.load(lengths_ptr + b) if RAGGED else keys
     full: tl.constexpr = HEADS * WIDTH
-    k1, k2 = load_rows(k_ptr + b * k_batch + head * WIDTH, key, c1, c2, k_row, count, WIDTH)
-    v1, v2 = load_rows(v_ptr + b * v_batch + head * WIDTH, key, c1, c2, v_row, count, WIDTH)
+    k1, k2 = load_rows(k_ptr + first * k_row + head * WIDTH, key, c1, c2, k_row, count, WIDTH)
+    v1, v2 = load_rows(v_ptr + first * v_row + head * WIDTH, key, c1, c2, v_row, count, WIDTH)
     dk1 = tl.zeros((N, FIRST), tl.float32)
     dk2 = tl.zeros((N, SECOND), tl.float32)
     dv1 = tl.zeros((N, FIRST), tl.float32)
@@ -159,15 +174,9 @@ def _flash_by_keys(
         dk1 = tl.dot(ds, q1, dk1)
         dk2 = tl.dot(ds, q2, dk2)
     natural: tl.constexpr = SCALE * 0.6931471805599453
-    if RAGGED:  # a missing key has rows of its own, whatever is in them
-        real = key[:, None] < count
-        dk1 = tl.where(real, dk1, 0.0)
-        dk2 = tl.where(real, dk2, 0.0)
-        dv1 = tl.where(real, dv1, 0.0)
-        dv2 = tl.where(real, dv2, 0.0)
-    place = split * split_stride + b * keys * full + head * WIDTH
-    store_rows(dv_ptr + place, dv1, dv2, key, c1, c2, full, keys, WIDTH)
-    store_rows(dk_ptr + place, dk1 * natural, dk2 * natural, key, c1, c2, full, keys, WIDTH)
+    place = split * split_stride + first * full + head * WIDTH
+    store_rows(dv_ptr + place, dv1, dv2, key, c1, c2, full, count, WIDTH)
+    store_rows(dk_ptr + place, dk1 * natural, dk2 * natural, key, c1, c2, full, count, WIDTH)
 
 
 @triton.jit
@@ -175,6 +184,7 @@ def _flash_by_queries(
     q_ptr,
     k_ptr,
     v_ptr,
+    starts_ptr,  # int32 [B], with RAGGED
     lengths_ptr,
     out_ptr,
     dout_ptr,
@@ -183,9 +193,7 @@ def _flash_by_queries(
     dq_ptr,
     q_batch,
     q_row,
-    k_batch,
     k_row,
-    v_batch,
     v_row,
     queries,
     keys,
@@ -203,6 +211,7 @@ def _flash_by_queries(
     row = tl.program_id(0) * M + tl.arange(0, M)
     c1 = tl.arange(0, FIRST)
     c2 = FIRST + tl.arange(0, SECOND)
+    first = tl.load(starts_ptr + b).to(tl.int64) if RAGGED else b * keys
     count = tl.load(lengths_ptr + b) if RAGGED else keys
     full: tl.constexpr = HEADS * WIDTH
     q1, q2 = load_rows(q_ptr + b * q_batch + head * WIDTH, row, c1, c2, q_row, queries, WIDTH)
@@ -213,8 +222,8 @@ def _flash_by_queries(
     delta = tl.sum(o1.to(tl.float32) * do1.to(tl.float32), 1)
     delta += tl.sum(o2.to(tl.float32) * do2.to(tl.float32), 1)
     tl.store(delta_ptr + line + row, delta, mask=row < queries)
-    k_start = k_ptr + b * k_batch + head * WIDTH
-    v_start = v_ptr + b * v_batch + head * WIDTH
+    k_start = k_ptr + first * k_row + head * WIDTH
+    v_start = v_ptr + first * v_row + head * WIDTH
     dq1 = tl.zeros((M, FIRST), tl.float32)
     dq2 = tl.zeros((M, SECOND), tl.float32)
     for start in range(0, count, N):
@@ -235,7 +244,7 @@ def _flash_by_queries(
     store_rows(dq, dq1 * natural, dq2 * natural, row, c1, c2, full, queries, WIDTH)
 
 
-def _constants(q: Tensor, lengths: Tensor | None) -> dict[str, int | float | bool]:
+def _constants(q: Tensor, ragged: Ragged | None) -> dict[str, int | float | bool]:
     heads, width = q.shape[2:]
     first, second = pieces(width, 16)
     return {
@@ -244,68 +253,77 @@ def _constants(q: Tensor, lengths: Tensor | None) -> dict[str, int | float | boo
         "FIRST": first,
         "SECOND": max(second, 16),
         "SCALE": width**-0.5 * 1.4426950408889634,
-        "RAGGED": lengths is not None,
+        "RAGGED": ragged is not None,
     }
 
 
-def _places(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:
+def _where(q: Tensor, ragged: Ragged | None) -> tuple[Tensor, Tensor]:
+    return (q, q) if ragged is None else (ragged.starts, ragged.lengths)
+
+
+def _places(q: Tensor, k: Tensor, v: Tensor, ragged: Ragged | None) -> tuple[int, ...]:
     for part in (q, k, v):
-        assert part.stride()[2:] == (part.shape[3], 1), "a token's heads lie side by side"
-    return (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2], q.shape[1], k.shape[1])
+        assert part.stride()[-2:] == (part.shape[-1], 1), "a token's heads lie side by side"
+    for part in (k, v):
+        assert part.dim() == 3 or len(part) == 1 or part.stride(0) == part.shape[1] * part.stride(1), (
+            "the keys of all sequences lie side by side"
+        )
+    # A constant where it is not read: a kernel is built anew for some numbers.
+    keys = k.shape[1] if ragged is None else 0
+    return (*q.stride()[:2], k.stride(-3), v.stride(-3), q.shape[1], keys)
 
 
 def _tile(choice: Tile) -> dict[str, int]:
     return dict(zip(("M", "N", "num_warps", "num_stages"), choice, strict=True))
 
 
-def flash_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def flash_attention(q: Tensor, k: Tensor, v: Tensor, ragged: Ragged | None = None) -> tuple[Tensor, Tensor]:
     """Return out [B, Lq, H, D] and the softmax's log2 of sums, float32 [B, H, Lq].
 
-    For q [B, Lq, H, D] and k, v [B, Lk, H, D]; the heads of a token lie side by side. `lengths`, int32 [B],
-    are the numbers of real keys, at least 1 each; None: all Lk.
+    For q [B, Lq, H, D] and k, v [B, Lk, H, D], or where `ragged` says how the keys lie, k, v [P, H, D]; the
+    heads of a token lie side by side.
     """
     b, queries, heads, width = q.shape
     out = q.new_empty(b, queries, heads, width)
     lse = torch.empty(b, heads, queries, device=q.device, dtype=torch.float32)
-    forward, _, _ = tiles(queries, k.shape[1])
+    forward, _, _ = tiles(queries, k.shape[1] if ragged is None else ragged.longest)
     _flash_kernel[(triton.cdiv(queries, forward[0]), b * heads)](
         q,
         k,
         v,
-        q if lengths is None else lengths,
+        *_where(q, ragged),
         out,
         lse,
-        *_places(q, k, v),
-        **_constants(q, lengths),
+        *_places(q, k, v, ragged),
+        **_constants(q, ragged),
         **_tile(forward),
     )
     return out, lse
 
 
 def flash_attention_backward(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, out: Tensor, lse: Tensor, dout: Tensor
+    q: Tensor, k: Tensor, v: Tensor, ragged: Ragged | None, out: Tensor, lse: Tensor, dout: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the contiguous gradients of q, k and v for contiguous `dout`; `out`, `lse` as they came out."""
-    b, queries, heads, width = q.shape
-    keys = k.shape[1]
-    constants, places = _constants(q, lengths), _places(q, k, v)
-    given = q if lengths is None else lengths
+    b, queries, heads = q.shape[:3]
+    keys = k.shape[1] if ragged is None else ragged.longest
+    constants, places, where = _constants(q, ragged), _places(q, k, v, ragged), _where(q, ragged)
     delta, dq = torch.empty_like(lse), q.new_empty(q.shape)
     _, by_queries, by_keys = tiles(queries, keys)
     _flash_by_queries[(triton.cdiv(queries, by_queries[0]), b * heads)](
-        q, k, v, given, out, dout, lse, delta, dq, *places, **constants, **_tile(by_queries)
+        q, k, v, *where, out, dout, lse, delta, dq, *places, **constants, **_tile(by_queries)
     )
     programs = triton.cdiv(keys, by_keys[1]) * b * heads
     rounds = triton.cdiv(queries, by_keys[0])
     splits = max(1, min(triton.cdiv(FEW_PROGRAMS, programs), rounds // 4))
     kind = q.dtype if splits == 1 else torch.float32
-    dk = torch.empty(splits, b, keys, heads, width, device=q.device, dtype=kind)
-    dv = torch.empty_like(dk)
+    made = torch.zeros if ragged is not None and ragged.has_gaps else torch.empty
+    dk, dv = (made((splits, *k.shape), device=q.device, dtype=kind) for _ in range(2))
     _flash_by_keys[(triton.cdiv(keys, by_keys[1]), b * heads, splits)](
         q,
         k,
         v,
-        given,
+        *where,
         dout,
         lse,
         delta,
