@@ -60,7 +60,14 @@ def measure_alone(recipe: TrainRecipe, stage: StageData, repeats: int, hardware:
             if not name.endswith("_norm.weight"):
                 weight.normal_(0, 0.02)
     dtype = getattr(torch, recipe.precision)
-    layout = parallel.lay_out(model, recipe.parallel, world, dtype, fast=recipe.blocks == "fast")
+    layout = parallel.lay_out(
+        model,
+        recipe.parallel,
+        world,
+        dtype,
+        fast=recipe.blocks == "fast",
+        float8=recipe.float8_products,
+    )
     masters = optim.masters(model)
     form = memory.form_of(recipe.blocks, recipe.precision)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)

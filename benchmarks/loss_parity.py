@@ -31,6 +31,7 @@ FORMS = {
     "float32": ["precision=float32", "blocks=readable"],
     "bfloat16": ["precision=bfloat16", "blocks=readable"],
     "fast": ["precision=bfloat16", "blocks=fast"],
+    "float8": ["precision=bfloat16", "blocks=fast", "float8_products=true"],
 }
 LAST = 50  # updates whose mean loss is compared
 

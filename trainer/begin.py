@@ -58,7 +58,12 @@ def begin(
     )
     model = STDiT3(recipe.model, recipe.seed)
     layout = parallel.lay_out(
-        model, recipe.parallel, world, getattr(torch, recipe.precision), fast=recipe.blocks == "fast"
+        model,
+        recipe.parallel,
+        world,
+        getattr(torch, recipe.precision),
+        fast=recipe.blocks == "fast",
+        float8=recipe.float8_products,
     )
     state = TrainState(model=model, masters=optim.masters(model))
     tools = Tools(

@@ -38,10 +38,12 @@ def fast_block(
     wave: tuple[Tensor, Tensor] | None,
     *,
     lean: bool = False,
+    float8: bool = False,
 ) -> Tensor:
     """Return what `block(x, …)` returns, for text as `fast_caption` or `padded` gives it.
 
     `lean` keeps 15 instead of 21 of a token's vectors for the backward pass, which makes the others again.
+    `float8` is for the products of qkv, fc1 and fc2, but for the gradients of their weights.
     """
     shape = Shape(
         clips=x.shape[0],
@@ -51,6 +53,7 @@ def fast_block(
         wave=wave if block.temporal else None,
         captions=captions,
         lean=lean,
+        float8=float8,
     )
     run = cast(Any, BlockFunction).apply
     result: Tensor = run(shape, x.contiguous(), y.contiguous(), modulation, *_weights_of(block))
@@ -103,8 +106,11 @@ def fast_caption(
     return text, Ragged(starts.int(), counts.int(), longest=max(lengths), has_gaps=False)
 
 
-def quicken(model: STDiT3) -> None:
-    """Give `model` the fast way with captions, and every block of it the fast forward pass."""
+def quicken(model: STDiT3, *, float8: bool = False) -> None:
+    """Give `model` the fast way with captions, and every block of it the fast forward pass.
+
+    With `float8` the blocks' largest products are of float8.
+    """
     model._caption = partial(fast_caption, model)  # type: ignore[method-assign, assignment]
     for block in (*model.spatial_blocks, *model.temporal_blocks):
-        block.forward = partial(fast_block, block)
+        block.forward = partial(fast_block, block, float8=float8)

@@ -269,6 +269,8 @@ def _shard_size(spec: ParallelSpec, world: World) -> int:
 
 
 LEAST_HEAD_DIM = 16  # what a matrix product of a kernel takes
+FLOAT8_ALIGNED = 16  # what one of float8 needs the model's widths to be a multiple of
+FLOAT8_CAPABILITY = (9, 0)  # of a GPU that multiplies float8 with a scale for each row
 
 
 def _check_kernels(model: STDiT3, world: World, dtype: torch.dtype) -> None:
@@ -293,19 +295,41 @@ def _check_kernels(model: STDiT3, world: World, dtype: torch.dtype) -> None:
         )
 
 
+def _check_float8(model: STDiT3, world: World) -> None:
+    """Raise InputError unless the model's widths and the GPU take products of float8."""
+    if model.config.hidden_size % FLOAT8_ALIGNED:
+        raise InputError(
+            f"float8_products is on and the model is {model.config.hidden_size} wide; float8 takes "
+            f"multiples of {FLOAT8_ALIGNED}. Set float8_products=false."
+        )
+    if world.device.type == "cuda" and torch.cuda.get_device_capability(world.device) < FLOAT8_CAPABILITY:
+        raise InputError(
+            f"float8_products is on and this GPU is a {torch.cuda.get_device_name(world.device)}; float8 "
+            "with a scale for each row takes an H100 or later. Set float8_products=false."
+        )
+
+
 def lay_out(
-    model: STDiT3, spec: ParallelSpec, world: World, dtype: torch.dtype, *, fast: bool = False
+    model: STDiT3,
+    spec: ParallelSpec,
+    world: World,
+    dtype: torch.dtype,
+    *,
+    fast: bool = False,
+    float8: bool = False,
 ) -> Layout:
     """Lay `model` over the ranks, moving its tensors to the world's device, and return how.
 
     One rank alone has nothing to share: it holds everything, whatever `spec.sharding` says. `fast` lays the
-    kernels of `trainer.fast` around the blocks. Raises InputError where `shard_size` does not divide the
-    ranks, and where the kernels cannot run.
+    kernels of `trainer.fast` around the blocks, with `float8` their large products of float8. Raises
+    InputError where `shard_size` does not divide the ranks, and where the kernels cannot run.
     """
     if fast:
         _check_kernels(model, world, dtype)
+        if float8:
+            _check_float8(model, world)
         # Here, as only machines with a GPU have Triton.
-        importlib.import_module("trainer.fast").quicken(model)
+        importlib.import_module("trainer.fast").quicken(model, float8=float8)
     item_bytes = torch.finfo(dtype).bits // 8
     choose = chooser(
         spec.recompute_blocks,

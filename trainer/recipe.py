@@ -235,6 +235,9 @@ class TrainRecipe(Recipe):
     """of the model's arithmetic; losses, averages and the optimizer stay in float32"""
     blocks: Literal["readable", "fast"] = "readable"
     """how a block is computed: readable (plain torch) or fast (Triton kernels, on a GPU)"""
+    float8_products: bool = False
+    """with fast blocks: the largest products (qkv, fc1, fc2; not the gradients of weights) of numbers rounded
+    to float8, each row with a scale of its own; on an H100 or later. It changes the numbers"""
     parallel: ParallelSpec = ParallelSpec()
     """how the ranks share the model; it changes no more than the order of float additions"""
     loader: LoaderSpec = LoaderSpec()
@@ -287,6 +290,11 @@ class TrainRecipe(Recipe):
             raise ValueError(
                 "model.skip_y_embedder takes captions as its projection made them before training; set "
                 "model.freeze_y_embedder=true, or the projection would go on learning"
+            )
+        if self.float8_products and (self.blocks, self.precision) != ("fast", "bfloat16"):
+            raise ValueError(
+                f"float8_products is on with blocks={self.blocks} and precision={self.precision}; it takes "
+                "blocks=fast and precision=bfloat16"
             )
         if self.sample:
             _, _, rows, columns = video.latent_shape(

@@ -107,7 +107,8 @@ def test_a_layers_products_are_those_of_torch(device: str) -> None:
     )
     d = _random(3, ROWS // 3, OUT, device=device)
     check(products.linear(x, w, bias), lambda: F.linear(x.float(), w.float(), bias.float()))
-    before, after = products.linear_gelu(x, w, bias)
+    before, after, onward = products.linear_gelu(x, w, bias, keep=True)
+    assert onward is after
     check(before, lambda: F.linear(x.float(), w.float(), bias.float()))
     check(after, lambda: _gelu(F.linear(x.float(), w.float(), bias.float())))
     check(products.input_gradient(d, w), lambda: d.float() @ w.float())

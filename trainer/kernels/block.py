@@ -15,6 +15,7 @@ from torch import Tensor
 
 from trainer.kernels.attention import Kept, attend, attend_backward
 from trainer.kernels.flash import Ragged
+from trainer.kernels.float8 import by_rows
 from trainer.kernels.linear import bias_gradient
 from trainer.kernels.modulate import (
     gated,
@@ -47,6 +48,7 @@ class Shape:
     wave: tuple[Tensor, Tensor] | None  # the rotation of a temporal block
     captions: Ragged | None  # whose the text's rows are; None: all captions are equally long
     lean: bool  # make q, k and the GELU's output again in the backward pass
+    float8: bool  # for qkv, fc1 and fc2, forward and in the gradients of their inputs
 
     @property
     def alone(self) -> bool:
@@ -138,12 +140,12 @@ class BlockFunction(torch.autograd.Function):
         table = w.table + modulation  # [B, T or 1, 6, D]
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = table.unbind(2)
 
-        _, h, moments = normed(x, None, shift, scale)
-        qkv, kept, again = h.new_empty(0), Kept(), []
+        _, h, moments = normed(x, None, shift, scale, as_float8=shape.float8 and not shape.alone)
+        qkv, kept, again = x.new_empty(0), Kept(), []
         if shape.alone:
-            out = linear(h.flatten(0, 1), w.qkv[2 * width :], w.qkv_bias[2 * width :])
+            out = linear(h, w.qkv[2 * width :], w.qkv_bias[2 * width :])
         else:
-            qkv = linear(h.flatten(0, 1), w.qkv, w.qkv_bias).unflatten(1, (3, *heads))
+            qkv = linear(h, w.qkv, w.qkv_bias).view(-1, 3, *heads)
             q, k, v = _normed_parts(qkv, w, shape)
             out, kept = _attention(q, k, v, shape)
             again = [] if shape.lean else [q, k]
@@ -155,11 +157,11 @@ class BlockFunction(torch.autograd.Function):
         key, value = cross_kv.unbind(-3)
         cross_out, cross_kept = attend(cross_q, key, value, shape.captions)
         told = linear(cross_out.flatten(2), w.cross_proj, w.cross_proj_bias)
-        x2, h, mlp_moments = normed(x1, told, mlp_shift, mlp_scale)
+        x2, h, mlp_moments = normed(x1, told, mlp_shift, mlp_scale, as_float8=shape.float8)
 
-        before, after = linear_gelu(h, w.fc1, w.fc1_bias)
-        mlp = linear(after, w.fc2, w.fc2_bias)
-        again = again if shape.lean else [*again, after]
+        before, after, into = linear_gelu(h, w.fc1, w.fc1_bias, keep=not shape.lean)
+        mlp = linear(into, w.fc2, w.fc2_bias).view(x.shape)
+        again = again if after is None else [*again, after]
 
         ctx.shape, ctx.counts = shape, (len(kept), len(cross_kept))
         saved = _Saved(
@@ -191,15 +193,17 @@ class BlockFunction(torch.autograd.Function):
         dout = dout.contiguous()
         dmlp = gated_backward(s.mlp, mlp_gate, dout, dmlp_gate, fc2_bias)
         after = None if shape.lean else again.pop()
-        dbefore, found["fc1_bias"], after = linear_gelu_backward(dmlp, w.fc2, s.before, after)
+        dbefore, into, found["fc1_bias"], after = linear_gelu_backward(
+            by_rows(dmlp) if shape.float8 else dmlp, w.fc2, s.before, after
+        )
         weight("fc2", dmlp, after)
         del dmlp, after
-        dh = input_gradient(dbefore, w.fc1)
+        dh = input_gradient(into, w.fc1).view(s.x.shape)
         dx2, h = normed_backward(
             s.x2, s.mlp_moments, mlp_shift, mlp_scale, dh, dout, dmlp_shift, dmlp_scale, cross_bias
         )
         weight("fc1", dbefore, h)
-        del dbefore, dh, h
+        del dbefore, into, dh, h
 
         weight("cross_proj", dx2, s.cross_out.flatten(2))
         dcross = input_gradient(dx2, w.cross_proj).view_as(s.cross_q)
@@ -233,7 +237,7 @@ class BlockFunction(torch.autograd.Function):
             )
             del q, k, v, gradients
             d = d.flatten(1)
-            dh = input_gradient(d, w.qkv)
+            dh = input_gradient(by_rows(d) if shape.float8 else d, w.qkv)
         dx, h = normed_backward(s.x, s.moments, shift, scale, dh.view_as(s.x), dx1, dshift, dscale, None)
         weight("qkv", d, h)
         if shape.alone and "qkv" in found:

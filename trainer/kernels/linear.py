@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trainer.kernels.gelu import parts
 from trainer.kernels.sums import add_up
 
 TILE = (16, 128, 4)  # rows, columns, warps, with a GELU
@@ -46,14 +47,10 @@ def _gradient_kernel(
         d = tl.load(d_ptr + place, mask=mask, other=0.0).to(tl.float32)
         if GELU:
             x = tl.load(x_ptr + place, mask=mask, other=0.0).to(tl.float32)
-            # tanh(u) = 1 - 2 / (exp(2u) + 1), with u = sqrt(2 / pi) (x + 0.044715 x^3)
-            u = 0.7978845608028654 * x * (1.0 + 0.044715 * x * x)
-            t = 1.0 - 2.0 / (tl.exp(2.0 * u) + 1.0)
-            slope = 0.7978845608028654 * (1.0 + 3.0 * 0.044715 * x * x)
-            half = 0.5 * (1.0 + t)
+            half, slope = parts(x)
             if AFTER:
                 tl.store(after_ptr + place, (x * half).to(after_ptr.dtype.element_ty), mask=mask)
-            d *= half + 0.5 * x * (1.0 - t * t) * slope
+            d *= slope
             tl.store(dx_ptr + place, d.to(dx_ptr.dtype.element_ty), mask=mask)
         total += d
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trainer.kernels.float8 import MOST, Scaled, room, store_row
 from trainer.kernels.widths import pieces
 from trainer.layers import NORM_EPS
 
@@ -40,6 +41,7 @@ def _modulate_kernel(
     scale_ptr,
     out_ptr,
     h_ptr,
+    h_scales_ptr,  # of h as float8, [B N]
     moments_ptr,  # mean and 1 / deviation of a row, [B N, 2]
     tokens_per_frame,
     table_stride,  # from the table of a frame to that of the next
@@ -50,6 +52,8 @@ def _modulate_kernel(
     BRANCH: tl.constexpr,
     GATE: tl.constexpr,
     NORM: tl.constexpr,
+    FLOAT8: tl.constexpr,
+    MOST: tl.constexpr,
     EPS: tl.constexpr,
 ):
     frame = tl.program_id(1).to(tl.int64)
@@ -97,8 +101,15 @@ def _modulate_kernel(
             if token < tokens_per_frame:
                 tl.store(moments_ptr + 2 * (frame * tokens_per_frame + token), mean)
                 tl.store(moments_ptr + 2 * (frame * tokens_per_frame + token) + 1, rstd)
-            tl.store(h_ptr + row + i1, (n1 * scale1 + shift1).to(h_ptr.dtype.element_ty), mask=r1)
-            tl.store(h_ptr + row + i2, (n2 * scale2 + shift2).to(h_ptr.dtype.element_ty), mask=r2)
+            n1 = n1 * scale1 + shift1
+            n2 = n2 * scale2 + shift2
+            if FLOAT8:
+                if token < tokens_per_frame:
+                    line = frame * tokens_per_frame + token
+                    store_row(h_ptr, h_scales_ptr, line, n1, n2, i1, i2, r1, r2, WIDTH, MOST)
+            else:
+                tl.store(h_ptr + row + i1, n1.to(h_ptr.dtype.element_ty), mask=r1)
+                tl.store(h_ptr + row + i2, n2.to(h_ptr.dtype.element_ty), mask=r2)
 
 
 @triton.jit
@@ -244,16 +255,22 @@ def _sizes(x: Tensor, table: Tensor) -> tuple[int, int, int, dict[str, int]]:
 
 
 def _forward(
-    x: Tensor, branch: Tensor | None, gate: Tensor | None, shift: Tensor | None, scale: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
+    x: Tensor,
+    branch: Tensor | None,
+    gate: Tensor | None,
+    shift: Tensor | None,
+    scale: Tensor | None,
+    as_float8: bool = False,
+) -> tuple[Tensor, Tensor | Scaled, Tensor]:
     """Return x + gate * branch, its normed and modulated form, and its moments; empty if not asked for."""
     table = gate if gate is not None else shift
     assert table is not None
     frames, tokens, stride, constants = _sizes(x, table)
     rows, warps = FORWARD
     out = x.new_empty(x.shape if branch is not None else (0,))
-    h = x.new_empty(x.shape if shift is not None else (0,))
     count = frames * tokens if shift is not None else 0
+    h = x.new_empty(x.shape if shift is not None else (0,)) if not as_float8 else None
+    made = room(count, x.shape[-1], x.device) if h is None else Scaled(h, x)
     moments = torch.empty(count, 2, device=x.device, dtype=torch.float32)
     _modulate_kernel[(triton.cdiv(tokens, rows), frames)](
         x,
@@ -262,11 +279,13 @@ def _forward(
         x if shift is None else shift,
         x if scale is None else scale,
         out,
-        h,
+        *made,
         moments,
         tokens,
         stride,
         **constants,
+        MOST=MOST,
+        FLOAT8=as_float8,
         EPS=NORM_EPS,
         ROWS=rows,
         BRANCH=branch is not None,
@@ -274,15 +293,17 @@ def _forward(
         NORM=shift is not None,
         num_warps=warps,
     )
-    return out, h, moments
+    return out, made if h is None else h, moments
 
 
-def normed(x: Tensor, branch: Tensor | None, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return x' = x + branch (without one: x), norm(x') (1 + scale) + shift, and the norm's moments.
+def normed(
+    x: Tensor, branch: Tensor | None, shift: Tensor, scale: Tensor, *, as_float8: bool = False
+) -> tuple[Tensor, Tensor | Scaled, Tensor]:
+    """Return x' = x + branch (without one: x), h = norm(x') (1 + scale) + shift, and the norm's moments.
 
-    Those are the mean and one over the deviation of each row, float32 [B N, 2].
+    Those are the mean and one over the deviation of each row, float32 [B N, 2]. h is as float8 if asked for.
     """
-    out, h, moments = _forward(x, branch, None, shift, scale)
+    out, h, moments = _forward(x, branch, None, shift, scale, as_float8)
     return x if branch is None else out, h, moments
 
 

@@ -3,7 +3,8 @@
 torch takes the first algorithm that cuBLAS proposes, in little room; for the gradients of weights, where the
 tokens are summed, another one is up to 15 % faster. And cuBLASLt can apply a GELU (tanh), or its derivative,
 before a product leaves the chip. So the first call with new sizes times torch's way and cuBLASLt's, and keeps
-the fastest for the process; `news` tells what was found. Where cuBLASLt cannot, torch does it.
+the fastest for the process; `news` tells what was found. Where cuBLASLt cannot, torch does it. A factor that
+comes as float8 goes into a product of float8 (`trainer.kernels.float8`).
 """
 
 from collections.abc import Callable
@@ -14,7 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trainer.kernels import float8
 from trainer.kernels.cublaslt import Given, Plan, Product, takes
+from trainer.kernels.float8 import Scaled
+from trainer.kernels.gelu import gelu_backward_by_rows, gelu_by_rows
 from trainer.kernels.linear import bias_gradient, gelu_backward
 from trainer.kernels.timing import milliseconds
 
@@ -101,8 +105,10 @@ def _write(product: Product, given: Given, by_torch: Callable[[], object]) -> bo
     return plan is not None
 
 
-def linear(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+def linear(x: Tensor | Scaled, w: Tensor, bias: Tensor) -> Tensor:
     """Return x wᵀ + bias [..., N], for x [..., K], w [N, K]."""
+    if isinstance(x, Scaled):
+        return float8.linear(x, w, bias)
     rows = x.flatten(0, -2)
     out = x.new_empty(*x.shape[:-1], w.shape[0])
     product = Product("linear", len(rows), w.shape[0], w.shape[1], "bias")
@@ -110,8 +116,16 @@ def linear(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
     return out if _write(product, given, lambda: F.linear(rows, w, bias)) else F.linear(x, w, bias)
 
 
-def linear_gelu(x: Tensor, w: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Return x wᵀ + bias [..., N] and its GELU (tanh), for x [..., K], w [N, K]."""
+def linear_gelu(
+    x: Tensor | Scaled, w: Tensor, bias: Tensor, *, keep: bool
+) -> tuple[Tensor, Tensor | None, Tensor | Scaled]:
+    """Return x wᵀ + bias [..., N], its GELU (tanh) if that is to be kept, and the next product's x.
+
+    For x [..., K], w [N, K]. The next product's x is the GELU, as float8 if x is.
+    """
+    if isinstance(x, Scaled):
+        before = float8.linear(x, w, bias)
+        return before, *gelu_by_rows(before, keep=keep)
     rows = x.flatten(0, -2)
     before, after = (x.new_empty(*x.shape[:-1], w.shape[0]) for _ in range(2))
 
@@ -121,31 +135,43 @@ def linear_gelu(x: Tensor, w: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
 
     product = Product("linear", len(rows), w.shape[0], w.shape[1], "gelu")
     given = Given(rows, w, after.flatten(0, -2), bias, before.flatten(0, -2))
-    return (before, after) if _write(product, given, by_torch) else by_torch()
+    if not _write(product, given, by_torch):
+        before, after = by_torch()
+    return before, after if keep else None, after
 
 
 def linear_gelu_backward(
-    d: Tensor, w: Tensor, before: Tensor, after: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradient before a GELU [..., N], its sum over the rows [N], and the GELU's output.
+    d: Tensor | Scaled, w: Tensor, before: Tensor, after: Tensor | None
+) -> tuple[Tensor, Tensor | Scaled, Tensor, Tensor]:
+    """Return the gradient before a GELU [..., N], the next product's d, the sum [N], and the GELU's output.
+
+    The next product's d is that gradient, as float8 if `d` is; the sum is of its rows.
 
     `d` [..., K] is the gradient of the output of the linear layer behind it, whose weight is w [K, N]. Where
     `after` is not given it is made again.
     """
+    if isinstance(d, Scaled):
+        return gelu_backward_by_rows(float8.input_gradient(d, w), before, after)
 
     def by_torch() -> tuple[Tensor, Tensor, Tensor]:
         return gelu_backward(d @ w, before, after)
 
     if after is None:  # one kernel makes all three
-        return by_torch()
+        found, sums, after = by_torch()
+        return found, found, sums, after
     rows, found = d.flatten(0, -2), torch.empty_like(before)
     product = Product("input", len(rows), w.shape[1], w.shape[0], "gelu backward")
     given = Given(rows, w, found.flatten(0, -2), aux=before.flatten(0, -2))
-    return (found, bias_gradient(found), after) if _write(product, given, by_torch) else by_torch()
+    if _write(product, given, by_torch):
+        return found, found, bias_gradient(found), after
+    found, sums, after = by_torch()
+    return found, found, sums, after
 
 
-def input_gradient(d: Tensor, w: Tensor) -> Tensor:
+def input_gradient(d: Tensor | Scaled, w: Tensor) -> Tensor:
     """Return d w [..., K], the gradient of the input of a linear layer w [N, K] for that of its output."""
+    if isinstance(d, Scaled):
+        return float8.input_gradient(d, w)
     rows = d.flatten(0, -2)
     found = d.new_empty(*d.shape[:-1], w.shape[1])
     product = Product("input", len(rows), w.shape[1], w.shape[0])

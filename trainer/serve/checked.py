@@ -61,7 +61,9 @@ def _tools(taken: Taken, recipe: TrainRecipe, model: Model, world: World) -> Too
     is_fast = recipe.blocks == "fast" and world.device.type == "cuda"
     alone = mesh.World(rank=0, size=1, device=world.device)  # nothing of the model lies over the processes
     dtype = getattr(torch, recipe.precision)
-    layout = parallel.lay_out(twin, parallel.ParallelSpec(), alone, dtype, fast=is_fast)
+    layout = parallel.lay_out(
+        twin, parallel.ParallelSpec(), alone, dtype, fast=is_fast, float8=recipe.float8_products and is_fast
+    )
     projection = inputs.frozen_projection(own, world.device) if recipe.model.skip_y_embedder else None
     return Tools(
         recipe=recipe,

@@ -1,0 +1,103 @@
+"""Rows of numbers as float8 (e4m3), each with a scale of its own, and a linear layer's products by them.
+
+A product of float8 takes some 0.6 of the time of one of bfloat16, and keeps 3 bits of a number behind the
+first (the format: Micikevicius et al. 2022, arXiv:2209.05433). A row's scale comes from the row: there is no
+history to keep, to save or to share, so what a step computes depends on its clips and weights alone, on any
+number of ranks. Forward the tensor cores add up at their own precision, which is less than float32's; the
+gradients' products are added up in float32 (as NVIDIA's Transformer Engine does). The gradients of weights
+stay products of bfloat16.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from trainer.kernels.widths import pieces
+
+MOST = 448.0  # the largest number of e4m3
+WARPS = 2
+
+
+class Scaled(NamedTuple):
+    """A matrix of which row r is `scales[r]` times `numbers[r]`."""
+
+    numbers: Tensor  # float8_e4m3fn [R, K]
+    scales: Tensor  # float32 [R]
+
+
+def room(rows: int, width: int, device: torch.device) -> Scaled:
+    """Return a matrix that a kernel fills."""
+    numbers = torch.empty(rows, width, device=device, dtype=torch.float8_e4m3fn)
+    return Scaled(numbers, torch.empty(rows, device=device, dtype=torch.float32))
+
+
+@triton.jit
+def store_row(numbers_ptr, scales_ptr, line, x1, x2, i1, i2, m1, m2, WIDTH: tl.constexpr, MOST: tl.constexpr):
+    """Store float32 (x1 | x2), zeros where not (m1 | m2), as row number `line` of float8."""
+    most = tl.maximum(tl.max(tl.abs(x1), 0), tl.max(tl.abs(x2), 0))
+    scale = tl.maximum(most, 1e-30) / MOST
+    tl.store(scales_ptr + line, scale)
+    kind = numbers_ptr.dtype.element_ty
+    tl.store(numbers_ptr + line * WIDTH + i1, (x1 / scale).to(kind), mask=m1)
+    tl.store(numbers_ptr + line * WIDTH + i2, (x2 / scale).to(kind), mask=m2)
+
+
+@triton.jit
+def _rows_kernel(
+    x_ptr,
+    numbers_ptr,
+    scales_ptr,
+    WIDTH: tl.constexpr,
+    FIRST: tl.constexpr,
+    SECOND: tl.constexpr,
+    MOST: tl.constexpr,
+):
+    line = tl.program_id(0).to(tl.int64)
+    i1 = tl.arange(0, FIRST)
+    i2 = FIRST + tl.arange(0, SECOND)
+    m1 = i1 < WIDTH
+    m2 = i2 < WIDTH
+    x1 = tl.load(x_ptr + line * WIDTH + i1, mask=m1, other=0.0).to(tl.float32)
+    x2 = tl.load(x_ptr + line * WIDTH + i2, mask=m2, other=0.0).to(tl.float32)
+    store_row(numbers_ptr, scales_ptr, line, x1, x2, i1, i2, m1, m2, WIDTH, MOST)
+
+
+def columns(width: int) -> dict[str, int | float]:
+    """Return the constants of a kernel that has a whole row at hand."""
+    first, second = pieces(width, 16)
+    return {"WIDTH": width, "FIRST": first, "SECOND": max(second, 16), "MOST": MOST}
+
+
+def by_rows(x: Tensor) -> Scaled:
+    """Return contiguous x [..., K] as float8 [R, K]."""
+    width = x.shape[-1]
+    made = room(x.numel() // width, width, x.device)
+    _rows_kernel[(len(made.scales),)](x, *made, **columns(width), num_warps=WARPS)
+    return made
+
+
+def _product(x: Scaled, w: Scaled, bias: Tensor | None, dtype: torch.dtype, *, fast_sums: bool) -> Tensor:
+    """Return x wᵀ + bias [R, N] in `dtype`."""
+    return torch._scaled_mm(
+        x.numbers,
+        w.numbers.T,
+        scale_a=x.scales[:, None],
+        scale_b=w.scales[None],
+        bias=bias,
+        out_dtype=dtype,
+        use_fast_accum=fast_sums,
+    )
+
+
+def linear(x: Scaled, w: Tensor, bias: Tensor) -> Tensor:
+    """Return x wᵀ + bias [R, N] in the dtype of w, for x [R, K], w [N, K]."""
+    return _product(x, by_rows(w), bias, w.dtype, fast_sums=True)
+
+
+def input_gradient(d: Scaled, w: Tensor) -> Tensor:
+    """Return d w [R, K], the gradient of a layer's input, for its weight w [N, K] and that of its output."""
+    # A float8 product wants both factors with the summed columns side by side.
+    return _product(d, by_rows(w.T.contiguous()), None, w.dtype, fast_sums=False)

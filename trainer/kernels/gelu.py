@@ -1,0 +1,150 @@
+"""A GELU (tanh) forward and backward, where its output or its gradient goes on into a product as float8.
+
+The mathematics is that of the first half of `trainer.layers.Mlp`. The backward pass without float8 is in
+`trainer.kernels.linear`.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from trainer.kernels import float8
+from trainer.kernels.float8 import Scaled, store_row
+from trainer.kernels.sums import add_up
+
+WARPS = 8
+CHUNK = 32  # rows whose gradients one program adds up
+
+
+@triton.jit
+def parts(x):
+    """Return half of 1 + tanh(u), and the GELU's slope, of float32 x."""
+    # tanh(u) = 1 - 2 / (exp(2u) + 1), with u = sqrt(2 / pi) (x + 0.044715 x^3)
+    u = 0.7978845608028654 * x * (1.0 + 0.044715 * x * x)
+    t = 1.0 - 2.0 / (tl.exp(2.0 * u) + 1.0)
+    half = 0.5 * (1.0 + t)
+    rise = 0.7978845608028654 * (1.0 + 3.0 * 0.044715 * x * x)
+    return half, half + 0.5 * x * (1.0 - t * t) * rise
+
+
+@triton.jit
+def _gelu_kernel(
+    before_ptr,
+    after_ptr,
+    numbers_ptr,
+    scales_ptr,
+    WIDTH: tl.constexpr,
+    FIRST: tl.constexpr,
+    SECOND: tl.constexpr,
+    MOST: tl.constexpr,
+    KEEP: tl.constexpr,
+):
+    line = tl.program_id(0).to(tl.int64)
+    i1 = tl.arange(0, FIRST)
+    i2 = FIRST + tl.arange(0, SECOND)
+    m1 = i1 < WIDTH
+    m2 = i2 < WIDTH
+    x1 = tl.load(before_ptr + line * WIDTH + i1, mask=m1, other=0.0).to(tl.float32)
+    x2 = tl.load(before_ptr + line * WIDTH + i2, mask=m2, other=0.0).to(tl.float32)
+    half1, _slope1 = parts(x1)
+    half2, _slope2 = parts(x2)
+    x1 *= half1
+    x2 *= half2
+    if KEEP:
+        tl.store(after_ptr + line * WIDTH + i1, x1.to(after_ptr.dtype.element_ty), mask=m1)
+        tl.store(after_ptr + line * WIDTH + i2, x2.to(after_ptr.dtype.element_ty), mask=m2)
+    store_row(numbers_ptr, scales_ptr, line, x1, x2, i1, i2, m1, m2, WIDTH, MOST)
+
+
+@triton.jit
+def _gelu_backward_rows_kernel(
+    d_ptr,
+    before_ptr,
+    dx_ptr,
+    after_ptr,
+    numbers_ptr,
+    scales_ptr,
+    sums_ptr,  # [programs, WIDTH]
+    rows,
+    WIDTH: tl.constexpr,
+    FIRST: tl.constexpr,
+    SECOND: tl.constexpr,
+    MOST: tl.constexpr,
+    CHUNK: tl.constexpr,
+    AFTER: tl.constexpr,
+):
+    i1 = tl.arange(0, FIRST)
+    i2 = FIRST + tl.arange(0, SECOND)
+    m1 = i1 < WIDTH
+    m2 = i2 < WIDTH
+    total1 = tl.zeros((FIRST,), tl.float32)
+    total2 = tl.zeros((SECOND,), tl.float32)
+    begin = tl.program_id(0).to(tl.int64) * CHUNK
+    for number in range(tl.minimum(CHUNK, rows - begin)):
+        line = begin + number
+        x1 = tl.load(before_ptr + line * WIDTH + i1, mask=m1, other=0.0).to(tl.float32)
+        x2 = tl.load(before_ptr + line * WIDTH + i2, mask=m2, other=0.0).to(tl.float32)
+        d1 = tl.load(d_ptr + line * WIDTH + i1, mask=m1, other=0.0).to(tl.float32)
+        d2 = tl.load(d_ptr + line * WIDTH + i2, mask=m2, other=0.0).to(tl.float32)
+        half1, slope1 = parts(x1)
+        half2, slope2 = parts(x2)
+        if AFTER:
+            tl.store(after_ptr + line * WIDTH + i1, (x1 * half1).to(after_ptr.dtype.element_ty), mask=m1)
+            tl.store(after_ptr + line * WIDTH + i2, (x2 * half2).to(after_ptr.dtype.element_ty), mask=m2)
+        d1 *= slope1
+        d2 *= slope2
+        total1 += d1
+        total2 += d2
+        tl.store(dx_ptr + line * WIDTH + i1, d1.to(dx_ptr.dtype.element_ty), mask=m1)
+        tl.store(dx_ptr + line * WIDTH + i2, d2.to(dx_ptr.dtype.element_ty), mask=m2)
+        store_row(numbers_ptr, scales_ptr, line, d1, d2, i1, i2, m1, m2, WIDTH, MOST)
+    place = tl.program_id(0).to(tl.int64) * WIDTH
+    tl.store(sums_ptr + place + i1, total1, mask=m1)
+    tl.store(sums_ptr + place + i2, total2, mask=m2)
+
+
+def gelu_by_rows(before: Tensor, *, keep: bool) -> tuple[Tensor | None, Scaled]:
+    """Return gelu(before), if it is to be kept, and as float8, for contiguous `before` [..., W]."""
+    width = before.shape[-1]
+    made = float8.room(before.numel() // width, width, before.device)
+    after = torch.empty_like(before) if keep else None
+    _gelu_kernel[(len(made.scales),)](
+        before,
+        before if after is None else after,
+        *made,
+        **float8.columns(width),
+        KEEP=keep,
+        num_warps=WARPS,
+    )
+    return after, made
+
+
+def gelu_backward_by_rows(
+    d: Tensor, before: Tensor, after: Tensor | None
+) -> tuple[Tensor, Scaled, Tensor, Tensor]:
+    """Return the gradient before a GELU, the same as float8, its sum over the rows [W], and gelu(before).
+
+    `d` is the gradient of the GELU's output; it and `before` are contiguous [..., W]. The last is `after`
+    itself; where that is not given it is made again in the same pass.
+    """
+    width = before.shape[-1]
+    rows = before.numel() // width
+    made, dx = float8.room(rows, width, before.device), torch.empty_like(before)
+    kept = after if after is not None else torch.empty_like(before)
+    programs = triton.cdiv(rows, CHUNK)
+    sums = torch.empty(1, programs, width, device=d.device, dtype=torch.float32)
+    _gelu_backward_rows_kernel[(programs,)](
+        d,
+        before,
+        dx,
+        kept,
+        *made,
+        sums,
+        rows,
+        **float8.columns(width),
+        CHUNK=CHUNK,
+        AFTER=after is None,
+        num_warps=WARPS,
+    )
+    return dx, made, add_up(sums, before.dtype)[0], kept
