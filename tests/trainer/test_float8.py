@@ -79,6 +79,16 @@ def test_products_are_those_of_the_rounded_numbers() -> None:
     assert _apart(products.input_gradient(x8, columns), exact) < 0.004
 
 
+@pytest.mark.parametrize("shape", [(64, 32), (40, 72), (144, 1152)])
+def test_a_weight_turned_over_is_the_one_scaled_by_its_columns(shape: tuple[int, int]) -> None:
+    torch.manual_seed(2)
+    w = torch.randn(shape, device=DEVICE).to(DTYPE)
+    w[:, 3] = 0.0
+    turned, wanted = float8.by_columns(w), float8.by_rows(w.T.contiguous())
+    assert torch.equal(turned.numbers.float(), wanted.numbers.float())
+    assert torch.equal(turned.scales, wanted.scales)
+
+
 @pytest.mark.parametrize("keep", [False, True])
 def test_the_gelu_and_its_gradient_are_torchs_and_their_float8_form_is_near(keep: bool) -> None:
     torch.manual_seed(1)
@@ -157,13 +167,13 @@ def test_the_recipe_takes_float8_products_with_fast_blocks_in_bfloat16_alone() -
 def test_a_width_and_a_gpu_that_float8_does_not_fit_are_refused_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = STDiT3Config(hidden_size=72, num_heads=3, depth=1, caption_channels=8, model_max_length=4)
-    with pytest.raises(InputError, match="the model is 72 wide; float8 takes multiples of 16"):
-        parallel.lay_out(STDiT3(config), ParallelSpec(), ALONE, torch.float32, fast=True, float8=True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA A100")
     monkeypatch.setattr(triton_needs, "missing", lambda *, on_gpu: "")
     on_a_gpu = dataclasses.replace(ALONE, device=torch.device("cuda"))
+    config = STDiT3Config(hidden_size=72, num_heads=3, depth=1, caption_channels=8, model_max_length=4)
+    with pytest.raises(InputError, match="the model is 72 wide; float8 takes multiples of 16"):
+        parallel.lay_out(STDiT3(config), ParallelSpec(), on_a_gpu, torch.bfloat16, fast=True, float8=True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA A100")
     with pytest.raises(InputError, match=r"this GPU is a NVIDIA A100; float8 .* takes an H100 or later"):
         parallel.lay_out(
             STDiT3(config.model_copy(update={"hidden_size": 96})),

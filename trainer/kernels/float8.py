@@ -19,6 +19,7 @@ from trainer.kernels.widths import pieces
 
 MOST = 448.0  # the largest number of e4m3
 WARPS = 2
+TILE = 64  # rows and columns of a weight that one program turns over
 
 
 class Scaled(NamedTuple):
@@ -79,6 +80,39 @@ def by_rows(x: Tensor) -> Scaled:
     return made
 
 
+@triton.jit
+def _columns_kernel(
+    w_ptr,  # [rows, columns]
+    peaks_ptr,  # the largest of each column, [columns]
+    numbers_ptr,  # [columns, rows]
+    scales_ptr,
+    rows,
+    columns,
+    TILE: tl.constexpr,
+    MOST: tl.constexpr,
+):
+    column = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    row = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    scale = tl.maximum(tl.load(peaks_ptr + column, mask=column < columns, other=0.0), 1e-30) / MOST
+    if tl.program_id(1) == 0:
+        tl.store(scales_ptr + column, scale, mask=column < columns)
+    inside = (row[:, None] < rows) & (column[None] < columns)
+    x = tl.load(w_ptr + row[:, None] * columns + column[None], mask=inside, other=0.0).to(tl.float32)
+    x = tl.trans((x / scale[None]).to(numbers_ptr.dtype.element_ty))
+    inside = (row[None] < rows) & (column[:, None] < columns)
+    tl.store(numbers_ptr + column[:, None] * rows + row[None], x, mask=inside)
+
+
+def by_columns(w: Tensor) -> Scaled:
+    """Return contiguous w [N, K] turned over, [K, N], as float8: what `by_rows(w.T)` would be."""
+    rows, columns = w.shape
+    peaks = torch.linalg.vector_norm(w, float("inf"), dim=0, dtype=torch.float32)
+    made = room(columns, rows, w.device)
+    grid = (triton.cdiv(columns, TILE), triton.cdiv(rows, TILE))
+    _columns_kernel[grid](w, peaks, *made, rows, columns, TILE=TILE, MOST=MOST, num_warps=4)
+    return made
+
+
 def _product(x: Scaled, w: Scaled, bias: Tensor | None, dtype: torch.dtype, *, fast_sums: bool) -> Tensor:
     """Return x wᵀ + bias [R, N] in `dtype`."""
     return torch._scaled_mm(
@@ -99,5 +133,5 @@ def linear(x: Scaled, w: Tensor, bias: Tensor) -> Tensor:
 
 def input_gradient(d: Scaled, w: Tensor) -> Tensor:
     """Return d w [R, K], the gradient of a layer's input, for its weight w [N, K] and that of its output."""
-    # A float8 product wants both factors with the summed columns side by side.
-    return _product(d, by_rows(w.T.contiguous()), None, w.dtype, fast_sums=False)
+    # A product of float8 wants both factors with the summed numbers side by side.
+    return _product(d, by_columns(w), None, w.dtype, fast_sums=False)
