@@ -1,13 +1,13 @@
 """Whether the fast path in bfloat16 learns as the readable one in float32: the same data, weights and steps.
 
-    python benchmarks/loss_parity.py OUT [--steps 500] [--depth 6] [--seeds 1,2,3] [--keep]
+    python benchmarks/loss_parity.py OUT [--forms fast,float8] [--seeds 1,2,3] [--together 3] [--keep]
     python benchmarks/loss_parity.py OUT --recipe tests/tiny.yaml --forms bfloat16 --steps 40
 
 Every run is `python -m trainer` on the same latent shards (make_latents.py: patterns that can be learnt).
 With one seed, two forms begin with the same weights and see the same clips, noise and timesteps; another seed
 changes all of these, and how far seeds end apart is the spread that a form must lie within. The model is
 STDiT3 in XL/2's width and heads, with `--depth` of its 28 pairs of blocks, as float32 is ten times slower.
-Runs share the GPUs there are, one run a GPU at a time.
+Runs share the GPUs there are, `--together` of them a GPU at a time: no time is taken.
 """
 
 import argparse
@@ -76,8 +76,8 @@ def tail(run: Path) -> float:
     return statistics.mean(losses(run)[-LAST:])
 
 
-def train_all(recipe: Path, out: Path, forms: list[str], seeds: list[int], steps: int) -> None:
-    """Train every form with every seed, the slow ones first."""
+def train_all(recipe: Path, out: Path, forms: list[str], seeds: list[int], steps: int, together: int) -> None:
+    """Train every form with every seed, the slow ones first, `together` at a time on each GPU."""
     waiting: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
     for form in forms:
         for seed in seeds:
@@ -95,7 +95,7 @@ def train_all(recipe: Path, out: Path, forms: list[str], seeds: list[int], steps
             except subprocess.CalledProcessError as error:
                 failed.append(error)
 
-    gpus: list[str | None] = [*visible_gpus()] or [None]
+    gpus = together * ([*visible_gpus()] or [None])
     threads = [threading.Thread(target=work, args=(gpu,)) for gpu in gpus]
     for thread in threads:
         thread.start()
@@ -132,6 +132,7 @@ def main() -> None:
     arguments.add_argument("--steps", type=int, default=500)
     arguments.add_argument("--depth", type=int, default=6)
     arguments.add_argument("--seeds", default="1,2,3")
+    arguments.add_argument("--together", type=int, default=1, help="runs at a time on each GPU")
     arguments.add_argument("--forms", default="fast", help=f"compared with {PEER}: {', '.join(FORMS)}")
     arguments.add_argument("--keep", action="store_true", help="keep the figures in benchmarks/results")
     given = arguments.parse_args()
@@ -145,7 +146,7 @@ def main() -> None:
             source.write_text(json.dumps(recipe_of(given.depth)))
         command = [sys.executable, str(HERE / "make_latents.py"), str(given.out), "--clips", "120"]
         subprocess.run([*command, "--recipe", str(source)], check=True)
-    train_all(recipe, given.out, forms, seeds, given.steps)
+    train_all(recipe, given.out, forms, seeds, given.steps, given.together)
     gpu = torch.cuda.is_available()
     hardware = torch.cuda.get_device_name() if gpu else cpu()
     rows = report(given.out, forms, seeds, given.steps, hardware)
