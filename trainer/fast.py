@@ -103,7 +103,9 @@ def fast_caption(
         text = torch.where(drop[row][:, None], null[place], text)
     if not config.skip_y_embedder:
         text = apply(embedder.y_proj, text)
-    return text, Ragged(starts.int(), counts.int(), longest=max(lengths), has_gaps=False)
+    # Not the longest of these: by that number the attention's backward pass is cut into parts, and another
+    # number of parts is another kernel.
+    return text, Ragged(starts.int(), counts.int(), longest=room, has_gaps=False)
 
 
 def quicken(model: STDiT3, *, float8: bool = False) -> None:

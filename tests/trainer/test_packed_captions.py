@@ -11,6 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton", reason="triton is not installed on this platform")
 
+from triton.runtime import interpreter
+
 from tests.trainer.shards_for_tests import TINY
 from tests.trainer.test_step_cost import clips
 from trainer import fast, noise, parallel
@@ -163,6 +165,51 @@ def test_packing_asks_the_device_for_nothing() -> None:
         assert text.shape == (39, WIDTH)
         assert captions is not None
         assert (captions.longest, captions.has_gaps) == (LENGTH, False)
+
+
+def _built(model: STDiT3, given: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Return what Triton would build for a forward and backward pass: it looks at these facts of a launch."""
+    found: set[str] = set()
+    launch = interpreter.GridExecutor.__call__
+
+    def fact(value: object) -> object:
+        if isinstance(value, Tensor):
+            return value.dtype, value.data_ptr() % 16 == 0
+        if type(value) is int:
+            return value == 1 or (value % 16 == 0, value.bit_length() > 31)
+        return value
+
+    def watched(self: Any, *given: object, **named: object) -> object:
+        constants = {
+            name: value for name, value in named.items() if name.isupper() or name.startswith("num_")
+        }
+        rest = [fact(value) for value in (*given, *(v for n, v in named.items() if n not in constants))]
+        found.add(f"{self.fn.__name__} {constants} {rest}")
+        return launch(self, *given, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(interpreter.GridExecutor, "__call__", watched)
+        _outcome(model, given)
+    return found
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are watched in Triton's interpreter")
+def test_captions_of_other_lengths_need_no_kernel_that_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = CONFIG.model_copy(update={"hidden_size": 48})  # a multiple of 16, as the published widths are
+    model, given = _model(config, is_fast=True), _given(config)
+
+    def built(*lengths: int) -> set[str]:
+        mask = torch.arange(LENGTH)[None] < torch.tensor(lengths)[:, None]
+        return _built(model, {**given, "mask": mask, "text_lengths": lengths}, monkeypatch)
+
+    longest = {
+        fast.fast_caption(model, given["y"], None, None, own)[1].longest for own in ((1,) * 4, (9,) * 4)
+    }
+    assert longest == {LENGTH}, "by it the backward pass of attention is cut into parts"
+    usual = built(5, 8, 11, 3)
+    assert len(usual) > 15
+    for lengths in ((1, 1, 1, 1), (4, 4, 4, 4), (18, 18, 18, 18), (17, 16, 16, 16)):
+        assert built(*lengths) == usual, f"captions of {lengths} tokens"
 
 
 def test_a_copy_of_a_fast_model_packs_with_its_own_weights() -> None:
