@@ -51,6 +51,7 @@ UNITS = {
     "sm_mhz": "MHz",
     "watts": "W",
 }
+FEWER = {"plain": (3, 1), "recomputed": (3, 1), "float8": (5, 1)}  # timed steps at most, and steps before
 KERNELS = ("fast", "float8")  # the forms that go through trainer.kernels
 SUSTAINED = 1200  # products, some 1.5 ms each
 
@@ -334,7 +335,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--shapes", default=",".join(SHAPES))
     arguments.add_argument("--forms", default="plain,compiled,fast")
-    arguments.add_argument("--steps", type=int, default=10, help="timed steps of the fast and compiled forms")
+    arguments.add_argument("--steps", type=int, default=10, help="timed steps of fast and compiled")
     arguments.add_argument("--out", default="train_step_h200")
     arguments.add_argument("--check", action="store_true", help="compare the forms of a block, and stop")
     given = arguments.parse_args()
@@ -363,11 +364,9 @@ def main() -> None:
         shape = SHAPES[name]
         found: dict[str, dict[str, float]] = {}
         for form in given.forms.split(","):
-            slow = form in ("plain", "recomputed")
+            most, warm_up = FEWER.get(form, (given.steps, 2))
             try:
-                found[form] = measure(
-                    shape, form, steps=min(3, given.steps) if slow else given.steps, warm_up=1 if slow else 2
-                )
+                found[form] = measure(shape, form, steps=min(most, given.steps), warm_up=warm_up)
             except (RuntimeError, torch.OutOfMemoryError) as error:
                 print(f"{name} {form}: {str(error).splitlines()[0][:200]}", flush=True)
                 continue
