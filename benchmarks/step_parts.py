@@ -42,7 +42,7 @@ PARTS = (
     Part(
         name="linears",
         short="linears",
-        kernels=("nvjet", "cublas", "cutlass", "gemm", "gemv"),
+        kernels=("nvjet", "cublas", "cutlass", "gemm", "gemv", "_float8_"),
         counts="{gflop:.2f} GFLOP a token, forward and both gradients (captions: the weights')",
     ),
     Part(

@@ -293,8 +293,8 @@ class TrainRecipe(Recipe):
             )
         if self.float8_products and (self.blocks, self.precision) != ("fast", "bfloat16"):
             raise ValueError(
-                f"float8_products is on with blocks={self.blocks} and precision={self.precision}; it takes "
-                "blocks=fast and precision=bfloat16"
+                f"float8_products is on with blocks={self.blocks} and precision={self.precision}; set "
+                "blocks=fast and precision=bfloat16, or float8_products=false"
             )
         if self.sample:
             _, _, rows, columns = video.latent_shape(

@@ -160,7 +160,9 @@ def test_the_recipe_takes_float8_products_with_fast_blocks_in_bfloat16_alone() -
     assert not usual.float8_products
     assert load(TINY, [*both, "float8_products=true"]).float8_products
     for setting in both:
-        with pytest.raises(RecipeError, match="it takes blocks=fast and precision=bfloat16"):
+        with pytest.raises(
+            RecipeError, match="set blocks=fast and precision=bfloat16, or float8_products=false"
+        ):
             load(TINY, [setting, "float8_products=true"])
 
 

@@ -47,7 +47,7 @@ def store_row(numbers_ptr, scales_ptr, line, x1, x2, i1, i2, m1, m2, WIDTH: tl.c
 
 
 @triton.jit
-def _rows_kernel(
+def _float8_rows_kernel(
     x_ptr,
     numbers_ptr,
     scales_ptr,
@@ -76,12 +76,12 @@ def by_rows(x: Tensor) -> Scaled:
     """Return contiguous x [..., K] as float8 [R, K]."""
     width = x.shape[-1]
     made = room(x.numel() // width, width, x.device)
-    _rows_kernel[(len(made.scales),)](x, *made, **columns(width), num_warps=WARPS)
+    _float8_rows_kernel[(len(made.scales),)](x, *made, **columns(width), num_warps=WARPS)
     return made
 
 
 @triton.jit
-def _columns_kernel(
+def _float8_columns_kernel(
     w_ptr,  # [rows, columns]
     peaks_ptr,  # the largest of each column, [columns]
     numbers_ptr,  # [columns, rows]
@@ -109,7 +109,7 @@ def by_columns(w: Tensor) -> Scaled:
     peaks = torch.linalg.vector_norm(w, float("inf"), dim=0, dtype=torch.float32)
     made = room(columns, rows, w.device)
     grid = (triton.cdiv(columns, TILE), triton.cdiv(rows, TILE))
-    _columns_kernel[grid](w, peaks, *made, rows, columns, TILE=TILE, MOST=MOST, num_warps=4)
+    _float8_columns_kernel[grid](w, peaks, *made, rows, columns, TILE=TILE, MOST=MOST, num_warps=4)
     return made
 
 
