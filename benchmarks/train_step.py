@@ -18,11 +18,9 @@ import gc
 import itertools
 import statistics
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -32,15 +30,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from trainer.fast import fast_block, padded, quicken
+from trainer.fast import quicken
 from trainer.kernels import adamw
-from trainer.layers import Block, Rope
 from trainer.stdit import STDiT3, STDiT3Config, flops
 
 CONFIG = STDiT3Config(freeze_y_embedder=True)
 TEXT_TOKENS = 300
 DENSE_BF16_TFLOPS = 989.0
-FLOAT8_APART = 0.12  # of the 2-norm: each rounding to e4m3 is 0.026 of it
 UNITS = {
     "tokens_per_s": "tokens/s",
     "tflops": "TFLOP/s",
@@ -277,71 +273,13 @@ def measure(shape: Shape, form: str, steps: int, warm_up: int) -> dict[str, floa
     }
 
 
-def distances(temporal: bool, frames: int, places: int) -> dict[str, float]:
-    """Return how far a bfloat16 block, plain and fast, lies from the plain one in float32, on fresh input.
-
-    That is the largest relative distance (2-norm) among the output and all gradients.
-    """
-    width = CONFIG.hidden_size
-    with torch.device("cuda"):
-        block = Block(width, CONFIG.num_heads, 4 * width, qk_norm=True, temporal=temporal)
-        given = [torch.randn(2, count, width) for count in (frames * places, TEXT_TOKENS)]
-        given.append(0.3 * torch.randn(2, frames, 6, width))
-        mask = (torch.arange(TEXT_TOKENS) < torch.tensor([[120], [TEXT_TOKENS]]))[:, None, None]
-        seed = torch.randn_like(given[0])
-        rope = Rope(CONFIG.head_dim, rounded=False)
-    for name, weight in block.named_parameters():
-        nn.init.normal_(weight, 1.0 if name.endswith("norm.weight") else 0.0, 0.02)
-    wave = rope(frames) if temporal else None
-
-    def outcome(run: Callable[..., Tensor], dtype: torch.dtype) -> list[Tensor]:
-        inputs = [tensor.to(dtype).requires_grad_() for tensor in given]
-        out = run(*inputs, mask, frames, wave)
-        return [out, *torch.autograd.grad(out, [*inputs, *block.parameters()], seed.to(dtype))]
-
-    exact = outcome(block, torch.float32)
-    block.bfloat16()
-    found = {}
-
-    def through_kernels(
-        float8: bool, x: Tensor, y: Tensor, modulation: Tensor, mask: Tensor, *rest: Any
-    ) -> Tensor:
-        rows, captions = padded(y, mask)
-        return fast_block(block, x, rows, modulation, captions, *rest, float8=float8)
-
-    fast, float8 = (partial(through_kernels, small) for small in (False, True))
-    for name, run in (("plain", block), ("fast", fast), ("float8", float8)):
-        pairs = zip(outcome(run, torch.bfloat16), exact, strict=True)
-        found[name] = max(float((one.float() - two).norm() / two.norm()) for one, two in pairs)
-    return found
-
-
-def check() -> None:
-    """Print the distances at several shapes; end with 1 where one is too far.
-
-    That is fast over 1.5 times as far as plain, or float8 over FLOAT8_APART.
-    """
-    is_far = False
-    for temporal, frames, places in itertools.product((False, True), (15, 30), (144, 405)):
-        found = distances(temporal, frames, places)
-        is_far |= found["fast"] > 1.5 * found["plain"] or found["float8"] > FLOAT8_APART
-        kind = "temporal" if temporal else "spatial"
-        apart = ", ".join(f"{form} {off:.4f}" for form, off in found.items())
-        print(f"{kind:8} {frames} x {places}: from float32 {apart}")
-    sys.exit(is_far)
-
-
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--shapes", default=",".join(SHAPES))
     arguments.add_argument("--forms", default="plain,compiled,fast")
     arguments.add_argument("--steps", type=int, default=10, help="timed steps of fast and compiled")
     arguments.add_argument("--out", default="train_step_h200")
-    arguments.add_argument("--check", action="store_true", help="compare the forms of a block, and stop")
     given = arguments.parse_args()
-    if given.check:
-        check()
-        return
     hardware = torch.cuda.get_device_name()
     ceiling = ceiling_tflops()
     kept_up, meter = sustained()

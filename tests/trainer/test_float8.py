@@ -13,10 +13,11 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="triton is not installed on this platform")
 
+from tests.trainer.blocks_for_tests import random_block, small_tiles
 from tests.trainer.shards_for_tests import TINY
 from trainer import fast, layers, parallel, triton_needs
-from trainer.kernels import float8, gelu, modulate, products, qk_norm
-from trainer.kernels.float8 import MOST, Scaled
+from trainer.kernels import float8, gelu, products
+from trainer.kernels.float8 import Scaled
 from trainer.mesh import ALONE
 from trainer.parallel import ParallelSpec
 from trainer.recipe import load
@@ -27,14 +28,14 @@ ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 DTYPE = torch.bfloat16 if ON_GPU else torch.float32  # the interpreter multiplies bfloat16 wrongly
 WIDTH, HEADS = 32, 1
+MOST = torch.finfo(torch.float8_e4m3fn).max
 ROUNDING = 0.05 if ON_GPU else 0.13  # of the 2-norm, see above; right rounding has 0.026 in each factor
 
 
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not ON_GPU:  # the interpreter is slow
-        monkeypatch.setattr(qk_norm, "BACKWARD", (4, 4))
-        monkeypatch.setattr(modulate, "CHUNK", 2)
+    if not ON_GPU:
+        small_tiles(monkeypatch)
 
 
 def _on_grid(rows: int, width: int) -> tuple[Tensor, Tensor]:
@@ -109,16 +110,6 @@ def test_the_gelu_and_its_gradient_are_torchs_and_their_float8_form_is_near(keep
     assert _apart(sums, slope.sum(0)) < 0.004
 
 
-def _block(*, temporal: bool) -> layers.Block:
-    block = layers.Block(WIDTH, HEADS, 4 * WIDTH, qk_norm=True, temporal=temporal)
-    with torch.no_grad():
-        for name, parameter in block.named_parameters():
-            parameter.normal_(0, 0.1)
-            if name.endswith("norm.weight"):
-                parameter.add_(1)
-    return block.to(DEVICE)
-
-
 @pytest.mark.parametrize(
     ("temporal", "frames", "places", "lean"),
     [(False, 2, 4, False), (True, 3, 3, True), (True, 1, 8, False)],
@@ -128,7 +119,7 @@ def test_a_block_of_float8_products_is_near_the_readable_one_forward_and_backwar
     temporal: bool, frames: int, places: int, lean: bool
 ) -> None:
     torch.manual_seed(frames)
-    block = _block(temporal=temporal)
+    block = random_block(temporal=temporal, width=WIDTH, heads=HEADS).to(DEVICE)
     x, y = (torch.randn(2, count, WIDTH, device=DEVICE) for count in (frames * places, 5))
     modulation, seed = 0.3 * torch.randn(2, frames, 6, WIDTH, device=DEVICE), torch.randn_like(x)
     rope = layers.Rope(WIDTH // HEADS, rounded=False).to(DEVICE)

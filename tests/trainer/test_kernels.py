@@ -10,8 +10,9 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="triton is not installed on this platform")
 
+from tests.trainer.blocks_for_tests import random_block, small_tiles
 from trainer import fast, layers, noise, parallel
-from trainer.kernels import flash, linear, modulate, qk_norm, sums
+from trainer.kernels import flash, sums
 from trainer.kernels.temporal import MAX_FRAMES, temporal_attention
 from trainer.kernels.widths import pieces
 from trainer.mesh import ALONE
@@ -25,25 +26,11 @@ TOLERANCE = 5e-6  # relative to the largest value: float32, other order of sums
 
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter is slow: tiles of a few rows, so that several are used."""
-    monkeypatch.setattr(flash, "tiles", lambda *_: ((16, 16, 4, 1), (32, 16, 4, 1), (16, 32, 4, 1)))
-    monkeypatch.setattr(linear, "TILE", (4, 64, 4))
-    monkeypatch.setattr(linear, "SUM_TILE", (8, 32, 4))
-    monkeypatch.setattr(linear, "TILES", 2)
-    monkeypatch.setattr(modulate, "CHUNK", 2)
-    monkeypatch.setattr(qk_norm, "BACKWARD", (4, 4))
-    monkeypatch.setattr(sums, "ROWS", 2)
-    monkeypatch.setattr(sums, "NUMBERS", 64)
+    small_tiles(monkeypatch)
 
 
 def _block(*, temporal: bool, width: int = WIDTH, heads: int = 1) -> layers.Block:
-    block = layers.Block(width, heads, 4 * width, qk_norm=True, temporal=temporal)
-    with torch.no_grad():
-        for name, parameter in block.named_parameters():
-            parameter.normal_(0, 0.1)
-            if name.endswith("norm.weight"):
-                parameter.add_(1)
-    return block
+    return random_block(temporal=temporal, width=width, heads=heads)
 
 
 def _wave(frames: int, head_dim: int) -> tuple[Tensor, Tensor]:
@@ -246,7 +233,7 @@ def _model(heads: int = 1) -> STDiT3:
 
 
 def test_a_model_laid_out_with_fast_blocks_learns_what_the_readable_one_learns() -> None:
-    # bfloat16 is checked by benchmarks/train_step.py on a GPU: the interpreter multiplies it wrongly.
+    # bfloat16 is checked by benchmarks/block_distance.py on a GPU: the interpreter multiplies it wrongly.
     facts = {name: torch.full((1,), 32.0) for name in ("fps", "height", "width")}
     given = [torch.randn(1, 4, 2, 2, 4), torch.full((1,), 500.0), torch.randn(1, 1, 6, 8)]
     text = torch.arange(6)[None] < 4

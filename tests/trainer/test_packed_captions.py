@@ -13,12 +13,13 @@ pytest.importorskip("triton", reason="triton is not installed on this platform")
 
 from triton.runtime import interpreter
 
+from tests.trainer.blocks_for_tests import small_tiles
 from tests.trainer.shards_for_tests import TINY
 from tests.trainer.test_step_cost import clips
 from trainer import fast, noise, parallel
 from trainer import recipe as recipes
 from trainer.encode import text_encoder, video_encoder
-from trainer.kernels import flash, linear, modulate, qk_norm, sums
+from trainer.kernels import flash
 from trainer.mesh import ALONE
 from trainer.stdit import STDiT3, STDiT3Config, lengths_read
 from trainer.step import Tools, clip_losses
@@ -40,14 +41,8 @@ OWN, DROPS = (
 
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter is slow: few rows to a tile, and few tokens to a program."""
+    small_tiles(monkeypatch)
     monkeypatch.setattr(flash, "tiles", lambda *_: ((16, 16, 4, 1), (16, 16, 4, 1), (16, 16, 4, 1)))
-    monkeypatch.setattr(linear, "TILE", (4, 64, 4))
-    monkeypatch.setattr(linear, "SUM_TILE", (8, 32, 4))
-    monkeypatch.setattr(modulate, "CHUNK", 2)
-    monkeypatch.setattr(qk_norm, "BACKWARD", (4, 4))
-    monkeypatch.setattr(sums, "ROWS", 2)
-    monkeypatch.setattr(sums, "NUMBERS", 64)
 
 
 def _model(config: STDiT3Config, *, is_fast: bool) -> STDiT3:

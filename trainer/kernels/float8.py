@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trainer.kernels.rows import load_row, store_row
 from trainer.kernels.widths import pieces
 
-MOST = 448.0  # the largest number of e4m3
 WARPS = 2
 TILE = 64  # rows and columns of a weight that one program turns over
 
@@ -36,40 +36,35 @@ def room(rows: int, width: int, device: torch.device) -> Scaled:
 
 
 @triton.jit
-def store_row(numbers_ptr, scales_ptr, line, x1, x2, i1, i2, m1, m2, WIDTH: tl.constexpr, MOST: tl.constexpr):
-    """Store float32 (x1 | x2), zeros where not (m1 | m2), as row number `line` of float8."""
-    most = tl.maximum(tl.max(tl.abs(x1), 0), tl.max(tl.abs(x2), 0))
-    scale = tl.maximum(most, 1e-30) / MOST
+def scale_of(most):
+    """Return what brings numbers up to `most` to those of e4m3, whose largest is 448; a zero stays one."""
+    return tl.maximum(most, 1e-30) / 448.0
+
+
+@triton.jit
+def store_scaled(numbers_ptr, scales_ptr, line, x1, x2, i1, i2, m2, WIDTH: tl.constexpr):
+    """Store a row, float32 with zeros beyond the width, as row number `line` of a float8 matrix."""
+    scale = scale_of(tl.maximum(tl.max(tl.abs(x1), 0), tl.max(tl.abs(x2), 0)))
     tl.store(scales_ptr + line, scale)
-    kind = numbers_ptr.dtype.element_ty
-    tl.store(numbers_ptr + line * WIDTH + i1, (x1 / scale).to(kind), mask=m1)
-    tl.store(numbers_ptr + line * WIDTH + i2, (x2 / scale).to(kind), mask=m2)
+    store_row(numbers_ptr + line * WIDTH, x1 / scale, x2 / scale, i1, i2, m2)
 
 
 @triton.jit
 def _float8_rows_kernel(
-    x_ptr,
-    numbers_ptr,
-    scales_ptr,
-    WIDTH: tl.constexpr,
-    FIRST: tl.constexpr,
-    SECOND: tl.constexpr,
-    MOST: tl.constexpr,
+    x_ptr, numbers_ptr, scales_ptr, WIDTH: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr
 ):
     line = tl.program_id(0).to(tl.int64)
     i1 = tl.arange(0, FIRST)
     i2 = FIRST + tl.arange(0, SECOND)
-    m1 = i1 < WIDTH
     m2 = i2 < WIDTH
-    x1 = tl.load(x_ptr + line * WIDTH + i1, mask=m1, other=0.0).to(tl.float32)
-    x2 = tl.load(x_ptr + line * WIDTH + i2, mask=m2, other=0.0).to(tl.float32)
-    store_row(numbers_ptr, scales_ptr, line, x1, x2, i1, i2, m1, m2, WIDTH, MOST)
+    x1, x2 = load_row(x_ptr + line * WIDTH, i1, i2, m2)
+    store_scaled(numbers_ptr, scales_ptr, line, x1, x2, i1, i2, m2, WIDTH)
 
 
-def columns(width: int) -> dict[str, int | float]:
+def columns(width: int) -> dict[str, int]:
     """Return the constants of a kernel that has a whole row at hand."""
     first, second = pieces(width, 16)
-    return {"WIDTH": width, "FIRST": first, "SECOND": max(second, 16), "MOST": MOST}
+    return {"WIDTH": width, "FIRST": first, "SECOND": max(second, 16)}
 
 
 def by_rows(x: Tensor) -> Scaled:
@@ -89,11 +84,10 @@ def _float8_columns_kernel(
     rows,
     columns,
     TILE: tl.constexpr,
-    MOST: tl.constexpr,
 ):
     column = tl.program_id(0) * TILE + tl.arange(0, TILE)
     row = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    scale = tl.maximum(tl.load(peaks_ptr + column, mask=column < columns, other=0.0), 1e-30) / MOST
+    scale = scale_of(tl.load(peaks_ptr + column, mask=column < columns, other=0.0))
     if tl.program_id(1) == 0:
         tl.store(scales_ptr + column, scale, mask=column < columns)
     inside = (row[:, None] < rows) & (column[None] < columns)
@@ -109,7 +103,7 @@ def by_columns(w: Tensor) -> Scaled:
     peaks = torch.linalg.vector_norm(w, float("inf"), dim=0, dtype=torch.float32)
     made = room(columns, rows, w.device)
     grid = (triton.cdiv(columns, TILE), triton.cdiv(rows, TILE))
-    _float8_columns_kernel[grid](w, peaks, *made, rows, columns, TILE=TILE, MOST=MOST, num_warps=4)
+    _float8_columns_kernel[grid](w, peaks, *made, rows, columns, TILE=TILE, num_warps=4)
     return made
 
 

@@ -10,7 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from trainer.kernels import float8
-from trainer.kernels.float8 import Scaled, store_row
+from trainer.kernels.float8 import Scaled, store_scaled
+from trainer.kernels.rows import load_row, store_row
 from trainer.kernels.sums import add_up
 
 WARPS = 8
@@ -37,24 +38,20 @@ def _gelu_kernel(
     WIDTH: tl.constexpr,
     FIRST: tl.constexpr,
     SECOND: tl.constexpr,
-    MOST: tl.constexpr,
     KEEP: tl.constexpr,
 ):
     line = tl.program_id(0).to(tl.int64)
     i1 = tl.arange(0, FIRST)
     i2 = FIRST + tl.arange(0, SECOND)
-    m1 = i1 < WIDTH
     m2 = i2 < WIDTH
-    x1 = tl.load(before_ptr + line * WIDTH + i1, mask=m1, other=0.0).to(tl.float32)
-    x2 = tl.load(before_ptr + line * WIDTH + i2, mask=m2, other=0.0).to(tl.float32)
+    x1, x2 = load_row(before_ptr + line * WIDTH, i1, i2, m2)
     half1, _slope1 = parts(x1)
     half2, _slope2 = parts(x2)
     x1 *= half1
     x2 *= half2
     if KEEP:
-        tl.store(after_ptr + line * WIDTH + i1, x1.to(after_ptr.dtype.element_ty), mask=m1)
-        tl.store(after_ptr + line * WIDTH + i2, x2.to(after_ptr.dtype.element_ty), mask=m2)
-    store_row(numbers_ptr, scales_ptr, line, x1, x2, i1, i2, m1, m2, WIDTH, MOST)
+        store_row(after_ptr + line * WIDTH, x1, x2, i1, i2, m2)
+    store_scaled(numbers_ptr, scales_ptr, line, x1, x2, i1, i2, m2, WIDTH)
 
 
 @triton.jit
@@ -70,38 +67,30 @@ def _gelu_backward_rows_kernel(
     WIDTH: tl.constexpr,
     FIRST: tl.constexpr,
     SECOND: tl.constexpr,
-    MOST: tl.constexpr,
     CHUNK: tl.constexpr,
     AFTER: tl.constexpr,
 ):
     i1 = tl.arange(0, FIRST)
     i2 = FIRST + tl.arange(0, SECOND)
-    m1 = i1 < WIDTH
     m2 = i2 < WIDTH
     total1 = tl.zeros((FIRST,), tl.float32)
     total2 = tl.zeros((SECOND,), tl.float32)
     begin = tl.program_id(0).to(tl.int64) * CHUNK
     for number in range(tl.minimum(CHUNK, rows - begin)):
         line = begin + number
-        x1 = tl.load(before_ptr + line * WIDTH + i1, mask=m1, other=0.0).to(tl.float32)
-        x2 = tl.load(before_ptr + line * WIDTH + i2, mask=m2, other=0.0).to(tl.float32)
-        d1 = tl.load(d_ptr + line * WIDTH + i1, mask=m1, other=0.0).to(tl.float32)
-        d2 = tl.load(d_ptr + line * WIDTH + i2, mask=m2, other=0.0).to(tl.float32)
+        x1, x2 = load_row(before_ptr + line * WIDTH, i1, i2, m2)
+        d1, d2 = load_row(d_ptr + line * WIDTH, i1, i2, m2)
         half1, slope1 = parts(x1)
         half2, slope2 = parts(x2)
         if AFTER:
-            tl.store(after_ptr + line * WIDTH + i1, (x1 * half1).to(after_ptr.dtype.element_ty), mask=m1)
-            tl.store(after_ptr + line * WIDTH + i2, (x2 * half2).to(after_ptr.dtype.element_ty), mask=m2)
+            store_row(after_ptr + line * WIDTH, x1 * half1, x2 * half2, i1, i2, m2)
         d1 *= slope1
         d2 *= slope2
         total1 += d1
         total2 += d2
-        tl.store(dx_ptr + line * WIDTH + i1, d1.to(dx_ptr.dtype.element_ty), mask=m1)
-        tl.store(dx_ptr + line * WIDTH + i2, d2.to(dx_ptr.dtype.element_ty), mask=m2)
-        store_row(numbers_ptr, scales_ptr, line, d1, d2, i1, i2, m1, m2, WIDTH, MOST)
-    place = tl.program_id(0).to(tl.int64) * WIDTH
-    tl.store(sums_ptr + place + i1, total1, mask=m1)
-    tl.store(sums_ptr + place + i2, total2, mask=m2)
+        store_row(dx_ptr + line * WIDTH, d1, d2, i1, i2, m2)
+        store_scaled(numbers_ptr, scales_ptr, line, d1, d2, i1, i2, m2, WIDTH)
+    store_row(sums_ptr + tl.program_id(0).to(tl.int64) * WIDTH, total1, total2, i1, i2, m2)
 
 
 def gelu_by_rows(before: Tensor, *, keep: bool) -> tuple[Tensor | None, Scaled]:

@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trainer.kernels.float8 import MOST, Scaled, room, store_row
+from trainer.kernels.float8 import Scaled, room, store_scaled
+from trainer.kernels.rows import load_row, store_row
 from trainer.kernels.widths import pieces
 from trainer.layers import NORM_EPS
 
@@ -23,13 +24,6 @@ FORWARD = (1, 1)  # rows that one program reads, one after the other, and its wa
 NORMED_BACKWARD = (1, 3)  # warps, and rows in flight
 GATED_BACKWARD = (2, 2)  # rows of a tile, and warps
 CHUNK = 32  # at most so many tokens go into one sum, before the sums are added up
-
-
-@triton.jit
-def _entry(start, i1, i2, m2):
-    """Return a table's row at `start` as float32 (first columns | other columns), zeros beyond the width."""
-    first = tl.load(start + i1).to(tl.float32)
-    return first, tl.load(start + i2, mask=m2, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -53,7 +47,6 @@ def _modulate_kernel(
     GATE: tl.constexpr,
     NORM: tl.constexpr,
     FLOAT8: tl.constexpr,
-    MOST: tl.constexpr,
     EPS: tl.constexpr,
 ):
     frame = tl.program_id(1).to(tl.int64)
@@ -63,10 +56,10 @@ def _modulate_kernel(
     m2 = i2 < WIDTH
     table = frame * table_stride
     if GATE:
-        gate1, gate2 = _entry(gate_ptr + table, i1, i2, m2)
+        gate1, gate2 = load_row(gate_ptr + table, i1, i2, m2)
     if NORM:
-        shift1, shift2 = _entry(shift_ptr + table, i1, i2, m2)
-        scale1, scale2 = _entry(scale_ptr + table, i1, i2, m2)
+        shift1, shift2 = load_row(shift_ptr + table, i1, i2, m2)
+        scale1, scale2 = load_row(scale_ptr + table, i1, i2, m2)
         scale1 += 1.0
         scale2 += 1.0
     for r in range(ROWS):
@@ -106,7 +99,7 @@ def _modulate_kernel(
             if FLOAT8:
                 if token < tokens_per_frame:
                     line = frame * tokens_per_frame + token
-                    store_row(h_ptr, h_scales_ptr, line, n1, n2, i1, i2, r1, r2, WIDTH, MOST)
+                    store_scaled(h_ptr, h_scales_ptr, line, n1, n2, i1, i2, m2, WIDTH)
             else:
                 tl.store(h_ptr + row + i1, n1.to(h_ptr.dtype.element_ty), mask=r1)
                 tl.store(h_ptr + row + i2, n2.to(h_ptr.dtype.element_ty), mask=r2)
@@ -140,8 +133,8 @@ def _normed_backward_kernel(
     i2 = FIRST + tl.arange(0, SECOND)
     m2 = i2 < WIDTH
     table = frame * table_stride
-    shift1, shift2 = _entry(shift_ptr + table, i1, i2, m2)
-    scale1, scale2 = _entry(scale_ptr + table, i1, i2, m2)
+    shift1, shift2 = load_row(shift_ptr + table, i1, i2, m2)
+    scale1, scale2 = load_row(scale_ptr + table, i1, i2, m2)
     scale1 += 1.0
     scale2 += 1.0
     a1 = tl.zeros((FIRST,), tl.float32)
@@ -156,16 +149,12 @@ def _normed_backward_kernel(
         row = line * WIDTH
         mean = tl.load(moments_ptr + 2 * line)
         rstd = tl.load(moments_ptr + 2 * line + 1)
-        x1 = tl.load(x_ptr + row + i1).to(tl.float32)
-        x2 = tl.load(x_ptr + row + i2, mask=m2, other=0.0).to(tl.float32)
-        dh1 = tl.load(dh_ptr + row + i1).to(tl.float32)
-        dh2 = tl.load(dh_ptr + row + i2, mask=m2, other=0.0).to(tl.float32)
-        dx1 = tl.load(dout_ptr + row + i1).to(tl.float32)
-        dx2 = tl.load(dout_ptr + row + i2, mask=m2, other=0.0).to(tl.float32)
+        x1, x2 = load_row(x_ptr + row, i1, i2, m2)
+        dh1, dh2 = load_row(dh_ptr + row, i1, i2, m2)
+        dx1, dx2 = load_row(dout_ptr + row, i1, i2, m2)
         x1 = (x1 - mean) * rstd
         x2 = tl.where(m2, (x2 - mean) * rstd, 0.0)
-        tl.store(h_ptr + row + i1, (x1 * scale1 + shift1).to(h_ptr.dtype.element_ty))
-        tl.store(h_ptr + row + i2, (x2 * scale2 + shift2).to(h_ptr.dtype.element_ty), mask=m2)
+        store_row(h_ptr + row, x1 * scale1 + shift1, x2 * scale2 + shift2, i1, i2, m2)
         a1 += dh1
         a2 += dh2
         b1 += dh1 * x1
@@ -176,19 +165,15 @@ def _normed_backward_kernel(
         along = (tl.sum(dh1 * x1, 0) + tl.sum(dh2 * x2, 0)) / WIDTH
         dx1 += rstd * (dh1 - level - x1 * along)
         dx2 += rstd * (dh2 - level - x2 * along)
-        tl.store(dx_ptr + row + i1, dx1.to(dx_ptr.dtype.element_ty))
-        tl.store(dx_ptr + row + i2, dx2.to(dx_ptr.dtype.element_ty), mask=m2)
+        store_row(dx_ptr + row, dx1, dx2, i1, i2, m2)
         if BRANCH:
             c1 += dx1
             c2 += dx2
     place = (frame * tl.num_programs(0) + chunk) * WIDTH
-    tl.store(dshift_ptr + place + i1, a1)
-    tl.store(dshift_ptr + place + i2, a2, mask=m2)
-    tl.store(dscale_ptr + place + i1, b1)
-    tl.store(dscale_ptr + place + i2, b2, mask=m2)
+    store_row(dshift_ptr + place, a1, a2, i1, i2, m2)
+    store_row(dscale_ptr + place, b1, b2, i1, i2, m2)
     if BRANCH:
-        tl.store(dbias_ptr + place + i1, c1)
-        tl.store(dbias_ptr + place + i2, c2, mask=m2)
+        store_row(dbias_ptr + place, c1, c2, i1, i2, m2)
 
 
 @triton.jit
@@ -213,7 +198,7 @@ def _gated_backward_kernel(
     i2 = FIRST + tl.arange(0, SECOND)
     m2 = i2 < WIDTH
     table = frame * table_stride
-    gate1, gate2 = _entry(gate_ptr + table, i1[None], i2[None], m2[None])
+    gate1, gate2 = load_row(gate_ptr + table, i1[None], i2[None], m2[None])
     a1 = tl.zeros((TILE, FIRST), tl.float32)
     a2 = tl.zeros((TILE, SECOND), tl.float32)
     b1 = tl.zeros((TILE, FIRST), tl.float32)
@@ -284,7 +269,6 @@ def _forward(
         tokens,
         stride,
         **constants,
-        MOST=MOST,
         FLOAT8=as_float8,
         EPS=NORM_EPS,
         ROWS=rows,
