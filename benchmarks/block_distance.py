@@ -64,6 +64,8 @@ def distances(temporal: bool, frames: int, places: int) -> dict[str, float]:
 
 def main() -> None:
     argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("block_distance computes blocks on a GPU and finds none; run it where torch sees CUDA.")
     is_far = False
     for temporal, frames, places in itertools.product((False, True), (15, 30), (144, 405)):
         found = distances(temporal, frames, places)

@@ -280,6 +280,8 @@ def main() -> None:
     arguments.add_argument("--steps", type=int, default=10, help="timed steps of fast and compiled")
     arguments.add_argument("--out", default="train_step_h200")
     given = arguments.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("train_step times steps on a GPU and finds none; run it where torch sees CUDA.")
     hardware = torch.cuda.get_device_name()
     ceiling = ceiling_tflops()
     kept_up, meter = sustained()
