@@ -2,15 +2,16 @@
 
 One thread a host, in the watcher of its first rank, so that a driver that hangs holds up nothing. What
 changes is an event: `xid` for a line of the kernel's log, `ecc` for what nvidia-smi complains of (memory
-errors, rows that wait to be replaced, a GPU that is gone). What cannot be read is said once, as an event
-`watch`. The policy is that of `trainer.xid`: drain_node ends the rank with BAD_NODE, restart_job with
-RESTART.
+errors, rows that wait to be replaced, a GPU that is gone or too hot); a line on the console says the same.
+What cannot be read is said once, as an event `watch`. The policy is that of `trainer.xid`: drain_node ends
+the rank with BAD_NODE, restart_job with RESTART.
 """
 
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,8 @@ def _watch(
     if not facts.has_tool and not facts.problem:
         return  # a host without GPUs
     if unread := [text for text in (facts.problem, log.problem) if text]:
-        _record(run, "watch", step(), {"host": processes.host_name(), "cannot_read": unread})
+        of_reading = {"host": processes.host_name(), "cannot_read": unread}
+        _record(run, "watch", step(), of_reading, "; ".join(unread))
     # What was so before this run began is the preflight's affair.
     known = {_key(concern) for concern in hardware.concerns(facts)}
     seen: dict[tuple[int, str, str], float] = {}
@@ -57,12 +59,15 @@ def _watch(
         reasons = []
         news = sorted(_new(log.events, seen), key=lambda event: -xid.ACTIONS.index(event.policy.action))
         for event in news[:MOST_EVENTS]:
-            _record(run, "xid", step(), _xid_facts(event))
+            said = f"Xid {event.number} on {event.bus_id}: {event.policy.meaning}; {event.policy.advice}"
+            _record(run, "xid", step(), _xid_facts(event), said)
             actions.append(event.policy.action)
             reasons.append(f"Xid {event.number} on {event.bus_id}")
         for concern in hardware.concerns(facts):
             if _key(concern) not in known:
-                _record(run, "ecc", step(), _concern_facts(concern))
+                where = "" if concern.gpu is None else f"GPU {concern.gpu}: "
+                said = f"{where}{concern.text}; {concern.advice}"
+                _record(run, "ecc", step(), _concern_facts(concern), said)
                 # A driver that was slow to answer once is no reason to end a run that goes on.
                 actions.append(concern.action if concern.gpu is not None else "warn")
                 reasons.append(concern.text)
@@ -91,11 +96,16 @@ def _key(concern: Concern) -> tuple[int | None, str]:
     return concern.gpu, concern.text
 
 
-def _record(run: Path, name: str, step: int, facts: dict[str, Any]) -> None:
+def _record(run: Path, name: str, step: int, facts: dict[str, Any], in_words: str) -> None:
+    """Add the event to the diary and, unless it is one to ignore, say it on the console."""
+    unwritten = ""
     try:
         diary.record_event(run, name, step, **facts)
     except StorageError as error:
-        print(f"{name}: {facts} ({error})", file=sys.stderr, flush=True)
+        unwritten = f" ({error})"
+    if unwritten or facts.get("action") != "ignore":
+        with suppress(OSError, ValueError):  # a console that is gone ends no watch
+            print(f"step {step}: {facts['host']}: {in_words}{unwritten}", file=sys.stderr, flush=True)
 
 
 def _xid_facts(event: XidEvent) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.shards_for_tests import events
-from trainer import exit_codes, hardware, hardware_watch, xid_log
+from trainer import exit_codes, hardware, hardware_watch, processes, xid, xid_log
 from trainer.xid_log import XidEvent
 
 GPU = """<?xml version="1.0" ?><nvidia_smi_log><gpu id="00000000:3B:00.0"><product_name>Fake</product_name>
@@ -95,6 +95,38 @@ def test_of_thousands_of_lines_the_worst_counts_and_a_few_are_events(tools: Path
     numbers = [event["number"] for event in events(tools, "xid")]
     assert numbers[0] == 79
     assert len(numbers) == hardware_watch.MOST_EVENTS
+
+
+def test_a_gpu_that_gets_too_hot_is_named_on_the_console_and_ends_nothing(
+    tools: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Seen on two H200: one at 1,470 MHz held up the other by a tenth, which only the diary said."""
+    (tools / "kernel.log").write_text("")
+    change(tools, "No")
+    ended: list[int] = []
+
+    def end(code: int, why: str) -> bool:
+        ended.append(code)
+        return True
+
+    thread = hardware_watch.start(tools, 0.1, step=lambda: 6, end=end)
+    until(lambda: has_looked(tools))
+    hot = "<clocks_event_reason_sw_thermal_slowdown>Active</clocks_event_reason_sw_thermal_slowdown>"
+    rows = "<remapped_rows><remapped_row_pending>No"
+    rest = f"<clocks_event_reasons>{hot}</clocks_event_reasons>{rows}"
+    change(tools, f"No</remapped_row_pending></remapped_rows>{rest}")
+    until(lambda: events(tools, "ecc"))
+    time.sleep(0.5)
+    assert ended == []
+    change(tools, "Yes")
+    thread.join(LIMIT_SECONDS)
+
+    said = [line for line in capfd.readouterr().err.splitlines() if "GPU 0" in line]
+    host = processes.host_name()
+    assert said == [
+        f"step 6: {host}: GPU 0: runs slower (sw_thermal_slowdown); look at its cooling and power",
+        f"step 6: {host}: GPU 0: a memory row waits to be replaced; {xid.RESET}",
+    ]
 
 
 def test_what_cannot_be_read_is_said_once(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
