@@ -2,8 +2,9 @@
 # make test   the test suite (nine to eleven minutes on two cores)
 # make check  format, lint, types
 # make bench  measure probe and tables here, then print every kept result as one table
+# make gpu    the kernels' tests on this machine's GPU, and how far blocks are from float32 there
 # make soak   the long tests: faults, and that a model trained from nothing follows its prompts
-.PHONY: demo test check bench soak install clean
+.PHONY: demo test check bench gpu soak install clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -36,6 +37,11 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not soak and not gpu" $(TESTS)
+
+KERNEL_TESTS := $(addprefix tests/trainer/test_,float8.py products.py attention_choice.py update_kernel.py)
+gpu: $(INSTALLED)
+	$(BIN)/python -m pytest --gpu $(KERNEL_TESTS)
+	$(BIN)/python benchmarks/block_distance.py
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .

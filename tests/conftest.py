@@ -33,9 +33,21 @@ def pytest_collection_finish() -> None:
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Read when a kernel is defined: where there is no GPU, Triton's interpreter runs it.
-if not os.path.exists("/dev/nvidia0"):
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--gpu", action="store_true", help="let the tests see this machine's GPU")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide GPUs unless asked for, so that the tests are the same ones on every machine.
+
+    Both are read later: by CUDA at its first call, by Triton where a kernel is defined.
+    """
+    if not config.getoption("--gpu"):
+        os.environ |= {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
+    elif not os.path.exists("/dev/nvidia0"):
+        raise pytest.UsageError("--gpu: this machine has no /dev/nvidia0; leave it out, and the CPU does.")
+
 
 # A busy machine may be slow, and no test is about how long an example takes. The examples are the same each
 # time, so that what fails once fails again; `HYPOTHESIS_PROFILE=search make test` looks for others.

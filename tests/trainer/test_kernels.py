@@ -1,6 +1,7 @@
 """The kernels give what the readable layers give, forward and backward; here in Triton's interpreter."""
 
 import dataclasses
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -258,6 +259,12 @@ def test_a_model_laid_out_with_fast_blocks_learns_what_the_readable_one_learns()
     for name, wanted in readable.items():
         off, most = float((quick[name] - wanted).norm()), float(wanted.norm())
         assert off < 1e-4 * most + 1e-6, f"{name}: {off:.1e} of {most:.1e}"
+
+
+def test_the_tests_see_a_gpu_only_when_they_are_told_to(pytestconfig: pytest.Config) -> None:
+    """Seen on an H200: nineteen tests here gave tensors of the CPU to kernels built for the GPU."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == "" and not torch.cuda.is_available()
+    assert hidden != pytestconfig.getoption("--gpu")
 
 
 def test_fast_blocks_without_a_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
