@@ -27,7 +27,7 @@ PEAK_FLOPS = {
 def flops_per_step(config: STDiT3Config, shapes: Sequence[Shape], text_tokens: Sequence[int]) -> int:
     """Return the FLOPs of one update: forward and backward of every clip, a multiply-add counted as two.
 
-    `shapes` are the clips' latents, `text_tokens` the real tokens of their captions.
+    `shapes` are the clips' latents, `text_tokens` those that each of them reads.
     """
     clips = Counter(zip(shapes, text_tokens, strict=True))
     return 3 * sum(count * flops(config, *shape, tokens) for (shape, tokens), count in clips.items())

@@ -59,7 +59,8 @@ class Tools:
 class ClipLosses:
     """The loss of each clip of a micro-batch, float32 [B], with its graph, and what it belongs to.
 
-    `timesteps` are [B] in [0, 1000], `text_tokens` [B] the real tokens of the captions.
+    `timesteps` are [B] in [0, 1000], `text_tokens` [B] those that a clip reads: its caption's, or the null
+    caption's where that one is dropped. Both are on the CPU.
     """
 
     losses: Tensor
@@ -104,7 +105,7 @@ def clip_losses(model: nn.Module, tools: Tools, stage: Stage, batch: Batch, step
         drop_caption=None if drops is None else mesh.send(drops, device),
         text_lengths=lengths,
     )
-    return ClipLosses(losses=losses, timesteps=timesteps, text_tokens=given.mask.sum(1))
+    return ClipLosses(losses=losses, timesteps=timesteps, text_tokens=torch.tensor(lengths))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

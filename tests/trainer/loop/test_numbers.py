@@ -7,12 +7,13 @@ import torch
 
 from tests.trainer.loop.states import SHORT, fresh_state, same, tensors
 from tests.trainer.shards_for_tests import numbers, smoke
-from trainer import data, loop, metrics, optim
+from trainer import data, loop, metrics, noise, optim
 from trainer.encode import text_encoder, video_encoder
 from trainer.flops import flops_per_step
 from trainer.loop import train
 from trainer.mesh import ALONE
 from trainer.parallel import lay_out
+from trainer.stdit import lengths_read
 from trainer.step import Tools, clip_losses
 
 # tests/tiny.yaml on the shards that the tests make: a refactor changes no number. When these change, the
@@ -49,6 +50,7 @@ def test_a_line_takes_the_loss_apart_by_bucket_level_source_and_timestep(
 ) -> None:
     recipe = smoke(shards, short_run, *SHORT)
     (stage,) = data.lay_out(recipe)
+    dropped: set[bool] = set()
     for line in numbers(short_run):
         for group in ("bucket", "level", "source", "timestep"):
             parts = line[f"loss_by_{group}"]
@@ -59,8 +61,13 @@ def test_a_line_takes_the_loss_apart_by_bucket_level_source_and_timestep(
         assert all(0 <= int(name.split("-")[0]) < 1000 for name in line["loss_by_timestep"])
         captions = [clip.caption for clip in data.clips(stage, line["step"] - 1)]
         words = text_encoder(recipe.text_encoder).encode(captions)[1].sum(1).tolist()
+        ids = [clip.clip_id for clip in data.clips(stage, line["step"] - 1)]
+        drops = noise.caption_drops(recipe.seed, line["step"] - 1, ids, stage.stage.caption_dropout).tolist()
+        dropped.update(drops)
+        read = lengths_read(recipe.model, words, drops)  # the null caption is read whole
         shapes = data.step_plan(stage, line["step"] - 1, recipe).latent_shapes
-        assert line["model_flops"] == flops_per_step(recipe.model, shapes, words)
+        assert line["model_flops"] == flops_per_step(recipe.model, shapes, read)
+    assert dropped == {True, False}
     first = metrics.read(short_run / metrics.METRICS)[0]
     assert first["tflops_per_device"] == first["model_flops"] / first["seconds"] / 1e12
     assert "mfu" not in first  # nobody knows the peak of a CPU
