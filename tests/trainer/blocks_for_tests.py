@@ -19,8 +19,10 @@ def random_block(*, temporal: bool, width: int, heads: int = 1) -> layers.Block:
 
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let kernels work on a few rows at a time, so that several tiles are used."""
+    from tests.trainer.interpreter_for_tests import patch_once_a_launch
     from trainer.kernels import flash, linear, modulate, qk_norm, sums
 
+    patch_once_a_launch(monkeypatch)
     monkeypatch.setattr(flash, "tiles", lambda *_: ((16, 16, 4, 1), (32, 16, 4, 1), (16, 32, 4, 1)))
     monkeypatch.setattr(linear, "TILE", (4, 64, 4))
     monkeypatch.setattr(linear, "SUM_TILE", (8, 32, 4))

@@ -163,9 +163,11 @@ def test_packing_asks_the_device_for_nothing() -> None:
 
 
 def _built(model: STDiT3, given: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Return what Triton would build for a forward and backward pass: it looks at these facts of a launch."""
+    """Return what Triton would build for a forward and backward pass: it looks at these facts of a launch.
+
+    No kernel runs, so the numbers are what memory held; what is launched does not hang on them.
+    """
     found: set[str] = set()
-    launch = interpreter.GridExecutor.__call__
 
     def fact(value: object) -> object:
         if isinstance(value, Tensor):
@@ -174,13 +176,12 @@ def _built(model: STDiT3, given: Mapping[str, Any], monkeypatch: pytest.MonkeyPa
             return value == 1 or (value % 16 == 0, value.bit_length() > 31)
         return value
 
-    def watched(self: Any, *given: object, **named: object) -> object:
+    def watched(self: Any, *given: object, **named: object) -> None:
         constants = {
             name: value for name, value in named.items() if name.isupper() or name.startswith("num_")
         }
         rest = [fact(value) for value in (*given, *(v for n, v in named.items() if n not in constants))]
         found.add(f"{self.fn.__name__} {constants} {rest}")
-        return launch(self, *given, **named)
 
     with monkeypatch.context() as patched:
         patched.setattr(interpreter.GridExecutor, "__call__", watched)
