@@ -1,6 +1,6 @@
 """`python -m trainer cluster` against hosts that answer, refuse, and never answer, each within its limit.
 
-The hosts are real sshds on loopback ports and, everywhere, a program that stands for ssh.
+The hosts are a program that stands for ssh and, in `make soak`, real sshds on loopback ports.
 """
 
 import json
@@ -28,7 +28,9 @@ NODES = "a,stranger"  # one that answers, one that refuses
 SILENT = Way(connect_seconds=SILENT_SECONDS)
 
 
-@pytest.fixture(scope="module", params=["sshd", "a program that stands for ssh"])
+@pytest.fixture(
+    scope="module", params=[pytest.param("sshd", marks=pytest.mark.soak), "a program that stands for ssh"]
+)
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """The hosts a and b answer, and print before they do; stranger and closed refuse; silent says nothing."""
     folder = tmp_path_factory.mktemp("hosts")

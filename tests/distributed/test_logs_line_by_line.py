@@ -27,7 +27,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "launcher",
     [
-        "alone",
+        pytest.param("alone", marks=pytest.mark.soak),
         "launch",
         pytest.param("torchrun", marks=pytest.mark.soak),
         pytest.param("launch over ssh", marks=pytest.mark.soak),

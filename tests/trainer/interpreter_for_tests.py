@@ -1,4 +1,4 @@
-"""Triton's interpreter, made to patch its language once a launch.
+"""Triton's interpreter, made to patch its language once a launch, or to run nothing.
 
 Triton 3.9 patches it at each call of a device function and takes back only what a launch began with: with
 every call an operation goes through one more wrapper, for as long as the process lives. That was a third of
@@ -45,6 +45,11 @@ def _patch_once(function: Callable[..., Any]) -> _Launch:
         launch._changes += _patch(function)._changes
         launch.modules |= _named(function)
     return launch
+
+
+def no_kernel_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let launches do nothing, for tests of what is launched or kept: numbers are what memory held."""
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", lambda *_, **__: None)
 
 
 def patch_once_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:

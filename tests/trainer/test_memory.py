@@ -82,10 +82,15 @@ def _model_bytes(form: Form, plan: Plan, *, frames: int, rows: int, text_tokens:
     ],
     ids=str,
 )
-def test_a_token_keeps_the_bytes_that_autograd_saves(form: Form, plan: Plan, frames: int) -> None:
+def test_a_token_keeps_the_bytes_that_autograd_saves(
+    monkeypatch: pytest.MonkeyPatch, form: Form, plan: Plan, frames: int
+) -> None:
     """The captions are full, as the forecast has them: packed ones keep less, each what its tokens do."""
     if form.fast:
         pytest.importorskip("triton", reason="triton is not installed on this platform")
+        from tests.trainer.interpreter_for_tests import no_kernel_runs
+
+        no_kernel_runs(monkeypatch)
 
     def both(rows: int, text_tokens: int) -> tuple[int, int]:
         work = Work(clips=1, frames=frames, places=2 * rows, text_tokens=text_tokens)

@@ -113,8 +113,10 @@ def refuse_four(number: int) -> engine.Row:
     return {"value": number}
 
 
-@pytest.mark.parametrize("function", [hang_on_three, hold_on_three, stop_on_three])
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize(
+    ("function", "num_workers"),
+    [(hang_on_three, 1), (hang_on_three, 2), (hold_on_three, 2), (stop_on_three, 1)],
+)
 def test_an_item_that_hangs_costs_its_limit_and_the_others_go_on(
     function: Callable[[int], engine.Row], num_workers: int
 ) -> None:

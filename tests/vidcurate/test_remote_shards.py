@@ -93,7 +93,7 @@ def test_a_clip_is_one_request_of_its_own_bytes_and_is_asked_for_once(
     assert server.asked["GET /index.parquet"] == 1
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("num_workers", [pytest.param(0, marks=pytest.mark.soak), 1])
 def test_what_passes_is_asked_again_and_told(
     told_here: Told, server: RangeServer, tmp_path: Path, num_workers: int
 ) -> None:
