@@ -43,7 +43,7 @@ def distances(temporal: bool, frames: int, places: int) -> dict[str, float]:
     def outcome(run: Callable[..., Tensor], dtype: torch.dtype) -> list[Tensor]:
         inputs = [tensor.to(dtype).requires_grad_() for tensor in given]
         out = run(*inputs, mask, frames, wave)
-        return [out, *torch.autograd.grad(out, [*inputs, *block.parameters()], seed.to(dtype))]
+        return [out.detach(), *torch.autograd.grad(out, [*inputs, *block.parameters()], seed.to(dtype))]
 
     exact = outcome(block, torch.float32)
     block.bfloat16()

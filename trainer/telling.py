@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import socket
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +18,7 @@ from trainer.saver import Saved
 from trainer.step import Tools
 
 NEXT_CLIPS = 8
+KERNELS = ("attention", "products")
 
 
 def say(world: World, text: str) -> None:
@@ -86,15 +88,24 @@ def record_room(tools: Tools, step: int) -> None:
 
 
 def record_kernels(tools: Tools, step: int) -> None:
-    """Record which kernels attention and products take for sizes that were new in this step."""
+    """Record which kernels attention and products take for sizes that were new in this step.
+
+    Why attention does without a kernel that is installed is said on the console, too, by each host's first
+    GPU: with a broken installation every step is slower, and none says so.
+    """
     if tools.recipe.blocks != "fast":
         return
-    for name in ("attention", "products"):
-        kernels = importlib.import_module(f"trainer.kernels.{name}")  # only machines with a GPU have Triton
-        for found in kernels.news():
+    # Only machines with a GPU have Triton.
+    attention, products = (importlib.import_module(f"trainer.kernels.{name}") for name in KERNELS)
+    choices = attention.news()
+    for kind, news in (("attention_kernel", choices), ("product_kernel", products.news())):
+        for found in news:
             if tools.world.is_first:
-                event = f"{name.removesuffix('s')}_kernel"
-                metrics.record_event(tools.recipe.output, event, step, **found.facts())
+                metrics.record_event(tools.recipe.output, kind, step, **found.facts())
+    for name, why in attention.first_refusals(choices).items():
+        if not tools.world.device.index:
+            text = f"attention does without {name}, which is installed; {why}"
+            print(f"step {step}: {socket.gethostname()}: {text}", file=sys.stderr, flush=True)
 
 
 def in_words(event: dict[str, Any]) -> str:

@@ -7,6 +7,8 @@ ones compares and times them, forward and backward, and keeps the winner for the
 (`trainer.kernels.choice`); `news` tells what was found.
 """
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
@@ -20,6 +22,7 @@ Key = tuple[int, int, int, int, torch.dtype]  # sequences times heads, queries, 
 
 _taken: dict[Key, Kernel] = {}
 _untold: list[Choice] = []
+_refused: set[str] = set()  # names of kernels
 
 
 def news() -> list[Choice]:
@@ -27,6 +30,17 @@ def news() -> list[Choice]:
     told = list(_untold)
     _untold.clear()
     return told
+
+
+def first_refusals(choices: Iterable[Choice]) -> dict[str, str]:
+    """Return why kernels were not taken, by name, of those that this process has not returned before."""
+    reasons: dict[str, str] = {}
+    for choice in choices:
+        for name, why in choice.kept_out.items():
+            if name not in _refused:
+                reasons[name] = f"first at {choice.queries} queries and {choice.keys} keys: {why}"
+                _refused.add(name)
+    return reasons
 
 
 def _cudnn(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Kept]:

@@ -1,11 +1,13 @@
 """What a run says of the memory and the kernels that it takes for shapes of micro-batches."""
 
 import json
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from tests.trainer.loop.states import SHORT
 from tests.trainer.shards_for_tests import smoke
@@ -13,7 +15,7 @@ from trainer import memory, telling
 from trainer.cost import Work
 from trainer.kernels.choice import Choice
 from trainer.loop import train
-from trainer.mesh import ALONE
+from trainer.mesh import ALONE, World
 
 
 def _events(run: Path, name: str) -> list[dict[str, Any]]:
@@ -61,6 +63,35 @@ def test_the_kernel_that_attention_takes_for_new_lengths_is_told_once(shards: Pa
     assert event["step"] == 3
     assert {key: event[key] for key in found} == found
     assert (event["kernel"], event["own_ms"], event["cudnn_ms"]) == ("cudnn", 0.99, 0.98)
+
+
+@pytest.mark.parametrize(("gpu", "lines"), [("cuda:0", 1), ("cuda:1", 0)])
+def test_a_kernel_that_is_installed_and_not_taken_is_said_once_on_each_host(
+    shards: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    gpu: str,
+    lines: int,
+) -> None:
+    attention = pytest.importorskip(
+        "trainer.kernels.attention", reason="triton is not installed on this platform"
+    )
+    monkeypatch.setattr(attention, "_refused", set())
+    tools = _tools(shards, tmp_path)
+    tools.world = World(rank=9, size=16, device=torch.device(gpu))
+    for step, length in ((3, 405), (4, 920)):
+        broken = {"flash4": "ModuleNotFoundError: No module named 'cutlass.cute'"}
+        attention._untold.append(
+            Choice(heads=32, queries=length, keys=length, milliseconds={"own": 0.99}, kept_out=broken)
+        )
+        telling.record_kernels(tools, step)
+    said = capsys.readouterr().err.splitlines()
+    wanted = (
+        f"step 3: {socket.gethostname()}: attention does without flash4, which is installed; "
+        "first at 405 queries and 405 keys: ModuleNotFoundError: No module named 'cutlass.cute'"
+    )
+    assert said == [wanted] * lines
 
 
 def test_the_way_of_a_product_of_new_sizes_is_told_once(shards: Path, tmp_path: Path) -> None:
