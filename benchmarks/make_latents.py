@@ -36,6 +36,7 @@ from trainer.latents.write import write_shard
 from trainer.recipe import TrainRecipe
 from vidcurate import order
 from vidcurate.buckets import Bucket, all_buckets
+from vidcurate.errors import InputError, VidcurateError
 from vidcurate.index import Index
 from vidcurate.index_file import write_index
 
@@ -91,7 +92,12 @@ def buckets_of(recipe: TrainRecipe) -> list[Bucket]:
 
 
 def write_clips(folder: Path, buckets: list[Bucket], count: int) -> None:
-    """Write the index of `count` clips, an equal share of the size of each bucket; there are no videos."""
+    """Write the index of `count` clips, an equal share of the size of each bucket; there are no videos.
+
+    Raises InputError for a folder that is there.
+    """
+    if folder.exists():
+        raise InputError(f"{folder} is there already; name another OUT, or delete it.")
     rows: dict[str, list[Any]] = {}
     for number in range(count):
         bucket = buckets[number % len(buckets)]
@@ -251,4 +257,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except VidcurateError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -220,7 +220,9 @@ def main() -> None:
     source = given.out / "recipe.json"
     if not source.exists():
         command = [sys.executable, str(HERE / "make_latents.py"), str(given.out), "--clips", str(given.clips)]
-        subprocess.run([*command, *(["--recipe", str(given.recipe)] if given.recipe else [])], check=True)
+        made = subprocess.run([*command, *(["--recipe", str(given.recipe)] if given.recipe else [])])
+        if made.returncode:
+            sys.exit(made.returncode)  # it has said why
     gpu = torch.cuda.is_available()
     settings = [
         f"stages.0.steps={given.steps}",

@@ -1,10 +1,13 @@
-"""The benchmark of a run in mixed buckets can report a run again that was cut off before its end."""
+"""The benchmark of a run in mixed buckets: too few clips for them, and a report of a run that was made."""
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from vidcurate.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = ["--recipe", "tests/tiny.yaml", "--steps", "6", "--warm-up", "1", "--repeats", "1", "--clips", "40"]
@@ -20,3 +23,20 @@ def test_a_report_again_says_the_same_and_trains_nothing(tmp_path: Path) -> None
     first, again = told(), told("--report")
     assert "tokens/s, real run" in again
     assert first.endswith(again)
+
+
+def test_too_few_clips_for_a_bucket_are_told_in_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "benchmarks/mixture.py", str(tmp_path / "out"), "--clips", "3"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stderr.startswith("error: level-")
+    assert "fewer than a micro-batch of" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def test_made_up_clips_are_not_written_over_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    write_clips = importlib.import_module("make_latents").write_clips
+    with pytest.raises(InputError, match="is there already; name another OUT, or delete it"):
+        write_clips(tmp_path, [], 0)
+    assert list(tmp_path.iterdir()) == []
