@@ -9,6 +9,7 @@ import pytest
 
 from tests.frame_clips import Frames, barred, panned, shapes, still, texture
 from vidcurate import video
+from vidcurate.frames import motion
 from vidcurate.frames.clip import ClipFile, measure
 from vidcurate.frames.spec import FramesSpec
 from vidcurate.schema import COLUMNS
@@ -58,6 +59,16 @@ def test_motion_is_said_for_one_size_whatever_the_clips(tmp_path: Path, height: 
     columns = scored(tmp_path, panned(step, 0, num_frames=12, height=height, width=width))
 
     assert columns["motion_px_per_frame_mean"] == pytest.approx(4.0, rel=0.1)
+
+
+def test_the_length_of_a_flow_is_the_same_wherever_it_lies_in_memory() -> None:
+    source, kept, lengths = np.random.default_rng(0), [], set()
+    flow = source.normal(size=(96, 170, 2)).astype(np.float32)
+    for size in source.integers(1_000, 300_000, 100):
+        kept.append(bytes(size))  # what is made next lies elsewhere
+        lengths.add(motion.mean_length(flow.copy()))
+    assert len(lengths) == 1
+    assert lengths.pop() == pytest.approx(float(np.hypot(flow[..., 0], flow[..., 1]).mean()), rel=1e-6)
 
 
 def test_motion_of_a_part_of_the_picture_counts_by_its_area(tmp_path: Path) -> None:

@@ -34,6 +34,16 @@ def _is_explained(before: Pixels, behind: Pixels, flow: np.ndarray) -> bool:
     return bool(cv2.mean(cv2.absdiff(before, followed))[0] <= (1 - _LEAST_EXPLAINED) * difference)
 
 
+def mean_length(flow: np.ndarray) -> float:
+    """Return the mean length of the vectors of `flow` [H, W, 2], the same wherever it lies in memory.
+
+    cv2.magnitude's last bits depend on that: what stands before the first aligned address goes through other
+    instructions. numpy rounds each product, sum and root by itself.
+    """
+    x, y = flow[..., 0], flow[..., 1]
+    return float(np.sqrt(x * x + y * y).mean(dtype=np.float64))
+
+
 class Motion:
     """`pairs_per_second` bounds how many pairs are measured, from the clip's fifth frame on."""
 
@@ -54,7 +64,7 @@ class Motion:
         flow = self._flow.calc(before, behind, None)
         if not _is_explained(before, behind, flow):
             return None
-        return float(cv2.mean(cv2.magnitude(flow[..., 0], flow[..., 1]))[0])
+        return mean_length(flow)
 
     def _measure(self) -> None:
         length = self._length(1)
