@@ -1,5 +1,5 @@
 # make demo   install into .venv and run the whole road on data it makes itself
-# make test   the test suite (nine to ten minutes on two cores)
+# make test   the test suite (nine to fifteen minutes on two cores, by how fast they are)
 # make check  format, lint, types
 # make bench  measure probe and tables here, then print every kept result as one table
 # make gpu    the kernels' tests on this machine's GPU, and how far blocks are from float32 there
