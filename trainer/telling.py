@@ -18,7 +18,6 @@ from trainer.saver import Saved
 from trainer.step import Tools
 
 NEXT_CLIPS = 8
-KERNELS = ("attention", "products")
 
 
 def say(world: World, text: str) -> None:
@@ -95,8 +94,8 @@ def record_kernels(tools: Tools, step: int) -> None:
     """
     if tools.recipe.blocks != "fast":
         return
-    # Only machines with a GPU have Triton.
-    attention, products = (importlib.import_module(f"trainer.kernels.{name}") for name in KERNELS)
+    attention = importlib.import_module("trainer.kernels.attention")  # only machines with a GPU have Triton
+    products = importlib.import_module("trainer.kernels.products")
     choices = attention.news()
     for kind, news in (("attention_kernel", choices), ("product_kernel", products.news())):
         for found in news:
