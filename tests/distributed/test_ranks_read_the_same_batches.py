@@ -81,7 +81,8 @@ def logged(folder: Path) -> tuple[dict[int, list[Any]], list[int]]:
     found: dict[int, list[Any]] = {}
     finished = []
     for path in sorted(folder.glob("rank*.log")):
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        whole = path.read_text().rpartition("\n")[0]  # a line may be on its way, half of it on the next page
+        lines = [json.loads(line) for line in whole.splitlines()]
         for line in lines:
             if line[1] != "done":
                 found.setdefault(line[0], []).append(line)
