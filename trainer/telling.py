@@ -2,13 +2,12 @@
 
 import importlib
 import json
-import socket
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trainer import checkpoint, data, memory, mesh, metrics, optim, place, position, whole_file
+from trainer import checkpoint, data, memory, mesh, metrics, optim, place, position, processes, whole_file
 from trainer import recipe as recipes
 from trainer.data import StageData
 from trainer.mesh import World
@@ -104,7 +103,7 @@ def record_kernels(tools: Tools, step: int) -> None:
     for name, why in attention.first_refusals(choices).items():
         if not tools.world.device.index:
             text = f"attention does without {name}, which is installed; {why}"
-            print(f"step {step}: {socket.gethostname()}: {text}", file=sys.stderr, flush=True)
+            print(f"step {step}: {processes.host_name()}: {text}", file=sys.stderr, flush=True)
 
 
 def in_words(event: dict[str, Any]) -> str:

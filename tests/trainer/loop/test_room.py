@@ -1,7 +1,6 @@
 """What a run says of the memory and the kernels that it takes for shapes of micro-batches."""
 
 import json
-import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 
 from tests.trainer.loop.states import SHORT
 from tests.trainer.shards_for_tests import smoke
-from trainer import memory, telling
+from trainer import memory, processes, telling
 from trainer.cost import Work
 from trainer.kernels.choice import Choice
 from trainer.loop import train
@@ -88,7 +87,7 @@ def test_a_kernel_that_is_installed_and_not_taken_is_said_once_on_each_host(
         telling.record_kernels(tools, step)
     said = capsys.readouterr().err.splitlines()
     wanted = (
-        f"step 3: {socket.gethostname()}: attention does without flash4, which is installed; "
+        f"step 3: {processes.host_name()}: attention does without flash4, which is installed; "
         "first at 405 queries and 405 keys: ModuleNotFoundError: No module named 'cutlass.cute'"
     )
     assert said == [wanted] * lines
