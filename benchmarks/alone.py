@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from trainer import memory, optim, parallel
-from trainer.cost import Work
-from trainer.data import StageData
-from trainer.encode import video_encoder
-from trainer.mesh import ALONE, World
-from trainer.recipe import TrainRecipe
-from trainer.stdit import STDiT3, lengths_read
+from trainer.data.stages import StageData
+from trainer.distributed import memory, parallelize
+from trainer.distributed.mesh import ALONE, World
+from trainer.distributed.step_time import Work
+from trainer.model.encoders.registry import video_encoder
+from trainer.model.stdit import STDiT3, lengths_read
+from trainer.recipe.recipe import TrainRecipe
+from trainer.training.optim import adamw
 
 MEAN_TEXT_TOKENS = 125  # of make_latents.py's captions
 GIB = 2**30
@@ -60,7 +61,7 @@ def measure_alone(recipe: TrainRecipe, stage: StageData, repeats: int, hardware:
             if not name.endswith("_norm.weight"):
                 weight.normal_(0, 0.02)
     dtype = getattr(torch, recipe.precision)
-    layout = parallel.lay_out(
+    layout = parallelize.lay_out(
         model,
         recipe.parallel,
         world,
@@ -68,7 +69,7 @@ def measure_alone(recipe: TrainRecipe, stage: StageData, repeats: int, hardware:
         fast=recipe.blocks == "fast",
         float8=recipe.float8_products,
     )
-    masters = optim.masters(model)
+    masters = adamw.masters(model)
     form = memory.form_of(recipe.blocks, recipe.precision)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     frozen = sum(p.numel() for p in model.parameters()) - trained
@@ -114,8 +115,8 @@ def measure_alone(recipe: TrainRecipe, stage: StageData, repeats: int, hardware:
             (out.float().square().mean() * 1e-3).backward()
             done = mark()
             layout.close()
-            factor = optim.clip_factor(optim.gradient_norm(masters), 1.0)
-            optim.update(masters, optim.OptimSpec(), lr=1e-6, ema_decay=0.99, clip_factor=factor)
+            factor = adamw.clip_factor(adamw.gradient_norm(masters), 1.0)
+            adamw.update(masters, adamw.OptimSpec(), lr=1e-6, ema_decay=0.99, clip_factor=factor)
             marks.append((began, opened, done, mark()))
         if gpu:
             torch.cuda.synchronize()

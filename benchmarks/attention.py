@@ -6,7 +6,8 @@ One row for each pair of lengths that training has: the tokens of a frame among 
 256 px images), and the tokens of a clip to captions of 300, all of one length or of 30 to 300. Heads: 16 of
 72. Each time is the median of `triton.testing.do_bench`. A kernel's distance is that of its output and three
 gradients from float32, relative 2-norm, over the first two sequences; kept is the largest of all lengths.
-FlashAttention-4 (`pip install 'vidcurate[hopper]'`) runs in the form that is right (trainer.kernels.flash4).
+FlashAttention-4 (`pip install 'vidcurate[hopper]'`) runs in the form that is right
+(trainer.model.kernels.flash_attention4).
 `--keep` writes benchmarks/results/attention_h200.json. Takes half a minute.
 """
 
@@ -105,8 +106,8 @@ def own_ragged(given: Given) -> "Kernel":  # noqa: F821
 
     So its backward pass fills the missing keys' gradients with zeros, as theirs do and training's does not.
     """
-    from trainer.kernels import attention
-    from trainer.kernels.flash import Ragged
+    from trainer.model.kernels import attention
+    from trainer.model.kernels.flash_attention import Ragged
 
     own, (count, keys) = attention.OWN, given.k.shape[:2]
     starts = torch.arange(0, count * keys, keys, device="cuda", dtype=torch.int32)
@@ -124,8 +125,8 @@ def own_ragged(given: Given) -> "Kernel":  # noqa: F821
 
 def kernels(given: Given) -> list["Kernel"]:  # noqa: F821 - imported once there is a GPU
     """Return every kernel that is there for these lengths, in the form that is right; ours comes first."""
-    from trainer.kernels import attention, flash4
-    from trainer.kernels.choice import both_passes, right_form
+    from trainer.model.kernels import attention, flash_attention4
+    from trainer.model.kernels.autotune import both_passes, right_form
 
     def bound(kernel: "Kernel") -> "Kernel":  # noqa: F821
         return replace(
@@ -138,7 +139,7 @@ def kernels(given: Given) -> list["Kernel"]:  # noqa: F821 - imported once there
     own = attention.OWN if given.lengths is None else own_ragged(given)
     others = attention.others(given.q, given.k, given.v)
     if given.lengths is not None:
-        others = [bound(kernel) for kernel in others if kernel is flash4.FLASH4]
+        others = [bound(kernel) for kernel in others if kernel is flash_attention4.FLASH4]
     tensors = (given.q, given.k, given.v, given.dout)
     trusted = both_passes(own, *tensors)
     found = [own]
@@ -155,7 +156,7 @@ def measure(given: Given, kernel: "Kernel", wanted: list[Tensor]) -> tuple[float
     """Return µs forward and backward, and the distances of output, dq, dk and dv from `wanted`."""
     from triton.testing import do_bench
 
-    from trainer.kernels.choice import distance
+    from trainer.model.kernels.autotune import distance
 
     def microseconds(run: Callable[[], object]) -> float:
         return 1e3 * do_bench(run, warmup=8, rep=40, return_mode="median")

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from train_step import CONFIG, TEXT_TOKENS
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from trainer.fast import fast_block, padded
-from trainer.layers import Block, Rope
+from trainer.model.kernels.apply import fast_block, padded
+from trainer.model.layers import Block, Rope
 
 FLOAT8_APART = 0.12  # each rounding to e4m3 is 0.026 of the norm
 

@@ -25,10 +25,13 @@ import torch
 from rows import cpu, keep, row
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from trainer import checkpoint, mesh, optim, parallel, parts
-from trainer.mesh import World
-from trainer.saver import Saver
-from trainer.stdit import GIANT_3B_2, XL_2, STDiT3, STDiT3Config
+from trainer.distributed import mesh, parallelize
+from trainer.distributed.mesh import World
+from trainer.model.stdit import GIANT_3B_2, XL_2, STDiT3, STDiT3Config
+from trainer.run_folder import layout as run_folder_layout
+from trainer.run_folder.checkpoint import checkpoint, checksum, parts
+from trainer.run_folder.checkpoint.async_save import Saver
+from trainer.training.optim import adamw, ema
 
 SIZES = {
     "small": STDiT3Config(hidden_size=384, depth=4, num_heads=6),
@@ -43,15 +46,15 @@ def state(config: STDiT3Config, sharding: str, world: World) -> Parts:
     with torch.device("meta"):
         model = STDiT3(config)
     model.to_empty(device="cpu")
-    spec = parallel.ParallelSpec.model_validate({"sharding": sharding})
-    parallel.lay_out(model, spec, world, torch.float32)
+    spec = parallelize.ParallelSpec.model_validate({"sharding": sharding})
+    parallelize.lay_out(model, spec, world, torch.float32)
     for tensor in model.state_dict().values():
         mesh.local(tensor).normal_()
-    optimizer = optim.make_optimizer(model)
+    optimizer = adamw.make_optimizer(model)
     tensors = {
         "model": dict(model.state_dict()),
-        "ema": optim.make_ema(model),
-        "optimizer": optim.moments(model, optimizer),
+        "ema": ema.make_ema(model),
+        "optimizer": adamw.moments(model, optimizer),
     }
     for tensor in tensors["optimizer"].values():
         mesh.local(tensor).normal_()
@@ -91,7 +94,7 @@ def measure(tensors: Parts, folder: Path, world: World, repeats: int, cold: bool
     at_once, background = Saver(folder / "run", world), Saver(folder / "run", world)
 
     def told() -> dict[str, str]:
-        return {part: checkpoint.checksum(values) for part, values in tensors.items()}
+        return {part: checksum.checksum(values) for part, values in tensors.items()}
 
     for number in range(repeats):
         step = 2 * number + 1
@@ -105,7 +108,7 @@ def measure(tensors: Parts, folder: Path, world: World, repeats: int, cold: bool
         assert saved is not None
         times["stall"].append(max(mesh.gather(saved.stall_seconds, world)))
         times["written"].append(max(mesh.gather(perf_counter() - began, world)))
-        path = folder / "run" / checkpoint.folder_name(step + 1)
+        path = folder / "run" / run_folder_layout.folder_name(step + 1)
         if cold and world.is_first:
             drop_from_cache(path)
 

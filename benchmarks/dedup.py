@@ -34,7 +34,7 @@ def _noisy(hashes: NDArray[np.uint64], bits: int, rng: np.random.Generator) -> N
 
 def make_hashes(count: int) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
     """Return hashes (count, 5), and which rows are copies of which."""
-    from vidcurate.dedup.orientations import turned
+    from vidcurate.curation.dedup.orientations import turned
 
     rng = np.random.default_rng(0)
     base = rng.integers(0, 2**64, count, dtype=np.uint64)
@@ -70,7 +70,7 @@ def _recall(pairs: Any, sources: NDArray[np.int64], copies: NDArray[np.int64]) -
 
 
 def by_look(count: int) -> dict[str, float]:
-    from vidcurate.dedup import perceptual
+    from vidcurate.curation.dedup import perceptual
 
     hashes, sources, copies = make_hashes(count)
     before = peak_memory_bytes()
@@ -87,7 +87,7 @@ def by_look(count: int) -> dict[str, float]:
 
 
 def by_words(count: int) -> dict[str, float]:
-    from vidcurate.dedup import captions
+    from vidcurate.curation.dedup import captions
 
     texts, sources, copies = make_captions(count)
     before = peak_memory_bytes()

@@ -28,10 +28,10 @@ from rows import Row, as_table, cpu, keep, row
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from trainer.encode.precision import DTYPES
-from trainer.encode.t5 import T5, T5Spec
-from trainer.encode.temporal_vae import TemporalConfig, TemporalVAE
-from trainer.encode.vae import CHUNK, VaeSpec, VideoVae, build, by_chunk
+from trainer.model.encoders.precision import DTYPES
+from trainer.model.encoders.t5 import T5, T5Spec
+from trainer.model.encoders.temporal_vae import TemporalConfig, TemporalVAE
+from trainer.model.encoders.vae import CHUNK, VaeSpec, VideoVae, build, by_chunk
 
 NEEDS = {
     "frames": "diffusers",

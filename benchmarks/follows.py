@@ -3,7 +3,8 @@
     python benchmarks/follows.py demo/train [--picture demo/samples.png]
 
 Prompts are one-object captions of the demo data, balanced over colour and motion, with noise that training
-never saw. What a sample shows is measured from its pixels (vidcurate.synthetic.follows). Chance is one in
+never saw. What a sample shows is measured from its pixels (vidcurate.curation.demo_data.measure.follows).
+Chance is one in
 four for both; p is the probability of as many hits by chance. The picture has a row a prompt and the frames
 side by side.
 """
@@ -17,9 +18,10 @@ import numpy as np
 from rows import keep, row
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from trainer.sample import load_model, sample_clips
-from vidcurate import video
-from vidcurate.synthetic import demo_prompts, follows
+from trainer.generation.sample_clips import load_model, sample_clips
+from vidcurate.curation.demo_data.choose import demo_prompts
+from vidcurate.curation.demo_data.measure import follows
+from vidcurate.media import encode
 
 CHANCE = 0.25
 SHOWN = (0, 5, 10, 15, 3, 6, 9, 12)  # every motion and every colour twice
@@ -71,7 +73,7 @@ def main() -> None:
             )
         )
     if given.picture:
-        given.picture.write_bytes(video.encode_image(enlarged(clips[list(SHOWN)]), "png"))
+        given.picture.write_bytes(encode.encode_image(enlarged(clips[list(SHOWN)]), "png"))
         for number in SHOWN:
             print(f"  {prompts[number][0]}")
         print(f"picture of these, a row each: {given.picture}")

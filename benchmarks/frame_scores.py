@@ -22,11 +22,13 @@ import cv2
 import numpy as np
 from rows import keep, row
 
+from vidcurate.curation.frame_scores.decode_once import Walked, walk
+from vidcurate.curation.frame_scores.scorers import SCORES, ClipFile, measure
+from vidcurate.curation.frame_scores.spec import FramesSpec
 from vidcurate.errors import MediaError
-from vidcurate.frames.clip import SCORES, ClipFile, measure
-from vidcurate.frames.spec import FramesSpec
-from vidcurate.frames.walk import Walked, walk
-from vidcurate.video import count_decodable_frames, opened, read_header_and_index
+from vidcurate.media.container import opened
+from vidcurate.media.decode import count_decodable_frames
+from vidcurate.media.headers import read_header_and_index
 
 SPEC = FramesSpec()
 DETAILED = {"sharpness", "letterbox"}

@@ -21,11 +21,11 @@ import numpy as np
 from rows import Row, as_table, keep, row
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from trainer import recipe as recipes
-from trainer.guard import judge
-from trainer.guard.memory import Figures, Memory
-from trainer.guard.spec import GuardSpec
-from trainer.loop import train
+from trainer.recipe import recipe as recipes
+from trainer.recipe.guard_spec import GuardSpec
+from trainer.train import train
+from trainer.training.guard import detect as guard_detect
+from trainer.training.guard.history import Figures, Memory
 
 TINY = Path(__file__).resolve().parents[1] / "tests" / "tiny.yaml"
 SIZES = (1.5, 2.0, 3.0, 10.0)
@@ -37,13 +37,13 @@ WARM = 64  # steps that only teach
 def record(steps: int) -> list[Figures]:
     """Train, and return the figures of every step that the guard looked at."""
     seen: list[Figures] = []
-    find = judge.find
+    find = guard_detect.find
 
     def and_keep(memory: Memory, figures: Figures, spec: GuardSpec) -> Any:
         seen.append(figures)
         return find(memory, figures, spec)
 
-    setattr(judge, "find", and_keep)  # noqa: B010 - the guard's own function is put back below
+    setattr(guard_detect, "find", and_keep)  # noqa: B010 - the guard's own function is put back below
     with tempfile.TemporaryDirectory() as folder:
         buckets = {
             "sizes": {"32px": {"1.00": [32, 32]}, "64px": {"1.00": [64, 64]}},
@@ -60,7 +60,7 @@ def record(steps: int) -> list[Figures]:
         ]
         recipe = make_latents.make(recipes.load(TINY, settings), Path(folder) / "made", 4 * steps)
         train(recipe)
-    setattr(judge, "find", find)  # noqa: B010
+    setattr(guard_detect, "find", find)  # noqa: B010
     return seen
 
 
@@ -71,11 +71,11 @@ class Guard:
         self.memory = Memory()
 
     def find(self, figures: Figures) -> set[str]:
-        found = judge.find(self.memory, figures, SPEC)
+        found = guard_detect.find(self.memory, figures, SPEC)
         return {each.kind for each in found if each.kind in ("spike", "divergence")}
 
     def remember(self, figures: Figures) -> None:
-        judge.remember(self.memory, figures, judge.find(self.memory, figures, SPEC), SPEC)
+        guard_detect.remember(self.memory, figures, guard_detect.find(self.memory, figures, SPEC), SPEC)
 
 
 class Total:
@@ -86,7 +86,7 @@ class Total:
 
     def find(self, figures: Figures) -> set[str]:
         last, loss = self.past[-PAST:], float(np.mean(figures.losses))
-        is_high = len(last) >= judge.LEAST_SCORES and loss > np.mean(last) + SIGMAS * np.std(last)
+        is_high = len(last) >= guard_detect.LEAST_SCORES and loss > np.mean(last) + SIGMAS * np.std(last)
         return {"spike"} if is_high else set()
 
     def remember(self, figures: Figures) -> None:

@@ -2,7 +2,8 @@
 
     python benchmarks/integrity.py [--clips FOLDER]
 
-Recall: the corpus of `vidcurate.faults` (damaged files of eight kinds in eight containers, clean ones beside
+Recall: the corpus of `tests.fault_corpus` (damaged files of eight kinds in eight containers, clean ones
+beside
 them), each file at every level and through the program ffmpeg, whose word is an exit code or a line at the
 level error. Cost: CPU seconds a file (user and system, the process of ffmpeg included) on 6 made clips (8 s,
 720p, 24 frames/s, a key frame every 2 s) or the clips given, the peers taking turns, the median of 5 rounds.
@@ -27,8 +28,9 @@ import av
 from probe import make_clips, readable
 from rows import keep, row
 
-from vidcurate.faults import KINDS, write_corpus
-from vidcurate.integrity import LEVELS, REJECTING, Task, disagreements, examine, verdict
+from tests.fault_corpus.cases import KINDS, write_corpus
+from vidcurate.curation.probe.examine import Task, examine
+from vidcurate.curation.probe.findings import LEVELS, REJECTING, disagreements, verdict
 
 PAGE = Path(__file__).parents[1] / "docs" / "integrity.md"
 BEGIN, END = "<!-- recall: begin -->", "<!-- recall: end -->"

@@ -28,17 +28,19 @@ from make_latents import XL_2, make
 from rows import keep, row
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from trainer import data, inputs
-from trainer.encode import text_encoder, video_encoder
-from trainer.encode_ahead import encode_ahead, request_of
-from trainer.latents.folder import LatentFolder, numbers
-from trainer.latents.read import LatentLoader
-from trainer.recipe import TrainRecipe
-from vidcurate import order, video
-from vidcurate.crc import crc32c
-from vidcurate.index_file import write_index
-from vidcurate.loader import LoaderSpec
-from vidcurate.tar import TarWriter
+from trainer.data import model_inputs, open_stage
+from trainer.data import stages as data_stages
+from trainer.data.latents.folder import LatentFolder, numbers
+from trainer.data.latents.precompute import encode_ahead, request_of
+from trainer.data.latents.read import LatentLoader
+from trainer.model.encoders.registry import text_encoder, video_encoder
+from trainer.recipe.recipe import TrainRecipe
+from vidcurate.loader.spec import LoaderSpec
+from vidcurate.media import encode
+from vidcurate.sampler import order
+from vidcurate.shards.index_file import write_index
+from vidcurate.shards.tar_write import TarWriter
+from vidcurate.storage.checksum import crc32c
 
 ROUNDS = 7
 STEPS = 24
@@ -52,12 +54,14 @@ def _silent(event: dict[str, Any]) -> None:
     raise SystemExit(f"a benchmark's clip was replaced: {event}")
 
 
-def _loader(folder: LatentFolder, stage: data.StageData, ahead_bytes: int) -> LatentLoader:
+def _loader(folder: LatentFolder, stage: data_stages.StageData, ahead_bytes: int) -> LatentLoader:
     spec = LoaderSpec(prefetch_bytes=ahead_bytes)
     return LatentLoader(folder, stage.plan, spec, num_views=1, on_event=_silent)
 
 
-def read_plainly(folder: LatentFolder, stage: data.StageData, step: int, *, check: bool = False) -> int:
+def read_plainly(
+    folder: LatentFolder, stage: data_stages.StageData, step: int, *, check: bool = False
+) -> int:
     """Read a step's arrays with numpy alone, one after the other; return their bytes."""
     total = 0
     for part in order.step_micro_batches(stage.plan, step):
@@ -117,7 +121,7 @@ def write_videos(folder: Path, count: int) -> None:
                 frame[:] = (ramp + noise).clip(0, 255)
                 left = (3 * time_ + 17 * number) % 224
                 frame[:, left : left + 32] = 240
-            video.write_video(folder / "clip.mp4", frames, fps=24.0)
+            encode.write_video(folder / "clip.mp4", frames, fps=24.0)
             payload = (folder / "clip.mp4").read_bytes()
             key = f"clip-{number:03d}"
             facts = json.dumps({"clip_id": key, "caption": "a bar moves"}).encode()
@@ -177,19 +181,19 @@ def online(folder: Path) -> tuple[float, float]:
     encode_ahead(request_of(clips), folder / "latents")
     base["stages"][0]["data"]["latents"] = str(folder / "latents")  # type: ignore[index]
     ahead = TrainRecipe.model_validate_json(json.dumps(base))
-    encoders = inputs.Encoders(
+    encoders = model_inputs.Encoders(
         video=video_encoder(clips.video_encoder), text=text_encoder(clips.text_encoder), kept=clips.encoded
     )
-    device = inputs.torch.device("cpu")
+    device = model_inputs.torch.device("cpu")
     rates: dict[str, list[float]] = {"ahead": [], "line": []}
     for round_ in range(3):
         for name, recipe in (("ahead", ahead), ("line", clips)):
-            (stage,) = data.lay_out(recipe)
-            with data.open_loader(stage, recipe, rank=0, world_size=1, on_event=_silent) as loader:
+            (stage,) = data_stages.lay_out(recipe)
+            with open_stage.open_loader(stage, recipe, rank=0, world_size=1, on_event=_silent) as loader:
                 began = time.perf_counter()
                 for step in range(4 * round_, 4 * round_ + 4):
                     for batch in loader.step(step):
-                        inputs.of(batch, encoders, seed=0, step=step, device=device)
+                        model_inputs.of(batch, encoders, seed=0, step=step, device=device)
                 rates[name].append(4 / (time.perf_counter() - began))
     return statistics.median(rates["ahead"]), statistics.median(rates["line"])
 
@@ -204,7 +208,7 @@ def main() -> None:
         made = json.loads(json.dumps(XL_2)) | {"output": str(folder / "run")}
         made["stages"][0]["data"]["shards"] = str(folder / "made" / "clips")
         recipe = make(TrainRecipe.model_validate_json(json.dumps(made)), folder / "made", given.clips)
-        (stage,) = data.lay_out(recipe)
+        (stage,) = data_stages.lay_out(recipe)
         latents = stage.folder
         assert latents is not None
         ours: list[float] = []

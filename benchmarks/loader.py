@@ -31,14 +31,21 @@ from loader_peers import BATCH, CONTENDERS
 from rows import Row, cpu, keep, row
 from shards import noise
 
-from vidcurate import interop, order, schema, table, video
-from vidcurate.buckets import BucketSpec
+from vidcurate.curation.clip_table import schema, table
 from vidcurate.errors import MediaError
-from vidcurate.frame_map import parse
-from vidcurate.index import Index, read_index
-from vidcurate.loader import Loader, LoaderSpec, plan_from
-from vidcurate.order import Plan
-from vidcurate.shards import ShardSpec, run_build_shards
+from vidcurate.loader.loader import Loader
+from vidcurate.loader.spec import LoaderSpec
+from vidcurate.media import headers
+from vidcurate.media import packets as media_packets
+from vidcurate.media.frame_map import parse
+from vidcurate.sampler import order
+from vidcurate.sampler.buckets import BucketSpec
+from vidcurate.sampler.build_plan import plan_from
+from vidcurate.sampler.plan import Plan
+from vidcurate.shards.build import run_build_shards
+from vidcurate.shards.index import Index, read_index
+from vidcurate.shards.layout import ShardSpec
+from vidcurate.shards.reader_indexes import export as reader_indexes_export
 
 SHAPES = ((16, 256, 256), (51, 240, 426))
 LEAST_AREA = 80_000  # px: a clip must fill the larger shape
@@ -58,8 +65,8 @@ def found_videos(folder: Path) -> list[Path]:
     good = []
     for path in sorted(folder.iterdir()):
         try:
-            header, packets = video.read_header_and_index(path)
-            frame_map = video.frame_map_of(path)
+            header, packets = headers.read_header_and_index(path)
+            frame_map = media_packets.frame_map_of(path)
         except MediaError:
             continue
         is_upright = header.rotation_degrees == 0 and header.sample_aspect_ratio == 1
@@ -78,7 +85,7 @@ def make_data(folder: Path, sources: list[Path], num_clips: int) -> Index:
         source = sources[number % len(sources)]
         name = f"clip{number:04d}.mp4"  # every loader takes the name for what it is: a key and an extension
         shutil.copy(source, videos / name)
-        header, packets = video.read_header_and_index(source)
+        header, packets = headers.read_header_and_index(source)
         rows.append(
             {
                 "clip_id": name[:-4], "sample_key": name[:-4], "source_id": source.stem, "video_path": name,
@@ -97,7 +104,7 @@ def make_data(folder: Path, sources: list[Path], num_clips: int) -> Index:
         table.Provenance(stage="split", settings={}, inputs={}),
     )
     run_build_shards(folder / "run", ShardSpec(), videos=videos, out=folder / "shards")
-    interop.export(folder / "shards", ("energon",))
+    reader_indexes_export.export(folder / "shards", ("energon",))
     return read_index(folder / "shards")
 
 

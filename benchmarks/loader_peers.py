@@ -279,8 +279,9 @@ def vidcurate(job: Job, conversion: Any = "ffmpeg") -> Iterator[Any]:
     """Warm up with the last clips of pass 0 and read pass 1, whose frames are those of `wanted`."""
     from loader import plan_of
 
-    from vidcurate.index import read_index
-    from vidcurate.loader import Loader, LoaderSpec
+    from vidcurate.loader.loader import Loader
+    from vidcurate.loader.spec import LoaderSpec
+    from vidcurate.shards.index import read_index
 
     index = read_index(job.folder / "shards")
     plan = plan_of(index, job.frames, job.height, job.width)

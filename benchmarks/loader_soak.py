@@ -30,12 +30,17 @@ import numpy as np
 import polars as pl
 from rows import keep, row
 
-from vidcurate import damage, schema, table, video
-from vidcurate.buckets import BucketSpec
-from vidcurate.index import Index, read_index
-from vidcurate.loader import Loader, LoaderSpec, plan_from
-from vidcurate.recipe import parse
-from vidcurate.shards import ShardSpec, run_build_shards
+from vidcurate.curation.clip_table import schema, table
+from vidcurate.curation.demo_data import damage
+from vidcurate.loader.loader import Loader
+from vidcurate.loader.spec import LoaderSpec
+from vidcurate.media import encode
+from vidcurate.recipe.recipe import parse
+from vidcurate.sampler.buckets import BucketSpec
+from vidcurate.sampler.build_plan import plan_from
+from vidcurate.shards.build import run_build_shards
+from vidcurate.shards.index import Index, read_index
+from vidcurate.shards.layout import ShardSpec
 
 IMAGE = Path(__file__).parents[1] / "docs" / "images" / "loader-soak.svg"
 SHARED = Path(__file__).parents[2] / "shared" / "data" / "clips"
@@ -90,7 +95,7 @@ def _made(folder: Path) -> list[tuple[str, bytes, dict[str, Any]]]:
         noise = rng.integers(0, 255, (height + 64, width + 64, 3), dtype=np.uint8)
         frames = np.stack([noise[t : t + height, 2 * t : 2 * t + width] for t in range(MOST_FRAMES)])
         path = folder / f"made-{number}.mp4"
-        video.write_video(path, frames, fps=24.0)
+        encode.write_video(path, frames, fps=24.0)
         facts = {"width": width, "height": height, "fps": 24.0, "num_frames": MOST_FRAMES}
         found.append((path.name, path.read_bytes(), facts))
     return found

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from trainer.recipe import Stage
-from vidcurate import buckets, draws, order
+from trainer.recipe.recipe import Stage
+from vidcurate import rng
+from vidcurate.sampler import buckets, plan
 
 
 def shares_of(text: str) -> list[tuple[str, float]]:
@@ -19,7 +20,7 @@ def shares_of(text: str) -> list[tuple[str, float]]:
     return [(what, float(percent) / total) for what, percent in parts]
 
 
-def made_up_plan(stage: Stage, clips: int, given: argparse.Namespace, pieces: int = 1) -> order.Plan:
+def made_up_plan(stage: Stage, clips: int, given: argparse.Namespace, pieces: int = 1) -> plan.Plan:
     """Return the order of a stage over `clips` made-up clips.
 
     With `pieces` above 1 its micro-batches are that many times smaller, but for those of fewer clips, and a
@@ -33,7 +34,7 @@ def made_up_plan(stage: Stage, clips: int, given: argparse.Namespace, pieces: in
     size = np.array([[int(side) for side in what.split("x")] for what, _ in sizes])
     shape = size[source.choice(len(sizes), size=clips, p=[share for _, share in sizes])]
     frames = np.floor(seconds * given.fps).astype(np.int64)
-    hashes = draws.mix(np.arange(clips, dtype=np.uint64))
+    hashes = rng.mix(np.arange(clips, dtype=np.uint64))
     found = buckets.assign(stage.data.buckets, hashes, frames, shape[:, 1], shape[:, 0], given.seed)
     cells, whole, cut = [], 0.0, 0.0
     for number in np.unique(found.bucket[found.bucket >= 0]).tolist():
@@ -43,6 +44,6 @@ def made_up_plan(stage: Stage, clips: int, given: argparse.Namespace, pieces: in
         bucket = dataclasses.replace(bucket, micro_batch_size=max(1, bucket.micro_batch_size // pieces))
         cut += len(rows) / bucket.micro_batch_size
         weight = round(1e6 * len(rows) / bucket.micro_batch_size)
-        cells.append(order.make_cell(bucket.name, bucket, rows, hashes[rows], max(1, weight)))
+        cells.append(plan.make_cell(bucket.name, bucket, rows, hashes[rows], max(1, weight)))
     per_step = round(stage.data.micro_batches_per_step * cut / whole)
-    return order.make_plan(cells, seed=given.seed, micro_batches_per_step=per_step)
+    return plan.make_plan(cells, seed=given.seed, micro_batches_per_step=per_step)

@@ -3,7 +3,8 @@
     python benchmarks/make_latents.py OUT [--clips 240] [--recipe RECIPE.json] [--seed 0] [--poison 41:43]
     python -m trainer OUT/recipe.json
 
-OUT/latents is a folder as `trainer.encode_shards` writes it, for the buckets of the recipe's first stage,
+OUT/latents is a folder as `trainer.data.latents.command` writes it, for the buckets of the recipe's first
+stage,
 with as many clips in each. Without --recipe: STDiT3-XL/2 in bfloat16 on latents of the published VAE and
 features of T5-XXL, mixed over images of 256 pixels, 144p x 51, 240p x 51 and x 102, and 360p x 51 frames.
 Captions have the lengths of long generated ones (log-normal, 110 tokens in the middle, at most 300). It
@@ -25,20 +26,22 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from trainer import data, encoded, noise
-from trainer import recipe as recipes
-from trainer.encode import text_encoder, video_encoder
-from trainer.encode.precision import DTYPES
-from trainer.encode_ahead import request_of
-from trainer.latents import build
-from trainer.latents.samples import View, latent_sample, text_sample
-from trainer.latents.write import write_shard
-from trainer.recipe import TrainRecipe
-from vidcurate import order
-from vidcurate.buckets import Bucket, all_buckets
+from trainer.data import stages as data_stages
+from trainer.data.latents import build
+from trainer.data.latents import request as latents_request
+from trainer.data.latents.precompute import request_of
+from trainer.data.latents.samples import View, latent_sample, text_sample
+from trainer.data.latents.write import write_shard
+from trainer.model import rng
+from trainer.model.encoders.precision import DTYPES
+from trainer.model.encoders.registry import text_encoder, video_encoder
+from trainer.recipe import recipe as recipes
+from trainer.recipe.recipe import TrainRecipe
 from vidcurate.errors import InputError, VidcurateError
-from vidcurate.index import Index
-from vidcurate.index_file import write_index
+from vidcurate.sampler import order
+from vidcurate.sampler.buckets import Bucket, all_buckets
+from vidcurate.shards.index import Index
+from vidcurate.shards.index_file import write_index
 
 NUM_PATTERNS = 16
 NOISE = 0.3
@@ -134,7 +137,7 @@ def write_clips(folder: Path, buckets: list[Bucket], count: int) -> None:
 
 def pattern(number: int, shape: tuple[int, int, int, int], seed: int) -> Tensor:
     """Return pattern `number` [C, T, H, W] of unit size: a few numbers, drawn out over time and space."""
-    coarse = noise.generator(seed, "init", clip_id=f"pattern {number}").standard_normal(
+    coarse = rng.generator(seed, "init", clip_id=f"pattern {number}").standard_normal(
         (shape[0], 4, 6, 8), dtype=np.float32
     )
     size = shape[1:]
@@ -146,24 +149,22 @@ def pattern(number: int, shape: tuple[int, int, int, int], seed: int) -> Tensor:
 
 def latent(number: int, clip_id: str, view: int, shape: tuple[int, int, int, int], seed: int) -> Tensor:
     """Return the latent of a view of a clip with this pattern."""
-    draws = noise.normal(seed, "init", view, [clip_id], shape)[0]
+    draws = rng.normal(seed, "init", view, [clip_id], shape)[0]
     return (1 - NOISE**2) ** 0.5 * pattern(number, shape, seed) + NOISE * draws
 
 
 def features(number: int, clip_id: str, most: int, channels: int, seed: int) -> Tensor:
     """Return the features [L, C] of a caption that names the pattern, L as captions are long."""
-    source = noise.generator(seed, "init", clip_id=f"text {clip_id}")
+    source = rng.generator(seed, "init", clip_id=f"text {clip_id}")
     length = int(np.exp(np.log(MEDIAN_TOKENS) + LOG_SPREAD * source.standard_normal()))
     length = min(most, max(min(LEAST_TOKENS, most), length))
-    topic = noise.generator(seed, "init", clip_id=f"topic {number}").standard_normal(
-        channels, dtype=np.float32
-    )
+    topic = rng.generator(seed, "init", clip_id=f"topic {number}").standard_normal(channels, dtype=np.float32)
     return torch.from_numpy(0.2 * topic + 0.1 * source.standard_normal((length, channels), dtype=np.float32))
 
 
 def clips_of_steps(recipe: TrainRecipe, index: Index, first: int, last: int) -> set[str]:
     """Return the clips that data steps `first` to `last` of the first stage read, counted from 1."""
-    plan = data.stage_plan(index, recipe.stages[0].data, recipe.seed)
+    plan = data_stages.stage_plan(index, recipe.stages[0].data, recipe.seed)
     parts = [part for step in range(first, last + 1) for part in order.step_micro_batches(plan, step - 1)]
     return {index.word("clip_id", row) for part in parts for row in part.rows.tolist()}
 
@@ -213,7 +214,9 @@ def make(
                 View(
                     0,
                     (scale * latent(number, clip_id, view, shape, seed)).to(dtype),
-                    torch.full(shape, 1e-3, dtype=dtype) if encoded.samples_posterior(recipe) else None,
+                    torch.full(shape, 1e-3, dtype=dtype)
+                    if latents_request.samples_posterior(recipe)
+                    else None,
                 )
                 for view in range(shard.num_views)
             ]
@@ -249,8 +252,8 @@ def main() -> None:
     recipe = make(recipe, given.out, given.clips, given.seed, poison, given.poison_scale)
     path = given.out / "recipe.json"
     path.write_text(json.dumps(recipes.as_json(recipe), indent=1) + "\n", encoding="utf-8")
-    (stage, *_) = data.lay_out(recipe)
-    size = encoded.bytes_on_disk(stage.folder, stage.plan, stage.stage.data) if stage.folder else {}
+    (stage, *_) = data_stages.lay_out(recipe)
+    size = latents_request.bytes_on_disk(stage.folder, stage.plan, stage.stage.data) if stage.folder else {}
     for cell in stage.plan.cells:
         print(f"{cell.name:<32} {len(cell.rows):>6} clips, {cell.micro_batch_size} a micro-batch")
     print(f"{sum(size.values()) / 1e9:.3g} GB; train with: python -m trainer {path}")

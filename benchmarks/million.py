@@ -27,7 +27,8 @@ TWINS = 0.01  # share of the clips that are a copy of another
 
 
 def ingest(csv: Path, run: Path) -> Any:
-    from vidcurate.ingest import IngestSpec, run_ingest
+    from vidcurate.curation.ingest.spec import IngestSpec
+    from vidcurate.curation.ingest.stage import run_ingest
 
     return run_ingest(run, IngestSpec(metadata=csv)).rows_kept
 
@@ -36,8 +37,8 @@ def probe_columns(csv: Path, run: Path) -> Any:
     """Write RUN/probe.parquet as a probe at the level index would, of drawn values."""
     import polars as pl
 
-    from vidcurate import table
-    from vidcurate.schema import COLUMNS, written_by
+    from vidcurate.curation.clip_table import table
+    from vidcurate.curation.clip_table.schema import COLUMNS, written_by
 
     rng = np.random.default_rng(1)
     clips = table.scan(run, "ingest").select("clip_id", "fps", "num_frames", "duration_seconds").collect()
@@ -69,7 +70,7 @@ def probe_columns(csv: Path, run: Path) -> Any:
 
 
 def score(csv: Path, run: Path) -> Any:
-    from vidcurate.score import ScoreSpec, run_score
+    from vidcurate.curation.caption_scores.stage import ScoreSpec, run_score
 
     return run_score(run, ScoreSpec(noun_engine="builtin")).rows_scored
 
@@ -78,8 +79,8 @@ def frames_columns(csv: Path, run: Path) -> Any:
     """Write RUN/frames.parquet as score-frames would, of drawn values, with copies of other clips in it."""
     import polars as pl
 
-    from vidcurate import table
-    from vidcurate.schema import COLUMNS, written_by
+    from vidcurate.curation.clip_table import table
+    from vidcurate.curation.clip_table.schema import COLUMNS, written_by
 
     rng = np.random.default_rng(2)
     clips = table.scan(run, "score").select("clip_id").collect()
@@ -121,13 +122,15 @@ def frames_columns(csv: Path, run: Path) -> Any:
 
 
 def dedup(csv: Path, run: Path) -> Any:
-    from vidcurate.dedup import DedupSpec, run_dedup
+    from vidcurate.curation.dedup.spec import DedupSpec
+    from vidcurate.curation.dedup.stage import run_dedup
 
     return run_dedup(run, DedupSpec(exact=False)).duplicates
 
 
 def filter_(csv: Path, run: Path) -> Any:
-    from vidcurate.filter import FilterSpec, OutlierRule, run_filter
+    from vidcurate.curation.filter.spec import FilterSpec, OutlierRule
+    from vidcurate.curation.filter.stage import run_filter
 
     rules = FilterSpec(
         min_short_side=480,
@@ -141,45 +144,50 @@ def filter_(csv: Path, run: Path) -> Any:
 
 
 def split(csv: Path, run: Path) -> Any:
-    from vidcurate.difficulty import SplitSpec, run_split
+    from vidcurate.curation.difficulty.spec import SplitSpec
+    from vidcurate.curation.difficulty.stage import run_split
 
     return run_split(run, SplitSpec(levels=5, validation_fraction=0.01)).rows_kept
 
 
 def what_if(csv: Path, run: Path) -> Any:
-    from vidcurate import whatif
+    from vidcurate.curation.report import what_if as report_what_if
 
-    spec = whatif.spec_of(run, settings=["limits.aesthetic_score.min=4.5"])
-    return whatif.what_if(run, spec)["kept"]["clips"]
+    spec = report_what_if.spec_of(run, settings=["limits.aesthetic_score.min=4.5"])
+    return report_what_if.what_if(run, spec)["kept"]["clips"]
 
 
 def sweep(csv: Path, run: Path) -> Any:
-    from vidcurate import whatif
+    from vidcurate.curation.report import what_if as report_what_if
 
     values = ",".join(f"{4 + 0.1 * number:.10g}" for number in range(20))
-    return len(whatif.sweep(run, whatif.spec_of(run), f"limits.aesthetic_score.min={values}")["points"])
+    return len(
+        report_what_if.sweep(run, report_what_if.spec_of(run), f"limits.aesthetic_score.min={values}")[
+            "points"
+        ]
+    )
 
 
 def ledger(csv: Path, run: Path) -> Any:
-    from vidcurate import ledger
+    from vidcurate.curation.clip_table import rejection_ledger
 
-    return ledger.check(run)["entries_replayed"]
+    return rejection_ledger.check(run)["entries_replayed"]
 
 
 def card(csv: Path, run: Path) -> Any:
-    from vidcurate.card import CardSpec, run_card
+    from vidcurate.curation.report.card import CardSpec, run_card
 
     return run_card(run, CardSpec()).stat().st_size
 
 
 def report(csv: Path, run: Path) -> Any:
-    from vidcurate.report import run_report
+    from vidcurate.curation.report.build import run_report
 
     return run_report(run).size_bytes
 
 
 def export(csv: Path, run: Path) -> Any:
-    from vidcurate import table
+    from vidcurate.curation.clip_table import table
 
     out = run / "export.parquet"
     table.export(table.scan(run, table.newest_stage(run)), out)

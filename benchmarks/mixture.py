@@ -9,8 +9,8 @@ It makes the latents (make_latents.py), measures a micro-batch of each bucket al
 latents and captions of the mean length, and what an update costs beside its micro-batches; then it trains
 with `python -m trainer` and adds up what the updates should have taken. The prediction over the wall time,
 after a warm-up, is the figure: it holds the loader, the logging and the checkpoints. What is missing is told
-by part. Triton kernels that are built after the warm-up are counted, and the memory that `trainer.memory`
-foretells for each bucket stands beside what it took.
+by part. Triton kernels that are built after the warm-up are counted, and the memory that
+`trainer.distributed.memory` foretells for each bucket stands beside what it took.
 
 With `--ranks N …` (GPUs of this host) it trains on one rank and on each N, with `--per-rank` micro-batches of
 each rank in an update, balanced by a cost table of the buckets measured alone. Then it tells a GPU's tokens/s
@@ -35,11 +35,12 @@ from cost_table import write_cost_table
 from rows import Row, as_table, cpu, keep, row
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from trainer import data, metrics
-from trainer import recipe as recipes
-from trainer.data import StageData
+from trainer.data import stages as data_stages
+from trainer.data.stages import StageData
+from trainer.recipe import recipe as recipes
 from trainer.report.balance import Balance, balance
-from vidcurate import order
+from trainer.run_folder import jsonl, metrics
+from vidcurate.sampler import order
 
 HERE = Path(__file__).resolve().parent
 
@@ -70,7 +71,7 @@ class Ran:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        return metrics.read(self.run / metrics.EVENTS)
+        return metrics.read(self.run / jsonl.EVENTS)
 
     @property
     def steady(self) -> list[dict[str, Any]]:
@@ -235,7 +236,7 @@ def main() -> None:
         *given.settings,
     ]
     recipe = recipes.load(source, settings)
-    (stage,) = data.lay_out(recipe)
+    (stage,) = data_stages.lay_out(recipe)
     if not given.report:
         hardware = torch.cuda.get_device_name() if gpu else cpu()
         write_alone(measure_alone(recipe, stage, given.repeats, hardware), given.out / "alone.json")
@@ -260,7 +261,7 @@ def main() -> None:
             f"stages.0.data.micro_batches_per_step={given.per_rank * ranks}",
             f"stages.0.data.buckets.cost_table={costs}",
         ]
-        (laid,) = data.lay_out(recipes.load(source, own))
+        (laid,) = data_stages.lay_out(recipes.load(source, own))
         if not given.report:
             train(source, own, ranks, cache)
         ran = Ran(run=run, ranks=ranks, stage=laid, warm_up=given.warm_up, cache=cache)

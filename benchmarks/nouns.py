@@ -29,7 +29,7 @@ from spacy.training import Example
 from spacy.util import compounding, minibatch
 from train_noun_tables import NOUNS, Measured, Text, joined, measure, read_conllu
 
-from vidcurate.score import nouns_builtin, nouns_spacy
+from vidcurate.curation.caption_scores import nouns_builtin, nouns_spacy
 
 SENTENCES = 5
 EPOCHS = 8

@@ -25,9 +25,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from rows import Row, keep, row
 
-from vidcurate import block_order, buckets, draws, order
-from vidcurate.buckets import Bucket, BucketSpec
-from vidcurate.curriculum import Leg
+from vidcurate import rng as vidcurate_rng
+from vidcurate.sampler import buckets, order, shard_blocks
+from vidcurate.sampler import plan as sampler_plan
+from vidcurate.sampler.buckets import Bucket, BucketSpec
+from vidcurate.sampler.curriculum import Leg
 
 M = 64
 T = TypeVar("T")
@@ -49,9 +51,9 @@ CLIPS_PER_SHARD, SHARDS_PER_BLOCK, BLOCKS_TOGETHER = 1000, 4, 8
 RAMP_STEPS = 10**6
 
 
-def make_cells(num_clips: int, num_cells: int, *, in_blocks: bool = False) -> list[order.Cell]:
+def make_cells(num_clips: int, num_cells: int, *, in_blocks: bool = False) -> list[sampler_plan.Cell]:
     """Return cells of equal size whose micro-batches hold 2 to 17 clips, each with clips in every shard."""
-    hashes = draws.mix(np.arange(num_clips, dtype=np.uint64))
+    hashes = vidcurate_rng.mix(np.arange(num_clips, dtype=np.uint64))
     cells = []
     num_blocks = -(-num_clips // (CLIPS_PER_SHARD * SHARDS_PER_BLOCK))
     for number, rows in enumerate(np.array_split(np.arange(num_clips), num_cells)):
@@ -64,7 +66,7 @@ def make_cells(num_clips: int, num_cells: int, *, in_blocks: bool = False) -> li
             micro_batch_size=2 + number % 16,
         )
         cells.append(
-            order.make_cell(
+            sampler_plan.make_cell(
                 f"cell-{number:03d}",
                 shape,
                 rows,
@@ -78,7 +80,7 @@ def make_cells(num_clips: int, num_cells: int, *, in_blocks: bool = False) -> li
     return cells
 
 
-def legs_of(cells: Sequence[order.Cell]) -> list[Leg]:
+def legs_of(cells: Sequence[sampler_plan.Cell]) -> list[Leg]:
     """Return a curriculum of four levels, a quarter of the cells each, that lead over to each other."""
     levels = [cells[number::4] for number in range(4)]
     return [
@@ -102,24 +104,24 @@ def best(function: Callable[[], T]) -> tuple[float, T]:
     return least, result
 
 
-def cold_steps(plan: order.Plan, steps: Sequence[int]) -> float:
+def cold_steps(plan: sampler_plan.Plan, steps: Sequence[int]) -> float:
     """Return the seconds of the slowest of these steps: of each the best of three, all caches empty."""
 
     def cold(step: int) -> None:
-        for cached in (draws._small_permutation, block_order._order, block_order._group_starts):
+        for cached in (vidcurate_rng._small_permutation, shard_blocks._order, shard_blocks._group_starts):
             cached.cache_clear()
         order.step_micro_batches(plan, step)
 
     return max(best(partial(cold, step))[0] for step in steps)
 
 
-def blocks_read(plan: order.Plan, block: NDArray[np.int64], num_steps: int) -> float:
+def blocks_read(plan: sampler_plan.Plan, block: NDArray[np.int64], num_steps: int) -> float:
     """Return the share of all blocks that so many steps in a row read from; `block` is that of each row."""
     rows = [batch.rows for step in range(num_steps) for batch in order.step_micro_batches(plan, step)]
     return len(np.unique(block[np.concatenate(rows)])) / (int(block.max()) + 1)
 
 
-def peer_step(plan: order.Plan, step: int) -> int:
+def peer_step(plan: sampler_plan.Plan, step: int) -> int:
     """Find a step's clips with a permutation per cell and pass, given that the cells' turns are known."""
     counts = order.micro_batches_before(plan, step)
     after = order.micro_batches_before(plan, step + 1)
@@ -146,7 +148,7 @@ def step_row(what: str, seconds: float, of_peer: float) -> Row:
     )
 
 
-def locality_row(cells: Sequence[order.Cell], size: str) -> Row:
+def locality_row(cells: Sequence[sampler_plan.Cell], size: str) -> Row:
     """Return the row of how many shards 200 steps read from, every clip shown equally often."""
     even = [replace(cell, weight=math.lcm(*range(2, 18)) // cell.micro_batch_size) for cell in cells]
     block = np.empty(sum(len(cell.rows) for cell in even), dtype=np.int64)
@@ -154,7 +156,7 @@ def locality_row(cells: Sequence[order.Cell], size: str) -> Row:
         assert cell.blocks
         block[cell.rows] = np.repeat(np.arange(len(cell.blocks.sizes)), cell.blocks.sizes)
     shares = [
-        blocks_read(order.make_plan(kind, seed=1, micro_batches_per_step=M), block, 200)
+        blocks_read(sampler_plan.make_plan(kind, seed=1, micro_batches_per_step=M), block, 200)
         for kind in (even, [replace(cell, blocks=None) for cell in even])
     ]
     return row(
@@ -225,7 +227,7 @@ def main() -> None:
     results = []
 
     cells = make_cells(options.clips, options.cells)
-    plan = order.make_plan(cells, seed=1, micro_batches_per_step=M)
+    plan = sampler_plan.make_plan(cells, seed=1, micro_batches_per_step=M)
     steps = np.random.default_rng(0).integers(0, 10**9, 20).tolist()
     spent = []
     for step in steps[:7]:
@@ -237,7 +239,7 @@ def main() -> None:
     results.append(step_row(f"any step below 10^9 from cold, {size}", worst, of_peer))
 
     start = process_time()
-    drifting = order.make_plan(cells, seed=1, micro_batches_per_step=M, legs=legs_of(cells))
+    drifting = sampler_plan.make_plan(cells, seed=1, micro_batches_per_step=M, legs=legs_of(cells))
     made = process_time() - start
     in_ramp = [RAMP_STEPS + step % (3 * RAMP_STEPS) for step in steps]
     results.append(
@@ -256,7 +258,7 @@ def main() -> None:
     del drifting, cells
 
     cells = make_cells(options.clips, options.cells, in_blocks=True)
-    blocked = order.make_plan(cells, seed=1, micro_batches_per_step=M)
+    blocked = sampler_plan.make_plan(cells, seed=1, micro_batches_per_step=M)
     what = f"{SHARDS_PER_BLOCK} shards a block, {BLOCKS_TOGETHER} together"
     results.append(
         step_row(f"any step from cold over blocks, {what}, {size}", cold_steps(blocked, steps), of_peer)

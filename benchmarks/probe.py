@@ -18,9 +18,9 @@ import av
 import numpy as np
 from rows import best_seconds, keep, row
 
-from vidcurate import video
+from vidcurate.curation.probe.stage import probe_file
 from vidcurate.errors import MediaError
-from vidcurate.probe import probe_file
+from vidcurate.media import encode, headers
 
 
 def make_clips(folder: Path, count: int) -> None:
@@ -28,7 +28,7 @@ def make_clips(folder: Path, count: int) -> None:
     base = rng.integers(0, 255, (90, 160, 3), dtype=np.uint8).repeat(8, axis=0).repeat(8, axis=1)
     for number in range(count):
         frames = np.stack([np.roll(base, (4 * t + number, 7 * t), axis=(0, 1)) for t in range(192)])
-        video.write_video(folder / f"{number:03d}.mp4", frames, fps=24, crf=30)
+        encode.write_video(folder / f"{number:03d}.mp4", frames, fps=24, crf=30)
 
 
 def full_decode(path: Path) -> int:
@@ -55,7 +55,7 @@ def ffprobe(path: Path) -> str:
 
 def readable(path: Path) -> bool:
     try:
-        video.read_header_and_index(path)
+        headers.read_header_and_index(path)
     except MediaError:
         return False
     return True

@@ -5,8 +5,10 @@
 The clips are made up: as many as the published data sets have, their lengths and sizes drawn from a given
 distribution (--durations, --sizes, --fps). All else is the real thing: the bucket tables of
 recipes/speedrun.yaml, the assignment to buckets, the order of micro-batches. A micro-batch costs what
-`trainer.cost` fits to the measured steps; one that the memory does not hold is run in pieces, and where a
-single clip does not fit, some blocks are lean or recomputed (`trainer.memory`). Every assumption is printed.
+`trainer.distributed.step_time` fits to the measured steps; one that the memory does not hold is run in
+pieces, and where a
+single clip does not fit, some blocks are lean or recomputed (`trainer.distributed.memory`). Every
+assumption is printed.
 
 Encoding is counted twice: ahead (each clip of a stage once) and on line (at every showing). Ranks are
 simulated on the real order: the slowest rank's time over the mean, step by step, for micro-batches dealt in
@@ -30,16 +32,17 @@ from made_up_clips import made_up_plan
 from rows import RESULTS, Row, keep, row
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from trainer import memory
-from trainer import recipe as recipes
-from trainer.cost import TERMS, Cost, Measured, Work, errors, fit
-from trainer.encode import video_encoder
-from trainer.flops import Shape
-from trainer.memory import Form
-from trainer.recipe import Stage, TrainRecipe
-from trainer.stdit import flops
-from vidcurate import buckets, order
-from vidcurate.buckets import Bucket
+from trainer.distributed import memory
+from trainer.distributed.memory import Form
+from trainer.distributed.step_time import TERMS, Cost, Measured, Work, errors, fit
+from trainer.model.encoders.registry import video_encoder
+from trainer.model.flops import Shape
+from trainer.model.stdit import flops
+from trainer.recipe import recipe as recipes
+from trainer.recipe.recipe import Stage, TrainRecipe
+from vidcurate.sampler import buckets, order
+from vidcurate.sampler import plan as sampler_plan
+from vidcurate.sampler.buckets import Bucket
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes/speedrun.yaml"
 PUBLISHED_STEPS = {"stage-1": 2_210, "stage-2": 7_100, "stage-3": 14_780}
@@ -149,7 +152,7 @@ def run_of(recipe: TrainRecipe, machine: Machine, bucket: Bucket) -> Run:
     return Run(pieces=pieces, lean=lean, recomputed=again, seconds=seconds)
 
 
-def encoder_seconds(plan: order.Plan, given: argparse.Namespace) -> list[float]:
+def encoder_seconds(plan: sampler_plan.Plan, given: argparse.Namespace) -> list[float]:
     """Return the seconds that both encoders take for a clip of each cell."""
     return [
         VAE_FLOPS_PER_PIXEL

@@ -21,10 +21,12 @@ from statistics import median
 
 from rows import keep, row
 
-from vidcurate.buckets import BucketSpec
-from vidcurate.index import Index, read_index
-from vidcurate.loader import Loader, LoaderSpec, plan_from
-from vidcurate.remote_shards import RemoteSpec
+from vidcurate.loader.loader import Loader
+from vidcurate.loader.spec import LoaderSpec
+from vidcurate.sampler.buckets import BucketSpec
+from vidcurate.sampler.build_plan import plan_from
+from vidcurate.shards.index import Index, read_index
+from vidcurate.shards.remote_index import RemoteSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 BUCKETS = BucketSpec(

@@ -26,13 +26,13 @@ import pyarrow.parquet as pq
 from remote import make_shards
 from rows import Row, as_table, keep, row
 
-from vidcurate import order
-from vidcurate.buckets import BucketSpec
-from vidcurate.crc import crc32c
-from vidcurate.index import read_index
-from vidcurate.index_file import INDEX_NAME, WRITTEN
-from vidcurate.loader import plan_from
-from vidcurate.recipe import parse
+from vidcurate.recipe.recipe import parse
+from vidcurate.sampler import order
+from vidcurate.sampler.buckets import BucketSpec
+from vidcurate.sampler.build_plan import plan_from
+from vidcurate.shards.index import read_index
+from vidcurate.shards.index_file import INDEX_NAME, WRITTEN
+from vidcurate.storage.checksum import crc32c
 
 FIRST_STEP = 123_456
 TABLE = "{sizes: {48px: {'1.00': [48, 48]}}, table: {48px: {8: [1.0, 8]}}}"
@@ -41,10 +41,10 @@ COPIES = 40  # of them in a shard
 ROWS_PER_GROUP = 65_536
 RESUME = """
 import json, sys, time
-from vidcurate.buckets import BucketSpec
-from vidcurate.index import read_index
-from vidcurate.loader import Loader, LoaderSpec, plan_from
-from vidcurate.recipe import parse
+from vidcurate.sampler.buckets import BucketSpec
+from vidcurate.shards.index import read_index
+from vidcurate.loader.loader import Loader, LoaderSpec, plan_from
+from vidcurate.recipe.recipe import parse
 
 began, folder, workers, step = float(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 seconds = {"imported": time.time() - began}

@@ -26,9 +26,13 @@ import polars as pl
 import webdataset
 from rows import best_seconds, cpu, keep, row
 
-from vidcurate import index, index_file, schema, table, video
-from vidcurate.engine import usable_cpus
-from vidcurate.shards import ShardSpec, run_build_shards
+from vidcurate.curation.clip_table import schema, table
+from vidcurate.executor.map_clips import usable_cpus
+from vidcurate.media import encode
+from vidcurate.shards import index, index_file
+from vidcurate.shards import index_file as shards_index_file
+from vidcurate.shards.build import run_build_shards
+from vidcurate.shards.layout import ShardSpec
 
 SHARD_BYTES = 256_000_000
 
@@ -38,7 +42,7 @@ def noise(path: Path, seed: int, crf: int) -> None:
     rng = np.random.default_rng(seed)
     base = rng.integers(0, 256, (360, 640, 3), dtype=np.uint8) // 8 * 8
     frames = np.stack([np.roll(base, 3 * number, axis=1) for number in range(192)])
-    video.write_video(path, frames, fps=24.0, crf=crf)
+    encode.write_video(path, frames, fps=24.0, crf=crf)
 
 
 def make_run(folder: Path, total_bytes: int) -> list[Path]:
@@ -190,7 +194,7 @@ def main() -> None:
         million.mkdir()
         million_clips(million)
         seconds, _ = best_seconds(lambda: index.read_index(million, check_files=False))
-        plain, _ = best_seconds(lambda: pl.read_parquet(million / index.INDEX_NAME))
+        plain, _ = best_seconds(lambda: pl.read_parquet(million / shards_index_file.INDEX_NAME))
         rows.append(
             row("open an index of 1 M clips", seconds, "s", peer="polars.read_parquet of it, with captions",
                 peer_value=plain, goal="< 2 s", higher_is_better=False)

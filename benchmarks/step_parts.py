@@ -1,6 +1,6 @@
 """The parts of a training step: which kernels make each of them, and what it must cost at least.
 
-The kernels of `trainer.kernels` have a name of their own for every job; cuBLAS's, cuDNN's and
+The kernels of `trainer.model.kernels` have a name of their own for every job; cuBLAS's, cuDNN's and
 FlashAttention's say whose they are. A floor is the FLOPs of a part at the rate of a large product, or its
 bytes at the rate of a copy. u is one token's channels in bfloat16, 2304 bytes in XL/2.
 """
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainer.cost import Work
-    from trainer.stdit import STDiT3Config
+    from trainer.distributed.step_time import Work
+    from trainer.model.stdit import STDiT3Config
 
 OPTIMIZER_BYTES = (
     36  # master, two moments and EMA read and written in float32; gradient and weight in bfloat16

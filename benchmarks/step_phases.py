@@ -20,8 +20,9 @@ import torch
 from rows import as_table, cpu, keep, row
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from trainer import mesh, optim, parallel
-from trainer.stdit import STDiT3, STDiT3Config
+from trainer.distributed import mesh, parallelize
+from trainer.model.stdit import STDiT3, STDiT3Config
+from trainer.training.optim import adamw
 
 CLIPS, FRAMES, HEIGHT, WIDTH = 2, 30, 30, 53  # a micro-batch of latents: 24,300 tokens
 WARM_UP = 3
@@ -38,9 +39,9 @@ def main() -> None:
     world = mesh.join()
     gpu = world.device.type == "cuda"
     model = STDiT3(STDiT3Config(freeze_y_embedder=True, depth=given.depth), 0)
-    spec = parallel.ParallelSpec(sharding=given.sharding)
-    layout = parallel.lay_out(model, spec, world, torch.bfloat16, fast=gpu)
-    masters = optim.masters(model)
+    spec = parallelize.ParallelSpec(sharding=given.sharding)
+    layout = parallelize.lay_out(model, spec, world, torch.bfloat16, fast=gpu)
+    masters = adamw.masters(model)
     scale = 1 if gpu else 8  # a look at the script where there is no GPU
     size = (CLIPS, 4, FRAMES // scale, HEIGHT // scale, WIDTH // scale)
     x = torch.randn(size, device=world.device)
@@ -63,8 +64,8 @@ def main() -> None:
         "open": layout.open,
         "micro-batches": micro_batches,
         "close": layout.close,
-        "norm": lambda: optim.gradient_norm(masters),
-        "update": lambda: optim.update(masters, optim.OptimSpec(), lr=1e-6, ema_decay=0.99),
+        "norm": lambda: adamw.gradient_norm(masters),
+        "update": lambda: adamw.update(masters, adamw.OptimSpec(), lr=1e-6, ema_decay=0.99),
     }
     for number in range(WARM_UP + given.updates):
         for name, phase in phases.items():

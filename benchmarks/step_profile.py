@@ -37,9 +37,9 @@ from train_step import (
     prepare,
 )
 
-from trainer.cost import Work
-from trainer.kernels.timing import milliseconds
-from trainer.stdit import STDiT3
+from trainer.distributed.step_time import Work
+from trainer.model.kernels.autotune import milliseconds
+from trainer.model.stdit import STDiT3
 
 RESULT = "step_profile_h200"
 WARM_UP = 2

@@ -69,9 +69,12 @@ def measured(marks: tuple[float, float, float, float], cpu_before: float, kept: 
 
 
 def ours(csv: Path, run: Path) -> dict[str, float]:
-    from vidcurate.difficulty import SplitSpec, run_split
-    from vidcurate.filter import FilterSpec, OutlierRule, run_filter
-    from vidcurate.ingest import IngestSpec, run_ingest
+    from vidcurate.curation.difficulty.spec import SplitSpec
+    from vidcurate.curation.difficulty.stage import run_split
+    from vidcurate.curation.filter.spec import FilterSpec, OutlierRule
+    from vidcurate.curation.filter.stage import run_filter
+    from vidcurate.curation.ingest.spec import IngestSpec
+    from vidcurate.curation.ingest.stage import run_ingest
 
     start, before = perf_counter(), process_time()
     run_ingest(run, IngestSpec(metadata=csv))

@@ -3,7 +3,8 @@
     python benchmarks/train_noun_tables.py FOLDER [--out vidcurate/score/noun_tables.parquet]
 
 FOLDER holds en_ewt-ud-train.conllu and en_ewt-ud-dev.conllu. Logistic regression (NOUN or PROPN against
-the rest) by AdaGrad over the features of `vidcurate.score.nouns_builtin`, with the word itself hidden from
+the rest) by AdaGrad over the features of `vidcurate.curation.caption_scores.nouns_builtin`, with the word
+itself hidden from
 every fifth example so that endings and neighbours learn to speak for unknown words, and every text a second
 time in lower case, as captions often come. Weights are averaged over the later epochs, small ones dropped,
 the rest rounded to 16 bits; the threshold is chosen on the dev part. Under a minute on one core; the
@@ -22,9 +23,9 @@ import polars as pl
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from vidcurate import table
-from vidcurate.score import nouns_builtin
-from vidcurate.score.nouns_builtin import MARK, METADATA_KEY, WAYS, Tables, Tokens
+from vidcurate.curation.caption_scores import nouns_builtin
+from vidcurate.curation.caption_scores.nouns_builtin import MARK, METADATA_KEY, WAYS, Tables, Tokens
+from vidcurate.storage import atomic_file
 
 ENGINE = "builtin-ewt-1"
 LICENCE = "CC BY-SA 4.0: learnt from Universal Dependencies English EWT, github.com/UniversalDependencies"
@@ -272,7 +273,7 @@ def write(entries: pl.DataFrame, bias: int, path: Path) -> None:
     partial = path.with_name(f".{path.name}.partial")
     arrow = entries.to_arrow().replace_schema_metadata({METADATA_KEY: about})
     pq.write_table(arrow, partial, compression="zstd", compression_level=19)
-    table.replace(partial, path)
+    atomic_file.replace(partial, path)
     nouns_builtin.load_tables.cache_clear()
 
 

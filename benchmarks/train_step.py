@@ -6,7 +6,8 @@ A step is forward and backward over the published batch of a bucket (in micro-ba
 gradient clipping, AdamW on float32 masters, EMA and the cast back to bfloat16. Weights, latents and text
 features are random (300 real text tokens); medians of the timed steps. Forms: `recomputed` (eager, every
 block checkpointed, one micro-batch: what the published run does), `plain` (eager), `compiled` (each kind of
-block through torch.compile), `fast` (the same through the kernels of trainer.kernels), `float8` (that, with
+block through torch.compile), `fast` (the same through the kernels of trainer.model.kernels), `float8`
+(that, with
 `float8_products`), and `padded` and `packed` (the fast form with captions of 125 text tokens and one in ten
 dropped, padded to 300 or by their true lengths). The last three are never taken for the best.
 
@@ -32,9 +33,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from trainer.fast import quicken
-from trainer.kernels import adamw
-from trainer.stdit import STDiT3, STDiT3Config, flops
+from trainer.model.kernels import adamw
+from trainer.model.kernels.apply import quicken
+from trainer.model.stdit import STDiT3, STDiT3Config, flops
 
 CONFIG = STDiT3Config(freeze_y_embedder=True)
 TEXT_TOKENS = 300
@@ -52,7 +53,7 @@ UNITS = {
 }
 FEWER = {"plain": (3, 1), "recomputed": (3, 1), "float8": (5, 1)}  # timed steps at most, and steps before
 CAPTIONED = ("padded", "packed")
-KERNELS = ("fast", "float8", *CAPTIONED)  # the forms that go through trainer.kernels
+KERNELS = ("fast", "float8", *CAPTIONED)  # the forms that go through trainer.model.kernels
 BESIDE = {  # forms that are told against another: that one, and what it is called
     "float8": ("fast", "fast, all products of bfloat16"),
     "packed": ("padded", "the same captions padded to 300 tokens"),

@@ -22,14 +22,15 @@ import numpy as np
 from numpy.typing import NDArray
 from rows import keep, row
 
-from vidcurate import video
-from vidcurate.dedup import PerceptualSpec, perceptual
-from vidcurate.dedup.search import twins_by_look
+from vidcurate.curation.dedup import perceptual
+from vidcurate.curation.dedup.search import twins_by_look
+from vidcurate.curation.dedup.spec import PerceptualSpec
+from vidcurate.curation.demo_data.choose import plan_clips
+from vidcurate.curation.demo_data.scene import render_clip
+from vidcurate.curation.frame_scores.scorers import SCORES, ClipFile, measure
+from vidcurate.curation.frame_scores.spec import FramesSpec
 from vidcurate.errors import MediaError
-from vidcurate.frames.clip import SCORES, ClipFile, measure
-from vidcurate.frames.spec import FramesSpec
-from vidcurate.synthetic.plan import plan_clips
-from vidcurate.synthetic.scene import render_clip
+from vidcurate.media import decode, encode, headers
 
 Frames = NDArray[np.uint8]
 _SHORT_SIDE, _LONGEST = 160, 48
@@ -113,11 +114,11 @@ def _synthetic(count: int) -> Iterator[tuple[str, Frames]]:
 def _real(folder: Path) -> Iterator[tuple[str, Frames]]:
     for path in sorted(path for path in folder.iterdir() if path.is_file()):
         try:
-            header, index = video.read_header_and_index(path)
+            header, index = headers.read_header_and_index(path)
             scale = _SHORT_SIDE / min(header.height, header.width)
             yield (
                 path.name,
-                video.read_frames(
+                decode.read_frames(
                     path,
                     list(range(min(_LONGEST, index.num_frames))),
                     height=max(32, round(header.height * scale / 2) * 2),
@@ -139,7 +140,7 @@ def _first_frame_phash(frames: Frames) -> int:
 def _hash(frames: Frames, scratch: Path, options: dict[str, Any]) -> tuple[list[int], list[int]]:
     given = {"fps": 24.0, "crf": 18, **options}
     path = scratch / f"clip{given.pop('suffix', '.mp4')}"
-    video.write_video(path, _even(frames), **given)
+    encode.write_video(path, _even(frames), **given)
     spec = FramesSpec()
     columns = measure(ClipFile(path=str(path)), spec, {"hashes": SCORES["hashes"]})
     return columns["perceptual_hashes"], columns["perceptual_thumbnail"]

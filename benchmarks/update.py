@@ -27,10 +27,12 @@ from rows import as_table, cpu, keep, row
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from trainer import optim, parallel
-from trainer.mesh import World
-from trainer.optim import OptimSpec
-from trainer.stdit import STDiT3, STDiT3Config
+from trainer.distributed import parallelize
+from trainer.distributed.mesh import World
+from trainer.model.stdit import STDiT3, STDiT3Config
+from trainer.training.optim import adamw
+from trainer.training.optim import ema as optim_ema
+from trainer.training.optim.adamw import OptimSpec
 
 BYTES_PER_SECOND = 4.3e12  # of an H200's memory, as a copy reaches it
 # of an element: the norm reads a gradient, the update reads five numbers and writes four, the cast 4 to 2
@@ -56,7 +58,7 @@ class Before:
     def __post_init__(self) -> None:
         learns = list(trained(self.model).values())
         fused = learns[0].device.type == "cuda" or None
-        self.optimizer, self.ema = torch.optim.AdamW(learns, fused=fused), optim.make_ema(self.model)
+        self.optimizer, self.ema = torch.optim.AdamW(learns, fused=fused), optim_ema.make_ema(self.model)
 
     @torch.no_grad()
     def norm(self) -> None:
@@ -98,20 +100,20 @@ class Now:
     model: STDiT3
     layout: Any
     norm_now: float = 0.0
-    masters: optim.Masters = field(init=False)
+    masters: adamw.Masters = field(init=False)
 
     def __post_init__(self) -> None:
-        self.masters = optim.masters(self.model)
+        self.masters = adamw.masters(self.model)
 
     def norm(self) -> None:
-        self.norm_now = optim.gradient_norm(self.masters)
+        self.norm_now = adamw.gradient_norm(self.masters)
 
     def update(self) -> None:
-        factor = optim.clip_factor(self.norm_now, LIMIT)
-        optim.update(self.masters, SPEC, lr=LR, ema_decay=DECAY, clip_factor=factor)
+        factor = adamw.clip_factor(self.norm_now, LIMIT)
+        adamw.update(self.masters, SPEC, lr=LR, ema_decay=DECAY, clip_factor=factor)
 
     def open(self) -> None:
-        optim.drop_gradients(self.masters)
+        adamw.drop_gradients(self.masters)
         self.layout.open()
 
 
@@ -125,7 +127,7 @@ def build(config: STDiT3Config, device: torch.device) -> tuple[STDiT3, Any]:
         for value in itertools.chain(model.parameters(), model.buffers()):
             value.normal_(0, 0.02, generator=generator)
     world = World(rank=0, size=1, device=device)
-    return model, parallel.lay_out(model, parallel.ParallelSpec(), world, torch.bfloat16)
+    return model, parallelize.lay_out(model, parallelize.ParallelSpec(), world, torch.bfloat16)
 
 
 def timed(work: Callable[[], object], sync: Callable[[], object]) -> tuple[float, float]:
@@ -169,8 +171,8 @@ def apart(now: Now, before: Before, start: dict[str, Tensor]) -> dict[str, float
 
     def share(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
         names = list(trained(now.model))
-        off = optim.norm(ours[name].detach() - theirs[name].detach() for name in names)
-        return float(off / optim.norm(theirs[name].detach() - start[name] for name in names))
+        off = adamw.norm(ours[name].detach() - theirs[name].detach() for name in names)
+        return float(off / adamw.norm(theirs[name].detach() - start[name] for name in names))
 
     weights = share(trained(now.model), trained(before.model))
     return {"weights": weights, "averages": share(now.masters.ema, before.ema)}

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from rows import Row, as_table, cpu, keep, row
 
-from trainer import processes, stop_signals, watch
-from trainer.mesh import ALONE
-from trainer.watch_spec import WatchSpec
+from trainer.distributed.mesh import ALONE
+from trainer.health.watch import monitor, stop_requests
+from trainer.health.watch.spec import WatchSpec
+from trainer.run_folder import processes
 
 STEP_SECONDS = 0.5
 STARTS = 30
@@ -41,18 +42,18 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="write benchmarks/results/watching.json")
     given = parser.parse_args()
     starts = []
-    with tempfile.TemporaryDirectory() as folder, stop_signals.listening() as stop:
+    with tempfile.TemporaryDirectory() as folder, stop_requests.listening() as stop:
         run = Path(folder)
         for _ in range(STARTS):
             began = time.perf_counter()
-            with watch.watching(WatchSpec(), run, ALONE, stop):
+            with monitor.watching(WatchSpec(), run, ALONE, stop):
                 starts.append(time.perf_counter() - began)
-        with watch.watching(WatchSpec(), run, ALONE, stop) as watched:
+        with monitor.watching(WatchSpec(), run, ALONE, stop) as watched:
             began = time.perf_counter()
             for step in range(100_000):
                 watched.pulse.step(step)
             of_phase = (time.perf_counter() - began) / 100_000
-            time.sleep(watch.WATCHER_SECONDS + 3.0)
+            time.sleep(monitor.WATCHER_SECONDS + 3.0)
             (watcher,) = processes.children(os.getpid())
             before = processor_seconds(os.getpid()), processor_seconds(watcher)
             time.sleep(given.seconds)

@@ -26,7 +26,7 @@ OUTLIER = 0.0001
 
 def make_run(run: Path, count: int) -> None:
     """Write a run of `count` clips with the columns that a filter looks at."""
-    from vidcurate import table
+    from vidcurate.curation.clip_table import table
 
     rng = np.random.default_rng(0)
     ids = pl.select(pl.concat_str(pl.lit("clip-"), pl.int_range(count).cast(pl.String))).to_series()
@@ -60,14 +60,14 @@ THRESHOLDS = [4.0 + 0.1 * number for number in range(POINTS)]
 
 
 def ours(run: Path) -> dict[str, object]:
-    from vidcurate import whatif
+    from vidcurate.curation.report import what_if
 
     start = perf_counter()
-    spec = whatif.spec_of(run, settings=[*SETTINGS, "limits.aesthetic_score.min=4.5"])
-    one = whatif.what_if(run, spec)["kept"]
+    spec = what_if.spec_of(run, settings=[*SETTINGS, "limits.aesthetic_score.min=4.5"])
+    one = what_if.what_if(run, spec)["kept"]
     single = perf_counter()
     points = ",".join(f"{value:.10g}" for value in THRESHOLDS)
-    swept = whatif.sweep(run, spec, f"limits.aesthetic_score.min={points}")["points"]
+    swept = what_if.sweep(run, spec, f"limits.aesthetic_score.min={points}")["points"]
     done = perf_counter()
     return {
         "one": single - start,
@@ -78,11 +78,12 @@ def ours(run: Path) -> dict[str, object]:
 
 
 def again(run: Path) -> dict[str, object]:
-    from vidcurate import filter, whatif
+    from vidcurate.curation.filter import stage as filter_stage
+    from vidcurate.curation.report import what_if
 
     start = perf_counter()
-    spec = whatif.spec_of(run, settings=[*SETTINGS, "limits.aesthetic_score.min=4.5"])
-    kept = filter.run_filter(run, spec).rows_kept
+    spec = what_if.spec_of(run, settings=[*SETTINGS, "limits.aesthetic_score.min=4.5"])
+    kept = filter_stage.run_filter(run, spec).rows_kept
     return {"one": perf_counter() - start, "kept": [kept], "peak_bytes": peak_memory_bytes()}
 
 

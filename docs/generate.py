@@ -16,13 +16,15 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import typer.main
 from pydantic import BaseModel
 
-import trainer.experiment.work
-import trainer.loop  # noqa: F401 - with all errors that a training or an experiment can end with
-from trainer.experiment.spec import ExperimentSpec
-from trainer.recipe import TrainRecipe
-from vidcurate import errors, recipe, schema
-from vidcurate.cli import app
+import trainer.report.experiment.run_arms
+import trainer.train  # noqa: F401 - with all errors that a training or an experiment can end with
+from trainer.recipe.recipe import TrainRecipe
+from trainer.report.experiment.spec import ExperimentSpec
+from vidcurate import errors
+from vidcurate.cli.common import app
 from vidcurate.curate import CurateRecipe
+from vidcurate.curation.clip_table import schema
+from vidcurate.recipe import recipe
 
 ROOT = Path(__file__).resolve().parents[1]
 MADE = "<!-- Made by docs/generate.py; change the code, then run it. -->\n"

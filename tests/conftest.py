@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 
 from tests.forked_runs import Forks
-from trainer import connection
-from vidcurate import video
+from trainer.cluster.launch import connection
+from vidcurate.media import encode
 
 # Hundreds of modules are loaded to collect the tests, and nothing of them is garbage: to look for it is a
 # third of the time.
@@ -101,7 +101,7 @@ def make_video(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
             path = folder / str(len(made)) / name
             path.parent.mkdir()
             options.setdefault("fps", 24.0)
-            video.write_video(path, moving_square(num_frames, height, width), **options)
+            encode.write_video(path, moving_square(num_frames, height, width), **options)
             made[key] = path
         return made[key]
 
@@ -130,4 +130,4 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
 @pytest.fixture
 def forked_agents(forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents that find torch loaded; those of a launch that is a process of its own begin as everywhere."""
-    monkeypatch.setattr(connection, "AGENT", [*forks.python(), "trainer.agent"])
+    monkeypatch.setattr(connection, "AGENT", [*forks.python(), "trainer.cluster.launch.agent"])

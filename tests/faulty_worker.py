@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from vidcurate import decode_pool, decode_process
-from vidcurate.decode_worker import DecodeTask, decode
+from vidcurate.loader.decode import decode_clip, worker_pool, worker_process
+from vidcurate.loader.decode.decode_clip import DecodeTask, decode
 
 _PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
@@ -29,7 +29,7 @@ def faults(monkeypatch: pytest.MonkeyPatch, folder: Path, wanted: dict[str, tupl
     folder.mkdir(exist_ok=True)
     (folder / "faults.json").write_text(json.dumps(wanted))
     monkeypatch.setenv(_FOLDER, str(folder))
-    monkeypatch.setattr(decode_pool, "_PROGRAM", _PROGRAM)
+    monkeypatch.setattr(worker_pool, "_PROGRAM", _PROGRAM)
 
 
 def hang_in_c(channel: int) -> NoReturn:
@@ -77,5 +77,5 @@ def main(*descriptors: int) -> None:
 
         return decode(task, told, out)
 
-    decode_process.decode = faulty  # type: ignore[attr-defined,assignment]
-    decode_process.main(*descriptors)
+    decode_clip.decode = faulty  # type: ignore[attr-defined,assignment]
+    worker_process.main(*descriptors)

@@ -23,8 +23,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from trainer import terminal
-from trainer.agent import free_port
+from trainer.cli import commands
+from trainer.cluster.launch.agent import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -142,7 +142,7 @@ def _run(job: dict[str, Any], rank: int, port: int) -> int:
         exec(job["arguments"][1], {"__name__": "__main__"})
         return 0
     if job["arguments"][0] == "vidcurate":
-        from vidcurate.cli import main as curate
+        from vidcurate.cli.main import main as curate
 
         curate(job["arguments"][1:])
     if job["arguments"][:2] == ["python", "-m"]:
@@ -155,15 +155,15 @@ def _run(job: dict[str, Any], rank: int, port: int) -> int:
 
 
 def _serve() -> None:
-    with terminal.loading():
+    with commands.loading():
         # What each run would load first: of these some load more when they are used.
         import pandas  # noqa: F401 - pyarrow asks for it
         import torch
 
-        import trainer.loop
-        import trainer.preflight.command  # noqa: F401
-        import vidcurate.cli
-        import vidcurate.video  # noqa: F401
+        import trainer.train
+        import trainer.training.preflight.command  # noqa: F401
+        import vidcurate.cli.main
+        import vidcurate.media  # noqa: F401
 
         torch.use_deterministic_algorithms(False)  # by torch's compiler
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from vidcurate import video
-from vidcurate.video import picture
+from vidcurate.media import container as media_container
+from vidcurate.media import scale
 
 needs_ffmpeg = pytest.mark.skipif(
     shutil.which("ffmpeg") is None, reason="no ffmpeg program: test_frames_exact covers the ground with PyAV"
@@ -37,11 +37,11 @@ def frames(path: Path, count: int, *, height: int, width: int) -> NDArray[np.uin
 
     Its own turning is off, as it comes before the scaling: here the small picture is turned.
     """
-    with video.opened(path) as (container, stream):
+    with media_container.opened(path) as (container, stream):
         frame = next(container.decode(stream))
-        transposed, mirrored, upside_down = picture.turn_of(frame)
+        transposed, mirrored, upside_down = scale.turn_of(frame)
         coded = (width, height) if transposed else (height, width)
-        crop, flags = picture.chain_of(frame.format, picture.pixel_shape(stream), *coded)
+        crop, flags = scale.chain_of(frame.format, scale.pixel_shape(stream), *coded)
         del frame
     chain = [f"crop={crop}"] if crop else []
     chain += [f"scale={coded[1]}:{coded[0]}:flags={flags}", "format=rgb24"]

@@ -8,8 +8,8 @@ from types import ModuleType
 from typing import Any
 
 from tests.trainer.shards_for_tests import TINY, events, numbers
-from trainer import checkpoint
-from trainer import recipe as recipes
+from trainer.recipe import recipe as recipes
+from trainer.run_folder.checkpoint import checkpoint, checksum
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS, POISONED = 44, (37, 38)  # the guard needs some thirty steps of this size before it judges
@@ -66,7 +66,7 @@ def same_training(one: Path, other: Path) -> None:
     assert numbers(one) == numbers(other)
     states = [checkpoint.load(run) for run in (one, other)]
     for part in checkpoint.PARTS:
-        checksums = [checkpoint.checksum(state.parts[part]) for state in states]
+        checksums = [checksum.checksum(state.parts[part]) for state in states]
         assert checksums[0] == checksums[1], part
     for name in (
         "step",

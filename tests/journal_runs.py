@@ -5,15 +5,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
-from vidcurate import journal, order
-from vidcurate.clip_plan import plan_of
-from vidcurate.index import Index, read_index
-from vidcurate.index_file import write_index
-from vidcurate.journal import Journal
-from vidcurate.loader_state import FLAGS, LoaderState, check_state, state_of
-from vidcurate.order import Plan
-from vidcurate.plan_spec import PlanSpec
-from vidcurate.recipe import parse
+from vidcurate.recipe.recipe import parse
+from vidcurate.sampler import order
+from vidcurate.sampler.build_plan import plan_of
+from vidcurate.sampler.changes import change_log
+from vidcurate.sampler.changes.change_log import Journal
+from vidcurate.sampler.order_state import FLAGS, LoaderState, check_state, state_of
+from vidcurate.sampler.plan import Plan
+from vidcurate.sampler.spec import PlanSpec
+from vidcurate.shards.index import Index, read_index
+from vidcurate.shards.index_file import write_index
 
 SEED = 5
 SPEC_TEXT = """
@@ -136,7 +137,7 @@ class Run:
         )
         self.index = index
         if verdict.findings:
-            self.changes = journal.extended(
+            self.changes = change_log.extended(
                 self.journal_folder,
                 self.changes,
                 state,
@@ -146,7 +147,7 @@ class Run:
                 old_index,
                 lambda: plan_of(old_index, old_spec, seed=SEED),
             )
-            self.name = journal.write(self.journal_folder, self.changes)
+            self.name = change_log.write(self.journal_folder, self.changes)
         self.plan = self.replayed(fresh)
         return self.plan
 
@@ -154,11 +155,11 @@ class Run:
         """Return the plan as a new process finds it."""
         if not self.name:
             return fresh
-        kept = journal.read(self.journal_folder, self.name)
+        kept = change_log.read(self.journal_folder, self.name)
         assert kept == self.changes
         if not any(change.plan_file for change in kept):
             return fresh
-        plan = journal.replay(self.journal_folder, kept, self.index)
+        plan = change_log.replay(self.journal_folder, kept, self.index)
         assert plan.fingerprint == fresh.fingerprint
         return replace(plan, costs=None)
 

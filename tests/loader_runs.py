@@ -11,16 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from vidcurate import index, index_file, order, video
-from vidcurate.buckets import BucketSpec
-from vidcurate.crc import crc32c
-from vidcurate.decode_pool import DecodePool
-from vidcurate.decode_worker import DecodeTask
 from vidcurate.errors import MediaError
-from vidcurate.index import Index
-from vidcurate.loader import Loader, LoaderSpec, MicroBatch, plan_from
-from vidcurate.order import Plan
-from vidcurate.recipe import parse
+from vidcurate.loader.decode.decode_clip import DecodeTask
+from vidcurate.loader.decode.worker_pool import DecodePool
+from vidcurate.loader.loader import Loader, MicroBatch
+from vidcurate.loader.spec import LoaderSpec
+from vidcurate.media import encode, packets
+from vidcurate.recipe.recipe import parse
+from vidcurate.sampler import order
+from vidcurate.sampler.buckets import BucketSpec
+from vidcurate.sampler.build_plan import plan_from
+from vidcurate.sampler.plan import Plan
+from vidcurate.shards import index, index_file
+from vidcurate.shards.index import Index
+from vidcurate.storage.checksum import crc32c
 
 BUCKETS = parse(
     """
@@ -75,14 +79,14 @@ def videos(folder: Path, facts: Sequence[dict[str, Any]]) -> dict[str, Path]:
                     for frame in range(fact["num_frames"])
                 ]
             )
-            video.write_video(path, frames, fps=fact["fps"])
+            encode.write_video(path, frames, fps=fact["fps"])
     return paths
 
 
 def frame_map(payload: bytes) -> bytes | None:
     """Return a video's packed frame map, None for what is no video."""
     try:
-        found = video.frame_map_of(payload)
+        found = packets.frame_map_of(payload)
     except MediaError:
         return None
     return found and found.to_bytes()

@@ -6,10 +6,12 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from vidcurate import draws, order
-from vidcurate.buckets import Bucket
-from vidcurate.curriculum import Leg
-from vidcurate.order import Plan
+from vidcurate import rng
+from vidcurate.sampler import order
+from vidcurate.sampler import plan as sampler_plan
+from vidcurate.sampler.buckets import Bucket
+from vidcurate.sampler.curriculum import Leg
+from vidcurate.sampler.plan import Plan
 
 
 def bucket(micro_batch_size: int, *, resolution: str = "32px", num_frames: int = 8, side: int = 32) -> Bucket:
@@ -37,15 +39,15 @@ def plan(
 
     Cell i is called cell-0i. With `clips_per_block` so many rows that follow each other are a block.
     """
-    made: list[order.Cell] = []
+    made: list[sampler_plan.Cell] = []
     first = 0
     total = sum(clips for clips, _, _ in cells)
     for number, (clips, size, weight) in enumerate(cells):
         rows = np.arange(first, first + clips)
-        hashes = draws.id_hashes([f"clip-{row}" for row in rows])
+        hashes = rng.id_hashes([f"clip-{row}" for row in rows])
         shape = bucket(size, num_frames=8 * (1 + number % 3))
         made.append(
-            order.make_cell(
+            sampler_plan.make_cell(
                 f"cell-{number:02d}",
                 shape,
                 rows,
@@ -57,7 +59,9 @@ def plan(
             )
         )
         first += clips
-    return order.make_plan(made, seed=seed, micro_batches_per_step=micro_batches_per_step, run=run, legs=legs)
+    return sampler_plan.make_plan(
+        made, seed=seed, micro_batches_per_step=micro_batches_per_step, run=run, legs=legs
+    )
 
 
 @st.composite

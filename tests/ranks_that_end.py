@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainer import metrics, supervisor
-from trainer.connection import HERE
-from trainer.hosts import Host
-from trainer.supervisor import Terms
+from trainer.cluster.hostfile import Host
+from trainer.cluster.launch import supervisor
+from trainer.cluster.launch.connection import HERE
+from trainer.cluster.launch.supervisor import Terms
+from trainer.run_folder import jsonl, metrics
 
 # For each attempt a rank is told to which step it comes, what it writes, and how it ends. Diary and
 # heartbeats are those of a trainer's rank. What has to come before is waited for: `when`, files of the run
@@ -90,5 +91,5 @@ def launch(
 def diary(run: Path, event: str | None = None) -> list[dict[str, Any]]:
     """Return the lines of RUN/launch.jsonl; the run's events must have the same ones."""
     lines = metrics.read(run / supervisor.DIARY)
-    assert [line["event"] for line in metrics.read(run / metrics.EVENTS)] == [line["event"] for line in lines]
+    assert [line["event"] for line in metrics.read(run / jsonl.EVENTS)] == [line["event"] for line in lines]
     return [line for line in lines if event in (None, line["event"])]

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from vidcurate import interop, schema, table
-from vidcurate.shards import ShardSpec, ShardSummary, run_build_shards
+from vidcurate.curation.clip_table import schema, table
+from vidcurate.shards.build import ShardSummary, run_build_shards
+from vidcurate.shards.layout import ShardSpec
+from vidcurate.shards.reader_indexes import export as reader_indexes_export
 
 SMALL = ShardSpec(max_clips=7, max_bytes=60_000)
 MP4_HEAD = (24).to_bytes(4) + b"ftypisom" + bytes(4) + b"isommp42"
@@ -87,7 +89,7 @@ def build_for_readers(folder: Path) -> Path:
     """Build the shards of `rows` with the index files of every reader; return their folder."""
     make_run(folder, rows())
     build(folder)
-    interop.export(folder / "shards", interop.READERS)
+    reader_indexes_export.export(folder / "shards", reader_indexes_export.READERS)
     return folder / "shards"
 
 

@@ -1,6 +1,7 @@
 """Processes that stand for the ranks of a run: real ones, with real records, that do what a test needs.
 
-They load no torch, so that a test has many of them at once. The records are those of trainer.processes.
+They load no torch, so that a test has many of them at once. The records are those of
+trainer.run_folder.processes.
 """
 
 import os
@@ -12,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from trainer import processes
+from trainer.run_folder import processes
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_SECONDS = 120.0

@@ -15,7 +15,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from vidcurate import cli, schema, table
+from vidcurate.cli import main as cli_main
+from vidcurate.curation.clip_table import schema, table
 
 Make = Callable[..., Path]
 HEADER = (
@@ -35,7 +36,7 @@ def write_csv(path: Path, *lines: str) -> Path:
 def call(*arguments: str | Path) -> int:
     """Run the command line in this process and return its exit code."""
     with pytest.raises(SystemExit) as left:
-        cli.main([str(argument) for argument in arguments])
+        cli_main.main([str(argument) for argument in arguments])
     code = left.value.code
     return code if isinstance(code, int) else int(code is not None)
 

@@ -16,16 +16,23 @@ import pytest
 
 from tests.own_resources import open_files, threads
 from tests.trainer.shards_for_tests import events, make_shards, numbers, smoke
-from trainer import data, planned
-from trainer.loop import train
-from trainer.resume import Origin
-from vidcurate import order, synthetic, table, video
-from vidcurate.buckets import BucketSpec
+from trainer.data import open_stage
+from trainer.report.preview import stages as preview_stages
+from trainer.train import train
+from trainer.training.state import Origin
+from vidcurate.curation.clip_table import table
+from vidcurate.curation.clip_table.schema import STAGES
+from vidcurate.curation.demo_data import write as demo_data_write
 from vidcurate.errors import CheckpointError, MediaError, RecipeError, StateError
-from vidcurate.index import read_index
-from vidcurate.loader import Loader, LoaderSpec, plan_from
-from vidcurate.loader_state import FLAGS
-from vidcurate.schema import STAGES
+from vidcurate.loader.loader import Loader
+from vidcurate.loader.spec import LoaderSpec
+from vidcurate.media import decode
+from vidcurate.sampler import order
+from vidcurate.sampler import order as sampler_order
+from vidcurate.sampler.buckets import BucketSpec
+from vidcurate.sampler.build_plan import plan_from
+from vidcurate.sampler.order_state import FLAGS
+from vidcurate.shards.index import read_index
 
 RECIPE = """
 run: {run}
@@ -43,7 +50,7 @@ BUCKETS = BucketSpec(sizes={"32px": {"1.00": (32, 32)}}, table={"32px": {"8": (1
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with demo data and one undisturbed curation of it, `calm`."""
     folder = tmp_path_factory.mktemp("home")
-    synthetic.write_demo_data(folder / "data", clips=40)
+    demo_data_write.write_demo_data(folder / "data", clips=40)
     curate(folder, "calm")
     return folder
 
@@ -167,16 +174,18 @@ def test_a_changed_dataset_is_never_read_with_an_old_position(tmp_path: Path) ->
     assert len(losses(run)) == 2
 
     # Accepted: the past stays, and what is unseen, old or new, comes once before anything again.
-    before = planned.lay_out(run).stages[0]
+    before = preview_stages.lay_out(run).stages[0]
     train(smoke(tmp_path / "more", run, *longer), Origin(accept=("--append",)))
-    after = planned.lay_out(run).stages[0]
+    after = preview_stages.lay_out(run).stages[0]
     shown: dict[str, list[str]] = {}
     so_far = ""
     for step, line in enumerate(numbers(run)):
-        clips = data.clips(after, step)
+        clips = open_stage.clips(after, step)
         if step < 2:
-            assert [clip.clip_id for clip in clips] == [clip.clip_id for clip in data.clips(before, step)]
-        so_far = data.rolling_hash(so_far, [clip.clip_id for clip in clips])
+            assert [clip.clip_id for clip in clips] == [
+                clip.clip_id for clip in open_stage.clips(before, step)
+            ]
+        so_far = sampler_order.rolling_hash(so_far, [clip.clip_id for clip in clips])
         assert line["clips_hash"] == line["delivered_hash"] == so_far
         for clip in clips:
             shown.setdefault(clip.cell, []).append(clip.clip_id)
@@ -223,11 +232,11 @@ def test_one_container_is_open_at_a_time_and_no_decoder_outlives_its_limit(home:
     files, tasks = open_files(), threads()
     for path in paths:
         try:
-            video.read_frames(path, np.arange(4).tolist(), height=32, width=32)
+            decode.read_frames(path, np.arange(4).tolist(), height=32, width=32)
         except MediaError:
             assert path.stat().st_size >= 0  # a broken clip closes its container too
         assert (open_files() - files, threads() - tasks) == (set(), set())
     good = next(path for path in paths if path.name.startswith("shapes-0001"))
     with pytest.raises(MediaError, match="longer than its limit"):
-        video.read_frames(good, [0, 1], height=32, width=32, time_limit_seconds=-1.0)
+        decode.read_frames(good, [0, 1], height=32, width=32, time_limit_seconds=-1.0)
     assert (open_files() - files, threads() - tasks) == (set(), set())

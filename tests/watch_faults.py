@@ -16,9 +16,13 @@ from typing import Any
 
 from tests.forked_runs import Forked, Forks
 from tests.trainer.shards_for_tests import events
-from trainer import clock_watch, mesh, metrics, processes, rerun, resume, step
 from trainer.__main__ import main
-from vidcurate import loader
+from trainer.distributed import mesh
+from trainer.health import clock_steps
+from trainer.run_folder import metrics, processes
+from trainer.training import resume, step
+from trainer.training.guard import rerun_step
+from vidcurate.loader import loader
 
 
 def hangs_in_the_loader(at: int) -> None:
@@ -74,7 +78,7 @@ def is_slow(at: int) -> None:
 
 def has_a_clock_that_is_set_back(at: int) -> None:
     """After three looks at it, the host's clock is 17 s behind what it was."""
-    clocks, looks = clock_watch.read_clocks, 0
+    clocks, looks = clock_steps.read_clocks, 0
 
     def clocks_set_back() -> tuple[float, float]:
         nonlocal looks
@@ -82,7 +86,7 @@ def has_a_clock_that_is_set_back(at: int) -> None:
         real, monotonic = clocks()
         return real - 17.0 * (looks > 3), monotonic
 
-    clock_watch.read_clocks = clocks_set_back
+    clock_steps.read_clocks = clocks_set_back
 
 
 LONG_SECONDS = 5.0  # more than SPEC's stall_seconds
@@ -115,13 +119,13 @@ def goes_back_slowly(at: int) -> None:
 
 def computes_again_slowly(at: int) -> None:
     """A suspicious step takes long when it is computed again."""
-    compute = rerun.compute
+    compute = rerun_step.compute
 
     def slow_compute(*arguments: Any) -> Any:
         time.sleep(LONG_SECONDS)
         return compute(*arguments)
 
-    rerun.compute = slow_compute  # type: ignore[assignment]
+    rerun_step.compute = slow_compute  # type: ignore[assignment]
 
 
 def run(fault: str, rank: int, at: int, words: Sequence[str]) -> None:

@@ -2,7 +2,7 @@
 
 `python -m trainer COMMAND` is a tool beside the training, of which COMMANDS has the list.
 
-stdout is the answer (the last line, or JSON), stderr is the telling. Exit codes: trainer.exit_codes.
+stdout is the answer (the last line, or JSON), stderr is the telling. Exit codes: trainer.cli.exit_codes.
 """
 
 import argparse
@@ -14,7 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer import environment, exit_codes, request, terminal
+from trainer.cli import commands, exit_codes, training_arguments
+from trainer.report.preview import environment
 from vidcurate.errors import StateError
 
 # Read when torch is loaded, below: threads that spin while they wait starve the decode workers of a small
@@ -25,10 +26,17 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # The tools beside the training and the modules whose `main` they are; a recipe is never called so.
 COMMANDS = {
     "cluster": "trainer.cluster.command",
-    "experiment": "trainer.experiment",
-    "launch": "trainer.launch",
-    "report": "trainer.report",
-    "serve": "trainer.serve.command",
+    "convert": "trainer.run_folder.checkpoint.convert",
+    "experiment": "trainer.report.experiment.command",
+    "gallery": "trainer.report.gallery",
+    "gpus": "trainer.health.gpu",
+    "inspect": "trainer.report.preview.inspect_run",
+    "launch": "trainer.cluster.launch.command",
+    "plan": "trainer.report.preview.plan",
+    "precompute": "trainer.data.latents.command",
+    "report": "trainer.report.command",
+    "sample": "trainer.generation.sample_clips",
+    "serve": "trainer.generation.server.command",
 }
 
 PRINT_ENV = "--print-env"
@@ -36,11 +44,15 @@ PRINT_ENV = "--print-env"
 
 def _act(arguments: argparse.Namespace) -> int:
     # torch is loaded here, so that --help and a recipe's typing error answer at once.
-    with terminal.loading():
-        from trainer import dry_run, loop, outcome, recipe, resume
-        from trainer.preflight import command as preflight
+    with commands.loading():
+        from trainer import train
+        from trainer.recipe import recipe
+        from trainer.report.preview import dry_run
+        from trainer.training import outcome
+        from trainer.training import state as training_state
+        from trainer.training.preflight import command as preflight
 
-    origin = resume.Origin(
+    origin = training_state.Origin(
         load=arguments.load,
         ckpt_path=arguments.ckpt_path,
         start_from_scratch=arguments.start_from_scratch,
@@ -59,7 +71,7 @@ def _act(arguments: argparse.Namespace) -> int:
             print(json.dumps(found) if arguments.json else found["verdict"])
         return exit_codes.DONE
     with outcome.lost_when_begun(wanted.output):
-        ended = loop.train(wanted, origin, arguments.settings, check_nodes=not arguments.no_preflight)
+        ended = train.train(wanted, origin, arguments.settings, check_nodes=not arguments.no_preflight)
     if ended.is_first_rank:
         print(json.dumps(ended.as_json()) if arguments.json else ended.in_words())
     return ended.exit_code
@@ -77,7 +89,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if PRINT_ENV in words:
         words.remove(PRINT_ENV)
         return environment.main(words)
-    return terminal.end_of_work(_act, request.parser().parse_args(words), "from the last checkpoint")
+    return commands.end_of_work(
+        _act, training_arguments.parser().parse_args(words), "from the last checkpoint"
+    )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """`python -m vidcurate` is `vidcurate`."""
 
-from vidcurate.cli import main
+from vidcurate.cli.main import main
 
 main()

@@ -11,20 +11,31 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from vidcurate import card, difficulty, filter, frames, ingest, ledger, probe, report, score, shards, table
-from vidcurate.card import CardSpec
-from vidcurate.dedup import DedupSpec, run_dedup
-from vidcurate.difficulty import SplitSpec
-from vidcurate.engine import Crew, EngineName, PartSummary, Progress
+from vidcurate.curation.caption_scores import stage as caption_scores_stage
+from vidcurate.curation.caption_scores.stage import ScoreSpec
+from vidcurate.curation.clip_table import rejection_ledger, table
+from vidcurate.curation.dedup.spec import DedupSpec
+from vidcurate.curation.dedup.stage import run_dedup
+from vidcurate.curation.difficulty import stage as difficulty_stage
+from vidcurate.curation.difficulty.spec import SplitSpec
+from vidcurate.curation.filter import stage as filter_stage
+from vidcurate.curation.filter.spec import FilterSpec
+from vidcurate.curation.frame_scores import stage as frame_scores_stage
+from vidcurate.curation.frame_scores.spec import FramesSpec
+from vidcurate.curation.ingest import stage as ingest_stage
+from vidcurate.curation.ingest.spec import IngestSpec
+from vidcurate.curation.model_scores.spec import ModelsSpec
+from vidcurate.curation.model_scores.stage import run_models
+from vidcurate.curation.probe import stage as probe_stage
+from vidcurate.curation.probe.stage import ProbeSettings, ProbeSpec
+from vidcurate.curation.report import build as report_build
+from vidcurate.curation.report import card
+from vidcurate.curation.report.card import CardSpec
 from vidcurate.errors import InputError
-from vidcurate.filter import FilterSpec
-from vidcurate.frames import FramesSpec
-from vidcurate.ingest import IngestSpec
-from vidcurate.models import ModelsSpec, run_models
-from vidcurate.probe import ProbeSettings, ProbeSpec
-from vidcurate.recipe import Recipe
-from vidcurate.score import ScoreSpec
-from vidcurate.shards import ShardSpec
+from vidcurate.executor.map_clips import Crew, EngineName, PartSummary, Progress
+from vidcurate.recipe.recipe import Recipe
+from vidcurate.shards import build as shards_build
+from vidcurate.shards.layout import ShardSpec
 
 Telling = Callable[[str], AbstractContextManager[Progress]]
 Told = Callable[[str, dict[str, Any]], None]
@@ -94,12 +105,12 @@ def curate(
         return table.alone(run) if crew.part else nullcontext()
 
     def check(failed: int, total: int, what: str, see: str) -> None:
-        ledger.check_share(
+        rejection_ledger.check_share(
             failed, total, recipe.max_failure_share, what=what, key="max_failure_share", see=see
         )
 
     with telling("ingest") as progress, in_turn():
-        ingested = ingest.run_ingest(run, recipe.ingest, progress=progress)
+        ingested = ingest_stage.run_ingest(run, recipe.ingest, progress=progress)
     if done("ingest", ingested):
         return summaries
     if ingested.videos is None:
@@ -107,7 +118,7 @@ def curate(
     videos = Path(ingested.videos)
     with telling("probe") as progress:
         spec = ProbeSpec(videos=videos, **recipe.probe.model_dump())
-        probed = probe.run_probe(run, spec, crew=crew, progress=progress)
+        probed = probe_stage.run_probe(run, spec, crew=crew, progress=progress)
     if done("probe", probed) or isinstance(probed, PartSummary):
         return summaries
     check(
@@ -117,12 +128,14 @@ def curate(
         f"`vidcurate inspect {run}`.",
     )
     with telling("score") as progress, in_turn():
-        scored = score.run_score(run, recipe.score, progress=progress)
+        scored = caption_scores_stage.run_score(run, recipe.score, progress=progress)
     if done("score", scored):
         return summaries
     if recipe.frames is not None:
         with telling("score-frames") as progress:
-            looked = frames.run_frames(run, recipe.frames, videos=videos, crew=crew, progress=progress)
+            looked = frame_scores_stage.run_frames(
+                run, recipe.frames, videos=videos, crew=crew, progress=progress
+            )
         if done("score-frames", looked):
             return summaries
     if recipe.models is not None:
@@ -138,18 +151,18 @@ def curate(
         if done("dedup", twins):
             return summaries
     with telling("filter") as progress:
-        filtered = filter.run_filter(run, recipe.filter, progress=progress)
+        filtered = filter_stage.run_filter(run, recipe.filter, progress=progress)
     if done("filter", filtered):
         return summaries
     limit = recipe.filter.max_failure_share
     limits = {"max_failure_share": recipe.max_failure_share if limit is None else limit}
-    filter.check_limits(run, filtered, recipe.filter.model_copy(update=limits))
+    filter_stage.check_limits(run, filtered, recipe.filter.model_copy(update=limits))
     with telling("split") as progress:
-        levelled = difficulty.run_split(run, recipe.split, progress=progress)
+        levelled = difficulty_stage.run_split(run, recipe.split, progress=progress)
     if done("split", levelled):
         return summaries
     with telling("build-shards") as progress:
-        built = shards.run_build_shards(
+        built = shards_build.run_build_shards(
             run, recipe.shards, videos=videos, out=run / "shards", num_workers=workers, progress=progress
         )
     if done("build-shards", built):
@@ -157,5 +170,5 @@ def curate(
     check(built.rows_failed, built.rows_kept, "cannot be read into shards", "The answer above names them.")
     card.run_card(run, recipe.card)
     with telling("report") as progress:
-        done("report", report.run_report(run, videos=videos))
+        done("report", report_build.run_report(run, videos=videos))
     return summaries

@@ -16,8 +16,8 @@ from tests.stand_in_ranks import LOOPS, SAVES, WAITS, all_end, is_alive, ranks_o
 from tests.trainer.smi_for_tests import process, put_smi
 from trainer.__main__ import main
 from trainer.cluster import clocks
+from trainer.cluster.node import processes
 from trainer.cluster.nodes import Way
-from trainer.node import procs
 
 CONNECT_SECONDS = 30.0  # where all say something
 BESIDE_SECONDS = 4.0  # where one that never does is asked beside them
@@ -158,7 +158,7 @@ def test_exec_ends_a_command_at_its_limit_with_all_it_started(ask: Ask, tmp_path
 
     assert (told.code, told.seconds < 0.5 + MARGIN_SECONDS) == (1, True)
     assert "did not end within 0.5 s; it was killed" in told.out
-    assert all_end([one.pid for one in procs.everything().values() if f"-f {tmp_path}" in one.command])
+    assert all_end([one.pid for one in processes.everything().values() if f"-f {tmp_path}" in one.command])
 
 
 def test_stop_lets_the_ranks_save_and_names_the_hosts_that_it_did_not_reach(

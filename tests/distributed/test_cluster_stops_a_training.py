@@ -10,8 +10,9 @@ import pytest
 from tests.forked_runs import Forks
 from tests.ssh_hosts import SSHD, fake, serving
 from tests.trainer.shards_for_tests import TINY, make_shards, settings
-from trainer import heartbeat, metrics, processes
 from trainer.__main__ import main
+from trainer.health.watch import heartbeat
+from trainer.run_folder import metrics, processes
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def test_a_training_is_seen_looked_into_and_stopped_and_has_saved(
     lines = " ".join(ask("status", "--seconds", "0").split())
     assert re.search(rf"rank 0 pid {started.pids[0]} \w+ (\d+ children )?step \d+ ", lines)
     ask("dump", "--apart-seconds", "0.5", "--to", str(tmp_path / "dump"))
-    assert "trainer/loop.py" in (tmp_path / "dump" / "first.txt").read_text()
+    assert "trainer/train.py" in (tmp_path / "dump" / "first.txt").read_text()
     told = ask("stop", "--grace-seconds", "60")
 
     assert started.codes() == [75, 75]

@@ -13,9 +13,9 @@ PROGRAM = """
 import json, os
 import torch
 from trainer import mesh, noise, optim, parallel
-from trainer.kernels import qk_norm
-from trainer.parallel import ParallelSpec
-from trainer.stdit import STDiT3, STDiT3Config, lengths_read
+from trainer.model.kernels import qk_norm
+from trainer.distributed.parallelize import ParallelSpec
+from trainer.model.stdit import STDiT3, STDiT3Config, lengths_read
 
 qk_norm.BACKWARD = (4, 4)  # the interpreter is slow
 world = mesh.join()

@@ -10,7 +10,7 @@ import pytest
 
 from tests.ranks_that_end import Attempts, diary, launch
 from tests.ssh_hosts import Cluster, free_port, serving, with_hosts_that_fail
-from trainer.hosts import Host
+from trainer.cluster.hostfile import Host
 from vidcurate.errors import VidcurateError
 
 pytestmark = pytest.mark.usefixtures("forked_agents")

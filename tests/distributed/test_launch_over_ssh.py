@@ -14,7 +14,7 @@ import pytest
 from tests.forked_runs import Forked, Forks
 from tests.ssh_hosts import Cluster, serving, with_hosts_that_fail
 from tests.trainer.shards_for_tests import command_words, make_shards, numbers
-from trainer.hosts import Host, read_hosts
+from trainer.cluster.hostfile import Host, read_hosts
 from vidcurate.errors import InputError
 
 LIMIT_SECONDS = 300.0

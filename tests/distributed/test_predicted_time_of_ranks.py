@@ -7,8 +7,12 @@ import pytest
 
 from tests.forked_runs import Forks
 from tests.trainer.shards_for_tests import command_words, make_shards, smoke
-from trainer import balance, data, dry_run, metrics, plan, report
-from vidcurate import cost_table
+from trainer.data import stages as data_stages
+from trainer.report import command as report_command
+from trainer.report.preview import dry_run, plan
+from trainer.run_folder import metrics
+from trainer.training import step_balance
+from vidcurate.sampler import cost_table
 
 STEPS = 14
 FIXED = 0.001
@@ -49,12 +53,12 @@ def run(home: Path, forks: Forks) -> Path:
 def test_a_line_has_of_each_rank_and_bucket_what_the_plan_foretells_and_what_it_took(
     home: Path, run: Path
 ) -> None:
-    (stage,) = data.lay_out(smoke(home / "shards", run, *settings(home)))
+    (stage,) = data_stages.lay_out(smoke(home / "shards", run, *settings(home)))
     lines = metrics.read(run / metrics.METRICS)
     assert len(lines) == STEPS
     for number, line in enumerate(lines):
         assert line["cost_unit"] == "s"
-        foretold = balance.foretold(stage, number, 2)
+        foretold = step_balance.foretold(stage, number, 2)
         found = line["rank_balance"]
         assert [cost for cost, _ in found["of_ranks"]] == pytest.approx(foretold.of_ranks)
         assert found["predicted"] == pytest.approx([sum(foretold.of_ranks) / 2, max(foretold.of_ranks)])
@@ -78,12 +82,12 @@ def test_the_report_sees_the_wrong_costs_and_writes_right_ones(
     home: Path, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     new = home / "measured.json"
-    assert report.main([str(run), "--cost-table", str(new)]) == 0
+    assert report_command.main([str(run), "--cost-table", str(new)]) == 0
 
     said = capsys.readouterr().out
     assert "2 ranks: waiting for the slowest takes" in said
     assert "is wrong by a factor of" in said
-    page = (run / report.PAGE).read_text()
+    page = (run / report_command.PAGE).read_text()
     assert '<section id="ranks">' in page
     assert "its cost is wrong" in page
     assert "--cost-table costs.json" in page
@@ -94,7 +98,7 @@ def test_the_report_sees_the_wrong_costs_and_writes_right_ones(
     assert table.seconds_per_clip["32px"]["2"] == WRONG["32px"]["2"]  # not read, so not measured
     # A clip of four frames costs no hundred times one of eight.
     assert table.seconds_per_clip["32px"]["4"] < 100 * table.seconds_per_clip["32px"]["8"]
-    assert report.main([str(run), "--json"]) == 0
+    assert report_command.main([str(run), "--json"]) == 0
     (told,) = json.loads(capsys.readouterr().out)["runs"]
     assert told["balance"]["steps"] == STEPS - 3
     assert sum(one["predicted"] for one in told["balance"]["of_ranks"]) == pytest.approx(1, rel=1e-3)
@@ -105,8 +109,8 @@ def test_before_a_run_the_seconds_of_the_table_are_told(
     home: Path, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = smoke(home / "shards", run, *settings(home))
-    (stage,) = data.lay_out(recipe)
-    foretold = [balance.foretold(stage, number, 2) for number in range(STEPS)]
+    (stage,) = data_stages.lay_out(recipe)
+    foretold = [step_balance.foretold(stage, number, 2) for number in range(STEPS)]
     slowest = sum(max(each.of_ranks) for each in foretold) / STEPS
     mean = sum(sum(each.of_ranks) / 2 for each in foretold) / STEPS
 

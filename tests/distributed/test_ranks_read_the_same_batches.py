@@ -14,9 +14,9 @@ import pytest
 
 from tests.forked_runs import Forked, Forks
 from tests.loader_runs import make, plan_of, read
-from vidcurate import order
-from vidcurate.index import Index
-from vidcurate.loader import state_of
+from vidcurate.sampler import order
+from vidcurate.sampler.order_state import state_of
+from vidcurate.shards.index import Index
 
 LAST = 10**9
 TAIL = 3  # steps that the last start reads to its end
@@ -26,8 +26,8 @@ RANK = """
 import json, os, time
 from pathlib import Path
 from tests.loader_runs import plan_of, spec, told
-from vidcurate.index import read_index
-from vidcurate.loader import Loader, LoaderState, check_state
+from vidcurate.shards.index import read_index
+from vidcurate.loader.loader import Loader, LoaderState, check_state
 
 given = json.loads(os.environ["LOADER_RUN"])
 rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))

@@ -7,8 +7,8 @@ import pytest
 
 from tests.forked_runs import Forks
 from tests.trainer.shards_for_tests import make_shards, smoke
-from trainer import metrics, samples
-from trainer.loop import train
+from trainer.run_folder import metrics, sample_rounds
+from trainer.train import train
 
 SHORT = (
     "stages.0.steps=4",
@@ -42,12 +42,12 @@ def test_the_clips_and_the_validation_loss_are_the_same_on_one_process_and_on_tw
     alone, shared = served(trained, tmp_path, forks, 1), served(trained, tmp_path, forks, 2)
 
     for step in (2, 4):
-        folder = samples.folder(Path(), samples.OWN, step)
+        folder = sample_rounds.folder(Path(), sample_rounds.OWN, step)
         files = sorted(path.name for path in (alone / folder).glob("*.mp4"))
         assert len(files) == 6
         for name in files:
             assert (alone / folder / name).read_bytes() == (shared / folder / name).read_bytes()
-    assert [facts["step"] for facts in samples.rounds(shared)] == [2, 4]
+    assert [facts["step"] for facts in sample_rounds.rounds(shared)] == [2, 4]
     (one,), (two,) = (
         [line for line in metrics.read(run / "serve/validation.jsonl") if line["step"] == 2]
         for run in (alone, shared)
@@ -69,4 +69,4 @@ def test_a_checkpoint_that_is_damaged_is_left_alone_by_all_of_them(
 
     run.succeed()
     assert "its SHA-256 is not the manifest's" in run.text()
-    assert [facts["step"] for facts in samples.rounds(copy)] == [2]
+    assert [facts["step"] for facts in sample_rounds.rounds(copy)] == [2]

@@ -14,7 +14,7 @@ import pytest
 
 from tests.forked_runs import Forks
 from tests.trainer.shards_for_tests import SMOKE, command_words, events, make_shards, numbers
-from trainer import checkpoint
+from trainer.run_folder.checkpoint import checkpoint
 
 ROOT = SMOKE.parents[1]
 # Three micro-batches over two ranks: one of them has one less; over four: one has none. With AdamW's eps at
@@ -220,9 +220,9 @@ LAYOUT = """
 import copy, importlib.util, json, os
 import torch
 from trainer import mesh, optim, parallel
-from trainer.checksum import checksum
-from trainer.parallel import ParallelSpec
-from trainer.stdit import STDiT3, STDiT3Config
+from trainer.run_folder.checkpoint.checksum import checksum
+from trainer.distributed.parallelize import ParallelSpec
+from trainer.model.stdit import STDiT3, STDiT3Config
 
 world = mesh.join()
 config = STDiT3Config(hidden_size=24, depth=2, num_heads=2, caption_channels=8, model_max_length=6,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.trainer.shards_for_tests import TINY, make_shards, numbers, settings, smoke
-from trainer import metrics
-from trainer.loop import train
+from trainer.run_folder import metrics
+from trainer.train import train
 
 ON = ("validation.every=1", "stages.0.steps=2", "stages.0.data.micro_batches_per_step=3", "sample=null")
 LIMIT_SECONDS = 120

@@ -18,8 +18,8 @@ from tests.docs.test_documented import DOCS, console
 from tests.ssh_hosts import named
 from tests.trainer.shards_for_tests import TINY, make_shards, settings
 from tests.trainer.smi_for_tests import process, put, put_dmesg, xml
-from trainer import metrics, processes
 from trainer.__main__ import main
+from trainer.run_folder import metrics, processes
 
 NODES = ("node1", "node2", "node3")
 LIMIT_SECONDS = 300.0

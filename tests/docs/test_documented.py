@@ -14,9 +14,9 @@ from pydantic import BaseModel
 
 from docs import generate
 from tests.forked_runs import Forks
-from vidcurate import errors, schema
-from vidcurate.cli import app
-from vidcurate.cli.terminal import SECTIONS
+from vidcurate import errors
+from vidcurate.cli.common import SECTIONS, app
+from vidcurate.curation.clip_table import schema
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

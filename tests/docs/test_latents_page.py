@@ -8,10 +8,11 @@ import pyarrow as pa
 import pytest
 
 from tests.trainer.shards_for_tests import make_shards, smoke
-from trainer import encode_shards
-from trainer.encode_ahead import encode_ahead, request_of
-from trainer.latents.folder import LATENT_COLUMNS, TEXT_COLUMNS, read_manifest
-from vidcurate import draws, views
+from trainer.data.latents import command as latents_command
+from trainer.data.latents.folder import LATENT_COLUMNS, TEXT_COLUMNS, read_manifest
+from trainer.data.latents.precompute import encode_ahead, request_of
+from vidcurate import rng
+from vidcurate.loader import clip_view
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "latents.md").read_text(encoding="utf-8")
 
@@ -42,7 +43,7 @@ def test_its_keys_are_those_of_the_manifest_and_its_flags_those_of_the_command(t
         assert f"`{name}`" in section, name
     flags = {
         action.option_strings[0]
-        for action in encode_shards._parser()._actions
+        for action in latents_command._parser()._actions
         if action.option_strings and action.option_strings[0] not in ("-h", "--traceback")
     }
     assert set(re.findall(r"^\| `(--[\w-]+)", PAGE, flags=re.M)) == flags
@@ -51,5 +52,5 @@ def test_its_keys_are_those_of_the_manifest_and_its_flags_those_of_the_command(t
 def test_its_formula_is_that_of_the_views() -> None:
     for clip_id in ("a", "b/c", "ünï"):
         for view in range(6):
-            turned = draws.key("view", clip_id) / 2**64 + view * (5**0.5 - 1) / 2
-            assert views.first_frame(clip_id, view, 1000) == int(1000 * (turned % 1))
+            turned = rng.key("view", clip_id) / 2**64 + view * (5**0.5 - 1) / 2
+            assert clip_view.first_frame(clip_id, view, 1000) == int(1000 * (turned % 1))

@@ -9,12 +9,12 @@ import pytest
 from tests.docs.test_documented import DOCS, ROOT, console
 from tests.forked_runs import Forks
 from tests.trainer.shards_for_tests import make_shards
-from trainer import launch
+from trainer.cluster.launch import command as launch_command
 
 
 def example(capsys: pytest.CaptureFixture[str]) -> list[str]:
     with pytest.raises(SystemExit) as ended:
-        launch.main(["--help"])
+        launch_command.main(["--help"])
     assert ended.value.code == 0
     text = capsys.readouterr().out.replace("\\\n", " ")
     found = re.search(r"^  python -m trainer launch (.*)", text, re.M)
@@ -42,7 +42,7 @@ def test_the_pages_command_is_that_of_the_help_and_prints_what_the_page_shows(
 def test_every_flag_is_on_the_page(capsys: pytest.CaptureFixture[str]) -> None:
     page = (DOCS / "launch.md").read_text(encoding="utf-8")
     with pytest.raises(SystemExit):
-        launch.main(["--help"])
+        launch_command.main(["--help"])
 
     for flag in re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.M):
         assert flag in page

@@ -9,9 +9,9 @@ import pytest
 from tests.docs.test_documented import DOCS, ROOT, console, squeezed
 from tests.trainer.shards_for_tests import make_shards
 from trainer import __main__ as train
-from trainer import plan
+from trainer.report.preview import plan
 
-MAINS = {"trainer": train.main, "trainer.plan": plan.main}
+MAINS = {"trainer": train.main, "trainer.report.preview.plan": plan.main}
 
 
 def test_the_commands_of_the_page_print_what_it_shows(

@@ -7,10 +7,10 @@ import pyarrow as pa
 import pytest
 
 from tests.shard_runs import build, make_run, rows
-from vidcurate import index_file, shards
-from vidcurate.shard_plan import ENCODED
-from vidcurate.shards import ShardSpec
-from vidcurate.transcode import TranscodeSpec
+from vidcurate.media.transcode import TranscodeSpec
+from vidcurate.shards import index_file
+from vidcurate.shards import manifest as shards_manifest
+from vidcurate.shards.layout import ENCODED, ShardSpec
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "shards.md").read_text(encoding="utf-8")
 ARROW = {
@@ -60,7 +60,7 @@ def test_its_settings_are_those_of_the_code() -> None:
 
 
 def test_its_keys_are_those_of_the_manifest(run: Path) -> None:
-    manifest = shards.read_manifest(run / "shards")
+    manifest = shards_manifest.read_manifest(run / "shards")
     assert manifest is not None
     section = PAGE[PAGE.index("## manifest.json") :]
     for name in [*manifest, *manifest["totals"]]:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.end_to_end.test_report_in_chromium import LIGHT, chromium, look
 from tests.trainer.shards_for_tests import SMOKE, make_shards, settings
-from trainer import plan
+from trainer.report.preview import plan
 
 __all__ = ["chromium"]  # a fixture
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from vidcurate import synthetic
 from vidcurate.curate import CurateRecipe, curate
-from vidcurate.engine import Crew, Part, no_progress
+from vidcurate.curation.demo_data import write as demo_data_write
 from vidcurate.errors import StageError
-from vidcurate.recipe import load
+from vidcurate.executor.map_clips import Crew, Part, no_progress
+from vidcurate.recipe.recipe import load
 
 RECIPE = """
 run: {run}
@@ -65,7 +65,7 @@ def digests(run: Path) -> dict[str, str]:
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder that the tests work in, with demo data and one undisturbed curation of it, `calm`."""
     folder = tmp_path_factory.mktemp("engines")
-    synthetic.write_demo_data(folder / "data", clips=14)
+    demo_data_write.write_demo_data(folder / "data", clips=14)
     before = Path.cwd()
     os.chdir(folder)
     try:

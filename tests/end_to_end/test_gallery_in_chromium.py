@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.browser import Browser
-from tests.trainer.test_gallery import SPEC, add_round, add_steps
-from trainer import gallery
+from tests.trainer.report.test_gallery import SPEC, add_round, add_steps
+from trainer.report import gallery
 
 PROMPTS = tuple(f"prompt {name}" for name in ("red", "green", "blue", "white"))
 MANY = SPEC.model_copy(update={"prompts": PROMPTS, "seeds": (0,)})

@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 
 from tests.docs.test_documented import DOCS, ROOT, console, run, squeezed
-from vidcurate import table
+from vidcurate.curation.clip_table import table
 
 # Six minutes of black in 1080p each: to decode them takes longer than all others together.
 LONG = ("media3_long_1080p_h264.mp4", "media3_long_1080p_av1.mp4")

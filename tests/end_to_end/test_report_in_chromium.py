@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from vidcurate import costs, synthetic
-from vidcurate.report import run_report
+from vidcurate.curation.clip_table import costs
+from vidcurate.curation.demo_data import write as demo_data_write
+from vidcurate.curation.report.build import run_report
 
 RECIPE = """
 run: {home}/run
@@ -52,7 +53,7 @@ class Seen:
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of a whole curation of demo data, with pictures scored, copies looked for, and costs."""
     home = tmp_path_factory.mktemp("page")
-    synthetic.write_demo_data(home / "data", clips=24, seed=3)
+    demo_data_write.write_demo_data(home / "data", clips=24, seed=3)
     (home / "recipe.yaml").write_text(RECIPE.format(home=home))
     subprocess.run(
         [sys.executable, "-m", "vidcurate", "curate", str(home / "recipe.yaml"), "--json"],

@@ -12,8 +12,9 @@ import pytest
 
 from tests.forked_runs import Forked, Forks
 from tests.trainer.shards_for_tests import command_words, events, make_shards, numbers, smoke
-from trainer import checkpoint, metrics
-from trainer.loop import train
+from trainer.run_folder import metrics
+from trainer.run_folder.checkpoint import checkpoint, checksum
+from trainer.train import train
 
 FORTY = (
     "stages.0.steps=40",
@@ -94,7 +95,7 @@ def assert_same(one: Path, other: Path) -> None:
     assert numbers(one) == numbers(other)
     first, second = checkpoint.load(one), checkpoint.load(other)
     for part in checkpoint.PARTS:
-        assert checkpoint.checksum(first.parts[part]) == checkpoint.checksum(second.parts[part]), part
+        assert checksum.checksum(first.parts[part]) == checksum.checksum(second.parts[part]), part
         for file in (".metadata", "__0_0.distcp"):
             assert (first.path / part / file).read_bytes() == (second.path / part / file).read_bytes()
     differs = {"recipe", "recipe_digest"}  # the output folder's name is in them

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tests.end_to_end.test_report_in_chromium import SCHEMES, chromium, look
-from trainer import metrics, report
+from trainer.report import command as report_command
+from trainer.run_folder import jsonl, metrics
 
 __all__ = ["chromium"]  # a fixture
 
@@ -15,8 +16,8 @@ __all__ = ["chromium"]  # a fixture
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of a run with two attempts, validation, and an event that no one knows."""
     run = tmp_path_factory.mktemp("run")
-    metrics.append(
-        run / metrics.EVENTS,
+    jsonl.append(
+        run / jsonl.EVENTS,
         {"event": "start", "step": 0, "time": 100.0, "process_began": 95.0, "stage": "one"},
     )
     for step in range(1, 61):
@@ -28,7 +29,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "tokens_per_second": 900.0 + step,
         }
         line |= {"loss_by_bucket": {"144p": 1.0, "240p": 2.0}, "loss_by_level": {"1": 1.0, "2": 1.5}}
-        metrics.append(run / metrics.METRICS, line)
+        jsonl.append(run / metrics.METRICS, line)
     for step in (0, 30, 60):
         round_ = {
             "step": step,
@@ -36,7 +37,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "seconds": 0.5,
             "loss": 2.0 - step / 60,
         }
-        metrics.append(run / metrics.VALIDATION, {**round_, "standard_error": 0.1})
+        jsonl.append(run / metrics.VALIDATION, {**round_, "standard_error": 0.1})
     for name, step, at in (
         ("guard", 20, 120.0),
         ("comet", 25, 125.0),
@@ -44,9 +45,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("done", 60, 201.0),
     ):
         facts = {"process_began": 160.0} if name == "resume" else {"reason": f"<b>{name}</b>"}
-        metrics.append(run / metrics.EVENTS, {"event": name, "step": step, "time": at, **facts})
-    assert report.main([str(run)]) == 0
-    return run / report.PAGE
+        jsonl.append(run / jsonl.EVENTS, {"event": name, "step": step, "time": at, **facts})
+    assert report_command.main([str(run)]) == 0
+    return run / report_command.PAGE
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -17,7 +17,8 @@ import pytest
 
 from tests.browser import Browser
 from tests.trainer.shards_for_tests import command_words, make_shards
-from trainer import metrics, sample, samples
+from trainer.generation import sample_clips
+from trainer.run_folder import metrics, sample_rounds
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = "step-00009999"
@@ -109,12 +110,12 @@ def test_the_server_follows_survives_its_kill_and_shows_the_right_clip_of_each_s
         with process(tmp_path, "killed", *follow) as killed:
             until(lambda: list((run / "samples").glob(".step-*.serve.partial/*.mp4")), "a clip of a round")
             killed.kill()
-        whole = len(samples.rounds(run))
+        whole = len(sample_rounds.rounds(run))
         left = list((run / "samples").glob(".step-*.serve.partial"))
 
         with process(tmp_path, "server", *follow) as server:
             until(lambda: lines_of(run, "left_alone"), "the half-copied checkpoint is left alone")
-            until(lambda: samples.rounds(run), "the first round")
+            until(lambda: sample_rounds.rounds(run), "the first round")
             copy_by_file(first, copied, count=3)  # and half of the average's tensors
             time.sleep(1.0)  # several looks
             assert 9999 not in lines_of(run, "served")
@@ -129,7 +130,7 @@ def test_the_server_follows_survives_its_kill_and_shows_the_right_clip_of_each_s
     served = lines_of(run, "served")
     assert sorted(served) == sorted(set(served)), "a round was made twice"
     assert {20, 40, 9999} <= set(served)
-    assert [facts["step"] for facts in samples.rounds(run)] == [20, 40, 60, 9999]
+    assert [facts["step"] for facts in sample_rounds.rounds(run)] == [20, 40, 60, 9999]
     assert {line["step"] for line in metrics.read(run / "serve/validation.jsonl")} >= {20, 40}
 
     # The clip that the gallery plays for a step is that of this checkpoint, sampled directly.
@@ -137,16 +138,19 @@ def test_the_server_follows_survives_its_kill_and_shows_the_right_clip_of_each_s
     assert len(shown) == 24
     seen: dict[bytes, int] = {}
     for step in (20, 40, 60, 9999):
-        model, recipe, state = sample.load_model(run / f"step-{step:08d}")
+        model, recipe, state = sample_clips.load_model(run / f"step-{step:08d}")
         assert recipe.sample is not None
-        for entry in samples.entries(recipe.sample):
-            flow = sample.flow_at(recipe, state["stage_number"])
-            frames = sample.sample_clip(model, None, recipe, flow, recipe.sample, entry)
+        for entry in sample_rounds.entries(recipe.sample):
+            flow = sample_clips.flow_at(recipe, state["stage_number"])
+            frames = sample_clips.sample_clip(model, None, recipe, flow, recipe.sample, entry)
             path = tmp_path / "direct" / f"{step}-{entry.file}"
-            sample.write_clip(path, frames, recipe.sample.fps)
+            sample_clips.write_clip(path, frames, recipe.sample.fps)
             size = recipe.sample.model_dump()
             playing = shown[entry.number, entry.seed, step]
-            assert (sample.read_clip(path, size) == sample.read_clip(playing, size)).all(), (step, entry)
+            assert (sample_clips.read_clip(path, size) == sample_clips.read_clip(playing, size)).all(), (
+                step,
+                entry,
+            )
             seen[path.read_bytes()] = step
     assert len(seen) == 18  # every step has its own clips, but the copied one those of step 20
 

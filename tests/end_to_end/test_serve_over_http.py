@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tests.end_to_end.test_serve_beside_training import process, until
 from tests.trainer.shards_for_tests import make_shards, smoke
-from trainer import samples
-from trainer.loop import train
+from trainer.run_folder import sample_rounds
+from trainer.train import train
 
 TOKEN = "a-token-of-some-length"
 SHORT = ("stages.0.steps=4", "stages.0.checkpoint_every=2", "sample.every=100", "sample.seeds=[0, 1, 2, 3]")
@@ -41,7 +41,7 @@ def test_a_server_with_an_endpoint_answers_while_it_samples_and_stays_when_all_i
         port = int(found)
         asked = {"prompt": "a red square moves right", "seed": 2, "checkpoint": "step-00000002"}
         code, clip = ask("/generate", asked)
-        until(lambda: len(samples.rounds(run)) == 2, "both rounds")
+        until(lambda: len(sample_rounds.rounds(run)) == 2, "both rounds")
         refused, told = ask("/generate", asked, "a-token-of-another")
         until(lambda: b"vidcurate_serve_rounds_total 1\n" in ask("/metrics")[1], "the count of rounds")
         health = json.loads(ask("/health")[1])

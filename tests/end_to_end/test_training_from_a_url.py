@@ -6,10 +6,10 @@ import pytest
 
 from tests.range_server import serving
 from tests.trainer.shards_for_tests import events, make_shards, numbers, smoke
-from trainer.encode_ahead import encode_ahead, request_of
-from trainer.loop import train
-from vidcurate import stores
+from trainer.data.latents.precompute import encode_ahead, request_of
+from trainer.train import train
 from vidcurate.errors import StorageError
+from vidcurate.storage import object_store
 
 QUICK = ("stages.0.steps=3", "sample=null")
 
@@ -17,7 +17,7 @@ QUICK = ("stages.0.steps=3", "sample=null")
 def test_training_from_a_url_that_fails_at_times_equals_training_from_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stores, "PAUSES_SECONDS", (0.01,) * 5)
+    monkeypatch.setattr(object_store, "PAUSES_SECONDS", (0.01,) * 5)
     shards, cache = make_shards(tmp_path / "shards"), tmp_path / "cache"
     train(smoke(shards, tmp_path / "here", *QUICK))
     with serving(shards) as server:
@@ -39,7 +39,7 @@ def test_training_from_a_url_that_fails_at_times_equals_training_from_the_disk(
 def test_a_server_that_stays_broken_stops_the_run_with_the_shards_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stores, "PAUSES_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(object_store, "PAUSES_SECONDS", (0.01, 0.01))
     shards, run = make_shards(tmp_path / "shards"), tmp_path / "run"
     with serving(shards) as server:
         server.faults.extend([None] * 5)  # the index, and the four clips of the first step

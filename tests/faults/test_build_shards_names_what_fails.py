@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from tests.shard_runs import SMALL, build, contents, make_run, rows, write_table
-from vidcurate import index, shards
 from vidcurate.errors import StorageError
-from vidcurate.shards import run_build_shards
+from vidcurate.shards import index
+from vidcurate.shards import manifest as shards_manifest
+from vidcurate.shards.build import run_build_shards
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def unwell(folder: Path) -> Path:
 def test_clips_that_cannot_be_read_are_named_with_the_reason(unwell: Path, built: Path) -> None:
     summary = build(unwell, workers=2)
     assert (summary.rows_kept, summary.rows_written, summary.rows_failed) == (36, 33, 3)
-    manifest = shards.read_manifest(unwell / "shards")
+    manifest = shards_manifest.read_manifest(unwell / "shards")
     assert manifest is not None
     failed = {clip["clip_id"]: clip for clip in manifest["failed"]}
     assert {clip_id: clip["kind"] for clip_id, clip in failed.items()} == {
@@ -114,7 +115,7 @@ CAPPED = """
     import resource, sys
     from pathlib import Path
     from vidcurate.errors import StorageError
-    from vidcurate.shards import ShardSpec, run_build_shards
+    from vidcurate.shards.build import ShardSpec, run_build_shards
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
     folder = Path(sys.argv[1])
     try:

@@ -18,14 +18,16 @@ from pathlib import Path
 import pytest
 
 from tests.shard_runs import contents, make_run, rows
-from vidcurate import index, interop
-from vidcurate.shards import ShardSpec, run_build_shards
+from vidcurate.shards import index
+from vidcurate.shards.build import run_build_shards
+from vidcurate.shards.layout import ShardSpec
+from vidcurate.shards.reader_indexes import export as reader_indexes_export
 
 CODE = textwrap.dedent("""
     import sys
     from pathlib import Path
     from vidcurate import interop
-    from vidcurate.shards import ShardSpec, run_build_shards
+    from vidcurate.shards.build import ShardSpec, run_build_shards
     folder, out, workers = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     def told(done, total, unit):
         print(done, flush=True)
@@ -63,7 +65,7 @@ def kill(child: "subprocess.Popen[str]", *, group: bool) -> None:
 
 def finish(folder: Path, out: Path, spec: ShardSpec = SPEC) -> None:
     run_build_shards(folder / "run", spec, videos=folder / "videos", out=out)
-    interop.export(out, interop.READERS)
+    reader_indexes_export.export(out, reader_indexes_export.READERS)
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +112,9 @@ def whole_or_absent(out: Path, whole: dict[str, str]) -> None:
     if "index.parquet" in seen:
         index.read_index(out)
     if "manifest.json" in seen:
-        of_readers = {name for name in whole if interop.is_ours(name.partition("/")[0], set(whole))}
+        of_readers = {
+            name for name in whole if reader_indexes_export.is_ours(name.partition("/")[0], set(whole))
+        }
         assert seen >= whole.keys() - of_readers
     if any(name.startswith(".nv-meta/") for name in seen):
         assert seen >= {name for name in whole if name.startswith(".nv-meta/")}
@@ -231,7 +235,7 @@ AT_OPERATION = textwrap.dedent("""
     import os, signal, sys
     from pathlib import Path
     from vidcurate import interop
-    from vidcurate.shards import ShardSpec, run_build_shards
+    from vidcurate.shards.build import ShardSpec, run_build_shards
     folder, out, stop = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     count = 0
     def hook(event, args):

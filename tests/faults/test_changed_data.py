@@ -12,10 +12,13 @@ import pytest
 from tests.forked_runs import Forks
 from tests.trainer.shards_for_tests import SMOKE, events, make_shards, numbers, settings
 from trainer import __main__ as command
-from trainer import data, planned, request
-from vidcurate.index import read_index
-from vidcurate.index_file import INDEX_NAME, write_index
-from vidcurate.loader_state import FLAGS
+from trainer.cli import training_arguments
+from trainer.data import open_stage
+from trainer.report.preview import stages as preview_stages
+from vidcurate.sampler import order
+from vidcurate.sampler.order_state import FLAGS
+from vidcurate.shards.index import read_index
+from vidcurate.shards.index_file import INDEX_NAME, write_index
 
 SHORT = ("sample=null", "stages.0.checkpoint_every=100")
 
@@ -72,10 +75,10 @@ def state(run: Path, step: int) -> dict[str, Any]:
 
 def check_hashes(run: Path) -> None:
     """The hash of every step is that of the clips that the run's own journal plans for it."""
-    found, so_far = planned.lay_out(run), ""
+    found, so_far = preview_stages.lay_out(run), ""
     for line in numbers(run):
-        stage, number = planned.at(found, line["step"])
-        so_far = data.rolling_hash(so_far, [clip.clip_id for clip in data.clips(stage, number)])
+        stage, number = preview_stages.at(found, line["step"])
+        so_far = order.rolling_hash(so_far, [clip.clip_id for clip in open_stage.clips(stage, number)])
         assert line["clips_hash"] == so_far
 
 
@@ -156,8 +159,8 @@ def test_a_run_goes_on_through_one_accepted_change_after_another(
 def test_every_kind_of_change_has_its_flag() -> None:
     flags = tuple(FLAGS.values())
 
-    assert set(request.CHANGES) == set(flags)
-    assert request.parser().parse_args(["recipe.yaml", *flags]).accept == list(flags)
+    assert set(training_arguments.CHANGES) == set(flags)
+    assert training_arguments.parser().parse_args(["recipe.yaml", *flags]).accept == list(flags)
 
 
 def test_a_seed_and_another_data_set_are_refused_whatever_is_accepted(
@@ -205,7 +208,7 @@ def test_what_was_delivered_is_hashed_beside_what_was_planned(tmp_path: Path) ->
     lines, told = numbers(run), events(run, "clip_substituted")
     first = min(event["step"] for event in told)
     index = read_index(cut, check_files=False)
-    (stage,) = planned.lay_out(run).stages
+    (stage,) = preview_stages.lay_out(run).stages
     so_far = ""
     for step, line in enumerate(lines):
         spares = {
@@ -213,9 +216,9 @@ def test_what_was_delivered_is_hashed_beside_what_was_planned(tmp_path: Path) ->
             for event in told
             if event["step"] == step + 1
         }
-        ids = [clip.clip_id for clip in data.clips(stage, step)]
+        ids = [clip.clip_id for clip in open_stage.clips(stage, step)]
         assert all(ids[place] == "clip-003" for place in spares)
-        so_far = data.rolling_hash(so_far, [spares.get(place, name) for place, name in enumerate(ids)])
+        so_far = order.rolling_hash(so_far, [spares.get(place, name) for place, name in enumerate(ids)])
         assert line["delivered_hash"] == so_far
         assert (line["delivered_hash"] == line["clips_hash"]) == (step + 1 < first)
     assert len(index) == 12

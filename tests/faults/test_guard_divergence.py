@@ -8,8 +8,11 @@ import pytest
 from tests.forked_runs import Forks
 from tests.guard_runs import make_poisoned, of_guard, words
 from tests.trainer.shards_for_tests import numbers
-from trainer import checkpoint, exit_codes, optim
-from trainer.optim import OptimSpec
+from trainer.cli import exit_codes
+from trainer.run_folder import layout as run_folder_layout
+from trainer.run_folder.checkpoint import checkpoint
+from trainer.training.optim import adamw
+from trainer.training.optim.adamw import OptimSpec
 
 STEPS = 84
 # The rate rises from 1e-3 to 0.25, which this model does not bear: its loss begins to rise near step 55.
@@ -50,7 +53,7 @@ def test_a_slow_divergence_is_found_and_the_rate_scaled_for_the_steps_that_were_
     assert (first, last) == (event["step"], event["step"] + 4)
     spec = OptimSpec.model_validate(RATE)
     for line in numbers(run)[: last + 1]:
-        due = optim.learning_rate(spec, line["step"] - 1, STEPS)
+        due = adamw.learning_rate(spec, line["step"] - 1, STEPS)
         assert line["lr"] == due * (0.1 if first <= line["step"] <= last else 1.0)
     assert checkpoint.load(run).state["guard"]["scales"][0] == [first, last, 0.1]
     assert not [each for each in of_guard(run) if each["finding"] == "lr"]  # a scaled rate is as it should be
@@ -69,4 +72,4 @@ def test_a_slow_divergence_can_stop_the_run_with_the_checkpoint_before_it(
     assert len(numbers(run)) == event["step"] - 1
     newest = checkpoint.latest(run)
     assert newest
-    assert checkpoint.step_of(newest) < event["step"]
+    assert run_folder_layout.step_of(newest) < event["step"]

@@ -10,9 +10,14 @@ import pytest
 from tests.forked_runs import Forks
 from tests.guard_runs import STEPS, make_poisoned, of_guard, same_training, words
 from tests.trainer.shards_for_tests import events, numbers
-from trainer import checkpoint, data, dry_run, exit_codes, inspect, plan, planned
-from trainer.guard import kept
-from trainer.guard.memory import Rollback
+from trainer.cli import exit_codes
+from trainer.data import stages as data_stages
+from trainer.report.preview import dry_run, inspect_run, plan
+from trainer.report.preview import stages as preview_stages
+from trainer.run_folder.checkpoint import checkpoint
+from trainer.training.guard import rollbacks
+from trainer.training.guard.history import Rollback
+from vidcurate.sampler import order
 
 ROLLBACK = ("guard.spike=rollback", "guard.gradient=rollback")
 
@@ -52,7 +57,9 @@ def test_after_a_rollback_the_run_is_one_that_was_told_to_skip_the_window(
     assert (event["action"], event["finding"], event["shape"]) == ("rollback", "spike", "instant")
     assert (event["to_step"], event["skip"]) == (35, [36, 41])
     assert event["verdict"]["cause"] == "data"
-    poisoned = data.step_plan(planned.lay_out(recipe).stages[0], 36, planned.recipe_of(recipe)).clip_ids
+    poisoned = data_stages.step_plan(
+        preview_stages.lay_out(recipe).stages[0], 36, preview_stages.recipe_of(recipe)
+    ).clip_ids
     assert set(event["clip_ids"]) <= set(poisoned)
     assert "guard: step 37: the loss" in started.text()
     assert "guard: at step 35 again; data steps 36 to 41 of this stage are left out" in started.text()
@@ -64,17 +71,17 @@ def test_after_a_rollback_the_run_is_one_that_was_told_to_skip_the_window(
 
 
 def _what_is_shown_of_a_step_is_what_was_trained_in_it(run: Path, poisoned: list[str]) -> None:
-    found = planned.lay_out(run)
+    found = preview_stages.lay_out(run)
     so_far, hashes = "", []
     for step in range(1, STEPS + 1):
         shown = [clip["clip_id"] for part in plan.micro_batches(found, step, step) for clip in part["clips"]]
-        so_far = data.rolling_hash(so_far, shown)
+        so_far = order.rolling_hash(so_far, shown)
         hashes.append(so_far)
     assert hashes == [line["clips_hash"] for line in numbers(run)]
-    assert shown == [clip["clip_id"] for clip in inspect.clips_of_step(run, STEPS)]
+    assert shown == [clip["clip_id"] for clip in inspect_run.clips_of_step(run, STEPS)]
     for clip_id in poisoned:
         assert plan.showings(found, clip_id, STEPS) == []
-    later = inspect.clips_of_step(run, 36)[0]["clip_id"]
+    later = inspect_run.clips_of_step(run, 36)[0]["clip_id"]
     assert [shown["step"] for shown in plan.showings(found, later, STEPS)] == [36]
 
     (stage,) = dry_run.dry_run(found.recipe)["stages"]  # it says how the run would go on: without the window
@@ -88,8 +95,8 @@ def _what_is_shown_of_a_step_is_what_was_trained_in_it(run: Path, poisoned: list
 KILLED = """
 import os, signal, sys
 from trainer import checkpoint, metrics, resume
-from trainer.guard import kept
-from trainer.guard.memory import Rollback
+from trainer.training.guard import kept
+from trainer.training.guard.history import Rollback
 from trainer.__main__ import main
 
 module, name = {"write": (kept, "write"), "settle": (kept, "settle"), "forget": (metrics, "forget_after")}[
@@ -125,7 +132,7 @@ def test_a_kill_in_the_middle_of_a_rollback_changes_nothing(
     given = words(recipe, run, *ROLLBACK)
     started = forks.start(["-c", KILLED], ranks=ranks, WORDS="|".join(given), AT=at)
     assert -9 in started.codes(), started.text()
-    assert len(kept.read(run)) == 1
+    assert len(rollbacks.read(run)) == 1
     assert len(numbers(run)) == (35 if at == "forget" else 36)
 
     forks.start(given, ranks=ranks).succeed()
@@ -175,10 +182,10 @@ def test_a_rollback_past_newer_checkpoints_leaves_none_of_what_it_gave_up(
     (run / "samples" / "step-00000010").mkdir(parents=True)
     (run / "samples" / "step-00000015").mkdir()
     back = Rollback(step=20, kind="divergence", to_step=10, stage=0, first=11, last=24)
-    kept.write(run, (back,))
+    rollbacks.write(run, (back,))
 
-    assert kept.settle(run) == ["step-00000015", "step-00000020"]
-    assert kept.settle(run) == []
+    assert rollbacks.settle(run) == ["step-00000015", "step-00000020"]
+    assert rollbacks.settle(run) == []
     assert checkpoint.latest(run) == run / "step-00000010"
     assert [path.name for path in (run / "samples").iterdir()] == ["step-00000010"]
 
@@ -186,4 +193,4 @@ def test_a_rollback_past_newer_checkpoints_leaves_none_of_what_it_gave_up(
     (resumed,) = events(run, "resume")
     assert (resumed["step"], resumed["repeated_steps"]) == (10, 10)
     assert checkpoint.read_state(run / "step-00000020")["skip"] == [[11, 24]]
-    assert kept.settle(run) == []  # the new checkpoints know of it
+    assert rollbacks.settle(run) == []  # the new checkpoints know of it

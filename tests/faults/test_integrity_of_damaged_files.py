@@ -16,9 +16,11 @@ import av
 import av.logging
 import pytest
 
-from vidcurate import damage
-from vidcurate.faults import CONTAINERS, KINDS, Case, write_corpus
-from vidcurate.integrity import LEVELS, REJECTING, Task, disagreements, examine, verdict
+from tests.fault_corpus.cases import KINDS, Case, write_corpus
+from tests.fault_corpus.clips import CONTAINERS
+from vidcurate.curation.demo_data import damage
+from vidcurate.curation.probe.examine import Task, examine
+from vidcurate.curation.probe.findings import LEVELS, REJECTING, disagreements, verdict
 
 
 @dataclass(frozen=True)

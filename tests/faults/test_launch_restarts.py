@@ -11,7 +11,7 @@ import pytest
 from tests.forked_runs import Forked, Forks
 from tests.patched_ranks import HANG, SLOW, SLOW_SAVE, patched
 from tests.trainer.shards_for_tests import command_words, events, make_shards, numbers
-from trainer import checkpoint
+from trainer.run_folder.checkpoint import checkpoint
 
 LIMIT_SECONDS = 120.0
 SHORT = (

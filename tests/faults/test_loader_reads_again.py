@@ -18,11 +18,11 @@ from tests.loader_runs import (
     told,
     wait_until_one_reads,
 )
-from vidcurate import decode_worker
 from vidcurate.errors import StorageError
-from vidcurate.index import Index
-from vidcurate.loader import Loader
-from vidcurate.order import Plan
+from vidcurate.loader.decode import decode_clip
+from vidcurate.loader.loader import Loader
+from vidcurate.sampler.plan import Plan
+from vidcurate.shards.index import Index
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_a_disk_that_fails_for_a_moment_changes_nothing(
     faults: list[str],
     reads: int,
 ) -> None:
-    monkeypatch.setattr(decode_worker, "open", Flaky, raising=False)
+    monkeypatch.setattr(decode_clip, "open", Flaky, raising=False)
     Flaky.faults, Flaky.opened = list(faults), 0
     events: list[dict[str, Any]] = []
     with Loader(opened, plan, spec(), on_event=events.append) as loader:

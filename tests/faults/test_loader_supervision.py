@@ -21,11 +21,11 @@ from tests.loader_runs import (
     told,
     wait_until_ready,
 )
-from vidcurate.decode_pool import DecodePool
 from vidcurate.errors import StorageError
-from vidcurate.index import Index
-from vidcurate.loader import Loader
-from vidcurate.order import Plan
+from vidcurate.loader.decode.worker_pool import DecodePool
+from vidcurate.loader.loader import Loader
+from vidcurate.sampler.plan import Plan
+from vidcurate.shards.index import Index
 
 STEPS = range(3)
 DEADLINE = 2.0  # for a clip that takes milliseconds: a machine that does other things must not be late, too

@@ -27,8 +27,9 @@ from tests.loader_runs import (
 )
 from tests.own_resources import open_files
 from vidcurate.errors import VidcurateError
-from vidcurate.index import Index, find_clip
-from vidcurate.loader import Loader, steps_of_clip
+from vidcurate.loader.loader import Loader
+from vidcurate.sampler.build_plan import steps_of_clip
+from vidcurate.shards.index import Index, find_clip
 
 STEPS = range(8)
 BROKEN = ["clip/2.0", "clip/3.0", "clip/7.0", "clip/16.0"]

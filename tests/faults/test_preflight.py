@@ -13,8 +13,8 @@ import pytest
 from tests.forked_runs import Forked, Forks
 from tests.trainer.shards_for_tests import command_words, events, make_shards, numbers
 from tests.trainer.smi_for_tests import put, put_dmesg, put_smi
-from trainer import preflight_verdicts
-from trainer.attempt import Ended
+from trainer.cluster.launch import bad_hosts
+from trainer.cluster.launch.attempt import Ended
 
 # Each rank is a node of its own; what is wrong with one of them is done where the machine would do it.
 RANKS = """
@@ -65,7 +65,7 @@ if RANK == 0:
 def odd(): pass
 """
 FIRST_STANDS_STILL = """
-from trainer.preflight import act, node
+from trainer.health.checks import act, node
 act.HELLO_SECONDS = act.MARGIN_SECONDS = 1.0
 if RANK == 0:
     node.versions = lambda: time.sleep(30)
@@ -149,12 +149,12 @@ def test_a_device_that_computes_wrongly_ends_the_start_with_77(
         names={"a": "node0", "b": "node1", "c": "node2"},
         codes={0: 77, 1: 77, 2: 77},
     )
-    before = preflight_verdicts.seen(tmp_path / "nothing")
-    ((host, why),) = preflight_verdicts.bad_hosts(tmp_path, ended, before).items()
+    before = bad_hosts.seen(tmp_path / "nothing")
+    ((host, why),) = bad_hosts.bad_hosts(tmp_path, ended, before).items()
     assert host == "b"
     assert "elements are wrong" in why
     # Once it was acted upon, it says nothing of other ranks.
-    assert preflight_verdicts.bad_hosts(tmp_path, ended, preflight_verdicts.seen(tmp_path)) == {}
+    assert bad_hosts.bad_hosts(tmp_path, ended, bad_hosts.seen(tmp_path)) == {}
 
 
 def test_without_preflight_nothing_is_checked(forks: Forks, shards: Path, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.trainer.shards_for_tests import events, make_shards, numbers, smoke
-from trainer import checkpoint
-from trainer.loop import train
+from trainer.run_folder.checkpoint import checkpoint
+from trainer.train import train
 from vidcurate.errors import VidcurateError
 
 SHORT = ("stages.0.steps=4", "stages.0.checkpoint_every=2", "loader.num_workers=0", "sample=null")

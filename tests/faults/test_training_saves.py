@@ -11,7 +11,7 @@ import pytest
 
 from tests.forked_runs import Forks
 from tests.trainer.shards_for_tests import command_words, events, make_shards, numbers
-from trainer import checkpoint
+from trainer.run_folder.checkpoint import checkpoint
 
 LONG = (
     "stages.0.steps=400",

@@ -9,7 +9,10 @@ import pytest
 from tests.forked_runs import Forks
 from tests.trainer.shards_for_tests import command_words, events, make_shards
 from tests.watch_faults import faulty, wait_for_steps
-from trainer import checkpoint, exit_codes, metrics, processes
+from trainer.cli import exit_codes
+from trainer.run_folder import layout as run_folder_layout
+from trainer.run_folder import metrics, processes
+from trainer.run_folder.checkpoint import checkpoint
 
 SPEC = ("sample=null", "stages.0.checkpoint_every=1000", "loader.num_workers=0", "watch.stall_seconds=8")
 SMI = """<?xml version="1.0" ?><nvidia_smi_log><driver_version>570.1</driver_version>
@@ -53,7 +56,7 @@ def test_a_slow_rank_can_end_the_run_with_all_of_it_saved(
         assert started.codes() == [code, code], started.text()
     (stop,) = events(tmp_path / "run", "stop")
     assert (stop["signal"], stop["step"]) == ("slow_rank", 5)
-    assert checkpoint.load(tmp_path / "run").path.name == checkpoint.folder_name(5)
+    assert checkpoint.load(tmp_path / "run").path.name == run_folder_layout.folder_name(5)
 
 
 def test_a_clock_that_steps_back_is_told_with_its_host_and_what_to_do(

@@ -10,7 +10,7 @@ import pytest
 from tests.forked_runs import Forks
 from tests.trainer.shards_for_tests import command_words, make_shards
 from tests.watch_faults import SPEC, faulty, stall_of, wait_for_steps
-from trainer import exit_codes
+from trainer.cli import exit_codes
 
 KILLED = -signal.SIGKILL
 

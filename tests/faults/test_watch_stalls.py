@@ -9,7 +9,8 @@ import pytest
 from tests.forked_runs import Forks
 from tests.trainer.shards_for_tests import command_words, events, make_shards, numbers
 from tests.watch_faults import SPEC, faulty, stall_of
-from trainer import exit_codes, processes
+from trainer.cli import exit_codes
+from trainer.run_folder import processes
 
 
 @pytest.fixture(scope="module")

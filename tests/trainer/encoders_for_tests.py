@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from trainer import noise
-from trainer.encode.vae import SCALE, SHIFT, Vae, build
+from trainer.model import rng
+from trainer.model.encoders.vae import SCALE, SHIFT, Vae, build
 
 TINY = {
     "model_type": "VideoAutoencoderPipeline",
@@ -23,7 +23,7 @@ def fill(module: nn.Module) -> None:
     module.to_empty(device="cpu")
     with torch.no_grad():
         for name, value in module.named_parameters():
-            draws = noise.generator(0, "init", 0, name).standard_normal(tuple(value.shape), dtype="float32")
+            draws = rng.generator(0, "init", 0, name).standard_normal(tuple(value.shape), dtype="float32")
             is_norm = value.ndim == 1 and "norm" in name and name.endswith("weight")
             value.copy_(1 + 0.1 * torch.from_numpy(draws) if is_norm else torch.from_numpy(draws))
             if not is_norm:
@@ -42,7 +42,7 @@ def tiny_vae() -> Vae:
 def pixels(frames: int, height: int = 16, width: int = 24, batch: int = 1, seed: int = 0) -> Tensor:
     """Return uint8 [B, 3, T, H, W]."""
     shape = (batch, 3, frames, height, width)
-    return torch.from_numpy(noise.generator(seed, "noise").integers(0, 256, shape, dtype="uint8"))
+    return torch.from_numpy(rng.generator(seed, "noise").integers(0, 256, shape, dtype="uint8"))
 
 
 def make_vae(folder: Path) -> Path:
@@ -90,7 +90,7 @@ def make_t5(folder: Path, lines: Sequence[str]) -> Path:
     model = T5EncoderModel(config)
     with torch.no_grad():
         for name, value in model.named_parameters():
-            draws = noise.generator(0, "init", 0, name).standard_normal(tuple(value.shape), dtype="float32")
+            draws = rng.generator(0, "init", 0, name).standard_normal(tuple(value.shape), dtype="float32")
             value.copy_(torch.from_numpy(draws) * 0.3 + (1.0 if "layer_norm" in name else 0.0))
     model.save_pretrained(folder)
     return folder

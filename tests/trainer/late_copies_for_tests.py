@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from trainer.copies import Copies
+from trainer.run_folder.checkpoint.device_copy import Copies
 
 Pairs = Iterable[tuple[Tensor, Tensor]]
 
@@ -41,7 +41,7 @@ class LateEvent:
 
 
 def late(go: Event, limit_seconds: float) -> Callable[[Pairs, object], Copies]:
-    """Return a stand-in for `trainer.copies.begin` whose copies begin at `go`, or after `limit_seconds`."""
+    """Return a replacement of `device_copy.begin` whose copies begin at `go`, or after `limit_seconds`."""
 
     def begin(pairs: Pairs, beside: object) -> Copies:
         return Copies(cast(torch.cuda.Event, LateEvent(pairs, go, limit_seconds)))

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer import metrics
-from trainer import recipe as recipes
-from trainer.recipe import TrainRecipe
-from vidcurate import video
-from vidcurate.crc import crc32c
-from vidcurate.index_file import write_index
-from vidcurate.tar import TarWriter
+from trainer.recipe import recipe as recipes
+from trainer.recipe.recipe import TrainRecipe
+from trainer.run_folder import jsonl, metrics
+from vidcurate.media import encode
+from vidcurate.shards.index_file import write_index
+from vidcurate.shards.tar_write import TarWriter
+from vidcurate.storage.checksum import crc32c
 
 TINY = Path(__file__).resolve().parents[1] / "tiny.yaml"
 SMOKE = TINY
@@ -61,7 +61,7 @@ def make_shards(
                 height, width = (size, 2 * size) if number % 3 == 2 else (size, size)
                 path = folder / "clip.mp4"
                 length = 3 if number in cut_short else num_frames
-                video.write_video(path, square(colour, way, length, height, width), fps=FPS, crf=crf)
+                encode.write_video(path, square(colour, way, length, height, width), fps=FPS, crf=crf)
                 payload = path.read_bytes()
                 path.unlink()
                 caption = f"a {colour} square moves {way}"
@@ -122,4 +122,4 @@ def numbers(run: Path) -> list[dict[str, Any]]:
 
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    return [line for line in metrics.read(run / metrics.EVENTS) if line["event"] == kind]
+    return [line for line in metrics.read(run / jsonl.EVENTS) if line["event"] == kind]

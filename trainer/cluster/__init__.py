@@ -1,5 +1,5 @@
-"""`python -m trainer cluster …`: what runs on the nodes, how they are, and how a run is ended or looked into.
+"""Cluster tools: status, health, clocks, stacks and stop on all nodes of a run.
 
-One program asks all nodes at once, over ssh or Slurm; on each node `trainer.node.agent` answers with one
-document. Nothing is installed on a node but what trains there, and nothing waits without a limit.
+`command` is `python -m trainer cluster`, `ask_nodes` asks all nodes at once over ssh or Slurm, `node`
+answers on each. `launch` starts trainings. Nothing is installed on a node but what trains there.
 """

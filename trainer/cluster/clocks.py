@@ -1,8 +1,8 @@
 """`cluster clocks`: how far the nodes' clocks are apart, how they drift, and what keeps each of them.
 
 Four time stamps an exchange, over the connection that the agent answers on; the quickest of several counts,
-and is true to half its round trip (trainer.clock_offset). The limit is on the distance from the median of the
-other nodes: the clock of the machine that asks is not among those that train.
+and is true to half its round trip (trainer.health.clock_offset). The limit is on the distance from the
+median of the other nodes: the clock of the machine that asks is not among those that train.
 """
 
 import statistics
@@ -10,10 +10,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from trainer import clock_offset
-from trainer.cluster import words
-from trainer.cluster.ask import Answer, Document, Line, begin, each
+from trainer.cluster import node_tables
+from trainer.cluster.ask_nodes import Answer, Document, Line, begin, each
 from trainer.cluster.nodes import Node, Way, agent_on
+from trainer.health import clock_offset
 
 SAMPLES = 12
 FEWEST = 3  # nodes; of fewer, the distance is that from this machine
@@ -99,14 +99,14 @@ def in_words(answers: Sequence[Answer], max_offset_seconds: float) -> str:
         )
         todo = found["kept_by"]["advice"] or (clock_offset.CHRONY if found["verdict"] == "far" else "")
         advice.setdefault(todo, []).append(answer.node.name)
-    lines = words.table(rows, left=(0, 5)) if said else []
-    lines += [line for answer in answers if answer.document is None for line in words.silence(answer)]
+    lines = node_tables.table(rows, left=(0, 5)) if said else []
+    lines += [line for answer in answers if answer.document is None for line in node_tables.silence(answer)]
     for text, names in advice.items():
         if text:
-            lines += words.wrapped(f"{', '.join(names)}: {text}", "  ")
+            lines += node_tables.wrapped(f"{', '.join(names)}: {text}", "  ")
     for verdict, meaning in (("far", "are off by more than"), ("unsure", "cannot be told from")):
         names = [one.node.name for one in said if one.document and one.document["verdict"] == verdict]
         if names:
             what = f"{', '.join(names)} {meaning} {1e3 * max_offset_seconds:g} ms"
-            lines += words.wrapped(what, "  ")
-    return "\n".join([*lines, words.count(answers)])
+            lines += node_tables.wrapped(what, "  ")
+    return "\n".join([*lines, node_tables.count(answers)])

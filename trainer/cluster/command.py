@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer import exit_codes, terminal
-from trainer.cluster import clocks, dump, everywhere, health, status, stop, words
-from trainer.cluster.ask import Answer
+from trainer.cli import commands as cli_commands
+from trainer.cli import exit_codes
+from trainer.cluster import clocks, dump, health, node_tables, status, stop
+from trainer.cluster import exec as cluster_exec
+from trainer.cluster.ask_nodes import Answer
 from trainer.cluster.nodes import Node, Way, read_nodes
 from vidcurate.errors import InputError
 
@@ -29,8 +31,8 @@ GIB = 1 << 30
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = terminal.parser(
-        "trainer cluster", "Look at the nodes of a run, end it, or find where it hangs.", EXAMPLE
+    parser = cli_commands.parser(
+        "cluster", "Look at the nodes of a run, end it, or find where it hangs.", EXAMPLE
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     made = {
@@ -100,7 +102,7 @@ def main(arguments: Sequence[str]) -> int:
         given_words, command = given_words[:at], given_words[at + 1 :]
     given = _parser().parse_args(given_words)
     codes: list[int] = []
-    code = terminal.end(lambda: codes.append(_act(given, command)))
+    code = cli_commands.end(lambda: codes.append(_act(given, command)))
     return code or codes[0]
 
 
@@ -113,7 +115,7 @@ def _act(given: argparse.Namespace, command: Sequence[str]) -> int:
     nodes = read_nodes(given.nodes)
     way = Way(ssh=tuple(shlex.split(given.ssh)), connect_seconds=given.connect_seconds)
     answers, text, more, code = ACTS[given.command](nodes, way, given, command)
-    print(json.dumps(words.as_json(given.command, answers, **more)) if given.json else text)
+    print(json.dumps(node_tables.as_json(given.command, answers, **more)) if given.json else text)
     return code
 
 
@@ -174,8 +176,8 @@ def _stop(nodes: Sequence[Node], way: Way, given: argparse.Namespace, command: S
 
 
 def _exec(nodes: Sequence[Node], way: Way, given: argparse.Namespace, command: Sequence[str]) -> Act:
-    answers = everywhere.run_everywhere(nodes, way, command, given.limit_seconds)
-    return answers, everywhere.in_words(answers), {}, _code(answers, everywhere.is_good(answers))
+    answers = cluster_exec.run_everywhere(nodes, way, command, given.limit_seconds)
+    return answers, cluster_exec.in_words(answers), {}, _code(answers, cluster_exec.is_good(answers))
 
 
 ACTS = {

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer import stack_groups, stacks
-from trainer.cluster import words
-from trainer.cluster.ask import Answer, ask
+from trainer.cluster import node_tables
+from trainer.cluster.ask_nodes import Answer, ask
 from trainer.cluster.nodes import Node, Way
-from trainer.stacks import Stack
+from trainer.health.watch import stack_groups, stacks
+from trainer.health.watch.stacks import Stack
 from vidcurate.errors import StorageError
 
 LOOKS = 2
@@ -90,7 +90,9 @@ def write(folder: Path, answers: Sequence[Answer]) -> None:
     Raises StorageError.
     """
     texts = {f"{which}.txt": _in_full(seen(answers, which)) for which in ("first", "second")}
-    texts["dump.json"] = json.dumps(words.as_json("dump", answers, **compared(answers)), indent=1) + "\n"
+    texts["dump.json"] = (
+        json.dumps(node_tables.as_json("dump", answers, **compared(answers)), indent=1) + "\n"
+    )
     texts["summary.txt"] = in_words(answers, None) + "\n"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -126,10 +128,10 @@ def in_words(answers: Sequence[Answer], folder: Path | None) -> str:
         odd = odd_one(second, still)
         first_line = f"odd: {stack_groups.odd_in_words(odd)}" if odd else "no rank stands out"
         moved = f"{len(still)} of {len(second)} processes stood where they were"
-        lines += [*words.wrapped(first_line, "  "), moved, "", *map(words.cut, text[begin:]), ""]
+        lines += [*node_tables.wrapped(first_line, "  "), moved, "", *map(node_tables.cut, text[begin:]), ""]
     else:
         lines.append("no rank of this run is recorded on these nodes")
-    lines += [line for answer in answers if answer.document is None for line in words.silence(answer)]
+    lines += [line for answer in answers if answer.document is None for line in node_tables.silence(answer)]
     lines += missing(answers)
     return "\n".join([*lines, *([f"written to {folder}"] if folder else [])])
 

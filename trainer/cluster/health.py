@@ -1,7 +1,7 @@
 """`cluster health`: a verdict a node, with what is wrong and what to do; for launches to leave bad nodes out.
 
-bad: something that the policy (trainer.xid) drains a node for, a GPU missing, or no answer. watch: something
-else is wrong; the node can train. good: nothing was found.
+bad: something that the policy (trainer.health.xid) drains a node for, a GPU missing, or no answer. watch:
+something else is wrong; the node can train. good: nothing was found.
 """
 
 import statistics
@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.cluster import words
-from trainer.cluster.ask import Answer, ask
+from trainer.cluster import node_tables
+from trainer.cluster.ask_nodes import Answer, ask
 from trainer.cluster.nodes import Node, Way
 
 MISSING = "look at the kernel's log for Xid 79, and reboot the node"
@@ -41,7 +41,7 @@ def _missing(answer: Answer, said: Sequence[Answer]) -> list[dict[str, Any]]:
     expected = max(usual if len(others) > 1 else 0, answer.node.slots or 0 if here or usual else 0)
     if here >= expected:
         return []
-    text = f"{words.gpus(here)} where {expected} are expected"
+    text = f"{node_tables.gpus(here)} where {expected} are expected"
     return [{"gpu": None, "text": text, "action": "drain_node", "advice": MISSING}]
 
 
@@ -59,18 +59,18 @@ def in_words(answers: Sequence[Answer]) -> str:
     for answer in answers:
         document = answer.document
         if document is None:
-            lines += words.wrapped(f"{answer.node.name}  bad: no answer: {answer.error}", "  ")
+            lines += node_tables.wrapped(f"{answer.node.name}  bad: no answer: {answer.error}", "  ")
             continue
-        gpus = words.gpus(document["num_gpus"])
+        gpus = node_tables.gpus(document["num_gpus"])
         about = (
             f"{gpus}, {document['gpu_name']}, driver {document['driver']}" if document["num_gpus"] else gpus
         )
-        lines.append(words.cut(f"{answer.node.name}  {document['verdict']}: {about}"))
+        lines.append(node_tables.cut(f"{answer.node.name}  {document['verdict']}: {about}"))
         for concern in document["concerns"]:
             where = "" if concern["gpu"] is None else f"GPU {concern['gpu']}: "
             text = f"  {concern['action']}: {where}{concern['text']}; {concern['advice']}"
-            lines += words.wrapped(text, "    ")
-        lines += [line for text in document["not_read"] for line in words.wrapped(f"  {text}", "    ")]
+            lines += node_tables.wrapped(text, "    ")
+        lines += [line for text in document["not_read"] for line in node_tables.wrapped(f"  {text}", "    ")]
     bad = bad_nodes(answers)
     verdict = f"{len(bad)} of {len(answers)} nodes are bad: {', '.join(bad)}" if bad else "no node is bad"
-    return "\n".join([*lines, *words.wrapped(verdict, "  ")])
+    return "\n".join([*lines, *node_tables.wrapped(verdict, "  ")])

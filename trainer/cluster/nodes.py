@@ -1,6 +1,6 @@
 """Which nodes are meant, and the command line that starts a program on one of them.
 
-nodes.txt            a hostfile, as trainer.hosts reads it: HOST slots=8 a line     over ssh
+nodes.txt            a hostfile, as trainer.cluster.hostfile reads it: HOST slots=8 a line     over ssh
 node1,node2          names, as ssh knows them                                        over ssh
 slurm, slurm:4711    the nodes of this job, or of that one                           srun --overlap
 local                this machine                                                    a child process
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from trainer import child
-from trainer.hosts import read_hosts
+from trainer.cluster.hostfile import read_hosts
+from trainer.health import timed_command
 from vidcurate.errors import InputError, VidcurateError
 
 SLURM_SECONDS = 15.0  # for squeue and scontrol
@@ -103,8 +103,8 @@ def command_on(node: Node, words: Sequence[str], way: Way) -> list[str]:
 
 
 def agent_on(node: Node, way: Way) -> list[str]:
-    """Return the command line that starts trainer.node.agent on the node, with this interpreter's path."""
-    return command_on(node, [sys.executable, "-u", "-m", "trainer.node.agent"], way)
+    """Return the command line that starts the node's agent there, with this interpreter's path."""
+    return command_on(node, [sys.executable, "-u", "-m", "trainer.cluster.node.agent"], way)
 
 
 def environment_for(node: Node, given: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -134,7 +134,7 @@ def _slurm_nodes(job: str, environment: Mapping[str, str]) -> tuple[Node, ...]:
 
 def _slurm_says(*words: str) -> str:
     """Return what a command of Slurm prints. Raises VidcurateError, naming it."""
-    said = child.ask(words, SLURM_SECONDS)
+    said = timed_command.ask(words, SLURM_SECONDS)
     if not said.is_good:
         raise VidcurateError(f"{shlex.join(words)}: {said.problem}.")
     return said.text.strip()

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.cluster import compare, words
-from trainer.cluster.ask import Answer, ask
+from trainer.cluster import compare, node_tables
+from trainer.cluster.ask_nodes import Answer, ask
 from trainer.cluster.nodes import Node, Way
 
 GIB = 1 << 30
@@ -30,42 +30,46 @@ def in_words(answers: Sequence[Answer]) -> str:
     lines: list[str] = []
     for answer in answers:
         if answer.document is None:
-            lines += words.silence(answer)
+            lines += node_tables.silence(answer)
         else:
             lines += _node(answer.node.name, answer.document)
-    return "\n".join([*lines, words.count(answers)])
+    return "\n".join([*lines, node_tables.count(answers)])
 
 
 def _node(name: str, document: dict[str, Any]) -> list[str]:
     machine = document["machine"]
     memory = machine["memory"]
     facts = [
-        words.gpus(len(document["gpus"])),
+        node_tables.gpus(len(document["gpus"])),
         f"load {machine['load']:.1f} on {machine['cores']} cores",
-        f"CPU {words.figure(document['cpu_percent'])} %",
-        f"memory {words.size(memory['available_bytes'])} free of {words.size(memory['total_bytes'])}",
+        f"CPU {node_tables.figure(document['cpu_percent'])} %",
+        f"memory {node_tables.size(memory['available_bytes'])} free"
+        f" of {node_tables.size(memory['total_bytes'])}",
     ]
-    lines = words.wrapped(f"{name}  {', '.join(facts)}", "  ")
+    lines = node_tables.wrapped(f"{name}  {', '.join(facts)}", "  ")
     for disk in machine["disks"]:
         if "problem" in disk:
-            lines += words.wrapped(f"  ! {disk['problem']}", "    ")
+            lines += node_tables.wrapped(f"  ! {disk['problem']}", "    ")
         else:
-            free = f"{words.size(disk['free_bytes'])} free of {words.size(disk['total_bytes'])}"
-            lines.append(words.cut(f"  disk {free}: {disk['folder']}"))
+            free = f"{node_tables.size(disk['free_bytes'])} free of {node_tables.size(disk['total_bytes'])}"
+            lines.append(node_tables.cut(f"  disk {free}: {disk['folder']}"))
     if document["gpu_problem"]:
-        lines += words.wrapped(f"  ! {document['gpu_problem']}", "    ")
+        lines += node_tables.wrapped(f"  ! {document['gpu_problem']}", "    ")
     if document["gpus"]:
         heads = ["GPU", "power W", "C", "util %", "SM MHz", "memory GiB", "slowed by", "process"]
         rows = [heads, *(row for gpu in document["gpus"] for row in _gpu(gpu))]
-        lines += words.table(rows, left=(6,), indent="  ")
-    lines += [part for line in _runs(document) for part in words.wrapped(f"  {line}", "    ")]
-    lines += [words.cut(f"  {line}") for line in _network(document["network"])]
-    return [*lines, *(line for text in document["off"] for line in words.wrapped(f"  ! {text}", "    "))]
+        lines += node_tables.table(rows, left=(6,), indent="  ")
+    lines += [part for line in _runs(document) for part in node_tables.wrapped(f"  {line}", "    ")]
+    lines += [node_tables.cut(f"  {line}") for line in _network(document["network"])]
+    return [
+        *lines,
+        *(line for text in document["off"] for line in node_tables.wrapped(f"  ! {text}", "    ")),
+    ]
 
 
 def _gpu(gpu: dict[str, Any]) -> list[list[str]]:
-    power = f"{words.figure(gpu['power_watts'])}/{words.figure(gpu['power_limit_watts'])}"
-    clock = f"{words.figure(gpu['sm_clock_mhz'], '.0f')}/{words.figure(gpu['max_sm_clock_mhz'], '.0f')}"
+    power = f"{node_tables.figure(gpu['power_watts'])}/{node_tables.figure(gpu['power_limit_watts'])}"
+    clock = "/".join(node_tables.figure(gpu[key], ".0f") for key in ("sm_clock_mhz", "max_sm_clock_mhz"))
     used, total = (
         None if gpu[key] is None else gpu[key] / GIB for key in ("memory_used_bytes", "memory_total_bytes")
     )
@@ -76,10 +80,10 @@ def _gpu(gpu: dict[str, Any]) -> list[list[str]]:
     first = [
         str(gpu["index"]),
         power,
-        words.figure(gpu["temperature_celsius"]),
-        words.figure(gpu["utilisation_percent"]),
+        node_tables.figure(gpu["temperature_celsius"]),
+        node_tables.figure(gpu["utilisation_percent"]),
         clock,
-        f"{words.figure(used, ',.1f')}/{words.figure(total, ',.0f')}",
+        f"{node_tables.figure(used, ',.1f')}/{node_tables.figure(total, ',.0f')}",
         "lost" if gpu["is_lost"] else slowed or "-",
         people[0] if people else "-",
     ]
@@ -127,6 +131,6 @@ def _network(ports: dict[str, Any]) -> list[str]:
     for name, port in ports.items():
         new = ", ".join(f"{count} new {what.replace('_', ' ')}" for what, count in port["new_errors"].items())
         received, sent = port["received_bytes_per_second"], port["sent_bytes_per_second"]
-        rates = f"{words.rate(received)} in, {words.rate(sent)} out"
+        rates = f"{node_tables.rate(received)} in, {node_tables.rate(sent)} out"
         lines.append(f"net {name}: {rates}{', ' + new if new else ''}")
     return lines

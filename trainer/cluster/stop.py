@@ -5,17 +5,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.cluster import words
-from trainer.cluster.ask import Answer, ask
+from trainer.cluster import node_tables
+from trainer.cluster.ask_nodes import Answer, ask
+from trainer.cluster.node import stop as node_stop
 from trainer.cluster.nodes import Node, Way
-from trainer.node import end
 
 KILL_SECONDS = 5.0
 
 
 def limit_seconds(way: Way, grace_seconds: float, interrupt_seconds: float) -> float:
     """Return how long `stop` takes at most, where a node hangs at every point."""
-    on_node = end.limit_seconds(grace_seconds, interrupt_seconds, KILL_SECONDS)
+    on_node = node_stop.limit_seconds(grace_seconds, interrupt_seconds, KILL_SECONDS)
     return way.reach_seconds + on_node
 
 
@@ -67,14 +67,14 @@ def in_words(answers: Sequence[Answer], *, is_dry_run: bool) -> str:
     lines: list[str] = []
     for answer in answers:
         if answer.document is None:
-            lines += words.silence(answer)
+            lines += node_tables.silence(answer)
             continue
         node = _node(answer.document) or ["nothing of this run is here"]
-        lines += [words.cut(f"{answer.node.name}  {node[0]}")]
-        lines += [words.cut(f"{' ' * len(answer.node.name)}  {line}") for line in node[1:]]
+        lines += [node_tables.cut(f"{answer.node.name}  {node[0]}")]
+        lines += [node_tables.cut(f"{' ' * len(answer.node.name)}  {line}") for line in node[1:]]
     for one in not_asked(answers):
         what = f"rank {one['rank']} is recorded on {one['host']}, from which no answer came"
-        lines += words.wrapped(f"! left: {what}; name that host in NODES", "  ")
+        lines += node_tables.wrapped(f"! left: {what}; name that host in NODES", "  ")
     said = [answer.document for answer in answers if answer.document is not None]
     if is_dry_run:
         count = sum(len(document["would_end"]) for document in said)
@@ -103,7 +103,7 @@ def _node(document: dict[str, Any]) -> list[str]:
         why = one["problem"] or f"is in state {one['state']} and took no signal"
         lines.append(f"! left: {one['what']}, pid {one['pid']}: {why}; {one['command']}")
     for one in document.get("gpus_held", []):
-        held = words.size(one["memory_bytes"])
+        held = node_tables.size(one["memory_bytes"])
         if one["pid"] is None:
             lines.append(f"! GPU {one['gpu']}: {held} are held and no process is seen to hold them")
         else:

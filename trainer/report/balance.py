@@ -1,6 +1,7 @@
 """Predicted against actual time: of each rank, and of a micro-batch of each bucket; and a new cost table.
 
-Pure, from the lines that `trainer.balance` writes. Counted are the updates of the run's last number of ranks,
+Pure, from the lines that `trainer.training.step_balance` writes. Counted are the updates of the run's last
+number of ranks,
 without the first ones of each start. Shares do not mind a cost table that is wrong by the same factor
 everywhere: the ranks are balanced all the same. A bucket whose factor is another one is what costs time.
 """
@@ -17,9 +18,9 @@ import numpy as np
 
 from trainer.report.goodput import BEGINNINGS
 from trainer.report.read import RunData
-from vidcurate import cost_table
-from vidcurate.cost_table import CostTable
 from vidcurate.errors import InputError
+from vidcurate.sampler import cost_table
+from vidcurate.sampler.cost_table import CostTable
 
 UNSTEADY = 3
 """updates after each start that do not count: memory is taken, kernels are built"""

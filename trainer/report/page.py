@@ -1,4 +1,5 @@
 """The report as one HTML file: curves, events, the ledger, slowest updates, samples. No script, no request."""
+
 # ruff: noqa: E501
 
 import html
@@ -8,13 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer import curves, samples
-from trainer.curves import Curve, Mark
-from trainer.metrics import seconds_in_words
-from trainer.report import flags, head, life, ranks
+from trainer.report import event_marks, rank_times, summary, svg, timeline
 from trainer.report.goodput import PARTS
 from trainer.report.read import RunData
-from trainer.report.style import STYLE
+from trainer.report.svg import Curve, Mark
+from trainer.run_folder import sample_rounds
+from trainer.run_folder.metrics import seconds_in_words
 
 SCALARS = {
     "loss": ("Loss", ""),
@@ -52,8 +52,8 @@ def _value(line: dict[str, Any], name: str) -> float | str | None:
     return value
 
 
-def _curve(name: str, ink: int, points: Sequence[curves.Point]) -> Curve:
-    means, band = curves.thinned(points)
+def _curve(name: str, ink: int, points: Sequence[svg.Point]) -> Curve:
+    means, band = svg.thinned(points)
     return Curve(name=name, ink=ink, points=means, band=band)
 
 
@@ -61,7 +61,7 @@ def _panel(title: str, note: str, figure: str, names: Sequence[tuple[str, int]] 
     if not figure:
         return ""
     soft = f' <span class="soft">{html.escape(note)}</span>' if note else ""
-    shown = curves.legend(names) if len(names) > 1 else ""
+    shown = svg.legend(names) if len(names) > 1 else ""
     return f'<div class="panel"><h3>{html.escape(title)}{soft}</h3>{figure}{shown}</div>'
 
 
@@ -70,12 +70,12 @@ def _losses(runs: Sequence[RunData], names: Sequence[str], marks: Sequence[Mark]
         Curve(
             name=names[number],
             ink=number,
-            points=curves.finite([(line["step"], line["loss"]) for line in run.rounds]),
+            points=svg.finite([(line["step"], line["loss"]) for line in run.rounds]),
             errors=[line.get("standard_error") for line in run.rounds if isinstance(line["loss"], float)],
         )
         for number, run in enumerate(runs)
     ]
-    figure = curves.chart(validation, title="Validation loss", marks=marks)
+    figure = svg.chart(validation, title="Validation loss", marks=marks)
     return _panel("Validation loss", "± standard error", figure, _keys(names))
 
 
@@ -84,18 +84,18 @@ def _keys(names: Sequence[str]) -> list[tuple[str, int]]:
 
 
 def _curves(runs: Sequence[RunData], names: Sequence[str]) -> str:
-    marks = flags.marks(runs)
+    marks = event_marks.marks(runs)
     panels = []
     for key, (title, note) in SCALARS.items():
         drawn = [
             _curve(
                 names[number],
                 number,
-                curves.finite([(line["step"], _value(line, key)) for line in run.lines]),
+                svg.finite([(line["step"], _value(line, key)) for line in run.lines]),
             )
             for number, run in enumerate(runs)
         ]
-        panels.append(_panel(title, note, curves.chart(drawn, title=title, marks=marks), _keys(names)))
+        panels.append(_panel(title, note, svg.chart(drawn, title=title, marks=marks), _keys(names)))
         if key == "loss":
             panels.append(_losses(runs, names, marks))
     for number, run in enumerate(runs):
@@ -110,14 +110,14 @@ def _curves(runs: Sequence[RunData], names: Sequence[str]) -> str:
                 _curve(
                     part,
                     ink,
-                    curves.finite([(line["step"], line.get(key, {}).get(part)) for line in run.lines]),
+                    svg.finite([(line["step"], line.get(key, {}).get(part)) for line in run.lines]),
                 )
-                for ink, part in enumerate(parts[: curves.INKS])
+                for ink, part in enumerate(parts[: svg.INKS])
             ]
-            more = f", {len(parts) - curves.INKS} more not shown" if len(parts) > curves.INKS else note
+            more = f", {len(parts) - svg.INKS} more not shown" if len(parts) > svg.INKS else note
             note = (names[number] if len(runs) > 1 else "") + more
-            figure = curves.chart(drawn, title=title, marks=marks if len(runs) == 1 else ())
-            panels.append(_panel(title, note.lstrip(", "), figure, _keys(parts[: curves.INKS])))
+            figure = svg.chart(drawn, title=title, marks=marks if len(runs) == 1 else ())
+            panels.append(_panel(title, note.lstrip(", "), figure, _keys(parts[: svg.INKS])))
     return f'<section id="curves"><h2>Curves</h2><div class="panels">{"".join(panels)}</div></section>'
 
 
@@ -137,20 +137,20 @@ def _goodput(runs: Sequence[RunData], names: Sequence[str]) -> str:
             )
             continue
         rows = "".join(
-            f'<tr><th scope="row"><i class="key {life.INKS[part]}"></i>{part}</th>'
-            f'<td class="n">{life.lasting(seconds)}</td><td class="n">{100 * seconds / max(found.wall_seconds, 1e-9):.1f} %</td>'
+            f'<tr><th scope="row"><i class="key {timeline.INKS[part]}"></i>{part}</th>'
+            f'<td class="n">{timeline.lasting(seconds)}</td><td class="n">{100 * seconds / max(found.wall_seconds, 1e-9):.1f} %</td>'
             f'<td class="soft">{PARTS[part]}</td></tr>'
             for part, seconds in sorted(found.seconds.items(), key=lambda pair: -pair[1])
         )
         attempts = "".join(
             f'<tr><th scope="row">{count}</th><td>{html.escape(one.kind)}</td><td class="n">{one.step:,}</td>'
-            f'<td class="n">{life.lasting(one.began - found.began)}</td><td class="n">{life.lasting(one.ended - one.began)}</td></tr>'
+            f'<td class="n">{timeline.lasting(one.began - found.began)}</td><td class="n">{timeline.lasting(one.ended - one.began)}</td></tr>'
             for count, one in enumerate(found.attempts, start=1)
         )
         shown.append(
-            f'{title}{life.bar(found)}{life.strip(number, run, found)}{head.key_of_flags(run)}<div class="scroll"><table><thead><tr><th>part</th><th class="n">time</th>'
+            f'{title}{timeline.bar(found)}{timeline.strip(number, run, found)}{summary.key_of_flags(run)}<div class="scroll"><table><thead><tr><th>part</th><th class="n">time</th>'
             f'<th class="n">share</th><th>what</th></tr></thead><tbody>{rows}<tr><th scope="row">all</th>'
-            f'<td class="n">{life.lasting(found.wall_seconds)}</td><td class="n">100 %</td><td></td></tr></tbody></table></div>'
+            f'<td class="n">{timeline.lasting(found.wall_seconds)}</td><td class="n">100 %</td><td></td></tr></tbody></table></div>'
             f"<details><summary>{len(found.attempts)} attempt{'s' * (len(found.attempts) != 1)}</summary>"
             '<div class="scroll"><table><thead><tr><th>attempt</th><th>began as</th><th class="n">at step</th>'
             f'<th class="n">after</th><th class="n">lasted</th></tr></thead><tbody>{attempts}</tbody></table></div></details>'
@@ -162,24 +162,24 @@ def _events(runs: Sequence[RunData], names: Sequence[str]) -> str:
     parts = []
     for number, (run, name) in enumerate(zip(runs, names, strict=True)):
         rows = []
-        for count, event in enumerate(run.events[: flags.MOST_EVENTS]):
-            after, moment = head.after(run, event)
+        for count, event in enumerate(run.events[: event_marks.MOST_EVENTS]):
+            after, moment = summary.after(run, event)
             facts = "".join(
-                f"<dt>{html.escape(key)}</dt><dd>{html.escape(flags.fact(value))}</dd>"
+                f"<dt>{html.escape(key)}</dt><dd>{html.escape(event_marks.fact(value))}</dd>"
                 for key, value in event.items()
                 if key not in ("event", "step", "time")
             )
             told = (
-                f"<details><summary>{html.escape(flags.brief(event))}</summary><dl>{facts}</dl></details>"
+                f"<details><summary>{html.escape(event_marks.brief(event))}</summary><dl>{facts}</dl></details>"
                 if facts
                 else ""
             )
-            ink = flags.ink(event)
+            ink = event_marks.ink(event)
             rows.append(
-                f'<tr id="{flags.target(number, count)}"><td class="n moment">{moment}</td><td class="n">{after}</td><td class="n">{event["step"]:,}</td>'
+                f'<tr id="{event_marks.target(number, count)}"><td class="n moment">{moment}</td><td class="n">{after}</td><td class="n">{event["step"]:,}</td>'
                 f'<th scope="row"><i class="key ink-{ink}"></i>{html.escape(str(event["event"]))}</th><td>{told}</td></tr>'
             )
-        more = len(run.events) - flags.MOST_EVENTS
+        more = len(run.events) - event_marks.MOST_EVENTS
         title = f"<h3>{html.escape(name)}</h3>" if len(runs) > 1 else ""
         parts.append(
             f'{title}<div class="scroll"><table><thead><tr><th class="n moment">time (UTC)</th><th class="n">after</th><th class="n">step</th><th>event</th>'
@@ -198,7 +198,7 @@ def _slowest(runs: Sequence[RunData], names: Sequence[str]) -> str:
             + f'<td class="n">{line["step"]:,}</td><td class="n">{line["seconds"]:.2f} s</td>'
             f'<td class="n">{line["seconds"] / max(usual, 1e-9):.1f} ×</td><td class="n">{line["data_seconds"]:.2f} s</td>'
             f"<td>{html.escape(', '.join(line.get('loss_by_bucket', {})))}</td>"
-            f"<td><code>python -m trainer.inspect {html.escape(str(run.path))} --step {line['step']}</code></td></tr>"
+            f"<td><code>python -m trainer inspect {html.escape(str(run.path))} --step {line['step']}</code></td></tr>"
             for line in run.slowest
         ]
     if not rows:
@@ -214,7 +214,7 @@ def _slowest(runs: Sequence[RunData], names: Sequence[str]) -> str:
 def _samples(runs: Sequence[RunData], names: Sequence[str], beside: Path) -> str:
     parts = []
     for run, name in zip(runs, names, strict=True):
-        rounds = samples.rounds(run.path)
+        rounds = sample_rounds.rounds(run.path)
         if not rounds:
             continue
         rows: dict[tuple[int, str, int], dict[int, str]] = {}
@@ -282,11 +282,13 @@ def page(runs: Sequence[RunData], beside: Path) -> str:
     ]
     title = html.escape(" against ".join(names))
     heads = "".join(
-        (f"<h3>{html.escape(name)}</h3>" if len(runs) > 1 else "") + head.standing(number, run) + _tiles(run)
+        (f"<h3>{html.escape(name)}</h3>" if len(runs) > 1 else "")
+        + summary.standing(number, run)
+        + _tiles(run)
         for number, (name, run) in enumerate(zip(names, runs, strict=True))
     )
     sections = [
-        _goodput(runs, names), ranks.section(runs, names), _curves(runs, names), _events(runs, names), _slowest(runs, names), _samples(runs, names, beside),
+        _goodput(runs, names), rank_times.section(runs, names), _curves(runs, names), _events(runs, names), _slowest(runs, names), _samples(runs, names, beside),
     ]  # fmt: skip
     links = "".join(
         f'<a href="#{name}">{words}</a>'
@@ -297,6 +299,46 @@ def page(runs: Sequence[RunData], beside: Path) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, '
         'initial-scale=1"><meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
         'media-src \'self\' file:; style-src \'unsafe-inline\'"><meta name="color-scheme" content="light dark">'
-        f"<title>{title}: run report</title><style>{curves.STYLE}{STYLE}</style></head><body><header><h1>{title}: run report</h1>"
+        f"<title>{title}: run report</title><style>{svg.STYLE}{STYLE}</style></head><body><header><h1>{title}: run report</h1>"
         f"{heads}<nav>{links}</nav></header><main>{''.join(sections)}</main></body></html>\n"
     )
+
+
+# ruff: noqa: E501
+
+STYLE = """
+* { box-sizing: border-box; }
+html { -webkit-text-size-adjust: 100%; }
+body { margin: 0 auto; padding: 2.5rem 1.5rem 5rem; max-width: 74rem; background: var(--paper); color: var(--ink);
+  font: 15px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
+h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 .5rem; font-weight: 650; overflow-wrap: anywhere; }
+h2 { font-size: 1.2rem; margin: 3rem 0 .5rem; font-weight: 650; } h3 { font-size: .95rem; margin: .6rem 0 .35rem; font-weight: 600; }
+p { margin: .35rem 0 1rem; max-width: 46rem; } a { color: var(--ink-0); } .soft { color: var(--soft); font-weight: 400; }
+code { font: .87em/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; overflow-wrap: anywhere; }
+nav { margin: 1.5rem 0 0; display: flex; flex-wrap: wrap; gap: .3rem 1.1rem; font-size: .92rem; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(8.5rem, 1fr)); gap: .75rem; margin: 1rem 0 0; padding: 0; }
+.tile, .panel { background: var(--card); border: 1px solid var(--line); border-radius: 10px; }
+.tile { padding: .8rem 1rem .75rem; } .tile dt { color: var(--soft); font-size: .85rem; }
+.tile dd { margin: 0; font-size: 1.3rem; line-height: 1.3; font-weight: 600; font-variant-numeric: tabular-nums; }
+.tile dd small { font-size: .8rem; font-weight: 400; color: var(--soft); }
+.panels { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(26rem, 100%), 1fr)); gap: .9rem; margin-top: 1rem; }
+.panel { padding: .9rem 1rem .7rem; min-width: 0; }
+svg { display: block; width: 100%; height: auto; } svg.life { height: 26px; border-radius: 6px; margin: .6rem 0 .4rem; }
+svg.times { height: 54px; margin: 0 0 .8rem; overflow: visible; } svg.times .attempt { fill: var(--soft); opacity: .55; }
+svg.life rect { stroke: none; } .part-idle { fill: var(--line); background: var(--line); } .part-other { fill: var(--soft); background: var(--soft); }
+.legend { display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; font-size: .85rem; color: var(--soft); margin: .3rem 0 .7rem; max-width: none; }
+.key { display: inline-block; width: .75em; height: .75em; border-radius: 2px; margin-right: .4em; }
+.scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: 10px; background: var(--card); }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { padding: .45rem .8rem; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line); }
+tbody tr:last-child > * { border-bottom: 0; } thead th { color: var(--soft); font-weight: 500; font-size: .85rem; white-space: nowrap; }
+tbody th { font-weight: 400; } .n { text-align: right; white-space: nowrap; }
+tr:target > * { background: var(--well); box-shadow: inset 0 1px var(--ink-0), inset 0 -1px var(--ink-0); }
+details { margin-top: .2rem; } summary { cursor: pointer; color: var(--soft); }
+dl { margin: .3rem 0; } td dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem .8rem; font-size: .86rem; }
+td dt { color: var(--soft); } td dd { margin: 0; overflow-wrap: anywhere; }
+video { display: block; height: 7rem; border-radius: 4px; background: #000; image-rendering: pixelated; }
+.key.dot { border-radius: 50%; } td details { margin: 0; min-width: 15rem; overflow-wrap: anywhere; } #events tbody th { white-space: nowrap; }
+@media (max-width: 40rem) { .panel svg text { font-size: 18px; } .moment { display: none; } body { padding: 1.5rem 1rem 3rem; } th, td { padding: .4rem .55rem; } }
+@media print { .panel, tr { break-inside: avoid; } nav { display: none; } }
+"""

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer import metrics
 from trainer.report.goodput import Ledger, ledger
+from trainer.run_folder import jsonl, metrics
 from vidcurate.errors import InputError
 
 SLOWEST = 10
@@ -52,10 +52,10 @@ class RunData:
 def read(run: Path) -> RunData:
     """Return what a run's folder holds. Raises InputError for a folder that is no run."""
     lines = metrics.read(run / metrics.METRICS)
-    events = metrics.read(run / metrics.EVENTS)
+    events = metrics.read(run / jsonl.EVENTS)
     if not lines and not events:
         raise InputError(
-            f"{run}: is no run folder (no {metrics.EVENTS} in it). Give the folder that `output` named."
+            f"{run}: is no run folder (no {jsonl.EVENTS} in it). Give the folder that `output` named."
         )
     rounds = metrics.read(run / metrics.VALIDATION)
     recipe = run / "recipe.json"

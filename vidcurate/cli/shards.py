@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from vidcurate.cli.terminal import Json, Workers, answer, app
-from vidcurate.engine import usable_cpus
+from vidcurate.cli.common import Json, Workers, answer, app
 from vidcurate.errors import InputError, ShardError
-from vidcurate.progress import telling
+from vidcurate.executor.map_clips import usable_cpus
+from vidcurate.executor.progress import telling
 
 Shards = Annotated[Path, typer.Argument(help="A folder of shards.", metavar="SHARDS")]
 
@@ -34,14 +34,16 @@ def verify(
 
     Example: vidcurate verify run/shards --level bytes
     """
-    from vidcurate import stores
-    from vidcurate.verify import LEVELS
-    from vidcurate.verify import verify as check
+    from vidcurate.shards.verify import verify as check
+    from vidcurate.shards.verify_shard import LEVELS
+    from vidcurate.storage import object_store
 
     if level not in LEVELS:
         raise InputError(f"--level {level}: there are {', '.join(LEVELS)}.")
     with telling("verify", quiet=as_json) as progress:
-        verdict = check(stores.place(shards), level, num_workers=workers or usable_cpus(), progress=progress)
+        verdict = check(
+            object_store.place(shards), level, num_workers=workers or usable_cpus(), progress=progress
+        )
     if as_json:
         print(json.dumps(asdict(verdict)))
     else:
@@ -69,10 +71,13 @@ def export_index(
 
     Example: vidcurate export-index run/shards --for energon,wids
     """
-    from vidcurate import interop
+    from vidcurate.shards.reader_indexes import export as reader_indexes_export
 
     with telling("export-index", quiet=as_json) as progress:
-        summary = interop.export(
-            shards, interop.readers_of(for_), num_workers=workers or usable_cpus(), progress=progress
+        summary = reader_indexes_export.export(
+            shards,
+            reader_indexes_export.readers_of(for_),
+            num_workers=workers or usable_cpus(),
+            progress=progress,
         )
     answer(asdict(summary), title=f"export-index → {shards}", as_json=as_json)

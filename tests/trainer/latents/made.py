@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.trainer.shards_for_tests import smoke
-from trainer import checkpoint
-from trainer.encode_ahead import Outcome, encode_ahead, request_of
+from trainer.data.latents.precompute import Outcome, encode_ahead, request_of
+from trainer.run_folder.checkpoint import checkpoint, checksum
 
 ROOT = Path(__file__).resolve().parents[3]
 # Two passes over 12 clips in 6 steps: both views of a clip are shown.
@@ -29,6 +29,4 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def same_weights(one: Path, other: Path) -> bool:
     parts = [checkpoint.load(run).parts for run in (one, other)]
-    return all(
-        checkpoint.checksum(parts[0][part]) == checkpoint.checksum(parts[1][part]) for part in parts[0]
-    )
+    return all(checksum.checksum(parts[0][part]) == checksum.checksum(parts[1][part]) for part in parts[0])

@@ -7,7 +7,7 @@ import pytest
 
 from tests.trainer.loop.states import SHORT
 from tests.trainer.shards_for_tests import make_shards, smoke
-from trainer.loop import train
+from trainer.train import train
 
 
 @pytest.fixture(scope="module")

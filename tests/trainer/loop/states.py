@@ -4,9 +4,11 @@ from pathlib import Path
 
 import torch
 
-from trainer import checkpoint, optim, resume
-from trainer.recipe import TrainRecipe
-from trainer.stdit import STDiT3
+from trainer.model.stdit import STDiT3
+from trainer.recipe.recipe import TrainRecipe
+from trainer.run_folder.checkpoint import checkpoint, checksum
+from trainer.training import state as training_state
+from trainer.training.optim import adamw
 
 SHORT = ("stages.0.steps=4", "stages.0.checkpoint_every=2", "sample=null")
 
@@ -17,11 +19,11 @@ def tensors(run: Path, part: str) -> dict[str, torch.Tensor]:
 
 def same(one: Path, other: Path) -> bool:
     return all(
-        checkpoint.checksum(tensors(one, part)) == checkpoint.checksum(tensors(other, part))
+        checksum.checksum(tensors(one, part)) == checksum.checksum(tensors(other, part))
         for part in checkpoint.PARTS
     )
 
 
-def fresh_state(recipe: TrainRecipe) -> resume.TrainState:
+def fresh_state(recipe: TrainRecipe) -> training_state.TrainState:
     model = STDiT3(recipe.model, recipe.seed)
-    return resume.TrainState(model=model, masters=optim.masters(model))
+    return training_state.TrainState(model=model, masters=adamw.masters(model))

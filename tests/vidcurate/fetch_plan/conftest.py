@@ -16,8 +16,10 @@ from tests.vidcurate.fetch_plan.made import (
     split,
     write_zip,
 )
-from vidcurate import filter, ranges, table
-from vidcurate.filter import FilterSpec
+from vidcurate.curation.clip_table import table
+from vidcurate.curation.filter import stage as filter_stage
+from vidcurate.curation.filter.spec import FilterSpec
+from vidcurate.storage import ranges
 
 
 @pytest.fixture
@@ -45,7 +47,7 @@ def run(tmp_path: Path) -> Path:
         }
     )
     table.write(clips, folder / "score.parquet", table.Provenance(stage="score", settings={}, inputs={}))
-    filter.run_filter(folder, FilterSpec(min_noun_count=1))
+    filter_stage.run_filter(folder, FilterSpec(min_noun_count=1))
     return folder
 
 

@@ -4,20 +4,24 @@ from pathlib import Path
 
 import pytest
 
-from vidcurate import synthetic
-from vidcurate.difficulty import SplitSpec, run_split
-from vidcurate.filter import FilterSpec, run_filter
-from vidcurate.ingest import IngestSpec, run_ingest
-from vidcurate.probe import ProbeSpec, run_probe
-from vidcurate.report import run_report
-from vidcurate.score import ScoreSpec, run_score
-from vidcurate.shards import ShardSpec, run_build_shards
+from vidcurate.curation.caption_scores.stage import ScoreSpec, run_score
+from vidcurate.curation.demo_data import write as demo_data_write
+from vidcurate.curation.difficulty.spec import SplitSpec
+from vidcurate.curation.difficulty.stage import run_split
+from vidcurate.curation.filter.spec import FilterSpec
+from vidcurate.curation.filter.stage import run_filter
+from vidcurate.curation.ingest.spec import IngestSpec
+from vidcurate.curation.ingest.stage import run_ingest
+from vidcurate.curation.probe.stage import ProbeSpec, run_probe
+from vidcurate.curation.report.build import run_report
+from vidcurate.shards.build import run_build_shards
+from vidcurate.shards.layout import ShardSpec
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("report") / "data"
-    synthetic.write_demo_data(out, clips=60, seed=2)
+    demo_data_write.write_demo_data(out, clips=60, seed=2)
     return out
 
 

@@ -1,0 +1,115 @@
+"""What a run says of the memory and the kernels that it takes for shapes of micro-batches."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer.loop.states import SHORT
+from tests.trainer.shards_for_tests import smoke
+from trainer.distributed import memory
+from trainer.distributed.mesh import ALONE, World
+from trainer.distributed.step_time import Work
+from trainer.model.kernels.autotune import Choice
+from trainer.run_folder import processes
+from trainer.train import train
+from trainer.training import log as training_log
+
+
+def _events(run: Path, name: str) -> list[dict[str, Any]]:
+    lines = (run / "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == name]
+
+
+def test_what_fit_keeps_of_each_shape_is_told_once_with_the_memory_foretold(
+    shards: Path, tmp_path: Path
+) -> None:
+    recipe = smoke(shards, tmp_path / "run", *SHORT, "parallel.recompute_blocks=fit")
+    train(recipe)
+    told = _events(recipe.output, "room")
+    works = [Work(**{key: event[key] for key in Work.__dataclass_fields__}) for event in told]
+    assert works
+    assert len(set(works)) == len(works)
+    for event, work in zip(told, works, strict=True):
+        # A CPU has room for all of it.
+        assert (event["lean_blocks"], event["recompute_blocks"]) == (0, 0)
+        form = memory.form_of(recipe.blocks, recipe.precision)
+        assert event["foretold_gib"] == round(memory.peak_bytes(recipe.model, work, form) / 2**30, 2)
+
+
+def test_a_run_that_is_told_what_to_keep_says_nothing_of_it(short_run: Path) -> None:
+    assert not _events(short_run, "room")
+
+
+def _tools(shards: Path, tmp_path: Path) -> Any:
+    """Return what `telling.record_kernels` reads of a run of fast blocks, whose folder is there."""
+    recipe = smoke(shards, tmp_path / "run", *SHORT, "blocks=fast")
+    recipe.output.mkdir()
+    return SimpleNamespace(recipe=recipe, world=ALONE)
+
+
+def test_the_kernel_that_attention_takes_for_new_lengths_is_told_once(shards: Path, tmp_path: Path) -> None:
+    attention = pytest.importorskip(
+        "trainer.model.kernels.attention", reason="triton is not installed on this platform"
+    )
+    tools = _tools(shards, tmp_path)
+    found = {"heads": 32, "queries": 405, "keys": 405, "kept_out": {"flash4": "wrong, of its norm: dq by 1"}}
+    attention._untold.append(Choice(**found, milliseconds={"own": 0.99, "cudnn": 0.98}))
+    training_log.record_kernels(tools, 3)
+    training_log.record_kernels(tools, 4)
+    (event,) = _events(tools.recipe.output, "attention_kernel")
+    assert event["step"] == 3
+    assert {key: event[key] for key in found} == found
+    assert (event["kernel"], event["own_ms"], event["cudnn_ms"]) == ("cudnn", 0.99, 0.98)
+
+
+@pytest.mark.parametrize(("gpu", "lines"), [("cuda:0", 1), ("cuda:1", 0)])
+def test_a_kernel_that_is_installed_and_not_taken_is_said_once_on_each_host(
+    shards: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    gpu: str,
+    lines: int,
+) -> None:
+    attention = pytest.importorskip(
+        "trainer.model.kernels.attention", reason="triton is not installed on this platform"
+    )
+    monkeypatch.setattr(attention, "_refused", set())
+    tools = _tools(shards, tmp_path)
+    tools.world = World(rank=9, size=16, device=torch.device(gpu))
+    for step, length in ((3, 405), (4, 920)):
+        broken = {"flash4": "ModuleNotFoundError: No module named 'cutlass.cute'"}
+        attention._untold.append(
+            Choice(heads=32, queries=length, keys=length, milliseconds={"own": 0.99}, kept_out=broken)
+        )
+        training_log.record_kernels(tools, step)
+    said = capsys.readouterr().err.splitlines()
+    wanted = (
+        f"step 3: {processes.host_name()}: attention does without flash4, which is installed; "
+        "first at 405 queries and 405 keys: ModuleNotFoundError: No module named 'cutlass.cute'"
+    )
+    assert said == [wanted] * lines
+
+
+def test_the_way_of_a_product_of_new_sizes_is_told_once(shards: Path, tmp_path: Path) -> None:
+    products = pytest.importorskip(
+        "trainer.model.kernels.matmul", reason="triton is not installed on this platform"
+    )
+    tools = _tools(shards, tmp_path)
+    product = products.Product("linear", 36450, 4608, 1152, "gelu")
+    products._untold += [
+        products.Found(product=product, torch_ms=0.5, cublaslt_ms=0.4),
+        products.Found(product=product, torch_ms=0.5),
+        products.Found(product=product, kept_out="no room"),
+    ]
+    training_log.record_kernels(tools, 3)
+    training_log.record_kernels(tools, 4)
+    fast, alone, failed = _events(tools.recipe.output, "product_kernel")
+    assert (fast["step"], fast["rows"], fast["epilogue"]) == (3, 36450, "gelu")
+    assert (fast["kernel"], fast["torch_ms"], fast["cublaslt_ms"]) == ("cublaslt", 0.5, 0.4)
+    assert (alone["kernel"], "cublaslt_ms" in alone) == ("torch", False)
+    assert (failed["kernel"], failed["kept_out"]) == ("torch", "no room")

@@ -1,0 +1,364 @@
+"""The inference server over what is there: which checkpoints it takes, what it makes of them, and once."""
+
+import json
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.shards_for_tests import make_shards, smoke
+from trainer.__main__ import main
+from trainer.generation import sample_clips
+from trainer.generation.server import checkpoints
+from trainer.model.stdit import STDiT3
+from trainer.recipe.recipe import TrainRecipe
+from trainer.run_folder import jsonl, metrics, sample_rounds
+from trainer.run_folder.checkpoint import checkpoint, parts
+from trainer.run_folder.sample_spec import SampleSpec
+from trainer.train import train
+from vidcurate.media import decode
+
+SHORT = (
+    "stages.0.steps=4",
+    "stages.0.checkpoint_every=2",
+    "sample.every=100",
+    "sample.prompts=[a red square moves right, a blue square moves down]",
+)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_shards(tmp_path_factory.mktemp("made") / "shards", validation=(10, 11))
+
+
+@pytest.fixture(scope="module")
+def trained(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 4 steps with checkpoints at 2 and 4, whose training has sampled step 4."""
+    run = tmp_path_factory.mktemp("trained") / "001-run"
+    more = ("validation.every=2", "validation.clips_per_bucket=2")
+    train(smoke(shards, run, *SHORT, *more))
+    return run
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A copy of the run as rsync makes it: without optimizer state."""
+    return Path(shutil.copytree(trained, tmp_path / trained.name, ignore=shutil.ignore_patterns("optimizer")))
+
+
+Printed = list[dict[str, Any]]
+
+
+def serve(capsys: pytest.CaptureFixture[str], *words: object) -> Printed:
+    """Run the server over what is there; return the line of each round."""
+    capsys.readouterr()
+    assert main(["serve", "--once", "--json", *map(str, words)]) == 0, capsys.readouterr().err
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def served(run: Path, event: str = "served") -> list[int]:
+    lines = metrics.read(run / "serve" / "served.jsonl")
+    return [line["step"] for line in lines if line["event"] == event]
+
+
+def by_hand(path: Path, out: Path, *words: str) -> Path:
+    assert sample_clips.main([str(path), "--out", str(out), *words]) == 0
+    return out
+
+
+def test_a_copy_without_optimizer_is_sampled_newest_first_and_once(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(run / "samples")
+
+    lines = serve(capsys, run)
+
+    assert [line["step"] for line in lines] == [4, 2]
+    assert served(run) == [4, 2]
+    assert serve(capsys, run) == []
+    assert [facts["step"] for facts in sample_rounds.rounds(run)] == [2, 4]
+    hand = by_hand(run / "step-00000002", tmp_path / "hand")
+    for name in ("00-0.mp4", "01-0.mp4"):
+        assert (run / "samples/step-00000002" / name).read_bytes() == (hand / name).read_bytes()
+    assert not list((run / "samples").glob(".*"))
+
+
+def test_what_the_training_has_sampled_is_not_sampled_again(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (run / "samples/step-00000004/samples.json").read_bytes()
+
+    assert [line["step"] for line in serve(capsys, run)] == [2]
+    assert (run / "samples/step-00000004/samples.json").read_bytes() == before
+
+
+def _without(path: Path) -> None:
+    path.unlink()
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def _altered(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
+@pytest.mark.parametrize("damage", [_without, _cut, _altered])
+@pytest.mark.parametrize("name", ["ema/__0_0.distcp", "state.json"])
+def test_a_half_copied_checkpoint_is_left_alone_and_looked_at_again(
+    run: Path, capsys: pytest.CaptureFixture[str], damage: Any, name: str
+) -> None:
+    shutil.rmtree(run / "samples")
+    path = run / "step-00000004" / name
+    whole = path.read_bytes()
+    damage(path)
+
+    assert [line["step"] for line in serve(capsys, run)] == [2]
+
+    assert served(run, "left_alone") == [4]
+    path.write_bytes(whole)
+    assert [line["step"] for line in serve(capsys, run)] == [4]
+
+
+def test_a_manifest_that_is_not_whole_is_left_alone(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = run / "step-00000004/manifest.json"
+    path.write_text(path.read_text()[:50])
+
+    assert [line["step"] for line in serve(capsys, run)] == [2]
+    assert served(run, "left_alone") == [4]
+
+
+def test_damage_beside_the_parts_that_are_needed_is_none(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(run / "step-00000002/model")
+
+    assert [line["step"] for line in serve(capsys, run)] == [2]
+    assert serve(capsys, run, "--raw", "--no-validation")[0]["step"] == 4
+    assert served(run, "left_alone") == [2]
+
+
+def test_a_checkpoint_that_is_deleted_while_it_is_read_is_one_line(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(run / "samples")
+    read = parts.read
+
+    def and_gone(folder: Path) -> Any:  # as keep_last does it, at the worst moment
+        if folder.parent.name == "step-00000004":
+            (folder.parent / "manifest.json").unlink()
+            shutil.rmtree(folder.parent)
+        return read(folder)
+
+    monkeypatch.setattr(parts, "read", and_gone)
+
+    assert main(["serve", "--once", str(run)]) == 0
+    printed = capsys.readouterr()
+    assert printed.err.count("deleted while it was read") == 1
+    assert served(run) == [2]
+
+
+def test_weights_that_were_trained_again_are_sampled_again(
+    run: Path, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    serve(capsys, run)
+    shutil.rmtree(run / "step-00000002")
+    shutil.copytree(trained / "step-00000004", run / "step-00000002")
+
+    lines = serve(capsys, run, "--no-validation")
+
+    assert [line["step"] for line in lines] == [2]
+    clips = [run / f"samples/step-0000000{step}/00-0.mp4" for step in (2, 4)]
+    assert clips[0].read_bytes() == clips[1].read_bytes()
+
+
+def test_other_prompts_and_raw_weights_have_places_of_their_own(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a green square moves up\n\na white square moves left\n")
+    words = (run, "--prompts", prompts, "--seeds", "3,4", "--steps", 2)
+
+    serve(capsys, *words)
+    lines = serve(capsys, *words, "--raw")
+
+    assert [line["folder"] for line in lines] == [f"samples/own-raw/step-0000000{step}" for step in (4, 2)]
+    assert [line["clips"] for line in lines] == [4, 4]
+    more = ("--prompt", "a green square moves up", "--prompt", "a white square moves left", "--steps", "2")
+    ema = by_hand(run / "step-00000002", tmp_path / "ema", *more, "--seed", "4")
+    raw = by_hand(run / "step-00000002", tmp_path / "raw", *more, "--seed", "4", "--raw")
+    for hand, name in ((ema, "own"), (raw, "own-raw")):
+        clip = run / "samples" / name / "step-00000002" / "01-4.mp4"
+        assert clip.read_bytes() == (hand / "01-4.mp4").read_bytes()
+    assert sample_rounds.sets(run) == ["", "own", "own-raw"]
+    prompts.write_text("a green square moves down\n")
+    assert [line["clips"] for line in serve(capsys, *words)] == [2, 2]  # the request is another: made anew
+
+
+def test_the_validation_loss_is_the_trainings_own(
+    run: Path, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    serve(capsys, run)
+    assert not (run / "serve/validation.jsonl").exists()  # the training has measured all of them
+    (run / "validation.jsonl").unlink()
+
+    serve(capsys, run)
+
+    own = {line["step"]: line for line in metrics.read(trained / "validation.jsonl")}
+    lines = metrics.read(run / "serve/validation.jsonl")
+    assert [line["step"] for line in lines] == [4, 2]
+    for line in lines:
+        assert len(line["loss_by_timestep"]) == 10
+        for key in ("loss", "loss_by_clip", "loss_by_timestep", "standard_error", "stage", "weights"):
+            assert line[key] == own[line["step"]][key]
+    serve(capsys, run, "--raw")
+    raw = metrics.read(run / "serve/validation.jsonl")[2:]
+    assert [line["weights"] for line in raw] == ["raw", "raw"]
+    assert raw[0]["loss"] != lines[0]["loss"]
+
+
+def test_without_the_clips_there_is_no_validation_and_one_line_says_so(
+    shards: Path, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "validation.jsonl").unlink()
+    moved = shards.rename(shards.with_name("elsewhere"))
+    try:
+        assert main(["serve", "--once", str(run)]) == 0
+    finally:
+        moved.rename(shards)
+
+    assert capsys.readouterr().err.count("no validation loss here") == 1
+    assert served(run) == [2]
+
+
+def test_several_runs_take_turns_and_the_model_is_built_once(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = shutil.copytree(run, tmp_path / "002-STDiT3-XL-2")
+    for one in (run, other):
+        shutil.rmtree(one / "samples")
+    built: list[object] = []
+    make = sample_clips.sampling_model
+
+    def counted(recipe: TrainRecipe) -> STDiT3:
+        built.append(recipe)
+        return make(recipe)
+
+    monkeypatch.setattr(sample_clips, "sampling_model", counted)
+
+    lines = serve(capsys, "--expnums", "1,2", "--runs-dir", tmp_path)
+
+    assert [(Path(line["run"]).name, line["step"]) for line in lines] == [
+        ("001-run", 4),
+        ("002-STDiT3-XL-2", 4),
+        ("001-run", 2),
+        ("002-STDiT3-XL-2", 2),
+    ]
+    assert len(built) == 1
+
+
+def test_without_once_it_ends_when_the_run_is_done(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert checkpoints.is_done(run)
+    assert main(["serve", str(run)]) == 0
+    assert capsys.readouterr().out == f"{run}/samples/step-00000002  2 clips, {_seconds(run)} s\n"
+    jsonl.record_event(run, "resume", 4)
+    assert not checkpoints.is_done(run)
+
+
+def test_a_run_without_a_checkpoint_is_waited_for_with_one_line_and_not_by_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    jsonl.record_event(run, "start", 0)
+
+    assert serve(capsys, "--no-validation", run) == []
+
+    def end_when_it_waits() -> None:
+        until = time.monotonic() + 60
+        while not (run / "gallery.js").exists() and time.monotonic() < until:
+            time.sleep(0.02)
+        time.sleep(0.3)  # several looks
+        jsonl.record_event(run, "done", 0)
+
+    ends = threading.Thread(target=end_when_it_waits)
+    ends.start()
+    assert main(["serve", str(run), "--poll-seconds", "0.05"]) == 0
+    ends.join()
+    none = f"{run}: no whole checkpoint is there; nothing is sampled\n"
+    assert capsys.readouterr().err == (
+        f"{run}: no whole checkpoint is there yet; the server looks every 0.05 s until the run is done "
+        f"(Ctrl-C ends it, --once does not wait)\n{none}"
+    )
+    assert main(["serve", str(run), "--once"]) == 0
+    assert capsys.readouterr().err == none
+
+
+def _seconds(run: Path) -> str:
+    (line,) = metrics.read(run / "serve" / "served.jsonl")
+    return f"{line['seconds']:.1f}"
+
+
+def test_what_a_killed_server_left_is_removed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    partial = sample_rounds.begin(sample_rounds.folder(run, sample_rounds.OWN, 2), "serve")
+    (partial / "00-0.mp4").write_bytes(b"half")
+    training = sample_rounds.begin(sample_rounds.folder(run, sample_rounds.OWN, 4), "training")
+
+    serve(capsys, run)
+
+    assert not partial.exists()
+    assert training.exists()  # may be at work this moment
+
+
+def test_a_second_server_of_a_run_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import fcntl
+
+    (run / "serve").mkdir()
+    with (run / "serve" / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert main(["serve", "--once", str(run)]) == 2
+    assert "another server works on it" in capsys.readouterr().err
+
+
+def test_every_waiting_checkpoint_is_hashed_once_until_it_changes(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = checkpoints.Waiting()
+    path = run / "step-00000004"
+
+    assert waiting.leave(path, "has 5 bytes; the manifest says 9 bytes")
+    assert waiting.is_left(path)
+    assert not waiting.leave(path, "has 7 bytes; the manifest says 9 bytes")
+    (path / "ema" / "more").write_bytes(b"x")
+    assert not waiting.is_left(path)
+
+
+def test_a_clip_read_back_is_the_one_that_was_written(run: Path) -> None:
+    spec = SampleSpec(prompts=("x",), num_frames=8, height=32, width=32).model_dump()
+    path = run / "samples/step-00000004/00-0.mp4"
+
+    assert (
+        sample_clips.read_clip(path, spec) == decode.read_frames(path, range(8), height=32, width=32)
+    ).all()
+
+
+def test_a_checkpoint_of_an_unknown_recipe_is_left_alone(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = run / "step-00000004"
+    state = checkpoint.read_state(path)
+    state["recipe"]["of_the_future"] = 1
+    (path / "state.json").write_text(json.dumps(state))
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"]["state.json"] = checkpoint._facts(
+        path / "state.json", checkpoint.digest(path / "state.json")
+    )
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+    assert [line["step"] for line in serve(capsys, run)] == [2]
+    assert served(run, "left_alone") == [4]

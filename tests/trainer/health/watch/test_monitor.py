@@ -1,0 +1,379 @@
+"""Heartbeats, clocks, slow ranks, rates, claims: what is judged from figures, each by itself."""
+
+import dataclasses
+import json
+import mmap
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.own_resources import open_files
+from tests.trainer.shards_for_tests import events
+from trainer.cli import exit_codes
+from trainer.distributed.mesh import ALONE
+from trainer.health import clock_steps
+from trainer.health.clock_steps import ClockWatch
+from trainer.health.watch import end_hung_run, heartbeat, monitor, stop_requests, throughput
+from trainer.health.watch.heartbeat import Pulse
+from trainer.health.watch.spec import WatchSpec
+from trainer.health.watch.throughput import OwnSeconds, SlowRanks, Throughput
+from trainer.run_folder import jsonl, processes
+from vidcurate.errors import StateError, StorageError
+
+LIMIT_SECONDS = 60.0
+
+# ── heartbeats ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def page() -> Iterator[mmap.mmap]:
+    memory = mmap.mmap(-1, heartbeat.PAGE_BYTES)
+    yield memory
+    memory.close()
+
+
+def test_a_step_has_one_limit_and_a_slow_phase_another(page: mmap.mmap) -> None:
+    pulse = Pulse(page, stall_seconds=10, slow_seconds=100)
+    assert heartbeat.see(page).phase == "start"
+
+    pulse.step(0)  # may compile
+    assert heartbeat.see(page).limit_seconds == 100
+    pulse.step(1)
+    began = heartbeat.see(page).since
+    pulse.phase("forward_backward")
+    seen = heartbeat.see(page)
+    assert (seen.step, seen.phase, seen.limit_seconds) == (1, "forward_backward", 10)
+    assert seen.since == began  # the step's time goes on
+    pulse.phase("save")
+    seen = heartbeat.see(page)
+    assert seen.limit_seconds == 100
+    assert seen.since > began
+    pulse.step(2)
+    assert heartbeat.see(page).limit_seconds == 10
+
+
+def test_a_look_in_the_middle_of_a_write_sees_a_whole_page(page: mmap.mmap) -> None:
+    """A page that was half written looked like a stall at step 0, in the middle of a training."""
+    pulse = Pulse(page, stall_seconds=10, slow_seconds=100)
+    began = time.monotonic()
+    pulse.step(1)
+    parent, child = os.getpid(), os.fork()
+    if child == 0:
+        step = 1
+        while os.getppid() == parent:
+            step += 1
+            pulse.step(step)
+            pulse.phase("update")
+        os._exit(1)
+    torn, until, before = [], time.monotonic() + 1.0, 0
+    while time.monotonic() < until or (before < 1000 and time.monotonic() < began + 120):
+        seen = heartbeat.see(page)
+        if (
+            seen.since < began
+            or seen.limit_seconds not in (10, 100)
+            or seen.step < before
+            or seen.phase not in ("data", "update")
+        ):
+            torn.append(seen)
+        before = seen.step
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert torn == []
+    assert before >= 1000
+
+
+def test_of_a_writer_that_was_stopped_in_a_write_the_one_before_is_seen(page: mmap.mmap) -> None:
+    pulse = Pulse(page, stall_seconds=10, slow_seconds=100)
+    pulse.step(6)
+    whole = page[:]
+    pulse.step(7)
+    changed = [at for at in range(len(whole)) if page[at] != whole[at]]
+    page[changed[-1]] = whole[changed[-1]]  # its last byte did not come
+    assert heartbeat.see(page).step == 6
+    pulse.step(8)
+    pulse.step(9)
+    assert heartbeat.see(page).step == 9
+
+
+def test_a_page_that_nothing_was_written_to_is_refused(page: mmap.mmap) -> None:
+    with pytest.raises(StateError, match="nothing whole"):
+        heartbeat.see(page)
+
+
+def test_a_run_that_ends_in_order_leaves_no_record_and_no_heartbeat(tmp_path: Path) -> None:
+    with (
+        stop_requests.listening() as stop,
+        monitor.watching(WatchSpec(), tmp_path, ALONE, stop) as watched,
+    ):
+        watched.pulse.step(7)
+        until = time.monotonic() + LIMIT_SECONDS
+        while 0 not in heartbeat.read(tmp_path) and time.monotonic() < until:
+            time.sleep(0.02)
+        (record,) = processes.read(tmp_path)
+        assert processes.alive(record)
+        beat = heartbeat.read(tmp_path)[0]
+        assert beat["phase"] in ("start", "data")
+        assert abs(beat["time"] - time.time()) < 60
+    assert processes.read(tmp_path) == []
+    assert heartbeat.read(tmp_path) == {}
+
+
+def test_a_disk_that_refuses_heartbeats_is_told_once_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(monitor, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(monitor, "TICK_SECONDS", 0.05)
+    (tmp_path / heartbeat.HEARTBEATS).write_text("a file where the folder should be")
+    with (
+        stop_requests.listening() as stop,
+        monitor.watching(WatchSpec(), tmp_path, ALONE, stop) as watched,
+    ):
+        told, until = "", time.monotonic() + LIMIT_SECONDS
+        while "heartbeats cannot be written" not in told and time.monotonic() < until:
+            time.sleep(0.05)
+            told += capfd.readouterr().err
+        time.sleep(0.3)  # for a second time to be told, if it is
+        watched.pulse.step(1)
+    assert (told + capfd.readouterr().err).count("heartbeats cannot be written") == 1
+
+
+def test_a_rank_with_thousands_of_open_files_is_watched_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """select(2) knows descriptors below 1024 only; a rank has a socket for each of its peers."""
+    monkeypatch.setattr(monitor, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(monitor, "TICK_SECONDS", 0.02)
+    before = processes.children(os.getpid())
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        with (
+            stop_requests.listening() as stop,
+            monitor.watching(WatchSpec(stall_seconds=0.4), tmp_path, ALONE, stop) as watched,
+        ):
+            until = time.monotonic() + LIMIT_SECONDS
+            while set(processes.children(os.getpid())) <= set(before) and time.monotonic() < until:
+                time.sleep(0.01)  # until its watcher is there
+            watched.pulse.step(7)
+            while heartbeat.read(tmp_path).get(0, {}).get("step") != 7 and time.monotonic() < until:
+                time.sleep(0.01)
+            assert heartbeat.read(tmp_path)[0]["step"] == 7
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_watch_that_cannot_begin_leaves_no_file_open(tmp_path: Path) -> None:
+    (tmp_path / processes.PROCESSES).write_text("a file where the folder should be")
+    before = open_files()
+    with (
+        pytest.raises(StorageError),
+        stop_requests.listening() as stop,
+        monitor.watching(WatchSpec(), tmp_path, ALONE, stop),
+    ):
+        pass
+    assert open_files() <= before
+
+
+def test_sigusr2_writes_the_stacks_and_ends_nothing(tmp_path: Path) -> None:
+    with stop_requests.listening() as stop, monitor.watching(WatchSpec(), tmp_path, ALONE, stop):
+        (record,) = processes.read(tmp_path)
+        os.kill(os.getpid(), signal.SIGUSR2)
+        text = Path(f"/proc/self/fd/{record.stack_descriptor}").read_text()
+    assert "test_sigusr2_writes_the_stacks_and_ends_nothing" in text
+
+
+# ── clocks ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("real", "seconds"),
+    [
+        ([100.0, 101.0, 102.0, 103.0], []),
+        ([100.0, 101.0, 90.5, 91.5], [-11.5]),
+        ([100.0, 101.0, 104.0, 105.0], [2.0]),
+        ([100.0, 101.0005, 102.001, 103.0015], []),  # slewed by 500 ppm, as a daemon may
+    ],
+)
+def test_a_clock_that_is_set_is_told_and_one_that_is_slewed_is_not(
+    real: list[float], seconds: list[float]
+) -> None:
+    clocks = iter(zip(real, [5.0, 6.0, 7.0, 8.0], strict=True))
+    watched = ClockWatch(0.1, lambda: next(clocks))
+
+    found = [step for _ in range(3) if (step := watched.look())]
+
+    assert [step.seconds for step in found] == pytest.approx(seconds)
+    for step in found:
+        words = step.in_words("node3")
+        assert words.startswith(f"node3: the clock was set {'back' if step.seconds < 0 else 'forward'} by ")
+        assert "makestep" in words
+
+
+def test_the_two_clocks_of_this_machine_agree() -> None:
+    watched = ClockWatch(0.05)
+    time.sleep(0.1)
+    assert watched.look() is None
+    before, (real, _), after = time.time(), clock_steps.read_clocks(), time.time()
+    assert before <= real <= after
+
+
+# ── pace ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def own(*values: tuple[float, float, float]) -> list[OwnSeconds]:
+    return [OwnSeconds(*value) for value in values]
+
+
+def test_a_rank_that_waits_long_for_its_data_is_slow_by_data() -> None:
+    ranks = SlowRanks(1.5, 3)
+    step = own((0.0, 1.0, 5.0), (0.9, 1.0, 5.0), (0.0, 1.0, 5.0))
+    assert [ranks.add(step) for _ in range(2)] == [[], []]
+    (slow,) = ranks.add(step)
+    assert (slow.rank, slow.by, slow.factor, slow.steps) == (1, "data", 1.9, 3)
+    assert [ranks.add(step) for _ in range(6)] == [[]] * 6  # told once
+
+    for _ in range(3):  # it got better
+        ranks.add(own((0.0, 1.0, 5.0), (0.0, 1.0, 5.0), (0.0, 1.0, 5.0)))
+    assert [len(ranks.add(step)) for _ in range(3)] == [0, 0, 1]
+
+
+def test_a_rank_that_was_given_more_work_is_not_slow() -> None:
+    ranks = SlowRanks(1.5, 1)
+    assert ranks.add(own((0.0, 2.0, 10.0), (0.0, 1.0, 5.0), (0.0, 0.0, 0.0))) == []
+    (slow,) = ranks.add(own((0.0, 2.0, 5.0), (0.0, 1.0, 5.0), (0.0, 0.0, 0.0)))
+    assert (slow.rank, slow.by) == (0, "compute")
+
+
+def test_milliseconds_and_a_rank_alone_are_not_told() -> None:
+    assert SlowRanks(1.5, 1).add(own((0.0, 0.04, 1.0), (0.0, 0.01, 1.0))) == []
+    assert SlowRanks(1.5, 1).add(own((9.0, 9.0, 1.0))) == []
+
+
+def test_the_figures_of_the_ranks_are_least_median_and_most() -> None:
+    found = throughput.rank_seconds(own((0.1, 1.0, 1.0), (0.3, 2.0, 1.0), (0.2, 3.0, 1.0)))
+    assert found == {"data": [0.1, 0.2, 0.3], "compute": [1.0, 2.0, 3.0], "slowest": 2}
+
+
+def test_a_rate_is_compared_with_that_of_the_same_buckets_only() -> None:
+    rate = Throughput(0.3)
+    images, videos = ["256px"] * 4, ["144p-51f"] * 2
+    for _ in range(20):
+        assert rate.add(images, 1000.0) is None
+        assert rate.add(videos, 400.0) is None  # slower, and always so
+
+    found = [drop for _ in range(6) if (drop := rate.add(videos, 200.0))]
+
+    (drop,) = found  # told once
+    assert (drop.mix, drop.usual, drop.tokens_per_second, drop.share) == ("2x144p-51f", 400.0, 200.0, 0.5)
+    assert rate.add(images, 1000.0) is None
+    for _ in range(5):
+        rate.add(videos, 400.0)
+    assert [bool(rate.add(videos, 200.0)) for _ in range(4)].count(True) == 1  # and again, when it was over
+
+
+@pytest.mark.parametrize(
+    ("stopped_by", "code"),
+    [
+        (None, exit_codes.DONE),
+        ("SIGTERM", exit_codes.REQUEUE),
+        ("slow_rank", exit_codes.HALT),
+        ("clock_step", exit_codes.RESTART),
+    ],
+)
+def test_the_policy_decides_the_exit_code(stopped_by: str | None, code: int) -> None:
+    spec = WatchSpec(on_slow_rank="stop", on_clock_step="restart")
+    assert monitor.exit_code(spec, stopped_by) == code
+
+
+def test_a_signal_counts_before_what_a_policy_asks_for() -> None:
+    """The launch was asked to end: its ranks must leave with 75, not with 76."""
+    with stop_requests.listening() as stop:
+        stop.name = "slow_rank"
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.name == "SIGTERM"
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert stop.name == "SIGTERM"
+    assert stop_requests.foremost(["", "slow_rank", "SIGUSR1"]) == "SIGUSR1"
+    assert stop_requests.foremost(["", "slow_rank"]) == "slow_rank"
+
+
+# ── meeting over the run's folder ───────────────────────────────────────────────────────────────────────────
+
+
+def claim(run: Path, rank: int) -> end_hung_run.Claim | None:
+    return end_hung_run.claim(run, kind="stall", step=12, phase="data", rank=rank, host="n1", seconds=600.0)
+
+
+def test_one_claims_a_stall_and_the_others_join_it(tmp_path: Path) -> None:
+    first = claim(tmp_path, 3)
+    assert first is not None
+    assert claim(tmp_path, 5) is None
+    assert end_hung_run.claimed(tmp_path, since=0.0) == first
+    assert first.folder == "stall-step-00000012"
+    left = list((tmp_path / "stacks").iterdir())
+    assert [path.name for path in left] == [end_hung_run.NOW]
+
+
+def test_a_claim_of_an_earlier_start_counts_no_more(tmp_path: Path) -> None:
+    claim(tmp_path, 0)
+    (tmp_path / "stacks" / "stall-step-00000012").mkdir()
+    assert end_hung_run.claimed(tmp_path, since=time.time() + 60) is None
+
+    end_hung_run.forget(tmp_path)
+
+    again = claim(tmp_path, 0)
+    assert again is not None
+    assert again.folder == "stall-step-00000012-2"  # the earlier stacks stay
+
+
+def test_ranks_of_a_host_that_is_silent_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(end_hung_run, "ANSWER_SECONDS", 0.3)
+    program = "import time; print(1, flush=True); time.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    here = processes.this_process(tmp_path, rank=0, local_rank=0, world_size=2)
+    mine = dataclasses.replace(here, pid=child.pid, start_time=processes.start_time(child.pid) or 0)
+    for record in (mine, dataclasses.replace(mine, rank=1, host="n9")):
+        processes.write(tmp_path, record)
+    now = claim(tmp_path, 0)
+    assert now is not None
+
+    seen = heartbeat.Seen(step=12, phase="update", since=0.0, phase_since=0.0, limit_seconds=1.0)
+    end_hung_run.take_part(
+        tmp_path, now, mine, lambda: seen, is_first=True, policy="restart", apart_seconds=0.5
+    )
+
+    child.kill()
+    child.wait()
+    child.stdout.close()
+    (event,) = events(tmp_path, "stall")
+    assert (event["rank"], event["host"], event["silent_ranks"]) == (1, "n9", [1])
+    assert event["why"] == "gave no stack (nothing came from its host)"
+    text = (tmp_path / event["stacks"] / "stacks.txt").read_text()
+    assert "1 of 1 did not move" in text
+
+
+def test_events_of_several_processes_are_whole_lines(tmp_path: Path) -> None:
+    children = []
+    for number in range(4):
+        pid = os.fork()
+        if pid == 0:
+            for step in range(50):
+                jsonl.record_event(tmp_path, "clock_step", step, host=f"n{number}", text="x" * 500)
+            os._exit(0)
+        children.append(pid)
+    for pid in children:
+        os.waitpid(pid, 0)
+    lines = (tmp_path / jsonl.EVENTS).read_text().splitlines()
+    assert len([json.loads(line) for line in lines]) == 200

@@ -1,0 +1,125 @@
+"""The watcher of one rank, looking at its page by itself: whom it calls lost, and what it says only once."""
+
+import dataclasses
+import mmap
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.shards_for_tests import events
+from trainer.health.watch import end_hung_run, heartbeat, stacks
+from trainer.health.watch.heartbeat import Pulse
+from trainer.health.watch.monitor_process import Job, Watcher
+from trainer.run_folder import processes
+from vidcurate.executor.shared_memory import anonymous_file
+
+Watch = tuple[Watcher, Pulse]
+
+
+@pytest.fixture
+def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Watch]]:
+    """Return a function that gives the watcher of a rank that only sleeps, and that rank's pulse."""
+    monkeypatch.setattr(end_hung_run, "ANSWER_SECONDS", 0.2)
+    children = []
+
+    def make(rank: int) -> Watch:
+        program = "import time; print(1, flush=True); time.sleep(60)"
+        child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+        children.append(child)
+        assert child.stdout is not None
+        child.stdout.readline()
+        record = dataclasses.replace(
+            processes.this_process(tmp_path, rank=rank, local_rank=rank, world_size=2),
+            pid=child.pid,
+            start_time=processes.start_time(child.pid) or 0,
+        )
+        processes.write(tmp_path, record)
+        page = anonymous_file(heartbeat.PAGE_BYTES)
+        pulse = Pulse(mmap.mmap(page, heartbeat.PAGE_BYTES), stall_seconds=0.0, slow_seconds=60.0)
+        job = Job(
+            record=record,
+            page=page,
+            look_seconds=0.1,
+            apart_seconds=0.0,
+            stalls=True,
+            on_stall="warn",
+            hardware_seconds=None,
+            on_hardware="warn",
+        )
+        return Watcher(job), pulse
+
+    yield make
+    for child in children:
+        child.kill()
+        child.communicate()
+
+
+def stands(pulse: Pulse, step: int, phase: str) -> None:
+    pulse.step(step - 1)
+    pulse.step(step)
+    pulse.phase(phase)
+
+
+def test_ranks_that_hang_in_different_phases_are_told_of_once_where_the_policy_is_to_wait(
+    watch: Callable[[int], Watch], tmp_path: Path
+) -> None:
+    """Each rank took the other's phase for progress, so the same stall was dumped again without end."""
+    (first, its), (second, other) = watch(0), watch(1)
+    stands(its, 5, "forward_backward")
+    stands(other, 5, "data")
+
+    for _ in range(3):
+        assert not first.step()
+        assert not second.step()
+
+    (told,) = events(tmp_path, "stall")
+    assert (told["phase"], told["policy"]) == ("forward_backward", "warn")
+    stands(other, 6, "data")  # it has moved, and hangs again
+    assert not second.step()
+    assert not first.step()
+    assert [event["step"] for event in events(tmp_path, "stall")] == [5, 6]
+
+
+def test_time_in_which_the_whole_machine_stood_still_is_no_stall(
+    watch: Callable[[int], Watch], tmp_path: Path
+) -> None:
+    """A machine that was suspended, or a job (`scontrol suspend`): all ranks were ended as it woke."""
+    watcher, pulse = watch(0)
+    stands(pulse, 7, "data")  # its limit is 0 s
+    watcher.is_late(watcher.see())  # it was seen, and then nothing ran for an hour
+    watcher.slept(3600.0)
+    assert not watcher.step()
+    assert events(tmp_path, "stall") == []
+
+    stands(pulse, 8, "data")  # what was lost before counts no more
+    assert not watcher.step()  # the policy is to wait
+    assert [event["step"] for event in events(tmp_path, "stall")] == [8]
+
+
+def test_a_folder_that_refuses_ends_no_rank_whose_policy_is_to_wait(
+    watch: Callable[[int], Watch], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watcher, pulse = watch(0)
+    (tmp_path / stacks.STACKS).write_text("no folder")
+    stands(pulse, 5, "data")
+
+    assert not watcher.step()
+    assert not watcher.step()
+
+    assert capsys.readouterr().err.count("the run's folder refuses") == 1
+
+
+def test_records_that_cannot_be_read_are_no_reason_to_watch_no_more(
+    watch: Callable[[int], Watch], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watcher, pulse = watch(0)
+    pulse.step(0)  # its first step may take a minute
+    processes.path(tmp_path, 1).write_text("")
+
+    assert not watcher.step()
+    assert not watcher.step()
+
+    assert capsys.readouterr().err.count("rank 0: lost ranks cannot be looked for now") == 1

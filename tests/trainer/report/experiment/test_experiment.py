@@ -1,0 +1,254 @@
+"""An experiment's arms really run, its restarts really restart, and its table hangs on nothing else."""
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.forked_runs import Forks
+from tests.trainer.shards_for_tests import TINY, events, make_shards
+from trainer.report.experiment import arms, page, results, run_arms
+from trainer.report.experiment import command as experiment_command
+from trainer.report.experiment.results import Track
+from trainer.report.experiment.spec import ExperimentSpec
+from trainer.run_folder import metrics
+from vidcurate.errors import RecipeError, StateError
+from vidcurate.recipe import recipe as strict
+
+ROOT = Path(__file__).resolve().parents[4]
+ARMS: list[dict[str, Any]] = [
+    {"name": "whole", "segments": [{"times": 2}]},
+    {"name": "stops", "segments": [{}, {"begins": "restart", "is_new_stage": False}]},
+    {
+        "name": "reset",
+        "segments": [
+            {"stage": {"data": {"levels": [1]}}},
+            {"begins": "weights", "stage": {"data": {"levels": [2]}}},
+        ],
+    },
+]  # fmt: skip
+
+
+def written(folder: Path, shards: Path, **changes: Any) -> Path:
+    """Write an experiment of tests/tiny.yaml: two updates a segment, one seed."""
+    recipe = yaml.safe_load(TINY.read_text())
+    recipe |= {"sample": None, "output": str(folder / "out"), "validation": {"every": 2, "levels": [1, 2]}}
+    recipe["stages"][0] |= {"steps": 2, "checkpoint_every": 1}
+    recipe["stages"][0]["optim"] = {"lr": 1e-3}
+    recipe["stages"][0]["data"]["shards"] = str(shards)
+    whole = {
+        "name": "tried",
+        "question": "Is it so?",
+        "recipe": recipe,
+        "arms": ARMS,
+        "seeds": [1],
+        "window_steps": 1,
+    }
+    path = folder / "experiment.yaml"
+    path.write_text(yaml.safe_dump(whole | changes))
+    return path
+
+
+def run(*words: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "trainer", "experiment", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+
+
+def spec_of(path: Path) -> ExperimentSpec:
+    return strict.load(path, ExperimentSpec)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("experiment")
+    return written(home, make_shards(home / "shards", validation=(8, 9, 10, 11)))
+
+
+@pytest.fixture(scope="module")
+def done(file: Path, forks: Forks) -> Path:
+    """The folder of the finished experiment, whose trainings were processes that had torch loaded."""
+    words = run_arms.words
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as told:
+        patch.setattr(run_arms, "words", lambda *given: [*forks.python(), *words(*given)[2:]])
+        assert experiment_command.main([str(file), "--jobs", "2", "--json"]) == 0
+    out = Path(json.loads(told.getvalue())["out"])
+    assert json.loads(told.getvalue())["arms"] == json.loads((out / "table.json").read_text())["arms"]
+    return out
+
+
+def test_arms_really_run_and_their_restarts_really_restart(done: Path) -> None:
+    runs = done / "runs"
+    for name in ("whole/seed-1", "stops/seed-1"):
+        assert [line["step"] for line in metrics.read(runs / name / metrics.METRICS)] == [1, 2, 3, 4]
+    assert not events(runs / "whole/seed-1", "resume")
+    (resumed,) = events(runs / "stops/seed-1", "resume")
+    assert (resumed["step"], resumed["optimizer_updates"]) == (2, 2)
+    (reset,) = events(runs / "reset/seed-1-part-2", "weights")
+    assert reset["step"] == 0
+    levels = [
+        line["loss_by_level"].keys() for line in metrics.read(runs / "reset/seed-1-part-2" / metrics.METRICS)
+    ]
+    assert levels == [{"2"}, {"2"}]
+
+
+def test_the_table_says_that_a_restart_changed_no_loss_and_new_weights_did(done: Path) -> None:
+    whole, stops, reset = json.loads((done / "table.json").read_text())["arms"]
+
+    assert (whole["num_starts"], stops["num_starts"], reset["num_starts"]) == (1, 2, 2)
+    assert stops["equals"] == ["whole"]
+    assert stops["against"] == [0.0, None]
+    assert stops["jump"] == stops["jump_there"]
+    assert (reset["equals"], reset["validation_clips"]) == ([], 4)
+    page = (done / "table.md").read_text()
+    assert "| `stops` | 2 |" in page
+    assert "the 4 clips that all arms validated on" in page
+    plot = (done / "plot.svg").read_text()
+    assert plot.count("<polyline") == 6  # training and validation of three arms
+    assert "stop and restart of stops after" in plot
+    assert "restart with the weights alone of reset" in plot
+
+
+@pytest.mark.soak
+def test_killed_in_the_middle_and_run_again_it_gives_the_same_table(
+    done: Path, file: Path, tmp_path: Path
+) -> None:
+    words = [str(file), "--out", str(tmp_path / "out"), "--arm", "whole", "--arm", "stops"]
+    home = tmp_path / "out" / "runs" / "stops" / "seed-1"
+    command = [sys.executable, "-m", "trainer", "experiment", *words]
+    begun = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 120
+    while not (home / "LATEST").exists():  # within the first segment of the second arm
+        assert time.monotonic() < until
+        assert begun.poll() is None
+        time.sleep(0.01)
+    os.killpg(begun.pid, signal.SIGKILL)
+    begun.wait()
+    assert not (tmp_path / "out" / "table.json").exists()
+
+    ended = run(*words)
+
+    assert ended.returncode == 0, ended.stderr
+    table = json.loads((tmp_path / "out" / "table.json").read_text())["arms"]
+    undisturbed = json.loads((done / "table.json").read_text())["arms"][:2]
+    for row in [*table, *undisturbed]:
+        del row["validation_clips"], row["validation"], row["against"]  # over the clips of all arms there
+    assert table == undisturbed
+    assert len(metrics.read(home / metrics.METRICS)) == 4
+
+
+def test_a_finished_experiment_is_not_trained_again(done: Path, file: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (done / "runs").rglob("*.jsonl")}
+    table = (done / "table.md").read_bytes()
+
+    ended = run(str(file))
+
+    assert ended.returncode == 0, ended.stderr
+    assert {path: path.stat().st_mtime_ns for path in (done / "runs").rglob("*.jsonl")} == before
+    assert (done / "table.md").read_bytes() == table
+
+
+def test_what_would_be_run_and_the_recipe_of_an_arm_are_printed(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert experiment_command.main([str(file), "--dry-run", "--json", "--out", "nowhere"]) == 0
+    chains = json.loads(capsys.readouterr().out)["chains"]
+    assert [(one["arm"], one["starts"], one["starts_done"]) for one in chains] == [
+        ("whole", 1, 0),
+        ("stops", 2, 0),
+        ("reset", 2, 0),
+    ]
+    assert experiment_command.main([str(file), "--print", "whole", "--set", "recipe.stages.0.steps=7"]) == 0
+    assert json.loads(capsys.readouterr().out)["stages"][0]["steps"] == 14
+
+
+WRONG = {
+    "an arm with an unknown key": ({"arms": [{**ARMS[0], "seeds": 1}, ARMS[1]]}, "arms.0.seeds is not"),
+    "an arm that changes the seed": ({"arms": [{**ARMS[0], "recipe": {"seed": 3}}, ARMS[1]]}, "changes seed"),
+    "a segment of a stage's unknown key": (
+        {"arms": [{"name": "a", "segments": [{"stage": {"data": {"levles": [1]}}}]}, ARMS[1]]},
+        "arm a: stages.0.data.levles",
+    ),
+    "two arms of one name": ({"arms": [ARMS[0], ARMS[0]]}, "whole is taken"),
+    "more of nothing": (
+        {"arms": [{"name": "a", "segments": [{"is_new_stage": False}]}, ARMS[1]]},
+        "first segment needs a stage",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_does_not_fit_is_refused_by_name(what: str, tmp_path: Path) -> None:
+    changes, message = WRONG[what]
+
+    with pytest.raises(RecipeError, match=re.escape(message)):
+        arms.chains(spec_of(written(tmp_path, tmp_path / "shards", **changes)), tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["restarts", "curriculum"])
+@pytest.mark.parametrize("scales", [[], ["latents"], ["gpu", "latents"]])
+def test_the_recipes_experiments_can_be_laid_out(
+    name: str, scales: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word for scale in scales for word in ("--scale", scale)]
+    assert (
+        experiment_command.main([str(ROOT / "recipes" / f"{name}.yaml"), "--dry-run", "--json", *words]) == 0
+    )
+
+    chains = json.loads(capsys.readouterr().out)["chains"]
+    assert len({one["updates"] for one in chains}) == 1  # all arms see as much
+    assert len(chains) == 3 * len({one["arm"] for one in chains})
+
+
+def track(seed: int, losses: list[float], rounds: tuple[tuple[float, dict[str, float]], ...] = ()) -> Track:
+    clips = tuple(4.0 * (number + 1) for number in range(len(losses)))
+    marks = ((2, 8.0, "restart"),)
+    return Track(
+        seed=seed,
+        clips=clips,
+        losses=tuple(losses),
+        grad_norms=(1.0, 1.0, 5.0, 1.0),
+        marks=marks,
+        rounds=rounds,
+    )
+
+
+def test_a_jump_is_the_mean_behind_a_mark_less_that_before_it() -> None:
+    one = track(1, [4.0, 2.0, 5.0, 3.0])
+
+    assert results.jumps(one, one.marks, 1) == [3.0]
+    assert results.jumps(one, one.marks, 2) == [1.0]
+    assert results.mean([1.0, 3.0]) == (2.0, 1.0)
+    assert results.mean([1.0]) == (1.0, None)
+
+
+def test_validation_is_compared_over_the_clips_that_all_have() -> None:
+    one = track(1, [1.0] * 4, ((16.0, {"a": 1.0, "b": 3.0}),))
+    other = track(1, [1.0] * 4, ((16.0, {"b": 5.0, "c": 9.0}),))
+
+    assert results.common_clips([one, other]) == {1: ["b"]}
+    assert results.over({"a": 1.0, "b": 3.0}, ["b"]) == 3.0
+
+
+def test_a_run_without_all_its_updates_is_refused(file: Path, tmp_path: Path) -> None:
+    (chain, *_) = arms.chains(spec_of(file), tmp_path)
+    with pytest.raises(StateError, match=r"4 of 4 updates are not in metrics.jsonl, the first is 1"):
+        results.track(chain)
+
+
+def test_a_plot_of_one_seed_has_no_band(file: Path) -> None:
+    spec = spec_of(file)
+    rounds = ((8.0, {"a": 1.0}), (16.0, {"a": 0.5}))
+    drawn = page.plot(spec, [track(1, [4.0, 3.0, 2.0, 1.0], rounds) for _ in spec.arms])
+
+    assert 'class="band' not in drawn
+    assert drawn.startswith("<svg xmlns")

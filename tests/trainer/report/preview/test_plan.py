@@ -1,0 +1,339 @@
+"""`python -m trainer plan`: what it says of steps, clips, differences and ranks is what the loader does."""
+
+import base64
+import io
+import json
+import re
+import shlex
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+
+from tests.trainer.shards_for_tests import SMOKE, make_shards, numbers, settings, smoke
+from tests.trainer.test_main import help_of
+from trainer import __main__ as main
+from trainer.data import open_stage
+from trainer.data import stages as data_stages
+from trainer.report.preview import contact_sheet, plan
+from trainer.report.preview import stages as preview_stages
+from trainer.train import train
+from trainer.training.state import Origin
+from vidcurate.sampler import order
+
+ROOT = SMOKE.parents[1]
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with shards, and a run of two stages over them that has made two steps."""
+    home = tmp_path_factory.mktemp("planned")
+    make_shards(home / "shards", num_clips=14, cut_short=(4,))
+    train(smoke(home / "shards", home / "run", "stages.0.steps=2", "sample=null"))
+    return home
+
+
+def words_of(home: Path, *more: str) -> list[str]:
+    given = settings(home / "shards", home / "none", f"stages.0.steps={STEPS}", *more)
+    return [word for value in given for word in ("--set", value)]
+
+
+def asked(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    assert plan.main([*words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert plan.main(list(words)) == 0
+    return capsys.readouterr().out
+
+
+def test_the_shown_micro_batches_are_those_that_each_rank_loads(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ("stages.0.data.micro_batches_per_step=3", "stages.0.data.weights={'1': 3, '2': 1}")
+    recipe = smoke(home / "shards", home / "none", f"stages.0.steps={STEPS}", *more)
+    (stage,) = data_stages.lay_out(recipe)
+    loaded = []
+    for rank in range(2):
+        with open_stage.open_loader(
+            stage, recipe, rank=rank, world_size=2, on_event=lambda event: None
+        ) as loader:
+            for step in range(STEPS):
+                loaded += [(step + 1, b.position, rank, b.cell, *b.captions) for b in loader.step(step)]
+
+    words = ("show", str(SMOKE), *words_of(home, *more), "--steps", f"1:{STEPS}", "--world", "2")
+    shown = asked(capsys, *words, "--captions")
+    # A clip that cannot be decoded is planned all the same, and a spare stands in: its caption differs.
+    broken = "a red square moves left"
+    told = [
+        (b["step"], b["position"], b["rank"], b["cell"], *(clip["caption"] for clip in b["clips"]))
+        for b in shown
+    ]
+    assert len(told) == len(loaded) == 3 * STEPS
+    for one, other in zip(told, sorted(loaded, key=lambda batch: batch[1]), strict=True):
+        assert one == other or broken in one
+    assert sum(one in loaded for one in told) > STEPS
+    assert "caption" not in asked(capsys, *words)[0]["clips"][0]
+    text = said(capsys, *words)
+    assert f"step {STEPS} (first)" in text
+    assert shown[0]["clips"][0]["clip_id"] in text
+
+
+def test_the_steps_of_a_clip_are_those_that_read_it(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ("show", str(SMOKE), *words_of(home))
+    batches = asked(capsys, *given, "--steps", f"1:{STEPS}")
+    reads = [(b["step"], b["position"]) for b in batches for c in b["clips"] if c["clip_id"] == "clip-003"]
+
+    found = asked(capsys, *given, "--clip", "clip-003")
+    assert [(one["step"], one["position"]) for one in found["shown"]] == reads
+    assert len(reads) >= 1
+    early = asked(capsys, *given, "--clip", "clip-003", "--until", str(reads[0][0]))
+    assert [one["step"] for one in early["shown"]] == [step for step, _ in reads if step <= reads[0][0]]
+    of_run = asked(capsys, "show", str(home / "run"), "--clip", "clip-003")["shown"]
+    assert all(one["is_past"] for one in of_run)
+    for setting, reason in (
+        ("levels=[1]", "of another fold, level or source"),
+        ("buckets.table={32px: {16: [1.0, 2], 1: [1.0, 2], 9: [[1.0, 0.4], 1]}}", "not_drawn"),
+    ):
+        left = asked(capsys, *given, "--set", f"stages.0.data.{setting}", "--clip", "clip-003")
+        assert (left["shown"], left["not_in"]) == ([], {"first": reason})
+
+
+def test_a_recipe_does_not_differ_from_itself(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = asked(capsys, "diff", str(home / "run"), str(home / "run"))
+    assert report["settings"] == {}
+    (stage,) = report["stages"]
+    assert (stage["first_step"], stage["steps_compared"], stage["cells"], stage["moved"]) == (None, 2, [], [])
+    assert "the first 2 steps read the same clips" in said(
+        capsys, "diff", str(home / "run"), str(home / "run")
+    )
+
+
+def test_a_difference_names_clips_cells_and_the_first_step(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, shards = tmp_path / "run", tmp_path / "shards"
+    make_shards(shards, num_clips=12)
+    train(smoke(shards, run, "stages.0.steps=2", "sample=null"))
+    shutil.rmtree(shards)
+    make_shards(shards, num_clips=15)  # the run keeps the index of before
+    more = ("seed=42", "stages.0.data.buckets.table={32px: {8: [1.0, 3]}}")
+    words = [word for value in settings(shards, run, "stages.0.steps=4", *more) for word in ("--set", value)]
+
+    report = asked(capsys, "diff", str(run), str(SMOKE), *words)
+    (stage,) = report["stages"]
+    assert stage["added"] == {"count": 3, "clip_ids": ["clip-012", "clip-014", "clip-013"]}
+    assert (stage["removed"]["count"], stage["edited"]["count"], stage["moved"]) == (0, 0, [])
+    assert stage["steps"] == [2, 4]
+    cells = {cell["name"]: cell for cell in stage["cells"]}
+    assert cells["level-1/32px-8f-1.00"]["clips"] == [4, 5]
+    assert cells["level-1/32px-8f-1.00"]["micro_batch_size"] == [2, 3]
+    assert report["settings"]["stages.0.data.buckets.table.32px.8"] == [[1.0, 2], [1.0, 3]]
+    assert stage["first_step"] == 1
+    text = said(capsys, "diff", str(run), str(SMOKE), *words)
+    assert "clips added: 3 (clip-012, clip-014, clip-013)" in text
+    assert "the first step that reads other clips is 1" in text
+
+    recipe = tmp_path / "recipe.yaml"
+    shutil.copy(SMOKE, recipe)
+    old = preview_stages.lay_out(recipe, settings(shards, run))
+    new = preview_stages.lay_out(recipe, settings(shards, run, "stages.0.data.levels=[1]"))
+    (levels,) = plan.difference(old, new)["stages"]
+    assert {(move["old"], move["new"]) for move in levels["moved"]} == {
+        ("level-2/32px-8f-0.50", "(not asked for)"),
+        ("level-2/32px-8f-1.00", "(not asked for)"),
+    }
+    longer = preview_stages.lay_out(recipe, settings(shards, run, "stages.0.steps=25"))
+    assert plan.difference(old, longer)["stages"][0]["first_step"] == 21
+
+
+def test_the_simulated_figures_are_those_of_the_steps(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    more = ("stages.0.data.micro_batches_per_step=5", "stages.0.data.weights={'1': 3, '2': 1}")
+    given = [*words_of(home, *more), "--step-seconds", "2", "--clips-per-core-second", "4"]
+    report = asked(capsys, "simulate", str(SMOKE), *given, "--world", "1,2,7")
+    (stage,) = report["stages"]
+    (laid,) = data_stages.lay_out(smoke(home / "shards", home / "none", f"stages.0.steps={STEPS}", *more))
+    batches = [batch for step in range(STEPS) for batch in order.step_micro_batches(laid.plan, step)]
+    given_to = Counter(laid.plan.cells[batch.cell].name for batch in batches)
+    clips = sum(len(batch.rows) for batch in batches)
+
+    assert {cell["name"]: cell["given"] for cell in stage["cells"]} == given_to
+    assert sum(cell["asked"] for cell in stage["cells"]) == pytest.approx(5 * STEPS)
+    assert stage["clips_a_step"] == pytest.approx(clips / STEPS)
+    assert stage["decoding"]["cores"] == pytest.approx(clips / STEPS / 4 / 2)
+    last = stage["mix"][-1]
+    level_1 = sum(count for name, count in given_to.items() if name.startswith("level-1/")) / len(batches)
+    assert last["groups"]["level-1"]["given"] == pytest.approx(level_1)
+    assert last["largest_error"] < 1.68
+    assert laid.plan.costs is not None
+    waits = {}
+    for world in (1, 2, 7):
+        spent = total = 0
+        for step in range(STEPS):
+            loads = [
+                sum(laid.plan.costs[order.turn(laid.plan, position)[0]] for position in own)
+                for own in order.shares(laid.plan, step, world)
+            ]
+            spent, total = spent + world * max(loads), total + sum(loads)
+        waits[world] = 1 - total / spent
+    assert {w["world_size"]: w["waste"] for w in stage["worlds"]} == pytest.approx(waits)
+    assert [world["idle"] for world in stage["worlds"]] == pytest.approx([0, 0, 2 / 7])
+    assert waits[1] == 0 < waits[7]
+    text = said(capsys, "simulate", str(home / "run"), "--measure", "1")
+    assert re.search(r"core seconds a step \(measured here\), [\d.]+ cores for steps of", text)
+
+
+def test_the_page_has_a_picture_and_a_caption_of_every_clip(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "pages" / "steps.html"
+    words = ("show", str(SMOKE), *words_of(home), "--steps", "1:3", "--captions")
+    batches = asked(capsys, *words, "--html", str(out))
+    page = out.read_text(encoding="utf-8")
+    clips = [clip for batch in batches for clip in batch["clips"]]
+
+    broken = sum(clip["clip_id"] == "clip-004" for clip in clips)
+    assert broken  # it has 3 frames: what stands in for it is named, not shown
+    assert page.count("too_few_frames: clip-") == broken
+    assert page.count('<img src="data:image/jpeg;base64,') == len(clips) - broken
+    assert page.count("<figure>") == len(clips)
+    assert all(clip["caption"] in page for clip in clips)
+    assert not re.search(r"https?://|<script|<link", page)
+    assert list(out.parent.iterdir()) == [out]
+
+
+def test_a_thumbnail_is_small_and_even() -> None:
+    for height, width, size in ((32, 48, (32, 48)), (720, 1281, (102, 182)), (1, 1, (1, 1))):
+        frame = np.full((height, width, 3), 200, dtype=np.uint8)
+        data = contact_sheet.thumbnail(frame).partition(",")[2]
+        with av.open(io.BytesIO(base64.b64decode(data)), format="mjpeg") as container:
+            picture = next(container.decode(video=0)).to_ndarray(format="rgb24")
+        assert picture.shape[:2] == size
+        assert abs(int(picture.mean()) - 200) < 4
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["show", "RECIPE"], "give --steps A:B, or --clip ID"),
+        (["show", "RECIPE", "--steps", "3:2"], "--steps 3:2: write A:B"),
+        (["show", "RECIPE", "--steps", "1:99"], "step 99: tiny has the steps 1 to 6"),
+        (["show", "RECIPE", "--clip", "nobody"], "no stage of tiny has a clip of this name"),
+        (["show", "RECIPE", "--steps", "1", "--world", "0"], "--world 0: must be 1 or more"),
+        (["simulate", "RECIPE", "--world", "2,x"], "--world 2,x: numbers of ranks"),
+        (["show", "nowhere.yaml", "--steps", "1"], "nowhere.yaml: no such recipe file"),
+    ],
+)
+def test_what_is_wrong_is_one_line(
+    home: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    given = [str(SMOKE) if word == "RECIPE" else word for word in words]
+    given[2:2] = words_of(home) if "RECIPE" in words else []
+    assert plan.main(given) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.count("\n") == 1
+
+
+def test_the_examples_of_the_help_run(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = re.findall(r"^  python -m trainer\.plan (.*)", help_of(plan.main), re.MULTILINE)
+    assert len(lines) == 5
+    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
+    make_shards(tmp_path / "run" / "shards", num_clips=4, size=64)
+    (tmp_path / "runs").mkdir()
+    shutil.copytree(home / "run", tmp_path / "runs" / "first")
+    monkeypatch.chdir(tmp_path)
+    for line in lines:
+        assert plan.main(shlex.split(line.replace("CLIP", "clip-001"))) == 0, line
+    assert (tmp_path / "first-step.html").is_file()
+
+
+def test_a_run_that_took_new_clips_is_shown_as_it_read(tmp_path: Path) -> None:
+    shards, run = tmp_path / "shards", tmp_path / "run"
+    make_shards(shards)
+    train(smoke(shards, run, "stages.0.steps=2", "sample=null"))
+    shutil.rmtree(shards)
+    make_shards(shards, num_clips=15)
+    train(smoke(shards, run, "stages.0.steps=5", "sample=null"), Origin(accept=("--append",)))
+
+    found = preview_stages.lay_out(run)
+    seen: set[str] = set()
+    rolling = ""
+    hashes = []
+    for step in range(1, 6):
+        ids = [clip["clip_id"] for batch in plan.micro_batches(found, step, step) for clip in batch["clips"]]
+        rolling = order.rolling_hash(rolling, ids)
+        hashes.append(rolling)
+        seen.update(ids)
+    assert hashes == [line["clips_hash"] for line in numbers(run)]
+    assert found.done == 5
+    new = sorted(seen & {"clip-012", "clip-013", "clip-014"})
+    assert new
+    assert plan.showings(found, new[0], 5)[0]["step"] > 2
+
+
+def test_steps_before_a_change_have_the_buckets_of_then(tmp_path: Path) -> None:
+    shards, run = tmp_path / "shards", tmp_path / "run"
+    make_shards(shards, num_clips=2)
+    train(smoke(shards, run, "stages.0.steps=2", "sample=null"))
+    shutil.rmtree(shards)
+    make_shards(shards, num_clips=12)  # wide ones, too, in cells that come before some of those of then
+    train(smoke(shards, run, "stages.0.steps=6", "sample=null"), Origin(accept=("--append",)))
+
+    found = preview_stages.lay_out(run)
+
+    (stage,) = found.stages
+    assert stage.plan.cells[1].name != order.at_step(stage.plan, 0).cells[1].name
+    read = [set(data_stages.step_plan(stage, update, found.recipe).buckets) for update in range(6)]
+    assert read == [set(line["loss_by_bucket"]) for line in numbers(run)]
+
+
+def test_what_is_simulated_leaves_out_the_data_windows_that_are_skipped(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    phases = "[{levels: [1], steps: 5}, {weights: {'1': 1, '2': 3}, ramp_steps: 2}]"
+    more = (f"stages.0.data.curriculum={phases}", "stages.0.skip=[[2, 4], [9, 9]]")
+    report = asked(capsys, "simulate", str(SMOKE), *words_of(home, *more), "--clips-per-core-second", "4")
+    (stage,) = report["stages"]
+    (laid,) = data_stages.lay_out(smoke(home / "shards", home / "none", f"stages.0.steps={STEPS}", *more))
+
+    read = [data_stages.data_step(laid, update) for update in range(STEPS)]
+    assert {1, 2, 3, 8}.isdisjoint(read)
+    assert read[-1] == STEPS + 3
+    batches = [batch for step in read for batch in order.step_micro_batches(laid.plan, step)]
+    names = Counter(laid.plan.cells[batch.cell].name for batch in batches)
+    shown = Counter(row for batch in batches for row in batch.rows.tolist())
+    assert {cell["name"]: cell["given"] for cell in stage["cells"] if cell["given"]} == names
+    assert sum(cell["asked"] for cell in stage["cells"]) == pytest.approx(len(batches))
+    assert stage["clips_a_step"] == pytest.approx(sum(shown.values()) / STEPS)
+    assert stage["phases"] == [1, 3]  # three of the first phase's five data steps are skipped
+    for told, cell in zip(stage["cells"], laid.plan.cells, strict=True):
+        times = [shown[row] for row in cell.rows.tolist()]
+        assert told["exposures"] == [min(times), max(times)]
+
+    main.main([str(SMOKE), *words_of(home, *more), "--dry-run", "--json"])
+    (dry,) = json.loads(capsys.readouterr().out)["stages"]
+    assert [cell["exposures"] for cell in dry["cells"]] == [cell["exposures"] for cell in stage["cells"]]
+    assert dry["phases"] == stage["phases"]
+
+
+def test_a_curriculum_shows_in_what_is_simulated(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    phases = "[{levels: [1], steps: 3}, {weights: {'1': 1, '2': 3}, ramp_steps: 2}]"
+    given = words_of(home, f"stages.0.data.curriculum={phases}", "stages.0.data.micro_batches_per_step=4")
+    report = asked(capsys, "simulate", str(SMOKE), *given, "--measure", "0")
+
+    (stage,) = report["stages"]
+    assert stage["phases"] == [1, 4]
+    first, last = stage["mix"][0], stage["mix"][-1]
+    assert first["groups"]["level-1"] == {"asked": 1.0, "given": 1.0}
+    assert 0 < last["groups"]["level-2"]["given"] < 0.5
+    assert last["largest_error"] < 1.68
+    assert "phases from steps 1, 4" in said(capsys, "simulate", str(SMOKE), *given, "--measure", "0")

@@ -1,0 +1,84 @@
+"""The two diaries can be read after any kill, and say all digits."""
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainer.run_folder import jsonl, metrics
+from vidcurate.errors import StorageError
+
+
+def test_a_loss_is_written_with_all_its_digits(tmp_path: Path) -> None:
+    loss = float(np.float32(0.1) + np.float32(1e-8))
+
+    jsonl.append(tmp_path / "metrics.jsonl", {"step": 1, "loss": loss})
+
+    assert metrics.read(tmp_path / "metrics.jsonl") == [{"step": 1, "loss": loss}]
+
+
+def test_what_is_no_number_is_still_json(tmp_path: Path) -> None:
+    jsonl.append(tmp_path / "metrics.jsonl", {"step": 1, "loss": float("nan"), "by": {"a": [float("inf")]}})
+
+    line = (tmp_path / "metrics.jsonl").read_text()
+
+    assert json.loads(line, parse_constant=pytest.fail) == {"step": 1, "loss": "nan", "by": {"a": ["inf"]}}
+
+
+def test_steps_behind_the_checkpoint_are_forgotten_and_a_torn_line_is_mended(tmp_path: Path) -> None:
+    for step in range(1, 6):
+        jsonl.append(tmp_path / "metrics.jsonl", {"step": step, "loss": step / 3})
+    jsonl.record_event(tmp_path, "save", 4, path="step-00000004")
+    (before,) = metrics.read(tmp_path / "events.jsonl")
+    assert before == {"event": "save", "step": 4, "time": before["time"], "path": "step-00000004"}
+    assert abs(before["time"] - time.time()) < 60
+    for name in ("metrics.jsonl", "events.jsonl"):
+        with (tmp_path / name).open("a") as file:
+            file.write('{"step": 6, "lo')
+    first = (tmp_path / "metrics.jsonl").read_text().splitlines()[:3]
+
+    dropped = metrics.forget_after(tmp_path, 3)
+
+    assert dropped == 2
+    assert (tmp_path / "metrics.jsonl").read_text().splitlines() == first
+    assert metrics.read(tmp_path / "events.jsonl") == [before]
+    jsonl.record_event(tmp_path, "resume", 3)
+    assert [line["event"] for line in metrics.read(tmp_path / "events.jsonl")] == ["save", "resume"]
+
+
+def test_means_are_float32_and_sorted_by_name() -> None:
+    losses = np.array([0.1, 0.2, 0.4])
+
+    means = metrics.mean_by(losses, ["b", "a", "b"])
+
+    assert list(means) == ["a", "b"]
+    assert means["b"] == float(np.float32((0.1 + 0.4) / 2))
+    assert metrics.mean(losses) == float(np.float32(losses.sum() / 3))
+
+
+def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"metrics\.jsonl: cannot be written"):
+        jsonl.append(tmp_path / "no such folder" / "metrics.jsonl", {"step": 1})
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(7.6, "8 s"), (200, "3 min 20 s"), (18720, "5 h 12 min"), (-1, "0 s")]
+)
+def test_durations_are_said_in_words(seconds: float, words: str) -> None:
+    assert metrics.seconds_in_words(seconds) == words
+
+
+def test_a_timestep_lies_in_its_tenth_and_the_ends_have_one_too() -> None:
+    bins = metrics.timestep_bins(np.array([0.0, 99.9, 100.0, 555.5, 999.9, 1000.0]))
+
+    assert bins == ["0-100", "0-100", "100-200", "500-600", "900-1000", "900-1000"]
+
+
+@pytest.mark.parametrize("damage", ["\0" * 20, "4", '{"step": 2'])
+def test_a_damaged_line_in_the_middle_is_named_with_the_way_out(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step": 1}}\n{damage}\n{{"step": 3}}\n')
+    with pytest.raises(StorageError, match=rf"metrics.jsonl: line 2 is damaged .* sed -i 2d {path}"):
+        metrics.read(path)

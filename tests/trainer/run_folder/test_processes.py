@@ -1,0 +1,100 @@
+"""A rank's record names one process and no other; what is left after a crash is known as dead."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainer.run_folder import processes
+from vidcurate.errors import StateError
+
+
+def record(run: Path, rank: int = 0, world_size: int = 1) -> processes.Process:
+    return processes.this_process(run, rank=rank, local_rank=rank, world_size=world_size)
+
+
+def test_a_record_is_there_while_the_block_runs_and_gone_after_it(tmp_path: Path) -> None:
+    with processes.registered(tmp_path, record(tmp_path)) as mine:
+        (read,) = processes.read(tmp_path)
+        assert read == mine
+        assert processes.alive(read)
+        assert read.pid == os.getpid()
+        assert read.run == str(tmp_path)
+        assert read.command == processes.command_line(os.getpid())
+    assert processes.read(tmp_path) == []
+
+
+def test_a_process_of_the_same_id_that_began_at_another_time_is_a_stranger(tmp_path: Path) -> None:
+    mine = record(tmp_path)
+    assert not processes.alive(dataclasses.replace(mine, start_time=mine.start_time - 1))
+    assert not processes.alive(dataclasses.replace(mine, boot_id="another start of the machine"))
+
+
+def test_a_process_that_was_killed_is_dead_before_anyone_has_waited_for_it(tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    began = processes.start_time(child.pid)
+    assert began is not None
+    theirs = dataclasses.replace(record(tmp_path), pid=child.pid, start_time=began)
+    assert processes.alive(theirs)
+    assert child.pid in processes.children(os.getpid())
+
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+
+    assert not processes.alive(theirs)
+    assert child.pid not in processes.children(os.getpid())
+    child.wait()
+    assert processes.state(child.pid) == "ended"
+
+
+def test_a_program_that_has_written_its_own_title_has_a_name(tmp_path: Path) -> None:
+    """slurmstepd and sshd put one line in the place of their words, without the NUL behind the last."""
+    folder = tmp_path / "17"
+    folder.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "PROC", tmp_path)
+        for written, words in (
+            (b"slurmstepd: [4711.0]", ("slurmstepd: [4711.0]",)),
+            (b"python\0-m\0trainer\0", ("python", "-m", "trainer")),
+            (b"sh\0\0", ("sh", "")),
+            (b"", ()),
+        ):
+            (folder / "cmdline").write_bytes(written)
+            assert processes.command_line(17) == words
+
+
+def test_children_are_found_over_generations() -> None:
+    program = (
+        "import subprocess, sys, time; "
+        "subprocess.Popen([sys.executable, '-c', 'print(1, flush=True); import time; time.sleep(60)'])"
+        "; time.sleep(60)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+
+    below = processes.children(os.getpid())
+
+    (grandchild,) = processes.children(child.pid)
+    assert {child.pid, grandchild} <= set(below)
+    os.kill(grandchild, 9)
+    child.kill()
+    child.wait()
+    child.stdout.close()
+
+
+def test_the_first_rank_forgets_those_of_a_larger_world(tmp_path: Path) -> None:
+    for rank in range(4):
+        processes.write(tmp_path, record(tmp_path, rank, 4))
+    with processes.registered(tmp_path, record(tmp_path, 0, 2)):
+        assert [one.rank for one in processes.read(tmp_path)] == [0, 1]
+
+
+def test_a_file_that_is_no_record_is_named(tmp_path: Path) -> None:
+    (tmp_path / processes.PROCESSES).mkdir()
+    processes.path(tmp_path, 0).write_text("{}")
+    with pytest.raises(StateError, match=r"rank-00000\.json: is no record of a process; remove it"):
+        processes.read(tmp_path)

@@ -1,0 +1,149 @@
+"""The commands about rules: their answers, and the exit code that says that too much failed."""
+
+import json
+import zipfile
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from tests.vidcurate.curation.filter.test_filter import clip, scored
+from vidcurate.cli.main import main
+from vidcurate.curation.demo_data import write as demo_data_write
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    """Return (exit code, stdout, stderr) of a command."""
+    try:
+        main([str(one) for one in arguments])
+        code = 0
+    except SystemExit as leaving:
+        code = int(leaving.code or 0)
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return scored(
+        tmp_path / "run",
+        *(clip(f"c{n}", noun_count=n) for n in range(9)),
+        clip("x", probe_status="truncated"),
+    )
+
+
+def test_a_filter_above_its_limit_answers_and_leaves_with_3(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = call(capsys, "filter", run, "--set", "max_failure_share=0.05", "--json")
+
+    assert code == 3
+    assert json.loads(out)["rows_rejected"] == 1
+    assert err.splitlines()[-1].startswith(
+        "error: 1 of 10 rows (10 %) are missing or broken; max_failure_share"
+    )
+    assert (run / "filter.parquet").exists()
+    assert call(capsys, "filter", run, "--set", "max_failure_share=0.1", "--json")[0] == 0
+    assert call(capsys, "filter", run, "--set", "min_noun_count=8", "--set", "max_rejected_share=0.5")[0] == 3
+
+
+def test_a_curation_stops_behind_the_stage_that_failed_too_much_and_goes_on_from_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    demo_data_write.write_demo_data(tmp_path / "data", clips=12)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f"run: {tmp_path / 'run'}\n"
+        f"ingest: {{metadata: {tmp_path / 'data/captions.csv'}, videos: {tmp_path / 'data/videos'}}}\n"
+        "score: {noun_engine: builtin}\nsplit: {levels: 1}\ncard: {licences: {openvid: CC-BY-4.0}}\n"
+    )
+
+    code, _, err = call(capsys, "curate", recipe, "--set", "max_failure_share=0.01", "--json")
+
+    assert code == 3
+    assert "are missing or broken; max_failure_share allows 1 %" in err
+    assert (tmp_path / "run/probe.parquet").exists()
+    assert not (tmp_path / "run/score.parquet").exists()
+    code, out, _ = call(capsys, "curate", recipe, "--set", "max_failure_share=1", "--json")
+    assert code == 0
+    assert json.loads(out)["probe"]["up_to_date"]
+    assert "| CC-BY-4.0 |" in (tmp_path / "run/card.md").read_text()
+    assert (tmp_path / "run/levels.yaml").exists()
+
+    code, _, err = call(capsys, "probe", tmp_path / "run", "--max-failure-share", "0.02", "--json")
+    assert code == 3
+    assert "max_failure_share allows 2 %" in err
+
+
+def test_the_answers_of_the_commands_can_be_read_by_machines(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(capsys, "filter", run, "--set", "max_noun_count=5", "--json")[0] == 0
+    with zipfile.ZipFile(tmp_path / "part.zip", "w") as archive:
+        for number in range(9):
+            archive.writestr(f"c{number}.mp4", f"video {number}")
+        archive.writestr("x.mp4", "video x")
+
+    found = json.loads(call(capsys, "what-if", run, "--set", "max_noun_count=7", "--json")[1])
+    swept = json.loads(call(capsys, "what-if", run, "--sweep", "max_noun_count=5,7", "--json")[1])
+    told = json.loads(call(capsys, "ledger", run, tmp_path / "out.csv", "--check", "--json")[1])
+    usual = ["--parts", tmp_path / "part.zip", "--out", tmp_path / "plan.csv", "--fetch", tmp_path / "got"]
+    code, out, _ = call(capsys, "fetch-plan", run, *usual, "--json")
+    card = json.loads(call(capsys, "card", run, "--json")[1])
+    presets = json.loads(call(capsys, "presets", "--json")[1])
+
+    assert (found["kept"]["clips"], found["newly_kept"]) == (8, 2)
+    assert [point["clips"] for point in swept["points"]] == [6, 8]
+    assert told["check"]["rows_rejected"] == 4
+    assert pl.read_csv(tmp_path / "out.csv")["clip_id"].to_list() == ["c6", "c7", "c8", "x"]
+    assert code == 0
+    assert json.loads(out)["files_fetched"] == 6
+    assert (tmp_path / "got/c3.mp4").read_text() == "video 3"
+    assert card["rows_kept"] == 6
+    assert "lambda" in presets
+
+
+def test_a_fetch_that_finds_other_bytes_leaves_with_3(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with zipfile.ZipFile(tmp_path / "part.zip", "w") as archive:
+        archive.writestr("c0.mp4", "a" * 99)
+        archive.writestr("c1.mp4", "b" * 99)
+    data = (tmp_path / "part.zip").read_bytes().replace(b"b" * 99, b"b" * 98 + b"c")
+    (tmp_path / "part.zip").write_bytes(data)
+    places = ["--parts", tmp_path / "part.zip", "--out", tmp_path / "p.csv", "--fetch", tmp_path]
+    usual = ["fetch-plan", run, *places]
+
+    code, out, err = call(capsys, *usual, "--json")
+
+    assert code == 3
+    assert json.loads(out)["failed"][0].startswith("c1.mp4: its CRC-32 is")
+    assert "1 of 2 rows (50 %) were not what their directory says; max_failure_share allows 0 %" in err
+    assert (tmp_path / "c0.mp4").exists()
+    assert not (tmp_path / "c1.mp4").exists()
+    assert call(capsys, *usual, "--max-failure-share", "0.9")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["presets", "nothing"], "no preset is called nothing; known are lambda"),
+        (["what-if", "RUN", "--set", "limits.beauty.min=1"], "limits.beauty needs the column beauty"),
+        (["what-if", "RUN", "--sweep", "min_height"], "--sweep min_height: write key=1,2,3"),
+        (["ledger", "RUN"], "no ledger. Run `vidcurate filter"),
+        (["fetch-plan", "RUN", "--parts", "none.zip"], "none.zip: cannot be read"),
+        (
+            ["fetch-plan", "RUN", "--parts", "none.zip", "--out", "plan.txt"],
+            "plan.txt: a plan is a .csv file",
+        ),
+        (["card", "RUN", "--set", "licence=MIT"], "licence is not a setting. Did you mean licences?"),
+    ],
+)
+def test_a_wrong_request_is_one_line_and_leaves_with_2(
+    run: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    code, out, err = call(capsys, *(str(run) if one == "RUN" else one for one in arguments))
+
+    assert (code, out) == (2, "")
+    assert message in err
+    assert len(err.strip().splitlines()) == 1

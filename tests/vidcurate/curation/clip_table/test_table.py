@@ -1,0 +1,100 @@
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from vidcurate.curation.clip_table import table
+from vidcurate.errors import StageError, StorageError, TableError
+
+
+def origin(stage: str = "ingest", **inputs: str) -> table.Provenance:
+    return table.Provenance(stage=stage, settings={"a": 1}, inputs=inputs)
+
+
+def clips(*ids: str) -> pl.DataFrame:
+    return pl.DataFrame({"clip_id": list(ids), "height": [240] * len(ids)})
+
+
+def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
+    table.write(clips("a", "b"), tmp_path / "1.parquet", origin())
+    table.write(clips("a", "b").lazy(), tmp_path / "2.parquet", origin())
+
+    assert table.digest(tmp_path / "1.parquet") == table.digest(tmp_path / "2.parquet")
+
+
+def test_a_table_says_where_it_comes_from_and_what_its_columns_mean(tmp_path: Path) -> None:
+    path = tmp_path / "ingest.parquet"
+
+    table.write(clips("a"), path, origin())
+
+    assert table.provenance(path) == origin()
+    assert '"unit": "px"' in pl.read_parquet_metadata(path)["columns"]
+    assert table.is_up_to_date(path, origin())
+    assert not table.is_up_to_date(path, origin(other="x"))
+
+
+def test_a_failed_write_leaves_the_old_table(tmp_path: Path) -> None:
+    path = tmp_path / "ingest.parquet"
+    table.write(clips("a"), path, origin())
+    before = path.read_bytes()
+
+    with pytest.raises(pl.exceptions.PolarsError):
+        table.write(clips("b").lazy().with_columns(pl.col("clip_id").cast(pl.Int32)), path, origin())
+
+    assert path.read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["ingest.parquet"]
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(StorageError, match=r"file/x\.parquet: cannot be written"):
+        table.write(clips("a"), tmp_path / "file" / "x.parquet", origin())
+
+
+def test_a_stage_reads_the_nearest_earlier_one(tmp_path: Path) -> None:
+    with pytest.raises(StageError, match="no such run folder"):
+        table.previous_stage(tmp_path / "none", "filter")
+    with pytest.raises(StageError, match="Begin with `vidcurate ingest`"):
+        table.previous_stage(tmp_path, "filter")
+    table.write(clips("a"), tmp_path / "ingest.parquet", origin())
+    digest = table.digest(tmp_path / "ingest.parquet")
+    table.write(clips("a"), tmp_path / "score.parquet", origin("score", ingest=digest))
+
+    assert table.previous_stage(tmp_path, "filter") == "score"
+    assert table.previous_stage(tmp_path, "score") == "ingest"
+    assert table.newest_stage(tmp_path) == "score"
+
+
+def test_a_stage_refuses_a_table_made_from_an_older_one(tmp_path: Path) -> None:
+    table.write(clips("a"), tmp_path / "ingest.parquet", origin())
+    digest = table.digest(tmp_path / "ingest.parquet")
+    table.write(clips("a"), tmp_path / "score.parquet", origin("score", ingest=digest))
+    table.write(clips("a", "b"), tmp_path / "ingest.parquet", origin())
+
+    with pytest.raises(
+        StageError, match=r"score\.parquet: made from an older ingest\.parquet\. Run `vidcurate score`"
+    ):
+        table.previous_stage(tmp_path, "filter")
+    (tmp_path / "ingest.parquet").unlink()
+    with pytest.raises(StageError, match="it is gone"):
+        table.previous_stage(tmp_path, "filter")
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"text, not Parquet", b"PAR1" + b"\0" * 100 + b"PAR1"])
+def test_a_file_that_is_no_table_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "probe.parquet"
+    path.write_bytes(content)
+
+    with pytest.raises(TableError, match=r"probe\.parquet: not a table written by vidcurate"):
+        table.scan(tmp_path, "probe")
+    assert not table.is_up_to_date(path, origin())
+
+
+def test_someone_elses_parquet_is_not_taken(tmp_path: Path) -> None:
+    clips("a").write_parquet(tmp_path / "probe.parquet")
+
+    with pytest.raises(TableError, match="not a table written by vidcurate"):
+        table.scan(tmp_path, "probe")
+    with pytest.raises(StageError, match="Run `vidcurate split-by-difficulty` first"):
+        table.scan(tmp_path, "split")

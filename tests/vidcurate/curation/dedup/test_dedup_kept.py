@@ -1,0 +1,111 @@
+"""Of the copies that dedup has found, the one that is kept, why, and what the filter makes of the others."""
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from tests.vidcurate.curation.dedup.test_dedup import LOOK, copies, found_in, looks, make_run
+from vidcurate.curation.clip_table import table
+from vidcurate.curation.dedup.spec import DedupSpec, PerceptualSpec
+from vidcurate.curation.dedup.stage import run_dedup
+from vidcurate.curation.filter.spec import FilterSpec
+from vidcurate.curation.filter.stage import run_filter
+from vidcurate.errors import ColumnError
+
+
+def test_a_chain_of_likeness_is_not_followed(tmp_path: Path) -> None:
+    # a ~ b ~ c and a is not like c: a takes b, and c stays by itself.
+    rows = [
+        {"clip_id": name, "perceptual_hashes": looks(*[bits] * 5)}
+        for name, bits in (("a", 0), ("b", 8), ("c", 16))
+    ]
+    run = make_run(tmp_path / "run", rows)
+    run_dedup(run, DedupSpec(perceptual=PerceptualSpec(max_bits=8)))
+    assert copies(run) == {"b": "a"}
+
+
+def test_copies_of_copies_go_to_the_one_that_is_kept(tmp_path: Path) -> None:
+    rows = [
+        {"clip_id": "a", "width": 64, "height": 64, "perceptual_hashes": LOOK, "packet_hash": "x"},
+        {
+            "clip_id": "b",
+            "width": 128,
+            "height": 64,
+            "perceptual_hashes": looks(2, 2, 2, 2, 2),
+            "packet_hash": "y",
+        },
+        {"clip_id": "c", "width": 32, "height": 64, "perceptual_hashes": None, "packet_hash": "x"},
+    ]
+    run = make_run(tmp_path / "run", rows)
+    run_dedup(run, DedupSpec())
+    found = found_in(run)
+    assert copies(run) == {"a": "b", "c": "b"}
+    assert {row["duplicate_cluster"] for row in found.values()} == {"a"}
+    assert {name: row["duplicate_rank"] for name, row in found.items()} == {"b": 1, "a": 2, "c": 3}
+
+
+def test_the_kept_copy_is_whole_larger_longer_richer_and_says_why(tmp_path: Path) -> None:
+    def kept(**columns: list[Any]) -> tuple[str, str]:
+        rows = [
+            {"clip_id": name, "packet_hash": "p"}
+            | {column: values[place] for column, values in columns.items()}
+            for place, name in enumerate("ab")
+        ]
+        run = make_run(tmp_path / f"run{len(list(tmp_path.iterdir()))}", rows)
+        run_dedup(run, DedupSpec())
+        ((copy, of),) = copies(run).items()
+        return of, found_in(run)[copy]["duplicate_kept_because"]
+
+    assert kept() == ("a", "the smaller clip_id")
+    sizes = {"width": [1280, 1920], "height": [720, 1080]}
+    assert kept(**sizes) == ("b", "pixels 2073600 > 921600")
+    assert kept(**sizes, probe_status=["ok", "truncated"]) == ("a", "without a problem")
+    assert kept(**sizes, num_frames_damaged=[0, 3]) == ("a", "without a problem")
+    assert kept(duration_seconds=[4.0, 6.02], bit_rate=[900, 100]) == ("b", "duration_seconds 6 > 4")
+    assert kept(duration_seconds=[4.01, 4.0], bit_rate=[100, 900]) == ("b", "bit_rate 900 > 100")
+    assert kept(sharpness_median=[0.5, 0.7]) == ("b", "sharpness_median 0.7 > 0.5")
+    assert kept(bit_rate=[None, 5]) == ("b", "bit_rate 5 > unknown")
+
+
+def test_any_numeric_column_can_be_preferred_and_no_other(tmp_path: Path) -> None:
+    rows = [
+        {"clip_id": "a", "packet_hash": "p", "aesthetic_score": 4.0, "bit_rate": 9},
+        {"clip_id": "b", "packet_hash": "p", "aesthetic_score": 5.0, "bit_rate": 1},
+    ]
+    run = make_run(tmp_path / "run", rows)
+    run_dedup(run, DedupSpec(prefer=("aesthetic_score",)))
+    assert copies(run) == {"a": "b"}
+    with pytest.raises(ColumnError, match="prefer names the column colour, which is not there"):
+        run_dedup(run, DedupSpec(prefer=("colour",)))
+    with pytest.raises(ColumnError, match="prefer needs numbers, and the column caption"):
+        run_dedup(run, DedupSpec(prefer=("caption",)))
+
+
+def test_the_next_best_copy_is_kept_when_the_best_is_rejected(tmp_path: Path) -> None:
+    rows = [
+        {"clip_id": name, "packet_hash": "p", "duration_seconds": seconds, "width": 64, "height": 64}
+        for name, seconds in (("a", 3.0), ("b", 60.0), ("c", 5.0))
+    ]
+    run = make_run(tmp_path / "run", [*rows, {"clip_id": "d", "duration_seconds": 1.0}])
+    run_dedup(run, DedupSpec())
+    assert copies(run) == {"a": "b", "c": "b"}
+
+    def verdicts(spec: FilterSpec) -> dict[str, tuple[str, str, str]]:
+        run_filter(run, spec)
+        judged = table.scan(run, "filter").filter(~pl.col("is_kept")).collect()
+        return {
+            row["clip_id"]: (row["reject_stage"], row["reject_rule"], row["reject_value"])
+            for row in judged.to_dicts()
+        }
+
+    assert verdicts(FilterSpec()) == {
+        "a": ("dedup", "duplicate", "copy of b"),
+        "c": ("dedup", "duplicate", "copy of b"),
+    }
+    assert verdicts(FilterSpec(max_duration_seconds=10)) == {
+        "a": ("dedup", "duplicate", "copy of c"),
+        "b": ("filter", "max_duration_seconds", "60.0"),
+    }
+    assert verdicts(FilterSpec(keep_duplicates=True)) == {}

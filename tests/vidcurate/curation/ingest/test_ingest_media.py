@@ -1,0 +1,113 @@
+"""A folder of videos and a set of shards are sources too: captions lie beside the videos."""
+
+import io
+import tarfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from tests.vidcurate.curation.ingest.test_ingest_sources import ingest
+from vidcurate.curation.clip_table.schema import sample_key
+from vidcurate.curation.ingest.spec import IngestSpec
+from vidcurate.curation.ingest.stage import run_ingest
+from vidcurate.errors import ShardError
+
+
+def test_a_folder_takes_the_captions_beside_the_videos(tmp_path: Path) -> None:
+    root = tmp_path / "clips"
+    (root / "sub dir").mkdir(parents=True)
+    for name in ("a.mp4", "b.webm", "sub dir/ü c.mp4", "naked.mp4", "broken.mp4"):
+        (root / name).write_bytes(b"video")
+    (root / "a.txt").write_text("\ufeffA red ball\n")
+    (root / "b.json").write_text('{"text": "A blue ball", "clip_id": 12.10, "fps": 25, "tags": ["x"]}')
+    (root / "b.txt").write_text("not this one")
+    (root / "sub dir/ü c.json").write_text('{"caption": "", "width": "wide"}')
+    (root / "sub dir/ü c.txt").write_text("A ball from the text")
+    (root / "broken.json").write_text("{not json")
+    (root / "alone.txt").write_text("no video here")
+    summary, frame, report = ingest(tmp_path / "run", root)
+    assert (summary.schema, summary.reason) == ("folder", "the folder holds video files")
+    assert summary.rows_in == 5
+    by_path = {row["video_path"]: row for row in frame.to_dicts()}
+    assert by_path["a.mp4"]["caption"] == "A red ball"
+    assert by_path["b.webm"]["caption"] == "A blue ball"
+    assert (by_path["b.webm"]["clip_id"], by_path["b.webm"]["fps"]) == ("12.10", 25.0)
+    assert by_path["sub dir/ü c.mp4"]["caption"] == "A ball from the text"
+    assert by_path["sub dir/ü c.mp4"]["ingest_problem"] == "bad_value"
+    assert by_path["sub dir/ü c.mp4"]["sample_key"] == sample_key("sub dir/ü c")
+    assert by_path["naked.mp4"]["ingest_problem"] == "empty_caption"
+    assert by_path["broken.mp4"]["ingest_problem"] == "bad_value"
+    assert by_path["a.mp4"]["file_size_bytes"] == 5
+    assert report["captions_without_a_video"] == {"count": 1, "listed": ["alone.txt"]}
+    assert summary.dropped_columns == ("tags",)
+    assert run_ingest(tmp_path / "run", IngestSpec(metadata=root)).up_to_date
+    (root / "a.txt").write_text("\ufeffA red bull\n")  # the same size: only the content tells
+    assert not run_ingest(tmp_path / "run", IngestSpec(metadata=root)).up_to_date
+
+
+def write_tar(path: Path, members: Iterable[tuple[str, bytes]]) -> Path:
+    with tarfile.open(path, "w") as archive:
+        for name, payload in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(payload)
+            archive.addfile(info, io.BytesIO(payload))
+    return path
+
+
+SHARD_MEMBERS = [
+    ("000000001.mp4", b"first video"),
+    ("000000001.json", b'{"video": "x.mp4", "caption": "One", "aesthetic score": 5.5, "frame": 10}'),
+    ("000000002.mp4", b"second video"),
+    ("000000002.txt", b"Two"),
+    ("000000003.txt", b"A caption without a video"),
+    ("../out.mp4", b"third video"),
+    ("../out.jpg", b"picture"),
+]
+
+
+def test_shards_are_unpacked_whole_and_once(tmp_path: Path) -> None:
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    write_tar(shards / "train-000000.tar", SHARD_MEMBERS)
+    write_tar(
+        shards / "train-000001.tar", [("k.mp4", b"v"), ("k.json", b'{"clip_id": "12.10", "text": "K"}')]
+    )
+    run = tmp_path / "run"
+    summary, frame, report = ingest(run, shards)
+    assert summary.schema == "webdataset"
+    assert summary.videos == str(run / "videos")
+    assert summary.problems == {"missing_file": 1, "empty_caption": 1}
+    rows = {row["clip_id"]: row for row in frame.to_dicts()}
+    assert (rows["000000001"]["caption"], rows["000000001"]["aesthetic_score"]) == ("One", 5.5)
+    assert rows["000000001"]["num_frames"] == 10
+    assert rows["000000002"]["caption"] == "Two"
+    assert rows["12.10"]["caption"] == "K"
+    assert rows["000000003"]["ingest_problem"] == "missing_file"
+    assert rows["../out"]["ingest_problem"] == "empty_caption"
+    for clip_id, payload in (("000000001", b"first video"), ("../out", b"third video"), ("12.10", b"v")):
+        path = run / "videos" / rows[clip_id]["video_path"]
+        assert path.read_bytes() == payload
+        assert path.resolve().is_relative_to((run / "videos").resolve())
+        assert rows[clip_id]["file_size_bytes"] == len(payload)
+    assert report["other_files"] == 1
+    assert run_ingest(run, IngestSpec(metadata=shards)).up_to_date
+    times = {path: path.stat().st_mtime_ns for path in (run / "videos").rglob("*.mp4")}
+    (run / "ingest.parquet").unlink()
+    again, frame_again, _ = ingest(run, shards)
+    assert not again.up_to_date
+    assert frame_again.equals(frame)
+    assert times == {path: path.stat().st_mtime_ns for path in (run / "videos").rglob("*.mp4")}
+
+
+def test_a_cut_off_tar_is_an_error_and_leaves_no_unpacked_folder(tmp_path: Path) -> None:
+    whole = write_tar(tmp_path / "s.tar", [("a.mp4", b"x" * 5000), ("b.mp4", b"y" * 5000)])
+    whole.write_bytes(whole.read_bytes()[:9000])
+    run = tmp_path / "run"
+    with pytest.raises(ShardError, match=r"s\.tar: the tar is damaged"):
+        ingest(run, whole)
+    assert not (run / "ingest.parquet").exists()
+    assert [path.name for path in (run / "videos").iterdir() if not path.name.startswith(".")] == []
+    write_tar(tmp_path / "s.tar", [("a.mp4", b"x" * 5000), ("b.mp4", b"y" * 5000)])
+    summary, _, _ = ingest(run, whole)
+    assert summary.problems == {"empty_caption": 2}

@@ -1,0 +1,363 @@
+"""Long videos are cut where their scenes change, to the frame, and the clips are what was asked for."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.frame_clips import Frames, panned
+from vidcurate.curation.caption_scores.stage import ScoreSpec, run_score
+from vidcurate.curation.clip_table import table
+from vidcurate.curation.difficulty.spec import SplitSpec
+from vidcurate.curation.difficulty.stage import run_split
+from vidcurate.curation.filter.spec import FilterSpec
+from vidcurate.curation.filter.stage import run_filter
+from vidcurate.curation.frame_scores.spec import FramesSpec
+from vidcurate.curation.frame_scores.stage import run_frames
+from vidcurate.curation.ingest.spec import IngestSpec
+from vidcurate.curation.ingest.stage import run_ingest
+from vidcurate.curation.probe.stage import ProbeSpec, run_probe
+from vidcurate.curation.scenes.detect import clip_id, plan_scenes
+from vidcurate.curation.scenes.extract import check, run_extract
+from vidcurate.curation.scenes.spec import ExtractSpec, SceneSpec
+from vidcurate.curation.scenes.split import run_split_scenes
+from vidcurate.errors import ColumnError, InputError, MediaError
+from vidcurate.media import decode, encode, headers, transcode
+from vidcurate.media.transcode import TranscodeSpec
+
+FPS = 24
+# Frames of each scene of the two films; the last one is too short.
+FILMS = {"a.mp4": (30, 54, 40, 6), "b.mkv": (48, 24, 36)}
+SPEC = SceneSpec(min_seconds=0.5, max_seconds=None, time_limit_seconds=None)
+EXTRACT = ExtractSpec(time_limit_seconds=None)
+
+
+def film(lengths: tuple[int, ...], seed: int) -> Frames:
+    return np.concatenate(
+        [panned(2, 1, length, 144, 256, seed=seed + number) for number, length in enumerate(lengths)]
+    )
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two films, a file that is none, and the table of their scenes."""
+    home = tmp_path_factory.mktemp("scenes")
+    videos = home / "films"
+    (videos / "more").mkdir(parents=True)
+    encode.write_video(videos / "a.mp4", film(FILMS["a.mp4"], 0), fps=FPS, gop=60)
+    encode.write_video(videos / "more" / "b.mkv", film(FILMS["b.mkv"], 50), fps=FPS, gop=12)
+    (videos / "broken.mp4").write_bytes(b"no film")
+    run_split_scenes([videos], SPEC, out=home / "scenes.parquet")
+    return home
+
+
+def borders(lengths: tuple[int, ...]) -> list[tuple[float, float]]:
+    sums = np.cumsum([0, *lengths]) / FPS
+    return list(itertools.pairwise(sums.tolist()))
+
+
+# ── plan ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(
+    st.lists(st.integers(1, 100_000), unique=True, max_size=20).map(sorted),
+    st.integers(1, 20_000),
+    st.one_of(st.none(), st.floats(1, 30)),
+    st.floats(0, 1),
+    st.sampled_from(["divide", "truncate"]),
+)
+@example([], 12362, 12.359375, 0.0, "divide")  # it was one clip: a thousandth of the limit too long
+@settings(max_examples=200, deadline=None)
+def test_clips_lie_inside_their_scenes_in_order_and_within_the_limits(
+    cuts: list[int], tail: int, longest: float | None, shortest: float, longer: Any
+) -> None:
+    times = [cut / 1000 for cut in cuts]
+    end = (cuts[-1] if cuts else 0) / 1000 + tail / 1000
+    spec = SceneSpec(min_seconds=shortest, max_seconds=longest, longer=longer)
+
+    plan = plan_scenes(0.0, end, times, spec)
+
+    assert plan.num_scenes == len(times) + 1
+    assert plan.clips == tuple(sorted(plan.clips))
+    for start, stop in plan.clips:
+        assert 0 <= start < stop <= end + 1e-6
+        assert stop - start >= shortest - 2e-3
+        assert longest is None or stop - start <= longest + 2e-3
+        assert not [cut for cut in times if start + 1e-5 < cut < stop - 1e-5]
+    if longest is None and shortest == 0:
+        assert sum(stop - start for start, stop in plan.clips) == pytest.approx(end)
+
+
+def test_a_long_scene_is_divided_or_truncated_and_a_margin_is_taken_off_at_cuts() -> None:
+    divide = plan_scenes(0, 40, [], SceneSpec(max_seconds=15))
+    truncate = plan_scenes(0, 40, [], SceneSpec(max_seconds=15, longer="truncate"))
+    margin = plan_scenes(1, 20, [10], SceneSpec(margin_seconds=0.5))
+
+    assert np.allclose(divide.clips, [(0, 40 / 3), (40 / 3, 80 / 3), (80 / 3, 40)], atol=1e-5)
+    assert truncate.clips == ((0, 15),)
+    assert margin.clips == ((1, 9.5), (10.5, 20))
+
+
+def test_the_limits_must_leave_some_length() -> None:
+    with pytest.raises(ValueError, match="max_seconds is 1, below min_seconds 2"):
+        SceneSpec(max_seconds=1.0)
+
+
+def test_an_id_holds_its_source_and_its_interval() -> None:
+    assert clip_id("film", 12.345, 17.89) == "film-000012345-000017890"
+
+
+# ── split-scenes ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_scenes_are_those_of_the_films_to_the_frame(home: Path) -> None:
+    scenes = pl.read_parquet(home / "scenes.parquet")
+
+    assert scenes["source_id"].to_list() == ["a"] * 3 + ["more_b"] * 3
+    truth = borders(FILMS["a.mp4"])[:3] + borders(FILMS["b.mkv"])
+    for name, column in (("start_seconds", 0), ("end_seconds", 1)):
+        assert scenes[name].to_list() == pytest.approx([pair[column] for pair in truth], abs=0.4 / FPS)
+    assert scenes["num_frames"].to_list() == [*FILMS["a.mp4"][:3], *FILMS["b.mkv"]]
+    assert scenes["clip_id"].n_unique() == len(scenes)
+    assert scenes["clip_id"][1] == "a-000001250-000003500"
+
+
+def test_a_video_that_cannot_be_decoded_is_listed_and_the_rest_goes_on(home: Path, tmp_path: Path) -> None:
+    summary = run_split_scenes([home / "films"], SPEC, out=tmp_path / "s.csv", num_workers=2)
+
+    assert (summary.videos, summary.clips, summary.scenes, summary.scenes_too_short) == (3, 6, 7, 1)
+    assert summary.problems == {"unreadable": 1}
+    listed = Path(summary.problems_file or "").read_text()
+    assert "broken.mp4: not a video that FFmpeg opens" in listed
+    whole = pl.read_parquet(home / "scenes.parquet")
+    assert (
+        pl.read_csv(tmp_path / "s.csv")
+        .select("clip_id", "num_frames")
+        .equals(whole.select("clip_id", "num_frames"))
+    )
+    assert not list(tmp_path.glob(".s.csv*"))
+
+
+def test_workers_and_a_second_run_change_no_byte(home: Path, tmp_path: Path) -> None:
+    for workers in (2, 1):
+        run_split_scenes([home / "films"], SPEC, out=tmp_path / "again.parquet", num_workers=workers)
+        assert (tmp_path / "again.parquet").read_bytes() == (home / "scenes.parquet").read_bytes()
+
+
+def test_what_is_no_video_and_no_table_is_named(home: Path, tmp_path: Path) -> None:
+    for inputs, out, words in (
+        ([tmp_path / "none.mp4"], "s.csv", "no such video"),
+        ([home / "films"], "s.txt", r"the suffix '\.txt' is not known"),
+        ([tmp_path], "s.csv", "holds no videos"),
+        ([home / "films" / "a.mp4", home / "films" / "more" / "b.mkv"], "s.csv", "lie in several folders"),
+    ):
+        with pytest.raises(InputError, match=words):
+            run_split_scenes(inputs, SPEC, out=tmp_path / out)
+
+
+def test_a_run_is_split_by_the_cuts_that_score_frames_found(home: Path, tmp_path: Path) -> None:
+    captions = tmp_path / "films.csv"
+    captions.write_text("video_path,caption\na.mp4,one film\nmore/b.mkv,another\nbroken.mp4,none\n")
+    run, videos = tmp_path / "run", home / "films"
+    run_ingest(run, IngestSpec(metadata=captions, videos=videos, schema_name="table"))
+    run_probe(run, ProbeSpec(videos=videos))
+    run_frames(run, FramesSpec(time_limit_seconds=None), videos=videos)
+
+    undecoded = run_split_scenes([run], SPEC, out=tmp_path / "a.parquet", videos=videos)
+    decoded = run_split_scenes(
+        [run], SPEC.model_copy(update={"cut_threshold": 3.4}), out=tmp_path / "b.parquet", videos=videos
+    )
+
+    assert (undecoded.videos_decoded, decoded.videos_decoded) == (0, 2)
+    scenes = pl.read_parquet(tmp_path / "b.parquet")
+    assert scenes["caption"].to_list() == ["one film"] * 3 + ["another"] * 3
+    assert undecoded.clips == decoded.clips == 6
+
+
+# ── extract-clips ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def frames_of(path: Path, count: int) -> Frames:
+    return decode.read_frames(path, range(count), height=72, width=128)
+
+
+def test_every_clip_is_its_scene_and_nothing_else(home: Path, tmp_path: Path) -> None:
+    summary = run_extract(
+        home / "scenes.parquet", EXTRACT, videos=home / "films", out=tmp_path / "out", num_workers=2
+    )
+
+    assert summary.by_status == {"ok": 6}
+    clips = pl.read_parquet(tmp_path / "out" / "clips.parquet")
+    starts = {"a": np.cumsum([0, *FILMS["a.mp4"]]), "more_b": np.cumsum([0, *FILMS["b.mkv"]])}
+    films = {"a": home / "films" / "a.mp4", "more_b": home / "films" / "more" / "b.mkv"}
+    numbers = {"a": 0, "more_b": 0}
+    for source, name, count in clips.select("source_id", "video_path", "num_frames").iter_rows():
+        first = int(starts[source][numbers[source]])
+        numbers[source] += 1
+        path = tmp_path / "out" / "videos" / name
+        assert decode.count_decodable_frames(path) == count
+        there = decode.read_frames(films[source], range(first, first + count), height=72, width=128)
+        difference = np.abs(frames_of(path, count).astype(int) - there).mean(axis=(1, 2, 3))
+        assert difference.max() < 4, name
+        _, index = headers.read_header_and_index(path)
+        assert index.num_keyframes >= count // 12
+    assert clips["first_frame_difference"].max() < 4  # type: ignore[operator]
+
+
+def test_bytes_are_equal_on_repeat_and_only_what_is_missing_is_made_again(home: Path, tmp_path: Path) -> None:
+    def extract(name: str) -> Any:
+        return run_extract(home / "scenes.parquet", EXTRACT, videos=home / "films", out=tmp_path / name)
+
+    def bytes_of(name: str) -> dict[str, bytes]:
+        return {
+            str(path.relative_to(tmp_path / name)): path.read_bytes()
+            for path in sorted((tmp_path / name).rglob("*"))
+            if path.is_file()
+        }
+
+    extract("one"), extract("two")
+    assert bytes_of("one") == bytes_of("two")
+    assert len(bytes_of("one")) == 7
+    before = bytes_of("one")
+    (tmp_path / "one" / "videos" / "a-000000000-000001250.mp4").unlink()
+    torn = tmp_path / "one" / "videos" / "more_b-000000000-000002000.mp4"
+    torn.write_bytes(torn.read_bytes()[:-7])
+    again = extract("one")
+
+    assert (again.clips_kept, again.clips_written) == (4, 2)
+    assert bytes_of("one") == before
+    assert extract("one").clips_kept == 6
+
+
+class Stopped(Exception):
+    pass
+
+
+def test_a_stopped_extraction_leaves_whole_clips_and_goes_on(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vidcurate.curation.scenes.extract._CLIPS_AT_ONCE", 2)
+
+    def stop(done: int, total: int, unit: str) -> None:
+        if done >= 4:
+            raise Stopped
+
+    options: dict[str, Any] = {"videos": home / "films", "out": tmp_path / "out"}
+    with pytest.raises(Stopped):
+        run_extract(home / "scenes.parquet", EXTRACT, progress=stop, **options)
+    assert not (tmp_path / "out" / "clips.parquet").exists()
+    done = sorted((tmp_path / "out" / "videos").iterdir())
+    assert all(decode.count_decodable_frames(path) > 0 for path in done)
+    times = [path.stat().st_mtime_ns for path in done]
+    run_extract(home / "scenes.parquet", EXTRACT, **options)
+
+    assert [path.stat().st_mtime_ns for path in done] == times
+    assert len(pl.read_parquet(tmp_path / "out" / "clips.parquet")) == 6
+    assert not list((tmp_path / "out").glob(".extract-*"))
+
+
+def test_a_rate_and_a_size_are_given_to_every_clip(home: Path, tmp_path: Path) -> None:
+    spec = ExtractSpec(
+        time_limit_seconds=None, transcode=TranscodeSpec(fps=12, short_side_px=72, gop_frames=6)
+    )
+
+    run_extract(home / "scenes.parquet", spec, videos=home / "films", out=tmp_path)
+
+    clips = pl.read_parquet(tmp_path / "clips.parquet")
+    assert clips["extract_status"].unique().to_list() == ["ok"]
+    assert clips.select("width", "height", "fps").unique().row(0) == (128, 72, 12.0)
+    assert clips["num_frames"].to_list() == [15, 27, 20, 24, 12, 18]
+
+
+def test_packets_are_copied_from_key_frames_and_a_scene_without_one_says_so(
+    home: Path, tmp_path: Path
+) -> None:
+    summary = run_extract(
+        home / "scenes.parquet",
+        EXTRACT.model_copy(update={"mode": "trim"}),
+        videos=home / "films",
+        out=tmp_path,
+    )
+
+    clips = pl.read_parquet(tmp_path / "clips.parquet")
+    ok = clips.filter(pl.col("extract_status") == "ok")
+    assert summary.by_status["ok"] == len(ok) >= 4
+    assert ok["first_frame_difference"].max() == 0.0  # the very packets
+    # x264 puts a key frame at a cut that it sees, so every scene begins with one or has none at all.
+    for row in clips.filter(pl.col("extract_status") != "ok").iter_rows(named=True):
+        assert row["extract_status"] == "cannot_cut"
+        assert "no key frame between" in row["extract_problem"]
+
+
+def test_a_clip_that_comes_out_too_short_is_not_written(home: Path, tmp_path: Path) -> None:
+    scenes = tmp_path / "scenes.csv"
+    scenes.write_text("clip_id,video_path,start_seconds,end_seconds\nlate,more/b.mkv,3.55,4.2\n")
+    spec = EXTRACT.model_copy(update={"mode": "trim"})
+
+    summary = run_extract(scenes, spec, videos=home / "films", out=tmp_path / "out")
+
+    row = pl.read_parquet(tmp_path / "out" / "clips.parquet").row(0, named=True)
+    assert summary.by_status == {"too_short": 1}
+    assert "s would be left, 0.5 s are asked for" in row["extract_problem"]
+    assert not list((tmp_path / "out" / "videos").iterdir())
+
+
+def test_clips_that_are_not_what_was_asked_for_are_found_out(home: Path) -> None:
+    source = home / "films" / "a.mp4"
+    cut = transcode.transcode_video(source, 30 / FPS, 84 / FPS, TranscodeSpec())
+    assert check(cut, source, max_difference=8.0) < 8.0
+
+    late = transcode.Cut(
+        payload=cut.payload, extension="mp4", facts={**cut.facts, "start_seconds": 0.0, "end_seconds": 1.0}
+    )
+    short = transcode.Cut(
+        payload=cut.payload, extension="mp4", facts={**cut.facts, "num_frames": cut.facts["num_frames"] + 1}
+    )
+    with pytest.raises(MediaError, match="first frame differs by") as caught:
+        check(late, source, max_difference=8.0)
+    assert caught.value.kind == "wrong_extract"
+    with pytest.raises(MediaError, match="should hold 55 frames, 54 decode"):
+        check(short, source, max_difference=8.0)
+
+
+def test_a_row_that_cannot_be_cut_stays_with_its_reason(home: Path, tmp_path: Path) -> None:
+    scenes = tmp_path / "scenes.csv"
+    scenes.write_text(
+        "clip_id,video_path,start_seconds,end_seconds\n"
+        "12.10,a.mp4,0.0,1.0\nlost,none.mp4,0.0,1.0\nbad,broken.mp4,,\nlate,a.mp4,90.0,99.0\n"
+    )
+
+    summary = run_extract(scenes, EXTRACT, videos=home / "films", out=tmp_path / "out")
+
+    assert summary.by_status == {"cannot_cut": 1, "missing": 1, "ok": 1, "unreadable": 1}
+    clips = pl.read_parquet(tmp_path / "out" / "clips.parquet")
+    assert clips["clip_id"].to_list() == ["12.10", "lost", "bad", "late"]
+    assert clips["extract_problem"][1] == "none.mp4: no such file."
+    for words, table_of in (("no such table", tmp_path / "no.csv"), ("not a run folder", tmp_path / "a.txt")):
+        with pytest.raises(InputError, match=words):
+            run_extract(table_of, EXTRACT, videos=home / "films", out=tmp_path / "out")
+    (tmp_path / "thin.csv").write_text("clip_id,video_path\na,a.mp4\n")
+    with pytest.raises(ColumnError, match="start_seconds, end_seconds is missing"):
+        run_extract(tmp_path / "thin.csv", EXTRACT, videos=home / "films", out=tmp_path / "out")
+
+
+def test_the_clips_go_the_road_and_no_source_is_in_two_folds(home: Path, tmp_path: Path) -> None:
+    run_extract(home / "scenes.parquet", EXTRACT, videos=home / "films", out=tmp_path)
+    captioned = pl.read_parquet(tmp_path / "clips.parquet").with_columns(caption=pl.lit("a dog and a cat"))
+    captioned.write_parquet(tmp_path / "captioned.parquet")
+    run = tmp_path / "run"
+
+    run_ingest(run, IngestSpec(metadata=tmp_path / "captioned.parquet", videos=tmp_path / "videos"))
+    run_score(run, ScoreSpec(noun_engine="builtin"))
+    run_filter(run, FilterSpec())
+    run_split(run, SplitSpec(levels=1, validation_fraction=0.5))
+
+    rows = table.scan(run, "split").collect()
+    assert rows["is_kept"].all()
+    assert rows["clip_id"].to_list() == captioned["clip_id"].to_list()
+    assert rows.group_by("source_id").agg(pl.col("fold").n_unique())["fold"].to_list() == [1, 1]

@@ -1,0 +1,101 @@
+"""One host's part of a launch: it starts this host's ranks, tells of them, and ends them.
+
+`trainer.cluster.launch.command` runs it on every host, over ssh or beside itself, and talks to it in lines
+of JSON. When that
+connection goes, whatever the reason, the ranks are asked to save and leave, and killed when they do not. The
+ranks are started and watched by torchrun's elastic agent (elastic.py).
+
+    it says     {ready, gpus, port}; {rank, out} or {rank, err} a line of a rank; {rank, exit, last}; {done}
+    it is told  the job, once; {signal: NAME} for every rank; {kill: s, after: s}: SIGTERM, then SIGKILL
+"""
+
+import json
+import os
+import random
+import signal
+import socket
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from trainer.cli import commands
+
+LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")  # those of outgoing connections
+LEAST_PORT = 20_000
+
+_lock = threading.Lock()
+
+
+def say(message: dict[str, Any]) -> None:
+    with _lock, suppress(OSError):  # nobody listens any more: the ranks are being stopped for that
+        os.write(1, (json.dumps(message) + "\n").encode())
+
+
+def free_port() -> int:
+    """Return a port that nobody has, and that the kernel gives to no connection before a rank listens on it.
+
+    That takes seconds; of the ports for outgoing connections, any of this host's programs could have it by
+    then (EADDRINUSE).
+    """
+    try:
+        first = int(LOCAL_PORTS.read_text(encoding="utf-8").split()[0])
+    except (OSError, ValueError, IndexError):
+        first = 0
+    chance = random.SystemRandom()
+    tried = [chance.randrange(LEAST_PORT, first) for _ in range(100 * (first > LEAST_PORT))]
+    for port in [*tried, 0]:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port))
+            return int(probe.getsockname()[1])
+    raise OSError("no port is free")
+
+
+def _read_job() -> dict[str, Any]:
+    """Return the job, one line: what `trainer.cluster.launch.attempt.jobs` makes of a launch."""
+    line = b""
+    while not line.endswith(b"\n"):
+        part = os.read(0, 1)
+        if not part:
+            sys.exit(0)  # the launcher gave up before it began
+        line += part
+    job: dict[str, Any] = json.loads(line)
+    return job
+
+
+def main() -> None:
+    # The launcher says what is to be done. Not SIG_IGN: the ranks would inherit that.
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda *_: None)
+    gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    say({"ready": socket.gethostname(), "gpus": gpus, "port": free_port()})
+    with commands.loading():
+        from trainer.cluster.launch import elastic  # it loads torch: the host has answered before that
+
+    job = _read_job()
+    ranks = elastic.HostRanks(job, say)
+    threading.Thread(target=_listen, args=(ranks, job["grace_seconds"]), daemon=True).start()
+    ranks.run()
+    say({"done": True})
+    os._exit(0)  # nothing of torch is left to be put away
+
+
+def _listen(ranks: Any, grace_seconds: float) -> None:
+    """Do what the launcher says; let the ranks save and leave when it says nothing more."""
+    waiting = b""
+    while data := os.read(0, 1 << 16):
+        *lines, waiting = (waiting + data).split(b"\n")
+        for message in map(json.loads, lines):
+            if "signal" in message:
+                ranks.send(signal.Signals[message["signal"]])
+            else:
+                threading.Thread(
+                    target=ranks.end, args=(message["kill"], message["after"]), daemon=True
+                ).start()
+    ranks.end(grace_seconds)
+    os._exit(0)  # the elastic agent may be waiting for other hosts
+
+
+if __name__ == "__main__":
+    main()

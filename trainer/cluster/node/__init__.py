@@ -1,0 +1,1 @@
+"""Node side of the cluster tools: light modules that answer for one machine."""

@@ -1,0 +1,84 @@
+"""One node's part of `python -m trainer cluster`: it reads one request, a line of JSON, and answers it.
+
+    echo '{"action": "status", "limit_seconds": 20}' | python -m trainer.cluster.node.agent
+
+First it says that it was reached, so that a node which is not costs no more than a connection may take. It
+leaves by itself when its limit has passed or when the connection goes, so nothing of it stays behind on a
+node. It must start in a moment, and where training cannot.
+"""
+
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+from trainer.cluster.framing import marked
+from trainer.cluster.node import processes
+from vidcurate.errors import VidcurateError
+
+# What is asked, and the module whose `answers(request)` it is.
+ACTIONS = {
+    "status": "trainer.cluster.node.status",
+    "health": "trainer.cluster.node.health",
+    "clocks": "trainer.cluster.node.clocks",
+    "exec": "trainer.cluster.node.exec",
+    "stop": "trainer.cluster.node.stop",
+    "dump": "trainer.cluster.node.dump",
+}
+LATE, ALONE = 3, 4  # exit codes: its limit has passed; nobody listens any more
+READS_ON = ("clocks",)  # its requests go on after the first line
+
+
+def _say(document: dict[str, Any]) -> None:
+    data = marked({"host": socket.gethostname()} | document)
+    while data:
+        data = data[os.write(1, data) :]
+
+
+def _leave(code: int) -> None:
+    """Leave at once, with all that was started here: a command, py-spy, nvidia-smi."""
+    for process in processes.below([os.getpid()], processes.everything()):
+        with suppress(OSError):
+            os.kill(process.pid, signal.SIGKILL)
+    os._exit(code)
+
+
+def _leave_after(seconds: float) -> None:
+    time.sleep(seconds)
+    _leave(LATE)
+
+
+def _leave_when_alone() -> None:
+    while os.read(0, 1 << 12):
+        pass
+    _leave(ALONE)
+
+
+def main() -> None:
+    request: dict[str, Any] = json.loads(sys.stdin.readline() or "{}")
+    if request.get("action") not in ACTIONS:
+        _say({"refused": f"knows no {request.get('action')!r}; its trainer is of another version"})
+        return
+    _say({"telling": "reached"})
+    threading.Thread(target=_leave_after, args=(request["limit_seconds"],), daemon=True).start()
+    if request["action"] not in READS_ON:
+        threading.Thread(target=_leave_when_alone, daemon=True).start()
+    answers: Callable[[dict[str, Any]], Iterator[dict[str, Any]]]
+    answers = importlib.import_module(ACTIONS[request["action"]]).answers
+    try:
+        for document in answers(request):
+            _say(document)
+    except VidcurateError as error:
+        _say({"refused": str(error)})
+    os._exit(0)  # a thread may hang in a file system that does not answer: nobody waits for it
+
+
+if __name__ == "__main__":
+    main()

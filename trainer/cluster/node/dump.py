@@ -1,0 +1,60 @@
+"""`dump` on a node: where its ranks of a run and their loader workers stand, twice."""
+
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trainer.cluster.node import processes as node_processes
+from trainer.health.watch import end_hung_run, heartbeat, stacks
+from trainer.run_folder import processes
+
+AT_ONCE = 4  # ranks; each has several processes looked at together
+
+
+def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the one document. `request`: run, apart_seconds, seconds (for one look at all)."""
+    run = Path(request["run"])
+    recorded = node_processes.records(run)
+    here = [record for record in recorded if node_processes.is_here(record)]
+    first = _look(here, request["seconds"], run)
+    time.sleep(request["apart_seconds"])
+    second = _look(here, request["seconds"], run)
+    yield {
+        "run": str(run),
+        "first": [stack.as_json() for stack in first],
+        "second": [stack.as_json() for stack in second],
+        "elsewhere": [
+            {"rank": record.rank, "host": record.host}
+            for record in recorded
+            if not node_processes.is_here(record)
+        ],
+    }
+
+
+def _look(here: Sequence[processes.Process], seconds: float, run: Path) -> list[stacks.Stack]:
+    """Return the stacks of the ranks and all below them; of a rank that is dead, that it has ended.
+
+    A rank's has the step, the phase and the collectives of its heartbeat.
+    """
+    beats = heartbeat.read(run)
+    rounds = -(-len(here) // AT_ONCE) or 1
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        looks = [pool.submit(_of_rank, record, seconds / rounds) for record in here]
+        found = [stack for look in looks for stack in look.result()]
+    return [
+        replace(stack, step=beats[stack.rank]["step"], phase=beats[stack.rank]["phase"])
+        if stack.rank in beats and not stack.is_worker
+        else stack
+        for stack in end_hung_run.with_collectives(found, beats)
+    ]
+
+
+def _of_rank(record: processes.Process, seconds: float) -> tuple[stacks.Stack, ...]:
+    if processes.alive(record):
+        return stacks.dump(record.pid, seconds, record)
+    # Its id may be another process's by now, which is nobody's business here.
+    ended = stacks.Stack(host=record.host, pid=record.pid, how="none", rank=record.rank, state="ended")
+    return (ended,)

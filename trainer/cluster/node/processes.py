@@ -1,0 +1,167 @@
+"""The processes of this machine, and which of them belong to a run.
+
+A process is known by its id and its start time (field 22 of /proc/PID/stat, in clock ticks since boot): an id
+alone is given to another process sooner or later. The records are those of trainer.run_folder.processes.
+"""
+
+import os
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.run_folder import processes
+from vidcurate.errors import InputError
+
+LONGEST_COMMAND = 300
+# Programs that start ranks, and would start them again.
+STARTERS = re.compile(
+    r"torchrun|torch[./]distributed[./](run|launch)|-m trainer launch|-m trainer\.agent|--hostfile"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """A process as /proc shows it now. `state`: R, S, D …; Z has ended and waits for its parent."""
+
+    pid: int
+    start_time: int
+    parent: int
+    state: str
+    user: str
+    command: str
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.pid, self.start_time
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def look(pid: int, root: Path = Path("/proc")) -> Process | None:
+    """Return the process, or None where there is none."""
+    folder = root / str(pid)
+    try:
+        stat = (folder / "stat").read_text(errors="replace")
+        number = folder.stat().st_uid
+    except (OSError, ValueError):
+        return None
+    # The name stands in brackets and may hold anything, brackets too.
+    name = stat[stat.index("(") + 1 : stat.rindex(")")]
+    fields = stat[stat.rindex(")") + 2 :].split()
+    command = ""
+    with suppress(OSError):
+        words = (folder / "cmdline").read_bytes().rstrip(b"\0").decode(errors="replace").split("\0")
+        command = shlex.join(words) if words != [""] else ""
+    return Process(
+        pid=pid,
+        start_time=int(fields[19]),
+        parent=int(fields[1]),
+        state=fields[0],
+        user=processes.user_name(number),
+        command=(command or f"[{name}]")[:LONGEST_COMMAND],
+    )
+
+
+def is_running(key: tuple[int, int]) -> bool:
+    """Whether the process of this id and start time runs; one that only waits for its parent does not."""
+    now = look(key[0])
+    return now is not None and now.start_time == key[1] and now.state not in "ZX"
+
+
+def everything() -> dict[int, Process]:
+    """Return every process that can be seen here."""
+    pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    return {pid: process for pid in pids if (process := look(pid)) is not None}
+
+
+def below(pids: Iterable[int], all_of: dict[int, Process]) -> list[Process]:
+    """Return the children of `pids`, theirs, and so on; the nearest first."""
+    children: dict[int, list[int]] = {}
+    for process in all_of.values():
+        children.setdefault(process.parent, []).append(process.pid)
+    found: dict[int, Process] = {}
+    waiting, known = list(pids), set(pids)
+    while waiting:
+        for child in children.get(waiting.pop(0), []):
+            if child not in known:
+                known.add(child)
+                waiting.append(child)
+                found[child] = all_of[child]
+    return list(found.values())
+
+
+def starters(pid: int, all_of: dict[int, Process]) -> list[Process]:
+    """Return the programs above a rank that started it and would start it again: torchrun, a launcher."""
+    found = []
+    while (process := all_of.get(pid)) is not None and process.parent > 1:
+        pid = process.parent
+        if pid in all_of and STARTERS.search(all_of[pid].command):
+            found.append(all_of[pid])
+    return found
+
+
+# ── a run's records ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def records(run: Path) -> list[processes.Process]:
+    """Return the records of a run's ranks, by rank. Raises InputError, StateError for one that is none."""
+    if not run.is_dir():
+        raise InputError(f"{run}: no such folder on this node; a run's folder is seen by all its nodes.")
+    return processes.read(run)
+
+
+def is_here(record: processes.Process) -> bool:
+    """Whether the record is of this host; a name with and without its domain is one host."""
+    return record.host.partition(".")[0] == processes.host_name().partition(".")[0]
+
+
+# ── a run without its records ───────────────────────────────────────────────────────────────────────────────
+
+TRAINING = re.compile(r"python[\d.]* (?:-\S+ )*?-m trainer (?P<words>.*)")
+LOG = re.compile(r"(?P<run>.*)/logs/rank-(?P<rank>\d+)\.log")
+
+
+def named_run(process: Process) -> tuple[str, int | None] | None:
+    """Return the run that a process trains, and its rank, from its log or its command line; None for others.
+
+    The run is the output folder where it can be seen, otherwise the recipe.
+    """
+    match = TRAINING.search(process.command)
+    if match is None:
+        return None
+    with suppress(OSError):  # another user's files cannot be seen
+        if log := LOG.fullmatch(os.readlink(f"/proc/{process.pid}/fd/2")):
+            return log["run"], int(log["rank"])
+    words = match["words"].split()
+    recipes = [word for word in words if word.endswith((".yaml", ".yml", ".json"))]
+    if not recipes or not (words[0].startswith("-") or words[0] == recipes[0]):
+        return None  # a tool beside the training: launch, serve, this one
+    outputs = [word.removeprefix("output=").strip("'\"") for word in words if word.startswith("output=")]
+    return [*outputs[-1:], *recipes][0], None
+
+
+def trainings(all_of: dict[int, Process], recorded: Sequence[processes.Process]) -> dict[int, dict[str, Any]]:
+    """Return the training processes of this machine by id: run, rank and, for a child, `worker_of`.
+
+    Recorded ones first; the rest is recognised by command lines.
+    """
+    found: dict[int, dict[str, Any]] = {}
+    for record in recorded:
+        process = all_of.get(record.pid)
+        if process is not None and is_here(record) and processes.alive(record):
+            found[record.pid] = {"run": record.run, "rank": record.rank, "worker_of": None}
+    parents = {process.parent for process in all_of.values() if named_run(process) is not None}
+    for pid, process in all_of.items():
+        # A launcher has the same words as its ranks, which are its children.
+        if pid in found or (named := named_run(process)) is None or (pid in parents and named[1] is None):
+            continue
+        found[pid] = {"run": named[0], "rank": named[1], "worker_of": None}
+    for pid in list(found):
+        for child in below([pid], all_of):
+            found.setdefault(child.pid, {**found[pid], "worker_of": pid})
+    return found

@@ -1,0 +1,331 @@
+"""`stop` on a node: end the ranks of one run, by their records, politely and then firmly.
+
+A rank that gets TERM saves and leaves, which takes as long as its disk does; who kills it before that loses
+the save (PrimeIntellect-ai/prime-rl#2664). So TERM has a long time, then comes INT, and KILL last. A process
+is touched only while its id and its start time are those of the record, through a handle (pidfd) that cannot
+come to mean another process between the look and the signal.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainer.cluster.node import processes as node_processes
+from trainer.cluster.node.processes import Process
+from trainer.health import gpu as health_gpu
+from trainer.run_folder import processes
+
+LOOK_SECONDS = 0.1
+WORKER_SECONDS = 10.0  # for the children of a rank that has ended to end by themselves
+STARTER_SECONDS = 10.0  # at least, for a launcher whose ranks have ended
+SMI_SECONDS = 10.0
+AGAIN_SECONDS = 20.0  # the grace of ranks that were started again: they have nothing to save
+FREEZE_SECONDS = 1.0  # for a starter to stand still
+MOST_ROUNDS = 3  # a supervisor may start the ranks again before it is ended itself
+UNSEEN_BYTES = 1 << 30  # of a GPU's memory, that no process is seen to hold
+
+
+@dataclass(slots=True, kw_only=True)
+class Ending:
+    """One process that is to end, and how it did: `by` the name of the last signal, "itself" for none."""
+
+    process: Process
+    what: str
+    by: str = "itself"
+    seconds: float = 0.0
+    problem: str = ""
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_running(self) -> bool:
+        return node_processes.is_running(self.process.key)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            **self.process.as_json(),
+            "what": self.what,
+            "by": self.by,
+            "seconds": round(self.seconds, 2),
+            "problem": self.problem,
+        }
+
+
+def limit_seconds(grace_seconds: float, interrupt_seconds: float, kill_seconds: float) -> float:
+    """Return how long `answers` may take on a node, all in all."""
+    firm = interrupt_seconds + kill_seconds
+    each_round = 3 * firm + WORKER_SECONDS + STARTER_SECONDS + FREEZE_SECONDS
+    again = (MOST_ROUNDS - 1) * min(grace_seconds, AGAIN_SECONDS)
+    return grace_seconds + again + MOST_ROUNDS * each_round + 2 * SMI_SECONDS
+
+
+def send(ending: Ending, number: signal.Signals, *, wakes: bool = True) -> bool:
+    """Send a signal to the process, if it still is the one that was meant; False where it is gone.
+
+    `wakes`: one that was stopped (SIGSTOP, a debugger) is woken, or it would never hear it.
+    """
+    try:
+        handle = os.pidfd_open(ending.process.pid)
+    except OSError:
+        return False
+    try:
+        if not ending.is_running:
+            return False
+        signal.pidfd_send_signal(handle, number)
+        if wakes:
+            signal.pidfd_send_signal(handle, signal.SIGCONT)
+        ending.by = number.name.removeprefix("SIG")
+    except PermissionError:
+        ending.problem = f"belongs to {ending.process.user}, who must stop it"
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(handle)
+    return True
+
+
+def wait(endings: Sequence[Ending], seconds: float) -> list[Ending]:
+    """Wait until all have ended, at most `seconds`; return those that run on."""
+    until = time.monotonic() + seconds
+    running = [ending for ending in endings if ending.seconds == 0.0]
+    while running:
+        for ending in running:
+            if not ending.is_running:
+                ending.seconds = max(time.monotonic() - ending.began, 1e-3)
+        running = [ending for ending in running if ending.seconds == 0.0]
+        if not running or time.monotonic() > until or all(ending.problem for ending in running):
+            break
+        time.sleep(LOOK_SECONDS)
+    return running
+
+
+def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield lines to tell while it lasts, and then the document.
+
+    `request`: run, is_dry_run, grace_seconds, interrupt_seconds, kill_seconds.
+    """
+    run = Path(request["run"])
+    recorded = node_processes.records(run)
+    here = [record for record in recorded if node_processes.is_here(record)]
+    elsewhere = [
+        {"rank": record.rank, "host": record.host}
+        for record in recorded
+        if not node_processes.is_here(record)
+    ]
+    before = node_processes.everything()
+    ranks = _ranks(here, before)
+    document: dict[str, Any] = {
+        "run": str(run),
+        "others": [
+            _other(record, before) for record in here if record.pid not in {r.process.pid for r in ranks}
+        ],
+        "elsewhere": elsewhere,
+        "newest_before": newest(run),
+    }
+    if request["is_dry_run"]:
+        workers = [_json_of_worker(process, ranks) for process in _workers(ranks, before)]
+        yield document | {"would_end": [rank.as_json() for rank in ranks] + workers}
+        return
+    held = _gpus_of(ranks, before)
+    ended: list[Ending] = []
+    grace_seconds = request["grace_seconds"]
+    for _ in range(MOST_ROUNDS):
+        if not ranks:
+            break
+        yield {"telling": f"TERM to {_in_words(ranks)}, with {grace_seconds:g} s to save and leave"}
+        ended += yield from _end(ranks, request, grace_seconds)
+        grace_seconds = min(grace_seconds, AGAIN_SECONDS)
+        # A supervisor that was quicker has started the ranks again, under new records.
+        known = {ending.process.key for ending in ended}
+        again = [record for record in node_processes.records(run) if node_processes.is_here(record)]
+        ranks = [rank for rank in _ranks(again, node_processes.everything()) if rank.process.key not in known]
+    yield document | {
+        "ended": [ending.as_json() for ending in ended if not ending.is_running],
+        "left": [ending.as_json() for ending in [*ended, *ranks] if ending.is_running],
+        "gpus_held": _still_held(held, ended),
+        "newest": newest(run),
+    }
+
+
+def newest(run: Path) -> str | None:
+    """Return the name of the run's newest checkpoint."""
+    try:
+        return (run / "LATEST").read_text().strip() or None
+    except OSError:
+        return None
+
+
+def _ranks(recorded: Sequence[processes.Process], all_of: dict[int, Process]) -> list[Ending]:
+    found = []
+    for record in recorded:
+        process = all_of.get(record.pid)
+        if process is not None and processes.alive(record):
+            found.append(Ending(process=process, what=f"rank {record.rank}"))
+    return found
+
+
+def _other(record: processes.Process, all_of: dict[int, Process]) -> dict[str, Any]:
+    """Say why a recorded process is not touched: it is gone, or its id belongs to another one now."""
+    process = all_of.get(record.pid)
+    is_gone = process is None or process.start_time == record.start_time
+    return {
+        "rank": record.rank,
+        "pid": record.pid,
+        "is_gone": is_gone,
+        "now": None if is_gone or process is None else process.as_json(),
+    }
+
+
+def _workers(ranks: Sequence[Ending], all_of: dict[int, Process]) -> list[Process]:
+    mine = {rank.process.pid for rank in ranks}
+    return [process for process in node_processes.below(mine, all_of) if process.state not in "ZX"]
+
+
+def _json_of_worker(process: Process, ranks: Sequence[Ending]) -> dict[str, Any]:
+    return Ending(process=process, what=_whose(process, ranks)).as_json()
+
+
+def _whose(process: Process, ranks: Sequence[Ending]) -> str:
+    by_pid = {rank.process.pid: rank.what for rank in ranks}
+    if "trainer.health.watch.monitor_process" in process.command and process.parent in by_pid:
+        return f"watcher of {by_pid[process.parent]}"
+    return f"worker of {by_pid[process.parent]}" if process.parent in by_pid else "child of a worker"
+
+
+def _in_words(endings: Sequence[Ending]) -> str:
+    shown = ", ".join(f"{ending.what} (pid {ending.process.pid})" for ending in endings[:8])
+    return f"{shown} and {len(endings) - 8} more" if len(endings) > 8 else shown
+
+
+def _end(
+    ranks: list[Ending], request: dict[str, Any], grace_seconds: float
+) -> Generator[dict[str, Any], None, list[Ending]]:
+    """End the ranks, what they leave behind, and what would start them again; return all of them."""
+    workers: dict[tuple[int, int], Ending] = {}
+    above = {
+        process.key: Ending(process=process, what="starter of the ranks")
+        for rank in ranks
+        for process in node_processes.starters(rank.process.pid, node_processes.everything())
+    }
+    began = time.monotonic()
+    running = ranks
+    for number, seconds in (
+        (signal.SIGTERM, grace_seconds),
+        (signal.SIGINT, request["interrupt_seconds"]),
+        (signal.SIGKILL, request["kill_seconds"]),
+    ):
+        if not running:
+            break
+        if number != signal.SIGTERM:
+            yield {"telling": f"{number.name.removeprefix('SIG')} to {_in_words(running)}"}
+        for process in _workers(running, node_processes.everything()):
+            workers.setdefault(process.key, Ending(process=process, what=_whose(process, running)))
+        for ending in running:
+            send(ending, number)
+        running = wait(running, seconds)
+    begun_again: list[Ending] = []
+    if not running:
+        alone_seconds = _alone_seconds(ranks, above, began + grace_seconds)
+        if not alone_seconds:
+            known = {ending.process.key for ending in [*ranks, *workers.values(), *above.values()]}
+            begun_again = [ending for ending in _frozen(above) if ending.process.key not in known]
+            # Where they stand: one that TERM woke could begin once more before it hears it.
+            killed = [starter for starter in above.values() if _begins_again(starter)]
+            for starter in killed:
+                send(starter, signal.SIGKILL)
+            wait(killed, request["kill_seconds"])
+        _firmly(list(above.values()), request, alone_seconds)
+    orphans = [ending for ending in workers.values() if ending.process.parent not in _pids(running)]
+    _firmly([*orphans, *begun_again], request, min(WORKER_SECONDS, request["interrupt_seconds"]))
+    return [*ranks, *workers.values(), *begun_again, *above.values()]
+
+
+def _frozen(above: dict[tuple[int, int], Ending]) -> list[Ending]:
+    """Stop the starters where they stand, so that they begin nothing more; return what is below them.
+
+    A rank that was begun a moment ago loads for seconds before it has a record.
+    """
+    for starter in above.values():
+        send(starter, signal.SIGSTOP, wakes=False)
+    until = time.monotonic() + FREEZE_SECONDS
+    while time.monotonic() < until:
+        all_of = node_processes.everything()
+        if all(all_of[pid].state in "TtZX" for pid, _ in above if pid in all_of):
+            break
+        time.sleep(0.01)
+    below = node_processes.below(_pids(list(above.values())), node_processes.everything())
+    return [
+        Ending(process=process, what="begun again by a starter")
+        for process in below
+        if process.state not in "ZX"
+    ]
+
+
+def _pids(endings: Sequence[Ending]) -> set[int]:
+    return {ending.process.pid for ending in endings}
+
+
+def _alone_seconds(ranks: Sequence[Ending], above: dict[tuple[int, int], Ending], until: float) -> float:
+    """Return how long a starter may take to end by itself.
+
+    A launcher whose ranks have saved and left waits for those of other hosts, and starts nothing; to it a
+    signal may be the second one, which kills. torchrun takes any end for a failure and begins again.
+    """
+    if any(map(_begins_again, above.values())) or any(rank.by != "TERM" for rank in ranks):
+        return 0.0
+    return max(STARTER_SECONDS, until - time.monotonic())
+
+
+def _begins_again(starter: Ending) -> bool:
+    return "torch" in starter.process.command
+
+
+def _firmly(endings: Sequence[Ending], request: dict[str, Any], alone_seconds: float) -> None:
+    """Wait for processes to end by themselves, then TERM, then KILL."""
+    running = wait(endings, alone_seconds)
+    for number, seconds in (
+        (signal.SIGTERM, request["interrupt_seconds"]),
+        (signal.SIGKILL, request["kill_seconds"]),
+    ):
+        for ending in running:
+            send(ending, number)
+        running = wait(running, seconds)
+
+
+# ── the GPUs afterwards ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _gpus_of(ranks: Sequence[Ending], all_of: dict[int, Process]) -> list[int]:
+    """Return the GPUs on which the ranks or their workers are, by the driver's word."""
+    mine = _pids(ranks) | {process.pid for process in _workers(ranks, all_of)}
+    return [
+        gpu.index
+        for gpu in health_gpu.read(SMI_SECONDS).gpus
+        if any(process.pid in mine for process in gpu.processes)
+    ]
+
+
+def _still_held(indexes: Sequence[int], ended: Sequence[Ending]) -> list[dict[str, Any]]:
+    """Return what still is on those GPUs: whose processes, and memory that no process is seen to hold."""
+    if not indexes:
+        return []
+    mine, all_of = _pids(ended), node_processes.everything()
+    found: list[dict[str, Any]] = []
+    for gpu in health_gpu.read(SMI_SECONDS).gpus:
+        if gpu.index not in indexes:
+            continue
+        for process in gpu.processes:
+            command = all_of[process.pid].command if process.pid in all_of else process.name
+            found.append(
+                {"gpu": gpu.index, "pid": process.pid, "user": process.user, "command": command}
+                | {"is_of_run": process.pid in mine, "memory_bytes": process.memory_bytes}
+            )
+        if not gpu.processes and (gpu.memory_used_bytes or 0) > UNSEEN_BYTES:
+            found.append(
+                {"gpu": gpu.index, "pid": None, "user": None, "command": None}
+                | {"is_of_run": False, "memory_bytes": gpu.memory_used_bytes}
+            )
+    return found

@@ -1,0 +1,282 @@
+"""The folder of latents while it is made: what of its plan is there, and when it is finished.
+
+Any process can write any shard, and what a killed one left is kept where its digest fits the plan. Work in
+progress lies in `.build`: `plan.json`, records of finished shards, shards being written. A finished folder
+has a manifest instead; it goes first when shards are added.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trainer.data.latents.folder import (
+    FORMAT,
+    LATENTS_NAME,
+    MANIFEST_NAME,
+    TEXTS_NAME,
+    numbers,
+    read_manifest,
+    read_table,
+    shape_of,
+)
+from trainer.data.latents.plan import Identity, PlannedShard, difference, plan_digest
+from trainer.data.latents.write import (
+    BUILD,
+    as_table,
+    file_facts,
+    read_record,
+    replace,
+    write_json,
+    write_table,
+)
+from vidcurate import __version__
+from vidcurate.errors import InputError, StageError, StorageError
+from vidcurate.shards.index import Index
+from vidcurate.shards.index_file import INDEX_NAME
+
+_AWAY = "Give --out another folder, or delete this one."
+PLAN_NAME = "plan.json"
+
+
+@contextmanager
+def holding(path: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold a file or folder for this process; the lock goes with it, however it ends. Raises StageError."""
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError as error:
+            raise StageError(f"{path}: another process is encoding this part; wait until it ends.") from error
+        try:
+            yield
+        finally:
+            fcntl.flock(handle, fcntl.LOCK_UN)  # a child between fork and exec has it open, too
+    finally:
+        os.close(handle)
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def check_same(out: Path, have: Mapping[str, Any], want: Mapping[str, Any]) -> None:
+    """Raise StageError, naming the first difference, unless the folder holds what this request makes."""
+    if found := difference({name: have.get(name) for name in want}, want):
+        key, there, now = found
+        raise StageError(
+            f"{out}: holds other latents: {key} is {there} there and {now} now; nothing was changed. {_AWAY}"
+        )
+
+
+def is_finished(out: Path, shards: tuple[PlannedShard, ...], identity: Identity) -> bool:
+    """Say whether all of these shards are there already, whole.
+
+    Raises StageError when the folder holds latents of other clips, encoders or dtypes.
+    """
+    manifest = read_manifest(out)
+    if manifest is None:
+        return False
+    check_same(out, manifest, identity)
+    have = {shard["name"]: shard for shard in manifest["shards"]}
+    failed_whole = {name: digest for name, digest in manifest["empty_shards"].items()}
+    for shard in shards:
+        if failed_whole.get(shard.name) == shard.digest:
+            continue
+        facts = have.get(shard.name)
+        if not facts or facts["digest"] != shard.digest or _size(out / shard.name) != facts["bytes"]:
+            return False
+    return all(_size(out / name) == facts["bytes"] for name, facts in manifest["tables"].items())
+
+
+def begin(
+    out: Path,
+    index: Index,
+    shards: tuple[PlannedShard, ...],
+    identity: Identity,
+    weights: Mapping[str, Any],
+) -> None:
+    """Make the folder ready for the plan. To be called by every process that takes part, in any order.
+
+    `weights`: fingerprints of the encoders' weights. Raises StageError when the folder holds something else,
+    or latents that the plan does not; InputError for tars that nobody planned; StorageError (the disk).
+    """
+    build = out / BUILD
+    want = {"format": FORMAT, **identity, "weights": dict(weights)}
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with holding(out, wait=True):
+            if not (build / PLAN_NAME).exists():
+                _lay_open(out, index, shards, want)
+            plan = json.loads((build / PLAN_NAME).read_text(encoding="utf-8"))
+            check_same(out, plan, want)
+            if plan["digest"] != plan_digest(shards):
+                raise StageError(
+                    f"{out}: encoding of other clips or stages has begun here; finish it with the request "
+                    f"that began it. {_AWAY}"
+                )
+            # What a finished folder had goes before anything is written, or after a kill at this place.
+            for name in (MANIFEST_NAME, LATENTS_NAME, TEXTS_NAME, INDEX_NAME):
+                (out / name).unlink(missing_ok=True)
+            there = [name for name in plan["replaces"] if (out / name).exists()]
+            done = finished(out, shards)
+            for name in there:
+                if name not in done:
+                    (out / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise StorageError(f"{out}: cannot be written ({error.strerror or error}).") from error
+
+
+def _lay_open(out: Path, index: Index, shards: tuple[PlannedShard, ...], want: Mapping[str, Any]) -> None:
+    """Make `.build` with the plan in it, and with a record of each shard of a finished folder that fits."""
+    build, manifest = out / BUILD, read_manifest(out)
+    named = {shard["name"] for shard in manifest["shards"]} if manifest else set()
+    strangers = sorted(path.name for path in out.glob("*.tar") if path.name not in named)
+    if strangers or (manifest is None and (out / INDEX_NAME).exists()):
+        stranger = strangers[0] if strangers else INDEX_NAME
+        raise InputError(f"{out}: holds {stranger}, which is not of latents. {_AWAY}")
+    tables = {}
+    if manifest:
+        check_same(out, manifest, want)
+        tables = {name: read_table(out / name, name) for name in (LATENTS_NAME, TEXTS_NAME)}
+        _check_covers(out, tables[LATENTS_NAME], shards)
+    _check_space(out, shards, named)
+    shutil.rmtree(build, ignore_errors=True)
+    build.mkdir()
+    digests = {shard.name: shard.digest for shard in shards}
+    for facts in manifest["shards"] if manifest else ():
+        if digests.get(facts["name"]) == facts["digest"]:
+            table = tables[facts["table"]]
+            rows = table.filter(pc.equal(table.column("shard"), facts["name"])).to_pylist()
+            write_table(build / f"{facts['name']}.parquet", as_table(facts["table"], rows), facts)
+    shutil.copyfile(index.folder / INDEX_NAME, build / f".{INDEX_NAME}.partial")
+    replace(build / f".{INDEX_NAME}.partial", build / INDEX_NAME)
+    write_json(build / PLAN_NAME, {**want, "digest": plan_digest(shards), "replaces": sorted(named)})
+
+
+def _check_covers(out: Path, latents: Any, shards: tuple[PlannedShard, ...]) -> None:
+    """Raise StageError if the folder has latents that the plan does not: they would be lost."""
+    names = ("num_frames", "height", "width", "frame_stride", "clip_row", "view")
+    had = set(zip(*(numbers(latents, name).tolist() for name in names), strict=True))
+    for shard in shards:
+        if shard.bucket:
+            views = range(shard.num_views)
+            had -= {(*shape_of(shard.bucket), row, view) for row in shard.rows.tolist() for view in views}
+    if had:
+        raise StageError(
+            f"{out}: holds {len(had)} latents that this request does not name; they would be lost. Name all "
+            f"stages in one request (leave --stage out), or give --out another folder."
+        )
+
+
+def _check_space(out: Path, shards: tuple[PlannedShard, ...], named: set[str]) -> None:
+    free = shutil.disk_usage(out).free + sum(_size(out / name) or 0 for name in named)
+    need = sum(shard.num_bytes for shard in shards if shard.bucket)
+    if need > free:
+        raise StorageError(
+            f"{out}: the latents need {need:,} bytes and {free:,} are free. Make room, give --out another "
+            "disk, or set encoded.latent_dtype=bfloat16."
+        )
+
+
+def finished(out: Path, shards: tuple[PlannedShard, ...]) -> dict[str, dict[str, Any]]:
+    """Return the facts of the plan's shards that are written, by name."""
+    done: dict[str, dict[str, Any]] = {}
+    for shard in shards:
+        record = read_record(out / BUILD / f"{shard.name}.parquet")
+        if record and record["digest"] == shard.digest:
+            size = _size(out / shard.name)
+            if size == record["bytes"] or (record["sha256"] is None and size is None):
+                done[shard.name] = record
+    return done
+
+
+def finish(out: Path, shards: tuple[PlannedShard, ...]) -> bool:
+    """Write tables and manifest if every shard is there; say whether the folder is finished.
+
+    Of several processes that end at once one does it. Raises StorageError (the disk).
+    """
+    build = out / BUILD
+    try:
+        with holding(out, wait=True):
+            if not (build / PLAN_NAME).exists():  # another process has been here
+                return read_manifest(out) is not None
+            done = finished(out, shards)
+            if len(done) < len(shards):
+                return False
+            plan = json.loads((build / PLAN_NAME).read_text(encoding="utf-8"))
+            tables = {
+                name: _join(build, [shard for shard in shards if shard.table == name], name)
+                for name in (LATENTS_NAME, TEXTS_NAME)
+            }
+            for name, table in tables.items():
+                write_table(out / name, table)
+            # A copy: a kill before the manifest begins here again.
+            shutil.copyfile(build / INDEX_NAME, build / f".{INDEX_NAME}.partial")
+            replace(build / f".{INDEX_NAME}.partial", out / INDEX_NAME)
+            manifest = {
+                "format": FORMAT,
+                "version": __version__,
+                **{name: plan[name] for name in ("clips", "encoders", "captions", "kept", "weights")},
+                "shapes": _shapes(tables[LATENTS_NAME]),
+                "totals": _totals(tables, done),
+                "tables": {name: file_facts(out / name) for name in (INDEX_NAME, *tables)},
+                "shards": [done[shard.name] for shard in shards if done[shard.name]["sha256"]],
+                "empty_shards": {
+                    shard.name: shard.digest for shard in shards if not done[shard.name]["sha256"]
+                },
+            }
+            write_json(out / MANIFEST_NAME, manifest)
+            shutil.rmtree(build, ignore_errors=True)
+            return True
+    except OSError as error:
+        raise StorageError(f"{out}: cannot be written ({error.strerror or error}).") from error
+
+
+def _join(build: Path, shards: list[PlannedShard], name: str) -> Any:
+    parts = [read_table(build / f"{shard.name}.parquet", name) for shard in shards]
+    plain = as_table(name, []).schema
+    return pa.concat_tables([part.cast(plain) for part in parts])
+
+
+def _shapes(latents: Any) -> list[dict[str, Any]]:
+    """Return a line for each shape: what is kept of it."""
+    shape = ["num_frames", "height", "width", "frame_stride"]
+    found = (
+        latents.append_column("failed", pc.is_valid(latents.column("failure_kind")).cast(pa.int64()))
+        .group_by(shape, use_threads=False)
+        .aggregate([("view", "max"), ("clip_row", "count_distinct"), ("failed", "sum"), ("size", "sum")])
+    )
+    lines = [
+        {
+            **{name: line[name] for name in shape},
+            "views": line["view_max"] + 1,
+            "clips": line["clip_row_count_distinct"],
+            "failed": line["failed_sum"],
+            "bytes": line["size_sum"],
+        }
+        for line in found.to_pylist()
+    ]
+    return sorted(lines, key=lambda line: [line[name] for name in shape])
+
+
+def _totals(tables: Mapping[str, Any], done: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    latents, texts = tables[LATENTS_NAME], tables[TEXTS_NAME]
+    return {
+        "latents": latents.num_rows,
+        "failed": latents.num_rows - latents.column("failure_kind").null_count,
+        "texts": texts.num_rows,
+        "tokens": pc.sum(texts.column("num_tokens")).as_py() or 0,
+        "shards": sum(1 for facts in done.values() if facts["sha256"]),
+        "bytes": sum(facts["bytes"] for facts in done.values()),
+    }

@@ -1,0 +1,364 @@
+"""Encoding ahead: the clips of a recipe's stages, decoded and encoded once, into shards of latents and texts.
+
+The clips, their shapes and their views are those that training on line would ask for: they come from the same
+plan. Each is encoded alone, as on line, so its bytes depend on nothing else, and any number of processes may
+share the work, a shard each at a time.
+"""
+
+import itertools
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import vidcurate.loader.torch
+from trainer.data import stages as data_stages
+from trainer.data.latents import build
+from trainer.data.latents import request as latents_request
+from trainer.data.latents.folder import Shape, numbers, open_folder, shape_name, shape_of
+from trainer.data.latents.plan import Identity, PlannedShard, Wanted, plan_shards
+from trainer.data.latents.samples import View, latent_sample, text_sample
+from trainer.data.latents.write import BUILD, Sample, write_shard
+from trainer.data.model_inputs import Encoders, weights_digest
+from trainer.model.encoders.caption_projection import load_projection
+from trainer.model.encoders.registry import text_encoder, video_encoder
+from trainer.model.encoders.t5 import T5
+from trainer.model.encoders.vae import VideoVae
+from trainer.recipe.recipe import TrainRecipe
+from vidcurate.errors import InputError, MediaError, RecipeError
+from vidcurate.executor.shared_memory import Slab
+from vidcurate.loader import clip_view
+from vidcurate.loader.decode.decode_clip import DecodeTask, caption_of
+from vidcurate.loader.decode.worker_pool import DecodePool
+from vidcurate.loader.fallback import Failures
+from vidcurate.loader.remote_clips import FetchingPool, decode_from, pool_for
+from vidcurate.loader.spec import LoaderSpec
+from vidcurate.loader.tasks import decode_task, num_starts
+from vidcurate.shards.index import Index, read_index
+from vidcurate.shards.read_clip import read_clip_facts
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is to be encoded: the clips of these stages, in shards."""
+
+    recipe: TrainRecipe
+    stages: tuple[str, ...]
+    index: Index
+    captions: tuple[str, ...]
+    wanted: dict[Shape, Wanted]
+    identity: Identity
+    shards: tuple[PlannedShard, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What was done. `is_finished`: the folder can be trained on; else other parts have shards to write."""
+
+    out: str
+    clips: int
+    latents: int
+    failed: int
+    tokens: int
+    shards: int
+    shards_written: int
+    size_bytes: int
+    is_finished: bool
+    up_to_date: bool
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def request_of(recipe: TrainRecipe, names: Sequence[str] = ()) -> Request:
+    """Return what these stages (none: all) need encoded.
+
+    Raises InputError for an unknown stage or stages of different shards, RecipeError for a stage whose views
+    are not a fixed number, ShardError and InputError as the loader does.
+    """
+    known = [stage.name for stage in recipe.stages]
+    for name in names:
+        if name not in known:
+            raise InputError(f"--stage {name}: the recipe's stages are {', '.join(known)}.")
+    chosen = [(number, stage) for number, stage in enumerate(recipe.stages) if stage.name in (names or known)]
+    for number, stage in chosen:
+        if stage.data.shards is None:
+            raise RecipeError(f"stages.{number}.data.shards is not set: encoding reads the clips. Set it.")
+        if stage.data.views is None:
+            raise RecipeError(
+                f"stages.{number}.data.views is null: a new start frame at every showing cannot be encoded "
+                f"ahead. Set it, for encoding and for training: --set stages.{number}.data.views=1"
+            )
+    validated = (data_stages.validation_spec(recipe, stage.data) for _, stage in chosen)
+    specs = [*(stage.data for _, stage in chosen), *(spec for spec in validated if spec)]
+    for key, kinds in (
+        ("shards", {str(spec.shards) for spec in specs}),
+        ("captions", {", ".join(spec.captions) for spec in specs}),
+    ):
+        if len(kinds) > 1:
+            raise InputError(
+                f"the stages have different {key} ({'; '.join(sorted(kinds))}); encode each group into a "
+                "folder of its own: --stage NAME."
+            )
+    assert specs[0].shards is not None
+    index = read_index(specs[0].shards, remote=recipe.loader.remote)
+    wanted: dict[Shape, Wanted] = {}
+    for spec in specs:
+        for cell in data_stages.stage_plan(index, spec, recipe.seed).cells:
+            shape = shape_of(cell.bucket)
+            before = wanted.get(shape)
+            rows = np.union1d(before.rows, cell.rows) if before else np.sort(cell.rows)
+            count = max(spec.views or 1, before.num_views if before else 1)
+            bucket = before.bucket if before else cell.bucket
+            wanted[shape] = Wanted(bucket=bucket, rows=rows, num_views=count)
+    identity = latents_request.identity(recipe, index, specs[0].captions)
+    return Request(
+        recipe=recipe,
+        stages=tuple(stage.name for _, stage in chosen),
+        index=index,
+        captions=specs[0].captions,
+        wanted=wanted,
+        identity=identity,
+        shards=plan_shards(
+            wanted,
+            identity,
+            latent_bytes={
+                shape: latents_request.latent_bytes(recipe, part.bucket) for shape, part in wanted.items()
+            },
+            text_bytes=latents_request.text_bytes(recipe),
+            shard_bytes=recipe.encoded.shard_bytes,
+        ),
+    )
+
+
+def forecast(request: Request) -> dict[str, Any]:
+    """Return what encoding will write, before anything is: clips and bytes of each shape, and of texts.
+
+    The bytes of latents are exact; those of texts are what they can be at most.
+    """
+    recipe = request.recipe
+    shapes = [
+        {
+            "shape": shape_name(shape),
+            "clips": len(part.rows),
+            "views": part.num_views,
+            "bytes_per_view": latents_request.latent_bytes(recipe, part.bucket),
+            "bytes": len(part.rows) * part.num_views * latents_request.latent_bytes(recipe, part.bucket),
+        }
+        for shape, part in sorted(request.wanted.items())
+    ]
+    texts = sum(shard.num_units for shard in request.shards if shard.bucket is None)
+    return {
+        "stages": list(request.stages),
+        "clips": texts // len(request.captions),
+        "shapes": shapes,
+        "latent_bytes": sum(line["bytes"] for line in shapes),
+        "texts": texts,
+        "text_bytes_at_most": texts * latents_request.text_bytes(recipe),
+        "shards": len(request.shards),
+    }
+
+
+# ── what is encoded ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _frames(
+    index: Index, tasks: Iterator[DecodeTask], pool: DecodePool | FetchingPool | None, most_ahead: int
+) -> Iterator[NDArray[np.uint8] | MediaError]:
+    """Yield the frames (1, T, H, W, 3) of each task in turn, or why there are none; decode ahead of it."""
+    ahead: deque[tuple[Slab, Any]] = deque()
+    decode = decode_from(index)
+    for task in tasks:
+        if pool is None:
+            try:
+                yield decode(task)[0][None]
+            except MediaError as error:
+                yield error
+            continue
+        slab = Slab((1, task.num_frames, task.height, task.width, 3))
+        ahead.append((slab, pool.submit(task, slab, 0)))
+        if len(ahead) > most_ahead:
+            yield _settled(*ahead.popleft())
+    while ahead:
+        yield _settled(*ahead.popleft())
+
+
+def _settled(slab: Slab, future: Any) -> NDArray[np.uint8] | MediaError:
+    try:
+        future.result()
+    except MediaError as error:
+        return error
+    return slab.array
+
+
+def _latent_samples(
+    request: Request,
+    shard: PlannedShard,
+    encoders: Encoders,
+    pool: DecodePool | FetchingPool | None,
+    failures: Failures,
+) -> Iterator[Sample]:
+    index, bucket, spec = request.index, shard.bucket, request.recipe.loader
+    assert bucket is not None
+    device = _device()
+    shape = video_encoder(request.recipe.video_encoder).latent_shape(
+        bucket.num_frames, bucket.height, bucket.width
+    )
+
+    def tasks() -> Iterator[DecodeTask]:
+        for row, view in itertools.product(shard.rows.tolist(), range(shard.num_views)):
+            starts = num_starts(index, row, bucket)
+            first = clip_view.first_frame(index.word("clip_id", row), view, starts)
+            yield decode_task(index, row, bucket, first_frame=first)
+
+    clip_bytes = 3 * bucket.num_frames * bucket.height * bucket.width
+    most_ahead = max(2 * spec.num_workers, min(64, spec.prefetch_bytes // clip_bytes))
+    found = zip(tasks(), _frames(index, tasks(), pool, most_ahead), strict=True)
+    for row in shard.rows.tolist():
+        seen: list[View] = []
+        for task, frames in itertools.islice(found, shard.num_views):
+            failures.add_read(1)
+            if isinstance(frames, MediaError):
+                failures.add_failed(task.clip_id, frames.kind)
+                seen.append(View(task.first_frame, failure=frames))
+                continue
+            mean, variance = encoders.latent(vidcurate.loader.torch.as_pixels(frames, device))
+            seen.append(View(task.first_frame, mean[0], variance[0] if variance is not None else None))
+        yield latent_sample(index, row, bucket, shape, seen)
+
+
+def _text_samples(request: Request, shard: PlannedShard, encoders: Encoders) -> Iterator[Sample]:
+    for row in shard.rows.tolist():
+        said = read_clip_facts(request.index, row)
+        captions = [caption_of(said, name) for name in request.captions]
+        features = [encoders.features(caption) for caption in captions]
+        yield text_sample(request.index, row, request.captions, captions, features)
+
+
+# ── the act ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _device() -> torch.device:
+    """Return the GPU of this process (LOCAL_RANK), if there is one."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    local = os.environ.get("LOCAL_RANK", "0")
+    return torch.device("cuda", int(local) % torch.cuda.device_count() if local.isdigit() else 0)
+
+
+def _encoders(recipe: TrainRecipe, weights: str | None) -> tuple[Encoders, dict[str, str | None]]:
+    """Return the encoders, and the digests of their weights by name (None: it has none)."""
+    device = _device()
+    projection = None
+    if recipe.model.skip_y_embedder:
+        if weights is None:
+            raise InputError(
+                "model.skip_y_embedder is true: captions are kept as the model's projection makes them. Give "
+                "the weights that training begins with: --ckpt-path PATH."
+            )
+        projection = load_projection(weights, key="--ckpt-path").float().to(device)
+    video, text = video_encoder(recipe.video_encoder), text_encoder(recipe.text_encoder, device)
+    encoders = Encoders(
+        video=video,
+        text=text,
+        kept=recipe.encoded,
+        samples=latents_request.samples_posterior(recipe),
+        projection=projection,
+    )
+    return encoders, {
+        "video": weights_digest(video.vae(device)) if isinstance(video, VideoVae) else None,
+        "text": weights_digest(text.loaded()[1]) if isinstance(text, T5) else None,
+        "projection": weights_digest(projection) if projection is not None else None,
+    }
+
+
+def _pool(stack: ExitStack, index: Index, spec: LoaderSpec) -> DecodePool | FetchingPool | None:
+    if not spec.num_workers:
+        return None
+    pool = pool_for(index, DecodePool(spec.num_workers, deadline_seconds=spec.deadline_seconds))
+    stack.callback(pool.close)
+    return pool
+
+
+def encode_ahead(
+    request: Request,
+    out: Path,
+    *,
+    part: tuple[int, int] = (1, 1),
+    weights: str | None = None,
+    progress: Progress = lambda done, total, unit: None,
+) -> Outcome:
+    """Write the request's latents and texts into `out`; of part i of n (from 1) every n-th shard.
+
+    The bytes do not depend on the parts, nor on how often the work was killed and begun again. The last part
+    to end writes the tables. `weights`: where a frozen caption projection comes from. Raises StageError when
+    the folder holds something else or this part is being encoded, InputError, StorageError, ShardError, and
+    VidcurateError when too many clips fail.
+    """
+    number, count = part
+    if not 1 <= number <= count:
+        raise InputError(f"--part {number}/{count}: it must lie in 1/{count} to {count}/{count}.")
+    if build.is_finished(out, request.shards, request.identity):
+        return _outcome(out, written=0, is_finished=True, up_to_date=True)
+    encoders, digests = _encoders(request.recipe, weights)
+    build.begin(out, request.index, request.shards, request.identity, digests)
+    mine = request.shards[number - 1 :: count]
+    with ExitStack() as stack:
+        if not (out / BUILD).is_dir():  # the same part, begun twice, has just ended
+            return _outcome(out, written=0, is_finished=True, up_to_date=True)
+        stack.enter_context(build.holding(out / BUILD / f"part-{number}-of-{count}.lock"))
+        done = build.finished(out, mine)
+        todo = [shard for shard in mine if shard.name not in done]
+        pool = _pool(stack, request.index, request.recipe.loader)
+        failures = Failures(request.recipe.loader.max_failure_share)
+        units = sum(shard.num_units for shard in mine)
+        at = units - sum(shard.num_units for shard in todo)
+        progress(at, units, "views and texts")
+
+        def told(samples: Iterator[Sample]) -> Iterator[Sample]:
+            nonlocal at
+            for sample in samples:
+                yield sample
+                at += len(sample.rows)
+                progress(at, units, "views and texts")
+
+        for shard in todo:
+            samples = (
+                _latent_samples(request, shard, encoders, pool, failures)
+                if shard.bucket
+                else _text_samples(request, shard, encoders)
+            )
+            write_shard(out, shard.name, shard.table, told(samples), {"digest": shard.digest})
+        is_finished = build.finish(out, request.shards)
+    return _outcome(out, written=len(todo), is_finished=is_finished, up_to_date=False)
+
+
+def _outcome(out: Path, *, written: int, is_finished: bool, up_to_date: bool) -> Outcome:
+    if not is_finished:
+        return Outcome(
+            out=str(out), clips=0, latents=0, failed=0, tokens=0, shards=0, shards_written=written,
+            size_bytes=0, is_finished=False, up_to_date=False,
+        )  # fmt: skip
+    folder = open_folder(out)
+    totals = folder.manifest["totals"]
+    return Outcome(
+        out=str(out),
+        clips=len(np.unique(numbers(folder.texts, "clip_row"))),
+        latents=totals["latents"] - totals["failed"],
+        failed=totals["failed"],
+        tokens=totals["tokens"],
+        shards=totals["shards"],
+        shards_written=written,
+        size_bytes=totals["bytes"],
+        is_finished=True,
+        up_to_date=up_to_date,
+    )

@@ -1,0 +1,337 @@
+"""Micro-batches from latent shards: the clips and the order of the loader, without a decoder.
+
+Threads read each array at its offset straight into the tensor that training uses, and compare its CRC-32. As
+the loader does, `step(t)` gives what the plan says, whatever was asked before; a clip that could not be
+decoded when it was encoded is replaced by the plan's spare, as it would be on line.
+"""
+
+import itertools
+import os
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trainer.data.latents.folder import LatentFolder, Rows, numbers
+from trainer.model.encoders.precision import DTYPES
+from vidcurate.errors import InputError, MediaError, ShardError, StorageError
+from vidcurate.loader import clip_view, fallback
+from vidcurate.loader.fallback import Event
+from vidcurate.loader.loader import fps_of
+from vidcurate.loader.spec import LoaderSpec
+from vidcurate.sampler import order
+from vidcurate.sampler.buckets import Bucket
+from vidcurate.sampler.plan import Cell, MicroBatchPlan, Plan
+
+_READ_THREADS = 4  # at least: a network file system answers several requests at once
+_READ_TRIES = 4
+_SHAPE = ("channels", "latent_frames", "latent_height", "latent_width")
+_MOST_AHEAD = 128  # micro-batches and steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentBatch:
+    """B clips of one shape, encoded: `latents` [B, C, T, H, W], and `variance` of the posterior or None.
+
+    `texts`: for each clip the features of its caption's own tokens [L, C]. All in the dtype that they are
+    kept in, on the CPU. The other fields are those of `vidcurate.loader.loader.MicroBatch`.
+    """
+
+    position: int
+    bucket: Bucket
+    cell: str
+    clip_ids: tuple[str, ...]
+    latents: Tensor
+    variance: Tensor | None
+    texts: tuple[Tensor, ...]
+    fps: NDArray[np.float32]
+    level: NDArray[np.int32]
+    source: tuple[str, ...]
+    start_frame: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """An array in a shard, and whose it is."""
+
+    shard: str
+    offset: int
+    size: int
+    crc32: int
+    clip_id: str
+
+
+@dataclass(slots=True, kw_only=True)
+class _Started:
+    """A micro-batch that is being read: per slot the row of the latents' table, its text, and a future.
+
+    A slot that needs a spare has a future with a MediaError.
+    """
+
+    plan: MicroBatchPlan
+    latents: Tensor
+    variance: Tensor | None
+    texts: list[Tensor]
+    rows: list[int]  # of the latents' table
+    futures: "list[Future[None]]"
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def read_array(folder: LatentFolder, place: _Place, into: Tensor) -> None:
+    """Fill a contiguous tensor with an array of a shard.
+
+    Raises ShardError, naming shard and clip, for bytes that end early or are not those that were written,
+    StorageError when the disk or the network refuses.
+    """
+    path = folder.path / place.shard
+    wanted = _bytes_of(into)
+    if len(wanted) != place.size:
+        raise ShardError(
+            f"{path}: clip {place.clip_id!r} has an array of {place.size} bytes where its shape needs "
+            f"{len(wanted)}; the table was altered. Copy it anew."
+        )
+    for attempt in range(_READ_TRIES):
+        try:
+            with open(path, "rb", buffering=0) as file:
+                done = 0
+                while done < place.size and (
+                    got := os.preadv(file.fileno(), [wanted[done:]], place.offset + done)
+                ):
+                    done += got
+            if done < place.size:
+                raise ShardError(
+                    f"{path}: ends {place.size - done} bytes before clip {place.clip_id!r} does. "
+                    "Copy it anew."
+                )
+            crc32 = zlib.crc32(wanted)
+            if crc32 == place.crc32:
+                return
+            if attempt:  # the first read may have gone wrong on the way
+                raise ShardError(
+                    f"{path}: clip {place.clip_id!r} has CRC-32 {crc32:08x}, the table says "
+                    f"{place.crc32:08x}. Copy the shard anew, or delete it and encode again."
+                )
+        except OSError as error:
+            if attempt + 1 == _READ_TRIES or isinstance(error, FileNotFoundError):
+                raise StorageError(
+                    f"{path}: clip {place.clip_id!r} cannot be read ({error.strerror})."
+                ) from error
+            time.sleep(0.1 * 4**attempt)
+
+
+class LatentLoader:
+    """The micro-batches of rank `rank` of `world_size`. Use as a context manager, or call `close`.
+
+    `num_views` as in the recipe, at most what the folder has. `variance`: read the posterior's, too. `pin`:
+    into page-locked memory, for a GPU.
+    `on_event` hears what the loader's does.
+    """
+
+    def __init__(
+        self,
+        folder: LatentFolder,
+        plan: Plan,
+        spec: LoaderSpec,
+        *,
+        num_views: int,
+        variance: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+        pin: bool = False,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> None:
+        if not 0 <= rank < world_size:
+            raise InputError(f"rank {rank} of {world_size}: it must lie in 0 to {world_size - 1}.")
+        self.folder, self.plan, self.spec = folder, plan, spec
+        self.rank, self.world_size = rank, world_size
+        if variance and not folder.has_variance:
+            raise InputError(f"{folder.path}: keeps no variance of the posterior; draws from it are wanted.")
+        self._num_views, self._with_variance, self._pin = num_views, variance, pin
+        self._on_event = on_event or (lambda event: None)
+        self._failures = fallback.Failures(spec.max_failure_share)
+        self._columns = {
+            name: numbers(folder.latents, name)
+            for name in ("first_frame", "offset", "size", "crc32", *_SHAPE)
+        }
+        self._texts = {
+            name: numbers(folder.texts, name)
+            for name in ("offset", "size", "crc32", "num_tokens", "channels")
+        }
+        self._mean_text_bytes = float(np.mean(self._texts["size"])) if len(folder.texts) else 0.0
+        kept = folder.manifest["kept"]
+        self._latent_dtype, self._text_dtype = DTYPES[kept["latent_dtype"]], DTYPES[kept["text_dtype"]]
+        self._clip_bytes = {cell.name: self._bytes_of_clip(cell) for cell in plan.cells}
+        self._started: dict[int, _Started] = {}
+        self._shares: dict[int, tuple[int, ...]] = {}
+        self._pool = ThreadPoolExecutor(max(_READ_THREADS, spec.num_workers), "vidcurate-latents")
+
+    def step(self, step: int) -> list[LatentBatch]:
+        """Return this rank's micro-batches of optimizer step `step`, in the order in which to run them.
+
+        Any step may be asked for, any number of times. The steps behind it are read ahead. Raises ShardError,
+        StorageError, and VidcurateError when too many clips had failed.
+        """
+        current = [self._begun(position) for position in self._positions(step)]
+        self._prefetch(step + 1)
+        return [self._finish(started) for started in current]
+
+    def load(self, parts: Sequence[MicroBatchPlan]) -> list[LatentBatch]:
+        """Return these micro-batches (of `order.finite_pass`, for evaluation). Errors as for `step`."""
+        return [self._finish(started) for started in [self._start(part) for part in parts]]
+
+    def process_ids(self) -> list[int]:
+        """Return no ids: nothing is decoded."""
+        return []
+
+    def close(self) -> None:
+        """End the threads. Tensors that were handed out stay usable."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._started.clear()
+
+    def __enter__(self) -> "LatentLoader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ── ahead ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _positions(self, step: int) -> tuple[int, ...]:
+        if step not in self._shares:
+            self._shares[step] = order.shares(self.plan, step, self.world_size)[self.rank]
+        return self._shares[step]
+
+    def _begun(self, position: int) -> _Started:
+        if position in self._started:
+            return self._started.pop(position)
+        return self._start(order.micro_batch(self.plan, position))
+
+    def _prefetch(self, step: int) -> None:
+        """Begin what comes from `step` on while it fits into `prefetch_bytes`; drop all else."""
+        steps = range(step, step + _MOST_AHEAD)
+        self._shares = {known: share for known, share in self._shares.items() if known in steps}
+        kept: dict[int, _Started] = {}
+        size = 0.0
+        for position in itertools.chain.from_iterable(map(self._positions, steps)):
+            cell = self.plan.cells[order.turn(self.plan, position)[0]]
+            size += cell.micro_batch_size * (self._clip_bytes[cell.name] + self._mean_text_bytes)
+            if (kept and size > self.spec.prefetch_bytes) or len(kept) == _MOST_AHEAD:
+                break
+            kept[position] = self._begun(position)
+        for started in self._started.values():
+            for future in started.futures:
+                future.cancel()
+        self._started = kept
+
+    def _bytes_of_clip(self, cell: Cell) -> int:
+        (row,), _ = self._found_in(cell, cell.rows[:1], np.zeros(1, dtype=np.int64))
+        return int(np.prod(self._shape(row))) * self._latent_dtype.itemsize * (1 + self._with_variance)
+
+    def _shape(self, row: int) -> tuple[int, int, int, int]:
+        c, t, h, w = (int(self._columns[name][row]) for name in _SHAPE)
+        return c, t, h, w
+
+    # ── one micro-batch ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, pin_memory=self._pin)
+
+    def _found_in(self, cell: Cell, clip_rows: Rows, passes: Rows) -> tuple[list[int], list[int]]:
+        """Return the rows of the latents and of the texts that these clips have in these passes."""
+        bucket, index = cell.bucket, self.folder.index
+        view = clip_view.view_number(passes, self._num_views)
+        caption = clip_view.caption_number(passes, self._num_views, self.folder.num_captions)
+        latents = self.folder.find_latents(bucket, clip_rows, view)
+        texts = self.folder.find_texts(clip_rows, caption)
+        for what, found in ((f"latent in {bucket.name}", latents), ("text", texts)):
+            if (found < 0).any():
+                clip_id = index.word("clip_id", int(clip_rows[found < 0][0]))
+                raise ShardError(f"{self.folder.path}: has no {what} of clip {clip_id!r}. Encode it.")
+        return latents.tolist(), texts.tolist()
+
+    def _start(self, part: MicroBatchPlan) -> _Started:
+        found, texts = self._found_in(self.plan.cells[part.cell], part.rows, part.passes)
+        shape = (len(found), *self._shape(found[0]))
+        latents = self._empty(*shape, dtype=self._latent_dtype)
+        variance = self._empty(*shape, dtype=self._latent_dtype) if self._with_variance else None
+        started = _Started(plan=part, latents=latents, variance=variance, texts=[], rows=found, futures=[])
+        for slot, (latent, text) in enumerate(zip(found, texts, strict=True)):
+            started.texts.append(self._text_buffer(text))
+            started.futures.append(self._pool.submit(self._read, started, slot, latent, text))
+        return started
+
+    def _text_buffer(self, text: int) -> Tensor:
+        length, channels = int(self._texts["num_tokens"][text]), int(self._texts["channels"][text])
+        return self._empty(length, channels, dtype=self._text_dtype)
+
+    def _read(self, started: _Started, slot: int, latent: int, text: int) -> None:
+        """Fill a slot. Raises MediaError when the clip could not be decoded, ShardError, StorageError."""
+        table, columns = self.folder.latents, self._columns
+        kind = table.column("failure_kind")[latent].as_py()
+        clip_id = table.column("clip_id")[latent].as_py()
+        if kind is not None:
+            raise MediaError(table.column("failure_reason")[latent].as_py(), kind=kind)
+        shard, size = table.column("shard")[latent].as_py(), int(columns["size"][latent])
+        place = _Place(shard, int(columns["offset"][latent]), size, int(columns["crc32"][latent]), clip_id)
+        read_array(self.folder, place, started.latents[slot])
+        if started.variance is not None:
+            offset, crc32 = (table.column(f"variance_{name}")[latent].as_py() for name in ("offset", "crc32"))
+            read_array(self.folder, _Place(shard, offset, size, crc32, clip_id), started.variance[slot])
+        shard = self.folder.texts.column("shard")[text].as_py()
+        offset, size, crc32 = (int(self._texts[name][text]) for name in ("offset", "size", "crc32"))
+        read_array(self.folder, _Place(shard, offset, size, crc32, clip_id), started.texts[slot])
+
+    def _finish(self, started: _Started) -> LatentBatch:
+        part, index = started.plan, self.folder.index
+        rows = part.rows.tolist()
+        for slot, future in enumerate(started.futures):
+            try:
+                future.result()
+            except MediaError as error:
+                rows[slot] = self._substitute(started, slot, rows, error)
+        self._failures.add_read(len(rows))
+        cell = self.plan.cells[part.cell]
+        return LatentBatch(
+            position=part.position,
+            bucket=cell.bucket,
+            cell=cell.name,
+            clip_ids=tuple(index.word("clip_id", row) for row in rows),
+            latents=started.latents,
+            variance=started.variance,
+            texts=tuple(started.texts),
+            fps=fps_of(index, cell.bucket, rows),
+            level=index.level[rows].astype(np.int32),
+            source=tuple(index.word("source_dataset", row) for row in rows),
+            start_frame=self._columns["first_frame"][started.rows].astype(np.int64),
+        )
+
+    def _substitute(self, started: _Started, slot: int, rows: list[int], error: MediaError) -> int:
+        index = self.folder.index
+
+        def read(row: int) -> None:
+            passes = started.plan.passes[slot : slot + 1]
+            (latent,), (text,) = self._found_in(self.plan.cells[started.plan.cell], np.array([row]), passes)
+            started.rows[slot], started.texts[slot] = latent, self._text_buffer(text)
+            self._read(started, slot, latent, text)
+
+        row, _ = fallback.stand_in(
+            self.plan,
+            started.plan,
+            slot,
+            rows,
+            failed=(index.word("clip_id", rows[slot]), error),
+            clip_id_of=lambda row: index.word("clip_id", row),
+            read=read,
+            failures=self._failures,
+            on_event=self._on_event,
+        )
+        return row

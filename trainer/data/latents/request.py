@@ -1,0 +1,197 @@
+"""What a recipe asks of latents encoded ahead: of which clips, encoders and dtypes they are, and how large.
+
+The order of training is computed from the clips' index, of which a folder of latents holds a copy. So the
+same pure code plans a stage on clips and on their latents, and both have the same positions.
+"""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.data.latents.folder import LatentFolder, Rows, Shape, numbers, open_folder, shape_of
+from trainer.data.latents.plan import Identity, difference, identity_of
+from trainer.model.encoders.precision import DTYPES
+from trainer.model.encoders.registry import text_encoder, video_encoder
+from trainer.recipe import recipe as recipes
+from trainer.recipe.recipe import DataSpec, TrainRecipe
+from vidcurate.errors import InputError, RecipeError, ShardError
+from vidcurate.sampler.buckets import Bucket
+from vidcurate.sampler.plan import Plan
+from vidcurate.shards.index import Index, read_index
+from vidcurate.shards.index_file import INDEX_NAME
+
+NAMED_CLIPS = 3
+# Settings of an encoder that change its memory, not its numbers; and what a folder may have more of.
+FREE_SETTINGS = ("micro_batch_size", "chunk_batch_size", "posterior")
+
+
+def samples_posterior(recipe: TrainRecipe) -> bool:
+    """Say whether the model trains on draws from the video encoder's posterior."""
+    return getattr(recipe.video_encoder, "posterior", "mean") == "sample"
+
+
+def identity(recipe: TrainRecipe, index: Index, captions: Sequence[str]) -> Identity:
+    """Return what latents of these clips under this recipe have in common."""
+    video, text = (
+        {name: value for name, value in recipes.as_json(spec).items() if name not in FREE_SETTINGS}
+        for spec in (recipe.video_encoder, recipe.text_encoder)
+    )
+    return identity_of(
+        index,
+        video=video,
+        text=text,
+        projected=recipe.model.skip_y_embedder,
+        captions=tuple(captions),
+        kept={
+            "latent_dtype": recipe.encoded.latent_dtype,
+            "text_dtype": recipe.encoded.text_dtype,
+            "variance": samples_posterior(recipe),
+        },
+    )
+
+
+# ── how large ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def latent_bytes(recipe: TrainRecipe, bucket: Bucket) -> int:
+    """Return the bytes of one view in this bucket, with its variance where that is kept."""
+    shape = video_encoder(recipe.video_encoder).latent_shape(bucket.num_frames, bucket.height, bucket.width)
+    arrays = 2 if samples_posterior(recipe) else 1
+    return arrays * int(np.prod(shape)) * DTYPES[recipe.encoded.latent_dtype].itemsize
+
+
+def text_bytes(recipe: TrainRecipe) -> int:
+    """Return the most bytes that the features of one caption can take."""
+    model, encoder = recipe.model, text_encoder(recipe.text_encoder)
+    channels = model.hidden_size if model.skip_y_embedder else encoder.caption_channels
+    return encoder.model_max_length * channels * DTYPES[recipe.encoded.text_dtype].itemsize
+
+
+def forecast(recipe: TrainRecipe, plan: Plan, spec: DataSpec) -> dict[str, int]:
+    """Return the bytes that a stage's latents take, and the most that its texts can."""
+    views = spec.views or 1
+    return {
+        "latents": sum(len(cell.rows) * views * latent_bytes(recipe, cell.bucket) for cell in plan.cells),
+        "texts_at_most": plan.num_clips * len(spec.captions) * text_bytes(recipe),
+    }
+
+
+def bytes_on_disk(folder: LatentFolder, plan: Plan, spec: DataSpec) -> dict[str, int]:
+    """Return the bytes of a stage's latents and texts as they lie in the folder."""
+    sizes, text_sizes = numbers(folder.latents, "size"), numbers(folder.texts, "size")
+    total = {"latents": 0, "texts": 0}
+    for cell in plan.cells:
+        for view in range(spec.views or 1):
+            found = folder.find_latents(cell.bucket, cell.rows, view)
+            total["latents"] += int(sizes[found[found >= 0]].sum()) * (1 + folder.has_variance)
+        for caption in range(len(spec.captions)):
+            found = folder.find_texts(cell.rows, caption)
+            total["texts"] += int(text_sizes[found[found >= 0]].sum())
+    return total
+
+
+# ── which ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """Clips of a cell of which the folder lacks a view or a caption."""
+
+    cell: str
+    shape: Shape
+    num_clips: int
+    clip_ids: tuple[str, ...]  # the first of them
+
+    def as_json(self) -> dict[str, Any]:
+        return {"cell": self.cell, "clips": self.num_clips, "clip_ids": list(self.clip_ids)}
+
+
+def missing(folder: LatentFolder, plan: Plan, spec: DataSpec) -> tuple[Missing, ...]:
+    """Return the cells of a plan that the folder does not hold whole."""
+    found: list[Missing] = []
+    for cell in plan.cells:
+        lacks = np.zeros(len(cell.rows), dtype=np.bool_)
+        for view in range(spec.views or 1):
+            lacks |= folder.find_latents(cell.bucket, cell.rows, view) < 0
+        for caption in range(len(spec.captions)):
+            lacks |= folder.find_texts(cell.rows, caption) < 0
+        rows: Rows = np.sort(cell.rows[lacks])
+        if len(rows):
+            ids = tuple(folder.index.word("clip_id", int(row)) for row in rows[:NAMED_CLIPS])
+            found.append(
+                Missing(cell=cell.name, shape=shape_of(cell.bucket), num_clips=len(rows), clip_ids=ids)
+            )
+    return tuple(found)
+
+
+def check_complete(stage_name: str, spec: DataSpec, lacking: Sequence[Missing]) -> None:
+    """Raise InputError, with the cells, some clips and the command, when latents are missing."""
+    if not lacking:
+        return
+    cells = ", ".join(
+        f"{part.num_clips} of {part.cell} ({', '.join(part.clip_ids)}"
+        f"{', …' if part.num_clips > len(part.clip_ids) else ''})"
+        for part in lacking
+    )
+    views = f"{spec.views} views" if spec.views != 1 else "one view"
+    raise InputError(
+        f"{spec.latents}: stage {stage_name} needs {views} of clips that are not encoded: {cells}. Encode "
+        f"them with all stages that read this folder: python -m trainer precompute RECIPE --out "
+        f"{shlex.quote(str(spec.latents))}"
+    )
+
+
+# ── whether they belong to the recipe ───────────────────────────────────────────────────────────────────────
+
+
+def open_for(recipe: TrainRecipe, number: int, opened: dict[Path, LatentFolder]) -> LatentFolder:
+    """Open the latents of a stage (a folder once, kept in `opened`) and check that the recipe means them.
+
+    Raises ShardError for a folder that is not whole or of other clips than `data.shards`, RecipeError for
+    latents of other encoders, dtypes or captions, naming the first setting that differs.
+    """
+    spec = recipe.stages[number].data
+    assert spec.latents is not None
+    if spec.latents not in opened:
+        opened[spec.latents] = open_folder(spec.latents)
+    folder = opened[spec.latents]
+    wanted = identity(recipe, folder.index, spec.captions)
+    if folder.has_variance:  # a folder with variances serves training on means as well
+        wanted["kept"]["variance"] = True
+    have = {name: folder.manifest[name] for name in wanted}
+    if found := difference(have, wanted):
+        key, there, now = found
+        raise RecipeError(
+            f"stages.{number}.data.latents {spec.latents}: {_key_of(key)} is {there} there and {now} in the "
+            "recipe; set it as it is there, or encode the clips again into another folder."
+        )
+    # Clips are not read, so their shards need not be there; a URL is not asked.
+    if isinstance(spec.shards, Path) and (spec.shards / INDEX_NAME).exists():
+        clips = read_index(spec.shards, check_files=False)
+        for name in ("structure_fingerprint", "content_fingerprint"):
+            if getattr(clips, name) != getattr(folder.index, name):
+                raise ShardError(
+                    f"{spec.latents}: its latents are of other clips than those of {spec.shards} ({name} "
+                    f"{getattr(folder.index, name)[:8]} and {getattr(clips, name)[:8]}); encode these into "
+                    "another folder, or give the shards that belong to it."
+                )
+    return folder
+
+
+def _key_of(key: str) -> str:
+    """Return the recipe's key for a key of the manifest."""
+    for ours, theirs in (
+        ("encoders.video.", "video_encoder."),
+        ("encoders.text.", "text_encoder."),
+        ("encoders.projected", "model.skip_y_embedder"),
+        ("kept.variance", "video_encoder.posterior (whether the variance is kept)"),
+        ("kept.", "encoded."),
+        ("captions", "data.captions"),
+    ):
+        if key.startswith(ours):
+            return theirs + key.removeprefix(ours)
+    return key

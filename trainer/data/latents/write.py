@@ -1,0 +1,197 @@
+"""Writing one shard of latents or texts: beside its name, flushed, recorded, then renamed.
+
+The record, `.build/NAME.parquet`, holds the shard's rows of the table and says what it was made from. A tar
+whose record is there and fits is finished; whatever else a kill leaves behind is written again.
+"""
+
+import hashlib
+import io
+import json
+import os
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trainer.data.latents.folder import WORD, schema_of
+from vidcurate.errors import StorageError
+from vidcurate.shards.tar_write import TarWriter
+
+BUILD = ".build"  # the folder of everything unfinished, inside the folder of latents
+_RECORD_KEY = b"vidcurate"
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One WebDataset sample. `arrays`: what follows the key in the member's name → the tensor.
+
+    Each of `rows` becomes a row of the table; it names its array under `array` and may name another under
+    `variance`. A row without `array` is a failure. A sample without arrays is not in the tar.
+    """
+
+    key: str
+    facts: Mapping[str, Any]
+    arrays: Mapping[str, Tensor]
+    rows: tuple[Row, ...]
+
+
+def raw(tensor: Tensor) -> NDArray[Any]:
+    """Return a tensor's values as numpy has them: bfloat16 as the uint16 of its bits."""
+    tensor = tensor.detach().cpu().contiguous()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(np.uint16)
+    return tensor.numpy()
+
+
+def npy(array: NDArray[Any]) -> tuple[bytes, bytes]:
+    """Return header and data of an array as a .npy file."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header,
+        {"descr": np.lib.format.dtype_to_descr(array.dtype), "fortran_order": False, "shape": array.shape},
+    )
+    return header.getvalue(), array.tobytes()
+
+
+def _add(writer: TarWriter, sample: Sample, shard: str) -> list[Row]:
+    """Write a sample; return its rows with their places."""
+    places: dict[str, Row] = {}
+    if sample.arrays:
+        writer.add(
+            f"{sample.key}.json", json.dumps(sample.facts, sort_keys=True, ensure_ascii=False).encode()
+        )
+    for name, tensor in sample.arrays.items():
+        header, data = npy(raw(tensor))
+        offset = writer.add(f"{sample.key}.{name}.npy", header + data) + len(header)
+        places[name] = {
+            "offset": offset,
+            "size": len(data),
+            "crc32": zlib.crc32(data),
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+        }
+    rows = []
+    for row in sample.rows:
+        row = {**row, "shard": shard}
+        array, variance = row.pop("array", None), row.pop("variance", None)
+        row |= places[array] if array else {"offset": 0, "size": 0, "crc32": 0, "dtype": None}
+        if variance:
+            row["variance_offset"] = places[variance]["offset"]
+            row["variance_crc32"] = places[variance]["crc32"]
+        rows.append(row)
+    return rows
+
+
+def write_shard(
+    out: Path, name: str, table: str, samples: Iterable[Sample], facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Write the tar `name` and its record; return the record's facts. `table`: the table that its rows join.
+
+    `facts` say what the shard is made from. A shard without a single array gets a record and no tar. Raises
+    StorageError when the disk refuses.
+    """
+    final, build = out / name, out / BUILD
+    partial = build / f".{name}.{os.getpid()}.partial"
+    rows: list[Row] = []
+    num_samples = 0
+    try:
+        with partial.open("wb") as file:
+            writer = TarWriter(file)
+            for sample in samples:
+                rows += _add(writer, sample, name)
+                num_samples += bool(sample.arrays)
+            digest, size = writer.finish(), writer.position
+        done = {
+            **facts,
+            "name": name,
+            "table": table,
+            "samples": num_samples,
+            "bytes": size if num_samples else 0,
+            "sha256": digest if num_samples else None,
+        }
+        write_table(build / f"{name}.parquet", as_table(table, rows), done)
+        if num_samples:
+            replace(partial, final)
+        else:
+            partial.unlink()
+            final.unlink(missing_ok=True)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise StorageError(
+            f"{final}: cannot be written ({error.strerror}). Make room and run the same command again: "
+            "finished shards are kept."
+        ) from error
+    return done
+
+
+def as_table(name: str, rows: Iterable[Row]) -> Any:
+    """Return rows as a table of the kind `name`, its words as plain strings."""
+    rows = list(rows)
+    fields = [(field.name, pa.string() if field.type == WORD else field.type) for field in schema_of(name)]
+    return pa.table(
+        {column: pa.array([row.get(column) for row in rows], type=dtype) for column, dtype in fields}
+    )
+
+
+def write_table(path: Path, table: Any, facts: Mapping[str, Any] | None = None) -> None:
+    """Write a table, whole or not at all; the same rows give the same bytes."""
+    words = [
+        field.name for field in table.schema if pa.types.is_string(field.type) and field.name != "clip_id"
+    ]
+    metadata = {_RECORD_KEY: json.dumps(facts, sort_keys=True).encode()} if facts else None
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    pq.write_table(
+        table.combine_chunks().replace_schema_metadata(metadata),
+        partial,
+        compression="zstd",
+        use_dictionary=words,
+        write_page_checksum=True,
+    )
+    replace(partial, path)
+
+
+def read_record(path: Path) -> dict[str, Any] | None:
+    """Return the facts of a record, None when there is none or it is none of ours."""
+    try:
+        facts: dict[str, Any] = json.loads((pq.read_metadata(path).metadata or {})[_RECORD_KEY])
+    except (OSError, pa.ArrowException, KeyError, ValueError):
+        return None
+    return facts
+
+
+def file_facts(path: Path) -> dict[str, Any]:
+    """Return a file's size and SHA-256."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": digest}
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def replace(partial: Path, final: Path) -> None:
+    """Flush `partial` and give it its name, so that readers see the old file or the whole new one."""
+    _flush(partial)
+    partial.replace(final)
+    _flush(final.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON, whole or not at all."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    replace(partial, path)

@@ -1,0 +1,107 @@
+"""What blocks keep for the backward pass: as much as there is room for.
+
+Keeping less costs time, so each shape of micro-batch gets its own plan
+(`trainer.distributed.memory.Plan`): as many
+blocks recomputed as the recipe says, or with `fit` the fewest lean and recomputed blocks with which it fits.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint as again
+
+from trainer.distributed import memory
+from trainer.distributed.memory import Form, Plan
+from trainer.distributed.step_time import Work
+from trainer.model.stdit import STDiT3, STDiT3Config
+from vidcurate.errors import InputError
+
+USED_SHARE = 0.92
+"""of a GPU's memory; the rest is the allocator's, NCCL's and the libraries'"""
+
+Choose = Callable[[Work, int], Plan]
+"""What the blocks of a micro-batch keep, with so many bytes taken beside the model."""
+
+
+def blocks_of(model: STDiT3) -> list[nn.Module]:
+    """Return the model's blocks in the order of the forward pass."""
+    return [block for pair in zip(model.spatial_blocks, model.temporal_blocks, strict=True) for block in pair]
+
+
+class Recompute:
+    """Wraps the blocks of a model; `make_room` says what they keep from then on."""
+
+    def __init__(self, model: STDiT3, choose: Choose) -> None:
+        self.choose, self._patch = choose, model.config.patch_size[1:]
+        self.plan = memory.KEEP_ALL
+        self._known: dict[tuple[Work, int], Plan] = {}
+        self._untold: list[tuple[Work, Plan]] = []
+        for number, block in enumerate(blocks_of(model)):
+            block.forward = partial(self._run, number, block.forward)
+
+    def _run(self, number: int, forward: Callable[..., Tensor], *arguments: object) -> Tensor:
+        if self.plan.is_recomputed(number):
+            result: Tensor = again(forward, *arguments, use_reentrant=False)
+            return result
+        if self.plan.is_lean(number):
+            return forward(*arguments, lean=True)
+        return forward(*arguments)
+
+    def make_room(self, latents: Tensor, features: Tensor, beside_bytes: int = 0) -> Plan:
+        """Keep what latents [B, C, T, H, W] with features [B, 1, L, D] leave room for; return the plan.
+
+        `beside_bytes` of the GPU's memory are taken by others than the model: by encoders.
+        Raises InputError where `choose` does: the micro-batch does not fit whatever its blocks do without.
+        """
+        clips, _, frames, rows, columns = latents.shape
+        places = -(-rows // self._patch[0]) * -(-columns // self._patch[1])
+        work = Work(clips=clips, frames=frames, places=places, text_tokens=features.shape[-2])
+        key = (work, beside_bytes)
+        if key not in self._known:
+            self._known[key] = self.choose(work, beside_bytes)
+            self._untold.append((work, self._known[key]))
+        self.plan = self._known[key]
+        return self.plan
+
+    def news(self) -> list[tuple[Work, Plan]]:
+        """Return what was chosen for shapes that came up since this was last asked."""
+        told, self._untold = self._untold, []
+        return told
+
+
+def chooser(
+    wanted: int | Literal["fit"], config: STDiT3Config, form: Form, device: torch.device, state_bytes: int
+) -> Choose:
+    """Return the choice that the recipe's `parallel.recompute_blocks` makes on `device`.
+
+    `fit` looks at the memory of a GPU, less `state_bytes` of weights and what hangs on them, and less what
+    the encoders take. On the CPU it keeps everything: memory is not what is short there.
+    """
+    if wanted != "fit":
+        fixed = memory.plan_of(config, wanted)
+        return lambda work, beside_bytes: fixed
+    if device.type != "cuda":
+        return lambda work, beside_bytes: memory.KEEP_ALL
+    free = USED_SHARE * torch.cuda.get_device_properties(device).total_memory - state_bytes
+    return lambda work, beside_bytes: least(config, work, form, free - beside_bytes)
+
+
+def least(config: STDiT3Config, work: Work, form: Form, limit_bytes: float) -> Plan:
+    """Return the first of `memory.plans` with which `work` fits into `limit_bytes`.
+
+    Raises InputError where it fits with none.
+    """
+    plan = memory.least_plan(config, work, form, limit_bytes)
+    if plan is not None:
+        return plan
+    *_, last = memory.plans(config, form)
+    needed = memory.peak_bytes(config, work, form, last)
+    raise InputError(
+        f"a micro-batch of {work.clips} clips of {work.frames} x {work.places} tokens needs "
+        f"{needed / 2**30:.1f} GiB with all blocks but the last recomputed, and the GPU has "
+        f"{limit_bytes / 2**30:.1f} GiB for it; put fewer clips into a micro-batch of this bucket or cut the "
+        "state (parallel.sharding=full)."
+    )

@@ -1,0 +1,209 @@
+"""`python -m trainer --print-env [RECIPE]`: which variables of NCCL, torch, CUDA and OpenMP are in force.
+
+Who set one is found where Linux keeps it: a process's environment as it was at its start stands in
+/proc/PID/environ. So what this process changed itself was set by vidcurate (or its recipe), and going up the
+parents, the first whose own environment lacks the value is who set it.
+"""
+
+import difflib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.distributed.environment_names import KNOWN, NAMES, RENAMED
+from trainer.run_folder import processes
+
+IN_QUESTION = re.compile(r"^(NCCL|TORCH|PYTORCH|GLOO|CUDA|OMP)_")
+NEAR = 0.84
+INTERFACES = Path("/sys/class/net")
+CONF_FILES = ("/etc/nccl.conf", "~/.nccl.conf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """One variable in force. `value` None: not set, `default` holds. `warning` "": nothing is odd."""
+
+    name: str
+    value: str | None
+    set_by: str
+    meaning: str
+    default: str
+    warning: str
+
+
+# ── what is odd ─────────────────────────────────────────────────────────────────────────────────────────────
+
+# Name → (values that are meant, none for any; why not).
+UNWISE: dict[str, tuple[tuple[str, ...], str]] = {
+    "NCCL_P2P_DISABLE": (("1",), "GPUs of a host talk through its memory, many times slower: unset it"),
+    "NCCL_SHM_DISABLE": (("1",), "ranks of a host talk over the network: unset it"),
+    "NCCL_IB_DISABLE": (("1",), "hosts talk over TCP, many times slower than InfiniBand: unset it"),
+    "NCCL_ALGO": ((), "NCCL cannot choose any more; it is for debugging: unset it"),
+    "NCCL_PROTO": ((), "NCCL cannot choose any more, and a wrong one has given wrong sums: unset it"),
+    "NCCL_DEBUG": (("TRACE", "INFO"), "fills the logs; WARN tells of errors"),
+    "NCCL_CHECKS_DISABLE": ((), "old NCCL only; it does nothing"),
+    "NCCL_LAUNCH_MODE": (("GROUP",), "can deadlock with several communicators: unset it"),
+    "TORCH_NCCL_BLOCKING_WAIT": (("1",), "the CPU waits in every collective: unset it"),
+    "NCCL_BLOCKING_WAIT": (("1",), "the CPU waits in every collective: unset it"),
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": (("0",), "a rank whose collective fails waits for ever: unset it"),
+    "NCCL_ASYNC_ERROR_HANDLING": (("0",), "a rank whose collective fails waits for ever: unset it"),
+    "TORCH_NCCL_ENABLE_MONITORING": (("0",), "a rank that hangs in NCCL is not ended: unset it"),
+    "TORCH_DISTRIBUTED_DEBUG": (("DETAIL",), "every collective is checked over all ranks: slow"),
+    "CUDA_LAUNCH_BLOCKING": (("1",), "the CPU waits for every kernel: slow, for debugging only"),
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": (("1",), "every tensor asks the driver for memory: very slow"),
+    "CUDA_VISIBLE_DEVICES": (("", "-1"), "hides every GPU: the training runs on the CPU"),
+    "OMP_WAIT_POLICY": (("ACTIVE", "active"), "threads that wait take the cores of the decode workers"),
+    "TORCH_COMPILE_DEBUG": (("1",), "writes every compiled graph: slow"),
+}
+
+
+def _interfaces(value: str) -> str:
+    """Return what is odd with a list of interfaces: none of this host's is meant by it."""
+    try:
+        there = sorted(path.name for path in INTERFACES.iterdir())
+    except OSError:
+        return ""
+    wanted = value.removeprefix("^").removeprefix("=")
+    is_exact, words = "=" in value[:2], [word for word in wanted.split(",") if word]
+    if value.startswith("^") or not words:
+        return ""
+    meant = [
+        name for name in there for word in words if (name == word if is_exact else name.startswith(word))
+    ]
+    if not meant:
+        return f"this host has no such interface; it has {', '.join(there)}"
+    if set(meant) == {"lo"}:
+        return "only the loopback: other hosts cannot be reached"
+    return ""
+
+
+def warning(name: str, value: str) -> str:
+    """Return one line on what is odd with a variable, "" where nothing is."""
+    if name not in NAMES and name not in RENAMED:
+        near = difflib.get_close_matches(name, sorted(NAMES), n=1, cutoff=NEAR)
+        if near:
+            return f"no known variable is called so; did you mean {near[0]}?"
+    if name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") and (odd := _interfaces(value)):
+        return odd
+    if name == "OMP_NUM_THREADS" and value.isdigit() and int(value) > (os.cpu_count() or 1):
+        return f"more threads than this host's {os.cpu_count()} cores"
+    values, why = UNWISE.get(name, (("\0",), ""))
+    if why and (not values or value in values):
+        return why
+    if name in RENAMED:
+        return f"torch calls it {RENAMED[name]} now"
+    return ""
+
+
+# ── who set it ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def environment_at_start(pid: int) -> dict[str, str] | None:
+    """Return the environment that a process began with; None where it may not be read."""
+    try:
+        data = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return None
+    pairs = (entry.split(b"=", 1) for entry in data.split(b"\0") if b"=" in entry)
+    return {name.decode(errors="replace"): value.decode(errors="replace") for name, value in pairs}
+
+
+def _process_name(pid: int) -> str:
+    text = " ".join(word for word in processes.command_line(pid)[:6] if word)
+    for name in (
+        "torchrun",
+        "torch.distributed.run",
+        "trainer.cluster.launch.agent",
+        "trainer launch",
+        "srun",
+        "slurmstepd",
+    ):
+        if name in text:
+            return name
+    return Path(text.split(" ")[0]).name if text else "?"
+
+
+def set_by(name: str, value: str, recipe: Mapping[str, str], pid: int | None = None) -> str:
+    """Return who gave a variable its value: the recipe, vidcurate, or the process above that set it."""
+    pid = os.getpid() if pid is None else pid
+    own = environment_at_start(pid)
+    if own is not None and own.get(name) != value:
+        return "the recipe" if recipe.get(name) == value else "vidcurate"
+    while own is not None:
+        above = processes.parent(pid)
+        theirs = environment_at_start(above) if above > 0 else None
+        if theirs is None:
+            break
+        if theirs.get(name) != value:
+            return f"{_process_name(above)} (process {above})"
+        pid, own = above, theirs
+    return "the user's environment"
+
+
+def _conf_files() -> dict[str, tuple[str, str]]:
+    """Return NCCL_… name → (value, file) of NCCL's own configuration files; the user's comes last."""
+    found: dict[str, tuple[str, str]] = {}
+    named = os.environ.get("NCCL_CONF_FILE")
+    for text in ("/etc/nccl.conf", named) if named else CONF_FILES:
+        try:
+            lines = Path(text).expanduser().read_text(encoding="utf-8").splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            name, equals, value = line.partition("=")
+            if equals and name.strip().startswith("NCCL_"):
+                found[name.strip()] = (value.strip(), text)
+    return found
+
+
+# ── the answer ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def apply(wanted: Mapping[str, str]) -> None:
+    """Set a recipe's `environment` where the user's own says nothing, before NCCL and torch read it."""
+    for name, value in wanted.items():
+        os.environ.setdefault(name, value)
+
+
+def in_force(recipe: Mapping[str, str] | None = None) -> list[Variable]:
+    """Return the variables in force in this process, and those of the documented set that are not set."""
+    wanted, files = dict(recipe or {}), _conf_files()
+    found = []
+    for name in sorted({name for name in os.environ if IN_QUESTION.match(name)} | set(files) | set(KNOWN)):
+        known = KNOWN.get(name)
+        value = os.environ.get(name)
+        who = "default" if value is None else set_by(name, value, wanted)
+        if value is None and name in files:  # the environment goes before the files
+            value, who = files[name]
+        odd = "" if value is None else warning(name, value)
+        if value is not None and name in wanted and wanted[name] != value:
+            odd = odd or f"the recipe says {wanted[name]}; the environment goes before it"
+        found.append(
+            Variable(
+                name=name,
+                value=value,
+                set_by=who,
+                meaning=known.meaning if known else "not of the documented set",
+                default=known.default if known else "",
+                warning=odd,
+            )
+        )
+    return found
+
+
+def in_words(variables: Sequence[Variable]) -> str:
+    """Return the variables as people read them: what is set, then the defaults, then what is odd."""
+    is_set = [variable for variable in variables if variable.value is not None]
+    lines = ["set:"]
+    for variable in is_set:
+        lines.append(f"  {variable.name}={variable.value}  by {variable.set_by}: {variable.meaning}")
+    lines += ["not set, so the default holds:"] if is_set else ["nothing is set; the defaults hold:"]
+    if not is_set:
+        lines = lines[1:]
+    for variable in variables:
+        if variable.value is None:
+            lines.append(f"  {variable.name}: {variable.default}  ({variable.meaning})")
+    odd = [variable for variable in variables if variable.warning]
+    return "\n".join([*lines, *(f"warning: {variable.name}: {variable.warning}" for variable in odd)])

@@ -1,0 +1,206 @@
+"""How much memory a micro-batch needs, and what its blocks must do without for it to fit.
+
+Counted is what autograd keeps from the forward to the backward pass, in units of one token's D channels. A
+block of the readable form keeps, of each token,
+
+    x, norm, modulated (3), q | k | v (3), both norms of q and k (2 wide copies each in bfloat16, 1 normed),
+    q and k as attention reads them (2), its output, the projection's output; cross-attention's input, q and
+    output (3); x, norm, modulated (3), the MLP before and after GELU (4 + 4), its output (1)
+
+31 in bfloat16 and 27 in float32, where the wide copy is no copy. A block of the fast form keeps 21,
+
+    x, q | k | v (3), q and k as attention reads them (2), its output, the projection's output;
+    cross-attention's input, q and output (3); x, the MLP before and after GELU (4 + 4), its output (1)
+
+and a lean one 15: its backward pass makes q and k and the GELU's output again. A block whose tokens see only
+themselves keeps no q | k | v: its attention's output is v. One that is recomputed keeps x alone. Tests count
+the saved tensors of all of them and find these very bytes. A caption counts with the most tokens that it can
+have: fast blocks, which keep its true ones, keep no more. On top come the weights with all that hangs on
+them, and what one block's backward pass works with.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Literal
+
+from trainer.distributed.step_time import Work
+from trainer.model.stdit import STDiT3Config
+
+Sharding = Literal["none", "full", "hybrid"]
+
+# Gradients alive at once in the backward pass of an MLP, in channels of a token: both sides of the GELU (8),
+# the modulated input, the sum, the branch and its gate. Where a lean block makes the GELU's output again (4),
+# what the final layer kept is gone.
+WORKING_UNITS = 12
+FINAL_UNITS = 5  # of the final layer with frames that are given; 3 without
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """How blocks are computed: by the kernels (`fast`) or not, in numbers of `item_bytes`, 2 or 4."""
+
+    fast: bool
+    item_bytes: int = 2
+
+
+def form_of(blocks: Literal["readable", "fast"], precision: Literal["bfloat16", "float32"]) -> Form:
+    """Return the form that a recipe's `blocks` and `precision` mean."""
+    return Form(fast=blocks == "fast", item_bytes=2 if precision == "bfloat16" else 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What the blocks of a micro-batch do without, in the order of the forward pass.
+
+    The first `recompute_blocks` keep their input alone: when the backward pass comes to them and they are
+    there whole again, one at a time, those behind them are done with. The next `lean_blocks` are lean, which
+    the fast form alone knows.
+    """
+
+    lean_blocks: int = 0
+    recompute_blocks: int = 0
+
+    def is_recomputed(self, number: int) -> bool:
+        """Return whether block `number` keeps its input alone."""
+        return number < self.recompute_blocks
+
+    def is_lean(self, number: int) -> bool:
+        """Return whether block `number` keeps what a lean block keeps."""
+        return 0 <= number - self.recompute_blocks < self.lean_blocks
+
+    def __str__(self) -> str:
+        lean = f", {self.lean_blocks} lean" if self.lean_blocks else ""
+        return f"{self.recompute_blocks} blocks recomputed{lean}"
+
+
+KEEP_ALL = Plan()
+
+
+def _block_token_bytes(
+    config: STDiT3Config, form: Form, *, alone: bool, temporal: bool, lean: bool = False
+) -> int:
+    """Return what one block keeps of one token. `alone`: its attention has a single token to see."""
+    width, hidden = config.hidden_size, int(config.hidden_size * config.mlp_ratio)
+    item, heads = form.item_bytes, config.num_heads
+    # Of every attention, cross-attention included, the logarithm of its softmax's sum, float32.
+    if form.fast:
+        kept = (8 if alone else 11) * width + hidden
+        if not lean:
+            kept += (0 if alone else 2) * width + hidden
+        sums = 1 if alone or temporal else 2  # attention over time makes its weights again
+        return item * kept + 4 * (heads * sums + 4)  # and mean and deviation of two norms, float32
+    kept = 10 * width + 2 * hidden + 2 * width
+    bytes_kept = item * (kept + 4)  # and mean and deviation of two norms
+    if alone:
+        return bytes_kept + 4 * heads
+    bytes_kept += item * 5 * width  # q, k, v of one piece; q and k as attention reads them
+    if config.qk_norm:
+        wide = 4 * width if item != 4 else 0
+        bytes_kept += 2 * (item * width + wide + 4 * heads)
+    return bytes_kept + 2 * 4 * heads
+
+
+def token_bytes(config: STDiT3Config, work: Work, form: Form, *, lean: bool = False) -> tuple[int, int]:
+    """Return what a spatial and a temporal block keep of one token of `work`, in bytes."""
+    spatial = _block_token_bytes(config, form, alone=work.places == 1, temporal=False, lean=lean)
+    temporal = _block_token_bytes(config, form, alone=work.frames == 1, temporal=True, lean=lean)
+    return spatial, temporal
+
+
+def text_token_bytes(config: STDiT3Config, form: Form) -> int:
+    """Return what one block keeps of one caption token: its key and value, and without kernels its mask."""
+    return form.item_bytes * (2 * config.hidden_size + (0 if form.fast else 1))
+
+
+def activation_bytes(config: STDiT3Config, work: Work, form: Form, plan: Plan = KEEP_ALL) -> int:
+    """Return the most that is kept of `work` at a time, with every frame's own modulation.
+
+    The backward pass frees block after block, the last one first, and a recomputed one is there whole when
+    its turn comes.
+    """
+    width, item, blocks = config.hidden_size, form.item_bytes, range(2 * config.depth)
+    texts, frames = work.clips * work.text_tokens, work.clips * work.frames
+    aside = texts * text_token_bytes(config, form) + frames * item * width * (6 if form.fast else 8)
+    kinds = {lean: token_bytes(config, work, form, lean=lean) for lean in (False, True)}
+    whole = [work.tokens * kinds[plan.is_lean(number)][number % 2] + aside for number in blocks]
+    kept = [work.tokens * item * width if plan.is_recomputed(number) else whole[number] for number in blocks]
+    most = max(map(sum, zip(accumulate(kept, initial=0), whole, strict=False)))
+    patch = config.patch_size[1] * config.patch_size[2] * config.in_channels
+    ends = work.tokens * item * (FINAL_UNITS * width + patch + 4) + texts * item * width
+    return most + ends
+
+
+def peak_bytes(config: STDiT3Config, work: Work, form: Form, plan: Plan = KEEP_ALL) -> int:
+    """Return the most that one micro-batch needs beside the weights: what is kept and what is worked with."""
+    working = work.tokens * form.item_bytes * config.hidden_size * WORKING_UNITS
+    return activation_bytes(config, work, form, plan) + working
+
+
+def state_bytes(
+    trained: int, frozen: int, *, item_bytes: int, sharding: Sharding = "none", ranks: int = 1
+) -> int:
+    """Return what weights, gradients, two moments and moving average take on one of `ranks` that share them.
+
+    `trained` and `frozen` are numbers of parameters. All is float32; in bfloat16 a rounded copy comes to it.
+    Where the state is cut over ranks, each holds the whole copy that it computes with, and whole gradients
+    until the step ends.
+    """
+    own = trained * (4 + 4 + 8 + 4) + frozen * (4 + 4)
+    if sharding == "none" or ranks == 1:
+        return own + (trained + frozen) * (item_bytes if item_bytes != 4 else 0)
+    return -(-own // ranks) + (trained + frozen) * item_bytes + trained * 4
+
+
+def plan_of(config: STDiT3Config, recompute_blocks: int) -> Plan:
+    """Return the plan with so many blocks recomputed, or all where that is more than there are."""
+    return Plan(recompute_blocks=min(recompute_blocks, 2 * config.depth))
+
+
+def plans(config: STDiT3Config, form: Form) -> Iterator[Plan]:
+    """Yield the plans for a micro-batch, from the fastest to the one that needs least.
+
+    First more and more blocks are lean: each gives 6 vectors of a token for some 2 % of its time. Then more
+    and more are recomputed: each gives all but one, for its forward pass. The last block never is, as it
+    would be there again at once.
+    """
+    blocks = 2 * config.depth
+    lean = blocks if form.fast else 0
+    yield from (Plan(lean_blocks=count) for count in range(lean + 1))
+    yield from (Plan(lean_blocks=max(lean - count, 0), recompute_blocks=count) for count in range(1, blocks))
+
+
+def least_plan(config: STDiT3Config, work: Work, form: Form, limit_bytes: float) -> Plan | None:
+    """Return the first of the `plans` with which `work` fits into the limit; None: it never does.
+
+    Each of them needs less than the one before, so no block is lean or recomputed that need not be.
+    """
+    for plan in plans(config, form):
+        if peak_bytes(config, work, form, plan) <= limit_bytes:
+            return plan
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """How a bucket's clips go through the model: so many at once, by that plan."""
+
+    clips: int
+    plan: Plan
+    peak_bytes: int
+
+
+def fit(config: STDiT3Config, one: Work, form: Form, limit_bytes: float, most_clips: int) -> Fit | None:
+    """Return the largest micro-batch of clips like `one` (a Work of 1 clip) that fits into `limit_bytes`.
+
+    `limit_bytes` is what the weights leave free. All is kept where one clip fits so; else its plan is the
+    first that makes it fit; None where none does.
+    """
+    for clips in range(most_clips, 0, -1):
+        work = replace(one, clips=clips)
+        plan = least_plan(config, work, form, limit_bytes) if clips == 1 else KEEP_ALL
+        if plan is None:
+            return None
+        if (needed := peak_bytes(config, work, form, plan)) <= limit_bytes:
+            return Fit(clips=clips, plan=plan, peak_bytes=needed)
+    return None

@@ -1,0 +1,349 @@
+"""How the model lies over the ranks and in what numbers it computes, applied from outside.
+
+The masters (parameters, moments, average) are float32 and live in the model itself. A step is: `open`, any
+number of micro-batches through `compute` and backward on each rank, `close`; then every parameter's `grad` is
+the sum over all micro-batches of all ranks, in float32. Nothing travels between `open` and `close`: ranks may
+compute different shapes, different numbers of micro-batches, or none, and wait for each other only there.
+
+- `Replicated`: every rank holds everything; `close` sums the gradients.
+- `Sharded`: FSDP2. `open` gathers the parameters once, `close` sums and cuts the gradients once (ZeRO-2: at
+  this size a gather for every micro-batch would cost more than the memory is worth).
+
+In bfloat16 the model computes with a rounded copy of its parameters; each micro-batch's gradient is added up
+in float32.
+"""
+
+import copy
+import importlib
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Annotated, Any, Literal, Protocol, cast
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from trainer.distributed import memory, mesh
+from trainer.distributed.activation_checkpointing import Choose, Recompute, chooser
+from trainer.distributed.memory import Form
+from trainer.distributed.mesh import World
+from trainer.model.kernels import requirements
+from trainer.model.stdit import STDiT3
+from vidcurate.errors import InputError
+from vidcurate.recipe.recipe import Recipe
+
+
+class ParallelSpec(Recipe):
+    """How the run uses its ranks. It changes the order of float additions and nothing else.
+
+    `sharding`: `none` (every rank holds masters, moments and average), `full` (cut over all ranks) or
+    `hybrid` (cut over `shard_size` ranks, copied over the others).
+    """
+
+    sharding: Literal["none", "full", "hybrid"] = "none"
+    """none: each rank holds all; full: cut over all ranks (FSDP2); hybrid: over shard_size of them (HSDP)"""
+    shard_size: Annotated[int, Field(ge=1)] | None = None
+    """with hybrid, the ranks that share one copy; null: those of a host"""
+    recompute_blocks: Annotated[int, Field(ge=0)] | Literal["fit"] = 0
+    """blocks, the first ones, whose activations are computed again in the backward pass to save memory; fit:
+    for each shape of micro-batch as few as it needs to fit into the GPU, and with fast blocks none before all
+    are lean, which make only q, k and the GELU again"""
+
+
+class Layout(Protocol):
+    """A model laid over the ranks."""
+
+    @property
+    def compute(self) -> nn.Module:
+        """What micro-batches go through."""
+
+    def open(self) -> None:
+        """Begin a step: `compute` takes the masters' values. The gradients must be None."""
+
+    def own_norm(self) -> Tensor:
+        """Between `open` and `close`: the norm of this rank's own gradient so far, a float64 scalar.
+
+        Of a rank that is alone it is, to the last bit, that of what `close` leaves.
+        """
+
+    def drop(self) -> None:
+        """End a step without its gradient: instead of `close`, and nothing travels."""
+
+    def close(self) -> None:
+        """End a step: each trained parameter's `grad` becomes the sum over all ranks, float32."""
+
+    room: Recompute
+    """Before each micro-batch its `make_room` says what is kept for the backward pass."""
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Between steps: let `compute` take the masters' values, for forward passes without gradients."""
+
+
+class Replicated:
+    """Every rank holds the whole model; with another `dtype` it computes in a rounded copy."""
+
+    def __init__(self, model: STDiT3, world: World, dtype: torch.dtype, choose: Choose) -> None:
+        self.model, self.world = model, world
+        self.compute = model if dtype == torch.float32 else copy.deepcopy(model)
+        if self.compute is not model:
+            for master, rounded in zip(model.parameters(), self.compute.parameters(), strict=True):
+                rounded.data = rounded.data.to(dtype)
+                if rounded.requires_grad:
+                    rounded.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                        partial(_give, master)
+                    )
+        # Listed once: a walk through the modules takes a millisecond.
+        self.learns = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.copies: list[Tensor] = list(self.compute.parameters())
+        self.weights: list[Tensor] = list(model.parameters())
+        self.buffers = list(zip(self.compute.buffers(), model.buffers(), strict=True))
+        self.room = Recompute(self.compute, choose)
+
+    @torch.no_grad()
+    def open(self) -> None:
+        """See Layout."""
+        if self.compute is not self.model:
+            torch._foreach_copy_(self.copies, self.weights)
+            for copied, buffer in self.buffers:
+                copied.copy_(buffer)
+
+    def own_norm(self) -> Tensor:
+        """See Layout."""
+        return _norm([parameter.grad for parameter in self.learns], self.world.device)
+
+    def drop(self) -> None:
+        """See Layout."""
+        for parameter in self.learns:
+            parameter.grad = None
+
+    def close(self) -> None:
+        """See Layout."""
+        mesh.sum_gradients(self.learns, self.world)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """See Layout."""
+        self.open()
+        yield
+
+
+@torch.no_grad()
+def _norm(grads: Sequence[Tensor | None], device: torch.device) -> Tensor:
+    """Return the norm over whole tensors together; one that is None counts as zeros."""
+    present = [grad for grad in grads if grad is not None]
+    if not present:
+        return torch.zeros((), dtype=torch.float64, device=device)
+    norms, zero = iter(torch._foreach_norm(present)), torch.zeros((), device=device)
+    each = torch.stack([zero if grad is None else next(norms) for grad in grads])
+    return each.double().square().sum().sqrt()
+
+
+def _give(master: nn.Parameter, rounded: Tensor) -> None:
+    """Add the rounded copy's fresh gradient to the master's, in float32, and drop it."""
+    assert rounded.grad is not None
+    if master.grad is None:
+        master.grad = rounded.grad.float()
+    else:
+        master.grad.add_(rounded.grad)
+    rounded.grad = None
+
+
+class _Root(nn.Module):
+    """The model, and a pass through nothing, whose backward brings FSDP to the end of its step."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *arguments: Any, **keywords: Any) -> Tensor:
+        if not keywords:
+            return cast(Tensor, arguments[0] + 0)
+        return cast(Tensor, self.model(*arguments, **keywords))
+
+
+class Sharded:
+    """FSDP2 over `where`, a mesh of one dimension (cut) or two (copied, cut), with the model as its one unit.
+
+    As all is gathered once and reduced once in a step, smaller units would save no memory, and each costs a
+    millisecond of the host at both ends (docs/decisions.md). FSDP reduces the gradients that are there when
+    the backward is over. Ranks without a micro-batch, or with an image where others have a video, would then
+    reduce other things than their peers, so the reduction is kept for `close`, and every trained parameter
+    has a gradient, zeros at least.
+    """
+
+    def __init__(
+        self,
+        model: STDiT3,
+        where: DeviceMesh,
+        device: torch.device,
+        dtype: torch.dtype,
+        choose: Choose,
+    ) -> None:
+        self.model, self.device = model, device
+        policy = MixedPrecisionPolicy(
+            param_dtype=None if dtype == torch.float32 else dtype,
+            reduce_dtype=torch.float32,
+            cast_forward_inputs=False,
+        )
+
+        self.compute = _Root(model)
+        self.root = fully_shard(self.compute, mesh=where, mp_policy=policy, reshard_after_forward=False)
+        self.root.set_gradient_divide_factor(1.0)  # the sum: the losses are already divided by all clips
+        self.root.set_force_sum_reduction_for_comms(True)
+        self.room = Recompute(model, choose)
+
+    def _reduce(self, on: bool) -> None:
+        self.root.set_requires_gradient_sync(on)
+        self.root.set_reshard_after_backward(on)
+
+    def open(self) -> None:
+        """See Layout."""
+        self.root.unshard()
+        self._reduce(False)
+        for gathered in self._gathered():
+            parameter = gathered.unsharded_param
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+
+    def _gathered(self) -> list[Any]:
+        """Return FSDP's parameters; while they are gathered, each keeps its sum of gradients itself."""
+        state: Any = self.root._get_fsdp_state()
+        groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+        return [parameter for group in groups for parameter in group.fsdp_params]
+
+    def own_norm(self) -> Tensor:
+        """See Layout."""
+        grads = []
+        for parameter in self._gathered():
+            kept = parameter.unsharded_accumulated_grad
+            grads.append(parameter.unsharded_param.grad if kept is None else kept)
+        return _norm([grad for grad in grads if grad is not None], self.device)
+
+    def drop(self) -> None:
+        """See Layout."""
+        for parameter in self._gathered():
+            parameter.unsharded_accumulated_grad = parameter.unsharded_param.grad = None
+        self.root.reshard()
+
+    def close(self) -> None:
+        """See Layout."""
+        self._reduce(True)
+        # FSDP of torch 2.11 takes no call without an argument where there is a GPU.
+        self.compute(torch.zeros((), device=self.device, requires_grad=True)).backward()
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """See Layout."""
+        self.root.unshard()
+        try:
+            yield
+        finally:
+            self.root.reshard()
+
+
+def _mesh(spec: ParallelSpec, world: World) -> DeviceMesh:
+    if spec.sharding == "full":
+        return init_device_mesh(world.device.type, (world.size,), mesh_dim_names=("shard",))
+    size = _shard_size(spec, world)
+    if world.size % size:
+        raise InputError(
+            f"parallel.shard_size {size} does not divide the {world.size} ranks; "
+            f"choose one that does, or parallel.sharding full."
+        )
+    shape = (world.size // size, size)
+    return init_device_mesh(world.device.type, shape, mesh_dim_names=("replicate", "shard"))
+
+
+def _state_bytes(model: STDiT3, spec: ParallelSpec, world: World, item_bytes: int) -> int:
+    counts = [0, 0]
+    for parameter in model.parameters():
+        counts[not parameter.requires_grad] += parameter.numel()
+    ranks = world.size if spec.sharding == "full" else _shard_size(spec, world)
+    return memory.state_bytes(*counts, item_bytes=item_bytes, sharding=spec.sharding, ranks=ranks)
+
+
+def _shard_size(spec: ParallelSpec, world: World) -> int:
+    return spec.shard_size or int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
+
+
+LEAST_HEAD_DIM = 16  # what a matrix product of a kernel takes
+FLOAT8_ALIGNED = 16  # what one of float8 needs the model's widths to be a multiple of
+FLOAT8_CAPABILITY = (9, 0)  # of a GPU that multiplies float8 with a scale for each row
+
+
+def _check_kernels(model: STDiT3, world: World, dtype: torch.dtype) -> None:
+    """Raise InputError unless the kernels take this model and have a GPU, or an interpreter, to run on."""
+    if model.config.head_dim < LEAST_HEAD_DIM or not model.config.qk_norm:
+        raise InputError(
+            f"blocks is fast and the model has heads of {model.config.head_dim} and qk_norm "
+            f"{model.config.qk_norm}; the kernels take heads of {LEAST_HEAD_DIM} or more, with qk_norm. "
+            "Set blocks=readable."
+        )
+    if missing := requirements.missing(on_gpu=world.device.type == "cuda"):
+        raise InputError(
+            f"blocks is fast and this machine lacks {missing}; install it, or set blocks=readable."
+        )
+    if world.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise InputError("blocks is fast and there is no GPU here; set blocks=readable.")
+    if world.device.type == "cuda" and dtype == torch.float32:
+        # A Triton kernel would multiply float32 as TF32, which keeps 10 of its 23 bits.
+        raise InputError(
+            "blocks is fast and precision is float32, which the kernels multiply as TF32 on a GPU; set "
+            "precision=bfloat16, or blocks=readable."
+        )
+
+
+def _check_float8(model: STDiT3, world: World) -> None:
+    """Raise InputError unless the model's widths and the GPU take products of float8."""
+    if model.config.hidden_size % FLOAT8_ALIGNED:
+        raise InputError(
+            f"float8_products is on and the model is {model.config.hidden_size} wide; float8 takes "
+            f"multiples of {FLOAT8_ALIGNED}. Set float8_products=false."
+        )
+    if world.device.type == "cuda" and torch.cuda.get_device_capability(world.device) < FLOAT8_CAPABILITY:
+        raise InputError(
+            f"float8_products is on and this GPU is a {torch.cuda.get_device_name(world.device)}; float8 "
+            "with a scale for each row takes an H100 or later. Set float8_products=false."
+        )
+
+
+def lay_out(
+    model: STDiT3,
+    spec: ParallelSpec,
+    world: World,
+    dtype: torch.dtype,
+    *,
+    fast: bool = False,
+    float8: bool = False,
+) -> Layout:
+    """Lay `model` over the ranks, moving its tensors to the world's device, and return how.
+
+    One rank alone has nothing to share: it holds everything, whatever `spec.sharding` says. `fast` lays the
+    kernels of `trainer.model.kernels.apply` around the blocks, with `float8` their large products of
+    float8. Raises
+    InputError where `shard_size` does not divide the ranks, and where the kernels cannot run.
+    """
+    if fast:
+        _check_kernels(model, world, dtype)
+        if float8:
+            _check_float8(model, world)
+        # Here, as only machines with a GPU have Triton.
+        importlib.import_module("trainer.model.kernels.apply").quicken(model, float8=float8)
+    item_bytes = torch.finfo(dtype).bits // 8
+    choose = chooser(
+        spec.recompute_blocks,
+        model.config,
+        Form(fast=fast, item_bytes=item_bytes),
+        world.device,
+        _state_bytes(model, spec, world, item_bytes),
+    )
+    if spec.sharding == "none" or world.size == 1:
+        model.to(world.device)
+        return Replicated(model, world, dtype, choose)
+    layout = Sharded(model, _mesh(spec, world), world.device, dtype, choose)
+    for buffer in model.buffers():  # FSDP moves parameters
+        buffer.data = buffer.data.to(world.device)
+    return layout

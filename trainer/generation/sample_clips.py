@@ -1,0 +1,251 @@
+"""Prompts and seeds in, mp4 files out, from the weights of a checkpoint (the moving average by default).
+
+The noise of a clip belongs to (seed, the prompt's number), so clip k is the same noise at every step of a run
+and on any machine, and clips are made one at a time, so it is the same clip in any round. A round of samples
+is a folder that is whole or absent (`trainer.run_folder.sample_rounds`). `python -m trainer sample RUN
+--prompt "a red square moves right"` samples by hand.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from trainer.cli import commands
+from trainer.model import rectified_flow, rng
+from trainer.model.encoders.registry import text_encoder, video_encoder
+from trainer.model.rectified_flow import FlowSpec
+from trainer.model.stdit import STDiT3
+from trainer.recipe.recipe import TrainRecipe
+from trainer.report import gallery
+from trainer.run_folder import sample_rounds
+from trainer.run_folder.checkpoint import checkpoint, parts
+from trainer.run_folder.sample_spec import SampleSpec
+from vidcurate.errors import CheckpointError, InputError, StorageError
+
+
+@torch.no_grad()
+def sample_clips(
+    model: nn.Module,
+    weights: Mapping[str, Tensor] | None,
+    recipe: TrainRecipe,
+    flow_spec: FlowSpec,
+    spec: SampleSpec,
+    prompts: Sequence[str],
+    *,
+    seed: int,
+    first_number: int = 0,
+    between: Callable[[], None] | None = None,
+) -> NDArray[np.uint8]:
+    """Return one clip per prompt, uint8 [n, T, H, W, 3].
+
+    `weights` stand in for the model's own (None: its own), which may then be on the meta device. The noise is
+    that of `seed` and the prompts' numbers, which count from `first_number`. `between` is called before each
+    use of the model; what it raises ends the sampling.
+    """
+    device = next(iter((weights or model.state_dict()).values())).device
+    encoder = video_encoder(recipe.video_encoder)
+    shape = encoder.latent_shape(spec.num_frames, spec.height, spec.width)
+    names = [f"prompt-{first_number + number}" for number in range(len(prompts))]
+    start = rng.normal(seed, "sample", 0, names, shape).to(device)
+    y, mask = text_encoder(recipe.text_encoder).encode(prompts)
+
+    def forward(*arguments: Any, **keywords: Any) -> Tensor:
+        if between is not None:
+            between()
+        if weights is None:
+            result: Tensor = model(*arguments, **keywords)
+        else:
+            result = functional_call(model, dict(weights), arguments, keywords)
+        return result
+
+    def row(value: float) -> Tensor:
+        return torch.full((len(prompts),), float(value), device=device)
+
+    ratio = row(1.0)
+    if flow_spec.shift:
+        sizes = row(spec.height), row(spec.width), row(spec.num_frames)
+        ratio = rectified_flow.shift_ratio(*sizes, scale=flow_spec.shift_scale)
+    null = (weights or model.state_dict())["y_embedder.y_embedding"][None, None]
+    velocity = rectified_flow.guided(
+        forward,
+        y.to(device),
+        mask.to(device),
+        null,
+        scale=spec.guidance,
+        cut_null_caption="cut_null_caption" in recipe.model.reproduce,
+        conditions={"fps": row(spec.fps), "height": row(spec.height), "width": row(spec.width)},
+    )
+    with torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bfloat16"):
+        latent = rectified_flow.sample(velocity, start, rectified_flow.sampling_timesteps(spec.steps, ratio))
+    pixels = encoder.decode(latent, num_frames=spec.num_frames)
+    eight_bit = ((pixels + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+    frames: NDArray[np.uint8] = eight_bit.permute(0, 2, 3, 4, 1).cpu().numpy()
+    return frames
+
+
+def write_clip(path: Path, frames: NDArray[np.uint8], fps: float) -> None:
+    """Write one clip (T, H, W, 3) as mp4; an odd last row or column is cut. Raises StorageError."""
+    from vidcurate.media import encode  # PyAV is loaded where clips are written: training alone does without
+
+    height, width = frames.shape[1] // 2 * 2, frames.shape[2] // 2 * 2
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        encode.write_video(path, frames[:, :height, :width], fps=fps)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written ({error}).") from error
+
+
+def read_clip(path: Path, spec: Mapping[str, Any]) -> NDArray[np.uint8]:
+    """Return a clip (T, H, W, 3) that `write_clip` wrote; `spec` has its num_frames, height and width.
+
+    Raises MediaError.
+    """
+    from vidcurate.media import decode
+
+    height, width = spec["height"] // 2 * 2, spec["width"] // 2 * 2
+    return decode.read_frames(path, range(spec["num_frames"]), height=height, width=width)
+
+
+def sample_clip(
+    model: nn.Module,
+    weights: Mapping[str, Tensor] | None,
+    recipe: TrainRecipe,
+    flow_spec: FlowSpec,
+    spec: SampleSpec,
+    entry: sample_rounds.Entry,
+    between: Callable[[], None] | None = None,
+) -> NDArray[np.uint8]:
+    """Return one clip of a round, uint8 [T, H, W, 3]. What is sampled together with it changes nothing."""
+    clip: NDArray[np.uint8]
+    (clip,) = sample_clips(
+        model,
+        weights,
+        recipe,
+        flow_spec,
+        spec,
+        [entry.prompt],
+        seed=entry.seed,
+        first_number=entry.number,
+        between=between,
+    )
+    return clip
+
+
+def flow_at(recipe: TrainRecipe, stage: int) -> FlowSpec:
+    """Return how a run that stands in stage number `stage` (or behind the last one) draws timesteps."""
+    return recipe.stages[min(stage, len(recipe.stages) - 1)].flow
+
+
+def is_sampled(run: Path, step: int) -> bool:
+    return sample_rounds.read_listing(sample_rounds.folder(run, sample_rounds.OWN, step)) is not None
+
+
+def sample_round(
+    run: Path, step: int, model: nn.Module, weights: Mapping[str, Tensor], recipe: TrainRecipe, stage: int
+) -> list[Path]:
+    """Sample the recipe's prompts and seeds into RUN/samples/step-…, draw the gallery, return the files."""
+    spec = recipe.sample
+    assert spec is not None
+    folder = sample_rounds.folder(run, sample_rounds.OWN, step)
+    partial = sample_rounds.begin(folder, "training")
+    made = sample_rounds.entries(spec)
+    for entry in made:
+        frames = sample_clip(model, weights, recipe, flow_at(recipe, stage), spec, entry)
+        write_clip(partial / entry.file, frames, spec.fps)
+    sample_rounds.finish(partial, folder, sample_rounds.listing(sample_rounds.OWN, step, spec, weights="ema"))
+    gallery.write_gallery(run, recipe.name)
+    return [folder / entry.file for entry in made]
+
+
+def sampling_model(recipe: TrainRecipe) -> STDiT3:
+    """Return the recipe's model on the meta device. It projects captions itself, as samples have new ones."""
+    with torch.device("meta"):
+        return STDiT3(recipe.model.model_copy(update={"skip_y_embedder": False}))
+
+
+def recipe_of(state: Mapping[str, Any], path: Path) -> TrainRecipe:
+    """Return the recipe in the state of the checkpoint at `path`. Raises CheckpointError."""
+    try:
+        return TrainRecipe.model_validate_json(json.dumps(state["recipe"]))
+    except (KeyError, ValueError) as error:
+        said = " ".join(str(error).split())[:300]
+        raise CheckpointError(f"{path}/state.json: holds no recipe that can be read ({said}).") from error
+
+
+def load_model(path: Path, *, raw: bool = False) -> tuple[STDiT3, TrainRecipe, dict[str, Any]]:
+    """Return the model with a checkpoint's moving average (`raw`: its weights), its recipe and its state.
+
+    Raises CheckpointError.
+    """
+    path = checkpoint.find(path)
+    part = "model" if raw else "ema"
+    weights = checkpoint.read_part(path, part)
+    state = checkpoint.read_state(path)
+    recipe = recipe_of(state, path)
+    model = sampling_model(recipe).to_empty(device="cpu")
+    parts.copy_into(model.state_dict(), weights, str(path / part))
+    return model.eval().requires_grad_(False), recipe, state
+
+
+def _spec(recipe: TrainRecipe, given: argparse.Namespace, path: Path) -> SampleSpec:
+    """Return the recipe's way of sampling, with what the command line changes of it."""
+    base = recipe.sample or SampleSpec(prompts=())
+    if recipe.sample is None and given.size is None:
+        raise InputError(f"{path}: its recipe has no sample section; say --size FRAMESxHEIGHTxWIDTH.")
+    changed: dict[str, Any] = {"prompts": tuple(given.prompt) or base.prompts}
+    for name in ("steps", "guidance", "fps"):
+        if getattr(given, name) is not None:
+            changed[name] = getattr(given, name)
+    if given.size is not None:
+        numbers = given.size.lower().split("x")
+        if len(numbers) != 3 or not all(number.isdecimal() and int(number) for number in numbers):
+            raise InputError(f"--size {given.size}: write it as FRAMESxHEIGHTxWIDTH, for example 16x32x32.")
+        changed |= dict(zip(("num_frames", "height", "width"), map(int, numbers), strict=True))
+        if min(video_encoder(recipe.video_encoder).latent_shape(*map(int, numbers))) < 1:
+            raise InputError(f"--size {given.size}: is smaller than the video encoder's blocks.")
+    if not changed["prompts"]:
+        raise InputError("nothing to sample: say --prompt TEXT.")
+    return base.model_copy(update=changed)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = commands.parser(
+        "sample",
+        "Sample clips from a checkpoint, or from a run's newest one.",
+        '  python -m trainer sample runs/smoke --prompt "a red square moves right"\n',
+    )
+    commands.add_run(parser)
+    parser.add_argument(
+        "--prompt", action="append", default=[], help="may be repeated; default: the recipe's"
+    )
+    parser.add_argument("--out", type=Path, default=Path("samples"), help="folder for the mp4 files")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, help="Euler steps")
+    parser.add_argument("--guidance", type=float, help="guidance scale; 1 is none")
+    parser.add_argument("--size", metavar="FxHxW", help="frames, height and width, such as 16x32x32")
+    parser.add_argument("--fps", type=float, help="frames per second")
+    parser.add_argument("--raw", action="store_true", help="the weights themselves, not their moving average")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = _parser().parse_args(arguments)
+    return commands.end(lambda: _act(given))
+
+
+def _act(given: argparse.Namespace) -> None:
+    model, recipe, state = load_model(given.path, raw=given.raw)
+    spec = _spec(recipe, given, given.path).model_copy(update={"seeds": (given.seed,)})
+    for entry in sample_rounds.entries(spec):
+        path = given.out / entry.file
+        flow_spec = flow_at(recipe, state["stage_number"])
+        write_clip(path, sample_clip(model, None, recipe, flow_spec, spec, entry), spec.fps)
+        print(f"{path}  {entry.prompt}", flush=True)

@@ -1,0 +1,167 @@
+"""The samples and validation losses in Weights & Biases or TensorBoard, over the step of the training.
+
+Each tracker is a process that follows RUN/serve/served.jsonl and RUN/serve/validation.jsonl, as those of the
+training follow its diaries: what goes wrong there is one line here. In W&B it is a run of its own in the
+training's group, as two processes cannot write to one run (wandb#10349), and its axis is `train_step`, as
+newer checkpoints come before older ones. A line that is sent is not sent again after a restart.
+"""
+
+import json
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.recipe import recipe as recipes
+from trainer.recipe.recipe import TrainRecipe
+from trainer.report.gallery import SERVE
+from trainer.run_folder import metrics, sample_rounds, whole_file
+from trainer.training import trackers
+from trainer.training.trackers import Home, IsOver, Mirrors
+
+SERVED = "served.jsonl"
+MODULE = "trainer.generation.server.trackers"
+GIF_PX = 256  # of the longer side
+GIF_FRAMES = 64
+
+
+def diary(run: Path) -> Path:
+    """Return the server's own diary: what it sampled, and what it left alone."""
+    return run / SERVE / SERVED
+
+
+class Shown(Mirrors):
+    """The trackers of one run's samples, as its recipe asks for them."""
+
+    def __init__(self, run: Path, recipe: TrainRecipe) -> None:
+        home = Home(module=MODULE, logs=run / SERVE / "logs", events=diary(run), what="the server")
+        super().__init__(recipe.trackers, run, recipes.as_json(recipe), home)
+        self.begin()
+
+
+# ── the tracker's side ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Sent:
+    """How many lines of each diary were sent, kept in a file beside what the tracker writes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+
+    def keep(self, name: str, value: object) -> None:
+        self.known[name] = value
+        whole_file.write(self.path, json.dumps(self.known))
+
+
+def _news(run: Path, sent: _Sent, is_over: IsOver) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield (diary, line) of what was not sent yet; a line counts as sent when the next is asked for."""
+    paths = [diary(run), run / SERVE / metrics.VALIDATION]
+    seen = dict.fromkeys(paths, 0)
+    for path, line in trackers.new_lines(paths, is_over):
+        seen[path] += 1
+        if seen[path] > sent.known.get(path.name, 0):
+            yield path, line
+            sent.keep(path.name, seen[path])
+
+
+def _clips(run: Path, line: dict[str, Any]) -> list[tuple[str, Path, dict[str, Any]]]:
+    """Return (name, file, entry) of a `served` line's clips; none if its round was made anew since."""
+    listing = sample_rounds.read_listing(run / line["folder"])
+    if listing is None or listing["digest"] != line["digest"]:
+        return []
+    name = f"samples/{line['preset']}"
+    return [
+        (f"{name}/{entry['number']:02d}-{entry['seed']}", run / entry["file"], {**listing["asked"], **entry})
+        for entry in listing["samples"]
+    ]
+
+
+def _numbers(line: dict[str, Any]) -> dict[str, float]:
+    shown = {key: value for key, value in line.items() if key not in trackers.HIDDEN}
+    return trackers.scalars(shown, "validation/")
+
+
+def _wandb(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
+    import wandb
+
+    sent = _Sent(run / SERVE / "wandb" / "mirrored.json")
+    if "id" not in sent.known:
+        sent.keep("id", secrets.token_hex(4))
+    there = wandb.init(
+        **{name: settings[name] for name in trackers.INIT} | {"name": f"{settings['name']} samples"},
+        dir=run / SERVE,
+        id=sent.known["id"],
+        resume="allow",
+        job_type="serve",
+        settings=wandb.Settings(console="off"),
+    )
+    there.define_metric("train_step")
+    there.define_metric("*", step_metric="train_step")
+    for path, line in _news(run, sent, is_over):
+        if path.name == metrics.VALIDATION:
+            there.log({"train_step": line["step"], **_numbers(line)})
+        elif line["event"] == "served":
+            media = {
+                name: wandb.Video(str(file), caption=f"{entry['prompt']} (step {line['step']})", format="mp4")
+                for name, file, entry in _clips(run, line)
+            }
+            there.log({"train_step": line["step"], **media})
+    there.finish()
+
+
+def gif(frames: NDArray[np.uint8], fps: float) -> bytes:
+    """Return frames (T, H, W, 3) as a GIF that repeats, at most GIF_PX wide and high, GIF_FRAMES long.
+
+    Of a longer clip every second, third, … frame is taken, and stands as much longer.
+    """
+    import io
+
+    from PIL import Image
+
+    stride = -(-len(frames) // GIF_FRAMES)
+    scale = min(1.0, GIF_PX / max(frames.shape[1:3]))
+    size = max(1, round(frames.shape[2] * scale)), max(1, round(frames.shape[1] * scale))
+    images = [Image.fromarray(frame).resize(size) for frame in frames[::stride]]
+    out = io.BytesIO()
+    hold = max(20, round(1000 * stride / fps))  # ms; browsers slow down what is faster
+    images[0].save(out, "GIF", save_all=True, append_images=images[1:], duration=hold, loop=0)
+    return out.getvalue()
+
+
+def _tensorboard(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    from trainer.generation.sample_clips import read_clip
+
+    folder = run / SERVE / "tensorboard"
+    sent = _Sent(folder / "mirrored.json")
+    writer = EventFileWriter(str(folder), flush_secs=1)
+    for path, line in _news(run, sent, is_over):
+        values = []
+        if path.name == metrics.VALIDATION:
+            values = [Summary.Value(tag=name, simple_value=value) for name, value in _numbers(line).items()]
+        elif line["event"] == "served":
+            for name, file, entry in _clips(run, line):
+                frames = read_clip(file, entry)
+                height, width = frames.shape[1:3]
+                image = Summary.Image(
+                    height=height,
+                    width=width,
+                    colorspace=3,
+                    encoded_image_string=gif(frames, entry["fps"]),
+                )
+                values.append(Summary.Value(tag=name, image=image))
+        writer.add_event(Event(step=line["step"], wall_time=line["time"], summary=Summary(value=values)))
+        writer.flush()
+    writer.close()
+
+
+if __name__ == "__main__":
+    trackers.main(MODULE, {"tensorboard": _tensorboard, "wandb": _wandb})

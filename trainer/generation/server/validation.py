@@ -1,0 +1,113 @@
+"""The validation loss of a checkpoint's weights, by the protocol of `trainer.training.validation`.
+
+It is measured where the run's clips can be read, in RUN/serve/validation.jsonl, and not where the training
+has measured the same weights at that step itself.
+"""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer.data import model_inputs
+from trainer.data import stages as data_stages
+from trainer.distributed import mesh, parallelize
+from trainer.distributed.mesh import World
+from trainer.generation.server.weights import Model, Taken
+from trainer.model.encoders.registry import text_encoder, video_encoder
+from trainer.model.stdit import STDiT3
+from trainer.recipe.recipe import TrainRecipe, ValidationSpec
+from trainer.report.gallery import SERVE
+from trainer.run_folder import jsonl, metrics
+from trainer.training import validation
+from trainer.training.step import Tools
+from trainer.training.validation import Round
+
+
+def diary(run: Path) -> Path:
+    return run / SERVE / metrics.VALIDATION
+
+
+def lay_out(recipe: TrainRecipe) -> tuple[TrainRecipe, tuple[Round, ...]]:
+    """Return the recipe with a validation section, its own or the default one, and what each stage reads.
+
+    Raises VidcurateError where the clips cannot be read or there is none to validate on.
+    """
+    spec = recipe.validation or ValidationSpec()
+    recipe = recipe.model_copy(update={"validation": spec})
+    return recipe, validation.lay_out(recipe, data_stages.lay_out(recipe))
+
+
+def is_there(run: Path, step: int, *, raw: bool, digest: str) -> bool:
+    """Say whether the loss of these weights at this step is in one of the two diaries."""
+    kind = "raw" if raw else "ema"
+    own = [line for line in metrics.read(diary(run)) if line["digest"] == digest]
+    lines = [*metrics.read(run / metrics.VALIDATION), *own]
+    return any(line["step"] == step and line["weights"] == kind for line in lines)
+
+
+def _before(run: Path, taken: Taken) -> dict[str, Any] | None:
+    """Return the line of the last step before this one, of the same weights."""
+    lines = [*metrics.read(run / metrics.VALIDATION), *metrics.read(diary(run))]
+    earlier = [line for line in lines if line["step"] < taken.step and line["weights"] == taken.kind]
+    return max(earlier, key=lambda line: int(line["step"]), default=None)
+
+
+def _tools(taken: Taken, recipe: TrainRecipe, model: Model, world: World) -> Tools:
+    """Return what a round needs, around the server's own model. Its lock must be held."""
+    own = model.of(taken)
+    with torch.device("meta"):
+        twin = STDiT3(recipe.model)
+    twin.load_state_dict(own.state_dict(), assign=True)  # the same tensors, by the recipe's own settings
+    twin.eval().requires_grad_(False)
+    is_fast = recipe.blocks == "fast" and world.device.type == "cuda"
+    alone = mesh.World(rank=0, size=1, device=world.device)  # nothing of the model lies over the processes
+    dtype = getattr(torch, recipe.precision)
+    layout = parallelize.lay_out(
+        twin,
+        parallelize.ParallelSpec(),
+        alone,
+        dtype,
+        fast=is_fast,
+        float8=recipe.float8_products and is_fast,
+    )
+    projection = model_inputs.frozen_projection(own, world.device) if recipe.model.skip_y_embedder else None
+    return Tools(
+        recipe=recipe,
+        world=world,
+        layout=layout,
+        video=video_encoder(recipe.video_encoder),
+        text=text_encoder(recipe.text_encoder),
+        projection=projection,
+    )
+
+
+def measure(
+    run: Path,
+    taken: Taken,
+    laid: tuple[TrainRecipe, Sequence[Round]],
+    model: Model,
+    world: World,
+) -> dict[str, Any]:
+    """Measure one round, add its line to RUN/serve/validation.jsonl and return it. All processes call it.
+
+    Raises VidcurateError.
+    """
+    recipe, given = laid[0], laid[1][min(taken.stage, len(laid[1]) - 1)]
+    before = mesh.first_does(lambda: _before(run, taken), world)
+    began = time.perf_counter()
+    with model.lock:
+        table, substituted = validation.losses(_tools(taken, recipe, model, world), given)
+    line = {"step": taken.step, "stage": given.data.stage.name, "weights": taken.kind}
+    line |= validation.summary(table, given, before)
+    line |= {
+        "clips_substituted": substituted,
+        "digest": taken.digest,
+        "time": round(time.time(), 3),
+        "seconds": time.perf_counter() - began,
+    }
+    if world.is_first:
+        jsonl.append(diary(run), line)
+    return line

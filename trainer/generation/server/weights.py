@@ -1,0 +1,131 @@
+"""One model, built once, and the weights of one checkpoint after another in it.
+
+Clips and validation losses are made under one lock, so that the rounds and the requests over HTTP take turns,
+a clip each. The weights of a checkpoint are read and verified once, and lie in the host's memory for as long
+as a round or a request holds them: a checkpoint that is deleted meanwhile is still sampled to the end.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trainer.distributed import mesh
+from trainer.distributed.mesh import World
+from trainer.generation import sample_clips
+from trainer.generation.server import checkpoints
+from trainer.model.stdit import STDiT3
+from trainer.recipe.recipe import TrainRecipe
+from trainer.run_folder import layout as run_folder_layout
+from trainer.run_folder.checkpoint import checkpoint, parts
+from trainer.run_folder.sample_rounds import Entry
+from trainer.run_folder.sample_spec import SampleSpec
+from vidcurate.errors import CheckpointError, VidcurateError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Taken:
+    """A checkpoint's weights, verified, whole, on the CPU; the recipe and stage they were saved in."""
+
+    path: Path
+    step: int
+    raw: bool
+    digest: str
+    recipe: TrainRecipe
+    stage: int
+    weights: dict[str, Tensor]
+
+    @property
+    def kind(self) -> str:
+        return "raw" if self.raw else "ema"
+
+
+def part_of(raw: bool) -> str:
+    return "model" if raw else "ema"
+
+
+def take(path: Path, *, raw: bool, world: World) -> Taken:
+    """Read and verify one part of a checkpoint; all ranks call it and share the hashing.
+
+    Raises CheckpointError, on all ranks, also where the checkpoint went or was replaced meanwhile.
+    """
+    part = part_of(raw)
+    read: dict[str, Any] = {}
+
+    def verified() -> str:
+        return checkpoints.weights_digest(path, part)
+
+    def tensors() -> None:
+        read["weights"], read["state"] = parts.read(path / part), checkpoint.read_state(path)
+        if checkpoints.weights_digest(path, part) != digest:
+            raise CheckpointError(f"{path}: was replaced by another one while it was read.")
+
+    digest = mesh.together(verified, world)[0]
+    checkpoint.verify(path, (part,), world)
+    mesh.together(tensors, world)
+    state = read["state"]
+    return Taken(
+        path=path,
+        step=run_folder_layout.step_of(path),
+        raw=raw,
+        digest=digest,
+        recipe=sample_clips.recipe_of(state, path),
+        stage=state["stage_number"],
+        weights=read["weights"],
+    )
+
+
+class Model:
+    """The model on this process's device. `swaps` counts how often weights were copied in."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.lock = threading.RLock()
+        self.swaps = 0
+        self._model: STDiT3 | None = None
+        self._config: Any = None
+        self._holds: Taken | None = None
+
+    def of(self, taken: Taken) -> STDiT3:
+        """Return the model with a checkpoint's weights; the lock must be held while it is used.
+
+        It is built anew only for a run whose model has other settings. Raises CheckpointError.
+        """
+        if self._model is None or self._config != taken.recipe.model:
+            self._model, self._holds = None, None
+            meta = sample_clips.sampling_model(taken.recipe)
+            self._model = meta.to_empty(device=self.world.device).eval().requires_grad_(False)
+            self._config = taken.recipe.model
+        if self._holds is not taken:
+            self._holds = None
+            parts.copy_into(self._model.state_dict(), taken.weights, str(taken.path / part_of(taken.raw)))
+            self._holds = taken
+            self.swaps += 1
+        return self._model
+
+    def clip(
+        self, taken: Taken, spec: SampleSpec, entry: Entry, between: Callable[[], None] | None = None
+    ) -> NDArray[np.uint8]:
+        """Return one clip, uint8 [T, H, W, 3]: that of `trainer.generation.sample_clips` with the same
+        seed and number.
+
+        Raises VidcurateError where the device's memory is too small, and what `between` raises.
+        """
+        with self.lock:
+            model = self.of(taken)
+            flow_spec = sample_clips.flow_at(taken.recipe, taken.stage)
+            try:
+                return sample_clips.sample_clip(model, None, taken.recipe, flow_spec, spec, entry, between)
+            except torch.OutOfMemoryError as error:
+                torch.cuda.empty_cache()
+                raise VidcurateError(
+                    f"{spec.num_frames} frames of {spec.height} x {spec.width} px: the memory of "
+                    f"{self.world.device} is too small ({str(error).splitlines()[0]}). Take a smaller "
+                    "preset, or a device that nothing else uses."
+                ) from error

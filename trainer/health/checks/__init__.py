@@ -1,0 +1,1 @@
+"""Checks before step 1: device, disk, links, node, clocks, and the verdict."""

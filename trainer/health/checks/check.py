@@ -1,0 +1,98 @@
+"""One check and its verdict, and the limit that every check has.
+
+A check that hangs (a driver, a disk of another host) is left in its thread and named; what comes after it
+still runs.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from trainer.health import xid
+from vidcurate.errors import VidcurateError
+
+Verdict = Literal["ok", "warn", "bad"]
+VERDICTS: tuple[Verdict, ...] = ("ok", "warn", "bad")
+"""from the mildest to the hardest"""
+OF_ACTION: dict[xid.Action, Verdict] = {
+    "ignore": "ok",
+    "warn": "warn",
+    "restart_job": "warn",
+    "drain_node": "bad",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """What was looked at and found. `figure` is its number in `unit`, for comparing; `value` says it."""
+
+    name: str
+    verdict: Verdict
+    value: str
+    limit: str = ""
+    advice: str = ""
+    figure: float | None = None
+    unit: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return {key: value for key, value in asdict(self).items() if value not in ("", None)}
+
+    def in_words(self) -> str:
+        limit = f", limit {self.limit}" if self.limit else ""
+        advice = f"; {self.advice}" if self.advice else ""
+        return f"{self.name}: {self.value}{limit}{advice}"
+
+
+def worst(verdicts: "list[Verdict]") -> Verdict:
+    """Return the hardest of `verdicts`, "ok" of none."""
+    return max(verdicts, key=VERDICTS.index, default="ok")
+
+
+def below(name: str, figure: float, limit: float | None, unit: str) -> Check:
+    """Return the check of a rate that must reach `limit`, if there is one."""
+    is_bad = limit is not None and figure < limit
+    return Check(
+        name=name,
+        verdict="bad" if is_bad else "ok",
+        value=f"{figure:,.4g} {unit}",
+        limit="" if limit is None else f"at least {limit:g} {unit}",
+        figure=figure,
+        unit=unit,
+    )
+
+
+class Bounded:
+    """Runs checks one after another, each in a thread with a limit. `hung` names those that still run."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.hung: list[str] = []
+
+    def run(self, name: str, work: Callable[[], list[Check]], seconds: float | None = None) -> list[Check]:
+        """Return what `work` found; a limit that passes, or an error, is a bad check called `name`."""
+        limit = self.seconds if seconds is None else seconds
+        found: list[list[Check]] = []
+        thread = threading.Thread(
+            target=lambda: found.append(_safely(name, work)), name=f"preflight: {name}", daemon=True
+        )
+        began = time.monotonic()
+        thread.start()
+        thread.join(limit)
+        if found:
+            return found[0]
+        self.hung.append(name)
+        took = f"no answer after {time.monotonic() - began:.1f} s"
+        advice = "it hangs; look at this node's kernel log"
+        return [Check(name=name, verdict="bad", value=took, limit=f"{limit:g} s", advice=advice)]
+
+
+def _safely(name: str, work: Callable[[], list[Check]]) -> list[Check]:
+    try:
+        return work()
+    except VidcurateError as error:
+        return [Check(name=name, verdict="bad", value=str(error))]
+    except Exception as error:  # noqa: BLE001 - of any driver or library: it is what the check found
+        words = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        return [Check(name=name, verdict="bad", value=words)]

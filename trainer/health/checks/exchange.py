@@ -1,0 +1,57 @@
+"""Where the ranks put what they found, and take what the others found, with a limit on every wait.
+
+torch's collectives wait for a rank that hangs; here a rank that says nothing is a fact like any other. The
+board is the store through which torch made the ranks meet.
+"""
+
+import json
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+
+from trainer.distributed.mesh import World
+
+
+class Board:
+    """Values by name, as JSON, that any rank puts and any rank takes. A world of one keeps them itself."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._own: dict[str, str] = {}
+        self._store = PrefixStore("preflight", _get_default_store()) if world.size > 1 else None
+
+    def put(self, name: str, value: Any) -> None:
+        text = json.dumps(value)
+        if self._store is None:
+            self._own[name] = text
+        else:
+            self._store.set(name, text)
+
+    def is_first_to(self, name: str, rank: int) -> bool:
+        """Return whether no other rank has asked this; where the board is gone, rank 1 is the first."""
+        if self._store is None:
+            return True
+        try:
+            return int(self._store.add(name, 1)) == 1
+        except (dist.DistError, RuntimeError):
+            return rank == 1
+
+    def take(self, name: str, seconds: float) -> Any:
+        """Return the value called `name`, waiting for it at most `seconds`; None where it does not come."""
+        if self._store is None:
+            return json.loads(self._own[name]) if name in self._own else None
+        try:
+            self._store.wait([name], timedelta(seconds=max(seconds, 0.01)))
+        except (dist.DistError, RuntimeError):
+            return None
+        return json.loads(self._store.get(name))
+
+    def take_all(self, name: str, seconds: float) -> dict[int, Any]:
+        """Return every rank's `name/RANK`; of a rank that says nothing within `seconds` altogether, None."""
+        until = time.monotonic() + seconds
+        return {
+            rank: self.take(f"{name}/{rank}", until - time.monotonic()) for rank in range(self.world.size)
+        }

@@ -1,0 +1,325 @@
+"""The run watched while it goes on: hung and lost ranks, slow ones, a rate that drops, clocks, hardware.
+
+`watching` is what a rank has around its training: a record of its process, a page of memory that says what it
+does, a thread that copies that to the run's folder and looks at the clock, and, some seconds later, a watcher
+beside it (`trainer.health.watch.monitor_process`). A run that is over by then never starts one.
+`trainer.health.watch.step_monitor` sees every
+step's figures. Nothing here touches a number of the training.
+"""
+
+import faulthandler
+import json
+import mmap
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.cli import exit_codes
+from trainer.distributed.mesh import World
+from trainer.health import timed_command
+from trainer.health.clock_steps import ADVICE, ClockStep, ClockWatch
+from trainer.health.watch import end_hung_run, flight_recorder, heartbeat
+from trainer.health.watch.flight_recorder import Collective
+from trainer.health.watch.heartbeat import Pulse
+from trainer.health.watch.monitor_process import GOODBYE, Job
+from trainer.health.watch.spec import LostRankError, WatchSpec
+from trainer.health.watch.step_monitor import StepWatch
+from trainer.health.watch.stop_requests import Stop
+from trainer.run_folder import jsonl, processes
+from trainer.run_folder.processes import Process
+from vidcurate.errors import StateError, StorageError
+from vidcurate.executor.shared_memory import anonymous_file
+
+TICK_SECONDS = 1.0
+BEAT_SECONDS = 5.0
+STANDS_SECONDS = 10.0
+"""in one phase, from which on a heartbeat says in which collective the rank waits"""
+WATCHER_SECONDS = 10.0
+"""after the start, until the watcher begins: hundreds of short runs of a test need none"""
+APART_SECONDS = 5.0
+"""between the two dumps of a stall"""
+GONE_SECONDS = 12.0
+"""how long a rank whose collective broke waits for the watchers to say who is gone"""
+LAST_WORDS_SECONDS = 0.3
+
+
+# ── the thread of a rank ────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Body:
+    """A rank's thread: it writes the heartbeat, looks at the clock, starts the watcher and obeys it."""
+
+    def __init__(self, spec: WatchSpec, run: Path, record: Process, page: int, stop: Stop) -> None:
+        self.spec, self.run, self.record, self.stop = spec, run, record, stop
+        self.page = page
+        self.memory = mmap.mmap(page, heartbeat.PAGE_BYTES)
+        self.pulse = Pulse(
+            self.memory,
+            stall_seconds=spec.stall_seconds or float("inf"),
+            slow_seconds=spec.slow_phase_seconds if spec.stall_seconds else float("inf"),
+        )
+        self._watcher: subprocess.Popen[bytes] | None = None
+        self._bell = os.pipe()
+        self._has_told = False
+        self._recorder = flight_recorder.Recorder() if record.world_size > 1 else None
+        self._collectives: tuple[Collective, ...] = ()
+        self._stands_seconds = min(STANDS_SECONDS, (spec.stall_seconds or STANDS_SECONDS) / 4)
+        self._clock = ClockWatch(spec.clock_step_seconds) if record.local_rank == 0 else None
+        self._thread = threading.Thread(target=self._live, name="trainer-watch", daemon=True)
+        self._thread.start()
+
+    def _live(self) -> None:
+        first = min(WATCHER_SECONDS, (self.spec.stall_seconds or WATCHER_SECONDS) / 4)
+        began, next_beat = time.monotonic(), 0.0
+        while True:
+            now = time.monotonic()
+            if self._has_come_to_stand(now) or now >= next_beat:
+                self._beat()
+                next_beat = now + BEAT_SECONDS
+            if self._watcher is None and now - began >= first and self._wants_watcher():
+                self._start_watcher()
+            if self._clock and (step := self._clock.look()):
+                self._tell_clock(step)
+            heard = select.poll()  # not select: a rank that talks to thousands has descriptors above 1023
+            heard.register(self._bell[0], select.POLLIN)
+            if self._watcher is not None and self._watcher.stdout is not None:
+                heard.register(self._watcher.stdout, select.POLLIN)
+            wait = TICK_SECONDS if self._watcher else min(TICK_SECONDS, max(0.01, first - (now - began)))
+            ready = [descriptor for descriptor, _ in heard.poll(1000 * wait)]
+            if self._bell[0] in ready:
+                return
+            if ready:
+                self._obey()
+
+    def _wants_watcher(self) -> bool:
+        looks = self.record.local_rank == 0 and self.spec.hardware_seconds is not None
+        return self.spec.stall_seconds is not None or looks
+
+    def _has_come_to_stand(self, now: float) -> bool:
+        """Ask the flight recorder of a rank that stands; return whether it says something new."""
+        if self._recorder is None:
+            return False
+        before, self._collectives = self._collectives, ()
+        if now - heartbeat.see(self.memory).phase_since >= self._stands_seconds:
+            try:
+                self._collectives = self._recorder.look()
+            except (StateError, RuntimeError, ValueError) as error:
+                self._recorder = None
+                text = f"rank {self.record.rank}: collectives are not told: {error}"
+                print(text, file=sys.stderr, flush=True)
+        return self._collectives != before
+
+    def _beat(self) -> None:
+        told = flight_recorder.as_json(self._collectives)
+        try:
+            heartbeat.write(self.run, self.record.rank, heartbeat.see(self.memory), told)
+        except OSError as error:
+            self._say_once(f"heartbeats cannot be written ({error.strerror}); the run goes on without")
+
+    def _say_once(self, text: str) -> None:
+        if not self._has_told:
+            self._has_told = True
+            print(f"rank {self.record.rank}: {text}", file=sys.stderr, flush=True)
+
+    def _start_watcher(self) -> None:
+        spec, is_first_here = self.spec, self.record.local_rank == 0
+        job = Job(
+            record=self.record,
+            page=self.page,
+            look_seconds=min(TICK_SECONDS, (spec.stall_seconds or 10.0) / 10),
+            apart_seconds=min(APART_SECONDS, (spec.stall_seconds or APART_SECONDS) / 8),
+            stalls=spec.stall_seconds is not None,
+            on_stall=spec.on_stall,
+            hardware_seconds=spec.hardware_seconds if is_first_here else None,
+            on_hardware=spec.on_hardware,
+        )
+        module = "trainer.health.watch.monitor_process"
+        program = f"import sys; sys.path.insert(0, sys.argv[1]); from {module} import main; main(sys.argv[2])"
+        root = str(Path(__file__).resolve().parents[3])
+        try:
+            # -S: it needs no installed package, and starts in half the time.
+            self._watcher = subprocess.Popen(
+                [sys.executable, "-S", "-P", "-c", program, root, job.as_text()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=(self.page,),
+            )
+        except OSError as error:
+            self._say_once(f"its watcher cannot be started ({error.strerror}); the run goes on without")
+            self.spec = self.spec.model_copy(update={"stall_seconds": None, "hardware_seconds": None})
+            return
+        _may_look(self._watcher.pid)
+
+    def _obey(self) -> None:
+        """End this process when its watcher says so: the main thread hangs, so nothing is left to do."""
+        assert self._watcher is not None
+        assert self._watcher.stdout is not None
+        said = self._watcher.stdout.readline()
+        if not said:  # the watcher itself is gone: the run goes on without
+            self._say_once("its watcher has ended; nothing watches this rank any more")
+            self._watcher.stdout.close()
+            self._watcher.stdout = None
+            return
+        order = json.loads(said)
+        print(f"error: rank {self.record.rank} ends: {order['why']}.", file=sys.stderr, flush=True)
+        time.sleep(LAST_WORDS_SECONDS)  # the first rank's log is copied to the console ten times a second
+        os._exit(order["code"])
+
+    def _tell_clock(self, step: ClockStep) -> None:
+        facts = {"host": self.record.host, "seconds": step.seconds, "within_seconds": step.within_seconds}
+        with suppress(StorageError):
+            seen = heartbeat.see(self.memory)
+            jsonl.record_event(self.run, "clock_step", seen.step, **facts, advice=ADVICE)
+        print(step.in_words(self.record.host), file=sys.stderr, flush=True)
+        if self.spec.on_clock_step != "warn":
+            self.stop.name = self.stop.name or "clock_step"
+
+    def close(self) -> None:
+        os.write(self._bell[1], b"x")
+        self._thread.join()
+        for end in self._bell:
+            os.close(end)
+        if self._watcher is not None:
+            _part_with(self._watcher)
+        with suppress(OSError):  # a finished run is as it was; after a crash the last one stays
+            heartbeat.path(self.run, self.record.rank).unlink(missing_ok=True)
+
+
+def _may_look(watcher: int) -> None:
+    """Let the watcher, and what it starts, trace this process where the kernel (Yama) asks for it."""
+    import ctypes
+
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(0x59616D61, watcher, 0, 0, 0)  # PR_SET_PTRACER
+
+
+def _part_with(watcher: "subprocess.Popen[bytes]") -> None:
+    assert watcher.stdin is not None
+    with suppress(OSError):
+        watcher.stdin.write(GOODBYE)
+        watcher.stdin.close()
+    try:
+        watcher.wait(2.0)
+    except subprocess.TimeoutExpired:
+        timed_command.kill(watcher)
+    if watcher.stdout is not None:
+        watcher.stdout.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What the loop tells: what it does, and what each step took."""
+
+    pulse: Pulse
+    steps: StepWatch
+
+
+@contextmanager
+def watching(spec: WatchSpec, run: Path, world: World, stop: Stop) -> Iterator[Watched]:
+    """Watch this rank while the block runs.
+
+    A collective that breaks because another rank is gone is raised as LostRankError (exit code 76). Raises
+    StorageError when the run's folder cannot be written.
+    """
+    file = anonymous_file(0)
+    faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)
+    page = anonymous_file(heartbeat.PAGE_BYTES)
+    local = os.environ.get("LOCAL_RANK", "0")
+    record = processes.this_process(
+        run,
+        rank=world.rank,
+        local_rank=int(local) if local.isdigit() else 0,
+        world_size=world.size,
+        stack_descriptor=file,
+    )
+    if world.is_first:
+        end_hung_run.forget(run)
+    try:
+        with processes.registered(run, record):
+            body = _Body(spec, run, record, page, stop)
+            try:
+                yield Watched(body.pulse, StepWatch(spec, run, world, stop))
+            except RuntimeError as error:
+                if world.size == 1 or not _is_broken_line(error):
+                    raise
+                _leave_in_time()
+                raise LostRankError(_who_is_gone(run, record, body, error)) from error
+            finally:
+                body.pulse.phase("end")
+                body.close()
+    finally:
+        faulthandler.unregister(signal.SIGUSR2)
+        os.close(file)
+        os.close(page)
+
+
+# ── a collective that breaks ────────────────────────────────────────────────────────────────────────────────
+
+LEAVE_SECONDS = 30.0
+
+
+def _leave_in_time() -> None:
+    """End this process in LEAVE_SECONDS at the latest: to take leave of ranks that are gone can hang, too."""
+    timer = threading.Timer(LEAVE_SECONDS, os._exit, [exit_codes.RESTART])
+    timer.daemon = True
+    timer.start()
+
+
+_BROKEN = re.compile(r"gloo|connection (closed|reset|refused)|broken pipe|nccl|socket timeout|tcpstore", re.I)
+
+
+def _is_broken_line(error: RuntimeError) -> bool:
+    return "Dist" in type(error).__name__ or _BROKEN.search(str(error)) is not None
+
+
+def _who_is_gone(run: Path, record: Process, body: _Body, error: RuntimeError) -> str:
+    """Return the words for a broken collective, after the watchers (or this rank) have told of it."""
+    began, since = time.monotonic(), processes.path(run, record.rank).stat().st_mtime
+    seen = heartbeat.see(body.memory)
+    first = str(error).strip().splitlines()[0][:200]
+    while time.monotonic() < began + GONE_SECONDS:
+        now = end_hung_run.claimed(run, since)
+        if now is not None and (run / "stacks" / now.folder / "summary.json").exists():
+            return f"rank {now.rank} on {now.host} is gone, at step {seen.step + 1} ({first})"
+        if now is None and time.monotonic() > began + GONE_SECONDS / 6:
+            break  # no watcher saw it
+        time.sleep(0.1)
+    gone = [one for one in processes.read(run) if one.host == record.host and not processes.alive(one)]
+    with suppress(OSError):
+        rank, host = (gone[0].rank, gone[0].host) if gone else (record.rank, record.host)
+        now = end_hung_run.claim(
+            run, kind="lost", step=seen.step, phase=seen.phase, rank=rank, host=host, seconds=seen.seconds
+        )
+        if now is not None:
+            facts = {"kind": "lost", "phase": seen.phase, "seconds": now.seconds, "said": first}
+            facts |= (
+                {"rank": rank, "host": host, "why": "has ended"} if gone else {"rank": None, "host": None}
+            )
+            jsonl.record_event(run, "stall", seen.step, **facts)
+    who = f"rank {gone[0].rank} on {gone[0].host}" if gone else "a rank"
+    return f"{who} is gone, at step {seen.step + 1} ({first})"
+
+
+def exit_code(spec: WatchSpec, stopped_by: str | None) -> int:
+    """Return how a run ends: done (None), or saved and stopped by a signal or by what was seen of it.
+
+    A signal asks for a turn later (75), a policy `restart` for one at once (76), `stop` for a person (78).
+    """
+    if stopped_by is None:
+        return exit_codes.DONE
+    policies = {
+        "slow_rank": spec.on_slow_rank,
+        "throughput_drop": spec.on_throughput_drop,
+        "clock_step": spec.on_clock_step,
+    }
+    ends = {"restart": exit_codes.RESTART, "stop": exit_codes.HALT}
+    return ends.get(policies.get(stopped_by, ""), exit_codes.REQUEUE)

@@ -1,0 +1,259 @@
+"""The watcher of one rank: a small process beside it that still looks when the rank can do nothing.
+
+A thread of the rank would need the interpreter's lock, and just a rank that hangs in C code with the lock
+held, or that was stopped, has to be found; so this is a process of its own, with nothing but the standard
+library (12 MB). It reads the rank's page in shared memory once a second, so a disk that hangs looks like no
+stall, and it hears at once when the rank is gone. When a step does not end, or a rank is lost, it takes part
+in `trainer.health.watch.end_hung_run` and then ends its rank: by word, which gives the exit code, or by
+SIGKILL where the rank does not listen any more.
+
+It is started by `trainer.health.watch.monitor`, some seconds after the rank: stdin says goodbye, stdout
+takes orders back.
+"""
+
+import json
+import mmap
+import os
+import select
+import signal
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.cli import exit_codes
+from trainer.health.watch import end_hung_run, gpu_monitor, heartbeat
+from trainer.health.watch.heartbeat import Seen
+from trainer.run_folder import processes
+from trainer.run_folder.processes import Process
+from vidcurate.errors import StateError
+
+GOODBYE = b"bye\n"
+ENDS_SECONDS = 5.0
+"""how long a rank that was told to end may take before it is killed"""
+SETTLED_SECONDS = 10.0
+"""without progress, before ranks of other hosts are looked for in the run's folder, and how often"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What a watcher is told at its start. `page`: the descriptor of the rank's page."""
+
+    record: Process
+    page: int
+    look_seconds: float
+    apart_seconds: float
+    stalls: bool
+    on_stall: str
+    hardware_seconds: float | None
+    on_hardware: str
+
+    def as_text(self) -> str:
+        names = (
+            "page",
+            "look_seconds",
+            "apart_seconds",
+            "stalls",
+            "on_stall",
+            "hardware_seconds",
+            "on_hardware",
+        )
+        return json.dumps({name: getattr(self, name) for name in names} | {"record": self.record.as_json()})
+
+
+def job_from(text: str) -> Job:
+    values: dict[str, Any] = json.loads(text)
+    return Job(**values | {"record": processes.from_json(values["record"])})
+
+
+class Watcher:
+    """One rank watched until it ends, in order or not."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.rank = job, job.record
+        self.run = Path(job.record.run)
+        self.page = mmap.mmap(job.page, heartbeat.PAGE_BYTES, prot=mmap.PROT_READ)
+        self.since = processes.path(self.run, self.rank.rank).stat().st_mtime
+        self.peers: dict[int, Process] = {}
+        self.dealt_with: end_hung_run.Claim | None = None
+        self.dealt_at: tuple[int, str] | None = None  # step and phase of this rank then
+        self.has_complained = False
+        self.next_look_around = 0.0
+        self.is_ending = False
+        self.lost_seconds = 0.0  # in which this process stood still itself, and so did its rank
+        self.stands_since = 0.0  # the progress that was seen last, and how much had been lost by then
+        self.lost_by_then = 0.0
+
+    def see(self) -> Seen:
+        return heartbeat.see(self.page)
+
+    def watch(self) -> None:
+        while True:
+            began = time.monotonic()
+            ready, _, _ = select.select([sys.stdin], [], [], self.job.look_seconds)
+            self.slept(time.monotonic() - began)
+            if ready:
+                said = os.read(0, 64)
+                if said != GOODBYE and not self.is_ending:
+                    self.lost(self.rank)
+                return
+            if self.step():
+                return
+
+    def slept(self, seconds: float) -> None:
+        """Take note of a wait that was to last `look_seconds`: of a longer one, the machine or the job stood
+        still (a suspended machine, `scontrol suspend`), and no rank could move.
+        """
+        self.lost_seconds += max(0.0, seconds - self.job.look_seconds)
+
+    def is_late(self, seen: Seen) -> bool:
+        """Whether the rank has stood for longer than its limit while this process was there to see it."""
+        if seen.since != self.stands_since:
+            self.stands_since, self.lost_by_then = seen.since, self.lost_seconds
+        return seen.seconds - (self.lost_seconds - self.lost_by_then) > seen.limit_seconds
+
+    def step(self) -> bool:
+        """Look once; return whether the rank was ended."""
+        seen = self.see()
+        if not self.job.stalls:
+            return False
+        now = end_hung_run.claimed(self.run, self.since)
+        if now is not None and now != self.dealt_with:
+            return self.deal_with(now, is_first=False)
+        if self.dealt_at is not None:
+            if (seen.step, seen.phase) == self.dealt_at:
+                return False  # it was told, and the policy is to wait
+            self.dealt_with = self.dealt_at = None
+            end_hung_run.forget(self.run)
+        if self.is_late(seen):
+            return self.claim("stall", self.rank, seen)
+        try:
+            gone = self.gone(seen)
+        except (OSError, StateError) as error:
+            if not self.has_complained:
+                say(f"rank {self.rank.rank}: lost ranks cannot be looked for now ({error})")
+            self.has_complained = True
+            return False
+        return self.lost(gone) if gone else False
+
+    # ── ranks that are gone ─────────────────────────────────────────────────────────────────────────────────
+
+    def gone(self, seen: Seen) -> Process | None:
+        """Return a rank that has ended while this one waits for it; none while this one ends itself."""
+        if seen.phase in ("start", "end") or self.rank.world_size == 1:
+            return None
+        if len(self.peers) < self.rank.world_size:
+            found = {one.rank: one for one in processes.read(self.run)}
+            current = {rank: one for rank, one in found.items() if one.world_size == self.rank.world_size}
+            self.peers |= current
+        for one in self.peers.values():
+            is_here = one.host == self.rank.host and one.boot_id == self.rank.boot_id
+            if is_here and not processes.alive(one) and processes.path(self.run, one.rank).exists():
+                return one
+        if seen.seconds < SETTLED_SECONDS or time.monotonic() < self.next_look_around:
+            return None
+        self.next_look_around = time.monotonic() + SETTLED_SECONDS
+        there = {path.name for path in processes.path(self.run, 0).parent.glob("rank-*.json")}
+        for one in self.peers.values():  # it ended in order, as after an error, and this one was not told
+            if processes.path(self.run, one.rank).name not in there:
+                return one
+        return None
+
+    def lost(self, gone: Process) -> bool:
+        seen = self.see()
+        if seen.phase == "end":
+            return False
+        return self.claim("lost", gone, seen)
+
+    # ── dealing with it ─────────────────────────────────────────────────────────────────────────────────────
+
+    def claim(self, kind: str, whom: Process, seen: Seen) -> bool:
+        why = "a word of an earlier start is in the way"
+        try:
+            for _ in range(2):  # another's word can be gone again when it is read: the ranks moved on
+                mine = end_hung_run.claim(
+                    self.run,
+                    kind=kind,
+                    step=seen.step,
+                    phase=seen.phase,
+                    rank=whom.rank,
+                    host=whom.host,
+                    seconds=seen.seconds,
+                )
+                now = mine or end_hung_run.claimed(self.run, self.since)
+                if now is not None:
+                    return self.deal_with(now, is_first=mine is not None)
+        except OSError as error:
+            why = str(error)
+        say(f"rank {self.rank.rank}: {kind} at step {seen.step}, and the run's folder refuses ({why})")
+        policy, self.dealt_at = self.policy(kind), (seen.step, seen.phase)
+        return policy != "warn" and self.end(f"{kind} at step {seen.step}", policy)
+
+    def policy(self, kind: str) -> str:
+        """Nobody waits for a rank that is gone."""
+        return self.job.on_stall if kind == "stall" else "restart"
+
+    def deal_with(self, now: end_hung_run.Claim, *, is_first: bool) -> bool:
+        seen, policy = self.see(), self.policy(now.kind)
+        self.dealt_with, self.dealt_at = now, (seen.step, seen.phase)
+        try:
+            end_hung_run.take_part(
+                self.run,
+                now,
+                self.rank,
+                self.see,
+                is_first=is_first,
+                policy=policy,
+                apart_seconds=self.job.apart_seconds,
+            )
+        except OSError as error:
+            say(
+                f"rank {self.rank.rank}: {now.kind} at step {now.step}, and its stacks are not kept ({error})"
+            )
+        if policy == "warn":
+            return False
+        what = f"rank {now.rank} on {now.host} is lost" if now.kind == "lost" else now.kind
+        return self.end(f"{what} at step {now.step}; see {now.folder}", policy)
+
+    def end(self, why: str, policy: str) -> bool:
+        return self.end_with(exit_codes.HALT if policy == "stop" else exit_codes.RESTART, why)
+
+    def end_with(self, code: int, why: str) -> bool:
+        """End the rank: it is told the exit code, and killed where it does not listen."""
+        self.is_ending = True
+        with suppress(OSError):
+            os.write(1, (json.dumps({"code": code, "why": why}) + "\n").encode())
+        until = time.monotonic() + ENDS_SECONDS
+        while processes.alive(self.rank):
+            if time.monotonic() > until:
+                say(f"rank {self.rank.rank} does not end by itself: killed")
+                with suppress(ProcessLookupError):
+                    os.kill(self.rank.pid, signal.SIGKILL)
+                return True
+            time.sleep(0.05)
+        return True
+
+
+def say(text: str) -> None:
+    with suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def main(text: str) -> None:
+    """Watch the rank of the job `text` (JSON) until it ends."""
+    # What is sent to a whole process group is for the rank; it says when the watcher may go.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    job = job_from(text)
+    watcher = Watcher(job)
+    if job.hardware_seconds is not None:
+        gpu_monitor.start(
+            watcher.run,
+            job.hardware_seconds,
+            step=lambda: watcher.see().step,
+            end=watcher.end_with if job.on_hardware == "act" else None,
+        )
+    watcher.watch()
+    os._exit(0)  # a thread that asks the driver is not waited for

@@ -1,0 +1,66 @@
+"""Every step's figures looked at: a rank slower than the others, a rate below the run's own."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.distributed.mesh import World
+from trainer.health.watch import throughput
+from trainer.health.watch.spec import Policy, WatchSpec
+from trainer.health.watch.stop_requests import Stop
+from trainer.run_folder import jsonl, processes
+
+
+class StepWatch:
+    """Sees each step's figures, the same on all ranks, and asks for a stop where the recipe says so."""
+
+    def __init__(self, spec: WatchSpec, run: Path, world: World, stop: Stop) -> None:
+        self._spec, self._run, self._world, self._stop = spec, run, world, stop
+        self._ranks = throughput.SlowRanks(spec.slow_rank_factor, spec.slow_rank_steps)
+        self._rate = throughput.Throughput(spec.throughput_drop)
+        self._hosts: dict[int, str] = {}
+
+    def add(
+        self,
+        step: int,
+        own: Sequence[throughput.OwnSeconds],
+        buckets: Sequence[str],
+        tokens_per_second: float,
+    ) -> None:
+        """Take the figures of a step. Raises StorageError when an event cannot be written."""
+        for slow in self._ranks.add(own):
+            self._tell("slow_rank", step, self._spec.on_slow_rank, self._of_slow(slow))
+        if not self._world.is_first:  # the rate is by each rank's clock: one of them decides
+            return
+        if drop := self._rate.add(buckets, tokens_per_second):
+            facts: dict[str, Any] = {
+                "buckets": drop.mix,
+                "tokens_per_second": drop.tokens_per_second,
+                "usual": drop.usual,
+                "share": drop.share,
+            }
+            self._tell("throughput_drop", step, self._spec.on_throughput_drop, facts)
+
+    def _of_slow(self, slow: throughput.SlowRank) -> dict[str, Any]:
+        if slow.rank not in self._hosts and self._world.is_first:
+            self._hosts = {one.rank: one.host for one in processes.read(self._run)}
+        return {
+            "rank": slow.rank,
+            "host": self._hosts.get(slow.rank),
+            "by": slow.by,
+            "factor": slow.factor,
+            "seconds": slow.seconds,
+            "seconds_of_others": slow.seconds_of_others,
+            "data_seconds": slow.data_seconds,
+            "compute_seconds": slow.compute_seconds,
+            "steps": slow.steps,
+        }
+
+    def _tell(self, name: str, step: int, policy: Policy, facts: dict[str, Any]) -> None:
+        if self._world.is_first:
+            jsonl.record_event(self._run, name, step, **facts, policy=policy)
+            shown = ", ".join(f"{key} {value}" for key, value in facts.items())
+            print(f"step {step}: {name}: {shown}", file=sys.stderr, flush=True)
+        if policy != "warn":
+            self._stop.name = self._stop.name or name

@@ -1,0 +1,39 @@
+"""The dtype that an encoder computes in, whatever is on around it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+
+from vidcurate.recipe.recipe import Recipe
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@contextmanager
+def own_precision(device: torch.device) -> Iterator[None]:
+    """No gradients and no autocast."""
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        yield
+
+
+class EncodedSpec(Recipe):
+    """The form of an encoded clip.
+
+    Training rounds to these dtypes whether clips are encoded ahead or on line. `shard_bytes` changes no
+    number.
+    """
+
+    latent_dtype: Dtype = "float32"
+    """of latents, and of the posterior's variance: float32, bfloat16 or float16"""
+    text_dtype: Dtype = "float32"
+    """of text features: float32, bfloat16 or float16"""
+    shard_bytes: Annotated[int, Field(ge=1 << 16)] = 1 << 30
+    """about the size of a shard of latents or texts"""

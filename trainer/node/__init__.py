@@ -1,1 +1,0 @@
-"""What a node answers to `python -m trainer cluster`: light modules that know nothing of the other nodes."""

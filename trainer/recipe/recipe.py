@@ -1,0 +1,300 @@
+"""The training recipe: one YAML, readable alone, from the model to the samples.
+
+The specifications of the parts live in the files that use them; here they are put together, and what only
+the whole can know is checked: that the encoders fit the model, that a stage has a length. A run's folder
+keeps the recipe, and recipe_changes.py says what a resumed run may change of it.
+"""
+
+import difflib
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from trainer.distributed import environment_names
+from trainer.distributed.parallelize import ParallelSpec
+from trainer.health.checks.spec import PreflightSpec
+from trainer.health.watch.spec import WatchSpec
+from trainer.model import frame_masks
+from trainer.model.encoders.precision import EncodedSpec
+from trainer.model.encoders.registry import TextSpec, VideoSpec, text_encoder, video_encoder
+from trainer.model.rectified_flow import FlowSpec
+from trainer.model.stdit import GIANT_3B_2, XL_2, STDiT3Config
+from trainer.recipe import skip_windows
+from trainer.recipe.guard_spec import GuardSpec
+from trainer.run_folder.sample_spec import SampleSpec
+from trainer.run_folder.trackers_spec import TrackersSpec
+from trainer.training.optim.adamw import OptimSpec
+from vidcurate.errors import InputError
+from vidcurate.loader.spec import LoaderSpec
+from vidcurate.media.conversion import Conversion
+from vidcurate.recipe import recipe as strict
+from vidcurate.recipe.recipe import Recipe
+from vidcurate.sampler.buckets import BucketSpec
+from vidcurate.sampler.spec import PlanSpec
+from vidcurate.storage import object_store
+
+PRESETS: dict[str, STDiT3Config] = {"XL/2": XL_2, "3B/2": GIANT_3B_2}
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
+Count = Annotated[int, Field(ge=1)]
+
+
+def _preset(value: object) -> object:
+    """Turn a preset's name into its settings, {preset: NAME, …} into them with changes."""
+    if isinstance(value, str):
+        if value not in PRESETS:
+            raise ValueError(f"the presets are {', '.join(PRESETS)}; or give the model's settings")
+        return PRESETS[value]
+    return value
+
+
+class DataSpec(PlanSpec):
+    """Which clips a stage trains on, in what shapes and in what mixture, and what of a clip is shown.
+
+    `levels` null: all of them. `weights`: level → its share of the clips shown ({"1": 3, "2": 1}); without
+    weights every clip is shown equally often.
+    """
+
+    shards: str | Path | None = None
+    """the folder that build-shards wrote, or its URL (s3://, gs://, az://, https://); need not be there when
+    latents are given"""
+    latents: Path | None = None
+    """a folder that trainer.data.latents.command wrote: read these instead of the clips"""
+    views: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """start frames of a clip that take turns from pass to pass; null: a new one at every showing, which only
+    decoding on line can give"""
+    captions: tuple[str, ...] = Field(default=("caption",), min_length=1)
+    """keys of a clip's JSON that hold its captions; they take turns from pass to pass"""
+
+    crop: Literal["center", "random"] = "center"
+    """where a picture is cut to its bucket's shape: in the middle, or at a place drawn for each showing"""
+    flip: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """share of the showings that are mirrored left to right; never a clip with a caption that names a side"""
+    conversion: Conversion = "ffmpeg"
+    """how a scaled picture becomes RGB: as the ffmpeg program makes it, or (quick) at less cost"""
+
+    @field_validator("shards")
+    @classmethod
+    def _is_a_place(cls, shards: Path | str | None) -> Path | str | None:
+        try:
+            return None if shards is None else object_store.place(shards)
+        except InputError as error:
+            raise ValueError(str(error).rstrip(".")) from error
+
+    @model_validator(mode="after")
+    def _can_be_read(self) -> Self:
+        if self.shards is None and self.latents is None:
+            raise ValueError("data needs shards (clips) or latents (clips encoded ahead); neither is given")
+        if self.latents is not None and self.views is None:
+            raise ValueError("latents hold fixed views of a clip; set views to how many, as in views: 1")
+        plain = {"crop": "center", "flip": 0.0, "conversion": "ffmpeg"}
+        other = [f"{key}: {getattr(self, key)}" for key in plain if getattr(self, key) != plain[key]]
+        if self.views is not None and other:
+            raise ValueError(
+                f"{other[0]} is not for views: {self.views}, as latents have none; leave out one"
+            )
+        return self
+
+
+class Stage(Recipe):
+    """One stage: its data, its length (`steps`, or `passes` over its clips) and how it learns.
+
+    `carry_over` says what a stage takes from the one before: `everything` (weights, moving average,
+    optimizer) or `weights` (the published runs began each stage with a fresh optimizer and average).
+    """
+
+    name: Name
+    """what the stage is called"""
+    data: DataSpec
+    """which clips, in what shapes"""
+    steps: Count | None = None
+    """length in optimizer steps"""
+    passes: Annotated[float, Field(gt=0)] | None = None
+    """length in passes over the stage's clips, instead of steps"""
+    optim: OptimSpec = OptimSpec()
+    """learning rate and update"""
+    flow: FlowSpec = FlowSpec()
+    """how timesteps are drawn"""
+    mask_ratios: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=dict)
+    """strategy → share of the clips whose first, last or other frames are given; the rest is generated
+    whole"""
+    caption_dropout: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """share of the captions that are replaced by the null caption"""
+    carry_over: Literal["everything", "weights"] = "everything"
+    """what is taken from the stage before: everything, or weights only"""
+    skip: tuple[tuple[Count, Count], ...] = ()
+    """windows of data steps that are not read, [first, last] counted from 1 in the stage; what comes behind
+    moves up, and the stage makes as many updates as without"""
+    checkpoint_every: Count = 100
+    """steps between checkpoints; the stage's last step is always saved"""
+    keep_last: Count = 3
+    """checkpoints that are kept"""
+    keep_every: Count | None = None
+    """checkpoints of steps that this divides are kept for good, whatever keep_last says"""
+    checkpoint_in_background: bool = False
+    """go on training while a checkpoint is written, from a copy in the host's memory"""
+    log_every: Count = 10
+    """steps between lines on the console; metrics.jsonl has every step"""
+
+    @field_validator("mask_ratios")
+    @classmethod
+    def _ratios_fit(cls, ratios: dict[str, float]) -> dict[str, float]:
+        frame_masks.check_ratios(ratios)
+        return ratios
+
+    @field_validator("skip")
+    @classmethod
+    def _windows_go_forward(cls, skip: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+        for first, last in skip:
+            if last < first:
+                raise ValueError(f"the window [{first}, {last}] ends before it begins; give [first, last]")
+        return skip_windows.merged(skip)
+
+    @model_validator(mode="after")
+    def _has_one_length(self) -> Self:
+        if (self.steps is None) == (self.passes is None):
+            given = "neither is" if self.steps is None else "both are"
+            raise ValueError(f"stage {self.name} needs steps or passes, one of them; {given} given")
+        return self
+
+
+class ValidationSpec(Recipe):
+    """The loss on clips that are not trained, at ten fixed timesteps.
+
+    The clips are those of the stage's shards in `fold`, in the stage's levels unless `levels` names others;
+    each round reads the same.
+    """
+
+    every: Count = 1000
+    """steps between rounds; there is one before the first step and after the last, too"""
+    fold: str = "validation"
+    """the fold that is read"""
+    clips_per_bucket: Count = 64
+    """clips of each bucket, over its levels; all of them where there are fewer"""
+    buckets: BucketSpec | None = None
+    """shapes to validate in; null: the stage's own"""
+    levels: tuple[int, ...] | None = None
+    """levels to validate on, the same in every stage; null: those that the stage shows"""
+    weights: Literal["ema", "raw"] = "ema"
+    """the moving average, or the weights that are trained"""
+
+
+class TrainRecipe(Recipe):
+    """A whole run. Relative paths are taken from the folder in which the command is run."""
+
+    name: Name
+    """what the run is called, in its files and in the console"""
+    seed: Annotated[int, Field(ge=0)] = 42
+    """decides the order of the clips, every draw and the initial weights"""
+    output: Path
+    """the run's folder: metrics, events, checkpoints, samples"""
+    model: Annotated[
+        STDiT3Config,
+        BeforeValidator(_preset, json_schema_input_type=Literal["XL/2", "3B/2"] | STDiT3Config),
+    ]
+    """the model's settings, or the name of a published size: XL/2 or 3B/2"""
+    video_encoder: VideoSpec
+    """what turns frames into latents"""
+    text_encoder: TextSpec
+    """what turns captions into features"""
+    encoded: EncodedSpec = EncodedSpec()
+    """what latents and text features are rounded to, and kept in when they are encoded ahead"""
+    stages: tuple[Stage, ...] = Field(min_length=1)
+    """what is trained, in turn"""
+    ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    """decay of the moving average of the weights, from which samples are drawn"""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """of the model's arithmetic; losses, averages and the optimizer stay in float32"""
+    blocks: Literal["readable", "fast"] = "readable"
+    """how a block is computed: readable (plain torch) or fast (Triton kernels, on a GPU)"""
+    float8_products: bool = False
+    """with fast blocks: the largest products (qkv, fc1, fc2; not the gradients of weights) of numbers rounded
+    to float8, each row with a scale of its own; on an H100 or later. It changes the numbers"""
+    parallel: ParallelSpec = ParallelSpec()
+    """how the ranks share the model; it changes no more than the order of float additions"""
+    loader: LoaderSpec = LoaderSpec()
+    """how clips are read and decoded; it changes no number of the run"""
+    sample: SampleSpec | None = None
+    """clips to make during the run; null makes none"""
+    validation: ValidationSpec | None = None
+    """the loss on clips that are not trained; null measures none"""
+    guard: GuardSpec = GuardSpec()
+    """what the run does about its own troubles; without a finding it changes no number"""
+    trackers: TrackersSpec = TrackersSpec()
+    """where the numbers are shown besides metrics.jsonl"""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """variables of NCCL, torch and Gloo for every rank, of the set on docs/preflight.md; the user's own
+    environment goes before them"""
+    preflight: PreflightSpec = PreflightSpec()
+    """what is checked before the first step, and when a node is bad; it changes no number of the run"""
+    watch: WatchSpec = WatchSpec()
+    """what is watched while the run goes on: hung, lost and slow ranks, the rate, clocks, the hardware"""
+
+    @field_validator("environment")
+    @classmethod
+    def _is_of_the_documented_set(cls, wanted: dict[str, str]) -> dict[str, str]:
+        offered = [name for name, known in environment_names.KNOWN.items() if known.is_offered]
+        for name in wanted:
+            if name not in offered:
+                near = difflib.get_close_matches(name, offered, n=1)
+                ways = f"did you mean {near[0]}?" if near else "set it outside, or see docs/preflight.md"
+                raise ValueError(f"environment.{name} is none of the variables that a recipe sets; {ways}")
+        return wanted
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> Self:
+        """What only the whole can know: names, and that encoders, model and sample sizes belong together."""
+        names = [stage.name for stage in self.stages]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two stages are called {name}; give each its own name")
+        video, text, model = video_encoder(self.video_encoder), text_encoder(self.text_encoder), self.model
+        for key, has, needs in (
+            ("in_channels", model.in_channels, video.latent_channels),
+            ("caption_channels", model.caption_channels, text.caption_channels),
+            ("model_max_length", model.model_max_length, text.model_max_length),
+        ):
+            if has != needs:
+                raise ValueError(
+                    f"model.{key} is {has} and the encoder makes {needs}; set model.{key}={needs}"
+                )
+        if model.skip_y_embedder and not model.freeze_y_embedder:
+            raise ValueError(
+                "model.skip_y_embedder takes captions as its projection made them before training; set "
+                "model.freeze_y_embedder=true, or the projection would go on learning"
+            )
+        if self.float8_products and (self.blocks, self.precision) != ("fast", "bfloat16"):
+            raise ValueError(
+                f"float8_products is on with blocks={self.blocks} and precision={self.precision}; set "
+                "blocks=fast and precision=bfloat16, or float8_products=false"
+            )
+        if self.sample:
+            _, _, rows, columns = video.latent_shape(
+                self.sample.num_frames, self.sample.height, self.sample.width
+            )
+            if not rows or not columns or self.sample.height % 2 or self.sample.width % 2:
+                raise ValueError(
+                    f"sample is {self.sample.height} x {self.sample.width}; height and width must be even, "
+                    "as mp4 asks, and no smaller than the video encoder's blocks"
+                )
+        return self
+
+
+def load(path: Path, settings: Sequence[str] = ()) -> TrainRecipe:
+    """Return the recipe file at `path` with `--set` overrides. Raises RecipeError."""
+    return strict.load(path, TrainRecipe, settings=settings)
+
+
+def as_json(recipe: Recipe) -> dict[str, Any]:
+    """Return the recipe as plain JSON values, every default written out."""
+    plain: dict[str, Any] = json.loads(recipe.model_dump_json())
+    return plain
+
+
+def digest(recipe: Recipe) -> str:
+    """Return the SHA-256 of the recipe with all its defaults, as hex."""
+    return hashlib.sha256(json.dumps(as_json(recipe), sort_keys=True).encode()).hexdigest()

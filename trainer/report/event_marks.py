@@ -1,0 +1,107 @@
+"""The events as flags: which get one, in which ink, with which words, leading to which row of the page."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from trainer.report.read import RunData
+from trainer.report.svg import Mark
+
+# The ink of an event's flag; one that is not here is shown all the same.
+EVENT_INKS = {
+    "guard": 6,
+    "stall": 6,
+    "xid": 6,
+    "ecc": 6,
+    "gave_up": 6,
+    "excluded": 6,
+    "slow_rank": 1,
+    "throughput_drop": 1,
+    "clock_step": 1,
+}
+EVENT_INKS |= {
+    "clip_substituted": 1,
+    "worker_replaced": 1,
+    "tracker_failed": 1,
+    "data_changed": 3,
+    "resume": 0,
+    "start": 0,
+    "restart": 0,
+    "stop": 4,
+    "save": 7,
+}
+# What the inks say, on the page.
+MEANINGS = {
+    0: "begun",
+    1: "slower, or a clip or worker replaced",
+    3: "data or plan changed",
+    4: "saved and left on a signal",
+    6: "guard, stall, GPU, node left out, given up",
+    7: "other",
+}
+BEGUN = ("start", "resume", "load", "load_from_scratch", "weights")
+QUIET = ("save", "stage", "done", "sample", "start")  # not flagged where more than MOST_FLAGS would stand
+MOST_FLAGS = 60
+MOST_EVENTS = 400
+BRIEF = 110  # letters of the line that stands for an event's facts
+
+
+def ink(event: dict[str, Any]) -> int:
+    """Return the ink of an event's flag."""
+    return EVENT_INKS.get(event["event"], 7)
+
+
+def is_trouble(event: dict[str, Any]) -> bool:
+    """Return whether an event is one that a person should look at."""
+    return ink(event) in (1, 6)
+
+
+def brief(event: dict[str, Any]) -> str:
+    """Return an event's facts in one short line, what decided first, empty ones left out, not escaped."""
+    first = [key for key in ("action", "reason", "why", "clip", "kind") if key in event]
+    rest = [key for key in event if key not in (*first, "event", "step", "time")]
+    shown = [key for key in first + rest if event[key] not in ([], {}, "", None)]
+    text = ", ".join(f"{key.replace('_', ' ')} {_short(event[key])}" for key in shown)
+    return text if len(text) <= BRIEF else f"{text[:BRIEF].rstrip()} …"
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else fact(value).rstrip(".")
+
+
+def words_of(event: dict[str, Any]) -> str:
+    """Return an event with its step and facts in one line, not escaped."""
+    facts = [f"{key}: {fact(value)}" for key, value in event.items() if key not in ("event", "step", "time")]
+    return f"{event['event']} at step {event['step']}" + (f" ({'; '.join(facts)})" if facts else "")
+
+
+def fact(value: Any) -> str:
+    """Return a fact's value as at most 300 letters."""
+    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if len(text) <= 300 else f"{text[:300]} …"
+
+
+def flagged(run: RunData) -> list[tuple[int, dict[str, Any]]]:
+    """Return the events that get a flag, with their numbers: all, or the ones that matter."""
+    every = list(enumerate(run.events))
+    loud = [pair for pair in every if pair[1]["event"] not in QUIET]
+    chosen = every if len(every) <= MOST_FLAGS else loud
+    return chosen[:MOST_FLAGS]
+
+
+def target(number: int, count: int) -> str:
+    """Return the id of the row of event `count` of run `number`; "" where the table ends before it."""
+    return f"event-{number}-{count}" if count < MOST_EVENTS else ""
+
+
+def marks(runs: Sequence[RunData]) -> list[Mark]:
+    """Return the flags of all runs on the axis of steps."""
+    return [
+        Mark(
+            x=float(event["step"]),
+            words=(f"{run.name}: " if len(runs) > 1 else "") + words_of(event),
+            ink=ink(event),
+            target=target(number, count),
+        )
+        for number, run in enumerate(runs)
+        for count, event in flagged(run)
+    ]

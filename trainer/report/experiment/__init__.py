@@ -1,0 +1,5 @@
+"""Experiment: several runs of one recipe, compared.
+
+`command` is `python -m trainer experiment`; `arms` makes the runs, `results` reads them, `page` writes
+table and plot.
+"""

@@ -1,0 +1,136 @@
+"""Running an experiment's chains: each start is the real command in a process of its own.
+
+A start whose steps are done is passed over, one that was interrupted goes on from its checkpoint: so the same
+command given again finishes the experiment, with the same numbers.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from pathlib import Path
+
+from trainer.cli import exit_codes
+from trainer.health import timed_command
+from trainer.health.watch import progress
+from trainer.recipe import recipe as recipes
+from trainer.report.experiment.arms import Chain, Start
+from trainer.run_folder import whole_file
+from trainer.run_folder.checkpoint import checkpoint
+from vidcurate.errors import StateError, StorageError, VidcurateError
+
+Tell = Callable[[str], None]
+POLL_SECONDS = 0.2
+END_SECONDS = 60.0  # for a training to save when the experiment is stopped
+
+
+class Stopped(VidcurateError):
+    """The experiment was stopped by a signal; the same command goes on."""
+
+    exit_code = exit_codes.REQUEUE
+
+
+def is_done(start: Start) -> bool:
+    """Say whether the start's last step is in a checkpoint. Raises CheckpointError."""
+    newest = checkpoint.latest(start.folder) if start.folder.is_dir() else None
+    return newest is not None and int(newest.name.removeprefix("step-")) >= start.ends
+
+
+def words(start: Start, file: Path) -> list[str]:
+    """Return the command of a start whose recipe is written to `file`."""
+    given = ["--ckpt-path", str(start.ckpt_path)] if start.ckpt_path else []
+    return [sys.executable, "-m", "trainer", str(file), *given]
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """Let a training save and leave, and kill it where it does not."""
+    process.terminate()
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        timed_command.kill(process)
+
+
+def _run(start: Start, name: str, limit_seconds: float, stop: threading.Event) -> None:
+    """Run one start to its end. Raises VidcurateError, with the last line it said, when it fails."""
+    if not progress.is_free(start.folder, limit_seconds, stop.is_set) and not stop.is_set():
+        raise StateError(
+            f"{start.folder}: another process has been training into it for {limit_seconds:g} s, perhaps one "
+            "that a killed experiment has left; stop it, or give another --out."
+        )
+    if stop.is_set() or is_done(start):
+        return
+    file = start.folder.with_name(f"{start.folder.name}.recipe.json")
+    log = start.folder.with_name(f"{start.folder.name}.log")
+    whole_file.put(file, json.dumps(recipes.as_json(start.recipe), indent=1) + "\n")
+    try:
+        out = log.open("ab")
+    except OSError as error:
+        raise StorageError(f"{log}: cannot be written ({error.strerror}).") from error
+    with (
+        out,
+        subprocess.Popen(words(start, file), stdin=subprocess.DEVNULL, stdout=out, stderr=out) as process,
+    ):
+        until = time.monotonic() + limit_seconds
+        while process.poll() is None:
+            if stop.wait(POLL_SECONDS) or time.monotonic() > until:
+                _end(process)
+        if stop.is_set():
+            return
+    if process.returncode != exit_codes.DONE or not is_done(start):
+        lines = log.read_text("utf-8", "replace").splitlines()
+        last = next((line for line in reversed(lines) if line.strip()), "it said nothing").rstrip(".")
+        late = f" (it was ended after {limit_seconds:g} s)" if time.monotonic() > until else ""
+        raise VidcurateError(f"{name}: exit code {process.returncode}{late}: {last}. All of it: {log}")
+
+
+@contextmanager
+def _signals(stop: threading.Event) -> Iterator[None]:
+    def ask(number: int, frame: object) -> None:
+        stop.set()
+
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    before = {number: signal.signal(number, ask) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run(chains: Sequence[Chain], *, jobs: int, limit_seconds: float, tell: Tell) -> None:
+    """Run all chains, `jobs` at a time; a start that takes longer than the limit is ended.
+
+    The first failure stops the rest, after they have saved. Raises VidcurateError; Stopped after a signal.
+    """
+    stop, failed = threading.Event(), threading.Event()
+
+    def follow(chain: Chain) -> None:
+        for number, start in enumerate(chain.starts):
+            if stop.is_set() or is_done(start):
+                continue
+            began = time.monotonic()
+            try:
+                _run(start, chain.name, limit_seconds, stop)
+            except BaseException:
+                failed.set()
+                stop.set()
+                raise
+            if not stop.is_set():
+                seconds = time.monotonic() - began
+                tell(f"{chain.name}: start {number + 1} of {len(chain.starts)} done in {seconds:.1f} s")
+
+    with _signals(stop), ThreadPoolExecutor(jobs) as pool:
+        futures = [pool.submit(follow, chain) for chain in chains]
+        left = set(futures)
+        while left:  # with a limit, so that a signal is heard
+            _, left = wait(left, POLL_SECONDS, FIRST_EXCEPTION)
+    for future in futures:
+        future.result()
+    if stop.is_set():
+        raise Stopped("the experiment was stopped; its trainings have saved, and the same command goes on.")

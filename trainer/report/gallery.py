@@ -1,0 +1,212 @@
+"""One page that shows a run: its samples, prompts down and steps across, and its loss curve above them.
+
+`RUN/gallery.html` needs no network: beside it lie the videos and `RUN/gallery.js`, what it shows, drawn from
+`RUN/metrics.jsonl` and the rounds in `RUN/samples`. An open page reads that again every few seconds, as a
+script, which is all that a browser lets a page from a disk read. It is written after each round of samples;
+`python -m trainer gallery RUN` writes it by hand.
+"""
+
+import html
+import json
+import math
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.run_folder import metrics, sample_rounds, whole_file
+from vidcurate.errors import InputError, VidcurateError
+
+PAGE = "gallery.html"
+DATA = "gallery.js"
+SERVE = "serve"  # what the inference server keeps in a run's folder
+OWN_TAB = "own"
+USAGE = """usage: python -m trainer gallery RUN
+
+Write RUN/gallery.html anew: its samples, prompts down and steps across, and its loss above them.
+
+example:
+  python -m trainer gallery runs/smoke"""
+
+_WIDTH, _HEIGHT = 880, 220
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 12, 28
+_MAX_POINTS = 600
+
+
+def _ticks(low: float, high: float, count: int) -> list[float]:
+    """Return round values between `low` and `high`, about `count` of them."""
+    rough = (high - low) / max(1, count)
+    unit = 10 ** math.floor(math.log10(rough))
+    step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough)
+    first = math.ceil(low / step)
+    return [step * number for number in range(first, math.floor(high / step) + 1)]
+
+
+def _thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return at most _MAX_POINTS points: the means of equal runs of them."""
+    size = math.ceil(len(points) / _MAX_POINTS)
+    runs = [points[start : start + size] for start in range(0, len(points), size)]
+    return [(run[-1][0], math.fsum(y for _, y in run) / len(run)) for run in runs]
+
+
+def _smooth(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the mean over the last tenth of what came before each point."""
+    smooth = []
+    for number in range(len(points)):
+        window = points[max(0, number - max(1, len(points) // 20)) : number + 1]
+        smooth.append((points[number][0], math.fsum(y for _, y in window) / len(window)))
+    return smooth
+
+
+def _stage_starts(lines: list[dict[str, Any]]) -> list[tuple[int, str]]:
+    starts: list[tuple[int, str]] = []
+    for line in lines:
+        if not starts or starts[-1][1] != line["stage"]:
+            starts.append((line["step"], line["stage"]))
+    return starts
+
+
+def loss_curve(lines: list[dict[str, Any]], validation: Sequence[tuple[float, float]] = ()) -> str:
+    """Return the loss of metric lines as an inline SVG: each step faint, its running mean on top.
+
+    `validation` are (step, loss) to be marked with a ring.
+    """
+    points = [(float(line["step"]), line["loss"]) for line in lines if isinstance(line["loss"], float)]
+    if len(points) < 2:
+        return '<p class="none">The loss curve appears after the second step.</p>'
+    points = _thin(points)
+    first, last = points[0][0], points[-1][0]
+    marks = [(x, y) for x, y in validation if first <= x <= last]
+    low, high = min(y for _, y in (*points, *marks)), max(y for _, y in (*points, *marks))
+    margin = 0.05 * (high - low) or 0.1
+    low, high = low - margin, high + margin
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        return (
+            _LEFT + (x - first) / (last - first) * (_WIDTH - _LEFT - _RIGHT),
+            _TOP + (high - y) / (high - low) * (_HEIGHT - _TOP - _BOTTOM),
+        )
+
+    def path(line: list[tuple[float, float]]) -> str:
+        return " ".join("{:.1f},{:.1f}".format(*place(x, y)) for x, y in line)
+
+    parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="Loss by step">']
+    for value in _ticks(low, high, 5):
+        y = place(first, value)[1]
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>')
+    for value in _ticks(first, last, 8):
+        x = place(value, low)[0]
+        anchor = "end" if x > _WIDTH - 40 else "middle"
+        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 10}" text-anchor="{anchor}">{value:,.0f}</text>')
+    for step, name in _stage_starts(lines)[1:]:
+        x = place(step, low)[0]
+        parts.append(f'<line class="stage" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}"/>')
+        parts.append(f'<text x="{x + 4:.1f}" y="{_TOP + 10}">{html.escape(name)}</text>')
+    parts.append(f'<polyline class="raw" points="{path(points)}"/>')
+    parts.append(f'<polyline class="curve" points="{path(_smooth(points))}"/>')
+    if marks:
+        right, line = _WIDTH - _RIGHT - 6, _TOP + 10
+        parts.append(f'<circle class="mark" cx="{right - 90}" cy="{line - 4}" r="3"/>')
+        parts.append(f'<text x="{right}" y="{line}" text-anchor="end">validation loss</text>')
+    for x, y in marks:
+        left, top = place(x, y)
+        title = f"<title>validation loss {y:.4g} at step {x:,.0f}</title>"
+        parts.append(f'<circle class="mark" cx="{left:.1f}" cy="{top:.1f}" r="3">{title}</circle>')
+    return "".join(parts) + "</svg>"
+
+
+def _set(name: str, found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a set's rounds for the page: its steps, and a row for each prompt and seed."""
+    rows: dict[tuple[int, int, str], dict[str, str]] = {}
+    for facts in found:
+        for sample in facts["samples"]:
+            key = (sample["number"], sample["seed"], sample["prompt"])
+            # A round that was made again has the same names: the page must not show what it has kept.
+            file = f"{sample['file']}?{facts.get('time', 0):.0f}"
+            rows.setdefault(key, {})[str(facts["step"])] = file
+    asked, weights = found[-1].get("asked"), found[-1].get("weights")
+    return {
+        "name": name or OWN_TAB,
+        "about": "{num_frames} frames · {height} × {width} px · {fps:g} frames/s · {steps} steps · "
+        "guidance {guidance:g} · ".format_map(asked)
+        + f"{weights} weights"
+        if asked
+        else "",
+        "ratio": f"{asked['width']} / {asked['height']}" if asked else "",
+        "steps": [facts["step"] for facts in found],
+        "rows": [
+            {"number": number, "seed": seed, "prompt": prompt, "files": files}
+            for (number, seed, prompt), files in sorted(rows.items())
+        ],
+    }
+
+
+def _validation(run: Path) -> list[tuple[float, float]]:
+    """Return (step, loss) of each round of validation, the training's own where both have measured one."""
+    found: dict[int, float] = {}
+    for path in (run / SERVE / metrics.VALIDATION, run / metrics.VALIDATION):
+        found |= {line["step"]: line["loss"] for line in metrics.read(path) if line["weights"] == "ema"}
+    return [(float(step), loss) for step, loss in sorted(found.items()) if isinstance(loss, float)]
+
+
+def _about(lines: list[dict[str, Any]]) -> str:
+    if not lines:
+        return "no steps yet"
+    loss = lines[-1]["loss"]
+    shown = f"{loss:.4g}" if isinstance(loss, float) else loss
+    return f"{lines[-1]['step']:,} steps, stage {lines[-1]['stage']}, last loss {shown}"
+
+
+def _name(run: Path) -> str:
+    """Return what the run's recipe calls it, or the folder's name where there is no recipe."""
+    try:
+        return str(json.loads((run / "recipe.json").read_text(encoding="utf-8"))["name"])
+    except (OSError, ValueError, KeyError):
+        return run.name or run.resolve().name
+
+
+def page_data(run: Path, name: str | None = None) -> dict[str, Any]:
+    """Return what the page shows, as plain JSON."""
+    lines = metrics.read(run / metrics.METRICS)
+    sets = [(own, sample_rounds.rounds(run, own)) for own in sample_rounds.sets(run)]
+    return {
+        "name": name or _name(run),
+        "about": _about(lines),
+        "curve": loss_curve(lines, _validation(run)),
+        "sets": [_set(own, found) for own, found in sets if found],
+    }
+
+
+def write_gallery(run: Path, name: str | None = None) -> Path:
+    """Write RUN/gallery.html and what it shows, RUN/gallery.js; return the page's path.
+
+    Raises InputError where there is no run, StorageError.
+    """
+    if not run.is_dir():
+        raise InputError(f"{run}: no such run folder.")
+    data = page_data(run, name)
+    page = Path(__file__).with_name("gallery_page.html").read_text(encoding="utf-8")
+    _put(run / DATA, f"gallery({json.dumps(data, ensure_ascii=False)});\n")
+    return _put(run / PAGE, page.replace("TITLE", html.escape(data["name"])))
+
+
+def _put(path: Path, text: str) -> Path:
+    """Write a file that the training and a server may both write, at any moment."""
+    return whole_file.put(path, text, by=f"{socket.gethostname()}-{os.getpid()}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    given = sys.argv[1:] if arguments is None else arguments
+    if len(given) != 1 or given[0].startswith("-"):
+        is_help = given in (["-h"], ["--help"])
+        print(USAGE, file=sys.stdout if is_help else sys.stderr)
+        return 0 if is_help else 2
+    try:
+        print(write_gallery(Path(given[0])))
+    except VidcurateError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0

@@ -1,0 +1,316 @@
+"""What a recipe amounts to, before anything is trained: `--dry-run`.
+
+The figures come from the same plan that the loader reads, not from an estimate of it.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+
+from trainer.data import open_stage
+from trainer.data import stages as data_stages
+from trainer.data.latents import request as latents_request
+from trainer.distributed import memory
+from trainer.distributed.step_time import Work
+from trainer.model.encoders.registry import text_encoder, video_encoder
+from trainer.model.stdit import STDiT3
+from trainer.recipe.recipe import TrainRecipe
+from trainer.training import data_position, validation
+from trainer.training.optim import adamw
+from trainer.training.state import Origin
+from vidcurate.sampler import order, plan_stats
+from vidcurate.sampler.plan_stats import BucketTotal
+
+FIRST_CLIPS = 8
+NAMED_BUCKETS = 6  # of the empty ones, in words
+# Bytes of a trained parameter in float32: itself, its gradient, two moments, its average.
+TRAINED_BYTES, FROZEN_BYTES = 20, 8
+
+
+HOST_RANKS = 8  # that share one copy of the state, where the recipe leaves it to the hosts
+
+
+def parameters(recipe: TrainRecipe) -> tuple[int, int]:
+    """Return how many parameters of the recipe's model are trained, and how many are frozen."""
+    with torch.device("meta"):
+        model = STDiT3(recipe.model)
+    trained = sum(parameter.numel() for parameter in adamw.trained(model).values())
+    return trained, sum(parameter.numel() for parameter in model.parameters()) - trained
+
+
+def memory_of(
+    laid: Sequence[data_stages.StageData], recipe: TrainRecipe, state: tuple[int, int]
+) -> list[dict[str, Any]]:
+    """Return of each stage the forecast of one GPU's memory; `state`: parameters trained and frozen.
+
+    `largest_bytes` is that of the largest micro-batch, `least_bytes` what it can be brought down to by
+    `parallel.recompute_blocks: fit`. An encoder's bytes are those of its weights, None where they are
+    unknown. Once a stage's clips or a round of samples needed the encoders, they stay.
+    """
+    needs, are_there = [], False
+    for stage in laid:
+        end = stage.first_step + stage.num_steps
+        are_there |= stage.folder is None or (recipe.sample is not None and recipe.sample.every < end)
+        encoders = {
+            "video_encoder_bytes": video_encoder(recipe.video_encoder).foretold_bytes() if are_there else 0,
+            "text_encoder_bytes": text_encoder(recipe.text_encoder).foretold_bytes() if are_there else 0,
+        }
+        needs.append(_model_memory(stage, recipe, state) | encoders)
+    return needs
+
+
+def needed_bytes(found: Mapping[str, Any]) -> int:
+    """Return what a stage's forecast comes to, at the least, without encoders whose size is unknown."""
+    encoders = (found["video_encoder_bytes"] or 0) + (found["text_encoder_bytes"] or 0)
+    return int(found["state_bytes"] + found["least_bytes"] + encoders)
+
+
+def unknown_encoders(found: Mapping[str, Any]) -> str:
+    """Return the encoders whose size is unknown, in words; empty where there is none."""
+    names = [name for name in ("video", "text") if found[f"{name}_encoder_bytes"] is None]
+    return " and ".join(f"the {name} encoder ({name}_encoder.source cannot be read here)" for name in names)
+
+
+def _model_memory(laid: data_stages.StageData, recipe: TrainRecipe, state: tuple[int, int]) -> dict[str, Any]:
+    spec, model = recipe.parallel, recipe.model
+    form = memory.form_of(recipe.blocks, recipe.precision)
+    encoder = video_encoder(recipe.video_encoder)
+    wanted = spec.recompute_blocks
+    plans = [*memory.plans(model, form)] if wanted == "fit" else [memory.plan_of(model, wanted)]
+    works: dict[str, Work] = {}
+    for cell in laid.plan.cells:
+        bucket = cell.bucket
+        _, frames, rows, columns = encoder.latent_shape(bucket.num_frames, bucket.height, bucket.width)
+        works[cell.name] = Work(
+            clips=cell.micro_batch_size,
+            frames=frames,
+            places=-(-rows // model.patch_size[1]) * -(-columns // model.patch_size[2]),
+            text_tokens=model.model_max_length,
+        )
+    ranks = spec.shard_size or HOST_RANKS
+    peaks = {name: memory.peak_bytes(model, work, form, plans[0]) for name, work in works.items()}
+    largest = max(peaks, key=lambda name: peaks[name])
+    return {
+        "state_bytes": memory.state_bytes(
+            *state, item_bytes=form.item_bytes, sharding=spec.sharding, ranks=ranks
+        ),
+        "ranks_that_share": 1 if spec.sharding == "none" else ranks,
+        "largest_cell": largest,
+        "largest_bytes": peaks[largest],
+        "least_bytes": memory.peak_bytes(model, works[largest], form, plans[-1]),
+        "lean_blocks": "fit" if wanted == "fit" and form.fast else 0,
+        "recompute_blocks": "fit" if wanted == "fit" else plans[0].recompute_blocks,
+    }
+
+
+def _stage(laid: data_stages.StageData, recipe: TrainRecipe, needs: dict[str, Any]) -> dict[str, Any]:
+    first = data_stages.step_plan(laid, 0, recipe)
+    counts = open_stage.micro_batches(laid)
+    end = data_stages.data_step(laid, laid.num_steps)
+    exposures = order.exposures(laid.plan, end, data_stages.unread(laid, end))
+    cells: list[dict[str, Any]] = [
+        {
+            "name": cell.name,
+            "clips": len(cell.rows),
+            "clips_per_micro_batch": cell.micro_batch_size,
+            "micro_batches": count,
+            "passes": count * cell.micro_batch_size / len(cell.rows),
+            "exposures": exposure,
+        }
+        for cell, count, exposure in zip(laid.plan.cells, counts, exposures, strict=True)
+    ]
+    trained = sum(cell["micro_batches"] * cell["clips_per_micro_batch"] for cell in cells)
+    return {
+        "name": laid.stage.name,
+        "shards": str(laid.stage.data.latents or laid.stage.data.shards),
+        "views": laid.stage.data.views,
+        "structure_fingerprint": laid.index.structure_fingerprint,
+        "plan_fingerprint": laid.plan.fingerprint,
+        "first_step": laid.first_step,
+        "steps": laid.num_steps,
+        "skip": [list(window) for window in laid.skip],
+        "micro_batches_per_step": laid.plan.micro_batches_per_step,
+        **data_stages.summary(laid),
+        "latents": _latents(laid, recipe),
+        "memory": needs,
+        "compute_seconds_per_step": _compute_seconds(laid, counts),
+        "clips_read": trained,
+        "passes": trained / laid.plan.num_clips,
+        "steps_per_pass": plan_stats.steps_per_pass(laid.plan),
+        "buckets": [asdict(total) for total in _buckets(laid, counts, end)],
+        "empty_buckets": list(plan_stats.empty_buckets(laid.plan, laid.stage.data.buckets)),
+        "tokens_of_first_step": first.num_tokens,
+        "lr_first": adamw.learning_rate(laid.stage.optim, 0, laid.num_steps),
+        "lr_last": adamw.learning_rate(laid.stage.optim, laid.num_steps - 1, laid.num_steps),
+        "cells": cells,
+        "first_clip_ids": list(first.clip_ids[:FIRST_CLIPS]),
+    }
+
+
+def _compute_seconds(laid: data_stages.StageData, counts: Sequence[int]) -> float | None:
+    """Return the seconds of one GPU for the micro-batches of a mean step, by the recipe's cost table."""
+    plan = order.at_step(laid.plan, data_stages.data_step(laid, laid.num_steps))
+    unit, scale = data_stages.cost_unit(laid, plan)
+    if unit != "s" or plan.costs is None:
+        return None
+    return scale * sum(count * cost for count, cost in zip(counts, plan.costs, strict=True)) / laid.num_steps
+
+
+def _buckets(laid: data_stages.StageData, counts: Sequence[int], end: int) -> list[BucketTotal]:
+    """Return the buckets' totals, of the micro-batches that are read: `counts`, of each cell."""
+    read: Counter[str] = Counter()
+    clips: Counter[str] = Counter()
+    for cell, count in zip(order.at_step(laid.plan, end).cells, counts, strict=True):
+        read[cell.bucket.name] += count
+        clips[cell.bucket.name] += count * cell.micro_batch_size
+    return [
+        replace(total, micro_batches=read[total.name], clips_read=clips[total.name])
+        for total in plan_stats.bucket_totals(laid.plan, end)
+    ]
+
+
+def _latents(laid: data_stages.StageData, recipe: TrainRecipe) -> dict[str, Any]:
+    """Return how large a stage's latents are and what of them is missing; of clips, what they would take."""
+    spec = laid.stage.data
+    if laid.folder is None:
+        return {"forecast_bytes": latents_request.forecast(recipe, laid.plan, spec)}
+    return {
+        "bytes": latents_request.bytes_on_disk(laid.folder, laid.plan, spec),
+        "missing_clips": sum(part.num_clips for part in laid.missing),
+        "missing": [part.as_json() for part in laid.missing],
+    }
+
+
+def _validation(rounds: Sequence[validation.Round]) -> dict[str, dict[str, int]]:
+    """Return stage → bucket → clips that a round of validation reads."""
+    return {part.data.stage.name: dict(sorted(Counter(part.buckets).items())) for part in rounds}
+
+
+def dry_run(
+    recipe: TrainRecipe, origin: Origin | None = None, settings: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return the plan of a run as plain values. Reads the indexes; writes and trains nothing.
+
+    Where the run would go on from a checkpoint, `resume` says whether it can, and what was changed since.
+    Raises what `data.lay_out` raises; clips without latents are counted, not refused.
+    """
+    laid = data_stages.lay_out(recipe, complete=False)
+    laid, going_on = data_position.ahead(laid, recipe, origin or Origin(), settings)
+    trained, frozen = parameters(recipe)
+    needs = memory_of(laid, recipe, (trained, frozen))
+    return {
+        "name": recipe.name,
+        "output": str(recipe.output),
+        "resume": going_on,
+        "parameters": trained + frozen,
+        "trained_parameters": trained,
+        "weights_and_optimizer_bytes": trained * TRAINED_BYTES + frozen * FROZEN_BYTES,
+        "steps": laid[-1].first_step + laid[-1].num_steps,
+        "stages": [_stage(stage, recipe, found) for stage, found in zip(laid, needs, strict=True)],
+        "validation": _validation(validation.lay_out(recipe, laid, complete=False)),
+    }
+
+
+def _latents_in_words(latents: dict[str, Any]) -> str:
+    if forecast := latents.get("forecast_bytes"):
+        return (
+            f"  encoded ahead, one view a clip unless views says more: {forecast['latents'] / 1e9:.3g} GB of "
+            f"latents, at most {forecast['texts_at_most'] / 1e9:.3g} GB of text features"
+        )
+    size = latents["bytes"]
+    words = f"  latents {size['latents'] / 1e9:.3g} GB, text features {size['texts'] / 1e9:.3g} GB"
+    for part in latents["missing"]:
+        some = ", ".join(part["clip_ids"])
+        words += f"\n  missing in {part['cell']}: {part['clips']:,} clips ({some}, …); encode them first"
+    return words
+
+
+def _memory_in_words(found: dict[str, Any]) -> str:
+    shared = f", shared by {found['ranks_that_share']} ranks" if found["ranks_that_share"] > 1 else ""
+    count = found["recompute_blocks"]
+    again = f" with {count} blocks recomputed" if count else ""
+    if count == "fit":
+        how = "recomputed" if found["lean_blocks"] == 0 else "lean or recomputed"
+        again = f", down to {found['least_bytes'] / 1e9:.3g} GB where blocks are {how} to make it fit"
+    encoders = (found["video_encoder_bytes"] or 0) + (found["text_encoder_bytes"] or 0)
+    known = f"{encoders / 1e9:.3g} GB of the encoders' weights, " if encoders else ""
+    unknown = unknown_encoders(found)
+    return (
+        f"  memory of a GPU: {found['state_bytes'] / 1e9:.3g} GB of weights and what hangs on them{shared}, "
+        f"{known}{found['largest_bytes'] / 1e9:.3g} GB of a micro-batch of {found['largest_cell']}{again}"
+        f"{f'; not counted: {unknown}' if unknown else ''}"
+    )
+
+
+def _going_on_in_words(going_on: dict[str, Any]) -> list[str]:
+    can = "refused" if going_on["error"] else "goes on"
+    lines = [f"{can} from {going_on['checkpoint']}, step {going_on['step']:,}"]
+    for change in going_on["changes"]:
+        accepted = "accepted" if change["accepted"] else "not accepted"
+        flag = f"{accepted}: {change['flag']}" if change["flag"] else "nothing accepts this"
+        lines.append(f"  {change['text']} ({flag})")
+    return lines
+
+
+def in_words(report: dict[str, Any]) -> str:
+    """Return the report as people read it."""
+    lines = [
+        f"{report['name']} → {report['output']}: {report['steps']:,} steps, stages: "
+        f"{', '.join(stage['name'] for stage in report['stages'])}",
+        f"model: {report['parameters']:,} parameters, {report['trained_parameters']:,} trained; with "
+        f"gradients, optimizer and average {report['weights_and_optimizer_bytes'] / 1e9:.3g} GB",
+    ]
+    if going_on := report["resume"]:
+        lines += _going_on_in_words(going_on)
+    for stage in report["stages"]:
+        lines.append("")
+        lines.append(
+            f"{stage['name']}: {stage['steps']:,} steps of {stage['micro_batches_per_step']} micro-batches, "
+            f"{stage['passes']:.2f} passes over {stage['clips']:,} clips of {stage['shards']}, "
+            f"lr {stage['lr_first']:.3g} → {stage['lr_last']:.3g}; one pass is {stage['steps_per_pass']:,} "
+            "steps"
+        )
+        if seconds := stage["compute_seconds_per_step"]:
+            lines.append(
+                f"  by the cost table a step's micro-batches take {seconds:.3g} s of one GPU, the stage's "
+                f"{seconds * stage['steps'] / 3600:.3g} h; plan simulate says what ranks wait for"
+            )
+        if len(stage["phases"]) > 1:
+            first = ", ".join(f"{step:,}" for step in stage["phases"])
+            lines.append(f"  the phases of its curriculum begin with the steps {first}")
+        for note in stage["notes"]:
+            if note["event"] == "phase_skipped":
+                first, last = note["data_steps"]
+                steps = f"all of its data steps, {first:,} to {last:,}, are skipped"
+                lines.append(f"  {note['phase']} is not read: {steps}")
+        if stage["skip"]:
+            windows = ", ".join(f"{first:,} to {last:,}" for first, last in stage["skip"])
+            lines.append(f"  not read: the data steps {windows}")
+        for cell in stage["cells"]:
+            least, most = cell["exposures"]
+            lines.append(
+                f"  {cell['name']:<32} {cell['clips']:>9,} clips  {cell['micro_batches']:>9,} micro-batches "
+                f"of {cell['clips_per_micro_batch']}, {cell['passes']:.2f} passes, each clip shown "
+                f"{least:,}{f' to {most:,}' if most > least else ''} times"
+            )
+        if len(stage["buckets"]) < len(stage["cells"]):
+            for bucket in stage["buckets"]:
+                lines.append(
+                    f"  all of {bucket['name']:<25} {bucket['clips']:>9,} clips  "
+                    f"{bucket['micro_batches']:>9,} micro-batches, {bucket['clips_read']:,} clips read"
+                )
+        if empty := stage["empty_buckets"]:
+            more = f", … {len(empty) - NAMED_BUCKETS} more" if len(empty) > NAMED_BUCKETS else ""
+            lines.append(f"  no clip in {len(empty)} buckets: {', '.join(empty[:NAMED_BUCKETS])}{more}")
+        lines.append(_memory_in_words(stage["memory"]))
+        lines.append(_latents_in_words(stage["latents"]))
+        for reason, count in stage["clips_left_out"].items():
+            lines.append(f"  {'(' + reason + ')':<32} {count:>9,} clips  in no bucket")
+        if buckets := report["validation"].get(stage["name"]):
+            counts = ", ".join(f"{count} of {name}" for name, count in buckets.items())
+            lines.append(f"  a round of validation: {sum(buckets.values()):,} clips ({counts})")
+        lines.append(f"  first clips: {', '.join(stage['first_clip_ids'])}")
+    return "\n".join(lines)

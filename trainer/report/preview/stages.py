@@ -1,0 +1,100 @@
+"""From what a user has at hand (a recipe, a run, a checkpoint) to its stages, and from a step to its stage.
+
+Steps are counted over the whole run from 1, as in metrics.jsonl.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trainer.data import stages as data_stages
+from trainer.data.stages import StageData
+from trainer.recipe import recipe as recipes
+from trainer.recipe.recipe import TrainRecipe
+from trainer.run_folder import metrics
+from trainer.run_folder.checkpoint import checkpoint
+from trainer.training import data_position
+from vidcurate.errors import InputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A recipe with its stages laid out. `done`: steps that the run has made; 0 for a recipe."""
+
+    recipe: TrainRecipe
+    stages: tuple[StageData, ...]
+    done: int
+
+    @property
+    def num_steps(self) -> int:
+        return self.stages[-1].first_step + self.stages[-1].num_steps
+
+
+def recipe_of(path: Path, settings: Sequence[str] = ()) -> TrainRecipe:
+    """Return the recipe at `path`: a YAML file, or that of a run's last start, or that a checkpoint keeps."""
+    if not path.is_dir():
+        return recipes.load(path, settings)
+    if settings:
+        raise InputError(f"--set: {path} is a run or a checkpoint, whose recipe is what it was.")
+    kept = path / "recipe.json"
+    if kept.is_file():
+        return TrainRecipe.model_validate_json(kept.read_text("utf-8"))
+    saved = checkpoint.read_state(checkpoint.find(path))["recipe"]
+    return TrainRecipe.model_validate_json(json.dumps(saved))
+
+
+def lay_out(path: Path, settings: Sequence[str] = ()) -> Planned:
+    """Return the stages of a recipe, run or checkpoint; the shards must lie where its recipe says.
+
+    A run or checkpoint is laid out as it was saved: with the journal of its changes, and where the shards
+    have changed since, over the index that was kept. Raises what `data.lay_out` does, CheckpointError,
+    StateError.
+    """
+    recipe = recipe_of(path, settings)
+    stages = data_stages.lay_out(recipe, complete=False)
+    if not path.is_dir():
+        return Planned(recipe=recipe, stages=stages, done=0)
+    is_run = not (path / "manifest.json").is_file()
+    run, newest = (path, checkpoint.latest(path)) if is_run else (path.parent, path)
+    lines = metrics.read(run / metrics.METRICS) if is_run else []
+    state = checkpoint.read_state(newest) if newest else None
+    if state and state["stage_number"] < len(stages):
+        stages = _as_saved(stages, state, recipe, run)
+    if state:
+        stages = data_stages.with_skips(
+            stages, data_position.guard_of(state, run if is_run else None).windows
+        )
+    done = int(lines[-1]["step"]) if lines else int(state["step"]) if state else 0
+    return Planned(recipe=recipe, stages=stages, done=done)
+
+
+def _as_saved(
+    stages: tuple[StageData, ...], state: dict[str, Any], recipe: TrainRecipe, run: Path
+) -> tuple[StageData, ...]:
+    number, saved = state["stage_number"], state["loader"]
+    stage = stages[number]
+    index = data_position.index_of_then(stage, saved, run)
+    if index is not stage.index:
+        plan = data_stages.stage_plan(index, stage.stage.data, recipe.seed)
+        plan = replace(plan, costs=data_stages.costs(plan, stage.stage.data, recipe))
+        stages = (*stages[:number], replace(stage, index=index, plan=plan), *stages[number + 1 :])
+    into = run / data_position.JOURNAL
+    return data_position.go_on(stages, number, saved, state["recipe"], recipe, run=run, into=into).laid
+
+
+def at(planned: Planned, step: int) -> tuple[StageData, int]:
+    """Return the stage of a step of the run, and the step's number in it (from 0). Raises InputError."""
+    for stage in planned.stages:
+        if stage.first_step < step <= stage.first_step + stage.num_steps:
+            return stage, step - stage.first_step - 1
+    raise InputError(f"step {step}: {planned.recipe.name} has the steps 1 to {planned.num_steps}.")
+
+
+def steps(planned: Planned, first: int, last: int) -> Iterator[tuple[int, StageData, int]]:
+    """Yield (step, its stage, number in the stage) of the steps `first` to `last`. Raises InputError."""
+    at(planned, last)
+    for step in range(first, last + 1):
+        stage, number = at(planned, step)
+        yield step, stage, number

@@ -1,0 +1,80 @@
+"""What stands first on a run's page: how the run ended or where it is, and which troubles it had."""
+# ruff: noqa: E501
+
+import html
+from datetime import UTC, datetime
+from typing import Any
+
+from trainer.report import event_marks, timeline
+from trainer.report.read import RunData
+
+# Events behind which a run does not go on by itself, in words.
+ENDS = {
+    "done": "Done",
+    "stop": "Stopped on a signal and saved",
+    "gave_up": "The launch gave up",
+    "stall": "Hung, and ended",
+}
+FIRM = {"stop": "Stopped by the guard", "drain": "Ended by the guard for a bad node"}  # by a guard's action
+
+
+def moment(seconds: float) -> str:
+    """Return a time of the epoch as a date and a time of day in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _end(event: dict[str, Any]) -> str | None:
+    return FIRM.get(str(event.get("action"))) if event["event"] == "guard" else ENDS.get(event["event"])
+
+
+def _linked(number: int, count: int, words: str) -> str:
+    target = event_marks.target(number, count)
+    return f'<a href="#{target}">{html.escape(words)}</a>' if target else html.escape(words)
+
+
+def standing(number: int, run: RunData) -> str:
+    """Return how run `number` of the page stands, in at most two sentences of HTML."""
+    step = max([run.lines[-1]["step"] if run.lines else 0, *(event["step"] for event in run.events)])
+    ended = None
+    for count, event in enumerate(run.events):
+        if _end(event) is not None:
+            ended = (count, event)
+        elif event["event"] in event_marks.BEGUN:
+            ended = None
+    if ended is None:
+        how = f"Not done: it goes on, or was killed. Last step {step:,}"
+    else:
+        how = f"{_linked(number, ended[0], _end(ended[1]) or '')} at step {ended[1]['step']:,}"
+        reason = ended[1].get("reason") or ended[1].get("why")
+        how += f" ({html.escape(event_marks.fact(reason))})" if reason else ""
+    if run.ledger:
+        how += f"; begun {moment(run.ledger.began)}, last sign {moment(run.ledger.began + run.ledger.wall_seconds)} UTC"
+    first: dict[str, tuple[int, int]] = {}
+    for count, event in enumerate(run.events):
+        if event_marks.is_trouble(event):
+            before, times = first.get(event["event"], (count, 0))
+            first[event["event"]] = (before, times + 1)
+    troubles = ", ".join(
+        f"{times:,} × {_linked(number, count, name)}" for name, (count, times) in first.items()
+    )
+    return f"<p>{how}. {f'To look at: {troubles}.' if troubles else 'No trouble is written.'}</p>"
+
+
+def key_of_flags(run: RunData) -> str:
+    """Return what the bar, the strip and the inks of its flags mean, as HTML."""
+    inks = sorted({event_marks.ink(event) for _, event in event_marks.flagged(run)})
+    keys = "".join(
+        f'<span><i class="key dot ink-{ink}"></i>{event_marks.MEANINGS[ink]}</span>' for ink in inks
+    )
+    return (
+        '<p class="legend"><span>Above: what it did, by the table below. Under it: attempts, with events as flags; '
+        f"each says more when the pointer rests on it and leads to its row.</span>{keys}</p>"
+    )
+
+
+def after(run: RunData, event: dict[str, Any]) -> tuple[str, str]:
+    """Return when an event was: since the run's beginning, and as a time in UTC; "" where it has none."""
+    if "time" not in event:
+        return "", ""
+    since = timeline.lasting(event["time"] - run.ledger.began) if run.ledger else ""
+    return since, moment(event["time"])

@@ -1,0 +1,341 @@
+"""Checkpoints: a folder that is whole or absent, and says by itself whether it still is.
+
+    RUN/step-00000100/model/          the weights, by the model's names          (see parts.py)
+                      ema/            their moving average, float32
+                      optimizer/      exp_avg.<name>, exp_avg_sq.<name>
+                      state.json      step, stage, data position, checksums, recipe, … (plain JSON)
+                      manifest.json   size and SHA-256 of each file of these; written last
+    RUN/LATEST                        the name of the newest one
+
+All ranks save together, each its own pieces. A save fills `RUN/.step-00000100.partial`, flushes it, renames
+it, then moves LATEST. A load trusts nothing: sizes, hashes, key names and shapes are checked, and files that
+the manifest does not name are not looked at. Any number of ranks reads what any other wrote, and a reader of
+one part needs no other: `rsync --exclude '*/optimizer'` leaves a checkpoint that can be sampled. A save in
+the background is written by a process beside each rank (save_process.py).
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from trainer.distributed import mesh
+from trainer.distributed.mesh import ALONE, World
+from trainer.run_folder import whole_file
+from trainer.run_folder.checkpoint import parts
+from trainer.run_folder.checkpoint.checksum import checksum as checksum
+from trainer.run_folder.layout import checkpoints as checkpoints
+from trainer.run_folder.layout import folder_name as folder_name
+from trainer.run_folder.layout import step_of as step_of
+from vidcurate import __version__
+from vidcurate.errors import CheckpointError, MissingError, StorageError, VidcurateError
+
+FORMAT = 2
+LATEST = "LATEST"
+PARTS = ("model", "ema", "optimizer")
+HASHING_THREADS = 4  # hashing leaves the interpreter to others
+_NAME = re.compile(r"^step-(\d{8,})$")
+
+
+class Apart(Protocol):
+    """What writes a rank's pieces elsewhere: `trainer.run_folder.checkpoint.save_process`."""
+
+    def hand_of(self, part: str, folder: Path) -> parts.Hand:
+        """Return what writes the pieces of a part into `folder`."""
+
+    def digest(self, path: Path) -> str:
+        """Return the SHA-256 of a file of the folder, in hex. Raises OSError."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint that was read and verified. `parts` maps model, ema and optimizer to their tensors."""
+
+    path: Path
+    state: dict[str, Any]
+    parts: dict[str, dict[str, Tensor]]
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=1, sort_keys=True) + "\n"
+
+
+def save(
+    run: Path,
+    step: int,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    state: Mapping[str, Any],
+    world: World = ALONE,
+    apart: Apart | None = None,
+) -> Path:
+    """Write RUN/step-…, then LATEST, and return the folder. `tensors` maps each of PARTS to its own.
+
+    All ranks call it, over one file system. `apart` writes copies of this rank's pieces, where the tensors go
+    on changing. Raises StorageError, on every rank, when the disk refuses one of them; RUN then
+    holds what it held before.
+    """
+    final = run / folder_name(step)
+    partial = run / f".{final.name}.partial"
+
+    def empty() -> None:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+
+    def write() -> dict[str, Any]:
+        if apart:
+            written = [
+                path
+                for name in tensors
+                for path in parts.write(
+                    partial / name, tensors[name], world, apart.hand_of(name, partial / name)
+                )
+            ]
+            digests = {path: apart.digest(path) for path in written}
+        else:
+            with ThreadPoolExecutor(HASHING_THREADS) as pool:  # a part is hashed while the next is written
+                hashing = {
+                    path: pool.submit(digest, path)
+                    for name in tensors
+                    for path in parts.write(partial / name, tensors[name], world)
+                }
+            digests = {path: one.result() for path, one in hashing.items()}
+        return {str(path.relative_to(partial)): _facts(path, found) for path, found in digests.items()}
+
+    def finish(everyone: list[dict[str, Any]]) -> None:
+        whole_file.write(partial / "state.json", _json(state), is_flushed=True)
+        files = {"state.json": _facts(partial / "state.json", digest(partial / "state.json"))}
+        for rank, theirs in enumerate(everyone):
+            for name in theirs:
+                if not (partial / name).is_file():
+                    raise OSError(f"{name} of rank {rank} is not here; the ranks need one common file system")
+            files |= theirs
+        manifest = {"format": FORMAT, "step": step, "files": files, "versions": _versions()}
+        whole_file.write(partial / "manifest.json", _json(manifest), is_flushed=True)
+        for folder in (*(partial / name for name in tensors), partial):
+            _flush(folder)
+        _put(partial, final)
+        point(run, final.name)
+
+    try:
+        mesh.first_does(empty, world)
+        everyone = mesh.together(write, world)
+        mesh.first_does(lambda: finish(everyone), world)
+    except (OSError, VidcurateError) as error:
+        if world.is_first:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise StorageError(
+            f"{final}: the checkpoint cannot be written ({error}); the ones before it are untouched."
+        ) from error
+    return final
+
+
+def _facts(path: Path, digest: str) -> dict[str, Any]:
+    """Return what the manifest says of a file."""
+    return {"size_bytes": path.stat().st_size, "sha256": digest}
+
+
+def _versions() -> dict[str, str]:
+    return {"vidcurate": __version__, "torch": torch.__version__}
+
+
+def _put(partial: Path, final: Path) -> None:
+    """Rename `partial` to `final`. An older folder of that name (a step trained again) makes way."""
+    old = final.with_name(f".{final.name}.replaced")
+    shutil.rmtree(old, ignore_errors=True)
+    if final.exists():
+        final.rename(old)
+    partial.rename(final)
+    _flush(final.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def point(run: Path, name: str) -> None:
+    """Let LATEST name this checkpoint."""
+    whole_file.write(run / LATEST, name + "\n", is_flushed=True)
+    _flush(run)
+
+
+def latest(run: Path) -> Path | None:
+    """Return the checkpoint that LATEST names; None for a run that has none.
+
+    A single checkpoint is the newest without LATEST, too: a kill may have come between the first save and
+    its name. Raises CheckpointError when LATEST points at nothing, or is gone while there are several.
+    """
+    pointer = run / LATEST
+    there = checkpoints(run)
+    if not pointer.exists():
+        if len(there) == 1:
+            return there[0]
+        if there:
+            raise CheckpointError(
+                f"{pointer}: is missing while {there[-1].name} is there. "
+                f"To go on from it: echo {there[-1].name} > {pointer}"
+            )
+        return None
+    name = pointer.read_text(encoding="utf-8").strip()
+    if run / name in there and _NAME.match(name):
+        return run / name
+    instead = (
+        f"To go on from {there[-1].name}: echo {there[-1].name} > {pointer}"
+        if there
+        else "There is none left."
+    )
+    raise CheckpointError(
+        f"{pointer}: names {name!r}, which is not a complete checkpoint of this run. {instead}"
+    )
+
+
+def find(path: Path) -> Path:
+    """Return the checkpoint meant by `path`: itself, or the one LATEST names when it is a run folder.
+
+    Raises MissingError where nothing is at `path`, CheckpointError for what is no checkpoint.
+    """
+    if (path / "manifest.json").is_file():
+        return path
+    if (path / LATEST).exists() or checkpoints(path):
+        found = latest(path)
+        assert found is not None
+        return found
+    if not path.exists():
+        raise MissingError(f"{path}: no such checkpoint or run folder.")
+    raise CheckpointError(
+        f"{path}: neither a checkpoint (no manifest.json in it: half copied?) nor a run folder (no {LATEST})."
+    )
+
+
+def _json_file(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error}).") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: holds no JSON object.")
+    return value
+
+
+def _check_format(path: Path, manifest: dict[str, Any]) -> None:
+    found = manifest.get("format", 0)
+    if found == FORMAT:
+        return
+    by = f"format {found}, written by vidcurate {manifest.get('versions', {}).get('vidcurate', '?')}"
+    if isinstance(found, int) and found < FORMAT:
+        raise CheckpointError(
+            f"{path}: has {by} before its first release; this is {__version__}, which reads format {FORMAT}. "
+            "Train it again, or take its model.safetensors with --ckpt-path."
+        )
+    raise CheckpointError(
+        f"{path}: has {by}; this is {__version__}, which knows formats up to {FORMAT}. Upgrade vidcurate."
+    )
+
+
+def listed_files(path: Path, only: Sequence[str] = PARTS) -> dict[str, dict[str, Any]]:
+    """Return what the manifest says of the files of the parts `only`, and of state.json: name → facts.
+
+    Raises CheckpointError.
+    """
+    manifest = _json_file(path / "manifest.json")
+    _check_format(path, manifest)
+    listed = manifest.get("files", {})
+    for name in (*(f"{part}/{parts.METADATA}" for part in only), "state.json"):
+        if name not in listed:
+            raise CheckpointError(
+                f"{path / 'manifest.json'}: does not list {name}; the checkpoint is incomplete."
+            )
+    return {name: listed[name] for name in sorted(listed) if name.partition("/")[0] in (*only, "state.json")}
+
+
+def verify(path: Path, only: Sequence[str] = PARTS, world: World = ALONE) -> dict[str, Any]:
+    """Check the files of the parts `only`, and state.json, by size and SHA-256; return the manifest.
+
+    The ranks share the work; all of them call it. Raises CheckpointError, on all of them, naming the file.
+    """
+
+    def check() -> dict[str, Any]:
+        needed = listed_files(path, only)
+        mine = list(needed)[world.rank :: world.size]
+        with ThreadPoolExecutor(HASHING_THREADS) as pool:
+            list(pool.map(_check_file, [path / name for name in mine], [needed[name] for name in mine]))
+        return _json_file(path / "manifest.json")
+
+    return mesh.together(check, world)[0]
+
+
+def check_sizes(path: Path, only: Sequence[str]) -> None:
+    """Check that the files of the parts `only`, and state.json, are there with the manifest's sizes.
+
+    No tensor is read, so whoever waits for a copy to end may ask again and again. Raises CheckpointError.
+    """
+    for name, facts in listed_files(path, only).items():
+        _check_size(path / name, facts)
+
+
+def _check_size(file: Path, facts: dict[str, Any]) -> None:
+    try:
+        size = file.stat().st_size
+    except OSError as error:
+        raise CheckpointError(
+            f"{file}: is missing; the manifest lists it. Copy the checkpoint again."
+        ) from error
+    if size != facts["size_bytes"]:
+        raise CheckpointError(
+            f"{file}: has {size} bytes; the manifest says {facts['size_bytes']}. Copy the checkpoint again."
+        )
+
+
+def _check_file(file: Path, facts: dict[str, Any]) -> None:
+    _check_size(file, facts)
+    try:
+        found = digest(file)
+    except OSError as error:
+        raise CheckpointError(f"{file}: cannot be read ({error}).") from error
+    if found != facts["sha256"]:
+        raise CheckpointError(f"{file}: its SHA-256 is not the manifest's; the file was altered or damaged.")
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """Return a checkpoint's state.json, without reading its tensors. Raises CheckpointError."""
+    return _json_file(path / "state.json")
+
+
+def read_part(path: Path, part: str) -> dict[str, Tensor]:
+    """Return one part of the checkpoint folder `path`, verified, whole and on the CPU; it needs no other.
+
+    Raises CheckpointError.
+    """
+    verify(path, (part,))
+    return parts.read(path / part)
+
+
+def load(path: Path) -> Checkpoint:
+    """Return the checkpoint at `path` (see `find`), verified, all its tensors whole and on the CPU.
+
+    Raises CheckpointError.
+    """
+    path = find(path)
+    verify(path)
+    return Checkpoint(
+        path=path, state=read_state(path), parts={part: parts.read(path / part) for part in PARTS}
+    )

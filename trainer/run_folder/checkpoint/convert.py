@@ -1,0 +1,290 @@
+"""Weight files: PixArt and Open-Sora checkpoints in, Open-Sora safetensors out; and the command for it.
+
+    python -m trainer convert pixart   SOURCE FOLDER    convert, and print what became of every key
+    python -m trainer convert opensora SOURCE FOLDER    check names and shapes, and write anew
+    python -m trainer convert export   RUN    FOLDER    write the moving average of a checkpoint of ours
+    python -m trainer convert show     SOURCE           print configuration, sizes, dtypes
+
+SOURCE is a .safetensors, .pt, .pth or .bin file, or a folder with one (sharded with its index, or not). RUN
+is a run folder (its newest checkpoint), a checkpoint, or a part of one such as step-00000100/model. FOLDER is
+written as a whole or not at all: `config.json` and `model.safetensors`, in shards where asked for.
+"""
+
+import argparse
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from trainer.cli import commands
+from trainer.model.layers import rope_frequencies
+from trainer.model.stdit import GIANT_3B_2, XL_2, STDiT3Config
+from trainer.run_folder.checkpoint import checkpoint, parts
+from trainer.run_folder.checkpoint.pixart import convert_pixart, state_shapes
+from vidcurate.errors import CheckpointError, InputError, MissingError, StorageError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+SIZES = {"XL/2": XL_2, "3B/2": GIANT_3B_2}
+CONFIG = "config.json"
+WHOLE = "model.safetensors"
+# In a folder, the first of these that is there is read; ColossalAI keeps its shards in model/.
+NAMES = (f"{WHOLE}.index.json", WHOLE, "pytorch_model.bin.index.json", "pytorch_model.bin", "ema.pt", "model")
+# What names of PixArt's begin with, in its own files, around them, and in diffusers'.
+PIXART = ("blocks.", "state_dict", "transformer_blocks.")
+# What Hugging Face's config.json holds besides the model's fields.
+FOREIGN = {"model_type", "architectures", "torch_dtype", "dtype", "transformers_version", "_name_or_path"}
+FOREIGN |= {"auto_map", "input_size", "force_huggingface", "from_pretrained", "return_dict", "_commit_hash"}
+
+
+def read_tensors(source: Path) -> dict[str, object]:
+    """Return what `source` holds, on the CPU, in its own dtypes; a .pth may hold more than tensors' names.
+
+    A folder is searched for NAMES. Shards must hold what their index lists, no less and no more. Pickled
+    files are read as tensors only, never as code. Raises MissingError for no such file, CheckpointError for a
+    damaged one.
+    """
+    if (source / parts.METADATA).is_file():  # a part of a checkpoint of the trainer's
+        return dict(checkpoint.read_part(source.parent, source.name))
+    if source.is_dir():
+        found = next((source / name for name in NAMES if (source / name).exists()), None)
+        if found is None:
+            raise InputError(f"{source}: holds no weights; looked for {', '.join(NAMES)}.")
+        return read_tensors(found)
+    if not source.is_file():
+        raise MissingError(f"{source}: there is no such file.")
+    if source.name.endswith(".index.json"):
+        return _read_shards(source)
+    try:
+        if source.suffix == ".safetensors":
+            return dict(load_file(source))
+        loaded = torch.load(source, map_location="cpu", weights_only=True)
+    except (SafetensorError, pickle.UnpicklingError, EOFError, OSError, RuntimeError, ValueError) as error:
+        raise CheckpointError(f"{source}: cannot be read as weights ({_first_line(error)}).") from error
+    if not isinstance(loaded, dict):
+        raise CheckpointError(f"{source}: holds a {type(loaded).__name__}, not named tensors.")
+    return loaded
+
+
+def _read_shards(index: Path) -> dict[str, object]:
+    try:
+        listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        shards: dict[str, set[str]] = {}
+        for name, shard in listed.items():
+            shards.setdefault(str(shard), set()).add(name)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{index}: is not an index of shards ({_first_line(error)}).") from error
+    merged: dict[str, object] = {}
+    for shard, names in sorted(shards.items()):
+        if Path(shard).name != shard:
+            raise CheckpointError(f"{index}: names the shard {shard}, which is not beside it.")
+        held = read_tensors(index.parent / shard)
+        if set(held) != names:
+            wrong = sorted(set(held) ^ names)[0]
+            raise CheckpointError(f"{index.parent / shard}: does not hold what its index lists, see {wrong}.")
+        merged |= held
+    return merged
+
+
+def read_open_sora(source: Path, config: STDiT3Config | None = None) -> dict[str, Tensor]:
+    """Return a whole STDiT3 state dict as stored at `source`, bit for bit and in its dtypes.
+
+    `config` says which model it must be; None takes config.json beside it, or XL/2. Raises CheckpointError,
+    naming the key, where a key is missing or unexpected, a shape differs, or the RoPE is not this model's.
+    """
+    config = config or read_config(source) or XL_2
+    held = read_tensors(source)
+    if any(name.startswith(PIXART) for name in held):
+        raise CheckpointError(
+            f"{source}: is a PixArt checkpoint; convert it first: "
+            f"python -m trainer convert pixart {source} FOLDER"
+        )
+    shapes = state_shapes(config)
+    for problem, names in (
+        ("misses", set(shapes) - set(held)),
+        ("has the unexpected", set(held) - set(shapes)),
+    ):
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise CheckpointError(f"{source}: {problem} {min(names)}{more}; it is not this STDiT3.")
+    state: dict[str, Tensor] = {}
+    for name, shape in shapes.items():
+        value = held[name]
+        if not isinstance(value, Tensor) or tuple(value.shape) != shape:
+            kind = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise CheckpointError(f"{source}: {name} is {kind}; this model needs {list(shape)}.")
+        state[name] = value
+    expected = rope_frequencies(config.head_dim)
+    if not torch.allclose(state["rope.freqs"].float(), expected, rtol=2**-8, atol=0):
+        raise CheckpointError(f"{source}: rope.freqs are not 10000^(-2i/{config.head_dim}); not this STDiT3.")
+    return state
+
+
+def read_config(source: Path) -> STDiT3Config | None:
+    """Return the configuration of config.json in or beside `source`; None where there is none.
+
+    A part of a checkpoint has that of its run. Hugging Face's own keys are passed over. Raises
+    CheckpointError for one that is nobody's.
+    """
+    path = (source if source.is_dir() else source.parent) / CONFIG
+    if (source / parts.METADATA).is_file():
+        return STDiT3Config.model_validate_json(
+            json.dumps(checkpoint.read_state(source.parent)["recipe"]["model"])
+        )
+    if not path.is_file():
+        return None
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        kept = {name: value for name, value in fields.items() if name not in FOREIGN}
+        return STDiT3Config(**kept)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        text = error.errors()[0] if isinstance(error, ValidationError) else _first_line(error)
+        if isinstance(text, dict):
+            text = f"{'.'.join(map(str, text['loc'])) or 'config'}: {text['msg']}"
+        raise CheckpointError(f"{path}: is not an STDiT3 configuration ({text}).") from error
+
+
+def write_open_sora(
+    state: Mapping[str, Tensor], config: STDiT3Config, folder: Path, *, shard_bytes: int | None = None
+) -> None:
+    """Write `folder` with config.json and the tensors, bit for bit; it appears whole or not at all.
+
+    `shard_bytes` splits the tensors into shards of at most that many bytes, with an index, in the order of
+    their names. Raises InputError where `folder` is there already, StorageError where it cannot be written.
+    """
+    if folder.exists():
+        raise InputError(f"{folder}: is there already; name a folder that is not.")
+    partial = folder.with_name(f".{folder.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        _write_tensors(state, partial, shard_bytes)
+        document = {"architectures": ["STDiT3"], "model_type": "STDiT3"} | config.model_dump(mode="json")
+        (partial / CONFIG).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        for path in [*partial.iterdir(), partial]:
+            handle = os.open(path, os.O_RDONLY)
+            os.fsync(handle)
+            os.close(handle)
+        partial.rename(folder)
+    except (OSError, SafetensorError) as error:
+        raise StorageError(f"{folder}: cannot be written ({_first_line(error)}).") from error
+
+
+def _write_tensors(state: Mapping[str, Tensor], folder: Path, shard_bytes: int | None) -> None:
+    groups: list[dict[str, Tensor]] = [{}]
+    filled = 0
+    for name in sorted(state):
+        size = state[name].numel() * state[name].element_size()
+        if shard_bytes is not None and groups[-1] and filled + size > shard_bytes:
+            groups.append({})
+            filled = 0
+        groups[-1][name] = state[name].detach().cpu().contiguous()
+        filled += size
+    if shard_bytes is None:
+        save_file(groups[0], folder / WHOLE, metadata={"format": "pt"})
+        return
+    listed: dict[str, str] = {}
+    for number, group in enumerate(groups, start=1):
+        shard = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
+        save_file(group, folder / shard, metadata={"format": "pt"})
+        listed |= dict.fromkeys(group, shard)
+    total = sum(value.numel() * value.element_size() for value in state.values())
+    index = {"metadata": {"total_size": total}, "weight_map": listed}
+    (folder / f"{WHOLE}.index.json").write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = commands.parser(
+        "convert",
+        (__doc__ or "").partition("\n")[0],
+        "  python -m trainer convert pixart PixArt-Sigma-XL-2-2K-MS.pth weights/pixart-sigma\n"
+        "  python -m trainer convert opensora OpenSora-STDiT-v3 weights/opensora\n"
+        "  python -m trainer convert export runs/smoke weights/smoke --dtype bfloat16\n"
+        "  python -m trainer convert show weights/smoke\n",
+    )
+    parser.add_argument(
+        "action",
+        choices=["pixart", "opensora", "export", "show"],
+        help="convert PixArt's, check and copy Open-Sora's, write a run's average, or print what is there",
+    )
+    parser.add_argument("source", type=Path, help="a weights file, a folder with one, or a run to export")
+    parser.add_argument("folder", type=Path, nargs="?", help="the folder to write (not for show)")
+    parser.add_argument(
+        "--size", choices=list(SIZES), help="the model; default: config.json beside it, or XL/2"
+    )
+    parser.add_argument(
+        "--allow", action="append", default=[], metavar="KEY", help="an unexpected key to leave out"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="for what the source does not hold (default 0)")
+    parser.add_argument("--raw", action="store_true", help="with export: the weights, not their average")
+    parser.add_argument("--dtype", choices=list(DTYPES), help="round what is written; default: as it is")
+    parser.add_argument("--shard-gb", type=float, help="split the output into shards of at most so many GB")
+    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code: 0 done, 1 a file does not fit, 2 a wrong request."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    if (given.folder is None) != (given.action == "show"):
+        parser.error("pixart, opensora and export take SOURCE FOLDER, show takes SOURCE")
+    return commands.end(lambda: _act(given))
+
+
+def _exported(source: Path, *, raw: bool) -> Path:
+    """Return the part of a checkpoint that is meant. Raises CheckpointError."""
+    if (source / parts.METADATA).is_file():
+        return source
+    return checkpoint.find(source) / ("model" if raw else "ema")
+
+
+def _act(given: argparse.Namespace) -> None:
+    if given.folder is not None and given.folder.exists():
+        raise InputError(f"{given.folder}: is there already; name a folder that is not.")
+    config = SIZES[given.size] if given.size else None
+    if given.action == "pixart":
+        config = config or XL_2
+        held = read_tensors(given.source)
+        state, report = convert_pixart(
+            held, config, seed=given.seed, allow=given.allow, where=str(given.source)
+        )
+        answer, words = report.as_json(), report.lines()
+    else:
+        source = _exported(given.source, raw=given.raw) if given.action == "export" else given.source
+        config = config or read_config(source) or XL_2
+        state = read_open_sora(source, config)
+        answer = _facts(state, config) | {"source": str(source)}
+        words = [
+            f"{len(state)} tensors, {answer['parameters']:,} parameters, {', '.join(answer['dtypes'])}",
+            f"depth {config.depth}, width {config.hidden_size}, {config.num_heads} heads",
+        ]
+    if given.folder is not None:
+        dtype = DTYPES[given.dtype] if given.dtype else None
+        written = {name: value.to(dtype) if dtype else value for name, value in state.items()}
+        shard_bytes = int(given.shard_gb * 1e9) if given.shard_gb else None
+        write_open_sora(written, config, given.folder, shard_bytes=shard_bytes)
+        answer["wrote"] = str(given.folder)
+        words.append(f"wrote {given.folder}")
+    print(json.dumps(answer, indent=1) if given.json else "\n".join(words))
+
+
+def _facts(state: Mapping[str, Tensor], config: STDiT3Config) -> dict[str, Any]:
+    return {
+        "tensors": len(state),
+        "parameters": sum(value.numel() for name, value in state.items() if name != "y_embedder.y_embedding"),
+        "dtypes": sorted({str(value.dtype).removeprefix("torch.") for value in state.values()}),
+        "config": config.model_dump(mode="json"),
+    }

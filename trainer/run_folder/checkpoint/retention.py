@@ -1,0 +1,58 @@
+"""Checkpoint retention: which checkpoints are kept and which are deleted."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainer.run_folder.checkpoint.checkpoint import _json_file, latest
+from trainer.run_folder.checkpoint.checksum import checksum as checksum
+from trainer.run_folder.layout import checkpoints as checkpoints
+from trainer.run_folder.layout import folder_name as folder_name
+from trainer.run_folder.layout import step_of as step_of
+from vidcurate.errors import StorageError
+
+
+def clean(run: Path) -> None:
+    """Remove what saves that were killed left behind; no reader has looked at it."""
+    for pattern in (".step-*.partial", ".step-*.replaced"):
+        for path in run.glob(pattern):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def keep(run: Path, last: int, every: int | None = None, before: int | None = None) -> list[str]:
+    """Delete all checkpoints but the newest `last` and those of steps that `every` divides; return the names.
+
+    The one that LATEST names is always kept, and the newest of step `before` or earlier. Raises StorageError.
+    """
+    newest, there = latest(run), checkpoints(run)
+    old = [path for path in there if before is not None and step_of(path) <= before][-1:]
+    gone = [
+        path
+        for path in there[: -max(1, last)]
+        if path not in (newest, *old) and not (every and step_of(path) % every == 0)
+    ]
+    try:
+        delete(gone)
+    except OSError as error:
+        raise StorageError(f"{run}: an old checkpoint cannot be deleted ({error}).") from error
+    return [path.name for path in gone]
+
+
+def delete(paths: Sequence[Path]) -> None:
+    """Delete checkpoints; the manifest goes first, so a kill leaves a folder that no reader takes."""
+    for path in paths:
+        (path / "manifest.json").unlink()
+        shutil.rmtree(path)
+
+
+def strays(path: Path) -> list[str]:
+    """Return what lies in and beside a checkpoint and looks like part of one, but is none; nobody reads it.
+
+    In it: files that the manifest does not name. Beside it: step folders and files that are no checkpoint.
+    """
+    named = {"manifest.json", *_json_file(path / "manifest.json").get("files", {})}
+    inside = [str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()]
+    found = [f"{path.name}/{name}" for name in inside if name not in named]
+    whole = checkpoints(path.parent)
+    beside = [other.name for other in path.parent.glob("*step*") if other not in whole]
+    return sorted(found + [name for name in beside if not name.startswith(".")])

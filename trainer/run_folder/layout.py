@@ -1,0 +1,35 @@
+"""Which checkpoints a run has, by the names in its folder. The report reads it, which loads no torch."""
+
+import re
+from pathlib import Path
+
+MANIFEST = "manifest.json"
+_NAME = re.compile(r"^step-(\d{8,})$")
+
+
+def folder_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def step_of(path: Path) -> int:
+    """Return the step in a checkpoint folder's name."""
+    match = _NAME.match(path.name)
+    assert match, path
+    return int(match[1])
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """Return the complete checkpoints of a run, oldest first; anything else there is passed over."""
+    found = []
+    for path in run.iterdir() if run.is_dir() else ():
+        match = _NAME.match(path.name)
+        if match and (path / MANIFEST).is_file():
+            found.append((int(match[1]), path))
+    return [path for _, path in sorted(found)]
+
+
+LOGS = "logs"
+
+
+def log_path(run: Path, rank: int) -> Path:
+    return run / LOGS / f"rank-{rank:05d}.log"

@@ -1,0 +1,137 @@
+"""The run's diaries: `metrics.jsonl`, a line a step; `validation.jsonl`, a line a round; `events.jsonl`.
+
+They are the truth; anything else (a page, a tracker) is drawn from them. Losses are float32 means of
+per-clip losses, written with all their digits, so that two runs can be compared bit for bit. Step numbers
+count finished updates: line 100 and the checkpoint `step-00000100` belong together.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.run_folder import whole_file
+from trainer.run_folder.jsonl import EVENTS as EVENTS
+from trainer.run_folder.jsonl import append as append
+from trainer.run_folder.jsonl import append_event as append_event
+from trainer.run_folder.jsonl import record_event as record_event
+from vidcurate.errors import StorageError
+
+METRICS = "metrics.jsonl"
+VALIDATION = "validation.jsonl"
+
+# What differs between two runs of the same recipe: everything else in a line must be equal.
+CLOCK_KEYS = (
+    "time",
+    "seconds",
+    "data_seconds",
+    "tokens_per_second",
+    "tflops_per_device",
+    "mfu",
+    "peak_gib",
+    "rank_seconds",
+    "bucket_seconds",
+    "rank_balance",
+)
+
+TIMESTEP_BINS = 10
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return a diary's lines; none where there is no file. A last line cut short by a kill is left out.
+
+    Raises StorageError for a line that is no JSON object.
+    """
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8")
+    whole = text[: text.rfind("\n") + 1]
+    return [_object(path, number, line) for number, line in enumerate(whole.splitlines(), 1)]
+
+
+def _object(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise StorageError(
+            f"{path}: line {number} is damaged ({line[:40]!r}); take it out: sed -i {number}d {path}"
+        )
+    return found
+
+
+def forget_after(run: Path, step: int) -> int:
+    """Drop the lines behind `step` of metrics and validation, and what a kill cut short.
+
+    Return how many steps went; the event `steps_dropped` says how many, and from when until when they and
+    their rounds of validation were made. A run that was killed had gone past its last checkpoint; those steps
+    are trained, and written, again.
+    """
+    _keep(run / EVENTS, read(run / EVENTS))
+    lines, rounds = read(run / METRICS), read(run / VALIDATION)
+    gone = [line for line in lines if line["step"] > step]
+    if any("time" in line for line in gone):
+        facts = {
+            "steps": len(gone),
+            "lost_seconds": round(math.fsum(line["seconds"] for line in gone), 3),
+            "lost_from": round(min(line["time"] - line["seconds"] for line in gone), 3),
+            "lost_until": max(line["time"] for line in (*gone, *(it for it in rounds if it["step"] > step))),
+        }
+        record_event(run, "steps_dropped", step, **facts)
+    _keep(run / METRICS, [line for line in lines if line["step"] <= step])
+    _keep(run / VALIDATION, [line for line in rounds if line["step"] <= step])
+    return len(gone)
+
+
+def _keep(path: Path, lines: Iterable[dict[str, Any]]) -> None:
+    """Let a diary hold these lines and nothing else."""
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    if path.exists() and text != path.read_text(encoding="utf-8"):
+        whole_file.put(path, text, is_flushed=True)
+
+
+def mean(losses: Iterable[float]) -> float:
+    """Return the float32 mean of per-clip losses, summed in float64 in the order given."""
+    values = np.fromiter(losses, dtype=np.float64)
+    return float(np.float32(values.sum() / len(values)))
+
+
+def mean_by(losses: NDArray[np.float64], names: Sequence[str]) -> dict[str, float]:
+    """Return the mean loss of each name (a bucket, a level), sorted by name."""
+    groups: dict[str, list[float]] = {}
+    for name, loss in zip(names, losses, strict=True):
+        groups.setdefault(name, []).append(float(loss))
+    return {name: mean(groups[name]) for name in sorted(groups)}
+
+
+def timestep_bins(timesteps: NDArray[np.float64]) -> list[str]:
+    """Return the tenth of [0, 1000] that each timestep lies in, as "300-400"; 1000 belongs to the last."""
+    width = 1000 // TIMESTEP_BINS
+    bins = np.clip(timesteps // width, 0, TIMESTEP_BINS - 1).astype(int)
+    return [f"{number * width}-{(number + 1) * width}" for number in bins]
+
+
+def seconds_in_words(seconds: float) -> str:
+    """Return a duration as people say it: 8 s, 3 min 20 s, 5 h 12 min."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def console_line(line: dict[str, Any], last_step: int, seconds_per_step: float) -> str:
+    """Return the line that the terminal shows for a metric line."""
+    left = seconds_in_words((last_step - line["step"]) * seconds_per_step)
+    mfu = f"  MFU {100 * line['mfu']:.1f} %" if "mfu" in line else ""
+    return (
+        f"{line['stage']}  step {line['step']}/{last_step}  loss {line['loss']:.6f}  lr {line['lr']:.3g}  "
+        f"grad {line['grad_norm']:.3g}  {line['tokens_per_second']:,.0f} tokens/s{mfu}  "
+        f"data {100 * line['data_seconds'] / max(line['seconds'], 1e-9):.0f} %  {left} left"
+    )

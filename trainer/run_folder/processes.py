@@ -1,0 +1,229 @@
+"""Who trains here: one record a rank in RUN/processes, written at its start and removed at an orderly end.
+
+A process id alone says little: it is given away again. A record holds the start time too, in the kernel's
+ticks since the machine began (field 22 of /proc/PID/stat), and the id of that beginning, so a tool never
+takes a stranger for a rank. What is left after a crash is recognised as dead. Stdlib only: the watcher and
+the tools on other hosts read this.
+"""
+
+import json
+import os
+import pwd
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from trainer.run_folder import whole_file
+from vidcurate.errors import StateError
+
+PROCESSES = "processes"
+PROC = Path("/proc")
+STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "waiting for a device",
+    "T": "stopped",
+    "t": "traced",
+    "Z": "ended",
+    "X": "ended",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """One rank. `start_time` in clock ticks since `boot_id` began; `run` is the absolute path of its folder.
+
+    `stack_descriptor`: the descriptor of the file that SIGUSR2 has it write its stacks to; None: it has none.
+    """
+
+    host: str
+    pid: int
+    start_time: int
+    boot_id: str
+    rank: int
+    local_rank: int
+    world_size: int
+    user: str
+    run: str
+    command: tuple[str, ...]
+    stack_descriptor: int | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"command": list(self.command)}
+
+
+def from_json(values: dict[str, Any]) -> Process:
+    """Return the record of a JSON object; what it does not know is left out. Raises StateError."""
+    names = {field.name for field in fields(Process)}
+    known = {name: value for name, value in values.items() if name in names}
+    try:
+        return Process(**known | {"command": tuple(known["command"])})
+    except (KeyError, TypeError) as error:
+        raise StateError(f"not the record of a process: {error}.") from error
+
+
+# ── what the kernel says ────────────────────────────────────────────────────────────────────────────────────
+
+
+def host_name() -> str:
+    return socket.gethostname()
+
+
+def boot_id() -> str:
+    """Return the id of this start of the machine, "" where the system does not say."""
+    with suppress(OSError):
+        return (PROC / "sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat from the third on (state, parent, …); none for a process gone."""
+    try:
+        text = (PROC / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return []
+    return text[text.rfind(")") + 1 :].split()  # the second is a name, and may hold anything
+
+
+def start_time(pid: int) -> int | None:
+    """Return when a process began, in ticks since the machine did; None where there is none."""
+    found = _stat(pid)
+    return int(found[19]) if len(found) > 19 else None
+
+
+def parent(pid: int) -> int:
+    """Return the id of a process's parent, 0 where there is none."""
+    found = _stat(pid)
+    return int(found[1]) if found else 0
+
+
+def user_name(number: int) -> str:
+    """Return the name of a user's id, the id itself for one without a name, as in some containers."""
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
+
+
+def state(pid: int) -> str:
+    """Return what the kernel says of a process: running, sleeping, stopped, waiting for a device, ended."""
+    found = _stat(pid)
+    return STATES.get(found[0], found[0]) if found else "ended"
+
+
+def children(pid: int) -> list[int]:
+    """Return the ids of the processes below `pid`, of all generations; loader workers are among them."""
+    parents: dict[int, list[int]] = {}
+    for folder in PROC.glob("[0-9]*"):
+        found = _stat(int(folder.name))
+        if found and found[0] not in "ZX":
+            parents.setdefault(int(found[1]), []).append(int(folder.name))
+    below, open_ = [], [pid]
+    while open_:
+        theirs = sorted(parents.get(open_.pop(), []))
+        below += theirs
+        open_ += theirs
+    return sorted(below)
+
+
+def catches_usr2(pid: int) -> bool:
+    """Return whether a process has a handler for SIGUSR2; one that has none would die of it."""
+    with suppress(OSError):
+        for line in (PROC / str(pid) / "status").read_text(errors="replace").splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (signal.SIGUSR2 - 1) & 1)
+    return False
+
+
+def command_line(pid: int) -> tuple[str, ...]:
+    """Return the words a process was started with; none where they cannot be read."""
+    with suppress(OSError):
+        text = (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace")
+        return tuple(text.removesuffix("\0").split("\0")) if text else ()
+    return ()
+
+
+def is_loader_worker(pid: int) -> bool:
+    """Return whether a process is a decode worker of a loader."""
+    return any("vidcurate.loader.decode.worker_process" in word for word in command_line(pid))
+
+
+def alive(record: Process) -> bool:
+    """Return whether the process of a record of this host still lives: same machine start, id and start time.
+
+    One that has ended and was not yet waited for is dead.
+    """
+    if record.boot_id != boot_id() or state(record.pid) == "ended":
+        return False
+    return start_time(record.pid) == record.start_time
+
+
+# ── the records of a run ────────────────────────────────────────────────────────────────────────────────────
+
+
+def path(run: Path, rank: int) -> Path:
+    return run / PROCESSES / f"rank-{rank:05d}.json"
+
+
+def this_process(
+    run: Path, *, rank: int, local_rank: int, world_size: int, stack_descriptor: int | None = None
+) -> Process:
+    """Return the record of the process that asks."""
+    pid = os.getpid()
+    return Process(
+        host=host_name(),
+        pid=pid,
+        start_time=start_time(pid) or 0,
+        boot_id=boot_id(),
+        rank=rank,
+        local_rank=local_rank,
+        world_size=world_size,
+        user=user_name(os.getuid()),
+        run=str(run.absolute()),
+        command=command_line(pid),
+        stack_descriptor=stack_descriptor,
+    )
+
+
+def write(run: Path, record: Process) -> None:
+    """Write a rank's record, whole or not at all. Raises StorageError."""
+    whole_file.put(path(run, record.rank), json.dumps(record.as_json()) + "\n")
+
+
+def read(run: Path) -> list[Process]:
+    """Return the records of a run, by rank; none where no rank was started.
+
+    A rank that is not there has ended in order, or never began. Raises StateError for a file that is no
+    record.
+    """
+    found = []
+    for file in sorted((run / PROCESSES).glob("rank-*.json")):
+        try:
+            found.append(from_json(json.loads(file.read_text(encoding="utf-8"))))
+        except FileNotFoundError:  # it ended while we looked
+            continue
+        except (ValueError, StateError) as error:
+            raise StateError(f"{file}: is no record of a process; remove it.") from error
+    return found
+
+
+@contextmanager
+def registered(run: Path, record: Process) -> Iterator[Process]:
+    """Keep a rank's record for as long as the block runs; rank 0 removes those of a larger world before.
+
+    Raises StorageError when the record cannot be written.
+    """
+    if record.rank == 0:
+        for left in (run / PROCESSES).glob("rank-*.json"):
+            if left.stem > path(run, record.world_size - 1).stem:
+                left.unlink(missing_ok=True)
+    write(run, record)
+    try:
+        yield record
+    finally:
+        with suppress(OSError):  # a disk that is gone: the record is known as dead by its start time
+            path(run, record.rank).unlink(missing_ok=True)

@@ -1,0 +1,278 @@
+"""The data position of a checkpoint: how it is saved, judged against the data of now, and gone on from.
+
+What may be changed on purpose needs a flag that names it (`vidcurate.sampler.order_state.FLAGS`); the
+change is then
+an entry of the stage's journal, which lies in the run's folder beside copies of the indexes that it had.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trainer.data import stages as data_stages
+from trainer.data.stages import StageData
+from trainer.distributed import mesh
+from trainer.distributed.mesh import ALONE, World
+from trainer.recipe.recipe import DataSpec, TrainRecipe
+from trainer.run_folder.checkpoint import checkpoint
+from trainer.training import resume
+from trainer.training.guard import history, rollbacks
+from trainer.training.guard.history import GuardState
+from trainer.training.state import Origin
+from vidcurate.errors import RecipeError, StateError, StorageError
+from vidcurate.sampler import order
+from vidcurate.sampler.changes import change_log
+from vidcurate.sampler.changes.change_log import Change, Journal
+from vidcurate.sampler.order_state import LoaderState, Verdict, check_state, judge, state_of
+from vidcurate.sampler.plan import Plan
+from vidcurate.shards.index import Index, read_index
+from vidcurate.shards.index_file import INDEX_NAME
+
+JOURNAL = "journal"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoneOn:
+    """The stages as the run goes on with them; `change` is what was accepted now, None when nothing was."""
+
+    laid: tuple[StageData, ...]
+    verdict: Verdict
+    change: Change | None = None
+
+
+def as_saved(stage: StageData, stage_step: int, clips_hash: str, delivered_hash: str) -> dict[str, Any]:
+    """Return, as plain values, the data position in which `stage_step` is the stage's next update."""
+    state = state_of(
+        stage.index,
+        stage.plan,
+        data_stages.data_step(stage, stage_step),
+        clips_hash,
+        delivered_hash,
+        journal=stage.journal,
+        changes=tuple(change.in_words() for change in stage.changes),
+    )
+    fields: dict[str, Any] = json.loads(state.as_json())
+    if stage.folder:
+        fields["latents"] = stage.folder.manifest["weights"]
+    return fields
+
+
+def _state(saved: dict[str, Any]) -> LoaderState:
+    return LoaderState.from_json(json.dumps({key: value for key, value in saved.items() if key != "latents"}))
+
+
+def _index_folder(run: Path, structure: str, content: str) -> Path:
+    return run / "index" / f"{structure[:16]}-{content[:16]}"
+
+
+def keep_index(stage: StageData, run: Path) -> None:
+    """Keep a copy of the stage's index in the run's folder, so that a later change of the data has names.
+
+    Raises StorageError.
+    """
+    index = stage.index
+    folder = _index_folder(run, index.structure_fingerprint, index.content_fingerprint)
+    if (folder / INDEX_NAME).is_file():
+        return
+    partial = folder / f".{INDEX_NAME}.partial"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(index.folder / INDEX_NAME, partial)
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.replace(folder / INDEX_NAME)
+    except OSError as error:
+        raise StorageError(f"{folder}: cannot be written ({error}).") from error
+
+
+def _kept_index(run: Path, state: LoaderState, now: Index) -> Index | None:
+    """Return the index that a state was saved with, or None when it is that of now or was not kept."""
+    then = (state.structure_fingerprint, state.content_fingerprint)
+    folder = _index_folder(run, *then)
+    if then == (now.structure_fingerprint, now.content_fingerprint) or not (folder / INDEX_NAME).is_file():
+        return None
+    return read_index(folder, check_files=False)
+
+
+def index_of_then(stage: StageData, saved: dict[str, Any], run: Path) -> Index:
+    """Return the index that a position was saved with, or that of now where it was not kept."""
+    return _kept_index(run, _state(saved), stage.index) or stage.index
+
+
+def verdict_of(stage: StageData, saved: dict[str, Any], run: Path, seed: int) -> Verdict:
+    """Return how a stage's data and recipe differ from those of a position that `run` has saved."""
+    state = _state(saved)
+    return judge(
+        state,
+        stage.index,
+        stage.plan,
+        old_index=_kept_index(run, state, stage.index),
+        replan=lambda old: data_stages.stage_plan(old, stage.stage.data, seed),
+    )
+
+
+def go_on(
+    laid: tuple[StageData, ...],
+    number: int,
+    saved: dict[str, Any],
+    saved_recipe: dict[str, Any],
+    recipe: TrainRecipe,
+    *,
+    run: Path,
+    into: Path,
+    accept: Collection[str] = (),
+    world: World = ALONE,
+) -> GoneOn:
+    """Return the stages with stage `number` going on from a position that `run` has saved.
+
+    The journal and the plans that it names are kept in the folder `into`. All ranks ask together. Raises
+    StateError unless the position means here what it meant then, or `accept` has the flag of every
+    difference; its message names what differs, the clips where the run has kept their index, and the ways
+    on. Clips and their latents are the same data.
+    """
+    stage, state = laid[number], _state(saved)
+    old_index = _kept_index(run, state, stage.index)
+    verdict = check_state(
+        state,
+        stage.index,
+        stage.plan,
+        old_index=old_index,
+        replan=lambda old: data_stages.stage_plan(old, stage.stage.data, recipe.seed),
+        accept=accept,
+    )
+    _check_latents(stage, saved)
+
+    def first_plan() -> Plan:
+        spec = DataSpec.model_validate_json(json.dumps(saved_recipe["stages"][number]["data"]))
+        return data_stages.stage_plan(stage.index if old_index is None else old_index, spec, recipe.seed)
+
+    def write() -> str:
+        """Have the whole journal in this run's folder and return its name."""
+        changes: Journal = ()
+        if state.journal:
+            if into != run / JOURNAL:
+                change_log.copy(run / JOURNAL, into, state.journal)
+            changes = change_log.read(into, state.journal)
+        if not verdict.findings:
+            return state.journal
+        return change_log.write(
+            into,
+            change_log.extended(
+                into, changes, state, verdict, stage.index, stage.plan, old_index, first_plan
+            ),
+        )
+
+    name = mesh.first_does(write, world)
+    if not name:
+        return GoneOn(laid=laid, verdict=verdict)
+    changes = change_log.read(into, name)
+    plan = stage.plan
+    if any(change.plan_file for change in changes):
+        plan = change_log.replay(into, changes, stage.index)
+        plan = replace(plan, left_out=stage.plan.left_out, notes=stage.plan.notes)
+        plan = replace(plan, costs=data_stages.costs(plan, stage.stage.data, recipe))
+    now = replace(stage, plan=plan, changes=changes, journal=name)
+    return GoneOn(
+        laid=_in_place(laid, now), verdict=verdict, change=changes[-1] if verdict.findings else None
+    )
+
+
+def _in_place(laid: tuple[StageData, ...], stage: StageData) -> tuple[StageData, ...]:
+    """Return the stages with this one; its length in passes is that over its clips of now."""
+    spec = stage.stage
+    num_steps = spec.steps or order.steps_for_passes(stage.plan, spec.passes or 0.0)
+    stages = [*laid[: stage.number], replace(stage, num_steps=num_steps), *laid[stage.number + 1 :]]
+    first_step = 0
+    for number, each in enumerate(stages):
+        stages[number] = replace(each, first_step=first_step)
+        first_step += each.num_steps
+    return tuple(stages)
+
+
+def _check_latents(stage: StageData, saved: dict[str, Any]) -> None:
+    now = stage.folder.manifest["weights"] if stage.folder else None
+    if now and "latents" in saved:
+        for name, digest in saved["latents"].items():
+            if now.get(name) != digest:
+                raise StateError(
+                    f"{stage.stage.data.latents}: its latents were made with other weights of the {name} "
+                    f"({str(now.get(name))[:12]}) than those that the run was saved with "
+                    f"({str(digest)[:12]}); go on with the latents of then."
+                )
+
+
+def ahead(
+    laid: tuple[StageData, ...], recipe: TrainRecipe, origin: Origin, settings: Sequence[str]
+) -> tuple[tuple[StageData, ...], dict[str, Any] | None]:
+    """Return the stages as the run would go on with them, and what it would say of changes; write nothing.
+
+    None of a run that begins at step 0. Where it would be refused the stages are as they were, and `error` is
+    why. Raises CheckpointError.
+    """
+    path = checkpoint.latest(recipe.output) if recipe.output.is_dir() else None
+    if path is None and origin.load and not origin.start_from_scratch:
+        path = checkpoint.find(origin.load)
+    if path is None:
+        return laid, None
+    saved = checkpoint.read_state(path)
+    number, position = saved["stage_number"], saved["loader"]
+    report: dict[str, Any] = {"checkpoint": str(path), "step": saved["step"], "changes": [], "error": None}
+    try:
+        resume.check_recipe(path, saved, recipe, settings, origin.accept)
+        if number < len(laid):
+            verdict = verdict_of(laid[number], position, path.parent, recipe.seed)
+            report["changes"] = [
+                {**asdict(finding), "accepted": finding.flag in origin.accept} for finding in verdict.findings
+            ]
+            with tempfile.TemporaryDirectory() as into:
+                laid = go_on(
+                    laid,
+                    number,
+                    position,
+                    saved["recipe"],
+                    recipe,
+                    run=path.parent,
+                    into=Path(into),
+                    accept=origin.accept,
+                ).laid
+    except (RecipeError, StateError) as error:
+        report["error"] = str(error)
+    guard = guard_of(saved, recipe.output if path.parent == recipe.output else None)
+    return data_stages.with_skips(laid, guard.windows), report
+
+
+def guard_of(saved: dict[str, Any], run: Path | None) -> GuardState:
+    """Return the guard's state of a checkpoint, with what the run `run` that goes on from it has decided."""
+    state = history.from_json(saved.get("guard"))
+    if run is not None:
+        state.rollbacks = rollbacks.in_force(run, state.rollbacks)
+    return state
+
+
+def in_words(verdict: Verdict, change: Change | None) -> list[str]:
+    """Return what differs and what becomes of it, a line each."""
+    lines = [f"{finding.text} ({finding.flag or 'nothing accepts this'})" for finding in verdict.findings]
+    if change and change.with_gaps:
+        lines.append("spares of the same cells take the places of the removed clips, the order stays")
+    elif change and change.plan_file:
+        lines.append("from here on every cell shows once what is unseen, old or new, then goes on in passes")
+    return lines
+
+
+def event(change: Change) -> dict[str, Any]:
+    """Return a change as events.jsonl has it."""
+    return {
+        "kinds": list(change.kinds),
+        "counts": dict(change.counts),
+        "clip_ids": {kind: list(clip_ids) for kind, clip_ids in change.clips.items()},
+        "stage_step": change.step,
+        "spares_take_the_places": change.with_gaps,
+        "structure_fingerprint": change.structure_fingerprint,
+        "content_fingerprint": change.content_fingerprint,
+        "plan_fingerprint": change.plan_fingerprint,
+    }

@@ -1,0 +1,77 @@
+"""From findings to one decision: the recipe's policies, and how often each may still be used."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.cli import exit_codes
+from trainer.recipe.guard_spec import CHOICES, FIRMNESS, GuardSpec, Kind, Policy
+from trainer.training.guard.detect import Found
+from trainer.training.guard.history import GuardState
+from vidcurate.errors import VidcurateError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What is done about a step: `policy` is the recipe's, `action` what is left of it."""
+
+    action: Policy
+    policy: Policy
+    found: Found
+    others: tuple[Found, ...] = ()
+
+
+class Halted(VidcurateError):
+    """The guard has stopped the run: to begin again would end the same way, a person has to look."""
+
+    exit_code = exit_codes.HALT
+
+
+class BadNode(VidcurateError):
+    """A rank computed wrongly: begin again without its node."""
+
+    exit_code = exit_codes.BAD_NODE
+
+
+class LostRank(VidcurateError):
+    """Another rank computed wrongly; this one is well and can begin again."""
+
+    exit_code = exit_codes.RESTART
+
+
+class GoBack(Exception):
+    """The run is to roll back: no error, the act goes on. Raised on all ranks in step `step`.
+
+    `facts` are those of the event.
+    """
+
+    def __init__(self, decision: Decision, step: int, facts: dict[str, Any]) -> None:
+        super().__init__(decision.found.reason)
+        self.decision, self.step, self.facts = decision, step, facts
+
+
+def firmer(kind: Kind, policy: Policy) -> Policy:
+    """Return the next firmer thing that can be done about a kind of finding; the firmest stays."""
+    choices = CHOICES[kind]
+    return choices[min(choices.index(policy) + 1, len(choices) - 1)]
+
+
+def action_for(kind: Kind, spec: GuardSpec, state: GuardState) -> Policy:
+    """Return what is to be done about a kind of finding: its policy, or a firmer one if that is used up."""
+    action = spec.policy(kind)
+    while (most := spec.most(action)) is not None and state.used(action) >= most:
+        if (harder := firmer(kind, action)) == action:
+            break
+        action = harder
+    return action
+
+
+def decide(found: Sequence[Found], spec: GuardSpec, state: GuardState) -> Decision | None:
+    """Return the firmest of what the findings ask for; None where there is nothing to do or to say."""
+    asked = [(action_for(each.kind, spec, state), each) for each in found]
+    told = [(action, each) for action, each in asked if action != "ignore"]
+    if not told:
+        return None
+    action, chosen = max(told, key=lambda pair: FIRMNESS.index(pair[0]))
+    others = tuple(each for _, each in told if each is not chosen)
+    return Decision(action=action, policy=spec.policy(chosen.kind), found=chosen, others=others)

@@ -1,0 +1,382 @@
+"""What of a step is a finding, by robust statistics of the steps before.
+
+A clip's loss depends on its bucket and its timestep, so its logarithm is compared with the median of its own
+cell (bucket × tenth of the timesteps), in units of 1.4826 · MAD, the robust standard deviation. A cell of
+fewer than LEAST_CELL losses gives way to its whole bucket, a bucket of fewer than LEAST_BUCKET judges
+nothing: a bucket that is new is no spike. A step's score, of all clips and of each bucket, is the sum of its
+clips' z over √n; as losses have heavier tails than a normal distribution and the clips of a step share the
+weights, the score is once more set against the median and MAD of its own last steps, which gives the z that
+the recipe's threshold means.
+
+Source: median/MAD z-scores: Iglewicz & Hoaglin (1993); the sum over √n: Stouffer.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.recipe.guard_spec import SUSPICIOUS_STEPS, GuardSpec, Kind
+from trainer.training.guard.history import (
+    CELL_VALUES,
+    CHANGES,
+    DIGITS,
+    GRADIENTS,
+    LOUD_STEPS,
+    SCORES,
+    Figures,
+    Memory,
+    Smoothed,
+    keep,
+)
+
+MAD = 1.4826  # of a normal distribution: standard deviation / median absolute deviation
+LEAST_CELL, LEAST_BUCKET = 12, 24
+LEAST_SCORES = 16  # steps before a score is judged
+LEAST_GRADIENTS = 32
+LEAST_CHANGES = 8
+LEAST_SPREAD = 0.02  # of logarithms: below it a difference is no matter
+LOUD = 0.5  # of the threshold: a step that stands out
+QUIET_STEPS = 3  # between two that stand out, in one trouble
+DIVERGING = 1.5  # median score of the last steps: the loss had been rising already
+SAME = 1e-6  # relative difference of two learning rates that are one
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One finding. `shape` tells apart what looks alike: an instant spike, one of a divergence.
+
+    `first_step`: the first step that is suspicious, counted from 1. `clips`: places among the step's clips.
+    """
+
+    kind: Kind
+    reason: str
+    first_step: int
+    shape: str = ""
+    figures: dict[str, Any] = field(default_factory=dict)
+    clips: tuple[int, ...] = ()
+
+
+def spread(values: Values) -> tuple[float, float]:
+    """Return median and robust standard deviation."""
+    middle = float(np.median(values))
+    return middle, MAD * float(np.median(np.abs(values - middle)))
+
+
+def clip_scores(memory: Memory, figures: Figures) -> tuple[Values, Values]:
+    """Return each clip's z and the logarithm of its loss over the expected one; NaN where none can judge."""
+    logs = logarithms(figures.losses)
+    z, over = np.full(len(logs), np.nan), np.full(len(logs), np.nan)
+    known: dict[str, tuple[float, float] | None] = {}
+    for place, (bucket, timestep) in enumerate(zip(figures.buckets, figures.bins, strict=True)):
+        name = f"{bucket}|{timestep}"
+        if name not in known:
+            known[name] = _expected(memory, bucket, name)
+        expected = known[name]
+        if expected is not None:
+            over[place] = logs[place] - expected[0]
+            z[place] = over[place] / max(expected[1], LEAST_SPREAD)
+    return z, over
+
+
+def logarithms(losses: Values) -> Values:
+    logs: Values = np.log(np.maximum(losses, 1e-12))
+    return logs
+
+
+def _expected(memory: Memory, bucket: str, name: str) -> tuple[float, float] | None:
+    own = memory.cells.get(name, [])
+    if len(own) >= LEAST_CELL:
+        return spread(np.array(own))
+    whole = [
+        value for cell, values in memory.cells.items() if cell.startswith(f"{bucket}|") for value in values
+    ]
+    return spread(np.array(whole)) if len(whole) >= LEAST_BUCKET else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """How far a step's loss is from what was expected: Σz/√n, that in units of its own past (`z`), the
+    geometric mean of loss over expected loss (`ratio`), and the clips' places."""
+
+    name: str
+    score: float
+    z: float
+    ratio: float
+    clips: tuple[int, ...]
+
+
+def scores(memory: Memory, figures: Figures) -> tuple[Score, ...]:
+    """Return the score of all judged clips (named ""), and of each bucket's, of a finite step."""
+    each, over = clip_scores(memory, figures)
+    groups: dict[str, list[int]] = {}
+    for place, bucket in enumerate(figures.buckets):
+        if not math.isnan(each[place]):
+            groups.setdefault("", []).append(place)
+            groups.setdefault(bucket, []).append(place)
+    found = []
+    for name, places in groups.items():
+        total = float(each[places].sum() / math.sqrt(len(places)))
+        past, z = np.array(memory.scores.get(name, [])), 0.0
+        if len(past) >= LEAST_SCORES:
+            middle, deviation = spread(past)
+            z = (total - middle) / max(deviation, 1.0)
+        ratio = math.exp(float(over[places].mean()))
+        found.append(Score(name=name, score=total, z=z, ratio=ratio, clips=tuple(places)))
+    return tuple(found)
+
+
+# ── findings before the update ──────────────────────────────────────────────────────────────────────────────
+
+
+def find(memory: Memory, figures: Figures, spec: GuardSpec) -> tuple[Found, ...]:
+    """Return what of a step is suspicious before its update is made."""
+    if not figures.is_finite:
+        return (_nonfinite(figures),)
+    found = [_spike(memory, figures, spec), _gradient(memory, figures, spec)]
+    found.append(_divergence(memory, figures.step, spec))
+    return tuple(each for each in found if each is not None)
+
+
+def _nonfinite(figures: Figures) -> Found:
+    places = tuple(np.flatnonzero(~np.isfinite(figures.losses)).tolist())
+    ranks = [rank for rank, norm in enumerate(figures.rank_norms) if not math.isfinite(norm)]
+    bad = f"the loss of {len(places)} clips is not finite" if places else "the gradient is not finite"
+    where = f", of rank {', '.join(map(str, ranks))}" if ranks else ""
+    return Found(
+        kind="nonfinite",
+        reason=bad + where,
+        first_step=figures.step,
+        figures={
+            "loss": float(np.mean(figures.losses)),
+            "grad_norm": figures.grad_norm,
+            "rank_norms": list(figures.rank_norms),
+            "ranks": ranks,
+        },
+        clips=places,
+    )
+
+
+def _spike(memory: Memory, figures: Figures, spec: GuardSpec) -> Found | None:
+    over = [
+        score
+        for score in scores(memory, figures)
+        if score.z >= spec.spike_z and score.ratio >= spec.spike_ratio
+    ]
+    if not over:
+        return None
+    worst = max(over, key=lambda score: score.z)
+    each, _ = clip_scores(memory, figures)
+    places = sorted(worst.clips, key=lambda place: -each[place])
+    is_diverging = _is_diverging(memory, spec)
+    return Found(
+        kind="spike",
+        reason=f"the loss{f' of {worst.name}' if worst.name else ''} is {worst.ratio:.3g} times what its "
+        f"buckets and timesteps had (z {worst.z:.1f}); "
+        + (
+            "it had been rising before: such a spike seldom recovers"
+            if is_diverging
+            else "it came at once: such a spike tends to recover"
+        ),
+        first_step=first_suspicious(memory, figures.step),
+        shape="diverging" if is_diverging else "instant",
+        figures={
+            "z": round(worst.z, 2),
+            "ratio": round(worst.ratio, 4),
+            "bucket": worst.name or None,
+            "loss": float(np.mean(figures.losses)),
+            "grad_norm": figures.grad_norm,
+        },
+        clips=tuple(place for place in places if each[place] >= 3.0) or tuple(places[:1]),
+    )
+
+
+def _is_diverging(memory: Memory, spec: GuardSpec) -> bool:
+    """Whether the loss was rising before this step: the last scores, or the smoothed loss, say so."""
+    last = memory.scores.get("", [])[-LEAST_SCORES:]
+    if len(last) == LEAST_SCORES and float(np.median(last)) >= DIVERGING:
+        return True
+    rise, error, _ = rise_of(memory, spec)
+    return rise >= 0.5 * math.log1p(spec.divergence_rise) and rise >= spec.divergence_z * error > 0
+
+
+def first_suspicious(memory: Memory, step: int) -> int:
+    """Return where the trouble of `step` begins: steps that stood out, with few quiet ones between them."""
+    first = step
+    for loud, _ in sorted(memory.loud, reverse=True):
+        if loud >= step:
+            continue
+        if first - loud > QUIET_STEPS + 1 or step - loud > SUSPICIOUS_STEPS:
+            break
+        first = loud
+    return first
+
+
+def _gradient(memory: Memory, figures: Figures, spec: GuardSpec) -> Found | None:
+    past = np.array(memory.gradients)
+    if len(past) < LEAST_GRADIENTS or figures.grad_norm <= 0:
+        return None
+    middle, deviation = spread(past)
+    over = math.log(figures.grad_norm) - middle
+    z = over / max(deviation, LEAST_SPREAD)
+    if z < spec.gradient_z or over < math.log(spec.gradient_ratio):
+        return None
+    return Found(
+        kind="gradient",
+        reason=f"the gradient's norm is {figures.grad_norm:.3g}, {math.exp(over):.3g} times its median "
+        f"(z {z:.1f})",
+        first_step=first_suspicious(memory, figures.step),
+        figures={
+            "z": round(z, 2),
+            "ratio": round(math.exp(over), 4),
+            "grad_norm": figures.grad_norm,
+            "rank_norms": list(figures.rank_norms),
+        },
+    )
+
+
+def rise_of(memory: Memory, spec: GuardSpec) -> tuple[float, float, int]:
+    """Return how far the smoothed loss is above its best (a logarithm), its standard error, and since when.
+
+    Each bucket is smoothed alone, by the median of the last `divergence_window` steps that read it, so a
+    change of the mixture is no rise; their rises are averaged.
+    """
+    rises, errors, begins = [], [], []
+    for smooth in memory.smoothed.values():
+        if smooth.best is None or len(smooth.values) < spec.divergence_window:
+            continue
+        now, deviation = spread(np.array(smooth.values))
+        rises.append(now - smooth.best)
+        # Of a median of n values: 1.2533 σ/√n; of the difference of two of them √2 as much.
+        errors.append(1.2533 * math.sqrt(2) * deviation / math.sqrt(len(smooth.values)))
+        begins.append(smooth.best_step)
+    if not rises:
+        return 0.0, 0.0, 0
+    error = math.sqrt(sum(value * value for value in errors)) / len(errors)
+    return float(np.mean(rises)), error, begins[int(np.argmax(rises))]
+
+
+def _divergence(memory: Memory, step: int, spec: GuardSpec) -> Found | None:
+    rise, error, since = rise_of(memory, spec)
+    if rise < math.log1p(spec.divergence_rise) or rise < spec.divergence_z * error:
+        return None
+    quarter = spec.divergence_window // 4
+    full = [each.values for each in memory.smoothed.values() if len(each.values) >= spec.divergence_window]
+    going_on = float(np.mean([np.median(each[-quarter:]) - np.median(each) for each in full]))
+    if going_on < -error:
+        return None  # it is falling again
+    after_spike = since < memory.spike_step
+    how = (
+        f"after the spike of step {memory.spike_step}, which did not recover"
+        if after_spike
+        else "slowly, without a spike before: such a rise seldom recovers"
+    )
+    return Found(
+        kind="divergence",
+        reason=f"the smoothed loss is {math.exp(rise):.3g} times its best, of step {since}; it rose {how}",
+        first_step=max(1, since),
+        shape="after_spike" if after_spike else "slow",
+        figures={
+            "rise": round(math.expm1(rise), 4),
+            "z": round(rise / error, 2) if error else None,
+            "since": since,
+        },
+    )
+
+
+# ── findings around the update ──────────────────────────────────────────────────────────────────────────────
+
+
+def learning_rate(step: int, last: float | None, of_schedule: float) -> Found | None:
+    """Return a finding where the last update's rate is not the one that the schedule of now has for it."""
+    if last is None or abs(last - of_schedule) <= SAME * max(abs(last), abs(of_schedule)):
+        return None
+    return Found(
+        kind="lr",
+        reason=f"the last update had the learning rate {last:.6g}; the schedule of now says "
+        f"{of_schedule:.6g} for it: it was changed, or restarted",
+        first_step=step,
+        figures={"last_lr": last, "lr_of_schedule": of_schedule},
+    )
+
+
+def weight_norm(memory: Memory, step: int, norm: float, spec: GuardSpec) -> Found | None:
+    """Return a finding where the weights' norm jumped since it was looked at last; `step` was just made."""
+    if memory.weight is None or step <= memory.weight[0]:
+        return None
+    before_step, before = memory.weight
+    if not math.isfinite(norm) or norm <= 0:
+        return Found(
+            kind="weights",
+            reason=f"the weights' norm is {norm}",
+            first_step=before_step + 1,
+            figures={"weight_norm": norm, "weight_norm_before": before},
+        )
+    if len(memory.weight_changes) < LEAST_CHANGES:
+        return None
+    change = math.log(norm / before)
+    middle, deviation = spread(np.array(memory.weight_changes))
+    z = (abs(change) / (step - before_step) - middle) / max(deviation, 0.1 * middle, 1e-9)
+    if z < spec.weight_z or abs(change) < math.log1p(spec.weight_change):
+        return None
+    return Found(
+        kind="weights",
+        reason=f"the weights' norm went from {before:.6g} (step {before_step}) to {norm:.6g}, {z:.1f} "
+        "deviations more a step than before",
+        first_step=before_step + 1,
+        figures={"z": round(z, 2), "weight_norm": norm, "weight_norm_before": before},
+    )
+
+
+# ── remembering ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def remember(memory: Memory, figures: Figures, found: Sequence[Found], spec: GuardSpec) -> None:
+    """Take a finite step into the memory. One that was skipped is remembered by `forget_update` instead."""
+    of_step = scores(memory, figures)
+    loudest = max((score.z for score in of_step), default=0.0)
+    if loudest >= LOUD * spec.spike_z or any(each.kind == "gradient" for each in found):
+        memory.loud.append((figures.step, round(loudest, DIGITS)))
+    memory.loud[:] = [(step, z) for step, z in memory.loud if step > figures.step - LOUD_STEPS]
+    for each in found:
+        if each.kind == "spike" and each.shape == "instant":  # one of a divergence is no cause of it
+            memory.spike_step = figures.step
+        if each.kind == "divergence":
+            for smooth in memory.smoothed.values():  # said; the next one counts from here
+                smooth.best = None
+    for score in of_step:
+        keep(memory.scores.setdefault(score.name, []), score.score, SCORES)
+    logs = logarithms(figures.losses)
+    for bucket, timestep, value in zip(figures.buckets, figures.bins, logs.tolist(), strict=True):
+        keep(memory.cells.setdefault(f"{bucket}|{timestep}", []), value, CELL_VALUES)
+    of_bucket: dict[str, list[float]] = {}
+    for bucket, value in zip(figures.buckets, logs.tolist(), strict=True):
+        of_bucket.setdefault(bucket, []).append(value)
+    for bucket, values in of_bucket.items():
+        _smooth(memory.smoothed.setdefault(bucket, Smoothed()), figures.step, float(np.mean(values)), spec)
+    if figures.grad_norm > 0:
+        keep(memory.gradients, math.log(figures.grad_norm), GRADIENTS)
+
+
+def _smooth(smooth: Smoothed, step: int, value: float, spec: GuardSpec) -> None:
+    keep(smooth.values, value, spec.divergence_window)
+    if len(smooth.values) == spec.divergence_window:
+        now = round(float(np.median(smooth.values)), DIGITS)
+        if smooth.best is None or now < smooth.best:
+            smooth.best, smooth.best_step = now, step
+
+
+def remember_weights(memory: Memory, step: int, norm: float) -> None:
+    """Take the weights' norm after update `step` into the memory."""
+    if not math.isfinite(norm) or norm <= 0:
+        return
+    if memory.weight is not None and step > memory.weight[0]:
+        change = abs(math.log(norm / memory.weight[1])) / (step - memory.weight[0])
+        memory.weight_changes.append(float(f"{change:.6g}"))
+        del memory.weight_changes[:-CHANGES]
+    memory.weight = (step, norm)

@@ -1,0 +1,214 @@
+"""The guard in the loop: it looks at each step before its update, and does what the recipe says.
+
+All ranks look at the same figures and decide alike. What is done is one `guard` line in events.jsonl and one
+on the console. The judgement itself is in trainer/training/guard/, computing a step again in rerun.py,
+going back in rollback.py.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainer.data import stages as data_stages
+from trainer.data.model_inputs import Batch
+from trainer.data.stages import StageData
+from trainer.run_folder import jsonl, metrics
+from trainer.training import log as training_log
+from trainer.training.guard import detect as judgement
+from trainer.training.guard import rerun_step
+from trainer.training.guard.decide import BadNode, Decision, GoBack, Halted, LostRank, decide
+from trainer.training.guard.detect import Found
+from trainer.training.guard.history import Figures
+from trainer.training.guard.rerun_step import Read, Verdict
+from trainer.training.optim import adamw
+from trainer.training.state import TrainState
+from trainer.training.step import Computed, Tools
+from vidcurate.sampler import order
+
+NAMED_CLIPS = 16  # in an event
+COMPUTED_AGAIN = ("nonfinite", "spike", "gradient")
+DONE = {
+    "warn": "it goes on",
+    "skip": "the update is left out",
+    "scale_lr": "the learning rate is scaled",
+    "rollback": "it rolls back",
+    "drain": "it ends; begin again without that node",
+    "stop": "it stops; nothing of this step is kept",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guarded:
+    """Looks at the steps of one stage. `read` reads micro-batches again, at their positions."""
+
+    state: TrainState
+    tools: Tools
+    stage: StageData
+    read: Read
+
+    def judge(self, computed: Computed, batches: Sequence[Batch]) -> bool:
+        """Return whether the update is to be made. Raises GoBack, Halted, BadNode, LostRank."""
+        state, spec = self.state, self.tools.recipe.guard
+        memory = state.guard.memory
+        figures = Figures(
+            step=state.step + 1,
+            losses=computed.losses,
+            buckets=computed.plan.buckets,
+            bins=metrics.timestep_bins(computed.timesteps),
+            grad_norm=computed.grad_norm,
+            rank_norms=computed.rank_norms,
+        )
+        found = [*judgement.find(memory, figures, spec), *self._learning_rate()]
+        decision = decide(found, spec, state.guard)
+        verdict: Verdict | None = None
+        if decision is not None:
+            if spec.rerun and any(each.kind in COMPUTED_AGAIN for each in (decision.found, *decision.others)):
+                self.tools.pulse.phase("rerun")  # it takes several times what the step took
+                verdict = rerun_step.again(state, self.tools, self.stage, computed, batches, self.read)
+                decision = self._with_hardware(decision, verdict, figures.step)
+            self._act(decision, verdict, computed)
+            if decision.action == "skip":
+                memory.loud.append((figures.step, spec.spike_z))
+                return False
+        judgement.remember(memory, figures, found, spec)
+        return True
+
+    def look_at_weights(self, line: dict[str, Any]) -> None:
+        """Look at the norm of the weights that a step has left, where its line has one. Raises as `judge`."""
+        if "weight_norm" not in line:
+            return
+        memory, spec = self.state.guard.memory, self.tools.recipe.guard
+        found = judgement.weight_norm(memory, self.state.step, line["weight_norm"], spec)
+        decision = decide([found], spec, self.state.guard) if found else None
+        if decision is not None:
+            self._act(decision, None, None)
+        judgement.remember_weights(memory, self.state.step, line["weight_norm"])
+
+    def _learning_rate(self) -> list[Found]:
+        """Compare the last update's rate with what the schedule of now says of it."""
+        state, stage = self.state, self.stage
+        if state.stage_step == 0:
+            return []
+        due = adamw.learning_rate(stage.stage.optim, state.stage_step - 1, stage.num_steps)
+        found = judgement.learning_rate(state.step + 1, state.lr, due * state.guard.factor(state.step))
+        return [found] if found else []
+
+    def _with_hardware(self, decision: Decision, verdict: Verdict, step: int) -> Decision:
+        """Return the decision, or that about the device if the step came out otherwise there."""
+        if verdict.cause != "hardware":
+            return decision
+        who = ", ".join(
+            f"rank {rank} ({host}, {device})"
+            for rank, host, device in zip(verdict.ranks, verdict.hosts, verdict.devices, strict=True)
+        )
+        found = Found(
+            kind="hardware",
+            reason=f"{decision.found.reason}; {who}: {verdict.reason}",
+            first_step=step,
+            figures=decision.found.figures,
+            clips=decision.found.clips,
+        )
+        about = decide([found], self.tools.recipe.guard, self.state.guard)
+        if about is None or about.action == "warn":
+            return replace(decision, found=replace(decision.found, reason=found.reason))
+        return replace(about, others=(decision.found, *decision.others))
+
+    def _act(self, decision: Decision, verdict: Verdict | None, computed: Computed | None) -> None:
+        """Record a decision and carry it out; a rollback is recorded when it is known where to."""
+        state, tools, action = self.state, self.tools, decision.action
+        # Before the update it is the next step that is looked at, after it the last one.
+        step = state.step if computed is None else state.step + 1
+        facts = self._facts(decision, verdict, computed)
+        if action == "rollback":
+            raise GoBack(decision, step, facts)
+        spec = tools.recipe.guard
+        if action == "scale_lr":
+            first = state.step + 1
+            facts["lr_factor"], facts["lr_steps"] = spec.lr_factor, [first, first + spec.lr_steps - 1]
+            state.guard.scales += ((first, first + spec.lr_steps - 1, spec.lr_factor),)
+        state.guard.counts[action] = state.guard.counts.get(action, 0) + 1
+        record(decision, step, facts, tools)
+        kept = "the update is not saved" if computed is None else "nothing was updated"
+        text = f"step {step}: {decision.found.reason}; {kept}. {_of_clips(facts['clip_ids'])}"
+        if action == "stop":
+            raise Halted(
+                f"{text} The guard stops the run; guard.{decision.found.kind} says what else it can do."
+            )
+        if action == "drain":
+            assert verdict is not None
+            is_it = tools.world.rank in verdict.ranks
+            raise (BadNode if is_it else LostRank)(f"{text} Begin again without {', '.join(verdict.hosts)}.")
+
+    def _facts(
+        self, decision: Decision, verdict: Verdict | None, computed: Computed | None
+    ) -> dict[str, Any]:
+        """Return what the event says of the step: the figures, its place, its clips."""
+        state, stage = self.state, self.stage
+        number = state.stage_step - (computed is None)  # from 0
+        clips: list[str] = []
+        if computed is not None:
+            clips = [
+                computed.plan.clip_ids[place] for place in self._places(decision.found, verdict, computed)
+            ]
+        return {
+            "stage": stage.stage.name,
+            "stage_step": number + 1,
+            "data_step": data_stages.data_step(stage, number) + 1,
+            "figures": decision.found.figures,
+            "clip_ids": clips[:NAMED_CLIPS],
+            "num_clips": len(clips),
+            "others": [{"finding": each.kind, "reason": each.reason} for each in decision.others],
+            "verdict": verdict.as_json() if verdict else None,
+        }
+
+    def _places(self, found: Found, verdict: Verdict | None, computed: Computed) -> Sequence[int]:
+        """Return the places of the clips concerned: those found, or of micro-batches or ranks not finite."""
+        if found.clips:
+            return found.clips
+        plan = self.stage.plan
+        size, step = self.tools.world.size, data_stages.data_step(self.stage, self.state.stage_step)
+        positions = list(verdict.micro_batches) if verdict else []
+        if not positions:
+            shares = order.shares(plan, step, size)
+            bad = [rank for rank, norm in enumerate(computed.rank_norms) if not math.isfinite(norm)]
+            positions = [position for rank in bad for position in shares[rank]]
+        first = {slot: position for position, slot in computed.plan.slots.items()}
+        places, position = [], -1
+        for place in range(len(computed.plan.clip_ids)):
+            position = first.get(place, position)
+            if not positions or position in positions:
+                places.append(place)
+        return places
+
+
+def record(decision: Decision, step: int, facts: dict[str, Any], tools: Tools) -> None:
+    """Write the decision to events.jsonl and say it."""
+    found = decision.found
+    if tools.world.is_first:
+        jsonl.record_event(
+            tools.recipe.output,
+            "guard",
+            step,
+            action=decision.action,
+            finding=found.kind,
+            shape=found.shape or None,
+            reason=found.reason,
+            policy=decision.policy,
+            first_step=found.first_step,
+            **facts,
+        )
+    done = DONE[decision.action]
+    training_log.say(tools.world, f"guard: step {step}: {found.reason} → {decision.action}: {done}")
+
+
+def instead(decision: Decision, why: str) -> Decision:
+    """Return the decision to stop, where what was decided cannot be done."""
+    found = replace(decision.found, reason=f"{decision.found.reason}; {why}")
+    return replace(decision, action="stop", found=found)
+
+
+def _of_clips(ids: Sequence[str]) -> str:
+    if not ids:
+        return ""
+    return f"Its clips: {', '.join(ids[:8])}{', …' * (len(ids) > 8)}."

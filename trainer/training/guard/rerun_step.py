@@ -1,0 +1,182 @@
+"""A suspicious step computed again: is it the data, or a device that computes wrongly?
+
+Every rank computes its share of the step once more, and that of the rank before it, which it reads again
+through the order. A rank whose second result is not its first is suspect. Where all agree with themselves
+but not with each other, the one whose results are the larger in every pair is. Else it is the data.
+"""
+
+import math
+import socket
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from trainer.data import stages as data_stages
+from trainer.data.model_inputs import Batch
+from trainer.data.stages import StageData
+from trainer.distributed import mesh
+from trainer.training.optim import adamw
+from trainer.training.state import TrainState
+from trainer.training.step import Computed, Tools, clip_losses
+from vidcurate.sampler import order
+
+Read = Callable[[Sequence[int]], Sequence[Batch]]
+"""Read the micro-batches at these positions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """A rank's part of a step as one rank has computed it.
+
+    `losses`: position of a micro-batch → its clips' losses. `norms`: position → the norm of the gradient
+    summed up to there.
+    """
+
+    losses: dict[int, list[float]]
+    norms: dict[int, float]
+
+    @property
+    def norm(self) -> float:
+        return list(self.norms.values())[-1] if self.norms else 0.0
+
+    @property
+    def size(self) -> float:
+        """How large it is, for a comparison; infinite where something is not finite."""
+        values = [*(loss for losses in self.losses.values() for loss in losses), self.norm]
+        return sum(values) if all(map(math.isfinite, values)) else math.inf
+
+    @property
+    def not_finite(self) -> list[int]:
+        """The micro-batches whose losses, or with which the gradient, are not finite."""
+        bad_norms = [position for position, norm in self.norms.items() if not math.isfinite(norm)][:1]
+        bad = [place for place, losses in self.losses.items() if not all(map(math.isfinite, losses))]
+        return sorted({*bad, *bad_norms})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """`cause`: data (all agree), hardware (of `ranks`), or unclear. `hosts` and `devices` are the ranks'.
+
+    `micro_batches`: the positions of those that are not finite when computed again by their own rank.
+    """
+
+    cause: Literal["data", "hardware", "unclear"]
+    reason: str
+    ranks: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    micro_batches: tuple[int, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def compute(
+    state: TrainState, tools: Tools, stage: StageData, computed: Computed, batches: Sequence[Batch]
+) -> Share:
+    """Compute micro-batches of the step again; the model keeps the gradient it has. All ranks together."""
+    learns = state.masters.learns
+    held = {name: parameter.grad for name, parameter in learns.items()}
+    adamw.drop_gradients(state.masters)
+    losses: dict[int, list[float]] = {}
+    norms: dict[int, float] = {}
+    layout = tools.layout
+    layout.open()
+    for batch in sorted(batches, key=lambda batch: batch.position):
+        found = clip_losses(layout.compute, tools, stage.stage, batch, state.step)
+        (found.losses.sum() / len(computed.plan.clip_ids)).backward()  # type: ignore[no-untyped-call]
+        losses[batch.position] = found.losses.detach().double().cpu().tolist()
+        norms[batch.position] = float(layout.own_norm())
+    layout.drop()
+    for name, parameter in learns.items():
+        parameter.grad = held[name]
+    return Share(losses=losses, norms=norms)
+
+
+def _first(computed: Computed, rank: int, share: Share) -> Share:
+    """Return what a rank's share was in the step itself, of which only the last norm was kept."""
+    slots = computed.plan.slots
+    losses = {
+        position: computed.losses[slots[position] : slots[position] + len(again)].tolist()
+        for position, again in share.losses.items()
+    }
+    return Share(losses=losses, norms=dict.fromkeys(list(losses)[-1:], computed.rank_norms[rank]))
+
+
+def _differ(one: Share, other: Share, tolerance: float) -> bool:
+    pairs = [
+        pair
+        for position in one.losses
+        for pair in zip(one.losses[position], other.losses[position], strict=True)
+    ]
+    return any(not _same(a, b, tolerance) for a, b in [*pairs, (one.norm, other.norm)])
+
+
+def _same(one: float, other: float, tolerance: float) -> bool:
+    if math.isfinite(one) != math.isfinite(other):
+        return False
+    return not math.isfinite(one) or abs(one - other) <= tolerance * max(abs(one), abs(other))
+
+
+def judge(
+    first: Sequence[Share], own: Sequence[Share], other: Sequence[Share], tolerance: float
+) -> tuple[Literal["data", "hardware", "unclear"], str, tuple[int, ...]]:
+    """Return cause, reason and suspect ranks: `other[rank]` is that rank's share by the next rank."""
+    size = len(own)
+    unstable = tuple(rank for rank in range(size) if _differ(first[rank], own[rank], tolerance))
+    if unstable and len(unstable) < size:
+        others = "another rank's does not" if size == 2 else "the other ranks' do not"
+        return "hardware", f"its result changes when it is computed again, {others}", unstable
+    if unstable:
+        return "unclear", "no rank's result stays the same when it is computed again", unstable
+    accused: Counter[int] = Counter()
+    for rank in range(size):
+        helper = (rank + 1) % size
+        if helper != rank and _differ(own[rank], other[rank], tolerance):
+            accused[rank if own[rank].size > other[rank].size else helper] += 1
+    if not accused:
+        others = " and by another rank" if size > 1 else ""
+        return "data", f"it comes out the same computed again{others}: the data, or the model", ()
+    suspects = tuple(rank for rank, count in sorted(accused.items()) if count == 2)
+    if suspects:
+        return (
+            "hardware",
+            "its results, for its own clips and for another's, are not those of others",
+            suspects,
+        )
+    return "unclear", "two ranks differ, and neither is alone with its results", tuple(sorted(accused))
+
+
+def again(
+    state: TrainState,
+    tools: Tools,
+    stage: StageData,
+    computed: Computed,
+    batches: Sequence[Batch],
+    read: Read,
+) -> Verdict:
+    """Compute a step again, each share on its rank and on the next; return what is wrong. All together."""
+    world, tolerance = tools.world, tools.recipe.guard.rerun_tolerance
+    own = compute(state, tools, stage, computed, batches)
+    other = own
+    if world.size > 1:
+        positions = order.shares(stage.plan, data_stages.data_step(stage, state.stage_step), world.size)
+        theirs = positions[(world.rank - 1) % world.size]
+        found: list[Batch] = []
+        mesh.together(lambda: found.extend(read(theirs)), world)
+        other = compute(state, tools, stage, computed, found)
+    place = (socket.gethostname(), mesh.device_name(world))
+    everyone = mesh.gather((own, other, place), world)
+    shares = [mine for mine, _, _ in everyone]
+    by_next = [everyone[(rank + 1) % world.size][1] for rank in range(world.size)]
+    first = [_first(computed, rank, share) for rank, share in enumerate(shares)]
+    cause, reason, ranks = judge(first, shares, by_next, tolerance)
+    return Verdict(
+        cause=cause,
+        reason=reason,
+        ranks=ranks,
+        hosts=tuple(everyone[rank][2][0] for rank in ranks),
+        devices=tuple(everyone[rank][2][1] for rank in ranks),
+        micro_batches=tuple(sorted(place for share in shares for place in share.not_finite)),
+    )

@@ -1,0 +1,82 @@
+"""RUN/guard.json: the rollbacks of a run, decided and not to be forgotten, whatever is killed when.
+
+A rollback is decided once its line is in this file. What it asks of the run's folder (`settle`) can then be
+done again at any time: a start does it first, so a kill in the middle of a rollback leaves nothing open.
+"""
+
+import json
+import re
+import shutil
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from trainer.run_folder import layout as run_folder_layout
+from trainer.run_folder import whole_file
+from trainer.run_folder.checkpoint import checkpoint, retention
+from trainer.training.guard import history
+from trainer.training.guard.history import Rollback
+from vidcurate.errors import CheckpointError, StorageError
+
+GUARD = "guard.json"
+SAMPLES = "samples"
+_SAMPLED = re.compile(r"^step-(\d+)$")
+
+
+def read(run: Path) -> tuple[Rollback, ...]:
+    """Return the rollbacks of a run, the oldest first. Raises CheckpointError for a file that is damaged."""
+    path = run / GUARD
+    if not path.exists():
+        return ()
+    try:
+        return history.rollbacks_from(json.loads(path.read_text(encoding="utf-8"))["rollbacks"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{path}: cannot be read ({error}); restore it, or choose a new output."
+        ) from error
+
+
+def write(run: Path, rollbacks: tuple[Rollback, ...]) -> None:
+    """Replace the file, whole or not at all. Raises StorageError."""
+    text = json.dumps({"rollbacks": [asdict(back) for back in rollbacks]}, indent=1) + "\n"
+    whole_file.put(run / GUARD, text, is_flushed=True)
+
+
+def in_force(run: Path, saved: tuple[Rollback, ...]) -> tuple[Rollback, ...]:
+    """Return the rollbacks of a run that goes on from a checkpoint which knows of those `saved`."""
+    return max(read(run), saved, key=len)
+
+
+def _known(saved: dict[str, Any]) -> int:
+    guard = saved.get("guard") or {}
+    return len(guard.get("rollbacks", ()))
+
+
+def settle(run: Path) -> list[str]:
+    """Leave in the folder nothing of what the last rollback has given up; return the checkpoints that went.
+
+    LATEST then names the checkpoint that it went back to, or one that was saved since. Raises StorageError.
+    """
+    rollbacks = read(run)
+    newest = checkpoint.latest(run) if rollbacks else None
+    if newest is None or _known(checkpoint.read_state(newest)) >= len(rollbacks):
+        return []
+    to_step = rollbacks[-1].to_step
+    gone = [
+        path
+        for path in run_folder_layout.checkpoints(run)
+        if run_folder_layout.step_of(path) > to_step and _known(checkpoint.read_state(path)) < len(rollbacks)
+    ]
+    try:
+        for folder in (run / SAMPLES).glob("step-*"):
+            match = _SAMPLED.match(folder.name)
+            if match and int(match[1]) > to_step:
+                with suppress(FileNotFoundError):  # a server beside the training may be replacing it
+                    shutil.rmtree(folder)
+        if run_folder_layout.step_of(newest) > to_step:
+            checkpoint.point(run, run_folder_layout.folder_name(to_step))
+        retention.delete(gone)
+    except OSError as error:
+        raise StorageError(f"{run}: the rollback to step {to_step} cannot be finished ({error}).") from error
+    return [path.name for path in gone]

@@ -1,0 +1,59 @@
+"""How a training ended."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.health.watch import progress
+from trainer.run_folder import layout as run_folder_layout
+from vidcurate.errors import MissingError, StorageError
+
+
+@contextmanager
+def lost_when_begun(run: Path) -> Iterator[None]:
+    """Raise StorageError, exit code 1, for what a run that has made steps misses: it may come back.
+
+    What a run without a step misses is a wrong request, exit code 2, which nobody tries again.
+    """
+    try:
+        yield
+    except MissingError as error:
+        step = progress.highest_step(run)
+        if step == 0:
+            raise
+        raise StorageError(
+            f"{error} {run} is at step {step}, so it was there: look for a disk that is away, or for what "
+            "this command changes."
+        ) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How `train` ended. `stopped_by` is a signal's name, or None when every step is done."""
+
+    run: str
+    step: int
+    num_steps: int
+    loss: float | None
+    stopped_by: str | None
+    was_done: bool
+    is_first_rank: bool
+    exit_code: int
+
+    def as_json(self) -> dict[str, Any]:
+        hidden = ("is_first_rank", "exit_code")
+        return {name: value for name, value in asdict(self).items() if name not in hidden}
+
+    def in_words(self) -> str:
+        newest = f"{self.run}/{run_folder_layout.folder_name(self.step)}"
+        if self.stopped_by:
+            return (
+                f"{self.stopped_by}: saved {newest} of {self.num_steps} steps; "
+                "the same command goes on from it"
+            )
+        if self.was_done:
+            return f"{self.run} is done: {self.step} of {self.num_steps} steps, the last is {newest}"
+        loss = "without a loss" if self.loss is None else f"loss {self.loss:.6f}"
+        return f"done: {self.step} steps, {loss}, {newest}"

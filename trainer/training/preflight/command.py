@@ -1,0 +1,160 @@
+"""The two ways into the preflight: at every start of a training, and alone, with the data (`--preflight`)."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.data import open_stage
+from trainer.data import stages as data_stages
+from trainer.data.stages import StageData
+from trainer.distributed import environment, mesh
+from trainer.distributed.mesh import World
+from trainer.health.checks.check import Bounded, Check
+from trainer.recipe import recipe as recipes
+from trainer.recipe.recipe import TrainRecipe
+from trainer.report.preview import dry_run
+from trainer.run_folder import jsonl, whole_file
+from trainer.run_folder import layout as run_folder_layout
+from trainer.training.preflight import run_checks
+from trainer.training.preflight.run_checks import Preflight
+from trainer.training.state import Origin
+from vidcurate.errors import BadNodeError, StorageError, VidcurateError
+
+FILE = "preflight.json"
+DATA_SECONDS = 60.0  # to lay out the stages, and to read one step's clips with the loader's workers
+
+
+def _newest_step(run: Path) -> int:
+    there = run_folder_layout.checkpoints(run)
+    return run_folder_layout.step_of(there[-1]) if there else 0
+
+
+def keep(found: Preflight, run: Path, more: dict[str, Any]) -> None:
+    """Write RUN/preflight.json and the event; a disk that refuses is in the verdict already."""
+    try:
+        text = json.dumps({**found.as_json(), **more}, indent=1) + "\n"
+        whole_file.put(run / FILE, text, is_flushed=True)
+        jsonl.record_event(
+            run,
+            "preflight",
+            _newest_step(run),
+            form=found.form,
+            verdict=found.verdict,
+            seconds=found.seconds,
+            nodes={node["host"]: node["verdict"] for node in found.nodes},
+            problems=found.problems,
+        )
+    except StorageError as error:
+        print(f"preflight: {error}", file=sys.stderr, flush=True)
+
+
+def _tell(found: Preflight) -> None:
+    """Print the table; a start at which all is well is silent."""
+    if found.lines:
+        print("\n".join(found.lines), file=sys.stderr, flush=True)
+
+
+def _end(found: Preflight, has_hung: bool = False) -> None:
+    """Raise BadNodeError, on every rank, if a node is bad; a rank with a check that hangs leaves at once."""
+    if found.has_hung or has_hung:
+        run_checks.leave_at_once(found.error)
+    if found.error:
+        raise BadNodeError(found.error)
+
+
+def at_start(recipe: TrainRecipe, laid: tuple[StageData, ...], world: World) -> Preflight | None:
+    """Check in the short form before a training begins, and return what was found; all ranks call it.
+
+    None for a run that has made its last step: it is let be. What is found is for `keep` once the run is
+    known to go on, as a start that is refused leaves the run's folder as it was; a bad node is kept here.
+    Raises BadNodeError, the same on all.
+    """
+    last_step = laid[-1].first_step + laid[-1].num_steps
+    if mesh.first_does(lambda: _newest_step(recipe.output) == last_step, world):
+        return None
+    found = run_checks.fly(recipe, world, laid, full=False)
+    if found.tells:
+        _tell(found)
+        if found.error or found.has_hung:
+            keep(found, recipe.output, {})
+    _end(found)
+    return found
+
+
+# ── alone ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _of_data(
+    recipe: TrainRecipe, world: World, bounded: Bounded
+) -> tuple[tuple[StageData, ...], list[Check], list[VidcurateError]]:
+    """Return the stages as this rank sees them, the checks of them, and why they cannot be read, if so."""
+    laid: list[StageData] = []
+    failures: list[VidcurateError] = []
+
+    def dataset() -> list[Check]:
+        try:
+            laid.extend(data_stages.lay_out(recipe))
+        except VidcurateError as error:
+            failures.append(error)
+            raise
+        steps = laid[-1].first_step + laid[-1].num_steps
+        clips = sum(stage.plan.num_clips for stage in laid)
+        value = f"{len(laid)} stages, {steps:,} steps, {clips:,} clips"
+        return [Check(name="dataset", verdict="ok", value=value)]
+
+    found = bounded.run("dataset", dataset)
+    if found[0].verdict == "ok":
+        found += bounded.run("first step", lambda: _read_first_step(laid[0], recipe, world))
+    return tuple(laid), found, failures
+
+
+def _read_first_step(stage: StageData, recipe: TrainRecipe, world: World) -> list[Check]:
+    """Read this rank's clips of the stage's first step, as the training would."""
+    events: list[dict[str, Any]] = []
+    with open_stage.open_loader(
+        stage, recipe, rank=world.rank, world_size=world.size, on_event=events.append, pin=False
+    ) as loader:
+        batches = loader.step(0)
+    value = f"{len(batches)} micro-batches read"
+    replaced = [event["clip_id"] for event in events if event["event"] == "clip_substituted"]
+    if replaced:
+        value += f", {len(replaced)} clips cannot be read ({', '.join(replaced[:3])})"
+    return [Check(name="first step", verdict="warn" if replaced else "ok", value=value)]
+
+
+def _same(recipe: TrainRecipe, laid: tuple[StageData, ...]) -> dict[str, str]:
+    """Return what all ranks must see alike: the recipe, the clips and their order."""
+    return {
+        "recipe": recipes.digest(recipe)[:12],
+        "dataset": " ".join(stage.index.structure_fingerprint[:12] for stage in laid),
+        "order": " ".join(stage.plan.fingerprint[:12] for stage in laid),
+    }
+
+
+def alone(recipe: TrainRecipe, origin: Origin, settings: Sequence[str]) -> dict[str, Any] | None:
+    """Check in full, the data too, and train nothing: return the report on the first rank, None on others.
+
+    Raises BadNodeError, and where no rank can read the data what the reading raised, on every rank.
+    """
+    environment.apply(recipe.environment)
+    world = mesh.join()
+    bounded = Bounded(DATA_SECONDS)
+    try:
+        laid, checks, failures = _of_data(recipe, world, bounded)
+        if all(mesh.gather(bool(failures), world)):
+            raise failures[0]  # the request is wrong, not a node
+        same = _same(recipe, laid) if laid else {}
+        found = run_checks.fly(recipe, world, laid, full=True, data_checks=checks, same=same)
+        more: dict[str, Any] = {}
+        if world.is_first and laid:
+            more["data"] = dry_run.dry_run(recipe, origin, settings)
+            print(dry_run.in_words(more["data"]), file=sys.stderr, flush=True)
+        if found.tells:
+            _tell(found)
+            keep(found, recipe.output, more)
+        _end(found, bool(bounded.hung))
+        return {**found.as_json(), **more} if world.is_first else None
+    finally:
+        mesh.leave(world)

@@ -1,0 +1,321 @@
+"""The preflight, in the order of the act: who is there, what each finds, the clocks, the links, the verdict.
+
+Every wait has a limit, so that a rank that hangs is a line in the table and not the end of it. All ranks
+come to the same verdict, because the first rank makes it.
+"""
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from trainer.cli import exit_codes
+from trainer.cluster.launch.bad_hosts import SAYS_BAD
+from trainer.data.stages import StageData
+from trainer.distributed.mesh import World
+from trainer.health import clock_offset, gpu, xid_log
+from trainer.health.checks import clocks, device, disk, links, node, verdict
+from trainer.health.checks.check import Bounded, Check, Verdict, worst
+from trainer.health.checks.device import EFFORTS, Effort
+from trainer.health.checks.exchange import Board
+from trainer.health.checks.verdict import Node, Report
+from trainer.recipe.recipe import TrainRecipe
+from trainer.report.preview.dry_run import memory_of, needed_bytes, parameters, unknown_encoders
+from trainer.run_folder import layout as run_folder_layout
+
+HELLO_SECONDS = 30.0
+MARGIN_SECONDS = 15.0
+LOCAL_CHECKS = 4  # whose limits may pass one after another on one rank before it is called silent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preflight:
+    """What a preflight found. `nodes` and `links` are plain values; `error` names the first bad node."""
+
+    form: str
+    seconds: float
+    verdict: Verdict
+    nodes: list[dict[str, Any]]
+    links: list[dict[str, Any]]
+    lines: list[str]
+    problems: list[str]
+    error: str
+    has_hung: bool = False
+    tells: bool = False  # this rank tells of it, and keeps it
+
+    def as_json(self) -> dict[str, Any]:
+        names = ("form", "seconds", "verdict", "nodes", "links", "problems")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rank:
+    """What one rank's checks need."""
+
+    recipe: TrainRecipe
+    world: World
+    board: Board
+    bounded: Bounded
+    effort: Effort
+    is_full: bool
+
+
+def _silent_seconds(rank: _Rank) -> float:
+    return LOCAL_CHECKS * rank.bounded.seconds + MARGIN_SECONDS
+
+
+def _agreed(rank: _Rank, name: str, value: Any, seconds: float) -> Any:
+    """Put `value` on the first rank, take it on the others; None where the first rank says nothing."""
+    if rank.world.is_first:
+        rank.board.put(name, value)
+        return value
+    return rank.board.take(name, seconds)
+
+
+def _hosts(rank: _Rank) -> tuple[list[str], list[int], list[str]]:
+    """Return the node, the process id and the driver's name of the GPU of each rank, on all of them.
+
+    A rank that does not say its node is a node of its own.
+    """
+    own = [socket.gethostname(), os.getpid(), device.uuid(rank.world.device)]
+    rank.board.put(f"hello/{rank.world.rank}", own)
+    said = rank.board.take_all("hello", HELLO_SECONDS) if rank.world.is_first else {}
+    everyone = [each or [f"(rank {number})", 0, ""] for number, each in said.items()]
+    found = _agreed(rank, "hosts", everyone, HELLO_SECONDS + MARGIN_SECONDS) or [own] * rank.world.size
+    hosts, pids, gpus = (list(column) for column in zip(*found, strict=True))
+    return hosts, pids, gpus
+
+
+# ── what one rank finds alone ───────────────────────────────────────────────────────────────────────────────
+
+
+def _of_device(rank: _Rank, laid: tuple[StageData, ...], state: tuple[int, int]) -> list[Check]:
+    recipe, spec, place, effort = rank.recipe, rank.recipe.preflight, rank.world.device, rank.effort
+    dtype = getattr(torch, recipe.precision)
+
+    def memory() -> list[Check]:
+        needs = memory_of(laid, recipe, state)
+        forecast = max(map(needed_bytes, needs), default=None)
+        return device.memory(place, forecast, spec, max(map(unknown_encoders, needs), key=len, default=""))
+
+    found = rank.bounded.run("free memory", memory)
+    if not rank.bounded.hung:  # a device that hangs once hangs again
+        found += rank.bounded.run("product", lambda: device.product(recipe.model, place, dtype, effort, spec))
+    if not rank.bounded.hung:
+        found += rank.bounded.run("copy", lambda: device.copy(place, effort, spec))
+    return found
+
+
+def _of_disk(rank: _Rank, state: tuple[int, int]) -> list[Check]:
+    recipe, run, bounded = rank.recipe, rank.recipe.output, rank.bounded
+
+    def room() -> list[Check]:
+        disk.make(run)
+        kept = max(stage.keep_last for stage in recipe.stages)
+        there = len(run_folder_layout.checkpoints(run))
+        return disk.room(run, disk.checkpoint_bytes(*state), kept, there)
+
+    found = bounded.run("disk room", room)
+    if found[0].name == "disk room" and found[0].figure is None:
+        return found  # it cannot be made, or hangs
+    limit = bounded.seconds / 2
+    return found + bounded.run(
+        "disk write", lambda: disk.write(run, rank.effort.write_bytes, limit, recipe.preflight)
+    )
+
+
+def _of_node(rank: _Rank, num_nodes: int, ours: set[int], used: set[str]) -> list[Check]:
+    """Return what the driver, the kernel and the time daemon say.
+
+    `ours` are this run's processes here, `used` the GPUs that they have.
+    """
+    spec, bounded = rank.recipe.preflight, rank.bounded
+
+    def driver() -> list[Check]:
+        facts = gpu.read(bounded.seconds * 0.8)
+        return node.of_driver(facts) + node.leftovers(facts.gpus, ours, used)
+
+    found = bounded.run("hardware", driver)
+    if spec.xid_hours:
+        found += bounded.run("Xid", lambda: node.of_xids(xid_log.read_xids(), spec))
+    if num_nodes > 1 or rank.is_full:
+        found += bounded.run("time daemon", lambda: node.of_clock(clock_offset.discipline(), num_nodes))
+    return found
+
+
+# ── what they find together ─────────────────────────────────────────────────────────────────────────────────
+
+
+def _together(rank: _Rank, hosts: list[str], leaders: list[int]) -> dict[str, Any]:
+    """Return this rank's checks of clocks and links, and whom it met: {checks, met}. All ranks call it."""
+    spec, world, bounded = rank.recipe.preflight, rank.world, rank.bounded
+    found: list[Check] = []
+    if len(leaders) > 1:
+        found += clocks.offset(rank.board, world.rank, leaders, spec)
+    found += bounded.run("all-reduce", lambda: links.all_reduce(world, rank.effort, spec))
+    is_odd = any(check.name == "all-reduce" and check.verdict != "ok" for check in found)
+    rank.board.put(f"sum/{world.rank}", {"odd": is_odd, "hung": bool(bounded.hung)})
+    said = rank.board.take_all("sum", bounded.seconds + MARGIN_SECONDS) if world.is_first else {}
+    whole = all(each is not None and not each["hung"] for each in said.values())
+    wanted = whole and (rank.is_full or any(each["odd"] for each in said.values()))
+    met: list[dict[str, Any]] = []
+    if _agreed(rank, "pairs", wanted, bounded.seconds + 2 * MARGIN_SECONDS) and not bounded.hung:
+        rounds = links.schedule(hosts)
+        bounded.run("links", lambda: links.play(world, rounds, rank.effort, met))
+    return {"checks": [check.as_json() for check in found], "met": met, "hung": "links" in bounded.hung}
+
+
+# ── the act ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def fly(
+    recipe: TrainRecipe,
+    world: World,
+    laid: tuple[StageData, ...],
+    *,
+    full: bool,
+    data_checks: Sequence[Check] = (),
+    same: dict[str, str] | None = None,
+) -> Preflight:
+    """Check this rank, its node and its links, and return the verdict on all nodes. All ranks call it.
+
+    `data_checks` are what this rank found of the data; `same`: more facts that all ranks must have in common.
+    Raises nothing for what it finds.
+    """
+    began = time.monotonic()
+    spec = recipe.preflight
+    rank = _Rank(
+        recipe=recipe,
+        world=world,
+        board=Board(world),
+        bounded=Bounded(spec.check_seconds),
+        effort=EFFORTS[world.device.type, full],
+        is_full=full,
+    )
+    hosts, pids, gpus = _hosts(rank)
+    leaders = [hosts.index(host) for host in dict.fromkeys(hosts)]
+    state = parameters(recipe)
+    checks = [*data_checks, *_of_device(rank, laid, state)]
+    if world.rank in leaders:
+        here = [number for number, host in enumerate(hosts) if host == hosts[world.rank]]
+        ours, used = {pids[number] for number in here}, {gpus[number] for number in here}
+        checks += [*_of_disk(rank, state), *_of_node(rank, len(leaders), ours, used)]
+    device_name = "cpu" if world.device.type == "cpu" else torch.cuda.get_device_name(world.device)
+    report = Report(
+        rank=world.rank,
+        host=hosts[world.rank],
+        device=device_name,
+        checks=tuple(checks),
+        versions=node.versions() | (same or {}),
+    )
+    rank.board.put(f"found/{world.rank}", {"report": report.as_json(), "hung": bool(rank.bounded.hung)})
+
+    said = rank.board.take_all("found", _silent_seconds(rank)) if world.is_first else {}
+    is_whole = all(each is not None and not each["hung"] for each in said.values())
+    goes_on = _agreed(rank, "goes on", is_whole, _silent_seconds(rank) + MARGIN_SECONDS)
+    mine: dict[str, Any] = {"checks": [], "met": [], "hung": False}
+    if goes_on and world.size > 1:
+        mine = _together(rank, hosts, leaders)
+    rank.board.put(f"together/{world.rank}", mine)
+
+    if world.is_first:
+        found = _judge(rank, hosts, said, began)
+        rank.board.put("verdict", found)
+    else:
+        found = rank.board.take("verdict", _silent_seconds(rank) + 2 * MARGIN_SECONDS)
+    if found is None:
+        return _no_verdict(hosts[0], rank, time.monotonic() - began)
+    return Preflight(**found, has_hung=bool(rank.bounded.hung), tells=world.is_first)
+
+
+def _judge(rank: _Rank, hosts: list[str], said: dict[int, Any], began: float) -> dict[str, Any]:
+    """Return the verdict on all nodes, on the first rank, as the plain values of a Preflight."""
+    spec, board = rank.recipe.preflight, rank.board
+    reports = [verdict.report_from_json(each["report"]) for each in said.values() if each is not None]
+    more: dict[int, list[Check]] = {
+        number: [verdict.silent(number, _silent_seconds(rank))]
+        for number, each in said.items()
+        if each is None
+    }
+    limit = rank.bounded.seconds * 2 + MARGIN_SECONDS
+    together = {number: each for number, each in board.take_all("together", limit).items() if each}
+    for number, each in together.items():
+        more.setdefault(number, []).extend(Check(**check) for check in each["checks"])
+    found_links = links.links([each["met"] for each in together.values()], hosts)
+    is_cpu = rank.world.device.type == "cpu"
+    for number, bad in links.checks(found_links, spec, hosts, is_cpu=is_cpu).items():
+        more.setdefault(number, []).extend(bad)
+    stuck = [number for number, each in together.items() if each["hung"]]
+    if stuck and not any(check.verdict == "bad" for checks in more.values() for check in checks):
+        for number in stuck:
+            more.setdefault(number, []).append(_stuck(rank.bounded.seconds))
+    more = clocks.against_most(more, spec)
+    for number, odd in verdict.different(reports, spec).items():
+        more.setdefault(number, []).extend(odd)
+    nodes = verdict.nodes(hosts, verdict.compared(reports, spec), more)
+    seconds = time.monotonic() - began
+    return _in_plain_values(nodes, found_links, "full" if rank.is_full else "short", seconds)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _stuck(seconds: float) -> Check:
+    advice = "no two ends agree on where: look at this node's network"
+    value = "an exchange with another rank hangs"
+    return Check(name="link", verdict="bad", value=value, limit=f"{seconds:g} s", advice=advice)
+
+
+def _in_plain_values(
+    nodes: list[Node], found: Sequence[links.Link], form: str, seconds: float
+) -> dict[str, Any]:
+    overall = worst([each.verdict for each in nodes])
+    bad, odd = verdict.problems(nodes, "bad"), verdict.problems(nodes, "warn")
+    ranks = sum(len(each.ranks) for each in nodes)
+    head = f"preflight: {overall}, {_count(len(nodes), 'node')}, {_count(ranks, 'rank')}, {seconds:.1f} s"
+    lines = [] if overall == "ok" and form == "short" else [head, *verdict.table(nodes)]
+    lines += [f"  bad: {line}" for line in bad] + [f"  warn: {line}" for line in odd]
+    names = [each.name for each in nodes if each.verdict == "bad"]
+    error = ""
+    if bad:
+        rest = f" {len(bad) - 1} more findings." if len(bad) > 1 else ""
+        error = (
+            f"{SAYS_BAD} {', '.join(names)}: {bad[0]}.{rest} Begin again without it, or see preflight.json."
+        )
+    return {
+        "form": form,
+        "seconds": round(seconds, 3),
+        "verdict": overall,
+        "nodes": [each.as_json() for each in nodes],
+        "links": [
+            {"ranks": list(link.pair), "gb_per_second": link.rate, "between_nodes": link.is_between_nodes}
+            for link in found
+        ],
+        "lines": lines,
+        "problems": bad + odd,
+        "error": error,
+    }
+
+
+def _no_verdict(host: str, rank: _Rank, seconds: float) -> Preflight:
+    """Return what a rank says that waited in vain for the first rank's verdict."""
+    check = verdict.silent(0, seconds)
+    nodes = [Node(name=host, verdict="bad", devices=(), checks=((0, check),))]
+    found = _in_plain_values(nodes, [], "full" if rank.is_full else "short", seconds)
+    return Preflight(
+        **found, has_hung=bool(rank.bounded.hung), tells=rank.board.is_first_to("no verdict", rank.world.rank)
+    )
+
+
+def leave_at_once(error: str) -> None:
+    """End this process with BAD_NODE: a check of it hangs still, and nothing that waits for it would end."""
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    time.sleep(0.3)  # the first rank's console is copied from its log by a thread
+    os._exit(exit_codes.BAD_NODE)

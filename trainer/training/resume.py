@@ -1,0 +1,321 @@
+"""Where a run begins: at zero, where it stopped, or from another checkpoint; and the proof of it.
+
+`begin` fills the state from what it finds and refuses anything that does not fit: another model, another
+recipe, other data, another optimizer, a checkpoint that is damaged. What it did is printed and kept as one
+event, with the rate before and after, the update count, and the checksums of weights, average and moments as
+they now lie on the ranks. All ranks begin together; the first one chooses the checkpoint.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from trainer.distributed import mesh
+from trainer.distributed.mesh import ALONE, World
+from trainer.recipe import changes, skip_windows
+from trainer.recipe import recipe as recipes
+from trainer.recipe.recipe import TrainRecipe
+from trainer.run_folder.checkpoint import checkpoint, checksum, parts, retention
+from trainer.training.guard import history
+from trainer.training.optim import adamw
+from trainer.training.optim import ema as optim_ema
+from trainer.training.state import Begun, Origin, TrainState
+from vidcurate.errors import CheckpointError, InputError, RecipeError
+from vidcurate.sampler.order_state import FLAGS
+
+
+def check_origin(origin: Origin) -> None:
+    """Raise InputError for flags that do not go together, naming the one that was meant."""
+    if origin.load and origin.ckpt_path:
+        raise InputError(
+            f"--load {origin.load} and --ckpt-path {origin.ckpt_path} exclude each other: --load goes on "
+            "with optimizer, step and data position, --ckpt-path takes weights only. Give one."
+        )
+    if origin.start_from_scratch and origin.ckpt_path:
+        raise InputError(
+            "--start-from-scratch belongs to --load; --ckpt-path takes weights only and always begins "
+            "at step 0. Leave --start-from-scratch out."
+        )
+    if origin.start_from_scratch and not origin.load:
+        raise InputError(
+            "--start-from-scratch needs --load CHECKPOINT: it keeps weights, average and optimizer and "
+            "begins at step 0 of the data. For a run without any checkpoint choose an empty output."
+        )
+    if origin.load and origin.load.is_file():
+        raise InputError(
+            f"--load {origin.load}: is a file; --load needs a checkpoint folder (step-…) or a run folder. "
+            f"For weights only: --ckpt-path {origin.load}"
+        )
+    if origin.load and (origin.load / "config.json").is_file():
+        raise InputError(
+            f"--load {origin.load}: holds weights alone, without optimizer, step and data position. To begin "
+            f"with them: --ckpt-path {origin.load}"
+        )
+    if origin.load and (origin.load / parts.METADATA).is_file():
+        raise InputError(
+            f"--load {origin.load}: is a part of a checkpoint. For all of it: --load {origin.load.parent}; "
+            f"for these weights only: --ckpt-path {origin.load}"
+        )
+
+
+def _ways_on(path: Path) -> str:
+    return (
+        f"Other ways on, each with a new output: --load {path} --start-from-scratch (weights, average and "
+        f"optimizer; the data from its beginning), or --ckpt-path {path} (weights only)."
+    )
+
+
+def _check_model(saved: dict[str, Any], now: TrainRecipe, path: Path) -> None:
+    for key, (before, after) in changes.changes(saved["model"], now.model).items():
+        raise CheckpointError(
+            f"{path}: model.{key} is {before!r} in the checkpoint and {after!r} in the recipe; "
+            "a checkpoint loads into the model it was made from."
+        )
+
+
+def _fill(path: Path, state: TrainState, recipe: TrainRecipe, world: World) -> dict[str, Any]:
+    """Read a checkpoint, verified, into the state's tensors, each rank its pieces; return its state.json."""
+    checkpoint.verify(path, world=world)
+    saved = checkpoint.read_state(path)
+    _check_model(saved["recipe"], recipe, path)
+    _check_optimizer(saved["optimizer"], state, path)
+
+    def read() -> None:
+        for name, tensors in state.tensors().items():
+            parts.fill(tensors, path / name)
+
+    mesh.together(read, world)
+    return saved
+
+
+def _check_optimizer(saved: str, state: TrainState, path: Path) -> None:
+    now = type(state.optimizer).__name__
+    if saved != now:
+        raise CheckpointError(
+            f"{path}: was saved with the optimizer {saved} and this trainer has {now}, whose moments mean "
+            f"something else. Take the weights alone: --ckpt-path {path}"
+        )
+
+
+def _take_counts(state: TrainState, saved: dict[str, Any]) -> None:
+    adamw.set_update_count(state.optimizer, saved["optimizer_updates"])
+    state.ema_updates = saved["ema_updates"]
+
+
+def _check_position(saved: dict[str, Any], path: Path) -> None:
+    skip = skip_windows.merged(saved.get("skip", ()))
+    due = skip_windows.data_step(skip, saved["stage_step"] + 1) - 1
+    if saved["loader"] and saved["loader"]["step"] != due:
+        raise CheckpointError(
+            f"{path}: its data is at step {saved['loader']['step']} of the stage and its training at "
+            f"{saved['stage_step']}, which reads {due}; they must be at one. Take the checkpoint before it."
+        )
+
+
+def _take_position(state: TrainState, saved: dict[str, Any]) -> None:
+    state.step, state.stage, state.stage_step = saved["step"], saved["stage_number"], saved["stage_step"]
+    state.lr, state.clips_hash, state.loader = saved["lr"], saved["clips_hash"], saved["loader"]
+    state.delivered_hash = saved.get("delivered_hash", saved["clips_hash"])  # older ones kept one hash
+    state.guard = history.from_json(saved.get("guard"))
+
+
+def _proof(state: TrainState, saved: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return what was loaded, as it now lies on the ranks. Raises CheckpointError when it is not that."""
+    now = checksums(state.tensors())
+    for part, found in now.items():
+        if found != saved["checksums"][part]:
+            raise CheckpointError(
+                f"{path}: {part} as it was read has checksum {found[:12]}, the checkpoint was saved with "
+                f"{saved['checksums'][part][:12]}; the load went wrong."
+            )
+    return {
+        "path": str(path),
+        "saved_on_ranks": saved["world_size"],
+        "lr_before": saved["lr"],
+        "optimizer_updates": adamw.update_count(state.optimizer),
+        "ema_updates": state.ema_updates,
+        "checksums": now,
+        "checksums_match_the_manifest": True,
+        "stray_files": retention.strays(path),
+    }
+
+
+def checksums(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, str]:
+    """Return the checksum of each part, the same however it lies over ranks; all ranks ask together."""
+    return {part: checksum.checksum(values) for part, values in tensors.items()}
+
+
+def check_recipe(
+    path: Path,
+    saved: dict[str, Any],
+    recipe: TrainRecipe,
+    settings: Sequence[str] = (),
+    accept: Sequence[str] = (),
+) -> dict[str, tuple[Any, Any]]:
+    """Return what of the recipe is another than the one kept in the checkpoint at `path`.
+
+    Raises RecipeError when it has changed in a way that the run cannot take.
+    """
+    changed = changes.changes(saved["recipe"], recipe)
+    refused = changes.refused_changes(
+        changed,
+        recipe,
+        saved["stage_number"],
+        saved["stage_step"],
+        settings,
+        accept,
+        data_step=saved["loader"]["step"],
+    )
+    if refused:
+        key = refused[0]
+        before, after = changed[key]
+        more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
+        mean_it = ""
+        if changes.is_taken_by_set(key, saved["stage_number"]):
+            mean_it = f" or say that it is meant: --set {key}={after}"
+        if key.endswith(".skip"):
+            mean_it = f", or --set {key}=… with windows behind data step {saved['loader']['step']}"
+        if changes.is_of_plan(key, saved["stage_number"]):
+            mean_it = f" or say that it is meant: {FLAGS['plan']}"
+        raise RecipeError(
+            f"{key} was {before!r} when {path} was saved and is {after!r} now{more}. "
+            f"Put it back{mean_it}. {_ways_on(path)}"
+        )
+    return changed
+
+
+def continue_from(
+    path: Path,
+    state: TrainState,
+    recipe: TrainRecipe,
+    settings: Sequence[str],
+    kind: str,
+    world: World = ALONE,
+    accept: Sequence[str] = (),
+) -> Begun:
+    """Take everything from the checkpoint at `path`, its position included.
+
+    Raises RecipeError when the recipe has changed in a way that this run cannot take, CheckpointError.
+    """
+    saved = _fill(path, state, recipe, world)
+    _check_position(saved, path)
+    changed = check_recipe(path, saved, recipe, settings, accept)
+    _take_counts(state, saved)
+    _take_position(state, saved)
+    state.origin = saved["origin"] if kind == "resume" else state.origin
+    proof = _proof(state, saved, path)
+    return Begun(kind=kind, path=path, changed=changed, proof=proof, recipe=saved["recipe"])
+
+
+def return_to(path: Path, state: TrainState, recipe: TrainRecipe, world: World = ALONE) -> dict[str, Any]:
+    """Take everything from a checkpoint of this very run, for a rollback; return the proof of it.
+
+    Its recipe is not looked at: the run has gone on from it, or from what came of it. Raises CheckpointError.
+    """
+    saved = _fill(path, state, recipe, world)
+    _check_position(saved, path)
+    _take_counts(state, saved)
+    _take_position(state, saved)
+    return _proof(state, saved, path)
+
+
+def _load_weights(path: Path, state: TrainState, recipe: TrainRecipe) -> Begun:
+    """Take weights only: those of a file, of an Open-Sora folder, or of a checkpoint of ours.
+
+    Of a checkpoint the raw ones are taken; PATH/ema names its average.
+    """
+    from trainer.run_folder.checkpoint import (
+        convert,  # needs safetensors, which a machine that only trains may lack
+    )
+
+    if path.is_dir() and ((path / checkpoint.LATEST).exists() or (path / "manifest.json").exists()):
+        path = checkpoint.find(path) / "model"
+    given = convert.read_open_sora(path, recipe.model)
+    wanted = dict(state.model.state_dict())
+    # Published weights are bfloat16 or float16; training keeps float32.
+    cast = {name: value.to(wanted[name].dtype) for name, value in given.items()}
+    parts.copy_into(wanted, cast, str(path))
+    optim_ema.reset_ema(state.ema, state.model)
+    proof = {"path": str(path), "checksums": {"model": checksum.checksum(wanted)}}
+    return Begun(kind="weights", path=path, proof=proof)
+
+
+def begin(
+    recipe: TrainRecipe,
+    origin: Origin,
+    state: TrainState,
+    settings: Sequence[str] = (),
+    world: World = ALONE,
+) -> Begun:
+    """Fill `state` from the run's newest checkpoint, else from `origin`, else leave it as it is.
+
+    A run that has a checkpoint goes on from it, so that the same command can be given again; it must have
+    begun from the same origin. Raises InputError, RecipeError, CheckpointError.
+    """
+    check_origin(origin)
+    newest = mesh.first_does(lambda: checkpoint.latest(recipe.output), world)
+    state.origin = origin.word
+    if newest is not None:
+        saved = checkpoint.read_state(newest)
+        is_itself = origin.load is not None and not origin.start_from_scratch and _same(origin.load, newest)
+        if origin.word not in (None, saved["origin"]) and not is_itself:
+            began = f"began from {saved['origin']}" if saved["origin"] else "began without a checkpoint"
+            raise InputError(
+                f"{recipe.output} already holds a run that {began} and is at step {saved['step']}; with "
+                f"{origin.word} this would be another. Leave the flag out to go on, or --set output=NEW."
+            )
+        return continue_from(newest, state, recipe, settings, "resume", world, origin.accept)
+    if origin.ckpt_path:
+        return _load_weights(origin.ckpt_path, state, recipe)
+    if origin.load and origin.start_from_scratch:
+        path = checkpoint.find(origin.load)
+        saved = _fill(path, state, recipe, world)
+        _take_counts(state, saved)
+        return Begun(kind="load_from_scratch", path=path, proof=_proof(state, saved, path))
+    if origin.load:
+        path = checkpoint.find(origin.load)
+        return continue_from(path, state, recipe, settings, "load", world, origin.accept)
+    return Begun(kind="start")
+
+
+def _same(path: Path, newest: Path) -> bool:
+    return checkpoint.find(path).resolve() == newest.resolve()
+
+
+def state_json(
+    state: TrainState,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    recipe: TrainRecipe,
+    stage_name: str,
+    loader: dict[str, Any],
+    world_size: int,
+    skip: skip_windows.Windows = (),
+) -> dict[str, Any]:
+    """Return what a checkpoint's state.json holds, all ranks together.
+
+    `tensors` are the state's: asked of it once, as that takes 0.1 s where they are cut. `skip`: data steps
+    left out.
+    """
+    return {
+        "step": state.step,
+        "stage": stage_name,
+        "stage_number": state.stage,
+        "stage_step": state.stage_step,
+        "seed": recipe.seed,
+        "lr": state.lr,
+        "optimizer_updates": adamw.update_count(state.optimizer),
+        "ema_updates": state.ema_updates,
+        "clips_hash": state.clips_hash,
+        "delivered_hash": state.delivered_hash,
+        "loader": loader,
+        "skip": [list(window) for window in skip],
+        "guard": history.as_json(state.guard),
+        "origin": state.origin,
+        "optimizer": type(state.optimizer).__name__,
+        "checksums": checksums(tensors),
+        "recipe": recipes.as_json(recipe),
+        "recipe_digest": recipes.digest(recipe),
+        "world_size": world_size,
+    }

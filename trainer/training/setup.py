@@ -1,0 +1,110 @@
+"""Everything before the first step: the model, what it goes on from, and the place in its data."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from trainer.data import model_inputs
+from trainer.data import stages as data_stages
+from trainer.data.stages import StageData
+from trainer.distributed import mesh, parallelize
+from trainer.distributed.mesh import World
+from trainer.health.watch.heartbeat import Pulse
+from trainer.model.encoders.registry import text_encoder, video_encoder
+from trainer.model.stdit import STDiT3
+from trainer.recipe import recipe as recipes
+from trainer.recipe.recipe import TrainRecipe
+from trainer.run_folder.checkpoint import checksum
+from trainer.training import data_position, resume
+from trainer.training.data_position import GoneOn
+from trainer.training.guard import rollbacks
+from trainer.training.optim import adamw
+from trainer.training.state import Begun, Origin, TrainState
+from trainer.training.step import Tools
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """A training that can make its next step. `laid` are the stages as accepted changes left them."""
+
+    state: TrainState
+    tools: Tools
+    laid: tuple[StageData, ...]
+    begun: Begun
+    gone_on: GoneOn | None
+
+    @property
+    def last_step(self) -> int:
+        return self.laid[-1].first_step + self.laid[-1].num_steps
+
+
+def begin(
+    recipe: TrainRecipe,
+    origin: Origin,
+    settings: Sequence[str],
+    laid: tuple[StageData, ...],
+    world: World,
+    pulse: Pulse,
+) -> Ready:
+    """Build the model, load what it goes on from and find its place in the data.
+
+    Raises VidcurateError and its children, the same on every rank: for ranks that do not see the same
+    recipe, data or weights, and for all that `resume.begin` and `position.go_on` refuse.
+    """
+    mesh.agree(
+        {
+            "recipe": recipes.digest(recipe),
+            "data": " ".join(stage.index.structure_fingerprint for stage in laid),
+            "order": " ".join(stage.plan.fingerprint for stage in laid),
+        },
+        world,
+    )
+    model = STDiT3(recipe.model, recipe.seed)
+    layout = parallelize.lay_out(
+        model,
+        recipe.parallel,
+        world,
+        getattr(torch, recipe.precision),
+        fast=recipe.blocks == "fast",
+        float8=recipe.float8_products,
+    )
+    state = TrainState(model=model, masters=adamw.masters(model))
+    tools = Tools(
+        recipe=recipe,
+        world=world,
+        layout=layout,
+        video=video_encoder(recipe.video_encoder),
+        text=text_encoder(recipe.text_encoder),
+        pulse=pulse,
+    )
+    mesh.first_does(lambda: rollbacks.settle(recipe.output), world)
+    begun = resume.begin(recipe, origin, state, settings, world)
+    if begun.kind == "resume":
+        state.guard.rollbacks = mesh.first_does(
+            lambda: rollbacks.in_force(recipe.output, state.guard.rollbacks), world
+        )
+    if recipe.model.skip_y_embedder:
+        projection = model_inputs.frozen_projection(model, world.device)
+        tools = dataclasses.replace(tools, projection=projection)
+        data_stages.check_projection(laid, model_inputs.weights_digest(projection))
+    gone_on: GoneOn | None = None
+    if state.loader is not None and state.stage < len(laid):
+        assert begun.path is not None
+        gone_on = data_position.go_on(
+            laid,
+            state.stage,
+            state.loader,
+            begun.recipe,
+            recipe,
+            run=begun.path.parent,
+            into=recipe.output / data_position.JOURNAL,
+            accept=origin.accept,
+            world=world,
+        )
+        laid = gone_on.laid
+    laid = data_stages.with_skips(laid, state.guard.windows)
+    data_stages.check_lengths(laid, state.stage, state.stage_step)
+    mesh.agree({"weights": checksum.checksum(model.state_dict()), "step": str(state.step)}, world)
+    return Ready(state=state, tools=tools, laid=laid, begun=begun, gone_on=gone_on)

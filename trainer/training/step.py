@@ -1,0 +1,321 @@
+"""One update: from this rank's micro-batches to the new weights, and the figures of it.
+
+All that is random (noise, timestep, frame mask, dropped caption) is drawn for (seed, step, clip), so it does
+not matter which rank or process does it. The loss of the step is the mean over all its clips on all ranks.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from trainer.data import model_inputs
+from trainer.data import stages as data_stages
+from trainer.data.latents import request as latents_request
+from trainer.data.model_inputs import Batch, Encoders
+from trainer.data.stages import StageData, StepPlan
+from trainer.distributed import mesh
+from trainer.distributed.mesh import World
+from trainer.distributed.parallelize import Layout
+from trainer.health.watch import throughput
+from trainer.health.watch.heartbeat import SILENT, Pulse
+from trainer.health.watch.throughput import OwnSeconds, Stopwatch
+from trainer.model import flops, frame_masks, rectified_flow, rng, tensors
+from trainer.model.encoders.caption_projection import CaptionProjection
+from trainer.model.encoders.registry import TextEncoder, VideoEncoder
+from trainer.model.stdit import lengths_read
+from trainer.recipe.recipe import Stage, TrainRecipe
+from trainer.run_folder import metrics
+from trainer.training import step_balance
+from trainer.training.guard.decide import Halted
+from trainer.training.optim import adamw
+from trainer.training.state import TrainState
+from trainer.training.step_balance import Foretold
+from vidcurate.sampler import order
+
+NAMED_CLIPS = 8  # in a message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """What a step uses and does not change."""
+
+    recipe: TrainRecipe
+    world: World
+    layout: Layout
+    video: VideoEncoder
+    text: TextEncoder
+    projection: CaptionProjection | None = None  # of a model with skip_y_embedder
+    pulse: Pulse = SILENT  # where the loop shows what it does
+
+    @property
+    def encoders(self) -> Encoders:
+        """What makes a clip's latent and features, as the recipe wants them."""
+        return Encoders(
+            video=self.video,
+            text=self.text,
+            kept=self.recipe.encoded,
+            samples=latents_request.samples_posterior(self.recipe),
+            projection=self.projection,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClipLosses:
+    """The loss of each clip of a micro-batch, float32 [B], with its graph, and what it belongs to.
+
+    `timesteps` are [B] in [0, 1000], `text_tokens` [B] those that a clip reads: its caption's, or the null
+    caption's where that one is dropped. Both are on the CPU.
+    """
+
+    losses: Tensor
+    timesteps: Tensor
+    text_tokens: Tensor
+
+
+def clip_losses(model: nn.Module, tools: Tools, stage: Stage, batch: Batch, step: int) -> ClipLosses:
+    """Return the losses of a micro-batch, of frames or of latents, in update number `step` (from 0)."""
+    seed, ids, device = tools.recipe.seed, batch.clip_ids, tools.world.device
+    given = model_inputs.of(batch, tools.encoders, seed=seed, step=step, device=device)
+    latents = given.latents
+    count, _, frames = latents.shape[:3]
+    sizes = (batch.bucket.height, batch.bucket.width, batch.bucket.num_frames)
+    height, width, num_frames = (torch.full((count,), float(size)) for size in sizes)
+
+    noises = rng.normal(seed, "noise", step, ids, tuple(latents.shape[1:]))
+    is_normal = stage.flow.timesteps == "logit-normal"
+    draws = rng.scalars(seed, "timestep", step, ids, "normal" if is_normal else "uniform")
+    ratio = rectified_flow.shift_ratio(height, width, num_frames, scale=stage.flow.shift_scale)
+    timesteps = rectified_flow.training_timesteps(stage.flow, draws, ratio)
+    x_mask = None
+    if any(ratio for name, ratio in stage.mask_ratios.items() if name != "identity"):
+        x_mask, _ = frame_masks.draw_masks(stage.mask_ratios, frames, seed=seed, step=step, clip_ids=ids)
+        x_mask = tensors.send(x_mask, device)
+    drops = rng.caption_drops(seed, step, ids, stage.caption_dropout) if stage.caption_dropout else None
+    lengths = lengths_read(tools.recipe.model, given.lengths, None if drops is None else drops.tolist())
+
+    beside_bytes = tools.video.device_bytes + tools.text.device_bytes
+    tools.layout.room.make_room(latents, given.y, beside_bytes)
+    losses = rectified_flow.training_losses(
+        model,
+        latents,
+        tensors.send(noises, device),
+        tensors.send(timesteps, device),
+        x_mask=x_mask,
+        y=given.y,
+        mask=given.mask,
+        fps=tensors.send(torch.from_numpy(batch.fps), device),
+        height=tensors.send(height, device),
+        width=tensors.send(width, device),
+        drop_caption=None if drops is None else tensors.send(drops, device),
+        text_lengths=lengths,
+    )
+    return ClipLosses(losses=losses, timesteps=timesteps, text_tokens=torch.tensor(lengths))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What the ranks told each other in a step.
+
+    `stop`: one of them has to stop. `save_failed`: one of them could not write a checkpoint in the
+    background. `num_events`: what their loaders have to tell. `own`: each rank's own time in the step.
+    """
+
+    stop: bool
+    save_failed: bool
+    num_events: int
+    own: tuple[OwnSeconds, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computed:
+    """A step before its update: its n clips' figures, the same on all ranks, and the gradient in the model.
+
+    `losses`, `timesteps`, `text_tokens` and `seconds` are [n], the last those that a clip's micro-batch took;
+    `foretold` is what the plan's costs say of the step; `delivered` the ids of the clips that came.
+    `grad_norm` is the gradient's norm, which the update clips, `rank_norms` that of each rank's own, before
+    the sum.
+    """
+
+    plan: StepPlan
+    losses: NDArray[np.float64]
+    timesteps: NDArray[np.float64]
+    text_tokens: NDArray[np.float64]
+    seconds: NDArray[np.float64]
+    foretold: Foretold
+    delivered: tuple[str, ...]
+    grad_norm: float
+    rank_norms: tuple[float, ...]
+    told: Told
+
+    @property
+    def loss(self) -> float:
+        """The step's loss: the mean over its clips."""
+        return metrics.mean(self.losses)
+
+
+# What looks at a step before its update: True to make it, False to leave it out; or raises.
+Judge = Callable[[Computed], bool]
+
+
+def gradient(
+    state: TrainState,
+    tools: Tools,
+    stage: StageData,
+    plan: StepPlan,
+    batches: Sequence[Batch],
+    *,
+    stop: bool = False,
+    save_failed: bool = False,
+    num_events: int = 0,
+    data_seconds: float = 0.0,
+) -> Computed:
+    """Leave in the model the gradient of the mean loss over all `plan.clip_ids`.
+
+    `batches` are this rank's. Raises VidcurateError when a clip of the step came to no rank.
+    """
+    world = tools.world
+    num_clips = len(plan.clip_ids)
+    # Each rank fills in its clips and the sum puts them together, exactly: the rest are zeros.
+    told = torch.zeros(5 * num_clips + 5 * world.size + 3, dtype=torch.float64)
+    of_clips, of_ranks = told[: 5 * num_clips].view(num_clips, 5), told[5 * num_clips : -3].view(-1, 5)
+    told[-3:] = torch.tensor([stop, save_failed, num_events], dtype=torch.float64)
+    done: list[tuple[int, Tensor, Tensor, Tensor, Tensor]] = []
+    adamw.drop_gradients(state.masters)
+    tools.layout.open()
+    tools.pulse.phase("forward_backward")
+    stopwatch = Stopwatch(world)
+    for batch in sorted(batches, key=lambda batch: batch.position):
+        found = clip_losses(tools.layout.compute, tools, stage.stage, batch, state.step)
+        (found.losses.sum() / num_clips).backward()  # type: ignore[no-untyped-call]
+        first = plan.slots[batch.position]
+        rows = torch.tensor(data_stages.rows_delivered(stage, plan, first, batch.clip_ids)) + 1
+        done.append((first, rows, found.losses.detach(), found.timesteps, found.text_tokens))
+        stopwatch.mark()
+    own_norm = tools.layout.own_norm() if world.size > 1 else None  # alone it is the norm of the sum
+    tools.pulse.phase("update")  # from here on the ranks wait for each other
+    tools.layout.close()
+    foretold = step_balance.foretold(stage, state.stage_step, world.size)  # while the device works
+    norm = adamw.gradient_norm(state.masters)  # the first to wait for the device
+    seconds = stopwatch.seconds()
+    for (first, *columns), lasted in zip(done, seconds, strict=True):
+        mine = of_clips[first : first + len(columns[0])]
+        mine[:, :4] = torch.stack([c.double().cpu() for c in columns], dim=1)
+        mine[:, 4] = lasted
+    own = [data_seconds, sum(seconds), _own_flops(tools, plan, of_clips)]
+    norms_here = [norm if own_norm is None else float(own_norm), norm]
+    of_ranks[world.rank] = torch.tensor([*norms_here, *own], dtype=torch.float64)
+    told = mesh.sum_over_ranks(told, world).cpu()
+    own_norms, norms, *own_seconds = told[5 * num_clips : -3].view(-1, 5).T.tolist()
+    rows_of_all, losses, timesteps, text_tokens, took = told[: 5 * num_clips].view(num_clips, 5).T.numpy()
+    return Computed(
+        plan=plan,
+        losses=losses,
+        timesteps=timesteps,
+        text_tokens=text_tokens,
+        seconds=took,
+        foretold=foretold,
+        delivered=data_stages.delivered(stage, plan, rows_of_all.astype(int) - 1, state.step + 1),
+        grad_norm=norms[0],  # the first rank's on all: what is decided must be one
+        rank_norms=tuple(own_norms),
+        told=Told(
+            stop=bool(told[-3]),
+            save_failed=bool(told[-2]),
+            num_events=int(told[-1]),
+            own=tuple(map(OwnSeconds, *own_seconds)),
+        ),
+    )
+
+
+def refuse_nonfinite(computed: Computed, step: int) -> bool:
+    """Return True for a finite step; raise Halted for another, naming clips of it."""
+    if np.isfinite([*computed.losses, computed.grad_norm]).all():
+        return True
+    ids = computed.plan.clip_ids
+    raise Halted(
+        f"step {step}: the loss is {computed.loss} and the gradient's norm {computed.grad_norm}; nothing was "
+        f"updated. Its clips: {', '.join(ids[:NAMED_CLIPS])}{', …' * (len(ids) > NAMED_CLIPS)}"
+    )
+
+
+def train_step(
+    state: TrainState,
+    tools: Tools,
+    stage: StageData,
+    plan: StepPlan,
+    batches: Sequence[Batch],
+    *,
+    judge: Judge | None = None,
+    stop: bool = False,
+    save_failed: bool = False,
+    num_events: int = 0,
+    data_seconds: float = 0.0,
+) -> tuple[dict[str, Any], Told]:
+    """Make one update; return its figures, and what the last four arguments are over all ranks.
+
+    `judge` looks at the gradient before the update; without it a loss or a gradient that is not finite
+    raises Halted. Raises, before anything is changed, what it and `gradient` raise.
+    """
+    flags: dict[str, Any] = {"stop": stop, "save_failed": save_failed, "num_events": num_events}
+    flags["data_seconds"] = data_seconds
+    computed = gradient(state, tools, stage, plan, batches, **flags)
+    is_made = judge(computed) if judge else refuse_nonfinite(computed, state.step + 1)
+    return update(state, tools, stage, computed, is_made=is_made), computed.told
+
+
+def update(
+    state: TrainState, tools: Tools, stage: StageData, computed: Computed, *, is_made: bool = True
+) -> dict[str, Any]:
+    """Update weights, optimizer and average from the gradient in the model; return the step's figures.
+
+    Not `is_made`: they stay as they are, and the step counts all the same.
+    """
+    plan, spec = computed.plan, stage.stage.optim
+    lr = adamw.learning_rate(spec, state.stage_step, stage.num_steps)
+    lr *= state.guard.factor(state.step + 1)
+    if is_made:
+        clip_factor = adamw.clip_factor(computed.grad_norm, spec.grad_clip)
+        decay = tools.recipe.ema_decay
+        adamw.update(state.masters, spec, lr=lr, ema_decay=decay, clip_factor=clip_factor)
+        state.ema_updates += 1
+    else:
+        adamw.drop_gradients(state.masters)
+
+    state.step, state.stage_step, state.lr = state.step + 1, state.stage_step + 1, lr
+    state.clips_hash = order.rolling_hash(state.clips_hash, plan.clip_ids)
+    state.delivered_hash = order.rolling_hash(state.delivered_hash, computed.delivered)
+    losses = computed.losses
+    return {
+        "step": state.step,
+        "stage": stage.stage.name,
+        "stage_step": state.stage_step,
+        "loss": computed.loss,
+        "loss_by_bucket": metrics.mean_by(losses, plan.buckets),
+        "loss_by_level": metrics.mean_by(losses, plan.levels),
+        "loss_by_source": metrics.mean_by(losses, plan.sources),
+        "loss_by_timestep": metrics.mean_by(losses, metrics.timestep_bins(computed.timesteps)),
+        "grad_norm": computed.grad_norm,
+        "lr": lr,
+        "clips": len(plan.clip_ids),
+        "tokens": plan.num_tokens,
+        "model_flops": flops.flops_per_step(
+            tools.recipe.model, plan.latent_shapes, computed.text_tokens.astype(int).tolist()
+        ),
+        "clips_hash": state.clips_hash,
+        "delivered_hash": state.delivered_hash,
+        **step_balance.figures(computed.foretold, plan, computed.seconds, computed.told.own),
+        **({"rank_seconds": throughput.rank_seconds(computed.told.own)} if tools.world.size > 1 else {}),
+        **({} if is_made else {"skipped": True}),
+    }
+
+
+def _own_flops(tools: Tools, plan: StepPlan, of_clips: Tensor) -> float:
+    """Return the FLOPs of the clips that this rank has filled in: a filled row's first entry is not 0."""
+    mine = [number for number, row in enumerate(of_clips[:, 0].tolist()) if row]
+    tokens = of_clips[:, 3].tolist()
+    shapes = [plan.latent_shapes[number] for number in mine]
+    return float(flops.flops_per_step(tools.recipe.model, shapes, [int(tokens[number]) for number in mine]))

@@ -1,0 +1,88 @@
+"""What a step should take by the plan's costs, and what it took: rank by rank and bucket by bucket.
+
+The costs are those by which micro-batches are dealt to ranks (`order.shares`): seconds of the recipe's
+`cost_table`, or else FLOPs of forward and backward. Each micro-batch is timed where it runs, so a wrong cost
+shows at its bucket, with one rank too. Read by `python -m trainer report`.
+"""
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.data import stages as data_stages
+from trainer.data.stages import StageData, StepPlan
+from trainer.health.watch.throughput import OwnSeconds
+from vidcurate.sampler import order
+
+KEPT_RANKS = 64
+"""Ranks whose own two numbers stand in a step's line; mean and most are of all"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foretold:
+    """A step by its plan, in `unit` (s, or TFLOP): each micro-batch by position, and the sum of each rank."""
+
+    unit: str
+    of_positions: dict[int, float]
+    of_ranks: tuple[float, ...]
+
+
+def foretold(stage: StageData, stage_step: int, world_size: int) -> Foretold:
+    """Return what `world_size` ranks should take for the stage's update number `stage_step` (from 0)."""
+    step = data_stages.data_step(stage, stage_step)
+    plan = order.at_step(stage.plan, step)
+    unit, scale = data_stages.cost_unit(stage, plan)
+    costs = plan.costs or tuple(cell.cost for cell in plan.cells)
+    of_positions = {
+        position: scale * costs[order.turn(plan, position)[0]] for position in order.positions(plan, step)
+    }
+    return Foretold(
+        unit=unit,
+        of_positions=of_positions,
+        of_ranks=tuple(
+            sum(of_positions[position] for position in own) for own in order.shares(plan, step, world_size)
+        ),
+    )
+
+
+def figures(
+    found: Foretold, plan: StepPlan, seconds: NDArray[np.float64], own: Sequence[OwnSeconds]
+) -> dict[str, Any]:
+    """Return what a step's line keeps.
+
+    `seconds` [n]: of each clip of the step those that its micro-batch took. `bucket_seconds` has, for each
+    bucket, micro-batches, clips, what they should take (in `cost_unit`) and the seconds that they took;
+    `rank_balance`, of several ranks, mean and most of both over the ranks, and both of each of the first.
+    """
+    slots = list(plan.slots.items())
+    ends = [first for _, first in slots[1:]] + [len(plan.clip_ids)]
+    buckets: dict[str, list[float]] = {}
+    for (position, first), end in zip(slots, ends, strict=True):
+        sums = buckets.setdefault(plan.buckets[first], [0, 0, 0.0, 0.0])
+        added = (1, end - first, found.of_positions[position], float(seconds[first]))
+        sums[:] = [one + other for one, other in zip(sums, added, strict=True)]
+    line: dict[str, Any] = {
+        "cost_unit": found.unit,
+        "bucket_seconds": {name: [_short(value) for value in sums] for name, sums in sorted(buckets.items())},
+    }
+    if len(own) > 1:
+        took = [one.compute for one in own]
+        line["rank_balance"] = {
+            "ranks": len(own),
+            "predicted": [_short(statistics.fmean(found.of_ranks)), _short(max(found.of_ranks))],
+            "measured": [_short(statistics.fmean(took)), _short(max(took))],
+            "of_ranks": [
+                [_short(cost), _short(each)]
+                for cost, each in itertools.islice(zip(found.of_ranks, took, strict=True), KEPT_RANKS)
+            ],
+        }
+    return line
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")

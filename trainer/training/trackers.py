@@ -1,0 +1,339 @@
+"""TensorBoard and Weights & Biases as mirrors of the run's diaries, which are the truth.
+
+Each mirror is a process of its own that follows the run's files. So nothing it does can stop, slow or change
+the training: one that fails is one event and is gone, one that hangs is killed at the end. What it missed is
+in the files, and the next start of the run mirrors it.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import secrets
+import select
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from trainer.health import timed_command
+from trainer.run_folder import jsonl, metrics, whole_file
+from trainer.run_folder.layout import LOGS
+from trainer.run_folder.trackers_spec import TrackersSpec
+
+POLL_SECONDS = 1.0
+CLOSE_SECONDS = 60.0  # for a mirror to send the rest, when the run ends
+DIARIES = {metrics.METRICS: "", metrics.VALIDATION: "validation/"}
+"""Whose numbers are mirrored, and what stands before their names. Events are mirrored besides."""
+HIDDEN = ("step", "time", "loss_by_clip")
+ALERTS = (
+    "guard",
+    "stall",
+    "slow_rank",
+    "clock_step",
+    "xid",
+    "ecc",
+    "gave_up",
+)  # W&B tells its people of them
+INIT = ("project", "entity", "name", "group", "tags", "mode", "config")  # settings that W&B is given
+
+
+# ── the training's side ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """Whose mirrors they are: the module that they run, and where their logs and failures are written."""
+
+    module: str
+    logs: Path
+    events: Path
+    what: str
+    """what goes on without a mirror that fails"""
+
+
+class Mirrors:
+    """The mirrors of a run, a context manager. Nothing here raises for a mirror's sake, or waits long.
+
+    `config` is the recipe. Without a `home` they are the training's.
+    """
+
+    def __init__(
+        self, spec: TrackersSpec, run: Path, config: dict[str, Any], home: Home | None = None
+    ) -> None:
+        self._run = run
+        self._home = home or Home(
+            module="trainer.training.trackers", logs=run / LOGS, events=run / jsonl.EVENTS, what="the run"
+        )
+        wandb = spec.wandb.model_dump(mode="json") | {"config": config} if spec.wandb else None
+        for name in ("name", "group"):
+            if wandb and wandb[name] is None:
+                wandb[name] = config["name"]
+        self._wanted = {"tensorboard": {} if spec.tensorboard else None, "wandb": wandb}
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._step = 0
+
+    def begin(self) -> None:
+        """Start the mirrors; metrics.jsonl holds by now only what counts."""
+        for kind, settings in self._wanted.items():
+            if settings is None:
+                continue
+            try:
+                self._running[kind] = self._start(kind, settings)
+            except OSError as error:
+                self._tell(kind, "tracker_failed", str(error))
+
+    def _start(self, kind: str, settings: dict[str, Any]) -> "subprocess.Popen[bytes]":
+        log = self._log(kind)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-u", "-m", self._home.module, kind, str(self._run)],
+                stdin=subprocess.PIPE,
+                stdout=file,
+                stderr=file,
+            )
+        assert process.stdin is not None
+        with suppress(OSError):  # one that has ended already: `check` says why
+            process.stdin.write(json.dumps(settings).encode() + b"\n")
+            process.stdin.flush()
+        return process
+
+    def _log(self, kind: str) -> Path:
+        return self._home.logs / f"tracker-{kind}.log"
+
+    def _tell(self, kind: str, event: str, error: str) -> None:
+        jsonl.append_event(self._home.events, event, self._step, tracker=kind, error=error)
+        text = f"{event}: {kind}: {error}; {self._home.what} goes on without it"
+        print(text, file=sys.stderr, flush=True)
+
+    def check(self, step: int) -> None:
+        """Record, once, the mirrors that have failed."""
+        self._step = step
+        for kind, process in list(self._running.items()):
+            if process.poll() is not None:
+                self._forget(kind)
+
+    def _forget(self, kind: str) -> None:
+        process = self._running.pop(kind)
+        _close(process.stdin)
+        if process.returncode:
+            lines = self._log(kind).read_text(encoding="utf-8", errors="replace").split("\n")
+            last = next((line for line in reversed(lines) if line.strip()), "it said nothing")
+            self._tell(kind, "tracker_failed", f"{last} (exit code {process.returncode})")
+
+    def __enter__(self) -> "Mirrors":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._running.values():
+            _close(process.stdin)  # the end: it mirrors the rest and leaves
+        for kind, process in list(self._running.items()):
+            try:
+                process.wait(CLOSE_SECONDS)
+                self._forget(kind)
+            except subprocess.TimeoutExpired:
+                timed_command.kill(process)
+                self._running.pop(kind)
+                self._tell(kind, "tracker_late", f"not done {CLOSE_SECONDS:g} s after the run's end, killed")
+
+
+def _close(pipe: IO[bytes] | None) -> None:
+    assert pipe is not None
+    with suppress(OSError):  # it had not read what was written
+        pipe.close()
+
+
+# ── the mirror's side ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def scalars(line: dict[str, Any], prefix: str = "") -> dict[str, float]:
+    """Return a line's numbers by name, those of inner tables as table/name."""
+    found: dict[str, float] = {}
+    for name, value in line.items():
+        if isinstance(value, dict):
+            found |= scalars(value, f"{prefix}{name}/")
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            found[prefix + name] = float(value)
+    return found
+
+
+IsOver = Callable[[float], bool]
+"""Wait at most so many seconds for the training to hang up; whether it has."""
+
+
+def new_lines(paths: Sequence[Path], is_over: IsOver) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield (diary, line) of each line of these diaries, old and new, until `is_over` and all is read.
+
+    A diary that was replaced, as a rollback does, is gone on with: of it come the lines that are newer, of
+    the events, which lose none and may share a time, those behind the ones that were yielded.
+    """
+    counts = dict.fromkeys(paths, 0)
+    places = dict.fromkeys(paths, 0)
+    files: dict[Path, int] = {}
+    times = dict.fromkeys(paths, -1.0)  # of the last line that was yielded
+    while True:
+        is_last = is_over(POLL_SECONDS)
+        for path in paths:
+            if not path.exists():
+                continue
+            with path.open("rb") as file:
+                inode = os.fstat(file.fileno()).st_ino
+                is_replaced = files.setdefault(path, inode) != inode
+                if is_replaced:
+                    files[path], places[path] = inode, 0
+                file.seek(places[path])
+                data = file.read()
+            whole = data[: data.rfind(b"\n") + 1]
+            places[path] += len(whole)
+            for number, line in enumerate(map(json.loads, whole.splitlines())):
+                is_counted = path.name == jsonl.EVENTS
+                if is_replaced and (number < counts[path] if is_counted else line["time"] <= times[path]):
+                    continue
+                counts[path] += 1
+                times[path] = line.get("time", times[path])
+                yield path, line
+        if is_last:
+            return
+
+
+def follow(run: Path, is_over: IsOver) -> Iterator[tuple[str, dict[str, Any], dict[str, float]]]:
+    """Yield (diary, line, its numbers by name) of each line, old and new, until `is_over` and all is read.
+
+    Of an event the numbers are `events/NAME`: how many of its kind there were.
+    """
+    kinds: Counter[str] = Counter()
+    for path, line in new_lines([run / name for name in (*DIARIES, jsonl.EVENTS)], is_over):
+        if path.name == jsonl.EVENTS:
+            kinds[line["event"]] += 1
+            yield path.name, line, {f"events/{line['event']}": float(kinds[line["event"]])}
+            continue
+        shown = {key: value for key, value in line.items() if key not in HIDDEN}
+        yield path.name, line, scalars(shown, DIARIES[path.name])
+
+
+def facts_of(event: dict[str, Any]) -> str:
+    """Return an event's facts as JSON, its name, step and time left out."""
+    facts = {key: value for key, value in event.items() if key not in ("event", "step", "time")}
+    return json.dumps(facts, ensure_ascii=False, indent=1)
+
+
+def _tensorboard(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
+    """Write RUN/tensorboard anew from the first step on; where the run rolls back, the steps behind go.
+
+    Events stay: they are texts in a folder of their own. TensorBoard shows of one name only what rises in its
+    steps (data server 0.7), so an event that does not is shown as `events/NAME/2` and so on.
+    """
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+    from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_TENSOR, Summary, SummaryMetadata
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    folder = run / "tensorboard"
+    shutil.rmtree(folder, ignore_errors=True)
+    writer = EventFileWriter(str(folder), flush_secs=10)
+    texts = EventFileWriter(str(folder / "events"), flush_secs=10)
+    plugin = SummaryMetadata.PluginData(plugin_name="text")
+    is_text = SummaryMetadata(plugin_data=plugin, data_class=DATA_CLASS_TENSOR)
+    last: dict[str, int] = {}
+    for diary, line, numbers in follow(run, is_over):
+        if diary == jsonl.EVENTS:
+            (first,) = numbers
+            tags = (first if number == 1 else f"{first}/{number}" for number in itertools.count(1))
+            tag = next(name for name in tags if line["step"] > last.get(name, -1))
+            last[tag] = line["step"]
+            data = f"```json\n{facts_of(line)}\n```".encode()
+            text = TensorProto(dtype="DT_STRING", string_val=[data], tensor_shape=TensorShapeProto())
+            value = Summary.Value(tag=tag, metadata=is_text, tensor=text)
+            wall_time = line.get("time", 0.0)
+            texts.add_event(Event(step=line["step"], wall_time=wall_time, summary=Summary(value=[value])))
+            continue
+        if line["step"] <= last.get(diary, -1):
+            begun = SessionLog(status=SessionLog.START)  # the reader drops what it has of this step and later
+            writer.add_event(Event(step=line["step"], wall_time=line["time"], session_log=begun))
+        last[diary] = line["step"]
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
+        writer.add_event(Event(step=line["step"], wall_time=line["time"], summary=Summary(value=values)))
+    writer.close()
+    texts.close()
+
+
+def _wandb(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
+    """Log to one W&B run over all starts: twice only the steps of a rollback, not those a killed run repeats.
+
+    The steps are a metric of their own: W&B's step counter drops what does not rise. Events share steps and
+    are never taken back: of them the number that was sent is kept.
+    """
+    import wandb
+
+    folder = run / "wandb"
+    folder.mkdir(exist_ok=True)
+    kept = folder / "mirrored.json"
+    known: dict[str, Any] = (
+        json.loads(kept.read_text()) if kept.exists() else {"id": secrets.token_hex(4), "steps": {}}
+    )
+    whole_file.write(kept, json.dumps(known))
+    there = wandb.init(
+        **{name: settings[name] for name in INIT},
+        dir=run,
+        id=known["id"],
+        resume="allow",
+        settings=wandb.Settings(console="off"),
+    )
+    there.define_metric("*", step_metric="step")
+    last: dict[str, int] = {}
+    num_events = 0
+    for diary, line, numbers in follow(run, is_over):
+        if diary == jsonl.EVENTS:
+            num_events += 1
+            if num_events > known.get("events", 0):
+                there.log({"step": line["step"], **numbers})
+                if line["event"] in ALERTS:
+                    title = f"{line['event']} at step {line['step']}"
+                    there.alert(title, facts_of(line), level="WARN")
+                known["events"] = num_events
+                whole_file.write(kept, json.dumps(known))
+            continue
+        if line["step"] <= last.get(diary, -1):
+            known["steps"][diary] = line["step"] - 1
+        last[diary] = line["step"]
+        if line["step"] <= known["steps"].get(diary, -1):
+            continue
+        there.log({"step": line["step"], **numbers})
+        known["steps"][diary] = line["step"]
+        whole_file.write(kept, json.dumps(known))
+    there.finish()
+
+
+Mirror = Callable[[Path, dict[str, Any], IsOver], None]
+KINDS: dict[str, Mirror] = {"tensorboard": _tensorboard, "wandb": _wandb}
+
+
+def _is_over(seconds: float) -> bool:
+    return bool(select.select([sys.stdin], [], [], seconds)[0])
+
+
+def main(module: str = "trainer.training.trackers", kinds: Mapping[str, Mirror] = KINDS) -> None:
+    """Be one mirror: what to write comes in a line on stdin, whose end is that of the work."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description="Mirror a run's diaries.")
+    parser.add_argument("kind", choices=list(kinds))
+    parser.add_argument("run", type=Path)
+    given = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)  # who started it says when it is over
+    settings = json.loads(sys.stdin.readline())
+    try:
+        kinds[given.kind](given.run, settings, _is_over)
+    except ModuleNotFoundError as error:
+        sys.exit(f"{error.name} is not installed: pip install 'vidcurate[{given.kind}]'")
+
+
+if __name__ == "__main__":
+    main()

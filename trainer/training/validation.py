@@ -1,0 +1,240 @@
+"""The validation loss: the same clips, the same noise and the same ten timesteps in every round.
+
+Nothing in it is drawn anew: noise belongs to (seed, timestep, clip), there are no frame masks and no dropped
+captions, and timesteps are not shifted (the protocol of Open-Sora 1.2's evaluation). So two rounds differ by
+the weights alone, and the change of each clip's loss says more than two means do: it comes with a standard
+error of its own. Training's randomness is neither read nor moved.
+"""
+
+import itertools
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trainer.data import model_inputs, open_stage
+from trainer.data import stages as data_stages
+from trainer.data.latents import request as latents_request
+from trainer.data.stages import StageData
+from trainer.distributed import mesh
+from trainer.model import rectified_flow, rng
+from trainer.model.stdit import lengths_read
+from trainer.recipe.recipe import TrainRecipe, ValidationSpec
+from trainer.run_folder import jsonl, metrics
+from trainer.training.optim import ema
+from trainer.training.state import TrainState
+from trainer.training.step import Tools
+from vidcurate.sampler.order import finite_pass
+from vidcurate.sampler.plan import MicroBatchPlan
+
+TIMESTEPS = tuple(float(t) for t in np.linspace(0, rectified_flow.TIMESTEPS, 12)[1:-1])
+"""90.9, 181.8 … 909.1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """What every round over a stage's data reads: micro-batches in order, with the bucket of each clip."""
+
+    data: StageData
+    parts: tuple[MicroBatchPlan, ...]
+    clip_ids: tuple[str, ...]
+    buckets: tuple[str, ...]
+
+
+def lay_out(recipe: TrainRecipe, laid: Sequence[StageData], *, complete: bool = True) -> tuple[Round, ...]:
+    """Return what each stage's rounds read; nothing without a validation section.
+
+    Raises InputError for a stage without a clip to validate on and, if they are to be `complete`, for clips
+    without latents.
+    """
+    spec = recipe.validation
+    return tuple(_round(recipe, spec, stage, complete) for stage in laid) if spec else ()
+
+
+def _round(recipe: TrainRecipe, spec: ValidationSpec, stage: StageData, complete: bool) -> Round:
+    wanted = data_stages.validation_spec(recipe, stage.stage.data)
+    assert wanted is not None
+    plan = data_stages.stage_plan(stage.index, wanted, recipe.seed)
+    if stage.folder and complete:
+        latents_request.check_complete(
+            stage.stage.name, wanted, latents_request.missing(stage.folder, plan, wanted)
+        )
+    there = replace(stage, stage=stage.stage.model_copy(update={"data": wanted}), plan=plan)
+    counts: dict[str, int] = {}
+    for cell in there.plan.cells:
+        counts[cell.bucket.name] = counts.get(cell.bucket.name, 0) + 1
+    parts: list[MicroBatchPlan] = []
+    taken: dict[int, int] = {}
+    for part in finite_pass(there.plan):
+        name = there.plan.cells[part.cell].bucket.name
+        room = math.ceil(spec.clips_per_bucket / counts[name]) - taken.get(part.cell, 0)
+        if room > 0:
+            kept = part.rows[:room]
+            taken[part.cell] = taken.get(part.cell, 0) + len(kept)
+            parts.append(replace(part, rows=kept, passes=part.passes[:room], position=len(parts)))
+    names = there.index.words("clip_id")
+    return Round(
+        data=there,
+        parts=tuple(parts),
+        clip_ids=tuple(names.take(np.concatenate([part.rows for part in parts])).to_pylist()),
+        buckets=tuple(there.plan.cells[part.cell].bucket.name for part in parts for _ in part.rows),
+    )
+
+
+@torch.no_grad()
+def _clip_losses(model: torch.nn.Module, tools: Tools, batch: model_inputs.Batch) -> Tensor:
+    """Return the losses [B, timesteps] of a micro-batch, float64 on the CPU."""
+    seed, ids, device = tools.recipe.seed, batch.clip_ids, tools.world.device
+    given = model_inputs.of(batch, tools.encoders, seed=seed, step=0, device=device)
+    height, width = (
+        torch.full((len(ids),), float(size), device=device)
+        for size in (batch.bucket.height, batch.bucket.width)
+    )
+    columns = []
+    for number, timestep in enumerate(TIMESTEPS):
+        noises = rng.normal(seed, "validation", number, ids, tuple(given.latents.shape[1:]))
+        losses = rectified_flow.training_losses(
+            model,
+            given.latents,
+            noises.to(device),
+            torch.full((len(ids),), timestep, device=device),
+            y=given.y,
+            mask=given.mask,
+            fps=torch.from_numpy(batch.fps).to(device),
+            height=height,
+            width=width,
+            text_lengths=lengths_read(tools.recipe.model, given.lengths),
+        )
+        columns.append(losses.double().cpu())
+    return torch.stack(columns, dim=1)
+
+
+def losses(tools: Tools, given: Round) -> tuple[NDArray[np.float64], int]:
+    """Return the losses [clips, timesteps] of a round and how many of its clips another one stood in for.
+
+    On every rank the same. The weights are those of `tools.layout`.
+    """
+    world = tools.world
+    slots = list(itertools.accumulate((len(part.rows) for part in given.parts), initial=0))
+    told = torch.zeros(slots[-1] + 1, len(TIMESTEPS), dtype=torch.float64)  # the last row: how many stood in
+    events: list[dict[str, Any]] = []
+    mine = [part for part in given.parts if part.position % world.size == world.rank]
+    with (
+        tools.layout.reading(),
+        open_stage.open_loader(
+            given.data, tools.recipe, rank=0, world_size=1, on_event=events.append
+        ) as loader,
+    ):
+
+        def read() -> None:
+            for part in mine:  # one at a time: a round must not need more memory than a step
+                (batch,) = loader.load([part])
+                told[slots[part.position] : slots[part.position + 1]] = _clip_losses(
+                    tools.layout.compute, tools, batch
+                )
+
+        mesh.together(read, world)  # a clip that cannot be read stops all of them
+    told[-1, 0] = sum(event["event"] == "clip_substituted" for event in events)
+    found: NDArray[np.float64] = mesh.sum_over_ranks(told, world).cpu().numpy()
+    return found[:-1], int(found[-1, 0])
+
+
+def losses_of_state(state: TrainState, tools: Tools, given: Round) -> tuple[NDArray[np.float64], int]:
+    """Return `losses` of the moving average, or of the raw weights where the recipe wants these.
+
+    Nothing is changed.
+    """
+    spec = tools.recipe.validation
+    assert spec is not None
+    if spec.weights == "raw":
+        return losses(tools, given)
+    ema.swap(state.ema, state.model)
+    try:
+        return losses(tools, given)
+    finally:
+        ema.swap(state.ema, state.model)
+
+
+def _standard_error(values: NDArray[np.float64]) -> float | None:
+    """Return the standard error of the mean; None for a single value, which has none."""
+    return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
+
+
+def summary(
+    table: NDArray[np.float64], given: Round, before: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the figures of a round; `before` is the line of the round before.
+
+    `loss` is the mean over clips of the mean over timesteps. `change` is against `before`, clip by clip,
+    where that had the same clips.
+    """
+    of_clips = table.mean(axis=1)
+    groups = {
+        name: of_clips[[bucket == name for bucket in given.buckets]] for name in sorted(set(given.buckets))
+    }
+    found: dict[str, Any] = {
+        "clips": len(of_clips),
+        "loss": metrics.mean(of_clips),
+        "standard_error": _standard_error(of_clips),
+        "loss_by_bucket": metrics.mean_by(of_clips, given.buckets),
+        "standard_error_by_bucket": {name: _standard_error(values) for name, values in groups.items()},
+        "clips_by_bucket": {name: len(values) for name, values in groups.items()},
+        "loss_by_timestep": {
+            f"{timestep:.0f}": metrics.mean(column)
+            for timestep, column in zip(TIMESTEPS, table.T, strict=True)
+        },
+        "loss_by_clip": dict(zip(given.clip_ids, of_clips.tolist(), strict=True)),
+    }
+    if before is not None and before["loss_by_clip"].keys() == found["loss_by_clip"].keys():
+        change = of_clips - np.array([before["loss_by_clip"][clip_id] for clip_id in given.clip_ids])
+        found |= {"change": float(change.mean()), "change_standard_error": _standard_error(change)}
+    return found
+
+
+def console_line(line: Mapping[str, Any]) -> str:
+    """Return what the terminal shows of a round."""
+
+    def shown(name: str, sign: str) -> str:
+        error = line[f"{name}_standard_error" if name == "change" else "standard_error"]
+        return f"{line[name]:{sign}.4f}" + (f" ± {error:.4f}" if error is not None else "")
+
+    change = f", {shown('change', '+')} since the round before" if "change" in line else ""
+    return (
+        f"step {line['step']}: validation loss {shown('loss', '')}{change}  "
+        f"({line['clips']} clips, {line['weights']} weights, {line['seconds']:.1f} s)"
+    )
+
+
+def is_due(recipe: TrainRecipe, step: int, last_step: int) -> bool:
+    """Say whether a round belongs to this step: before the first, every so many, and after the last."""
+    return recipe.validation is not None and (step % recipe.validation.every == 0 or step == last_step)
+
+
+def validate(state: TrainState, tools: Tools, given: Round) -> dict[str, Any] | None:
+    """Run the round of this step, write its line to validation.jsonl and return it; None if it is there.
+
+    The line is the same whatever the number of ranks.
+    """
+    path, spec = tools.recipe.output / metrics.VALIDATION, tools.recipe.validation
+    assert spec is not None
+    written = mesh.first_does(lambda: metrics.read(path)[-1:], tools.world)
+    if written and written[0]["step"] >= state.step:
+        return None
+    began = time.perf_counter()
+    table, substituted = losses_of_state(state, tools, given)
+    line = {"step": state.step, "stage": given.data.stage.name, "weights": spec.weights}
+    line |= summary(table, given, written[0] if written else None)
+    line |= {
+        "clips_substituted": substituted,
+        "time": round(time.time(), 3),
+        "seconds": time.perf_counter() - began,
+    }
+    if tools.world.is_first:
+        jsonl.append(path, line)
+    return line

@@ -1,0 +1,205 @@
+"""The commands about rules and what follows from them: presets, what-if, ledger, fetch-plan, card."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from vidcurate.cli.common import Json, RecipeFile, Run, Settings, answer, app, spec_of
+from vidcurate.curation.clip_table import table
+from vidcurate.executor.progress import telling
+
+
+@app.command()
+def presets(
+    name: Annotated[str | None, typer.Argument(help="One preset: show its settings.", metavar="NAME")] = None,
+    as_json: Json = False,
+) -> None:
+    """List published thresholds to filter by, with their sources and what was left out.
+
+    Example: vidcurate presets open-sora-1.2
+    """
+    from vidcurate.curation.filter.presets import PRESETS
+    from vidcurate.errors import InputError
+
+    if name is not None and name not in PRESETS:
+        raise InputError(f"no preset is called {name}; known are {', '.join(PRESETS)}.")
+    chosen = {key: asdict(value) for key, value in PRESETS.items() if name in (None, key)}
+    if as_json:
+        print(json.dumps(chosen))
+        return
+    if name is None:
+        rows = [{"preset": key, **value, "settings": "", "left_out": ""} for key, value in chosen.items()]
+        shown = [{key: row[key] for key in ("preset", "title", "source")} for row in rows]
+        answer({"presets": shown}, title="presets", as_json=False)
+        return
+    one = chosen[name]
+    settings = [f"{key}: {json.dumps(value)}" for key, value in one["settings"].items()]
+    answer({**one, "settings": settings}, title=name, as_json=False)
+
+
+@app.command("what-if")
+def what_if(
+    run: Run,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            "--preset", help="Begin with a preset instead of the run's own settings.", metavar="NAME"
+        ),
+    ] = None,
+    sweep: Annotated[
+        str | None,
+        typer.Option(
+            "--sweep", help="One setting, several values: key=1,2,3 or key=0:10:2.", metavar="KEY=VALUES"
+        ),
+    ] = None,
+    recipe: RecipeFile = None,
+    settings: Settings = None,
+    as_json: Json = False,
+) -> None:
+    """Say what other thresholds would keep, from the scores that are there. Nothing is written.
+
+    Example: vidcurate what-if run --sweep max_duration_seconds=1,2,4
+    """
+    from vidcurate.curation.report import what_if as report_what_if
+
+    spec = report_what_if.spec_of(run, preset=preset, recipe=recipe, settings=settings or [])
+    found = report_what_if.what_if(run, spec) if sweep is None else report_what_if.sweep(run, spec, sweep)
+    if as_json:
+        print(json.dumps(found))
+    elif sweep is None:
+        answer(_as_records(found), title=f"what-if → {run}", as_json=False)
+    else:
+        answer(
+            {**found, "points": [_clips_only(point) for point in found["points"]]},
+            title=f"what-if → {run}",
+            as_json=False,
+        )
+
+
+def _as_records(found: dict[str, Any]) -> dict[str, Any]:
+    """Return groups of {name: {clips, hours}} as tables."""
+    return {
+        name: [{name[3:]: key, **counts} for key, counts in value.items()]
+        if name.startswith("by_")
+        else value
+        for name, value in found.items()
+    }
+
+
+def _clips_only(point: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: {key: counts["clips"] for key, counts in value.items()} if name.startswith("by_") else value
+        for name, value in point.items()
+    }
+
+
+@app.command("ledger")
+def ledger_(
+    run: Run,
+    out: Annotated[
+        Path | None,
+        typer.Argument(help="Write one row for each rejected clip: .parquet, .csv, .jsonl.", metavar="FILE"),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Replay every verdict from the ledger and compare with the table.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show which rule rejected how many clips; with a file, each rejected clip with rule, value, threshold.
+
+    Example: vidcurate ledger run rejected.csv --check
+    """
+    from vidcurate.curation.clip_table import rejection_ledger
+
+    found = rejection_ledger.overview(run)
+    if check:
+        found = {**found, "check": rejection_ledger.check(run)}
+    if out is not None:
+        table.export(rejection_ledger.rejected(run), out)
+        found["file"] = str(out)
+    answer(found, title=f"ledger → {run}", as_json=as_json)
+
+
+@app.command("fetch-plan")
+def fetch_plan(
+    run: Run,
+    parts: Annotated[
+        list[str],
+        typer.Option(
+            "--parts",
+            help="A folder of zips, a zip, a URL, or a .txt that lists them. Repeatable.",
+            metavar="PLACE",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The download list.", metavar="FILE")] = Path("plan.csv"),
+    fetch: Annotated[
+        Path | None, typer.Option("--fetch", help="Also fetch the files into this folder.", metavar="FOLDER")
+    ] = None,
+    connections: Annotated[int, typer.Option(min=1, help="Requests at the same time.", metavar="N")] = 4,
+    max_failure_share: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Share of the files that may fail, 0 to 1; above it exit code 3.",
+            metavar="SHARE",
+        ),
+    ] = 0.0,
+    as_json: Json = False,
+) -> None:
+    """List which byte ranges of the published zip parts hold the kept clips, and fetch only those.
+
+    Reads the central directories by range, on disk or over HTTP; pieces (_partaa, .001) are read as one.
+    Stopped at any moment, the same command fetches the rest.
+
+    Example: vidcurate fetch-plan run --parts demo/parts --out plan.csv --fetch subset
+    """
+    from vidcurate.curation.fetch.plan import run_fetch_plan
+
+    with telling("fetch-plan", quiet=as_json) as progress:
+        summary = asdict(run_fetch_plan(run, parts, out, progress=progress))
+    if fetch is None:
+        answer(summary, title=f"fetch-plan → {out}", as_json=as_json)
+        return
+    from vidcurate.curation.clip_table.rejection_ledger import check_share
+    from vidcurate.curation.fetch.stage import run_fetch
+
+    with telling("fetch", quiet=as_json) as progress:
+        fetched = run_fetch(out, fetch, num_workers=connections, progress=progress)
+    answer({**summary, **asdict(fetched)}, title=f"fetch-plan → {fetch}", as_json=as_json)
+    check_share(
+        fetched.files_failed,
+        fetched.files,
+        max_failure_share,
+        what="were not what their directory says",
+        key="max_failure_share",
+        see="The answer above names them; fetch their parts anew.",
+    )
+
+
+@app.command()
+def card(
+    run: Run,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The file. Default: RUN/card.md.", metavar="FILE")
+    ] = None,
+    recipe: RecipeFile = None,
+    settings: Settings = None,
+    as_json: Json = False,
+) -> None:
+    """Write the data card: licences by source, counts per level and bucket, rules, versions and hashes.
+
+    Example: vidcurate card run --set licences.openvid=CC-BY-4.0
+    """
+    from vidcurate.curation.report.card import CardSpec, facts, run_card
+
+    spec = spec_of(CardSpec, recipe, settings)
+    target = run_card(run, spec, out)
+    if as_json:
+        print(json.dumps({"file": str(target), **facts(run, spec)}, default=str))
+    else:
+        Console().print(f"card → {target}", highlight=False)

@@ -1,0 +1,31 @@
+"""The command line: one command a stage. It parses, calls and prints.
+
+stdout is the answer (a table, or JSON with --json), stderr is the telling. Exit code 0: done; 1: the work
+failed; 2: the request was wrong; 3: done, and more failed than was allowed. An error is one line;
+--traceback shows the rest. A setting lives in a recipe or a --set and goes through one strict door: a typo
+is an error that names the nearest setting.
+"""
+
+import os
+import sys
+
+from vidcurate.cli.common import app as app
+from vidcurate.errors import StorageError, VidcurateError
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and leave with its exit code."""
+    given = sys.argv[1:] if arguments is None else arguments
+    try:
+        app(args=given, prog_name="vidcurate")
+    except (VidcurateError, OSError) as error:
+        if "--traceback" in given:
+            raise
+        if isinstance(error, BrokenPipeError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(1)
+        if not isinstance(error, VidcurateError):
+            name = f"{error.filename}: " if error.filename else ""
+            error = StorageError(f"{name}{error.strerror or error}.")
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,0 +1,197 @@
+"""The commands that decode: scores of the pictures, scenes of long videos, clips cut out of them."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vidcurate.cli.common import (
+    Engine,
+    Json,
+    Merge,
+    PartOf,
+    RecipeFile,
+    Run,
+    Settings,
+    Videos,
+    VideosOrUrl,
+    Workers,
+    answer,
+    app,
+    crew_of,
+    known_videos,
+    place_of,
+    spec_of,
+    working,
+)
+from vidcurate.executor.map_clips import usable_cpus
+from vidcurate.executor.progress import telling
+
+
+@app.command("score-frames")
+def score_frames(
+    run: Run,
+    videos: VideosOrUrl = None,
+    workers: Workers = None,
+    engine: Engine = "local",
+    part: PartOf = None,
+    merge: Merge = False,
+    recipe: RecipeFile = None,
+    settings: Settings = None,
+    as_json: Json = False,
+) -> None:
+    """Decode every clip once: motion, sharpness, black, frozen, bars, brightness, flicker, cuts, hashes.
+
+    Stopped at any moment, the same command finishes the work, and the bytes are the same.
+
+    Example: vidcurate score-frames run --videos demo/videos --set details_per_second=2
+    """
+    from vidcurate.curation.frame_scores.spec import FramesSpec
+    from vidcurate.curation.frame_scores.stage import run_frames
+
+    spec = spec_of(FramesSpec, recipe, settings)
+    with working(run, "score-frames", quiet=as_json) as progress:
+        summary = run_frames(
+            run,
+            spec,
+            videos=place_of(run, videos),
+            crew=crew_of(workers, engine, part, merge),
+            progress=progress,
+        )
+    answer(asdict(summary), title=f"score-frames → {run}", as_json=as_json)
+
+
+@app.command("split-scenes")
+def split_scenes(
+    inputs: Annotated[
+        list[Path], typer.Argument(help="A run folder, a folder of videos, or videos.", metavar="INPUT...")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The table: .parquet, .csv or .jsonl.", metavar="FILE")],
+    videos: Videos = None,
+    workers: Workers = None,
+    recipe: RecipeFile = None,
+    settings: Settings = None,
+    as_json: Json = False,
+) -> None:
+    """Find the scenes of long videos and write them as a table of clips, a row each.
+
+    `ingest` and `extract-clips` take the table. Clips of one video share their source_id.
+
+    Example: vidcurate split-scenes demo/videos --out scenes.parquet --set min_seconds=0.5
+    """
+    from vidcurate.curation.scenes.spec import SceneSpec
+    from vidcurate.curation.scenes.split import run_split_scenes
+
+    spec = spec_of(SceneSpec, recipe, settings)
+    with telling("split-scenes", quiet=as_json) as progress:
+        summary = run_split_scenes(
+            inputs,
+            spec,
+            out=out,
+            videos=videos or _videos_of_run(inputs[0]),
+            num_workers=workers or usable_cpus(),
+            progress=progress,
+        )
+    answer(asdict(summary), title=f"split-scenes → {out}", as_json=as_json)
+
+
+@app.command("extract-clips")
+def extract_clips(
+    source: Annotated[Path, typer.Argument(help="A table of scenes, or a run folder.", metavar="TABLE")],
+    out: Annotated[Path, typer.Option("--out", help="The folder of clips.", metavar="FOLDER")],
+    videos: Videos = None,
+    workers: Workers = None,
+    recipe: RecipeFile = None,
+    settings: Settings = None,
+    as_json: Json = False,
+) -> None:
+    """Cut every row's interval out of its file, check the clip, and write OUT/clips.parquet beside.
+
+    Stopped at any moment, the same command finishes the work, and the bytes are the same.
+
+    Example: vidcurate extract-clips scenes.parquet --videos demo/videos --out clips --set transcode.fps=12
+    """
+    from vidcurate.curation.scenes.extract import run_extract
+    from vidcurate.curation.scenes.spec import ExtractSpec
+
+    spec = spec_of(ExtractSpec, recipe, settings)
+    with telling("extract-clips", quiet=as_json) as progress:
+        summary = run_extract(
+            source,
+            spec,
+            videos=videos or _videos_of_run(source) or source.parent,
+            out=out,
+            num_workers=workers or usable_cpus(),
+            progress=progress,
+        )
+    answer(asdict(summary), title=f"extract-clips → {out}", as_json=as_json)
+
+
+def _videos_of_run(path: Path) -> Path | None:
+    return known_videos(path) if (path / "ingest.parquet").is_file() else None
+
+
+@app.command("score-models")
+def score_models(
+    run: Run,
+    videos: VideosOrUrl = None,
+    workers: Workers = None,
+    part: PartOf = None,
+    merge: Merge = False,
+    recipe: RecipeFile = None,
+    settings: Settings = None,
+    as_json: Json = False,
+) -> None:
+    """Score pictures by neural networks: aesthetic and caption match on CLIP, watermark, area of text.
+
+    A model that is not named is not run. Stopped at any moment, the same command goes on.
+
+    With models at hand: vidcurate score-models run --set clip=clip-vit-large-patch14 --set
+    aesthetic_head=sac+logos+ava1-l14-linearMSE.pth
+
+    Example: vidcurate score-models --help
+    """
+    from vidcurate.curation.model_scores.spec import ModelsSpec
+    from vidcurate.curation.model_scores.stage import run_models
+
+    spec = spec_of(ModelsSpec, recipe, settings)
+    with working(run, "score-models", quiet=as_json) as progress:
+        summary = run_models(
+            run,
+            spec,
+            videos=place_of(run, videos),
+            crew=crew_of(workers, "local", part, merge),
+            progress=progress,
+        )
+    answer(asdict(summary), title=f"score-models → {run}", as_json=as_json)
+
+
+@app.command()
+def dedup(
+    run: Run,
+    videos: Videos = None,
+    workers: Workers = None,
+    recipe: RecipeFile = None,
+    settings: Settings = None,
+    as_json: Json = False,
+) -> None:
+    """Find clips that are the same, by bytes, pictures, look, words or meaning, and name the one to keep.
+
+    Nothing is rejected here: `vidcurate filter` keeps the best of each cluster that passes every other rule.
+
+    Example: vidcurate dedup run --videos demo/videos --set perceptual.max_bits=6
+    """
+    from vidcurate.curation.dedup.spec import DedupSpec
+    from vidcurate.curation.dedup.stage import run_dedup
+
+    spec = spec_of(DedupSpec, recipe, settings)
+    with working(run, "dedup", quiet=as_json) as progress:
+        summary = run_dedup(
+            run,
+            spec,
+            videos=videos or known_videos(run),
+            num_workers=workers or usable_cpus(),
+            progress=progress,
+        )
+    answer(asdict(summary), title=f"dedup → {run}", as_json=as_json)

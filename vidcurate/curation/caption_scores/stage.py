@@ -1,0 +1,118 @@
+"""Scores of captions, one question a file; here they are put into the run's table.
+
+They are measured in slices of the table, so that memory does not grow with it, and a slice's rows do not see
+each other: the slices change nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import polars as pl
+from pydantic import Field
+
+from vidcurate.curation.caption_scores import boilerplate, caption_length, language, nouns, repeats, t5_tokens
+from vidcurate.curation.caption_scores.text_score import TextScore
+from vidcurate.curation.clip_table import table
+from vidcurate.curation.clip_table.schema import COLUMNS, require
+from vidcurate.executor.map_clips import Progress, no_progress
+from vidcurate.recipe.recipe import Recipe
+
+_ROWS_PER_SLICE = 65_536
+
+
+class ScoreSpec(Recipe):
+    """How to score. Scores that cost seconds for a million captions are always computed; the others are asked
+    for here, and their columns are not there otherwise."""
+
+    noun_engine: Annotated[str, Field(pattern=r"^(auto|builtin|spacy:.+)$")] = "auto"
+    """auto, builtin, or spacy:PIPELINE (an installed package or a folder); auto takes en_core_web_sm when it
+    is installed, else builtin"""
+    language: bool = False
+    """find the language of each caption: minutes for a million, by the extra `language`"""
+    t5_tokenizer: str | None = None
+    """count tokens by this tokenizer: a folder, or a name such as google/t5-v1_1-xxl; needs transformers"""
+
+
+# Every score, in the order of its columns: given the settings and the number of processes it may use; None
+# where it is not asked for.
+SCORES: dict[str, Callable[[ScoreSpec, int], TextScore | None]] = {
+    "nouns": lambda spec, num_workers: nouns.score(spec.noun_engine, num_workers),
+    "caption_length": lambda spec, num_workers: caption_length.score(),
+    "t5_tokens": lambda spec, num_workers: t5_tokens.score(spec.t5_tokenizer) if spec.t5_tokenizer else None,
+    "language": lambda spec, num_workers: language.score() if spec.language else None,
+    "boilerplate": lambda spec, num_workers: boilerplate.score(),
+    "repeats": lambda spec, num_workers: repeats.score(),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreSummary:
+    """What was scored. `rows_scored` counts the rows that have a caption."""
+
+    rows_in: int
+    rows_scored: int
+    nouns: int
+    nouns_per_caption: float | None
+    noun_engine: str
+    noun_engine_reason: str
+    up_to_date: bool
+
+
+def _measure(captions: pl.LazyFrame, scores: list[TextScore], progress: Progress) -> pl.DataFrame:
+    """Return clip_id and every score's columns, in the order of the rows."""
+    total = captions.select(pl.len()).collect().item()
+    seers = [score.see for score in scores if score.see is not None]
+    for first in range(0, total if seers else 0, _ROWS_PER_SLICE):
+        seen = captions.slice(first, _ROWS_PER_SLICE).select("caption").collect()["caption"]
+        for see in seers:
+            see(seen)
+    slices = []
+    for first in range(0, max(total, 1), _ROWS_PER_SLICE):
+        rows = captions.slice(first, _ROWS_PER_SLICE).collect()
+        parts = [score.measure(rows["caption"]) for score in scores]
+        slices.append(pl.concat([rows.select("clip_id"), *parts], how="horizontal"))
+        progress(min(first + len(rows), total), total, "captions")
+    known = {name: COLUMNS[name].dtype for score in scores for name in score.columns}
+    return pl.concat(slices).cast(known)  # type: ignore[arg-type]
+
+
+def run_score(
+    run: Path, spec: ScoreSpec, *, num_workers: int = 1, progress: Progress = no_progress
+) -> ScoreSummary:
+    """Score every row of the run's table and write RUN/score.parquet.
+
+    `num_workers` is for the spaCy engine; the built-in one needs one thread. Raises InputError for an engine,
+    a tokenizer or a package that is not there, ColumnError for a table without captions or with noun counts
+    of another engine, StageError, StorageError.
+    """
+    scores = [score for make in SCORES.values() if (score := make(spec, num_workers)) is not None]
+    previous = table.previous_stage(run, "score")
+    source = table.stage_path(run, previous)
+    clips = table.scan(run, previous)
+    require(clips.collect_schema().names(), ("clip_id", "caption"), str(source))
+    origin = table.Provenance(
+        stage="score",
+        settings={name: value for score in scores for name, value in score.settings.items()},
+        inputs={previous: table.digest(source)},
+    )
+    target = table.stage_path(run, "score")
+    up_to_date = table.is_up_to_date(target, origin)
+    if not up_to_date:
+        for score in scores:
+            if score.check is not None:
+                score.check(clips, str(source))
+        table.write(_measure(clips.select("clip_id", "caption"), scores, progress), target, origin)
+    counts = pl.read_parquet(target, columns=["noun_count"])["noun_count"]
+    said = {name: text for score in scores for name, text in score.said.items()}
+    mean = counts.mean()
+    return ScoreSummary(
+        rows_in=len(counts),
+        rows_scored=counts.count(),
+        nouns=int(counts.sum()),
+        nouns_per_caption=round(float(mean), 3) if isinstance(mean, float) else None,
+        noun_engine=said["noun_engine"],
+        noun_engine_reason=said["noun_engine_reason"],
+        up_to_date=up_to_date,
+    )

@@ -1,0 +1,177 @@
+"""The ledger of a run: why each rejected clip was rejected, in words that can be judged again.
+
+`RUN/ledger.parquet` has a row for every rule that a clip fails: clip_id, order (the rule's), stage, rule,
+measure (what was looked at), value, threshold, is_verdict (true in one row of each rejected clip: the first
+rule that it fails), settings (digest of the stage's settings) and version. A value and a threshold are
+written so that the verdict follows from them alone: no video and no other table is needed to replay it.
+
+    threshold                   a value is rejected when
+    >= a, <= b, >= a and <= b   it lies outside
+    one of ["en"], none of […]  it is not, or is, among the words
+    ok or truncated             the rule (the status) is none of these
+    any other words             the value is not these words
+    every one of them           the value is `unknown`
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from vidcurate import __version__
+from vidcurate.curation.clip_table import table
+from vidcurate.errors import FailureLimitError, StageError, TableError
+
+LEDGER = "ledger.parquet"
+UNKNOWN = "unknown"
+ORDER = (
+    "clip_id", "order", "stage", "rule", "measure", "value", "threshold", "is_verdict", "settings", "version",
+)  # fmt: skip
+
+_NUMBER = r"(-?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|inf))"
+
+
+def digest_of(settings: str) -> str:
+    """Return the digest by which a ledger names a stage's settings (JSON text)."""
+    return hashlib.sha256(settings.encode()).hexdigest()[:16]
+
+
+def signed(entries: pl.DataFrame, settings: str) -> pl.DataFrame:
+    """Return entries (clip_id, order, stage, rule, measure, value, threshold, is_verdict) as ledger rows."""
+    return entries.with_columns(
+        pl.lit(digest_of(settings)).alias("settings"), pl.lit(__version__).alias("version")
+    )
+
+
+def replay(entries: pl.DataFrame) -> pl.Series:
+    """Return, for each entry of a ledger, whether its value fails its threshold (Boolean).
+
+    Needs the columns rule, value and threshold. True in every row of a ledger that tells the truth.
+    """
+    threshold, value = pl.col("threshold"), pl.col("value")
+    number = value.cast(pl.Float64, strict=False)
+    low = threshold.str.extract(rf"^>= {_NUMBER}", 1).cast(pl.Float64)
+    high = threshold.str.extract(rf"<= {_NUMBER}$", 1).cast(pl.Float64)
+    is_range = threshold.str.contains(rf"^(?:>= {_NUMBER})?(?: and )?(?:<= {_NUMBER})?$") & (threshold != "")
+    beyond = (number < low).fill_null(value=False) | (number > high).fill_null(value=False)
+    states = threshold.str.split(" or ")
+    is_status = states.list.first() == "ok"
+    plain = entries.select(
+        pl.when(value == UNKNOWN)
+        .then(pl.lit(value=True))
+        .when(is_range)
+        .then(beyond)
+        .when(is_status)
+        .then(~states.list.contains(pl.col("rule")))
+        .otherwise(value != threshold)
+        .alias("fails"),
+        threshold.str.contains(r"^(?:one|none) of \[").alias("is_words"),
+    )
+    fails = plain["fails"]
+    if not plain["is_words"].any():
+        return fails
+    at = plain["is_words"].arg_true()
+    judged = [
+        found == UNKNOWN or ((found in json.loads(asked.partition(" of ")[2])) == asked.startswith("none"))
+        for found, asked in entries.select("value", "threshold")[at].iter_rows()
+    ]
+    return fails.scatter(at, pl.Series(judged, dtype=pl.Boolean))
+
+
+def read(run: Path) -> pl.LazyFrame:
+    """Return RUN/ledger.parquet, lazily. Raises StageError when no filter has been run."""
+    path = run / LEDGER
+    if not path.exists():
+        raise StageError(f"{path}: no ledger. Run `vidcurate filter {run}` first.")
+    return pl.scan_parquet(path)
+
+
+def rejected(run: Path) -> pl.LazyFrame:
+    """Return one row for each rejected clip, in the table's order: its verdict and other rules that fail.
+
+    Columns: source_dataset, source_id, video_path where the table has them, those of the ledger but order
+    and is_verdict, and `also` (the other rules, in order, joined by a comma; null for none). Raises
+    StageError.
+    """
+    entries = read(run)
+    clips = table.scan(run, table.newest_stage(run))
+    named = [name for name in ("source_dataset", "source_id", "video_path") if name in clips.collect_schema()]
+    also = (
+        entries.filter(~pl.col("is_verdict"))
+        .sort("order", maintain_order=True)
+        .group_by("clip_id", maintain_order=True)
+        .agg(pl.col("rule").str.join(",").alias("also"))
+    )
+    verdicts = entries.filter("is_verdict").drop("order", "is_verdict")
+    return (
+        clips.select("clip_id", *named)
+        .join(verdicts, on="clip_id", how="inner", maintain_order="left")
+        .join(also, on="clip_id", how="left", maintain_order="left")
+    )
+
+
+def overview(run: Path) -> dict[str, Any]:
+    """Return how many clips each rule rejected, and how many fail it, as plain values. Raises StageError."""
+    entries = read(run)
+    rules = (
+        entries.group_by("stage", "rule", "measure")
+        .agg(
+            pl.col("is_verdict").sum().alias("rejected"),
+            pl.len().alias("failing"),
+            pl.col("order").min(),
+            pl.col("threshold").min(),
+        )
+        .sort("order", "rule")
+        .drop("order")
+        .collect()
+    )
+    by_stage: dict[str, int] = {}
+    for stage, count in rules.select("stage", "rejected").iter_rows():
+        by_stage[stage] = by_stage.get(stage, 0) + count
+    return {
+        "rows_rejected": sum(by_stage.values()),
+        "by_stage": by_stage,
+        "settings": dict(entries.group_by("settings").len().sort("settings").collect().iter_rows()),
+        "rules": rules.to_dicts(),
+    }
+
+
+def check(run: Path) -> dict[str, int]:
+    """Replay every entry of the ledger and compare it with the table; return what was counted.
+
+    Raises TableError when an entry does not follow from its value and threshold, when a rejected clip has
+    none or more than one verdict, or when a kept clip has one. StageError.
+    """
+    entries = read(run).collect()
+    newest = table.newest_stage(run)
+    judged = table.scan(run, newest).select("clip_id", "is_kept").collect()
+    wrong = entries.filter(~replay(entries))
+    if len(wrong):
+        clip_id, rule, value, threshold = wrong.select("clip_id", "rule", "value", "threshold").row(0)
+        raise TableError(
+            f"{run / LEDGER}: {len(wrong)} entries do not follow from their values; the first is {clip_id}: "
+            f"{rule}, {value} against {threshold}. Run `vidcurate filter {run}` again."
+        )
+    told = entries.filter("is_verdict")["clip_id"]
+    rejected_ids = judged.filter(~pl.col("is_kept"))["clip_id"]
+    if told.n_unique() != len(told) or not told.sort().equals(rejected_ids.sort(), check_names=False):
+        odd = sorted({*told} ^ {*rejected_ids} or set(told.filter(told.is_duplicated())))
+        raise TableError(
+            f"{run / LEDGER}: its verdicts are not those of {newest}.parquet, first at {odd[0]}. "
+            f"Run `vidcurate {table.command_of(newest)} {run}` again."
+        )
+    return {"rows_in": len(judged), "rows_rejected": len(told), "entries_replayed": len(entries)}
+
+
+def check_share(count: int, total: int, limit: float | None, *, what: str, key: str, see: str) -> None:
+    """Raise FailureLimitError when `count` of `total` is a larger share than `limit` (None: no limit).
+
+    `what` says what happened to them, `key` is the setting, `see` where they are listed.
+    """
+    if limit is not None and total and count / total > limit:
+        raise FailureLimitError(
+            f"{count:,} of {total:,} rows ({100 * count / total:.3g} %) {what}; {key} allows "
+            f"{100 * limit:.3g} %. {see}"
+        )

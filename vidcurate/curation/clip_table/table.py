@@ -1,0 +1,244 @@
+"""The table of a run: a Parquet file for each stage, whole or absent, that says where it comes from.
+
+`RUN/ingest.parquet` holds every row; each later file holds the same rows in the same order, the clip id and
+only the columns that its stage wrote, so that a verdict costs no copy of a million captions. `scan` joins
+them. `RUN/<stage>.parquet` carries in its Parquet metadata (key `vidcurate`) the stage, the version of this
+package, the stage's settings and the digest of what it read. When all of that is unchanged the stage is
+up to date; when the table that it read has changed since, later stages refuse to go on from it.
+"""
+
+import fcntl
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow.parquet as pq
+
+from vidcurate import __version__
+from vidcurate.curation.clip_table.schema import COLUMNS, STAGES, written_by
+from vidcurate.errors import InputError, StageError, StorageError, TableError
+from vidcurate.storage.atomic_file import replace
+
+_METADATA_KEY = "vidcurate"
+_ROWS_PER_SLICE = 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """Where a table comes from. `settings` is the stage's specification as plain JSON values.
+
+    `inputs` maps a name (an earlier stage, a file) to the digest of what was read under it.
+    """
+
+    stage: str
+    settings: Mapping[str, Any]
+    inputs: Mapping[str, str]
+    version: str = __version__
+
+    def as_json(self) -> str:
+        return json.dumps(
+            {"stage": self.stage, "settings": self.settings, "inputs": self.inputs, "version": self.version},
+            sort_keys=True,
+        )
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of the file, as hex. Raises StorageError.
+
+    A file that this process has read before and that has not been touched since is not read again.
+    """
+    try:
+        facts = path.stat()
+        return _digest(path, facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read ({error.strerror}).") from error
+
+
+@lru_cache(maxsize=256)
+def _digest(path: Path, *_: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def stage_path(run: Path, stage: str) -> Path:
+    return run / f"{stage}.parquet"
+
+
+def provenance(path: Path) -> Provenance:
+    """Return what the table at `path` says of itself. Raises TableError for a file that is none of ours."""
+    try:
+        metadata = pq.read_metadata(path).metadata or {}
+        fields = json.loads(metadata[_METADATA_KEY.encode()])
+    except FileNotFoundError as error:
+        raise TableError(f"{path}: no such table.") from error
+    except Exception as error:  # pyarrow raises many kinds for a damaged file
+        raise TableError(f"{path}: not a table written by vidcurate ({type(error).__name__}).") from error
+    return Provenance(
+        stage=fields["stage"], settings=fields["settings"], inputs=fields["inputs"], version=fields["version"]
+    )
+
+
+def previous_stage(run: Path, stage: str) -> str:
+    """Return the nearest stage before `stage` whose table is in `run`.
+
+    Raises StageError when there is none, or when that table was made from one that has changed since.
+    """
+    if not run.is_dir():
+        raise StageError(f"{run}: no such run folder. Begin with `vidcurate ingest`.")
+    for name in reversed(STAGES[: STAGES.index(stage)]):
+        if stage_path(run, name).exists():
+            _check_fresh(run, name)
+            return name
+    raise StageError(f"{run}: no table that {stage} could read. Begin with `vidcurate ingest`.")
+
+
+def newest_stage(run: Path) -> str:
+    """Return the last stage whose table is in `run`. Raises StageError as `previous_stage` does."""
+    for name in reversed(STAGES):
+        if stage_path(run, name).exists():
+            _check_fresh(run, name)
+            return name
+    raise StageError(f"{run}: no table of any stage. Begin with `vidcurate ingest`.")
+
+
+def _check_fresh(run: Path, stage: str) -> None:
+    for name, value in provenance(stage_path(run, stage)).inputs.items():
+        if name in STAGES:
+            path = stage_path(run, name)
+            if not path.exists():
+                raise StageError(
+                    f"{path}: {stage}.parquet was made from it and it is gone. Run {name} again."
+                )
+            if digest(path) != value:
+                raise StageError(
+                    f"{stage_path(run, stage)}: made from an older {name}.parquet. "
+                    f"Run `vidcurate {command_of(stage)}` again."
+                )
+            _check_fresh(run, name)
+
+
+def command_of(stage: str) -> str:
+    """Return the name of the command that runs a stage."""
+    names = {"split": "split-by-difficulty", "frames": "score-frames", "models": "score-models"}
+    return names.get(stage, stage)
+
+
+def is_up_to_date(path: Path, wanted: Provenance) -> bool:
+    """Say whether `path` is a readable table made with exactly `wanted`."""
+    if not path.exists():
+        return False
+    try:
+        return provenance(path).as_json() == wanted.as_json()
+    except TableError:
+        return False
+
+
+def scan(run: Path, stage: str) -> pl.LazyFrame:
+    """Return the table as it stands after `stage`, lazily: its columns beside those of the stages before it.
+
+    Raises StageError when the stage has not been run, TableError for a damaged file.
+    """
+    path = stage_path(run, stage)
+    if not path.exists():
+        raise StageError(f"{path}: no such table. Run `vidcurate {command_of(stage)}` first.")
+    before = [name for name in provenance(path).inputs if name in STAGES]
+    own = pl.scan_parquet(path)
+    if not before:
+        return own
+    columns = own.collect_schema().names()
+    earlier = scan(run, before[0])
+    names = earlier.collect_schema().names()
+    kept = [name for name in names if name == "clip_id" or name not in columns]
+    added = [name for name in columns if name != "clip_id"]
+    both = pl.concat([earlier.select(kept), own.select(added)], how="horizontal")
+    return both.select([*names, *(name for name in added if name not in names)])
+
+
+def write(frame: pl.LazyFrame | pl.DataFrame, path: Path, origin: Provenance) -> None:
+    """Write `frame` to `path` as a stage's table: streamed, beside the final name, then renamed.
+
+    Of a stage that follows another only its own columns are written. The same frame and origin give the same
+    bytes. Raises StorageError when the disk refuses (the old table, if any, is then untouched).
+    """
+    lazy = frame.lazy()
+    names = lazy.collect_schema().names()
+    if path.stem == origin.stage and any(name in STAGES for name in origin.inputs):
+        own = written_by(origin.stage)
+        names = [name for name in names if name in own]
+        lazy = lazy.select(names)
+    words = {
+        name: {"unit": COLUMNS[name].unit, "meaning": COLUMNS[name].meaning}
+        for name in names
+        if name in COLUMNS
+    }
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lazy.sink_parquet(
+            partial,
+            maintain_order=True,
+            row_group_size=16_384,  # 65,536 dense captions a group cost 600 MB more at the peak
+            metadata={_METADATA_KEY: origin.as_json(), "columns": json.dumps(words, sort_keys=True)},
+        )
+        replace(partial, path)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written ({error.strerror or error}).") from error
+    finally:
+        if path.parent.is_dir():
+            partial.unlink(missing_ok=True)
+
+
+def from_rows(rows: Iterable[Mapping[str, Any]], names: Iterable[str]) -> pl.DataFrame:
+    """Return rows as the columns `names` of the table, in their dtypes; what a row does not have is null.
+
+    The rows are taken in slices: as Python objects they take ten times the memory.
+    """
+    schema = {name: COLUMNS[name].dtype for name in names}
+    left, slices = iter(rows), [pl.DataFrame(schema=schema)]
+    while some := list(itertools.islice(left, _ROWS_PER_SLICE)):
+        slices.append(
+            pl.DataFrame(
+                pl.Series(name, [row.get(name) for row in some], dtype=dtype)
+                for name, dtype in schema.items()
+            )
+        )
+    return pl.concat(slices)
+
+
+@contextmanager
+def alone(run: Path) -> Iterator[None]:
+    """Wait until no other process is inside this block with the same run folder. Raises StorageError."""
+    run.mkdir(parents=True, exist_ok=True)
+    with (run / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            raise StorageError(
+                f"{run}: the file system cannot lock ({error.strerror}); parts of a curation need that. "
+                "Run the stages one by one."
+            ) from error
+        yield
+
+
+def export(frame: pl.LazyFrame, path: Path) -> None:
+    """Write a whole table for other tools: .parquet, .csv or .jsonl, by the suffix. Raises InputError."""
+    writers: dict[str, Callable[[pl.LazyFrame, Path], object]] = {
+        ".parquet": pl.LazyFrame.sink_parquet,
+        ".csv": pl.LazyFrame.sink_csv,
+        ".jsonl": pl.LazyFrame.sink_ndjson,
+    }
+    if path.suffix not in writers:
+        raise InputError(f"{path}: the suffix {path.suffix!r} is not known; write {', '.join(writers)}.")
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        writers[path.suffix](frame, partial)
+        replace(partial, path)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written ({error.strerror or error}).") from error

@@ -1,0 +1,72 @@
+"""What a search for duplicates may ask for, as recipe models."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from vidcurate.recipe.recipe import Recipe
+
+Similarity = Annotated[float, Field(gt=0, le=1)]
+
+
+class PerceptualSpec(Recipe):
+    """Twins by look: hashes of five frames, from the stage `frames`."""
+
+    max_bits: Annotated[int, Field(ge=0, le=20)] = 8
+    """bits of 63 in which the hashes of two frames of the same picture may differ"""
+    min_frames: Annotated[int, Field(ge=1, le=5)] = 3
+    """frames of five that must be alike"""
+    min_set_bits: Annotated[int, Field(ge=1, le=31)] = 5
+    """a hash with fewer bits set, or fewer not set, says nothing: black, or one colour"""
+    max_thumbnail_distance: Annotated[float, Field(ge=0)] = 8.0
+    """levels of 255 by which the thumbnails may differ once brightness and contrast are made equal"""
+    orientations: Literal["any", "same"] = "any"
+    """any: a rotated or mirrored copy is a twin; same: it is a clip of its own"""
+
+
+class CaptionSpec(Recipe):
+    """Twins by words: MinHash over runs of three words."""
+
+    threshold: Similarity = 0.8
+    """share of their runs of three words that two captions have in common (Jaccard)"""
+
+
+class SemanticSpec(Recipe):
+    """Twins by meaning: cosine of embeddings within k-means clusters (SemDeDup, Abbas et al. 2023)."""
+
+    embeddings: Path | None = None
+    """a .parquet (clip_id, embedding) or .npz (clip_id, embedding); null: RUN/embeddings.parquet, which
+    score-models writes"""
+    threshold: Similarity = 0.97
+    """cosine from which two clips are twins"""
+    clips_per_cluster: Annotated[int, Field(ge=1)] = 1000
+    """clips are compared with those of their own k-means cluster, of about this size; up to 20,000 clips all
+    are compared with all"""
+
+
+class DedupSpec(Recipe):
+    """Which kinds of duplicates to look for, and which copy to prefer. A kind that is null is left out."""
+
+    exact: bool = True
+    """files with the same bytes (only files of equal size are read)"""
+    packets: bool = True
+    """the same coded pictures in another container; needs the column packet_hash"""
+    perceptual: PerceptualSpec | None = PerceptualSpec()
+    """twins by look"""
+    captions: CaptionSpec | None = None
+    """twins by words; captions that thousands of clips rightly share make twins of them, so it is off"""
+    semantic: SemanticSpec | None = None
+    """twins by meaning"""
+    within_source: bool = True
+    """twins by look, words or meaning may come from one source video; false: two clips of a source are never
+    twins (neighbouring clips of a still camera look alike)"""
+    prefer: tuple[str, ...] = (
+        "pixels",
+        "duration_seconds",
+        "bit_rate",
+        "file_size_bytes",
+        "sharpness_median",
+    )
+    """which copy is kept: one without a problem first, then the larger value of these columns in order
+    (pixels is width x height; durations are compared in steps of 0.5 s), then the smaller clip_id"""

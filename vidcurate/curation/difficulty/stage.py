@@ -1,0 +1,308 @@
+"""Levels of growing difficulty, a train/validation split that no source crosses, and the jump between levels.
+
+The published curriculum (five levels by nouns per caption) diverged at the step from level 4 to 5 until the
+hardest 0.01 % was removed. So the jump between neighbours is measured and told before a GPU is booked; what
+the figures mean is in docs/difficulty.md. A clip's level and fold do not depend on the order of the rows.
+"""
+
+import itertools
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from vidcurate import rng
+from vidcurate.curation.clip_table import rejection_ledger, table
+from vidcurate.curation.clip_table.rejection_ledger import LEDGER
+from vidcurate.curation.clip_table.schema import COLUMNS, require
+from vidcurate.curation.difficulty import advice, cut
+from vidcurate.curation.difficulty.advice import FRAGMENT, Ramp, Tail, recipe_fragment
+from vidcurate.curation.difficulty.jumps import QUANTILES, Jump, histograms, jump
+from vidcurate.curation.difficulty.spec import SplitSpec
+from vidcurate.curation.filter.rules import text
+from vidcurate.errors import ColumnError, InputError
+from vidcurate.executor.map_clips import Progress, no_progress
+from vidcurate.storage import atomic_file
+
+__all__ = [
+    "FRAGMENT", "LEVELS", "Jump", "Level", "Ramp", "SplitSpec", "SplitSummary", "Tail", "jump", "run_split",
+]  # fmt: skip
+
+LEVELS = "levels.json"
+# Columns besides the difficulty in which the jump between levels is measured.
+SHIFTING = ("caption_num_words", "num_frames", "duration_seconds")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """What one level holds."""
+
+    level: int
+    clips: int
+    frames: int | None
+    tokens: int | None
+    hours: float | None
+    validation_clips: int
+    min: float
+    max: float
+    mean: float
+    standard_deviation: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitSummary:
+    """What a split made; `rows_in` = `rows_kept` + `rows_rejected`."""
+
+    rows_in: int
+    rows_kept: int
+    rows_rejected: int
+    rows_dropped_here: int
+    train_clips: int
+    validation_clips: int
+    levels: tuple[Level, ...]
+    jumps: tuple[Jump, ...]
+    ramps: tuple[Ramp, ...]
+    tail: Tail | None
+    tail_to_ratio: Tail | None
+    warnings: tuple[str, ...]
+    advice: tuple[str, ...]
+    up_to_date: bool
+
+
+def _level(number: int, rows: pl.DataFrame, column: str) -> Level:
+    values = rows[column].cast(pl.Float64).to_numpy()
+    frames = rows["num_frames"].sum() if "num_frames" in rows.columns else None
+    seconds = rows["duration_seconds"].sum() if "duration_seconds" in rows.columns else None
+    return Level(
+        level=number,
+        clips=len(rows),
+        frames=int(frames) if frames is not None else None,
+        tokens=int(rows["tokens"].sum()) if "tokens" in rows.columns else None,
+        hours=float(seconds) / 3600 if seconds is not None else None,
+        validation_clips=int((rows["fold"] == "validation").sum()),
+        min=float(values.min()),
+        max=float(values.max()),
+        mean=float(values.mean()),
+        standard_deviation=float(values.std()),
+    )
+
+
+def _measure(parts: list[pl.DataFrame], columns: list[str], spec: SplitSpec) -> list[Jump]:
+    jumps = []
+    for column in columns:
+        for number, (low, high) in enumerate(itertools.pairwise(parts), start=1):
+            pair = [part[column].drop_nulls().cast(pl.Float64).to_numpy() for part in (low, high)]
+            if len(pair[0]) and len(pair[1]):
+                jumps.append(jump(column, pair[0], pair[1], spec, number))
+    return jumps
+
+
+def _cut(rows: pl.DataFrame, spec: SplitSpec, where: Path) -> pl.DataFrame:
+    """Return the rows to be levelled with `level` and `fold`. Raises InputError when they are too few."""
+    distinct = rows[spec.column].n_unique()
+    if spec.levels > (distinct if spec.ties == "together" else len(rows)):
+        have = f"{distinct} different values" if spec.ties == "together" else f"{len(rows)} clips"
+        raise InputError(
+            f"levels is {spec.levels} and {where} has {have} of {spec.column} among its kept clips. "
+            "Ask for fewer levels" + (" or set ties=split." if len(rows) >= spec.levels else ".")
+        )
+    values = rows[spec.column].cast(pl.Float64).to_numpy()
+    tokens = cut.tokens_of(rows, spec)
+    weights = cut.weights_of(rows, tokens, spec)
+    if spec.ties == "together":
+        level = cut.ties_together(values, weights, spec.levels)
+    else:
+        hashes = rng.mix(rng.id_hashes(rows["clip_id"].to_arrow()) ^ np.uint64(rng.key(spec.seed, "ties")))
+        level = cut.ties_split(values, weights, hashes, spec.levels)
+    source = rows["source_id"].fill_null(rows["clip_id"]) if "source_id" in rows.columns else rows["clip_id"]
+    draw = rng.uniform(rng.id_hashes(source.to_arrow()), rng.key(spec.seed, "fold"))
+    return rows.with_columns(
+        *([] if tokens is None else [pl.Series("tokens", tokens)]),
+        pl.Series("level", level + 1, dtype=COLUMNS["level"].dtype),
+        pl.when(pl.Series(draw < spec.validation_fraction))
+        .then(pl.lit("validation"))
+        .otherwise(pl.lit("train"))
+        .alias("fold"),
+    )
+
+
+def _exact(value: pl.Expr, schema: pl.Schema) -> pl.Expr:
+    """Return the column so that its text reads back as the same number."""
+    return value.cast(pl.Float64) if schema[value.meta.output_name()].is_float() else value
+
+
+def _drop(rows: pl.DataFrame, spec: SplitSpec) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return (rows to be levelled, verdicts on those that are not): no difficulty known, or the hardest."""
+    value = pl.col(spec.column)
+    unknown = rows.filter(value.is_null()).select(
+        "row",
+        "clip_id",
+        pl.lit(f"no_{spec.column}").alias("rule"),
+        pl.lit("unknown").alias("value"),
+        pl.lit("known").alias("threshold"),
+    )
+    rows = rows.filter(value.is_not_null())
+    if spec.drop_hardest is None or rows.is_empty():
+        return rows, unknown
+    limit = rows[spec.column].quantile(1 - spec.drop_hardest, "lower")
+    assert limit is not None, "a column without nulls has quantiles"
+    hardest = rows.filter(value > limit).select(
+        "row",
+        "clip_id",
+        pl.lit("drop_hardest").alias("rule"),
+        _exact(value, rows.schema).cast(pl.String).alias("value"),
+        pl.lit(f"<= {text(limit)}").alias("threshold"),
+    )
+    return rows.filter(value <= limit), pl.concat([unknown, hardest]).sort("row")
+
+
+def _with_split(told: pl.DataFrame, dropped: pl.DataFrame, spec: SplitSpec) -> pl.DataFrame:
+    """Return the filter's ledger and behind it the split's rejections, in place of an earlier split's."""
+    filtered = told.filter(pl.col("stage") != "split")
+    number = filtered["order"].max()
+    mine = dropped.select(
+        "clip_id",
+        pl.lit(number + 1 if isinstance(number, int) else 0, dtype=pl.Int32).alias("order"),
+        pl.lit("split").alias("stage"),
+        "rule",
+        pl.lit(spec.column).alias("measure"),
+        "value",
+        "threshold",
+        pl.lit(value=True).alias("is_verdict"),
+    )
+    signed = rejection_ledger.signed(mine, spec.model_dump_json()).select(rejection_ledger.ORDER)
+    return pl.concat([filtered.select(rejection_ledger.ORDER), signed])
+
+
+def _rows(clips: pl.LazyFrame, spec: SplitSpec, source: Path) -> pl.DataFrame:
+    """Return the kept clips, each with its place in the table (`row`), and what a split asks of them."""
+    schema = clips.collect_schema()
+    again = f"Run `vidcurate filter {source.parent}` first."
+    require(schema, ("clip_id", "is_kept"), str(source), again)
+    require(schema, (spec.column,), str(source), f"Run `vidcurate score {source.parent}` first.")
+    sizes = {"clips": (), "frames": ("num_frames",), "tokens": ("num_frames", "height", "width")}
+    require(schema, sizes[spec.balance], str(source), f"Run `vidcurate probe {source.parent}` first.")
+    if not schema[spec.column].is_numeric():
+        raise ColumnError(
+            f"{source}: difficulty is a number, and the column {spec.column} holds {schema[spec.column]}."
+        )
+    wanted = ["clip_id", "source_id", spec.column, *SHIFTING, "height", "width"]
+    kept = (
+        clips.select("is_kept", *(name for name in dict.fromkeys(wanted) if name in schema))
+        .with_row_index("row")
+        .filter("is_kept")
+        .collect()
+    )
+    if schema[spec.column].is_float():  # what is not a number is as unknown as what is missing
+        kept = kept.with_columns(pl.col(spec.column).fill_nan(None))
+    return kept
+
+
+def run_split(run: Path, spec: SplitSpec, *, progress: Progress = no_progress) -> SplitSummary:
+    """Add `level` and `fold` to every kept clip; write split.parquet, levels.json and levels.yaml.
+
+    Raises InputError when there are fewer clips (or different values) than levels, ColumnError, StageError.
+    """
+    previous = table.previous_stage(run, "split")
+    source = table.stage_path(run, previous)
+    origin = table.Provenance(
+        stage="split", settings=json.loads(spec.model_dump_json()), inputs={previous: table.digest(source)}
+    )
+    target, levels_path, ledger_path = table.stage_path(run, "split"), run / LEVELS, run / LEDGER
+    if table.is_up_to_date(target, origin) and levels_path.exists() and (run / FRAGMENT).exists():
+        summary = _summary(levels_path, up_to_date=True)
+        if not ledger_path.exists() or summary.rows_dropped_here == _told(ledger_path):
+            return summary
+    clips = table.scan(run, previous)
+    rows, dropped = _drop(_rows(clips, spec, source), spec)
+    if rows.is_empty():
+        raise InputError(
+            f"{source}: no clip is kept, so there is nothing to split. Look at {run / 'funnel.json'}."
+        )
+    rows = _cut(rows, spec, source)
+    progress(1, 2, "steps")
+    parts = [rows.filter(pl.col("level") == number) for number in range(1, spec.levels + 1)]
+    columns = [name for name in dict.fromkeys((spec.column, *SHIFTING)) if name in rows.columns]
+    jumps = _measure(parts, columns, spec)
+    train_clips = {number: int((part["fold"] == "train").sum()) for number, part in enumerate(parts, start=1)}
+    ramps = advice.ramps(jumps, train_clips, spec)
+    values = rows[spec.column].cast(pl.Float64).to_numpy()
+    tail = advice.tail(values)
+    ends = [part[spec.column].cast(pl.Float64).to_numpy() for part in parts[-2:]]
+    to_ratio = advice.tail_to_ratio(ends[0], ends[1], len(rows), spec) if len(ends) == 2 else None
+    total = clips.select(pl.len()).collect().item()
+    summary = SplitSummary(
+        rows_in=total,
+        rows_kept=len(rows),
+        rows_rejected=total - len(rows),
+        rows_dropped_here=len(dropped),
+        train_clips=sum(train_clips.values()),
+        validation_clips=len(rows) - sum(train_clips.values()),
+        levels=tuple(_level(number, part, spec.column) for number, part in enumerate(parts, start=1)),
+        jumps=tuple(jumps),
+        ramps=ramps,
+        tail=tail,
+        tail_to_ratio=to_ratio,
+        warnings=tuple(found.warning for found in jumps if found.warning),
+        advice=advice.texts(ramps, tail, to_ratio, spec),
+        up_to_date=False,
+    )
+    drawn = {"quantiles": QUANTILES, "columns": histograms(parts, columns)}
+    atomic_file.write_json(levels_path, {"column": spec.column, **asdict(summary), "histograms": drawn})
+    atomic_file.write_text(run / FRAGMENT, recipe_fragment(spec.levels, ramps, spec))
+    if ledger_path.exists() and (len(dropped) or _told(ledger_path)):
+        told = _with_split(pl.read_parquet(ledger_path), dropped, spec)
+        table.write(told, ledger_path, table.provenance(ledger_path))
+    table.write(_joined(clips, rows, dropped), target, origin)
+    progress(2, 2, "steps")
+    return summary
+
+
+def _told(ledger_path: Path) -> int:
+    """Return how many rejections by the split the ledger holds: a filter that ran again leaves them out."""
+    counted: int = (
+        pl.scan_parquet(ledger_path).filter(pl.col("stage") == "split").select(pl.len()).collect().item()
+    )
+    return counted
+
+
+def _joined(clips: pl.LazyFrame, rows: pl.DataFrame, dropped: pl.DataFrame) -> pl.DataFrame:
+    """Return every row's level and fold, and its verdict with those on the clips dropped here."""
+    verdict = ("is_kept", "reject_stage", "reject_rule", "reject_value", "reject_threshold")
+    every = clips.select("clip_id", *verdict).collect()
+
+    def scattered(at: pl.DataFrame, name: str) -> pl.Series:
+        place = pl.Series([None], dtype=pl.UInt32).new_from_index(0, len(every))
+        place = place.scatter(at["row"], pl.int_range(len(at), dtype=pl.UInt32, eager=True))
+        return at[name].gather(place)
+
+    is_dropped = scattered(dropped, "rule").is_not_null()
+    return every.with_columns(
+        scattered(rows, "level"),
+        scattered(rows, "fold"),
+        (pl.col("is_kept") & ~is_dropped).alias("is_kept"),
+        pl.when(is_dropped).then(pl.lit("split")).otherwise("reject_stage").alias("reject_stage"),
+        *(
+            pl.coalesce(scattered(dropped, name), f"reject_{name}").alias(f"reject_{name}")
+            for name in ("rule", "value", "threshold")
+        ),
+    )
+
+
+def _summary(levels_path: Path, *, up_to_date: bool) -> SplitSummary:
+    told: dict[str, Any] = json.loads(levels_path.read_text(encoding="utf-8"))
+    return SplitSummary(
+        **{
+            **{name: told[name] for name in SplitSummary.__dataclass_fields__},
+            "levels": tuple(Level(**level) for level in told["levels"]),
+            "jumps": tuple(Jump(**found) for found in told["jumps"]),
+            "ramps": tuple(Ramp(**ramp) for ramp in told["ramps"]),
+            **{name: Tail(**told[name]) if told[name] else None for name in ("tail", "tail_to_ratio")},
+            "warnings": tuple(told["warnings"]),
+            "advice": tuple(told["advice"]),
+            "up_to_date": up_to_date,
+        }
+    )

@@ -1,0 +1,210 @@
+"""Execute a download list: byte ranges of zip parts become files, each whole, checked, under its own name.
+
+Files that lie next to each other in a part are one request. A file is written beside its name and renamed
+when its CRC-32 is right, so a file that is there with its size is done: the same command fetches the rest.
+"""
+
+import http.client
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+
+import polars as pl
+
+from vidcurate.curation.clip_table.schema import require
+from vidcurate.curation.fetch import zips
+from vidcurate.curation.fetch.plan import COLUMNS
+from vidcurate.curation.fetch.zips import Member
+from vidcurate.errors import InputError, MediaError, StorageError
+from vidcurate.executor.map_clips import Progress, no_progress
+from vidcurate.storage import atomic_file, ranges
+from vidcurate.storage.ranges import Piece
+
+MAX_GAP_BYTES = 1 << 18  # read and thrown away rather than asking again
+MAX_RUN_BYTES = 1 << 26  # of one request
+LISTED = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class File:
+    """A file to fetch: `spans` are the (piece, first byte, bytes) that hold its member."""
+
+    path: str
+    member: Member
+    spans: tuple[tuple[Piece, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchSummary:
+    """What a fetch did; `files` = `files_there` + `files_fetched` + `files_failed`."""
+
+    files: int
+    files_there: int
+    files_fetched: int
+    files_failed: int
+    bytes_read: int
+    failed: tuple[str, ...]
+    folder: str
+
+
+def read_plan(path: Path) -> list[File]:
+    """Return the files of a plan, in its order. Raises InputError, ColumnError, StorageError.
+
+    Every place is looked at: one whose size is not that of the plan is refused.
+    """
+    try:
+        rows = pl.read_csv(path, schema_overrides={"video_path": pl.String, "name": pl.String})
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise InputError(
+            f"{path}: cannot be read as a plan ({' '.join(str(error).split())[:200]})."
+        ) from error
+    require(rows.columns, COLUMNS, str(path), "Make it with `vidcurate fetch-plan`.")
+    pieces: dict[str, Piece] = {}
+    for place, size in rows.select("place", "place_bytes").unique(maintain_order=True).iter_rows():
+        pieces[place] = ranges.piece(place)
+        if pieces[place].size_bytes != size:
+            raise InputError(
+                f"{place}: has {pieces[place].size_bytes:,} bytes, {path} was made of {size:,}. Run "
+                "`vidcurate fetch-plan` again."
+            )
+    files: dict[str, File] = {}
+    for row in rows.iter_rows(named=True):
+        span = (pieces[row["place"]], row["first_byte"], row["last_byte"] - row["first_byte"] + 1)
+        known = files.get(row["video_path"])
+        if known is not None:
+            files[row["video_path"]] = File(path=known.path, member=known.member, spans=(*known.spans, span))
+            continue
+        if zips.is_unsafe(row["video_path"]):
+            raise InputError(f"{path}: {row['video_path']!r} is no path inside a folder.")
+        facts = {name: row[name] for name in Member.__dataclass_fields__ if name != "problem"}
+        files[row["video_path"]] = File(
+            path=row["video_path"], member=Member(**facts, problem=None), spans=(span,)
+        )
+    return list(files.values())
+
+
+def runs_of(files: Sequence[File]) -> list[list[File]]:
+    """Return the files in runs of one request each: neighbours in one piece. A file in two is alone."""
+    runs: list[list[File]] = []
+    for file in sorted(files, key=lambda file: (file.spans[0][0].place, file.spans[0][1])):
+        place, first, size = file.spans[0]
+        if runs and len(file.spans) == 1 and len(runs[-1][-1].spans) == 1:
+            start, last = runs[-1][0].spans[0], runs[-1][-1].spans[0]
+            gap = first - (last[1] + last[2])
+            if start[0] == place and 0 <= gap <= MAX_GAP_BYTES and first + size - start[1] <= MAX_RUN_BYTES:
+                runs[-1].append(file)
+                continue
+        runs.append([file])
+    return runs
+
+
+def _write(file: File, stream: zips.Stream, folder: Path) -> None:
+    """Write one file, whole or not at all. Raises MediaError, OSError (of the source), StorageError."""
+    target = folder / file.path
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        out = partial.open("wb")
+    except OSError as error:
+        raise StorageError(f"{target}: cannot be written ({error.strerror}).") from error
+    try:
+        with out:
+            for data in zips.extract(stream, file.member):
+                try:
+                    out.write(data)
+                except OSError as error:
+                    raise StorageError(f"{target}: cannot be written ({error.strerror}).") from error
+        atomic_file.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+class _Fetch:
+    """The state that the workers share: what is done, what failed, and the progress."""
+
+    def __init__(self, folder: Path, files: int, progress: Progress) -> None:
+        self._folder, self._files, self._progress = folder, files, progress
+        self._lock = Lock()
+        self.fetched, self.bytes_read = 0, 0
+        self.failed: list[str] = []
+
+    def run(self, files: list[File]) -> None:
+        """Fetch a run of neighbours; what is not done after a broken connection is asked for again."""
+        left, attempt = list(files), 0
+        while left:
+            before = len(left)
+            try:
+                self._stream(left)
+            except (OSError, http.client.HTTPException) as error:
+                attempt = attempt + 1 if len(left) == before else 0  # progress begins the count anew
+                ranges.pause(attempt, left[0].spans[0][0].place, error)
+
+    def _stream(self, left: list[File]) -> None:
+        """Take files from the front of `left` as they are done. Raises OSError when the source breaks off."""
+        first = left[0].spans[0][1]
+        end = left[-1].spans[0][1] + left[-1].spans[0][2]
+        spans = left[0].spans if len(left) == 1 else ((left[0].spans[0][0], first, end - first),)
+        stream = zips.Stream(ranges.chunks_of(spans), first)
+        start = stream.place
+        while left:
+            file = left[0]
+            for _ in stream.take(file.spans[0][1] - stream.place):
+                pass
+            try:
+                _write(file, stream, self._folder)
+            except MediaError as error:
+                self._tell(problem=str(error), bytes_read=stream.place - start)
+            else:
+                self._tell(problem=None, bytes_read=stream.place - start)
+            start = stream.place
+            left.pop(0)
+
+    def _tell(self, *, problem: str | None, bytes_read: int) -> None:
+        with self._lock:
+            self.bytes_read += bytes_read
+            if problem is None:
+                self.fetched += 1
+            else:
+                self.failed.append(problem)
+            self._progress(self.fetched + len(self.failed), self._files, "files")
+
+
+def run_fetch(
+    plan: Path, folder: Path, *, num_workers: int = 4, progress: Progress = no_progress
+) -> FetchSummary:
+    """Fetch every file of `plan` into `folder` (as its video_path says) that is not there with its size.
+
+    A member that is not what the directory said is listed in `failed` and not written. Raises InputError,
+    ColumnError, StorageError when a place cannot be reached or the disk refuses; what was fetched stays.
+    """
+    files = read_plan(plan)
+    todo = [file for file in files if not _is_there(folder / file.path, file.member.size_bytes)]
+    work = _Fetch(folder, len(todo), progress)
+    runs = runs_of(todo)
+    progress(0, len(todo), "files")
+    with ThreadPoolExecutor(num_workers) as pool:
+        waiting = [pool.submit(work.run, files_of_run) for files_of_run in runs]
+        try:
+            for one in waiting:
+                one.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return FetchSummary(
+        files=len(files),
+        files_there=len(files) - len(todo),
+        files_fetched=work.fetched,
+        files_failed=len(work.failed),
+        bytes_read=work.bytes_read,
+        failed=tuple(sorted(work.failed)[:LISTED]),
+        folder=str(folder),
+    )
+
+
+def _is_there(path: Path, size_bytes: int) -> bool:
+    try:
+        return path.stat().st_size == size_bytes
+    except OSError:
+        return False

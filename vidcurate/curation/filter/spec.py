@@ -1,0 +1,184 @@
+"""What a filter may ask for, as recipe models. Thresholds are inclusive; keeping nothing is an error."""
+
+import difflib
+import json
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from vidcurate.curation.clip_table.schema import COLUMNS
+from vidcurate.curation.filter.presets import PRESETS
+from vidcurate.recipe.recipe import Recipe
+
+Number = Annotated[float, Field(ge=0)] | None
+Whole = Annotated[int, Field(ge=0)] | None
+Share = Annotated[float, Field(ge=0, le=1)] | None
+
+
+class Limit(Recipe):
+    """What a column may hold: a range of numbers, or a set of words. An empty limit asks for nothing."""
+
+    min: float | None = None
+    """the smallest value that is kept"""
+    max: float | None = None
+    """the largest value that is kept"""
+    allowed: tuple[str | bool, ...] | None = None
+    """the only values that are kept, such as [en]"""
+    forbidden: tuple[str | bool, ...] | None = None
+    """values that are rejected"""
+    missing: Literal["reject", "keep"] = "reject"
+    """what becomes of a clip whose value nobody knows"""
+
+    @model_validator(mode="after")
+    def _is_one_kind(self) -> Self:
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"min {self.min:g} is above max {self.max:g}: nothing could be kept")
+        is_range = self.min is not None or self.max is not None
+        if is_range and (self.allowed is not None or self.forbidden is not None):
+            raise ValueError("min and max are for numbers, allowed and forbidden for words; give one kind")
+        if self.allowed is not None and not set(self.allowed) - set(self.forbidden or ()):
+            raise ValueError(f"allowed is {list(self.allowed)}: nothing could be kept")
+        return self
+
+
+class OutlierRule(Recipe):
+    """Removal of values far from the rest.
+
+    `tail_quantile`: the share `value` at the end (0.0001 takes the hardest 0.01 %); ties at the cut stay
+    together, on the kept side. `iqr`: further than `value` interquartile ranges from the quartiles. `mad`:
+    further than `value` robust standard deviations (1.4826 x median absolute deviation) from the median; with
+    a deviation of 0 nothing is removed. `z_score`: further than `value` standard deviations from the mean.
+    `absolute`: beyond `value` itself. Limits are found among the clips that passed every rule before.
+    """
+
+    column: str
+    """a numeric column of the table"""
+    method: Literal["tail_quantile", "iqr", "mad", "z_score", "absolute"] = "tail_quantile"
+    """how the limit is found"""
+    value: float = 0.0001
+    """the method's number"""
+    side: Literal["upper", "lower", "both"] = "upper"
+    """which end is cut"""
+    per_source_dataset: bool = False
+    """find the limits in each source data set by itself"""
+    missing: Literal["reject", "keep"] = "reject"
+    """what becomes of a clip whose value nobody knows"""
+
+    @model_validator(mode="after")
+    def _value_fits(self) -> Self:
+        if self.method == "tail_quantile" and not 0 < self.value < 0.5:
+            raise ValueError(f"a tail quantile is a share between 0 and 0.5, not {self.value:g}")
+        if self.method in ("iqr", "mad", "z_score") and self.value <= 0:
+            raise ValueError(f"{self.method} needs a value above 0, not {self.value:g}")
+        if self.method == "absolute" and self.side == "both":
+            raise ValueError("an absolute limit has one side; give two rules, upper and lower")
+        return self
+
+
+class FilterSpec(Recipe):
+    """Which clips are kept. A rule that is not set does not apply; thresholds are inclusive.
+
+    Clips with an ingest problem, or that the probe found broken, are always rejected. A clip whose value is
+    not known is rejected, except where a limit says `missing: keep`. A setting beside `preset` replaces the
+    preset's; null (for `limits` an empty one) takes a rule of the preset away.
+    """
+
+    preset: str | None = None
+    """published thresholds to start from: `vidcurate presets` lists them"""
+    allow_probe_status: tuple[str, ...] = ()
+    """probe statuses besides `ok` that are kept, such as frame_count_mismatch"""
+    min_height: Whole = None
+    """px, as displayed"""
+    max_height: Whole = None
+    """px, as displayed"""
+    min_width: Whole = None
+    """px, as displayed"""
+    max_width: Whole = None
+    """px, as displayed"""
+    min_short_side: Whole = None
+    """px, the smaller of width and height"""
+    min_aspect_ratio: Number = None
+    """height / width"""
+    max_aspect_ratio: Number = None
+    """height / width"""
+    min_duration_seconds: Number = None
+    """s"""
+    max_duration_seconds: Number = None
+    """s"""
+    min_num_frames: Whole = None
+    """frames"""
+    max_num_frames: Whole = None
+    """frames"""
+    min_fps: Number = None
+    """frames/s"""
+    max_fps: Number = None
+    """frames/s"""
+    max_file_size_bytes: Whole = None
+    """B; the published speed run took files under 50 MiB"""
+    min_caption_num_words: Whole = None
+    """words"""
+    max_caption_num_words: Whole = None
+    """words"""
+    min_noun_count: Whole = None
+    """nouns"""
+    max_noun_count: Whole = None
+    """nouns"""
+    limits: dict[str, Limit] = Field(default_factory=dict)
+    """any column of the table, also short_side and aspect_ratio: what it may hold"""
+    keep_duplicates: bool = False
+    """keep every copy that dedup found; false: of each cluster the best one that passes every other rule"""
+    outliers: tuple[OutlierRule, ...] = ()
+    """removal of extreme values, in order, after every other rule"""
+    max_failure_share: Share = None
+    """largest share of the rows that may be missing or broken; above it the exit code is 3"""
+    max_rejected_share: Share = None
+    """largest share of the rows that may be rejected for any reason; above it the exit code is 3"""
+
+    @field_validator("preset")
+    @classmethod
+    def _preset_exists(cls, value: str | None) -> str | None:
+        if value is not None and value not in PRESETS:
+            near = difflib.get_close_matches(value, PRESETS, n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(PRESETS)}"
+            raise ValueError(f"no preset has this name; {hint}")
+        return value
+
+    @field_validator("allow_probe_status")
+    @classmethod
+    def _statuses_exist(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        known = COLUMNS["probe_status"].meaning
+        for status in value:
+            if status not in known:
+                raise ValueError(f"{status!r} is no probe status; {known}")
+        return value
+
+    @model_validator(mode="after")
+    def _ranges_are_ranges(self) -> Self:
+        for name in type(self).model_fields:
+            if name.startswith("min_") and hasattr(self, f"max_{name[4:]}"):
+                low, high = getattr(self, name), getattr(self, f"max_{name[4:]}")
+                if low is not None and high is not None and low > high:
+                    raise ValueError(
+                        f"{name} {low:g} is above max_{name[4:]} {high:g}: nothing could be kept"
+                    )
+        for column, limit in self.limits.items():
+            for word in ("min", "max"):
+                name = f"{word}_{column}"
+                if getattr(limit, word) is not None and getattr(self, name, None) is not None:
+                    raise ValueError(f"{name} and limits.{column}.{word} say the same; keep one")
+        return self
+
+
+def with_preset(spec: FilterSpec) -> FilterSpec:
+    """Return `spec` with the rules of its preset written out; what `spec` sets itself stands."""
+    if spec.preset is None:
+        return spec
+    given = spec.model_dump(include=spec.model_fields_set)
+    published = PRESETS[spec.preset].settings
+    limits = {**published.get("limits", {}), **given.pop("limits", {})}
+    for name in given:  # a named rule takes the place of the preset's limit of the same name
+        word, _, column = name.partition("_")
+        if word in ("min", "max") and column in published.get("limits", {}) and column not in spec.limits:
+            limits[column] = {key: value for key, value in limits[column].items() if key != word}
+    merged = {**published, **given, "limits": limits}
+    return FilterSpec.model_validate_json(json.dumps(merged))

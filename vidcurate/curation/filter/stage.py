@@ -1,0 +1,195 @@
+"""The verdict: every clip kept or rejected by a named rule, with its value and what the rule asked for.
+
+Rules are expressions over the table, tried in a fixed order; the first that fails gives the verdict, the
+ledger lists all that fail. A missing value fails unless its rule says otherwise: nothing is kept because
+nobody measured it. Outlier rules come last, each over the rows that passed everything before it.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from vidcurate.curation.clip_table import rejection_ledger, table
+from vidcurate.curation.clip_table.rejection_ledger import LEDGER
+from vidcurate.curation.filter.bind_rules import Plan, applied, plan_of, survivors
+from vidcurate.curation.filter.presets import PRESETS
+from vidcurate.curation.filter.rules import UNKNOWN
+from vidcurate.curation.filter.spec import FilterSpec, Limit, OutlierRule, with_preset
+from vidcurate.executor.map_clips import Progress, no_progress
+from vidcurate.storage import atomic_file
+
+__all__ = [
+    "FUNNEL", "LEDGER", "PRESETS", "FilterSpec", "FilterSummary", "Funnel", "Limit", "OutlierRule", "Plan",
+    "check_limits", "funnel_of", "judge", "plan_of", "run_filter", "survivors", "with_preset",
+]  # fmt: skip
+
+FUNNEL = "funnel.json"
+# Stages whose rejections are failures: the clip is missing or broken. The others are choices.
+FAILING_STAGES = ("ingest", "probe", "frames", "models")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Funnel:
+    """What one rule did: rows that reached it, those it rejected, those it let on."""
+
+    rule: str
+    stage: str
+    threshold: str
+    rows_in: int
+    rejected: int
+    kept: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilterSummary:
+    """What a filter found; `rows_in` = `rows_kept` + `rows_rejected`."""
+
+    rows_in: int
+    rows_kept: int
+    rows_rejected: int
+    by_rule: dict[str, int]
+    funnel: tuple[Funnel, ...]
+    up_to_date: bool
+
+
+def judge(clips: pl.LazyFrame, spec: FilterSpec, where: Path) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the verdicts (clip_id, is_kept, reject_…: a row a clip, in order), and the ledger.
+
+    The ledger has a row for each rule that a clip fails: row (the clip's place) and the columns of
+    `ledger.ORDER`. Only the columns that a rule asks for are read. `where` is the table's path, for messages.
+    Raises ColumnError when a rule needs a column that is not there.
+    """
+    schema = clips.collect_schema()
+    plan = plan_of(schema, spec, where)
+    read = {"clip_id", *plan.columns()}
+    facts = clips.select(name for name in schema if name in read).collect(engine="streaming")
+    facts = facts.with_row_index("row")
+    first = pl.Series("order", [None], dtype=pl.Int32).new_from_index(0, len(facts))
+    entries: list[pl.DataFrame] = []
+    for order, (rule, failed) in enumerate(applied(facts, plan)):
+        first = first.zip_with(first.is_not_null() | ~failed, pl.Series([order], dtype=pl.Int32))
+        entries.append(
+            facts.lazy()
+            .filter(failed)
+            .select(
+                "row",
+                "clip_id",
+                pl.lit(order, dtype=pl.Int32).alias("order"),
+                pl.lit(rule.stage).alias("stage"),
+                rule.name.fill_null(UNKNOWN).alias("rule"),
+                pl.lit(rule.measure).alias("measure"),
+                rule.value.fill_null(UNKNOWN).alias("value"),
+                rule.threshold.alias("threshold"),
+            )
+            .collect()
+        )
+    told = pl.concat(entries).sort("row", maintain_order=True)  # of one row: in the order of the rules
+    # The verdict on a clip is the ledger's entry for the first rule that it fails.
+    told = told.with_columns(pl.col("row").is_first_distinct().alias("is_verdict"))
+    verdicts = told.filter("is_verdict")
+    place = pl.Series([None], dtype=pl.UInt32).new_from_index(0, len(facts))
+    place = place.scatter(verdicts["row"], pl.int_range(len(verdicts), dtype=pl.UInt32, eager=True))
+    judged = facts.select("clip_id").with_columns(
+        first.is_null().alias("is_kept"),
+        *(
+            verdicts[name].gather(place).alias(f"reject_{name}")
+            for name in ("stage", "rule", "value", "threshold")
+        ),
+    )
+    return judged, rejection_ledger.signed(told, spec.model_dump_json()).select(
+        "row", *rejection_ledger.ORDER
+    )
+
+
+def funnel_of(told: pl.DataFrame, total: int) -> tuple[Funnel, ...]:
+    """Return the rules that rejected something, in their order, with the rows in and out of each."""
+    firsts = (
+        told.filter("is_verdict")
+        .group_by("order", "stage", "rule")
+        .agg(pl.len().alias("rejected"), pl.col("threshold").first())
+        .sort("order", "rule")
+    )
+    steps, left = [], total
+    for row in firsts.iter_rows(named=True):
+        steps.append(
+            Funnel(
+                rule=row["rule"],
+                stage=row["stage"],
+                threshold=row["threshold"],
+                rows_in=left,
+                rejected=row["rejected"],
+                kept=left - row["rejected"],
+            )
+        )
+        left -= row["rejected"]
+    return tuple(steps)
+
+
+def run_filter(run: Path, spec: FilterSpec, *, progress: Progress = no_progress) -> FilterSummary:
+    """Judge every clip of the run; write RUN/filter.parquet, RUN/ledger.parquet and RUN/funnel.json.
+
+    The limits on shares are not looked at: `check_limits` does. Raises ColumnError, StageError, StorageError.
+    """
+    spec = with_preset(spec)
+    previous = table.previous_stage(run, "filter")
+    source = table.stage_path(run, previous)
+    origin = table.Provenance(
+        stage="filter",
+        settings=json.loads(spec.model_dump_json()),
+        inputs={previous: table.digest(source)},
+    )
+    target, funnel_path, ledger_path = table.stage_path(run, "filter"), run / FUNNEL, run / LEDGER
+    up_to_date = table.is_up_to_date(target, origin) and funnel_path.exists() and ledger_path.exists()
+    if not up_to_date:
+        judged, told = judge(table.scan(run, previous), spec, source)
+        progress(1, 3, "steps")
+        table.write(told.drop("row"), ledger_path, origin)
+        atomic_file.write_json(funnel_path, [asdict(step) for step in funnel_of(told, len(judged))])
+        progress(2, 3, "steps")
+        table.write(judged, target, origin)
+        progress(3, 3, "steps")
+    return _summary(target, funnel_path, up_to_date)
+
+
+def check_limits(run: Path, summary: FilterSummary, spec: FilterSpec) -> None:
+    """Raise FailureLimitError when more rows failed, or were rejected, than the settings allow."""
+    spec = with_preset(spec)
+    failed = sum(step.rejected for step in summary.funnel if step.stage in FAILING_STAGES)
+    see = f"`vidcurate ledger {run}` lists them."
+    rejection_ledger.check_share(
+        failed,
+        summary.rows_in,
+        spec.max_failure_share,
+        what="are missing or broken",
+        key="max_failure_share",
+        see=see,
+    )
+    rejection_ledger.check_share(
+        summary.rows_rejected,
+        summary.rows_in,
+        spec.max_rejected_share,
+        what="are rejected",
+        key="max_rejected_share",
+        see=see,
+    )
+
+
+def _summary(target: Path, funnel_path: Path, up_to_date: bool) -> FilterSummary:
+    kept = pl.read_parquet(target, columns=["is_kept"])["is_kept"]
+    steps: list[dict[str, Any]] = json.loads(funnel_path.read_text(encoding="utf-8"))
+    rejected = sum(step["rejected"] for step in steps)
+    assert int(kept.sum()) + rejected == len(kept), "a row was lost"
+    by_rule: dict[str, int] = {}
+    for step in steps:
+        by_rule[step["rule"]] = by_rule.get(step["rule"], 0) + step["rejected"]
+    return FilterSummary(
+        rows_in=len(kept),
+        rows_kept=int(kept.sum()),
+        rows_rejected=rejected,
+        by_rule=by_rule,
+        funnel=tuple(Funnel(**step) for step in steps),
+        up_to_date=up_to_date,
+    )

@@ -1,0 +1,49 @@
+"""Where does the clip cut to another scene? PySceneDetect's AdaptiveDetector, fed from the one decode.
+
+Its defaults here are the best of its published benchmark: threshold 3.5, window 3, at least 0.6 s between
+cuts. By itself the detector keeps silent about the first and last frames of a clip, which is where a clip
+that was cut one frame too late shows its neighbour (PySceneDetect 431): it is shown the first frame before
+the clip begins and the last one after it ends.
+"""
+
+from typing import Any
+
+import numpy as np
+from scenedetect.common import FrameTimecode
+from scenedetect.detectors import AdaptiveDetector
+
+from vidcurate.curation.frame_scores.scorer import Columns, Look, Pixels, rounded
+
+_TICKS_PER_SECOND = 1_000_000  # time is given in ticks, so that a variable frame rate is taken as it is
+
+
+class Cuts:
+    def __init__(self, threshold: float, window_frames: int, min_scene_seconds: float) -> None:
+        self._detector: Any = AdaptiveDetector(
+            adaptive_threshold=threshold,
+            window_width=window_frames,
+            min_scene_len=max(1, round(min_scene_seconds * _TICKS_PER_SECOND)),
+        )
+        self._window = window_frames
+        self._lead_ticks = round((min_scene_seconds + 1) * _TICKS_PER_SECOND)
+        self._tick = -1
+        self._last: Pixels | None = None
+        self._found: list[float] = []
+
+    def _show(self, bgr: Pixels, tick: int = 0) -> None:
+        self._tick = max(self._tick + 1, tick)  # no two frames share one
+        now = FrameTimecode(self._tick, float(_TICKS_PER_SECOND))
+        for cut in self._detector.process_frame(now, bgr):
+            self._found.append(rounded((cut.frame_num - self._lead_ticks) / _TICKS_PER_SECOND))
+
+    def see(self, look: Look) -> None:
+        if self._last is None:
+            for _ in range(self._window + 1):
+                self._show(look.bgr)
+        self._last = look.bgr
+        self._show(look.bgr, self._lead_ticks + round(look.seconds * _TICKS_PER_SECOND))
+
+    def finish(self, end_seconds: float) -> Columns:
+        for _ in range(self._window):
+            self._show(np.asarray(self._last))
+        return {"num_cuts": len(self._found), "cut_seconds": self._found}

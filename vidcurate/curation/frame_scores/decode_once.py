@@ -1,0 +1,165 @@
+"""One decode of a clip for everything that looks at it: with `video` and `transcode`, what knows FFmpeg.
+
+Every packet of the clip is read once, every frame decoded once, in one thread, and scaled once. A frame
+belongs to the interval in which its middle lies, as in `transcode`: the scores of a clip inside a longer file
+are those of the clip cut out of it.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import av
+import cv2
+import numpy as np
+from av.video.reformatter import Interpolation, VideoReformatter
+from numpy.typing import NDArray
+
+from vidcurate.curation.frame_scores.audio import Audio
+from vidcurate.curation.frame_scores.packet_hash import PacketHash
+from vidcurate.curation.frame_scores.scorer import SLACK_SECONDS, Look, Pixels
+from vidcurate.errors import MediaError
+from vidcurate.media.container import opened, packets_of, reason_of
+from vidcurate.media.transcode import frame_rate, origin_seconds, seek_before
+
+cv2.setNumThreads(1)
+_SMALL, _WHOLE = VideoReformatter(), VideoReformatter()
+
+
+@dataclass(slots=True)
+class Walked:
+    """What a walk has counted; whole when the walk has ended. `end_seconds` counts from the first frame."""
+
+    num_frames: int = 0
+    num_damaged: int = 0
+    end_seconds: float = 0.0
+    packet_hash: str | None = None
+
+
+def _upright(image: NDArray[Any], rotation: int) -> Pixels:
+    turn = rotation % 360 // 90  # counter-clockwise, as FFmpeg has it
+    return np.ascontiguousarray(np.rot90(image, turn)) if turn else image
+
+
+def _small_size(frame: Any, aspect: float, short_side_px: int) -> tuple[int, int]:
+    """Return (height, width) as coded of the frame in square pixels, never larger than it is."""
+    width = frame.width * aspect
+    scale = min(1.0, short_side_px / min(frame.height, width))
+    return max(1, round(frame.height * scale)), max(1, round(width * scale))
+
+
+def _look(frame: Any, seconds: float, size: tuple[int, int], is_detailed: bool) -> Look:
+    rotation = int(frame.rotation)
+    small = _SMALL.reformat(
+        frame, height=size[0], width=size[1], format="bgr24", interpolation=Interpolation.AREA, threads=1
+    ).to_ndarray()
+    luma = None
+    if is_detailed:
+        luma = _upright(_WHOLE.reformat(frame, format="gray", threads=1).to_ndarray(), rotation)
+    bgr = _upright(small, rotation)
+    grey = cv2.cvtColor(bgr, cv2.COLOR_BGR2GRAY)
+    return Look(seconds=seconds, bgr=bgr, grey=grey, brightness=cv2.mean(grey)[0], luma=luma)
+
+
+def walk(
+    path: Path,
+    start_seconds: float | None,
+    end_seconds: float | None,
+    *,
+    short_side_px: int,
+    details_per_second: float,
+    walked: Walked,
+    audio: Audio | None = None,
+) -> Iterator[Look]:
+    """Yield every frame of the clip in the order of display, and fill `walked` and `audio`.
+
+    None means the start or the end of the file; without `audio` no sound is decoded, and with no details a
+    second no frame has its whole luma. Raises MediaError: the kinds of `video.opened`, unreadable
+    when decoding fails on the way, no_frames when there is none in the interval.
+    """
+    start, end = start_seconds or 0.0, float("inf") if end_seconds is None else end_seconds
+    with opened(path) as (container, stream):
+        try:
+            yield from _walk(container, stream, start, end, short_side_px, details_per_second, walked, audio)
+        except (av.FFmpegError, OSError, ValueError) as error:
+            raise MediaError(
+                f"{path.name}: decoding failed after {walked.num_frames} frames ({reason_of(error)}).",
+                kind="unreadable",
+            ) from error
+    if not walked.num_frames:
+        raise MediaError(f"{path.name}: no frame decodes in the clip.", kind="no_frames")
+
+
+def _walk(
+    container: Any,
+    stream: Any,
+    start: float,
+    end: float,
+    short_side_px: int,
+    details_per_second: float,
+    walked: Walked,
+    audio: Audio | None,
+) -> Iterator[Look]:
+    rate = float(frame_rate(container, stream))
+    half, origin = 0.5 / rate, origin_seconds(stream)
+    seek_before(container, stream, start)
+    aspect = float(stream.sample_aspect_ratio or 1)
+    hashed = PacketHash(stream.codec_context.name, stream.codec_context.extradata)
+    sound = next((one for one in container.streams.audio if one.codec_context is not None), None)
+    sound = None if audio is None else sound
+    hear = _hearing(audio or Audio(), start, end)
+    first: float | None = None
+    time = last = -1 / rate
+    next_detail = 0.0 if details_per_second else float("inf")
+    size: tuple[int, int] | None = None
+    for packet in packets_of(container, *([stream, sound] if sound else [stream])):
+        if packet.stream is sound:
+            hear(packet)
+            continue
+        if packet.size and not packet.is_discard and _is_inside(packet, origin, half, start, end):
+            hashed.add(bytes(packet))
+        for frame in packet.decode():
+            time = frame.time - origin if frame.time is not None else time + 1 / rate
+            if time + half < start:
+                continue
+            if time + half >= end:
+                walked.packet_hash = hashed.value()
+                return
+            first = time if first is None else first
+            seconds = max(time - first, last)
+            walked.num_frames += 1
+            walked.num_damaged += bool(frame.is_corrupt)
+            walked.end_seconds = seconds + 1 / rate
+            is_detailed = seconds + SLACK_SECONDS >= next_detail
+            if is_detailed:
+                next_detail = max(next_detail + 1 / details_per_second, seconds)
+            if size is None:
+                size = _small_size(frame, aspect, short_side_px)
+            last = seconds
+            yield _look(frame, seconds, size, is_detailed)
+    walked.packet_hash = hashed.value()
+
+
+def _is_inside(packet: Any, origin: float, half: float, start: float, end: float) -> bool:
+    if packet.pts is None:
+        return start <= 0 and end == float("inf")
+    return start <= float(packet.pts * packet.time_base) - origin + half < end
+
+
+def _hearing(audio: Audio, start: float, end: float) -> Callable[[Any], None]:
+    """Return what decodes a packet of sound; sound that cannot be decoded leaves the pictures as they are."""
+    is_deaf = False
+
+    def hear(packet: Any) -> None:
+        nonlocal is_deaf
+        if is_deaf or audio.is_silent is False:
+            return
+        try:
+            for frame in packet.decode():
+                if frame.time is None or start <= frame.time < end:
+                    audio.hear(frame.to_ndarray())
+        except (av.FFmpegError, ValueError):
+            is_deaf = True
+
+    return hear

@@ -1,0 +1,92 @@
+"""What does the clip look like, in 5 x 64 bits? The signs of the lowest frequencies of five of its pictures.
+
+The cosine transform of each picture says how much of each frequency is in it, as in pHash (Zauner 2010); bit
+8·v + u says whether the frequency (v down, u across) is positive, and the bit of the mean is 0. Taking the
+sign where pHash compares with the median makes the hashes of the turned and mirrored picture follow from the
+hash alone (`dedup.orientations`). The picture is taken at the size it has: so low frequencies do not see it.
+Five pictures, because a hash of the first takes all clips that fade in for one. Signs know neither colours
+nor how strong a frequency is: a thumbnail of the middle picture is kept for that.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from vidcurate.curation.frame_scores.letterbox import bars, bright_shares
+from vidcurate.curation.frame_scores.scorer import SLACK_SECONDS, Columns, Look, Pixels
+
+POSITIONS = (0.1, 0.3, 0.5, 0.7, 0.9)
+FLAT = 0  # the hash of a picture with nothing in it; no other picture has it
+_BITS_A_SIDE = 8
+_CELLS = 8
+_FLATTEST = 2.0  # levels of standard deviation
+_MOST_KEPT = 512
+_FRAMES_FOR_BARS = 16
+
+
+@cache
+def _cosines(length: int) -> NDArray[np.float32]:
+    places = (np.arange(length) + 0.5) / length
+    return np.cos(np.pi * np.arange(_BITS_A_SIDE)[:, None] * places).astype(np.float32)
+
+
+def hash_pictures(pictures: Sequence[Pixels]) -> list[int]:
+    """Return the 64-bit hash of each grey picture (H, W), all of one size.
+
+    FLAT is the hash of one whose levels vary by less than two.
+    """
+    block = np.stack(pictures).astype(np.float32)
+    height, width = block.shape[1:]
+    bits = (_cosines(height) @ block @ _cosines(width).T > 0).reshape(len(pictures), -1)
+    bits[:, 0] = False
+    values = np.packbits(bits, axis=1, bitorder="little").view("<u8")[:, 0]
+    flat = block.std(axis=(1, 2)) < _FLATTEST
+    return [FLAT if is_flat else int(value) for value, is_flat in zip(values, flat, strict=True)]
+
+
+class Hashes:
+    """Five of the clip's pictures without their black bars.
+
+    Which five they are is known at the end. Until then at most 512 frames are kept: when there are more,
+    every other one goes, and only every second, fourth, ... is taken from there on.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: list[float] = []
+        self._kept: list[Look] = []
+        self._stride = 1
+        self._seen = 0
+
+    def see(self, look: Look) -> None:
+        if self._seen % self._stride == 0:
+            if len(self._kept) == _MOST_KEPT:
+                self._kept, self._seconds = self._kept[::2], self._seconds[::2]
+                self._stride *= 2
+            if self._seen % self._stride == 0:
+                self._kept.append(replace(look, luma=None))
+                self._seconds.append(look.seconds)
+        self._seen += 1
+
+    def _inside(self) -> tuple[slice, slice]:
+        """Return the rows and columns of the small picture that are no bar in any of some frames."""
+        some = self._kept[:: max(1, len(self._kept) // _FRAMES_FOR_BARS)]
+        shares = [bright_shares(look.grey) for look in some]
+        rows, columns = (np.maximum.reduce([share[side] for share in shares]) for side in (0, 1))
+        top, bottom, left, right = bars((rows, columns))
+        return slice(top, len(rows) - bottom), slice(left, len(columns) - right)
+
+    def finish(self, end_seconds: float) -> Columns:
+        times = [share * end_seconds + SLACK_SECONDS for share in POSITIONS]
+        shown = np.maximum(np.searchsorted(self._seconds, times, side="right") - 1, 0)
+        looks = [self._kept[number] for number in shown]
+        inside = self._inside()
+        middle = looks[POSITIONS.index(0.5)].bgr[inside]
+        thumbnail = cv2.resize(middle, (_CELLS, _CELLS), interpolation=cv2.INTER_AREA)
+        return {
+            "perceptual_hashes": hash_pictures([look.grey[inside] for look in looks]),
+            "perceptual_thumbnail": thumbnail[:, :, ::-1].reshape(-1).tolist(),
+        }

@@ -1,0 +1,180 @@
+"""Scores of the pictures, all from one decode of each clip; here they are put into the run's table.
+
+`clip.SCORES` lists every score, one question a file. A clip is decoded once, in a worker process, in one
+thread; a clip that cannot be decoded becomes a row with a status, and so does one that takes too long.
+"""
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from vidcurate.curation.clip_table import table
+from vidcurate.curation.clip_table.schema import COLUMNS, require
+from vidcurate.curation.frame_scores.spec import FramesSpec
+from vidcurate.errors import InputError, MediaError
+from vidcurate.executor import map_clips
+from vidcurate.executor.map_clips import ALONE, Crew, PartSummary, Progress, no_progress
+from vidcurate.storage import download
+
+__all__ = ["FramesSpec", "FramesSummary", "run_frames"]
+
+_NEEDED = ("cv2", "scenedetect")
+_CLIPS_AT_ONCE = 8  # what a kill costs; a chunk of long clips is minutes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FramesSummary:
+    """What was scored: rows of the table, clips decoded, their length, and rows by status."""
+
+    rows_in: int
+    rows_ok: int
+    clips_decoded: int
+    video_hours: float
+    by_status: dict[str, int]
+    clips_with_cuts: int
+    clips_with_bars: int
+    up_to_date: bool
+
+
+def require_libraries() -> None:
+    """Raise InputError unless OpenCV and PySceneDetect are there (the extra `score`)."""
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InputError(
+            f"{' and '.join(missing)} not installed: the pictures cannot be scored. "
+            "Run `pip install 'vidcurate[score]'`."
+        )
+
+
+def _status(row: dict[str, Any], status: str, problem: str) -> dict[str, Any]:
+    return {"frames_status": status, "frames_problem": f"{Path(row['path']).name}: {problem}"}
+
+
+def _score(item: dict[str, Any], spec: FramesSpec) -> dict[str, Any]:
+    from vidcurate.curation.frame_scores.scorers import ClipFile, score_clip
+
+    try:
+        with download.local(item["path"]) as path:
+            return score_clip(ClipFile(**item | {"path": str(path)}), spec)
+    except MediaError as error:
+        return {"frames_status": error.kind, "frames_problem": str(error)}
+
+
+def _timed_out(item: dict[str, Any]) -> dict[str, Any]:
+    return _status(item, "timeout", "decoding took longer than its limit.")
+
+
+def _crashed(item: dict[str, Any]) -> dict[str, Any]:
+    return _status(item, "crashed", "decoding ended the process.")
+
+
+def _to_score(clips: pl.DataFrame) -> pl.Series:
+    """Return which rows have a file that no earlier stage found broken; a caption they need not have."""
+    is_there = pl.col("video_path").is_not_null() & ~pl.col("video_path").str.starts_with("/")
+    if "probe_status" in clips.columns:
+        is_there &= pl.col("probe_status") == "ok"
+    is_sound = pl.col("ingest_problem").fill_null("empty_caption") == "empty_caption"
+    return clips.select((is_there & is_sound).alias("is_there"))["is_there"]
+
+
+def _listing(paths: list[str], folder: Path | str) -> str:
+    """Return a digest of the files' names, sizes and times: when it changes the scores are out of date."""
+    if isinstance(folder, str):
+        return download.digest(folder, paths)
+    whole = hashlib.sha256()
+    for path in paths:
+        try:
+            facts = (folder / path).stat()
+            whole.update(f"{path}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
+        except OSError:
+            whole.update(f"{path}\0missing\n".encode())
+    return whole.hexdigest()
+
+
+def _with_scores(clips: pl.DataFrame, is_scored: pl.Series, rows: Iterator[dict[str, Any]]) -> pl.DataFrame:
+    names = [name for name, column in COLUMNS.items() if column.stage == "frames"]
+    whole = (next(rows) if scored else {"frames_status": "not_scored"} for scored in is_scored)
+    return pl.concat([clips, table.from_rows(whole, names)], how="horizontal")
+
+
+def run_frames(
+    run: Path,
+    spec: FramesSpec,
+    *,
+    videos: Path | str,
+    crew: Crew = ALONE,
+    progress: Progress = no_progress,
+) -> FramesSummary | PartSummary:
+    """Decode every clip of the run's table that is not known to be broken and write RUN/frames.parquet.
+
+    Resumes inside: chunks that are done are kept until the table is written; a part of the crew's writes
+    none. The crew changes no byte. Raises InputError when the folder or a library is not there, StageError
+    (parts that are missing), StorageError.
+    """
+    require_libraries()
+    download.require(videos)
+    previous = table.previous_stage(run, "frames")
+    source = table.stage_path(run, previous)
+    clips = table.scan(run, previous).drop("caption", strict=False).collect()
+    require(
+        clips.columns,
+        ("clip_id", "video_path", "ingest_problem", "start_seconds", "end_seconds"),
+        str(source),
+    )
+    is_scored = _to_score(clips)
+    scored = clips.filter(is_scored)
+    paths: list[str] = scored["video_path"].unique(maintain_order=True).to_list()
+    origin = table.Provenance(
+        stage="frames",
+        settings=json.loads(spec.model_dump_json(exclude={"time_limit_seconds"})),
+        inputs={previous: table.digest(source), "videos": _listing(paths, videos)},
+    )
+    target = table.stage_path(run, "frames")
+    up_to_date = table.is_up_to_date(target, origin)
+    parts = run / f".frames-{hashlib.sha256(origin.as_json().encode()).hexdigest()[:16]}"
+    if not up_to_date:
+        items = [
+            {"path": download.join(videos, path), "start_seconds": start, "end_seconds": end}
+            for path, start, end in scored.select("video_path", "start_seconds", "end_seconds").iter_rows()
+        ]
+        rows = map_clips.share_clips(
+            partial(_score, spec=spec),
+            items,
+            on_crash=_crashed,
+            on_timeout=_timed_out,
+            time_limit_seconds=spec.time_limit_seconds,
+            crew=crew,
+            chunk_size=_CLIPS_AT_ONCE,
+            parts=parts,
+            progress=progress,
+            failed=lambda row: row["frames_status"] != "ok",
+            video_seconds=scored["duration_seconds"].fill_null(0.0).to_list(),
+        )
+        if isinstance(rows, PartSummary):
+            return rows
+        table.write(_with_scores(clips.select("clip_id"), is_scored, rows), target, origin)
+    map_clips.forget_parts(parts)
+    return _summary(target, scored, up_to_date)
+
+
+def _summary(target: Path, scored: pl.DataFrame, up_to_date: bool) -> FramesSummary:
+    bars = [f"letterbox_{side}_px" for side in ("top", "bottom", "left", "right")]
+    done = pl.read_parquet(target, columns=["frames_status", "num_cuts", *bars])
+    by_status = dict(sorted(done["frames_status"].value_counts().iter_rows()))
+    return FramesSummary(
+        rows_in=len(done),
+        rows_ok=by_status.get("ok", 0),
+        clips_decoded=len(scored),
+        video_hours=round(float(scored["duration_seconds"].fill_null(0.0).sum()) / 3600, 4),
+        by_status=by_status,
+        clips_with_cuts=done.filter(pl.col("num_cuts") > 0).height,
+        clips_with_bars=done.filter(pl.sum_horizontal(bars) > 0).height,
+        up_to_date=up_to_date,
+    )

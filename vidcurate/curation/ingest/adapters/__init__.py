@@ -1,0 +1,1 @@
+"""Ingest adapters: one file per metadata schema."""

@@ -1,0 +1,80 @@
+"""Any table with a clip and a caption, by a column map: `schema: table`.
+
+A column of ours that is not in the map is taken by one of the names that people give it. The same names
+serve the JSON beside a video and inside a shard.
+"""
+
+import difflib
+import json
+from pathlib import Path
+from typing import Any
+
+from vidcurate.curation.ingest.rows import CELLS, Rows
+from vidcurate.curation.ingest.source import Source, caption_column, demand, listed, normal, pick, text
+from vidcurate.curation.ingest.spec import IngestSpec
+from vidcurate.errors import ColumnError, InputError
+
+CAPTION = ("caption", "text", "prompt", "video_caption")
+ALIASES: dict[str, tuple[str, ...]] = {
+    "clip_id": ("clip_id", "id"),
+    "source_dataset": ("source_dataset",),
+    "source_id": ("source_id",),
+    "video_path": ("video_path", "path", "video", "file_path", "file_name", "filename", "file"),
+    "caption": CAPTION,
+    "start_seconds": ("start_seconds", "start"),
+    "end_seconds": ("end_seconds", "end"),
+    "width": ("width", "width_from_metadata"),
+    "height": ("height", "height_from_metadata"),
+    "fps": ("fps", "fps_from_metadata"),
+    "num_frames": ("num_frames", "frames", "frame", "num_frames_from_metadata"),
+    "duration_seconds": ("duration_seconds", "seconds", "duration", "duration_seconds_from_metadata"),
+    **{name: (name,) for name in CELLS if name.endswith(("_score", "_motion", "_filtering"))},
+}
+
+
+def our_column(name: str) -> str:
+    """Return the column that a map's key means. Raises InputError with the nearest one."""
+    ours = name.removesuffix("_from_metadata")
+    if ours in CELLS:
+        return ours
+    near = difflib.get_close_matches(name, CELLS, n=1, cutoff=0.5)
+    hint = f"Did you mean {near[0]}?" if near else f"It is one of {', '.join(CELLS)}."
+    raise InputError(f"map: {name} is not a column that a table can fill. {hint}")
+
+
+def read(source: Source, spec: IngestSpec, scratch: Path) -> Rows:
+    """Return the rows of a table read by `spec.map` and the usual names. Raises ColumnError, InputError."""
+    mapped = {our_column(ours): demand(source, column, f"map: {ours}") for ours, column in spec.map.items()}
+    found = {**pick(source, {k: v for k, v in ALIASES.items() if k not in mapped}), **mapped}
+    if spec.caption_column is not None or "caption" not in found:
+        found["caption"] = caption_column(source, spec, *CAPTION, hint=" Name it in the map: caption=COLUMN.")
+    if "video_path" not in found and "clip_id" not in found:
+        raise ColumnError(
+            f"{source.path}: no column names the video; it has {listed(source.dtypes)}. "
+            "Name it in the map: video_path=COLUMN."
+        )
+    return Rows(frame=text(source, found), used=tuple(found.values()), labels=found)
+
+
+def json_cells(document: str, caption: str | None) -> tuple[dict[str, str], set[str]]:
+    """Return ({our column: text}, keys not taken) of a JSON object that describes one clip.
+
+    Numbers keep the digits they were written with. `caption` names the key of the caption, if not one of the
+    usual. Raises ValueError when it is not a JSON object.
+    """
+    facts = json.loads(document, parse_float=str, parse_int=str, parse_constant=str)
+    if not isinstance(facts, dict):
+        raise ValueError("not a JSON object")
+    keys = {normal(key): key for key in reversed(facts)}
+    names = {**ALIASES, "caption": (caption,) if caption else CAPTION, "clip_id": ("clip_id",)}
+    cells: dict[str, str] = {}
+    taken: set[str] = set()
+    for ours, accepted in names.items():
+        for name in accepted:
+            key = keys.get(normal(name))
+            value: Any = facts.get(key) if key is not None else None
+            if key is not None and isinstance(value, str | bool):
+                taken.add(key)
+                cells[ours] = str(value).strip()
+                break
+    return cells, set(facts) - taken

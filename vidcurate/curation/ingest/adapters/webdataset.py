@@ -1,0 +1,182 @@
+"""Finished WebDataset shards: a sample is the run of members with one key, `key.mp4`, `key.json`, `key.txt`.
+
+Later stages read files, so the videos are unpacked into the run folder, one folder per shard, named after the
+shard and the digest of its bytes. Such a folder is there whole or not at all, and one that is there is not
+unpacked again. The key of a member ends at the first dot of its name, as in webdataset.
+"""
+
+import os
+import shutil
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+import polars as pl
+
+from vidcurate.curation.clip_table.schema import sample_key
+from vidcurate.curation.ingest.adapters.table import json_cells
+from vidcurate.curation.ingest.files import VIDEO_SUFFIXES
+from vidcurate.curation.ingest.rows import Rows, stage
+from vidcurate.curation.ingest.spec import IngestSpec
+from vidcurate.errors import InputError, ShardError, StorageError
+from vidcurate.executor.map_clips import Progress
+from vidcurate.storage import atomic_file
+
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(slots=True, kw_only=True)
+class Unpacked:
+    """What came out of the shards beside the rows."""
+
+    files: list[tuple[str, int]] = field(default_factory=list)
+    num_other_members: int = 0
+    unknown_keys: set[str] = field(default_factory=set)
+
+
+def shard_paths(metadata: Path) -> list[Path]:
+    """Return the tars that `metadata` (a tar or a folder of tars) means, sorted by name."""
+    return [metadata] if metadata.is_file() else sorted(metadata.glob("*.tar"))
+
+
+def folder_name(shard: Path, digest: str) -> str:
+    return f"{shard.stem}-{digest[:12]}"
+
+
+def _samples(archive: tarfile.TarFile) -> Iterator[tuple[str, list[tuple[str, tarfile.TarInfo]]]]:
+    """Yield (key, [(extension, member)]) for each run of members that share a key."""
+    key: str | None = None
+    members: list[tuple[str, tarfile.TarInfo]] = []
+    for member in archive:
+        if not member.isfile():
+            continue
+        pure = PurePosixPath(member.name)
+        stem, _, extension = pure.name.partition(".")
+        its_key = str(pure.with_name(stem)) if stem else pure.name
+        if its_key != key and key is not None:
+            yield key, members
+            members = []
+        key = its_key
+        members.append((f".{extension.lower()}", member))
+    if key is not None:
+        yield key, members
+
+
+def _open(archive: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
+    opened = archive.extractfile(member)
+    if opened is None:  # only members that are files come here
+        raise tarfile.ReadError(f"member {member.name} is no file")
+    return opened
+
+
+def _read_text(archive: tarfile.TarFile, member: tarfile.TarInfo) -> str:
+    with _open(archive, member) as file:
+        return file.read().decode("utf-8").removeprefix("\ufeff").strip()
+
+
+def _write_video(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
+    with _open(archive, member) as read, target.open("wb") as write:
+        shutil.copyfileobj(read, write, _CHUNK_BYTES)
+        write.flush()
+        os.fsync(write.fileno())
+        if write.tell() != member.size:
+            raise tarfile.ReadError(f"it ends inside {member.name}")
+
+
+def _sample(
+    archive: tarfile.TarFile,
+    key: str,
+    members: list[tuple[str, tarfile.TarInfo]],
+    folder: str,
+    partial: Path | None,
+    found: Unpacked,
+    names: set[str],
+    spec: IngestSpec,
+) -> dict[str, str | None]:
+    """Return the row of one sample; its video goes into `partial`, unless that is None."""
+    row: dict[str, str | None] = {"clip_id": key}
+    told = ""
+    video: str | None = None
+    bad = None
+    for extension, member in members:
+        if extension.endswith(VIDEO_SUFFIXES) and video is None:
+            name = f"{sample_key(key)}{PurePosixPath(extension).suffix}"
+            turn = 1
+            while name in names:  # the same key twice in one shard
+                turn += 1
+                name = f"{sample_key(key)}-{turn}{PurePosixPath(extension).suffix}"
+            names.add(name)
+            if partial is not None:
+                _write_video(archive, member, partial / name)
+            video = f"{folder}/{name}"
+            found.files.append((video, member.size))
+        elif extension in (".json", ".txt"):
+            try:
+                words = _read_text(archive, member)
+                if extension == ".txt":
+                    told = words
+                else:
+                    cells, others = json_cells(words, spec.caption_column)
+                    row.update(cells)
+                    found.unknown_keys |= others
+            except ValueError:
+                bad = (
+                    f"{member.name}=not UTF-8 text"
+                    if extension == ".txt"
+                    else f"{member.name}=not a JSON object"
+                )
+        else:
+            found.num_other_members += 1
+    row["caption"] = row.get("caption") or told or None
+    return {**row, "video_path": video or f"{folder}/{sample_key(key)}{spec.extension}", "bad": bad}
+
+
+def _shard(
+    shard: Path, folder: str, videos: Path, spec: IngestSpec, found: Unpacked
+) -> Iterator[dict[str, str | None]]:
+    """Yield the rows of one shard, with its videos in `videos/folder` when it is through."""
+    final = videos / folder
+    partial = None if final.is_dir() else videos / f".{folder}.partial"
+    if partial is not None:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    names: set[str] = set()
+    try:
+        with tarfile.open(shard, "r:") as archive:
+            for key, members in _samples(archive):
+                yield _sample(archive, key, members, folder, partial, found, names, spec)
+    except tarfile.TarError as error:
+        raise ShardError(f"{shard}: the tar is damaged ({error}). Fetch it again or leave it out.") from error
+    except OSError as error:
+        raise StorageError(
+            f"{videos}: {shard.name} cannot be unpacked ({error.strerror or error})."
+        ) from error
+    if partial is not None:
+        atomic_file.fsync_folder(partial)
+        partial.rename(final)
+        atomic_file.fsync_folder(videos)
+
+
+def read(
+    shards: dict[Path, str], spec: IngestSpec, scratch: Path, videos: Path, progress: Progress
+) -> tuple[Rows, Unpacked]:
+    """Unpack `shards` ({path: digest}) below `videos` and return their rows, staged in `scratch`.
+
+    Raises ShardError for a damaged tar, InputError for one without a sample, StorageError.
+    """
+    found = Unpacked()
+
+    def rows() -> Iterator[dict[str, str | None]]:
+        for number, (shard, digest) in enumerate(shards.items()):
+            progress(number, len(shards), "shards")
+            yield from _shard(shard, folder_name(shard, digest), videos, spec, found)
+
+    staged = scratch / "clips.parquet"
+    stage(rows(), staged)
+    if not found.files:
+        raise InputError(
+            f"{next(iter(shards))}: no shard holds a video ({', '.join(VIDEO_SUFFIXES[:8])}, ...)."
+        )
+    return Rows(frame=pl.scan_parquet(staged), used=()), found

@@ -1,0 +1,143 @@
+"""Which schema a table follows, told by its columns; never a guess between two."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from vidcurate.curation.ingest.adapters import koala36m, miradata, opensora, openvid, panda70m, table
+from vidcurate.curation.ingest.files import holds_videos
+from vidcurate.curation.ingest.rows import Rows
+from vidcurate.curation.ingest.source import Source, find, listed
+from vidcurate.curation.ingest.spec import IngestSpec
+from vidcurate.errors import InputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableSchema:
+    """A kind of table: each entry of `signature` is a set of names of which one must be there."""
+
+    summary: str
+    dataset: str
+    signature: tuple[tuple[str, ...], ...]
+    files: str
+    read: Callable[[Source, IngestSpec, Path], Rows]
+
+
+TABLES: dict[str, TableSchema] = {
+    "openvid": TableSchema(
+        summary="OpenVid-1M: one row per cut clip",
+        dataset="openvid",
+        signature=(
+            ("video",),
+            ("caption",),
+            ("aesthetic score",),
+            ("motion score",),
+            ("temporal consistency score",),
+        ),
+        files="clips",
+        read=openvid.read,
+    ),
+    "miradata-v0": TableSchema(
+        summary="MiraData v0: six captions, a place in the source by frames",
+        dataset="miradata",
+        signature=(("index",), ("video_id",), ("start_frame",), ("end_frame",), ("dense_caption",)),
+        files="clips",
+        read=miradata.read_v0,
+    ),
+    "miradata-v1": TableSchema(
+        summary="MiraData v1: six captions, clip ids such as 12.10",
+        dataset="miradata",
+        signature=(("clip_id",), ("timestamp", "file_path"), ("short_caption",), ("dense_caption",)),
+        files="clips",
+        read=miradata.read_v1,
+    ),
+    "panda70m": TableSchema(
+        summary="Panda-70M: one row per source video, a Python list in each cell",
+        dataset="panda70m",
+        signature=(("videoID",), ("timestamp",), ("caption",), ("matching_score",)),
+        files="sources",
+        read=panda70m.read,
+    ),
+    "koala36m": TableSchema(
+        summary="Koala-36M: one row per clip, columns by alias",
+        dataset="koala36m",
+        signature=(
+            koala36m.COLUMNS["clip_id"],
+            koala36m.COLUMNS["timestamp"],
+            koala36m.CAPTION,
+            koala36m.COLUMNS["suitability_score"],
+        ),
+        files="clips",
+        read=koala36m.read,
+    ),
+    "opensora": TableSchema(
+        summary="Open-Sora's training table: path, text, num_frames, height, width",
+        dataset="opensora",
+        signature=(("path",), ("text",), ("num_frames",), ("height",), ("width",)),
+        files="clips",
+        read=opensora.read,
+    ),
+    "table": TableSchema(
+        summary="any CSV, TSV, Parquet or JSON Lines, by a column map",
+        dataset="table",
+        signature=((*table.ALIASES["video_path"], *table.ALIASES["clip_id"]), table.CAPTION),
+        files="clips",
+        read=table.read,
+    ),
+}
+# What --schema takes, and what each reads.
+SCHEMAS: dict[str, str] = {
+    "auto": "told by the columns",
+    **{name: schema.summary for name, schema in TABLES.items()},
+    "folder": "a folder of videos with clip.txt or clip.json beside each",
+    "webdataset": "finished WebDataset shards: a tar or a folder of tars",
+}
+
+
+def is_table(path: Path) -> bool:
+    """Say whether `path` is a file to be read as a table. Raises InputError when there is nothing."""
+    if not path.exists():
+        raise InputError(f"{path}: no such metadata file or folder.")
+    return path.is_file() and path.suffix.lower() != ".tar"
+
+
+def recognise_path(path: Path) -> tuple[str, str]:
+    """Return (schema, reason) for a folder or a tar. Raises InputError when neither fits, or both."""
+    if path.is_file():
+        return "webdataset", "the metadata is a .tar file"
+    tars = sum(1 for _ in path.glob("*.tar"))
+    videos = holds_videos(path)
+    if tars and videos:
+        raise InputError(f"{path}: holds both tars and videos. Say which: schema webdataset or folder.")
+    if tars:
+        return "webdataset", f"the folder holds .tar files ({tars})"
+    if videos:
+        return "folder", "the folder holds video files"
+    raise InputError(f"{path}: a folder with neither videos nor .tar files; a metadata file is needed.")
+
+
+def recognise_table(source: Source, spec: IngestSpec) -> tuple[str, str]:
+    """Return (schema, reason) of a table. Raises InputError when none fits, or more than one."""
+    if spec.map:
+        return "table", "a column map was given"
+    fits: dict[str, list[str]] = {}
+    for name, schema in TABLES.items():
+        columns_found = [find(source, *names) for names in schema.signature]
+        if name != "table" and all(columns_found):
+            fits[name] = [column for column in columns_found if column]
+    if len(fits) > 1:
+        raise InputError(
+            f"{source.path}: the columns fit {' and '.join(fits)}; say which schema it is. It has "
+            f"{listed(source.dtypes)}."
+        )
+    if fits:
+        name, found = next(iter(fits.items()))
+        return name, f"the columns {', '.join(found)} are there"
+    clip, caption = (find(source, *names) for names in TABLES["table"].signature)
+    if clip and caption:
+        return "table", f"{clip} names the clip and {caption} is a caption"
+    known = ", ".join(SCHEMAS)
+    raise InputError(
+        f"{source.path}: no known schema has these columns ({listed(source.dtypes)}). Known: {known}. "
+        "For another table use schema table and a map such as caption=COLUMN."
+    )

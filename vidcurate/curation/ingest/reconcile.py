@@ -1,0 +1,220 @@
+"""Rows against files and against each other: which can go on, and a name for what is wrong with the rest.
+
+Works on the narrow part of the table (ids, paths, flags), which is held in memory; captions never are. A row
+has one `ingest_problem`, the first of PROBLEMS that applies; the lists of the reconciliation tell all.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from vidcurate.curation.clip_table.schema import MAX_KEY_BYTES, sample_key, sample_keys
+from vidcurate.curation.ingest.files import Listing, match, relative
+from vidcurate.curation.ingest.rows import BETWEEN_BAD
+from vidcurate.errors import StorageError
+from vidcurate.storage import atomic_file
+
+PROBLEMS = (
+    "path_outside_root",
+    "extra_file",
+    "duplicate_id",
+    "missing_file",
+    "bad_value",
+    "empty_caption",
+)
+KEYS = ("clip_id", "video_path", "is_empty", "bad", "note")  # what a row of the metadata is judged by
+MAX_LISTED = 10_000  # entries of a list in reconcile.json; the table has every row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """The judged rows: first `num_rows` from the metadata, in order, then the extra files by path.
+
+    `frame` has row (from 1; null for an extra file), clip_id, sample_key, base_id (before a `#2`), file_path,
+    written_path (as in the metadata), file_size_bytes, ingest_problem, and a flag per kind of finding.
+    """
+
+    frame: pl.DataFrame
+    num_rows: int
+    num_absolute_paths: int
+
+
+def _identify(keys: pl.DataFrame, root: Path | None, extension: str) -> pl.DataFrame:
+    """Add path, leaves and base_id to rows that have clip_id and video_path, either of which may be null."""
+    written = pl.coalesce("video_path", pl.col("clip_id") + extension)
+    keys = keys.with_row_index("row", offset=1).with_columns(written_path=written)
+    where = relative(keys["written_path"], root)
+    keys = keys.with_columns(where["path"], where["leaves"].fill_null(False))
+    keys = keys.with_columns(base_id=pl.coalesce("clip_id", pl.col("path").str.strip_suffix(extension)))
+    if not keys["base_id"].null_count():
+        return keys
+    nameless = pl.col("base_id").is_null()
+    bad = pl.concat_str("bad", pl.lit(f"{BETWEEN_BAD}clip_id=")).str.strip_chars(BETWEEN_BAD)
+    return keys.with_columns(
+        base_id=pl.coalesce("base_id", pl.concat_str(pl.lit("row-"), pl.col("row").cast(pl.String))),
+        bad=pl.when(nameless).then(bad).otherwise("bad"),
+    )
+
+
+def _with_unique_ids(frame: pl.DataFrame) -> pl.DataFrame:
+    """Add clip_id and is_duplicate: the second row of an id becomes `id#2`, the next `id#3`."""
+    ids = frame["base_id"]
+    is_duplicate = ~ids.is_first_distinct()
+    at = is_duplicate.arg_true()
+    if not len(at):
+        return frame.with_columns(clip_id="base_id", is_duplicate=is_duplicate)
+    taken = set(ids.filter(ids.str.contains("#", literal=True)))
+    turns: dict[str, int] = {}
+    named = []
+    for base in ids.gather(at):
+        number = turns[base] = turns.get(base, 1) + 1
+        while f"{base}#{number}" in taken:  # an id of the metadata looks like one of ours
+            number += 1
+        named.append(f"{base}#{number}")
+        taken.add(named[-1])
+    clip_ids = ids.clone().scatter(at, pl.Series(named, dtype=pl.String))
+    return frame.with_columns(clip_ids.alias("clip_id"), is_duplicate=is_duplicate)
+
+
+def _with_keys(frame: pl.DataFrame) -> pl.DataFrame:
+    """Add sample_key. Raises InputError when two ids would share one."""
+    safe = pl.col("clip_id").str.contains(rf"^[A-Za-z0-9][A-Za-z0-9_-]{{0,{MAX_KEY_BYTES - 1}}}$")
+    frame = frame.with_columns(sample_key=pl.when(safe).then("clip_id"))
+    at = frame.with_row_index("at").filter(pl.col("sample_key").is_null())
+    if at.height:
+        hashed = pl.Series([sample_key(clip_id) for clip_id in at["clip_id"]], dtype=pl.String)
+        frame = frame.with_columns(frame["sample_key"].clone().scatter(at["at"], hashed))
+        if frame["sample_key"].n_unique() < frame.height:  # safe ids alone are as unlike as the ids
+            sample_keys(frame["clip_id"])  # names the two
+    return frame
+
+
+def judge(keys: pl.DataFrame, listing: Listing | None, extension: str, *, with_extra_files: bool) -> Ledger:
+    """Return the verdict on each row, and a row for each video file that no row means.
+
+    `keys` has clip_id, video_path (text or null), is_empty (no caption), bad and note (text, "" for none).
+    Without a listing nothing is said about files. Raises InputError when two ids would share a sample key.
+    """
+    num_rows = keys.height
+    frame = _identify(keys, listing.root if listing else None, extension)
+    absolute = frame["written_path"].str.contains(r"^/").sum()
+    nothing = {"file_size_bytes": pl.lit(None, dtype=pl.Int64), "is_missing": pl.lit(False)}
+    if listing is None:
+        frame = frame.with_columns(**nothing, by_name=pl.lit(False), is_ambiguous=pl.lit(False))
+    else:
+        found = match(frame.select("path", "leaves"), listing)
+        frame = frame.with_columns(
+            found["path"],
+            found["leaves"],
+            found["by_name"],
+            found["is_ambiguous"],
+            found["size_bytes"].alias("file_size_bytes"),
+            is_missing=~(found["is_there"] | found["leaves"]),
+        )
+        if with_extra_files:
+            frame = pl.concat([frame, _extra_rows(frame, listing, extension)], how="diagonal")
+    frame = frame.with_columns(is_extra=pl.col("row").is_null())
+    frame = _with_keys(_with_unique_ids(frame))
+    size = pl.when(~pl.col("leaves")).then("file_size_bytes")
+    frame = frame.with_columns(file_size_bytes=size, is_bad=pl.col("bad") != "")
+    problem = pl.coalesce(
+        pl.when(pl.col("leaves") & ~pl.col("is_extra")).then(pl.lit("path_outside_root")),
+        pl.when("is_extra").then(pl.lit("extra_file")),
+        pl.when("is_duplicate").then(pl.lit("duplicate_id")),
+        pl.when("is_missing").then(pl.lit("missing_file")),
+        pl.when("is_bad").then(pl.lit("bad_value")),
+        pl.when("is_empty").then(pl.lit("empty_caption")),
+    )
+    return Ledger(
+        frame=frame.with_columns(ingest_problem=problem).rename({"path": "file_path"}),
+        num_rows=num_rows,
+        num_absolute_paths=int(absolute or 0),
+    )
+
+
+def _extra_rows(frame: pl.DataFrame, listing: Listing, extension: str) -> pl.DataFrame:
+    extra = listing.files.filter("is_video").join(frame.select("path"), on="path", how="anti")
+    return extra.sort("path").select(
+        "path",
+        "leaves",
+        pl.col("path").alias("written_path"),
+        pl.col("path").str.strip_suffix(extension).alias("base_id"),
+        pl.col("size_bytes").alias("file_size_bytes"),
+        pl.lit(False).alias("is_missing"),
+        pl.lit(False).alias("is_empty"),
+        pl.lit(False).alias("by_name"),
+        pl.lit(False).alias("is_ambiguous"),
+        pl.lit("").alias("bad"),
+        pl.lit("").alias("note"),
+    )
+
+
+def _entries(frame: pl.DataFrame, flag: pl.Expr, **columns: str) -> dict[str, Any]:
+    """Return {count, listed} of the flagged rows; `columns` maps a key to a column."""
+    at = frame.with_columns(flag.alias("is_listed"))["is_listed"].arg_true()
+    listed = frame.select(pl.col(column).alias(key) for key, column in columns.items())[at.head(MAX_LISTED)]
+    return {"count": len(at), "listed": listed.to_dicts()}
+
+
+def _told(frame: pl.DataFrame, column: str, *, split: bool) -> Iterator[dict[str, Any]]:
+    for row, clip_id, cells in frame.select("row", "clip_id", column).iter_rows():
+        for cell in cells.split(BETWEEN_BAD):
+            if split:
+                name, _, value = cell.partition("=")
+                yield {"row": row, "clip_id": clip_id, "column": name, "value": value}
+            else:
+                yield {"row": row, "clip_id": clip_id, "what": cell}
+
+
+def lists(ledger: Ledger) -> dict[str, Any]:
+    """Return the findings as plain JSON values: a count and a list each, rows counted from 1."""
+    frame = ledger.frame
+    rows = frame.head(ledger.num_rows)
+    row = {"row": "row", "clip_id": "clip_id", "path": "written_path"}
+    bad, notes = rows.filter("is_bad"), rows.filter(pl.col("note") != "")
+    again = rows.filter("is_duplicate")
+    first = rows.select("base_id", "is_duplicate", first_row="row").filter(
+        ~pl.col("is_duplicate") & pl.col("base_id").is_in(again["base_id"].implode())
+    )
+    again = again.join(first.drop("is_duplicate"), on="base_id", how="left", maintain_order="left")
+    return {
+        "missing_files": _entries(rows, pl.col("is_missing"), **row),
+        "extra_files": _entries(frame, pl.col("is_extra"), clip_id="clip_id", path="file_path"),
+        "duplicate_ids": _entries(
+            again, pl.lit(True), row="row", clip_id="clip_id", id="base_id", first_row="first_row"
+        ),
+        "empty_captions": _entries(rows, pl.col("is_empty"), row="row", clip_id="clip_id"),
+        "bad_values": {"count": bad.height, "listed": list(_told(bad.head(MAX_LISTED), "bad", split=True))},
+        "paths_outside_root": _entries(rows, pl.col("leaves"), **row),
+        "found_by_name": _entries(rows, pl.col("by_name"), **row, found="file_path"),
+        "ambiguous_names": _entries(rows, pl.col("is_ambiguous"), **row),
+        "disagreements": {
+            "count": notes.height,
+            "listed": list(_told(notes.head(MAX_LISTED), "note", split=False)),
+        },
+    }
+
+
+def write_report(path: Path, report: dict[str, Any]) -> None:
+    """Write `report` as JSON, whole or not at all. Raises StorageError."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        atomic_file.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise StorageError(f"{path}: cannot be written ({error.strerror or error}).") from error
+
+
+def read_report(path: Path) -> dict[str, Any] | None:
+    """Return the report at `path`, or None when there is none that can be read."""
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return report if isinstance(report, dict) and "problems" in report else None

@@ -1,0 +1,144 @@
+"""Between an adapter and the table: rows under our names, and text that becomes numbers or a bad value.
+
+An adapter hands on cells as text (or as numbers that it worked out itself) under the names of CELLS. What
+does not parse is never dropped: the row's `bad` says which column held what.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vidcurate.errors import StorageError
+
+# Columns that an adapter may fill, and their dtype in the table. `bad` and `note` may come beside them.
+CELLS: dict[str, pl.DataType] = {
+    "clip_id": pl.String(),
+    "source_dataset": pl.String(),
+    "source_id": pl.String(),
+    "video_path": pl.String(),
+    "caption": pl.String(),
+    "start_seconds": pl.Float64(),
+    "end_seconds": pl.Float64(),
+    "width": pl.Int32(),
+    "height": pl.Int32(),
+    "fps": pl.Float64(),
+    "num_frames": pl.Int64(),
+    "duration_seconds": pl.Float64(),
+    "aesthetic_score": pl.Float64(),
+    "motion_score": pl.Float64(),
+    "temporal_consistency_score": pl.Float64(),
+    "matching_score": pl.Float64(),
+    "clarity_score": pl.Float64(),
+    "suitability_score": pl.Float64(),
+    "camera_motion": pl.String(),
+    "desirable_filtering": pl.String(),
+}
+MEASURES = ("width", "height", "fps", "num_frames", "duration_seconds")
+TIMES = ("start_seconds", "end_seconds", "duration_seconds")
+BETWEEN_BAD = "\x1f"  # parts several bad cells of a row
+_PAIR = r"""^\s*[\[(]\s*['"]?([0-9:.]+)['"]?\s*,\s*['"]?([0-9:.]+)['"]?\s*[\])]\s*$"""
+_CLOCK = r"^(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)$"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """An adapter's rows. `labels` maps our column to the name that messages use (the source's own)."""
+
+    frame: pl.LazyFrame
+    used: tuple[str, ...]
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def seconds(text: pl.Expr) -> pl.Expr:
+    """Return `H:M:S.f`, `M:S` or plain seconds as seconds (Float64); null where it is none of these."""
+    clock = text.str.extract_groups(_CLOCK)
+    hours, minutes, rest = (clock.struct.field(str(part)).cast(pl.Float64) for part in (1, 2, 3))
+    return (
+        pl.when(text.str.contains(":", literal=True))
+        .then(hours.fill_null(0) * 3600 + minutes * 60 + rest)
+        .otherwise(text.cast(pl.Float64, strict=False))
+    )
+
+
+def clock_pair(text: pl.Expr) -> tuple[pl.Expr, pl.Expr]:
+    """Return the two times of a cell such as `['0:00:05.005', '0:01:00.0']` in seconds, or nulls."""
+    pair = text.str.extract_groups(_PAIR)
+    return seconds(pair.struct.field("1")), seconds(pair.struct.field("2"))
+
+
+def bad_cell(is_bad: pl.Expr, label: str, text: pl.Expr) -> pl.Expr:
+    """Return `label=text` (cut to 80 characters) where `is_bad`, else null."""
+    return pl.when(is_bad).then(pl.concat_str(pl.lit(f"{label}="), text.cast(pl.String).str.slice(0, 80)))
+
+
+def _number(name: str, dtype: pl.DataType) -> tuple[pl.Expr, pl.Expr]:
+    """Return (value, is bad) of the text column `name` as `dtype`."""
+    text = pl.col(name)
+    number = seconds(text) if name in TIMES else text.cast(pl.Float64, strict=False)
+    good = number.is_finite()
+    if name in MEASURES or name in TIMES:
+        good = good & (number >= 0)
+    if dtype.is_integer():
+        largest = 2**31 - 1 if dtype == pl.Int32() else 2**53
+        good = good & (number == number.floor()) & (number <= largest)
+    good = good.fill_null(False)
+    return pl.when(good).then(number).cast(dtype), text.is_not_null() & ~good
+
+
+def typed(rows: Rows) -> tuple[dict[str, pl.Expr], pl.Expr]:
+    """Return the cells of `rows` under our names in the table's dtypes, and one expression of what is bad.
+
+    `bad` is text: `column=value` for each cell that does not parse, "" where all do. Zero is kept: tools
+    write it for a video that they could not open.
+    """
+    schema = rows.frame.collect_schema()
+    cells: dict[str, pl.Expr] = {}
+    bad: list[pl.Expr] = [pl.col("bad")] if "bad" in schema else []
+    for name, dtype in CELLS.items():
+        if name not in schema:
+            cells[name] = pl.lit(None, dtype=dtype)
+        elif dtype == pl.String() or schema[name] != pl.String():
+            cells[name] = pl.col(name).cast(dtype)
+        else:
+            cells[name], is_bad = _number(name, dtype)
+            bad.append(bad_cell(is_bad, rows.labels.get(name, name), pl.col(name)))
+    if "start_seconds" in schema and "end_seconds" in schema:
+        is_empty = cells["end_seconds"] <= cells["start_seconds"].fill_null(0.0)
+        bad.append(bad_cell(is_empty, rows.labels.get("end_seconds", "end_seconds"), pl.col("end_seconds")))
+    if not bad:
+        return cells, pl.lit("")
+    return cells, pl.concat_str(bad, separator=BETWEEN_BAD, ignore_nulls=True)
+
+
+def best_known(cells: Mapping[str, pl.Expr]) -> dict[str, pl.Expr]:
+    """Return width, height, fps, num_frames and duration as far as the metadata tells; zero tells nothing."""
+    known: dict[str, pl.Expr] = {name: pl.when(cells[name] > 0).then(cells[name]) for name in MEASURES}
+    known["duration_seconds"] = pl.coalesce(
+        known["duration_seconds"],
+        known["num_frames"] / known["fps"],
+        cells["end_seconds"] - cells["start_seconds"].fill_null(0.0),
+    )
+    return known
+
+
+_BATCH_ROWS = 4096
+_SCHEMA = pa.schema([(name, pa.string()) for name in (*CELLS, "bad")])
+
+
+def stage(rows: Iterable[Mapping[str, str | None]], path: Path) -> None:
+    """Write `rows` (cells as text, `bad` among them) to a Parquet file. Raises StorageError."""
+    batch: list[Mapping[str, str | None]] = []
+    try:
+        with pq.ParquetWriter(path, _SCHEMA) as writer:
+            for row in rows:
+                batch.append(row)
+                if len(batch) == _BATCH_ROWS:
+                    writer.write_table(pa.Table.from_pylist(batch, schema=_SCHEMA))
+                    batch.clear()
+            writer.write_table(pa.Table.from_pylist(batch, schema=_SCHEMA))
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written ({error.strerror or error}).") from error

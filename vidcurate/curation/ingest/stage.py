@@ -1,0 +1,348 @@
+"""The ingest itself: recognise, read lazily, judge the ids and paths, stream the table out.
+
+Two passes over the metadata. The first keeps every cell but the captions, typed, with the flags that rows are
+judged by (some 250 bytes a row, in memory); the second streams the captions into the table beside them, never
+all at once. The metadata is digested beside the first. One pass into a file of typed cells and a second over
+that was measured too: reading the captions of a CSV again costs little more than writing them twice.
+"""
+
+import hashlib
+import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from vidcurate.curation.clip_table import table
+from vidcurate.curation.clip_table.schema import COLUMNS
+from vidcurate.curation.ingest.adapters import folder, webdataset
+from vidcurate.curation.ingest.detect import TABLES, is_table, recognise_path, recognise_table
+from vidcurate.curation.ingest.files import Listing, list_folder
+from vidcurate.curation.ingest.reconcile import (
+    KEYS,
+    PROBLEMS,
+    Ledger,
+    judge,
+    lists,
+    read_report,
+    write_report,
+)
+from vidcurate.curation.ingest.rows import CELLS, MEASURES, Rows, best_known, typed
+from vidcurate.curation.ingest.source import Source, open_source, unreadable
+from vidcurate.curation.ingest.spec import IngestSpec
+from vidcurate.errors import InputError, StorageError
+from vidcurate.executor.map_clips import Progress, no_progress
+
+REPORT = "reconcile.json"
+UNPACKED = "videos"  # below the run folder: what came out of shards
+_SCRATCH = ".ingest"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngestSummary:
+    """What an ingest found: `rows_in` = `rows_kept` + the rows of `problems` = metadata rows + extra files.
+
+    `videos` is the folder that `video_path` is relative to (None: only metadata was read). `findings` counts
+    each list of reconcile.json; a row with two problems is in two lists and once in `problems`.
+    """
+
+    rows_in: int
+    rows_kept: int
+    metadata_rows: int
+    schema: str
+    reason: str
+    problems: dict[str, int]
+    findings: dict[str, int]
+    dropped_columns: tuple[str, ...]
+    videos: str | None
+    up_to_date: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """What is to be read: the schema and why, the opened source or listing, the digests of what is small."""
+
+    schema: str
+    reason: str
+    inputs: dict[str, str]
+    source: Source | None
+    listing: Listing | None
+    shards: dict[Path, str]
+    alone: list[str]
+
+
+def run_ingest(run: Path, spec: IngestSpec, *, progress: Progress = no_progress) -> IngestSummary:
+    """Write RUN/ingest.parquet (all rows of the metadata and one per extra file) and RUN/reconcile.json.
+
+    Does nothing when both are there for the same settings, metadata and listing of the video folder. Raises
+    InputError and ColumnError for what cannot be read, ShardError for a damaged tar, StorageError.
+    """
+    scratch = run / _SCRATCH
+    is_new = not run.exists()
+    try:
+        scratch.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"{run}: the run folder cannot be made ({error.strerror}).") from error
+    try:
+        return _ingest(run, spec, scratch, progress)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        if is_new and not any(run.iterdir()):
+            run.rmdir()  # a request that is refused leaves nothing behind
+
+
+def _ingest(run: Path, spec: IngestSpec, scratch: Path, progress: Progress) -> IngestSummary:
+    plan = _plan(spec, scratch)
+    spec = spec.model_copy(update={"files": spec.files or _files(plan.schema)})
+    videos = run / UNPACKED if plan.shards else plan.listing.root if plan.listing else None
+    target = table.stage_path(run, "ingest")
+    with ThreadPoolExecutor(max_workers=1) as beside:
+        digest = beside.submit(table.digest, spec.metadata) if plan.source else None
+        report = read_report(run / REPORT)
+        if report is not None and "videos" in report:
+            origin, made_from = _origin(plan, spec, digest)
+            if (
+                report.get("made_from") == made_from
+                and table.is_up_to_date(target, origin)
+                and _still_there(plan, report, videos)
+            ):
+                if report["videos"] != _place(videos):  # the same files under another name
+                    report["videos"] = _place(videos)
+                    write_report(run / REPORT, report)
+                return _summary(report, videos, up_to_date=True)
+        return _write(run, plan, spec, scratch, videos, digest, progress)
+
+
+def _origin(plan: _Plan, spec: IngestSpec, digest: Future[str] | None) -> tuple[table.Provenance, str]:
+    """Return where the table comes from, and a digest of that; waits for the metadata's."""
+    settings = spec.model_dump(mode="json", by_alias=True, exclude={"metadata", "videos"})
+    metadata = {"metadata": digest.result()} if digest is not None else {}
+    origin = table.Provenance(
+        stage="ingest",
+        settings={**settings, "schema": plan.schema},
+        inputs={**plan.inputs, **metadata},
+    )
+    return origin, hashlib.sha256(origin.as_json().encode()).hexdigest()
+
+
+def _write(
+    run: Path,
+    plan: _Plan,
+    spec: IngestSpec,
+    scratch: Path,
+    videos: Path | None,
+    digest: Future[str] | None,
+    progress: Progress,
+) -> IngestSummary:
+    try:
+        rows, listing, dropped, more = _rows(plan, spec, scratch, videos, progress)
+        cells = _cells(rows)
+        if cells.is_empty():
+            raise InputError(f"{spec.metadata}: a header and no rows; there is nothing to take in.")
+        progress(0, cells.height, "rows")
+        ledger = judge(cells.select(KEYS), listing, spec.extension, with_extra_files=not plan.shards)
+        origin, made_from = _origin(plan, spec, digest)
+        report = {"made_from": made_from, **_report(plan, ledger, dropped, more, videos)}
+        frame = _table(rows, cells, ledger, plan.schema, spec)
+        write_report(run / REPORT, report)
+        table.write(frame, table.stage_path(run, "ingest"), origin)
+    except pl.exceptions.PolarsError as error:
+        raise unreadable(spec.metadata, error, spec.encoding) from error
+    progress(cells.height, cells.height, "rows")
+    return _summary(report, videos, up_to_date=False)
+
+
+def _place(videos: Path | None) -> str | None:
+    return None if videos is None else str(videos.resolve())
+
+
+def _files(schema: str) -> str:
+    return TABLES[schema].files if schema in TABLES else "clips"
+
+
+def _plan(spec: IngestSpec, scratch: Path) -> _Plan:
+    """Recognise the metadata and digest what will be read."""
+    schema, reason, source = _recognise(spec, scratch)
+    _check_settings(spec, schema)
+    if schema == "webdataset":
+        if spec.videos is not None:
+            raise InputError(f"videos {spec.videos}: shards bring their own videos; leave the setting out.")
+        shards = {path: table.digest(path) for path in webdataset.shard_paths(spec.metadata)}
+        if not shards:
+            raise InputError(f"{spec.metadata}: no .tar file in this folder.")
+        inputs = {path.name: digest for path, digest in shards.items()}
+        return _Plan(
+            schema=schema, reason=reason, inputs=inputs, source=None, listing=None, shards=shards, alone=[]
+        )
+    alone: list[str] = []
+    inputs = {}
+    if schema == "folder":
+        if spec.videos is not None and spec.videos.resolve() != spec.metadata.resolve():
+            raise InputError(f"videos {spec.videos}: schema folder reads the videos in {spec.metadata}.")
+        videos = list_folder(spec.metadata)
+        inputs["captions"], alone = folder.side_cars(videos)
+        listing: Listing | None = videos
+    else:
+        listing = list_folder(spec.videos) if spec.videos is not None else None
+    inputs["videos"] = listing.digest if listing else "none"
+    return _Plan(
+        schema=schema, reason=reason, inputs=inputs, source=source, listing=listing, shards={}, alone=alone
+    )
+
+
+def _recognise(spec: IngestSpec, scratch: Path) -> tuple[str, str, Source | None]:
+    """Return (schema, reason, the opened table or None for a folder or shards)."""
+    if spec.schema_name in ("folder", "webdataset"):
+        if is_table(spec.metadata):
+            raise InputError(
+                f"{spec.metadata}: is a table; schema {spec.schema_name} needs a folder or a tar."
+            )
+        return spec.schema_name, "asked for", None
+    if not is_table(spec.metadata):
+        if spec.schema_name != "auto":
+            raise InputError(f"{spec.metadata}: is no table, and schema {spec.schema_name} needs one.")
+        return *recognise_path(spec.metadata), None
+    source = open_source(spec, scratch)
+    if spec.schema_name != "auto":
+        return spec.schema_name, "asked for", source
+    return *recognise_table(source, spec), source
+
+
+def _check_settings(spec: IngestSpec, schema: str) -> None:
+    if spec.map and schema != "table":
+        raise InputError(f"map: only schema table takes a column map, not {schema}.")
+    if spec.files is not None and schema not in ("miradata-v0", "miradata-v1", "panda70m", "koala36m"):
+        raise InputError(
+            f"files: {spec.files} can be set for miradata, panda70m and koala36m, not for {schema}."
+        )
+    if spec.source_pattern is not None:
+        try:
+            pl.Series([""]).str.extract(spec.source_pattern, 1)
+        except pl.exceptions.PolarsError as error:
+            raise InputError(
+                f"source_pattern {spec.source_pattern!r}: not a regular expression with one group."
+            ) from error
+
+
+def _still_there(plan: _Plan, report: dict[str, Any], videos: Path | None) -> bool:
+    """Say whether what the table says of paths holds: unpacked shards, and the root of absolute paths."""
+    if report["root_of_absolute_paths"] not in (None, _place(videos)):
+        return False
+    return videos is None or all(
+        (videos / webdataset.folder_name(shard, digest)).is_dir() for shard, digest in plan.shards.items()
+    )
+
+
+def _rows(
+    plan: _Plan, spec: IngestSpec, scratch: Path, videos: Path | None, progress: Progress
+) -> tuple[Rows, Listing | None, list[str], dict[str, Any]]:
+    """Return the adapter's rows, the files to match, the source columns left out, and other findings."""
+    if plan.shards and videos is not None:
+        rows, found = webdataset.read(plan.shards, spec, scratch, videos, progress)
+        files = pl.DataFrame(found.files, schema={"path": pl.String, "size_bytes": pl.Int64}, orient="row")
+        files = files.with_columns(leaves=pl.lit(False), is_video=pl.lit(True))
+        listing = Listing(root=videos, files=files, links=(), digest="")
+        return rows, listing, sorted(found.unknown_keys), {"other_files": found.num_other_members}
+    more = {"other_files": plan.listing.files.filter(~pl.col("is_video")).height if plan.listing else 0}
+    if plan.source is not None:
+        rows = TABLES[plan.schema].read(plan.source, spec, scratch)
+        dropped = [name or "(unnamed)" for name in plan.source.dtypes if name not in rows.used]
+        return rows, plan.listing, dropped, more
+    videos_beside = plan.listing or list_folder(spec.metadata)
+    rows, unknown = folder.read(videos_beside, spec, scratch)
+    return rows, videos_beside, sorted(unknown), more
+
+
+def _cells(rows: Rows) -> pl.DataFrame:
+    """First pass: the cells that the adapter fills, captions left out, and KEYS."""
+    schema = rows.frame.collect_schema()
+    cells, bad = typed(rows)
+    kept = {name: cells[name] for name in CELLS if name in schema or name in KEYS}
+    is_empty = kept.pop("caption", cells["caption"]).is_null()
+    note = pl.col("note").fill_null("") if "note" in schema else pl.lit("")
+    found = rows.frame.select(**kept, is_empty=is_empty, bad=bad.fill_null(""), note=note)
+    return found.collect(engine="streaming")
+
+
+def _table(rows: Rows, narrow: pl.DataFrame, ledger: Ledger, schema: str, spec: IngestSpec) -> pl.LazyFrame:
+    """Second pass: captions beside the cells of the first and the verdicts; then the extra files."""
+    cells = {
+        name: pl.col(name) if name in narrow.columns else pl.lit(None, dtype=dtype)
+        for name, dtype in CELLS.items()
+    }
+    told = {f"{name}_from_metadata": cells[name] for name in MEASURES}
+    dataset = spec.dataset or (TABLES[schema].dataset if schema in TABLES else schema)
+    verdict = ledger.frame.select(
+        "clip_id", "sample_key", "base_id", "file_size_bytes", "ingest_problem", video_path="file_path"
+    )
+    by_pattern = (
+        pl.col("base_id").str.extract(spec.source_pattern, 1) if spec.source_pattern else pl.lit(None)
+    )
+    named = {
+        "source_dataset": pl.lit(spec.dataset)
+        if spec.dataset
+        else pl.coalesce(cells["source_dataset"], pl.lit(dataset)),
+        "source_id": pl.coalesce(by_pattern, cells["source_id"], "base_id"),
+    }
+    caption = rows.frame.select(caption=typed(rows)[0]["caption"])
+    read = narrow.lazy().drop("clip_id", "video_path")
+    whole = pl.concat([caption, read, verdict.head(ledger.num_rows).lazy()], how="horizontal")
+    whole = whole.with_columns(**told, **best_known(cells), **named)
+    extra = (
+        verdict.slice(ledger.num_rows)
+        .lazy()
+        .with_columns(source_dataset=pl.lit(dataset), source_id=pl.coalesce(by_pattern, "base_id"))
+    )
+    return pl.concat(map(_with_all_columns, [whole, extra] if verdict.height > ledger.num_rows else [whole]))
+
+
+def _with_all_columns(frame: pl.LazyFrame) -> pl.LazyFrame:
+    """Return the columns of the stage in their order; those that `frame` does not have are null."""
+    there = frame.collect_schema()
+    return frame.select(
+        pl.col(name) if name in there else pl.lit(None, dtype=column.dtype).alias(name)
+        for name, column in COLUMNS.items()
+        if column.stage == "ingest"
+    )
+
+
+def _report(
+    plan: _Plan, ledger: Ledger, dropped: list[str], more: dict[str, Any], videos: Path | None
+) -> dict[str, Any]:
+    counted = dict(ledger.frame["ingest_problem"].drop_nulls().value_counts().iter_rows())
+    problems = {word: counted[word] for word in PROBLEMS if word in counted}
+    root = _place(videos) if ledger.num_absolute_paths else None
+    return {
+        "schema": plan.schema,
+        "reason": plan.reason,
+        "metadata_rows": ledger.num_rows,
+        "rows_in": ledger.frame.height,
+        "rows_kept": ledger.frame.height - sum(problems.values()),
+        "problems": problems,
+        "dropped_columns": dropped,
+        "videos": _place(videos),
+        "root_of_absolute_paths": root,
+        **lists(ledger),
+        "captions_without_a_video": {"count": len(plan.alone), "listed": plan.alone},
+        **more,
+    }
+
+
+def _summary(report: dict[str, Any], videos: Path | None, *, up_to_date: bool) -> IngestSummary:
+    findings = {
+        name: value["count"] for name, value in report.items() if isinstance(value, dict) and "count" in value
+    }
+    return IngestSummary(
+        rows_in=report["rows_in"],
+        rows_kept=report["rows_kept"],
+        metadata_rows=report["metadata_rows"],
+        schema=report["schema"],
+        reason=report["reason"],
+        problems=report["problems"],
+        findings=findings,
+        dropped_columns=tuple(report["dropped_columns"]),
+        videos=str(videos) if videos is not None else None,
+        up_to_date=up_to_date,
+    )

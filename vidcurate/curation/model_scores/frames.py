@@ -1,0 +1,92 @@
+"""The pictures of a clip for the models: one decode, the whole frame, at the size that the largest needs."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+from joblib import Parallel, delayed
+from joblib.externals.loky.process_executor import BrokenProcessPool
+from numpy.typing import NDArray
+
+from vidcurate.curation.frame_scores.sample import read_sample
+from vidcurate.errors import MediaError
+from vidcurate.storage import download
+
+Frames = NDArray[np.uint8]
+Vectors = NDArray[np.float32]
+_LONGEST_PX = 4096
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the first line of an error of another library."""
+    text = str(error).strip().splitlines()
+    return (text[0] if text else type(error).__name__).rstrip(".")
+
+
+def size_for(width: int, height: int, short_side_px: int) -> tuple[int, int]:
+    """Return (height, width) of the whole picture with this shorter side, never more than 4096 px long."""
+    scale = short_side_px / min(width, height)
+    return tuple(min(_LONGEST_PX, max(2, round(side * scale))) for side in (height, width))  # type: ignore[return-value]
+
+
+def pictures(item: dict[str, Any], positions: tuple[float, ...], short_side_px: int) -> dict[str, Any]:
+    """Return the clip's status and, when it is ok, its frames: uint8 (positions, height, width, 3) RGB.
+
+    `item` is path, start_seconds, end_seconds, width and height as displayed, sample_aspect_ratio.
+    """
+    shown = max(1, round((item["width"] or 1) * (item["sample_aspect_ratio"] or 1)))
+    height, width = size_for(shown, item["height"] or 1, short_side_px)
+    try:
+        with download.local(item["path"]) as path:
+            frames = read_sample(
+                path,
+                item["start_seconds"],
+                item["end_seconds"],
+                height=height,
+                width=width,
+                positions=positions,
+            )
+    except MediaError as error:
+        return {"models_status": error.kind, "models_problem": str(error), "frames": None}
+    return {"models_status": "ok", "models_problem": None, "frames": frames}
+
+
+_AHEAD = 4  # clips that wait decoded, for each process
+
+
+def _crashed(item: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "models_status": "crashed",
+        "models_problem": f"{item['path']}: decoding ended the process.",
+        "frames": None,
+    }
+
+
+def _alone(look: Any, item: dict[str, Any]) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = Parallel(n_jobs=2)([delayed(look)(item)])[0]
+        return found
+    except BrokenProcessPool:
+        return _crashed(item)
+
+
+def decoded(
+    items: list[dict[str, Any]], positions: tuple[float, ...], short_side_px: int, num_workers: int
+) -> Iterator[dict[str, Any]]:
+    """Yield what `look.pictures` says of each item, in order. A clip that ends its process is tried once more
+    alone and becomes a row with the status crashed; with one worker it would end this process."""
+    look = partial(pictures, positions=positions, short_side_px=short_side_px)
+    if num_workers == 1:
+        yield from map(look, items)
+        return
+    done = 0
+    try:
+        pool = Parallel(n_jobs=num_workers, return_as="generator", pre_dispatch=_AHEAD * num_workers)
+        for found in pool(delayed(look)(item) for item in items):
+            yield found
+            done += 1
+    except BrokenProcessPool:
+        # The pool does not say whose clip it was: those left are decoded one by one.
+        for item in items[done:]:
+            yield _alone(look, item)

@@ -1,0 +1,105 @@
+"""The models of a specification, loaded; and what they say of the pictures of some clips."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from vidcurate.curation.frame_scores.scorer import aggregates
+from vidcurate.curation.model_scores.aesthetic import AestheticHead
+from vidcurate.curation.model_scores.clip import Clip
+from vidcurate.curation.model_scores.frames import Frames, Vectors
+from vidcurate.curation.model_scores.spec import ModelsSpec
+from vidcurate.curation.model_scores.text_area import TextDetector
+from vidcurate.curation.model_scores.watermark import Watermark
+from vidcurate.curation.model_scores.weights import file_of, folder_of
+from vidcurate.errors import InputError
+
+_MATCH_SCALE = 100.0  # that of the trained CLIPs, so that scores are what others publish
+
+
+def device_of(name: str) -> torch.device:
+    """Return the device for `auto`, `cpu` or `cuda`. Raises InputError for a GPU that is not there."""
+    has_gpu = torch.cuda.is_available()
+    if name == "cuda" and not has_gpu:
+        raise InputError("models.device is cuda: torch sees no GPU here. Set it to auto or cpu.")
+    return torch.device("cuda" if has_gpu and name != "cpu" else "cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Models:
+    """What was asked for, ready; None for what was not."""
+
+    spec: ModelsSpec
+    clip: Clip | None
+    aesthetic: AestheticHead | None
+    watermark: Watermark | None
+    text: TextDetector | None
+
+
+def load(spec: ModelsSpec) -> Models:
+    """Load every model of `spec`. Raises InputError, StorageError."""
+    device, dtype = device_of(spec.device), getattr(torch, spec.dtype)
+    clip = Clip(folder_of(spec.clip, "clip"), device, dtype) if spec.clip else None
+    head = None
+    if spec.aesthetic_head is not None and clip is not None:
+        head = AestheticHead(file_of(spec.aesthetic_head, "aesthetic_head"), clip.width)
+    watermark = None
+    if spec.watermark:
+        watermark = Watermark(folder_of(spec.watermark, "watermark"), spec.watermark_label, device, dtype)
+    text = None
+    if spec.text_detector is not None:
+        text = TextDetector(file_of(spec.text_detector, "text_detector"), spec.text_threshold)
+    return Models(spec=spec, clip=clip, aesthetic=head, watermark=watermark, text=text)
+
+
+def _in_batches(see: Callable[[Frames], Vectors], clips: list[Frames], size: int) -> list[Vectors]:
+    """Return what `see` says of the frames of each clip; clips of one picture size share batches."""
+    result: list[Vectors] = [np.empty(0, np.float32)] * len(clips)
+    by_size: dict[tuple[int, ...], list[int]] = {}
+    for number, frames in enumerate(clips):
+        by_size.setdefault(frames.shape[1:], []).append(number)
+    for members in by_size.values():
+        every = np.concatenate([clips[number] for number in members])
+        said = np.concatenate([see(every[start : start + size]) for start in range(0, len(every), size)])
+        ends = np.cumsum([len(clips[number]) for number in members])[:-1]
+        for number, part in zip(members, np.split(said, ends), strict=True):
+            result[number] = part
+    return result
+
+
+def columns_of(
+    models: Models, clips: list[Frames], captions: list[str | None]
+) -> tuple[list[dict[str, Any]], Vectors | None]:
+    """Return the columns of each clip, and their mean embeddings (clips, width) when CLIP is there.
+
+    `clips` are frames uint8 (F, H, W, 3); a clip without a caption has no match.
+    """
+    size = models.spec.batch_frames
+    columns: list[dict[str, Any]] = [{} for _ in clips]
+    means = None
+    if models.clip is not None:
+        seen = _in_batches(models.clip.pictures, clips, size)
+        if models.spec.match:
+            read = [caption or "" for caption in captions]
+            texts = [models.clip.texts(read[start : start + size]) for start in range(0, len(read), size)]
+            for row, frames, text, caption in zip(
+                columns, seen, np.concatenate(texts), captions, strict=True
+            ):
+                row |= aggregates("clip_match", (_MATCH_SCALE * frames @ text).tolist() if caption else [])
+        if models.aesthetic is not None:
+            for row, frames in zip(columns, seen, strict=True):
+                row |= aggregates("clip_aesthetic", models.aesthetic.scores(frames).tolist())
+        means = np.stack([frames.mean(axis=0) for frames in seen])
+        means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12)
+    if models.watermark is not None:
+        for row, chances in zip(
+            columns, _in_batches(models.watermark.probabilities, clips, size), strict=True
+        ):
+            row |= aggregates("watermark", chances.tolist())
+    if models.text is not None:
+        for row, shares in zip(columns, map(models.text.shares, clips), strict=True):
+            row |= aggregates("text_area", shares.tolist())
+    return columns, means

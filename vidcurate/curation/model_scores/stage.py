@@ -1,0 +1,296 @@
+"""Scores by neural networks, from one decode of a few frames of each clip; here they are put into the table.
+
+The files beside this one load torch, and are imported when a stage runs. Pictures are decoded by worker
+processes while the models see those of the clips before. A chunk of clips that is done lies in a parts
+folder, whole or not at all, so that a killed stage goes on; what shares a batch is fixed by the table, and
+the same table on the same device gives the same bytes.
+"""
+
+import hashlib
+import itertools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from vidcurate.curation.clip_table import table
+from vidcurate.curation.clip_table.schema import AGGREGATES, COLUMNS, require
+from vidcurate.curation.model_scores.spec import ModelsSpec
+from vidcurate.errors import InputError, StorageError
+from vidcurate.executor import map_clips
+from vidcurate.executor.map_clips import ALONE, Crew, PartSummary, Progress, no_progress
+from vidcurate.storage import download
+
+if TYPE_CHECKING:
+    from vidcurate.curation.model_scores.scorers import Models
+
+__all__ = ["ModelsSpec", "ModelsSummary", "run_models"]
+
+EMBEDDINGS = "embeddings.parquet"
+_CLIPS_A_CHUNK = 32
+_CLIP_SIDE = 224  # the least that is decoded: what a CLIP of the usual size sees
+_NEEDED = ("clip_id", "video_path", "caption", "ingest_problem", "start_seconds", "end_seconds")
+_STATUSES = ("probe_status", "frames_status")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelsSummary:
+    """What was scored: rows, clips seen by the models, rows by status, the mean of each score's means."""
+
+    rows_in: int
+    rows_ok: int
+    by_status: dict[str, int]
+    means: dict[str, float | None]
+    models_used: str
+    device: str
+    up_to_date: bool
+
+
+def scores_of(spec: ModelsSpec) -> list[str]:
+    """Return the scores that `spec` asks for, as the columns begin. Raises InputError when there is none."""
+    wanted = {
+        "clip_aesthetic": spec.aesthetic_head is not None,
+        "clip_match": spec.clip is not None and spec.match,
+        "watermark": spec.watermark is not None,
+        "text_area": spec.text_detector is not None,
+    }
+    found = [name for name, is_wanted in wanted.items() if is_wanted]
+    if not found and not spec.embeddings:
+        raise InputError(
+            "score-models: no model is named. Name one, for example --set clip=openai/clip-vit-large-patch14 "
+            "or --set text_detector=det.onnx."
+        )
+    return found
+
+
+def names_of(spec: ModelsSpec) -> str:
+    """Return the models of `spec`, each with a digest of its files. Raises InputError, StorageError."""
+    from vidcurate.curation.model_scores.weights import file_of, folder_of, is_there, name_of
+
+    named = []
+    for setting, source in (("clip", spec.clip), ("watermark", spec.watermark)):
+        if source is not None:
+            is_there("torch", setting)
+            is_there("transformers", setting)
+            named.append(f"{setting}={name_of(folder_of(source, setting))}")
+    for setting, path in (("aesthetic_head", spec.aesthetic_head), ("text_detector", spec.text_detector)):
+        if path is not None:
+            is_there("torch" if setting == "aesthetic_head" else "cv2", setting)
+            named.append(f"{setting}={name_of(file_of(path, setting))}")
+    return " ".join(named)
+
+
+def _is_scored(clips: pl.DataFrame) -> pl.Series:
+    fit = pl.col("video_path").is_not_null() & ~pl.col("video_path").str.starts_with("/")
+    for name in _STATUSES:
+        if name in clips.columns:
+            fit &= pl.col(name) == "ok"
+    return clips.select((fit & pl.col("ingest_problem").is_null()).fill_null(value=False)).to_series()
+
+
+def _listing(paths: list[str], folder: Path | str) -> str:
+    if isinstance(folder, str):
+        return download.digest(folder, paths)
+    whole = hashlib.sha256()
+    for path in paths:
+        try:
+            facts = (folder / path).stat()
+            whole.update(f"{path}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
+        except OSError:
+            whole.update(f"{path}\0missing\n".encode())
+    return whole.hexdigest()
+
+
+def _part(parts: Path, number: int) -> tuple[Path, Path]:
+    return parts / f"{number:06d}.json", parts / f"{number:06d}.npy"
+
+
+def _write_part(parts: Path, number: int, rows: list[dict[str, Any]], means: Any) -> None:
+    """Write a chunk's rows and embeddings; the rows come last and say that both are whole."""
+    said, vectors = _part(parts, number)
+    try:
+        if means is not None:
+            with vectors.with_suffix(".partial").open("wb") as file:
+                np.save(file, means)
+            vectors.with_suffix(".partial").replace(vectors)
+        said.with_suffix(".partial").write_text(json.dumps(rows), encoding="utf-8")
+        said.with_suffix(".partial").replace(said)
+    except OSError as error:
+        raise StorageError(f"{said}: cannot be written ({error.strerror}).") from error
+
+
+def _score_chunks(
+    items: list[dict[str, Any]], models: "Models", parts: Path, crew: Crew, progress: Progress
+) -> PartSummary | None:
+    """Score the chunks of `items`, or of the crew's part of them, that are not in `parts` yet."""
+    from vidcurate.curation.model_scores.frames import decoded
+    from vidcurate.curation.model_scores.scorers import columns_of
+
+    spec = models.spec
+    side = max(
+        _CLIP_SIDE, models.clip.side if models.clip else 0, models.watermark.side if models.watermark else 0
+    )
+    if models.text is not None:
+        side = max(side, spec.text_short_side_px)
+    chunks = [items[start : start + _CLIPS_A_CHUNK] for start in range(0, len(items), _CLIPS_A_CHUNK)]
+    mine = map_clips.share(len(chunks), crew.part)
+    todo = [number for number in mine if not _part(parts, number)[0].exists()]
+    total = sum(len(chunks[number]) for number in mine)
+    done = done_before = total - sum(len(chunks[number]) for number in todo)
+    progress(done, total, "clips")
+    waiting = list(itertools.chain.from_iterable(chunks[number] for number in todo))
+    looks = decoded(waiting, spec.positions, side, crew.num_workers)
+    for number in todo:
+        found = [next(looks) for _ in chunks[number]]
+        rows = [{name: look[name] for name in ("models_status", "models_problem")} for look in found]
+        there = [place for place, look in enumerate(found) if look["frames"] is not None]
+        means = (
+            np.zeros((len(found), models.clip.width), np.float32) if models.clip and spec.embeddings else None
+        )
+        if there:
+            captions = [chunks[number][place]["caption"] for place in there]
+            columns, embedded = columns_of(models, [found[place]["frames"] for place in there], captions)
+            for place, scored in zip(there, columns, strict=True):
+                rows[place] |= scored
+            if means is not None and embedded is not None:
+                means[there] = embedded
+        _write_part(parts, number, rows, means)
+        done += len(found)
+        progress(done, total, "clips")
+    return map_clips.part_done(parts, crew.part, total, done_before) if crew.part else None
+
+
+def _check_merge(parts: Path, count: int) -> None:
+    """Raise StageError when a chunk is missing."""
+    missing = sum(
+        min(_CLIPS_A_CHUNK, count - number * _CLIPS_A_CHUNK)
+        for number in range(-(-count // _CLIPS_A_CHUNK))
+        if not _part(parts, number)[0].exists()
+    )
+    map_clips.check_parts(parts, missing, count)
+
+
+def _read_parts(parts: Path, count: int) -> tuple[list[dict[str, Any]], list[Any]]:
+    rows: list[dict[str, Any]] = []
+    means = []
+    for number in range(-(-count // _CLIPS_A_CHUNK)):
+        said, vectors = _part(parts, number)
+        rows += json.loads(said.read_text(encoding="utf-8"))
+        if vectors.exists():
+            means.append(np.load(vectors))
+    return rows, means
+
+
+def run_models(
+    run: Path,
+    spec: ModelsSpec,
+    *,
+    videos: Path | str,
+    crew: Crew = ALONE,
+    progress: Progress = no_progress,
+) -> ModelsSummary | PartSummary:
+    """Score every clip that no earlier stage found broken and write RUN/models.parquet.
+
+    A part of the crew's writes no table; of the engines only `local` has the models. Raises InputError for
+    a folder, a model or a package that is not there, StageError, StorageError.
+    """
+    if crew.engine != "local":
+        raise InputError(
+            f"--engine {crew.engine}: the models run on this machine. Spread them with --part i/n."
+        )
+    download.require(videos)
+    scores, used = scores_of(spec), names_of(spec)
+    previous = table.previous_stage(run, "models")
+    source = table.stage_path(run, previous)
+    lazy = table.scan(run, previous)
+    schema = lazy.collect_schema().names()
+    require(schema, _NEEDED, str(source))
+    wanted = {*_NEEDED, *_STATUSES, "width", "height", "sample_aspect_ratio"}
+    clips = lazy.select(name for name in schema if name in wanted).collect()
+    is_scored = _is_scored(clips)
+    scored = clips.filter(is_scored)
+    origin = table.Provenance(
+        stage="models",
+        settings={
+            **json.loads(
+                spec.model_dump_json(exclude={"clip", "aesthetic_head", "watermark", "text_detector"})
+            ),
+            "models": used,
+        },
+        inputs={
+            previous: table.digest(source),
+            "videos": _listing(scored["video_path"].unique(maintain_order=True).to_list(), videos),
+        },
+    )
+    target, embedded = table.stage_path(run, "models"), run / EMBEDDINGS
+    up_to_date = table.is_up_to_date(target, origin) and (
+        not spec.embeddings or table.is_up_to_date(embedded, origin)
+    )
+    parts = run / f".models-{hashlib.sha256(origin.as_json().encode()).hexdigest()[:16]}"
+    if not up_to_date:
+        from vidcurate.curation.model_scores.scorers import load
+
+        items = [
+            {"sample_aspect_ratio": None, "width": None, "height": None}
+            | row
+            | {"path": download.join(videos, row["video_path"])}
+            for row in scored.drop([name for name in _STATUSES if name in scored.columns]).iter_rows(
+                named=True
+            )
+        ]
+        if crew.merge:
+            _check_merge(parts, len(items))
+        else:
+            map_clips.make_parts(parts)
+            part = _score_chunks(items, load(spec), parts, crew, progress)
+            if part is not None:
+                return part
+        rows, means = _read_parts(parts, len(items))
+        if spec.embeddings:
+            table.write(_embeddings(scored, rows, means), embedded, origin)
+        table.write(_columns(clips, is_scored, rows, scores, used), target, origin)
+    map_clips.forget_parts(parts)
+    return _summary(target, scores, used, spec, up_to_date)
+
+
+def _embeddings(scored: pl.DataFrame, rows: list[dict[str, Any]], means: list[Any]) -> pl.DataFrame:
+    vectors = np.concatenate(means) if means else np.zeros((0, 1), np.float32)
+    seen = pl.Series([row["models_status"] == "ok" for row in rows], dtype=pl.Boolean)
+    held = pl.Series("embedding", vectors).cast(pl.List(pl.Float32))
+    return scored.select("clip_id").with_columns(held).filter(seen)
+
+
+def _columns(
+    clips: pl.DataFrame, is_scored: pl.Series, rows: list[dict[str, Any]], scores: list[str], used: str
+) -> pl.DataFrame:
+    left = iter(rows)
+    whole = [next(left) if scored else {"models_status": "not_scored"} for scored in is_scored]
+    names = ["models_status", "models_problem"]
+    names += [f"{score}_{aggregate}" for score in scores for aggregate in AGGREGATES]
+    return clips.select("clip_id").with_columns(
+        *(pl.Series(name, [row.get(name) for row in whole], dtype=COLUMNS[name].dtype) for name in names),
+        pl.lit(used).alias("models_used"),
+    )
+
+
+def _summary(target: Path, scores: list[str], used: str, spec: ModelsSpec, up_to_date: bool) -> ModelsSummary:
+    from vidcurate.curation.model_scores.scorers import device_of
+
+    done = pl.read_parquet(target)
+    by_status = dict(sorted(done["models_status"].value_counts().iter_rows()))
+    means: dict[str, float | None] = {}
+    for score in scores:
+        mean = done[f"{score}_mean"].mean()
+        means[score] = round(mean, 4) if isinstance(mean, float) else None
+    return ModelsSummary(
+        rows_in=len(done),
+        rows_ok=by_status.get("ok", 0),
+        by_status=by_status,
+        means=means,
+        models_used=used,
+        device=str(device_of(spec.device)),
+        up_to_date=up_to_date,
+    )

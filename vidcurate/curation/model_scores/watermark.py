@@ -1,0 +1,82 @@
+"""Is there a watermark on the picture? Any image classifier of transformers that has a label for it."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+
+from vidcurate.curation.model_scores.clip import normalised
+from vidcurate.curation.model_scores.frames import Frames, Vectors, reason_of
+from vidcurate.curation.model_scores.weights import need
+from vidcurate.errors import InputError
+
+_DENIAL = re.compile(r"\b(?:no|not|non|without|clean|free)\b")
+
+
+def label_of(labels: dict[int, str], wanted: str | None, where: str) -> int:
+    """Return the number of the label that means a watermark. Raises InputError when none or several do."""
+    if wanted is not None:
+        found = [number for number, label in labels.items() if label == wanted]
+    else:
+        words = {number: re.sub(r"[^a-z]+", " ", label.lower()) for number, label in labels.items()}
+        found = [
+            number for number, label in words.items() if "watermark" in label and not _DENIAL.search(label)
+        ]
+    if len(found) != 1:
+        raise InputError(
+            f"models.watermark is {where}: {'no label' if not found else 'more than one label'} means a "
+            f"watermark; it has {', '.join(labels.values())}. Say which with watermark_label."
+        )
+    return found[0]
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Return what preprocessor_config.json says of the pictures that the model wants."""
+    settings: dict[str, Any] = json.loads((folder / "preprocessor_config.json").read_text(encoding="utf-8"))
+    return settings
+
+
+class Watermark:
+    """A classifier from transformers."""
+
+    def __init__(self, folder: Path, label: str | None, device: torch.device, dtype: torch.dtype) -> None:
+        """Load the model and how it wants its pictures. Raises InputError for a folder that holds none."""
+        transformers = need("transformers", "watermark")
+        try:
+            model, report = transformers.AutoModelForImageClassification.from_pretrained(
+                folder, dtype=dtype, output_loading_info=True
+            )
+            if missing := sorted(report["missing_keys"]):
+                raise ValueError(f"{len(missing)} weights are missing, such as {missing[0]}")
+            wanted = read_settings(folder)
+        except (OSError, ValueError, KeyError, RuntimeError, TypeError, ImportError) as error:
+            raise InputError(
+                f"models.watermark is {folder}: no image classifier that transformers loads "
+                f"({reason_of(error)})."
+            ) from error
+        self.model = model.to(device).eval()
+        self.device, self.dtype = device, dtype
+        labels = {int(number): str(name) for number, name in model.config.id2label.items()}
+        self.label = label_of(labels, label, str(folder))
+        size = wanted.get("size", 224)
+        sides = size if isinstance(size, dict) else {"height": size}
+        self.side = int(sides.get("height") or sides.get("shortest_edge") or 224)
+        self.mean = wanted.get("image_mean") or (0.5, 0.5, 0.5)
+        self.deviation = wanted.get("image_std") or (0.5, 0.5, 0.5)
+
+    @torch.inference_mode()
+    def probabilities(self, frames: Frames) -> Vectors:
+        """Return the probability of a watermark in each of `frames` (uint8, N, H, W, 3), float32 (N,).
+
+        The whole picture is squeezed to the classifier's square: a watermark lies at the edge.
+        """
+        side = (self.side, self.side)
+        small = np.stack([cv2.resize(image, side, interpolation=cv2.INTER_AREA) for image in frames])
+        seen = normalised(small, self.device, self.dtype, self.mean, self.deviation)
+        chances = self.model(pixel_values=seen).logits.float().softmax(-1)[:, self.label]
+        result: Vectors = chances.cpu().numpy().astype(np.float32)
+        return result

@@ -1,0 +1,213 @@
+"""Where a file ends by its container's own structure, and where that structure breaks; nothing is decoded.
+
+What each container promises: MP4 the size of every box and an index of every packet; Matroska and WebM
+the size of Segment, clusters and blocks (a live stream only of blocks), and often a CRC-32 of each cluster;
+AVI the size of its RIFF chunks; FLV the size of every tag, twice; a transport stream that packets are 188
+bytes long and counted by four bits. MPEG program and elementary streams promise nothing. A transport stream
+that is cut between two packets, or a fragmented MP4 between two fragments, keeps every promise it made.
+
+Sources: ISO/IEC 14496-12, RFC 8794 and RFC 9559, the AVI RIFF reference, Adobe's FLV specification 10.1,
+ISO/IEC 13818-1 §2.4.3.
+"""
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vidcurate.media import matroska, mp4_boxes
+from vidcurate.storage.file_window import FileBytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What the structure says. `cut` and `broken` are reasons in words, None where there is nothing to say.
+
+    `cut` proves that the file was longer; `short` says that a box promises more than the file holds, which
+    some writers do wrongly. `trailing_bytes` lie behind the end and are no part of the container.
+    `movie_seconds` is what an MP4's movie header promises, where that is read nowhere else.
+    """
+
+    cut: str | None = None
+    short: str | None = None
+    broken: str | None = None
+    trailing_bytes: int = 0
+    movie_seconds: float | None = None
+
+
+def _mp4(data: FileBytes, check_sums: bool) -> Bounds:
+    size = data.size
+    position, kind = 0, b""
+    fragmented = False
+    while position < size:
+        if size - position < 8:
+            return Bounds(
+                trailing_bytes=size - position, movie_seconds=mp4_boxes.movie_seconds(data.file, size)
+            )
+        length, kind = struct.unpack(">I4s", data[position : position + 8])
+        if length == 1 and size - position >= 16:
+            length = struct.unpack(">Q", data[position + 8 : position + 16])[0]
+        elif length == 0 and kind != bytes(4):
+            length = size - position
+        if length < 8 or not all(32 <= letter < 127 or letter == 0xA9 for letter in kind):
+            break
+        fragmented = fragmented or kind == b"moof"
+        if position + length > size:
+            word = (
+                f"the box {kind.decode('latin-1')} ends at byte {position + length}, the file at byte {size}"
+            )
+            # An mdat may promise too much in a file that is whole; the index then decides.
+            if kind == b"mdat" and not fragmented:
+                return Bounds(short=word, movie_seconds=mp4_boxes.movie_seconds(data.file, size))
+            # Some tag or padding behind everything else is no loss, but nobody writes half an index.
+            return Bounds(cut=word) if kind in mp4_boxes.NEEDED else Bounds(trailing_bytes=size - position)
+        position += length
+    if kind == b"moof" and position >= size:
+        return Bounds(cut=f"the file ends at byte {size}, before the pictures of its last fragment")
+    return Bounds(trailing_bytes=size - position, movie_seconds=mp4_boxes.movie_seconds(data.file, size))
+
+
+def _matroska(data: FileBytes, check_sums: bool) -> Bounds:
+    walk = matroska.walk(data, check_sums=check_sums)
+    return Bounds(cut=walk.cut, broken=walk.broken, trailing_bytes=walk.trailing_bytes)
+
+
+def _avi(data: FileBytes, check_sums: bool) -> Bounds:
+    size = data.size
+    position = 0
+    while size - position >= 12 and data[position : position + 4] == b"RIFF":
+        length = struct.unpack("<I", data[position + 4 : position + 8])[0]
+        if not length:  # a writer that was never closed
+            return Bounds()
+        end = position + 8 + length
+        if end > size:
+            return Bounds(cut=f"the RIFF chunk ends at byte {end}, the file at byte {size}")
+        position = end + length % 2
+    return Bounds(trailing_bytes=max(0, size - position))
+
+
+_FLV_TAGS = (8, 9, 18)
+
+
+def _flv(data: FileBytes, check_sums: bool) -> Bounds:
+    size = data.size
+    position = struct.unpack(">I", data[5:9])[0] + 4 if size > 13 else size
+    while position < size:
+        if size - position < 11:
+            return Bounds(cut=f"the last tag has {size - position} of 11 bytes of its head")
+        if data[position] & 0x1F not in _FLV_TAGS:
+            return Bounds(trailing_bytes=size - position)
+        length = 11 + int.from_bytes(data[position + 1 : position + 4], "big")
+        if position + length > size:
+            return Bounds(cut=f"the last tag ends at byte {position + length}, the file at byte {size}")
+        told = data[position + length : position + length + 4]
+        # Writers that stop early leave out the last size; a size of 0 is written by some.
+        if len(told) == 4 and int.from_bytes(told, "big") not in (length, 0):
+            return Bounds(broken=f"the tag at byte {position} is not as long as the size behind it says")
+        position += length + 4
+    return Bounds()
+
+
+def _stride(data: FileBytes) -> tuple[int, int] | None:
+    """Return (packet size, offset of the sync byte) of a transport stream."""
+    for stride, sync in ((188, 0), (192, 4), (204, 0)):
+        if data.size >= 2 * stride and data[sync] == data[sync + stride] == 0x47:
+            return stride, sync
+    return None
+
+
+def _lost_counts(packets: NDArray[np.uint8], last: dict[int, int]) -> int:
+    """Return how often the four-bit counters of a transport stream jump; `last` goes from piece to piece."""
+    names = (packets[:, 1].astype(np.int64) & 0x1F) << 8 | packets[:, 2]
+    control = packets[:, 3] >> 4 & 3
+    # An adaptation field may announce the jump (discontinuity_indicator).
+    announced = (control & 2 > 0) & (packets[:, 4] > 0) & (packets[:, 5] & 0x80 > 0)
+    jumps = 0
+    for name in np.unique(names).tolist():
+        mine = (names == name) & (control & 1 > 0) & (name != 0x1FFF)
+        counters = (packets[mine, 3] & 15).astype(np.int64)
+        if len(counters):
+            steps = np.diff(counters, prepend=last.get(name, counters[0])) % 16
+            jumps += int(((steps > 1) & ~announced[mine]).sum())  # a packet may be sent twice: 0
+            last[name] = int(counters[-1])
+    return jumps
+
+
+def _transport(data: FileBytes, check_sums: bool) -> Bounds:
+    form = _stride(data)
+    if form is None:
+        return Bounds(cut="there are not two packets of a transport stream") if data.size < 408 else Bounds()
+    stride, sync = form
+    count, rest = divmod(data.size, stride)
+    last: dict[int, int] = {}
+    unsynced = flawed = jumps = tail = 0
+    for piece in data.pieces(0, count * stride, stride):
+        packets = np.frombuffer(piece, dtype=np.uint8).reshape(-1, stride)[:, sync:]
+        wrong = np.flatnonzero(packets[:, 0] != 0x47)
+        unsynced += len(wrong)
+        # How many packets at the end begin with no sync byte: what was appended is no loss.
+        right = np.flatnonzero(packets[:, 0] == 0x47)
+        tail = len(packets) - 1 - int(right[-1]) if len(right) else tail + len(packets)
+        packets = np.delete(packets, wrong, axis=0)
+        flawed += int((packets[:, 1] & 0x80 > 0).sum())
+        jumps += _lost_counts(packets, last)
+    partial = data[count * stride + sync : count * stride + sync + 1] if rest else b""
+    is_cut = rest > 0 and tail == 0 and partial in (b"", b"\x47")
+    broken = None
+    if unsynced > tail:
+        broken = f"{unsynced} of {count} transport packets do not begin with the sync byte"
+    elif flawed:
+        broken = f"{flawed} transport packets carry the error flag"
+    elif jumps:
+        broken = f"the counters of the transport packets jump {jumps} times: packets are lost"
+    return Bounds(
+        cut=f"the last transport packet has {rest} of {stride} bytes" if is_cut else None,
+        broken=broken,
+        trailing_bytes=0 if is_cut else tail * stride + rest,
+    )
+
+
+_OF_FAMILY: dict[str, Callable[[FileBytes, bool], Bounds]] = {
+    "mov": _mp4,
+    "matroska": _matroska,
+    "avi": _avi,
+    "flv": _flv,
+    "mpegts": _transport,
+}
+
+
+def family_of(path: Path) -> str:
+    """Return FFmpeg's short name of a file's container by its first bytes, "" for what is not known here."""
+    with path.open("rb") as file:
+        head = file.read(12)
+    if head[4:8] in (b"ftyp", b"moov", b"mdat", b"free", b"wide", b"skip"):
+        return "mov"
+    for start, family in (
+        (b"\x1aE\xdf\xa3", "matroska"),
+        (b"RIFF", "avi"),
+        (b"FLV", "flv"),
+        (b"G", "mpegts"),
+    ):
+        if head.startswith(start):
+            return family
+    return ""
+
+
+def read_bounds(path: Path, family: str, *, check_sums: bool = False) -> Bounds:
+    """Return what the structure of a file says; `family` is FFmpeg's short name of its container.
+
+    With `check_sums` the CRC-32 that a Matroska file keeps of its clusters are checked, which reads it whole.
+    A container that promises nothing gives empty bounds. Raises OSError.
+    """
+    walk = _OF_FAMILY.get(family)
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        if walk is None or size == 0:
+            return Bounds()
+        try:
+            return walk(FileBytes(file, size), check_sums)
+        except (struct.error, IndexError):
+            return Bounds(broken="its structure ends in the middle of a number")

@@ -1,0 +1,78 @@
+"""What is known of files already: a Parquet file of facts by name, size, time and content.
+
+A file whose path, size and modification time are those remembered is not read again, good or bad. One that
+was copied or touched is recognised by the SHA-256 of its bytes, where that is known. Several runs may share
+such a file; of two that write at one moment the later one wins, and what the other knew is found again.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import polars as pl
+
+from vidcurate.curation.probe.examine import VERSION
+from vidcurate.curation.probe.findings import Facts
+from vidcurate.errors import InputError, StorageError
+from vidcurate.storage import atomic_file
+
+FILE = "known-files.parquet"
+_SCHEMA = {
+    "video_path": pl.String,
+    "size_bytes": pl.Int64,
+    "mtime_ns": pl.Int64,
+    "sha256": pl.String,
+    "version": pl.Int32,
+    "facts": pl.String,
+}
+Key = tuple[str, int, int]  # path relative to the video folder, size in bytes, modification time in ns
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Facts by key, and by size for files whose digest is known."""
+
+    by_key: Mapping[Key, Facts]
+    by_size: Mapping[int, Mapping[str, Facts]] = field(default_factory=dict)
+
+
+def read(path: Path) -> Known:
+    """Return what the file remembers, nothing where there is none.
+
+    Raises InputError when it is not such a file. Facts of another version of the prober are left out.
+    """
+    if not path.exists():
+        return Known({})
+    try:
+        frame = pl.read_parquet(path)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise InputError(f"{path}: not a file of known files ({type(error).__name__}); remove it.") from error
+    if dict(frame.schema) != {name: dtype() for name, dtype in _SCHEMA.items()}:
+        raise InputError(
+            f"{path}: not a file of known files; it has the columns {', '.join(frame.columns)}. Give another."
+        )
+    by_key: dict[Key, Facts] = {}
+    by_size: dict[int, dict[str, Facts]] = {}
+    for row in frame.filter(pl.col("version") == VERSION).iter_rows(named=True):
+        facts = json.loads(row["facts"])
+        by_key[row["video_path"], row["size_bytes"], row["mtime_ns"]] = facts
+        if row["sha256"]:
+            by_size.setdefault(row["size_bytes"], {})[row["sha256"]] = facts
+    return Known(by_key, by_size)
+
+
+def remember(path: Path, found: Iterable[tuple[Key, Facts]]) -> None:
+    """Add what was found to what the file remembers by now. Raises InputError, StorageError."""
+    entries = {**read(path).by_key, **dict(found)}
+    rows = [
+        (*key, facts.get("sha256"), VERSION, json.dumps(facts, sort_keys=True))
+        for key, facts in sorted(entries.items(), key=lambda entry: entry[0])
+    ]
+    frame = pl.DataFrame(rows, schema=_SCHEMA, orient="row")
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        frame.write_parquet(partial)
+        atomic_file.replace(partial, path)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written ({error.strerror or error}).") from error

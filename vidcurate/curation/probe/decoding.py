@@ -1,0 +1,152 @@
+"""Reading a file's packets and decoding its key frames, or everything, and counting what the decoder hides.
+
+FFmpeg conceals damage: most broken pictures raise nothing. What tells is `is_corrupt` of a frame (an error
+flag or a concealment), a packet that raises, and what the decoders complain of at the level `error`, which
+is all that `ffmpeg -v error` shows. Complaints go through PyAV's log callback, which takes the GIL: this runs
+in a process with one thread, which may be killed (PyAV 751, 909), never in a loader.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import av
+import av.logging
+import numpy as np
+
+from vidcurate.curation.probe.payload import checker
+from vidcurate.media.container import packets_of, reason_of
+
+_MOST_COMPLAINTS = 100
+
+
+@dataclass(slots=True, kw_only=True)
+class Complaints:
+    """What FFmpeg has said so far at the level `error`, as (who, what), in order."""
+
+    heard: list[tuple[int, str, str]] = field(default_factory=list)
+
+    @property
+    def lines(self) -> list[tuple[str, str]]:
+        return [(name, " ".join(text.split())) for _, name, text in self.heard[:_MOST_COMPLAINTS]]
+
+    def of(self, *who: str) -> list[str]:
+        return [f"{name}: {text}" for name, text in self.lines if name in who]
+
+    def not_of(self, *who: str) -> list[str]:
+        return [f"{name}: {text}" for name, text in self.lines if name not in who]
+
+
+@contextmanager
+def listening() -> Iterator[Complaints]:
+    """Collect what FFmpeg complains of. Not for use beside other threads that decode."""
+    av.logging.set_level(av.logging.ERROR)
+    av.logging.set_skip_repeated(False)  # else the last file's repetitions are told with the next one
+    try:
+        with av.logging.Capture() as lines:
+            yield Complaints(heard=lines)
+    finally:
+        av.logging.set_level(None)
+
+
+@dataclass(slots=True, kw_only=True)
+class Decoded:
+    """What reading and decoding found. Frames and packets are the video's.
+
+    `first_packet` and `first_frame` say in words which was found damaged first; `sha256` is the digest of the
+    whole file.
+    """
+
+    num_packets: int = 0
+    num_damaged_packets: int = 0
+    num_frames: int = 0
+    num_corrupt_frames: int = 0
+    num_undecodable_packets: int = 0
+    num_damaged_audio_packets: int = 0
+    duration_seconds: float | None = None
+    first_packet: str | None = None
+    first_frame: str | None = None
+    read_error: str | None = None
+    sha256: str = ""
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file, as hex. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _packets(container: Any, streams: list[Any], found: Decoded) -> Iterator[Any]:
+    try:
+        yield from packets_of(container, *streams)
+    except (av.FFmpegError, OSError, ValueError) as error:
+        found.read_error = reason_of(error)
+
+
+def _span(times: list[int], base: Any) -> float | None:
+    """Return the seconds from the first picture to the end of the last, None for fewer than two."""
+    stamps = np.sort(np.asarray(times, dtype=np.int64))
+    if len(stamps) < 2 or not base:
+        return None
+    usual = float(np.median(np.diff(stamps)))
+    return float((float(stamps[-1] - stamps[0]) + usual) * float(base))
+
+
+def decode(path: Path, container: Any, stream: Any, *, keyframes_only: bool) -> Decoded:
+    """Read all packets of an opened file and decode its key frames, or all of its video and sound.
+
+    Damage is counted, never raised. Raises OSError.
+    """
+    found = Decoded(sha256=digest(path))
+    streams = [stream]
+    if keyframes_only:
+        stream.codec_context.skip_frame = "NONKEY"
+        stream.codec_context.options = {"skip_loop_filter": "all"}  # nobody looks at these pictures
+    else:
+        streams += [other for other in container.streams.audio if other.codec_context is not None]
+    for other in streams[1:]:
+        other.codec_context.thread_count = 1
+    check = checker(stream.codec_context.name, stream.codec_context.extradata)
+    times: list[int] = []
+    for packet in _packets(container, streams, found):
+        if packet.stream.index != stream.index:
+            found.num_damaged_audio_packets += _sound_fails(packet)
+            continue
+        if packet.size:
+            odd = check(bytes(packet)) if check else None
+            if odd or packet.is_corrupt:
+                found.num_damaged_packets += 1
+                word = odd or "the container marks it as damaged"
+                found.first_packet = found.first_packet or f"packet {found.num_packets}: {word}"
+            found.num_packets += 1
+        # VP9 and others decode everything in spite of skip_frame; a packet of size 0 flushes.
+        if not keyframes_only or packet.is_keyframe or not packet.size:
+            _decode_packet(packet, found, times)
+    found.duration_seconds = _span(times, stream.time_base)
+    return found
+
+
+def _decode_packet(packet: Any, found: Decoded, times: list[int]) -> None:
+    try:
+        for frame in packet.decode():
+            found.num_frames += 1
+            if frame.is_corrupt:
+                found.num_corrupt_frames += 1
+                word = f"frame {found.num_frames - 1} is damaged"
+                found.first_frame = found.first_frame or word
+            if frame.pts is not None:
+                times.append(frame.pts)
+    except (av.FFmpegError, OSError, ValueError) as error:
+        found.num_undecodable_packets += 1
+        word = f"packet {found.num_packets - 1} does not decode ({reason_of(error)})"
+        found.first_frame = found.first_frame or word
+
+
+def _sound_fails(packet: Any) -> bool:
+    try:
+        return any(frame.is_corrupt for frame in packet.decode())
+    except (av.FFmpegError, OSError, ValueError):
+        return True

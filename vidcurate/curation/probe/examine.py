@@ -1,0 +1,305 @@
+"""How far a file can be trusted, in four steps of growing cost: header, index, keyframes, full.
+
+`header` opens the file. `index` holds the container's index and structure against the file's size: a
+truncation shows without decoding. `keyframes` reads every packet, looks at its bytes and decodes the key
+frames. `full` decodes everything, sound too. A file that is rejected at one step does not go on to the next.
+
+Nothing here raises for a bad file: what is wrong becomes a finding (`findings`) or a failure. A disk or a
+network that refuses is asked again and is never held against the file.
+"""
+
+import errno
+import stat
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vidcurate.curation.probe.bounds import Bounds, family_of, read_bounds
+from vidcurate.curation.probe.decoding import Complaints, Decoded, decode, digest, listening
+from vidcurate.curation.probe.findings import FAILURES as FAILURES
+from vidcurate.curation.probe.findings import FINDINGS as FINDINGS
+from vidcurate.curation.probe.findings import LEVELS as LEVELS
+from vidcurate.curation.probe.findings import REJECTING as REJECTING
+from vidcurate.curation.probe.findings import Facts as Facts
+from vidcurate.curation.probe.findings import disagreements as disagreements
+from vidcurate.curation.probe.findings import is_done as is_done
+from vidcurate.curation.probe.findings import verdict as verdict
+from vidcurate.errors import MediaError
+from vidcurate.media import container as media_container
+from vidcurate.media import headers, packets
+
+VERSION = 1  # of the facts: what an older version found is found anew
+
+# The disk or the network may answer the next time.
+TRANSIENT = {
+    errno.EIO, errno.ETIMEDOUT, errno.ESTALE, errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ENOMEM,
+    errno.EMFILE, errno.ENFILE, errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.ENOTCONN,
+    errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EREMOTEIO,
+}  # fmt: skip
+_PAUSES_SECONDS = (0.1, 0.5, 2.0)  # before each further try
+
+# Packets that span less than this share of the promised duration mean that the rest is not there. Audio may
+# outlast the picture, and Matroska and FLV promise a duration for both.
+_SHORTEST_SHARE = 0.8
+# AVI counts dropped frames in its header; a difference up to this share is usual there.
+_LARGEST_COUNT_DIFFERENCE = 0.05
+
+
+class _Transient(Exception):
+    """The disk or the network refused; the file may be well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One file to examine. `known_by_digest` maps the SHA-256 of files of its size to what they were."""
+
+    path: str
+    level: str = "index"
+    rejecting: tuple[str, ...] = REJECTING
+    known_by_digest: Mapping[str, Facts] = field(default_factory=dict)
+
+
+def examine(task: Task) -> Facts:
+    """Return what is found of the file up to the task's level. A bad file gives findings, not an error."""
+    path = Path(task.path)
+    for pause in (*_PAUSES_SECONDS, None):
+        try:
+            return _examined(path, task)
+        except _Transient as error:
+            reason = str(error)
+        if pause is not None:
+            time.sleep(pause)
+    return _failure(path, "io_error", f"{reason}, in {len(_PAUSES_SECONDS) + 1} tries")
+
+
+def _failure(path: Path, kind: str, reason: str) -> Facts:
+    return {"failure": kind, "problem": f"{path.name}: {reason.rstrip('.')}.", "findings": {}}
+
+
+def _examined(path: Path, task: Task) -> Facts:
+    try:
+        before = path.stat()
+        if not stat.S_ISREG(before.st_mode):
+            return _failure(path, "unreadable", "it is no regular file")
+        facts = _climbed(path, before.st_size, task)
+        if verdict(facts, task.rejecting)[0] != "ok":
+            # FFmpeg takes a read that fails for the end of the file: is it the file, or the disk?
+            facts.setdefault("sha256", digest(path))
+        after = path.stat()
+    except FileNotFoundError:
+        return _failure(path, "missing", "no such file")
+    except OSError as error:
+        if error.errno in TRANSIENT:
+            raise _Transient(f"cannot be read ({error.strerror})") from error
+        return _failure(path, "unreadable", f"cannot be read ({error.strerror})")
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        raise _Transient("it changed while it was read")
+    return facts
+
+
+def _climbed(path: Path, size_bytes: int, task: Task) -> Facts:
+    """Go up the levels until the last one that was asked for, or the first that rejects. Raises OSError."""
+    if task.known_by_digest:
+        sha256 = digest(path)
+        known = task.known_by_digest.get(sha256)
+        if known is not None:
+            return {**known, "sha256": sha256}
+    facts: Facts = {"findings": {}, "file_size_bytes": size_bytes}
+    try:
+        with listening() as heard, media_container.opened(path) as (container, stream):
+            header = headers.header_of(path, container, stream)
+            facts |= _header_columns(header)
+            facts["level"] = "header"
+            if task.level == "header":
+                return facts
+            bounds = read_bounds(path, header.container, check_sums=task.level in ("keyframes", "full"))
+            index = packets.index_of(path, container, stream)
+            facts |= _index_columns(header, index, size_bytes)
+            facts["level"] = "index"
+            _judge_index(facts, header, index, bounds, size_bytes)
+            _judge_complaints(facts, heard, header)
+            if task.level == "index" or verdict(facts, task.rejecting)[0] != "ok":
+                return _named(facts, path)
+            keyframes_only = task.level == "keyframes"
+            if packets.has_index(container, stream):
+                found = decode(path, container, stream, keyframes_only=keyframes_only)
+            else:  # its packets have been read to the end
+                found = None
+        if found is None:
+            with listening() as heard, media_container.opened(path) as (container, stream):
+                found = decode(path, container, stream, keyframes_only=keyframes_only)
+        facts |= _decode_columns(found, keyframes_only=keyframes_only)
+        facts["level"] = task.level
+        _judge_decode(facts, found, index, keyframes_only=keyframes_only)
+        _judge_complaints(facts, heard, header)
+    except MediaError as error:
+        reason = str(error).removeprefix(f"{path.name}: ").rstrip(".")
+        if error.kind == "unreadable":
+            bounds = read_bounds(path, family_of(path))
+            reason += f"; {bounds.cut or bounds.short}" if bounds.cut or bounds.short else ""
+        return {**_failure(path, error.kind, reason), "file_size_bytes": size_bytes}
+    return _named(facts, path)
+
+
+def _named(facts: Facts, path: Path) -> Facts:
+    facts["findings"] = {name: f"{path.name}: {text}." for name, text in facts["findings"].items()}
+    return facts
+
+
+def _header_columns(header: headers.Header) -> Facts:
+    return {
+        "container": header.container,
+        "codec": header.codec,
+        "pixel_format": header.pixel_format,
+        "coded_width": header.coded_width,
+        "coded_height": header.coded_height,
+        "rotation_degrees": header.rotation_degrees,
+        "sample_aspect_ratio": header.sample_aspect_ratio,
+        "fps_from_header": header.fps,
+        "num_frames_from_header": header.num_frames,
+        "duration_seconds_from_header": header.duration_seconds,
+        "bit_rate": header.bit_rate,
+        "has_audio": header.has_audio,
+        "audio_codec": header.audio_codec,
+        "width": header.width,
+        "height": header.height,
+        "fps": header.fps,
+        "num_frames": header.num_frames,
+        "duration_seconds": header.duration_seconds,
+    }
+
+
+def _index_columns(header: headers.Header, index: packets.PacketIndex, size_bytes: int) -> Facts:
+    """Frame rate: the header's, unless the packets say otherwise by more than a tenth (FLV says 1000)."""
+    fps = header.fps
+    if index.duration_seconds and index.num_frames > 1:
+        from_index = index.num_frames / index.duration_seconds
+        if fps is None or abs(fps - from_index) > 0.1 * from_index:
+            fps = from_index
+    end = index.end_offset_bytes
+    return {
+        "num_frames_from_index": index.num_frames,
+        "num_keyframes_from_index": index.num_keyframes,
+        "duration_seconds_from_index": index.duration_seconds,
+        "is_variable_fps": index.is_variable_fps,
+        "num_timestamp_gaps": index.num_missing_frames,
+        "missing_bytes": max(0, end - size_bytes) if end is not None else None,
+        "fps": fps,
+        "num_frames": index.num_frames,
+        "duration_seconds": index.duration_seconds or header.duration_seconds,
+    }
+
+
+def _decode_columns(found: Decoded, *, keyframes_only: bool) -> Facts:
+    columns: dict[str, Any] = {
+        "sha256": found.sha256,
+        "num_damaged_packets": found.num_damaged_packets,
+        "num_corrupt_frames": found.num_corrupt_frames + found.num_undecodable_packets,
+    }
+    if not keyframes_only:
+        columns |= {
+            "num_frames_from_decode": found.num_frames,
+            "duration_seconds_from_decode": found.duration_seconds,
+            "num_corrupt_audio_packets": found.num_damaged_audio_packets,
+        }
+    return columns
+
+
+def _judge_index(
+    facts: Facts, header: headers.Header, index: packets.PacketIndex, bounds: Bounds, size_bytes: int
+) -> None:
+    found = facts["findings"]
+    if index.end_offset_bytes is not None and index.end_offset_bytes > size_bytes:
+        found["truncated"] = f"the index ends at byte {index.end_offset_bytes}, the file at byte {size_bytes}"
+    elif bounds.cut:
+        found["truncated"] = bounds.cut
+    elif bounds.short:
+        found["short_container"] = bounds.short
+    if index.num_frames == 0:
+        found["no_frames"] = "the video stream holds no packet"
+    if bounds.broken:
+        found["damaged_container"] = bounds.broken
+    if bounds.trailing_bytes:
+        found["trailing_bytes"] = f"{bounds.trailing_bytes} bytes behind the container's end"
+    if header.num_frames is not None:
+        counted = index.num_frames + index.num_hidden
+        words = f"the header counts {header.num_frames} frames, the index {counted}"
+        if abs(header.num_frames - counted) > max(2, _LARGEST_COUNT_DIFFERENCE * header.num_frames):
+            found["frame_count_mismatch"] = words
+        elif header.num_frames != counted and header.container != "avi":  # AVI counts times, not frames
+            found["header_count_differs"] = words
+    if index.num_missing_frames:
+        found["timestamp_gaps"] = f"{index.num_missing_frames} frames are missing between the others"
+    if index.num_repeated_times:
+        found["timestamp_repeats"] = f"{index.num_repeated_times} frames are shown at the time of another"
+    _judge_durations(found, header, index, bounds)
+
+
+def _judge_durations(
+    found: dict[str, str], header: headers.Header, index: packets.PacketIndex, bounds: Bounds
+) -> None:
+    promised, spanned = header.duration_seconds, index.duration_seconds or 0.0
+    if promised and promised > 1 and spanned < _SHORTEST_SHARE * promised:
+        found["duration_mismatch"] = f"the header promises {promised:.2f} s, the packets span {spanned:.2f} s"
+    sound = header.audio_duration_seconds
+    if sound and spanned and abs(sound - spanned) > max(0.5, 0.1 * spanned):
+        found["audio_duration_differs"] = f"the sound lasts {sound:.2f} s, the picture {spanned:.2f} s"
+    longest = max(spanned, sound or 0.0)
+    for told in (promised, bounds.movie_seconds):
+        if told and spanned and "duration_mismatch" not in found and not _is_near(told, spanned, longest):
+            found["header_duration_differs"] = (
+                f"the header promises {told:.2f} s, the packets span {spanned:.2f} s"
+            )
+
+
+def _is_near(told: float, spanned: float, longest: float) -> bool:
+    """Say whether a promise fits the picture, or the longer of picture and sound, or what lies between."""
+    slack = max(0.25, 0.1 * spanned)
+    return spanned - slack <= told <= longest + slack
+
+
+def _judge_decode(facts: Facts, found: Decoded, index: packets.PacketIndex, *, keyframes_only: bool) -> None:
+    findings = facts["findings"]
+    damaged = found.num_corrupt_frames + found.num_undecodable_packets
+    if found.num_damaged_packets:
+        findings["damaged_packets"] = (
+            f"{found.num_damaged_packets} damaged packets, first {found.first_packet}"
+        )
+    if damaged:
+        findings["damaged_frames"] = f"{damaged} damaged frames, first {found.first_frame}"
+    if found.read_error:
+        findings["damaged_container"] = (
+            f"reading stopped after {found.num_packets} packets ({found.read_error})"
+        )
+    expected = index.num_keyframes if keyframes_only else index.num_frames
+    what = "key frames" if keyframes_only else "frames"
+    words = f"{found.num_frames} of {expected} {what} decode"
+    # Two fields of an interlaced picture may lie in two packets.
+    is_in_fields = abs(2 * found.num_frames - expected) <= 2
+    is_short = found.num_frames < expected - max(1, expected // 100) and not is_in_fields
+    if is_short or (expected and not found.num_frames):
+        findings["missing_frames"] = words
+    elif found.num_frames != expected and not is_in_fields:
+        findings["decode_count_differs"] = words
+
+
+def _judge_complaints(facts: Facts, heard: Complaints, header: headers.Header) -> None:
+    """Sort what FFmpeg complained of. At the index its decoders do not count: it tries them on opening."""
+    findings = facts["findings"]
+    sound = header.audio_codec or ""
+    containers = [name for name, _ in heard.lines if header.container in name.split(",")]
+    of_container = heard.of(*containers)
+    of_sound = heard.of(sound, sound.removesuffix("float"))
+    others = heard.not_of(*containers, sound, sound.removesuffix("float"))
+    if of_container and "truncated" not in findings:
+        findings.setdefault("damaged_container", f"{len(of_container)} complaints, first {of_container[0]}")
+    if facts["level"] == "index":
+        return
+    if of_sound or facts.get("num_corrupt_audio_packets"):
+        count = facts.get("num_corrupt_audio_packets", 0)
+        first = f"first {of_sound[0]}" if of_sound else "the decoder says no more"
+        findings["damaged_audio"] = f"{count} packets of sound do not decode, {first}"
+    if others and "damaged_frames" not in findings and "damaged_packets" not in findings:
+        findings["decoder_complaints"] = f"{len(others)} complaints, first {others[0]}"

@@ -1,0 +1,323 @@
+"""The stage that looks at every file: up to a level of integrity, remembering what it has seen.
+
+A video is probed once however many clips were cut from it. The columns of best knowledge (`width`, `fps`,
+`num_frames`, ...) take what was decoded before the index before the header before the metadata. What the
+levels find is `integrity`'s affair; here it becomes a status by the policy of the recipe.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import polars as pl
+from pydantic import Field, field_validator
+
+from vidcurate.curation.clip_table import table
+from vidcurate.curation.clip_table.schema import COLUMNS, require
+from vidcurate.curation.probe import cache, examine, findings
+from vidcurate.curation.probe.examine import Task
+from vidcurate.curation.probe.findings import FINDINGS, REJECTING, Facts
+from vidcurate.errors import MediaError
+from vidcurate.executor import map_clips
+from vidcurate.executor.map_clips import ALONE, Crew, PartSummary, Progress, no_progress
+from vidcurate.recipe.recipe import Recipe
+from vidcurate.storage import download
+
+_BEST_KNOWN = ("width", "height", "fps", "num_frames", "duration_seconds", "file_size_bytes")
+# Columns whose name among the facts is shorter.
+_NAMES = {"file_sha256": "sha256", "integrity_level": "level"}
+# What may be different the next time, though the file is not.
+_PASSING = ("io_error", "crashed")
+# Decoding takes seconds a file: a chunk that is lost with a kill is then short.
+_CHUNK_SIZES = {"header": 32, "index": 32, "keyframes": 16, "full": 4}
+
+
+class ProbeSettings(Recipe):
+    """How closely files are looked at, and what rejects them."""
+
+    level: Literal["header", "index", "keyframes", "full"] = "index"
+    """how far to go: header, index (finds truncation, decodes nothing), keyframes, or full (decodes all)"""
+    reject: tuple[str, ...] = REJECTING
+    """findings that reject a clip and spare it the levels above; every other one is only noted"""
+    time_limit_seconds: Annotated[float, Field(gt=0)] = 120.0
+    """s for one file; one that takes longer is killed and recorded as timeout"""
+
+    @field_validator("reject")
+    @classmethod
+    def _findings_exist(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if name not in FINDINGS:
+                raise ValueError(f"{name!r} is no finding; they are {', '.join(FINDINGS)}")
+        return value
+
+
+class ProbeSpec(ProbeSettings):
+    """How to probe. `videos` is the folder, or the URL of one, that `video_path` is relative to."""
+
+    videos: Path | str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeSummary:
+    """What a probe found: rows of the table by status, level and finding, and files.
+
+    `files_remembered` were known from an earlier run and not read again.
+    """
+
+    rows_in: int
+    rows_ok: int
+    files_probed: int
+    files_remembered: int
+    by_status: dict[str, int]
+    by_level: dict[str, int]
+    by_finding: dict[str, int]
+    up_to_date: bool
+
+
+def columns_of(facts: Facts, rejecting: tuple[str, ...] = REJECTING) -> dict[str, Any]:
+    """Return the probe columns of a file from what is known of it, with the verdict of the policy."""
+    status, problem = findings.verdict(facts, rejecting)
+    names = [name for name, column in COLUMNS.items() if column.stage == "probe"]
+    row = {name: facts.get(_NAMES.get(name, name)) for name in (*names, *_BEST_KNOWN)}
+    return {
+        **row,
+        "num_frames": row["num_frames_from_decode"] or row["num_frames"],
+        "duration_seconds": row["duration_seconds_from_decode"] or row["duration_seconds"],
+        "probe_status": status,
+        "probe_problem": problem,
+        "probe_findings": findings.disagreements(facts),
+    }
+
+
+def probe_file(path: str, level: str = "index") -> dict[str, Any]:
+    """Return the probe columns of the file at `path`; a file that cannot be read gets a status, not an error.
+
+    It runs in this process, without a time limit.
+    """
+    return columns_of(examine.examine(Task(path=path, level=level)))
+
+
+def _examine(task: Task) -> Facts:
+    try:
+        with download.local(task.path) as path:
+            return examine.examine(replace(task, path=str(path)))
+    except MediaError as error:
+        return {"failure": error.kind, "problem": str(error), "findings": {}}
+
+
+def _crashed(task: Task) -> Facts:
+    problem = f"{Path(task.path).name}: reading it ended the process twice."
+    return {"failure": "crashed", "problem": problem, "findings": {}}
+
+
+def _timed_out(time_limit_seconds: float, task: Task) -> Facts:
+    problem = f"{Path(task.path).name}: reading it took longer than {time_limit_seconds:g} s."
+    return {
+        "failure": "timeout", "problem": problem, "findings": {}, "time_limit_seconds": time_limit_seconds
+    }  # fmt: skip
+
+
+def _keys(paths: list[str], folder: Path | str) -> list[cache.Key | None]:
+    """Return name, size and time of each file, None for one that cannot be looked at from here."""
+    if isinstance(folder, str):
+        return [None] * len(paths)
+    keys: list[cache.Key | None] = []
+    for path in paths:
+        try:
+            facts = (folder / path).stat()
+        except OSError:
+            keys.append(None)
+        else:
+            keys.append((path, facts.st_size, facts.st_mtime_ns))
+    return keys
+
+
+def _listing(paths: list[str], keys: list[cache.Key | None]) -> str:
+    """Return a digest of the files' names, sizes and times: what decides whether a probe is out of date."""
+    whole = hashlib.sha256()
+    for path, key in zip(paths, keys, strict=True):
+        line = f"{path}\0missing\n" if key is None else f"{path}\0{key[1]}\0{key[2]}\n"
+        whole.update(line.encode())
+    return whole.hexdigest()
+
+
+def _with_probe(clips: pl.DataFrame, paths: list[str], rows: list[dict[str, Any]]) -> pl.DataFrame:
+    """Join the files' rows to the clips and settle the columns of best knowledge."""
+    names = [name for name, column in COLUMNS.items() if column.stage == "probe"]
+    schema = {name: COLUMNS[name].dtype for name in (*names, *_BEST_KNOWN)}
+    probed = pl.DataFrame(
+        {name: pl.Series(name, [row[name] for row in rows], dtype=schema[name]) for name in schema}
+    ).rename({name: f"probed_{name}" for name in _BEST_KNOWN})
+    probed = probed.with_columns(pl.Series("video_path", paths, dtype=pl.String))
+    joined = clips.join(probed, on="video_path", how="left", maintain_order="left").with_columns(
+        pl.col("probe_status").fill_null("not_probed"),
+        *(
+            pl.coalesce(f"probed_{name}", name).cast(COLUMNS[name].dtype).alias(name)
+            for name in ("width", "height", "fps", "file_size_bytes")
+        ),
+    )
+    # A clip inside a longer file has its interval's length, cut at the file's end.
+    start = pl.col("start_seconds").fill_null(0.0)
+    end = pl.min_horizontal("end_seconds", "probed_duration_seconds")
+    is_part = pl.col("start_seconds").is_not_null() | pl.col("end_seconds").is_not_null()
+    joined = joined.with_columns(
+        pl.when(is_part)
+        .then((end - start).clip(0.0))
+        .otherwise(pl.coalesce("probed_duration_seconds", "duration_seconds"))
+        .alias("duration_seconds")
+    )
+    return joined.with_columns(
+        pl.when(is_part)
+        .then((pl.col("duration_seconds") * pl.col("fps")).round().cast(pl.Int64))
+        .otherwise(pl.coalesce("probed_num_frames", "num_frames"))
+        .alias("num_frames")
+    ).drop(f"probed_{name}" for name in _BEST_KNOWN)
+
+
+def _tasks(
+    paths: list[str], keys: list[cache.Key | None], facts: list[Facts], spec: ProbeSpec, memory: cache.Known
+) -> dict[int, Task]:
+    """Return what is left to do, by the position of the file."""
+
+    def is_done(found: Facts) -> bool:
+        return findings.is_done(found, spec.level, spec.reject, spec.time_limit_seconds)
+
+    tasks: dict[int, Task] = {}
+    for place, (path, key) in enumerate(zip(paths, keys, strict=True)):
+        if facts[place] and is_done(facts[place]):
+            continue
+        twins = memory.by_size.get(key[1], {}) if key is not None else {}
+        tasks[place] = Task(
+            path=download.join(spec.videos, path),
+            level=spec.level,
+            rejecting=spec.reject,
+            # A digest costs a whole read, which only decoding makes worth it.
+            known_by_digest={digest: found for digest, found in twins.items() if is_done(found)}
+            if spec.level in ("keyframes", "full")
+            else {},
+        )
+    return tasks
+
+
+def _look(
+    tasks: dict[int, Task], spec: ProbeSpec, *, parts: Path, crew: Crew, progress: Progress
+) -> dict[int, Facts] | PartSummary:
+    """Examine the files of the tasks in processes that may be killed."""
+    found = map_clips.share_clips(
+        _examine,
+        list(tasks.values()),
+        on_crash=_crashed,
+        on_timeout=partial(_timed_out, spec.time_limit_seconds),
+        time_limit_seconds=spec.time_limit_seconds,
+        crew=crew,
+        chunk_size=_CHUNK_SIZES[spec.level],
+        parts=parts,
+        progress=progress,
+        unit="files",
+        failed=lambda facts: findings.verdict(facts, spec.reject)[0] != "ok",
+    )
+    if isinstance(found, PartSummary):
+        return found
+    return dict(zip(tasks, found, strict=True))
+
+
+def _needs_another_try(target: Path) -> bool:
+    """Say whether the table holds files that failed for a reason that may have passed."""
+    return bool(pl.read_parquet(target, columns=["probe_status"])["probe_status"].is_in(_PASSING).any())
+
+
+def run_probe(
+    run: Path,
+    spec: ProbeSpec,
+    *,
+    known_files: Path | None = None,
+    crew: Crew = ALONE,
+    progress: Progress = no_progress,
+) -> ProbeSummary | PartSummary:
+    """Probe every file of the run's table and write RUN/probe.parquet; a part of the crew's writes none.
+
+    What is found is remembered in `known_files` (default: RUN/known-files.parquet), which several runs may
+    share: a file that has not changed is read again only to reach a higher level. Resumes inside: chunks that
+    are done are kept until the table is written. Raises InputError when the folder is not there, StageError,
+    StorageError.
+    """
+    download.require(spec.videos)
+    previous = table.previous_stage(run, "probe")
+    clips = table.scan(run, previous).drop("caption", strict=False).collect()
+    require(clips.columns, ("clip_id", "video_path", "ingest_problem"), str(table.stage_path(run, previous)))
+    there = clips.filter(
+        pl.col("video_path").is_not_null()
+        & ~pl.col("video_path").str.starts_with("/")  # ingested without a folder: judged by none
+        & ~pl.col("ingest_problem").fill_null("").is_in(["missing_file", "path_outside_root"])
+    )
+    paths: list[str] = there["video_path"].unique(maintain_order=True).to_list()
+    keys = _keys(paths, spec.videos)
+    origin = table.Provenance(
+        stage="probe",
+        settings=json.loads(spec.model_dump_json(exclude={"videos"})),
+        inputs={
+            previous: table.digest(table.stage_path(run, previous)),
+            "videos": download.digest(spec.videos, paths)
+            if isinstance(spec.videos, str)
+            else _listing(paths, keys),
+        },
+    )
+    target = table.stage_path(run, "probe")
+    work = f".probe-{hashlib.sha256(origin.as_json().encode()).hexdigest()[:16]}"
+    if table.is_up_to_date(target, origin) and not _needs_another_try(target):
+        _forget(run, work)
+        return _summary(target, len(paths), files_read=0, up_to_date=True)
+    memory_file = known_files or run / cache.FILE
+    memory = cache.read(memory_file)
+    facts: list[Facts] = [memory.by_key.get(key, {}) if key else {} for key in keys]
+    tasks = _tasks(paths, keys, facts, spec, memory)
+    # The parts belong to these files at this level: what is known by now decides which they are.
+    todo = hashlib.sha256("".join(f"{place}\n" for place in tasks).encode()).hexdigest()[:16]
+    parts = run / f"{work}-{todo}"
+    found = _look(tasks, spec, parts=parts, crew=crew, progress=progress)
+    if isinstance(found, PartSummary):
+        return found
+    for place, new in found.items():
+        # What failed now keeps what was known of it before.
+        facts[place] = {**facts[place], **new} if new.get("failure") else new
+    cache.remember(
+        memory_file,
+        (
+            (key, facts[place])
+            for place in found
+            if (key := keys[place]) is not None and facts[place].get("failure") not in _PASSING
+        ),
+    )
+    # In this order: what a kill leaves undone, the next run finds in what is known.
+    rows = [columns_of(known_facts, spec.reject) for known_facts in facts]
+    table.write(_with_probe(clips, paths, rows), target, origin)
+    _forget(run, work)
+    return _summary(target, len(paths), files_read=len(tasks), up_to_date=False)
+
+
+def _forget(run: Path, work: str) -> None:
+    for parts in run.glob(f"{work}-*"):
+        map_clips.forget_parts(parts)
+
+
+def _counted(values: pl.Series) -> dict[str, int]:
+    return dict(sorted(Counter(values.drop_nulls().to_list()).items()))
+
+
+def _summary(target: Path, files_probed: int, *, files_read: int, up_to_date: bool) -> ProbeSummary:
+    rows = pl.read_parquet(target, columns=["probe_status", "integrity_level", "probe_findings"])
+    by_status = _counted(rows["probe_status"])
+    return ProbeSummary(
+        rows_in=len(rows),
+        rows_ok=by_status.get("ok", 0),
+        files_probed=files_probed,
+        files_remembered=files_probed - files_read,
+        by_status=by_status,
+        by_level=_counted(rows["integrity_level"]),
+        by_finding=_counted(rows["probe_findings"].str.split(", ").explode()),
+        up_to_date=up_to_date,
+    )

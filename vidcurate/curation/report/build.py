@@ -1,0 +1,176 @@
+"""RUN/report.html: one page that shows what a curation did, and opens without a network.
+
+No script, no link to anywhere, no time of day: the same run gives the same bytes. Captions are hostile input
+and are escaped by the template; a Content-Security-Policy keeps even a mistake from running.
+"""
+
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import polars as pl
+from markupsafe import Markup
+
+from vidcurate import __version__
+from vidcurate.curation.clip_table import costs, table
+from vidcurate.curation.report import contact_sheet, distributions, duplicates, facts, funnel, limits, svg
+from vidcurate.errors import InputError, StorageError
+from vidcurate.executor.map_clips import Progress, no_progress
+from vidcurate.storage import atomic_file
+
+__all__ = ["PAGE", "ReportSummary", "run_report"]
+
+PAGE = "report.html"
+SHOWN = 24  # clips on each contact sheet
+_LONGEST_TEXT = 1200  # characters of a caption or a reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportSummary:
+    """What the page shows. `up_to_date`: the page that was there had the same bytes."""
+
+    page: str
+    rows_in: int
+    rows_kept: int
+    rows_rejected: int
+    clips_shown: int
+    size_bytes: int
+    up_to_date: bool
+
+
+def _clean(value: Any) -> Any:
+    """Return text without the control characters that no page may hold, cut where it is very long; anything
+    else as it is."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        text = "".join("\ufffd" if ord(sign) < 32 and sign not in "\t\n" else sign for sign in value)
+        return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]} …"
+    return value
+
+
+def _size_in_words(size_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size_bytes < 1024:
+            return f"{size_bytes:,.0f} {unit}" if unit == "B" else f"{size_bytes:,.1f} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:,.1f} TiB"
+
+
+def _time_in_words(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:,.0f} s"
+    return f"{seconds / 60:,.1f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
+
+
+def _page(values: dict[str, Any]) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_template),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        finalize=_clean,
+    )
+    environment.filters["shown"] = svg.shown
+    environment.filters["size"] = _size_in_words
+    environment.filters["sign"] = lambda text: text.replace(">=", "≥").replace("<=", "≤")
+    environment.filters["measure"] = distributions.measure_in_words
+    environment.filters["time"] = _time_in_words
+    return environment.get_template(PAGE).render(values)
+
+
+def _template(name: str) -> str:
+    return files("vidcurate.curation.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _totals(judged: pl.LazyFrame) -> dict[str, Any]:
+    columns = judged.collect_schema().names()
+    seconds = pl.col("duration_seconds") if "duration_seconds" in columns else pl.lit(None, dtype=pl.Float64)
+    row = judged.select(
+        rows_in=pl.len(),
+        rows_kept=pl.col("is_kept").sum(),
+        kept_seconds=seconds.filter(pl.col("is_kept")).sum(),
+        datasets=pl.col("source_dataset").drop_nulls().unique().sort().implode(),
+        sources=pl.col("source_id").drop_nulls().n_unique(),
+    ).collect()
+    totals: dict[str, Any] = row.row(0, named=True)
+    return {**totals, "rows_rejected": totals["rows_in"] - totals["rows_kept"]}
+
+
+def _cards(
+    judged: pl.LazyFrame, wanted: dict[str, list[str]], videos: Path | None, progress: Progress
+) -> dict[tuple[str, str], contact_sheet.Card]:
+    """Return (kind, clip id) → its card, each made once; a `strip` has three frames, a `single` one."""
+    pairs = list(dict.fromkeys((kind, clip) for kind, ids in wanted.items() for clip in ids))
+    rows = {row["clip_id"]: row for row in contact_sheet.clips(judged, list({clip for _, clip in pairs}))}
+    found = {}
+    for number, (kind, clip) in enumerate(pairs):
+        frames = contact_sheet.FRAMES if kind == "strip" else 1
+        found[kind, clip] = contact_sheet.card(rows[clip], videos, frames=frames)
+        progress(number + 1, len(pairs), "clips")
+    return found
+
+
+def run_report(run: Path, *, videos: Path | None = None, progress: Progress = no_progress) -> ReportSummary:
+    """Write RUN/report.html from whatever stages have been run, and return what it shows.
+
+    `videos` is the folder that `video_path` is relative to; without it the contact sheets have no pictures.
+    Raises InputError when that folder is not there, StageError when there is no table or an outdated one,
+    TableError for a damaged file, StorageError.
+    """
+    if videos is not None and not videos.is_dir():
+        raise InputError(f"{videos}: no such folder of videos. Give the folder with --videos.")
+    judged, is_judged = facts.verdicts(table.scan(run, table.newest_stage(run)))
+    totals = _totals(judged)
+    steps = funnel.by_rule(run, judged, totals["rows_in"])
+    every = limits.bounds(run)
+    near = limits.nearest(run, judged, every)
+    twins = duplicates.clusters(judged)
+    kept = contact_sheet.choose_kept(judged, SHOWN)
+    dropped = contact_sheet.choose_rejected(judged, [step["rule"] for step in steps], SHOWN)
+    beside = [clip for one in near for side in ("kept", "rejected") for clip, _ in one[side]]
+    alike = [clip["clip_id"] for one in (twins or {"shown": []})["shown"] for clip in one["clips"]]
+    cards = _cards(judged, {"strip": [*kept, *dropped, *beside], "single": alike}, videos, progress)
+    page = _page(
+        {
+            "name": run.resolve().name,
+            "version": __version__,
+            "is_judged": is_judged,
+            "totals": totals,
+            "stages": facts.stages(run),
+            "road": funnel.by_stage(run, judged, steps, totals["rows_in"]),
+            "reconciled": facts.findings(run),
+            "rules": funnel.with_examples(judged, steps),
+            "failures": funnel.failures(judged, steps),
+            "histograms": distributions.histograms(judged, every),
+            "split": distributions.levels(judged, facts.levels(run)),
+            "shards": facts.shards(run),
+            "copies": twins,
+            "near": near,
+            "costs": costs.read(run),
+            "kept": [cards["strip", clip] for clip in kept],
+            "rejected": [cards["strip", clip] for clip in dropped],
+            "cards": cards,
+        }
+    )
+    target, partial = run / PAGE, run / f".{PAGE}.partial"
+    data = page.encode("utf-8", "replace")
+    try:
+        up_to_date = target.is_file() and target.read_bytes() == data
+        if not up_to_date:
+            partial.write_bytes(data)
+            atomic_file.replace(partial, target)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise StorageError(f"{target}: cannot be written ({error.strerror or error}).") from error
+    return ReportSummary(
+        page=str(target),
+        rows_in=totals["rows_in"],
+        rows_kept=totals["rows_kept"],
+        rows_rejected=totals["rows_rejected"],
+        clips_shown=len({clip for _, clip in cards}),
+        size_bytes=len(data),
+        up_to_date=up_to_date,
+    )

@@ -1,0 +1,181 @@
+"""How the clips spread: a histogram of every column that holds a measure, and the levels with their jumps."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+from markupsafe import Markup
+
+from vidcurate.curation.clip_table.schema import AGGREGATES, COLUMNS
+from vidcurate.curation.report import svg
+from vidcurate.curation.report.limits import Bound
+from vidcurate.curation.report.svg import Bars, Series, Span
+
+_MOST_INKS = 5
+
+# What is drawn first: title, unit, the columns it needs, and its values.
+_FIRST: dict[str, tuple[str, str, tuple[str, ...], pl.Expr]] = {
+    "duration_seconds": ("Duration", "s", ("duration_seconds",), pl.col("duration_seconds")),
+    "short_side": ("Short side", "px", ("width", "height"), pl.min_horizontal("width", "height")),
+    "aspect_ratio": (
+        "Aspect ratio (height / width)",
+        "",
+        ("width", "height"),
+        pl.col("height") / pl.col("width"),
+    ),
+    "fps": ("Frame rate", "frames/s", ("fps",), pl.col("fps")),
+    "num_frames": ("Frames", "", ("num_frames",), pl.col("num_frames")),
+    "file_size_bytes": ("File size", "B", ("file_size_bytes",), pl.col("file_size_bytes")),
+    "caption_num_words": ("Caption length", "words", ("caption_num_words",), pl.col("caption_num_words")),
+    "noun_count": ("Nouns in the caption", "nouns", ("noun_count",), pl.col("noun_count")),
+}
+_SCORING = ("score", "frames", "models")
+# Of a score with several aggregates this one stands in front, the others behind a click.
+_IN_FRONT = "median"
+
+
+def _measures(schema: pl.Schema, limited: Sequence[str]) -> dict[str, tuple[str, str, pl.Expr, bool]]:
+    """Return measure → (title, unit, values, whether it stands in front) of every column that is a measure:
+    the sizes, what a stage scored, scores that came with the metadata, and what a limit is set on."""
+    found = {
+        name: (title, unit, value, True)
+        for name, (title, unit, needed, value) in _FIRST.items()
+        if all(one in schema for one in needed)
+    }
+    for name, dtype in schema.items():
+        column = COLUMNS.get(name)
+        is_score = column is not None and (
+            column.stage in _SCORING or (column.stage == "ingest" and name.endswith("_score"))
+        )
+        if name in found or not dtype.is_numeric() or not (is_score or name in limited):
+            continue
+        stem, _, last = name.rpartition("_")
+        is_aggregate = last in AGGREGATES and f"{stem}_{_IN_FRONT}" in schema
+        unit = column.unit if column and column.unit != "share" else ""
+        title = _titled(f"{stem} ({last})" if is_aggregate else name)
+        in_front = name in limited or not is_aggregate or last == _IN_FRONT
+        found[name] = (title, unit, pl.col(name), in_front)
+    return found
+
+
+def _titled(name: str) -> str:
+    """Return a column's name as a title; its unit stands beside it."""
+    words = re.sub(r"_px_per_frame|_seconds|_px(?=_|$)|^num_|_num(?=_)", "", name).replace("_", " ")
+    return words[:1].upper() + words[1:]
+
+
+def histograms(judged: pl.LazyFrame, every: Sequence[Bound]) -> list[dict[str, Any]]:
+    """Return a drawn histogram of each measure of which anything is known, kept and rejected apart, with the
+    limits drawn in. `only` is the value in words where every clip has the same. One column is held at a
+    time."""
+    limited: dict[str, list[tuple[str, float]]] = {}
+    for bound in every:
+        limited.setdefault(bound.measure, []).append((bound.word, bound.value))
+    drawn = []
+    measures = _measures(judged.collect_schema(), list(limited))
+    for name, (title, unit, value, in_front) in measures.items():
+        frame = judged.select("is_kept", value.cast(pl.Float64).fill_nan(None).alias("value")).collect()
+        known = frame.filter(pl.col("value").is_not_null())
+        if known.is_empty():
+            continue
+        kept, dropped = (known.filter(is_in)["value"].to_numpy() for is_in in ("is_kept", ~pl.col("is_kept")))
+        series = [
+            Series(name="kept", ink="keep", values=kept),
+            Series(name="rejected", ink="drop", values=dropped),
+        ]
+        thresholds = limited.get(name, [])
+        low, high = float(known["value"].min()), float(known["value"].max())  # type: ignore[arg-type]
+        only = svg.shown(low) + (f" {unit}" if unit else "") if low == high and not thresholds else ""
+        drawn.append(
+            {
+                "name": name,
+                "title": title,
+                "unit": unit,
+                "in_front": in_front,
+                "svg": svg.histogram(series, title=title, unit=unit, thresholds=thresholds),
+                "only": only,
+                "words": _in_words(kept, unit),
+                "unknown": frame.height - known.height,
+            }
+        )
+    return drawn
+
+
+def _in_words(values: svg.Values, unit: str) -> str:
+    values = values[np.isfinite(values)]
+    if not values.size:
+        return "nothing kept"
+    low, middle, high = (svg.shown(float(np.quantile(values, share))) for share in (0.05, 0.5, 0.95))
+    return f"kept: median {middle}{f' {unit}' if unit else ''}, 90 % within {low} to {high}"
+
+
+def measure_in_words(column: str) -> str:
+    """Return what a column is called in a sentence."""
+    title = _FIRST[column][0] if column in _FIRST else column.replace("_", " ")
+    return title[:1].lower() + title[1:]
+
+
+def _ink(level: int, levels: int) -> str:
+    """Return the class of a level: the page has five inks from light to dark."""
+    return f"level-{1 + round((level - 1) * (_MOST_INKS - 1) / max(levels - 1, 1))}"
+
+
+def levels(judged: pl.LazyFrame, told: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return the split's figures with its drawings: the difficulty, its ranges, and what shifts along."""
+    if told is None:
+        return None
+    column, rows = told["column"], told["levels"]
+    inks = {row["level"]: _ink(row["level"], len(rows)) for row in rows}
+    spans = [
+        Span(
+            name=f"level {row['level']}",
+            ink=inks[row["level"]],
+            low=row["min"],
+            high=row["max"],
+            mean=row["mean"],
+            spread=row["standard_deviation"],
+        )
+        for row in rows
+    ]
+    title = column.replace("_", " ")
+    counted = (told.get("histograms") or {}).get("columns", {})
+    return {
+        **told,
+        "title": title,
+        "histogram": _of_difficulty(judged, column, inks, title),
+        "spans": svg.spans(spans, title=f"{title} of each level"),
+        "shifting": [
+            {"title": measure_in_words(name), "svg": _of_counts(name, found, inks)}
+            for name, found in counted.items()
+            if name != column
+        ],
+        "inks": inks,
+    }
+
+
+def _of_difficulty(judged: pl.LazyFrame, column: str, inks: dict[int, str], title: str) -> Markup:
+    frame = judged.filter(pl.col("level").is_not_null()).select("level", column).collect()
+    series = [
+        Series(
+            name=f"in level {level}",
+            ink=ink,
+            values=frame.filter(pl.col("level") == level)[column].drop_nulls().cast(pl.Float64).to_numpy(),
+        )
+        for level, ink in inks.items()
+    ]
+    return svg.histogram(series, title=f"{title} by level")
+
+
+def _of_counts(name: str, found: dict[str, Any], inks: dict[int, str]) -> Markup:
+    """Return a histogram as the split counted it: {edges, counts, quantiles} of levels.json."""
+    edges, counts = np.array(found["edges"]), np.array(found["counts"], dtype=np.int64)
+    is_whole = bool((edges == np.round(edges)).all() and (np.diff(edges) == 1).all())
+    bars = Bars(edges=edges - 0.5 if is_whole else edges, counts=counts, is_whole=is_whole, num_beyond=0)
+    middles = [row[len(row) // 2] if row else float("nan") for row in found["quantiles"]]
+    words = ", ".join(
+        f"level {level}: median {svg.shown(middle)}" for level, middle in zip(inks, middles, strict=True)
+    )
+    names = [(f"in level {level}", ink) for level, ink in inks.items()]
+    return svg.drawn(bars, names, words=f"{measure_in_words(name)} by level: {words}")

@@ -1,0 +1,172 @@
+"""What the report says, gathered from the files of a run as plain values; any stage may be missing."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from vidcurate.curation.clip_table import table
+from vidcurate.curation.clip_table.schema import STAGES
+from vidcurate.curation.difficulty.stage import LEVELS
+from vidcurate.errors import TableError
+
+RECONCILE = "reconcile.json"
+MANIFEST = "shards/manifest.json"
+LISTED = 12
+
+# What reconcile.json counts, in the order of the page.
+FINDINGS = {
+    "missing_files": "rows whose file is not there",
+    "extra_files": "files that no row names",
+    "duplicate_ids": "rows that stand twice",
+    "empty_captions": "rows without a caption",
+    "bad_values": "rows with a value that cannot be read",
+    "paths_outside_root": "rows whose path leaves the folder of videos",
+    "found_by_name": "rows whose file lay in another folder",
+    "ambiguous_names": "rows whose file name is there more than once",
+    "disagreements": "rows that contradict themselves",
+    "captions_without_a_video": "captions whose video is not there",
+}
+
+
+def read_json(path: Path) -> Any:
+    """Return what the JSON file says, None when it is not there. Raises TableError when it is damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise TableError(f"{path}: cannot be read as JSON ({error}). Run its stage again.") from error
+
+
+def verdicts(clips: pl.LazyFrame) -> tuple[pl.LazyFrame, bool]:
+    """Return the table with the verdict's columns, and whether a filter has been run.
+
+    Before the filter a clip counts as rejected when ingest could not take it or the probe found it broken.
+    """
+    columns = clips.collect_schema().names()
+    if "is_kept" in columns:
+        return clips, True
+    rule = pl.col("ingest_problem")
+    stage: pl.Expr = pl.when(rule.is_not_null()).then(pl.lit("ingest"))
+    value: pl.Expr = pl.when(rule.is_not_null()).then(pl.coalesce("video_path", "clip_id"))
+    if "probe_status" in columns:
+        is_broken = pl.col("probe_status") != "ok"
+        stage = pl.coalesce(stage, pl.when(is_broken).then(pl.lit("probe")))
+        value = pl.coalesce(value, pl.when(is_broken).then("probe_problem"))
+        rule = pl.coalesce(rule, pl.when(is_broken).then("probe_status"))
+    judged = clips.with_columns(
+        reject_rule=rule,
+        reject_stage=stage,
+        reject_value=value,
+        reject_threshold=pl.lit(None, dtype=pl.String),
+    )
+    return judged.with_columns(is_kept=pl.col("reject_rule").is_null()), False
+
+
+def findings(run: Path) -> dict[str, Any] | None:
+    """Return the reconciliation: how the metadata was recognised, and each finding that is not zero."""
+    told = read_json(run / RECONCILE)
+    if told is None:
+        return None
+    found = []
+    for name, meaning in FINDINGS.items():
+        entry = told.get(name)
+        if isinstance(entry, dict) and entry.get("count"):
+            names = [_entry(one) for one in entry["listed"][:LISTED]]
+            found.append(
+                {
+                    "name": name,
+                    "meaning": meaning,
+                    "count": entry["count"],
+                    "listed": names,
+                    "more": entry["count"] - len(names),
+                }
+            )
+    return {
+        "schema": told.get("schema"),
+        "reason": told.get("reason"),
+        "metadata_rows": told.get("metadata_rows"),
+        "rows_in": told.get("rows_in"),
+        "rows_kept": told.get("rows_kept"),
+        "dropped_columns": told.get("dropped_columns") or [],
+        "findings": found,
+    }
+
+
+def _entry(one: Any) -> str:
+    """Return one listed finding in a few words."""
+    if not isinstance(one, Mapping):
+        return str(one)
+    name = str(one.get("path") or one.get("clip_id") or "")
+    if "first_row" in one:
+        return f"{one.get('id')} (row {one.get('row')}, first in row {one['first_row']})"
+    if "column" in one:
+        return f"{name}: {one['column']} is {one.get('value')}"
+    if "what" in one:
+        return f"{name}: {one['what']}"
+    if "found" in one:
+        return f"{name} → {one['found']}"
+    return f"{name} (row {one['row']})" if one.get("row") is not None else name
+
+
+def _settings(value: Mapping[str, Any]) -> list[str]:
+    """Return the settings that say something, as `key: value`."""
+    return [
+        f"{key}: {json.dumps(inner, ensure_ascii=False) if not isinstance(inner, str) else inner}"
+        for key, inner in sorted(value.items())
+        if inner not in (None, [], {}, "")
+    ]
+
+
+def stages(run: Path) -> list[dict[str, Any]]:
+    """Return each stage that has been run: version, settings, and digests of what it read and wrote."""
+    found = []
+    for stage in STAGES:
+        path = table.stage_path(run, stage)
+        if path.exists():
+            origin = table.provenance(path)
+            found.append(
+                {
+                    "stage": stage,
+                    "version": origin.version,
+                    "settings": _settings(origin.settings),
+                    "inputs": [f"{name} {digest[:12]}" for name, digest in sorted(origin.inputs.items())],
+                    "digest": table.digest(path)[:12],
+                }
+            )
+    return found
+
+
+def levels(run: Path) -> dict[str, Any] | None:
+    """Return levels.json when the split that wrote it is there."""
+    if not table.stage_path(run, "split").exists():
+        return None
+    told: dict[str, Any] | None = read_json(run / LEVELS)
+    return told
+
+
+def shards(run: Path) -> dict[str, Any] | None:
+    """Return what the shards' manifest says: its totals, shards by fold and level, and clips that failed."""
+    manifest = read_json(run / MANIFEST)
+    if manifest is None:
+        return None
+    groups: dict[tuple[str, int], dict[str, Any]] = {}
+    for shard in manifest["shards"]:
+        group = groups.setdefault(
+            (shard["fold"], shard["level"]),
+            {"fold": shard["fold"], "level": shard["level"], "shards": 0, "clips": 0, "bytes": 0},
+        )
+        group["shards"] += 1
+        group["clips"] += shard["clips"]
+        group["bytes"] += shard["bytes"]
+    return {
+        "totals": manifest["totals"],
+        "groups": [groups[key] for key in sorted(groups)],
+        "failed": manifest["failed"][:LISTED],
+        "more_failed": max(0, len(manifest["failed"]) - LISTED),
+        "structure": manifest["structure_fingerprint"],
+        "content": manifest["content_fingerprint"],
+    }

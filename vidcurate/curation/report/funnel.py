@@ -1,0 +1,156 @@
+"""Where the clips went: rule by rule, stage by stage, and the failures by name."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from vidcurate.curation.clip_table import table
+from vidcurate.curation.clip_table.schema import STAGES
+from vidcurate.curation.filter.stage import FAILING_STAGES, FUNNEL
+from vidcurate.curation.report.facts import read_json
+
+EXAMPLES = 3
+NAMED = 12  # clips of each kind of failure
+
+
+def by_rule(run: Path, judged: pl.LazyFrame, total: int) -> list[dict[str, Any]]:
+    """Return the rules that rejected clips, in order: rule, stage, threshold, rows_in, rejected, kept."""
+    steps: list[dict[str, Any]] = []
+    if table.stage_path(run, "filter").exists():
+        steps = read_json(run / FUNNEL) or []
+    told = {step["rule"] for step in steps}
+    counted = (
+        judged.filter(pl.col("reject_rule").is_not_null() & ~pl.col("reject_rule").is_in(sorted(told)))
+        .group_by("reject_stage", "reject_rule")
+        .agg(pl.len().alias("rejected"), pl.col("reject_threshold").drop_nulls().first())
+        .collect()
+    )
+    rows = sorted(
+        counted.iter_rows(named=True),
+        key=lambda row: (_place(row["reject_stage"]), row["reject_rule"]),
+    )
+    left = total - sum(step["rejected"] for step in steps)
+    for row in rows:
+        steps.append(
+            {
+                "rule": row["reject_rule"],
+                "stage": row["reject_stage"],
+                "threshold": row["reject_threshold"] or "",
+                "rows_in": left,
+                "rejected": row["rejected"],
+                "kept": left - row["rejected"],
+            }
+        )
+        left -= row["rejected"]
+    return steps
+
+
+def _place(stage: str) -> int:
+    return STAGES.index(stage) if stage in STAGES else len(STAGES)
+
+
+def with_examples(judged: pl.LazyFrame, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return each rule of the funnel with its first examples: clip id, value and threshold."""
+    examples = _firsts(judged, EXAMPLES)
+    return [{**step, "examples": examples.get((step["stage"], step["rule"]), [])} for step in steps]
+
+
+def failures(judged: pl.LazyFrame, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rules by which clips are missing or broken, each with its clips by name and reason."""
+    failing = [step for step in steps if step["stage"] in FAILING_STAGES]
+    named = _firsts(judged.filter(pl.col("reject_stage").is_in(list(FAILING_STAGES))), NAMED)
+    return [
+        {**step, "clips": clips, "more": step["rejected"] - len(clips)}
+        for step in failing
+        for clips in [named.get((step["stage"], step["rule"]), [])]
+    ]
+
+
+def _firsts(judged: pl.LazyFrame, count: int) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Return (stage, rule) → its first clips: two stages may call what they find by one name."""
+    rows = (
+        judged.filter(~pl.col("is_kept"))
+        .select("clip_id", "reject_stage", "reject_rule", "reject_value", "reject_threshold")
+        .sort("clip_id")
+        .group_by("reject_stage", "reject_rule", maintain_order=True)
+        .head(count)
+        .collect()
+    )
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows.iter_rows(named=True):
+        found.setdefault((row["reject_stage"], row["reject_rule"]), []).append(
+            {"clip_id": row["clip_id"], "value": row["reject_value"], "threshold": row["reject_threshold"]}
+        )
+    return found
+
+
+def by_stage(
+    run: Path, judged: pl.LazyFrame, steps: list[dict[str, Any]], total: int
+) -> list[dict[str, Any]]:
+    """Return every stage that has been run: stage, said (what it found, in words), rejected, kept."""
+    rejected: dict[str, int] = {}
+    for step in steps:
+        rejected[step["stage"]] = rejected.get(step["stage"], 0) + step["rejected"]
+    found, left = [], total
+    for stage in STAGES:
+        if table.stage_path(run, stage).exists() or rejected.get(stage):
+            count = rejected.get(stage, 0)
+            left -= count
+            said = _SAID[stage](judged) if table.stage_path(run, stage).exists() else ""
+            found.append({"stage": stage, "said": said, "rejected": count, "kept": left})
+    return found
+
+
+def _counts(judged: pl.LazyFrame, column: str) -> dict[str, int]:
+    if column not in judged.collect_schema():
+        return {}
+    rows = judged.select(column).drop_nulls().group_by(column).len().sort(column).collect()
+    return dict(rows.iter_rows())
+
+
+def _in_words(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name}: {count:,}" for name, count in counts.items())
+
+
+def _probed(judged: pl.LazyFrame) -> str:
+    levels = _counts(judged, "integrity_level")
+    order = [name for name in ("header", "index", "keyframes", "full") if name in levels]
+    reached = ", ".join(f"{levels[name]:,} to the level {name}" for name in order)
+    noted = 0
+    if {"probe_findings", "probe_status"} <= set(judged.collect_schema().names()):
+        is_noted = pl.col("probe_findings").is_not_null() & (pl.col("probe_status") == "ok")
+        noted = judged.select(is_noted.sum()).collect().item()
+    parts = [f"clips examined: {reached}" if reached else "", f"{noted:,} only noted" if noted else ""]
+    return "; ".join(part for part in parts if part)
+
+
+def _scored(judged: pl.LazyFrame) -> str:
+    return ", ".join(_counts(judged, "noun_engine"))
+
+
+def _copies(judged: pl.LazyFrame) -> str:
+    if "duplicate_cluster" not in judged.collect_schema():
+        return ""
+    clusters = judged.select(pl.col("duplicate_cluster").drop_nulls().n_unique()).collect().item()
+    kinds = _in_words(_counts(judged, "duplicate_kind"))
+    return f"clusters of copies: {clusters:,}" + (f"; copies by {kinds}" if kinds else "")
+
+
+def _models(judged: pl.LazyFrame) -> str:
+    used = ", ".join(_counts(judged, "models_used"))
+    return "; ".join(part for part in (_in_words(_counts(judged, "models_status")), used) if part)
+
+
+# What each stage has to say of the whole table.
+_SAID: dict[str, Callable[[pl.LazyFrame], str]] = {
+    "ingest": lambda judged: "",
+    "probe": _probed,
+    "score": _scored,
+    "frames": lambda judged: _in_words(_counts(judged, "frames_status")),
+    "models": _models,
+    "dedup": _copies,
+    "filter": lambda judged: "",
+    "split": lambda judged: _in_words(_counts(judged, "fold")),
+}

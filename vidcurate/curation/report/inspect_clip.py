@@ -1,0 +1,129 @@
+"""What a run holds, and what happened to one clip: from its row in the metadata to its offset in a shard."""
+
+import difflib
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from vidcurate.curation.clip_table import table
+from vidcurate.curation.clip_table.rejection_ledger import LEDGER
+from vidcurate.curation.clip_table.schema import COLUMNS, STAGES, written_by
+from vidcurate.errors import InputError
+from vidcurate.shards.index import read_index
+
+SHARDS = "shards"
+
+
+def run_overview(run: Path) -> dict[str, Any]:
+    """Return, as plain values, the stages that were run, the verdicts, the levels and the shards.
+
+    Raises StageError when `run` holds no table.
+    """
+    newest = table.newest_stage(run)
+    clips = table.scan(run, newest)
+    columns = clips.collect_schema().names()
+    found: dict[str, Any] = {
+        "run": str(run),
+        "stages": [stage for stage in STAGES if table.stage_path(run, stage).exists()],
+        "rows": clips.select(pl.len()).collect().item(),
+    }
+    for column, name in (("probe_status", "by_probe_status"), ("reject_rule", "by_reject_rule")):
+        if column in columns:
+            counts = clips.group_by(column).len().drop_nulls().sort("len", column, descending=[True, False])
+            found[name] = dict(counts.collect().iter_rows())
+    if "is_kept" in columns:
+        found["rows_kept"] = clips.select(pl.col("is_kept").sum()).collect().item()
+    if "level" in columns:
+        levels = clips.filter("is_kept").group_by("fold", "level").agg(pl.len().alias("clips"))
+        found["levels"] = levels.sort("fold", "level").collect().to_dicts()
+    if (run / SHARDS / "manifest.json").exists():
+        manifest = json.loads((run / SHARDS / "manifest.json").read_text(encoding="utf-8"))
+        found["shards"] = {
+            "folder": str(run / SHARDS),
+            "shards": len(manifest["shards"]),
+            **manifest["totals"],
+        }
+    return found
+
+
+def _place(run: Path, clip_id: str) -> dict[str, Any] | None:
+    """Return where the clip lies in the run's shards, or None."""
+    if not (run / SHARDS / "index.parquet").exists():
+        return None
+    rows = pl.scan_parquet(run / SHARDS / "index.parquet").filter(pl.col("clip_id") == clip_id).collect()
+    if rows.is_empty():
+        return None
+    read_index(run / SHARDS)  # an index that does not belong to its shards is an error here
+    place: dict[str, Any] = rows.select("shard", "sample_key", "video_offset", "video_size").row(
+        0, named=True
+    )
+    return place
+
+
+def clip_fate(run: Path, clip_id: str) -> dict[str, Any]:
+    """Return, as plain values, what every stage knows of the clip, its ledger lines and its place in a shard.
+
+    A column that a later stage states anew stands with that stage. Raises InputError, with the nearest ids,
+    when there is no such clip.
+    """
+    newest = table.newest_stage(run)
+    clips = table.scan(run, newest)
+    rows = clips.filter(pl.col("clip_id") == clip_id).collect()
+    if rows.is_empty():
+        ids = clips.select("clip_id").collect()["clip_id"].to_list()
+        near = difflib.get_close_matches(clip_id, ids, n=3, cutoff=0.4) or ids[:3]
+        raise InputError(f"{run}: no clip is called {clip_id!r}. Near it: {', '.join(near)}.")
+    row = rows.row(0, named=True)
+    fate: dict[str, Any] = {"clip_id": clip_id, "verdict": _verdict(row)}
+    stages = [stage for stage in STAGES if table.stage_path(run, stage).exists()]
+    for number, stage in enumerate(stages):
+        own = written_by(stage) - {"clip_id"} - set().union(*map(written_by, stages[number + 1 :]))
+        facts = {name: row[name] for name in COLUMNS if name in own and row.get(name) is not None}
+        if facts:
+            fate[stage] = facts
+    if (run / LEDGER).exists():
+        ledger = pl.scan_parquet(run / LEDGER).filter(pl.col("clip_id") == clip_id).sort("order").collect()
+        fate["ledger"] = ledger.select("stage", "rule", "value", "threshold").to_dicts()
+    fate["shard"] = _place(run, clip_id)
+    return fate
+
+
+def _verdict(row: dict[str, Any]) -> str:
+    if row.get("is_kept") is None:
+        return "not judged yet: run `vidcurate filter`"
+    if row["is_kept"]:
+        return f"kept, level {row['level']}, {row['fold']}" if row.get("level") else "kept"
+    return (
+        f"rejected at {row['reject_stage']} by {row['reject_rule']}: "
+        f"{row['reject_value']} (asked: {row['reject_threshold']})"
+    )
+
+
+def render(found: dict[str, Any]) -> RenderableType:
+    """Return an overview or a fate for the terminal."""
+    parts: list[RenderableType] = []
+    plain = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, value in found.items():
+        if not isinstance(value, (dict, list)) or (
+            isinstance(value, list) and value and isinstance(value[0], str)
+        ):
+            plain.add_row(name.replace("_", " "), ", ".join(value) if isinstance(value, list) else str(value))
+    parts.append(plain)
+    for name, value in found.items():
+        if isinstance(value, dict):
+            inner = Table(title=name.replace("_", " "), title_justify="left", show_header=False, box=None)
+            for key, fact in value.items():
+                inner.add_row(f"  {key}", str(fact))
+            parts.append(inner)
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            inner = Table(title=name.replace("_", " "), title_justify="left", box=None)
+            for key in value[0]:
+                inner.add_column(f"  {key}")
+            for record in value:
+                inner.add_row(*(f"  {fact}" for fact in record.values()))
+            parts.append(inner)
+    return Group(*parts)

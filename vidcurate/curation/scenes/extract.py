@@ -1,0 +1,298 @@
+"""The stage extract-clips: a file for each row of a table of scenes, or of the kept rows of a run.
+
+`OUT/videos` gets the clips under their sample keys, each whole or absent; `OUT/clips.parquet` says what is in
+them and is a table that `ingest` takes. A row whose clip could not be cut stays in it with the reason.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from vidcurate.curation.clip_table import table
+from vidcurate.curation.clip_table.schema import COLUMNS, require, sample_keys
+from vidcurate.curation.scenes.spec import ExtractSpec
+from vidcurate.errors import InputError, MediaError, StorageError
+from vidcurate.executor import map_clips
+from vidcurate.executor.map_clips import Progress, no_progress
+from vidcurate.media import transcode
+from vidcurate.media.decode import count_decodable_frames, read_frames
+from vidcurate.media.transcode import Cut, first_frame
+from vidcurate.storage import atomic_file
+
+_CLIPS_AT_ONCE = 8
+_NEEDED = ("clip_id", "video_path", "start_seconds", "end_seconds")
+_KEPT = ("clip_id", "source_dataset", "source_id", "caption")
+_READ: dict[str, Callable[[Path], pl.DataFrame]] = {
+    ".parquet": pl.read_parquet,
+    ".csv": partial(pl.read_csv, schema_overrides={name: COLUMNS[name].dtype for name in (*_NEEDED, *_KEPT)}),
+    ".jsonl": pl.read_ndjson,
+}
+_WRITTEN: dict[str, pl.DataType] = {
+    "extract_status": pl.String(),
+    "extract_problem": pl.String(),
+    "first_frame_difference": pl.Float64(),
+    "source_start_seconds": pl.Float64(),
+    "source_end_seconds": pl.Float64(),
+    "width": pl.Int32(),
+    "height": pl.Int32(),
+    "fps": pl.Float64(),
+    "num_frames": pl.Int64(),
+    "duration_seconds": pl.Float64(),
+    "file_size_bytes": pl.Int64(),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtractSummary:
+    """What was cut. `clips_kept` were there from an earlier run; `by_status` counts rows."""
+
+    table: str
+    rows_in: int
+    clips_written: int
+    clips_kept: int
+    clip_hours: float
+    size_bytes: int
+    by_status: dict[str, int]
+
+
+def _rows(source: Path) -> pl.DataFrame:
+    """Return the rows to cut out: a table's, or a run's that were not rejected."""
+    if source.is_dir():
+        clips = table.scan(source, table.newest_stage(source)).collect()
+        keep = pl.col("video_path").is_not_null()
+        keep &= pl.col("ingest_problem").fill_null("empty_caption") == "empty_caption"
+        if "is_kept" in clips.columns:
+            keep &= pl.col("is_kept")
+        elif "probe_status" in clips.columns:
+            keep &= pl.col("probe_status") == "ok"
+        return clips.filter(keep)
+    if source.suffix not in _READ:
+        raise InputError(f"{source}: not a run folder nor a table ({', '.join(_READ)}).")
+    if not source.is_file():
+        raise InputError(f"{source}: no such table. Write one with `vidcurate split-scenes`.")
+    try:
+        return _READ[source.suffix](source)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise InputError(f"{source}: cannot be read as a table ({error}).") from error
+
+
+def _tasks(clips: pl.DataFrame, videos: Path, out: Path) -> list[dict[str, Any]]:
+    keys = sample_keys(clips["clip_id"].to_list())
+    return [
+        {
+            "path": str(videos / path),
+            "start_seconds": start,
+            "end_seconds": end,
+            "folder": str(out / "videos"),
+            "key": key,
+        }
+        for key, path, start, end in zip(
+            keys,
+            *(clips[name].to_list() for name in ("video_path", "start_seconds", "end_seconds")),
+            strict=True,
+        )
+    ]
+
+
+def _cut(task: dict[str, Any], spec: ExtractSpec) -> dict[str, Any]:
+    """Cut one clip out, check it and write it; return what is in it, or why it is not there."""
+    source = Path(task["path"])
+    interval = task["start_seconds"], task["end_seconds"]
+    try:
+        if spec.mode == "trim":
+            cut = transcode.trim_video(source, *interval)
+        else:
+            cut = transcode.transcode_video(source, *interval, spec.transcode)
+        left = cut.facts["duration_seconds"]
+        if left < spec.min_seconds:
+            raise MediaError(
+                f"{source.name}: {left:.2f} s would be left, {spec.min_seconds:g} s are asked for "
+                "(min_seconds).",
+                kind="too_short",
+            )
+        difference = check(cut, source, max_difference=spec.max_first_frame_difference)
+    except MediaError as error:
+        return {"extract_status": error.kind, "extract_problem": f"{source.name}: {_without(source, error)}"}
+    name = f"{task['key']}.{cut.extension}"
+    _write(Path(task["folder"]) / name, cut.payload)
+    facts = dict(cut.facts)
+    return {
+        "extract_status": "ok",
+        "extract_problem": None,
+        "video_path": name,
+        "first_frame_difference": round(difference, 3),
+        "source_start_seconds": facts.pop("start_seconds"),
+        "source_end_seconds": facts.pop("end_seconds"),
+        "file_size_bytes": len(cut.payload),
+        **facts,
+    }
+
+
+def _without(source: Path, error: MediaError) -> str:
+    return str(error).removeprefix(f"{source.name}: ")
+
+
+def _write(path: Path, payload: bytes) -> None:
+    partial_path = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial_path.write_bytes(payload)
+        atomic_file.replace(partial_path, path)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written ({error.strerror}).") from error
+    finally:
+        partial_path.unlink(missing_ok=True)
+
+
+def _timed_out(task: dict[str, Any]) -> dict[str, Any]:
+    name = Path(task["path"]).name
+    return {"extract_status": "timeout", "extract_problem": f"{name}: cutting it took longer than its limit."}
+
+
+def _crashed(task: dict[str, Any]) -> dict[str, Any]:
+    name = Path(task["path"]).name
+    return {"extract_status": "crashed", "extract_problem": f"{name}: cutting it ended the process."}
+
+
+def _state(path: Path) -> tuple[int, int] | None:
+    """Return the file's size and time; None when it is not there."""
+    try:
+        facts = path.stat()
+    except OSError:
+        return None
+    return facts.st_size, facts.st_mtime_ns
+
+
+def _origin(clips: pl.DataFrame, tasks: list[dict[str, Any]], spec: ExtractSpec) -> table.Provenance:
+    """Return what the clips depend on: the settings, FFmpeg, and for each its source file and interval."""
+    whole = hashlib.sha256()
+    for clip_id, task in zip(clips["clip_id"], tasks, strict=True):
+        whole.update(
+            json.dumps(
+                [clip_id, task["start_seconds"], task["end_seconds"], _state(Path(task["path"]))]
+            ).encode()
+        )
+    settings = json.loads(spec.model_dump_json(exclude={"time_limit_seconds"}))
+    if spec.mode == "trim":
+        del settings["transcode"]
+    return table.Provenance(
+        stage="extract-clips",
+        settings=settings | {"ffmpeg": transcode.ffmpeg_version()},
+        inputs={"clips": whole.hexdigest()},
+    )
+
+
+def _there(target: Path, origin: table.Provenance, out: Path) -> dict[int, dict[str, Any]]:
+    """Return the rows of an earlier run whose clips are still there, by their place in the table."""
+    if not table.is_up_to_date(target, origin):
+        return {}
+    rows = pl.read_parquet(target).to_dicts()
+    return {
+        number: {name: row[name] for name in ("video_path", *_WRITTEN)}
+        for number, row in enumerate(rows)
+        if row["extract_status"] != "ok"
+        or (_state(out / "videos" / row["video_path"]) or (-1, 0))[0] == row["file_size_bytes"]
+    }
+
+
+def run_extract(
+    source: Path,
+    spec: ExtractSpec,
+    *,
+    videos: Path,
+    out: Path,
+    num_workers: int = 1,
+    progress: Progress = no_progress,
+) -> ExtractSummary:
+    """Cut every row's interval out of its file into OUT/videos and write OUT/clips.parquet.
+
+    `source` is a table (.parquet, .csv, .jsonl) or a run folder, `videos` the folder of the source files.
+    Resumes inside; the same table, files, settings and FFmpeg give the same bytes for any number of workers.
+    Raises InputError, ColumnError, StageError, StorageError.
+    """
+    if not videos.is_dir():
+        raise InputError(f"{videos}: no such folder of videos. Give the folder with --videos.")
+    clips = _rows(source)
+    require(clips.columns, _NEEDED, str(source))
+    clips = clips.filter(pl.col("video_path").is_not_null())
+    tasks = _tasks(clips, videos, out)
+    origin, target = _origin(clips, tasks, spec), out / "clips.parquet"
+    there = _there(target, origin, out)
+    todo = [number for number in range(len(tasks)) if number not in there]
+    if todo or not table.is_up_to_date(target, origin):
+        (out / "videos").mkdir(parents=True, exist_ok=True)
+        parts = out / f".extract-{hashlib.sha256(f'{origin.as_json()}{todo}'.encode()).hexdigest()[:16]}"
+        made = map_clips.map_clips(
+            partial(_cut, spec=spec),
+            [tasks[number] for number in todo],
+            on_crash=_crashed,
+            on_timeout=_timed_out,
+            time_limit_seconds=spec.time_limit_seconds,
+            num_workers=num_workers,
+            chunk_size=_CLIPS_AT_ONCE,
+            parts=parts,
+            progress=progress,
+        )
+        every = there | dict(zip(todo, made, strict=True))
+        rows = [{"video_path": f"{task['key']}.mp4", **every[n]} for n, task in enumerate(tasks)]
+        table.write(_with_clips(clips, rows), target, origin)
+        map_clips.forget_parts(parts)
+    return _summary(target, sum(row["extract_status"] == "ok" for row in there.values()))
+
+
+def _with_clips(clips: pl.DataFrame, rows: list[dict[str, Any]]) -> pl.DataFrame:
+    """Return the table of clips: what the rows said of caption and source, and what is in the files."""
+    kept = [name for name in _KEPT if name in clips.columns]
+    return clips.select(kept).with_columns(
+        pl.Series("video_path", [row["video_path"] for row in rows], dtype=pl.String),
+        *(pl.Series(name, [row.get(name) for row in rows], dtype=dtype) for name, dtype in _WRITTEN.items()),
+    )
+
+
+def _summary(target: Path, num_there: int) -> ExtractSummary:
+    clips = pl.read_parquet(target)
+    ok = clips.filter(pl.col("extract_status") == "ok")
+    return ExtractSummary(
+        table=str(target),
+        rows_in=len(clips),
+        clips_written=len(ok) - num_there,
+        clips_kept=num_there,
+        clip_hours=round(float(ok["duration_seconds"].sum()) / 3600, 4),
+        size_bytes=int(ok["file_size_bytes"].sum()),
+        by_status=dict(sorted(clips["extract_status"].value_counts().iter_rows())),
+    )
+
+
+_SIDE_PX = 64
+
+
+def check(cut: Cut, source: Path, *, max_difference: float) -> float:
+    """Return by how many levels the clip's first frame differs on average from the source's at that time.
+
+    Raises MediaError, kind wrong_extract, when the clip holds another number of frames than it says, or when
+    the first frame differs by more than `max_difference`.
+    """
+    counted = count_decodable_frames(cut.payload)
+    if counted != cut.facts["num_frames"]:
+        raise MediaError(
+            f"{source.name}: the clip should hold {cut.facts['num_frames']} frames, {counted} decode.",
+            kind="wrong_extract",
+        )
+    start, end = cut.facts["start_seconds"], cut.facts["end_seconds"]
+    here = read_frames(cut.payload, [0], height=_SIDE_PX, width=_SIDE_PX, accept_corrupt=True)[0]
+    there = first_frame(source, start, end, height=_SIDE_PX, width=_SIDE_PX)
+    difference = float(np.abs(here.astype(np.int16) - there).mean())
+    if difference > max_difference:
+        raise MediaError(
+            f"{source.name}: the clip's first frame differs by {difference:.1f} levels from the source's at "
+            f"{start:.3f} s; {max_difference:g} are allowed.",
+            kind="wrong_extract",
+        )
+    return difference

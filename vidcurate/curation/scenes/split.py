@@ -1,0 +1,266 @@
+"""The stage split-scenes: a table of scenes out of long videos, or out of a run whose rows are long.
+
+The table has one row a clip, with the columns that `ingest` takes as they are. `source_id` stays the video
+that the clip was cut from, so that a split into folds never parts it.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from vidcurate.curation.clip_table import table
+from vidcurate.curation.clip_table.schema import COLUMNS
+from vidcurate.curation.frame_scores.stage import require_libraries
+from vidcurate.curation.ingest.files import VIDEO_SUFFIXES
+from vidcurate.curation.scenes.detect import clip_id, plan_scenes
+from vidcurate.curation.scenes.spec import SceneSpec
+from vidcurate.errors import InputError
+from vidcurate.executor import map_clips
+from vidcurate.executor.map_clips import Progress, no_progress
+from vidcurate.storage import atomic_file
+
+_TABLES = (".parquet", ".csv", ".jsonl")
+# What a scene's row has; all but the first come from the run's row or, for a video, from its name and header.
+_OWN = ("clip_id", "source_dataset", "source_id", "video_path", "caption", "start_seconds", "end_seconds")
+_FACTS = ("width", "height", "fps", "num_frames", "duration_seconds")
+_DETECTION = ("cut_threshold", "cut_window_frames", "min_scene_seconds")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitScenesSummary:
+    """What was found. `problems` are videos that could not be decoded; `problems_file` lists them."""
+
+    table: str
+    videos: int
+    videos_decoded: int
+    scenes: int
+    scenes_too_short: int
+    clips: int
+    clip_hours: float
+    problems: dict[str, int]
+    problems_file: str | None
+
+
+def _found_videos(inputs: Sequence[Path]) -> tuple[Path, list[str]]:
+    """Return (root, paths relative to it) of the videos given as files and folders."""
+    roots = {path if path.is_dir() else path.parent for path in inputs}
+    if len(roots) > 1:
+        raise InputError(
+            f"{', '.join(map(str, sorted(roots)))}: the videos lie in several folders; give one folder, or "
+            "files of one folder, so that the table's paths are relative to it."
+        )
+    root = next(iter(roots))
+    paths: list[str] = []
+    for path in inputs:
+        if not path.exists():
+            raise InputError(f"{path}: no such video or folder.")
+        inside = sorted(path.rglob("*")) if path.is_dir() else [path]
+        paths += [
+            one.relative_to(root).as_posix()
+            for one in inside
+            if one.is_file() and (not path.is_dir() or one.name.lower().endswith(VIDEO_SUFFIXES))
+        ]
+    if not paths:
+        raise InputError(f"{root}: holds no videos ({', '.join(VIDEO_SUFFIXES)}).")
+    return root, sorted(set(paths))
+
+
+def _rows_of_videos(paths: Sequence[str]) -> list[dict[str, Any]]:
+    """Return a row for each file; its id is its path without the suffix, or with it where two would share."""
+    stems = [path.rpartition(".")[0] or path for path in paths]
+    names = [
+        (stem if stems.count(stem) == 1 else path).replace("/", "_")
+        for stem, path in zip(stems, paths, strict=True)
+    ]
+    return [
+        {"clip_id": name, "source_id": name, "video_path": path}
+        for name, path in zip(names, paths, strict=True)
+    ]
+
+
+def _rows_of_run(run: Path) -> list[dict[str, Any]]:
+    """Return the rows of a run that have a file and were not rejected, with the cuts that are known."""
+    clips = table.scan(run, table.newest_stage(run)).collect()
+    keep = pl.col("video_path").is_not_null()
+    keep &= pl.col("ingest_problem").fill_null("empty_caption") == "empty_caption"
+    for column, value in {"probe_status": "ok", "is_kept": True}.items():
+        if column in clips.columns:
+            keep &= pl.col(column) == value
+    names = [name for name in (*_OWN, *_FACTS, "frames_status", "cut_seconds") if name in clips.columns]
+    return clips.filter(keep).select(names).to_dicts()
+
+
+def _has_the_cuts(run: Path, spec: SceneSpec) -> bool:
+    """Say whether score-frames has looked for cuts in the run's clips by the same settings."""
+    path = table.stage_path(run, "frames")
+    if not path.is_file():
+        return False
+    used = table.provenance(path).settings
+    return all(used.get(name) == getattr(spec, name) for name in _DETECTION)
+
+
+def _known(row: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the cuts that score-frames found in the row's clip, in the form of `detect`; None without."""
+    if row.get("frames_status") != "ok" or row.get("duration_seconds") is None:
+        return None
+    start = row.get("start_seconds") or 0.0
+    return {
+        "problem": None,
+        "cuts": [round(start + cut, 6) for cut in row["cut_seconds"]],
+        "end_seconds": round(start + row["duration_seconds"], 6),
+        **{name: row.get(name) for name in ("width", "height", "fps")},
+    }
+
+
+def _scene_row(row: dict[str, Any], found: dict[str, Any], start: float, end: float) -> dict[str, Any]:
+    fps = found["fps"]
+    return {
+        **{name: row.get(name) for name in _OWN},
+        "clip_id": clip_id(row["clip_id"], start, end),
+        "start_seconds": start,
+        "end_seconds": end,
+        "width": found["width"],
+        "height": found["height"],
+        "fps": fps,
+        "num_frames": round((end - start) * fps) if fps else None,
+        "duration_seconds": round(end - start, 6),
+    }
+
+
+def run_split_scenes(
+    inputs: Sequence[Path],
+    spec: SceneSpec,
+    *,
+    out: Path,
+    videos: Path | None = None,
+    num_workers: int = 1,
+    progress: Progress = no_progress,
+) -> SplitScenesSummary:
+    """Write the scenes of a run, or of videos (files of one folder, or the folder), as a table to `out`.
+
+    Of a run, `videos` is the folder of its files; rows whose cuts score-frames has found are not decoded
+    again. Resumes inside. The number of workers changes no byte. Raises InputError, StageError, StorageError.
+    """
+    require_libraries()
+    if out.suffix not in _TABLES:
+        raise InputError(f"{out}: the suffix {out.suffix!r} is not known; write {', '.join(_TABLES)}.")
+    if len(inputs) == 1 and (inputs[0] / "ingest.parquet").is_file():
+        if videos is None or not videos.is_dir():
+            raise InputError(f"{videos}: no such folder of videos. Give the folder with --videos.")
+        root, rows = videos, _rows_of_run(inputs[0])
+        is_known = _has_the_cuts(inputs[0], spec)
+    else:
+        root, paths = _found_videos(inputs)
+        rows, is_known = _rows_of_videos(paths), False
+    known = [_known(row) if is_known else None for row in rows]
+    todo = [row for row, found in zip(rows, known, strict=True) if found is None]
+    items = [
+        {
+            "path": str(root / row["video_path"]),
+            "start_seconds": row.get("start_seconds"),
+            "end_seconds": row.get("end_seconds"),
+        }
+        for row in todo
+    ]
+    parts = out.with_name(f".{out.name}-{_digest(items, spec)}")
+    decoded = iter(
+        map_clips.map_clips(
+            partial(_detect, spec=spec),
+            items,
+            on_crash=_crashed,
+            on_timeout=_timed_out,
+            time_limit_seconds=spec.time_limit_seconds,
+            num_workers=num_workers,
+            chunk_size=1,  # a raw video may be hours long
+            parts=parts,
+            progress=progress,
+            unit="videos",
+        )
+    )
+    every = [next(decoded) if found is None else found for found in known]
+    summary = _write(rows, every, spec, out, num_decoded=len(todo))
+    map_clips.forget_parts(parts)
+    return summary
+
+
+def _detect(item: dict[str, Any], spec: SceneSpec) -> dict[str, Any]:
+    from vidcurate.curation.scenes.detect import detect
+
+    return detect(item, spec)
+
+
+def _timed_out(item: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "problem": "timeout",
+        "message": f"{Path(item['path']).name}: decoding took longer than its limit.",
+    }
+
+
+def _crashed(item: dict[str, Any]) -> dict[str, Any]:
+    return {"problem": "crashed", "message": f"{Path(item['path']).name}: decoding ended the process."}
+
+
+def _digest(items: list[dict[str, Any]], spec: SceneSpec) -> str:
+    """Return what the detection of these files depends on, as hex."""
+    detection = spec.model_dump_json(include=set(_DETECTION))
+    whole = hashlib.sha256(detection.encode())
+    for item in items:
+        try:
+            facts = Path(item["path"]).stat()
+            seen = (facts.st_size, facts.st_mtime_ns)
+        except OSError:
+            seen = (-1, -1)
+        whole.update(json.dumps([item, seen]).encode())
+    return whole.hexdigest()[:16]
+
+
+def _write(
+    rows: list[dict[str, Any]],
+    every: list[dict[str, Any]],
+    spec: SceneSpec,
+    out: Path,
+    *,
+    num_decoded: int,
+) -> SplitScenesSummary:
+    clips: list[dict[str, Any]] = []
+    problems: list[dict[str, str]] = []
+    num_scenes = num_too_short = 0
+    for row, found in zip(rows, every, strict=True):
+        if found["problem"] is not None:
+            problems.append(
+                {"video_path": row["video_path"], "problem": found["problem"], "message": found["message"]}
+            )
+            continue
+        scenes = plan_scenes(row.get("start_seconds") or 0.0, found["end_seconds"], found["cuts"], spec)
+        num_scenes += scenes.num_scenes
+        num_too_short += scenes.num_too_short
+        clips += [_scene_row(row, found, start, end) for start, end in scenes.clips]
+    names = (*_OWN, *_FACTS)
+    frame = pl.DataFrame(
+        {name: pl.Series(name, [clip[name] for clip in clips], dtype=COLUMNS[name].dtype) for name in names}
+    )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    problems_file = out.with_suffix(".problems.json")
+    if problems:
+        atomic_file.write_json(problems_file, problems)
+    else:
+        problems_file.unlink(missing_ok=True)
+    table.export(frame.lazy(), out)
+    kinds = [problem["problem"] for problem in problems]
+    return SplitScenesSummary(
+        table=str(out),
+        videos=len(rows),
+        videos_decoded=num_decoded,
+        scenes=num_scenes,
+        scenes_too_short=num_too_short,
+        clips=len(clips),
+        clip_hours=round(sum(clip["duration_seconds"] for clip in clips) / 3600, 4),
+        problems={kind: kinds.count(kind) for kind in sorted(set(kinds))},
+        problems_file=str(problems_file) if problems else None,
+    )

@@ -1,0 +1,6 @@
+"""Executor: map a function over clips or shards, in processes or on a Ray cluster.
+
+`map_clips` works in chunks that survive a kill, `worker_processes` is the process pool with a timeout per
+clip, `ray_actors` the same on Ray, `map_shards` maps over shards, `shared_memory` holds arrays that
+several processes read, `progress` prints rate and time left.
+"""

@@ -1,0 +1,122 @@
+"""The process around `decode_worker.decode`: a decode worker's life, from its start to the end of its parent.
+
+It is started as a fresh interpreter (never forked, never re-importing the caller's main module), so it holds
+numpy and PyAV and nothing else: 45 MB instead of 220 MB with torch, and no GPU context. Cyclic garbage
+collection runs between clips only: at a random allocation it would close decoders while holding the GIL,
+which froze the published runs. It dies with its parent.
+
+The parent sends one line of JSON per task, with the file descriptor of the slab beside it, and gets one back.
+"""
+
+import ctypes
+import gc
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from vidcurate.errors import MediaError, ShardError, StorageError, VidcurateError
+from vidcurate.executor.shared_memory import SlabPart
+from vidcurate.loader.decode import worker_heartbeat
+from vidcurate.loader.decode.decode_clip import DecodeTask, decode
+
+_CLIPS_PER_COLLECTION = 32
+_ERRORS: dict[str, type[VidcurateError]] = {"shard": ShardError, "storage": StorageError}
+
+
+def as_line(message: dict[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def task_line(task: DecodeTask, offset: int) -> bytes:
+    """Return the message that asks for `task`, whose frames go to `offset` of the slab sent along."""
+    return as_line({"task": asdict(task), "offset": offset})
+
+
+def raise_error(message: dict[str, Any]) -> None:
+    """Raise what a worker's answer reports; nothing if it is a success."""
+    kind = message["error"]
+    if kind == "media":
+        raise MediaError(message["text"], kind=message["kind"])
+    if kind:
+        raise _ERRORS.get(kind, VidcurateError)(message["text"])
+
+
+def _answer(line: bytes, slab: int, page: int) -> dict[str, Any]:
+    message = json.loads(line)
+    task = DecodeTask(**message["task"])
+    try:
+        shape = (task.num_frames, task.height, task.width, 3)
+        out = SlabPart(slab, message["offset"], shape)
+        _, caption = decode(task, lambda phase: worker_heartbeat.beat(page, phase, task.clip_id), out)
+    except MediaError as error:
+        return {"error": "media", "kind": error.kind, "text": str(error)}
+    except (ShardError, StorageError) as error:
+        return {"error": "shard" if isinstance(error, ShardError) else "storage", "text": str(error)}
+    except (MemoryError, OSError) as error:
+        return {"error": "other", "text": f"clip {task.clip_id!r}: {type(error).__name__}: {error}"}
+    except Exception as error:  # noqa: BLE001 - a decoder's surprise is this clip's affair, not the run's
+        text = f"clip {task.clip_id!r}: {type(error).__name__}: {error}"
+        return {"error": "media", "kind": "unexpected", "text": text}
+    return {"error": "", "caption": caption}
+
+
+def _die_with_parent(parent: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:  # it died before we asked
+        os._exit(0)
+
+
+def _private_bytes() -> int:
+    """Return the resident memory that is this process's own; 0 where the system does not say."""
+    try:
+        resident, shared = Path("/proc/self/statm").read_bytes().split()[1:3]
+    except OSError:
+        return 0
+    return (int(resident) - int(shared)) * resource.getpagesize()
+
+
+def _give_back_memory() -> None:
+    """Return freed memory to the system: glibc keeps what clips of many sizes leave, 2.5 MB per 1,000."""
+    with suppress(AttributeError, OSError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def main(descriptor: int, page: int, parent: int) -> None:
+    """Serve tasks from the socket `descriptor` until it closes; `page` is where `heartbeat` writes."""
+    _die_with_parent(parent)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash ends at once
+    worker_heartbeat.begin(page)
+    from vidcurate import media  # noqa: F401 - before the collector is frozen
+
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    clips = 0
+    # A loader may be closed while a worker starts or reads ahead: there is nobody left to tell.
+    with suppress(BrokenPipeError, ConnectionResetError), socket.socket(fileno=descriptor) as channel:
+        channel.sendall(as_line({"ready": os.getpid()}))
+        while True:
+            worker_heartbeat.beat(page, "idle")
+            line, slabs, _, _ = socket.recv_fds(channel, 1 << 16, 1)
+            while line and not line.endswith(b"\n"):
+                part = channel.recv(1 << 16)
+                line = line + part if part else b""
+            if not line:
+                return
+            try:
+                reply = _answer(line, slabs[0], page)
+            finally:
+                os.close(slabs[0])
+            clips += 1
+            if clips % _CLIPS_PER_COLLECTION == 0:
+                gc.collect()
+                _give_back_memory()
+            channel.sendall(as_line({**reply, "private_bytes": _private_bytes()}))

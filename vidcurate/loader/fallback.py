@@ -1,0 +1,89 @@
+"""Clips that cannot be read: what stands in for them, and when there are too many.
+
+The spare of a place is named by the plan (`order.spares`), so every rank, every restart and every way of
+reading (frames, latents) puts the same clip there.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from vidcurate.errors import MediaError, VidcurateError
+from vidcurate.sampler import order
+from vidcurate.sampler.plan import MicroBatchPlan, Plan
+
+Event = dict[str, Any]
+T = TypeVar("T")
+
+_LEAST_READ = 1000  # clips, before which a share of failures is not judged by less
+_NAMED = 10  # clips in a message
+
+
+class Failures:
+    """The clips that one rank read and those of them that failed; more than `max_share` end the run."""
+
+    def __init__(self, max_share: float) -> None:
+        self._max_share = max_share
+        self._num_read = 0
+        self._failed: list[str] = []
+
+    def add_read(self, num_clips: int) -> None:
+        self._num_read += num_clips
+
+    def add_failed(self, clip_id: str, kind: str) -> None:
+        """Count a clip. Raises VidcurateError, with the last names, when it is one too many."""
+        self._failed.append(f"{clip_id} ({kind})")
+        if len(self._failed) > self._max_share * max(self._num_read, _LEAST_READ):
+            names = ", ".join(dict.fromkeys(self._failed[-_NAMED:]))
+            raise VidcurateError(
+                f"{len(self._failed)} of {self._num_read} clips read could not be decoded, more than "
+                f"max_failure_share {self._max_share:g} allows; the last: {names}. Build the shards without "
+                "them, or raise it."
+            )
+
+
+def stand_in(
+    plan: Plan,
+    part: MicroBatchPlan,
+    slot: int,
+    rows: list[int],
+    *,
+    failed: tuple[str, MediaError],
+    clip_id_of: Callable[[int], str],
+    read: Callable[[int], T],
+    failures: Failures,
+    on_event: Callable[[Event], None],
+) -> tuple[int, T]:
+    """Return row and contents of the first spare for a slot that `read` can read.
+
+    `failed` is the clip that belongs there, with its error; `rows`: what the slots hold by now. Slots are
+    settled one after the other, so the spares do not depend on which clip failed first. Raises VidcurateError
+    when there is none, or when too many fail.
+    """
+    clip_id, error = failed
+    failures.add_failed(clip_id, error.kind)
+    for row in order.spares(plan, part, slot):
+        if row in rows:
+            continue
+        spare = clip_id_of(row)
+        on_event(
+            {
+                "event": "clip_substituted",
+                "step": order.step_of(plan, part.position),
+                "position": part.position,
+                "slot": slot,
+                "clip_id": clip_id,
+                "spare": spare,
+                "kind": error.kind,
+                "reason": str(error),
+            }
+        )
+        try:
+            return row, read(row)
+        except MediaError as another:
+            # Without the traceback, which holds this frame and so all that the frames of the clip hold.
+            clip_id, error = spare, another.with_traceback(None)
+            failures.add_failed(clip_id, error.kind)
+    raise VidcurateError(
+        f"clip {clip_id!r} cannot be decoded ({error}) and cell {plan.cells[part.cell].name} has no other "
+        "clip to take its place. Build the shards without it, or choose buckets that hold more clips."
+    )

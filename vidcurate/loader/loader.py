@@ -1,0 +1,323 @@
+"""The loader: the micro-batches of any step, with their frames, on one rank.
+
+It holds no position. `step(t)` gives what the plan says, whatever was asked before, how many workers decode,
+how many ranks there are and which of them died on the way. What it adds to the order is decoding ahead (in
+bytes, not in batches), and what happens to a clip that cannot be decoded: a spare that the plan names takes
+its place, and an event says so.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vidcurate import rng
+from vidcurate.errors import InputError, MediaError
+from vidcurate.executor.shared_memory import Shelf, Slab
+from vidcurate.loader import clip_view, fallback
+from vidcurate.loader.decode.decode_clip import DecodeTask
+from vidcurate.loader.decode.worker_pool import DecodePool
+from vidcurate.loader.fallback import Event as Event
+from vidcurate.loader.remote_clips import FetchingPool, decode_from, pool_for
+from vidcurate.loader.spec import LoaderSpec
+from vidcurate.loader.tasks import decode_task, num_starts
+from vidcurate.media.conversion import Conversion
+from vidcurate.sampler import order
+from vidcurate.sampler.buckets import Bucket
+from vidcurate.sampler.build_plan import PlannedClip, clips_of_step, plan_from, steps_of_clip
+from vidcurate.sampler.order_state import LoaderState, check_state, state_of
+from vidcurate.sampler.plan import MicroBatchPlan, Plan
+from vidcurate.shards.index import Index
+
+__all__ = [
+    "IMAGE_FPS",
+    "Loader",
+    "LoaderSpec",
+    "LoaderState",
+    "MicroBatch",
+    "PlannedClip",
+    "check_state",
+    "clips_of_step",
+    "plan_from",
+    "state_of",
+    "steps_of_clip",
+]
+
+IMAGE_FPS = 120.0  # what Open-Sora tells the model of an image
+_MOST_AHEAD = 128  # micro-batches and steps: each holds two file descriptors
+_BEGUN_AT_ONCE = 2  # steps that are begun ahead while one is read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """B clips of one shape: `frames` uint8 (B, T, H, W, 3) RGB; `fps` float32 (B,), after the frame stride.
+
+    `level` int32 (B,), `start_frame` int64 (B,) in the clip's frames; `source` is the data set of each clip.
+    """
+
+    position: int
+    bucket: Bucket
+    cell: str
+    clip_ids: tuple[str, ...]
+    captions: tuple[str, ...]
+    frames: NDArray[np.uint8]
+    fps: NDArray[np.float32]
+    level: NDArray[np.int32]
+    source: tuple[str, ...]
+    start_frame: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Started:
+    """A micro-batch that is being decoded: a future per slot, or none where this process decodes itself."""
+
+    plan: MicroBatchPlan
+    tasks: list[DecodeTask]
+    frames: NDArray[np.uint8]
+    slab: Slab | None
+    futures: "list[Future[str]]"
+
+    def cancel(self) -> None:
+        for future in self.futures:
+            future.cancel()
+
+
+def fps_of(index: Index, bucket: Bucket, rows: Sequence[int]) -> NDArray[np.float32]:
+    """Return the frame rates that a model is told of these clips in a bucket, float32 (B,)."""
+    if bucket.num_frames == 1:
+        return np.full(len(rows), IMAGE_FPS, dtype=np.float32)
+    rates = [bucket.fps or index.fps[row] for row in rows]
+    return np.array([rate / bucket.frame_stride for rate in rates], dtype=np.float32)
+
+
+class Loader:
+    """The micro-batches of rank `rank` of `world_size`. Use as a context manager, or call `close`.
+
+    `num_views` and `captions` (keys of the clips' JSON): what of a clip is shown in which pass, see `views`.
+    `crop` random: the picture is cut at a place of its own at every showing; `flip`: the share of showings
+    that are mirrored left to right, unless one of the `captions` names a side. Not with `num_views`.
+    `conversion` quick: pictures are made RGB faster, and are not those of `ffmpeg` (`video.picture`).
+
+    `on_event` is called, from `step` and `load`, with {"event": "clip_substituted", step, position, clip_id,
+    spare, kind, reason} and {"event": "worker_replaced", reason, clip_id, exit_status, phase,
+    seconds_in_phase, state, stack}: see `heartbeat.Seen`; of shards at a URL with {"event":
+    "request_retried", url, reason}.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        plan: Plan,
+        spec: LoaderSpec,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        num_views: int | None = None,
+        captions: Sequence[str] = ("caption",),
+        crop: Literal["center", "random"] = "center",
+        flip: float = 0.0,
+        conversion: Conversion = "ffmpeg",
+        on_event: Callable[[Event], None] | None = None,
+    ) -> None:
+        if not 0 <= rank < world_size:
+            raise InputError(f"rank {rank} of {world_size}: it must lie in 0 to {world_size - 1}.")
+        self.index, self.plan, self.spec = index, plan, spec
+        self.rank, self.world_size = rank, world_size
+        self._on_event = on_event or (lambda event: None)
+        self._started: dict[int, _Started] = {}
+        self._shares: dict[int, tuple[int, ...]] = {}
+        self._num_views, self._captions = num_views, tuple(captions)
+        self._crop, self._flip, self._conversion = crop, flip, conversion
+        self._failures = fallback.Failures(spec.max_failure_share)
+        self._decode_here = decode_from(index, self._on_event)
+        self._pool: DecodePool | FetchingPool | None = None
+        self._shelf = Shelf(spec.prefetch_bytes // 4)
+        if spec.num_workers:
+            pool = DecodePool(
+                spec.num_workers,
+                deadline_seconds=spec.deadline_seconds,
+                max_worker_clips=spec.max_worker_clips,
+                max_worker_bytes=spec.max_worker_bytes,
+            )
+            self._pool = pool_for(index, pool)
+
+    def step(self, step: int) -> list[MicroBatch]:
+        """Return this rank's micro-batches of optimizer step `step`, in the order in which to run them.
+
+        Any step may be asked for, any number of times, with the same result. The steps behind it are decoded
+        ahead. Raises VidcurateError when too many clips fail, ShardError or StorageError when a shard cannot
+        be read.
+        """
+        current = [self._begun(position) for position in self._positions(step)]
+        self._prefetch(step + 1)
+        return self._finish_all(current)
+
+    def load(self, parts: Sequence[MicroBatchPlan]) -> list[MicroBatch]:
+        """Return these micro-batches (of `order.finite_pass`, for evaluation). Errors as for `step`."""
+        return self._finish_all([self._start(part) for part in parts])
+
+    def state(self, step: int, rolling_hash: str = "") -> LoaderState:
+        """Return the state in which `step` is the next step."""
+        return state_of(self.index, self.plan, step, rolling_hash)
+
+    def process_ids(self) -> list[int]:
+        """Return the ids of the decode workers."""
+        return self._pool.process_ids() if self._pool else []
+
+    def close(self) -> None:
+        """End the workers. Frames that were handed out stay usable."""
+        if self._pool:
+            self._pool.close()
+        self._started.clear()
+        self._shelf.close()
+
+    def __enter__(self) -> "Loader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _positions(self, step: int) -> tuple[int, ...]:
+        if step not in self._shares:
+            self._shares[step] = order.shares(self.plan, step, self.world_size)[self.rank]
+        return self._shares[step]
+
+    def _begun(self, position: int) -> _Started:
+        if position in self._started:
+            return self._started.pop(position)
+        return self._start(order.micro_batch(self.plan, position))
+
+    def _prefetch(self, step: int) -> None:
+        """Begin what comes from `step` on while it fits into `prefetch_bytes`; drop all else.
+
+        It grows by a step with each that is read, so that the first batch does not wait for many.
+        """
+        if self._pool is None:
+            return
+        steps = range(step, step + _MOST_AHEAD)
+        self._shares = {known: share for known, share in self._shares.items() if known in steps}
+        kept: dict[int, _Started] = {}
+        size, left = 0, _BEGUN_AT_ONCE * max(1, len(self._positions(step)))
+        for position in itertools.chain.from_iterable(map(self._positions, steps)):
+            cell = self.plan.cells[order.turn(self.plan, position)[0]]
+            size += 3 * cell.cost
+            if size > self.spec.prefetch_bytes or len(kept) == _MOST_AHEAD:
+                break
+            left -= position not in self._started
+            if left < 0:
+                break
+            kept[position] = self._begun(position)
+        for started in self._started.values():
+            started.cancel()
+        self._started = kept
+
+    def _finish_all(self, current: list[_Started]) -> list[MicroBatch]:
+        try:
+            return [self._finish(started) for started in current]
+        except BaseException:
+            for started in current:
+                started.cancel()
+            raise
+        finally:
+            for event in self._pool.take_events() if self._pool else ():
+                self._on_event(event)
+
+    def _start(self, part: MicroBatchPlan) -> _Started:
+        tasks = [self._task(part, slot, int(row)) for slot, row in enumerate(part.rows)]
+        bucket = self.plan.cells[part.cell].bucket
+        shape = (len(tasks), bucket.num_frames, bucket.height, bucket.width, 3)
+        if self._pool is None:
+            return _Started(
+                plan=part, tasks=tasks, frames=np.empty(shape, dtype=np.uint8), slab=None, futures=[]
+            )
+        slab = Slab(shape, self._shelf)
+        futures = [self._pool.submit(task, slab, slot * task.size_bytes) for slot, task in enumerate(tasks)]
+        return _Started(plan=part, tasks=tasks, frames=slab.array, slab=slab, futures=futures)
+
+    def _task(self, part: MicroBatchPlan, slot: int, row: int) -> DecodeTask:
+        bucket, number = self.plan.cells[part.cell].bucket, int(part.passes[slot])
+        starts = num_starts(self.index, row, bucket)
+        if self._num_views is None:
+            first = rng.below(self._draw(part, slot, "start_frame"), starts)
+        else:
+            view = clip_view.view_number(number, self._num_views)
+            first = clip_view.first_frame(self.index.word("clip_id", row), view, starts)
+        caption = self._captions[clip_view.caption_number(number, self._num_views, len(self._captions))]
+        is_mirrored = self._flip and self._draw(part, slot, "flip") < self._flip * 2.0**64
+        return decode_task(
+            self.index,
+            row,
+            bucket,
+            first_frame=first,
+            caption=caption,
+            place=self._draw(part, slot, "crop") >> 32 if self._crop == "random" else None,
+            mirror=self._captions if is_mirrored else (),
+            conversion=self._conversion,
+        )
+
+    def _draw(self, part: MicroBatchPlan, slot: int, purpose: str) -> int:
+        return order.slot_seed(self.plan.seed, part.position, slot, purpose)
+
+    def _decode(self, started: _Started, slot: int, task: DecodeTask, *, is_spare: bool) -> str:
+        """Have the frames of one slot in place and return the caption. Raises MediaError."""
+        if self._pool is None or started.slab is None:
+            frames, caption = self._decode_here(task)
+            started.frames[slot] = frames
+            return caption
+        if is_spare:
+            offset = slot * task.size_bytes
+            return self._pool.submit(task, started.slab, offset, is_urgent=True).result()
+        return started.futures[slot].result()
+
+    def _finish(self, started: _Started) -> MicroBatch:
+        part = started.plan
+        rows = part.rows.tolist()
+        tasks = list(started.tasks)
+        captions: list[str] = []
+        for slot, task in enumerate(started.tasks):
+            try:
+                captions.append(self._decode(started, slot, task, is_spare=False))
+            except MediaError as error:
+                # Its traceback holds this frame, and with it the slab until the collector comes by.
+                known = error.with_traceback(None)
+                rows[slot], (tasks[slot], caption) = self._substitute(started, slot, rows, known)
+                captions.append(caption)
+        self._failures.add_read(len(rows))
+        index, cell = self.index, self.plan.cells[part.cell]
+        return MicroBatch(
+            position=part.position,
+            bucket=cell.bucket,
+            cell=cell.name,
+            clip_ids=tuple(task.clip_id for task in tasks),
+            captions=tuple(captions),
+            frames=started.frames,
+            fps=fps_of(index, cell.bucket, rows),
+            level=index.level[rows].astype(np.int32),
+            source=tuple(index.word("source_dataset", row) for row in rows),
+            start_frame=np.array([task.first_frame for task in tasks], dtype=np.int64),
+        )
+
+    def _substitute(
+        self, started: _Started, slot: int, rows: list[int], error: MediaError
+    ) -> tuple[int, tuple[DecodeTask, str]]:
+        """Return row, task and caption of the first spare that decodes. `rows`: what the slots hold now."""
+
+        def read(row: int) -> tuple[DecodeTask, str]:
+            task = self._task(started.plan, slot, row)
+            return task, self._decode(started, slot, task, is_spare=True)
+
+        return fallback.stand_in(
+            self.plan,
+            started.plan,
+            slot,
+            rows,
+            failed=(started.tasks[slot].clip_id, error),
+            clip_id_of=lambda row: self.index.word("clip_id", row),
+            read=read,
+            failures=self._failures,
+            on_event=self._on_event,
+        )

@@ -1,0 +1,85 @@
+"""What a container says of its video without a frame being decoded."""
+
+import os
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+
+from vidcurate.media import mp4_boxes
+from vidcurate.media.container import opened
+from vidcurate.media.packets import PacketIndex, index_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What the container and the first video stream say of themselves.
+
+    `width` and `height` are as displayed, after rotation; `sample_aspect_ratio` is a pixel's width over its
+    height as coded. None means that the header does not say.
+    """
+
+    container: str
+    codec: str
+    pixel_format: str | None
+    coded_width: int
+    coded_height: int
+    width: int
+    height: int
+    rotation_degrees: int
+    sample_aspect_ratio: float
+    fps: float | None
+    num_frames: int | None
+    duration_seconds: float | None
+    audio_duration_seconds: float | None
+    bit_rate: int | None
+    has_audio: bool
+    audio_codec: str | None
+
+
+def _seconds(value: int | None, base: Fraction | None) -> float | None:
+    return float(value * base) if value is not None and base else None
+
+
+def header_of(path: Path, container: Any, stream: Any) -> Header:
+    """Return what the header of an opened file says."""
+    codec = stream.codec_context
+    family = container.format.name.split(",")[0]
+    rotation = 0
+    if family == "mov":
+        with path.open("rb") as file:
+            rotation = mp4_boxes.rotation_degrees(file, os.path.getsize(path))
+    turned = rotation % 180 == 90
+    audio = container.streams.audio[0] if container.streams.audio else None
+    duration = container.duration
+    return Header(
+        container=family,
+        codec=codec.name,
+        pixel_format=codec.pix_fmt,
+        coded_width=codec.width,
+        coded_height=codec.height,
+        width=codec.height if turned else codec.width,
+        height=codec.width if turned else codec.height,
+        rotation_degrees=rotation,
+        sample_aspect_ratio=float(stream.sample_aspect_ratio or 1),
+        fps=float(stream.average_rate) if stream.average_rate else None,
+        num_frames=stream.frames or None,
+        duration_seconds=_seconds(stream.duration, stream.time_base)
+        or (duration / av.time_base if duration else None),
+        audio_duration_seconds=_seconds(audio.duration, audio.time_base) if audio is not None else None,
+        bit_rate=container.bit_rate or None,
+        has_audio=audio is not None,
+        audio_codec=audio.codec_context.name if audio is not None and audio.codec_context else None,
+    )
+
+
+def read_header_and_index(path: Path) -> tuple[Header, PacketIndex]:
+    """Return what the file at `path` says of itself, without decoding a frame on our side.
+
+    mp4, mov and avi carry an index of their packets; of other containers the packets are read through.
+    Raises MediaError, whose `kind` is one of missing, empty, unreadable, no_video_stream.
+    """
+    with opened(path) as (container, stream):
+        return header_of(path, container, stream), index_of(path, container, stream)

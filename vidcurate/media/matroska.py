@@ -1,0 +1,138 @@
+"""Where a Matroska or WebM file says that it ends, and where its structure breaks.
+
+A Segment, a cluster and a block say how long they are; a file that ends before one does was cut short, which
+its frames do not tell. Masters may begin with a CRC-32 of what follows (FFmpeg writes one for every cluster).
+Sources: RFC 8794 (EBML) §4-6, §11.3.1 and RFC 9559 (Matroska) §5.1.
+"""
+
+from dataclasses import dataclass
+
+from vidcurate.storage.file_window import FileBytes
+
+_EBML = 0x1A45DFA3
+_SEGMENT = 0x18538067
+_CLUSTER = 0x1F43B675
+_CRC32 = 0xBF
+_VOID = 0xEC
+# What may stand in a Segment, and in a cluster.
+_IN_SEGMENT = {
+    0x114D9B74, 0x1549A966, 0x1654AE6B, _CLUSTER, 0x1C53BB6B, 0x1941A469, 0x1043A770, 0x1254C367,
+    _VOID, _CRC32,
+}  # fmt: skip
+_IN_CLUSTER = {0xE7, 0xA3, 0xA0, 0xAB, 0xA7, 0x5854, 0xAF, _VOID, _CRC32}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walk:
+    """What a walk over the elements found: reasons in words, None where there is nothing to say."""
+
+    cut: str | None = None
+    broken: str | None = None
+    trailing_bytes: int = 0
+
+
+def _number(data: FileBytes, at: int, size: int, *, is_id: bool) -> tuple[int | None, int] | None:
+    """Return (value, offset behind it) of an id or a size; a size of all ones is unknown, None.
+
+    None where there is no such number or the file ends inside it.
+    """
+    if at >= size:
+        return None
+    first = data[at]
+    length = 9 - first.bit_length()
+    if first == 0 or at + length > size or (is_id and length > 4):
+        return None
+    value = int.from_bytes(data[at : at + length], "big")
+    if is_id:
+        return value, at + length
+    bits = 7 * length
+    value &= (1 << bits) - 1
+    return (None if value == (1 << bits) - 1 else value), at + length
+
+
+def _head(data: FileBytes, at: int, size: int) -> tuple[int, int | None, int] | None:
+    """Return (id, end offset or None where unknown, payload offset) of the element at `at`."""
+    name = _number(data, at, size, is_id=True)
+    if name is None or name[0] is None:
+        return None
+    length = _number(data, name[1], size, is_id=False)
+    if length is None:
+        return None
+    return name[0], None if length[0] is None else length[1] + length[0], length[1]
+
+
+def _sum_is_right(data: FileBytes, payload: int, end: int) -> bool:
+    """Say whether a master's CRC-32 fits what follows it; true where it has none."""
+    head = _head(data, payload, end)
+    if head is None or head[0] != _CRC32 or head[1] is None or head[1] - head[2] != 4:
+        return True
+    expected = int.from_bytes(data[head[2] : head[1]], "little")
+    return data.crc32(head[1], end) == expected
+
+
+def _walk_children(data: FileBytes, start: int, end: int) -> str | None:
+    """Return where the elements of a cluster whose size is known stop being elements."""
+    at = start
+    while at < end:
+        head = _head(data, at, end)
+        if head is None or head[1] is None or head[1] > end:
+            return f"the cluster's element at byte {at} is none"
+        at = head[1]
+    return None
+
+
+def walk(data: FileBytes, *, check_sums: bool = False) -> Walk:
+    """Walk over Segment, clusters and blocks of a file, without reading the blocks. Raises OSError."""
+    size = data.size
+    head = _head(data, 0, size)
+    if head is None or head[0] != _EBML or head[1] is None:
+        return Walk(broken="it does not begin with an EBML header")
+    segment = _head(data, head[1], size)
+    if segment is None or segment[0] != _SEGMENT:
+        return Walk(cut=f"the file ends at byte {size}, before its Segment")
+    name, promised, at = segment
+    if promised is not None and promised > size:
+        return Walk(cut=f"the index ends at byte {promised}, the file at byte {size}")
+    end = size if promised is None else promised
+    trailing = size - end
+    in_cluster = False  # inside a cluster whose size is unknown
+    while at < end:
+        head = _head(data, at, end)
+        if head is None and end - at < 12 and promised is None:
+            return Walk(cut=f"the file ends at byte {size}, inside an element's head")
+        if head is None:
+            return Walk(broken=f"at byte {at} is no element", trailing_bytes=trailing)
+        name, stop, payload = head
+        if not (name in _IN_SEGMENT or (in_cluster and name in _IN_CLUSTER)):
+            # A later version may bring new elements; behind an unknown size nothing else proves one.
+            if promised is None or stop is None or stop > end:
+                return Walk(broken=f"at byte {at} is no element of a Segment", trailing_bytes=trailing)
+        elif name in _IN_SEGMENT and name not in (_VOID, _CRC32):
+            in_cluster = name == _CLUSTER and stop is None
+        if stop is None:
+            if name != _CLUSTER:
+                return Walk(broken=f"the element at byte {at} has no size", trailing_bytes=trailing)
+            at = payload
+            continue
+        if stop > end:
+            if promised is None:
+                return Walk(cut=f"the element at byte {at} ends at byte {stop}, the file at byte {size}")
+            return Walk(broken=f"the element at byte {at} ends behind its Segment", trailing_bytes=trailing)
+        if check_sums and name in _IN_SEGMENT and not _sum_is_right(data, payload, stop):
+            return Walk(broken=f"the CRC-32 of the element at byte {at} is wrong", trailing_bytes=trailing)
+        if name == _CLUSTER:
+            odd = _walk_children(data, payload, stop)
+            if odd:
+                return Walk(broken=odd, trailing_bytes=trailing)
+        at = stop
+    return Walk(trailing_bytes=trailing)
+
+
+def segment_end_bytes(data: FileBytes) -> int | None:
+    """Return the offset at which the Segment ends by its own size, or None where the file does not say."""
+    size = data.size
+    head = _head(data, 0, size)
+    if head is None or head[0] != _EBML or head[1] is None:
+        return None
+    segment = _head(data, head[1], size)
+    return segment[1] if segment is not None and segment[0] == _SEGMENT else None

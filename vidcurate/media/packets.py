@@ -1,0 +1,207 @@
+"""The packets of a video: how many pictures they show, when, and at which of them decoding can begin."""
+
+import io
+import os
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+from numpy.typing import NDArray
+
+from vidcurate.media import matroska, mp4_samples
+from vidcurate.media.container import opened, packets_of
+from vidcurate.media.frame_map import FrameMap
+from vidcurate.storage.file_window import FileBytes
+
+# Containers in which a seek lands on the key frame that was asked for; in the others (MPEG program and
+# transport streams) a clip is decoded from its start.
+SEEKABLE = {"mov", "avi", "matroska", "flv"}
+# Containers whose header holds the index of every packet; elsewhere the packets are read one by one.
+_INDEXED = {"mov", "avi"}
+# Containers that write when each picture is shown; of others FFmpeg finds out by decoding a few.
+_TIMED = {"mov", "matroska"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PacketIndex:
+    """The video packets that a player would show, counted without decoding.
+
+    `num_hidden` counts the packets that an edit list hides. `end_offset_bytes` is where the file ends by its
+    own index or header (None where it does not say): behind the real end it proves a truncation.
+    `num_missing_frames` are holes in otherwise even times, None where the times are not even or not known;
+    `num_repeated_times` packets are shown at the same time as another.
+    """
+
+    num_frames: int
+    num_hidden: int
+    num_keyframes: int
+    duration_seconds: float | None
+    is_variable_fps: bool
+    end_offset_bytes: int | None
+    num_missing_frames: int | None
+    num_repeated_times: int
+
+
+def _from_entries(entries: Any, base: Fraction | None, sound_end: int) -> PacketIndex:
+    timestamps: list[int] = []
+    ends: list[int] = []
+    keys = 0
+    for entry in entries:
+        ends.append(entry.pos + entry.size)
+        if not entry.is_discard:  # an edit list hides it
+            timestamps.append(entry.timestamp)
+            keys += entry.is_keyframe
+    hidden = len(ends) - len(timestamps)
+    return _index(timestamps, keys, base, max([*ends, sound_end]), num_hidden=hidden)
+
+
+def _is_shown(packet: Any, codec: str) -> bool:
+    """Say whether a player shows the packet's picture.
+
+    It does not where an edit list hides it, nor a VP8 picture that is only referred to (RFC 6386, 9.1; VP9
+    and AV1 put those into one packet with a shown one).
+    """
+    return packet.size > 0 and not packet.is_discard and (codec != "vp8" or bool(bytes(packet)[0] & 0x10))
+
+
+def _from_packets(container: Any, stream: Any, end: int | None) -> PacketIndex:
+    timestamps: list[int] = []
+    keys = 0
+    try:
+        for packet in packets_of(container, stream):
+            if _is_shown(packet, stream.codec_context.name):
+                stamp = packet.pts if packet.pts is not None else packet.dts
+                timestamps.append(stamp if stamp is not None else len(timestamps))
+                keys += packet.is_keyframe
+    except (av.FFmpegError, OSError):
+        # What was read before the damage counts; the probe compares it with the header.
+        return _index(timestamps, keys, stream.time_base, end)
+    return _index(timestamps, keys, stream.time_base, end)
+
+
+def _holes(steps: NDArray[np.int64], usual: float) -> int | None:
+    """Return how many frames are missing between others that are evenly spaced, None if they are not.
+
+    Even means that three of four steps are the usual one (within a fiftieth, or a tick of a coarse clock) and
+    that the others are whole multiples of it. The first step is left out: some encoders begin late.
+    """
+    steps = steps[1:]
+    if usual <= 0 or not len(steps):
+        return None
+    slack = max(1.0, usual / 50)
+    multiples = np.round(steps / usual)
+    if (np.abs(steps - usual) <= slack).mean() < 0.75 or (
+        np.abs(steps - multiples * usual) > slack * np.maximum(multiples, 1)
+    ).any():
+        return None
+    return int((multiples - 1).clip(0).sum())
+
+
+def _index(
+    timestamps: list[int], keys: int, base: Fraction | None, end: int | None, num_hidden: int = 0
+) -> PacketIndex:
+    stamps = np.sort(np.asarray(timestamps, dtype=np.int64))
+    steps = np.diff(stamps)
+    duration = None
+    missing: int | None = None
+    is_variable = False
+    if len(stamps) > 1 and base:
+        usual = float(np.median(steps))
+        missing = _holes(steps, usual)
+        # The last frame lasts as long as the usual one.
+        duration = float((float(stamps[-1] - stamps[0]) + usual) * float(base))
+        is_variable = bool(np.any(np.abs(steps - usual) > max(usual / 2, 1)))
+    return PacketIndex(
+        num_frames=len(stamps),
+        num_hidden=num_hidden,
+        num_keyframes=keys,
+        duration_seconds=duration,
+        is_variable_fps=is_variable,
+        end_offset_bytes=end,
+        num_missing_frames=missing,
+        num_repeated_times=int((steps == 0).sum()),
+    )
+
+
+def has_index(container: Any, stream: Any) -> bool:
+    """Say whether the header of an opened file holds the index of all its packets.
+
+    A fragmented file counts no frames in its header and indexes only what was read so far.
+    """
+    family = container.format.name.split(",")[0]
+    return family in _INDEXED and len(stream.index_entries) > 0 and bool(stream.frames)
+
+
+def index_of(path: Path, container: Any, stream: Any) -> PacketIndex:
+    """Return the packets of an opened file: from its index, or by reading them through."""
+    family = container.format.name.split(",")[0]
+    if has_index(container, stream):
+        entries = stream.index_entries
+        last = [other.index_entries[-1] for other in container.streams.audio if len(other.index_entries)]
+        sound_end = max((entry.pos + entry.size for entry in last), default=0)
+        return _from_entries(entries, stream.time_base, sound_end)
+    end = None
+    if family == "matroska":
+        with path.open("rb") as file:
+            end = matroska.segment_end_bytes(FileBytes(file, os.path.getsize(path)))
+    return _from_packets(container, stream, end)
+
+
+def frame_map_of(source: Path | bytes) -> FrameMap | None:
+    """Return when each frame of the clip is shown and where decoding can begin, without decoding.
+
+    None where that cannot be known or used: a container in which no seek is exact, packets without times, two
+    pictures at one time, damage. Raises MediaError as `opened` does.
+    """
+    plain = _map_in_tables(source)
+    if plain is not None:
+        return plain
+    with opened(source, is_brief=True) as (container, stream):
+        if container.format.name.split(",")[0] in _TIMED:
+            return _map_in(container, stream)
+    with opened(source) as (container, stream):
+        return _map_in(container, stream)
+
+
+def _map_in_tables(source: Path | bytes) -> FrameMap | None:
+    """Return the frame map of a plain MP4, None of all else."""
+    try:
+        size = os.path.getsize(source) if isinstance(source, Path) else len(source)
+        with source.open("rb") if isinstance(source, Path) else io.BytesIO(source) as file:
+            samples = mp4_samples.read(FileBytes(file, size))
+    except OSError:
+        return None  # FFmpeg's opening says why
+    if samples is None:
+        return None
+    pts = np.sort(samples.shown)
+    if (np.diff(pts) <= 0).any():
+        return None
+    keys = np.searchsorted(pts, np.sort(samples.shown[samples.is_key])).astype(np.int64)
+    return FrameMap(time_base=Fraction(1, samples.timescale), pts=pts, key_frames=keys)
+
+
+def _map_in(container: Any, stream: Any) -> FrameMap | None:
+    if container.format.name.split(",")[0] not in SEEKABLE:
+        return None
+    times: list[int] = []
+    keys: list[int] = []
+    codec, base = stream.codec_context.name, stream.time_base
+    try:
+        for packet in packets_of(container, stream):
+            if not _is_shown(packet, codec):
+                continue
+            if packet.pts is None:
+                return None
+            times.append(packet.pts)
+            if packet.is_keyframe:
+                keys.append(packet.pts)
+    except (av.FFmpegError, OSError):
+        return None
+    pts = np.sort(np.array(times, dtype=np.int64))
+    if not len(pts) or not base or (np.diff(pts) <= 0).any():
+        return None
+    key_frames = np.searchsorted(pts, np.sort(np.array(keys, dtype=np.int64)))
+    return FrameMap(time_base=base, pts=pts, key_frames=key_frames.astype(np.int64))

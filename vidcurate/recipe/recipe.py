@@ -1,0 +1,260 @@
+"""Strict YAML or JSON to frozen models.
+
+A recipe is a whole file, readable alone: no inheritance, no interpolation. An unknown key is an error
+that names the file, the line and the nearest key that exists; so is a value of the wrong kind. Numbers
+follow YAML 1.2 (`1e-4` is a number, `on` is a word). `--set a.b=c` goes through the same door. A file that
+ends in `.json` is JSON, and reading it loads no YAML reader: a GPU machine need not have one.
+"""
+
+import difflib
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from vidcurate.errors import RecipeError
+
+
+class Recipe(BaseModel):
+    """Base of every recipe model: frozen, an unknown key is an error, docstrings describe the fields."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, validate_default=True, use_attribute_docstrings=True
+    )
+
+
+M = TypeVar("M", bound=Recipe)
+
+
+# What a file is by its keys, and the command that reads it; for one that was given to another.
+KINDS = (
+    ("a training recipe", {"model", "stages"}, "python -m trainer"),
+    ("an experiment", {"recipe", "arms"}, "python -m trainer experiment"),
+    ("a curation recipe", {"run", "ingest"}, "vidcurate curate"),
+)
+
+Path_ = tuple[str | int, ...]
+_PLAIN_WORD = re.compile(r"([A-Za-z_/]|\.{1,2}/)[^#:\[\]{},]*")  # of --set: a string in YAML, too
+
+
+def _dotted(path: Sequence[str | int]) -> str:
+    return ".".join(str(part) for part in path) or "(the whole file)"
+
+
+def _known_keys(model: type[BaseModel], path: Sequence[str | int]) -> list[str]:
+    """Return the keys allowed beside the last part of `path`, walking the model's JSON schema."""
+    schema = model.model_json_schema()
+    definitions = schema.get("$defs", {})
+
+    def branches(node: dict[str, Any]) -> list[dict[str, Any]]:
+        if "$ref" in node:
+            return branches(definitions[node["$ref"].rsplit("/", 1)[-1]])
+        found = [node]
+        for word in ("anyOf", "oneOf", "allOf"):
+            for inner in node.get(word, []):
+                found.extend(branches(inner))
+        return found
+
+    nodes = branches(schema)
+    for part in path[:-1]:
+        step: list[dict[str, Any]] = []
+        for node in nodes:
+            if isinstance(part, int) and isinstance(node.get("items"), dict):
+                step.extend(branches(node["items"]))
+            elif isinstance(part, str) and part in node.get("properties", {}):
+                step.extend(branches(node["properties"][part]))
+            elif isinstance(part, str) and isinstance(node.get("additionalProperties"), dict):
+                step.extend(branches(node["additionalProperties"]))
+        # A part that names a union's member is not in the document; the member has it as its `kind`.
+        member = [node for node in nodes if node.get("properties", {}).get("kind", {}).get("const") == part]
+        nodes = step or member or nodes
+    return sorted({key for node in nodes for key in node.get("properties", {})})
+
+
+def _line_of(path: Path_, lines: dict[Path_, int]) -> int | None:
+    while path:
+        if path in lines:
+            return lines[path]
+        path = path[:-1]
+    return lines.get(())
+
+
+def _in_document(path: Path_, document: Any) -> Path_:
+    """Return `path` without the parts, before the last, that name a union's member."""
+    kept: list[str | int] = []
+    for part in path[:-1]:
+        if isinstance(document, dict) and part not in document:
+            continue
+        inside = isinstance(document, dict) or (isinstance(document, list) and isinstance(part, int))
+        document = document[part] if inside else None
+        kept.append(part)
+    return (*kept, *path[-1:])
+
+
+def _complaint(
+    error: Any, model: type[BaseModel], where: str, lines: dict[Path_, int], document: dict[str, Any]
+) -> str:
+    path = _in_document(tuple(error["loc"]), document)
+    line = _line_of(path, lines)
+    place = f"{where}:{line}" if line else where
+    name = _dotted(path)
+    if error["type"] == "extra_forbidden":
+        known = _known_keys(model, tuple(error["loc"]))
+        near = difflib.get_close_matches(str(path[-1]), known, n=1, cutoff=0.5)
+        if near:
+            return f"{place}: {name} is not a setting. Did you mean {_dotted((*path[:-1], near[0]))}?"
+        return f"{place}: {name} is not a setting; the settings here are {', '.join(known) or 'none'}."
+    if error["type"] == "missing":
+        return f"{place}: {name} is missing and has no default; add it."
+    message = error["msg"].removeprefix("Value error, ")
+    given = json.dumps(error["input"], default=str)
+    if len(given) > 80:
+        given = given[:77] + "..."
+    return f"{place}: {name} is {given}: {message[:1].lower()}{message[1:]}."
+
+
+def _other_kind(document: dict[str, Any], model: type[BaseModel], where: str) -> str:
+    """Return what the document is where it is a recipe for another command than the model's, or ""."""
+    for name, keys, command in KINDS:
+        if keys <= document.keys() and keys.isdisjoint(model.model_fields):
+            return f"{where}: this is {name}; give it to `{command} {where}`."
+    return ""
+
+
+def _override(document: dict[str, Any], setting: str) -> Path_:
+    """Apply one `a.b.0.c=value` to the raw document and return its path."""
+    name, equals, text = setting.partition("=")
+    if not equals or not name:
+        raise RecipeError(f"--set {setting}: write it as key=value, for example --set seed=7.")
+    path: list[str | int] = [int(part) if part.isdigit() else part for part in name.split(".")]
+    place: Any = document
+    for number, part in enumerate(path[:-1]):
+        if isinstance(place, list):
+            if not isinstance(part, int) or part >= len(place):
+                raise RecipeError(
+                    f"--set {setting}: {_dotted(path[:number])} has {len(place)}, counted from 0."
+                )
+            place = place[part]
+        else:
+            place = place.setdefault(str(part), {})
+    try:
+        place[path[-1] if isinstance(place, list) else str(path[-1])] = _value(text)
+    except (ValueError, TypeError, IndexError) as error:
+        raise RecipeError(f"--set {setting}: cannot be applied ({error}).") from error
+    return tuple(path)
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _value(text: str) -> Any:
+    """Return the value of a `--set`: what is JSON is read as JSON, which YAML reads alike; the rest is YAML.
+
+    Without a YAML reader a plain word or path is itself, and anything else a ValueError.
+    """
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except ValueError:
+        pass
+    try:
+        from vidcurate.recipe import yaml_text
+    except ImportError as error:
+        if _PLAIN_WORD.fullmatch(text):
+            return text
+        raise ValueError("PyYAML is not installed here; write the value as JSON") from error
+    return yaml_text.value(text)
+
+
+def _plain(value: Any) -> Any:
+    """Turn YAML's keys into strings, as JSON has them (`51:` in a bucket table is the key "51")."""
+    if isinstance(value, dict):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise RecipeError(f"{twice} is given twice; keep one.")
+    return found
+
+
+def _from_json(text: str, where: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_unique)
+    except json.JSONDecodeError as error:
+        raise RecipeError(f"{where}:{error.lineno}: not JSON: {error.msg}.") from error
+    except RecipeError as error:
+        raise RecipeError(f"{where}: {error}") from error
+    except ValueError as error:
+        raise RecipeError(f"{where}: {error}.") from error
+
+
+def parse(text: str, model: type[M], *, where: str = "recipe", settings: Sequence[str] = ()) -> M:
+    """Return `text` (YAML; JSON where `where` ends so) as a `model`; `settings` are `key=value` overrides.
+
+    They are applied in order, and messages begin with `where`. Raises RecipeError, in one line, for what is
+    not YAML or JSON, not a mapping, an unknown or repeated key, or a value that does not fit.
+    """
+    lines: dict[Path_, int] = {}
+    if where.endswith(".json"):
+        document = _from_json(text, where)
+    else:
+        try:
+            from vidcurate.recipe import yaml_text
+        except ImportError as error:
+            raise RecipeError(f"{where}: PyYAML is not installed here; give the recipe as .json.") from error
+        document, lines = yaml_text.document(text, where)
+    if document is None:
+        document = {}
+    if not isinstance(document, dict):
+        raise RecipeError(f"{where}: a recipe is a mapping of settings, not a {type(document).__name__}.")
+    document = _plain(document)
+    for setting in settings:
+        path = _override(document, setting)
+        for place in [place for place in lines if place[: len(path)] == path]:
+            del lines[place]
+    try:
+        # JSON mode: lists become tuples and strings paths, while "4" stays no integer.
+        return model.model_validate_json(json.dumps(document))
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+        problems.sort(key=lambda problem: problem["type"] != "extra_forbidden")
+        complaint = _complaint(problems[0], model, where, lines, document)
+        raise RecipeError(_other_kind(document, model, where) or complaint) from error
+    except (TypeError, ValueError) as error:
+        raise RecipeError(f"{where}: {error}.") from error
+
+
+def load(path: Path | str, model: type[M], *, settings: Sequence[str] = ()) -> M:
+    """Return the recipe file at `path` as a `model`. Raises RecipeError."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise RecipeError(
+            f"{path}: no such recipe file; recipes that come with the project lie in recipes/."
+        ) from error
+    except IsADirectoryError as error:
+        raise RecipeError(
+            f"{path}: a folder, and a recipe's file is needed; a run keeps its own as RUN/recipe.json."
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise RecipeError(f"{path}: the recipe cannot be read ({why}).") from error
+    return parse(text, model, where=str(path), settings=settings)
+
+
+def json_schema(model: type[Recipe], title: str) -> str:
+    """Return the JSON Schema of `model` for editors, as stable text."""
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **model.model_json_schema()}
+    schema["title"] = title
+    return json.dumps(schema, indent=1, sort_keys=True) + "\n"

@@ -1,0 +1,277 @@
+"""Cells: the clips of one level, or of one source, in one bucket; and how often each has its turn.
+
+A weight counts clips shown, a mixture counts micro-batches: so a cell of n clips in micro-batches of m has
+the rate n/m times how much oftener than equally often its clips are to be shown. In fractions throughout.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vidcurate import rng
+from vidcurate.errors import InputError
+from vidcurate.sampler import plan
+from vidcurate.sampler.buckets import Bucket
+from vidcurate.sampler.curriculum import Leg
+from vidcurate.sampler.spec import PhaseSpec, PlanSpec
+from vidcurate.shards.index import Index
+
+Rows = NDArray[np.int64]
+Groups = dict[str, int]  # level or source → clips in cells
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A cell in the making: the clips at the rows `members` (n,) of the index."""
+
+    group: str
+    bucket: Bucket
+    bucket_number: int
+    members: Rows
+    by: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.by}-{self.group}/{self.bucket.name}"
+
+    @property
+    def clips_per_turn(self) -> int:
+        return min(self.bucket.micro_batch_size, len(self.members))
+
+
+def groups_of(index: Index, by: Literal["level", "source"]) -> tuple[NDArray[Any], tuple[str, ...]]:
+    """Return the group of every clip as a number (n,), and the groups' names: levels, or sources."""
+    if by == "level":
+        low, high = (int(end(index.level, initial=0)) for end in (np.min, np.max))
+        if high - low < 1 << 16:  # sorting them would take longer than all else here
+            level, span = index.level, high - low + 1
+            counts = np.sum(
+                rng.by_chunks(len(level), lambda rows: np.bincount(level[rows] - low, minlength=span)),
+                axis=0,
+            )
+            numbers = np.cumsum(counts > 0, dtype=np.int32) - np.int32(1)
+            found = np.empty(len(level), dtype=np.int32)
+            rng.by_chunks(len(level), lambda rows: numbers.take(level[rows] - low, out=found[rows]))
+            return found, tuple(map(str, (np.flatnonzero(counts) + low).tolist()))
+        levels = np.unique(index.level)
+        return np.searchsorted(levels, index.level).astype(np.int32), tuple(map(str, levels.tolist()))
+    words = index.words("source_dataset")
+    known = [name or "unknown" for name in words.dictionary.to_pylist()]
+    names = sorted({*known, "unknown"})
+    places = np.array([*(names.index(name) for name in known), names.index("unknown")], dtype=np.int32)
+    numbers = words.indices.fill_null(len(known)).to_numpy(zero_copy_only=False)
+    return places[numbers], tuple(names)
+
+
+def parts_of(
+    groups: NDArray[Any], names: Sequence[str], bucket: NDArray[np.int32], buckets: Sequence[Bucket], by: str
+) -> list[Part]:
+    """Return a part for each group and bucket that has clips; `groups` and `bucket` are (n,), -1 in none."""
+    kind: Any = np.uint16 if len(names) * len(buckets) < 1 << 16 else np.int64  # numpy sorts these by radix
+
+    def shared_out(stretch: slice) -> dict[int, Rows]:
+        rows = np.flatnonzero(bucket[stretch] >= 0) + stretch.start
+        together = groups[rows].astype(kind) * kind(len(buckets)) + bucket[rows].astype(kind)
+        by_cell = np.argsort(together, kind="stable")
+        in_order, rows = together[by_cell], rows[by_cell]
+        starts = [0, *(np.flatnonzero(in_order[1:] != in_order[:-1]) + 1).tolist(), len(rows)]
+        return {
+            int(in_order[start]): rows[start:end] for start, end in itertools.pairwise(starts) if start < end
+        }
+
+    found: dict[int, list[Rows]] = {}
+    for shares in rng.by_chunks(len(bucket), shared_out):
+        for cell, rows in shares.items():
+            found.setdefault(cell, []).append(rows)
+    return [
+        Part(
+            group=names[cell // len(buckets)],
+            bucket=buckets[cell % len(buckets)],
+            bucket_number=cell % len(buckets),
+            members=np.concatenate(pieces),
+            by=by,
+        )
+        for cell, pieces in sorted(found.items())
+    ]
+
+
+# ── small ones ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _distance(small: Part, other: Part, buckets: Sequence[Bucket]) -> tuple[float, ...] | None:
+    """Return how far off another part's bucket is for the clips of a small one; None where they do not fit.
+
+    They fit into no larger resolution and no longer length. The nearest has the same resolution, then the
+    same length, then the nearest aspect ratio.
+    """
+    own, its = small.bucket, other.bucket
+    resolutions = list(dict.fromkeys(bucket.resolution for bucket in buckets))  # from the largest
+    lower = resolutions.index(its.resolution) - resolutions.index(own.resolution)
+    shorter = own.num_frames - its.num_frames
+    if lower < 0 or shorter < 0 or (its.num_frames == 1) != (own.num_frames == 1):
+        return None
+    turned = abs(math.log(its.height / its.width) - math.log(own.height / own.width))
+    return (lower, shorter, turned, other.bucket_number)
+
+
+def without_small(
+    parts: Sequence[Part], buckets: Sequence[Bucket], choice: Literal["shrink", "merge", "refuse"]
+) -> tuple[list[Part], list[dict[str, object]]]:
+    """Return the parts without those that have fewer clips than a micro-batch, and what became of these.
+
+    merge: the smallest first, each goes to the nearest bucket of the same group, until none is left. shrink:
+    they stay (their micro-batches will be smaller). Raises InputError where the choice is to refuse, and for
+    one that fits no other bucket.
+    """
+    left = list(parts)
+    notes: list[dict[str, object]] = []
+    while choice != "shrink":
+        small = [part for part in left if len(part.members) < part.bucket.micro_batch_size]
+        if not small:
+            break
+        if choice == "refuse":
+            named = ", ".join(
+                f"{part.name} ({len(part.members)} of {part.bucket.micro_batch_size})" for part in small[:3]
+            )
+            raise InputError(
+                f"{len(small)} cells have fewer clips than a micro-batch: {named}"
+                f"{', …' if len(small) > 3 else ''}; set small_cells to merge or shrink, or change the "
+                "bucket table."
+            )
+        least = min(small, key=lambda part: (len(part.members), part.name))
+        near = [
+            (distance, part)
+            for part in left
+            if part is not least and part.group == least.group
+            if (distance := _distance(least, part, buckets)) is not None
+        ]
+        if not near:
+            raise InputError(
+                f"{least.name} has {len(least.members)} clips, fewer than a micro-batch of "
+                f"{least.bucket.micro_batch_size}, and they fit no other bucket that has clips; set "
+                "small_cells to shrink, or change the buckets."
+            )
+        _, into = min(near, key=lambda found: found[0])
+        left = [part for part in left if part is not least and part is not into]
+        left.append(replace(into, members=np.concatenate([into.members, least.members])))
+        notes.append(
+            {"event": "merged_cell", "cell": least.name, "clips": len(least.members), "into": into.name}
+        )
+    return left, notes
+
+
+# ── how often ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _rates(parts: Sequence[Part], oftener: Mapping[str, Fraction]) -> dict[str, Fraction]:
+    """Return cell → micro-batches against those of others, of the cells that have any."""
+    return {
+        part.name: oftener[part.group] * Fraction(len(part.members), part.clips_per_turn)
+        for part in parts
+        if oftener.get(part.group)
+    }
+
+
+def _whole(rates: Mapping[str, Fraction]) -> dict[str, int]:
+    scale = math.lcm(*(rate.denominator for rate in rates.values()))
+    return {name: int(rate * scale) for name, rate in rates.items()}
+
+
+def _oftener(weights: Mapping[str, float], counts: Groups) -> dict[str, Fraction]:
+    """Return group → how much oftener than equally often its clips are shown."""
+    share = {name: Fraction(weight).limit_denominator(10**6) for name, weight in weights.items()}
+    if min(share.values()) < 0 or not any(share.get(name) for name in counts):
+        raise InputError(
+            f"weights are {dict(weights)}; they must be 0 or more, and above 0 for a level with clips."
+        )
+    return {name: share.get(name, Fraction(0)) / count for name, count in counts.items()}
+
+
+def weights_of(parts: Sequence[Part], weights: Mapping[str, float]) -> dict[str, int]:
+    """Return cell → weight; without `weights` every clip is shown equally often. Raises InputError."""
+    counts = _counts(parts)
+    oftener = _oftener(weights, counts) if weights else dict.fromkeys(counts, Fraction(1))
+    return _whole(_rates(parts, oftener))
+
+
+def _counts(parts: Sequence[Part]) -> Groups:
+    counts: Groups = {}
+    for part in parts:
+        counts[part.group] = counts.get(part.group, 0) + len(part.members)
+    return counts
+
+
+def _phase_rates(parts: Sequence[Part], counts: Groups, phase: PhaseSpec) -> dict[str, Fraction]:
+    if phase.weights:
+        return _rates(parts, _oftener(phase.weights, counts))
+    return _rates(parts, {name: Fraction(1) for name in phase.names if name in counts})
+
+
+def legs_of(parts: Sequence[Part], spec: PlanSpec) -> list[Leg]:
+    """Return the legs of the curriculum. Raises InputError for a phase without clips and a ramp too long."""
+    counts, sizes = _counts(parts), {part.name: part for part in parts}
+    legs: list[Leg] = []
+    step = 0
+    for number, phase in enumerate(spec.curriculum):
+        rates = _phase_rates(parts, counts, phase)
+        if not rates:
+            raise InputError(f"curriculum.{number} shows {', '.join(phase.names)}, of which no clip fits.")
+        legs.append(
+            Leg(
+                first=step * spec.micro_batches_per_step,
+                weights=_whole(rates),
+                ramp_turns=phase.ramp_steps * spec.micro_batches_per_step,
+                ramp=phase.ramp,
+            )
+        )
+        steps = phase.steps
+        if phase.passes is not None:
+            shown = sum(rate * sizes[name].clips_per_turn for name, rate in rates.items())
+            per_step = spec.micro_batches_per_step * shown / sum(rates.values())
+            clips = sum(len(sizes[name].members) for name in rates)
+            steps = math.ceil(Fraction(phase.passes).limit_denominator(10**6) * clips / per_step)
+            if phase.ramp_steps > steps:
+                raise InputError(
+                    f"curriculum.{number} has a ramp of {phase.ramp_steps} steps and {phase.passes:g} passes "
+                    f"are {steps} steps; make the ramp shorter or the phase longer."
+                )
+        step += steps or 0
+    return legs
+
+
+def cells_of(
+    index: Index, hashes: rng.Words, parts: Sequence[Part], spec: PlanSpec
+) -> tuple[list[plan.Cell], list[Leg]]:
+    """Return the cells of these parts and the legs. `hashes`: of the ids of all clips of the index."""
+    legs = legs_of(parts, spec) if spec.curriculum else []
+    weights = {name: weight for leg in legs for name, weight in leg.weights.items() if weight}
+    weights = weights or weights_of(parts, spec.weights)
+    block: Rows | None = None
+    num_blocks = together = 1
+    if spec.blocks:
+        shards = np.unique(np.concatenate([index.shard_number[part.members] for part in parts]))
+        place = np.searchsorted(shards, index.shard_number)  # of shards without planned clips: never asked
+        block = (place // spec.blocks.shards_per_block).astype(np.int64)
+        num_blocks, together = -(-len(shards) // spec.blocks.shards_per_block), spec.blocks.blocks_together
+
+    def made(part: Part) -> plan.Cell:
+        return plan.make_cell(
+            part.name,
+            part.bucket,
+            part.members,
+            hashes[part.members],
+            weights[part.name],
+            block=None if block is None else block[part.members],
+            num_blocks=num_blocks,
+            blocks_together=together,
+        )
+
+    with ThreadPoolExecutor(rng.MOST_THREADS) as threads:  # numpy sorts without the interpreter
+        return list(threads.map(made, [part for part in parts if part.name in weights])), legs

@@ -1,0 +1,147 @@
+"""A plan as a file: its cells with the hashes of their clips' ids, so that it can be had again later.
+
+A plan is made from an index. When the clips are changed on purpose the order up to then hangs on clips that
+the new index does not have, or has elsewhere; this file knows them by the 64-bit hash of their ids. Its name
+is the hash of its bytes; it appears whole or not at all. 8 bytes a clip.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vidcurate import rng
+from vidcurate.errors import StateError, StorageError
+from vidcurate.sampler import mixture
+from vidcurate.sampler.buckets import Bucket
+from vidcurate.sampler.plan import Cell, Plan, Rows
+from vidcurate.sampler.shard_blocks import Blocks
+
+FORMAT = "vidcurate-plan-1"
+_KEY = b"vidcurate"
+_HASH = pa.schema([("clip_hash", pa.uint64())])
+
+FindRows = Callable[[rng.Words], Rows]
+
+
+def _cell_facts(cell: Cell) -> dict[str, Any]:
+    return {
+        "name": cell.name,
+        "bucket": asdict(cell.bucket),
+        "clips": len(cell.rows),
+        "weight": cell.weight,
+        "micro_batch_size": cell.micro_batch_size,
+        "digest": cell.digest,
+        "blocks": cell.blocks and {"sizes": cell.blocks.sizes.tolist(), "together": cell.blocks.together},
+    }
+
+
+def write_plan(folder: Path, plan: Plan, hashes: rng.Words) -> str:
+    """Write a plan that no change has been made to and return the name of its file without the extension.
+
+    `hashes`: of the id of each row of its index. Raises StorageError.
+    """
+    facts = {
+        "format": FORMAT,
+        "algorithm_version": plan.algorithm_version,
+        "seed": plan.seed,
+        "micro_batches_per_step": plan.micro_batches_per_step,
+        "fingerprint": plan.fingerprint,
+        "run": plan.run,
+        "phases": plan.phases,
+        "spans": [(span.first, span.pieces) for span in plan.mixture.spans],
+        "cells": [_cell_facts(cell) for cell in plan.cells],
+    }
+    rows = np.concatenate([cell.rows for cell in plan.cells])
+    schema = _HASH.with_metadata({_KEY: json.dumps(facts).encode()})
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"clip_hash": hashes[rows]}, schema=schema), sink, compression="none")
+    data = sink.getvalue()
+    name = rng.hash_bytes(data)
+    write_whole(folder / f"{name}.parquet", data)
+    return name
+
+
+def write_whole(path: Path, data: Any) -> None:
+    """Write bytes to a file that appears whole or not at all. Raises StorageError.
+
+    One process writes into a folder at a time; what a killed one left is written over.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise StorageError(f"{path}: cannot be written ({error.strerror or error}).") from error
+
+
+def read_whole(path: Path, name: str) -> bytes:
+    """Return the bytes of a file whose hash is `name`. Raises StateError when it is not there or another."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise StateError(
+            f"{path}: cannot be read ({error.strerror}); the order of this run goes on after changes of its "
+            "data that are written there. Copy the journal folder of the run that made them, with it."
+        ) from error
+    if rng.hash_bytes(data) != name:
+        raise StateError(f"{path}: was altered after it was written; copy it anew from the run that made it.")
+    return data
+
+
+def read_plan(folder: Path, name: str, find_rows: FindRows) -> Plan:
+    """Return the plan that `write_plan` wrote, its clips at the rows that `find_rows` gives for their hashes.
+
+    Raises StateError when the file is not there, was altered or is of another format.
+    """
+    path = folder / f"{name}.parquet"
+    data = read_whole(path, name)
+    file = pq.ParquetFile(pa.BufferReader(data))
+    facts = json.loads(file.metadata.metadata[_KEY])
+    if facts["format"] != FORMAT:
+        raise StateError(f"{path}: its format is {facts['format']!r}, this version reads {FORMAT!r}.")
+    rows = find_rows(file.read().column("clip_hash").to_numpy())
+    ends = np.cumsum([cell["clips"] for cell in facts["cells"]])
+    cells = tuple(
+        _cell(cell, part) for cell, part in zip(facts["cells"], np.split(rows, ends[:-1]), strict=True)
+    )
+    return Plan(
+        algorithm_version=facts["algorithm_version"],
+        seed=facts["seed"],
+        cells=cells,
+        micro_batches_per_step=facts["micro_batches_per_step"],
+        fingerprint=facts["fingerprint"],
+        mixture=_mixture(facts["spans"], facts["run"]),
+        left_out={},
+        notes=(),
+        run=facts["run"],
+        phases=tuple(facts["phases"]),
+    )
+
+
+def _cell(facts: dict[str, Any], rows: Rows) -> Cell:
+    blocks = facts["blocks"]
+    return Cell(
+        name=facts["name"],
+        bucket=Bucket(**facts["bucket"]),
+        rows=rows,
+        weight=facts["weight"],
+        micro_batch_size=facts["micro_batch_size"],
+        digest=facts["digest"],
+        blocks=blocks and Blocks(np.array(blocks["sizes"], dtype=np.int64), blocks["together"]),
+    )
+
+
+def _mixture(spans: list[tuple[int, list[tuple[int, list[int]]]]], run: int) -> mixture.Mixture:
+    return mixture.chained([(first, mixture.drifting(pieces, run=run)) for first, pieces in spans])

@@ -1,0 +1,49 @@
+"""How many clips make a micro-batch of so many seconds, from measured seconds of each bucket.
+
+Micro-batches that take equally long keep all ranks busy, whatever bucket each of them has. A micro-batch of m
+clips takes seconds_per_micro_batch + m · seconds_per_clip, so m is what still fits. A light module.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from vidcurate.errors import RecipeError
+from vidcurate.recipe.recipe import Recipe, load
+
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class CostTable(Recipe):
+    """Measured seconds of forward and backward passes. A JSON or YAML file of its own."""
+
+    measured_on: str
+    """the hardware, and how the model was run"""
+    seconds_per_micro_batch: Annotated[float, Field(ge=0)] = 0.0
+    """s that a micro-batch takes whatever its size"""
+    seconds_per_clip: dict[str, dict[str, Seconds]]
+    """resolution → number of frames → s for each clip"""
+
+
+def read(path: Path) -> CostTable:
+    """Return the cost table at `path`. Raises RecipeError, naming the key."""
+    return load(path, CostTable)
+
+
+def seconds_per_clip(table: CostTable, resolution: str, num_frames: int, where: str) -> float:
+    """Return s for each clip of a bucket. Raises RecipeError when the table, read at `where`, lacks it."""
+    try:
+        return table.seconds_per_clip[resolution][str(num_frames)]
+    except KeyError:
+        known = ", ".join(f"{name} x {n}" for name, row in table.seconds_per_clip.items() for n in row)
+        raise RecipeError(
+            f"{where} has no seconds_per_clip of {resolution} with {num_frames} frames (it has {known}); "
+            "measure it, or write the clips of a micro-batch into the bucket table."
+        ) from None
+
+
+def clips(table: CostTable, resolution: str, num_frames: int, seconds: float, where: str) -> int:
+    """Return the most clips that `seconds` suffice for, at least one. Errors as for `seconds_per_clip`."""
+    per_clip = seconds_per_clip(table, resolution, num_frames, where)
+    return max(1, int((seconds - table.seconds_per_micro_batch) / per_clip + 1e-9))

@@ -1,0 +1,341 @@
+"""The order of training, computed and not iterated: the clips of micro-batch k are a function of (plan, k).
+
+Micro-batches are counted from 0 without end; optimizer step t is the M of them from t·M on, however many
+ranks share them. A cell holds the clips of one level (or source) in one bucket. `interleave` says which cell
+has turn k; a cell's turns read its clips in exact passes, each in an order of its own, without a break
+between passes. There is no epoch, no iterator and no buffer: so no state but the step.
+
+Where clips or recipe were changed on purpose, a plan holds on to the one `before` its first step; every
+function here asks the one that is in force at a step. `journal` makes such plans.
+
+A light module: plain numpy, no reading of files.
+"""
+
+import dataclasses
+import heapq
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from vidcurate import rng
+from vidcurate.sampler import epoch_shuffle, mixture, rank_balance
+from vidcurate.sampler.plan import ALGORITHM_VERSION as ALGORITHM_VERSION
+from vidcurate.sampler.plan import Cell as Cell
+from vidcurate.sampler.plan import MicroBatchPlan as MicroBatchPlan
+from vidcurate.sampler.plan import Past as Past
+from vidcurate.sampler.plan import Plan as Plan
+from vidcurate.sampler.plan import Rows as Rows
+from vidcurate.sampler.plan import make_cell as make_cell
+from vidcurate.sampler.plan import make_plan as make_plan
+
+# ── which clips ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def at_step(plan: Plan, step: int) -> Plan:
+    """Return the plan in force at a step: this one, or one before it."""
+    while plan.before is not None and step < plan.first_step:
+        plan = plan.before
+    return plan
+
+
+def at_position(plan: Plan, position: int) -> Plan:
+    """Return the plan in force at a micro-batch."""
+    while plan.before is not None and position < plan.first_position:
+        plan = plan.before
+    return plan
+
+
+def step_of(plan: Plan, position: int) -> int:
+    """Return the step that a micro-batch belongs to."""
+    plan = at_position(plan, position)
+    return plan.first_step + (position - plan.first_position) // plan.micro_batches_per_step
+
+
+def positions(plan: Plan, step: int) -> range:
+    """Return the micro-batches of a step."""
+    plan = at_step(plan, step)
+    first = plan.first_position + (step - plan.first_step) * plan.micro_batches_per_step
+    return range(first, first + plan.micro_batches_per_step)
+
+
+def _mixture_begins(plan: Plan) -> int:
+    """Return the position at which the mixture would have begun, had the plan been in force from step 0."""
+    return plan.first_position - plan.first_step * plan.micro_batches_per_step
+
+
+def turn(plan: Plan, position: int) -> tuple[int, int]:
+    """Return (number of the cell, turn of the cell) of a micro-batch, in the plan that is in force there."""
+    plan = at_position(plan, position)
+    return mixture.turn(plan.mixture, position - _mixture_begins(plan))
+
+
+def cell_of(plan: Plan, batch: MicroBatchPlan) -> Cell:
+    """Return the cell of a micro-batch, in the plan that is in force there."""
+    return at_position(plan, batch.position).cells[batch.cell]
+
+
+def stream_of(plan: Plan, cell: Cell) -> epoch_shuffle.Stream:
+    """Return the endless stream of a cell's clips."""
+    if cell.past:
+        return cell.past.stream
+    return epoch_shuffle.Stream(
+        seed=plan.seed,
+        name=cell.name,
+        count=len(cell.rows),
+        micro_batch_size=cell.micro_batch_size,
+        blocks=cell.blocks,
+    )
+
+
+def micro_batch(plan: Plan, position: int) -> MicroBatchPlan:
+    """Return micro-batch number `position` of the whole run, from 0; it costs the same for any position."""
+    plan = at_position(plan, position)
+    number, occurrence = turn(plan, position)
+    cell = plan.cells[number]
+    stream, past = stream_of(plan, cell), cell.past
+    ordinals, in_pass = epoch_shuffle.micro_batch(stream, occurrence + past.skip if past else occurrence)
+    rows = past.rows[ordinals] if past else cell.rows[ordinals]
+    batch = MicroBatchPlan(position=position, cell=number, rows=rows, passes=in_pass)
+    _put_spares(plan, batch, ordinals)
+    return batch
+
+
+def _put_spares(plan: Plan, batch: MicroBatchPlan, ordinals: epoch_shuffle.Ordinals) -> None:
+    """Put spares into a micro-batch for those of its clips that are not there any more."""
+    past, rows = plan.cells[batch.cell].past, batch.rows
+    if past and len(past.missing):
+        for slot in np.flatnonzero(np.isin(ordinals, past.missing)).tolist():
+            rows[slot] = next(row for row in spares(plan, batch, slot) if row not in rows)
+
+
+def step_micro_batches(plan: Plan, step: int) -> tuple[MicroBatchPlan, ...]:
+    """Return all micro-batches of an optimizer step, in the order of their positions.
+
+    They are those of `micro_batch`; the clips of each cell are found at once.
+    """
+    plan = at_step(plan, step)
+    turns: dict[int, list[tuple[int, int]]] = {}
+    for position in positions(plan, step):
+        number, occurrence = turn(plan, position)
+        turns.setdefault(number, []).append((position, occurrence))
+    found: list[MicroBatchPlan] = []
+    for number, of_cell in turns.items():
+        cell = plan.cells[number]
+        past = cell.past
+        asked = np.array([occurrence for _, occurrence in of_cell]) + (past.skip if past else 0)
+        ordinals, in_pass = epoch_shuffle.micro_batches(stream_of(plan, cell), asked)
+        rows = past.rows[ordinals] if past else cell.rows[ordinals]
+        for (position, _), *theirs in zip(of_cell, ordinals, rows, in_pass, strict=True):
+            batch = MicroBatchPlan(position=position, cell=number, rows=theirs[1], passes=theirs[2])
+            _put_spares(plan, batch, theirs[0])
+            found.append(batch)
+    return tuple(sorted(found, key=lambda batch: batch.position))
+
+
+def positions_of_row(plan: Plan, row: int) -> Iterator[int]:
+    """Yield the positions of the micro-batches with the clip at `row`; none without a cell.
+
+    There is no end of them, unless the weight of its cell becomes 0. Where it stands in for another clip is
+    not among them.
+    """
+    chain = [plan]
+    while chain[0].before is not None:
+        chain.insert(0, chain[0].before)
+    for this, following in zip(chain, [*chain[1:], None], strict=True):
+        for number, cell in enumerate(this.cells):
+            found = np.flatnonzero((cell.past.rows if cell.past else cell.rows) == row)
+            if cell.past:
+                found = np.setdiff1d(found, cell.past.missing)
+            yield from heapq.merge(*(_positions_of(this, following, number, int(o)) for o in found))
+
+
+def _positions_of(plan: Plan, following: Plan | None, number: int, ordinal: int) -> Iterator[int]:
+    """Yield the positions of one ordinal of one cell while the plan is in force."""
+    begins, past = _mixture_begins(plan), plan.cells[number].past
+    for occurrence in epoch_shuffle.occurrences(stream_of(plan, plan.cells[number]), ordinal):
+        its_turn = occurrence - (past.skip if past else 0)
+        if its_turn < 0:
+            continue
+        position = mixture.position_of(plan.mixture, number, its_turn)
+        if position is None or (following and position + begins >= following.first_position):
+            return
+        if position + begins >= plan.first_position:
+            yield position + begins
+
+
+def spares(plan: Plan, batch: MicroBatchPlan, slot: int) -> Iterator[int]:
+    """Yield the rows that may stand in for slot `slot`, in a fixed order, none of them in the micro-batch.
+
+    First those of the same cell, then those of other cells of the same bucket.
+    """
+    plan = at_position(plan, batch.position)
+    own = plan.cells[batch.cell]
+    others = [cell for cell in plan.cells if cell.bucket == own.bucket and cell is not own]
+    taken = set(batch.rows.tolist())
+    for cell in [own, *others]:
+        spare_key = rng.key("spare", plan.seed, cell.name, batch.position, slot)
+        for place in range(len(cell.rows)):
+            row = int(cell.rows[rng.permute(len(cell.rows), spare_key, np.array([place]))[0]])
+            if row not in taken:
+                yield row
+
+
+def slot_seed(seed: int, position: int, slot: int, purpose: str) -> int:
+    """Return the 64-bit seed of one choice about one clip of one micro-batch (its start frame, noise, …).
+
+    It belongs to the place in the order, never to a rank, a worker or what was drawn before.
+    """
+    return rng.key("slot", seed, position, slot, purpose)
+
+
+# ── who reads them ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def shares(plan: Plan, step: int, world_size: int) -> tuple[tuple[int, ...], ...]:
+    """Return, for each rank, the positions of the step's micro-batches that it runs, the costliest first.
+
+    Every position is in exactly one share. With the plan's `costs`, the shares are as equal in cost as `deal`
+    makes them. Pixels are a rough cost: without `costs`, each micro-batch from the largest on goes to the
+    rank with the fewest pixels so far, and shares differ by at most one. Where micro-batches of one
+    cell come in runs of n and the ranks are a multiple of n, whole runs are dealt to groups of n ranks, the
+    nodes: so all ranks of a node always run the same shape. With other numbers of ranks, each goes its way.
+    """
+    plan = at_step(plan, step)
+    together = plan.run if world_size % plan.run == 0 else 1
+    units = positions(plan, step)[::together]
+    num_nodes = world_size // together
+    if plan.costs:
+        costs = [plan.costs[turn(plan, position)[0]] for position in units]
+        given = [[units[number] for number in own] for own in rank_balance.deal(costs, num_nodes)]
+    else:
+        given = _by_pixels(plan, units, num_nodes)
+    return tuple(tuple(unit + rank for unit in own) for own in given for rank in range(together))
+
+
+def _by_pixels(plan: Plan, units: range, num_nodes: int) -> list[list[int]]:
+    cost = {p: plan.cells[turn(plan, p)[0]].cost for p in units}
+    least, extra = divmod(len(units), num_nodes)
+    given: list[list[int]] = [[] for _ in range(num_nodes)]
+    heap = [(0, node) for node in range(num_nodes)]
+    for unit in sorted(units, key=lambda p: (-cost[p], p)):
+        while True:
+            load, node = heapq.heappop(heap)
+            if len(given[node]) < least:
+                break
+            if len(given[node]) == least and extra:
+                extra -= 1
+                break
+        given[node].append(unit)
+        heapq.heappush(heap, (load + cost[unit], node))
+    return given
+
+
+def share(plan: Plan, step: int, rank: int, world_size: int) -> tuple[MicroBatchPlan, ...]:
+    """Return the micro-batches of a step that a rank runs, in the order in which it runs them."""
+    return tuple(micro_batch(plan, position) for position in shares(plan, step, world_size)[rank])
+
+
+def finite_pass(plan: Plan, rank: int = 0, world_size: int = 1) -> Iterator[MicroBatchPlan]:
+    """Yield every clip exactly once over all ranks, cell by cell: for evaluation.
+
+    A cell's last micro-batch may be smaller. Positions count from 0; rank r has those with position mod
+    `world_size` = r.
+    """
+    position = 0
+    for number, cell in enumerate(plan.cells):
+        for first in range(0, len(cell.rows), cell.micro_batch_size):
+            if position % world_size == rank:
+                offsets = np.arange(first, min(first + cell.micro_batch_size, len(cell.rows)))
+                stream = stream_of(plan, dataclasses.replace(cell, past=None))
+                ordinals = epoch_shuffle.ordinals_at(stream, offsets)
+                first_pass = np.zeros(len(ordinals), dtype=np.int64)
+                yield MicroBatchPlan(
+                    position=position, cell=number, rows=cell.rows[ordinals], passes=first_pass
+                )
+            position += 1
+
+
+# ── what it amounts to ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _totals(plan: Plan, step: int) -> dict[str, tuple[int, int]]:
+    """Return cell → (micro-batches, clips) of the steps before `step`, of cells that are no more, too."""
+    plan = at_step(plan, step)
+    totals = _totals(plan.before, plan.first_step) if plan.before else {}
+    since, until = (
+        mixture.turns_before(plan.mixture, first * plan.micro_batches_per_step)
+        for first in (plan.first_step, step)
+    )
+    for cell, had, has in zip(plan.cells, since, until, strict=True):
+        batches, clips = totals.get(cell.name, (0, 0))
+        totals[cell.name] = (batches + has - had, clips + (has - had) * cell.micro_batch_size)
+    return totals
+
+
+def micro_batches_before(plan: Plan, step: int) -> list[int]:
+    """Return how many micro-batches the steps before `step` have of each cell of the plan in force there."""
+    totals = _totals(plan, step)
+    return [totals[cell.name][0] for cell in at_step(plan, step).cells]
+
+
+def clips_before(plan: Plan, step: int) -> int:
+    """Return how many clips the steps before `step` show, one as often as it is shown."""
+    return sum(clips for _, clips in _totals(plan, step).values())
+
+
+def exposures(plan: Plan, step: int, skipped: Iterable[tuple[int, int]] = ()) -> list[tuple[int, int]]:
+    """Return, per cell, how often the steps before `step` show its least and its most shown clip.
+
+    `skipped`: the first step (from 0) and that behind the last of each window that is not read, apart from
+    each other and before `step`.
+    """
+    plan, windows = at_step(plan, step), tuple(skipped)
+    turns = mixture.turns_before(plan.mixture, step * plan.micro_batches_per_step)
+    found: list[tuple[int, int]] = []
+    for cell, count in zip(plan.cells, turns, strict=True):
+        if cell.past is None and not windows:
+            shown = count * cell.micro_batch_size
+            found.append((shown // len(cell.rows), -(-shown // len(cell.rows))))
+            continue
+        times = _times_shown(plan, cell.name, step)
+        for first, behind in windows:
+            for number, sign in ((behind, -1), (first, 1)):
+                unread = _times_shown(plan, cell.name, number)
+                times[: len(unread)] += sign * unread
+        if cell.past:
+            times = np.delete(times, np.union1d(cell.past.stream.dead, cell.past.missing))
+        found.append((int(times.min()), int(times.max())))
+    return found
+
+
+def _times_shown(plan: Plan, name: str, step: int) -> epoch_shuffle.Ordinals:
+    """Return how often the steps before `step` show each clip that the cell had by then, by its ordinal."""
+    plan = at_step(plan, step)
+    turns = mixture.turns_before(plan.mixture, step * plan.micro_batches_per_step)
+    for cell, count in zip(plan.cells, turns, strict=True):
+        if cell.name == name:
+            skip = cell.past.skip if cell.past else 0
+            return epoch_shuffle.times_shown(stream_of(plan, cell), (count + skip) * cell.micro_batch_size)
+    return epoch_shuffle.NONE
+
+
+def steps_for_passes(plan: Plan, passes: float) -> int:
+    """Return the fewest steps that show at least `passes` x the number of clips; for a stage's length."""
+    wanted = passes * plan.num_clips
+    high = 1
+    while clips_before(plan, high) < wanted:
+        high *= 2
+    low = 0
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if clips_before(plan, middle) >= wanted else (middle + 1, high)
+    return low
+
+
+def rolling_hash(previous: str, clip_ids: Iterable[str]) -> str:
+    """Return the hash of all clips up to a step from that of the step before ("" at first) and its clips.
+
+    The clips are those of the whole step in the order of positions. Two runs that log the same hash at a step
+    have read the same clips in the same order up to there.
+    """
+    return rng.hash_text([previous, *clip_ids])

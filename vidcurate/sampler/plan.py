@@ -1,0 +1,218 @@
+"""A plan: all that the order of the clips depends on. Cells with their clips, a mixture of them, a seed, M.
+
+What it is; `order` says what follows from it. A light module: plain numpy, no reading of files.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vidcurate import rng
+from vidcurate.errors import InputError
+from vidcurate.sampler import curriculum, epoch_shuffle
+from vidcurate.sampler import mixture as sampler_mixture
+from vidcurate.sampler.buckets import Bucket
+from vidcurate.sampler.curriculum import Leg
+from vidcurate.sampler.shard_blocks import Blocks
+
+ALGORITHM_VERSION = 1  # raised when any plan's order changes; the golden vectors in the tests hold it
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Past:
+    """What a cell goes on with after a change: its `stream`, and the row of every ordinal of it.
+
+    Turn j of the cell is micro-batch j + `skip` of the stream. `missing` (sorted): ordinals of clips that
+    were removed and keep their places, which a spare fills.
+    """
+
+    stream: epoch_shuffle.Stream
+    rows: Rows
+    skip: int
+    missing: Rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """Clips that may stand in one micro-batch. `rows` (n,) are their rows of the index, in a lasting order.
+
+    `weight`: micro-batches of this cell against those of other cells, where no curriculum says it.
+    `micro_batch_size` is the bucket's, or n where the cell has fewer clips. `blocks`: how its clips lie in
+    blocks of shards, where passes keep to these. `past`: where the cell goes on after a change.
+    """
+
+    name: str
+    bucket: Bucket
+    rows: Rows
+    weight: int
+    micro_batch_size: int
+    digest: str  # of the clip ids
+    blocks: Blocks | None = None
+    past: Past | None = None
+
+    @property
+    def cost(self) -> int:
+        """Pixels of a micro-batch."""
+        return self.micro_batch_size * self.bucket.num_frames * self.bucket.height * self.bucket.width
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """All that the order depends on. `fingerprint` covers cells, weights, sizes and M; not seed and version.
+
+    `left_out`: reason → rows of clips that no cell holds. `notes`: what had to be adapted, as events.
+    `costs`: what a micro-batch of each cell costs, in any unit, where pixels are no measure of it. Ranks are
+    balanced by it; it changes who reads a micro-batch and nothing of what is read. `run`: so many
+    micro-batches in a row are of one cell. `phases`: the first step of each phase of the curriculum.
+
+    In force from `first_step` on, whose first micro-batch is `first_position`; up to there it is `before`.
+    Rows from `num_rows` on are not in the index any more: they are `gone`, in this order.
+    """
+
+    algorithm_version: int
+    seed: int
+    cells: tuple[Cell, ...]
+    micro_batches_per_step: int
+    fingerprint: str
+    mixture: sampler_mixture.Mixture
+    left_out: Mapping[str, Rows]
+    notes: tuple[dict[str, object], ...]
+    costs: tuple[int, ...] | None = None
+    run: int = 1
+    phases: tuple[int, ...] = (0,)
+    first_step: int = 0
+    first_position: int = 0
+    before: "Plan | None" = None
+    num_rows: int = 0
+    gone: tuple[str, ...] = ()
+
+    @property
+    def num_clips(self) -> int:
+        return sum(len(cell.rows) for cell in self.cells)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatchPlan:
+    """Micro-batch `position`: the clips at `rows` (m,) of the index, all of cell number `cell`.
+
+    `passes` (m,): in which pass over the cell each of them stands, from 0.
+    """
+
+    position: int
+    cell: int
+    rows: Rows
+    passes: Rows
+
+
+def make_cell(
+    name: str,
+    bucket: Bucket,
+    rows: Rows,
+    hashes: rng.Words,
+    weight: int,
+    *,
+    block: Rows | None = None,
+    num_blocks: int = 1,
+    blocks_together: int = 1,
+) -> Cell:
+    """Return the cell of the clips at `rows` whose ids have these `draws.id_hashes`.
+
+    The clips are put in the order of their hashes, so that it does not matter how they lie in the shards;
+    unless `block` (n,), the number of each clip's block of shards below `num_blocks`, is given: then blocks
+    come first, and `blocks_together` of them are mixed.
+    """
+    order = rng.sorting(hashes) if block is None else np.lexsort((hashes, block))
+    ranked = hashes[order]
+    if np.any(ranked[1:] == ranked[:-1]):  # two ids in 10^5 data sets of 20 M clips
+        order = np.lexsort((rows, hashes) if block is None else (rows, hashes, block))
+    return Cell(
+        name=name,
+        bucket=bucket,
+        rows=rows[order].astype(np.int64, copy=False),
+        weight=weight,
+        micro_batch_size=min(bucket.micro_batch_size, len(rows)),
+        digest=rng.hash_bytes(ranked.astype("<u8", copy=False).data),
+        blocks=None if block is None else Blocks(np.bincount(block, minlength=num_blocks), blocks_together),
+    )
+
+
+def make_plan(
+    cells: Sequence[Cell],
+    *,
+    seed: int,
+    micro_batches_per_step: int,
+    left_out: Mapping[str, Rows] | None = None,
+    legs: Sequence[Leg] = (),
+    run: int = 1,
+    notes: Sequence[dict[str, object]] = (),
+) -> Plan:
+    """Return the plan over these cells (any order; names must differ).
+
+    `legs`: weights that change with the turn, instead of those of the cells. `run`: micro-batches in a row
+    that are of one cell; M must be a multiple. A cell with fewer clips than its bucket's micro-batch gets
+    smaller ones, and a note says so: a clip is never twice in a micro-batch. Raises InputError when there is
+    no clip, M is below 1 or no multiple of `run`.
+    """
+    if micro_batches_per_step < 1:
+        raise InputError(f"micro_batches_per_step is {micro_batches_per_step}; it must be 1 or more.")
+    if micro_batches_per_step % run:
+        raise InputError(
+            f"micro_batches_per_step is {micro_batches_per_step}; it must be a multiple of {run}, as so many "
+            "micro-batches in a row are of one bucket."
+        )
+    cells = sorted((cell for cell in cells if len(cell.rows)), key=lambda cell: cell.name)
+    if not cells:
+        reasons = ", ".join(f"{len(rows)} {reason}" for reason, rows in (left_out or {}).items() if len(rows))
+        raise InputError(f"no clip fits any bucket ({reasons or 'there are none'}); change the bucket table.")
+    names = [cell.name for cell in cells]
+    if len(set(names)) < len(names):
+        raise InputError(
+            f"two cells are called {next(n for n in names if names.count(n) > 1)!r}; names must differ."
+        )
+    if legs:
+        mixture = curriculum.mixture(legs, names, run=run)
+    else:
+        divisor = math.gcd(*(cell.weight for cell in cells))
+        mixture = sampler_mixture.mixture([cell.weight // divisor for cell in cells], run=run)
+    small = [
+        {
+            "event": "small_cell",
+            "cell": cell.name,
+            "clips": len(cell.rows),
+            "micro_batch_size_asked": cell.bucket.micro_batch_size,
+            "micro_batch_size": cell.micro_batch_size,
+        }
+        for cell in cells
+        if cell.micro_batch_size < cell.bucket.micro_batch_size
+    ]
+    return Plan(
+        algorithm_version=ALGORITHM_VERSION,
+        seed=seed,
+        cells=tuple(cells),
+        micro_batches_per_step=micro_batches_per_step,
+        fingerprint=_fingerprint(cells, mixture, micro_batches_per_step, run),
+        mixture=mixture,
+        left_out=left_out or {},
+        notes=(*notes, *small),
+        run=run,
+        phases=tuple(leg.first // micro_batches_per_step for leg in legs) or (0,),
+    )
+
+
+def _fingerprint(cells: Sequence[Cell], mixture: sampler_mixture.Mixture, per_step: int, run: int) -> str:
+    """Return the hash of all that decides the order but the seed; what is as ever adds nothing to it."""
+    (_, first_weights), *_ = mixture.spans[0].pieces
+    facts = [str(per_step)]
+    for cell, weight in zip(cells, first_weights, strict=True):
+        facts += [cell.name, repr(cell.bucket), str(weight), str(len(cell.rows)), cell.digest]
+        if cell.blocks:
+            facts.append(f"blocks {cell.blocks.facts}")
+    if run > 1:
+        facts.append(f"run {run}")
+    pieces = [(span.first, first, weights) for span in mixture.spans for first, weights in span.pieces]
+    return rng.hash_text([*facts, *(f"from {piece}" for piece in pieces[1:])])

@@ -1,0 +1,126 @@
+"""What of a recipe decides the order of the clips, but for the seed and the clips themselves."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from vidcurate.recipe.recipe import Recipe
+from vidcurate.sampler.buckets import BucketSpec
+
+Count = Annotated[int, Field(ge=1)]
+Shares = dict[str, Annotated[float, Field(ge=0)]]
+
+
+class PhaseSpec(Recipe):
+    """One phase of a curriculum: what it shows, how long, and how the mixture comes to it.
+
+    One of `levels`, `sources` and `weights` says what is shown; of the first two every clip equally often.
+    All phases but the last have a length, `steps` or `passes`, and the ramp is part of it.
+    """
+
+    levels: tuple[int, ...] = ()
+    """levels that are shown, every clip equally often"""
+    sources: tuple[str, ...] = ()
+    """sources that are shown, every clip equally often; with cells_by: source"""
+    weights: Shares = Field(default_factory=dict)
+    """level (or source) → its share of the clips shown"""
+    steps: Count | None = None
+    """optimizer steps until the next phase"""
+    passes: Annotated[float, Field(gt=0)] | None = None
+    """passes over the phase's clips until the next phase, instead of steps"""
+    ramp_steps: Annotated[int, Field(ge=0)] = 0
+    """the first steps, in which the mixture moves from the phase before to this one; 0: at once"""
+    ramp: Literal["linear", "cosine"] = "linear"
+    """shape of the ramp"""
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> Self:
+        if sum(map(bool, (self.levels, self.sources, self.weights))) != 1:
+            raise ValueError("a phase needs one of levels, sources and weights, to say what it shows")
+        if self.steps is not None and self.passes is not None:
+            raise ValueError("a phase has steps or passes, not both")
+        if self.steps is not None and self.ramp_steps > self.steps:
+            raise ValueError(
+                f"a ramp of {self.ramp_steps} steps is longer than its phase of {self.steps} steps"
+            )
+        return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The levels or sources that the phase names."""
+        return tuple(map(str, self.levels)) or self.sources or tuple(self.weights)
+
+
+class BlocksSpec(Recipe):
+    """Read a few blocks of shards at a time, for shards that are far away and a cache that is small."""
+
+    shards_per_block: Count = 4
+    """shards that follow each other and are taken together"""
+    blocks_together: Count = 8
+    """blocks whose clips are mixed: the cache should hold so many, and the next so many"""
+
+
+class PlanSpec(Recipe):
+    """Which clips, in what shapes, mixed how. All of it decides the order; ranks and workers do not."""
+
+    fold: str | None = "train"
+    """train or validation; null: all clips"""
+    levels: tuple[int, ...] | None = None
+    """levels to read; null: all"""
+    buckets: BucketSpec
+    """the shapes, and the clips of a micro-batch in each"""
+    micro_batches_per_step: Count = 1
+    """micro-batches of one optimizer step, over all ranks together"""
+    cells_by: Literal["level", "source"] = "level"
+    """what the clips of a micro-batch share besides the bucket, and what weights and curriculum name"""
+    weights: Shares = Field(default_factory=dict)
+    """level (or source) → its share of the clips shown; empty: every clip equally often"""
+    curriculum: tuple[PhaseSpec, ...] = ()
+    """phases with weights of their own, in turn; the last goes on to the end"""
+    one_bucket_per: Literal["micro_batch", "node", "step"] = "micro_batch"
+    """what is of one bucket throughout: each micro-batch, those that a node runs at one time, or a step"""
+    ranks_per_node: Count | None = None
+    """with one_bucket_per: node, the ranks that run one bucket at the same time"""
+    blocks: BlocksSpec | None = None
+    """shuffle within blocks of shards; null: over all clips"""
+    small_cells: Literal["merge", "shrink", "refuse"] = "merge"
+    """of a cell with fewer clips than a micro-batch: merge it into the nearest bucket, one that fits into
+    none is refused; shrink its micro-batches, or refuse"""
+
+    @model_validator(mode="after")
+    def _plan_is_one(self) -> Self:
+        if self.curriculum:
+            self._check_curriculum()
+        group = self.ranks_per_node
+        if (self.one_bucket_per == "node") != (group is not None):
+            raise ValueError("one_bucket_per: node and ranks_per_node belong together; give both or neither")
+        if group is not None and self.micro_batches_per_step % group:
+            raise ValueError(
+                f"micro_batches_per_step is {self.micro_batches_per_step}; with one bucket per node it must "
+                f"be a multiple of ranks_per_node={group}"
+            )
+        return self
+
+    def _check_curriculum(self) -> None:
+        if self.weights or self.levels is not None:
+            raise ValueError("a curriculum says what is shown; leave out levels and weights beside it")
+        for number, phase in enumerate(self.curriculum):
+            where = f"curriculum.{number}"
+            last = number + 1 == len(self.curriculum)
+            has_length = phase.steps is not None or phase.passes is not None
+            if has_length == last:
+                what = (
+                    "goes on to the end; leave out its steps and passes" if last else "needs steps or passes"
+                )
+                raise ValueError(f"{where} {what}")
+            if (phase.levels and self.cells_by != "level") or (phase.sources and self.cells_by != "source"):
+                raise ValueError(f"{where} names other things than cells_by={self.cells_by}")
+            if number == 0 and phase.ramp_steps:
+                raise ValueError(f"{where} is the first phase, there is nothing to ramp from")
+
+    @property
+    def run(self) -> int:
+        """Micro-batches in a row that are of one cell."""
+        if self.one_bucket_per == "step":
+            return self.micro_batches_per_step
+        return self.ranks_per_node or 1

@@ -1,0 +1,252 @@
+"""Writing the planned shards: WebDataset tars, then `index.parquet`, then `manifest.json`.
+
+Nothing half written ever has a name that a reader takes. All work in progress lies in `OUT/.build`: the plan
+(`plan.json`), the shards being written, and for each finished shard a record of what is in it (`NAME.json`,
+flushed before the tar gets its name). A run that was killed leaves that folder, and the next one keeps every
+shard whose record fits the plan and writes the rest. A finished folder has no `.build`; before any of its
+shards is touched again, the manifest and the index go first.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from vidcurate import __version__
+from vidcurate.curation.clip_table import table
+from vidcurate.errors import InputError, StorageError
+from vidcurate.executor.map_clips import Progress, no_progress
+from vidcurate.executor.map_shards import in_processes, in_threads
+from vidcurate.media import transcode
+from vidcurate.shards import index, index_file
+from vidcurate.shards import index_file as shards_index_file
+from vidcurate.shards.folder import finished_by, open_set
+from vidcurate.shards.layout import LAYOUT, PlannedShard, ShardPlan, ShardSpec, make_plan
+from vidcurate.shards.manifest import MANIFEST_NAME, only_writer, read_manifest
+from vidcurate.shards.write_shard import BUILD, PLACES, Record, ShardTask, unpacked, write_json, write_shard
+from vidcurate.storage import atomic_file
+
+_LARGE_CLIP_BYTES = 1 << 20
+
+__all__ = ["ShardSpec", "ShardSummary", "read_manifest", "run_build_shards"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardSummary:
+    """What was done. rows_in = rows_rejected + rows_kept and rows_kept = rows_written + rows_failed.
+
+    `failed` names each clip that could not be read, with the reason; the manifest has the same in full.
+    """
+
+    rows_in: int
+    rows_rejected: int
+    rows_kept: int
+    rows_written: int
+    rows_failed: int
+    num_shards: int
+    num_shards_written: int
+    size_bytes: int
+    failed: tuple[str, ...]
+    up_to_date: bool
+
+
+def _summary(manifest: Mapping[str, Any], *, num_shards_written: int, up_to_date: bool) -> ShardSummary:
+    totals = manifest["totals"]
+    return ShardSummary(
+        **{name: totals[name] for name in totals if name.startswith("rows_")},
+        num_shards=totals["shards"],
+        num_shards_written=num_shards_written,
+        size_bytes=totals["bytes"],
+        failed=tuple(f"{clip['clip_id']}: {clip['reason']}" for clip in manifest["failed"]),
+        up_to_date=up_to_date,
+    )
+
+
+# ── the run ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _tasks(
+    plan: ShardPlan, todo: list[PlannedShard], *, out: Path, videos: Path, spec: ShardSpec
+) -> Iterator[ShardTask]:
+    """Yield the shards' tasks one by one: their rows take memory."""
+    for shard in todo:
+        rows = tuple(plan.clips[shard.rows].iter_rows(named=True))
+        yield ShardTask(out=out, videos=videos, shard=shard, rows=rows, spec=spec, parent=os.getpid())
+
+
+def _named(task: ShardTask) -> tuple[str, Record]:
+    return task.shard.name, write_shard(task)
+
+
+def _write_shards(
+    plan: ShardPlan, todo: list[PlannedShard], *, out: Path, videos: Path, spec: ShardSpec, num_workers: int
+) -> Iterator[tuple[str, Record]]:
+    """Write the shards, one task each; yield (name, record) as they are finished.
+
+    Copying large clips is reading, hashing and writing, all of it outside the interpreter's lock: threads do
+    it without the second that processes take to start. Small clips and cuts need processes.
+    """
+    num_clips = sum(len(shard.rows) for shard in todo)
+    is_large = sum(shard.num_bytes for shard in todo) >= num_clips * _LARGE_CLIP_BYTES
+    tasks = _tasks(plan, todo, out=out, videos=videos, spec=spec)
+    num_workers = min(num_workers, len(todo))
+    try:
+        if num_workers <= 1:
+            yield from (_named(task) for task in tasks)
+        elif spec.mode == "copy" and is_large:
+            yield from in_threads(_named, tasks, num_workers)
+        else:
+            yield from in_processes(_named, tasks, num_workers, doing="wrote shards")
+    finally:
+        for path in (out / BUILD).glob("*.partial"):  # of workers that were stopped
+            path.unlink(missing_ok=True)
+
+
+def _index_rows(plan: ShardPlan, records: Mapping[str, Record]) -> dict[str, list[Any]]:
+    """Return the columns of the index, shard by shard."""
+    known = [name for name in index_file.COLUMNS if name in plan.clips.columns]
+    rows: dict[str, list[Any]] = {name: [] for name in index_file.COLUMNS if not name.endswith("_hash")}
+    for shard in plan.shards:
+        record = records[shard.name]
+        clips = plan.clips[shard.rows[record["positions"]]] if record["positions"] else plan.clips.clear()
+        for name in rows:
+            if name == "shard":
+                rows[name] += [shard.name] * clips.height
+            elif name == "frame_map":
+                rows[name] += map(unpacked, record[name])
+            elif name in PLACES:
+                rows[name] += record[name]
+            elif name in known:
+                rows[name] += clips[name].to_list()
+            else:
+                rows[name] += [None] * clips.height
+        start = len(rows["shard"]) - clips.height
+        for row, position in enumerate(record["positions"], start=start):
+            for name, value in record["changed"].get(str(position), {}).items():
+                rows[name][row] = value
+    return rows
+
+
+def _failed(plan: ShardPlan, records: Mapping[str, Record]) -> list[dict[str, Any]]:
+    return [
+        {
+            "clip_id": plan.clips["clip_id"][int(shard.rows[failure["position"]])],
+            "shard": shard.name,
+            "video_path": plan.clips["video_path"][int(shard.rows[failure["position"]])],
+            "file_size_bytes": plan.clips["_size"][int(shard.rows[failure["position"]])],
+            "kind": failure["kind"],
+            "reason": failure["reason"],
+        }
+        for shard in plan.shards
+        for failure in records[shard.name]["failed"]
+    ]
+
+
+def _finish(
+    out: Path, plan: ShardPlan, spec: ShardSpec, inputs: Mapping[str, str], records: Mapping[str, Record]
+) -> dict[str, Any]:
+    """Write index and manifest, forget the work in progress, return the manifest."""
+    index_file.write_index(out, _index_rows(plan, records))
+    opened = index.read_index(out)
+    prints = index.shard_fingerprints(opened)
+    failed = _failed(plan, records)
+    shards = [
+        {
+            "name": shard.name,
+            "fold": shard.fold,
+            "level": shard.level,
+            "clips": len(records[shard.name]["positions"]),
+            "bytes": records[shard.name]["bytes"],
+            "blake3": records[shard.name]["blake3"],
+            "plan_sha256": shard.digest,
+            "structure_fingerprint": prints[shard.name][0],
+            "content_fingerprint": prints[shard.name][1],
+        }
+        for shard in plan.shards
+        if records[shard.name]["positions"]
+    ]
+    manifest = {
+        "format": LAYOUT,
+        "version": __version__,
+        "ffmpeg": None if spec.mode == "copy" else transcode.ffmpeg_version(),
+        "stage": plan.stage,
+        "inputs": dict(inputs),
+        "spec": spec.lasting(),
+        "plan_sha256": plan.digest,
+        "structure_fingerprint": opened.structure_fingerprint,
+        "content_fingerprint": opened.content_fingerprint,
+        "totals": {
+            "rows_in": plan.rows_in,
+            "rows_rejected": plan.rows_in - plan.clips.height,
+            "rows_kept": plan.clips.height,
+            "rows_written": len(opened),
+            "rows_failed": len(failed),
+            "shards": len(shards),
+            "bytes": sum(shard["bytes"] for shard in shards),
+        },
+        "index": {
+            "name": shards_index_file.INDEX_NAME,
+            "bytes": (out / shards_index_file.INDEX_NAME).stat().st_size,
+            "blake3": blake3((out / shards_index_file.INDEX_NAME).read_bytes()).hexdigest(),
+        },
+        "shards": shards,
+        "failed": failed,
+    }
+    try:
+        write_json(out / BUILD / MANIFEST_NAME, manifest, indent=1)
+        atomic_file.replace(out / BUILD / MANIFEST_NAME, out / MANIFEST_NAME)
+    except OSError as error:
+        raise StorageError(f"{out / MANIFEST_NAME}: cannot be written ({error.strerror}).") from error
+    shutil.rmtree(out / BUILD, ignore_errors=True)
+    return manifest
+
+
+def run_build_shards(
+    run: Path,
+    spec: ShardSpec,
+    *,
+    videos: Path,
+    out: Path,
+    num_workers: int = 1,
+    progress: Progress = no_progress,
+) -> ShardSummary:
+    """Write the kept clips of the newest table in `run` as shards into `out`; `videos` has their files.
+
+    Samples are `key.json`, `key.<extension>` and `key.txt`, grouped by fold and level (issue 2). The bytes do
+    not depend on `num_workers`, nor on how often the run was killed and begun again. Raises StageError (no
+    table, nothing kept, `out` holds another set), InputError (a folder, an id or an interval that does not
+    fit), StorageError (the disk), ShardError (a damaged set, or a worker that died).
+    """
+    stage = table.newest_stage(run)
+    inputs = {stage: table.digest(table.stage_path(run, stage))}
+    finished = finished_by(out, spec, inputs, videos)
+    if finished is not None:
+        summary = _summary(finished, num_shards_written=0, up_to_date=True)
+        progress(summary.rows_kept, summary.rows_kept, "clips")
+        return summary
+    if not videos.is_dir():
+        raise InputError(f"{videos}: no such folder of videos.")
+    plan = make_plan(run, stage, spec, videos=videos)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"{out}: cannot be made ({error.strerror}).") from error
+    with only_writer(out):
+        records = open_set(out, plan, spec, inputs)
+        todo = [shard for shard in plan.shards if shard.name not in records]
+        total = plan.clips.height
+        done = total - sum(len(shard.rows) for shard in todo)
+        progress(done, total, "clips")
+        sizes = {shard.name: len(shard.rows) for shard in todo}
+        for name, record in _write_shards(
+            plan, todo, out=out, videos=videos, spec=spec, num_workers=num_workers
+        ):
+            records[name] = record
+            done += sizes[name]
+            progress(done, total, "clips")
+        manifest = _finish(out, plan, spec, inputs, records)
+    return _summary(manifest, num_shards_written=len(todo), up_to_date=False)

@@ -1,0 +1,175 @@
+"""The folder of a set of shards: what may lie in it, what of it can be kept, and when it must not be touched.
+
+A finished set is tars, `index.parquet` and `manifest.json`. A set in the making has the folder `.build`
+instead of the last two: the plan (`plan.json`, which also lists every tar that this package put there), the
+shards being written, and a record of each finished one.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vidcurate.errors import InputError, StageError, StorageError
+from vidcurate.shards import index_file
+from vidcurate.shards import index_file as shards_index_file
+from vidcurate.shards.layout import ShardPlan, ShardSpec
+from vidcurate.shards.manifest import MANIFEST_NAME, read_manifest
+from vidcurate.shards.reader_indexes import export as reader_indexes_export
+from vidcurate.shards.write_shard import (
+    BUILD,
+    CHANGED_BY_A_CUT,
+    MAY_HEAL,
+    PLACES,
+    Record,
+    packed,
+    problem_of,
+    write_json,
+)
+
+_WAYS_ON = "Give --out another folder, or set overwrite: true to replace what is there."
+
+
+def _read_json(path: Path) -> Any:
+    """Return what the file says, None when it is not there or half written."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def finished_by(out: Path, spec: ShardSpec, inputs: Mapping[str, str], videos: Path) -> dict[str, Any] | None:
+    """Return the manifest of the set in `out` when this very request made it and all of it is still there.
+
+    None too when a clip that failed then could be read now.
+    """
+    if (out / BUILD).exists():
+        return None
+    manifest = read_manifest(out)
+    if manifest is None or manifest["spec"] != spec.lasting() or manifest["inputs"] != inputs:
+        return None
+    if _size(out / shards_index_file.INDEX_NAME) != manifest["index"]["bytes"]:
+        return None
+    if any(_size(out / shard["name"]) != shard["bytes"] for shard in manifest["shards"]):
+        return None
+    for clip in manifest["failed"]:
+        if clip["kind"] in MAY_HEAL and not problem_of(videos, clip["video_path"], clip["file_size_bytes"]):
+            return None
+    return manifest
+
+
+def _records_of_finished(out: Path, plan: ShardPlan, manifest: Mapping[str, Any]) -> dict[str, Record]:
+    """Return the records of a finished set's shards that fit the plan, made from its index."""
+    planned = {shard.name: shard for shard in plan.shards}
+    failing = {clip["shard"] for clip in manifest["failed"]}
+    listed = [
+        shard
+        for shard in manifest["shards"]
+        if shard["name"] not in failing
+        and shard["name"] in planned
+        and planned[shard["name"]].digest == shard["plan_sha256"]
+    ]
+    if not listed:
+        return {}
+    rows = index_file.read_columns(out, ["clip_id", *PLACES, *CHANGED_BY_A_CUT])
+    where = {clip_id: row for row, clip_id in enumerate(rows.column("clip_id").to_pylist())}
+    columns = {name: rows.column(name).to_pylist() for name in (*PLACES, *CHANGED_BY_A_CUT)}
+    columns["frame_map"] = [packed(data) for data in columns["frame_map"]]
+    clip_ids = plan.clips["clip_id"]
+    records: dict[str, Record] = {}
+    for shard in listed:
+        at = [where[clip_ids[int(row)]] for row in planned[shard["name"]].rows]
+        records[shard["name"]] = {
+            "plan_sha256": shard["plan_sha256"],
+            "blake3": shard["blake3"],
+            "bytes": shard["bytes"],
+            "positions": list(range(len(at))),
+            "failed": [],
+            "changed": {
+                str(position): {name: columns[name][row] for name in CHANGED_BY_A_CUT}
+                for position, row in enumerate(at)
+            },
+            **{name: [columns[name][row] for row in at] for name in PLACES},
+        }
+    return records
+
+
+def open_set(out: Path, plan: ShardPlan, spec: ShardSpec, inputs: Mapping[str, str]) -> dict[str, Record]:
+    """Make `out` ready for this plan and return the records of the shards that need not be written.
+
+    Raises StageError when the folder holds another set and `overwrite` is not set, InputError when it holds
+    tars that no set of ours names, StorageError when the rest would not fit on the disk; the folder is then
+    as it was.
+    """
+    build = out / BUILD
+    building, manifest = _read_json(build / "plan.json"), read_manifest(out)
+    names = [shard.name for shard in plan.shards]
+    ours = {shard["name"] for shard in manifest["shards"]} if manifest else set()
+    if building:
+        ours |= {*building["shards"], *building["replaces"]}
+    strangers = sorted(path.name for path in out.glob("*.tar") if path.name not in ours)
+    if strangers or (not building and not manifest and (out / shards_index_file.INDEX_NAME).exists()):
+        stranger = strangers[0] if strangers else shards_index_file.INDEX_NAME
+        raise InputError(f"{out}: holds {stranger}, which build-shards did not write. Choose another folder.")
+    current = building or manifest
+    if current and current["plan_sha256"] != plan.digest and not spec.overwrite:
+        raise StageError(f"{out}: {_difference(current, spec, inputs)}; nothing was changed. {_WAYS_ON}")
+    done: dict[str, Record] = {}
+    found = _records_of_finished(out, plan, manifest) if manifest and not building else {}
+    for shard in plan.shards:
+        record = found.get(shard.name) or _read_json(build / f"{shard.name}.json")
+        fits = record and record["plan_sha256"] == shard.digest and not record["failed"]
+        if fits and _size(out / shard.name) == record["bytes"]:
+            done[shard.name] = record
+    stale = [out / name for name in sorted(ours) if name not in done and (out / name).exists()]
+    _check_space(out, sum(s.num_bytes for s in plan.shards if s.name not in done), stale)
+    try:
+        build.mkdir(exist_ok=True)
+        for name in found.keys() & done.keys():
+            write_json(build / f"{name}.json", done[name])
+        write_json(
+            build / "plan.json",
+            {"plan_sha256": plan.digest, "spec": spec.lasting(), "inputs": dict(inputs), "shards": names,
+             "replaces": sorted(ours - set(names))},
+        )  # fmt: skip
+        if ours:
+            reader_indexes_export.remove(out, ours)
+        for path in (
+            out / MANIFEST_NAME,
+            out / shards_index_file.INDEX_NAME,
+            *stale,
+            *build.glob("*.partial"),
+        ):
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise StorageError(f"{build}: cannot be written ({error.strerror}).") from error
+    return done
+
+
+def _difference(current: Mapping[str, Any], spec: ShardSpec, inputs: Mapping[str, str]) -> str:
+    old, new = current["spec"], spec.lasting()
+    changed = [
+        f"{name} is {new.get(name)}, was {old.get(name)}"
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name)
+    ]
+    if not changed:
+        changed = [f"{' and '.join(inputs)}.parquet has other clips or facts"]
+    return f"holds the shards of another request ({'; '.join(changed)})"
+
+
+def _check_space(out: Path, need: int, stale: list[Path]) -> None:
+    free = shutil.disk_usage(out).free + sum(path.stat().st_size for path in stale)
+    if need > free:
+        raise StorageError(
+            f"{out}: the shards need {need:,} bytes and {free:,} are free. "
+            "Make room or give --out another disk."
+        )

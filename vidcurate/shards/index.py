@@ -1,0 +1,278 @@
+"""index.parquet: where each clip lies in the shards, and what a sampler must know of it.
+
+One row per clip, sorted by shard and offset. Every row carries two hashes of 16 bytes: of its structure (id,
+fold, level, shape: what decides the order of training) and of its content (payload and caption). The
+fingerprint of any set of clips is the hash of the sum of theirs. So it does not depend on how the clips lie
+in shards, a moved or re-sharded data set keeps its own, and a shard's fingerprint names the shard that
+differs. Opening adds the hashes up and never recomputes them: `check_index` does.
+
+A light module: decode workers and GPU machines import it (no polars, no av, no torch).
+"""
+
+import hashlib
+import itertools
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from vidcurate import rng
+from vidcurate.errors import ShardError
+from vidcurate.shards.index_file import (
+    AGAIN,
+    COLUMNS,
+    FORMAT,
+    HASHED,
+    Hashes,
+    RowGroups,
+    hash_rows,
+    hashes_of,
+    numbers_of,
+    read_and_sum,
+    read_columns,
+    stamp_of,
+)
+from vidcurate.shards.index_file import INDEX_NAME as INDEX_NAME
+from vidcurate.shards.remote_index import RemoteShards, RemoteSpec, open_shards
+from vidcurate.storage import object_store
+
+# Read when an index is opened: what an order over its clips is made of. All else is read on first use,
+_FIRST = (
+    *("clip_id", "fold", "level", "width", "height", "fps", "num_frames"),
+    *("shard", "video_offset", "video_size"),
+)
+# and these by row group: what besides is needed to read a clip.
+_PLACES = ("source_dataset", "json_offset", "json_size", "json_crc32c", "video_crc32c", "frame_map")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Index:
+    """An open index.parquet; row i of every array is the same clip.
+
+    `table` holds what an order is made of; `words` and `numbers` read other columns when they are first asked
+    for. In the arrays an unknown whole number is 0 and an unknown `fps` is NaN. `shards` are the file names,
+    sorted, and `shard_number` counts in them. `stamp` tells the file from one that has taken its place.
+    """
+
+    folder: Path
+    stamp: tuple[int, ...]
+    table: Any  # pyarrow.Table
+    shards: tuple[str, ...]
+    shard_number: NDArray[np.int32]
+    level: NDArray[np.int32]
+    video_offset: NDArray[np.int64]
+    video_size: NDArray[np.int64]
+    width: NDArray[np.int32]
+    height: NDArray[np.int32]
+    fps: NDArray[np.float64]
+    num_frames: NDArray[np.int64]
+    structure_fingerprint: str
+    content_fingerprint: str
+    remote: RemoteShards | None = None
+
+    @property
+    def place(self) -> Path | str:
+        """The folder of the shards, or its URL."""
+        return self.remote.url if self.remote else self.folder
+
+    def shard_place(self, row: int) -> str:
+        """Return the path or URL of the shard that holds a clip."""
+        shard = self.shards[self.shard_number[row]]
+        return self.remote.url_of(shard) if self.remote else str(self.folder / shard)
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def words(self, column: str) -> Any:
+        """Return a column (clip_id, sample_key, source_id, fold, …) as one pyarrow array.
+
+        One that is not read when the index is opened is read on first use. Raises ShardError when that
+        cannot be, or another index has taken this one's place.
+        """
+        if column in self.table.column_names:
+            return self.table.column(column).chunk(0)
+        if column not in self._kept:
+            self._kept[column] = self._read_later([column]).column(column).chunk(0)
+        return self._kept[column]
+
+    def numbers(self, column: str) -> NDArray[Any]:
+        """Return a column of numbers that is read on first use, as the arrays are. Errors as for `words`."""
+        name = f"numbers of {column}"
+        if name not in self._kept:
+            self._kept[name] = numbers_of(self.words(column))
+        found: NDArray[Any] = self._kept[name]
+        return found
+
+    def at(self, column: str, row: int) -> Any:
+        """Return the value of any column in one row, None for null.
+
+        Of where clips lie, and of their frame maps, only what is near is read. Errors as for `words`.
+        """
+        if column in _PLACES and column not in self._kept:
+            return self._places.at(column, row)
+        return self.words(column)[row].as_py()
+
+    @cached_property
+    def _kept(self) -> dict[str, Any]:
+        return {}
+
+    @cached_property
+    def _places(self) -> RowGroups:
+        self._check_stamp()
+        found = RowGroups(self.folder, _PLACES)
+        self._check_stamp()
+        return found
+
+    def _read_later(self, columns: list[str]) -> Any:
+        self._check_stamp()
+        table = read_columns(self.folder, columns)
+        self._check_stamp()
+        return table
+
+    def _check_stamp(self) -> None:
+        path = self.folder / INDEX_NAME
+        now = stamp_of(path)
+        if not now:
+            raise ShardError(f"{path}: is gone since it was opened. Put it back and start again.")
+        if now != self.stamp:
+            raise ShardError(f"{path}: another index has taken its place since it was opened. Start again.")
+
+    def word(self, column: str, row: int) -> str:
+        """Return one value of a text column, "" where there is none."""
+        return self.at(column, row) or ""
+
+    @property
+    def captions(self) -> Any:
+        """All captions as one pyarrow array."""
+        return self.words("caption")
+
+    @property
+    def frame_maps(self) -> Any:
+        """The frame map of every clip as one pyarrow array of bytes, null where there is none."""
+        return self.words("frame_map")
+
+
+def _fingerprint(kind: str, num_clips: int, total: Hashes) -> str:
+    text = f"{FORMAT} {kind} {num_clips} ".encode() + total.astype("<u8").tobytes()
+    return hashlib.sha256(text).hexdigest()[:32]
+
+
+def _is_number(dtype: Any) -> bool:
+    return bool(pa.types.is_integer(dtype) or pa.types.is_floating(dtype))
+
+
+def read_index(place: Path | str, *, check_files: bool = True, remote: RemoteSpec | None = None) -> Index:
+    """Open the index of the shards in a folder or at a URL, which is read as `remote` says.
+
+    Raises MissingError when there is none; ShardError when it is damaged or of another format, or (with
+    `check_files`) when a shard is missing or shorter than the index says; StorageError and InputError for a
+    URL. At a URL `check_files` also notes which version of each shard is there now: no other will be read.
+    """
+    where = object_store.place(place)
+    shards = open_shards(where, INDEX_NAME, remote or RemoteSpec()) if isinstance(where, str) else None
+    folder = shards.index_folder if shards else Path(where)
+    path = folder / INDEX_NAME
+    stamp = stamp_of(path)
+    table, sums = read_and_sum(folder, list(_FIRST))
+    shard = table.column("shard").chunk(0)
+    names = shard.dictionary.to_pylist()
+    order = np.argsort(np.array(names, dtype=object), kind="stable")
+    rank = np.empty(len(names), dtype=np.int32)
+    rank[order] = np.arange(len(names), dtype=np.int32)
+    shard_number = rank[shard.indices.to_numpy(zero_copy_only=False)]
+    numbers = {
+        name: numbers_of(table.column(name).chunk(0)) for name in _FIRST if _is_number(COLUMNS[name][0])
+    }
+
+    def rises(rows: slice) -> bool:
+        here = slice(rows.start, rows.stop + 1)  # with the first one of the next stretch
+        steps = np.diff(shard_number[here])
+        return not np.any((steps < 0) | ((steps == 0) & (np.diff(numbers["video_offset"][here]) <= 0)))
+
+    if not all(rng.by_chunks(len(shard_number), rises)):
+        raise ShardError(f"{path}: not sorted by shard and offset. {AGAIN}")
+    if shards and check_files:
+        shards = shards.with_stamps(names)
+    index = Index(
+        folder=folder,
+        stamp=stamp,
+        remote=shards,
+        table=table,
+        shards=tuple(names[number] for number in order),
+        shard_number=shard_number,
+        structure_fingerprint=_fingerprint("structure", table.num_rows, sums["structure_hash"]),
+        content_fingerprint=_fingerprint("content", table.num_rows, sums["content_hash"]),
+        **numbers,
+    )
+    if check_files:
+        _check_files(index)
+    return index
+
+
+def _shard_starts(index: Index) -> NDArray[np.int64]:
+    return np.searchsorted(index.shard_number, np.arange(len(index.shards) + 1)).astype(np.int64)
+
+
+def _check_files(index: Index) -> None:
+    starts = _shard_starts(index)
+    for number, name in enumerate(index.shards):
+        last = starts[number + 1] - 1
+        need = int(index.video_offset[last] + index.video_size[last])
+        try:
+            if index.remote:
+                have = index.remote.stamps[name].size_bytes
+            else:
+                have = os.path.getsize(index.folder / name)
+        except OSError as error:
+            raise ShardError(
+                f"{index.folder / name}: named by the index and cannot be read ({error.strerror})."
+            ) from error
+        if have < need:
+            raise ShardError(f"{index.shard_place(last)}: has {have} bytes and the index needs {need}.")
+
+
+def shard_fingerprints(index: Index) -> dict[str, tuple[str, str]]:
+    """Return the (structure, content) fingerprints of each shard, by its file name."""
+    starts = _shard_starts(index)
+    found: dict[str, tuple[str, str]] = {}
+    numbers = {name: hashes_of(index.words(name)) for name in HASHED}
+    for number, shard in enumerate(index.shards):
+        rows = slice(starts[number], starts[number + 1])
+        count = int(starts[number + 1] - starts[number])
+        structure, content = (
+            _fingerprint(name.removesuffix("_hash"), count, numbers[name][rows].sum(axis=0, dtype=np.uint64))
+            for name in HASHED
+        )
+        found[shard] = (structure, content)
+    return found
+
+
+def check_index(index: Index) -> None:
+    """Recompute every hash of the index (a few seconds per million clips).
+
+    Raises ShardError that names the first shard and clip whose row was changed without its hash.
+    """
+    wanted = dict.fromkeys(itertools.chain(HASHED, *HASHED.values()))
+    table = read_columns(index.folder, list(wanted))
+    for name, columns in HASHED.items():
+        wrong = pc.not_equal(hash_rows(table, columns), table.column(name).chunk(0))
+        row = pc.index(wrong, True).as_py()
+        if row >= 0:
+            raise ShardError(
+                f"{index.place}/{INDEX_NAME}: the row of clip {index.word('clip_id', row)!r} in "
+                f"{index.word('shard', row)} was changed after it was written. {AGAIN}"
+            )
+
+
+def find_clip(index: Index, clip_id: str) -> int:
+    """Return the row of a clip. Raises ShardError when the index does not have it."""
+    row = int(pc.index(index.words("clip_id"), clip_id).as_py())
+    if row < 0:
+        raise ShardError(f"{index.place}/{INDEX_NAME}: no clip {clip_id!r} among its {len(index)}.")
+    return row

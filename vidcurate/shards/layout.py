@@ -1,0 +1,317 @@
+"""Which clip goes into which shard, decided before a byte is written.
+
+The plan is a pure function of the judged table and the specification: it reads no video (only where the table
+has no file size it asks the disk), so neither the number of workers nor a run that was killed can change it.
+Within a fold and level the clips are in the order of a keyed hash of their ids, so that every shard is a
+random sample of its group and a sequential reader sees mixed sources.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+from pydantic import Field
+
+from vidcurate.curation.clip_table import schema, table
+from vidcurate.errors import InputError, StageError
+from vidcurate.media.transcode import ProxySpec, TranscodeSpec, ffmpeg_version
+from vidcurate.recipe.recipe import Recipe
+from vidcurate.shards import tar_write
+
+LAYOUT = "vidcurate-shards-2"  # changes whenever the same plan would give other bytes
+
+_VERDICT = {
+    "sample_key", "is_kept", "reject_stage", "reject_rule", "reject_value", "reject_threshold",
+    "ingest_problem", "probe_status", "probe_problem", "missing_bytes", "file_size_bytes",
+    # how far a file was examined changes no shard
+    "integrity_level", "probe_findings", "num_damaged_packets", "num_corrupt_frames",
+    "num_corrupt_audio_packets", "num_timestamp_gaps", "file_sha256",
+}  # fmt: skip
+_FILE_FACTS = {
+    "container", "codec", "pixel_format", "coded_width", "coded_height", "rotation_degrees",
+    "sample_aspect_ratio", "is_variable_fps", "bit_rate", "has_audio", "audio_codec",
+}  # fmt: skip
+_UNRECONCILED = re.compile(r"_from_(metadata|header|index|decode)$")
+ENCODED = ("transcode", "proxy")  # the modes that encode every clip anew
+_PROXY_BYTES_PER_PIXEL = 0.05  # a guess for the plan: what H.264 takes at these settings, rather too much
+_EXTENSION = re.compile(r"[a-z0-9]{1,8}")
+_ROWS_AT_ONCE = 65_536
+
+
+class ShardSpec(Recipe):
+    """How shards are cut and filled."""
+
+    max_clips: int = Field(default=1000, ge=1, description="most clips of a shard")
+    max_bytes: int = Field(
+        default=1_073_741_824,
+        ge=1,
+        description="most bytes of a shard; a larger clip gets a shard of its own",
+    )
+    mode: Literal["copy", "trim", "transcode", "proxy"] = Field(
+        default="copy",
+        description="copy: the files' own bytes; trim: rows with an interval are cut at key frames; "
+        "transcode: every clip is encoded anew, exact to the frame; proxy: the same, small, many key frames",
+    )
+    seed: int = Field(default=0, ge=0, description="another seed is another order of the clips")
+    overwrite: bool = Field(
+        default=False, description="replace a different set of shards in the same folder instead of refusing"
+    )
+    transcode: TranscodeSpec = Field(default=TranscodeSpec(), description="how mode: transcode encodes")
+    proxy: ProxySpec = Field(default=ProxySpec(), description="how mode: proxy encodes")
+
+    def lasting(self) -> dict[str, Any]:
+        """Return the settings that decide the bytes of the shards, as plain JSON values."""
+        return self.model_dump(mode="json", exclude={"overwrite", *ENCODED} - {self.mode})
+
+    def encoding(self) -> TranscodeSpec:
+        """Return how the mode encodes clips anew."""
+        return self.proxy if self.mode == "proxy" else self.transcode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedShard:
+    """One shard: `rows` number the plan's clips in the order in which they are written.
+
+    `num_bytes` is the size of the tar: exact when bytes are copied, estimated from the share of the file when
+    clips are cut. `digest` names what the shard is made of.
+    """
+
+    name: str
+    fold: str
+    level: int
+    rows: NDArray[np.int64]
+    num_bytes: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardPlan:
+    """All shards of a run. `clips` are the kept rows of the table of `stage`."""
+
+    clips: pl.DataFrame
+    shards: tuple[PlannedShard, ...]
+    stage: str
+    rows_in: int
+    digest: str
+
+
+def shard_name(fold: str, level: int, number: int) -> str:
+    """Return a shard's file name; level 0 (no split was run) is left out."""
+    return f"{fold}-level{level}-{number:06d}.tar" if level else f"{fold}-{number:06d}.tar"
+
+
+def extension_of(video_path: str) -> str:
+    """Return the lower-case extension of a video's member in the tar; `bin` where the file has none."""
+    extension = PurePosixPath(video_path).suffix[1:].lower()
+    usable = _EXTENSION.fullmatch(extension) and extension not in ("json", "txt")
+    return extension if usable else "bin"
+
+
+def is_cut(row: Mapping[str, Any], mode: str) -> bool:
+    """Say whether the clip of `row` is cut out of its file under `mode`, rather than copied whole."""
+    return mode in ENCODED or bool(row.get("start_seconds")) or row.get("end_seconds") is not None
+
+
+def clip_facts(row: Mapping[str, Any], mode: str) -> dict[str, Any]:
+    """Return what the JSON of a clip says: every known fact that is true of the bytes in the shard.
+
+    Verdicts are left out, and so are values that another column reconciles; facts of the file (codec, sound,
+    rotation) stay only when its bytes are copied.
+    """
+    without = _FILE_FACTS if is_cut(row, mode) else set()
+    return {
+        name: value
+        for name, value in row.items()
+        if value is not None
+        and name not in _VERDICT
+        and name not in without
+        and not (name in schema.COLUMNS and _UNRECONCILED.search(name))
+    }
+
+
+def as_json(facts: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a clip's JSON: sorted keys, UTF-8."""
+    return json.dumps(facts, sort_keys=True, ensure_ascii=False, allow_nan=False, default=str).encode()
+
+
+def read_clips(run: Path, stage: str) -> tuple[pl.DataFrame, int]:
+    """Return the kept rows of `stage` with fold and level, and how many rows the table has.
+
+    Without a split every clip is in fold train, level 0; without a filter every clip is kept that ingest and
+    probe found no fault with. Raises StageError when none is kept, InputError when an id occurs twice.
+    """
+    lazy = table.scan(run, stage)
+    names = lazy.collect_schema().names()
+    conditions = [pl.col("is_kept")] if "is_kept" in names else []
+    if not conditions and "ingest_problem" in names:
+        conditions.append(pl.col("ingest_problem").is_null())
+    if "is_kept" not in names and "probe_status" in names:
+        conditions.append(pl.col("probe_status") == "ok")
+    if "fold" in names:
+        conditions.append(pl.col("fold").is_not_null())
+    else:
+        lazy = lazy.with_columns(fold=pl.lit("train"), level=pl.lit(0, dtype=pl.Int32))
+    rows_in = int(lazy.select(pl.len()).collect().item())
+    numbers = pl.col(pl.Float32, pl.Float64)
+    clips = (
+        lazy.filter(*conditions)
+        .with_columns(pl.col("level").fill_null(0), pl.when(numbers.is_finite()).then(numbers).name.keep())
+        .collect()
+    )
+    where = table.stage_path(run, stage)
+    if clips.height == 0:
+        raise StageError(f"{where}: none of its {rows_in} clips is kept, so there is nothing to write.")
+    if "sample_key" not in names:
+        clips = clips.with_columns(sample_key=pl.Series(schema.sample_keys(clips["clip_id"])))
+    for name in ("clip_id", "sample_key"):
+        twice = clips.filter(pl.col(name).is_duplicated())[name]
+        if len(twice):
+            raise InputError(
+                f"{where}: {name} {twice.min()!r} occurs more than once; shards need unique ids."
+            )
+    return clips, rows_in
+
+
+def _sizes(clips: pl.DataFrame, videos: Path) -> list[int]:
+    """Return the bytes of each clip's file: what the table says, else what the disk says, else 0."""
+    known = (
+        clips["file_size_bytes"].to_list() if "file_size_bytes" in clips.columns else [None] * clips.height
+    )
+    sizes: list[int] = []
+    for size, name in zip(known, clips["video_path"], strict=True):
+        if size is None:
+            try:
+                size = (videos / (name or "")).stat().st_size
+            except OSError:
+                size = 0  # the clip will fail when it is written, by name
+        sizes.append(size)
+    return sizes
+
+
+def _share(row: Mapping[str, Any], mode: str) -> float:
+    """Return the share of the file's duration that the clip takes; 1 where it is not known."""
+    whole = row.get("duration_seconds_from_header") or row.get("duration_seconds_from_index")
+    if not is_cut(row, mode) or not whole:
+        return 1.0
+    end = row.get("end_seconds")
+    wanted = (whole if end is None else end) - (row.get("start_seconds") or 0.0)
+    return float(min(1.0, max(0.0, wanted / whole)))
+
+
+def _proxy_pixels(row: Mapping[str, Any], spec: ProxySpec) -> float:
+    """Return how many pixels the proxy of a clip has, infinity where its size or length is not known."""
+    height, width, frames = row.get("height"), row.get("width"), row.get("num_frames")
+    if not height or not width or not frames:
+        return float("inf")
+    scale = min(1.0, (spec.short_side_px or min(height, width)) / min(height, width))
+    return float(frames * height * width * scale * scale)
+
+
+def _measure(clips: pl.DataFrame, spec: ShardSpec) -> Iterator[tuple[int, bytes]]:
+    """Yield for each clip its bytes in a tar and the digest of what it is made of."""
+    tool = ffmpeg_version().encode() if spec.mode != "copy" else b""
+    for part in clips.iter_slices(_ROWS_AT_ONCE):
+        for row in part.iter_rows(named=True):
+            if spec.mode == "copy" and is_cut(row, "copy"):
+                start, end = row.get("start_seconds") or 0.0, row.get("end_seconds")
+                until = "its end" if end is None else f"{end:g} s"
+                raise InputError(
+                    f"clip {row['clip_id']!r} is an interval of its file ({start:g} s to {until}) and "
+                    "mode: copy writes whole files. Set mode: trim (key frames) or mode: transcode (exact)."
+                )
+            size = row.pop("_size")
+            payload = as_json(clip_facts(row, spec.mode))
+            caption = (row.get("caption") or "").encode()
+            video = size * _share(row, spec.mode)
+            if spec.mode == "proxy":
+                video = min(video, _proxy_pixels(row, spec.proxy) * _PROXY_BYTES_PER_PIXEL)
+            parts = (len(payload), round(video), len(caption))
+            text = payload + f" {size} {row['sample_key']} ".encode()
+            digest = hashlib.blake2b(
+                text + (tool if is_cut(row, spec.mode) else b""), digest_size=16
+            ).digest()
+            yield sum(tar_write.member_size(part) for part in parts), digest
+
+
+def mixed_order(
+    clip_ids: Sequence[str], folds: Sequence[str], levels: Sequence[int], seed: int
+) -> NDArray[np.int64]:
+    """Return the row numbers sorted by fold, level and a hash of (seed, clip id)."""
+    key = seed.to_bytes(16, "little")
+    hashes = b"".join(
+        hashlib.blake2b(clip_id.encode(), key=key, digest_size=16).digest() for clip_id in clip_ids
+    )
+    words = np.frombuffer(hashes, dtype=">u8").reshape(-1, 2)
+    place = {fold: number for number, fold in enumerate(sorted(set(folds)))}
+    fold_numbers = np.array([place[fold] for fold in folds], dtype=np.int64)
+    order = np.lexsort((words[:, 1], words[:, 0], np.asarray(levels, dtype=np.int64), fold_numbers))
+    return order.astype(np.int64)
+
+
+def cut(
+    groups: Sequence[tuple[str, int]], sizes: Sequence[int], spec: ShardSpec
+) -> Iterator[tuple[str, tuple[str, int], int, int]]:
+    """Yield (name, group, first, end) of the shards for clips in order, each with its group and bytes.
+
+    A shard takes clips of one group until the next would pass `max_clips` or `max_bytes`; it is never empty.
+    Raises InputError when a group would need more than a million shards.
+    """
+    first, total, number = 0, tar_write.END_BYTES, 0
+    for row in range(len(groups) + 1):
+        ends = row == len(groups) or groups[row] != groups[first]
+        if row > first and (ends or row - first == spec.max_clips or total + sizes[row] > spec.max_bytes):
+            if number > 999_999:
+                raise InputError(
+                    f"fold {groups[first][0]}, level {groups[first][1]} needs more than 1,000,000 shards; "
+                    "raise max_clips or max_bytes."
+                )
+            yield shard_name(*groups[first], number), groups[first], first, row
+            first, total, number = row, tar_write.END_BYTES, 0 if ends else number + 1
+        if row < len(groups):
+            total += sizes[row]
+
+
+def make_plan(run: Path, stage: str, spec: ShardSpec, *, videos: Path) -> ShardPlan:
+    """Return the plan for the kept clips of `stage`.
+
+    Raises StageError when no clip is kept, InputError when an id occurs twice or a clip is an interval of its
+    file while `mode` is copy.
+    """
+    clips, rows_in = read_clips(run, stage)
+    sizes = _sizes(clips, videos)
+    clips = clips.with_columns(_size=pl.Series(sizes, dtype=pl.Int64))
+    measured = list(_measure(clips, spec))
+    order = mixed_order(
+        clips["clip_id"].to_list(), clips["fold"].to_list(), clips["level"].to_list(), spec.seed
+    )
+    every = list(zip(clips["fold"].to_list(), clips["level"].to_list(), strict=True))
+    groups = [every[row] for row in order]
+    in_order = [measured[row] for row in order]
+    settings = json.dumps(spec.lasting(), sort_keys=True)
+    whole = hashlib.sha256(f"{LAYOUT} {settings}".encode())
+    shards: list[PlannedShard] = []
+    for name, (fold, level), first, end in cut(groups, [size for size, _ in in_order], spec):
+        content = hashlib.sha256(f"{LAYOUT} {spec.mode} {settings if spec.mode in ENCODED else ''}".encode())
+        for _, clip_digest in in_order[first:end]:
+            content.update(clip_digest)
+        whole.update(name.encode() + content.digest())
+        shards.append(
+            PlannedShard(
+                name=name,
+                fold=fold,
+                level=level,
+                rows=order[first:end],
+                num_bytes=tar_write.END_BYTES + sum(size for size, _ in in_order[first:end]),
+                digest=content.hexdigest(),
+            )
+        )
+    return ShardPlan(
+        clips=clips, shards=tuple(shards), stage=stage, rows_in=rows_in, digest=whole.hexdigest()
+    )

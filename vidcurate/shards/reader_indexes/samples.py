@@ -1,0 +1,74 @@
+"""The samples of each shard as the index has them, in the form that index files of other readers need."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vidcurate.errors import ShardError
+from vidcurate.shards import index_file, tar_write
+from vidcurate.shards import index_file as shards_index_file
+
+_PLACES = [
+    "sample_key", "video_extension", "json_offset", "json_size", "video_offset", "video_size", "text_offset",
+    "text_size",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A member of a sample: its payload is `size` bytes at `offset` of the tar."""
+
+    extension: str
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A sample of a shard: its parts in the order of the tar."""
+
+    key: str
+    parts: tuple[Part, ...]
+
+    @property
+    def begin(self) -> int:
+        """The first byte of the first header."""
+        return self.parts[0].offset - tar_write.BLOCK_BYTES
+
+    @property
+    def end(self) -> int:
+        """The first byte behind the last part's padding."""
+        return self.parts[-1].offset - tar_write.BLOCK_BYTES + tar_write.member_size(self.parts[-1].size)
+
+
+def samples_of(folder: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[str, list[Sample]]]:
+    """Yield (shard, its samples in order) for the shards of the manifest, in its order."""
+    columns = index_file.read_columns(folder, ["shard", *_PLACES])
+    shards = columns.column("shard").to_pylist()
+    first = {name: row for row, name in reversed(list(enumerate(shards)))}
+    for entry in manifest["shards"]:
+        if entry["name"] not in first:
+            raise ShardError(
+                f"{folder / shards_index_file.INDEX_NAME}: has no clip in {entry['name']}. "
+                "Run `vidcurate verify`."
+            )
+        rows = columns.slice(first[entry["name"]], entry["clips"]).to_pylist()
+        yield (
+            entry["name"],
+            [
+                Sample(
+                    row["sample_key"],
+                    tuple(
+                        Part(extension, row[f"{part}_offset"], row[f"{part}_size"])
+                        for part, extension in (
+                            ("json", "json"),
+                            ("video", row["video_extension"]),
+                            ("text", "txt"),
+                        )
+                        if row[f"{part}_offset"] is not None
+                    ),
+                )
+                for row in rows
+            ],
+        )

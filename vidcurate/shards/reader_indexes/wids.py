@@ -1,0 +1,72 @@
+"""The index file of wids, the random-access reader of WebDataset: index.json."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from vidcurate.executor.map_shards import in_threads
+from vidcurate.storage.atomic_file import put
+
+NAME = "index.json"
+_PROGRESS = ".index.json.partial.jsonl"
+
+
+def known_md5(folder: Path) -> dict[tuple[str, str], str]:
+    """Return the MD5 by (shard, BLAKE3) that an earlier run found out, from its list or from index.json."""
+    entries: list[Any] = []
+    with suppress(
+        OSError, ValueError, KeyError, TypeError
+    ):  # none yet, or another program's: all is read anew
+        entries += json.loads((folder / NAME).read_text(encoding="utf-8"))["shardlist"]
+    if (folder / _PROGRESS).exists():
+        for line in (folder / _PROGRESS).read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                entries.append(json.loads(line))
+            except ValueError:
+                continue  # the line that a kill cut
+    return {
+        (entry["url"], entry["blake3"]): entry["md5sum"]
+        for entry in entries
+        if isinstance(entry, dict) and {"url", "blake3", "md5sum"} <= entry.keys()
+    }
+
+
+def _md5(path: Path) -> tuple[str, str]:
+    with path.open("rb") as file:
+        return path.name, hashlib.file_digest(file, "md5").hexdigest()
+
+
+def as_json(folder: Path, manifest: Mapping[str, Any], md5: Mapping[str, str]) -> bytes:
+    """Return index.json. `blake3` is ours: it ties each MD5 to the bytes it was taken of."""
+    shards = [
+        {
+            "url": entry["name"], "md5sum": md5[entry["name"]], "nsamples": entry["clips"],
+            "filesize": entry["bytes"], "blake3": entry["blake3"],
+        }
+        for entry in manifest["shards"]
+    ]  # fmt: skip
+    whole = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "name": "vidcurate", "shardlist": shards}
+    return (json.dumps(whole, indent=2) + "\n").encode()
+
+
+def put_index(
+    folder: Path, manifest: Mapping[str, Any], num_workers: int, progress: Callable[[int], None]
+) -> bool:
+    known = known_md5(folder)
+    sizes = {entry["name"]: entry["bytes"] for entry in manifest["shards"]}
+    digests = {entry["name"]: entry["blake3"] for entry in manifest["shards"]}
+    md5 = {name: known[name, digest] for name, digest in digests.items() if (name, digest) in known}
+    todo = [folder / name for name in digests if name not in md5]
+    with (folder / _PROGRESS).open("a", encoding="utf-8") as file:
+        file.write("\n")  # behind a line that a kill cut
+        for name, value in in_threads(_md5, todo, num_workers):
+            md5[name] = value
+            file.write(json.dumps({"url": name, "blake3": digests[name], "md5sum": value}) + "\n")
+            file.flush()
+            progress(sizes[name])
+    written = put(folder / NAME, as_json(folder, manifest, md5))
+    (folder / _PROGRESS).unlink()
+    return written

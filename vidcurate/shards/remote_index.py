@@ -1,0 +1,103 @@
+"""Shards that lie at a URL: their index, fetched once, and ranges of the shards as they were then.
+
+A light module: obstore is loaded by the first request.
+"""
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pydantic import Field
+
+from vidcurate.errors import MissingError, StorageError
+from vidcurate.recipe.recipe import Recipe
+from vidcurate.storage import object_store
+from vidcurate.storage.object_store import Pause, Stamp
+from vidcurate.storage.url_cache import ShardCache, default_folder, key_of
+
+
+class RemoteSpec(Recipe):
+    """How shards at a URL are read; nothing here changes what is read.
+
+    The clips of a step are fetched ahead, each in one request, into `cache_folder`, and decoded from there.
+    """
+
+    cache_folder: Path | None = None
+    """where fetched clips are kept, on a disk of this machine; all ranks and runs may share it. null:
+    vidcurate-cache-UID in the system's folder for temporary files"""
+    cache_bytes: int = Field(default=16 << 30, gt=0)
+    """most bytes of fetched clips; those used least recently go first"""
+    request_seconds: float = Field(default=object_store.REQUEST_SECONDS, gt=0)
+    """longest time for one request; then it is made again, six times in all"""
+    requests_at_once: int = Field(default=16, ge=1)
+    """requests that one rank makes at a time"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteShards:
+    """The folder at `url`, and the versions (`stamps`, by file name) of its shards when it was opened."""
+
+    url: str
+    spec: RemoteSpec
+    cache: ShardCache
+    index_folder: Path
+    stamps: Mapping[str, Stamp]
+
+    def url_of(self, shard: str) -> str:
+        return f"{self.url}/{shard}"
+
+    def read(self, shard: str, first: int, size: int, pause: Pause = object_store.sleep) -> bytes:
+        """Return bytes of a shard. Raises ShardError for another version of it, StorageError."""
+        stamp, seconds = self.stamps.get(shard), self.spec.request_seconds
+        return object_store.read_range(self.url_of(shard), first, size, stamp, seconds=seconds, pause=pause)
+
+    def with_stamps(self, shards: Iterable[str]) -> "RemoteShards":
+        """Return these with the present versions of all `shards`. Raises StorageError for a missing one."""
+        return replace(
+            self, stamps=object_store.stamps_of(self.url, shards, seconds=self.spec.request_seconds)
+        )
+
+
+def open_shards(url: str, index_name: str, spec: RemoteSpec) -> RemoteShards:
+    """Fetch the index at `url` unless this version of it is here already; the stamps of shards come later.
+
+    Of the processes of a machine one fetches and the others wait for it. Raises MissingError where there is
+    none, InputError, ShardError, StorageError.
+    """
+    cache = ShardCache(spec.cache_folder or default_folder(), spec.cache_bytes)
+    url, seconds = url.rstrip("/"), spec.request_seconds
+    place = f"{url}/{index_name}"
+    stamp = object_store.stamp_if_there(place, seconds=seconds)
+    if stamp is None:
+        raise MissingError(f"{place}: is not there.")
+    folder = cache.folder / "index" / key_of(place, stamp.tag, stamp.size_bytes)
+    target = folder / index_name
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            if not target.exists():
+                _fetch(place, stamp, target, seconds)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise StorageError(f"{target}: cannot be written ({error.strerror}).") from error
+    return RemoteShards(url=url, spec=spec, cache=cache, index_folder=folder, stamps={})
+
+
+def _fetch(url: str, stamp: Stamp, target: Path, seconds: float) -> None:
+    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".partial-", delete=False) as partial:
+        try:
+            object_store.download(url, stamp, partial.file, seconds=seconds)
+            partial.flush()
+            os.fsync(partial.fileno())
+            os.replace(partial.name, target)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(partial.name)
+            raise

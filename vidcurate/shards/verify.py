@@ -1,0 +1,238 @@
+"""Is a set of shards what its manifest and its index say? Every rule of docs/shards.md, one line per problem.
+
+Three levels. `index` reads the headers of the tars and no payload; `bytes` reads everything and compares the
+CRC-32C of every part and the BLAKE3 of every shard; `decode` also decodes every video and holds it against
+its frame map. Nothing is written and nothing is trusted: tars, index and manifest may come from elsewhere.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+from blake3 import blake3
+
+from vidcurate.errors import InputError, MissingError, ShardError
+from vidcurate.executor.map_clips import Progress, no_progress
+from vidcurate.executor.map_shards import in_processes
+from vidcurate.shards import index, index_file
+from vidcurate.shards import index_file as shards_index_file
+from vidcurate.shards.manifest import MANIFEST_NAME, read_manifest
+from vidcurate.shards.reader_indexes import export as reader_indexes_export
+from vidcurate.shards.verify_shard import COPY, LEVELS, ROW, Found, Level, Problem, Task, check_shard
+from vidcurate.shards.write_shard import BUILD
+from vidcurate.storage import object_store
+
+__all__ = ["LEVELS", "Level", "Problem", "Verdict", "verify"]
+
+_REQUESTS_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What was looked at and what is wrong with it; sound when `problems` is empty."""
+
+    folder: str
+    level: str
+    shards: int
+    clips: int
+    members: int
+    bytes_read: int
+    problems: tuple[Problem, ...]
+
+
+def _open_index(folder: Path, manifest: dict[str, Any] | None, problems: list[Problem]) -> index.Index | None:
+    """Return the index when it can be read; say what is wrong with it."""
+
+    def tell(what: str) -> None:
+        problems.append(Problem(shards_index_file.INDEX_NAME, "", what))
+
+    path = folder / shards_index_file.INDEX_NAME
+    if not path.exists():
+        tell(f"is not there. {COPY}")
+        return None
+    entry = manifest["index"] if manifest else None
+    if entry and (path.stat().st_size, blake3(path.read_bytes()).hexdigest()) != (
+        entry["bytes"],
+        entry["blake3"],
+    ):
+        tell("is not the one that the manifest names: another size or BLAKE3")
+    try:
+        opened_index = index.read_index(folder, check_files=False)
+        index.check_index(opened_index)
+    except (MissingError, ShardError) as error:
+        tell(str(error).removeprefix(f"{path}: "))
+        return None
+    for name in ("clip_id", "sample_key"):
+        counts = pc.value_counts(opened_index.words(name))
+        for value in counts.filter(pc.greater(counts.field("counts"), 1)).field("values").to_pylist():
+            rows = pc.indices_nonzero(pc.equal(opened_index.words(name), value)).to_pylist()
+            where = " and ".join(opened_index.word("shard", row) for row in rows)
+            tell(f"the {name} {value!r} occurs {len(rows)} times, in {where}; it must be unique")
+    return opened_index
+
+
+def _manifest_against_index(manifest: dict[str, Any], known: index.Index, problems: list[Problem]) -> None:
+    prints = index.shard_fingerprints(known)
+
+    def compare(member: str, what: str, value: object, expected: object) -> None:
+        if value != expected:
+            problems.append(
+                Problem(MANIFEST_NAME, member, f"says {value!r} for {what}, the index gives {expected!r}")
+            )
+
+    for what in ("structure_fingerprint", "content_fingerprint"):
+        compare("", what, manifest[what], getattr(known, what))
+    compare("", "rows_written", manifest["totals"]["rows_written"], len(known))
+    listed = {entry["name"]: entry for entry in manifest["shards"]}
+    for name in sorted(prints.keys() | listed.keys()):
+        if name not in listed:
+            problems.append(
+                Problem(MANIFEST_NAME, name, "the index has clips in it, the manifest does not name it")
+            )
+        elif name not in prints:
+            problems.append(
+                Problem(MANIFEST_NAME, name, "the manifest names it, the index has no clip in it")
+            )
+        else:
+            said = listed[name]["structure_fingerprint"], listed[name]["content_fingerprint"]
+            compare(name, "its fingerprints", said, prints[name])
+
+
+def _strays(folder: Path, named: set[str]) -> Iterator[Problem]:
+    for path in sorted(folder.iterdir()):
+        if path.name == BUILD:
+            yield Problem(BUILD, "", "the set is unfinished; run `vidcurate build-shards` again")
+        elif path.name not in named and not reader_indexes_export.is_ours(path.name, named):
+            yield Problem(path.name, "", "is a file that the manifest does not name")
+
+
+def _rows_of(known: index.Index, folder: Path) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Yield (shard, rows of the index), shard by shard: all at once would take memory."""
+    table = index_file.read_columns(folder, ROW)
+    starts = np.searchsorted(known.shard_number, np.arange(len(known.shards) + 1)).tolist()
+    for name, first, end in zip(known.shards, starts, starts[1:], strict=False):
+        yield name, table.slice(first, end - first).to_pylist()
+
+
+def _tasks(
+    shards: dict[str, Task], folder: Path, entries: dict[str, Any], known: index.Index | None
+) -> Iterator[Task]:
+    """Yield the task of every shard, with what manifest and index say of it."""
+    rest = set(shards)
+    for name, rows in _rows_of(known, folder) if known else ():
+        rest.discard(name)
+        yield replace(shards[name], entry=entries.get(name), rows=rows)
+    for name in sorted(rest):
+        yield replace(shards[name], entry=entries.get(name), rows=[] if known else None)
+
+
+def verify(
+    place: Path | str, level: Level = "bytes", *, num_workers: int = 1, progress: Progress = no_progress
+) -> Verdict:
+    """Check the shards in a folder or at a URL and return everything that is wrong with them.
+
+    At a URL files that belong to nothing, and those of other readers, are not looked for. Raises InputError
+    when there is no such folder or nothing of a set in it, StorageError when a URL cannot be read; whatever
+    else is wrong, in any file, is a problem in the verdict.
+    """
+    if isinstance(place, Path):
+        if not place.is_dir():
+            raise InputError(f"{place}: no such folder of shards.")
+        return _verify(place, place, level, num_workers, progress)
+    with tempfile.TemporaryDirectory(prefix="vidcurate-verify-") as folder:
+        for name in (MANIFEST_NAME, shards_index_file.INDEX_NAME):
+            if stamp := object_store.stamp_if_there(f"{place}/{name}"):
+                with (Path(folder) / name).open("wb") as file:
+                    object_store.download(f"{place}/{name}", stamp, file)
+        return _verify(place, Path(folder), level, num_workers, progress)
+
+
+def _shards(place: Path | str, names: set[str], level: Level) -> dict[str, Task]:
+    """Return the shards that are named or lie in the folder, and not yet what is said of them."""
+    if isinstance(place, Path):
+        names = names | {path.name for path in place.glob("*.tar")}
+        return {n: Task(place=str(place / n), level=level, entry=None, rows=None) for n in names}
+    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
+        stamps = pool.map(lambda name: object_store.stamp_if_there(f"{place}/{name}"), sorted(names))
+        return {
+            n: Task(place=f"{place}/{n}", level=level, entry=None, rows=None, stamp=stamp)
+            for n, stamp in zip(sorted(names), stamps, strict=True)
+        }
+
+
+def _size(task: Task) -> int:
+    if object_store.is_url(task.place):
+        return task.stamp.size_bytes if task.stamp else 0
+    return os.stat(task.place).st_size if os.path.exists(task.place) else 0
+
+
+def _verify(place: Path | str, folder: Path, level: Level, num_workers: int, progress: Progress) -> Verdict:
+    """Check the shards at `place`, whose manifest and index lie in `folder`."""
+    problems: list[Problem] = []
+    manifest = None
+    try:
+        manifest = read_manifest(folder)
+        if manifest is None:
+            problems.append(Problem(MANIFEST_NAME, "", f"is not there. {COPY}"))
+    except ShardError as error:
+        problems.append(Problem(MANIFEST_NAME, "", str(error).removeprefix(f"{folder / MANIFEST_NAME}: ")))
+    tars = [path.name for path in folder.glob("*.tar")]
+    is_here = isinstance(place, Path)
+    if not tars and manifest is None and not (folder / shards_index_file.INDEX_NAME).exists():
+        raise InputError(
+            f"{place}: holds no shards: no *.tar, no {MANIFEST_NAME}, no {shards_index_file.INDEX_NAME}."
+        )
+    known = _open_index(folder, manifest, problems)
+    entries = {entry["name"]: entry for entry in manifest["shards"]} if manifest else {}
+    if manifest and known:
+        _manifest_against_index(manifest, known, problems)
+    named = {MANIFEST_NAME, shards_index_file.INDEX_NAME, *(entries if manifest else tars)}
+    if is_here:
+        problems += _strays(folder, named)
+    shards = _shards(place, {*entries, *(known.shards if known else ())}, level)
+    total = sum(map(_size, shards.values()))
+    tasks = _tasks(shards, folder, entries, known)
+    results = (
+        map(check_shard, tasks)
+        if num_workers == 1 or len(shards) < 2
+        else in_processes(check_shard, tasks, min(num_workers, len(shards)), doing="read shards")
+    )
+    done = num_members = bytes_read = 0
+    by_shard: list[Found] = []
+    where: dict[str, str] = {}
+    progress(0, total >> 20, "MiB")
+    for found in results:
+        done, num_members, bytes_read = (
+            done + found.size,
+            num_members + found.members,
+            bytes_read + found.bytes_read,
+        )
+        by_shard.append(found)
+        progress(done >> 20, total >> 20, "MiB")
+    for found in sorted(by_shard, key=lambda found: found.name):
+        problems += found.problems
+        for key in found.keys:
+            other = where.setdefault(key, found.name)
+            if other != found.name:
+                problems.append(
+                    Problem(found.name, key, f"is also in {other}; keys must be unique over all shards")
+                )
+    if is_here and manifest is not None and known is not None and known.shards == tuple(sorted(entries)):
+        problems += (
+            Problem(name, "", what) for name, what in reader_indexes_export.problems(folder, manifest)
+        )
+    return Verdict(
+        folder=str(place),
+        level=level,
+        shards=len(by_shard),
+        clips=len(where),
+        members=num_members,
+        bytes_read=bytes_read,
+        problems=tuple(problems),
+    )
