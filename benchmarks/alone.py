@@ -32,7 +32,7 @@ class Alone:
 
     hardware: str
     seconds: dict[str, float]
-    foretold_gib: dict[str, float]
+    predicted_gib: dict[str, float]
     peak_gib: dict[str, float]
     plans: dict[str, str]  # what its blocks do without, in words
     beside_seconds: float
@@ -88,7 +88,7 @@ def measure_alone(recipe: TrainRecipe, stage: StageData, repeats: int, hardware:
     def between(begin: Any, end: Any) -> float:
         return float(begin.elapsed_time(end) / 1000 if gpu else end - begin)
 
-    found = Alone(hardware=hardware, seconds={}, foretold_gib={}, peak_gib={}, plans={}, beside_seconds=0.0)
+    found = Alone(hardware=hardware, seconds={}, predicted_gib={}, peak_gib={}, plans={}, beside_seconds=0.0)
     beside: list[float] = []
     for cell in stage.plan.cells:
         bucket, clips = cell.bucket, cell.micro_batch_size
@@ -128,12 +128,12 @@ def measure_alone(recipe: TrainRecipe, stage: StageData, repeats: int, hardware:
         work = Work(clips=clips, frames=frames, places=places, text_tokens=room)
         found.seconds[cell.name] = statistics.median(times)
         found.plans[cell.name] = str(plan)
-        found.foretold_gib[cell.name] = (held + memory.peak_bytes(recipe.model, work, form, plan)) / GIB
+        found.predicted_gib[cell.name] = (held + memory.peak_bytes(recipe.model, work, form, plan)) / GIB
         found.peak_gib[cell.name] = torch.cuda.max_memory_allocated() / GIB if gpu else 0.0
         print(
             f"{cell.name:<28} {clips} clips, {plan}: "
             f"{1000 * found.seconds[cell.name]:.1f} ms, {found.peak_gib[cell.name]:.1f} GiB "
-            f"(foretold {found.foretold_gib[cell.name]:.1f})",
+            f"(foretold {found.predicted_gib[cell.name]:.1f})",
             flush=True,
         )
     return dataclasses.replace(found, beside_seconds=statistics.median(beside))

@@ -30,7 +30,7 @@ from trainer.distributed.mesh import World
 from trainer.model.stdit import GIANT_3B_2, XL_2, STDiT3, STDiT3Config
 from trainer.run_folder import layout as run_folder_layout
 from trainer.run_folder.checkpoint import checkpoint, checksum, parts
-from trainer.run_folder.checkpoint.async_save import Saver
+from trainer.run_folder.checkpoint.async_save import AsyncSaver
 from trainer.training.optim import adamw, ema
 
 SIZES = {
@@ -91,7 +91,7 @@ def drop_from_cache(folder: Path) -> None:
 def measure(tensors: Parts, folder: Path, world: World, repeats: int, cold: bool) -> dict[str, list[float]]:
     """Return the seconds of every save and load."""
     times: dict[str, list[float]] = {"save": [], "stall": [], "written": [], "load": []}
-    at_once, background = Saver(folder / "run", world), Saver(folder / "run", world)
+    at_once, background = AsyncSaver(folder / "run", world), AsyncSaver(folder / "run", world)
 
     def told() -> dict[str, str]:
         return {part: checksum.checksum(values) for part, values in tensors.items()}

@@ -75,7 +75,7 @@ def by_look(count: int) -> dict[str, float]:
     hashes, sources, copies = make_hashes(count)
     before = peak_memory_bytes()
     start = process_time()
-    found = perceptual.find(hashes, max_bits=8, min_frames=3, min_set_bits=5)
+    found = perceptual.find_perceptual_pairs(hashes, max_bits=8, min_frames=3, min_set_bits=5)
     seconds = process_time() - start
     return {
         "seconds": seconds,
@@ -92,7 +92,7 @@ def by_words(count: int) -> dict[str, float]:
     texts, sources, copies = make_captions(count)
     before = peak_memory_bytes()
     start = process_time()
-    found = captions.find(texts, THRESHOLD)
+    found = captions.find_caption_pairs(texts, THRESHOLD)
     seconds = process_time() - start
     true = captions.runs(texts.gather(np.concatenate([sources, copies])))
     half = len(sources)

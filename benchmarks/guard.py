@@ -37,13 +37,13 @@ WARM = 64  # steps that only teach
 def record(steps: int) -> list[Figures]:
     """Train, and return the figures of every step that the guard looked at."""
     seen: list[Figures] = []
-    find = guard_detect.find
+    find = guard_detect.find_problems
 
     def and_keep(memory: Memory, figures: Figures, spec: GuardSpec) -> Any:
         seen.append(figures)
         return find(memory, figures, spec)
 
-    setattr(guard_detect, "find", and_keep)  # noqa: B010 - the guard's own function is put back below
+    setattr(guard_detect, "find_problems", and_keep)  # noqa: B010 - the guard's own function is put back below
     with tempfile.TemporaryDirectory() as folder:
         buckets = {
             "sizes": {"32px": {"1.00": [32, 32]}, "64px": {"1.00": [64, 64]}},
@@ -60,7 +60,7 @@ def record(steps: int) -> list[Figures]:
         ]
         recipe = make_latents.make(recipes.load(TINY, settings), Path(folder) / "made", 4 * steps)
         train(recipe)
-    setattr(guard_detect, "find", find)  # noqa: B010
+    setattr(guard_detect, "find_problems", find)  # noqa: B010
     return seen
 
 
@@ -71,11 +71,13 @@ class Guard:
         self.memory = Memory()
 
     def find(self, figures: Figures) -> set[str]:
-        found = guard_detect.find(self.memory, figures, SPEC)
+        found = guard_detect.find_problems(self.memory, figures, SPEC)
         return {each.kind for each in found if each.kind in ("spike", "divergence")}
 
     def remember(self, figures: Figures) -> None:
-        guard_detect.remember(self.memory, figures, guard_detect.find(self.memory, figures, SPEC), SPEC)
+        guard_detect.update_history(
+            self.memory, figures, guard_detect.find_problems(self.memory, figures, SPEC), SPEC
+        )
 
 
 class Total:

@@ -251,7 +251,7 @@ def main() -> None:
     poison = (window[0], window[-1]) if window else None
     recipe = make(recipe, given.out, given.clips, given.seed, poison, given.poison_scale)
     path = given.out / "recipe.json"
-    path.write_text(json.dumps(recipes.as_json(recipe), indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(recipes.to_json(recipe), indent=1) + "\n", encoding="utf-8")
     (stage, *_) = data_stages.lay_out(recipe)
     size = latents_request.bytes_on_disk(stage.folder, stage.plan, stage.stage.data) if stage.folder else {}
     for cell in stage.plan.cells:

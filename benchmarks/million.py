@@ -171,7 +171,7 @@ def sweep(csv: Path, run: Path) -> Any:
 def ledger(csv: Path, run: Path) -> Any:
     from vidcurate.curation.clip_table import rejection_ledger
 
-    return rejection_ledger.check(run)["entries_replayed"]
+    return rejection_ledger.check_ledger(run)["entries_replayed"]
 
 
 def card(csv: Path, run: Path) -> Any:

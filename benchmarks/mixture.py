@@ -67,11 +67,11 @@ class Ran:
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        return metrics.read(self.run / metrics.METRICS)
+        return metrics.read_metrics(self.run / metrics.METRICS)
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        return metrics.read(self.run / jsonl.EVENTS)
+        return metrics.read_metrics(self.run / jsonl.EVENTS)
 
     @property
     def steady(self) -> list[dict[str, Any]]:
@@ -147,7 +147,7 @@ def report(ran: Ran, alone: Alone, hardware: str) -> list[Row]:
         if gib and ran.ranks == 1:
             rows.append(
                 row(f"peak memory of {name}, {alone.plans[name]}", gib, "GiB",
-                    peer="foretold", peer_value=alone.foretold_gib[name], higher_is_better=False,
+                    peer="foretold", peer_value=alone.predicted_gib[name], higher_is_better=False,
                     hardware=hardware)
             )  # fmt: skip
     print(f"{len(counted)} updates in {wall:.1f} s, predicted {ideal:.1f} s; stalls of saves {ran.stalls}")

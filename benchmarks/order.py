@@ -29,7 +29,7 @@ from vidcurate import rng as vidcurate_rng
 from vidcurate.sampler import buckets, order, shard_blocks
 from vidcurate.sampler import plan as sampler_plan
 from vidcurate.sampler.buckets import Bucket, BucketSpec
-from vidcurate.sampler.curriculum import Leg
+from vidcurate.sampler.curriculum import Phase
 
 M = 64
 T = TypeVar("T")
@@ -80,11 +80,11 @@ def make_cells(num_clips: int, num_cells: int, *, in_blocks: bool = False) -> li
     return cells
 
 
-def legs_of(cells: Sequence[sampler_plan.Cell]) -> list[Leg]:
+def legs_of(cells: Sequence[sampler_plan.Cell]) -> list[Phase]:
     """Return a curriculum of four levels, a quarter of the cells each, that lead over to each other."""
     levels = [cells[number::4] for number in range(4)]
     return [
-        Leg(
+        Phase(
             first=number * RAMP_STEPS * M,
             weights={cell.name: cell.weight for cell in level},
             ramp_turns=RAMP_STEPS * M if number else 0,

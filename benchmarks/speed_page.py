@@ -52,7 +52,7 @@ def beside_table(found: Figures) -> str:
                 else ("",) * 3
                 for row in rows
             ]
-            lines.append([in_words(shape), *cells[0], *cells[1]])
+            lines.append([to_text(shape), *cells[0], *cells[1]])
     head = ["tokens/s", "float8", "bfloat16", "ratio", "captions packed", "padded to 300", "ratio"]
     return table(head, lines) if lines else ""
 
@@ -73,7 +73,7 @@ def step_table(found: Figures) -> str:
         )
         lines.append(
             [
-                in_words(shape),
+                to_text(shape),
                 f"{rate['value']:,.0f}",
                 rate["goal"].removeprefix(">= ") or "none",
                 f"{rate['peer_value']:,.0f}",
@@ -175,7 +175,7 @@ def imbalance_table(found: Figures) -> str:
     return table(["slowest rank over the mean", "stage 1", "stage 2", "stage 3"], lines)
 
 
-def in_words(shape: str) -> str:
+def to_text(shape: str) -> str:
     return shape.replace("_", " x ")
 
 
@@ -225,7 +225,7 @@ def budgets_table(found: Figures) -> str:
             cell = "" if line is None else f"{line['value']:.2f}"
             cells.append(cell if floor is None else f"{cell} / {floor:.2f}")
         lean = ", lean" if "lean" in found[f"{shape} {ALL}"]["peer"] else ""
-        lines.append([in_words(shape) + lean, *cells])
+        lines.append([to_text(shape) + lean, *cells])
     return table(["µs a token: measured / floor", *(part.short for part in parts), ALL], lines)
 
 
@@ -259,7 +259,7 @@ def budget(found: Figures, steps: Figures) -> str:
     return "\n\n".join(
         [
             f"One {some['hardware']}, measured {some['date']} by benchmarks/step_profile.py, "
-            f"{in_words(BUDGET)}. An 8192³ bfloat16 product ran at {product:.0f} TFLOP/s and a copy at "
+            f"{to_text(BUDGET)}. An 8192³ bfloat16 product ran at {product:.0f} TFLOP/s and a copy at "
             f"{copy:.2f} TB/s; the floors are of these rates.",
             budget_table(found, BUDGET),
             budget_words(found, steps, BUDGET),

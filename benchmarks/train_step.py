@@ -34,7 +34,7 @@ from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from trainer.model.kernels import adamw
-from trainer.model.kernels.apply import quicken
+from trainer.model.kernels.apply import apply_fused_blocks
 from trainer.model.stdit import STDiT3, STDiT3Config, flops
 
 CONFIG = STDiT3Config(freeze_y_embedder=True)
@@ -246,7 +246,7 @@ def prepare(model: STDiT3, shape: Shape, form: str) -> None:
         compile_blocks(model)
     count = len(blocks_of(model)) if form == "recomputed" else shape.recomputed_blocks
     if form in KERNELS:
-        quicken(model, float8=form == "float8")
+        apply_fused_blocks(model, float8=form == "float8")
         if shape.fast_lean:
             count = 0
             for block in blocks_of(model):

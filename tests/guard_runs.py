@@ -48,7 +48,7 @@ def make_poisoned(
     recipe = recipes.load(TINY, settings)
     made = _make_latents().make(recipe, folder, clips, 0, poison, scale)
     path = folder / "recipe.json"
-    path.write_text(json.dumps(recipes.as_json(made)))
+    path.write_text(json.dumps(recipes.to_json(made)))
     return path
 
 

@@ -110,7 +110,7 @@ class Run:
         return make_index(self.folder / f"index-{self.count}", self.made, mixed_by=mixed_by)
 
     def state(self, step: int) -> LoaderState:
-        words = tuple(change.in_words() for change in self.changes)
+        words = tuple(change.to_text() for change in self.changes)
         return state_of(self.index, self.plan, step, "f" * 32, "e" * 32, journal=self.name, changes=words)
 
     def go_on(
@@ -123,7 +123,7 @@ class Run:
         accept: Iterable[str] = tuple(FLAGS.values()),
     ) -> Plan:
         """Change data or recipe when `step` is the next one, and go on if `accept` allows it."""
-        state, old_index, old_spec = LoaderState.from_json(self.state(step).as_json()), self.index, self.spec
+        state, old_index, old_spec = LoaderState.from_json(self.state(step).to_json()), self.index, self.spec
         self.made, self.spec = self.made if made is None else made, spec or self.spec
         index = self._index(mixed_by)
         fresh = plan_of(index, self.spec, seed=SEED)
@@ -147,7 +147,7 @@ class Run:
                 old_index,
                 lambda: plan_of(old_index, old_spec, seed=SEED),
             )
-            self.name = change_log.write(self.journal_folder, self.changes)
+            self.name = change_log.write_change_log(self.journal_folder, self.changes)
         self.plan = self.replayed(fresh)
         return self.plan
 
@@ -155,11 +155,11 @@ class Run:
         """Return the plan as a new process finds it."""
         if not self.name:
             return fresh
-        kept = change_log.read(self.journal_folder, self.name)
+        kept = change_log.read_change_log(self.journal_folder, self.name)
         assert kept == self.changes
         if not any(change.plan_file for change in kept):
             return fresh
-        plan = change_log.replay(self.journal_folder, kept, self.index)
+        plan = change_log.replay_changes(self.journal_folder, kept, self.index)
         assert plan.fingerprint == fresh.fingerprint
         return replace(plan, costs=None)
 

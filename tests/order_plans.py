@@ -10,7 +10,7 @@ from vidcurate import rng
 from vidcurate.sampler import order
 from vidcurate.sampler import plan as sampler_plan
 from vidcurate.sampler.buckets import Bucket
-from vidcurate.sampler.curriculum import Leg
+from vidcurate.sampler.curriculum import Phase
 from vidcurate.sampler.plan import Plan
 
 
@@ -31,7 +31,7 @@ def plan(
     micro_batches_per_step: int = 4,
     seed: int = 7,
     run: int = 1,
-    legs: Sequence[Leg] = (),
+    legs: Sequence[Phase] = (),
     clips_per_block: int | None = None,
     blocks_together: int = 1,
 ) -> Plan:
@@ -65,9 +65,9 @@ def plan(
 
 
 @st.composite
-def curricula(draw: st.DrawFn, num_cells: int, run: int) -> list[Leg]:
+def curricula(draw: st.DrawFn, num_cells: int, run: int) -> list[Phase]:
     """Return one to four legs over so many cells, with ramps and without, some cells at rest for a while."""
-    legs: list[Leg] = []
+    legs: list[Phase] = []
     first = 0
     for _ in range(draw(st.integers(1, 4))):
         weights = draw(
@@ -76,7 +76,7 @@ def curricula(draw: st.DrawFn, num_cells: int, run: int) -> list[Leg]:
         turns = run * draw(st.integers(1, 40))
         ramp = run * draw(st.integers(0, turns // run)) if legs else 0
         legs.append(
-            Leg(
+            Phase(
                 first=first,
                 weights={f"cell-{number:02d}": weight for number, weight in enumerate(weights)},
                 ramp_turns=ramp,

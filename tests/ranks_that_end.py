@@ -90,6 +90,8 @@ def launch(
 
 def diary(run: Path, event: str | None = None) -> list[dict[str, Any]]:
     """Return the lines of RUN/launch.jsonl; the run's events must have the same ones."""
-    lines = metrics.read(run / supervisor.DIARY)
-    assert [line["event"] for line in metrics.read(run / jsonl.EVENTS)] == [line["event"] for line in lines]
+    lines = metrics.read_metrics(run / supervisor.DIARY)
+    assert [line["event"] for line in metrics.read_metrics(run / jsonl.EVENTS)] == [
+        line["event"] for line in lines
+    ]
     return [line for line in lines if event in (None, line["event"])]

@@ -86,7 +86,7 @@ class Ranks:
             words = [sys.executable, "-c", code, str(self.run), str(rank), str(len(bodies))]
             self.started.append(subprocess.Popen(words, cwd=ROOT))
         until = time.monotonic() + LIMIT_SECONDS
-        while len(found := processes.read(self.run)) < len(bodies):
+        while len(found := processes.read_process(self.run)) < len(bodies):
             assert time.monotonic() < until
             assert all(process.poll() is None for process in self.started)
             time.sleep(0.02)

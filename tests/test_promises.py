@@ -125,7 +125,7 @@ def test_the_order_is_blind_to_the_world(home: Path) -> None:
     for step in range(12):
         whole = [batch.position for batch in order.step_micro_batches(plan, step)]
         for world_size in (1, 2, 3, 192):
-            shares = [order.share(plan, step, rank, world_size) for rank in range(world_size)]
+            shares = [order.rank_share(plan, step, rank, world_size) for rank in range(world_size)]
             assert sorted(batch.position for share in shares for batch in share) == whole
     seen = []
     for num_workers in (0, 2):

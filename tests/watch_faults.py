@@ -176,6 +176,6 @@ def stall_of(run: Path) -> dict[str, Any]:
 
 def wait_for_steps(run: Path, count: int) -> None:
     until = time.monotonic() + MOST_SECONDS
-    while len(metrics.read(run / metrics.METRICS)) < count:
+    while len(metrics.read_metrics(run / metrics.METRICS)) < count:
         assert time.monotonic() < until, "the run makes no steps"
         time.sleep(0.05)

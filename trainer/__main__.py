@@ -42,7 +42,7 @@ COMMANDS = {
 PRINT_ENV = "--print-env"
 
 
-def _act(arguments: argparse.Namespace) -> int:
+def _run(arguments: argparse.Namespace) -> int:
     # torch is loaded here, so that --help and a recipe's typing error answer at once.
     with commands.loading():
         from trainer import train
@@ -61,7 +61,7 @@ def _act(arguments: argparse.Namespace) -> int:
     wanted = recipe.load(arguments.recipe, arguments.settings)
     if arguments.dry_run:
         report = dry_run.dry_run(wanted, origin, arguments.settings)
-        print(json.dumps(report, indent=1) if arguments.json else dry_run.in_words(report))
+        print(json.dumps(report, indent=1) if arguments.json else dry_run.to_text(report))
         if report["resume"] and report["resume"]["error"]:
             raise StateError(report["resume"]["error"])
         return 0
@@ -73,7 +73,7 @@ def _act(arguments: argparse.Namespace) -> int:
     with outcome.lost_when_begun(wanted.output):
         ended = train.train(wanted, origin, arguments.settings, check_nodes=not arguments.no_preflight)
     if ended.is_first_rank:
-        print(json.dumps(ended.as_json()) if arguments.json else ended.in_words())
+        print(json.dumps(ended.to_json()) if arguments.json else ended.to_text())
     return ended.exit_code
 
 
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words.remove(PRINT_ENV)
         return environment.main(words)
     return commands.end_of_work(
-        _act, training_arguments.parser().parse_args(words), "from the last checkpoint"
+        _run, training_arguments.parser().parse_args(words), "from the last checkpoint"
     )
 
 

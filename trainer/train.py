@@ -33,7 +33,7 @@ from trainer.model import flops
 from trainer.recipe import recipe as recipes
 from trainer.recipe.recipe import TrainRecipe
 from trainer.run_folder import jsonl, metrics
-from trainer.run_folder.checkpoint.async_save import Saver
+from trainer.run_folder.checkpoint.async_save import AsyncSaver
 from trainer.run_folder.trackers_spec import TrackersSpec
 from trainer.training import data_position, resume, run_lock, validation
 from trainer.training import log as training_log
@@ -44,9 +44,9 @@ from trainer.training.guard.in_loop import Guarded
 from trainer.training.optim import adamw
 from trainer.training.outcome import Outcome
 from trainer.training.preflight import command as preflight
-from trainer.training.setup import Ready, begin
+from trainer.training.setup import Training, set_up
 from trainer.training.state import Origin, TrainState
-from trainer.training.step import Computed, Told, Tools, train_step
+from trainer.training.step import Computed, StepContext, StepSync, train_step
 from trainer.training.trackers import Mirrors
 from trainer.training.validation import Round
 from vidcurate.errors import VidcurateError
@@ -67,7 +67,7 @@ def _determinism(world: World) -> Iterator[None]:
 # ── beginning, saving, sampling ─────────────────────────────────────────────────────────────────────────────
 
 
-def _save(state: TrainState, tools: Tools, stage: StageData, saver: Saver) -> None:
+def _save(state: TrainState, tools: StepContext, stage: StageData, saver: AsyncSaver) -> None:
     """Save a checkpoint, or begin to: the one before must be written first."""
     tools.pulse.phase("save")
     training_log.record_save(saver.wait(), tools)
@@ -97,7 +97,7 @@ def _save(state: TrainState, tools: Tools, stage: StageData, saver: Saver) -> No
     training_log.record_save(saver.take(), tools)
 
 
-def _sample_if_due(state: TrainState, tools: Tools, last_step: int) -> None:
+def _sample_if_due(state: TrainState, tools: StepContext, last_step: int) -> None:
     """Sample the recipe's prompts from the moving average, once for a step whose turn it is."""
     run, spec = tools.recipe.output, tools.recipe.sample
     if spec is None or state.step == 0 or (state.step % spec.every and state.step != last_step):
@@ -122,7 +122,7 @@ def _sample_if_due(state: TrainState, tools: Tools, last_step: int) -> None:
     mesh.first_does(write, tools.world)
 
 
-def _validate_if_due(state: TrainState, act: "_Act") -> None:
+def _validate_if_due(state: TrainState, act: "_RunContext") -> None:
     """Measure the validation loss, once for a step whose turn it is."""
     tools = act.tools
     if not validation.is_due(tools.recipe, state.step, act.last_step):
@@ -154,7 +154,7 @@ def _fail(failure: VidcurateError | None) -> None:
         raise failure
 
 
-def _enter(stage: StageData, state: TrainState, tools: Tools) -> None:
+def _enter(stage: StageData, state: TrainState, tools: StepContext) -> None:
     """Begin a stage: say what it reads and what of its clips it does not, and carry over what it asks for."""
     tools.pulse.phase("start")
     if stage.number != state.stage:
@@ -204,14 +204,14 @@ def train(
             checked = None
             if check_nodes and recipe.preflight.at_start:
                 checked = preflight.at_start(recipe, laid, world)
-            saver = Saver(run, world)
+            saver = AsyncSaver(run, world)
             shown = recipe.trackers if world.is_first else TrackersSpec()
             try:
-                with Mirrors(shown, run, recipes.as_json(recipe)) as mirrors:
-                    ready = begin(recipe, origin, settings, laid, world, watched.pulse)
+                with Mirrors(shown, run, recipes.to_json(recipe)) as mirrors:
+                    ready = set_up(recipe, origin, settings, laid, world, watched.pulse)
                     if checked and world.is_first:
                         preflight.keep(checked, run, {})
-                    return _act(ready, rounds, stop, saver, mirrors, watched.steps)
+                    return _run(ready, rounds, stop, saver, mirrors, watched.steps)
             finally:
                 saver.close()
     finally:
@@ -219,23 +219,28 @@ def train(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Act:
+class _RunContext:
     """What the act uses from its first step to its last."""
 
-    tools: Tools
+    tools: StepContext
     rounds: tuple[Round, ...]
     last_step: int
     stop: Stop
-    saver: Saver
+    saver: AsyncSaver
     mirrors: Mirrors
     steps: StepWatch
 
 
-def _act(
-    ready: Ready, rounds: tuple[Round, ...], stop: Stop, saver: Saver, mirrors: Mirrors, steps: StepWatch
+def _run(
+    ready: Training,
+    rounds: tuple[Round, ...],
+    stop: Stop,
+    saver: AsyncSaver,
+    mirrors: Mirrors,
+    steps: StepWatch,
 ) -> Outcome:
     state, tools, laid, last_step = ready.state, ready.tools, ready.laid, ready.last_step
-    act = _Act(
+    act = _RunContext(
         tools=tools, rounds=rounds, last_step=last_step, stop=stop, saver=saver, mirrors=mirrors, steps=steps
     )
     was_done = ready.begun.kind == "resume" and state.step == last_step
@@ -259,7 +264,7 @@ def _act(
         try:
             line, stopped_by = _stage(stage, state, act)
         except GoBack as back:
-            laid = rollback.go_back(back, state, tools, laid, saver)
+            laid = rollback.roll_back(back, state, tools, laid, saver)
             continue
         if stopped_by:
             return _outcome(state, tools, last_step, line, stopped_by=stopped_by)
@@ -269,7 +274,7 @@ def _act(
     return _outcome(state, tools, last_step, line, was_done=was_done)
 
 
-def _stage(stage: StageData, state: TrainState, act: _Act) -> tuple[dict[str, Any], str | None]:
+def _stage(stage: StageData, state: TrainState, act: _RunContext) -> tuple[dict[str, Any], str | None]:
     """Make the steps that a stage has left; return the last one's line and the signal that cut it short."""
     tools, spec = act.tools, stage.stage
     run, world = tools.recipe.output, tools.world
@@ -297,7 +302,7 @@ def _stage(stage: StageData, state: TrainState, act: _Act) -> tuple[dict[str, An
             is_last = state.stage_step == stage.num_steps
             paces = [*paces[-19:], line["seconds"]]
             if world.is_first:
-                jsonl.append(run / metrics.METRICS, line)
+                jsonl.append_line(run / metrics.METRICS, line)
             if state.step % spec.log_every == 0 or is_last or state.step == 1:
                 training_log.say(world, metrics.console_line(line, act.last_step, sum(paces) / len(paces)))
                 act.mirrors.check(state.step)
@@ -318,9 +323,9 @@ def _stage(stage: StageData, state: TrainState, act: _Act) -> tuple[dict[str, An
 def _step(
     read: Callable[[int], Sequence[Batch]],
     guard: Guarded,
-    act: _Act,
+    act: _RunContext,
     events: list[dict[str, Any]],
-) -> tuple[dict[str, Any], Told]:
+) -> tuple[dict[str, Any], StepSync]:
     """Make one step and return its line for metrics.jsonl, and what the ranks told each other in it."""
     state, stage, tools, saver = guard.state, guard.stage, act.tools, act.saver
     spec = stage.stage
@@ -373,7 +378,7 @@ def _step(
 
 def _outcome(
     state: TrainState,
-    tools: Tools,
+    tools: StepContext,
     last_step: int,
     line: dict[str, Any] | None,
     *,

@@ -32,7 +32,7 @@ from vidcurate.curation.report import build as report_build
 from vidcurate.curation.report import card
 from vidcurate.curation.report.card import CardSpec
 from vidcurate.errors import InputError
-from vidcurate.executor.map_clips import Crew, EngineName, PartSummary, Progress
+from vidcurate.executor.map_clips import EngineName, ExecutorSpec, PartSummary, Progress
 from vidcurate.recipe.recipe import Recipe
 from vidcurate.shards import build as shards_build
 from vidcurate.shards.layout import ShardSpec
@@ -80,7 +80,12 @@ class CurateRecipe(Recipe):
 
 
 def curate(
-    recipe: CurateRecipe, *, telling: Telling, told: Told, crew: Crew | None = None, until: str | None = None
+    recipe: CurateRecipe,
+    *,
+    telling: Telling,
+    told: Told,
+    crew: ExecutorSpec | None = None,
+    until: str | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Run every stage of `recipe` and return each one's summary.
 
@@ -91,7 +96,7 @@ def curate(
     """
     if until is not None and until not in STOPS:
         raise InputError(f"--until {until}: there is no such stage; they are {', '.join(STOPS)}.")
-    crew = crew or Crew(engine=recipe.engine, num_workers=recipe.workers)
+    crew = crew or ExecutorSpec(engine=recipe.engine, num_workers=recipe.workers)
     here = replace(crew, engine="local")
     run, workers = recipe.run, recipe.workers
     summaries: dict[str, dict[str, Any]] = {}

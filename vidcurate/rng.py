@@ -47,7 +47,7 @@ def key(*parts: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def below(number: int, limit: int) -> int:
+def scale_to_range(number: int, limit: int) -> int:
     """Turn the 64-bit `number` into one of 0 … limit − 1."""
     return (number * limit) >> 64
 
@@ -122,7 +122,7 @@ def _hash_chunk(data: NDArray[np.uint8], ends: NDArray[np.int64]) -> Words:
     return hashes
 
 
-def sorting(hashes: Words) -> NDArray[np.int64]:
+def sort_by_hash(hashes: Words) -> NDArray[np.int64]:
     """Return the places of the hashes in rising order, as numpy's argsort; of equal ones either is first.
 
     Sorts numbers whose low bits are their places: several times as fast as sorting places by numbers, and

@@ -38,7 +38,7 @@ def test_a_training_is_seen_looked_into_and_stopped_and_has_saved(
     many = settings(shards, run, "stages.0.steps=1000000", "sample=null")
     started = forks.start([str(TINY), *(word for value in many for word in ("--set", value))], ranks=2)
     until = time.monotonic() + 300
-    while len(metrics.read(run / metrics.METRICS)) < 2 or len(heartbeat.read(run)) < 2:
+    while len(metrics.read_metrics(run / metrics.METRICS)) < 2 or len(heartbeat.read_heartbeat(run)) < 2:
         assert time.monotonic() < until, started.text()
         time.sleep(0.05)
 
@@ -50,6 +50,6 @@ def test_a_training_is_seen_looked_into_and_stopped_and_has_saved(
 
     assert started.codes() == [75, 75]
     last = int((run / "LATEST").read_text().removeprefix("step-"))
-    assert metrics.read(run / metrics.METRICS)[-1]["step"] == last
+    assert metrics.read_metrics(run / metrics.METRICS)[-1]["step"] == last
     assert told.splitlines()[-1] == f"nothing of it runs any more; its newest checkpoint is step-{last:08d}"
-    assert processes.read(run) == []
+    assert processes.read_process(run) == []

@@ -54,11 +54,11 @@ def test_a_line_has_of_each_rank_and_bucket_what_the_plan_foretells_and_what_it_
     home: Path, run: Path
 ) -> None:
     (stage,) = data_stages.lay_out(smoke(home / "shards", run, *settings(home)))
-    lines = metrics.read(run / metrics.METRICS)
+    lines = metrics.read_metrics(run / metrics.METRICS)
     assert len(lines) == STEPS
     for number, line in enumerate(lines):
         assert line["cost_unit"] == "s"
-        foretold = step_balance.foretold(stage, number, 2)
+        foretold = step_balance.predict(stage, number, 2)
         found = line["rank_balance"]
         assert [cost for cost, _ in found["of_ranks"]] == pytest.approx(foretold.of_ranks)
         assert found["predicted"] == pytest.approx([sum(foretold.of_ranks) / 2, max(foretold.of_ranks)])
@@ -91,7 +91,7 @@ def test_the_report_sees_the_wrong_costs_and_writes_right_ones(
     assert '<section id="ranks">' in page
     assert "its cost is wrong" in page
     assert "--cost-table costs.json" in page
-    table = cost_table.read(new)
+    table = cost_table.read_cost_table(new)
     assert table.measured_on == f"the run tiny, steps 4 to {STEPS}"
     assert table.seconds_per_micro_batch == FIXED
     assert set(table.seconds_per_clip["32px"]) == {"8", "4", "2"}
@@ -110,7 +110,7 @@ def test_before_a_run_the_seconds_of_the_table_are_told(
 ) -> None:
     recipe = smoke(home / "shards", run, *settings(home))
     (stage,) = data_stages.lay_out(recipe)
-    foretold = [step_balance.foretold(stage, number, 2) for number in range(STEPS)]
+    foretold = [step_balance.predict(stage, number, 2) for number in range(STEPS)]
     slowest = sum(max(each.of_ranks) for each in foretold) / STEPS
     mean = sum(sum(each.of_ranks) / 2 for each in foretold) / STEPS
 
@@ -122,4 +122,4 @@ def test_before_a_run_the_seconds_of_the_table_are_told(
 
     told = dry_run.dry_run(recipe)
     assert told["stages"][0]["compute_seconds_per_step"] == pytest.approx(2 * mean)
-    assert "by the cost table a step's micro-batches take" in dry_run.in_words(told)
+    assert "by the cost table a step's micro-batches take" in dry_run.to_text(told)

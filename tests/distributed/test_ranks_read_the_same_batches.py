@@ -69,7 +69,7 @@ def start(
     given = {
         "shards": str(opened.folder),
         "folder": str(folder),
-        "state": state_of(opened, plan_of(opened), step).as_json(),
+        "state": state_of(opened, plan_of(opened), step).to_json(),
         "last": last,
         "workers": workers,
     }

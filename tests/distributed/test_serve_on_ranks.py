@@ -49,12 +49,12 @@ def test_the_clips_and_the_validation_loss_are_the_same_on_one_process_and_on_tw
             assert (alone / folder / name).read_bytes() == (shared / folder / name).read_bytes()
     assert [facts["step"] for facts in sample_rounds.rounds(shared)] == [2, 4]
     (one,), (two,) = (
-        [line for line in metrics.read(run / "serve/validation.jsonl") if line["step"] == 2]
+        [line for line in metrics.read_metrics(run / "serve/validation.jsonl") if line["step"] == 2]
         for run in (alone, shared)
     )
     for key in ("loss", "loss_by_clip", "loss_by_timestep"):
         assert one[key] == two[key]
-    lines = metrics.read(shared / "serve/served.jsonl")
+    lines = metrics.read_metrics(shared / "serve/served.jsonl")
     assert [(line["event"], line["step"]) for line in lines] == [("served", 4), ("served", 2)]
 
 

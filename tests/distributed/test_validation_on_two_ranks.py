@@ -29,7 +29,7 @@ def alone(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rounds(run: Path) -> list[dict[str, Any]]:
-    return metrics.read(run / metrics.VALIDATION)
+    return metrics.read_metrics(run / metrics.VALIDATION)
 
 
 @pytest.mark.soak

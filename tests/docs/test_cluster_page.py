@@ -62,17 +62,17 @@ def training_in(path: Path, monkeypatch: pytest.MonkeyPatch) -> "Iterator[subpro
         launched = subprocess.Popen(launch, stdout=said, stderr=said, env=environment)
     try:
         until = time.monotonic() + LIMIT_SECONDS
-        while not (run / metrics.METRICS).exists() or len(metrics.read(run / metrics.METRICS)) < 3:
+        while not (run / metrics.METRICS).exists() or len(metrics.read_metrics(run / metrics.METRICS)) < 3:
             assert launched.poll() is None, (path / "said").read_text()
             assert time.monotonic() < until
             time.sleep(0.1)
-        for record in processes.read(run):
+        for record in processes.read_process(run):
             put_gpus(path / record.host, HOT if record.host == "node3" else GOOD, record.pid)
         yield launched
     finally:
         launched.kill()
         launched.wait()
-        for record in filter(processes.alive, processes.read(run)):  # of a test that failed
+        for record in filter(processes.alive, processes.read_process(run)):  # of a test that failed
             os.kill(record.pid, signal.SIGKILL)
 
 
@@ -98,7 +98,7 @@ def test_the_commands_of_the_page_print_what_it_shows(
         python, flag, module, *words = shlex.split(line)
         assert (python, flag, module) == ("python", "-m", "trainer")
         if words[1] == "dump":
-            os.kill(processes.read(folder / "runs" / "first")[1].pid, signal.SIGSTOP)
+            os.kill(processes.read_process(folder / "runs" / "first")[1].pid, signal.SIGSTOP)
             time.sleep(1.0)  # until the others wait for it
         assert main(words) == CODES[words[1]]
         out = capsys.readouterr().out

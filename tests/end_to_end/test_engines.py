@@ -17,7 +17,7 @@ import pytest
 from vidcurate.curate import CurateRecipe, curate
 from vidcurate.curation.demo_data import write as demo_data_write
 from vidcurate.errors import StageError
-from vidcurate.executor.map_clips import Crew, Part, no_progress
+from vidcurate.executor.map_clips import ExecutorSpec, Part, no_progress
 from vidcurate.recipe.recipe import load
 
 RECIPE = """
@@ -89,21 +89,21 @@ def test_two_processes_give_the_same_bytes(home: Path) -> None:
 
 
 def test_three_parts_give_the_same_bytes_and_a_missing_or_stale_one_is_named(home: Path) -> None:
-    first = [road(home, "parts", crew=Crew(part=Part(number=number, of=3))) for number in (3, 1)]
+    first = [road(home, "parts", crew=ExecutorSpec(part=Part(number=number, of=3))) for number in (3, 1)]
     with pytest.raises(StageError, match=r"part 2/3 is missing \(\d+ of 14 clips\).*--part 2/3"):
-        road(home, "parts", crew=Crew(merge=True))
+        road(home, "parts", crew=ExecutorSpec(merge=True))
     assert [summary["probe"]["part"] for summary in first] == ["3/3", "1/3"]
     assert first[1]["probe"]["parts_missing"] == ("2/3",)
     assert not (home / "parts" / "probe.parquet").exists()
-    road(home, "parts", crew=Crew(part=Part(number=2, of=3)))
-    merged = road(home, "parts", crew=Crew(merge=True), until="score")
+    road(home, "parts", crew=ExecutorSpec(part=Part(number=2, of=3)))
+    merged = road(home, "parts", crew=ExecutorSpec(merge=True), until="score")
     assert merged["probe"]["rows_in"] == 16
     with pytest.raises(StageError, match="no part is done"):
-        road(home, "parts", crew=Crew(merge=True))
+        road(home, "parts", crew=ExecutorSpec(merge=True))
     for number in (1, 2, 3):
-        found = road(home, "parts", crew=Crew(part=Part(number=number, of=3)))
+        found = road(home, "parts", crew=ExecutorSpec(part=Part(number=number, of=3)))
         assert found["score-frames"]["part"] == f"{number}/3"
-    road(home, "parts", crew=Crew(merge=True))
+    road(home, "parts", crew=ExecutorSpec(merge=True))
 
     assert digests(home / "parts") == digests(home / "calm")
 

@@ -206,14 +206,14 @@ def test_what_a_stage_cost_adds_up_until_it_is_done(tmp_path: Path, page: Path) 
     (tmp_path / "probe.parquet").unlink()
     with pytest.raises(KeyboardInterrupt), costs.measured(tmp_path, "probe"):
         raise KeyboardInterrupt  # stopped: a call that did not finish
-    assert costs.read(tmp_path) == []
+    assert costs.read_costs(tmp_path) == []
     with costs.measured(tmp_path, "probe"):
         shutil.copy(page.parent / "probe.parquet", tmp_path)
         sum(range(2_000_000))
     with costs.measured(tmp_path, "probe"):  # found its work done
         pass
     lines = [json.loads(line) for line in (tmp_path / costs.COSTS).read_text().splitlines()]
-    (told,) = costs.read(tmp_path)
+    (told,) = costs.read_costs(tmp_path)
 
     assert [line["is_done"] for line in lines] == [False, True]
     assert told["calls"] == 2

@@ -73,7 +73,7 @@ def is_running(process: Forked) -> bool:
 
 def wait_for_steps(process: Forked, run: Path, steps: int) -> None:
     end = time.monotonic() + LIMIT_SECONDS
-    while len(metrics.read(run / "metrics.jsonl")) < steps and is_running(process):
+    while len(metrics.read_metrics(run / "metrics.jsonl")) < steps and is_running(process):
         assert time.monotonic() < end, f"no {steps} steps in {LIMIT_SECONDS} s"
         time.sleep(0.002)
 

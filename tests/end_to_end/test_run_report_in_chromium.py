@@ -16,7 +16,7 @@ __all__ = ["chromium"]  # a fixture
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of a run with two attempts, validation, and an event that no one knows."""
     run = tmp_path_factory.mktemp("run")
-    jsonl.append(
+    jsonl.append_line(
         run / jsonl.EVENTS,
         {"event": "start", "step": 0, "time": 100.0, "process_began": 95.0, "stage": "one"},
     )
@@ -29,7 +29,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "tokens_per_second": 900.0 + step,
         }
         line |= {"loss_by_bucket": {"144p": 1.0, "240p": 2.0}, "loss_by_level": {"1": 1.0, "2": 1.5}}
-        jsonl.append(run / metrics.METRICS, line)
+        jsonl.append_line(run / metrics.METRICS, line)
     for step in (0, 30, 60):
         round_ = {
             "step": step,
@@ -37,7 +37,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "seconds": 0.5,
             "loss": 2.0 - step / 60,
         }
-        jsonl.append(run / metrics.VALIDATION, {**round_, "standard_error": 0.1})
+        jsonl.append_line(run / metrics.VALIDATION, {**round_, "standard_error": 0.1})
     for name, step, at in (
         ("guard", 20, 120.0),
         ("comet", 25, 125.0),
@@ -45,7 +45,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("done", 60, 201.0),
     ):
         facts = {"process_began": 160.0} if name == "resume" else {"reason": f"<b>{name}</b>"}
-        jsonl.append(run / jsonl.EVENTS, {"event": name, "step": step, "time": at, **facts})
+        jsonl.append_line(run / jsonl.EVENTS, {"event": name, "step": step, "time": at, **facts})
     assert report_command.main([str(run)]) == 0
     return run / report_command.PAGE
 

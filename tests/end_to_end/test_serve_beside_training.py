@@ -61,7 +61,7 @@ def until(condition: Callable[[], object], what: str, seconds: float = 180.0) ->
 
 
 def lines_of(run: Path, event: str) -> list[int]:
-    lines = metrics.read(run / "serve" / "served.jsonl")
+    lines = metrics.read_metrics(run / "serve" / "served.jsonl")
     return [line["step"] for line in lines if line["event"] == event]
 
 
@@ -131,7 +131,7 @@ def test_the_server_follows_survives_its_kill_and_shows_the_right_clip_of_each_s
     assert sorted(served) == sorted(set(served)), "a round was made twice"
     assert {20, 40, 9999} <= set(served)
     assert [facts["step"] for facts in sample_rounds.rounds(run)] == [20, 40, 60, 9999]
-    assert {line["step"] for line in metrics.read(run / "serve/validation.jsonl")} >= {20, 40}
+    assert {line["step"] for line in metrics.read_metrics(run / "serve/validation.jsonl")} >= {20, 40}
 
     # The clip that the gallery plays for a step is that of this checkpoint, sampled directly.
     shown = clips_shown(run, tmp_path)

@@ -132,7 +132,7 @@ def test_a_kill_in_the_middle_of_a_rollback_changes_nothing(
     given = words(recipe, run, *ROLLBACK)
     started = forks.start(["-c", KILLED], ranks=ranks, WORDS="|".join(given), AT=at)
     assert -9 in started.codes(), started.text()
-    assert len(rollbacks.read(run)) == 1
+    assert len(rollbacks.read_rollbacks(run)) == 1
     assert len(numbers(run)) == (35 if at == "forget" else 36)
 
     forks.start(given, ranks=ranks).succeed()
@@ -182,7 +182,7 @@ def test_a_rollback_past_newer_checkpoints_leaves_none_of_what_it_gave_up(
     (run / "samples" / "step-00000010").mkdir(parents=True)
     (run / "samples" / "step-00000015").mkdir()
     back = Rollback(step=20, kind="divergence", to_step=10, stage=0, first=11, last=24)
-    rollbacks.write(run, (back,))
+    rollbacks.write_rollbacks(run, (back,))
 
     assert rollbacks.settle(run) == ["step-00000015", "step-00000020"]
     assert rollbacks.settle(run) == []

@@ -169,7 +169,7 @@ def test_a_bad_node_is_left_out_though_its_rank_was_killed_before_it_could_say_7
     ends = {"exit": 76, "when": ["heartbeats/rank-00001.json"]}
     assert launch(tmp_path, [{"0": ends, "1": slow}]) == 77
 
-    _, excluded, end = metrics.read(tmp_path / jsonl.EVENTS)
+    _, excluded, end = metrics.read_metrics(tmp_path / jsonl.EVENTS)
     assert (excluded["event"], excluded["host"]) == ("excluded", "this host")
     assert excluded["reason"] == "rank 1: it computed another gradient"
     assert end["codes"] == {"0": 76, "1": -signal.SIGKILL}

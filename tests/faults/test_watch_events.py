@@ -37,7 +37,7 @@ def test_a_rank_slower_than_the_others_is_named_with_what_it_is_slow_at(
     assert (slow["step"], slow["steps"], slow["policy"]) == (8, 8, "warn")
     assert slow["factor"] > 1.5
     assert slow["compute_seconds"] > 0.4
-    lines = metrics.read(run / metrics.METRICS)
+    lines = metrics.read_metrics(run / metrics.METRICS)
     slowest = [line["rank_seconds"]["slowest"] for line in lines]
     assert slowest.count(1) > len(lines) / 2  # not in every one: other work may hold up any rank once
     least, middle, most = lines[-1]["rank_seconds"]["compute"]

@@ -117,9 +117,9 @@ def numbers(run: Path) -> list[dict[str, Any]]:
     """Return a run's metric lines without what a clock measured."""
     return [
         {key: value for key, value in line.items() if key not in metrics.CLOCK_KEYS}
-        for line in metrics.read(run / metrics.METRICS)
+        for line in metrics.read_metrics(run / metrics.METRICS)
     ]
 
 
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
-    return [line for line in metrics.read(run / jsonl.EVENTS) if line["event"] == kind]
+    return [line for line in metrics.read_metrics(run / jsonl.EVENTS) if line["event"] == kind]

@@ -137,7 +137,7 @@ def test_a_dry_run_in_words_names_what_no_bucket_takes(shards: Path, tmp_path: P
         )
     )
 
-    words = dry_run.in_words(report)
+    words = dry_run.to_text(report)
     assert "20 steps, stages: first" in words
     assert f"{report['parameters']:,} parameters" in words
     assert "level-1/32px-8f-1.00" in words
@@ -148,7 +148,7 @@ def test_a_dry_run_in_words_names_what_no_bucket_takes(shards: Path, tmp_path: P
     fitted = long["stages"][0]["memory"]
     assert (fitted["lean_blocks"], fitted["recompute_blocks"]) == ("fit", "fit")
     assert fitted["least_bytes"] < fitted["largest_bytes"]
-    assert "GB where blocks are lean or recomputed to make it fit" in dry_run.in_words(long)
+    assert "GB where blocks are lean or recomputed to make it fit" in dry_run.to_text(long)
     assert long["stages"][0]["clips"] == 12
 
 

@@ -156,7 +156,7 @@ def _opened(node: Node, command: Sequence[str]) -> Iterator[Line]:
         line.close()
 
 
-def each(
+def ask_each(
     nodes: Sequence[Node],
     command: Callable[[Node], Sequence[str]],
     talk: Callable[[Line], Document],
@@ -194,7 +194,7 @@ def each(
     return [answers[node] for node in nodes]
 
 
-def begin(line: Line, request: Document, way: Way, limit_seconds: float) -> None:
+def begin_request(line: Line, request: Document, way: Way, limit_seconds: float) -> None:
     """Send the agent its request, and wait until it says that it was reached.
 
     So a node that cannot be reached costs what a connection may take, however long the answer may. Raises
@@ -204,7 +204,7 @@ def begin(line: Line, request: Document, way: Way, limit_seconds: float) -> None
     line.receive(time.monotonic() + min(limit_seconds, way.reach_seconds))
 
 
-def ask(
+def ask_nodes(
     nodes: Sequence[Node],
     request: Document,
     way: Way,
@@ -218,11 +218,11 @@ def ask(
 
     def talk(line: Line) -> Document:
         began = time.monotonic()
-        begin(line, request, way, limit_seconds)
+        begin_request(line, request, way, limit_seconds)
         while True:
             document, _ = line.receive(began + limit_seconds)
             if "telling" not in document:
                 return document
             tell(line.node, document["telling"])
 
-    return each(nodes, lambda node: agent_on(node, way), talk)
+    return ask_each(nodes, lambda node: agent_on(node, way), talk)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainer.cluster import node_tables
-from trainer.cluster.ask_nodes import Answer, Document, Line, begin, each
+from trainer.cluster.ask_nodes import Answer, Document, Line, ask_each, begin_request
 from trainer.cluster.nodes import Node, Way, agent_on
 from trainer.health import clock_offset
 
@@ -35,7 +35,7 @@ def clocks(nodes: Sequence[Node], way: Way, seconds: float, max_offset_seconds: 
     limit = limit_seconds(way, seconds)
 
     def talk(line: Line) -> Document:
-        begin(line, {"action": "clocks"}, way, limit)
+        begin_request(line, {"action": "clocks"}, way, limit)
         kept, _ = line.receive(time.monotonic() + DISCIPLINE_SECONDS)
         first, at = _offset(line), time.monotonic()
         found: dict[str, Any] = {"offset_seconds": first.seconds, "error_seconds": first.error_seconds}
@@ -46,7 +46,7 @@ def clocks(nodes: Sequence[Node], way: Way, seconds: float, max_offset_seconds: 
             found["drift_error_ppm"] = 1e6 * (first.error_seconds + second.error_seconds) / apart
         return {"host": kept.pop("host"), **found, "kept_by": kept}
 
-    answers = each(nodes, lambda node: agent_on(node, way), talk)
+    answers = ask_each(nodes, lambda node: agent_on(node, way), talk)
     _judge(answers, max_offset_seconds)
     return answers
 
@@ -77,7 +77,7 @@ def _judge(answers: Sequence[Answer], max_offset_seconds: float) -> None:
         document["verdict"] = "near" if near else "far" if surely > max_offset_seconds else "unsure"
 
 
-def in_words(answers: Sequence[Answer], max_offset_seconds: float) -> str:
+def to_text(answers: Sequence[Answer], max_offset_seconds: float) -> str:
     said = [answer for answer in answers if answer.document is not None]
     from_what = "the others' median" if len(said) >= FEWEST else "this machine"
     rows = [["node", "offset ms", "± ms", f"from {from_what}", "drift ppm", "", "kept by"]]

@@ -102,11 +102,11 @@ def main(arguments: Sequence[str]) -> int:
         given_words, command = given_words[:at], given_words[at + 1 :]
     given = _parser().parse_args(given_words)
     codes: list[int] = []
-    code = cli_commands.end(lambda: codes.append(_act(given, command)))
+    code = cli_commands.end(lambda: codes.append(_run(given, command)))
     return code or codes[0]
 
 
-def _act(given: argparse.Namespace, command: Sequence[str]) -> int:
+def _run(given: argparse.Namespace, command: Sequence[str]) -> int:
     for name, value in vars(given).items():
         if isinstance(value, float) and not 0.0 <= value < float("inf"):
             raise InputError(f"--{name.replace('_', '-')} {value:g}: must be 0 or more.")
@@ -115,7 +115,7 @@ def _act(given: argparse.Namespace, command: Sequence[str]) -> int:
     nodes = read_nodes(given.nodes)
     way = Way(ssh=tuple(shlex.split(given.ssh)), connect_seconds=given.connect_seconds)
     answers, text, more, code = ACTS[given.command](nodes, way, given, command)
-    print(json.dumps(node_tables.as_json(given.command, answers, **more)) if given.json else text)
+    print(json.dumps(node_tables.to_json(given.command, answers, **more)) if given.json else text)
     return code
 
 
@@ -131,7 +131,7 @@ def _status(nodes: Sequence[Node], way: Way, given: argparse.Namespace, command:
     answers = status.status(
         nodes, way, given.run, given.seconds, way.reach_seconds + given.limit_seconds + given.seconds
     )
-    return answers, status.in_words(answers), {}, _code(answers)
+    return answers, status.to_text(answers), {}, _code(answers)
 
 
 def _health(nodes: Sequence[Node], way: Way, given: argparse.Namespace, command: Sequence[str]) -> Act:
@@ -139,22 +139,22 @@ def _health(nodes: Sequence[Node], way: Way, given: argparse.Namespace, command:
         nodes, way, given.run, int(given.min_disk_gib * GIB), way.reach_seconds + given.limit_seconds
     )
     bad = health.bad_nodes(answers)
-    return answers, health.in_words(answers), {"bad": bad}, exit_codes.BAD_NODE if bad else exit_codes.DONE
+    return answers, health.to_text(answers), {"bad": bad}, exit_codes.BAD_NODE if bad else exit_codes.DONE
 
 
 def _clocks(nodes: Sequence[Node], way: Way, given: argparse.Namespace, command: Sequence[str]) -> Act:
     limit_seconds = given.max_offset_ms / 1000
     answers = clocks.clocks(nodes, way, given.seconds, limit_seconds)
     is_well = all(answer.document is None or answer.document["verdict"] == "near" for answer in answers)
-    return answers, clocks.in_words(answers, limit_seconds), {}, _code(answers, is_well)
+    return answers, clocks.to_text(answers, limit_seconds), {}, _code(answers, is_well)
 
 
 def _dump(nodes: Sequence[Node], way: Way, given: argparse.Namespace, command: Sequence[str]) -> Act:
     answers = dump.dump(nodes, way, given.run, given.look_seconds, given.apart_seconds)
     folder = given.to or dump.default_folder(given.run)
-    dump.write(folder, answers)
+    dump.write_dump(folder, answers)
     more = {**dump.compared(answers), "folder": str(folder)}
-    return answers, dump.in_words(answers, folder), more, _code(answers, not dump.missing(answers))
+    return answers, dump.to_text(answers, folder), more, _code(answers, not dump.missing(answers))
 
 
 def _stop(nodes: Sequence[Node], way: Way, given: argparse.Namespace, command: Sequence[str]) -> Act:
@@ -169,7 +169,7 @@ def _stop(nodes: Sequence[Node], way: Way, given: argparse.Namespace, command: S
     more = {"not_asked": stop.not_asked(answers)}
     return (
         answers,
-        stop.in_words(answers, is_dry_run=given.dry_run),
+        stop.to_text(answers, is_dry_run=given.dry_run),
         more,
         _code(answers, stop.is_over(answers)),
     )
@@ -177,7 +177,7 @@ def _stop(nodes: Sequence[Node], way: Way, given: argparse.Namespace, command: S
 
 def _exec(nodes: Sequence[Node], way: Way, given: argparse.Namespace, command: Sequence[str]) -> Act:
     answers = cluster_exec.run_everywhere(nodes, way, command, given.limit_seconds)
-    return answers, cluster_exec.in_words(answers), {}, _code(answers, cluster_exec.is_good(answers))
+    return answers, cluster_exec.to_text(answers), {}, _code(answers, cluster_exec.is_good(answers))
 
 
 ACTS = {

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cluster import node_tables
-from trainer.cluster.ask_nodes import Answer, ask
+from trainer.cluster.ask_nodes import Answer, ask_nodes
 from trainer.cluster.nodes import Node, Way
 from trainer.health.watch import stack_groups, stacks
 from trainer.health.watch.stacks import Stack
@@ -25,7 +25,7 @@ def dump(nodes: Sequence[Node], way: Way, run: Path, seconds: float, apart_secon
     """Look at every node's ranks for at most `seconds`, and again `apart_seconds` later."""
     request = {"action": "dump", "run": str(run.absolute()), "seconds": seconds}
     limit = limit_seconds(way, seconds, apart_seconds)
-    return ask(nodes, request | {"apart_seconds": apart_seconds}, way, limit)
+    return ask_nodes(nodes, request | {"apart_seconds": apart_seconds}, way, limit)
 
 
 def seen(answers: Sequence[Answer], which: str) -> list[Stack]:
@@ -84,16 +84,16 @@ def compared(answers: Sequence[Answer]) -> dict[str, Any]:
     }
 
 
-def write(folder: Path, answers: Sequence[Answer]) -> None:
+def write_dump(folder: Path, answers: Sequence[Answer]) -> None:
     """Write first.txt and second.txt with every thread of every process, dump.json, and summary.txt.
 
     Raises StorageError.
     """
     texts = {f"{which}.txt": _in_full(seen(answers, which)) for which in ("first", "second")}
     texts["dump.json"] = (
-        json.dumps(node_tables.as_json("dump", answers, **compared(answers)), indent=1) + "\n"
+        json.dumps(node_tables.to_json("dump", answers, **compared(answers)), indent=1) + "\n"
     )
-    texts["summary.txt"] = in_words(answers, None) + "\n"
+    texts["summary.txt"] = to_text(answers, None) + "\n"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
@@ -118,12 +118,12 @@ def _in_full(found: Sequence[Stack]) -> str:
     return "\n".join(lines)
 
 
-def in_words(answers: Sequence[Answer], folder: Path | None) -> str:
+def to_text(answers: Sequence[Answer], folder: Path | None) -> str:
     first, second = seen(answers, "first"), seen(answers, "second")
     still = standing(first, second)
     lines = []
     if second:
-        text = stack_groups.in_words(stack_groups.group(second), still).splitlines()
+        text = stack_groups.to_text(stack_groups.group(second), still).splitlines()
         begin = 2 if text[0].startswith("odd: ") else 0
         odd = odd_one(second, still)
         first_line = f"odd: {stack_groups.odd_in_words(odd)}" if odd else "no rank stands out"

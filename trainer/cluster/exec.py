@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from trainer.cluster import node_tables
-from trainer.cluster.ask_nodes import Answer, ask
+from trainer.cluster.ask_nodes import Answer, ask_nodes
 from trainer.cluster.nodes import Node, Way
 
 
@@ -15,7 +15,7 @@ def limit_seconds(way: Way, seconds: float) -> float:
 def run_everywhere(nodes: Sequence[Node], way: Way, command: Sequence[str], seconds: float) -> list[Answer]:
     """Run the command, without a shell, on every node for at most `seconds`."""
     request = {"action": "exec", "command": list(command), "seconds": seconds}
-    return ask(nodes, request, way, limit_seconds(way, seconds))
+    return ask_nodes(nodes, request, way, limit_seconds(way, seconds))
 
 
 def is_good(answers: Sequence[Answer]) -> bool:
@@ -32,7 +32,7 @@ def groups(answers: Sequence[Answer]) -> list[tuple[list[str], dict[str, object]
     return sorted(found.values(), key=lambda group: -len(group[0]))
 
 
-def in_words(answers: Sequence[Answer]) -> str:
+def to_text(answers: Sequence[Answer]) -> str:
     """Return the groups' outputs in full: they are the answer, and are not cut to a width."""
     lines: list[str] = []
     for names, said in groups(answers):

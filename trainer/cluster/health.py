@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cluster import node_tables
-from trainer.cluster.ask_nodes import Answer, ask
+from trainer.cluster.ask_nodes import Answer, ask_nodes
 from trainer.cluster.nodes import Node, Way
 
 MISSING = "look at the kernel's log for Xid 79, and reboot the node"
@@ -21,7 +21,7 @@ def health(
 ) -> list[Answer]:
     """Ask the nodes; each document gets `verdict`: good, watch or bad."""
     request = {"action": "health", "runs": [str(run.absolute()) for run in runs]}
-    answers = ask(nodes, request | {"min_disk_bytes": min_disk_bytes}, way, limit_seconds)
+    answers = ask_nodes(nodes, request | {"min_disk_bytes": min_disk_bytes}, way, limit_seconds)
     said = [answer for answer in answers if answer.document is not None]
     for answer in said:
         document = answer.document
@@ -54,7 +54,7 @@ def bad_nodes(answers: Sequence[Answer]) -> list[str]:
     ]
 
 
-def in_words(answers: Sequence[Answer]) -> str:
+def to_text(answers: Sequence[Answer]) -> str:
     lines: list[str] = []
     for answer in answers:
         document = answer.document

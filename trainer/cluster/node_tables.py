@@ -76,7 +76,7 @@ def count(answers: Sequence[Answer]) -> str:
     return f"{sum(answer.document is not None for answer in answers)} of {len(answers)} nodes answered"
 
 
-def as_json(command: str, answers: Sequence[Answer], **more: Any) -> dict[str, Any]:
+def to_json(command: str, answers: Sequence[Answer], **more: Any) -> dict[str, Any]:
     """Return the answers as plain values: command, nodes (node, error, seconds, what it said), and more."""
     nodes = [
         {"node": answer.node.name, "error": answer.error or None, "seconds": round(answer.seconds, 3)}

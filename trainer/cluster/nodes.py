@@ -134,7 +134,7 @@ def _slurm_nodes(job: str, environment: Mapping[str, str]) -> tuple[Node, ...]:
 
 def _slurm_says(*words: str) -> str:
     """Return what a command of Slurm prints. Raises VidcurateError, naming it."""
-    said = timed_command.ask(words, SLURM_SECONDS)
+    said = timed_command.run_command(words, SLURM_SECONDS)
     if not said.is_good:
         raise VidcurateError(f"{shlex.join(words)}: {said.problem}.")
     return said.text.strip()

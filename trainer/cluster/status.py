@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cluster import compare, node_tables
-from trainer.cluster.ask_nodes import Answer, ask
+from trainer.cluster.ask_nodes import Answer, ask_nodes
 from trainer.cluster.nodes import Node, Way
 
 GIB = 1 << 30
@@ -18,7 +18,7 @@ def status(
 ) -> list[Answer]:
     """Ask the nodes; each answer's document gets `off`: what is off the others' median."""
     request = {"action": "status", "runs": [str(run.absolute()) for run in runs], "seconds": seconds}
-    answers = ask(nodes, request, way, limit_seconds)
+    answers = ask_nodes(nodes, request, way, limit_seconds)
     said = {answer.node.name: answer.document for answer in answers if answer.document is not None}
     off = compare.off_the_median(said)
     for name, document in said.items():
@@ -26,7 +26,7 @@ def status(
     return answers
 
 
-def in_words(answers: Sequence[Answer]) -> str:
+def to_text(answers: Sequence[Answer]) -> str:
     lines: list[str] = []
     for answer in answers:
         if answer.document is None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cluster import node_tables
-from trainer.cluster.ask_nodes import Answer, ask
+from trainer.cluster.ask_nodes import Answer, ask_nodes
 from trainer.cluster.node import stop as node_stop
 from trainer.cluster.nodes import Node, Way
 
@@ -37,7 +37,7 @@ def stop(
         "interrupt_seconds": interrupt_seconds,
         "kill_seconds": KILL_SECONDS,
     }
-    return ask(nodes, request, way, limit_seconds(way, grace_seconds, interrupt_seconds), tell=_tell)
+    return ask_nodes(nodes, request, way, limit_seconds(way, grace_seconds, interrupt_seconds), tell=_tell)
 
 
 def _tell(node: Node, text: str) -> None:
@@ -63,7 +63,7 @@ def is_over(answers: Sequence[Answer]) -> bool:
     return bool(said) and not not_asked(answers) and not any(document.get("left") for document in said)
 
 
-def in_words(answers: Sequence[Answer], *, is_dry_run: bool) -> str:
+def to_text(answers: Sequence[Answer], *, is_dry_run: bool) -> str:
     lines: list[str] = []
     for answer in answers:
         if answer.document is None:

@@ -84,7 +84,7 @@ def costs(plan: Plan, spec: DataSpec, recipe: TrainRecipe) -> tuple[int, ...]:
     that attention grows with the frame. Raises RecipeError for a table that lacks a bucket.
     """
     if spec.buckets.cost_table:
-        table, where = cost_table.read(spec.buckets.cost_table), str(spec.buckets.cost_table)
+        table, where = cost_table.read_cost_table(spec.buckets.cost_table), str(spec.buckets.cost_table)
         return tuple(
             round(1e6 * (table.seconds_per_micro_batch + cell.micro_batch_size * per_clip))
             for cell in plan.cells

@@ -193,7 +193,7 @@ def in_force(recipe: Mapping[str, str] | None = None) -> list[Variable]:
     return found
 
 
-def in_words(variables: Sequence[Variable]) -> str:
+def to_text(variables: Sequence[Variable]) -> str:
     """Return the variables as people read them: what is set, then the defaults, then what is odd."""
     is_set = [variable for variable in variables if variable.value is not None]
     lines = ["set:"]

@@ -155,12 +155,14 @@ def sample_round(
     spec = recipe.sample
     assert spec is not None
     folder = sample_rounds.folder(run, sample_rounds.OWN, step)
-    partial = sample_rounds.begin(folder, "training")
+    partial = sample_rounds.begin_round(folder, "training")
     made = sample_rounds.entries(spec)
     for entry in made:
         frames = sample_clip(model, weights, recipe, flow_at(recipe, stage), spec, entry)
         write_clip(partial / entry.file, frames, spec.fps)
-    sample_rounds.finish(partial, folder, sample_rounds.listing(sample_rounds.OWN, step, spec, weights="ema"))
+    sample_rounds.finish_round(
+        partial, folder, sample_rounds.listing(sample_rounds.OWN, step, spec, weights="ema")
+    )
     gallery.write_gallery(run, recipe.name)
     return [folder / entry.file for entry in made]
 
@@ -238,10 +240,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
-    return commands.end(lambda: _act(given))
+    return commands.end(lambda: _run(given))
 
 
-def _act(given: argparse.Namespace) -> None:
+def _run(given: argparse.Namespace) -> None:
     model, recipe, state = load_model(given.path, raw=given.raw)
     spec = _spec(recipe, given, given.path).model_copy(update={"seeds": (given.seed,)})
     for entry in sample_rounds.entries(spec):

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from trainer.health.timed_command import ask
+from trainer.health.timed_command import run_command
 
 NANO = 1e-9
 
@@ -61,7 +61,7 @@ class Offset:
     error_seconds: float
     samples: int
 
-    def in_words(self) -> str:
+    def to_text(self) -> str:
         return f"{1e3 * self.seconds:+.3f} ms ± {1e3 * self.error_seconds:.3f} ms"
 
 
@@ -127,10 +127,10 @@ def discipline(seconds: float = 5.0) -> Discipline:
 
     Each is asked for at most `seconds`. Raises nothing.
     """
-    chrony = ask(["chronyc", "-n", "tracking"], seconds)
+    chrony = run_command(["chronyc", "-n", "tracking"], seconds)
     if chrony.is_good and (found := from_chrony(chrony.text)):
         return found
-    systemd = ask(["timedatectl", "show"], seconds)
+    systemd = run_command(["timedatectl", "show"], seconds)
     if systemd.is_good and (found := from_timedatectl(systemd.text)):
         return found
     return _from_kernel([said.problem for said in (chrony, systemd) if said.problem])

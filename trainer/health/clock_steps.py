@@ -40,7 +40,7 @@ class ClockStep:
     seconds: float
     within_seconds: float
 
-    def in_words(self, host: str) -> str:
+    def to_text(self, host: str) -> str:
         way = "back" if self.seconds < 0 else "forward"
         return f"{host}: the clock was set {way} by {abs(self.seconds):.3f} s while the run went on; {ADVICE}"
 

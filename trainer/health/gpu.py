@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 
 from trainer.cli import commands
 from trainer.health import xid
-from trainer.health.timed_command import Answer, ask, last_line
+from trainer.health.timed_command import CommandResult, last_line, run_command
 from trainer.health.xid_log import XidLog, read_xids
 from trainer.run_folder import processes
 
@@ -114,10 +114,10 @@ def device_files() -> int:
     return len([path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()])
 
 
-def read(seconds: float = SMI_SECONDS) -> Hardware:
+def read_gpus(seconds: float = SMI_SECONDS) -> Hardware:
     """Return the facts of this host's GPUs, within `seconds` and a second more."""
     host = socket.gethostname()
-    said = ask(["nvidia-smi", "-q", "-x"], seconds)
+    said = run_command(["nvidia-smi", "-q", "-x"], seconds)
     if said.kind == "missing":
         files = device_files()
         problem = f"{said.problem}, but {files} GPUs have device files" if files else ""
@@ -127,7 +127,7 @@ def read(seconds: float = SMI_SECONDS) -> Hardware:
     return parse(said, host)
 
 
-def parse(said: Answer, host: str) -> Hardware:
+def parse(said: CommandResult, host: str) -> Hardware:
     """Return what `nvidia-smi -q -x` said; a broken answer is a `problem`, beside what could be read."""
     begin = said.text.find("<?xml")
     try:
@@ -329,7 +329,7 @@ def _judged(gpu: Gpu) -> list[tuple[bool, str, xid.Action, str]]:
 # ── the command ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def as_json(hardware: Hardware, log: XidLog) -> dict[str, object]:
+def to_json(hardware: Hardware, log: XidLog) -> dict[str, object]:
     """Return facts, Xids with their policy, and what is wrong, as plain values."""
     return {
         **asdict(hardware),
@@ -344,7 +344,7 @@ def _figure(value: float | None, unit: str) -> str:
     return "?" if value is None else f"{value:,.0f} {unit}"
 
 
-def in_words(hardware: Hardware, log: XidLog) -> str:
+def to_text(hardware: Hardware, log: XidLog) -> str:
     """Return the facts as people read them, a line a GPU."""
     lines = [f"{hardware.host}: {len(hardware.gpus)} GPUs, driver {hardware.driver or 'not there'}"]
     for gpu in hardware.gpus:
@@ -382,7 +382,7 @@ def main(words: Sequence[str]) -> int:
     given: argparse.Namespace = parser.parse_args(words)
 
     def act() -> None:
-        hardware, log = read(given.seconds), read_xids()
-        print(json.dumps(as_json(hardware, log)) if given.json else in_words(hardware, log))
+        hardware, log = read_gpus(given.seconds), read_xids()
+        print(json.dumps(to_json(hardware, log)) if given.json else to_text(hardware, log))
 
     return commands.end(act)

@@ -20,7 +20,7 @@ MOST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class CommandResult:
     """What a program said. `problem` is one line where it gave no answer, "" where it did.
 
     `kind`: answered, missing (there is no such program), hung (its limit passed), failed (it ended with an
@@ -43,9 +43,9 @@ def last_line(text: str) -> str:
     return lines[-1][:160] if lines else ""
 
 
-def ask(
+def run_command(
     command: Sequence[str], seconds: float, *, environment: Mapping[str, str] | None = None, stdin: str = ""
-) -> Answer:
+) -> CommandResult:
     """Run `command` for at most `seconds` and return what it printed. Raises nothing.
 
     The program gets a session of its own, so that what it started is killed with it; English answers are
@@ -65,22 +65,22 @@ def ask(
             env={**os.environ, **(environment or {}), "LC_ALL": "C"},
         )
     except FileNotFoundError:
-        return Answer(kind="missing", problem=f"{name}: there is no such program here")
+        return CommandResult(kind="missing", problem=f"{name}: there is no such program here")
     except OSError as error:
-        return Answer(kind="missing", problem=f"{name}: cannot be run ({error.strerror})")
+        return CommandResult(kind="missing", problem=f"{name}: cannot be run ({error.strerror})")
     try:
         out, errors = process.communicate(stdin, timeout=seconds)
     except subprocess.TimeoutExpired:
         _leave(process)
         problem = f"{name}: no answer within {seconds:g} s; it was ended"
-        return Answer(kind="hung", problem=problem, seconds=time.monotonic() - began)
+        return CommandResult(kind="hung", problem=problem, seconds=time.monotonic() - began)
     took = time.monotonic() - began
     out = out[:MOST_BYTES]
     if process.returncode:
         said = last_line(errors) or last_line(out) or "it said nothing"
         problem = f"{name}: ended with {process.returncode} ({said})"
-        return Answer(kind="failed", text=out, problem=problem, seconds=took)
-    return Answer(kind="answered", text=out, seconds=took)
+        return CommandResult(kind="failed", text=out, problem=problem, seconds=took)
+    return CommandResult(kind="answered", text=out, seconds=took)
 
 
 def kill(process: "subprocess.Popen[Any]") -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trainer.health import xid
 from trainer.health.clock_steps import boot_time
-from trainer.health.timed_command import ask
+from trainer.health.timed_command import run_command
 
 LOG_SECONDS = 5.0
 
@@ -97,11 +97,11 @@ def _from_kmsg(path: Path, seconds: float) -> tuple[XidEvent, ...]:
 def read_xids(seconds: float = LOG_SECONDS, kmsg: Path = Path("/dev/kmsg")) -> XidLog:
     """Return the Xids since boot, from dmesg, the journal, or /dev/kmsg: the first that may be read."""
     problems = []
-    said = ask(["dmesg"], seconds)
+    said = run_command(["dmesg"], seconds)
     if said.is_good:
         return XidLog(events=_from_dmesg(said.text), source="dmesg")
     problems.append(said.problem)
-    said = ask(["journalctl", "-k", "-b", "-o", "short-unix", "--no-pager", "-q"], seconds)
+    said = run_command(["journalctl", "-k", "-b", "-o", "short-unix", "--no-pager", "-q"], seconds)
     if said.is_good and said.text.strip():  # without the right to read it, the journal looks empty
         return XidLog(events=_from_journal(said.text), source="journalctl -k")
     problems.append(said.problem or "journalctl: shows nothing of the kernel to this user")

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from trainer.recipe import skip_windows
-from trainer.recipe.recipe import TrainRecipe, as_json
+from trainer.recipe.recipe import TrainRecipe, to_json
 from vidcurate.recipe.recipe import Recipe
 from vidcurate.sampler.order_state import FLAGS
 from vidcurate.sampler.spec import PlanSpec
@@ -46,8 +46,8 @@ def changes(saved: dict[str, Any], now: Recipe) -> dict[str, tuple[Any, Any]]:
     have, differs.
     """
     with suppress(ValidationError):  # where it holds what is no setting any more, it is compared as it is
-        saved = as_json(type(now).model_validate_json(json.dumps(saved)))
-    before, after = flat(saved), flat(as_json(now))
+        saved = to_json(type(now).model_validate_json(json.dumps(saved)))
+    before, after = flat(saved), flat(to_json(now))
     keys = [*before, *(key for key in after if key not in before)]
     return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
 

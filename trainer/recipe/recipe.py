@@ -289,7 +289,7 @@ def load(path: Path, settings: Sequence[str] = ()) -> TrainRecipe:
     return strict.load(path, TrainRecipe, settings=settings)
 
 
-def as_json(recipe: Recipe) -> dict[str, Any]:
+def to_json(recipe: Recipe) -> dict[str, Any]:
     """Return the recipe as plain JSON values, every default written out."""
     plain: dict[str, Any] = json.loads(recipe.model_dump_json())
     return plain
@@ -297,4 +297,4 @@ def as_json(recipe: Recipe) -> dict[str, Any]:
 
 def digest(recipe: Recipe) -> str:
     """Return the SHA-256 of the recipe with all its defaults, as hex."""
-    return hashlib.sha256(json.dumps(as_json(recipe), sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(to_json(recipe), sort_keys=True).encode()).hexdigest()

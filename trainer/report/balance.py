@@ -212,14 +212,14 @@ def _table_of(run: Path, stage: str) -> CostTable | None:
     for each in stages:
         path = each["data"]["buckets"].get("cost_table")
         if each["name"] == stage and path:
-            return cost_table.read(Path(path))
+            return cost_table.read_cost_table(Path(path))
     return None
 
 
 # ── in words ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def in_words(found: Balance) -> list[str]:
+def to_text(found: Balance) -> list[str]:
     """Return the figures as lines for people."""
     lines = []
     if found.waste_predicted is not None and found.waste_measured is not None:

@@ -22,11 +22,11 @@ EXAMPLE = """\
 """
 
 
-def _act(given: argparse.Namespace) -> None:
+def _run(given: argparse.Namespace) -> None:
     with commands.loading():
-        from trainer.report.balance import balance, in_words, new_costs
+        from trainer.report.balance import balance, new_costs, to_text
         from trainer.report.page import page
-        from trainer.report.read import read
+        from trainer.report.read import read_run
 
     if len(given.runs) > 1 and given.out is None and not given.json:
         raise InputError(
@@ -34,16 +34,16 @@ def _act(given: argparse.Namespace) -> None:
         )
     if len(given.runs) > 1 and given.cost_table is not None:
         raise InputError(f"--cost-table: a cost table is that of one run, and there are {len(given.runs)}.")
-    runs = [read(run) for run in given.runs]
+    runs = [read_run(run) for run in given.runs]
     balances = [balance(run.lines, run.events) for run in runs]
     if given.cost_table is not None:
-        whole_file.put(given.cost_table, new_costs(runs[0]).model_dump_json(indent=1) + "\n")
+        whole_file.write_atomically(given.cost_table, new_costs(runs[0]).model_dump_json(indent=1) + "\n")
     out = given.out or given.runs[0] / PAGE
     if given.out is not None or not given.json:
-        whole_file.put(out, page(runs, out.parent))
+        whole_file.write_atomically(out, page(runs, out.parent))
     if given.json:
         told = [
-            run.as_json() | {"balance": asdict(found) if found else None}
+            run.to_json() | {"balance": asdict(found) if found else None}
             for run, found in zip(runs, balances, strict=True)
         ]
         print(json.dumps({"runs": told}, indent=1))
@@ -52,7 +52,7 @@ def _act(given: argparse.Namespace) -> None:
         found = run.ledger
         good = f", goodput {100 * found.goodput:.1f} % of {found.wall_seconds:,.0f} s" if found else ""
         print(f"{run.name}: {len(run.lines):,} updates, {len(run.events):,} events{good}")
-        for line in in_words(measured) if measured else ():
+        for line in to_text(measured) if measured else ():
             print(f"  {line}")
     print(out)
     if given.cost_table is not None:
@@ -73,4 +73,4 @@ def main(words: Sequence[str] | None = None) -> int:
         help="write the seconds of a clip of each bucket, as the run measured them, for buckets.cost_table",
     )
     given = parser.parse_args(words)
-    return commands.end(lambda: _act(given))
+    return commands.end(lambda: _run(given))

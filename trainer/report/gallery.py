@@ -148,7 +148,9 @@ def _validation(run: Path) -> list[tuple[float, float]]:
     """Return (step, loss) of each round of validation, the training's own where both have measured one."""
     found: dict[int, float] = {}
     for path in (run / SERVE / metrics.VALIDATION, run / metrics.VALIDATION):
-        found |= {line["step"]: line["loss"] for line in metrics.read(path) if line["weights"] == "ema"}
+        found |= {
+            line["step"]: line["loss"] for line in metrics.read_metrics(path) if line["weights"] == "ema"
+        }
     return [(float(step), loss) for step, loss in sorted(found.items()) if isinstance(loss, float)]
 
 
@@ -170,7 +172,7 @@ def _name(run: Path) -> str:
 
 def page_data(run: Path, name: str | None = None) -> dict[str, Any]:
     """Return what the page shows, as plain JSON."""
-    lines = metrics.read(run / metrics.METRICS)
+    lines = metrics.read_metrics(run / metrics.METRICS)
     sets = [(own, sample_rounds.rounds(run, own)) for own in sample_rounds.sets(run)]
     return {
         "name": name or _name(run),
@@ -195,7 +197,7 @@ def write_gallery(run: Path, name: str | None = None) -> Path:
 
 def _put(path: Path, text: str) -> Path:
     """Write a file that the training and a server may both write, at any moment."""
-    return whole_file.put(path, text, by=f"{socket.gethostname()}-{os.getpid()}")
+    return whole_file.write_atomically(path, text, by=f"{socket.gethostname()}-{os.getpid()}")
 
 
 def main(arguments: list[str] | None = None) -> int:

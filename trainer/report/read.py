@@ -28,7 +28,7 @@ class RunData:
         """The updates that took longest, the slowest first."""
         return sorted(self.lines, key=lambda line: -line["seconds"])[:SLOWEST]
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The figures of the page, as plain values."""
         counts: dict[str, int] = {}
         for event in self.events:
@@ -49,15 +49,15 @@ class RunData:
         }
 
 
-def read(run: Path) -> RunData:
+def read_run(run: Path) -> RunData:
     """Return what a run's folder holds. Raises InputError for a folder that is no run."""
-    lines = metrics.read(run / metrics.METRICS)
-    events = metrics.read(run / jsonl.EVENTS)
+    lines = metrics.read_metrics(run / metrics.METRICS)
+    events = metrics.read_metrics(run / jsonl.EVENTS)
     if not lines and not events:
         raise InputError(
             f"{run}: is no run folder (no {jsonl.EVENTS} in it). Give the folder that `output` named."
         )
-    rounds = metrics.read(run / metrics.VALIDATION)
+    rounds = metrics.read_metrics(run / metrics.VALIDATION)
     recipe = run / "recipe.json"
     name = json.loads(recipe.read_text("utf-8"))["name"] if recipe.is_file() else run.resolve().name
     events = sorted(events, key=lambda event: event.get("time", 0.0))

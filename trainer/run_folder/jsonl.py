@@ -16,20 +16,20 @@ from vidcurate.errors import StorageError
 EVENTS = "events.jsonl"
 
 
-def plain(value: object) -> object:
+def to_json_value(value: object) -> object:
     """Return numbers that JSON has no word for (nan, inf) as text, so that every line is JSON."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {str(key): plain(inner) for key, inner in value.items()}
+        return {str(key): to_json_value(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(inner) for inner in value]
+        return [to_json_value(inner) for inner in value]
     return value
 
 
-def append(path: Path, line: dict[str, Any]) -> None:
+def append_line(path: Path, line: dict[str, Any]) -> None:
     """Add one line to a diary, in one write. Raises StorageError when the disk refuses."""
-    data = (json.dumps(plain(line), ensure_ascii=False) + "\n").encode()
+    data = (json.dumps(to_json_value(line), ensure_ascii=False) + "\n").encode()
     try:
         handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
@@ -47,4 +47,4 @@ def record_event(run: Path, event: str, step: int, /, **facts: Any) -> None:
 
 def append_event(path: Path, event: str, step: int, /, **facts: Any) -> None:
     """Add an event's line to the diary at `path`. Raises StorageError."""
-    append(path, {"event": event, "step": step, "time": round(time.time(), 3), **facts})
+    append_line(path, {"event": event, "step": step, "time": round(time.time(), 3), **facts})

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from trainer.run_folder import whole_file
 from trainer.run_folder.jsonl import EVENTS as EVENTS
-from trainer.run_folder.jsonl import append as append
 from trainer.run_folder.jsonl import append_event as append_event
 from trainer.run_folder.jsonl import record_event as record_event
 from vidcurate.errors import StorageError
@@ -41,7 +40,7 @@ CLOCK_KEYS = (
 TIMESTEP_BINS = 10
 
 
-def read(path: Path) -> list[dict[str, Any]]:
+def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return a diary's lines; none where there is no file. A last line cut short by a kill is left out.
 
     Raises StorageError for a line that is no JSON object.
@@ -72,8 +71,8 @@ def forget_after(run: Path, step: int) -> int:
     their rounds of validation were made. A run that was killed had gone past its last checkpoint; those steps
     are trained, and written, again.
     """
-    _keep(run / EVENTS, read(run / EVENTS))
-    lines, rounds = read(run / METRICS), read(run / VALIDATION)
+    _keep(run / EVENTS, read_metrics(run / EVENTS))
+    lines, rounds = read_metrics(run / METRICS), read_metrics(run / VALIDATION)
     gone = [line for line in lines if line["step"] > step]
     if any("time" in line for line in gone):
         facts = {
@@ -92,7 +91,7 @@ def _keep(path: Path, lines: Iterable[dict[str, Any]]) -> None:
     """Let a diary hold these lines and nothing else."""
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     if path.exists() and text != path.read_text(encoding="utf-8"):
-        whole_file.put(path, text, is_flushed=True)
+        whole_file.write_atomically(path, text, is_flushed=True)
 
 
 def mean(losses: Iterable[float]) -> float:

@@ -34,7 +34,7 @@ STATES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
+class ProcessRecord:
     """One rank. `start_time` in clock ticks since `boot_id` began; `run` is the absolute path of its folder.
 
     `stack_descriptor`: the descriptor of the file that SIGUSR2 has it write its stacks to; None: it has none.
@@ -52,16 +52,16 @@ class Process:
     command: tuple[str, ...]
     stack_descriptor: int | None = None
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"command": list(self.command)}
 
 
-def from_json(values: dict[str, Any]) -> Process:
+def from_json(values: dict[str, Any]) -> ProcessRecord:
     """Return the record of a JSON object; what it does not know is left out. Raises StateError."""
-    names = {field.name for field in fields(Process)}
+    names = {field.name for field in fields(ProcessRecord)}
     known = {name: value for name, value in values.items() if name in names}
     try:
-        return Process(**known | {"command": tuple(known["command"])})
+        return ProcessRecord(**known | {"command": tuple(known["command"])})
     except (KeyError, TypeError) as error:
         raise StateError(f"not the record of a process: {error}.") from error
 
@@ -152,7 +152,7 @@ def is_loader_worker(pid: int) -> bool:
     return any("vidcurate.loader.decode.worker_process" in word for word in command_line(pid))
 
 
-def alive(record: Process) -> bool:
+def alive(record: ProcessRecord) -> bool:
     """Return whether the process of a record of this host still lives: same machine start, id and start time.
 
     One that has ended and was not yet waited for is dead.
@@ -171,10 +171,10 @@ def path(run: Path, rank: int) -> Path:
 
 def this_process(
     run: Path, *, rank: int, local_rank: int, world_size: int, stack_descriptor: int | None = None
-) -> Process:
+) -> ProcessRecord:
     """Return the record of the process that asks."""
     pid = os.getpid()
-    return Process(
+    return ProcessRecord(
         host=host_name(),
         pid=pid,
         start_time=start_time(pid) or 0,
@@ -189,12 +189,12 @@ def this_process(
     )
 
 
-def write(run: Path, record: Process) -> None:
+def write_process(run: Path, record: ProcessRecord) -> None:
     """Write a rank's record, whole or not at all. Raises StorageError."""
-    whole_file.put(path(run, record.rank), json.dumps(record.as_json()) + "\n")
+    whole_file.write_atomically(path(run, record.rank), json.dumps(record.to_json()) + "\n")
 
 
-def read(run: Path) -> list[Process]:
+def read_process(run: Path) -> list[ProcessRecord]:
     """Return the records of a run, by rank; none where no rank was started.
 
     A rank that is not there has ended in order, or never began. Raises StateError for a file that is no
@@ -212,7 +212,7 @@ def read(run: Path) -> list[Process]:
 
 
 @contextmanager
-def registered(run: Path, record: Process) -> Iterator[Process]:
+def registered(run: Path, record: ProcessRecord) -> Iterator[ProcessRecord]:
     """Keep a rank's record for as long as the block runs; rank 0 removes those of a larger world before.
 
     Raises StorageError when the record cannot be written.
@@ -221,7 +221,7 @@ def registered(run: Path, record: Process) -> Iterator[Process]:
         for left in (run / PROCESSES).glob("rank-*.json"):
             if left.stem > path(run, record.world_size - 1).stem:
                 left.unlink(missing_ok=True)
-    write(run, record)
+    write_process(run, record)
     try:
         yield record
     finally:

@@ -100,7 +100,7 @@ def is_of(found: dict[str, Any], spec: "SampleSpec", *, weights: str, digest: st
     return same and found.get("digest") in (None, digest)
 
 
-def begin(where: Path, by: str) -> Path:
+def begin_round(where: Path, by: str) -> Path:
     """Return an empty hidden folder beside `where` to fill; `by` keeps two writers apart."""
     partial = where.with_name(f".{where.name}.{by}.partial")
     try:
@@ -111,14 +111,14 @@ def begin(where: Path, by: str) -> Path:
     return partial
 
 
-def finish(partial: Path, where: Path, facts: dict[str, Any]) -> None:
+def finish_round(partial: Path, where: Path, facts: dict[str, Any]) -> None:
     """Write the listing and give the folder its name; an older round of that name makes way.
 
     The training and a server may finish the same round at once: then one of the two stays. Raises
     StorageError.
     """
     try:
-        whole_file.write(partial / LISTING, json.dumps(facts, indent=1) + "\n", is_flushed=True)
+        whole_file.write_beside(partial / LISTING, json.dumps(facts, indent=1) + "\n", is_flushed=True)
         shutil.rmtree(where, ignore_errors=True)
         partial.rename(where)
     except OSError as error:
@@ -128,7 +128,7 @@ def finish(partial: Path, where: Path, facts: dict[str, Any]) -> None:
         raise StorageError(f"{where}: cannot be written ({error}).") from error
 
 
-def clean(run: Path, name: str, by: str) -> None:
+def clean_rounds(run: Path, name: str, by: str) -> None:
     """Remove what a writer that was killed left of its rounds."""
     for path in (run / SAMPLES / name).glob(f".step-*.{by}.partial"):
         shutil.rmtree(path, ignore_errors=True)

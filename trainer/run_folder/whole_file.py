@@ -7,7 +7,7 @@ from pathlib import Path
 from vidcurate.errors import StorageError
 
 
-def write(path: Path, text: str, *, by: str = "", is_flushed: bool = False) -> Path:
+def write_beside(path: Path, text: str, *, by: str = "", is_flushed: bool = False) -> Path:
     """Write a file and return its path. Raises OSError.
 
     `by` tells apart those who may write the same file at once; `is_flushed`: it outlives a loss of power.
@@ -26,10 +26,10 @@ def write(path: Path, text: str, *, by: str = "", is_flushed: bool = False) -> P
         raise
 
 
-def put(path: Path, text: str, *, by: str = "", is_flushed: bool = False) -> Path:
+def write_atomically(path: Path, text: str, *, by: str = "", is_flushed: bool = False) -> Path:
     """Write a file as `write` does, its folder too. Raises StorageError, naming it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return write(path, text, by=by, is_flushed=is_flushed)
+        return write_beside(path, text, by=by, is_flushed=is_flushed)
     except OSError as error:
         raise StorageError(f"{path}: cannot be written ({error.strerror}).") from error

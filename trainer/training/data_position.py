@@ -28,7 +28,7 @@ from vidcurate.errors import RecipeError, StateError, StorageError
 from vidcurate.sampler import order
 from vidcurate.sampler.changes import change_log
 from vidcurate.sampler.changes.change_log import Change, Journal
-from vidcurate.sampler.order_state import LoaderState, Verdict, check_state, judge, state_of
+from vidcurate.sampler.order_state import LoaderState, StateComparison, check_state, compare_states, state_of
 from vidcurate.sampler.plan import Plan
 from vidcurate.shards.index import Index, read_index
 from vidcurate.shards.index_file import INDEX_NAME
@@ -37,11 +37,11 @@ JOURNAL = "journal"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GoneOn:
+class DataPosition:
     """The stages as the run goes on with them; `change` is what was accepted now, None when nothing was."""
 
     laid: tuple[StageData, ...]
-    verdict: Verdict
+    verdict: StateComparison
     change: Change | None = None
 
 
@@ -54,9 +54,9 @@ def as_saved(stage: StageData, stage_step: int, clips_hash: str, delivered_hash:
         clips_hash,
         delivered_hash,
         journal=stage.journal,
-        changes=tuple(change.in_words() for change in stage.changes),
+        changes=tuple(change.to_text() for change in stage.changes),
     )
-    fields: dict[str, Any] = json.loads(state.as_json())
+    fields: dict[str, Any] = json.loads(state.to_json())
     if stage.folder:
         fields["latents"] = stage.folder.manifest["weights"]
     return fields
@@ -104,10 +104,10 @@ def index_of_then(stage: StageData, saved: dict[str, Any], run: Path) -> Index:
     return _kept_index(run, _state(saved), stage.index) or stage.index
 
 
-def verdict_of(stage: StageData, saved: dict[str, Any], run: Path, seed: int) -> Verdict:
+def verdict_of(stage: StageData, saved: dict[str, Any], run: Path, seed: int) -> StateComparison:
     """Return how a stage's data and recipe differ from those of a position that `run` has saved."""
     state = _state(saved)
-    return judge(
+    return compare_states(
         state,
         stage.index,
         stage.plan,
@@ -116,7 +116,7 @@ def verdict_of(stage: StageData, saved: dict[str, Any], run: Path, seed: int) ->
     )
 
 
-def go_on(
+def continue_data(
     laid: tuple[StageData, ...],
     number: int,
     saved: dict[str, Any],
@@ -127,7 +127,7 @@ def go_on(
     into: Path,
     accept: Collection[str] = (),
     world: World = ALONE,
-) -> GoneOn:
+) -> DataPosition:
     """Return the stages with stage `number` going on from a position that `run` has saved.
 
     The journal and the plans that it names are kept in the folder `into`. All ranks ask together. Raises
@@ -157,10 +157,10 @@ def go_on(
         if state.journal:
             if into != run / JOURNAL:
                 change_log.copy(run / JOURNAL, into, state.journal)
-            changes = change_log.read(into, state.journal)
+            changes = change_log.read_change_log(into, state.journal)
         if not verdict.findings:
             return state.journal
-        return change_log.write(
+        return change_log.write_change_log(
             into,
             change_log.extended(
                 into, changes, state, verdict, stage.index, stage.plan, old_index, first_plan
@@ -169,15 +169,15 @@ def go_on(
 
     name = mesh.first_does(write, world)
     if not name:
-        return GoneOn(laid=laid, verdict=verdict)
-    changes = change_log.read(into, name)
+        return DataPosition(laid=laid, verdict=verdict)
+    changes = change_log.read_change_log(into, name)
     plan = stage.plan
     if any(change.plan_file for change in changes):
-        plan = change_log.replay(into, changes, stage.index)
+        plan = change_log.replay_changes(into, changes, stage.index)
         plan = replace(plan, left_out=stage.plan.left_out, notes=stage.plan.notes)
         plan = replace(plan, costs=data_stages.costs(plan, stage.stage.data, recipe))
     now = replace(stage, plan=plan, changes=changes, journal=name)
-    return GoneOn(
+    return DataPosition(
         laid=_in_place(laid, now), verdict=verdict, change=changes[-1] if verdict.findings else None
     )
 
@@ -230,7 +230,7 @@ def ahead(
                 {**asdict(finding), "accepted": finding.flag in origin.accept} for finding in verdict.findings
             ]
             with tempfile.TemporaryDirectory() as into:
-                laid = go_on(
+                laid = continue_data(
                     laid,
                     number,
                     position,
@@ -254,7 +254,7 @@ def guard_of(saved: dict[str, Any], run: Path | None) -> GuardState:
     return state
 
 
-def in_words(verdict: Verdict, change: Change | None) -> list[str]:
+def to_text(verdict: StateComparison, change: Change | None) -> list[str]:
     """Return what differs and what becomes of it, a line each."""
     lines = [f"{finding.text} ({finding.flag or 'nothing accepts this'})" for finding in verdict.findings]
     if change and change.with_gaps:

@@ -17,10 +17,10 @@ from trainer.run_folder import jsonl, metrics, processes, whole_file
 from trainer.run_folder.checkpoint import retention
 from trainer.run_folder.checkpoint.async_save import Saved
 from trainer.training import data_position
-from trainer.training.data_position import GoneOn
+from trainer.training.data_position import DataPosition
 from trainer.training.optim import adamw
-from trainer.training.state import Begun, TrainState
-from trainer.training.step import Tools
+from trainer.training.state import StartReport, TrainState
+from trainer.training.step import StepContext
 
 NEXT_CLIPS = 8
 
@@ -30,7 +30,7 @@ def say(world: World, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def beginning(begun: Begun, state: TrainState, tools: Tools, laid: tuple[StageData, ...]) -> None:
+def beginning(begun: StartReport, state: TrainState, tools: StepContext, laid: tuple[StageData, ...]) -> None:
     """Print and record how the run begins, with the proof of what was loaded and what comes next."""
     run, world = tools.recipe.output, tools.world
     stage = laid[state.stage]
@@ -44,14 +44,14 @@ def beginning(begun: Begun, state: TrainState, tools: Tools, laid: tuple[StageDa
     proof["next_clip_ids"] = list(ids[:NEXT_CLIPS])
     proof["changed"] = {key: list(values) for key, values in begun.changed.items()}
     if world.is_first:
-        retention.clean(run)
+        retention.clean_partial(run)
         proof["process_began"] = round(distributed_rank.process_began(), 3)
         proof["repeated_steps"] = metrics.forget_after(run, state.step)
         jsonl.record_event(
             run, begun.kind, state.step, stage=stage.stage.name, world_size=world.size, **proof
         )
-        text = json.dumps(recipes.as_json(tools.recipe), indent=1) + "\n"
-        whole_file.put(run / "recipe.json", text, is_flushed=True)
+        text = json.dumps(recipes.to_json(tools.recipe), indent=1) + "\n"
+        whole_file.write_atomically(run / "recipe.json", text, is_flushed=True)
     if begun.kind == "start":
         return
     say(world, f"{begun.kind}: {begun.path}, step {state.step}, stage {stage.stage.name}")
@@ -60,38 +60,38 @@ def beginning(begun: Begun, state: TrainState, tools: Tools, laid: tuple[StageDa
             say(world, f"  {key}: {', '.join(value) if isinstance(value, list) else value}")
 
 
-def change(gone_on: GoneOn, state: TrainState, tools: Tools) -> None:
+def change(gone_on: DataPosition, state: TrainState, tools: StepContext) -> None:
     """Print and record what was changed and accepted; keep the index that the run goes on with."""
     run = tools.recipe.output
     if tools.world.is_first:
         data_position.keep_index(gone_on.laid[state.stage], run)
     if gone_on.change is None:
         return
-    for text in data_position.in_words(gone_on.verdict, gone_on.change):
+    for text in data_position.to_text(gone_on.verdict, gone_on.change):
         say(tools.world, f"  data changed: {text}")
     if tools.world.is_first:
         jsonl.record_event(run, "data_changed", state.step, **data_position.event(gone_on.change))
 
 
-def record_save(saved: Saved | None, tools: Tools) -> None:
+def record_save(saved: Saved | None, tools: StepContext) -> None:
     if saved is not None and tools.world.is_first:
         facts = {"path": saved.path.name, "seconds": round(saved.seconds, 3), "deleted": saved.deleted}
         facts["stall_seconds"] = round(saved.stall_seconds, 3)
         jsonl.record_event(tools.recipe.output, "save", saved.step, **facts)
 
 
-def record_room(tools: Tools, step: int) -> None:
+def record_room(tools: StepContext, step: int) -> None:
     """Record what `fit` lets the blocks keep of each new shape of micro-batch, and the memory foretold."""
     recipe = tools.recipe
     for work, plan in tools.layout.room.news():
         if recipe.parallel.recompute_blocks != "fit" or not tools.world.is_first:
             continue
         peak = memory.peak_bytes(recipe.model, work, memory.form_of(recipe.blocks, recipe.precision), plan)
-        facts = asdict(work) | asdict(plan) | {"foretold_gib": round(peak / 2**30, 2)}
+        facts = asdict(work) | asdict(plan) | {"predicted_gib": round(peak / 2**30, 2)}
         jsonl.record_event(recipe.output, "room", step, **facts)
 
 
-def record_kernels(tools: Tools, step: int) -> None:
+def record_kernels(tools: StepContext, step: int) -> None:
     """Record which kernels attention and products take for sizes that were new in this step.
 
     Why attention does without a kernel that is installed is said on the console, too, by each host's first
@@ -114,7 +114,7 @@ def record_kernels(tools: Tools, step: int) -> None:
             print(f"step {step}: {processes.host_name()}: {text}", file=sys.stderr, flush=True)
 
 
-def in_words(event: dict[str, Any]) -> str:
+def to_text(event: dict[str, Any]) -> str:
     """Return a loader's event for the console; events.jsonl has all of it."""
     if event["event"] == "clip_substituted":
         return f"clip {event['clip_id']} cannot be read ({event['kind']}); {event['spare']} stands in for it"
@@ -128,5 +128,5 @@ def record_data_events(events: list[dict[str, Any]], step: int, world: World, ru
             if world.is_first:
                 facts = {key: value for key, value in event.items() if key not in ("event", "step")}
                 jsonl.record_event(run, event["event"], step, rank=rank, **facts)
-            say(world, f"step {step}: {in_words(event)}")
+            say(world, f"step {step}: {to_text(event)}")
     events.clear()

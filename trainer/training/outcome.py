@@ -42,11 +42,11 @@ class Outcome:
     is_first_rank: bool
     exit_code: int
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         hidden = ("is_first_rank", "exit_code")
         return {name: value for name, value in asdict(self).items() if name not in hidden}
 
-    def in_words(self) -> str:
+    def to_text(self) -> str:
         newest = f"{self.run}/{run_folder_layout.folder_name(self.step)}"
         if self.stopped_by:
             return (

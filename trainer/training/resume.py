@@ -21,7 +21,7 @@ from trainer.run_folder.checkpoint import checkpoint, checksum, parts, retention
 from trainer.training.guard import history
 from trainer.training.optim import adamw
 from trainer.training.optim import ema as optim_ema
-from trainer.training.state import Begun, Origin, TrainState
+from trainer.training.state import Origin, StartReport, TrainState
 from vidcurate.errors import CheckpointError, InputError, RecipeError
 from vidcurate.sampler.order_state import FLAGS
 
@@ -138,7 +138,7 @@ def _proof(state: TrainState, saved: dict[str, Any], path: Path) -> dict[str, An
         "ema_updates": state.ema_updates,
         "checksums": now,
         "checksums_match_the_manifest": True,
-        "stray_files": retention.strays(path),
+        "stray_files": retention.stray_files(path),
     }
 
 
@@ -194,7 +194,7 @@ def continue_from(
     kind: str,
     world: World = ALONE,
     accept: Sequence[str] = (),
-) -> Begun:
+) -> StartReport:
     """Take everything from the checkpoint at `path`, its position included.
 
     Raises RecipeError when the recipe has changed in a way that this run cannot take, CheckpointError.
@@ -206,7 +206,7 @@ def continue_from(
     _take_position(state, saved)
     state.origin = saved["origin"] if kind == "resume" else state.origin
     proof = _proof(state, saved, path)
-    return Begun(kind=kind, path=path, changed=changed, proof=proof, recipe=saved["recipe"])
+    return StartReport(kind=kind, path=path, changed=changed, proof=proof, recipe=saved["recipe"])
 
 
 def return_to(path: Path, state: TrainState, recipe: TrainRecipe, world: World = ALONE) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def return_to(path: Path, state: TrainState, recipe: TrainRecipe, world: World =
     return _proof(state, saved, path)
 
 
-def _load_weights(path: Path, state: TrainState, recipe: TrainRecipe) -> Begun:
+def _load_weights(path: Path, state: TrainState, recipe: TrainRecipe) -> StartReport:
     """Take weights only: those of a file, of an Open-Sora folder, or of a checkpoint of ours.
 
     Of a checkpoint the raw ones are taken; PATH/ema names its average.
@@ -239,16 +239,16 @@ def _load_weights(path: Path, state: TrainState, recipe: TrainRecipe) -> Begun:
     parts.copy_into(wanted, cast, str(path))
     optim_ema.reset_ema(state.ema, state.model)
     proof = {"path": str(path), "checksums": {"model": checksum.checksum(wanted)}}
-    return Begun(kind="weights", path=path, proof=proof)
+    return StartReport(kind="weights", path=path, proof=proof)
 
 
-def begin(
+def start(
     recipe: TrainRecipe,
     origin: Origin,
     state: TrainState,
     settings: Sequence[str] = (),
     world: World = ALONE,
-) -> Begun:
+) -> StartReport:
     """Fill `state` from the run's newest checkpoint, else from `origin`, else leave it as it is.
 
     A run that has a checkpoint goes on from it, so that the same command can be given again; it must have
@@ -273,11 +273,11 @@ def begin(
         path = checkpoint.find(origin.load)
         saved = _fill(path, state, recipe, world)
         _take_counts(state, saved)
-        return Begun(kind="load_from_scratch", path=path, proof=_proof(state, saved, path))
+        return StartReport(kind="load_from_scratch", path=path, proof=_proof(state, saved, path))
     if origin.load:
         path = checkpoint.find(origin.load)
         return continue_from(path, state, recipe, settings, "load", world, origin.accept)
-    return Begun(kind="start")
+    return StartReport(kind="start")
 
 
 def _same(path: Path, newest: Path) -> bool:
@@ -311,11 +311,11 @@ def state_json(
         "delivered_hash": state.delivered_hash,
         "loader": loader,
         "skip": [list(window) for window in skip],
-        "guard": history.as_json(state.guard),
+        "guard": history.to_json(state.guard),
         "origin": state.origin,
         "optimizer": type(state.optimizer).__name__,
         "checksums": checksums(tensors),
-        "recipe": recipes.as_json(recipe),
+        "recipe": recipes.to_json(recipe),
         "recipe_digest": recipes.digest(recipe),
         "world_size": world_size,
     }

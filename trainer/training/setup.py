@@ -18,36 +18,36 @@ from trainer.recipe import recipe as recipes
 from trainer.recipe.recipe import TrainRecipe
 from trainer.run_folder.checkpoint import checksum
 from trainer.training import data_position, resume
-from trainer.training.data_position import GoneOn
+from trainer.training.data_position import DataPosition
 from trainer.training.guard import rollbacks
 from trainer.training.optim import adamw
-from trainer.training.state import Begun, Origin, TrainState
-from trainer.training.step import Tools
+from trainer.training.state import Origin, StartReport, TrainState
+from trainer.training.step import StepContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class Training:
     """A training that can make its next step. `laid` are the stages as accepted changes left them."""
 
     state: TrainState
-    tools: Tools
+    tools: StepContext
     laid: tuple[StageData, ...]
-    begun: Begun
-    gone_on: GoneOn | None
+    begun: StartReport
+    gone_on: DataPosition | None
 
     @property
     def last_step(self) -> int:
         return self.laid[-1].first_step + self.laid[-1].num_steps
 
 
-def begin(
+def set_up(
     recipe: TrainRecipe,
     origin: Origin,
     settings: Sequence[str],
     laid: tuple[StageData, ...],
     world: World,
     pulse: Pulse,
-) -> Ready:
+) -> Training:
     """Build the model, load what it goes on from and find its place in the data.
 
     Raises VidcurateError and its children, the same on every rank: for ranks that do not see the same
@@ -71,7 +71,7 @@ def begin(
         float8=recipe.float8_products,
     )
     state = TrainState(model=model, masters=adamw.masters(model))
-    tools = Tools(
+    tools = StepContext(
         recipe=recipe,
         world=world,
         layout=layout,
@@ -80,7 +80,7 @@ def begin(
         pulse=pulse,
     )
     mesh.first_does(lambda: rollbacks.settle(recipe.output), world)
-    begun = resume.begin(recipe, origin, state, settings, world)
+    begun = resume.start(recipe, origin, state, settings, world)
     if begun.kind == "resume":
         state.guard.rollbacks = mesh.first_does(
             lambda: rollbacks.in_force(recipe.output, state.guard.rollbacks), world
@@ -89,10 +89,10 @@ def begin(
         projection = model_inputs.frozen_projection(model, world.device)
         tools = dataclasses.replace(tools, projection=projection)
         data_stages.check_projection(laid, model_inputs.weights_digest(projection))
-    gone_on: GoneOn | None = None
+    gone_on: DataPosition | None = None
     if state.loader is not None and state.stage < len(laid):
         assert begun.path is not None
-        gone_on = data_position.go_on(
+        gone_on = data_position.continue_data(
             laid,
             state.stage,
             state.loader,
@@ -107,4 +107,4 @@ def begin(
     laid = data_stages.with_skips(laid, state.guard.windows)
     data_stages.check_lengths(laid, state.stage, state.stage_step)
     mesh.agree({"weights": checksum.checksum(model.state_dict()), "step": str(state.step)}, world)
-    return Ready(state=state, tools=tools, laid=laid, begun=begun, gone_on=gone_on)
+    return Training(state=state, tools=tools, laid=laid, begun=begun, gone_on=gone_on)

@@ -74,7 +74,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
+class StartReport:
     """How the run begins: `kind` is start, resume, load, load_from_scratch or weights; the rest is proof.
 
     `recipe`: the one kept in the checkpoint that it goes on from.

@@ -34,14 +34,14 @@ from trainer.training import step_balance
 from trainer.training.guard.decide import Halted
 from trainer.training.optim import adamw
 from trainer.training.state import TrainState
-from trainer.training.step_balance import Foretold
+from trainer.training.step_balance import Prediction
 from vidcurate.sampler import order
 
 NAMED_CLIPS = 8  # in a message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tools:
+class StepContext:
     """What a step uses and does not change."""
 
     recipe: TrainRecipe
@@ -77,7 +77,7 @@ class ClipLosses:
     text_tokens: Tensor
 
 
-def clip_losses(model: nn.Module, tools: Tools, stage: Stage, batch: Batch, step: int) -> ClipLosses:
+def clip_losses(model: nn.Module, tools: StepContext, stage: Stage, batch: Batch, step: int) -> ClipLosses:
     """Return the losses of a micro-batch, of frames or of latents, in update number `step` (from 0)."""
     seed, ids, device = tools.recipe.seed, batch.clip_ids, tools.world.device
     given = model_inputs.of(batch, tools.encoders, seed=seed, step=step, device=device)
@@ -118,7 +118,7 @@ def clip_losses(model: nn.Module, tools: Tools, stage: Stage, batch: Batch, step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class StepSync:
     """What the ranks told each other in a step.
 
     `stop`: one of them has to stop. `save_failed`: one of them could not write a checkpoint in the
@@ -146,11 +146,11 @@ class Computed:
     timesteps: NDArray[np.float64]
     text_tokens: NDArray[np.float64]
     seconds: NDArray[np.float64]
-    foretold: Foretold
+    foretold: Prediction
     delivered: tuple[str, ...]
     grad_norm: float
     rank_norms: tuple[float, ...]
-    told: Told
+    told: StepSync
 
     @property
     def loss(self) -> float:
@@ -164,7 +164,7 @@ Judge = Callable[[Computed], bool]
 
 def gradient(
     state: TrainState,
-    tools: Tools,
+    tools: StepContext,
     stage: StageData,
     plan: StepPlan,
     batches: Sequence[Batch],
@@ -199,7 +199,7 @@ def gradient(
     own_norm = tools.layout.own_norm() if world.size > 1 else None  # alone it is the norm of the sum
     tools.pulse.phase("update")  # from here on the ranks wait for each other
     tools.layout.close()
-    foretold = step_balance.foretold(stage, state.stage_step, world.size)  # while the device works
+    foretold = step_balance.predict(stage, state.stage_step, world.size)  # while the device works
     norm = adamw.gradient_norm(state.masters)  # the first to wait for the device
     seconds = stopwatch.seconds()
     for (first, *columns), lasted in zip(done, seconds, strict=True):
@@ -222,7 +222,7 @@ def gradient(
         delivered=data_stages.delivered(stage, plan, rows_of_all.astype(int) - 1, state.step + 1),
         grad_norm=norms[0],  # the first rank's on all: what is decided must be one
         rank_norms=tuple(own_norms),
-        told=Told(
+        told=StepSync(
             stop=bool(told[-3]),
             save_failed=bool(told[-2]),
             num_events=int(told[-1]),
@@ -244,7 +244,7 @@ def refuse_nonfinite(computed: Computed, step: int) -> bool:
 
 def train_step(
     state: TrainState,
-    tools: Tools,
+    tools: StepContext,
     stage: StageData,
     plan: StepPlan,
     batches: Sequence[Batch],
@@ -254,7 +254,7 @@ def train_step(
     save_failed: bool = False,
     num_events: int = 0,
     data_seconds: float = 0.0,
-) -> tuple[dict[str, Any], Told]:
+) -> tuple[dict[str, Any], StepSync]:
     """Make one update; return its figures, and what the last four arguments are over all ranks.
 
     `judge` looks at the gradient before the update; without it a loss or a gradient that is not finite
@@ -268,7 +268,7 @@ def train_step(
 
 
 def update(
-    state: TrainState, tools: Tools, stage: StageData, computed: Computed, *, is_made: bool = True
+    state: TrainState, tools: StepContext, stage: StageData, computed: Computed, *, is_made: bool = True
 ) -> dict[str, Any]:
     """Update weights, optimizer and average from the gradient in the model; return the step's figures.
 
@@ -307,13 +307,13 @@ def update(
         ),
         "clips_hash": state.clips_hash,
         "delivered_hash": state.delivered_hash,
-        **step_balance.figures(computed.foretold, plan, computed.seconds, computed.told.own),
+        **step_balance.step_metrics(computed.foretold, plan, computed.seconds, computed.told.own),
         **({"rank_seconds": throughput.rank_seconds(computed.told.own)} if tools.world.size > 1 else {}),
         **({} if is_made else {"skipped": True}),
     }
 
 
-def _own_flops(tools: Tools, plan: StepPlan, of_clips: Tensor) -> float:
+def _own_flops(tools: StepContext, plan: StepPlan, of_clips: Tensor) -> float:
     """Return the FLOPs of the clips that this rank has filled in: a filled row's first entry is not 0."""
     mine = [number for number, row in enumerate(of_clips[:, 0].tolist()) if row]
     tokens = of_clips[:, 3].tolist()

@@ -24,7 +24,7 @@ KEPT_RANKS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Foretold:
+class Prediction:
     """A step by its plan, in `unit` (s, or TFLOP): each micro-batch by position, and the sum of each rank."""
 
     unit: str
@@ -32,7 +32,7 @@ class Foretold:
     of_ranks: tuple[float, ...]
 
 
-def foretold(stage: StageData, stage_step: int, world_size: int) -> Foretold:
+def predict(stage: StageData, stage_step: int, world_size: int) -> Prediction:
     """Return what `world_size` ranks should take for the stage's update number `stage_step` (from 0)."""
     step = data_stages.data_step(stage, stage_step)
     plan = order.at_step(stage.plan, step)
@@ -41,7 +41,7 @@ def foretold(stage: StageData, stage_step: int, world_size: int) -> Foretold:
     of_positions = {
         position: scale * costs[order.turn(plan, position)[0]] for position in order.positions(plan, step)
     }
-    return Foretold(
+    return Prediction(
         unit=unit,
         of_positions=of_positions,
         of_ranks=tuple(
@@ -50,8 +50,8 @@ def foretold(stage: StageData, stage_step: int, world_size: int) -> Foretold:
     )
 
 
-def figures(
-    found: Foretold, plan: StepPlan, seconds: NDArray[np.float64], own: Sequence[OwnSeconds]
+def step_metrics(
+    found: Prediction, plan: StepPlan, seconds: NDArray[np.float64], own: Sequence[OwnSeconds]
 ) -> dict[str, Any]:
     """Return what a step's line keeps.
 

@@ -279,7 +279,7 @@ def _wandb(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
     known: dict[str, Any] = (
         json.loads(kept.read_text()) if kept.exists() else {"id": secrets.token_hex(4), "steps": {}}
     )
-    whole_file.write(kept, json.dumps(known))
+    whole_file.write_beside(kept, json.dumps(known))
     there = wandb.init(
         **{name: settings[name] for name in INIT},
         dir=run,
@@ -299,7 +299,7 @@ def _wandb(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
                     title = f"{line['event']} at step {line['step']}"
                     there.alert(title, facts_of(line), level="WARN")
                 known["events"] = num_events
-                whole_file.write(kept, json.dumps(known))
+                whole_file.write_beside(kept, json.dumps(known))
             continue
         if line["step"] <= last.get(diary, -1):
             known["steps"][diary] = line["step"] - 1
@@ -308,7 +308,7 @@ def _wandb(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
             continue
         there.log({"step": line["step"], **numbers})
         known["steps"][diary] = line["step"]
-        whole_file.write(kept, json.dumps(known))
+        whole_file.write_beside(kept, json.dumps(known))
     there.finish()
 
 

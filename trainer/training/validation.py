@@ -29,7 +29,7 @@ from trainer.recipe.recipe import TrainRecipe, ValidationSpec
 from trainer.run_folder import jsonl, metrics
 from trainer.training.optim import ema
 from trainer.training.state import TrainState
-from trainer.training.step import Tools
+from trainer.training.step import StepContext
 from vidcurate.sampler.order import finite_pass
 from vidcurate.sampler.plan import MicroBatchPlan
 
@@ -88,7 +88,7 @@ def _round(recipe: TrainRecipe, spec: ValidationSpec, stage: StageData, complete
 
 
 @torch.no_grad()
-def _clip_losses(model: torch.nn.Module, tools: Tools, batch: model_inputs.Batch) -> Tensor:
+def _clip_losses(model: torch.nn.Module, tools: StepContext, batch: model_inputs.Batch) -> Tensor:
     """Return the losses [B, timesteps] of a micro-batch, float64 on the CPU."""
     seed, ids, device = tools.recipe.seed, batch.clip_ids, tools.world.device
     given = model_inputs.of(batch, tools.encoders, seed=seed, step=0, device=device)
@@ -115,7 +115,7 @@ def _clip_losses(model: torch.nn.Module, tools: Tools, batch: model_inputs.Batch
     return torch.stack(columns, dim=1)
 
 
-def losses(tools: Tools, given: Round) -> tuple[NDArray[np.float64], int]:
+def losses(tools: StepContext, given: Round) -> tuple[NDArray[np.float64], int]:
     """Return the losses [clips, timesteps] of a round and how many of its clips another one stood in for.
 
     On every rank the same. The weights are those of `tools.layout`.
@@ -145,7 +145,7 @@ def losses(tools: Tools, given: Round) -> tuple[NDArray[np.float64], int]:
     return found[:-1], int(found[-1, 0])
 
 
-def losses_of_state(state: TrainState, tools: Tools, given: Round) -> tuple[NDArray[np.float64], int]:
+def losses_of_state(state: TrainState, tools: StepContext, given: Round) -> tuple[NDArray[np.float64], int]:
     """Return `losses` of the moving average, or of the raw weights where the recipe wants these.
 
     Nothing is changed.
@@ -216,14 +216,14 @@ def is_due(recipe: TrainRecipe, step: int, last_step: int) -> bool:
     return recipe.validation is not None and (step % recipe.validation.every == 0 or step == last_step)
 
 
-def validate(state: TrainState, tools: Tools, given: Round) -> dict[str, Any] | None:
+def validate(state: TrainState, tools: StepContext, given: Round) -> dict[str, Any] | None:
     """Run the round of this step, write its line to validation.jsonl and return it; None if it is there.
 
     The line is the same whatever the number of ranks.
     """
     path, spec = tools.recipe.output / metrics.VALIDATION, tools.recipe.validation
     assert spec is not None
-    written = mesh.first_does(lambda: metrics.read(path)[-1:], tools.world)
+    written = mesh.first_does(lambda: metrics.read_metrics(path)[-1:], tools.world)
     if written and written[0]["step"] >= state.step:
         return None
     began = time.perf_counter()
@@ -236,5 +236,5 @@ def validate(state: TrainState, tools: Tools, given: Round) -> dict[str, Any] | 
         "seconds": time.perf_counter() - began,
     }
     if tools.world.is_first:
-        jsonl.append(path, line)
+        jsonl.append_line(path, line)
     return line

@@ -10,13 +10,13 @@ from rich.console import Console
 
 from vidcurate.cli.common import Json, RecipeFile, Run, Settings, answer, app, spec_of
 from vidcurate.curation.clip_table import table
-from vidcurate.executor.progress import telling
+from vidcurate.executor.progress import progress_bar
 
 
 @app.command()
 def presets(
     name: Annotated[str | None, typer.Argument(help="One preset: show its settings.", metavar="NAME")] = None,
-    as_json: Json = False,
+    to_json: Json = False,
 ) -> None:
     """List published thresholds to filter by, with their sources and what was left out.
 
@@ -28,17 +28,17 @@ def presets(
     if name is not None and name not in PRESETS:
         raise InputError(f"no preset is called {name}; known are {', '.join(PRESETS)}.")
     chosen = {key: asdict(value) for key, value in PRESETS.items() if name in (None, key)}
-    if as_json:
+    if to_json:
         print(json.dumps(chosen))
         return
     if name is None:
         rows = [{"preset": key, **value, "settings": "", "left_out": ""} for key, value in chosen.items()]
         shown = [{key: row[key] for key in ("preset", "title", "source")} for row in rows]
-        answer({"presets": shown}, title="presets", as_json=False)
+        answer({"presets": shown}, title="presets", to_json=False)
         return
     one = chosen[name]
     settings = [f"{key}: {json.dumps(value)}" for key, value in one["settings"].items()]
-    answer({**one, "settings": settings}, title=name, as_json=False)
+    answer({**one, "settings": settings}, title=name, to_json=False)
 
 
 @app.command("what-if")
@@ -58,7 +58,7 @@ def what_if(
     ] = None,
     recipe: RecipeFile = None,
     settings: Settings = None,
-    as_json: Json = False,
+    to_json: Json = False,
 ) -> None:
     """Say what other thresholds would keep, from the scores that are there. Nothing is written.
 
@@ -68,15 +68,15 @@ def what_if(
 
     spec = report_what_if.spec_of(run, preset=preset, recipe=recipe, settings=settings or [])
     found = report_what_if.what_if(run, spec) if sweep is None else report_what_if.sweep(run, spec, sweep)
-    if as_json:
+    if to_json:
         print(json.dumps(found))
     elif sweep is None:
-        answer(_as_records(found), title=f"what-if → {run}", as_json=False)
+        answer(_as_records(found), title=f"what-if → {run}", to_json=False)
     else:
         answer(
             {**found, "points": [_clips_only(point) for point in found["points"]]},
             title=f"what-if → {run}",
-            as_json=False,
+            to_json=False,
         )
 
 
@@ -107,7 +107,7 @@ def ledger_(
     check: Annotated[
         bool, typer.Option("--check", help="Replay every verdict from the ledger and compare with the table.")
     ] = False,
-    as_json: Json = False,
+    to_json: Json = False,
 ) -> None:
     """Show which rule rejected how many clips; with a file, each rejected clip with rule, value, threshold.
 
@@ -117,11 +117,11 @@ def ledger_(
 
     found = rejection_ledger.overview(run)
     if check:
-        found = {**found, "check": rejection_ledger.check(run)}
+        found = {**found, "check": rejection_ledger.check_ledger(run)}
     if out is not None:
         table.export(rejection_ledger.rejected(run), out)
         found["file"] = str(out)
-    answer(found, title=f"ledger → {run}", as_json=as_json)
+    answer(found, title=f"ledger → {run}", to_json=to_json)
 
 
 @app.command("fetch-plan")
@@ -149,7 +149,7 @@ def fetch_plan(
             metavar="SHARE",
         ),
     ] = 0.0,
-    as_json: Json = False,
+    to_json: Json = False,
 ) -> None:
     """List which byte ranges of the published zip parts hold the kept clips, and fetch only those.
 
@@ -160,17 +160,17 @@ def fetch_plan(
     """
     from vidcurate.curation.fetch.plan import run_fetch_plan
 
-    with telling("fetch-plan", quiet=as_json) as progress:
+    with progress_bar("fetch-plan", quiet=to_json) as progress:
         summary = asdict(run_fetch_plan(run, parts, out, progress=progress))
     if fetch is None:
-        answer(summary, title=f"fetch-plan → {out}", as_json=as_json)
+        answer(summary, title=f"fetch-plan → {out}", to_json=to_json)
         return
     from vidcurate.curation.clip_table.rejection_ledger import check_share
     from vidcurate.curation.fetch.stage import run_fetch
 
-    with telling("fetch", quiet=as_json) as progress:
+    with progress_bar("fetch", quiet=to_json) as progress:
         fetched = run_fetch(out, fetch, num_workers=connections, progress=progress)
-    answer({**summary, **asdict(fetched)}, title=f"fetch-plan → {fetch}", as_json=as_json)
+    answer({**summary, **asdict(fetched)}, title=f"fetch-plan → {fetch}", to_json=to_json)
     check_share(
         fetched.files_failed,
         fetched.files,
@@ -189,7 +189,7 @@ def card(
     ] = None,
     recipe: RecipeFile = None,
     settings: Settings = None,
-    as_json: Json = False,
+    to_json: Json = False,
 ) -> None:
     """Write the data card: licences by source, counts per level and bucket, rules, versions and hashes.
 
@@ -199,7 +199,7 @@ def card(
 
     spec = spec_of(CardSpec, recipe, settings)
     target = run_card(run, spec, out)
-    if as_json:
+    if to_json:
         print(json.dumps({"file": str(target), **facts(run, spec)}, default=str))
     else:
         Console().print(f"card → {target}", highlight=False)

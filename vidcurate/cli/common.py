@@ -16,8 +16,8 @@ from typer.core import TyperGroup
 from vidcurate import __version__
 from vidcurate.curation.clip_table import costs, table
 from vidcurate.errors import InputError
-from vidcurate.executor.map_clips import Crew, Progress, part_of, usable_cpus
-from vidcurate.executor.progress import telling
+from vidcurate.executor.map_clips import ExecutorSpec, Progress, part_of, usable_cpus
+from vidcurate.executor.progress import progress_bar
 from vidcurate.recipe import recipe as recipes
 from vidcurate.recipe.recipe import Recipe
 from vidcurate.storage import object_store
@@ -131,7 +131,9 @@ def spec_of(model: type[S], file: Path | None, settings: list[str] | None, **giv
     return recipes.parse("", model, where="--set", settings=every)
 
 
-def crew_of(workers: int | None, engine: str = "local", part: str | None = None, merge: bool = False) -> Crew:
+def executor_of(
+    workers: int | None, engine: str = "local", part: str | None = None, merge: bool = False
+) -> ExecutorSpec:
     """Return who does a stage's work. Raises InputError for options that do not go together."""
     if engine not in ("local", "ray"):
         raise InputError(f"--engine {engine}: there are local and ray.")
@@ -139,8 +141,10 @@ def crew_of(workers: int | None, engine: str = "local", part: str | None = None,
     if engine == "ray":
         from vidcurate.executor import ray_actors
 
-        return Crew(engine="ray", num_workers=workers or ray_actors.num_cpus(), part=found, merge=merge)
-    return Crew(num_workers=workers or usable_cpus(), part=found, merge=merge)
+        return ExecutorSpec(
+            engine="ray", num_workers=workers or ray_actors.num_cpus(), part=found, merge=merge
+        )
+    return ExecutorSpec(num_workers=workers or usable_cpus(), part=found, merge=merge)
 
 
 def _as_settings(given: dict[str, Any]) -> list[str]:
@@ -167,9 +171,9 @@ def screen() -> Console:
     return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH)
 
 
-def answer(summary: dict[str, Any], *, title: str, as_json: bool) -> None:
+def answer(summary: dict[str, Any], *, title: str, to_json: bool) -> None:
     """Print a summary on stdout: two columns, or one JSON object."""
-    if as_json:
+    if to_json:
         print(json.dumps(summary, default=str))
         return
     grid = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
@@ -196,7 +200,7 @@ def _is_records(value: Any) -> bool:
 @contextmanager
 def working(run: Path, command: str, *, quiet: bool) -> Iterator[Progress]:
     """Show how far a command of the road is, and note in RUN/costs.jsonl what it cost."""
-    with costs.measured(run, command), telling(command, quiet=quiet) as progress:
+    with costs.measured(run, command), progress_bar(command, quiet=quiet) as progress:
         yield progress
 
 

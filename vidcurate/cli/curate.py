@@ -22,7 +22,7 @@ from vidcurate.cli.common import (
     Workers,
     answer,
     app,
-    crew_of,
+    executor_of,
     known_videos,
     place_of,
     spec_of,
@@ -31,7 +31,7 @@ from vidcurate.cli.common import (
 )
 from vidcurate.curation.clip_table import table
 from vidcurate.executor.map_clips import PartSummary, usable_cpus
-from vidcurate.executor.progress import telling
+from vidcurate.executor.progress import progress_bar
 from vidcurate.recipe import recipe as recipes
 from vidcurate.storage import download, object_store
 
@@ -41,7 +41,7 @@ def demo_data(
     out: Annotated[Path, typer.Argument(help="The folder to make.", metavar="OUT")],
     clips: Annotated[int, typer.Option(min=10, help="How many clips.", metavar="N")] = 320,
     seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.", metavar="N")] = 0,
-    as_json: Json = False,
+    to_json: Json = False,
 ) -> None:
     """Make a small captioned data set whose captions are true and some of whose files are broken.
 
@@ -49,9 +49,9 @@ def demo_data(
     """
     from vidcurate.curation.demo_data import write as demo_data_write
 
-    with telling("demo-data", quiet=as_json) as progress:
+    with progress_bar("demo-data", quiet=to_json) as progress:
         summary = demo_data_write.write_demo_data(out, clips=clips, seed=seed, progress=progress)
-    answer(asdict(summary), title=str(out), as_json=as_json)
+    answer(asdict(summary), title=str(out), to_json=to_json)
 
 
 @app.command()
@@ -67,7 +67,7 @@ def ingest(
         str, typer.Option(help="The metadata's form; `auto` says what it recognised.", metavar="NAME")
     ] = "auto",
     settings: Settings = None,
-    as_json: Json = False,
+    to_json: Json = False,
 ) -> None:
     """Read a table of captions into RUN/ingest.parquet and reconcile it with the files.
 
@@ -78,9 +78,9 @@ def ingest(
 
     source = download.kept(metadata, out / "metadata") if object_store.is_url(metadata) else Path(metadata)
     spec = spec_of(IngestSpec, None, settings, metadata=source, videos=videos, schema=schema)
-    with working(out, "ingest", quiet=as_json) as progress:
+    with working(out, "ingest", quiet=to_json) as progress:
         summary = run_ingest(out, spec, progress=progress)
-    answer(asdict(summary), title=f"ingest → {out}", as_json=as_json)
+    answer(asdict(summary), title=f"ingest → {out}", to_json=to_json)
 
 
 @app.command()
@@ -107,7 +107,7 @@ def probe(
     max_failure_share: MaxFailureShare = None,
     recipe: RecipeFile = None,
     settings: Settings = None,
-    as_json: Json = False,
+    to_json: Json = False,
 ) -> None:
     """Look at every file, up to a level of integrity, and name what is broken.
 
@@ -122,10 +122,10 @@ def probe(
 
     given = spec_of(ProbeSettings, recipe, settings, level=level)
     spec = ProbeSpec(videos=place_of(run, videos), **given.model_dump())
-    with working(run, "probe", quiet=as_json) as progress:
-        crew = crew_of(workers, engine, part, merge)
+    with working(run, "probe", quiet=to_json) as progress:
+        crew = executor_of(workers, engine, part, merge)
         summary = run_probe(run, spec, known_files=known, crew=crew, progress=progress)
-    answer(asdict(summary), title=f"probe → {run}", as_json=as_json)
+    answer(asdict(summary), title=f"probe → {run}", to_json=to_json)
     if isinstance(summary, PartSummary):
         return
     failed, see = summary.rows_in - summary.rows_ok, f"`vidcurate inspect {run}` counts them."
@@ -134,7 +134,7 @@ def probe(
 
 
 @app.command()
-def score(run: Run, recipe: RecipeFile = None, settings: Settings = None, as_json: Json = False) -> None:
+def score(run: Run, recipe: RecipeFile = None, settings: Settings = None, to_json: Json = False) -> None:
     """Count the nouns and words of every caption.
 
     Example: vidcurate score run --set noun_engine=builtin
@@ -142,13 +142,13 @@ def score(run: Run, recipe: RecipeFile = None, settings: Settings = None, as_jso
     from vidcurate.curation.caption_scores.stage import ScoreSpec, run_score
 
     spec = spec_of(ScoreSpec, recipe, settings)
-    with working(run, "score", quiet=as_json) as progress:
+    with working(run, "score", quiet=to_json) as progress:
         summary = run_score(run, spec, progress=progress)
-    answer(asdict(summary), title=f"score → {run}", as_json=as_json)
+    answer(asdict(summary), title=f"score → {run}", to_json=to_json)
 
 
 @app.command("filter")
-def filter_(run: Run, recipe: RecipeFile = None, settings: Settings = None, as_json: Json = False) -> None:
+def filter_(run: Run, recipe: RecipeFile = None, settings: Settings = None, to_json: Json = False) -> None:
     """Judge every clip; a rejected one keeps its row with rule, value and threshold.
 
     Example: vidcurate filter run --set min_duration_seconds=1 --set max_aspect_ratio=2
@@ -157,9 +157,9 @@ def filter_(run: Run, recipe: RecipeFile = None, settings: Settings = None, as_j
     from vidcurate.curation.filter.stage import check_limits, run_filter
 
     spec = spec_of(FilterSpec, recipe, settings)
-    with working(run, "filter", quiet=as_json) as progress:
+    with working(run, "filter", quiet=to_json) as progress:
         summary = run_filter(run, spec, progress=progress)
-    answer(asdict(summary), title=f"filter → {run}", as_json=as_json)
+    answer(asdict(summary), title=f"filter → {run}", to_json=to_json)
     check_limits(run, summary, spec)
 
 
@@ -169,7 +169,7 @@ def split_by_difficulty(
     levels: Annotated[int | None, typer.Option(min=1, help="How many levels.", metavar="N")] = None,
     recipe: RecipeFile = None,
     settings: Settings = None,
-    as_json: Json = False,
+    to_json: Json = False,
 ) -> None:
     """Cut the kept clips into levels of growing difficulty and measure the jump between neighbours.
 
@@ -179,9 +179,9 @@ def split_by_difficulty(
     from vidcurate.curation.difficulty.stage import run_split
 
     spec = spec_of(SplitSpec, recipe, settings, levels=levels)
-    with working(run, "split", quiet=as_json) as progress:
+    with working(run, "split", quiet=to_json) as progress:
         summary = run_split(run, spec, progress=progress)
-    answer(asdict(summary), title=f"split-by-difficulty → {run}", as_json=as_json)
+    answer(asdict(summary), title=f"split-by-difficulty → {run}", to_json=to_json)
 
 
 @app.command("build-shards")
@@ -203,7 +203,7 @@ def build_shards(
     workers: Workers = None,
     recipe: RecipeFile = None,
     settings: Settings = None,
-    as_json: Json = False,
+    to_json: Json = False,
 ) -> None:
     """Write WebDataset tars by level and fold, with an index for random access.
 
@@ -217,7 +217,7 @@ def build_shards(
 
     spec = spec_of(ShardSpec, recipe, settings)
     readers = reader_indexes_export.readers_of(also) if also else ()
-    with working(run, "build-shards", quiet=as_json) as progress:
+    with working(run, "build-shards", quiet=to_json) as progress:
         summary = run_build_shards(
             run,
             spec,
@@ -231,7 +231,7 @@ def build_shards(
             reader_indexes_export.export(
                 folder, readers, num_workers=workers or usable_cpus(), progress=progress
             )
-    answer(asdict(summary), title=f"build-shards → {out or run / 'shards'}", as_json=as_json)
+    answer(asdict(summary), title=f"build-shards → {out or run / 'shards'}", to_json=to_json)
 
 
 @app.command()
@@ -243,7 +243,7 @@ def curate(
         str | None, typer.Option(help="Stop behind this stage, for example score-frames.", metavar="STAGE")
     ] = None,
     settings: Settings = None,
-    as_json: Json = False,
+    to_json: Json = False,
 ) -> None:
     """Run every stage of a recipe, from ingest to build-shards, and write the report.
 
@@ -259,18 +259,18 @@ def curate(
     read = recipes.load(recipe, CurateRecipe, settings=settings or [])
 
     def told(stage: str, summary: dict[str, Any]) -> None:
-        if not as_json:
-            answer(summary, title=stage, as_json=False)
+        if not to_json:
+            answer(summary, title=stage, to_json=False)
             print()
 
     summaries = run_all(
         read,
-        telling=lambda what: working(read.run, what, quiet=as_json),
+        telling=lambda what: working(read.run, what, quiet=to_json),
         told=told,
-        crew=crew_of(read.workers, read.engine, part, merge),
+        crew=executor_of(read.workers, read.engine, part, merge),
         until=until,
     )
-    if as_json:
+    if to_json:
         print(json.dumps(summaries, default=str))
 
 
@@ -278,7 +278,7 @@ def curate(
 def export(
     run: Run,
     out: Annotated[Path, typer.Argument(help="A .parquet, .csv or .jsonl file.", metavar="FILE")],
-    as_json: Json = False,
+    to_json: Json = False,
 ) -> None:
     """Write the whole table of a run, every column of every stage, for other tools.
 
@@ -287,7 +287,7 @@ def export(
     stage = table.newest_stage(run)
     table.export(table.scan(run, stage), out)
     answer(
-        {"stage": stage, "file": str(out), "size_bytes": out.stat().st_size}, title="export", as_json=as_json
+        {"stage": stage, "file": str(out), "size_bytes": out.stat().st_size}, title="export", to_json=to_json
     )
 
 
@@ -295,7 +295,7 @@ def export(
 def inspect(
     run: Run,
     clip: Annotated[str | None, typer.Argument(help="A clip id: show its fate.", metavar="CLIP")] = None,
-    as_json: Json = False,
+    to_json: Json = False,
 ) -> None:
     """Show what a run holds, or everything that happened to one clip.
 
@@ -304,14 +304,14 @@ def inspect(
     from vidcurate.curation.report import inspect_clip as inspection
 
     found = inspection.run_overview(run) if clip is None else inspection.clip_fate(run, clip)
-    if as_json:
+    if to_json:
         print(json.dumps(found, default=str))
     else:
         Console().print(inspection.render(found))
 
 
 @app.command()
-def report(run: Run, videos: Videos = None, as_json: Json = False) -> None:
+def report(run: Run, videos: Videos = None, to_json: Json = False) -> None:
     """Write RUN/report.html: one page that opens off-line, with the funnel, the levels and the clips.
 
     Example: vidcurate report run
@@ -319,4 +319,4 @@ def report(run: Run, videos: Videos = None, as_json: Json = False) -> None:
     from vidcurate.curation.report.build import run_report
 
     summary = run_report(run, videos=videos or known_videos(run))
-    answer(asdict(summary), title=f"report → {run}", as_json=as_json)
+    answer(asdict(summary), title=f"report → {run}", to_json=to_json)

@@ -19,14 +19,14 @@ from vidcurate.cli.common import (
     Workers,
     answer,
     app,
-    crew_of,
+    executor_of,
     known_videos,
     place_of,
     spec_of,
     working,
 )
 from vidcurate.executor.map_clips import usable_cpus
-from vidcurate.executor.progress import telling
+from vidcurate.executor.progress import progress_bar
 
 
 @app.command("score-frames")
@@ -39,7 +39,7 @@ def score_frames(
     merge: Merge = False,
     recipe: RecipeFile = None,
     settings: Settings = None,
-    as_json: Json = False,
+    to_json: Json = False,
 ) -> None:
     """Decode every clip once: motion, sharpness, black, frozen, bars, brightness, flicker, cuts, hashes.
 
@@ -51,15 +51,15 @@ def score_frames(
     from vidcurate.curation.frame_scores.stage import run_frames
 
     spec = spec_of(FramesSpec, recipe, settings)
-    with working(run, "score-frames", quiet=as_json) as progress:
+    with working(run, "score-frames", quiet=to_json) as progress:
         summary = run_frames(
             run,
             spec,
             videos=place_of(run, videos),
-            crew=crew_of(workers, engine, part, merge),
+            crew=executor_of(workers, engine, part, merge),
             progress=progress,
         )
-    answer(asdict(summary), title=f"score-frames → {run}", as_json=as_json)
+    answer(asdict(summary), title=f"score-frames → {run}", to_json=to_json)
 
 
 @app.command("split-scenes")
@@ -72,7 +72,7 @@ def split_scenes(
     workers: Workers = None,
     recipe: RecipeFile = None,
     settings: Settings = None,
-    as_json: Json = False,
+    to_json: Json = False,
 ) -> None:
     """Find the scenes of long videos and write them as a table of clips, a row each.
 
@@ -84,7 +84,7 @@ def split_scenes(
     from vidcurate.curation.scenes.split import run_split_scenes
 
     spec = spec_of(SceneSpec, recipe, settings)
-    with telling("split-scenes", quiet=as_json) as progress:
+    with progress_bar("split-scenes", quiet=to_json) as progress:
         summary = run_split_scenes(
             inputs,
             spec,
@@ -93,7 +93,7 @@ def split_scenes(
             num_workers=workers or usable_cpus(),
             progress=progress,
         )
-    answer(asdict(summary), title=f"split-scenes → {out}", as_json=as_json)
+    answer(asdict(summary), title=f"split-scenes → {out}", to_json=to_json)
 
 
 @app.command("extract-clips")
@@ -104,7 +104,7 @@ def extract_clips(
     workers: Workers = None,
     recipe: RecipeFile = None,
     settings: Settings = None,
-    as_json: Json = False,
+    to_json: Json = False,
 ) -> None:
     """Cut every row's interval out of its file, check the clip, and write OUT/clips.parquet beside.
 
@@ -116,7 +116,7 @@ def extract_clips(
     from vidcurate.curation.scenes.spec import ExtractSpec
 
     spec = spec_of(ExtractSpec, recipe, settings)
-    with telling("extract-clips", quiet=as_json) as progress:
+    with progress_bar("extract-clips", quiet=to_json) as progress:
         summary = run_extract(
             source,
             spec,
@@ -125,7 +125,7 @@ def extract_clips(
             num_workers=workers or usable_cpus(),
             progress=progress,
         )
-    answer(asdict(summary), title=f"extract-clips → {out}", as_json=as_json)
+    answer(asdict(summary), title=f"extract-clips → {out}", to_json=to_json)
 
 
 def _videos_of_run(path: Path) -> Path | None:
@@ -141,7 +141,7 @@ def score_models(
     merge: Merge = False,
     recipe: RecipeFile = None,
     settings: Settings = None,
-    as_json: Json = False,
+    to_json: Json = False,
 ) -> None:
     """Score pictures by neural networks: aesthetic and caption match on CLIP, watermark, area of text.
 
@@ -156,15 +156,15 @@ def score_models(
     from vidcurate.curation.model_scores.stage import run_models
 
     spec = spec_of(ModelsSpec, recipe, settings)
-    with working(run, "score-models", quiet=as_json) as progress:
+    with working(run, "score-models", quiet=to_json) as progress:
         summary = run_models(
             run,
             spec,
             videos=place_of(run, videos),
-            crew=crew_of(workers, "local", part, merge),
+            crew=executor_of(workers, "local", part, merge),
             progress=progress,
         )
-    answer(asdict(summary), title=f"score-models → {run}", as_json=as_json)
+    answer(asdict(summary), title=f"score-models → {run}", to_json=to_json)
 
 
 @app.command()
@@ -174,7 +174,7 @@ def dedup(
     workers: Workers = None,
     recipe: RecipeFile = None,
     settings: Settings = None,
-    as_json: Json = False,
+    to_json: Json = False,
 ) -> None:
     """Find clips that are the same, by bytes, pictures, look, words or meaning, and name the one to keep.
 
@@ -186,7 +186,7 @@ def dedup(
     from vidcurate.curation.dedup.stage import run_dedup
 
     spec = spec_of(DedupSpec, recipe, settings)
-    with working(run, "dedup", quiet=as_json) as progress:
+    with working(run, "dedup", quiet=to_json) as progress:
         summary = run_dedup(
             run,
             spec,
@@ -194,4 +194,4 @@ def dedup(
             num_workers=workers or usable_cpus(),
             progress=progress,
         )
-    answer(asdict(summary), title=f"dedup → {run}", as_json=as_json)
+    answer(asdict(summary), title=f"dedup → {run}", to_json=to_json)

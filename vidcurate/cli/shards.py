@@ -10,7 +10,7 @@ import typer
 from vidcurate.cli.common import Json, Workers, answer, app
 from vidcurate.errors import InputError, ShardError
 from vidcurate.executor.map_clips import usable_cpus
-from vidcurate.executor.progress import telling
+from vidcurate.executor.progress import progress_bar
 
 Shards = Annotated[Path, typer.Argument(help="A folder of shards.", metavar="SHARDS")]
 
@@ -25,7 +25,7 @@ def verify(
         ),
     ] = "bytes",
     workers: Workers = None,
-    as_json: Json = False,
+    to_json: Json = False,
 ) -> None:
     """Check shards against their manifest, their index and every rule of the format; change nothing.
 
@@ -40,17 +40,17 @@ def verify(
 
     if level not in LEVELS:
         raise InputError(f"--level {level}: there are {', '.join(LEVELS)}.")
-    with telling("verify", quiet=as_json) as progress:
+    with progress_bar("verify", quiet=to_json) as progress:
         verdict = check(
             object_store.place(shards), level, num_workers=workers or usable_cpus(), progress=progress
         )
-    if as_json:
+    if to_json:
         print(json.dumps(asdict(verdict)))
     else:
         for problem in verdict.problems:
             print(problem)
         shown = asdict(verdict) | {"problems": len(verdict.problems)}
-        answer(shown, title=f"verify → {shards}", as_json=False)
+        answer(shown, title=f"verify → {shards}", to_json=False)
     if verdict.problems:
         files = len({problem.file for problem in verdict.problems})
         raise ShardError(
@@ -65,7 +65,7 @@ def export_index(
         str, typer.Option("--for", help="Readers, with commas: energon, dali, wids.", metavar="READERS")
     ] = "energon,dali,wids",
     workers: Workers = None,
-    as_json: Json = False,
+    to_json: Json = False,
 ) -> None:
     """Write the index files of Energon, DALI and wids beside the shards; what is there and fits is kept.
 
@@ -73,11 +73,11 @@ def export_index(
     """
     from vidcurate.shards.reader_indexes import export as reader_indexes_export
 
-    with telling("export-index", quiet=as_json) as progress:
+    with progress_bar("export-index", quiet=to_json) as progress:
         summary = reader_indexes_export.export(
             shards,
             reader_indexes_export.readers_of(for_),
             num_workers=workers or usable_cpus(),
             progress=progress,
         )
-    answer(asdict(summary), title=f"export-index → {shards}", as_json=as_json)
+    answer(asdict(summary), title=f"export-index → {shards}", to_json=to_json)

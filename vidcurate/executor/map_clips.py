@@ -39,7 +39,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Crew:
+class ExecutorSpec:
     """Who does a stage's work. No byte of a table depends on it.
 
     `local` are processes of this machine, `ray` those of a Ray cluster. With `part` only that share of the
@@ -59,7 +59,7 @@ class Crew:
             )
 
 
-ALONE = Crew()
+ALONE = ExecutorSpec()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class PartSummary:
     parts_missing: tuple[str, ...]
 
 
-class _Crowd(Protocol):
+class WorkerPool(Protocol):
     def run(self, chunks: Iterable[tuple[int, Sequence[Any]]]) -> Iterator[tuple[int, list[Row]]]: ...
 
 
@@ -89,7 +89,7 @@ def part_of(text: str) -> Part:
     return Part(number=int(number), of=int(of))
 
 
-def share(count: int, part: Part | None) -> list[int]:
+def part_rows(count: int, part: Part | None) -> list[int]:
     """Return which of `count` chunks a part does: every n-th, so that neighbours are spread."""
     return list(range(count)) if part is None else list(range(part.number - 1, count, part.of))
 
@@ -128,7 +128,7 @@ def write_part(path: Path, rows: Any) -> None:
         raise StorageError(f"{path}: cannot be written ({error.strerror}).") from error
 
 
-def _told(parts: Path) -> list[Part]:
+def _finished_parts(parts: Path) -> list[Part]:
     """Return the parts that have said that they are done."""
     names = (path.name.removesuffix(".done").split("-of-") for path in parts.glob("*-of-*.done"))
     return sorted(
@@ -139,7 +139,7 @@ def _told(parts: Path) -> list[Part]:
 def part_done(parts: Path, part: Part, clips: int, clips_done_before: int) -> PartSummary:
     """Say in the parts folder that a part is done, and return its summary. Raises StorageError."""
     write_part(parts / f"{part.number}-of-{part.of}.done", {"clips": clips})
-    done = [one for one in _told(parts) if one.of == part.of]
+    done = [one for one in _finished_parts(parts) if one.of == part.of]
     missing = sorted({*range(1, part.of + 1)} - {one.number for one in done})
     return PartSummary(
         part=str(part),
@@ -154,7 +154,7 @@ def check_parts(parts: Path, clips_missing: int, clips: int) -> None:
     """Raise StageError that names the parts that are missing, or were made for something else."""
     if not clips_missing:
         return
-    done = _told(parts)
+    done = _finished_parts(parts)
     if done:
         of = done[-1].of
         missing = sorted({*range(1, of + 1)} - {one.number for one in done if one.of == of})
@@ -165,7 +165,7 @@ def check_parts(parts: Path, clips_missing: int, clips: int) -> None:
         )
     stale = [path for path in sorted(parts.parent.glob(f"{parts.name.split('-')[0]}-*")) if path != parts]
     if stale:
-        made = ", ".join(map(str, _told(stale[0]))) or "unfinished"
+        made = ", ".join(map(str, _finished_parts(stale[0]))) or "unfinished"
         raise StageError(
             f"{stale[0]}: these parts ({made}) were made from another table, other settings or other files, "
             f"and {parts.name} is not there. Run every part again."
@@ -180,7 +180,7 @@ def check_parts(parts: Path, clips_missing: int, clips: int) -> None:
 
 
 @dataclass(slots=True)
-class _Tally:
+class _Counts:
     """What the progress says: items done, failures among them, hours of video and how fast they go."""
 
     progress: Progress
@@ -215,13 +215,13 @@ def map_clips(
     unit: str = "clips",
 ) -> list[Row]:
     """Return `function(item)` for each item, in order, by processes of this machine; see `share_clips`."""
-    rows = share_clips(
+    rows = map_clips_in_parts(
         function,
         items,
         on_crash=on_crash,
         on_timeout=on_timeout,
         time_limit_seconds=time_limit_seconds,
-        crew=Crew(num_workers=num_workers),
+        crew=ExecutorSpec(num_workers=num_workers),
         chunk_size=chunk_size,
         parts=parts,
         progress=progress,
@@ -231,14 +231,14 @@ def map_clips(
     return list(rows)
 
 
-def share_clips(
+def map_clips_in_parts(
     function: Callable[[T], Row],
     items: Sequence[T],
     *,
     on_crash: Callable[[T], Row],
     on_timeout: Callable[[T], Row] | None = None,
     time_limit_seconds: float | None = None,
-    crew: Crew,
+    crew: ExecutorSpec,
     chunk_size: int = 32,
     parts: Path | None = None,
     progress: Progress = no_progress,
@@ -257,10 +257,10 @@ def share_clips(
     missing, StorageError.
     """
     chunks = [items[start : start + chunk_size] for start in range(0, len(items), chunk_size)]
-    mine = share(len(chunks), crew.part)
+    mine = part_rows(len(chunks), crew.part)
     if parts is not None and not crew.merge:
         make_parts(parts)
-    tally = _Tally(progress, sum(len(chunks[number]) for number in mine), unit)
+    tally = _Counts(progress, sum(len(chunks[number]) for number in mine), unit)
     tally.failed = None if failed is None else 0
     tally.hours = None if video_seconds is None else 0.0
     found: dict[int, list[Row]] = {}  # without a folder, rows are kept here
@@ -313,7 +313,7 @@ def _rows(chunks: list[Sequence[T]], parts: Path | None, found: dict[int, list[R
 def _worked(
     function: Callable[[T], Row],
     todo: list[tuple[int, Sequence[T]]],
-    crew: Crew,
+    crew: ExecutorSpec,
     on_crash: Callable[[T], Row],
     on_timeout: Callable[[T], Row],
     time_limit_seconds: float | None,
@@ -324,7 +324,7 @@ def _worked(
     if crew.engine == "local" and crew.num_workers == 1 and time_limit_seconds is None:
         yield from ((number, [function(item) for item in chunk]) for number, chunk in todo)
         return
-    crowd: AbstractContextManager[_Crowd]
+    crowd: AbstractContextManager[WorkerPool]
     if crew.engine == "ray":
         from vidcurate.executor.ray_actors import Cluster
 

@@ -34,7 +34,7 @@ class _Rate:
 
 
 @contextmanager
-def telling(what: str, *, quiet: bool = False) -> Iterator[Progress]:
+def progress_bar(what: str, *, quiet: bool = False) -> Iterator[Progress]:
     """Yield a function (done, total, unit) that shows the progress of `what` with its rate and time left."""
     if quiet:
         yield lambda done, total, unit: None

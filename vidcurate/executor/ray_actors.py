@@ -19,7 +19,7 @@ T = TypeVar("T")
 _TRIES = 3  # a chunk whose hand was lost
 
 
-class _Hand(Generic[T]):
+class _RayActor(Generic[T]):
     """What runs on a node."""
 
     def __init__(
@@ -76,7 +76,7 @@ class Cluster(Generic[T]):
         time_limit_seconds: float | None,
     ) -> None:
         self._ray = joined()
-        remote = self._ray.remote(num_cpus=1, max_restarts=0)(_Hand)
+        remote = self._ray.remote(num_cpus=1, max_restarts=0)(_RayActor)
         self._make: Callable[[], Any] = lambda: remote.remote(
             function, on_crash, on_timeout, time_limit_seconds
         )

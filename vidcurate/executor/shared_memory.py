@@ -31,7 +31,7 @@ def anonymous_file(size_bytes: int) -> int:
     return descriptor
 
 
-class Shelf:
+class SharedArrayPool:
     """Slabs that nobody looks at any more, kept for the next ones of their size; `most_bytes` of them.
 
     Whatever lay in a slab is still there when it is taken again. Any thread may put one back, also the
@@ -66,7 +66,7 @@ class Shelf:
                 os.close(self._free.popleft()[1])
 
 
-class Slab:
+class SharedArray:
     """Shared memory for the frames of one micro-batch; `array` is uint8 of the given shape.
 
     With a shelf it is taken from there, and goes there when the slab and all views of `array` are gone.
@@ -74,16 +74,16 @@ class Slab:
 
     __slots__ = ("array", "descriptor")
 
-    def __init__(self, shape: tuple[int, ...], shelf: Shelf | None = None) -> None:
+    def __init__(self, shape: tuple[int, ...], shelf: SharedArrayPool | None = None) -> None:
         size = int(np.prod(shape))
-        shelf = shelf or Shelf(0)
+        shelf = shelf or SharedArrayPool(0)
         self.descriptor = shelf.take(size)
         mapping = mmap.mmap(self.descriptor, size)  # lives as long as the array, or any view of it
         weakref.finalize(mapping, shelf.put, size, self.descriptor).atexit = False
         self.array: NDArray[np.uint8] = np.frombuffer(mapping, dtype=np.uint8).reshape(shape)
 
 
-class SlabPart:
+class SharedArraySlice:
     """The place of one clip's frames in a slab of another process: `part[t] = picture` writes frame t there.
 
     `shape` is (T, H, W, 3). Written and not mapped: a fresh page that is mapped is cleared first.

@@ -33,7 +33,7 @@ def caption_number(pass_number: Passes, num_views: int | None, num_captions: int
 
 def first_frame(clip_id: str, view: int, num_starts: int) -> int:
     """Return the first frame of a view, one of 0 … num_starts - 1. More views leave the earlier as is."""
-    return rng.below((rng.key("view", clip_id) + view * _GOLDEN) % _MODULUS, num_starts)
+    return rng.scale_to_range((rng.key("view", clip_id) + view * _GOLDEN) % _MODULUS, num_starts)
 
 
 _SIDE = re.compile(
@@ -41,6 +41,6 @@ _SIDE = re.compile(
 )
 
 
-def names_a_side(caption: str) -> bool:
+def mentions_left_or_right(caption: str) -> bool:
     """Say whether a caption has left, right, clockwise or one of their kin, in whatever sense."""
     return _SIDE.search(caption) is not None

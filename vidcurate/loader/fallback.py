@@ -41,7 +41,7 @@ class Failures:
             )
 
 
-def stand_in(
+def substitute_clip(
     plan: Plan,
     part: MicroBatchPlan,
     slot: int,
@@ -61,7 +61,7 @@ def stand_in(
     """
     clip_id, error = failed
     failures.add_failed(clip_id, error.kind)
-    for row in order.spares(plan, part, slot):
+    for row in order.fallback_clips(plan, part, slot):
         if row in rows:
             continue
         spare = clip_id_of(row)

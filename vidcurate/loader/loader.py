@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from vidcurate import rng
 from vidcurate.errors import InputError, MediaError
-from vidcurate.executor.shared_memory import Shelf, Slab
+from vidcurate.executor.shared_memory import SharedArray, SharedArrayPool
 from vidcurate.loader import clip_view, fallback
 from vidcurate.loader.decode.decode_clip import DecodeTask
 from vidcurate.loader.decode.worker_pool import DecodePool
@@ -78,7 +78,7 @@ class _Started:
     plan: MicroBatchPlan
     tasks: list[DecodeTask]
     frames: NDArray[np.uint8]
-    slab: Slab | None
+    slab: SharedArray | None
     futures: "list[Future[str]]"
 
     def cancel(self) -> None:
@@ -135,7 +135,7 @@ class Loader:
         self._failures = fallback.Failures(spec.max_failure_share)
         self._decode_here = decode_from(index, self._on_event)
         self._pool: DecodePool | FetchingPool | None = None
-        self._shelf = Shelf(spec.prefetch_bytes // 4)
+        self._shelf = SharedArrayPool(spec.prefetch_bytes // 4)
         if spec.num_workers:
             pool = DecodePool(
                 spec.num_workers,
@@ -234,7 +234,7 @@ class Loader:
             return _Started(
                 plan=part, tasks=tasks, frames=np.empty(shape, dtype=np.uint8), slab=None, futures=[]
             )
-        slab = Slab(shape, self._shelf)
+        slab = SharedArray(shape, self._shelf)
         futures = [self._pool.submit(task, slab, slot * task.size_bytes) for slot, task in enumerate(tasks)]
         return _Started(plan=part, tasks=tasks, frames=slab.array, slab=slab, futures=futures)
 
@@ -242,7 +242,7 @@ class Loader:
         bucket, number = self.plan.cells[part.cell].bucket, int(part.passes[slot])
         starts = num_starts(self.index, row, bucket)
         if self._num_views is None:
-            first = rng.below(self._draw(part, slot, "start_frame"), starts)
+            first = rng.scale_to_range(self._draw(part, slot, "start_frame"), starts)
         else:
             view = clip_view.view_number(number, self._num_views)
             first = clip_view.first_frame(self.index.word("clip_id", row), view, starts)
@@ -310,7 +310,7 @@ class Loader:
             task = self._task(started.plan, slot, row)
             return task, self._decode(started, slot, task, is_spare=True)
 
-        return fallback.stand_in(
+        return fallback.substitute_clip(
             self.plan,
             started.plan,
             slot,

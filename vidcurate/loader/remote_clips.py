@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from vidcurate.errors import MediaError, StorageError, VidcurateError
-from vidcurate.executor.shared_memory import Slab
+from vidcurate.executor.shared_memory import SharedArray
 from vidcurate.loader.decode.decode_clip import MAX_GAP_BYTES, DecodeTask, decode
 from vidcurate.loader.decode.worker_pool import DecodePool
 from vidcurate.shards.index import Index
@@ -154,7 +154,9 @@ class FetchingPool:
         self._open: set[Future[str]] = set()
         self._closing = threading.Event()
 
-    def submit(self, task: DecodeTask, slab: Slab, offset: int, *, is_urgent: bool = False) -> "Future[str]":
+    def submit(
+        self, task: DecodeTask, slab: SharedArray, offset: int, *, is_urgent: bool = False
+    ) -> "Future[str]":
         """As `DecodePool.submit`; the future also raises what `fetched` raises."""
         if self._closing.is_set():
             raise VidcurateError("the decode workers have stopped.")
@@ -206,7 +208,13 @@ class FetchingPool:
             raise StorageError(f"{url}: given up, the loader was closed.")
 
     def _run(
-        self, future: "Future[str]", task: DecodeTask, slab: Slab, offset: int, is_urgent: bool, tries: int
+        self,
+        future: "Future[str]",
+        task: DecodeTask,
+        slab: SharedArray,
+        offset: int,
+        is_urgent: bool,
+        tries: int,
     ) -> None:
         if future.cancelled():
             return

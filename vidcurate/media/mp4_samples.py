@@ -135,7 +135,7 @@ def _begins(trak: Boxes, shown: NDArray[np.int64], timescale: int, movie_scale: 
     return int(begin) if length * timescale // movie_scale > int(shown.max()) - begin else None
 
 
-def read(data: FileBytes) -> Samples | None:
+def read_sample_table(data: FileBytes) -> Samples | None:
     """Return the pictures of an MP4, None unless it is the plain case. Raises OSError."""
     movie = _boxes(_header_of(data) or b"")
     if not movie or b"mvex" in movie or len(movie.get(b"mvhd", [])) != 1:

@@ -171,7 +171,7 @@ def _map_in_tables(source: Path | bytes) -> FrameMap | None:
     try:
         size = os.path.getsize(source) if isinstance(source, Path) else len(source)
         with source.open("rb") if isinstance(source, Path) else io.BytesIO(source) as file:
-            samples = mp4_samples.read(FileBytes(file, size))
+            samples = mp4_samples.read_sample_table(FileBytes(file, size))
     except OSError:
         return None  # FFmpeg's opening says why
     if samples is None:

@@ -19,7 +19,7 @@ from vidcurate import rng
 from vidcurate.errors import InputError
 from vidcurate.sampler import plan
 from vidcurate.sampler.buckets import Bucket
-from vidcurate.sampler.curriculum import Leg
+from vidcurate.sampler.curriculum import Phase
 from vidcurate.sampler.spec import PhaseSpec, PlanSpec
 from vidcurate.shards.index import Index
 
@@ -28,7 +28,7 @@ Groups = dict[str, int]  # level or source → clips in cells
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class CellClips:
     """A cell in the making: the clips at the rows `members` (n,) of the index."""
 
     group: str
@@ -72,7 +72,7 @@ def groups_of(index: Index, by: Literal["level", "source"]) -> tuple[NDArray[Any
 
 def parts_of(
     groups: NDArray[Any], names: Sequence[str], bucket: NDArray[np.int32], buckets: Sequence[Bucket], by: str
-) -> list[Part]:
+) -> list[CellClips]:
     """Return a part for each group and bucket that has clips; `groups` and `bucket` are (n,), -1 in none."""
     kind: Any = np.uint16 if len(names) * len(buckets) < 1 << 16 else np.int64  # numpy sorts these by radix
 
@@ -91,7 +91,7 @@ def parts_of(
         for cell, rows in shares.items():
             found.setdefault(cell, []).append(rows)
     return [
-        Part(
+        CellClips(
             group=names[cell // len(buckets)],
             bucket=buckets[cell % len(buckets)],
             bucket_number=cell % len(buckets),
@@ -105,7 +105,7 @@ def parts_of(
 # ── small ones ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _distance(small: Part, other: Part, buckets: Sequence[Bucket]) -> tuple[float, ...] | None:
+def _distance(small: CellClips, other: CellClips, buckets: Sequence[Bucket]) -> tuple[float, ...] | None:
     """Return how far off another part's bucket is for the clips of a small one; None where they do not fit.
 
     They fit into no larger resolution and no longer length. The nearest has the same resolution, then the
@@ -122,8 +122,8 @@ def _distance(small: Part, other: Part, buckets: Sequence[Bucket]) -> tuple[floa
 
 
 def without_small(
-    parts: Sequence[Part], buckets: Sequence[Bucket], choice: Literal["shrink", "merge", "refuse"]
-) -> tuple[list[Part], list[dict[str, object]]]:
+    parts: Sequence[CellClips], buckets: Sequence[Bucket], choice: Literal["shrink", "merge", "refuse"]
+) -> tuple[list[CellClips], list[dict[str, object]]]:
     """Return the parts without those that have fewer clips than a micro-batch, and what became of these.
 
     merge: the smallest first, each goes to the nearest bucket of the same group, until none is left. shrink:
@@ -170,7 +170,7 @@ def without_small(
 # ── how often ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _rates(parts: Sequence[Part], oftener: Mapping[str, Fraction]) -> dict[str, Fraction]:
+def _rates(parts: Sequence[CellClips], oftener: Mapping[str, Fraction]) -> dict[str, Fraction]:
     """Return cell → micro-batches against those of others, of the cells that have any."""
     return {
         part.name: oftener[part.group] * Fraction(len(part.members), part.clips_per_turn)
@@ -194,37 +194,37 @@ def _oftener(weights: Mapping[str, float], counts: Groups) -> dict[str, Fraction
     return {name: share.get(name, Fraction(0)) / count for name, count in counts.items()}
 
 
-def weights_of(parts: Sequence[Part], weights: Mapping[str, float]) -> dict[str, int]:
+def weights_of(parts: Sequence[CellClips], weights: Mapping[str, float]) -> dict[str, int]:
     """Return cell → weight; without `weights` every clip is shown equally often. Raises InputError."""
     counts = _counts(parts)
     oftener = _oftener(weights, counts) if weights else dict.fromkeys(counts, Fraction(1))
     return _whole(_rates(parts, oftener))
 
 
-def _counts(parts: Sequence[Part]) -> Groups:
+def _counts(parts: Sequence[CellClips]) -> Groups:
     counts: Groups = {}
     for part in parts:
         counts[part.group] = counts.get(part.group, 0) + len(part.members)
     return counts
 
 
-def _phase_rates(parts: Sequence[Part], counts: Groups, phase: PhaseSpec) -> dict[str, Fraction]:
+def _phase_rates(parts: Sequence[CellClips], counts: Groups, phase: PhaseSpec) -> dict[str, Fraction]:
     if phase.weights:
         return _rates(parts, _oftener(phase.weights, counts))
     return _rates(parts, {name: Fraction(1) for name in phase.names if name in counts})
 
 
-def legs_of(parts: Sequence[Part], spec: PlanSpec) -> list[Leg]:
+def legs_of(parts: Sequence[CellClips], spec: PlanSpec) -> list[Phase]:
     """Return the legs of the curriculum. Raises InputError for a phase without clips and a ramp too long."""
     counts, sizes = _counts(parts), {part.name: part for part in parts}
-    legs: list[Leg] = []
+    legs: list[Phase] = []
     step = 0
     for number, phase in enumerate(spec.curriculum):
         rates = _phase_rates(parts, counts, phase)
         if not rates:
             raise InputError(f"curriculum.{number} shows {', '.join(phase.names)}, of which no clip fits.")
         legs.append(
-            Leg(
+            Phase(
                 first=step * spec.micro_batches_per_step,
                 weights=_whole(rates),
                 ramp_turns=phase.ramp_steps * spec.micro_batches_per_step,
@@ -247,8 +247,8 @@ def legs_of(parts: Sequence[Part], spec: PlanSpec) -> list[Leg]:
 
 
 def cells_of(
-    index: Index, hashes: rng.Words, parts: Sequence[Part], spec: PlanSpec
-) -> tuple[list[plan.Cell], list[Leg]]:
+    index: Index, hashes: rng.Words, parts: Sequence[CellClips], spec: PlanSpec
+) -> tuple[list[plan.Cell], list[Phase]]:
     """Return the cells of these parts and the legs. `hashes`: of the ids of all clips of the index."""
     legs = legs_of(parts, spec) if spec.curriculum else []
     weights = {name: weight for leg in legs for name, weight in leg.weights.items() if weight}
@@ -261,7 +261,7 @@ def cells_of(
         block = (place // spec.blocks.shards_per_block).astype(np.int64)
         num_blocks, together = -(-len(shards) // spec.blocks.shards_per_block), spec.blocks.blocks_together
 
-    def made(part: Part) -> plan.Cell:
+    def made(part: CellClips) -> plan.Cell:
         return plan.make_cell(
             part.name,
             part.bucket,

@@ -182,7 +182,7 @@ def _walk(spec: BucketSpec) -> tuple[tuple[_Resolution, ...], tuple[Bucket, ...]
     """Return the resolutions from the largest, their lengths from the longest; and all buckets so."""
     sizes = {name: spec.sizes.get(name) or published_sizes(name) for name in spec.table}
     area = {name: AREAS.get(name) or max(h * w for h, w in sizes[name].values()) for name in spec.table}
-    costs = cost_table.read(spec.cost_table) if spec.cost_table else None
+    costs = cost_table.read_cost_table(spec.cost_table) if spec.cost_table else None
     buckets: list[Bucket] = []
     resolutions: list[_Resolution] = []
     number = 0

@@ -26,7 +26,7 @@ class CostTable(Recipe):
     """resolution → number of frames → s for each clip"""
 
 
-def read(path: Path) -> CostTable:
+def read_cost_table(path: Path) -> CostTable:
     """Return the cost table at `path`. Raises RecipeError, naming the key."""
     return load(path, CostTable)
 

@@ -20,7 +20,7 @@ Shape = Literal["linear", "cosine"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leg:
+class Phase:
     """One phase of a curriculum: from turn `first` on, cell → weight; a cell that is not named has 0.
 
     The first `ramp_turns` turns lead over from the weights of the leg before.
@@ -38,7 +38,9 @@ def done(shape: Shape, slice_number: int, slices: int) -> int:
     return round(_WHOLE * (middle if shape == "linear" else (1 - math.cos(math.pi * middle)) / 2))
 
 
-def _ramp(before: Sequence[int], after: Sequence[int], leg: Leg, run: int) -> list[tuple[int, Sequence[int]]]:
+def _ramp(
+    before: Sequence[int], after: Sequence[int], leg: Phase, run: int
+) -> list[tuple[int, Sequence[int]]]:
     """Return the (turn of the leg, weights) of the slices of its ramp."""
     runs = leg.ramp_turns // run
     slices = min(SLICES, runs)
@@ -55,7 +57,7 @@ def _ramp(before: Sequence[int], after: Sequence[int], leg: Leg, run: int) -> li
     return pieces
 
 
-def mixture(legs: Sequence[Leg], cells: Sequence[str], *, run: int = 1) -> sampler_mixture.Mixture:
+def mixture(legs: Sequence[Phase], cells: Sequence[str], *, run: int = 1) -> sampler_mixture.Mixture:
     """Return the mixture of these legs over these cells, the first leg from turn 0 on and without a ramp.
 
     `run`: so many turns in a row go to one cell. Raises ValueError for legs and ramps that do not fit.

@@ -105,7 +105,7 @@ def _put_spares(plan: Plan, batch: MicroBatchPlan, ordinals: epoch_shuffle.Ordin
     past, rows = plan.cells[batch.cell].past, batch.rows
     if past and len(past.missing):
         for slot in np.flatnonzero(np.isin(ordinals, past.missing)).tolist():
-            rows[slot] = next(row for row in spares(plan, batch, slot) if row not in rows)
+            rows[slot] = next(row for row in fallback_clips(plan, batch, slot) if row not in rows)
 
 
 def step_micro_batches(plan: Plan, step: int) -> tuple[MicroBatchPlan, ...]:
@@ -163,7 +163,7 @@ def _positions_of(plan: Plan, following: Plan | None, number: int, ordinal: int)
             yield position + begins
 
 
-def spares(plan: Plan, batch: MicroBatchPlan, slot: int) -> Iterator[int]:
+def fallback_clips(plan: Plan, batch: MicroBatchPlan, slot: int) -> Iterator[int]:
     """Yield the rows that may stand in for slot `slot`, in a fixed order, none of them in the micro-batch.
 
     First those of the same cell, then those of other cells of the same bucket.
@@ -206,7 +206,7 @@ def shares(plan: Plan, step: int, world_size: int) -> tuple[tuple[int, ...], ...
     num_nodes = world_size // together
     if plan.costs:
         costs = [plan.costs[turn(plan, position)[0]] for position in units]
-        given = [[units[number] for number in own] for own in rank_balance.deal(costs, num_nodes)]
+        given = [[units[number] for number in own] for own in rank_balance.assign_to_ranks(costs, num_nodes)]
     else:
         given = _by_pixels(plan, units, num_nodes)
     return tuple(tuple(unit + rank for unit in own) for own in given for rank in range(together))
@@ -230,7 +230,7 @@ def _by_pixels(plan: Plan, units: range, num_nodes: int) -> list[list[int]]:
     return given
 
 
-def share(plan: Plan, step: int, rank: int, world_size: int) -> tuple[MicroBatchPlan, ...]:
+def rank_share(plan: Plan, step: int, rank: int, world_size: int) -> tuple[MicroBatchPlan, ...]:
     """Return the micro-batches of a step that a rank runs, in the order in which it runs them."""
     return tuple(micro_batch(plan, position) for position in shares(plan, step, world_size)[rank])
 

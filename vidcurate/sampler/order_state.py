@@ -54,13 +54,13 @@ class LoaderState:
     journal: str = ""
     changes: tuple[str, ...] = ()
 
-    def as_json(self) -> str:
+    def to_json(self) -> str:
         """Return the state as one line of JSON, under 2 KiB."""
         return json.dumps({"format": FORMAT, **asdict(self)}, sort_keys=True)
 
     @staticmethod
     def from_json(text: str) -> "LoaderState":
-        """Return the state that `as_json` wrote. Raises StateError for anything else."""
+        """Return the state that `to_json` wrote. Raises StateError for anything else."""
         try:
             fields = json.loads(text)
             if fields.pop("format") not in (FORMAT, _FORMAT_1):
@@ -115,7 +115,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class StateComparison:
     """All that differs, the deepest cause first, and the clips of it where the index of then is known."""
 
     findings: tuple[Finding, ...]
@@ -131,14 +131,14 @@ class Verdict:
         return tuple(finding for finding in self.findings if finding.flag not in accept)
 
 
-def judge(
+def compare_states(
     state: LoaderState,
     index: Index,
     plan: Plan,
     *,
     old_index: Index | None = None,
     replan: Callable[[Index], Plan] | None = None,
-) -> Verdict:
+) -> StateComparison:
     """Return how `plan` over `index`, made anew, differs from what `state.step` was counted in.
 
     With `old_index`, the index of that time, it names clips; `replan` makes the plan that the recipe of now
@@ -164,7 +164,9 @@ def judge(
     same_structure = state.structure_fingerprint == index.structure_fingerprint
     same_content = state.content_fingerprint == index.content_fingerprint
     known = _of_that_time(state, old_index)
-    changed = index_diff.compare(known, index) if known and not (same_structure and same_content) else None
+    changed = (
+        index_diff.compare_indexes(known, index) if known and not (same_structure and same_content) else None
+    )
     if changed:
         found += _clips(changed)
     elif not same_structure:
@@ -173,7 +175,7 @@ def judge(
         found.append(Finding(kind="content", text="captions or videos were changed", flag=FLAGS["content"]))
     if text := _plan(state, plan, known if not same_structure else None, same_structure, replan):
         found.append(Finding(kind="plan", text=text, flag=FLAGS["plan"]))
-    return Verdict(findings=tuple(found), difference=changed)
+    return StateComparison(findings=tuple(found), difference=changed)
 
 
 def _of_that_time(state: LoaderState, old_index: Index | None) -> Index | None:
@@ -255,13 +257,13 @@ def check_state(
     old_index: Index | None = None,
     replan: Callable[[Index], Plan] | None = None,
     accept: Collection[str] = (),
-) -> Verdict:
+) -> StateComparison:
     """Return the verdict of `judge`; raise StateError when it has anything that `accept` does not name.
 
     The message says all that differs and the ways on: to go back, to accept it by the flags, or to begin
     anew. Several kinds at once need several flags.
     """
-    verdict = judge(state, index, plan, old_index=old_index, replan=replan)
+    verdict = compare_states(state, index, plan, old_index=old_index, replan=replan)
     refused = verdict.refused(accept)
     if refused:
         what = "; ".join(finding.text for finding in refused)

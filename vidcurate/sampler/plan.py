@@ -15,7 +15,7 @@ from vidcurate.errors import InputError
 from vidcurate.sampler import curriculum, epoch_shuffle
 from vidcurate.sampler import mixture as sampler_mixture
 from vidcurate.sampler.buckets import Bucket
-from vidcurate.sampler.curriculum import Leg
+from vidcurate.sampler.curriculum import Phase
 from vidcurate.sampler.shard_blocks import Blocks
 
 ALGORITHM_VERSION = 1  # raised when any plan's order changes; the golden vectors in the tests hold it
@@ -126,7 +126,7 @@ def make_cell(
     unless `block` (n,), the number of each clip's block of shards below `num_blocks`, is given: then blocks
     come first, and `blocks_together` of them are mixed.
     """
-    order = rng.sorting(hashes) if block is None else np.lexsort((hashes, block))
+    order = rng.sort_by_hash(hashes) if block is None else np.lexsort((hashes, block))
     ranked = hashes[order]
     if np.any(ranked[1:] == ranked[:-1]):  # two ids in 10^5 data sets of 20 M clips
         order = np.lexsort((rows, hashes) if block is None else (rows, hashes, block))
@@ -147,7 +147,7 @@ def make_plan(
     seed: int,
     micro_batches_per_step: int,
     left_out: Mapping[str, Rows] | None = None,
-    legs: Sequence[Leg] = (),
+    legs: Sequence[Phase] = (),
     run: int = 1,
     notes: Sequence[dict[str, object]] = (),
 ) -> Plan:

@@ -60,14 +60,14 @@ class PlanDifference:
     first_step: int | None
     steps_compared: int
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def compare(old: tuple[Index, Plan], new: tuple[Index, Plan], steps: int) -> PlanDifference:
+def compare_plans(old: tuple[Index, Plan], new: tuple[Index, Plan], steps: int) -> PlanDifference:
     """Return how `new` differs from `old`; of the order the first `steps` steps are looked at."""
     (old_index, old_plan), (new_index, new_plan) = old, new
-    found = index_diff.compare(old_index, new_index)
+    found = index_diff.compare_indexes(old_index, new_index)
     return PlanDifference(
         added=_clips(new_index, found.added),
         removed=_clips(old_index, found.removed),

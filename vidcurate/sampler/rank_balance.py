@@ -17,7 +17,7 @@ PARTNERS = 32  # that the fullest look at in a round, the emptiest first
 Hand = tuple[int, ...]  # the costs of what a rank has, the greatest first
 
 
-def deal(costs: Sequence[int], num_ranks: int) -> list[list[int]]:
+def assign_to_ranks(costs: Sequence[int], num_ranks: int) -> list[list[int]]:
     """Return for each rank which of the micro-batches it gets, the costliest first.
 
     From the costliest on, each goes to the rank with the least so far (LPT; Graham 1969). Then those with the

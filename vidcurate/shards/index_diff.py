@@ -40,7 +40,7 @@ class Difference:
         return len(self.old) - len(self.removed)
 
 
-def compare(old: Index, new: Index) -> Difference:
+def compare_indexes(old: Index, new: Index) -> Difference:
     """Return the difference between an index and an older one."""
     before, after = shard_fingerprints(old), shard_fingerprints(new)
     same = set(before.values()) & set(after.values())

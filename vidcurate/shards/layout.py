@@ -136,7 +136,7 @@ def clip_facts(row: Mapping[str, Any], mode: str) -> dict[str, Any]:
     }
 
 
-def as_json(facts: Mapping[str, Any]) -> bytes:
+def to_json(facts: Mapping[str, Any]) -> bytes:
     """Return the bytes of a clip's JSON: sorted keys, UTF-8."""
     return json.dumps(facts, sort_keys=True, ensure_ascii=False, allow_nan=False, default=str).encode()
 
@@ -227,7 +227,7 @@ def _measure(clips: pl.DataFrame, spec: ShardSpec) -> Iterator[tuple[int, bytes]
                     "mode: copy writes whole files. Set mode: trim (key frames) or mode: transcode (exact)."
                 )
             size = row.pop("_size")
-            payload = as_json(clip_facts(row, spec.mode))
+            payload = to_json(clip_facts(row, spec.mode))
             caption = (row.get("caption") or "").encode()
             video = size * _share(row, spec.mode)
             if spec.mode == "proxy":

@@ -22,7 +22,7 @@ from vidcurate.errors import MediaError, StorageError
 from vidcurate.media import transcode
 from vidcurate.media.packets import frame_map_of
 from vidcurate.shards import tar_write
-from vidcurate.shards.layout import PlannedShard, ShardSpec, as_json, clip_facts, extension_of, is_cut
+from vidcurate.shards.layout import PlannedShard, ShardSpec, clip_facts, extension_of, is_cut, to_json
 from vidcurate.storage import atomic_file
 from vidcurate.storage.checksum import crc32c
 
@@ -120,7 +120,7 @@ def _add_sample(
             cut = transcode.transcode_video(path, *interval, task.spec.encoding())
         facts |= cut.facts
         changed = {name: cut.facts[name] for name in CHANGED_BY_A_CUT if name in cut.facts}
-    payload = as_json(facts)
+    payload = to_json(facts)
     place: list[Any] = [writer.add(f"{key}.json", payload), len(payload), crc32c(payload)]
     extension = cut.extension if cut else extension_of(row["video_path"])
     name = f"{key}.{extension}"

@@ -8,7 +8,7 @@ from typing import Any
 from vidcurate.errors import StorageError
 
 
-def put(path: Path, data: bytes) -> bool:
+def write_if_absent(path: Path, data: bytes) -> bool:
     """Write a file unless it is there with these bytes; say whether it was written. Raises OSError."""
     if path.is_file() and path.read_bytes() == data:
         return False

@@ -106,12 +106,12 @@ def test_the_collective_in_which_ranks_wait_is_named_by_their_heartbeats(
     ranks: Ranks, tmp_path: Path, capsys: Capture
 ) -> None:
     ranks.start(WAITS, WAITS)
-    seen = heartbeat.Seen(step=7, phase="update", since=0.0, phase_since=0.0, limit_seconds=600.0)
+    seen = heartbeat.RankState(step=7, phase="update", since=0.0, phase_since=0.0, limit_seconds=600.0)
     for rank, enqueued in ((0, 41), (1, 42)):
         told = Collective(
             group="nccl group 0", ranks=(0, 1), name="all_reduce", enqueued=enqueued, started=-1, completed=41
         )
-        heartbeat.write(ranks.run, rank, seen, flight_recorder.as_json([told]))
+        heartbeat.write_heartbeat(ranks.run, rank, seen, flight_recorder.to_json([told]))
 
     assert dump(ranks, tmp_path / "dump", "--json") == 0
 
@@ -127,9 +127,9 @@ def test_a_rank_that_has_ended_is_the_odd_one_and_its_id_is_not_looked_at(
     ranks: Ranks, tmp_path: Path, capsys: Capture
 ) -> None:
     ranks.start(WAITS, WAITS)
-    record = processes.read(ranks.run)[1]
+    record = processes.read_process(ranks.run)[1]
     # The id is that of this test by now.
-    processes.write(ranks.run, replace(record, pid=os.getpid()))
+    processes.write_process(ranks.run, replace(record, pid=os.getpid()))
 
     assert dump(ranks, tmp_path / "dump") == 0
 
@@ -140,7 +140,7 @@ def test_a_rank_that_has_ended_is_the_odd_one_and_its_id_is_not_looked_at(
 
 def test_a_rank_on_a_host_that_was_not_asked_is_said(ranks: Ranks, tmp_path: Path, capsys: Capture) -> None:
     ranks.start(WAITS, WAITS)
-    processes.write(ranks.run, replace(processes.read(ranks.run)[1], host="node7"))
+    processes.write_process(ranks.run, replace(processes.read_process(ranks.run)[1], host="node7"))
 
     assert dump(ranks, tmp_path / "dump") == 1
 

@@ -172,7 +172,7 @@ def say(script: str, seconds: float = 60.0) -> ask_nodes.Answer:
         line.send({"action": "status"})
         return line.receive(time.monotonic() + seconds)[0]
 
-    return ask_nodes.each([HERE], lambda node: ["sh", "-c", script], talk)[0]
+    return ask_nodes.ask_each([HERE], lambda node: ["sh", "-c", script], talk)[0]
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_a_node_that_says_nothing_is_given_up_at_its_limit_and_what_it_runs_is_e
         return line.receive(time.monotonic() + 0.5)[0]
 
     began = time.monotonic()
-    answer = ask_nodes.each([HERE], lambda node: ["sh", "-c", f"cd {tmp_path}; {script}"], talk)[0]
+    answer = ask_nodes.ask_each([HERE], lambda node: ["sh", "-c", f"cd {tmp_path}; {script}"], talk)[0]
 
     assert answer.error == "did not answer within 0.5 s"
     assert time.monotonic() - began < 300
@@ -225,7 +225,7 @@ def test_a_node_that_says_nothing_is_given_up_at_its_limit_and_what_it_runs_is_e
 
 
 def test_a_command_that_cannot_be_run_is_an_error_of_its_node() -> None:
-    answer = ask_nodes.each([HERE], lambda node: ["/no/such/ssh"], lambda line: {})[0]
+    answer = ask_nodes.ask_each([HERE], lambda node: ["/no/such/ssh"], lambda line: {})[0]
     assert answer.error == "/no/such/ssh cannot be run (No such file or directory)"
 
 
@@ -239,7 +239,7 @@ def test_an_answer_comes_back_whatever_stands_in_it_and_around_it(tmp_path: Path
 
 
 def test_an_agent_that_is_asked_for_something_unknown_says_so(capsys: Capture) -> None:
-    answer = ask_nodes.ask([HERE], {"action": "dance"}, Way(connect_seconds=30), limit_seconds=60)[0]
+    answer = ask_nodes.ask_nodes([HERE], {"action": "dance"}, Way(connect_seconds=30), limit_seconds=60)[0]
     assert answer.error == "knows no 'dance'; its trainer is of another version"
 
 
@@ -248,11 +248,11 @@ def test_an_agent_and_what_it_runs_end_when_the_connection_goes(tmp_path: Path) 
     request = {"action": "exec", "command": ["sh", "-c", script], "seconds": 600.0}
 
     def talk(line: ask_nodes.Line) -> ask_nodes.Document:
-        ask_nodes.begin(line, request, Way(connect_seconds=60), 600.0)
+        ask_nodes.begin_request(line, request, Way(connect_seconds=60), 600.0)
         wait_for(tmp_path / "pid")
         return {"agent": line.process.pid}
 
-    agent = ask_nodes.each([HERE], lambda node: agent_on(node, Way()), talk)[0]
+    agent = ask_nodes.ask_each([HERE], lambda node: agent_on(node, Way()), talk)[0]
 
     assert agent.document is not None
     assert all_end([agent.document["agent"], int((tmp_path / "pid").read_text())])

@@ -189,7 +189,7 @@ def test_of_two_nodes_neither_is_odd(document: dict[str, Any]) -> None:
 
 def test_the_odd_node_is_marked_in_the_table(document: dict[str, Any]) -> None:
     document["off"] = ["GPU 1: power 90 W, the others' median is 650"]
-    text = status.in_words([Answer(node=Node(name="n1", through="ssh"), document=document, seconds=1.0)])
+    text = status.to_text([Answer(node=Node(name="n1", through="ssh"), document=document, seconds=1.0)])
     assert "\n  ! GPU 1: power 90 W, the others' median is 650\n" in text
     assert "net mlx5_0/1: 8.4 GiB/s in, 8.4 GiB/s out" in text
 
@@ -277,7 +277,7 @@ def test_a_node_with_fewer_gpus_than_the_others_or_its_slots_is_bad(
     monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...], slots: int | None, bad: list[str]
 ) -> None:
     given = [answered(f"n{number}", count, slots) for number, count in enumerate(counts)]
-    monkeypatch.setattr(ask_nodes, "ask", lambda *_: given)
+    monkeypatch.setattr(ask_nodes, "ask_nodes", lambda *_: given)
 
     answers = health.health([], Way(), [], 0, 1.0)
 

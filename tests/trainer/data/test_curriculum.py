@@ -46,7 +46,7 @@ def test_a_stage_with_a_curriculum_trains_and_goes_on_where_it_stopped(shards: P
     (stage,) = data_stages.lay_out(smoke(shards, tmp_path / "whole", *MORE))
     assert stage.plan.phases == (0, 3, 7)
     report = dry_run.dry_run(smoke(shards, tmp_path / "dry", *MORE))
-    assert "  the phases of its curriculum begin with the steps 1, 4, 8\n" in dry_run.in_words(report)
+    assert "  the phases of its curriculum begin with the steps 1, 4, 8\n" in dry_run.to_text(report)
     for step in range(10):
         assert len({batch.cell for batch in order.step_micro_batches(stage.plan, step)}) == 1
 
@@ -90,7 +90,7 @@ def test_a_phase_that_is_skipped_whole_is_left_out_and_said(
     note = {"event": "phase_skipped", "phase": "curriculum.1", "data_steps": [4, 7]}
     assert note in began["notes"]
     assert f"first: {json.dumps(note)}" in capsys.readouterr().err
-    told = dry_run.in_words(dry_run.dry_run(recipe("[[3, 7]]")))
+    told = dry_run.to_text(dry_run.dry_run(recipe("[[3, 7]]")))
     assert "  curriculum.1 is not read: all of its data steps, 4 to 7, are skipped\n" in told
 
     def skipped(skip: str) -> list[str]:

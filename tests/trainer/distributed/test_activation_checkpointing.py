@@ -87,7 +87,7 @@ def test_lean_blocks_keep_less_and_change_no_gradient(monkeypatch: pytest.Monkey
 
     for plan in (KEEP_ALL, Plan(lean_blocks=2)):
         laid = _model(PAIR)
-        apply.quicken(laid)
+        apply.apply_fused_blocks(laid)
         layout = parallelize.Replicated(laid, ALONE, torch.float32, lambda work, _, plan=plan: plan)
         counted: list[int] = []
         layout.open()

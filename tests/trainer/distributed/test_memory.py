@@ -51,7 +51,7 @@ def _model_bytes(form: Form, plan: Plan, *, frames: int, rows: int, text_tokens:
     if form.fast:
         from trainer.model.kernels import apply
 
-        apply.quicken(model)
+        apply.apply_fused_blocks(model)
     clock = torch.full((1,), 24.0)
     given = {
         "mask": torch.ones(1, text_tokens, dtype=torch.bool),

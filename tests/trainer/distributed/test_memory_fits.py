@@ -37,7 +37,7 @@ def test_what_fit_keeps_of_each_shape_is_told_once_with_the_memory_foretold(
         # A CPU has room for all of it.
         assert (event["lean_blocks"], event["recompute_blocks"]) == (0, 0)
         form = memory.form_of(recipe.blocks, recipe.precision)
-        assert event["foretold_gib"] == round(memory.peak_bytes(recipe.model, work, form) / 2**30, 2)
+        assert event["predicted_gib"] == round(memory.peak_bytes(recipe.model, work, form) / 2**30, 2)
 
 
 def test_a_run_that_is_told_what_to_keep_says_nothing_of_it(short_run: Path) -> None:

@@ -21,7 +21,7 @@ from trainer.model.stdit import STDiT3
 from trainer.model.tensors import send
 from trainer.recipe import recipe as recipes
 from trainer.recipe.recipe import TrainRecipe
-from trainer.training.step import Tools, clip_losses
+from trainer.training.step import StepContext, clip_losses
 from vidcurate.sampler.buckets import Bucket
 
 META = torch.device("meta")
@@ -93,7 +93,7 @@ def operations(count: int, *settings: str, variance: bool = False) -> tuple[Oper
     model = STDiT3(recipe.model).to(META)
     world = World(rank=0, size=1, device=META)
     layout = parallelize.lay_out(model, recipe.parallel, world, torch.bfloat16)
-    tools = Tools(
+    tools = StepContext(
         recipe=recipe,
         world=world,
         layout=layout,

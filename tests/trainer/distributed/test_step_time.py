@@ -106,7 +106,7 @@ def test_the_ranks_share_out_the_step_whatever_it_costs(world: int) -> None:
     one = _uneven()
     plain = dataclasses.replace(one, costs=None)
     for step in (0, 7, 10**6):
-        shares = [order.share(one, step, rank, world) for rank in range(world)]
+        shares = [order.rank_share(one, step, rank, world) for rank in range(world)]
         assert sorted((b.position, b.rows.tolist()) for share in shares for b in share) == rows_of(one, step)
         assert rows_of(one, step) == rows_of(plain, step)
         assert order.shares(_uneven(), step, world) == order.shares(one, step, world)

@@ -28,14 +28,14 @@ def test_a_host_without_the_tool_is_no_fault(tools: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("PATH", str(tools))
     if health_gpu.device_files():
         pytest.skip("this host has GPUs")
-    found = health_gpu.read()
+    found = health_gpu.read_gpus()
     assert (found.has_tool, found.gpus, found.problem) == (False, (), "")
     assert health_gpu.concerns(found) == ()
 
 
 def test_every_fact_of_a_healthy_gpu_is_read(tools: Path) -> None:
     put_smi(tools, {"processes": process(os.getpid()) + process(4_000_000, memory="N/A")}, {})
-    found = health_gpu.read()
+    found = health_gpu.read_gpus()
     assert (found.driver, found.cuda, found.problem, len(found.gpus)) == ("580.159.04", "13.0", "", 2)
     gpu = found.gpus[0]
     assert (gpu.name, gpu.bus_id) == ("NVIDIA H200", "00000000:41:00.0")
@@ -71,18 +71,18 @@ def test_what_is_wrong_with_a_gpu_is_named_with_its_policy(
     tools: Path, field: str, value: str, action: str, word: str
 ) -> None:
     put_smi(tools, {}, {field: value})
-    (concern,) = health_gpu.concerns(health_gpu.read())
+    (concern,) = health_gpu.concerns(health_gpu.read_gpus())
     assert (concern.gpu, concern.action) == (1, action)
     assert word in concern.text
 
 
 def test_missing_and_unsupported_fields_are_none(tools: Path) -> None:
     put(tools, "nvidia-smi", "echo '<?xml version=\"1.0\" ?><nvidia_smi_log><gpu/></nvidia_smi_log>'")
-    (gpu,) = health_gpu.read().gpus
+    (gpu,) = health_gpu.read_gpus().gpus
     assert gpu.name == "?"
     assert {gpu.power_watts, gpu.ecc_uncorrected, gpu.remap_pending, gpu.pcie_width} == {None}
     put_smi(tools, {"power": "[N/A]", "uncorrected": "N/A", "remap_pending": "N/A", "width": "N/A"})
-    (gpu,) = health_gpu.read().gpus
+    (gpu,) = health_gpu.read_gpus().gpus
     assert (gpu.power_watts, gpu.remap_pending, gpu.pcie_width) == (None, None, None)
 
 
@@ -101,7 +101,7 @@ def test_a_tool_that_hangs_or_lies_is_one_line_and_drains(
 ) -> None:
     put(tools, "nvidia-smi", script)
     began = time.monotonic()
-    found = health_gpu.read(seconds=seconds)
+    found = health_gpu.read_gpus(seconds=seconds)
     assert time.monotonic() - began < 300
     assert word in found.problem
     assert "\n" not in found.problem
@@ -116,7 +116,9 @@ def processes_with(word: str) -> list[str]:
 
 def test_nothing_of_a_program_that_hung_is_left(tmp_path: Path) -> None:
     (tmp_path / "quiet").touch()
-    said = timed_command.ask(["sh", "-c", f"tail -f {tmp_path}/quiet & tail -f {tmp_path}/quiet"], 0.5)
+    said = timed_command.run_command(
+        ["sh", "-c", f"tail -f {tmp_path}/quiet & tail -f {tmp_path}/quiet"], 0.5
+    )
     assert said.kind == "hung"
     until = time.monotonic() + 30
     while (left := processes_with(str(tmp_path))) and time.monotonic() < until:

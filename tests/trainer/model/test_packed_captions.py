@@ -23,7 +23,7 @@ from trainer.model.encoders.registry import text_encoder, video_encoder
 from trainer.model.kernels import apply, flash_attention
 from trainer.model.stdit import STDiT3, STDiT3Config, lengths_read
 from trainer.recipe import recipe as recipes
-from trainer.training.step import Tools, clip_losses
+from trainer.training.step import StepContext, clip_losses
 
 WIDTH, CHANNELS, LENGTH = 40, 8, 18  # a caption of 18 is more than a tile
 CONFIG = STDiT3Config(
@@ -52,7 +52,7 @@ def _model(config: STDiT3Config, *, is_fast: bool) -> STDiT3:
         for name, parameter in model.named_parameters():  # none zero: every gradient is
             parameter.add_(0.1 * rng.normal(0, "init", 0, [name], tuple(parameter.shape))[0])
     if is_fast:
-        apply.quicken(model)
+        apply.apply_fused_blocks(model)
     return model
 
 
@@ -231,7 +231,7 @@ def test_lengths_that_the_text_does_not_have_are_refused(lengths: tuple[int, ...
 def test_a_step_gives_the_lengths_that_its_masks_and_drops_have(reproduce: str) -> None:
     recipe = recipes.load(TINY, ("stages.0.caption_dropout=0.5", f"model.reproduce={reproduce}"))
     model = STDiT3(recipe.model)
-    tools = Tools(
+    tools = StepContext(
         recipe=recipe,
         world=ALONE,
         layout=parallelize.lay_out(model, recipe.parallel, ALONE, torch.float32),

@@ -23,7 +23,7 @@ def test_the_tests_recipe_says_everything_by_itself() -> None:
 
     assert recipe.name == "tiny"
     assert recipe.stages[0].steps == 20
-    assert TrainRecipe.model_validate_json(json.dumps(recipes.as_json(recipe))) == recipe
+    assert TrainRecipe.model_validate_json(json.dumps(recipes.to_json(recipe))) == recipe
 
 
 def test_a_preset_names_a_published_model() -> None:
@@ -79,7 +79,7 @@ def test_a_setting_that_does_not_fit_is_refused_in_one_line(setting: str, said: 
 
 
 def test_two_stages_of_one_name_are_refused(tmp_path: Path) -> None:
-    document = recipes.as_json(with_settings())
+    document = recipes.to_json(with_settings())
     document["stages"] *= 2
     (tmp_path / "twice.yaml").write_text(json.dumps(document))
 
@@ -88,7 +88,7 @@ def test_two_stages_of_one_name_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_digest_is_of_what_the_recipe_says_not_of_how_it_is_written(tmp_path: Path) -> None:
-    (tmp_path / "as.json").write_text(json.dumps(recipes.as_json(recipes.load(SMOKE))))
+    (tmp_path / "as.json").write_text(json.dumps(recipes.to_json(recipes.load(SMOKE))))
 
     assert recipes.digest(recipes.load(tmp_path / "as.json")) == recipes.digest(recipes.load(SMOKE))
     assert recipes.digest(recipes.load(SMOKE)) != recipes.digest(recipes.load(SMOKE, ["seed=1"]))
@@ -119,7 +119,7 @@ def test_the_digest_is_of_what_the_recipe_says_not_of_how_it_is_written(tmp_path
     ],
 )
 def test_what_a_resumed_run_may_change(setting: str, is_allowed: bool) -> None:
-    saved, now = recipes.as_json(with_settings()), with_settings(setting)
+    saved, now = recipes.to_json(with_settings()), with_settings(setting)
     changed = changes(saved, now)
 
     assert changed
@@ -127,7 +127,7 @@ def test_what_a_resumed_run_may_change(setting: str, is_allowed: bool) -> None:
 
 
 def test_a_setting_that_a_checkpoint_is_too_old_to_know_had_its_default() -> None:
-    older = recipes.as_json(with_settings())
+    older = recipes.to_json(with_settings())
     del older["ema_decay"]  # 0.99 by default, and in the tests' recipe 0.9
     del older["stages"][0]["data"]["flip"]
 
@@ -138,7 +138,7 @@ def test_a_setting_that_a_checkpoint_is_too_old_to_know_had_its_default() -> Non
 
 
 def test_windows_to_skip_are_taken_where_set_names_them_and_they_lie_ahead() -> None:
-    saved = recipes.as_json(with_settings("stages.0.skip=[[3, 4]]"))
+    saved = recipes.to_json(with_settings("stages.0.skip=[[3, 4]]"))
     asked = ["stages.0.skip=…"]
 
     def refused(skip: str, settings: list[str]) -> list[str]:
@@ -153,7 +153,7 @@ def test_windows_to_skip_are_taken_where_set_names_them_and_they_lie_ahead() -> 
     with pytest.raises(RecipeError, match=r"\[5, 4\] ends before it begins"):
         with_settings("stages.0.skip=[[5, 4]]")
     # A checkpoint from before there were windows is none that has others.
-    older = recipes.as_json(with_settings())
+    older = recipes.to_json(with_settings())
     del older["stages"][0]["skip"]
     now = with_settings()
     assert refused_changes(changes(older, now), now, 0, 7, []) == []
@@ -161,7 +161,7 @@ def test_windows_to_skip_are_taken_where_set_names_them_and_they_lie_ahead() -> 
 
 @pytest.mark.parametrize("setting", ["conversion=quick", "crop=random", "flip=0.5"])
 def test_how_a_clip_is_shown_is_taken_where_set_names_it(setting: str) -> None:
-    key, saved = f"stages.0.data.{setting}", recipes.as_json(with_settings())
+    key, saved = f"stages.0.data.{setting}", recipes.to_json(with_settings())
     now = with_settings(key)
     changed = changes(saved, now)
 
@@ -171,7 +171,7 @@ def test_how_a_clip_is_shown_is_taken_where_set_names_it(setting: str) -> None:
 
 def test_a_rate_named_by_set_is_taken_for_this_stage_and_later_stages_are_free() -> None:
     setting = "stages.0.optim.lr=1e-5"
-    saved, now = recipes.as_json(with_settings()), with_settings(setting)
+    saved, now = recipes.to_json(with_settings()), with_settings(setting)
     changed = changes(saved, now)
 
     assert refused_changes(changed, now, 0, 7, [setting]) == []

@@ -110,7 +110,7 @@ def test_a_recipe_builds_its_model_and_its_dry_run_adds_up(name: str, shards: Pa
         for buckets in report["validation"].values():
             assert max(buckets.values()) <= recipe.validation.clips_per_bucket + 1  # of two levels
             assert sum(buckets.values()) > 50
-    assert dry_run.in_words(report)
+    assert dry_run.to_text(report)
     if recipe.model.hidden_size == 1152:
         assert (report["parameters"], report["trained_parameters"]) == (XL_2, XL_2_TRAINED)
 

@@ -20,15 +20,17 @@ SPEC = SampleSpec(
 def add_round(run: Path, step: int, name: str = sample_rounds.OWN, spec: SampleSpec = SPEC) -> None:
     """Write a round of grey clips, whose grey is the step."""
     folder = sample_rounds.folder(run, name, step)
-    partial = sample_rounds.begin(folder, "test")
+    partial = sample_rounds.begin_round(folder, "test")
     for entry in sample_rounds.entries(spec):
         sample_clips.write_clip(partial / entry.file, np.full((4, 16, 16, 3), step, dtype=np.uint8), spec.fps)
-    sample_rounds.finish(partial, folder, sample_rounds.listing(name, step, spec, weights="ema", digest="d"))
+    sample_rounds.finish_round(
+        partial, folder, sample_rounds.listing(name, step, spec, weights="ema", digest="d")
+    )
 
 
 def add_steps(run: Path, first: int, last: int) -> None:
     for step in range(first, last):
-        jsonl.append(run / metrics.METRICS, {"step": step, "stage": "one", "loss": 1 / step})
+        jsonl.append_line(run / metrics.METRICS, {"step": step, "stage": "one", "loss": 1 / step})
 
 
 def shown(run: Path) -> dict[str, Any]:
@@ -101,10 +103,10 @@ def test_a_round_without_its_listing_is_not_shown(tmp_path: Path) -> None:
     add_round(tmp_path, 4)
     add_round(tmp_path, 8)
     (tmp_path / "samples" / "step-00000008" / sample_rounds.LISTING).unlink()
-    sample_rounds.begin(sample_rounds.folder(tmp_path, sample_rounds.OWN, 12), "test")
+    sample_rounds.begin_round(sample_rounds.folder(tmp_path, sample_rounds.OWN, 12), "test")
 
     assert [facts["step"] for facts in sample_rounds.rounds(tmp_path)] == [4]
-    sample_rounds.clean(tmp_path, sample_rounds.OWN, "test")
+    sample_rounds.clean_rounds(tmp_path, sample_rounds.OWN, "test")
     assert not list((tmp_path / "samples").glob(".*"))
 
 
@@ -112,7 +114,7 @@ def test_of_two_that_finish_one_round_at_once_one_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = sample_rounds.folder(tmp_path, sample_rounds.OWN, 4)
-    mine = sample_rounds.begin(folder, "training")
+    mine = sample_rounds.begin_round(folder, "training")
     # The other writer's round appears after the older one has made way.
     monkeypatch.setattr("trainer.run_folder.sample_rounds.shutil.rmtree", lambda *a, **k: add_if_absent())
 
@@ -120,7 +122,7 @@ def test_of_two_that_finish_one_round_at_once_one_stays(
         monkeypatch.undo()
         add_round(tmp_path, 4)
 
-    sample_rounds.finish(mine, folder, sample_rounds.listing(sample_rounds.OWN, 4, SPEC, weights="ema"))
+    sample_rounds.finish_round(mine, folder, sample_rounds.listing(sample_rounds.OWN, 4, SPEC, weights="ema"))
 
     assert not mine.exists()
     assert sample_rounds.rounds(tmp_path)[0]["digest"] == "d"
@@ -144,8 +146,8 @@ def test_the_trainings_own_validation_stands_before_the_servers(tmp_path: Path) 
     add_steps(tmp_path, 1, 30)
     (tmp_path / "serve").mkdir()
     for path, loss in ((tmp_path, 0.25), (tmp_path / "serve", 0.75)):
-        jsonl.append(path / metrics.VALIDATION, {"step": 8, "loss": loss, "weights": "ema"})
-    jsonl.append(tmp_path / metrics.VALIDATION, {"step": 9, "loss": 0.1, "weights": "raw"})
+        jsonl.append_line(path / metrics.VALIDATION, {"step": 8, "loss": loss, "weights": "ema"})
+    jsonl.append_line(tmp_path / metrics.VALIDATION, {"step": 9, "loss": 0.1, "weights": "raw"})
 
     curve = gallery.page_data(tmp_path)["curve"]
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from trainer.report import command as report_command
-from trainer.report.balance import balance, in_words, new_costs
-from trainer.report.read import read
+from trainer.report.balance import balance, new_costs, to_text
+from trainer.report.read import read_run
 from trainer.run_folder import jsonl, metrics
 from vidcurate.errors import InputError
 
@@ -57,7 +57,7 @@ def test_a_bucket_whose_cost_is_wrong_stands_out_and_one_factor_for_all_does_not
     assert found.of_ranks[0].measured > found.of_ranks[0].predicted
     assert found.correlation is not None
     assert 0 < found.correlation < 1
-    words = in_words(found)
+    words = to_text(found)
     assert words[0].startswith("2 ranks: waiting for the slowest takes 8.8% of their time, 3.3% by the costs")
     assert "256-1f-0.57" in words[1]
 
@@ -84,13 +84,13 @@ def test_a_run_that_went_on_with_other_ranks_counts_from_there() -> None:
 def test_a_run_without_measured_micro_batches_has_no_section_and_no_cost_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    jsonl.append(tmp_path / jsonl.EVENTS, START)
+    jsonl.append_line(tmp_path / jsonl.EVENTS, START)
     old = {key: value for key, value in line(9, EVEN).items() if key not in ("cost_unit", "bucket_seconds")}
-    jsonl.append(tmp_path / metrics.METRICS, old)
-    jsonl.append(tmp_path / metrics.METRICS, line(2, EVEN))
-    assert balance(*(read(tmp_path).lines, read(tmp_path).events)) is None
+    jsonl.append_line(tmp_path / metrics.METRICS, old)
+    jsonl.append_line(tmp_path / metrics.METRICS, line(2, EVEN))
+    assert balance(*(read_run(tmp_path).lines, read_run(tmp_path).events)) is None
     with pytest.raises(InputError, match="train a few more"):
-        new_costs(read(tmp_path))
+        new_costs(read_run(tmp_path))
     assert report_command.main([str(tmp_path)]) == 0
     assert 'id="ranks"' not in (tmp_path / report_command.PAGE).read_text()
     words = [str(tmp_path), str(tmp_path), "--out", str(tmp_path / "a.html"), "--cost-table", "costs.json"]

@@ -14,7 +14,7 @@ from tests.forked_runs import Forks
 from tests.trainer.shards_for_tests import command_words, events, make_shards
 from trainer.report import command as report_command
 from trainer.report.goodput import PARTS, Ledger, ledger
-from trainer.report.read import read
+from trainer.report.read import read_run
 from trainer.run_folder import jsonl, metrics, processes
 
 KEPT = ("stages.0.steps=8", "stages.0.checkpoint_every=3", "stages.0.log_every=1", "validation.every=4")
@@ -86,7 +86,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
     words = command_words(shards, home / "run", *KEPT, *SAMPLED, "stages.0.steps=2000")
     process = forks.start(words)
     until = time.monotonic() + 300
-    while not any(step["step"] > 3 for step in metrics.read(home / "run" / metrics.METRICS)):
+    while not any(step["step"] > 3 for step in metrics.read_metrics(home / "run" / metrics.METRICS)):
         assert time.monotonic() < until
         assert processes.state(process.pids[0]) != "ended", process.text()
         time.sleep(0.005)
@@ -99,7 +99,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
 
 
 def test_a_real_run_that_was_killed_adds_up_and_knows_what_it_lost(run: Path) -> None:
-    found = read(run).ledger
+    found = read_run(run).ledger
 
     assert found is not None
     check_adds_up(found)
@@ -146,9 +146,9 @@ def test_the_strip_over_time_has_attempts_with_their_gaps_and_each_event_at_its_
         event("gave_up", 5, 999),
     ]
     for one in told:
-        jsonl.append(tmp_path / jsonl.EVENTS, one)
+        jsonl.append_line(tmp_path / jsonl.EVENTS, one)
     for number in (1, 2, 3):
-        jsonl.append(tmp_path / metrics.METRICS, {**line(number, 110.0 + 5 * number), "stage": "one"})
+        jsonl.append_line(tmp_path / metrics.METRICS, {**line(number, 110.0 + 5 * number), "stage": "one"})
 
     assert report_command.main([str(tmp_path)]) == 0
 
@@ -175,9 +175,11 @@ EVENTS = (
 def test_every_kind_of_event_is_on_the_page_the_unknown_and_the_hostile_too(tmp_path: Path) -> None:
     for number, name in enumerate(EVENTS):
         facts = {"reason": "<script>alert(1)</script>", "clip_ids": ["a", "b&c"], "ranks": {"0": 1}}
-        jsonl.append(tmp_path / jsonl.EVENTS, event(name, number, 100.0 + number, **facts))
+        jsonl.append_line(tmp_path / jsonl.EVENTS, event(name, number, 100.0 + number, **facts))
     for step in range(1, 30):
-        jsonl.append(tmp_path / metrics.METRICS, {**line(step, 100.0 + step), "stage": "one", "loss": "nan"})
+        jsonl.append_line(
+            tmp_path / metrics.METRICS, {**line(step, 100.0 + step), "stage": "one", "loss": "nan"}
+        )
 
     assert report_command.main([str(tmp_path)]) == 0
 
@@ -240,7 +242,7 @@ def test_the_page_begins_with_how_the_run_ended(
     tmp_path: Path, last: list[dict[str, Any]], said: str
 ) -> None:
     for one in [event("start", 0, 100, process_began=100.0), event("slow_rank", 1, 120), *last]:
-        jsonl.append(tmp_path / jsonl.EVENTS, one)
+        jsonl.append_line(tmp_path / jsonl.EVENTS, one)
 
     assert report_command.main([str(tmp_path)]) == 0
 
@@ -252,7 +254,7 @@ def test_the_page_begins_with_how_the_run_ended(
 def test_an_event_says_its_facts_in_a_line_and_long_times_are_told_in_hours(tmp_path: Path) -> None:
     facts = {"path": "step-3", "deleted": [], "seconds": 0.123456, "reason": "it was time."}
     for one in [event("start", 0, 0, process_began=0.0), event("save", 3, 93784, **facts)]:
-        jsonl.append(tmp_path / jsonl.EVENTS, one)
+        jsonl.append_line(tmp_path / jsonl.EVENTS, one)
 
     assert report_command.main([str(tmp_path)]) == 0
 

@@ -14,13 +14,15 @@ from vidcurate.errors import StorageError
 def test_a_loss_is_written_with_all_its_digits(tmp_path: Path) -> None:
     loss = float(np.float32(0.1) + np.float32(1e-8))
 
-    jsonl.append(tmp_path / "metrics.jsonl", {"step": 1, "loss": loss})
+    jsonl.append_line(tmp_path / "metrics.jsonl", {"step": 1, "loss": loss})
 
-    assert metrics.read(tmp_path / "metrics.jsonl") == [{"step": 1, "loss": loss}]
+    assert metrics.read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1, "loss": loss}]
 
 
 def test_what_is_no_number_is_still_json(tmp_path: Path) -> None:
-    jsonl.append(tmp_path / "metrics.jsonl", {"step": 1, "loss": float("nan"), "by": {"a": [float("inf")]}})
+    jsonl.append_line(
+        tmp_path / "metrics.jsonl", {"step": 1, "loss": float("nan"), "by": {"a": [float("inf")]}}
+    )
 
     line = (tmp_path / "metrics.jsonl").read_text()
 
@@ -29,9 +31,9 @@ def test_what_is_no_number_is_still_json(tmp_path: Path) -> None:
 
 def test_steps_behind_the_checkpoint_are_forgotten_and_a_torn_line_is_mended(tmp_path: Path) -> None:
     for step in range(1, 6):
-        jsonl.append(tmp_path / "metrics.jsonl", {"step": step, "loss": step / 3})
+        jsonl.append_line(tmp_path / "metrics.jsonl", {"step": step, "loss": step / 3})
     jsonl.record_event(tmp_path, "save", 4, path="step-00000004")
-    (before,) = metrics.read(tmp_path / "events.jsonl")
+    (before,) = metrics.read_metrics(tmp_path / "events.jsonl")
     assert before == {"event": "save", "step": 4, "time": before["time"], "path": "step-00000004"}
     assert abs(before["time"] - time.time()) < 60
     for name in ("metrics.jsonl", "events.jsonl"):
@@ -43,9 +45,9 @@ def test_steps_behind_the_checkpoint_are_forgotten_and_a_torn_line_is_mended(tmp
 
     assert dropped == 2
     assert (tmp_path / "metrics.jsonl").read_text().splitlines() == first
-    assert metrics.read(tmp_path / "events.jsonl") == [before]
+    assert metrics.read_metrics(tmp_path / "events.jsonl") == [before]
     jsonl.record_event(tmp_path, "resume", 3)
-    assert [line["event"] for line in metrics.read(tmp_path / "events.jsonl")] == ["save", "resume"]
+    assert [line["event"] for line in metrics.read_metrics(tmp_path / "events.jsonl")] == ["save", "resume"]
 
 
 def test_means_are_float32_and_sorted_by_name() -> None:
@@ -60,7 +62,7 @@ def test_means_are_float32_and_sorted_by_name() -> None:
 
 def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"metrics\.jsonl: cannot be written"):
-        jsonl.append(tmp_path / "no such folder" / "metrics.jsonl", {"step": 1})
+        jsonl.append_line(tmp_path / "no such folder" / "metrics.jsonl", {"step": 1})
 
 
 @pytest.mark.parametrize(
@@ -81,4 +83,4 @@ def test_a_damaged_line_in_the_middle_is_named_with_the_way_out(tmp_path: Path, 
     path = tmp_path / "metrics.jsonl"
     path.write_text(f'{{"step": 1}}\n{damage}\n{{"step": 3}}\n')
     with pytest.raises(StorageError, match=rf"metrics.jsonl: line 2 is damaged .* sed -i 2d {path}"):
-        metrics.read(path)
+        metrics.read_metrics(path)

@@ -12,19 +12,19 @@ from trainer.run_folder import processes
 from vidcurate.errors import StateError
 
 
-def record(run: Path, rank: int = 0, world_size: int = 1) -> processes.Process:
+def record(run: Path, rank: int = 0, world_size: int = 1) -> processes.ProcessRecord:
     return processes.this_process(run, rank=rank, local_rank=rank, world_size=world_size)
 
 
 def test_a_record_is_there_while_the_block_runs_and_gone_after_it(tmp_path: Path) -> None:
     with processes.registered(tmp_path, record(tmp_path)) as mine:
-        (read,) = processes.read(tmp_path)
+        (read,) = processes.read_process(tmp_path)
         assert read == mine
         assert processes.alive(read)
         assert read.pid == os.getpid()
         assert read.run == str(tmp_path)
         assert read.command == processes.command_line(os.getpid())
-    assert processes.read(tmp_path) == []
+    assert processes.read_process(tmp_path) == []
 
 
 def test_a_process_of_the_same_id_that_began_at_another_time_is_a_stranger(tmp_path: Path) -> None:
@@ -88,13 +88,13 @@ def test_children_are_found_over_generations() -> None:
 
 def test_the_first_rank_forgets_those_of_a_larger_world(tmp_path: Path) -> None:
     for rank in range(4):
-        processes.write(tmp_path, record(tmp_path, rank, 4))
+        processes.write_process(tmp_path, record(tmp_path, rank, 4))
     with processes.registered(tmp_path, record(tmp_path, 0, 2)):
-        assert [one.rank for one in processes.read(tmp_path)] == [0, 1]
+        assert [one.rank for one in processes.read_process(tmp_path)] == [0, 1]
 
 
 def test_a_file_that_is_no_record_is_named(tmp_path: Path) -> None:
     (tmp_path / processes.PROCESSES).mkdir()
     processes.path(tmp_path, 0).write_text("{}")
     with pytest.raises(StateError, match=r"rank-00000\.json: is no record of a process; remove it"):
-        processes.read(tmp_path)
+        processes.read_process(tmp_path)

@@ -19,7 +19,7 @@ from trainer.run_folder import metrics
 from trainer.train import train
 from trainer.training import step as training_step
 from trainer.training.optim import adamw
-from trainer.training.step import Tools, clip_losses
+from trainer.training.step import StepContext, clip_losses
 
 # tests/tiny.yaml on the shards that the tests make: a refactor changes no number. When these change, the
 # commit says why. Another processor may round sums and pixels otherwise: 1e-4 is far below any change of
@@ -73,7 +73,7 @@ def test_a_line_takes_the_loss_apart_by_bucket_level_source_and_timestep(
         shapes = data_stages.step_plan(stage, line["step"] - 1, recipe).latent_shapes
         assert line["model_flops"] == flops_per_step(recipe.model, shapes, read)
     assert dropped == {True, False}
-    first = metrics.read(short_run / metrics.METRICS)[0]
+    first = metrics.read_metrics(short_run / metrics.METRICS)[0]
     assert first["tflops_per_device"] == first["model_flops"] / first["seconds"] / 1e12
     assert "mfu" not in first  # nobody knows the peak of a CPU
 
@@ -94,7 +94,7 @@ def test_the_gradient_is_that_of_the_mean_over_all_clips_of_the_step(shards: Pat
     recipe = smoke(shards, tmp_path / "run", "stages.0.data.buckets.table={32px: {8: [1.0, 3]}}")
     (stage,) = data_stages.lay_out(recipe)
     state = fresh_state(recipe)
-    tools = Tools(
+    tools = StepContext(
         recipe=recipe,
         world=ALONE,
         layout=lay_out(state.model, recipe.parallel, ALONE, torch.float32),

@@ -28,7 +28,7 @@ def test_updates_and_the_swap_of_weights_in_validation_wait_for_the_copies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shards = make_shards(tmp_path / "shards", validation=(8, 9, 10, 11))
-    monkeypatch.setattr(device_copy, "begin", late(Event(), LATE_SECONDS))
+    monkeypatch.setattr(device_copy, "begin_copy", late(Event(), LATE_SECONDS))
     run = tmp_path / "run"
     train(smoke(shards, run, *SAVED))
 

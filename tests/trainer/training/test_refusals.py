@@ -204,7 +204,7 @@ def test_a_clip_that_cannot_be_decoded_is_replaced_and_recorded(tmp_path: Path) 
     assert {event["clip_id"] for event in found} == {"clip-003"}
     assert {event["spare"] for event in found} <= {f"clip-{number:03d}" for number in range(12)}
     assert all(event["rank"] == 0 and event["kind"] == "too_few_frames" for event in found)
-    assert [line["clips"] for line in metrics.read(tmp_path / "run" / "metrics.jsonl")] == [4] * 6
+    assert [line["clips"] for line in metrics.read_metrics(tmp_path / "run" / "metrics.jsonl")] == [4] * 6
 
 
 def test_only_the_newest_checkpoints_are_kept(shards: Path, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_a_finished_run_says_so_and_changes_nothing(shards: Path, short_run: Pat
     outcome = train(smoke(shards, short_run, *SHORT))
 
     assert outcome.was_done
-    assert "is done: 4 of 4 steps" in outcome.in_words()
+    assert "is done: 4 of 4 steps" in outcome.to_text()
     assert before == {path: path.read_bytes() for path in short_run.rglob("*") if path.is_file()}
 
 
@@ -130,7 +130,7 @@ def test_ckpt_path_takes_weights_only(shards: Path, short_run: Path, tmp_path: P
     recipe = smoke(shards, tmp_path / "new", *SHORT)
     state = fresh_state(recipe)
 
-    begun = resume.begin(recipe, Origin(ckpt_path=path), state)
+    begun = resume.start(recipe, Origin(ckpt_path=path), state)
 
     wanted = tensors(short_run, "ema" if what == "ema" else "model")
     assert begun.kind == "weights"
@@ -147,7 +147,7 @@ def test_ckpt_path_takes_published_files_in_half_precision(
     convert.write_open_sora(half, recipe.model, tmp_path / "published", shard_bytes=50_000)
     state = fresh_state(recipe)
 
-    resume.begin(recipe, Origin(ckpt_path=tmp_path / "published"), state)
+    resume.start(recipe, Origin(ckpt_path=tmp_path / "published"), state)
 
     for name, value in state.model.state_dict().items():
         assert value.dtype == torch.float32

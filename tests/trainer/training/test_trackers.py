@@ -36,7 +36,7 @@ def wanted(run: Path) -> dict[str, dict[int, float]]:
     """Return name → step → value of everything that a mirror has to show."""
     found: dict[str, dict[int, float]] = {}
     for name, prefix in trackers.DIARIES.items():
-        for line in metrics.read(run / name):
+        for line in metrics.read_metrics(run / name):
             shown = {key: value for key, value in line.items() if key not in trackers.HIDDEN}
             for tag, value in trackers.scalars(shown, prefix).items():
                 found.setdefault(tag, {})[line["step"]] = value
@@ -60,7 +60,7 @@ def test_numbers_are_named_by_their_place_and_words_are_left_out() -> None:
 def test_a_diary_that_a_rollback_has_cut_is_followed_with_its_new_lines_alone(tmp_path: Path) -> None:
     path = tmp_path / metrics.METRICS
     for step in range(1, 7):
-        jsonl.append(path, {"step": step, "time": float(step), "seconds": 1.0, "loss": 0.5})
+        jsonl.append_line(path, {"step": step, "time": float(step), "seconds": 1.0, "loss": 0.5})
     turns: list[float] = []
 
     def is_over(seconds: float) -> bool:
@@ -69,7 +69,7 @@ def test_a_diary_that_a_rollback_has_cut_is_followed_with_its_new_lines_alone(tm
             metrics.forget_after(tmp_path, 3)
             for step in range(4, 7):
                 line = {"step": step, "time": 10.0 + step, "seconds": 1.0, "loss": 0.25, "more": "x" * 99}
-                jsonl.append(path, line)
+                jsonl.append_line(path, line)
         return len(turns) == 3
 
     lines = [line for _, line in trackers.new_lines([path], is_over)]
@@ -134,7 +134,7 @@ def test_tensorboard_shows_every_event_once_with_its_facts_also_behind_a_rollbac
             head, body, end = text.decode().partition("\n")[0], text.decode()[8:-4], text.decode()[-4:]
             assert (head, end) == ("```json", "\n```")
             found.append((tag.split("/")[1], entry.step, entry.wall_time, json.dumps(json.loads(body))))
-    told = metrics.read(run / jsonl.EVENTS)
+    told = metrics.read_metrics(run / jsonl.EVENTS)
     assert sorted(found) == sorted(
         (line["event"], line["step"], line["time"], json.dumps(facts(line))) for line in told
     )
@@ -158,7 +158,7 @@ def test_wandb_counts_every_event_once_and_alerts_of_the_grave_ones_over_two_sta
                 counted.append((name[7:], int(values["step"]), int(float(values[name]))))
         if record.HasField("alert"):
             alerts.append((record.alert.title, json.loads(record.alert.text)))
-    told = metrics.read(run / jsonl.EVENTS)
+    told = metrics.read_metrics(run / jsonl.EVENTS)
     kinds: Counter[str] = Counter()
     expected = []
     for line in told:
@@ -172,7 +172,7 @@ def test_wandb_counts_every_event_once_and_alerts_of_the_grave_ones_over_two_sta
 def test_a_diary_of_events_that_was_replaced_loses_none_and_repeats_none(tmp_path: Path) -> None:
     path = tmp_path / jsonl.EVENTS
     same = {"step": 2, "time": 5.0}
-    jsonl.append(path, {"event": "guard", **same})
+    jsonl.append_line(path, {"event": "guard", **same})
     turns: list[float] = []
 
     def is_over(seconds: float) -> bool:
@@ -181,8 +181,8 @@ def test_a_diary_of_events_that_was_replaced_loses_none_and_repeats_none(tmp_pat
             with path.open("ab") as file:
                 file.write(b'{"event": "gu')
             metrics.forget_after(tmp_path, 1)
-            jsonl.append(path, {"event": "stall", **same})
-            jsonl.append(path, {"event": "xid", "step": 2})
+            jsonl.append_line(path, {"event": "stall", **same})
+            jsonl.append_line(path, {"event": "xid", "step": 2})
         return len(turns) == 3
 
     lines = [line["event"] for _, line in trackers.new_lines([path], is_over)]

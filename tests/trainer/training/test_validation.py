@@ -39,7 +39,7 @@ def run(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rounds(run: Path) -> list[dict[str, object]]:
-    lines = metrics.read(run / metrics.VALIDATION)
+    lines = metrics.read_metrics(run / metrics.VALIDATION)
     return [{key: value for key, value in line.items() if key not in ("time", "seconds")} for line in lines]
 
 
@@ -48,7 +48,7 @@ def test_the_timesteps_are_the_ten_of_the_published_evaluation() -> None:
 
 
 def test_a_round_before_the_first_step_every_so_many_and_after_the_last(run: Path) -> None:
-    lines = metrics.read(run / metrics.VALIDATION)
+    lines = metrics.read_metrics(run / metrics.VALIDATION)
 
     assert [line["step"] for line in lines] == [0, 2, 4]
     for line in lines:
@@ -93,7 +93,7 @@ def test_a_loss_is_that_of_the_formula_written_out(shards: Path, run: Path) -> N
             )
         losses.append(float((out[:, : latent.shape[1]] - (latent - noises)).square().mean()))
 
-    line = metrics.read(run / metrics.VALIDATION)[0]
+    line = metrics.read_metrics(run / metrics.VALIDATION)[0]
     assert line["loss_by_clip"]["clip-009"] == pytest.approx(np.mean(losses), rel=1e-5)
 
 
@@ -110,8 +110,8 @@ def test_a_resumed_run_has_the_same_rounds_and_each_once(shards: Path, run: Path
     train(smoke(shards, half, *ON, "stages.0.steps=2"))
     # Killed behind step 3, whose line and the round of step 4 it had written already.
     for name in (metrics.METRICS, metrics.VALIDATION):
-        last = metrics.read(half / name)[-1]
-        jsonl.append(half / name, last | {"step": 4, "loss": 7.0})
+        last = metrics.read_metrics(half / name)[-1]
+        jsonl.append_line(half / name, last | {"step": 4, "loss": 7.0})
 
     train(smoke(shards, half, *ON))
 
@@ -142,7 +142,7 @@ def test_the_number_of_clips_and_the_shapes_can_be_chosen(shards: Path, tmp_path
     table = "validation.buckets={sizes: {16px: {'1.00': [16, 16]}}, table: {16px: {4: [1.0, 3]}}}"
     train(smoke(shards, tmp_path / "run", *more, "sample=null", table))
 
-    lines = metrics.read(tmp_path / "run" / metrics.VALIDATION)
+    lines = metrics.read_metrics(tmp_path / "run" / metrics.VALIDATION)
     assert [line["step"] for line in lines] == [0, 1]
     # One of each level, as each level is a cell of its own.
     assert [line["clips_by_bucket"] for line in lines] == [{"16px-4f-1.00": 2}] * 2

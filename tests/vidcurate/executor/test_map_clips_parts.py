@@ -4,7 +4,7 @@ import pytest
 
 from vidcurate.errors import InputError, StageError
 from vidcurate.executor import map_clips
-from vidcurate.executor.map_clips import Crew, Part, PartSummary
+from vidcurate.executor.map_clips import ExecutorSpec, Part, PartSummary
 
 
 def double(number: int) -> map_clips.Row:
@@ -15,19 +15,19 @@ def crashed(number: int) -> map_clips.Row:
     return {"value": -number}
 
 
-def share(parts: Path, crew: Crew, count: int = 23, **more):  # type: ignore[no-untyped-def]
-    return map_clips.share_clips(
+def share(parts: Path, crew: ExecutorSpec, count: int = 23, **more):  # type: ignore[no-untyped-def]
+    return map_clips.map_clips_in_parts(
         double, range(count), on_crash=crashed, crew=crew, chunk_size=3, parts=parts, **more
     )
 
 
-def part(number: int, of: int) -> Crew:
-    return Crew(part=Part(number=number, of=of))
+def part(number: int, of: int) -> ExecutorSpec:
+    return ExecutorSpec(part=Part(number=number, of=of))
 
 
 @pytest.mark.parametrize("of", [1, 2, 3, 8, 50])
 def test_parts_are_all_the_chunks_and_none_twice(of: int) -> None:
-    shares = [map_clips.share(17, Part(number=number, of=of)) for number in range(1, of + 1)]
+    shares = [map_clips.part_rows(17, Part(number=number, of=of)) for number in range(1, of + 1)]
 
     assert sorted(chunk for chunks in shares for chunk in chunks) == list(range(17))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
@@ -39,7 +39,7 @@ def test_parts_in_any_order_merge_into_the_rows_in_order(tmp_path: Path) -> None
         assert isinstance(found, PartSummary)
     assert found.parts_done == ("1/3", "2/3", "3/3")
 
-    rows = list(share(tmp_path / ".stage-1", Crew(merge=True)))
+    rows = list(share(tmp_path / ".stage-1", ExecutorSpec(merge=True)))
 
     assert rows == [{"value": 2 * number} for number in range(23)]
 
@@ -56,7 +56,7 @@ def test_a_part_that_is_run_again_does_only_what_is_missing(tmp_path: Path) -> N
 
 def test_a_merge_names_the_parts_that_are_missing(tmp_path: Path) -> None:
     with pytest.raises(StageError, match=r"no part is done \(23 of 23 clips are missing\)"):
-        share(tmp_path / ".stage-1", Crew(merge=True))
+        share(tmp_path / ".stage-1", ExecutorSpec(merge=True))
     assert not (tmp_path / ".stage-1").exists()
     for number in (1, 4):
         share(tmp_path / ".stage-1", part(number, 4))
@@ -64,7 +64,7 @@ def test_a_merge_names_the_parts_that_are_missing(tmp_path: Path) -> None:
     with pytest.raises(
         StageError, match=r"part 2/4, 3/4 is missing \(12 of 23 clips\)\..* --part 2/4 instead of --merge"
     ):
-        share(tmp_path / ".stage-1", Crew(merge=True))
+        share(tmp_path / ".stage-1", ExecutorSpec(merge=True))
 
 
 def test_a_merge_names_parts_of_another_table(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_merge_names_parts_of_another_table(tmp_path: Path) -> None:
         share(tmp_path / ".stage-1", part(number, 2))
 
     with pytest.raises(StageError, match=r"\.stage-1: these parts \(1/2, 2/2\) were made from another table"):
-        share(tmp_path / ".stage-2", Crew(merge=True))
+        share(tmp_path / ".stage-2", ExecutorSpec(merge=True))
 
 
 def test_a_run_without_parts_takes_what_the_parts_left(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_run_without_parts_takes_what_the_parts_left(tmp_path: Path) -> None:
     told: list[int] = []
 
     rows = list(
-        share(tmp_path / ".stage-1", Crew(num_workers=2), progress=lambda done, *_: told.append(done))
+        share(tmp_path / ".stage-1", ExecutorSpec(num_workers=2), progress=lambda done, *_: told.append(done))
     )
 
     assert told[0] == 12
@@ -96,7 +96,7 @@ def test_a_part_that_is_none_is_refused(text: str) -> None:
 def test_a_part_and_a_merge_at_once_are_refused() -> None:
     assert map_clips.part_of("3/8") == Part(number=3, of=8)
     with pytest.raises(InputError, match="--part and --merge"):
-        Crew(part=Part(number=1, of=2), merge=True)
+        ExecutorSpec(part=Part(number=1, of=2), merge=True)
 
 
 def test_progress_tells_failures_and_hours_of_video_whatever_was_done_before(tmp_path: Path) -> None:
@@ -104,7 +104,9 @@ def test_progress_tells_failures_and_hours_of_video_whatever_was_done_before(tmp
     settings = {"failed": lambda row: row["value"] % 8 == 0, "video_seconds": [3600.0] * 9}
     share(tmp_path / ".stage-1", part(2, 3), count=9, **settings)
 
-    share(tmp_path / ".stage-1", Crew(), count=9, progress=lambda *words: told.append(words), **settings)
+    share(
+        tmp_path / ".stage-1", ExecutorSpec(), count=9, progress=lambda *words: told.append(words), **settings
+    )
 
     assert [done for done, _, _ in told] == [3, 6, 9]
     assert told[0][2].startswith("clips (3.00 h of video, 0.0000 h/s, 1 failed")

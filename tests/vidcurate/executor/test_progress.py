@@ -11,7 +11,7 @@ def test_a_line_says_rate_and_time_left_without_what_was_done_before(
 ) -> None:
     monkeypatch.setattr(progress, "LINE_EVERY_SECONDS", 0.0)
 
-    with progress.telling("probe") as tell:
+    with progress.progress_bar("probe") as tell:
         tell(900, 1000, "files (3 failed)")
         time.sleep(0.2)
         tell(910, 1000, "files (4 failed)")
@@ -27,7 +27,7 @@ def test_a_line_says_rate_and_time_left_without_what_was_done_before(
 
 
 def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress.telling("probe", quiet=True) as tell:
+    with progress.progress_bar("probe", quiet=True) as tell:
         tell(1, 2, "files")
 
     assert capsys.readouterr().err == ""

@@ -11,7 +11,7 @@ import pytest
 
 from vidcurate.errors import InputError, MediaError
 from vidcurate.executor import map_clips, ray_actors
-from vidcurate.executor.map_clips import Crew
+from vidcurate.executor.map_clips import ExecutorSpec
 
 LIMIT_SECONDS = 5.0
 
@@ -36,8 +36,8 @@ def late(number: int) -> map_clips.Row:
     return {"value": "timeout"}
 
 
-def rows(crew: Crew, function=odd_one) -> list[map_clips.Row]:  # type: ignore[no-untyped-def]
-    found = map_clips.share_clips(
+def rows(crew: ExecutorSpec, function=odd_one) -> list[map_clips.Row]:  # type: ignore[no-untyped-def]
+    found = map_clips.map_clips_in_parts(
         function,
         range(10),
         on_crash=crashed,
@@ -64,7 +64,7 @@ def ray_of_one_machine() -> Iterator[None]:
 
 
 def test_crashes_and_limits_are_rows_on_a_cluster_as_they_are_here(ray_of_one_machine: None) -> None:
-    there, here = rows(Crew(engine="ray", num_workers=2)), rows(Crew(num_workers=2))
+    there, here = rows(ExecutorSpec(engine="ray", num_workers=2)), rows(ExecutorSpec(num_workers=2))
 
     assert there == here
     assert [row["value"] for row in there] == [0, 1, 4, 9, "crashed", 25, 36, "timeout", 64, 81]
@@ -73,7 +73,7 @@ def test_crashes_and_limits_are_rows_on_a_cluster_as_they_are_here(ray_of_one_ma
 
 def test_an_error_of_the_function_is_raised_as_it_is(ray_of_one_machine: None) -> None:
     with pytest.raises(MediaError, match=r"clip \d: is broken") as raised:
-        rows(Crew(engine="ray", num_workers=1), broken)
+        rows(ExecutorSpec(engine="ray", num_workers=1), broken)
     assert raised.value.kind == "empty"
 
 
@@ -87,7 +87,9 @@ def test_a_worker_that_is_lost_with_its_node_is_replaced(ray_of_one_machine: Non
             time.sleep(600)
         return {"value": number}
 
-    assert [row["value"] for row in rows(Crew(engine="ray", num_workers=1), end_the_hand)] == [*range(10)]
+    assert [row["value"] for row in rows(ExecutorSpec(engine="ray", num_workers=1), end_the_hand)] == [
+        *range(10)
+    ]
     assert seen.exists()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from vidcurate.errors import StorageError
-from vidcurate.executor.shared_memory import Shelf, Slab, SlabPart
+from vidcurate.executor.shared_memory import SharedArray, SharedArrayPool, SharedArraySlice
 
 
 def _num_files() -> int:
@@ -28,19 +28,19 @@ def _without_garbage() -> None:
 
 
 def test_a_slab_is_taken_again_only_when_no_view_of_it_is_left() -> None:
-    before, shelf = _num_files(), Shelf(4096)
-    slab = Slab((4, 100), shelf)
+    before, shelf = _num_files(), SharedArrayPool(4096)
+    slab = SharedArray((4, 100), shelf)
     number = slab.descriptor
     view = slab.array[2]
     view[:] = 7
     del slab
 
-    other = Slab((4, 100), shelf)
+    other = SharedArray((4, 100), shelf)
     assert other.descriptor != number
     assert (view == 7).all()
 
     del view
-    again, larger = Slab((400,), shelf), Slab((401,), shelf)
+    again, larger = SharedArray((400,), shelf), SharedArray((401,), shelf)
     assert again.descriptor == number  # of the same size
     assert larger.descriptor != number
 
@@ -51,8 +51,8 @@ def test_a_slab_is_taken_again_only_when_no_view_of_it_is_left() -> None:
 
 
 def test_a_shelf_keeps_no_more_than_it_may_and_nothing_once_closed() -> None:
-    before, shelf = _num_files(), Shelf(250)
-    shown = [Slab((100,), shelf).array for _ in range(5)]
+    before, shelf = _num_files(), SharedArrayPool(250)
+    shown = [SharedArray((100,), shelf).array for _ in range(5)]
     last = shown.pop()
     while_shown = _num_files() - before  # its own file, and that of the mapping of each
     shown.clear()
@@ -67,10 +67,10 @@ def test_a_shelf_keeps_no_more_than_it_may_and_nothing_once_closed() -> None:
 
 
 def test_frames_written_from_elsewhere_are_in_the_slab_whatever_their_rows() -> None:
-    slab = Slab((2, 3, 4, 6, 3))
+    slab = SharedArray((2, 3, 4, 6, 3))
     chance = np.random.default_rng(0)
     clip = chance.integers(0, 256, (3, 4, 6, 3), np.uint8)
-    part = SlabPart(slab.descriptor, clip.size, clip.shape)
+    part = SharedArraySlice(slab.descriptor, clip.size, clip.shape)
     padded = np.zeros((4, 9, 3), np.uint8)
     padded[:, :6] = clip[1]
     part[0] = clip[0]
@@ -85,5 +85,5 @@ def test_memory_that_cannot_be_written_is_the_storage_s_fault_not_the_clip_s(tmp
     (tmp_path / "frames").touch()
     descriptor = os.open(tmp_path / "frames", os.O_RDONLY)
     with pytest.raises(StorageError, match="shared memory for frames cannot be written"):
-        SlabPart(descriptor, 0, (1, 2, 2, 3))[0] = np.zeros((2, 2, 3), np.uint8)
+        SharedArraySlice(descriptor, 0, (1, 2, 2, 3))[0] = np.zeros((2, 2, 3), np.uint8)
     os.close(descriptor)

@@ -8,7 +8,7 @@ import pytest
 
 from tests import loader_runs
 from tests.trainer.shards_for_tests import make_shards
-from vidcurate.loader.clip_view import names_a_side
+from vidcurate.loader.clip_view import mentions_left_or_right
 from vidcurate.loader.decode import decode_clip
 from vidcurate.loader.loader import Loader, MicroBatch
 from vidcurate.loader.spec import LoaderSpec
@@ -115,7 +115,7 @@ def test_a_clip_whose_caption_names_a_side_is_never_mirrored(opened: Index, plan
                 task = loader._task(part, slot, row)
                 frames, caption = decode_clip.decode(task)
                 plain, _ = decode_clip.decode(Loader(opened, plan, LoaderSpec())._task(part, slot, row))
-                is_sided = names_a_side(str(read_clip_facts(opened, row)["caption"]))
+                is_sided = mentions_left_or_right(str(read_clip_facts(opened, row)["caption"]))
                 assert np.array_equal(frames, plain if is_sided else plain[:, :, ::-1])
                 assert is_sided == ("left" in caption or "right" in caption)
                 seen[is_sided] += 1
@@ -130,9 +130,9 @@ def test_words_that_name_a_side() -> None:
         "turns clockwise",
         "leftwards",
     ):
-        assert names_a_side(sided)
+        assert mentions_left_or_right(sided)
     for not_sided in ("a bright light", "she leaves", "copyrighted", "upright", ""):
-        assert not names_a_side(not_sided)
+        assert not mentions_left_or_right(not_sided)
 
 
 def test_the_conversion_reaches_the_worker_and_changes_nothing_but_pixels(opened: Index) -> None:

@@ -201,7 +201,7 @@ def test_every_step_of_a_plan_can_be_resumed_at(opened: Index, plan: Plan) -> No
     steps = range(3 * order.steps_for_passes(plan, 1))
     whole = read(opened, plan, steps)
     for step in steps:
-        saved = LoaderState.from_json(state_of(opened, plan, step).as_json())
+        saved = LoaderState.from_json(state_of(opened, plan, step).to_json())
         again = plan_of(opened)
         check_state(saved, opened, again)
         for world_size in (1, 3):

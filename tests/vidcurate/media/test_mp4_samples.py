@@ -16,7 +16,7 @@ from vidcurate.storage.file_window import FileBytes
 
 
 def tables(data: bytes) -> Samples | None:
-    return mp4_samples.read(FileBytes(io.BytesIO(data), len(data)))
+    return mp4_samples.read_sample_table(FileBytes(io.BytesIO(data), len(data)))
 
 
 def told(samples: Samples) -> tuple[list[int], list[int], int]:

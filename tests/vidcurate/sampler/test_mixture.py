@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.order_plans import curricula
 from vidcurate.sampler import curriculum, mixture
-from vidcurate.sampler.curriculum import Leg
+from vidcurate.sampler.curriculum import Phase
 from vidcurate.sampler.mixture import Mixture
 
 
@@ -80,7 +80,7 @@ def test_drifting_and_chained_mixtures_hold_every_prefix_and_change_nothing_of_t
 
 @settings(max_examples=40)
 @given(st.integers(1, 5).flatmap(lambda n: st.tuples(st.just(n), curricula(n, 2))))
-def test_a_ramp_holds_every_prefix(case: tuple[int, list[Leg]]) -> None:
+def test_a_ramp_holds_every_prefix(case: tuple[int, list[Phase]]) -> None:
     num_cells, legs = case
     names = [f"cell-{number:02d}" for number in range(num_cells)]
     check_turns(curriculum.mixture(legs, names, run=2), min(legs[-1].first + 60, 220))
@@ -94,9 +94,9 @@ def test_levels_that_lead_over_to_each_other_stay_within_one_and_a_half_turns() 
     def only(*levels: str) -> dict[str, int]:
         return {f"{level}/{name}": weight for level in levels for name, weight in buckets.items()}
 
-    legs = [Leg(first=0, weights=only("1"))]
+    legs = [Phase(first=0, weights=only("1"))]
     for number, level in enumerate("2345", start=1):
-        legs.append(Leg(first=4000 * number, weights=only(level), ramp_turns=3000, ramp="cosine"))
+        legs.append(Phase(first=4000 * number, weights=only(level), ramp_turns=3000, ramp="cosine"))
     mix = curriculum.mixture(legs, names)
     worst = 0.0
     for position in range(0, 20_000, 61):
@@ -108,8 +108,8 @@ def test_levels_that_lead_over_to_each_other_stay_within_one_and_a_half_turns() 
 @pytest.mark.parametrize("shape", ["linear", "cosine"])
 def test_a_ramp_has_its_shape_and_its_length(shape: Any) -> None:
     legs = [
-        Leg(first=0, weights={"easy": 1}),
-        Leg(first=1000, weights={"hard": 1}, ramp_turns=6400, ramp=shape),
+        Phase(first=0, weights={"easy": 1}),
+        Phase(first=1000, weights={"hard": 1}, ramp_turns=6400, ramp=shape),
     ]
     mix = curriculum.mixture(legs, ["easy", "hard"])
 
@@ -127,9 +127,9 @@ def test_a_ramp_has_its_shape_and_its_length(shape: Any) -> None:
 
 def test_a_phase_without_a_ramp_begins_with_its_turn() -> None:
     legs = [
-        Leg(first=0, weights={"a": 3, "b": 5}),
-        Leg(first=101, weights={"c": 1, "a": 1}),
-        Leg(first=150, weights={"b": 1}),
+        Phase(first=0, weights={"a": 3, "b": 5}),
+        Phase(first=101, weights={"c": 1, "a": 1}),
+        Phase(first=150, weights={"b": 1}),
     ]
     mix = curriculum.mixture(legs, ["a", "b", "c"])
     streams = [mixture.turn(mix, position)[0] for position in range(200)]
@@ -157,9 +157,9 @@ def test_what_is_no_mixture_is_refused() -> None:
     with pytest.raises(ValueError, match="does not end before the next leg"):
         curriculum.mixture(
             [
-                Leg(first=0, weights={"a": 1}),
-                Leg(first=4, weights={"a": 1}, ramp_turns=9),
-                Leg(first=9, weights={"a": 1}),
+                Phase(first=0, weights={"a": 1}),
+                Phase(first=4, weights={"a": 1}, ramp_turns=9),
+                Phase(first=9, weights={"a": 1}),
             ],
             ["a"],
         )

@@ -55,7 +55,10 @@ def test_the_order_of_algorithm_version_1_never_changes() -> None:
     assert vidcurate_rng.hash_text([str(rows_of(golden, step)) for step in range(500)]) == GOLDEN_500_STEPS
     assert order.shares(golden, 3, 3) == GOLDEN_SHARES
     assert [
-        row for row, _ in zip(order.spares(golden, order.micro_batch(golden, 5), 1), range(5), strict=False)
+        row
+        for row, _ in zip(
+            order.fallback_clips(golden, order.micro_batch(golden, 5), 1), range(5), strict=False
+        )
     ] == (GOLDEN_SPARES)
     assert order.slot_seed(42, 5, 1, "noise") == GOLDEN_SLOT_SEED
     assert golden.fingerprint == GOLDEN_FINGERPRINT
@@ -142,7 +145,7 @@ def test_a_large_cell_is_read_exactly_across_its_boundary() -> None:
 def test_the_ranks_share_out_exactly_the_step(one: Plan, step: int) -> None:
     whole = rows_of(one, step)
     for world in WORLDS:
-        shares = [order.share(one, step, rank, world) for rank in range(world)]
+        shares = [order.rank_share(one, step, rank, world) for rank in range(world)]
         sizes = [len(share) for share in shares]
         assert max(sizes) - min(sizes) <= 1
         assert sorted((b.position, b.rows.tolist()) for share in shares for b in share) == whole
@@ -154,7 +157,9 @@ def test_the_ranks_share_out_exactly_the_step(one: Plan, step: int) -> None:
 def test_shares_are_balanced_by_cost() -> None:
     one = plan([(100, 8, 1), (100, 4, 1), (100, 2, 1)], micro_batches_per_step=48)
     for world in (2, 3, 4, 6, 8):
-        loads = [sum(one.cells[b.cell].cost for b in order.share(one, 5, r, world)) for r in range(world)]
+        loads = [
+            sum(one.cells[b.cell].cost for b in order.rank_share(one, 5, r, world)) for r in range(world)
+        ]
         assert max(loads) / (sum(loads) / world) < 1.05
 
 
@@ -317,11 +322,11 @@ def test_a_length_in_passes_is_the_fewest_steps_that_show_so_many_clips(one: Pla
 def test_spares_are_of_the_cell_and_not_in_the_micro_batch() -> None:
     one = plan([(30, 4, 1), (30, 4, 1)])
     batch = order.micro_batch(one, 11)
-    found = list(order.spares(one, batch, 2))
+    found = list(order.fallback_clips(one, batch, 2))
     own = set(one.cells[batch.cell].rows.tolist())
     assert set(found) == own - set(batch.rows.tolist())
     assert len(found) == 26
-    assert found != list(order.spares(one, batch, 3))
+    assert found != list(order.fallback_clips(one, batch, 3))
 
 
 def test_a_full_cell_takes_its_spares_from_another_cell_of_the_same_bucket() -> None:
@@ -336,7 +341,7 @@ def test_a_full_cell_takes_its_spares_from_another_cell_of_the_same_bucket() -> 
         micro_batches_per_step=1,
     )
     batch = next(b for k in range(9) if (b := order.micro_batch(one, k)).cell == 0)
-    assert sorted(order.spares(one, batch, 0)) == [4, 5, 6]
+    assert sorted(order.fallback_clips(one, batch, 0)) == [4, 5, 6]
 
 
 def test_a_cell_with_too_few_clips_gets_smaller_micro_batches_and_says_so() -> None:
@@ -386,11 +391,11 @@ def test_hashes_are_sorted_as_numpy_sorts_them_also_where_their_beginnings_are_t
         hashes = rng.integers(0, 1 << 64, count, dtype=np.uint64)
         same = rng.integers(0, count, count // 100 + (count > 0))
         hashes[same] &= np.uint64((1 << 44) - 1)  # many share the bits that the quick way looks at
-        assert np.array_equal(hashes[vidcurate_rng.sorting(hashes)], np.sort(hashes))
-        assert np.array_equal(np.sort(vidcurate_rng.sorting(hashes)), np.arange(count))
+        assert np.array_equal(hashes[vidcurate_rng.sort_by_hash(hashes)], np.sort(hashes))
+        assert np.array_equal(np.sort(vidcurate_rng.sort_by_hash(hashes)), np.arange(count))
         by_hash, firsts = np.argsort(hashes, kind="stable"), np.unique(hashes)
         if len(firsts) == count:
-            assert np.array_equal(vidcurate_rng.sorting(hashes), by_hash)
+            assert np.array_equal(vidcurate_rng.sort_by_hash(hashes), by_hash)
 
 
 def test_many_ids_are_hashed_by_several_threads_as_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,16 +15,16 @@ from vidcurate.errors import InputError, StateError
 from vidcurate.sampler import order, shard_blocks
 from vidcurate.sampler import plan as sampler_plan
 from vidcurate.sampler.changes import plan_file
-from vidcurate.sampler.changes.transition import gone_on
-from vidcurate.sampler.curriculum import Leg
+from vidcurate.sampler.changes.transition import continue_with
+from vidcurate.sampler.curriculum import Phase
 from vidcurate.sampler.plan import Plan
 
 CELLS = [(30, 5, 2), (90, 4, 7), (41, 4, 3), (5000, 3, 11)]
 RAMP = [
-    Leg(first=0, weights={"cell-00": 3, "cell-01": 1}),
-    Leg(first=40, weights={"cell-01": 2, "cell-02": 5, "cell-03": 1}, ramp_turns=60, ramp="cosine"),
-    Leg(first=200, weights={"cell-03": 1}),
-    Leg(first=400, weights={"cell-00": 1, "cell-02": 1}, ramp_turns=200),
+    Phase(first=0, weights={"cell-00": 3, "cell-01": 1}),
+    Phase(first=40, weights={"cell-01": 2, "cell-02": 5, "cell-03": 1}, ramp_turns=60, ramp="cosine"),
+    Phase(first=200, weights={"cell-03": 1}),
+    Phase(first=400, weights={"cell-00": 1, "cell-02": 1}, ramp_turns=200),
 ]
 
 # Of algorithm version 1; a change here is a new ALGORITHM_VERSION.
@@ -77,7 +77,7 @@ def two_kinds(draw: st.DrawFn) -> tuple[Plan, Plan, int]:
 @given(two_kinds())
 def test_a_plan_of_another_kind_goes_on_at_any_step_and_repeats_nothing(case: tuple[Plan, Plan, int]) -> None:
     before, after, step = case
-    one = gone_on(before, after, step)
+    one = continue_with(before, after, step)
     assert [rows_of(one, past) for past in range(step)] == [rows_of(before, past) for past in range(step)]
     shown = np.zeros(one.num_clips, dtype=int)
     for now in range(step + 20):
@@ -94,7 +94,7 @@ def test_blocks_that_begin_or_cease_in_a_run_are_refused() -> None:
         for after in kinds:
             if before is not after:
                 with pytest.raises(StateError, match=r"cell-00 has been read with data\.blocks"):
-                    gone_on(before, after, 3)
+                    continue_with(before, after, 3)
 
 
 @settings(max_examples=15)

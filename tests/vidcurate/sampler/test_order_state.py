@@ -10,7 +10,14 @@ import pytest
 from tests.journal_runs import SEED, SPEC, Clips, clips, make_index
 from vidcurate.errors import StateError
 from vidcurate.sampler.build_plan import plan_of
-from vidcurate.sampler.order_state import FLAGS, LoaderState, Verdict, check_state, judge, state_of
+from vidcurate.sampler.order_state import (
+    FLAGS,
+    LoaderState,
+    StateComparison,
+    check_state,
+    compare_states,
+    state_of,
+)
 from vidcurate.sampler.spec import PlanSpec
 from vidcurate.shards.index import Index
 
@@ -113,7 +120,7 @@ def test_each_kind_of_change_is_named_with_its_flag_and_needs_it(
 def test_moved_and_resharded_clips_are_no_difference(state: LoaderState, old: Index, tmp_path: Path) -> None:
     for number, changed in enumerate([{"per_shard": 5}, {"mixed_by": 1}, {"per_shard": 100, "mixed_by": 2}]):
         now = make_index(tmp_path / str(number), THEN, **changed)  # type: ignore[arg-type]
-        assert check_state(**arguments(state, now, old, SPEC, SEED)) == Verdict(findings=())
+        assert check_state(**arguments(state, now, old, SPEC, SEED)) == StateComparison(findings=())
 
 
 def test_what_nothing_accepts_says_to_begin_anew(state: LoaderState, old: Index, tmp_path: Path) -> None:
@@ -139,7 +146,7 @@ def test_without_the_index_of_then_edited_content_is_seen_but_not_named(
 ) -> None:
     now = make_index(tmp_path / "now", but("clip/8", caption="edited"))
     assert "captions or videos were changed. Either" in refusal(state, now)
-    judged = judge(**arguments(state, now, None, SPEC, SEED))
+    judged = compare_states(**arguments(state, now, None, SPEC, SEED))
     assert judged.flags == ("--accept-content",)
     assert judged.difference is None
 
@@ -150,7 +157,7 @@ def test_a_state_is_small_and_survives_json(old: Index) -> None:
     )
     plan = plan_of(old, SPEC, seed=2**62)
     full = state_of(old, plan, 10**15, "f" * 32, "e" * 32, journal="d" * 32, changes=words)
-    text = full.as_json()
+    text = full.to_json()
     assert len(text) < 2048
     assert full.changes == words[-8:]
     assert LoaderState.from_json(text) == full
@@ -172,7 +179,7 @@ def test_a_state_is_small_and_survives_json(old: Index) -> None:
 
 
 def test_a_state_of_the_format_before_journals_is_read(state: LoaderState) -> None:
-    fields = json.loads(state.as_json())
+    fields = json.loads(state.to_json())
     for name in ("delivered_hash", "journal", "changes"):
         del fields[name]
     assert LoaderState.from_json(json.dumps({**fields, "format": "vidcurate-loader-state-1"})) == state

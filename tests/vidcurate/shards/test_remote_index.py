@@ -14,7 +14,7 @@ import pytest
 from tests import loader_runs
 from tests.range_server import RangeServer, serving
 from vidcurate.errors import InputError, MissingError, ShardError, StorageError, VidcurateError
-from vidcurate.executor.shared_memory import Slab
+from vidcurate.executor.shared_memory import SharedArray
 from vidcurate.loader.decode import decode_clip
 from vidcurate.loader.decode.worker_pool import DecodePool
 from vidcurate.loader.loader import Loader
@@ -290,7 +290,7 @@ def test_closing_gives_up_what_a_silent_server_holds(server: RangeServer, tmp_pa
     plan = loader_runs.plan_of(there)
     server.always = "slow"
     task = decode_task(there, 0, plan.cells[0].bucket, first_frame=0)
-    slab = Slab((1, task.size_bytes))
+    slab = SharedArray((1, task.size_bytes))
     pool = pool_for(there, DecodePool(1, deadline_seconds=60))
     futures = [pool.submit(task, slab, 0) for _ in range(20)]
     pool.close()

@@ -91,7 +91,7 @@ def _check(given: argparse.Namespace) -> None:
             raise InputError(f"--{name.replace('_', '-')} {getattr(given, name):g}: more than 0.")
 
 
-def _act(given: argparse.Namespace) -> int:
+def _run(given: argparse.Namespace) -> int:
     _check(given)
     hosts = read_hosts(given.hostfile) if given.hostfile else (HERE,)
     if given.min_hosts is not None and given.min_hosts > len(hosts):
@@ -149,7 +149,7 @@ def _act(given: argparse.Namespace) -> int:
     # Ranks that were ended took their mirrors with them, and `gave_up` is written after all of them.
     ends_here = code in (exit_codes.FAILED, exit_codes.BAD_NODE, exit_codes.HALT)
     if ends_here and (wanted.output / jsonl.EVENTS).exists():
-        with trackers.Mirrors(wanted.trackers, wanted.output, recipe.as_json(wanted)) as mirrors:
+        with trackers.Mirrors(wanted.trackers, wanted.output, recipe.to_json(wanted)) as mirrors:
             mirrors.begin()
     return code
 
@@ -158,4 +158,4 @@ def main(words: Sequence[str]) -> int:
     given, rest = _parser().parse_known_args(list(words))
     given.rest = rest
     given.traceback = "--traceback" in rest
-    return commands.end_of_work(_act, given, "from the newest checkpoint")
+    return commands.end_of_work(_run, given, "from the newest checkpoint")

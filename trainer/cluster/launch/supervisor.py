@@ -155,7 +155,7 @@ def _stall(heartbeats: progress.Heartbeats, limit_seconds: float) -> str:
     quiet = heartbeats.quiet_seconds()
     if quiet is None or quiet < limit_seconds:
         return ""
-    return f"no rank has moved for {quiet:.0f} s ({heartbeats.in_words()})."
+    return f"no rank has moved for {quiet:.0f} s ({heartbeats.to_text()})."
 
 
 def _go_on_without(run: Path, state: _State, absent: Mapping[str, str], terms: Terms) -> int | None:
@@ -244,5 +244,5 @@ def _give_up(run: Path, reason: str, code: int, facts: Mapping[str, Any] | None 
 def _record(run: Path, event: str, step: int, /, **facts: Any) -> None:
     """Add a line to the launch's diary and to the run's events."""
     run.mkdir(parents=True, exist_ok=True)
-    jsonl.append(run / DIARY, {"event": event, "step": step, "time": round(time.time(), 3), **facts})
+    jsonl.append_line(run / DIARY, {"event": event, "step": step, "time": round(time.time(), 3), **facts})
     jsonl.record_event(run, event, step, **facts)

@@ -24,8 +24,8 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     second = _look(here, request["seconds"], run)
     yield {
         "run": str(run),
-        "first": [stack.as_json() for stack in first],
-        "second": [stack.as_json() for stack in second],
+        "first": [stack.to_json() for stack in first],
+        "second": [stack.to_json() for stack in second],
         "elsewhere": [
             {"rank": record.rank, "host": record.host}
             for record in recorded
@@ -34,12 +34,12 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     }
 
 
-def _look(here: Sequence[processes.Process], seconds: float, run: Path) -> list[stacks.Stack]:
+def _look(here: Sequence[processes.ProcessRecord], seconds: float, run: Path) -> list[stacks.Stack]:
     """Return the stacks of the ranks and all below them; of a rank that is dead, that it has ended.
 
     A rank's has the step, the phase and the collectives of its heartbeat.
     """
-    beats = heartbeat.read(run)
+    beats = heartbeat.read_heartbeat(run)
     rounds = -(-len(here) // AT_ONCE) or 1
     with ThreadPoolExecutor(AT_ONCE) as pool:
         looks = [pool.submit(_of_rank, record, seconds / rounds) for record in here]
@@ -52,7 +52,7 @@ def _look(here: Sequence[processes.Process], seconds: float, run: Path) -> list[
     ]
 
 
-def _of_rank(record: processes.Process, seconds: float) -> tuple[stacks.Stack, ...]:
+def _of_rank(record: processes.ProcessRecord, seconds: float) -> tuple[stacks.Stack, ...]:
     if processes.alive(record):
         return stacks.dump(record.pid, seconds, record)
     # Its id may be another process's by now, which is nobody's business here.

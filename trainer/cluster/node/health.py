@@ -22,7 +22,7 @@ BUSY_PERCENT = 50.0  # a GPU that works this much has its link at full speed
 def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the one document. `request`: runs (folders), min_disk_bytes."""
     folders = [Path(run) for run in request["runs"]] or [Path.cwd()]
-    gpus = health_gpu.read(request["limit_seconds"] * SMI_SHARE)
+    gpus = health_gpu.read_gpus(request["limit_seconds"] * SMI_SHARE)
     log = xid_log.read_xids()
     machine = facts.machine(folders)
     found = [

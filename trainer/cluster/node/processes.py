@@ -38,7 +38,7 @@ class Process:
     def key(self) -> tuple[int, int]:
         return self.pid, self.start_time
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
@@ -108,14 +108,14 @@ def starters(pid: int, all_of: dict[int, Process]) -> list[Process]:
 # ── a run's records ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def records(run: Path) -> list[processes.Process]:
+def records(run: Path) -> list[processes.ProcessRecord]:
     """Return the records of a run's ranks, by rank. Raises InputError, StateError for one that is none."""
     if not run.is_dir():
         raise InputError(f"{run}: no such folder on this node; a run's folder is seen by all its nodes.")
-    return processes.read(run)
+    return processes.read_process(run)
 
 
-def is_here(record: processes.Process) -> bool:
+def is_here(record: processes.ProcessRecord) -> bool:
     """Whether the record is of this host; a name with and without its domain is one host."""
     return record.host.partition(".")[0] == processes.host_name().partition(".")[0]
 
@@ -145,7 +145,9 @@ def named_run(process: Process) -> tuple[str, int | None] | None:
     return [*outputs[-1:], *recipes][0], None
 
 
-def trainings(all_of: dict[int, Process], recorded: Sequence[processes.Process]) -> dict[int, dict[str, Any]]:
+def trainings(
+    all_of: dict[int, Process], recorded: Sequence[processes.ProcessRecord]
+) -> dict[int, dict[str, Any]]:
     """Return the training processes of this machine by id: run, rank and, for a child, `worker_of`.
 
     Recorded ones first; the rest is recognised by command lines.

@@ -16,7 +16,7 @@ SMI_SHARE = 0.8  # of the whole limit, for nvidia-smi
 def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the one document. `request`: runs (folders), seconds (between two readings of the counters)."""
     began, ports, ticks = time.monotonic(), facts.ports(), facts.cpu_ticks()
-    gpus = health_gpu.read(request["limit_seconds"] * SMI_SHARE)
+    gpus = health_gpu.read_gpus(request["limit_seconds"] * SMI_SHARE)
     time.sleep(max(0.0, request["seconds"] - (time.monotonic() - began)))
     seconds = time.monotonic() - began
     network = facts.port_rates(ports, facts.ports(), seconds)
@@ -56,7 +56,7 @@ def _runs(all_of: dict[int, processes.Process], trained: dict[int, dict[str, Any
         if named["worker_of"] is None:
             workers = sum(other["worker_of"] == pid for other in trained.values())
             process = all_of[pid]
-            beat = heartbeat.read(Path(named["run"])).get(named["rank"], {})
+            beat = heartbeat.read_heartbeat(Path(named["run"])).get(named["rank"], {})
             lines.append(
                 {"run": named["run"], "rank": named["rank"], "pid": pid, "user": process.user}
                 | {"state": process.state, "num_workers": workers, "command": process.command}

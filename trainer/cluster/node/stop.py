@@ -44,9 +44,9 @@ class Ending:
     def is_running(self) -> bool:
         return node_processes.is_running(self.process.key)
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {
-            **self.process.as_json(),
+            **self.process.to_json(),
             "what": self.what,
             "by": self.by,
             "seconds": round(self.seconds, 2),
@@ -127,7 +127,7 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     }
     if request["is_dry_run"]:
         workers = [_json_of_worker(process, ranks) for process in _workers(ranks, before)]
-        yield document | {"would_end": [rank.as_json() for rank in ranks] + workers}
+        yield document | {"would_end": [rank.to_json() for rank in ranks] + workers}
         return
     held = _gpus_of(ranks, before)
     ended: list[Ending] = []
@@ -143,8 +143,8 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         again = [record for record in node_processes.records(run) if node_processes.is_here(record)]
         ranks = [rank for rank in _ranks(again, node_processes.everything()) if rank.process.key not in known]
     yield document | {
-        "ended": [ending.as_json() for ending in ended if not ending.is_running],
-        "left": [ending.as_json() for ending in [*ended, *ranks] if ending.is_running],
+        "ended": [ending.to_json() for ending in ended if not ending.is_running],
+        "left": [ending.to_json() for ending in [*ended, *ranks] if ending.is_running],
         "gpus_held": _still_held(held, ended),
         "newest": newest(run),
     }
@@ -158,7 +158,7 @@ def newest(run: Path) -> str | None:
         return None
 
 
-def _ranks(recorded: Sequence[processes.Process], all_of: dict[int, Process]) -> list[Ending]:
+def _ranks(recorded: Sequence[processes.ProcessRecord], all_of: dict[int, Process]) -> list[Ending]:
     found = []
     for record in recorded:
         process = all_of.get(record.pid)
@@ -167,7 +167,7 @@ def _ranks(recorded: Sequence[processes.Process], all_of: dict[int, Process]) ->
     return found
 
 
-def _other(record: processes.Process, all_of: dict[int, Process]) -> dict[str, Any]:
+def _other(record: processes.ProcessRecord, all_of: dict[int, Process]) -> dict[str, Any]:
     """Say why a recorded process is not touched: it is gone, or its id belongs to another one now."""
     process = all_of.get(record.pid)
     is_gone = process is None or process.start_time == record.start_time
@@ -175,7 +175,7 @@ def _other(record: processes.Process, all_of: dict[int, Process]) -> dict[str, A
         "rank": record.rank,
         "pid": record.pid,
         "is_gone": is_gone,
-        "now": None if is_gone or process is None else process.as_json(),
+        "now": None if is_gone or process is None else process.to_json(),
     }
 
 
@@ -185,7 +185,7 @@ def _workers(ranks: Sequence[Ending], all_of: dict[int, Process]) -> list[Proces
 
 
 def _json_of_worker(process: Process, ranks: Sequence[Ending]) -> dict[str, Any]:
-    return Ending(process=process, what=_whose(process, ranks)).as_json()
+    return Ending(process=process, what=_whose(process, ranks)).to_json()
 
 
 def _whose(process: Process, ranks: Sequence[Ending]) -> str:
@@ -303,7 +303,7 @@ def _gpus_of(ranks: Sequence[Ending], all_of: dict[int, Process]) -> list[int]:
     mine = _pids(ranks) | {process.pid for process in _workers(ranks, all_of)}
     return [
         gpu.index
-        for gpu in health_gpu.read(SMI_SECONDS).gpus
+        for gpu in health_gpu.read_gpus(SMI_SECONDS).gpus
         if any(process.pid in mine for process in gpu.processes)
     ]
 
@@ -314,7 +314,7 @@ def _still_held(indexes: Sequence[int], ended: Sequence[Ending]) -> list[dict[st
         return []
     mine, all_of = _pids(ended), node_processes.everything()
     found: list[dict[str, Any]] = []
-    for gpu in health_gpu.read(SMI_SECONDS).gpus:
+    for gpu in health_gpu.read_gpus(SMI_SECONDS).gpus:
         if gpu.index not in indexes:
             continue
         for process in gpu.processes:

@@ -127,7 +127,7 @@ def _telling() -> Callable[[int, int, str], None]:
     return tell
 
 
-def _act(given: argparse.Namespace) -> int:
+def _run(given: argparse.Namespace) -> int:
     # torch is loaded here, so that --help and a recipe's typing error answer at once.
     with commands.loading():
         from trainer.data.latents import precompute
@@ -142,9 +142,9 @@ def _act(given: argparse.Namespace) -> int:
     outcome = precompute.encode_ahead(
         request, given.out, part=part, weights=given.ckpt_path, progress=_telling()
     )
-    print(json.dumps(outcome.as_json()) if given.json else _in_words(outcome, part))
+    print(json.dumps(outcome.to_json()) if given.json else _in_words(outcome, part))
     return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    return commands.end_of_work(_act, _parser().parse_args(arguments), "with the next shard")
+    return commands.end_of_work(_run, _parser().parse_args(arguments), "with the next shard")

@@ -33,7 +33,7 @@ from trainer.model.encoders.t5 import T5
 from trainer.model.encoders.vae import VideoVae
 from trainer.recipe.recipe import TrainRecipe
 from vidcurate.errors import InputError, MediaError, RecipeError
-from vidcurate.executor.shared_memory import Slab
+from vidcurate.executor.shared_memory import SharedArray
 from vidcurate.loader import clip_view
 from vidcurate.loader.decode.decode_clip import DecodeTask, caption_of
 from vidcurate.loader.decode.worker_pool import DecodePool
@@ -75,7 +75,7 @@ class Outcome:
     is_finished: bool
     up_to_date: bool
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
@@ -175,7 +175,7 @@ def _frames(
     index: Index, tasks: Iterator[DecodeTask], pool: DecodePool | FetchingPool | None, most_ahead: int
 ) -> Iterator[NDArray[np.uint8] | MediaError]:
     """Yield the frames (1, T, H, W, 3) of each task in turn, or why there are none; decode ahead of it."""
-    ahead: deque[tuple[Slab, Any]] = deque()
+    ahead: deque[tuple[SharedArray, Any]] = deque()
     decode = decode_from(index)
     for task in tasks:
         if pool is None:
@@ -184,7 +184,7 @@ def _frames(
             except MediaError as error:
                 yield error
             continue
-        slab = Slab((1, task.num_frames, task.height, task.width, 3))
+        slab = SharedArray((1, task.num_frames, task.height, task.width, 3))
         ahead.append((slab, pool.submit(task, slab, 0)))
         if len(ahead) > most_ahead:
             yield _settled(*ahead.popleft())
@@ -192,7 +192,7 @@ def _frames(
         yield _settled(*ahead.popleft())
 
 
-def _settled(slab: Slab, future: Any) -> NDArray[np.uint8] | MediaError:
+def _settled(slab: SharedArray, future: Any) -> NDArray[np.uint8] | MediaError:
     try:
         future.result()
     except MediaError as error:

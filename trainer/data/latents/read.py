@@ -323,7 +323,7 @@ class LatentLoader:
             started.rows[slot], started.texts[slot] = latent, self._text_buffer(text)
             self._read(started, slot, latent, text)
 
-        row, _ = fallback.stand_in(
+        row, _ = fallback.substitute_clip(
             self.plan,
             started.plan,
             slot,

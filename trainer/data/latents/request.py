@@ -37,7 +37,7 @@ def samples_posterior(recipe: TrainRecipe) -> bool:
 def identity(recipe: TrainRecipe, index: Index, captions: Sequence[str]) -> Identity:
     """Return what latents of these clips under this recipe have in common."""
     video, text = (
-        {name: value for name, value in recipes.as_json(spec).items() if name not in FREE_SETTINGS}
+        {name: value for name, value in recipes.to_json(spec).items() if name not in FREE_SETTINGS}
         for spec in (recipe.video_encoder, recipe.text_encoder)
     )
     return identity_of(
@@ -106,7 +106,7 @@ class Missing:
     num_clips: int
     clip_ids: tuple[str, ...]  # the first of them
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {"cell": self.cell, "clips": self.num_clips, "clip_ids": list(self.clip_ids)}
 
 

@@ -117,6 +117,6 @@ def is_run(folder: Path) -> bool:
 
 def is_done(run: Path) -> bool:
     """Say whether the training has written its last step, and has not begun again since."""
-    kinds = [line["event"] for line in metrics.read(run / jsonl.EVENTS)]
+    kinds = [line["event"] for line in metrics.read_metrics(run / jsonl.EVENTS)]
     last = [kind for kind in kinds if kind in GOES_ON or kind == "done"]
     return last[-1:] == ["done"]

@@ -174,12 +174,12 @@ def _runs(given: argparse.Namespace) -> tuple[Path, ...]:
     return runs
 
 
-def _tell(line: dict[str, Any], as_json: bool) -> None:
+def _tell(line: dict[str, Any], to_json: bool) -> None:
     text = f"{line['run']}/{line['folder']}  {line['clips']} clips, {line['seconds']:.1f} s"
-    print(json.dumps(line) if as_json else text, flush=True)
+    print(json.dumps(line) if to_json else text, flush=True)
 
 
-def _act(given: argparse.Namespace) -> int:
+def _run(given: argparse.Namespace) -> int:
     with commands.loading():
         from trainer.distributed import mesh
         from trainer.generation.server import follow, presets
@@ -245,6 +245,6 @@ def main(words: Sequence[str]) -> int:
 
     def act(given: argparse.Namespace) -> int:
         _choose_gpus(given, words)
-        return _act(given)
+        return _run(given)
 
     return commands.end_of_work(act, given, "with what is not sampled yet")

@@ -20,7 +20,7 @@ from trainer.generation.server import checkpoints, rounds
 from trainer.generation.server import validation as server_validation
 from trainer.generation.server.checkpoints import Waiting
 from trainer.generation.server.presets import Changes, Wanted, wanted
-from trainer.generation.server.trackers import Shown, diary
+from trainer.generation.server.trackers import Shown, metrics_file
 from trainer.generation.server.weights import Model, Taken, part_of, take
 from trainer.report import gallery
 from trainer.run_folder import jsonl, metrics, sample_rounds
@@ -86,7 +86,7 @@ def _tell_left(run: Path, path: Path, reason: str) -> None:
     if not (path / "manifest.json").is_file():
         reason = "it was deleted while it was read"
     say(f"{run.name} {path.name}: left alone: {reason}")
-    jsonl.append_event(diary(run), "left_alone", run_folder_layout.step_of(path), reason=reason)
+    jsonl.append_event(metrics_file(run), "left_alone", run_folder_layout.step_of(path), reason=reason)
 
 
 def _job_of(run: Path, path: Path, service: Service, standing: Standing) -> Job | None:
@@ -196,7 +196,7 @@ class Server:
             line |= {"folder": str(files[0].parent.relative_to(job.run)), "digest": taken.digest}
             lines.append({"run": str(job.run), "step": taken.step, **line})
             if self.world.is_first:
-                jsonl.append_event(diary(job.run), "served", taken.step, **line)
+                jsonl.append_event(metrics_file(job.run), "served", taken.step, **line)
                 gallery.write_gallery(job.run)
                 self._count(len(files), seconds)
         if job.validates:
@@ -307,4 +307,4 @@ def _hold(run: Path, service: Service, stack: ExitStack) -> None:
         ) from error
     stack.callback(fcntl.flock, lock, fcntl.LOCK_UN)  # a child between fork and exec has it open, too
     for name in ("", *(preset + end for preset in service.presets for end in ("", "-raw"))):
-        sample_rounds.clean(run, name, rounds.BY)
+        sample_rounds.clean_rounds(run, name, rounds.BY)

@@ -47,7 +47,7 @@ def make(
 ) -> list[Path]:
     """Sample one round into RUN/samples; return its files. All processes call it. Raises VidcurateError."""
     folder = sample_rounds.folder(run, wanted.name, taken.step)
-    partial = mesh.first_does(lambda: sample_rounds.begin(folder, BY), world)
+    partial = mesh.first_does(lambda: sample_rounds.begin_round(folder, BY), world)
     made: list[Entry] = sample_rounds.entries(wanted.spec)
     what = f"{run.name} step {taken.step} {wanted.shown}"
 
@@ -61,5 +61,5 @@ def make(
     facts = sample_rounds.listing(
         wanted.name, taken.step, wanted.spec, weights=taken.kind, digest=taken.digest
     )
-    mesh.first_does(lambda: sample_rounds.finish(partial, folder, facts), world)
+    mesh.first_does(lambda: sample_rounds.finish_round(partial, folder, facts), world)
     return [folder / entry.file for entry in made]

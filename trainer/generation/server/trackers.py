@@ -28,7 +28,7 @@ GIF_PX = 256  # of the longer side
 GIF_FRAMES = 64
 
 
-def diary(run: Path) -> Path:
+def metrics_file(run: Path) -> Path:
     """Return the server's own diary: what it sampled, and what it left alone."""
     return run / SERVE / SERVED
 
@@ -37,8 +37,8 @@ class Shown(Mirrors):
     """The trackers of one run's samples, as its recipe asks for them."""
 
     def __init__(self, run: Path, recipe: TrainRecipe) -> None:
-        home = Home(module=MODULE, logs=run / SERVE / "logs", events=diary(run), what="the server")
-        super().__init__(recipe.trackers, run, recipes.as_json(recipe), home)
+        home = Home(module=MODULE, logs=run / SERVE / "logs", events=metrics_file(run), what="the server")
+        super().__init__(recipe.trackers, run, recipes.to_json(recipe), home)
         self.begin()
 
 
@@ -55,12 +55,12 @@ class _Sent:
 
     def keep(self, name: str, value: object) -> None:
         self.known[name] = value
-        whole_file.write(self.path, json.dumps(self.known))
+        whole_file.write_beside(self.path, json.dumps(self.known))
 
 
 def _news(run: Path, sent: _Sent, is_over: IsOver) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield (diary, line) of what was not sent yet; a line counts as sent when the next is asked for."""
-    paths = [diary(run), run / SERVE / metrics.VALIDATION]
+    paths = [metrics_file(run), run / SERVE / metrics.VALIDATION]
     seen = dict.fromkeys(paths, 0)
     for path, line in trackers.new_lines(paths, is_over):
         seen[path] += 1

@@ -22,11 +22,11 @@ from trainer.recipe.recipe import TrainRecipe, ValidationSpec
 from trainer.report.gallery import SERVE
 from trainer.run_folder import jsonl, metrics
 from trainer.training import validation
-from trainer.training.step import Tools
+from trainer.training.step import StepContext
 from trainer.training.validation import Round
 
 
-def diary(run: Path) -> Path:
+def metrics_file(run: Path) -> Path:
     return run / SERVE / metrics.VALIDATION
 
 
@@ -43,19 +43,19 @@ def lay_out(recipe: TrainRecipe) -> tuple[TrainRecipe, tuple[Round, ...]]:
 def is_there(run: Path, step: int, *, raw: bool, digest: str) -> bool:
     """Say whether the loss of these weights at this step is in one of the two diaries."""
     kind = "raw" if raw else "ema"
-    own = [line for line in metrics.read(diary(run)) if line["digest"] == digest]
-    lines = [*metrics.read(run / metrics.VALIDATION), *own]
+    own = [line for line in metrics.read_metrics(metrics_file(run)) if line["digest"] == digest]
+    lines = [*metrics.read_metrics(run / metrics.VALIDATION), *own]
     return any(line["step"] == step and line["weights"] == kind for line in lines)
 
 
 def _before(run: Path, taken: Taken) -> dict[str, Any] | None:
     """Return the line of the last step before this one, of the same weights."""
-    lines = [*metrics.read(run / metrics.VALIDATION), *metrics.read(diary(run))]
+    lines = [*metrics.read_metrics(run / metrics.VALIDATION), *metrics.read_metrics(metrics_file(run))]
     earlier = [line for line in lines if line["step"] < taken.step and line["weights"] == taken.kind]
     return max(earlier, key=lambda line: int(line["step"]), default=None)
 
 
-def _tools(taken: Taken, recipe: TrainRecipe, model: Model, world: World) -> Tools:
+def _tools(taken: Taken, recipe: TrainRecipe, model: Model, world: World) -> StepContext:
     """Return what a round needs, around the server's own model. Its lock must be held."""
     own = model.of(taken)
     with torch.device("meta"):
@@ -74,7 +74,7 @@ def _tools(taken: Taken, recipe: TrainRecipe, model: Model, world: World) -> Too
         float8=recipe.float8_products and is_fast,
     )
     projection = model_inputs.frozen_projection(own, world.device) if recipe.model.skip_y_embedder else None
-    return Tools(
+    return StepContext(
         recipe=recipe,
         world=world,
         layout=layout,
@@ -109,5 +109,5 @@ def measure(
         "seconds": time.perf_counter() - began,
     }
     if world.is_first:
-        jsonl.append(diary(run), line)
+        jsonl.append_line(metrics_file(run), line)
     return line

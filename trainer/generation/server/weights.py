@@ -62,7 +62,7 @@ def take(path: Path, *, raw: bool, world: World) -> Taken:
         return checkpoints.weights_digest(path, part)
 
     def tensors() -> None:
-        read["weights"], read["state"] = parts.read(path / part), checkpoint.read_state(path)
+        read["weights"], read["state"] = parts.read_part_tensors(path / part), checkpoint.read_state(path)
         if checkpoints.weights_digest(path, part) != digest:
             raise CheckpointError(f"{path}: was replaced by another one while it was read.")
 

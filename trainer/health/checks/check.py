@@ -36,10 +36,10 @@ class Check:
     figure: float | None = None
     unit: str = ""
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {key: value for key, value in asdict(self).items() if value not in ("", None)}
 
-    def in_words(self) -> str:
+    def to_text(self) -> str:
         limit = f", limit {self.limit}" if self.limit else ""
         advice = f"; {self.advice}" if self.advice else ""
         return f"{self.name}: {self.value}{limit}{advice}"

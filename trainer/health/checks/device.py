@@ -71,7 +71,7 @@ def shapes(config: STDiT3Config) -> list[tuple[int, int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class DeviceKind:
     """Two factors on the device, and their product, which no device of this run has computed."""
 
     left: Tensor
@@ -79,7 +79,7 @@ class Known:
     product: Tensor
 
 
-def known(rows: int, inner: int, columns: int, device: torch.device, dtype: torch.dtype) -> Known:
+def known(rows: int, inner: int, columns: int, device: torch.device, dtype: torch.dtype) -> DeviceKind:
     """Return factors [rows, inner] and [inner, columns] with their exact product, rounded once to `dtype`."""
     random = np.random.default_rng([SEED, rows, inner, columns])
     quarters = np.array([0.0, 0.0, 1.0, 1.25, 1.5, 1.75, -1.0, -1.25, -1.5, -1.75])
@@ -92,7 +92,7 @@ def known(rows: int, inner: int, columns: int, device: torch.device, dtype: torc
     def put(values: "np.ndarray[tuple[int, ...], np.dtype[np.float64]]") -> Tensor:
         return torch.from_numpy(values).to(dtype).to(device)
 
-    return Known(put(left)[row], put(right)[:, column], put(exact)[row][:, column])
+    return DeviceKind(put(left)[row], put(right)[:, column], put(exact)[row][:, column])
 
 
 def _wait(device: torch.device) -> None:
@@ -126,7 +126,7 @@ def product(
         rows = max(DISTINCT, min(effort.rows, int(effort.work / (2 * inner * columns))))
         given = known(rows, inner, columns, device, dtype)
 
-        def multiply(given: Known = given) -> Tensor:
+        def multiply(given: DeviceKind = given) -> Tensor:
             return torch.matmul(given.left, given.right)
 
         wrong += int((multiply() != given.product).sum())

@@ -50,7 +50,7 @@ def room(folder: Path, one: int, kept: int, there: int) -> list[Check]:
     return found
 
 
-def write(folder: Path, size_bytes: int, seconds: float, spec: PreflightSpec) -> list[Check]:
+def check_write(folder: Path, size_bytes: int, seconds: float, spec: PreflightSpec) -> list[Check]:
     """Check that `folder` can be written, and how fast: `size_bytes`, or `seconds` of them, and an fsync."""
     began, written, piece = time.perf_counter(), 0, os.urandom(min(PIECE, size_bytes))
     try:
@@ -67,7 +67,7 @@ def write(folder: Path, size_bytes: int, seconds: float, spec: PreflightSpec) ->
     return [below("disk write", rate, spec.min_write_mb_per_second, "MB/s")]
 
 
-def make(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
     """Make the run's folder. Raises StorageError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -24,8 +24,8 @@ class Report:
     checks: tuple[Check, ...]
     versions: Mapping[str, str]
 
-    def as_json(self) -> dict[str, Any]:
-        checks = [check.as_json() for check in self.checks]
+    def to_json(self) -> dict[str, Any]:
+        checks = [check.to_json() for check in self.checks]
         return {
             "rank": self.rank,
             "host": self.host,
@@ -59,17 +59,17 @@ class Node:
     def ranks(self) -> tuple[int, ...]:
         return tuple(sorted({rank for rank, _ in self.checks}))
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {
             "host": self.name,
             "verdict": self.verdict,
             "reason": next(
-                (f"rank {rank}: {check.in_words()}" for rank, check in self.checks if check.verdict == "bad"),
+                (f"rank {rank}: {check.to_text()}" for rank, check in self.checks if check.verdict == "bad"),
                 "",
             ),
             "ranks": list(self.ranks),
             "devices": list(self.devices),
-            "checks": [{"rank": rank, **check.as_json()} for rank, check in self.checks],
+            "checks": [{"rank": rank, **check.to_json()} for rank, check in self.checks],
         }
 
 
@@ -169,7 +169,7 @@ def silent(rank: int, seconds: float) -> Check:
 def problems(found: Sequence[Node], verdict: Verdict) -> list[str]:
     """Return a line for each check of `verdict`: node, rank, check, value, limit, what to do."""
     return [
-        f"{node.name} rank {rank}: {check.in_words()}"
+        f"{node.name} rank {rank}: {check.to_text()}"
         for node in found
         for rank, check in node.checks
         if check.verdict == verdict

@@ -19,7 +19,7 @@ from typing import Any
 from trainer.health.watch import flight_recorder, heartbeat, stack_groups, stacks
 from trainer.health.watch.stacks import Stack
 from trainer.run_folder import jsonl, processes, whole_file
-from trainer.run_folder.processes import Process
+from trainer.run_folder.processes import ProcessRecord
 
 NOW = "now.json"
 DUMP_SECONDS = 10.0
@@ -53,7 +53,7 @@ def _me() -> str:
 
 def _write(path: Path, values: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    whole_file.write(path, json.dumps(values, ensure_ascii=False, indent=1) + "\n", by=_me())
+    whole_file.write_beside(path, json.dumps(values, ensure_ascii=False, indent=1) + "\n", by=_me())
 
 
 def now_path(run: Path) -> Path:
@@ -120,7 +120,7 @@ def forget(run: Path) -> None:
 # ── taking part ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _look(record: Process, seen: heartbeat.Seen | None) -> list[Stack]:
+def _look(record: ProcessRecord, seen: heartbeat.RankState | None) -> list[Stack]:
     found = stacks.dump(record.pid, DUMP_SECONDS, record)
     if not processes.alive(record) and found:
         found = (replace(found[0], state="ended", how="none", threads=(), note="the process has ended"),)
@@ -134,11 +134,11 @@ def _dump_path(folder: Path, rank: int, number: int) -> Path:
 
 
 def _dump_twice(
-    folder: Path, record: Process, see: Callable[[], heartbeat.Seen | None], apart_seconds: float
+    folder: Path, record: ProcessRecord, see: Callable[[], heartbeat.RankState | None], apart_seconds: float
 ) -> None:
     for number in (1, 2):
         found = _look(record, see())
-        _write(_dump_path(folder, record.rank, number), [stack.as_json() for stack in found])
+        _write(_dump_path(folder, record.rank, number), [stack.to_json() for stack in found])
         if number == 1:
             time.sleep(apart_seconds)
 
@@ -153,8 +153,8 @@ def _read(folder: Path, rank: int, number: int) -> list[Stack]:
 def take_part(
     run: Path,
     now: Claim,
-    record: Process,
-    see: Callable[[], heartbeat.Seen],
+    record: ProcessRecord,
+    see: Callable[[], heartbeat.RankState],
     *,
     is_first: bool,
     policy: str,
@@ -168,7 +168,7 @@ def take_part(
     folder = run / stacks.STACKS / now.folder
     # A rank that is gone does not come back, and those left may leave at once: there is no second look.
     apart = apart_seconds if now.kind == "stall" else 0.0
-    ranks = processes.read(run)
+    ranks = processes.read_process(run)
     _dump_twice(folder, record, see, apart)
     summary, until = folder / "summary.json", time.monotonic() + ANSWER_SECONDS
     if not is_first:
@@ -178,7 +178,7 @@ def take_part(
         return
     while time.monotonic() < until and _missing(folder, ranks):
         time.sleep(LOOK_SECONDS)
-    beats = heartbeat.read(run)
+    beats = heartbeat.read_heartbeat(run)
     for left in _missing(folder, ranks):  # its watcher had not begun, or is gone too
         if left.host == record.host:
             _dump_twice(folder, left, lambda rank=left.rank: _from_beat(beats.get(rank)), 0.0)  # type: ignore[misc]
@@ -187,26 +187,26 @@ def take_part(
     _tell(run, now, folder, ranks, policy)
 
 
-def _from_beat(beat: dict[str, Any] | None) -> heartbeat.Seen | None:
+def _from_beat(beat: dict[str, Any] | None) -> heartbeat.RankState | None:
     if beat is None:
         return None
-    return heartbeat.Seen(
+    return heartbeat.RankState(
         step=beat["step"], phase=beat["phase"], since=0.0, phase_since=0.0, limit_seconds=0.0
     )
 
 
-def _missing(folder: Path, ranks: Sequence[Process]) -> list[Process]:
+def _missing(folder: Path, ranks: Sequence[ProcessRecord]) -> list[ProcessRecord]:
     return [one for one in ranks if not _dump_path(folder, one.rank, 2).exists()]
 
 
-def _tell(run: Path, now: Claim, folder: Path, ranks: Sequence[Process], policy: str) -> None:
+def _tell(run: Path, now: Claim, folder: Path, ranks: Sequence[ProcessRecord], policy: str) -> None:
     first = [stack for one in ranks for stack in _read(folder, one.rank, 1)]
     second = [stack for one in ranks for stack in _read(folder, one.rank, 2) or [_silent(one)]]
-    second = with_collectives(second, heartbeat.read(run))
+    second = with_collectives(second, heartbeat.read_heartbeat(run))
     groups = stack_groups.group(second)
     still = stack_groups.unmoved(first, second)
     odd = stack_groups.odd_one(groups)
-    text = stack_groups.in_words(groups, still)
+    text = stack_groups.to_text(groups, still)
     silent = [one.rank for one in ranks if not _dump_path(folder, one.rank, 2).exists()]
     facts = event_of(now, odd, stack_groups.waits(second))
     facts |= {"policy": policy, "stacks": f"{stacks.STACKS}/{now.folder}"}
@@ -230,7 +230,7 @@ def _tell(run: Path, now: Claim, folder: Path, ranks: Sequence[Process], policy:
     )
 
 
-def _silent(record: Process) -> Stack:
+def _silent(record: ProcessRecord) -> Stack:
     """Return what is known of a rank that nobody could dump: its watcher and its host are silent."""
     return Stack(
         host=record.host, pid=record.pid, rank=record.rank, how="none", note="nothing came from its host"

@@ -80,7 +80,7 @@ class Recorder:
             return ()
         if self._found is None:
             self._found = tuple(
-                found for dump in dumps for found in read(json.loads(dump()), _ranks_of_group)
+                found for dump in dumps for found in read_trace(json.loads(dump()), _ranks_of_group)
             )
         return self._found
 
@@ -108,7 +108,9 @@ def _ranks_of_group(name: str) -> tuple[int, ...]:
         return ()
 
 
-def read(recorded: Mapping[str, Any], ranks_of_group: Callable[[str], tuple[int, ...]]) -> list[Collective]:
+def read_trace(
+    recorded: Mapping[str, Any], ranks_of_group: Callable[[str], tuple[int, ...]]
+) -> list[Collective]:
     """Return what a recorder's dump (JSON or pickle) says of each group that has made a collective.
 
     `ranks_of_group` is asked where the dump does not say it: gloo's does not. Raises StateError for a dump of
@@ -146,13 +148,13 @@ def read(recorded: Mapping[str, Any], ranks_of_group: Callable[[str], tuple[int,
 # ── of all ranks ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def as_json(found: Sequence[Collective]) -> list[dict[str, Any]]:
+def to_json(found: Sequence[Collective]) -> list[dict[str, Any]]:
     """Return them as plain values; `from_json` is the way back."""
     return [asdict(one) for one in found]
 
 
 def from_json(values: Sequence[Mapping[str, Any]]) -> tuple[Collective, ...]:
-    """Return the collectives of `as_json`. Raises StateError."""
+    """Return the collectives of `to_json`. Raises StateError."""
     try:
         return tuple(Collective(**{**one, "ranks": tuple(one["ranks"])}) for one in values)
     except (KeyError, TypeError) as error:

@@ -44,7 +44,7 @@ def start(
 def _watch(
     run: Path, every_seconds: float, step: Callable[[], int], end: Callable[[int, str], bool] | None
 ) -> None:
-    facts, log = gpu.read(), xid_log.read_xids()
+    facts, log = gpu.read_gpus(), xid_log.read_xids()
     if not facts.has_tool and not facts.problem:
         return  # a host without GPUs
     if unread := [text for text in (facts.problem, log.problem) if text]:
@@ -56,7 +56,7 @@ def _watch(
     _new(log.events, seen)
     while True:
         time.sleep(every_seconds)
-        facts, log = gpu.read(), xid_log.read_xids()
+        facts, log = gpu.read_gpus(), xid_log.read_xids()
         actions: list[xid.Action] = []
         reasons = []
         news = sorted(_new(log.events, seen), key=lambda event: -xid.ACTIONS.index(event.policy.action))
@@ -98,7 +98,7 @@ def _key(concern: Concern) -> tuple[int | None, str]:
     return concern.gpu, concern.text
 
 
-def _record(run: Path, name: str, step: int, facts: dict[str, Any], in_words: str) -> None:
+def _record(run: Path, name: str, step: int, facts: dict[str, Any], to_text: str) -> None:
     """Add the event to the diary and, unless it is one to ignore, say it on the console."""
     unwritten = ""
     try:
@@ -107,7 +107,7 @@ def _record(run: Path, name: str, step: int, facts: dict[str, Any], in_words: st
         unwritten = f" ({error})"
     if unwritten or facts.get("action") != "ignore":
         with suppress(OSError, ValueError):  # a console that is gone ends no watch
-            print(f"step {step}: {facts['host']}: {in_words}{unwritten}", file=sys.stderr, flush=True)
+            print(f"step {step}: {facts['host']}: {to_text}{unwritten}", file=sys.stderr, flush=True)
 
 
 def _xid_facts(event: XidEvent) -> dict[str, Any]:

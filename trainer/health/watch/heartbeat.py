@@ -44,7 +44,7 @@ SLOW = ("start", "rerun", "rollback", "save", "sample", "validate", "end")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class RankState:
     """What a page says: finished steps, the phase, and two times of the machine's monotonic clock.
 
     `since`: the last progress (a step's end, the begin of a slow phase). `limit_seconds`: from there on.
@@ -120,7 +120,7 @@ class Pulse:
 SILENT = Pulse()
 
 
-def see(page: mmap.mmap) -> Seen:
+def read_page(page: mmap.mmap) -> RankState:
     """Return what a rank's page says. Raises StateError for one that nothing was written to."""
     for _ in range(_MOST_LOOKS):  # the second is for two writes during one look
         seen = page[: 2 * _PLACE_BYTES]
@@ -133,7 +133,9 @@ def see(page: mmap.mmap) -> Seen:
         if found:
             _, step, since, phase_since, limit, name = max(found)
             phase = name.rstrip(b"\0").decode(errors="replace")
-            return Seen(step=step, phase=phase, since=since, phase_since=phase_since, limit_seconds=limit)
+            return RankState(
+                step=step, phase=phase, since=since, phase_since=phase_since, limit_seconds=limit
+            )
     raise StateError("a heartbeat's page holds nothing whole; a Pulse has to write it before it is read.")
 
 
@@ -144,11 +146,13 @@ def path(run: Path, rank: int) -> Path:
     return run / HEARTBEATS / f"rank-{rank:05d}.json"
 
 
-def write(run: Path, rank: int, seen: Seen, collectives: Sequence[dict[str, Any]] = ()) -> None:
+def write_heartbeat(
+    run: Path, rank: int, seen: RankState, collectives: Sequence[dict[str, Any]] = ()
+) -> None:
     """Write RUN/heartbeats/rank-….json, whole or not at all. Raises OSError when the disk refuses.
 
     `time` is of the epoch; `seconds_in_phase` and `seconds_since_progress` are up to then. `collectives`,
-    of a rank that stands: `trainer.health.watch.flight_recorder.as_json`.
+    of a rank that stands: `trainer.health.watch.flight_recorder.to_json`.
     """
     now = time.monotonic()
     facts: dict[str, Any] = {
@@ -162,10 +166,10 @@ def write(run: Path, rank: int, seen: Seen, collectives: Sequence[dict[str, Any]
         facts["collectives"] = list(collectives)
     wanted = path(run, rank)
     wanted.parent.mkdir(parents=True, exist_ok=True)
-    whole_file.write(wanted, json.dumps(facts) + "\n")
+    whole_file.write_beside(wanted, json.dumps(facts) + "\n")
 
 
-def read(run: Path) -> dict[int, dict[str, Any]]:
+def read_heartbeat(run: Path) -> dict[int, dict[str, Any]]:
     """Return {rank: its newest heartbeat} of a run; a file that cannot be read is left out."""
     found: dict[int, dict[str, Any]] = {}
     for file in sorted((run / HEARTBEATS).glob("rank-*.json")):

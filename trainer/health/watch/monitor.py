@@ -35,7 +35,7 @@ from trainer.health.watch.spec import LostRankError, WatchSpec
 from trainer.health.watch.step_monitor import StepWatch
 from trainer.health.watch.stop_requests import Stop
 from trainer.run_folder import jsonl, processes
-from trainer.run_folder.processes import Process
+from trainer.run_folder.processes import ProcessRecord
 from vidcurate.errors import StateError, StorageError
 from vidcurate.executor.shared_memory import anonymous_file
 
@@ -58,7 +58,7 @@ LAST_WORDS_SECONDS = 0.3
 class _Body:
     """A rank's thread: it writes the heartbeat, looks at the clock, starts the watcher and obeys it."""
 
-    def __init__(self, spec: WatchSpec, run: Path, record: Process, page: int, stop: Stop) -> None:
+    def __init__(self, spec: WatchSpec, run: Path, record: ProcessRecord, page: int, stop: Stop) -> None:
         self.spec, self.run, self.record, self.stop = spec, run, record, stop
         self.page = page
         self.memory = mmap.mmap(page, heartbeat.PAGE_BYTES)
@@ -109,7 +109,7 @@ class _Body:
         if self._recorder is None:
             return False
         before, self._collectives = self._collectives, ()
-        if now - heartbeat.see(self.memory).phase_since >= self._stands_seconds:
+        if now - heartbeat.read_page(self.memory).phase_since >= self._stands_seconds:
             try:
                 self._collectives = self._recorder.look()
             except (StateError, RuntimeError, ValueError) as error:
@@ -119,9 +119,9 @@ class _Body:
         return self._collectives != before
 
     def _beat(self) -> None:
-        told = flight_recorder.as_json(self._collectives)
+        told = flight_recorder.to_json(self._collectives)
         try:
-            heartbeat.write(self.run, self.record.rank, heartbeat.see(self.memory), told)
+            heartbeat.write_heartbeat(self.run, self.record.rank, heartbeat.read_page(self.memory), told)
         except OSError as error:
             self._say_once(f"heartbeats cannot be written ({error.strerror}); the run goes on without")
 
@@ -177,9 +177,9 @@ class _Body:
     def _tell_clock(self, step: ClockStep) -> None:
         facts = {"host": self.record.host, "seconds": step.seconds, "within_seconds": step.within_seconds}
         with suppress(StorageError):
-            seen = heartbeat.see(self.memory)
+            seen = heartbeat.read_page(self.memory)
             jsonl.record_event(self.run, "clock_step", seen.step, **facts, advice=ADVICE)
-        print(step.in_words(self.record.host), file=sys.stderr, flush=True)
+        print(step.to_text(self.record.host), file=sys.stderr, flush=True)
         if self.spec.on_clock_step != "warn":
             self.stop.name = self.stop.name or "clock_step"
 
@@ -281,10 +281,10 @@ def _is_broken_line(error: RuntimeError) -> bool:
     return "Dist" in type(error).__name__ or _BROKEN.search(str(error)) is not None
 
 
-def _who_is_gone(run: Path, record: Process, body: _Body, error: RuntimeError) -> str:
+def _who_is_gone(run: Path, record: ProcessRecord, body: _Body, error: RuntimeError) -> str:
     """Return the words for a broken collective, after the watchers (or this rank) have told of it."""
     began, since = time.monotonic(), processes.path(run, record.rank).stat().st_mtime
-    seen = heartbeat.see(body.memory)
+    seen = heartbeat.read_page(body.memory)
     first = str(error).strip().splitlines()[0][:200]
     while time.monotonic() < began + GONE_SECONDS:
         now = end_hung_run.claimed(run, since)
@@ -293,7 +293,9 @@ def _who_is_gone(run: Path, record: Process, body: _Body, error: RuntimeError) -
         if now is None and time.monotonic() > began + GONE_SECONDS / 6:
             break  # no watcher saw it
         time.sleep(0.1)
-    gone = [one for one in processes.read(run) if one.host == record.host and not processes.alive(one)]
+    gone = [
+        one for one in processes.read_process(run) if one.host == record.host and not processes.alive(one)
+    ]
     with suppress(OSError):
         rank, host = (gone[0].rank, gone[0].host) if gone else (record.rank, record.host)
         now = end_hung_run.claim(

@@ -25,9 +25,9 @@ from typing import Any
 
 from trainer.cli import exit_codes
 from trainer.health.watch import end_hung_run, gpu_monitor, heartbeat
-from trainer.health.watch.heartbeat import Seen
+from trainer.health.watch.heartbeat import RankState
 from trainer.run_folder import processes
-from trainer.run_folder.processes import Process
+from trainer.run_folder.processes import ProcessRecord
 from vidcurate.errors import StateError
 
 GOODBYE = b"bye\n"
@@ -41,7 +41,7 @@ SETTLED_SECONDS = 10.0
 class Job:
     """What a watcher is told at its start. `page`: the descriptor of the rank's page."""
 
-    record: Process
+    record: ProcessRecord
     page: int
     look_seconds: float
     apart_seconds: float
@@ -60,7 +60,7 @@ class Job:
             "hardware_seconds",
             "on_hardware",
         )
-        return json.dumps({name: getattr(self, name) for name in names} | {"record": self.record.as_json()})
+        return json.dumps({name: getattr(self, name) for name in names} | {"record": self.record.to_json()})
 
 
 def job_from(text: str) -> Job:
@@ -76,7 +76,7 @@ class Watcher:
         self.run = Path(job.record.run)
         self.page = mmap.mmap(job.page, heartbeat.PAGE_BYTES, prot=mmap.PROT_READ)
         self.since = processes.path(self.run, self.rank.rank).stat().st_mtime
-        self.peers: dict[int, Process] = {}
+        self.peers: dict[int, ProcessRecord] = {}
         self.dealt_with: end_hung_run.Claim | None = None
         self.dealt_at: tuple[int, str] | None = None  # step and phase of this rank then
         self.has_complained = False
@@ -86,8 +86,8 @@ class Watcher:
         self.stands_since = 0.0  # the progress that was seen last, and how much had been lost by then
         self.lost_by_then = 0.0
 
-    def see(self) -> Seen:
-        return heartbeat.see(self.page)
+    def see(self) -> RankState:
+        return heartbeat.read_page(self.page)
 
     def watch(self) -> None:
         while True:
@@ -108,7 +108,7 @@ class Watcher:
         """
         self.lost_seconds += max(0.0, seconds - self.job.look_seconds)
 
-    def is_late(self, seen: Seen) -> bool:
+    def is_late(self, seen: RankState) -> bool:
         """Whether the rank has stood for longer than its limit while this process was there to see it."""
         if seen.since != self.stands_since:
             self.stands_since, self.lost_by_then = seen.since, self.lost_seconds
@@ -140,12 +140,12 @@ class Watcher:
 
     # ── ranks that are gone ─────────────────────────────────────────────────────────────────────────────────
 
-    def gone(self, seen: Seen) -> Process | None:
+    def gone(self, seen: RankState) -> ProcessRecord | None:
         """Return a rank that has ended while this one waits for it; none while this one ends itself."""
         if seen.phase in ("start", "end") or self.rank.world_size == 1:
             return None
         if len(self.peers) < self.rank.world_size:
-            found = {one.rank: one for one in processes.read(self.run)}
+            found = {one.rank: one for one in processes.read_process(self.run)}
             current = {rank: one for rank, one in found.items() if one.world_size == self.rank.world_size}
             self.peers |= current
         for one in self.peers.values():
@@ -161,7 +161,7 @@ class Watcher:
                 return one
         return None
 
-    def lost(self, gone: Process) -> bool:
+    def lost(self, gone: ProcessRecord) -> bool:
         seen = self.see()
         if seen.phase == "end":
             return False
@@ -169,7 +169,7 @@ class Watcher:
 
     # ── dealing with it ─────────────────────────────────────────────────────────────────────────────────────
 
-    def claim(self, kind: str, whom: Process, seen: Seen) -> bool:
+    def claim(self, kind: str, whom: ProcessRecord, seen: RankState) -> bool:
         why = "a word of an earlier start is in the way"
         try:
             for _ in range(2):  # another's word can be gone again when it is read: the ranks moved on

@@ -53,7 +53,8 @@ class Heartbeats:
 
     def _read(self) -> dict[int, tuple[object, object]]:
         return {
-            rank: (beat.get("step"), beat.get("phase")) for rank, beat in heartbeat.read(self.run).items()
+            rank: (beat.get("step"), beat.get("phase"))
+            for rank, beat in heartbeat.read_heartbeat(self.run).items()
         }
 
     def quiet_seconds(self) -> float | None:
@@ -70,7 +71,7 @@ class Heartbeats:
         self._seen |= now
         return None if self._moved is None else self._looked - self._moved
 
-    def in_words(self) -> str:
+    def to_text(self) -> str:
         """Return where the ranks stand: rank 0 step 7 (data), rank 1 step 7 (step)."""
         ranks = [f"rank {rank} step {step} ({phase})" for rank, (step, phase) in sorted(self._seen.items())]
         return ", ".join(ranks)

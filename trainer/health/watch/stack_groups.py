@@ -109,7 +109,7 @@ def odd_in_words(odd: Odd) -> str:
     return f"{odd.stack.name} {odd.why}{at}"
 
 
-def in_words(groups: Sequence[Sequence[Stack]], still: Sequence[Stack] | None = None) -> str:
+def to_text(groups: Sequence[Sequence[Stack]], still: Sequence[Stack] | None = None) -> str:
     """Return the groups for one screen; with `still` of `unmoved`, each says how many of it did not move."""
     stood = {(stack.host, stack.pid) for stack in still or ()}
     lines = []

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainer.health.timed_command import ask
+from trainer.health.timed_command import run_command
 from trainer.health.watch import flight_recorder
 from trainer.health.watch.flight_recorder import Collective
 from trainer.run_folder import processes
@@ -99,7 +99,7 @@ class Stack:
             return True
         return any(MEETING in frame.file for frame in self.frames)
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return it as plain values; `stack_from_json` is the way back."""
         threads = [
             {
@@ -111,11 +111,11 @@ class Stack:
         ]
         names = ("host", "pid", "rank", "is_worker", "how", "state", "note", "step", "phase")
         facts = {name: getattr(self, name) for name in names}
-        return facts | {"collectives": flight_recorder.as_json(self.collectives), "threads": threads}
+        return facts | {"collectives": flight_recorder.to_json(self.collectives), "threads": threads}
 
 
 def stack_from_json(values: Mapping[str, Any]) -> Stack:
-    """Return the stack of `Stack.as_json`. Raises StateError."""
+    """Return the stack of `Stack.to_json`. Raises StateError."""
     try:
         threads = tuple(
             Thread(
@@ -202,7 +202,7 @@ def _by_py_spy(program: str, pid: int, seconds: float) -> tuple[tuple[Thread, ..
     words = [program, "dump", "--pid", str(pid), "--json", "--nonblocking"]
     until = time.monotonic() + seconds
     while True:
-        said = ask(words, max(0.1, until - time.monotonic()))
+        said = run_command(words, max(0.1, until - time.monotonic()))
         with suppress(ValueError, KeyError, TypeError):
             if said.is_good and (threads := parse_py_spy(said.text)):
                 return threads, ""
@@ -235,7 +235,7 @@ def _by_signal(pid: int, descriptor: int, seconds: float) -> tuple[tuple[Thread,
     return threads, "" if threads else f"SIGUSR2: no answer in {seconds:g} s"
 
 
-def _descriptor(pid: int, record: processes.Process | None) -> int | None:
+def _descriptor(pid: int, record: processes.ProcessRecord | None) -> int | None:
     """Return which of its files a process writes its stacks to; None: it does not listen, so is not asked."""
     if record is not None and record.pid == pid:
         return record.stack_descriptor
@@ -245,7 +245,7 @@ def _descriptor(pid: int, record: processes.Process | None) -> int | None:
     return None
 
 
-def _look(pid: int, seconds: float, record: processes.Process | None, program: str | None) -> Stack:
+def _look(pid: int, seconds: float, record: processes.ProcessRecord | None, program: str | None) -> Stack:
     state = processes.state(pid)
     seen = Stack(
         host=processes.host_name(),
@@ -274,7 +274,7 @@ def _look(pid: int, seconds: float, record: processes.Process | None, program: s
     )
 
 
-def dump(pid: int, seconds: float = 10.0, record: processes.Process | None = None) -> tuple[Stack, ...]:
+def dump(pid: int, seconds: float = 10.0, record: processes.ProcessRecord | None = None) -> tuple[Stack, ...]:
     """Return the stacks of a process and of all below it, on this host, within about `seconds`.
 
     `record` is the rank's (`processes.read`): with it the stacks carry its rank, and a process that py-spy

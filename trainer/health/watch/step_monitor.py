@@ -44,7 +44,7 @@ class StepWatch:
 
     def _of_slow(self, slow: throughput.SlowRank) -> dict[str, Any]:
         if slow.rank not in self._hosts and self._world.is_first:
-            self._hosts = {one.rank: one.host for one in processes.read(self._run)}
+            self._hosts = {one.rank: one.host for one in processes.read_process(self._run)}
         return {
             "rank": slow.rank,
             "host": self._hosts.get(slow.rank),

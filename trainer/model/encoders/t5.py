@@ -68,7 +68,7 @@ class T5:
 
     def foretold_bytes(self) -> int | None:
         """Bytes that its weights will take; None where its source cannot be read here."""
-        return foretold_bytes(self.spec)
+        return predicted_bytes(self.spec)
 
     def loaded(self) -> tuple[Any, Any]:
         """Return tokenizer and model, loaded if they were not yet."""
@@ -103,7 +103,7 @@ class T5:
         return features, mask
 
 
-def foretold_bytes(spec: T5Spec) -> int | None:
+def predicted_bytes(spec: T5Spec) -> int | None:
     """Return the bytes of the encoder in the spec's dtype, by its config.json; None where that is not here.
 
     In float16 transformers keeps the last product of each layer's MLP in float32.

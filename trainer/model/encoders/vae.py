@@ -144,7 +144,7 @@ def _read(spec: VaeSpec, *, shapes_alone: bool = False) -> tuple[Path, dict[str,
     return path, config, state
 
 
-def foretold_bytes(spec: VaeSpec) -> int | None:
+def predicted_bytes(spec: VaeSpec) -> int | None:
     """Return the bytes of the weights in the spec's dtype; None where its files cannot be read here."""
     try:
         _, _, state = _read(spec, shapes_alone=True)
@@ -205,7 +205,7 @@ class VideoVae:
 
     def foretold_bytes(self) -> int | None:
         """Bytes that its weights will take; None where its source cannot be read here."""
-        return foretold_bytes(self.spec)
+        return predicted_bytes(self.spec)
 
     def latent_shape(self, num_frames: int, height: int, width: int) -> tuple[int, int, int, int]:
         """Return (C, T, H, W): 5 for each 17 frames and ceil(rest / 4) for the rest; H and W are floored."""

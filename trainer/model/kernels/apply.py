@@ -109,7 +109,7 @@ def fast_caption(
     return text, Ragged(starts.int(), counts.int(), longest=room, has_gaps=False)
 
 
-def quicken(model: STDiT3, *, float8: bool = False) -> None:
+def apply_fused_blocks(model: STDiT3, *, float8: bool = False) -> None:
     """Give `model` the fast way with captions, and every block of it the fast forward pass.
 
     With `float8` the blocks' largest products are of float8.

@@ -35,7 +35,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class RunPart:
     """One segment as it lies in its folder: its updates are those after `first`, up to `last`."""
 
     folder: Path
@@ -51,7 +51,7 @@ class Chain:
     arm: ArmSpec
     seed: int
     starts: tuple[Start, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[RunPart, ...]
 
     @property
     def num_steps(self) -> int:
@@ -87,12 +87,12 @@ def _stage(pattern: Mapping[str, Any], segment: SegmentSpec, number: int) -> dic
 
 def chain(spec: ExperimentSpec, arm: ArmSpec, seed: int, out: Path) -> Chain:
     """Return the starts and segments of one arm and seed. Raises RecipeError for changes that do not fit."""
-    plain = merged(recipes.as_json(spec.recipe), arm.recipe)
+    plain = merged(recipes.to_json(spec.recipe), arm.recipe)
     pattern = merged(plain["stages"][0], arm.stage)
     home = out / "runs" / arm.name / f"seed-{seed}"
     where = f"experiment {spec.name}, arm {arm.name}"
     starts: list[Start] = []
-    parts: list[Part] = []
+    parts: list[RunPart] = []
     stages: list[dict[str, Any]] = []
     folder, done, ckpt_path = home, 0, None
     for number, segment in enumerate(arm.segments):
@@ -114,7 +114,7 @@ def chain(spec: ExperimentSpec, arm: ArmSpec, seed: int, out: Path) -> Chain:
             starts[-1] = start
         else:
             starts.append(start)
-        parts.append(Part(folder=folder, begins=begins, first=done, last=done + steps))
+        parts.append(RunPart(folder=folder, begins=begins, first=done, last=done + steps))
         done += steps
     return Chain(arm=arm, seed=seed, starts=tuple(starts), parts=tuple(parts))
 

@@ -92,7 +92,7 @@ def _print(spec: Any, chains: Sequence[Any], name: str) -> None:
     if found is None and name != EXPERIMENT:
         arms = ", ".join(arm.name for arm in spec.arms)
         raise InputError(f"--print {name}: is no arm; there are {arms}, and {EXPERIMENT}.")
-    print(json.dumps(recipes.as_json(found.starts[-1].recipe if found else spec), indent=1))
+    print(json.dumps(recipes.to_json(found.starts[-1].recipe if found else spec), indent=1))
 
 
 def _forecast(chains: Sequence[Any], out: Path) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def _forecast(chains: Sequence[Any], out: Path) -> dict[str, Any]:
     }
 
 
-def _act(given: argparse.Namespace) -> int:
+def _run(given: argparse.Namespace) -> int:
     # torch is loaded here, so that --help and a typing error answer at once.
     from dataclasses import asdict
 
@@ -152,7 +152,7 @@ def _act(given: argparse.Namespace) -> int:
     run_arms.run(chains, jobs=given.jobs, limit_seconds=60 * given.limit_minutes, tell=tell)
     tracks = [results.track(chain) for chain in chains]
     rows = results.rows(chains, tracks, spec.window_steps)
-    page.write(spec, rows, tracks, out)
+    page.write_page(spec, rows, tracks, out)
     if given.json:
         print(json.dumps({"out": str(out), "arms": [asdict(row) for row in rows]}))
     else:
@@ -162,4 +162,4 @@ def _act(given: argparse.Namespace) -> int:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    return commands.end_of_work(_act, _parser().parse_args(words), "with the next update")
+    return commands.end_of_work(_run, _parser().parse_args(words), "with the next update")

@@ -121,10 +121,10 @@ def plot(spec: ExperimentSpec, tracks: Sequence[Track]) -> str:
     return svg.document(panels, names, width=WIDTH, height=HEIGHT)
 
 
-def write(spec: ExperimentSpec, rows: Sequence[Row], tracks: Sequence[Track], out: Path) -> None:
+def write_page(spec: ExperimentSpec, rows: Sequence[Row], tracks: Sequence[Track], out: Path) -> None:
     """Write the three files into `out`, each whole. Raises StorageError."""
     table = {"experiment": spec.name, "question": spec.question, "seeds": spec.seeds}
     text = json.dumps({**table, "arms": [asdict(row) for row in rows]}, indent=1) + "\n"
-    whole_file.put(out / "table.json", text)
-    whole_file.put(out / "table.md", markdown(spec, rows))
-    whole_file.put(out / "plot.svg", plot(spec, tracks))
+    whole_file.write_atomically(out / "table.json", text)
+    whole_file.write_atomically(out / "table.md", markdown(spec, rows))
+    whole_file.write_atomically(out / "plot.svg", plot(spec, tracks))

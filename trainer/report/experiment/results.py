@@ -66,7 +66,7 @@ def track(chain: Chain) -> Track:
     rounds: list[tuple[float, dict[str, float]]] = []
     seen = 0.0
     for part in chain.parts:
-        lines = {line["step"]: line for line in metrics.read(part.folder / metrics.METRICS)}
+        lines = {line["step"]: line for line in metrics.read_metrics(part.folder / metrics.METRICS)}
         wanted = range(part.first + 1, part.last + 1)
         missing = [step for step in wanted if step not in lines]
         if missing:
@@ -83,7 +83,7 @@ def track(chain: Chain) -> Track:
             clips.append(seen)
             losses.append(float(lines[step]["loss"]))
             grad_norms.append(float(lines[step]["grad_norm"]))
-        for line in metrics.read(part.folder / metrics.VALIDATION):
+        for line in metrics.read_metrics(part.folder / metrics.VALIDATION):
             if line["step"] in at and (line["step"] > part.first or not rounds):
                 rounds.append((at[line["step"]], line["loss_by_clip"]))
     return Track(

@@ -67,7 +67,7 @@ def _run(start: Start, name: str, limit_seconds: float, stop: threading.Event) -
         return
     file = start.folder.with_name(f"{start.folder.name}.recipe.json")
     log = start.folder.with_name(f"{start.folder.name}.log")
-    whole_file.put(file, json.dumps(recipes.as_json(start.recipe), indent=1) + "\n")
+    whole_file.write_atomically(file, json.dumps(recipes.to_json(start.recipe), indent=1) + "\n")
     try:
         out = log.open("ab")
     except OSError as error:

@@ -180,7 +180,7 @@ def _latents(laid: data_stages.StageData, recipe: TrainRecipe) -> dict[str, Any]
     return {
         "bytes": latents_request.bytes_on_disk(laid.folder, laid.plan, spec),
         "missing_clips": sum(part.num_clips for part in laid.missing),
-        "missing": [part.as_json() for part in laid.missing],
+        "missing": [part.to_json() for part in laid.missing],
     }
 
 
@@ -255,7 +255,7 @@ def _going_on_in_words(going_on: dict[str, Any]) -> list[str]:
     return lines
 
 
-def in_words(report: dict[str, Any]) -> str:
+def to_text(report: dict[str, Any]) -> str:
     """Return the report as people read it."""
     lines = [
         f"{report['name']} → {report['output']}: {report['steps']:,} steps, stages: "

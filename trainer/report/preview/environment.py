@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cli import commands
-from trainer.distributed.environment import apply, in_force, in_words
+from trainer.distributed.environment import apply, in_force, to_text
 from vidcurate.errors import InputError
 
 
@@ -34,6 +34,6 @@ def main(words: Sequence[str]) -> int:
         apply(wanted)
         found = in_force(wanted)
         report: list[dict[str, Any]] = [asdict(variable) for variable in found]
-        print(json.dumps(report, indent=1) if given.json else in_words(found))
+        print(json.dumps(report, indent=1) if given.json else to_text(found))
 
     return commands.end(act)

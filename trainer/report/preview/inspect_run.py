@@ -25,7 +25,11 @@ def describe(path: Path) -> dict[str, Any]:
     """Return what a checkpoint, or the newest one of a run, holds. Raises CheckpointError."""
     path = checkpoint.find(path)
     files = checkpoint.verify(path)["files"]
-    state, model, ema = checkpoint.read_state(path), parts.read(path / "model"), parts.read(path / "ema")
+    state, model, ema = (
+        checkpoint.read_state(path),
+        parts.read_part_tensors(path / "model"),
+        parts.read_part_tensors(path / "ema"),
+    )
     apart = adamw.norm(model[name].float() - ema[name].float() for name in model)
     report = {
         "checkpoint": str(path),
@@ -38,7 +42,7 @@ def describe(path: Path) -> dict[str, Any]:
         "data_position": state["loader"],
         "saved_on_ranks": state["world_size"],
         "files": files,
-        "stray_files": retention.strays(path),
+        "stray_files": retention.stray_files(path),
     }
     for part, tensors in (("model", model), ("ema", ema)):
         if checksum.checksum(tensors) != state["checksums"][part]:
@@ -48,8 +52,8 @@ def describe(path: Path) -> dict[str, Any]:
 
 def describe_run(run: Path) -> dict[str, Any]:
     """Return a run's checkpoints and the last lines of its diaries. Raises InputError for another folder."""
-    lines, events = metrics.read(run / metrics.METRICS), metrics.read(run / jsonl.EVENTS)
-    rounds = metrics.read(run / metrics.VALIDATION)
+    lines, events = metrics.read_metrics(run / metrics.METRICS), metrics.read_metrics(run / jsonl.EVENTS)
+    rounds = metrics.read_metrics(run / metrics.VALIDATION)
     if not lines and not events:
         raise InputError(f"{run}: is neither a checkpoint nor a run (no {jsonl.EVENTS} in it).")
     newest = checkpoint.latest(run)
@@ -111,10 +115,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
     given = parser.parse_args(arguments)
-    return commands.end(lambda: _act(given))
+    return commands.end(lambda: _run(given))
 
 
-def _act(given: argparse.Namespace) -> None:
+def _run(given: argparse.Namespace) -> None:
     if not given.path.is_dir():
         raise InputError(f"{given.path}: no such run or checkpoint folder.")
     report: Any

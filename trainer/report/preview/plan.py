@@ -18,7 +18,7 @@ from trainer.data import stages as data_stages
 from trainer.data.stages import StageData
 from trainer.report.preview import contact_sheet, plan_text, simulate
 from trainer.report.preview import stages as preview_stages
-from trainer.report.preview.stages import Planned
+from trainer.report.preview.stages import RunStages
 from trainer.run_folder import metrics, whole_file
 from vidcurate.errors import InputError, MediaError
 from vidcurate.loader.loader import Loader
@@ -42,7 +42,7 @@ EXAMPLE = """\
 
 
 def micro_batches(
-    found: Planned, first: int, last: int, world_size: int | None = None
+    found: RunStages, first: int, last: int, world_size: int | None = None
 ) -> Iterator[dict[str, Any]]:
     """Yield the micro-batches of the steps `first` to `last`, in their order; `rank` among `world_size`."""
     for step, stage, number in preview_stages.steps(found, first, last):
@@ -89,7 +89,7 @@ def _check_has_pictures(stage: StageData) -> None:
         )
 
 
-def _with_pictures(found: Planned, batches: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _with_pictures(found: RunStages, batches: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the micro-batches with the first frame of each clip, as the loader of the run decodes it."""
     for batch in batches:
         stage, _ = preview_stages.at(found, batch["step"])
@@ -125,7 +125,7 @@ def _with_pictures(found: Planned, batches: Sequence[dict[str, Any]]) -> Iterato
         yield {**batch, "clips": clips}
 
 
-def showings(found: Planned, clip_id: str, until: int) -> list[dict[str, Any]]:
+def showings(found: RunStages, clip_id: str, until: int) -> list[dict[str, Any]]:
     """Return where a clip is shown up to step `until`: stage, step, micro-batch; is_past: by this run.
 
     Raises InputError for a clip that no stage's index has.
@@ -168,7 +168,7 @@ def _row_of(stage: StageData, clip_id: str) -> int | None:
     return row if row >= 0 else None
 
 
-def why_not(found: Planned, clip_id: str) -> dict[str, str]:
+def why_not(found: RunStages, clip_id: str) -> dict[str, str]:
     """Return stage → why the clip is in no cell of it, for the stages whose index has it."""
     reasons: dict[str, str] = {}
     for stage in found.stages:
@@ -211,7 +211,7 @@ def _show(given: argparse.Namespace) -> tuple[Any, str]:
                 f"--html: {count:,} clips are more than the {MOST_PICTURES:,} of one page; give fewer steps."
             )
         title = f"{found.recipe.name}: steps {first:,} to {last:,}"
-        whole_file.put(given.html, contact_sheet.page(title, _with_pictures(found, batches)))
+        whole_file.write_atomically(given.html, contact_sheet.page(title, _with_pictures(found, batches)))
     words = plan_text.of_steps(batches, captions=given.captions)
     if not given.captions:
         batches = [
@@ -224,17 +224,17 @@ def _show(given: argparse.Namespace) -> tuple[Any, str]:
 # ── diff ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def difference(old: Planned, new: Planned, steps_compared: int = STEPS_COMPARED) -> dict[str, Any]:
+def difference(old: RunStages, new: RunStages, steps_compared: int = STEPS_COMPARED) -> dict[str, Any]:
     """Return what differs of the data of two recipes or runs, stage by stage in their order."""
     from trainer.recipe import changes
     from trainer.recipe import recipe as recipes
 
-    changed = changes.changes(recipes.as_json(old.recipe), new.recipe)
+    changed = changes.changes(recipes.to_json(old.recipe), new.recipe)
     decides = re.compile(r"^(seed|stages\.\d+\.(name|steps|passes|skip|data\.(?!latents).*))$")
     stages: list[dict[str, Any]] = []
     for one, other in zip(old.stages, new.stages, strict=False):
         steps = min(one.num_steps, other.num_steps)
-        found = plan_diff.compare(
+        found = plan_diff.compare_plans(
             (one.index, one.plan), (other.index, other.plan), min(steps, steps_compared)
         )
         first = found.first_step
@@ -250,7 +250,7 @@ def difference(old: Planned, new: Planned, steps_compared: int = STEPS_COMPARED)
                     one.plan.micro_batches_per_step,
                     other.plan.micro_batches_per_step,
                 ),
-                **found.as_json(),
+                **found.to_json(),
                 "first_step": None if first is None else other.first_step + first + 1,
             }
         )
@@ -290,7 +290,7 @@ def _simulate(given: argparse.Namespace) -> tuple[Any, str]:
 
 def _measured_seconds(path: Path) -> float | None:
     """Return the median seconds of a step of a run, None for anything else."""
-    lines = metrics.read(path / metrics.METRICS) if path.is_dir() else []
+    lines = metrics.read_metrics(path / metrics.METRICS) if path.is_dir() else []
     times = sorted(float(line["seconds"]) for line in lines if line.get("seconds"))
     return times[len(times) // 2] if times else None
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from trainer.data.open_stage import micro_batches
 from trainer.data.stages import StageData, cost_unit, data_step, summary, unread
-from trainer.report.preview.stages import Planned
+from trainer.report.preview.stages import RunStages
 from vidcurate.loader.decode import decode_cost
 from vidcurate.sampler import order, plan_stats
 
@@ -29,7 +29,7 @@ class Asked:
     most_steps: int
 
 
-def report(found: Planned, asked: Asked) -> dict[str, Any]:
+def report(found: RunStages, asked: Asked) -> dict[str, Any]:
     """Return the figures of every stage, of what is read: data windows that are skipped count for nothing."""
     return {
         "name": found.recipe.name,

@@ -20,7 +20,7 @@ from vidcurate.errors import InputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class RunStages:
     """A recipe with its stages laid out. `done`: steps that the run has made; 0 for a recipe."""
 
     recipe: TrainRecipe
@@ -45,7 +45,7 @@ def recipe_of(path: Path, settings: Sequence[str] = ()) -> TrainRecipe:
     return TrainRecipe.model_validate_json(json.dumps(saved))
 
 
-def lay_out(path: Path, settings: Sequence[str] = ()) -> Planned:
+def lay_out(path: Path, settings: Sequence[str] = ()) -> RunStages:
     """Return the stages of a recipe, run or checkpoint; the shards must lie where its recipe says.
 
     A run or checkpoint is laid out as it was saved: with the journal of its changes, and where the shards
@@ -55,10 +55,10 @@ def lay_out(path: Path, settings: Sequence[str] = ()) -> Planned:
     recipe = recipe_of(path, settings)
     stages = data_stages.lay_out(recipe, complete=False)
     if not path.is_dir():
-        return Planned(recipe=recipe, stages=stages, done=0)
+        return RunStages(recipe=recipe, stages=stages, done=0)
     is_run = not (path / "manifest.json").is_file()
     run, newest = (path, checkpoint.latest(path)) if is_run else (path.parent, path)
-    lines = metrics.read(run / metrics.METRICS) if is_run else []
+    lines = metrics.read_metrics(run / metrics.METRICS) if is_run else []
     state = checkpoint.read_state(newest) if newest else None
     if state and state["stage_number"] < len(stages):
         stages = _as_saved(stages, state, recipe, run)
@@ -67,7 +67,7 @@ def lay_out(path: Path, settings: Sequence[str] = ()) -> Planned:
             stages, data_position.guard_of(state, run if is_run else None).windows
         )
     done = int(lines[-1]["step"]) if lines else int(state["step"]) if state else 0
-    return Planned(recipe=recipe, stages=stages, done=done)
+    return RunStages(recipe=recipe, stages=stages, done=done)
 
 
 def _as_saved(
@@ -81,10 +81,12 @@ def _as_saved(
         plan = replace(plan, costs=data_stages.costs(plan, stage.stage.data, recipe))
         stages = (*stages[:number], replace(stage, index=index, plan=plan), *stages[number + 1 :])
     into = run / data_position.JOURNAL
-    return data_position.go_on(stages, number, saved, state["recipe"], recipe, run=run, into=into).laid
+    return data_position.continue_data(
+        stages, number, saved, state["recipe"], recipe, run=run, into=into
+    ).laid
 
 
-def at(planned: Planned, step: int) -> tuple[StageData, int]:
+def at(planned: RunStages, step: int) -> tuple[StageData, int]:
     """Return the stage of a step of the run, and the step's number in it (from 0). Raises InputError."""
     for stage in planned.stages:
         if stage.first_step < step <= stage.first_step + stage.num_steps:
@@ -92,7 +94,7 @@ def at(planned: Planned, step: int) -> tuple[StageData, int]:
     raise InputError(f"step {step}: {planned.recipe.name} has the steps 1 to {planned.num_steps}.")
 
 
-def steps(planned: Planned, first: int, last: int) -> Iterator[tuple[int, StageData, int]]:
+def steps(planned: RunStages, first: int, last: int) -> Iterator[tuple[int, StageData, int]]:
     """Yield (step, its stage, number in the stage) of the steps `first` to `last`. Raises InputError."""
     at(planned, last)
     for step in range(first, last + 1):

@@ -40,7 +40,7 @@ class Saved:
     deleted: list[str]
 
 
-class Saver:
+class AsyncSaver:
     """The checkpoints of one run. All ranks call the same methods in the same order."""
 
     def __init__(self, run: Path, world: World) -> None:
@@ -77,7 +77,7 @@ class Saver:
             world = self.world.background
             path = checkpoint.save(self.run, step, tensors, kept, world, apart)
             deleted = mesh.first_does(
-                lambda: retention.keep(self.run, keep_last, keep_every, keep_before), world
+                lambda: retention.keep_checkpoints(self.run, keep_last, keep_every, keep_before), world
             )
             seconds = time.perf_counter() - began
             self._saved = Saved(path=path, step=step, seconds=seconds, stall_seconds=0.0, deleted=deleted)
@@ -98,7 +98,7 @@ class Saver:
             pieces = {part: parts.pieces_of(values) for part, values in tensors.items()}
         apart = self._process_for(pieces)
         kept = state()  # before the copies: its own small ones would wait for them
-        self._copies = device_copy.begin(
+        self._copies = device_copy.begin_copy(
             (
                 (apart.tensors[part][name], piece)
                 for part, theirs in pieces.items()

@@ -109,7 +109,7 @@ def save(
             written = [
                 path
                 for name in tensors
-                for path in parts.write(
+                for path in parts.write_part(
                     partial / name, tensors[name], world, apart.hand_of(name, partial / name)
                 )
             ]
@@ -119,13 +119,13 @@ def save(
                 hashing = {
                     path: pool.submit(digest, path)
                     for name in tensors
-                    for path in parts.write(partial / name, tensors[name], world)
+                    for path in parts.write_part(partial / name, tensors[name], world)
                 }
             digests = {path: one.result() for path, one in hashing.items()}
         return {str(path.relative_to(partial)): _facts(path, found) for path, found in digests.items()}
 
     def finish(everyone: list[dict[str, Any]]) -> None:
-        whole_file.write(partial / "state.json", _json(state), is_flushed=True)
+        whole_file.write_beside(partial / "state.json", _json(state), is_flushed=True)
         files = {"state.json": _facts(partial / "state.json", digest(partial / "state.json"))}
         for rank, theirs in enumerate(everyone):
             for name in theirs:
@@ -133,7 +133,7 @@ def save(
                     raise OSError(f"{name} of rank {rank} is not here; the ranks need one common file system")
             files |= theirs
         manifest = {"format": FORMAT, "step": step, "files": files, "versions": _versions()}
-        whole_file.write(partial / "manifest.json", _json(manifest), is_flushed=True)
+        whole_file.write_beside(partial / "manifest.json", _json(manifest), is_flushed=True)
         for folder in (*(partial / name for name in tensors), partial):
             _flush(folder)
         _put(partial, final)
@@ -174,7 +174,7 @@ def _put(partial: Path, final: Path) -> None:
 
 def point(run: Path, name: str) -> None:
     """Let LATEST name this checkpoint."""
-    whole_file.write(run / LATEST, name + "\n", is_flushed=True)
+    whole_file.write_beside(run / LATEST, name + "\n", is_flushed=True)
     _flush(run)
 
 
@@ -326,7 +326,7 @@ def read_part(path: Path, part: str) -> dict[str, Tensor]:
     Raises CheckpointError.
     """
     verify(path, (part,))
-    return parts.read(path / part)
+    return parts.read_part_tensors(path / part)
 
 
 def load(path: Path) -> Checkpoint:
@@ -337,5 +337,7 @@ def load(path: Path) -> Checkpoint:
     path = find(path)
     verify(path)
     return Checkpoint(
-        path=path, state=read_state(path), parts={part: parts.read(path / part) for part in PARTS}
+        path=path,
+        state=read_state(path),
+        parts={part: parts.read_part_tensors(path / part) for part in PARTS},
     )

@@ -241,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if (given.folder is None) != (given.action == "show"):
         parser.error("pixart, opensora and export take SOURCE FOLDER, show takes SOURCE")
-    return commands.end(lambda: _act(given))
+    return commands.end(lambda: _run(given))
 
 
 def _exported(source: Path, *, raw: bool) -> Path:
@@ -251,7 +251,7 @@ def _exported(source: Path, *, raw: bool) -> Path:
     return checkpoint.find(source) / ("model" if raw else "ema")
 
 
-def _act(given: argparse.Namespace) -> None:
+def _run(given: argparse.Namespace) -> None:
     if given.folder is not None and given.folder.exists():
         raise InputError(f"{given.folder}: is there already; name a folder that is not.")
     config = SIZES[given.size] if given.size else None
@@ -261,7 +261,7 @@ def _act(given: argparse.Namespace) -> None:
         state, report = convert_pixart(
             held, config, seed=given.seed, allow=given.allow, where=str(given.source)
         )
-        answer, words = report.as_json(), report.lines()
+        answer, words = report.to_json(), report.lines()
     else:
         source = _exported(given.source, raw=given.raw) if given.action == "export" else given.source
         config = config or read_config(source) or XL_2

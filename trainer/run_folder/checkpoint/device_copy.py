@@ -36,7 +36,7 @@ def stream(device: torch.device) -> torch.cuda.Stream | None:
 
 
 @torch.no_grad()
-def begin(pairs: Iterable[tuple[Tensor, Tensor]], beside: torch.cuda.Stream | None) -> Copies:
+def begin_copy(pairs: Iterable[tuple[Tensor, Tensor]], beside: torch.cuda.Stream | None) -> Copies:
     """Begin to copy each second tensor into the first, on the stream `beside`; without one, do it."""
     if beside is None:
         for target, source in pairs:

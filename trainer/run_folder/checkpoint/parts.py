@@ -118,7 +118,9 @@ def pieces_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: mesh.local(value) for name, value in tensors.items()}
 
 
-def write(folder: Path, tensors: Mapping[str, Tensor], world: World, hand: Hand | None = None) -> list[Path]:
+def write_part(
+    folder: Path, tensors: Mapping[str, Tensor], world: World, hand: Hand | None = None
+) -> list[Path]:
     """Write this rank's share of `tensors` into `folder`; return the files it wrote. All ranks call it.
 
     `hand` has copies of `pieces_of(tensors)`, made while nobody changed them; then only the names, shapes
@@ -211,7 +213,7 @@ def fill(wanted: Mapping[str, Tensor], folder: Path) -> None:
         raise CheckpointError(f"{folder}: cannot be read ({text}).") from error
 
 
-def read(folder: Path) -> dict[str, Tensor]:
+def read_part_tensors(folder: Path) -> dict[str, Tensor]:
     """Return all tensors of a part, whole, on the CPU. Raises CheckpointError."""
     tensors = {name: torch.empty(shape, dtype=dtype) for name, (dtype, shape) in stored_kinds(folder).items()}
     fill(tensors, folder)

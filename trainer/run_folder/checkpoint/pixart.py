@@ -64,7 +64,7 @@ class Report:
     unused: tuple[str, ...]
     allowed: tuple[str, ...]
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the report as plain values."""
         return asdict(self)
 

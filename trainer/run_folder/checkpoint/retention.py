@@ -12,14 +12,14 @@ from trainer.run_folder.layout import step_of as step_of
 from vidcurate.errors import StorageError
 
 
-def clean(run: Path) -> None:
+def clean_partial(run: Path) -> None:
     """Remove what saves that were killed left behind; no reader has looked at it."""
     for pattern in (".step-*.partial", ".step-*.replaced"):
         for path in run.glob(pattern):
             shutil.rmtree(path, ignore_errors=True)
 
 
-def keep(run: Path, last: int, every: int | None = None, before: int | None = None) -> list[str]:
+def keep_checkpoints(run: Path, last: int, every: int | None = None, before: int | None = None) -> list[str]:
     """Delete all checkpoints but the newest `last` and those of steps that `every` divides; return the names.
 
     The one that LATEST names is always kept, and the newest of step `before` or earlier. Raises StorageError.
@@ -32,20 +32,20 @@ def keep(run: Path, last: int, every: int | None = None, before: int | None = No
         if path not in (newest, *old) and not (every and step_of(path) % every == 0)
     ]
     try:
-        delete(gone)
+        delete_checkpoints(gone)
     except OSError as error:
         raise StorageError(f"{run}: an old checkpoint cannot be deleted ({error}).") from error
     return [path.name for path in gone]
 
 
-def delete(paths: Sequence[Path]) -> None:
+def delete_checkpoints(paths: Sequence[Path]) -> None:
     """Delete checkpoints; the manifest goes first, so a kill leaves a folder that no reader takes."""
     for path in paths:
         (path / "manifest.json").unlink()
         shutil.rmtree(path)
 
 
-def strays(path: Path) -> list[str]:
+def stray_files(path: Path) -> list[str]:
     """Return what lies in and beside a checkpoint and looks like part of one, but is none; nobody reads it.
 
     In it: files that the manifest does not name. Beside it: step folders and files that are no checkpoint.

@@ -6,7 +6,7 @@ from typing import Any
 
 from trainer.cli import exit_codes
 from trainer.recipe.guard_spec import CHOICES, FIRMNESS, GuardSpec, Kind, Policy
-from trainer.training.guard.detect import Found
+from trainer.training.guard.detect import Problem
 from trainer.training.guard.history import GuardState
 from vidcurate.errors import VidcurateError
 
@@ -17,8 +17,8 @@ class Decision:
 
     action: Policy
     policy: Policy
-    found: Found
-    others: tuple[Found, ...] = ()
+    found: Problem
+    others: tuple[Problem, ...] = ()
 
 
 class Halted(VidcurateError):
@@ -50,7 +50,7 @@ class GoBack(Exception):
         self.decision, self.step, self.facts = decision, step, facts
 
 
-def firmer(kind: Kind, policy: Policy) -> Policy:
+def stricter(kind: Kind, policy: Policy) -> Policy:
     """Return the next firmer thing that can be done about a kind of finding; the firmest stays."""
     choices = CHOICES[kind]
     return choices[min(choices.index(policy) + 1, len(choices) - 1)]
@@ -60,13 +60,13 @@ def action_for(kind: Kind, spec: GuardSpec, state: GuardState) -> Policy:
     """Return what is to be done about a kind of finding: its policy, or a firmer one if that is used up."""
     action = spec.policy(kind)
     while (most := spec.most(action)) is not None and state.used(action) >= most:
-        if (harder := firmer(kind, action)) == action:
+        if (harder := stricter(kind, action)) == action:
             break
         action = harder
     return action
 
 
-def decide(found: Sequence[Found], spec: GuardSpec, state: GuardState) -> Decision | None:
+def decide(found: Sequence[Problem], spec: GuardSpec, state: GuardState) -> Decision | None:
     """Return the firmest of what the findings ask for; None where there is nothing to do or to say."""
     asked = [(action_for(each.kind, spec, state), each) for each in found]
     told = [(action, each) for action, each in asked if action != "ignore"]

@@ -48,7 +48,7 @@ Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Problem:
     """One finding. `shape` tells apart what looks alike: an instant spike, one of a divergence.
 
     `first_step`: the first step that is suspicious, counted from 1. `clips`: places among the step's clips.
@@ -134,7 +134,7 @@ def scores(memory: Memory, figures: Figures) -> tuple[Score, ...]:
 # ── findings before the update ──────────────────────────────────────────────────────────────────────────────
 
 
-def find(memory: Memory, figures: Figures, spec: GuardSpec) -> tuple[Found, ...]:
+def find_problems(memory: Memory, figures: Figures, spec: GuardSpec) -> tuple[Problem, ...]:
     """Return what of a step is suspicious before its update is made."""
     if not figures.is_finite:
         return (_nonfinite(figures),)
@@ -143,12 +143,12 @@ def find(memory: Memory, figures: Figures, spec: GuardSpec) -> tuple[Found, ...]
     return tuple(each for each in found if each is not None)
 
 
-def _nonfinite(figures: Figures) -> Found:
+def _nonfinite(figures: Figures) -> Problem:
     places = tuple(np.flatnonzero(~np.isfinite(figures.losses)).tolist())
     ranks = [rank for rank, norm in enumerate(figures.rank_norms) if not math.isfinite(norm)]
     bad = f"the loss of {len(places)} clips is not finite" if places else "the gradient is not finite"
     where = f", of rank {', '.join(map(str, ranks))}" if ranks else ""
-    return Found(
+    return Problem(
         kind="nonfinite",
         reason=bad + where,
         first_step=figures.step,
@@ -162,7 +162,7 @@ def _nonfinite(figures: Figures) -> Found:
     )
 
 
-def _spike(memory: Memory, figures: Figures, spec: GuardSpec) -> Found | None:
+def _spike(memory: Memory, figures: Figures, spec: GuardSpec) -> Problem | None:
     over = [
         score
         for score in scores(memory, figures)
@@ -174,7 +174,7 @@ def _spike(memory: Memory, figures: Figures, spec: GuardSpec) -> Found | None:
     each, _ = clip_scores(memory, figures)
     places = sorted(worst.clips, key=lambda place: -each[place])
     is_diverging = _is_diverging(memory, spec)
-    return Found(
+    return Problem(
         kind="spike",
         reason=f"the loss{f' of {worst.name}' if worst.name else ''} is {worst.ratio:.3g} times what its "
         f"buckets and timesteps had (z {worst.z:.1f}); "
@@ -217,7 +217,7 @@ def first_suspicious(memory: Memory, step: int) -> int:
     return first
 
 
-def _gradient(memory: Memory, figures: Figures, spec: GuardSpec) -> Found | None:
+def _gradient(memory: Memory, figures: Figures, spec: GuardSpec) -> Problem | None:
     past = np.array(memory.gradients)
     if len(past) < LEAST_GRADIENTS or figures.grad_norm <= 0:
         return None
@@ -226,7 +226,7 @@ def _gradient(memory: Memory, figures: Figures, spec: GuardSpec) -> Found | None
     z = over / max(deviation, LEAST_SPREAD)
     if z < spec.gradient_z or over < math.log(spec.gradient_ratio):
         return None
-    return Found(
+    return Problem(
         kind="gradient",
         reason=f"the gradient's norm is {figures.grad_norm:.3g}, {math.exp(over):.3g} times its median "
         f"(z {z:.1f})",
@@ -261,7 +261,7 @@ def rise_of(memory: Memory, spec: GuardSpec) -> tuple[float, float, int]:
     return float(np.mean(rises)), error, begins[int(np.argmax(rises))]
 
 
-def _divergence(memory: Memory, step: int, spec: GuardSpec) -> Found | None:
+def _divergence(memory: Memory, step: int, spec: GuardSpec) -> Problem | None:
     rise, error, since = rise_of(memory, spec)
     if rise < math.log1p(spec.divergence_rise) or rise < spec.divergence_z * error:
         return None
@@ -276,7 +276,7 @@ def _divergence(memory: Memory, step: int, spec: GuardSpec) -> Found | None:
         if after_spike
         else "slowly, without a spike before: such a rise seldom recovers"
     )
-    return Found(
+    return Problem(
         kind="divergence",
         reason=f"the smoothed loss is {math.exp(rise):.3g} times its best, of step {since}; it rose {how}",
         first_step=max(1, since),
@@ -292,11 +292,11 @@ def _divergence(memory: Memory, step: int, spec: GuardSpec) -> Found | None:
 # ── findings around the update ──────────────────────────────────────────────────────────────────────────────
 
 
-def learning_rate(step: int, last: float | None, of_schedule: float) -> Found | None:
+def learning_rate(step: int, last: float | None, of_schedule: float) -> Problem | None:
     """Return a finding where the last update's rate is not the one that the schedule of now has for it."""
     if last is None or abs(last - of_schedule) <= SAME * max(abs(last), abs(of_schedule)):
         return None
-    return Found(
+    return Problem(
         kind="lr",
         reason=f"the last update had the learning rate {last:.6g}; the schedule of now says "
         f"{of_schedule:.6g} for it: it was changed, or restarted",
@@ -305,13 +305,13 @@ def learning_rate(step: int, last: float | None, of_schedule: float) -> Found | 
     )
 
 
-def weight_norm(memory: Memory, step: int, norm: float, spec: GuardSpec) -> Found | None:
+def weight_norm(memory: Memory, step: int, norm: float, spec: GuardSpec) -> Problem | None:
     """Return a finding where the weights' norm jumped since it was looked at last; `step` was just made."""
     if memory.weight is None or step <= memory.weight[0]:
         return None
     before_step, before = memory.weight
     if not math.isfinite(norm) or norm <= 0:
-        return Found(
+        return Problem(
             kind="weights",
             reason=f"the weights' norm is {norm}",
             first_step=before_step + 1,
@@ -324,7 +324,7 @@ def weight_norm(memory: Memory, step: int, norm: float, spec: GuardSpec) -> Foun
     z = (abs(change) / (step - before_step) - middle) / max(deviation, 0.1 * middle, 1e-9)
     if z < spec.weight_z or abs(change) < math.log1p(spec.weight_change):
         return None
-    return Found(
+    return Problem(
         kind="weights",
         reason=f"the weights' norm went from {before:.6g} (step {before_step}) to {norm:.6g}, {z:.1f} "
         "deviations more a step than before",
@@ -336,7 +336,7 @@ def weight_norm(memory: Memory, step: int, norm: float, spec: GuardSpec) -> Foun
 # ── remembering ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def remember(memory: Memory, figures: Figures, found: Sequence[Found], spec: GuardSpec) -> None:
+def update_history(memory: Memory, figures: Figures, found: Sequence[Problem], spec: GuardSpec) -> None:
     """Take a finite step into the memory. One that was skipped is remembered by `forget_update` instead."""
     of_step = scores(memory, figures)
     loudest = max((score.z for score in of_step), default=0.0)

@@ -108,14 +108,14 @@ class GuardState:
         return len(self.rollbacks) if policy == "rollback" else self.counts.get(policy, 0)
 
 
-def as_json(state: GuardState) -> dict[str, Any]:
+def to_json(state: GuardState) -> dict[str, Any]:
     """Return the state as plain values."""
     plain: dict[str, Any] = json.loads(json.dumps(asdict(state)))
     return plain
 
 
 def from_json(kept: dict[str, Any] | None) -> GuardState:
-    """Return the state that `as_json` gave; a fresh one for checkpoints from before there was a guard."""
+    """Return the state that `to_json` gave; a fresh one for checkpoints from before there was a guard."""
     if not kept:
         return GuardState()
     past = dict(kept["memory"])

@@ -18,12 +18,12 @@ from trainer.training import log as training_log
 from trainer.training.guard import detect as judgement
 from trainer.training.guard import rerun_step
 from trainer.training.guard.decide import BadNode, Decision, GoBack, Halted, LostRank, decide
-from trainer.training.guard.detect import Found
+from trainer.training.guard.detect import Problem
 from trainer.training.guard.history import Figures
-from trainer.training.guard.rerun_step import Read, Verdict
+from trainer.training.guard.rerun_step import Read, RerunVerdict
 from trainer.training.optim import adamw
 from trainer.training.state import TrainState
-from trainer.training.step import Computed, Tools
+from trainer.training.step import Computed, StepContext
 from vidcurate.sampler import order
 
 NAMED_CLIPS = 16  # in an event
@@ -43,7 +43,7 @@ class Guarded:
     """Looks at the steps of one stage. `read` reads micro-batches again, at their positions."""
 
     state: TrainState
-    tools: Tools
+    tools: StepContext
     stage: StageData
     read: Read
 
@@ -59,9 +59,9 @@ class Guarded:
             grad_norm=computed.grad_norm,
             rank_norms=computed.rank_norms,
         )
-        found = [*judgement.find(memory, figures, spec), *self._learning_rate()]
+        found = [*judgement.find_problems(memory, figures, spec), *self._learning_rate()]
         decision = decide(found, spec, state.guard)
-        verdict: Verdict | None = None
+        verdict: RerunVerdict | None = None
         if decision is not None:
             if spec.rerun and any(each.kind in COMPUTED_AGAIN for each in (decision.found, *decision.others)):
                 self.tools.pulse.phase("rerun")  # it takes several times what the step took
@@ -71,7 +71,7 @@ class Guarded:
             if decision.action == "skip":
                 memory.loud.append((figures.step, spec.spike_z))
                 return False
-        judgement.remember(memory, figures, found, spec)
+        judgement.update_history(memory, figures, found, spec)
         return True
 
     def look_at_weights(self, line: dict[str, Any]) -> None:
@@ -85,7 +85,7 @@ class Guarded:
             self._act(decision, None, None)
         judgement.remember_weights(memory, self.state.step, line["weight_norm"])
 
-    def _learning_rate(self) -> list[Found]:
+    def _learning_rate(self) -> list[Problem]:
         """Compare the last update's rate with what the schedule of now says of it."""
         state, stage = self.state, self.stage
         if state.stage_step == 0:
@@ -94,7 +94,7 @@ class Guarded:
         found = judgement.learning_rate(state.step + 1, state.lr, due * state.guard.factor(state.step))
         return [found] if found else []
 
-    def _with_hardware(self, decision: Decision, verdict: Verdict, step: int) -> Decision:
+    def _with_hardware(self, decision: Decision, verdict: RerunVerdict, step: int) -> Decision:
         """Return the decision, or that about the device if the step came out otherwise there."""
         if verdict.cause != "hardware":
             return decision
@@ -102,7 +102,7 @@ class Guarded:
             f"rank {rank} ({host}, {device})"
             for rank, host, device in zip(verdict.ranks, verdict.hosts, verdict.devices, strict=True)
         )
-        found = Found(
+        found = Problem(
             kind="hardware",
             reason=f"{decision.found.reason}; {who}: {verdict.reason}",
             first_step=step,
@@ -114,7 +114,7 @@ class Guarded:
             return replace(decision, found=replace(decision.found, reason=found.reason))
         return replace(about, others=(decision.found, *decision.others))
 
-    def _act(self, decision: Decision, verdict: Verdict | None, computed: Computed | None) -> None:
+    def _act(self, decision: Decision, verdict: RerunVerdict | None, computed: Computed | None) -> None:
         """Record a decision and carry it out; a rollback is recorded when it is known where to."""
         state, tools, action = self.state, self.tools, decision.action
         # Before the update it is the next step that is looked at, after it the last one.
@@ -141,7 +141,7 @@ class Guarded:
             raise (BadNode if is_it else LostRank)(f"{text} Begin again without {', '.join(verdict.hosts)}.")
 
     def _facts(
-        self, decision: Decision, verdict: Verdict | None, computed: Computed | None
+        self, decision: Decision, verdict: RerunVerdict | None, computed: Computed | None
     ) -> dict[str, Any]:
         """Return what the event says of the step: the figures, its place, its clips."""
         state, stage = self.state, self.stage
@@ -159,10 +159,10 @@ class Guarded:
             "clip_ids": clips[:NAMED_CLIPS],
             "num_clips": len(clips),
             "others": [{"finding": each.kind, "reason": each.reason} for each in decision.others],
-            "verdict": verdict.as_json() if verdict else None,
+            "verdict": verdict.to_json() if verdict else None,
         }
 
-    def _places(self, found: Found, verdict: Verdict | None, computed: Computed) -> Sequence[int]:
+    def _places(self, found: Problem, verdict: RerunVerdict | None, computed: Computed) -> Sequence[int]:
         """Return the places of the clips concerned: those found, or of micro-batches or ranks not finite."""
         if found.clips:
             return found.clips
@@ -182,7 +182,7 @@ class Guarded:
         return places
 
 
-def record(decision: Decision, step: int, facts: dict[str, Any], tools: Tools) -> None:
+def record(decision: Decision, step: int, facts: dict[str, Any], tools: StepContext) -> None:
     """Write the decision to events.jsonl and say it."""
     found = decision.found
     if tools.world.is_first:

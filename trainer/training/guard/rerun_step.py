@@ -18,7 +18,7 @@ from trainer.data.stages import StageData
 from trainer.distributed import mesh
 from trainer.training.optim import adamw
 from trainer.training.state import TrainState
-from trainer.training.step import Computed, Tools, clip_losses
+from trainer.training.step import Computed, StepContext, clip_losses
 from vidcurate.sampler import order
 
 Read = Callable[[Sequence[int]], Sequence[Batch]]
@@ -55,7 +55,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class RerunVerdict:
     """`cause`: data (all agree), hardware (of `ranks`), or unclear. `hosts` and `devices` are the ranks'.
 
     `micro_batches`: the positions of those that are not finite when computed again by their own rank.
@@ -68,12 +68,12 @@ class Verdict:
     devices: tuple[str, ...] = ()
     micro_batches: tuple[int, ...] = ()
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def compute(
-    state: TrainState, tools: Tools, stage: StageData, computed: Computed, batches: Sequence[Batch]
+    state: TrainState, tools: StepContext, stage: StageData, computed: Computed, batches: Sequence[Batch]
 ) -> Share:
     """Compute micro-batches of the step again; the model keeps the gradient it has. All ranks together."""
     learns = state.masters.learns
@@ -119,7 +119,7 @@ def _same(one: float, other: float, tolerance: float) -> bool:
     return not math.isfinite(one) or abs(one - other) <= tolerance * max(abs(one), abs(other))
 
 
-def judge(
+def compare_reruns(
     first: Sequence[Share], own: Sequence[Share], other: Sequence[Share], tolerance: float
 ) -> tuple[Literal["data", "hardware", "unclear"], str, tuple[int, ...]]:
     """Return cause, reason and suspect ranks: `other[rank]` is that rank's share by the next rank."""
@@ -150,12 +150,12 @@ def judge(
 
 def again(
     state: TrainState,
-    tools: Tools,
+    tools: StepContext,
     stage: StageData,
     computed: Computed,
     batches: Sequence[Batch],
     read: Read,
-) -> Verdict:
+) -> RerunVerdict:
     """Compute a step again, each share on its rank and on the next; return what is wrong. All together."""
     world, tolerance = tools.world, tools.recipe.guard.rerun_tolerance
     own = compute(state, tools, stage, computed, batches)
@@ -171,8 +171,8 @@ def again(
     shares = [mine for mine, _, _ in everyone]
     by_next = [everyone[(rank + 1) % world.size][1] for rank in range(world.size)]
     first = [_first(computed, rank, share) for rank, share in enumerate(shares)]
-    cause, reason, ranks = judge(first, shares, by_next, tolerance)
-    return Verdict(
+    cause, reason, ranks = compare_reruns(first, shares, by_next, tolerance)
+    return RerunVerdict(
         cause=cause,
         reason=reason,
         ranks=ranks,

@@ -13,7 +13,7 @@ from trainer.distributed import mesh
 from trainer.run_folder import layout as run_folder_layout
 from trainer.run_folder import metrics
 from trainer.run_folder.checkpoint import checkpoint
-from trainer.run_folder.checkpoint.async_save import Saver
+from trainer.run_folder.checkpoint.async_save import AsyncSaver
 from trainer.training import log as training_log
 from trainer.training import resume
 from trainer.training.guard import in_loop
@@ -21,11 +21,11 @@ from trainer.training.guard import rollbacks as guard_rollbacks
 from trainer.training.guard.decide import GoBack, Halted
 from trainer.training.guard.history import Rollback
 from trainer.training.state import TrainState
-from trainer.training.step import Tools
+from trainer.training.step import StepContext
 from vidcurate.errors import CheckpointError
 
 
-def _last_good(before: int, tools: Tools) -> Path | None:
+def _last_good(before: int, tools: StepContext) -> Path | None:
     """Return the newest checkpoint of a step below `before` that is whole by its hashes; None without one."""
     run, world = tools.recipe.output, tools.world
     there = mesh.first_does(lambda: run_folder_layout.checkpoints(run), world)
@@ -48,8 +48,8 @@ def _window(stage: StageData, first: int, last: int, to_step: int, margin: int) 
     return data_stages.data_step(stage, begin - 1) + 1, data_stages.data_step(stage, end - 1) + 1
 
 
-def go_back(
-    back: GoBack, state: TrainState, tools: Tools, laid: tuple[StageData, ...], saver: Saver
+def roll_back(
+    back: GoBack, state: TrainState, tools: StepContext, laid: tuple[StageData, ...], saver: AsyncSaver
 ) -> tuple[StageData, ...]:
     """Load the last good checkpoint into `state`; return the stages without the data window.
 
@@ -74,7 +74,7 @@ def go_back(
     in_loop.record(back.decision, back.step, facts, tools)
 
     def carry_out() -> None:
-        guard_rollbacks.write(run, rollbacks)
+        guard_rollbacks.write_rollbacks(run, rollbacks)
         guard_rollbacks.settle(run)
         metrics.forget_after(run, to_step)
 

@@ -24,7 +24,7 @@ SAMPLES = "samples"
 _SAMPLED = re.compile(r"^step-(\d+)$")
 
 
-def read(run: Path) -> tuple[Rollback, ...]:
+def read_rollbacks(run: Path) -> tuple[Rollback, ...]:
     """Return the rollbacks of a run, the oldest first. Raises CheckpointError for a file that is damaged."""
     path = run / GUARD
     if not path.exists():
@@ -37,15 +37,15 @@ def read(run: Path) -> tuple[Rollback, ...]:
         ) from error
 
 
-def write(run: Path, rollbacks: tuple[Rollback, ...]) -> None:
+def write_rollbacks(run: Path, rollbacks: tuple[Rollback, ...]) -> None:
     """Replace the file, whole or not at all. Raises StorageError."""
     text = json.dumps({"rollbacks": [asdict(back) for back in rollbacks]}, indent=1) + "\n"
-    whole_file.put(run / GUARD, text, is_flushed=True)
+    whole_file.write_atomically(run / GUARD, text, is_flushed=True)
 
 
 def in_force(run: Path, saved: tuple[Rollback, ...]) -> tuple[Rollback, ...]:
     """Return the rollbacks of a run that goes on from a checkpoint which knows of those `saved`."""
-    return max(read(run), saved, key=len)
+    return max(read_rollbacks(run), saved, key=len)
 
 
 def _known(saved: dict[str, Any]) -> int:
@@ -58,7 +58,7 @@ def settle(run: Path) -> list[str]:
 
     LATEST then names the checkpoint that it went back to, or one that was saved since. Raises StorageError.
     """
-    rollbacks = read(run)
+    rollbacks = read_rollbacks(run)
     newest = checkpoint.latest(run) if rollbacks else None
     if newest is None or _known(checkpoint.read_state(newest)) >= len(rollbacks):
         return []
@@ -76,7 +76,7 @@ def settle(run: Path) -> list[str]:
                     shutil.rmtree(folder)
         if run_folder_layout.step_of(newest) > to_step:
             checkpoint.point(run, run_folder_layout.folder_name(to_step))
-        retention.delete(gone)
+        retention.delete_checkpoints(gone)
     except OSError as error:
         raise StorageError(f"{run}: the rollback to step {to_step} cannot be finished ({error}).") from error
     return [path.name for path in gone]

@@ -34,8 +34,8 @@ def _newest_step(run: Path) -> int:
 def keep(found: Preflight, run: Path, more: dict[str, Any]) -> None:
     """Write RUN/preflight.json and the event; a disk that refuses is in the verdict already."""
     try:
-        text = json.dumps({**found.as_json(), **more}, indent=1) + "\n"
-        whole_file.put(run / FILE, text, is_flushed=True)
+        text = json.dumps({**found.to_json(), **more}, indent=1) + "\n"
+        whole_file.write_atomically(run / FILE, text, is_flushed=True)
         jsonl.record_event(
             run,
             "preflight",
@@ -74,7 +74,7 @@ def at_start(recipe: TrainRecipe, laid: tuple[StageData, ...], world: World) -> 
     last_step = laid[-1].first_step + laid[-1].num_steps
     if mesh.first_does(lambda: _newest_step(recipe.output) == last_step, world):
         return None
-    found = run_checks.fly(recipe, world, laid, full=False)
+    found = run_checks.run_checks(recipe, world, laid, full=False)
     if found.tells:
         _tell(found)
         if found.error or found.has_hung:
@@ -146,15 +146,15 @@ def alone(recipe: TrainRecipe, origin: Origin, settings: Sequence[str]) -> dict[
         if all(mesh.gather(bool(failures), world)):
             raise failures[0]  # the request is wrong, not a node
         same = _same(recipe, laid) if laid else {}
-        found = run_checks.fly(recipe, world, laid, full=True, data_checks=checks, same=same)
+        found = run_checks.run_checks(recipe, world, laid, full=True, data_checks=checks, same=same)
         more: dict[str, Any] = {}
         if world.is_first and laid:
             more["data"] = dry_run.dry_run(recipe, origin, settings)
-            print(dry_run.in_words(more["data"]), file=sys.stderr, flush=True)
+            print(dry_run.to_text(more["data"]), file=sys.stderr, flush=True)
         if found.tells:
             _tell(found)
             keep(found, recipe.output, more)
         _end(found, bool(bounded.hung))
-        return {**found.as_json(), **more} if world.is_first else None
+        return {**found.to_json(), **more} if world.is_first else None
     finally:
         mesh.leave(world)

@@ -48,7 +48,7 @@ class Preflight:
     has_hung: bool = False
     tells: bool = False  # this rank tells of it, and keeps it
 
-    def as_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         names = ("form", "seconds", "verdict", "nodes", "links", "problems")
         return {name: getattr(self, name) for name in names}
 
@@ -115,7 +115,7 @@ def _of_disk(rank: _Rank, state: tuple[int, int]) -> list[Check]:
     recipe, run, bounded = rank.recipe, rank.recipe.output, rank.bounded
 
     def room() -> list[Check]:
-        disk.make(run)
+        disk.make_folder(run)
         kept = max(stage.keep_last for stage in recipe.stages)
         there = len(run_folder_layout.checkpoints(run))
         return disk.room(run, disk.checkpoint_bytes(*state), kept, there)
@@ -125,7 +125,7 @@ def _of_disk(rank: _Rank, state: tuple[int, int]) -> list[Check]:
         return found  # it cannot be made, or hangs
     limit = bounded.seconds / 2
     return found + bounded.run(
-        "disk write", lambda: disk.write(run, rank.effort.write_bytes, limit, recipe.preflight)
+        "disk write", lambda: disk.check_write(run, rank.effort.write_bytes, limit, recipe.preflight)
     )
 
 
@@ -137,7 +137,7 @@ def _of_node(rank: _Rank, num_nodes: int, ours: set[int], used: set[str]) -> lis
     spec, bounded = rank.recipe.preflight, rank.bounded
 
     def driver() -> list[Check]:
-        facts = gpu.read(bounded.seconds * 0.8)
+        facts = gpu.read_gpus(bounded.seconds * 0.8)
         return node.of_driver(facts) + node.leftovers(facts.gpus, ours, used)
 
     found = bounded.run("hardware", driver)
@@ -167,13 +167,13 @@ def _together(rank: _Rank, hosts: list[str], leaders: list[int]) -> dict[str, An
     if _agreed(rank, "pairs", wanted, bounded.seconds + 2 * MARGIN_SECONDS) and not bounded.hung:
         rounds = links.schedule(hosts)
         bounded.run("links", lambda: links.play(world, rounds, rank.effort, met))
-    return {"checks": [check.as_json() for check in found], "met": met, "hung": "links" in bounded.hung}
+    return {"checks": [check.to_json() for check in found], "met": met, "hung": "links" in bounded.hung}
 
 
 # ── the act ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def fly(
+def run_checks(
     recipe: TrainRecipe,
     world: World,
     laid: tuple[StageData, ...],
@@ -213,7 +213,7 @@ def fly(
         checks=tuple(checks),
         versions=node.versions() | (same or {}),
     )
-    rank.board.put(f"found/{world.rank}", {"report": report.as_json(), "hung": bool(rank.bounded.hung)})
+    rank.board.put(f"found/{world.rank}", {"report": report.to_json(), "hung": bool(rank.bounded.hung)})
 
     said = rank.board.take_all("found", _silent_seconds(rank)) if world.is_first else {}
     is_whole = all(each is not None and not each["hung"] for each in said.values())
@@ -292,7 +292,7 @@ def _in_plain_values(
         "form": form,
         "seconds": round(seconds, 3),
         "verdict": overall,
-        "nodes": [each.as_json() for each in nodes],
+        "nodes": [each.to_json() for each in nodes],
         "links": [
             {"ranks": list(link.pair), "gb_per_second": link.rate, "between_nodes": link.is_between_nodes}
             for link in found

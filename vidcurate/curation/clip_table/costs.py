@@ -87,7 +87,7 @@ def _append(path: Path, line: str) -> None:
         raise StorageError(f"{path}: cannot be written ({error.strerror}).") from error
 
 
-def read(run: Path) -> list[dict[str, Any]]:
+def read_costs(run: Path) -> list[dict[str, Any]]:
     """Return what each command cost that is known and whose result is there, in the order of the road.
 
     Each: command, calls, rows (of the run), seconds, cpu_seconds, cpu_hours_per_million_clips. Raises

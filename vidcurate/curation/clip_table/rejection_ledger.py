@@ -45,7 +45,7 @@ def signed(entries: pl.DataFrame, settings: str) -> pl.DataFrame:
     )
 
 
-def replay(entries: pl.DataFrame) -> pl.Series:
+def replay_ledger(entries: pl.DataFrame) -> pl.Series:
     """Return, for each entry of a ledger, whether its value fails its threshold (Boolean).
 
     Needs the columns rule, value and threshold. True in every row of a ledger that tells the truth.
@@ -80,7 +80,7 @@ def replay(entries: pl.DataFrame) -> pl.Series:
     return fails.scatter(at, pl.Series(judged, dtype=pl.Boolean))
 
 
-def read(run: Path) -> pl.LazyFrame:
+def read_ledger(run: Path) -> pl.LazyFrame:
     """Return RUN/ledger.parquet, lazily. Raises StageError when no filter has been run."""
     path = run / LEDGER
     if not path.exists():
@@ -95,7 +95,7 @@ def rejected(run: Path) -> pl.LazyFrame:
     and is_verdict, and `also` (the other rules, in order, joined by a comma; null for none). Raises
     StageError.
     """
-    entries = read(run)
+    entries = read_ledger(run)
     clips = table.scan(run, table.newest_stage(run))
     named = [name for name in ("source_dataset", "source_id", "video_path") if name in clips.collect_schema()]
     also = (
@@ -114,7 +114,7 @@ def rejected(run: Path) -> pl.LazyFrame:
 
 def overview(run: Path) -> dict[str, Any]:
     """Return how many clips each rule rejected, and how many fail it, as plain values. Raises StageError."""
-    entries = read(run)
+    entries = read_ledger(run)
     rules = (
         entries.group_by("stage", "rule", "measure")
         .agg(
@@ -138,16 +138,16 @@ def overview(run: Path) -> dict[str, Any]:
     }
 
 
-def check(run: Path) -> dict[str, int]:
+def check_ledger(run: Path) -> dict[str, int]:
     """Replay every entry of the ledger and compare it with the table; return what was counted.
 
     Raises TableError when an entry does not follow from its value and threshold, when a rejected clip has
     none or more than one verdict, or when a kept clip has one. StageError.
     """
-    entries = read(run).collect()
+    entries = read_ledger(run).collect()
     newest = table.newest_stage(run)
     judged = table.scan(run, newest).select("clip_id", "is_kept").collect()
-    wrong = entries.filter(~replay(entries))
+    wrong = entries.filter(~replay_ledger(entries))
     if len(wrong):
         clip_id, rule, value, threshold = wrong.select("clip_id", "rule", "value", "threshold").row(0)
         raise TableError(

@@ -42,7 +42,7 @@ class Provenance:
     inputs: Mapping[str, str]
     version: str = __version__
 
-    def as_json(self) -> str:
+    def to_json(self) -> str:
         return json.dumps(
             {"stage": self.stage, "settings": self.settings, "inputs": self.inputs, "version": self.version},
             sort_keys=True,
@@ -135,7 +135,7 @@ def is_up_to_date(path: Path, wanted: Provenance) -> bool:
     if not path.exists():
         return False
     try:
-        return provenance(path).as_json() == wanted.as_json()
+        return provenance(path).to_json() == wanted.to_json()
     except TableError:
         return False
 
@@ -185,7 +185,7 @@ def write(frame: pl.LazyFrame | pl.DataFrame, path: Path, origin: Provenance) ->
             partial,
             maintain_order=True,
             row_group_size=16_384,  # 65,536 dense captions a group cost 600 MB more at the peak
-            metadata={_METADATA_KEY: origin.as_json(), "columns": json.dumps(words, sort_keys=True)},
+            metadata={_METADATA_KEY: origin.to_json(), "columns": json.dumps(words, sort_keys=True)},
         )
         replace(partial, path)
     except OSError as error:

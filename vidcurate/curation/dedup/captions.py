@@ -46,7 +46,7 @@ class Runs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class CaptionPairs:
     """Pairs of rows whose captions overlap, and how many comparisons were not made (see `share_a_key`)."""
 
     pairs: Pairs
@@ -143,7 +143,9 @@ def _band_keys(part: Halves) -> Words:
     return mixed
 
 
-def find(captions: pl.Series, threshold: float, *, progress: Progress = no_progress) -> Found:
+def find_caption_pairs(
+    captions: pl.Series, threshold: float, *, progress: Progress = no_progress
+) -> CaptionPairs:
     """Return the pairs of rows of `captions` (String) whose runs overlap by `threshold` or more (Jaccard)."""
     count = len(captions)
     marks = np.empty((count, HASHES), dtype=np.uint32)
@@ -174,10 +176,10 @@ def find(captions: pl.Series, threshold: float, *, progress: Progress = no_progr
             second.append(b[piece][alike])
         skipped += beyond
     if not first:
-        return Found(pairs=NO_PAIRS, comparisons_skipped=skipped)
+        return CaptionPairs(pairs=NO_PAIRS, comparisons_skipped=skipped)
     low, high = unique_pairs(np.concatenate(first), np.concatenate(second), len(rows))
     low, high = rows[low], rows[high]
-    return Found(pairs=_measured(captions, low, high, threshold), comparisons_skipped=skipped)
+    return CaptionPairs(pairs=_measured(captions, low, high, threshold), comparisons_skipped=skipped)
 
 
 def _measured(captions: pl.Series, low: Rows, high: Rows, threshold: float) -> Pairs:

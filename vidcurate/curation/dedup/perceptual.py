@@ -28,7 +28,7 @@ _PAIRS_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class PerceptualPairs:
     """`pairs.note` is the place in NAMES of what was done to `second`. `silent_rows` have too few frames that
     say something; `comparisons_skipped` were not made because too many clips share a key."""
 
@@ -107,7 +107,7 @@ def measure(
     return best, note
 
 
-def find(
+def find_perceptual_pairs(
     hashes: Words,
     *,
     max_bits: int,
@@ -115,7 +115,7 @@ def find(
     min_set_bits: int,
     any_orientation: bool = True,
     progress: Progress = no_progress,
-) -> Found:
+) -> PerceptualPairs:
     """Return the pairs of rows of `hashes` (uint64 (N, F), 0 for no frame) that are twins."""
     speaks = says_something(hashes, min_set_bits)
     silent = np.sum(speaks, axis=1) < min_frames
@@ -136,7 +136,7 @@ def find(
         a, b = first[start : start + _PAIRS_AT_ONCE], second[start : start + _PAIRS_AT_ONCE]
         distance, note = measure(hashes, speaks, a, b, min_frames=min_frames, any_orientation=any_orientation)
         found.append(pairs_of(a, b, distance, note).where(distance <= max_bits))
-    return Found(
+    return PerceptualPairs(
         pairs=pairs_of(
             np.concatenate([part.first for part in found]),
             np.concatenate([part.second for part in found]),

@@ -65,10 +65,10 @@ def twins_by_look(
     thumbs: NDArray[np.uint8] | None,
     spec: PerceptualSpec,
     progress: Progress = no_progress,
-) -> perceptual.Found:
+) -> perceptual.PerceptualPairs:
     """Return the pairs of rows whose hashes (rows, frames) agree, and whose thumbnails (rows, 192; all 0
     where there is none) do not speak against it."""
-    found = perceptual.find(
+    found = perceptual.find_perceptual_pairs(
         hashes,
         max_bits=spec.max_bits,
         min_frames=spec.min_frames,
@@ -120,15 +120,19 @@ def _words(search: Search, clips: pl.DataFrame, spec: DedupSpec, progress: Progr
         search.label_kinds.append("caption")
         representative = label == np.arange(len(clips))
     rows = np.flatnonzero(representative)
-    found = captions.find(clips["caption"].gather(rows), spec.captions.threshold, progress=progress)
+    found = captions.find_caption_pairs(
+        clips["caption"].gather(rows), spec.captions.threshold, progress=progress
+    )
     search.add_alike("caption", _in_rows(found.pairs, rows))
     search.notes["comparisons_skipped"] += found.comparisons_skipped
 
 
 def _meaning(search: Search, clips: pl.DataFrame, spec: DedupSpec, run: Path, progress: Progress) -> None:
     assert spec.semantic is not None
-    rows, vectors = semantic.read(spec.semantic.embeddings or run / EMBEDDINGS, clips["clip_id"])
-    search.add_alike("semantic", semantic.find(rows, vectors, spec.semantic, progress=progress))
+    rows, vectors = semantic.read_embeddings(spec.semantic.embeddings or run / EMBEDDINGS, clips["clip_id"])
+    search.add_alike(
+        "semantic", semantic.find_semantic_pairs(rows, vectors, spec.semantic, progress=progress)
+    )
 
 
 def not_looked_for(clips: pl.DataFrame, spec: DedupSpec, videos: Path | None) -> dict[str, str]:

@@ -25,7 +25,7 @@ _SEED = 0
 Vectors = NDArray[np.float32]
 
 
-def read(path: Path, clip_ids: pl.Series) -> tuple[Rows, Vectors]:
+def read_embeddings(path: Path, clip_ids: pl.Series) -> tuple[Rows, Vectors]:
     """Return (rows of `clip_ids` that have an embedding, their embeddings at length 1: float32 (rows, D)).
 
     Raises InputError for a file that does not hold clip_id and embedding.
@@ -98,7 +98,9 @@ def _groups(vectors: Vectors, clips_per_cluster: int) -> NDArray[np.int64]:
     return np.asarray(cluster[:, 0], dtype=np.int64)
 
 
-def find(rows: Rows, vectors: Vectors, spec: SemanticSpec, *, progress: Progress = no_progress) -> Pairs:
+def find_semantic_pairs(
+    rows: Rows, vectors: Vectors, spec: SemanticSpec, *, progress: Progress = no_progress
+) -> Pairs:
     """Return the pairs of `rows` whose embeddings reach the threshold; `distance` is 1 - cosine."""
     if len(rows) <= ALL_WITH_ALL:
         found = _within(rows, vectors, spec.threshold)

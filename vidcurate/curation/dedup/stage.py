@@ -146,7 +146,7 @@ def run_dedup(
     target, said = table.stage_path(run, "dedup"), run / "dedup.json"
     up_to_date = table.is_up_to_date(target, origin) and said.exists()
     if not up_to_date:
-        parts = run / f".dedup-{hashlib.sha256(origin.as_json().encode()).hexdigest()[:16]}"
+        parts = run / f".dedup-{hashlib.sha256(origin.to_json().encode()).hexdigest()[:16]}"
         contents = None
         if videos is not None and "exact" not in left_out:
             contents = exact.contents(

@@ -15,7 +15,7 @@ import polars as pl
 from vidcurate.curation.clip_table import table
 from vidcurate.curation.clip_table.schema import require
 from vidcurate.curation.fetch import zips
-from vidcurate.curation.fetch.zips import Part
+from vidcurate.curation.fetch.zips import ZipPart
 from vidcurate.curation.ingest.reconcile import MAX_LISTED
 from vidcurate.errors import InputError
 from vidcurate.executor.map_clips import Progress, no_progress
@@ -70,7 +70,7 @@ class FetchPlanSummary:
     plan: str
 
 
-def _stamps(parts: Sequence[Part]) -> dict[str, str]:
+def _stamps(parts: Sequence[ZipPart]) -> dict[str, str]:
     return {
         f"{part.name}/{number}": f"{one.size_bytes}:{one.stamp}"
         for part in parts
@@ -78,7 +78,7 @@ def _stamps(parts: Sequence[Part]) -> dict[str, str]:
     }
 
 
-def directory(run: Path, parts: Sequence[Part], *, progress: Progress = no_progress) -> pl.DataFrame:
+def directory(run: Path, parts: Sequence[ZipPart], *, progress: Progress = no_progress) -> pl.DataFrame:
     """Return every member of the parts (columns of MEMBER), in the order of parts and bytes.
 
     Kept in RUN/parts.parquet: of parts whose size and stamp are the same nothing is read again. Raises
@@ -151,7 +151,7 @@ def _matched(files: pl.DataFrame, members: pl.DataFrame) -> pl.DataFrame:
 
 
 def plan(
-    run: Path, parts: Sequence[Part], *, progress: Progress = no_progress
+    run: Path, parts: Sequence[ZipPart], *, progress: Progress = no_progress
 ) -> tuple[pl.DataFrame, dict[str, Any]]:
     """Return the files to fetch (a row a file) and the findings as plain values.
 
@@ -211,7 +211,7 @@ def plan(
     return chosen.select(kept), findings
 
 
-def rows_of(planned: pl.DataFrame, parts: Sequence[Part]) -> pl.DataFrame:
+def rows_of(planned: pl.DataFrame, parts: Sequence[ZipPart]) -> pl.DataFrame:
     """Return the download list: a row a file and piece, with the piece's place and the bytes in it.
 
     `range` counts the rows of a file, `ranges` says how many it has: two where it straddles two pieces.

@@ -49,7 +49,7 @@ class FetchSummary:
     folder: str
 
 
-def read_plan(path: Path) -> list[File]:
+def read_fetch_plan(path: Path) -> list[File]:
     """Return the files of a plan, in its order. Raises InputError, ColumnError, StorageError.
 
     Every place is looked at: one whose size is not that of the plan is refused.
@@ -179,7 +179,7 @@ def run_fetch(
     A member that is not what the directory said is listed in `failed` and not written. Raises InputError,
     ColumnError, StorageError when a place cannot be reached or the disk refuses; what was fetched stays.
     """
-    files = read_plan(plan)
+    files = read_fetch_plan(plan)
     todo = [file for file in files if not _is_there(folder / file.path, file.member.size_bytes)]
     work = _Fetch(folder, len(todo), progress)
     runs = runs_of(todo)

@@ -26,7 +26,7 @@ _UNSAFE = re.compile(r"[\x00-\x1f\\:]|^/|(?:^|/)\.\.(?:/|$)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ZipPart:
     """One zip, of one piece or of several that follow each other."""
 
     name: str
@@ -86,7 +86,7 @@ def _base(place: str) -> str:
     return place.split("?")[0].rstrip("/").rsplit("/", 1)[-1] if is_url(place) else Path(place).name
 
 
-def find_parts(given: Sequence[str]) -> list[Part]:
+def find_parts(given: Sequence[str]) -> list[ZipPart]:
     """Return the parts among folders of zips, zips, URLs and lists of them (.txt), sorted by name.
 
     `X_partaa`, `X_partab` (and `X.zip.001`, …) are one part X.zip. Raises InputError for a missing piece, for
@@ -120,7 +120,7 @@ def find_parts(given: Sequence[str]) -> list[Part]:
     if not parts:
         raise InputError("no parts are given: a folder of zips, a zip, a URL, or a list of them.")
     return [
-        Part(name=name, pieces=tuple(piece(place) for place in parts[name]))
+        ZipPart(name=name, pieces=tuple(piece(place) for place in parts[name]))
         for name in sorted(parts, key=_natural)
     ]
 
@@ -132,7 +132,7 @@ def _natural(name: str) -> list[tuple[int, int, str]]:
     ]
 
 
-def members(part: Part) -> list[Member]:
+def members(part: ZipPart) -> list[Member]:
     """Return the files of a part in the order of their bytes. Raises InputError when it is no sound zip."""
     where = f"{part.name} ({part.pieces[0].place})"
     try:

@@ -23,7 +23,7 @@ from vidcurate.storage import atomic_file
 
 __all__ = [
     "FUNNEL", "LEDGER", "PRESETS", "FilterSpec", "FilterSummary", "Funnel", "Limit", "OutlierRule", "Plan",
-    "check_limits", "funnel_of", "judge", "plan_of", "run_filter", "survivors", "with_preset",
+    "check_limits", "funnel_of", "apply_rules", "plan_of", "run_filter", "survivors", "with_preset",
 ]  # fmt: skip
 
 FUNNEL = "funnel.json"
@@ -55,7 +55,7 @@ class FilterSummary:
     up_to_date: bool
 
 
-def judge(clips: pl.LazyFrame, spec: FilterSpec, where: Path) -> tuple[pl.DataFrame, pl.DataFrame]:
+def apply_rules(clips: pl.LazyFrame, spec: FilterSpec, where: Path) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return the verdicts (clip_id, is_kept, reject_…: a row a clip, in order), and the ledger.
 
     The ledger has a row for each rule that a clip fails: row (the clip's place) and the columns of
@@ -144,7 +144,7 @@ def run_filter(run: Path, spec: FilterSpec, *, progress: Progress = no_progress)
     target, funnel_path, ledger_path = table.stage_path(run, "filter"), run / FUNNEL, run / LEDGER
     up_to_date = table.is_up_to_date(target, origin) and funnel_path.exists() and ledger_path.exists()
     if not up_to_date:
-        judged, told = judge(table.scan(run, previous), spec, source)
+        judged, told = apply_rules(table.scan(run, previous), spec, source)
         progress(1, 3, "steps")
         table.write(told.drop("row"), ledger_path, origin)
         atomic_file.write_json(funnel_path, [asdict(step) for step in funnel_of(told, len(judged))])

@@ -12,7 +12,7 @@ import numpy as np
 from scenedetect.common import FrameTimecode
 from scenedetect.detectors import AdaptiveDetector
 
-from vidcurate.curation.frame_scores.scorer import Columns, Look, Pixels, rounded
+from vidcurate.curation.frame_scores.scorer import Columns, FrameView, Pixels, rounded
 
 _TICKS_PER_SECOND = 1_000_000  # time is given in ticks, so that a variable frame rate is taken as it is
 
@@ -36,7 +36,7 @@ class Cuts:
         for cut in self._detector.process_frame(now, bgr):
             self._found.append(rounded((cut.frame_num - self._lead_ticks) / _TICKS_PER_SECOND))
 
-    def see(self, look: Look) -> None:
+    def see(self, look: FrameView) -> None:
         if self._last is None:
             for _ in range(self._window + 1):
                 self._show(look.bgr)

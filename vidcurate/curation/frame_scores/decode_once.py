@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from vidcurate.curation.frame_scores.audio import Audio
 from vidcurate.curation.frame_scores.packet_hash import PacketHash
-from vidcurate.curation.frame_scores.scorer import SLACK_SECONDS, Look, Pixels
+from vidcurate.curation.frame_scores.scorer import SLACK_SECONDS, FrameView, Pixels
 from vidcurate.errors import MediaError
 from vidcurate.media.container import opened, packets_of, reason_of
 from vidcurate.media.transcode import frame_rate, origin_seconds, seek_before
@@ -49,7 +49,7 @@ def _small_size(frame: Any, aspect: float, short_side_px: int) -> tuple[int, int
     return max(1, round(frame.height * scale)), max(1, round(width * scale))
 
 
-def _look(frame: Any, seconds: float, size: tuple[int, int], is_detailed: bool) -> Look:
+def _look(frame: Any, seconds: float, size: tuple[int, int], is_detailed: bool) -> FrameView:
     rotation = int(frame.rotation)
     small = _SMALL.reformat(
         frame, height=size[0], width=size[1], format="bgr24", interpolation=Interpolation.AREA, threads=1
@@ -59,7 +59,7 @@ def _look(frame: Any, seconds: float, size: tuple[int, int], is_detailed: bool) 
         luma = _upright(_WHOLE.reformat(frame, format="gray", threads=1).to_ndarray(), rotation)
     bgr = _upright(small, rotation)
     grey = cv2.cvtColor(bgr, cv2.COLOR_BGR2GRAY)
-    return Look(seconds=seconds, bgr=bgr, grey=grey, brightness=cv2.mean(grey)[0], luma=luma)
+    return FrameView(seconds=seconds, bgr=bgr, grey=grey, brightness=cv2.mean(grey)[0], luma=luma)
 
 
 def walk(
@@ -71,7 +71,7 @@ def walk(
     details_per_second: float,
     walked: Walked,
     audio: Audio | None = None,
-) -> Iterator[Look]:
+) -> Iterator[FrameView]:
     """Yield every frame of the clip in the order of display, and fill `walked` and `audio`.
 
     None means the start or the end of the file; without `audio` no sound is decoded, and with no details a
@@ -100,7 +100,7 @@ def _walk(
     details_per_second: float,
     walked: Walked,
     audio: Audio | None,
-) -> Iterator[Look]:
+) -> Iterator[FrameView]:
     rate = float(frame_rate(container, stream))
     half, origin = 0.5 / rate, origin_seconds(stream)
     seek_before(container, stream, start)

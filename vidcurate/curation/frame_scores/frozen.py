@@ -10,7 +10,7 @@ is not frozen. Film shown at video rate repeats every fourth or fifth frame: its
 import cv2
 import numpy as np
 
-from vidcurate.curation.frame_scores.scorer import Columns, Look, Pixels, rounded
+from vidcurate.curation.frame_scores.scorer import Columns, FrameView, Pixels, rounded
 
 _NOISE = 0.5
 _BLOCK_NOISE = 2.0
@@ -34,7 +34,7 @@ class Frozen:
         self._found: list[bool] = []
         self._seconds: list[float] = []
 
-    def see(self, look: Look) -> None:
+    def see(self, look: FrameView) -> None:
         repeats = False
         if self._last is not None and self._shown is not None:
             repeats = _repeats(look.grey, self._last, 1) and _repeats(look.grey, self._shown, 2)

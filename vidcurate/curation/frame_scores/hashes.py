@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vidcurate.curation.frame_scores.letterbox import bars, bright_shares
-from vidcurate.curation.frame_scores.scorer import SLACK_SECONDS, Columns, Look, Pixels
+from vidcurate.curation.frame_scores.scorer import SLACK_SECONDS, Columns, FrameView, Pixels
 
 POSITIONS = (0.1, 0.3, 0.5, 0.7, 0.9)
 FLAT = 0  # the hash of a picture with nothing in it; no other picture has it
@@ -57,11 +57,11 @@ class Hashes:
 
     def __init__(self) -> None:
         self._seconds: list[float] = []
-        self._kept: list[Look] = []
+        self._kept: list[FrameView] = []
         self._stride = 1
         self._seen = 0
 
-    def see(self, look: Look) -> None:
+    def see(self, look: FrameView) -> None:
         if self._seen % self._stride == 0:
             if len(self._kept) == _MOST_KEPT:
                 self._kept, self._seconds = self._kept[::2], self._seconds[::2]

@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from vidcurate.curation.frame_scores.scorer import Columns, Look, Pixels
+from vidcurate.curation.frame_scores.scorer import Columns, FrameView, Pixels
 
 _BAR_LEVEL = 12  # of 255: black with the noise that coding adds
 _BAR_SHARE = 0.01  # of a row's pixels may be brighter in a bar
@@ -46,7 +46,7 @@ class Letterbox:
     def __init__(self) -> None:
         self._shares: Shares | None = None
 
-    def see(self, look: Look) -> None:
+    def see(self, look: FrameView) -> None:
         if look.luma is None:
             return
         rows, columns = bright_shares(look.luma)

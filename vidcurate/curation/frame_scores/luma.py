@@ -7,7 +7,7 @@ defaults, of FFmpeg's blackdetect.
 import cv2
 import numpy as np
 
-from vidcurate.curation.frame_scores.scorer import Columns, Look, aggregates, rounded
+from vidcurate.curation.frame_scores.scorer import Columns, FrameView, aggregates, rounded
 
 _BLACK_LEVEL = 25  # 0.10 of 255
 _BLACK_PIXELS = 0.98
@@ -18,7 +18,7 @@ class Black:
         self._is_black: list[bool] = []
         self._seconds: list[float] = []
 
-    def see(self, look: Look) -> None:
+    def see(self, look: FrameView) -> None:
         bright = cv2.countNonZero(cv2.threshold(look.grey, _BLACK_LEVEL, 255, cv2.THRESH_BINARY)[1])
         self._is_black.append(bright <= (1 - _BLACK_PIXELS) * look.grey.size)
         self._seconds.append(look.seconds)
@@ -42,7 +42,7 @@ class Flicker:
     def __init__(self) -> None:
         self._means: list[float] = []
 
-    def see(self, look: Look) -> None:
+    def see(self, look: FrameView) -> None:
         self._means.append(look.brightness)
 
     def finish(self, end_seconds: float) -> Columns:
@@ -58,7 +58,7 @@ class Brightness:
     def __init__(self) -> None:
         self._means: list[float] = []
 
-    def see(self, look: Look) -> None:
+    def see(self, look: FrameView) -> None:
         self._means.append(look.brightness)
 
     def finish(self, end_seconds: float) -> Columns:

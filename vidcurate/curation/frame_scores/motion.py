@@ -13,7 +13,7 @@ from collections import deque
 import cv2
 import numpy as np
 
-from vidcurate.curation.frame_scores.scorer import SLACK_SECONDS, Columns, Look, Pixels, aggregates
+from vidcurate.curation.frame_scores.scorer import SLACK_SECONDS, Columns, FrameView, Pixels, aggregates
 
 REPORTED_SHORT_SIDE_PX = 144
 _SMALLEST_PX = 16  # below it the flow has no coarse level to start from
@@ -74,7 +74,7 @@ class Motion:
         if length is not None:
             self._lengths.append(length * REPORTED_SHORT_SIDE_PX / min(self._before[-1].shape))
 
-    def see(self, look: Look) -> None:
+    def see(self, look: FrameView) -> None:
         if min(look.grey.shape) < _SMALLEST_PX:
             return
         self._before.append(look.grey)

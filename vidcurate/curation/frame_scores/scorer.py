@@ -21,7 +21,7 @@ _DIGITS = 6  # behind them the last bit of a sum may differ between machines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class FrameView:
     """One decoded frame, upright, in square pixels and full range (0 is black, 255 is white).
 
     `seconds` counts from the clip's first frame. `bgr` (h, w, 3) and `grey` (h, w) are the small picture,
@@ -36,10 +36,10 @@ class Look:
     luma: Pixels | None
 
 
-class FrameScore(Protocol):
+class FrameScorer(Protocol):
     """A score of the pictures of one clip. A new one is made for each clip."""
 
-    def see(self, look: Look) -> None:
+    def see(self, look: FrameView) -> None:
         """Take in the next frame, in the order of display."""
 
     def finish(self, end_seconds: float) -> Columns:

@@ -12,13 +12,13 @@ from vidcurate.curation.frame_scores.hashes import Hashes
 from vidcurate.curation.frame_scores.letterbox import Letterbox
 from vidcurate.curation.frame_scores.luma import Black, Brightness, Flicker
 from vidcurate.curation.frame_scores.motion import Motion
-from vidcurate.curation.frame_scores.scorer import Columns, FrameScore
+from vidcurate.curation.frame_scores.scorer import Columns, FrameScorer
 from vidcurate.curation.frame_scores.sharpness import Sharpness
 from vidcurate.curation.frame_scores.spec import FramesSpec
 from vidcurate.errors import MediaError
 
 # Every score of the pictures. A new one is a file, its columns in `schema`, and a line here.
-SCORES: dict[str, Callable[[FramesSpec], FrameScore]] = {
+SCORES: dict[str, Callable[[FramesSpec], FrameScorer]] = {
     "motion": lambda spec: Motion(spec.motion_pairs_per_second),
     "sharpness": lambda spec: Sharpness(),
     "brightness": lambda spec: Brightness(),
@@ -43,7 +43,7 @@ class ClipFile:
 def measure(
     clip: ClipFile,
     spec: FramesSpec,
-    scores: Mapping[str, Callable[[FramesSpec], FrameScore]] = SCORES,
+    scores: Mapping[str, Callable[[FramesSpec], FrameScorer]] = SCORES,
 ) -> Columns:
     """Return the columns of `scores` for the clip, with those of the walk itself. Raises MediaError."""
     walked, audio = Walked(), Audio()

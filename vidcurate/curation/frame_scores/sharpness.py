@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 
 from vidcurate.curation.frame_scores.letterbox import bars, bright_shares
-from vidcurate.curation.frame_scores.scorer import Columns, Look, Pixels, aggregates
+from vidcurate.curation.frame_scores.scorer import Columns, FrameView, Pixels, aggregates
 
 _AGAIN_PX = 1.5  # the known sigma
 _EDGE_SHARE = 0.01  # of the pixels, the strongest
@@ -84,7 +84,7 @@ class Sharpness:
     def __init__(self) -> None:
         self._values: list[float] = []
 
-    def see(self, look: Look) -> None:
+    def see(self, look: FrameView) -> None:
         if look.luma is not None:
             blur = blur_px(look.luma)
             if blur is not None:

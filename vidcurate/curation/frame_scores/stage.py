@@ -20,7 +20,7 @@ from vidcurate.curation.clip_table.schema import COLUMNS, require
 from vidcurate.curation.frame_scores.spec import FramesSpec
 from vidcurate.errors import InputError, MediaError
 from vidcurate.executor import map_clips
-from vidcurate.executor.map_clips import ALONE, Crew, PartSummary, Progress, no_progress
+from vidcurate.executor.map_clips import ALONE, ExecutorSpec, PartSummary, Progress, no_progress
 from vidcurate.storage import download
 
 __all__ = ["FramesSpec", "FramesSummary", "run_frames"]
@@ -109,7 +109,7 @@ def run_frames(
     spec: FramesSpec,
     *,
     videos: Path | str,
-    crew: Crew = ALONE,
+    crew: ExecutorSpec = ALONE,
     progress: Progress = no_progress,
 ) -> FramesSummary | PartSummary:
     """Decode every clip of the run's table that is not known to be broken and write RUN/frames.parquet.
@@ -138,13 +138,13 @@ def run_frames(
     )
     target = table.stage_path(run, "frames")
     up_to_date = table.is_up_to_date(target, origin)
-    parts = run / f".frames-{hashlib.sha256(origin.as_json().encode()).hexdigest()[:16]}"
+    parts = run / f".frames-{hashlib.sha256(origin.to_json().encode()).hexdigest()[:16]}"
     if not up_to_date:
         items = [
             {"path": download.join(videos, path), "start_seconds": start, "end_seconds": end}
             for path, start, end in scored.select("video_path", "start_seconds", "end_seconds").iter_rows()
         ]
-        rows = map_clips.share_clips(
+        rows = map_clips.map_clips_in_parts(
             partial(_score, spec=spec),
             items,
             on_crash=_crashed,

@@ -35,7 +35,7 @@ TABLES: dict[str, TableSchema] = {
             ("temporal consistency score",),
         ),
         files="clips",
-        read=openvid.read,
+        read=openvid.read_rows,
     ),
     "miradata-v0": TableSchema(
         summary="MiraData v0: six captions, a place in the source by frames",
@@ -56,7 +56,7 @@ TABLES: dict[str, TableSchema] = {
         dataset="panda70m",
         signature=(("videoID",), ("timestamp",), ("caption",), ("matching_score",)),
         files="sources",
-        read=panda70m.read,
+        read=panda70m.read_rows,
     ),
     "koala36m": TableSchema(
         summary="Koala-36M: one row per clip, columns by alias",
@@ -68,21 +68,21 @@ TABLES: dict[str, TableSchema] = {
             koala36m.COLUMNS["suitability_score"],
         ),
         files="clips",
-        read=koala36m.read,
+        read=koala36m.read_rows,
     ),
     "opensora": TableSchema(
         summary="Open-Sora's training table: path, text, num_frames, height, width",
         dataset="opensora",
         signature=(("path",), ("text",), ("num_frames",), ("height",), ("width",)),
         files="clips",
-        read=opensora.read,
+        read=opensora.read_rows,
     ),
     "table": TableSchema(
         summary="any CSV, TSV, Parquet or JSON Lines, by a column map",
         dataset="table",
         signature=((*table.ALIASES["video_path"], *table.ALIASES["clip_id"]), table.CAPTION),
         files="clips",
-        read=table.read,
+        read=table.read_rows,
     ),
 }
 # What --schema takes, and what each reads.

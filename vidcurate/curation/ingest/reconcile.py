@@ -93,7 +93,9 @@ def _with_keys(frame: pl.DataFrame) -> pl.DataFrame:
     return frame
 
 
-def judge(keys: pl.DataFrame, listing: Listing | None, extension: str, *, with_extra_files: bool) -> Ledger:
+def reconcile(
+    keys: pl.DataFrame, listing: Listing | None, extension: str, *, with_extra_files: bool
+) -> Ledger:
     """Return the verdict on each row, and a row for each video file that no row means.
 
     `keys` has clip_id, video_path (text or null), is_empty (no caption), bad and note (text, "" for none).

@@ -24,9 +24,9 @@ from vidcurate.curation.ingest.reconcile import (
     KEYS,
     PROBLEMS,
     Ledger,
-    judge,
     lists,
     read_report,
+    reconcile,
     write_report,
 )
 from vidcurate.curation.ingest.rows import CELLS, MEASURES, Rows, best_known, typed
@@ -124,7 +124,7 @@ def _origin(plan: _Plan, spec: IngestSpec, digest: Future[str] | None) -> tuple[
         settings={**settings, "schema": plan.schema},
         inputs={**plan.inputs, **metadata},
     )
-    return origin, hashlib.sha256(origin.as_json().encode()).hexdigest()
+    return origin, hashlib.sha256(origin.to_json().encode()).hexdigest()
 
 
 def _write(
@@ -142,7 +142,7 @@ def _write(
         if cells.is_empty():
             raise InputError(f"{spec.metadata}: a header and no rows; there is nothing to take in.")
         progress(0, cells.height, "rows")
-        ledger = judge(cells.select(KEYS), listing, spec.extension, with_extra_files=not plan.shards)
+        ledger = reconcile(cells.select(KEYS), listing, spec.extension, with_extra_files=not plan.shards)
         origin, made_from = _origin(plan, spec, digest)
         report = {"made_from": made_from, **_report(plan, ledger, dropped, more, videos)}
         frame = _table(rows, cells, ledger, plan.schema, spec)
@@ -240,7 +240,7 @@ def _rows(
 ) -> tuple[Rows, Listing | None, list[str], dict[str, Any]]:
     """Return the adapter's rows, the files to match, the source columns left out, and other findings."""
     if plan.shards and videos is not None:
-        rows, found = webdataset.read(plan.shards, spec, scratch, videos, progress)
+        rows, found = webdataset.read_rows(plan.shards, spec, scratch, videos, progress)
         files = pl.DataFrame(found.files, schema={"path": pl.String, "size_bytes": pl.Int64}, orient="row")
         files = files.with_columns(leaves=pl.lit(False), is_video=pl.lit(True))
         listing = Listing(root=videos, files=files, links=(), digest="")
@@ -251,7 +251,7 @@ def _rows(
         dropped = [name or "(unnamed)" for name in plan.source.dtypes if name not in rows.used]
         return rows, plan.listing, dropped, more
     videos_beside = plan.listing or list_folder(spec.metadata)
-    rows, unknown = folder.read(videos_beside, spec, scratch)
+    rows, unknown = folder.read_rows(videos_beside, spec, scratch)
     return rows, videos_beside, sorted(unknown), more
 
 

@@ -21,7 +21,7 @@ from vidcurate.curation.clip_table.schema import AGGREGATES, COLUMNS, require
 from vidcurate.curation.model_scores.spec import ModelsSpec
 from vidcurate.errors import InputError, StorageError
 from vidcurate.executor import map_clips
-from vidcurate.executor.map_clips import ALONE, Crew, PartSummary, Progress, no_progress
+from vidcurate.executor.map_clips import ALONE, ExecutorSpec, PartSummary, Progress, no_progress
 from vidcurate.storage import download
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _write_part(parts: Path, number: int, rows: list[dict[str, Any]], means: Any
 
 
 def _score_chunks(
-    items: list[dict[str, Any]], models: "Models", parts: Path, crew: Crew, progress: Progress
+    items: list[dict[str, Any]], models: "Models", parts: Path, crew: ExecutorSpec, progress: Progress
 ) -> PartSummary | None:
     """Score the chunks of `items`, or of the crew's part of them, that are not in `parts` yet."""
     from vidcurate.curation.model_scores.frames import decoded
@@ -136,7 +136,7 @@ def _score_chunks(
     if models.text is not None:
         side = max(side, spec.text_short_side_px)
     chunks = [items[start : start + _CLIPS_A_CHUNK] for start in range(0, len(items), _CLIPS_A_CHUNK)]
-    mine = map_clips.share(len(chunks), crew.part)
+    mine = map_clips.part_rows(len(chunks), crew.part)
     todo = [number for number in mine if not _part(parts, number)[0].exists()]
     total = sum(len(chunks[number]) for number in mine)
     done = done_before = total - sum(len(chunks[number]) for number in todo)
@@ -189,7 +189,7 @@ def run_models(
     spec: ModelsSpec,
     *,
     videos: Path | str,
-    crew: Crew = ALONE,
+    crew: ExecutorSpec = ALONE,
     progress: Progress = no_progress,
 ) -> ModelsSummary | PartSummary:
     """Score every clip that no earlier stage found broken and write RUN/models.parquet.
@@ -229,7 +229,7 @@ def run_models(
     up_to_date = table.is_up_to_date(target, origin) and (
         not spec.embeddings or table.is_up_to_date(embedded, origin)
     )
-    parts = run / f".models-{hashlib.sha256(origin.as_json().encode()).hexdigest()[:16]}"
+    parts = run / f".models-{hashlib.sha256(origin.to_json().encode()).hexdigest()[:16]}"
     if not up_to_date:
         from vidcurate.curation.model_scores.scorers import load
 

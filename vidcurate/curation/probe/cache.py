@@ -30,20 +30,20 @@ Key = tuple[str, int, int]  # path relative to the video folder, size in bytes, 
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ProbeCache:
     """Facts by key, and by size for files whose digest is known."""
 
     by_key: Mapping[Key, Facts]
     by_size: Mapping[int, Mapping[str, Facts]] = field(default_factory=dict)
 
 
-def read(path: Path) -> Known:
+def read_cache(path: Path) -> ProbeCache:
     """Return what the file remembers, nothing where there is none.
 
     Raises InputError when it is not such a file. Facts of another version of the prober are left out.
     """
     if not path.exists():
-        return Known({})
+        return ProbeCache({})
     try:
         frame = pl.read_parquet(path)
     except (pl.exceptions.PolarsError, OSError) as error:
@@ -59,12 +59,12 @@ def read(path: Path) -> Known:
         by_key[row["video_path"], row["size_bytes"], row["mtime_ns"]] = facts
         if row["sha256"]:
             by_size.setdefault(row["size_bytes"], {})[row["sha256"]] = facts
-    return Known(by_key, by_size)
+    return ProbeCache(by_key, by_size)
 
 
-def remember(path: Path, found: Iterable[tuple[Key, Facts]]) -> None:
+def update_cache(path: Path, found: Iterable[tuple[Key, Facts]]) -> None:
     """Add what was found to what the file remembers by now. Raises InputError, StorageError."""
-    entries = {**read(path).by_key, **dict(found)}
+    entries = {**read_cache(path).by_key, **dict(found)}
     rows = [
         (*key, facts.get("sha256"), VERSION, json.dumps(facts, sort_keys=True))
         for key, facts in sorted(entries.items(), key=lambda entry: entry[0])

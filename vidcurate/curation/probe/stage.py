@@ -23,7 +23,7 @@ from vidcurate.curation.probe.examine import Task
 from vidcurate.curation.probe.findings import FINDINGS, REJECTING, Facts
 from vidcurate.errors import MediaError
 from vidcurate.executor import map_clips
-from vidcurate.executor.map_clips import ALONE, Crew, PartSummary, Progress, no_progress
+from vidcurate.executor.map_clips import ALONE, ExecutorSpec, PartSummary, Progress, no_progress
 from vidcurate.recipe.recipe import Recipe
 from vidcurate.storage import download
 
@@ -179,7 +179,11 @@ def _with_probe(clips: pl.DataFrame, paths: list[str], rows: list[dict[str, Any]
 
 
 def _tasks(
-    paths: list[str], keys: list[cache.Key | None], facts: list[Facts], spec: ProbeSpec, memory: cache.Known
+    paths: list[str],
+    keys: list[cache.Key | None],
+    facts: list[Facts],
+    spec: ProbeSpec,
+    memory: cache.ProbeCache,
 ) -> dict[int, Task]:
     """Return what is left to do, by the position of the file."""
 
@@ -204,10 +208,10 @@ def _tasks(
 
 
 def _look(
-    tasks: dict[int, Task], spec: ProbeSpec, *, parts: Path, crew: Crew, progress: Progress
+    tasks: dict[int, Task], spec: ProbeSpec, *, parts: Path, crew: ExecutorSpec, progress: Progress
 ) -> dict[int, Facts] | PartSummary:
     """Examine the files of the tasks in processes that may be killed."""
-    found = map_clips.share_clips(
+    found = map_clips.map_clips_in_parts(
         _examine,
         list(tasks.values()),
         on_crash=_crashed,
@@ -235,7 +239,7 @@ def run_probe(
     spec: ProbeSpec,
     *,
     known_files: Path | None = None,
-    crew: Crew = ALONE,
+    crew: ExecutorSpec = ALONE,
     progress: Progress = no_progress,
 ) -> ProbeSummary | PartSummary:
     """Probe every file of the run's table and write RUN/probe.parquet; a part of the crew's writes none.
@@ -267,12 +271,12 @@ def run_probe(
         },
     )
     target = table.stage_path(run, "probe")
-    work = f".probe-{hashlib.sha256(origin.as_json().encode()).hexdigest()[:16]}"
+    work = f".probe-{hashlib.sha256(origin.to_json().encode()).hexdigest()[:16]}"
     if table.is_up_to_date(target, origin) and not _needs_another_try(target):
         _forget(run, work)
         return _summary(target, len(paths), files_read=0, up_to_date=True)
     memory_file = known_files or run / cache.FILE
-    memory = cache.read(memory_file)
+    memory = cache.read_cache(memory_file)
     facts: list[Facts] = [memory.by_key.get(key, {}) if key else {} for key in keys]
     tasks = _tasks(paths, keys, facts, spec, memory)
     # The parts belong to these files at this level: what is known by now decides which they are.
@@ -284,7 +288,7 @@ def run_probe(
     for place, new in found.items():
         # What failed now keeps what was known of it before.
         facts[place] = {**facts[place], **new} if new.get("failure") else new
-    cache.remember(
+    cache.update_cache(
         memory_file,
         (
             (key, facts[place])

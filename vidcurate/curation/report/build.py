@@ -149,7 +149,7 @@ def run_report(run: Path, *, videos: Path | None = None, progress: Progress = no
             "shards": facts.shards(run),
             "copies": twins,
             "near": near,
-            "costs": costs.read(run),
+            "costs": costs.read_costs(run),
             "kept": [cards["strip", clip] for clip in kept],
             "rejected": [cards["strip", clip] for clip in dropped],
             "cards": cards,

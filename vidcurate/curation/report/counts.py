@@ -105,7 +105,7 @@ def by_level(values: pl.Series, ends: list[float]) -> Groups:
     return Groups(names=(*names, "unknown"), place=place.astype(np.int64))
 
 
-class Tally:
+class ClipCounts:
     """Counts rows by several groupings at once: a row's cell in all of them is worked out once."""
 
     def __init__(self, groups: Mapping[str, Groups], seconds: pl.Series | None) -> None:
@@ -146,4 +146,4 @@ class Tally:
 
 def count(groups: Groups, seconds: pl.Series | None) -> dict[str, dict[str, Any]]:
     """Return name → {clips, hours} of one grouping."""
-    return Tally({"all": groups}, seconds).of()["all"]
+    return ClipCounts({"all": groups}, seconds).of()["all"]

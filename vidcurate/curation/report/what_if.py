@@ -28,7 +28,7 @@ class Facts:
     """The columns that are judged, a row a clip, how the rows are counted, and which are kept now."""
 
     clips: pl.DataFrame
-    tally: counts.Tally
+    tally: counts.ClipCounts
     kept_now: pl.Series | None
 
 
@@ -55,7 +55,7 @@ def spec_of(
     return with_preset(recipes.parse(json.dumps(start), FilterSpec, where="--set", settings=settings))
 
 
-def read(run: Path, specs: Sequence[FilterSpec]) -> tuple[Facts, list[Plan]]:
+def read_what_if(run: Path, specs: Sequence[FilterSpec]) -> tuple[Facts, list[Plan]]:
     """Return what the rules of `specs` ask for and what is counted, and the rules. Raises ColumnError."""
     previous = table.previous_stage(run, "filter")
     clips, where = table.scan(run, previous), table.stage_path(run, previous)
@@ -75,7 +75,7 @@ def read(run: Path, specs: Sequence[FilterSpec]) -> tuple[Facts, list[Plan]]:
         groups["by_level"] = counts.by_level(facts[cuts[0]], cuts[1])
     groups["by_bucket"] = counts.by_bucket(facts, counts.bucket_table(run)[0])
     seconds = facts["duration_seconds"] if "duration_seconds" in facts.columns else None
-    return Facts(clips=facts, tally=counts.Tally(groups, seconds), kept_now=now), plans
+    return Facts(clips=facts, tally=counts.ClipCounts(groups, seconds), kept_now=now), plans
 
 
 def _counted(facts: Facts, kept: pl.Series) -> tuple[dict[str, Any], dict[str, dict[str, dict[str, Any]]]]:
@@ -94,7 +94,7 @@ def what_if(run: Path, spec: FilterSpec) -> dict[str, Any]:
     {rule, threshold, rejected (by it first), kept (after it)}; by_source, by_level (by the present cuts; when
     the run was split), by_bucket: name → {clips, hours}. Raises ColumnError, StageError.
     """
-    facts, (plan,) = read(run, [spec])
+    facts, (plan,) = read_what_if(run, [spec])
     left = pl.Series([True]).new_from_index(0, len(facts.clips))
     rules = []
     for rule, failed in applied(facts.clips, plan):
@@ -150,7 +150,7 @@ def sweep(run: Path, start: FilterSpec, text: str) -> dict[str, Any]:
     specs = [
         recipes.parse(document, FilterSpec, where="--sweep", settings=[f"{key}={value}"]) for value in values
     ]
-    facts, plans = read(run, specs)
+    facts, plans = read_what_if(run, specs)
     found, known = [], Masks()
     for value, plan in zip(values, plans, strict=True):
         kept, groups = _counted(facts, survivors(facts.clips, plan, known))

@@ -228,7 +228,7 @@ def run_extract(
     todo = [number for number in range(len(tasks)) if number not in there]
     if todo or not table.is_up_to_date(target, origin):
         (out / "videos").mkdir(parents=True, exist_ok=True)
-        parts = out / f".extract-{hashlib.sha256(f'{origin.as_json()}{todo}'.encode()).hexdigest()[:16]}"
+        parts = out / f".extract-{hashlib.sha256(f'{origin.to_json()}{todo}'.encode()).hexdigest()[:16]}"
         made = map_clips.map_clips(
             partial(_cut, spec=spec),
             [tasks[number] for number in todo],

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vidcurate.errors import MediaError, ShardError, StorageError
-from vidcurate.loader.clip_view import names_a_side
+from vidcurate.loader.clip_view import mentions_left_or_right
 from vidcurate.media.conversion import Conversion
 from vidcurate.media.frame_map import parse
 from vidcurate.media.resample import frame_numbers
@@ -107,7 +107,9 @@ def _said(facts: bytes, task: DecodeTask) -> tuple[str | None, str, bool]:
     """Return clip id, caption and whether to mirror, from a clip's JSON; (None, "", False) of no JSON."""
     try:
         known = json.loads(facts)
-        mirror = bool(task.mirror) and not any(names_a_side(caption_of(known, key)) for key in task.mirror)
+        mirror = bool(task.mirror) and not any(
+            mentions_left_or_right(caption_of(known, key)) for key in task.mirror
+        )
         return known["clip_id"], caption_of(known, task.caption), mirror
     except (ValueError, TypeError, KeyError, AttributeError):
         return None, "", False

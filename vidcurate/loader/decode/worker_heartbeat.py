@@ -27,7 +27,7 @@ _STATES = {"R": "running", "S": "sleeping", "D": "waiting for a device", "T": ST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class WorkerState:
     """What was seen of a worker: `phase` (start, idle, read or decode) and for how long.
 
     `state`: running, sleeping, stopped, ended, unknown …, and the kernel's function that it waits in, where
@@ -78,7 +78,7 @@ def _stack(page: int) -> str:
     return os.pread(page, _MOST_STACK_BYTES, _BEAT_BYTES).decode(errors="replace").strip()
 
 
-def see(page: int, process_id: int, *, ask: bool) -> Seen:
+def read_heartbeat(page: int, process_id: int, *, ask: bool) -> WorkerState:
     """Return what a worker is doing. `ask` it for its stack: it stays alive, a stopped one is woken.
 
     A worker that has crashed left its stack already; one that was killed has none.
@@ -97,13 +97,13 @@ def see(page: int, process_id: int, *, ask: bool) -> Seen:
             before, stack = stack, _stack(page)
             if stack and stack == before:
                 break
-    return Seen(phase=phase, seconds=now - since, state=state, stack=stack or "none came")
+    return WorkerState(phase=phase, seconds=now - since, state=state, stack=stack or "none came")
 
 
 # ── the worker's side ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def begin(page: int) -> None:
+def start_work(page: int) -> None:
     """Have the stack written into the page on a crash and on SIGUSR2."""
     faulthandler.enable(file=page)
     faulthandler.register(signal.SIGUSR2, file=page)

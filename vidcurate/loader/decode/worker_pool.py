@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from vidcurate.errors import MediaError, StorageError, VidcurateError
-from vidcurate.executor.shared_memory import Slab as Slab
+from vidcurate.executor.shared_memory import SharedArray as Slab
 from vidcurate.loader.decode import worker_heartbeat
 from vidcurate.loader.decode.decode_clip import DecodeTask
-from vidcurate.loader.decode.worker_heartbeat import Seen
+from vidcurate.loader.decode.worker_heartbeat import WorkerState
 from vidcurate.loader.decode.worker_process import raise_error, task_line
 
 _TRIES = 2
@@ -293,7 +293,9 @@ class DecodePool:
                 job.future.set_exception(error)
 
     def _stop_late(self, worker: _Worker) -> None:
-        self._drop(worker, "deadline", worker_heartbeat.see(worker.page, worker.process.pid, ask=True))
+        self._drop(
+            worker, "deadline", worker_heartbeat.read_heartbeat(worker.page, worker.process.pid, ask=True)
+        )
 
     def _end_worker(self, worker: _Worker) -> None:
         _kill(worker.process)
@@ -303,12 +305,12 @@ class DecodePool:
         with self._lock:
             self._workers.remove(worker)
 
-    def _drop(self, worker: _Worker, reason: str, seen: Seen | None = None) -> None:
+    def _drop(self, worker: _Worker, reason: str, seen: WorkerState | None = None) -> None:
         """End the worker; give its job out again, or fail it the second time."""
         if seen is None:
             with suppress(subprocess.TimeoutExpired):
                 worker.process.wait(_EXIT_SECONDS)  # its exit status says whose fault it was
-            seen = worker_heartbeat.see(worker.page, worker.process.pid, ask=False)
+            seen = worker_heartbeat.read_heartbeat(worker.page, worker.process.pid, ask=False)
         self._end_worker(worker)
         status, job = worker.process.returncode, worker.job
         event = {"event": "worker_replaced", "reason": reason, "clip_id": job.task.clip_id if job else None}
@@ -333,7 +335,7 @@ class DecodePool:
         else:
             job.future.set_exception(self._verdict(job, reason, status, seen))
 
-    def _verdict(self, job: _Job, reason: str, status: int | None, seen: Seen) -> VidcurateError:
+    def _verdict(self, job: _Job, reason: str, status: int | None, seen: WorkerState) -> VidcurateError:
         """Return what a clip's last failure means: MediaError where a spare may take its place."""
         clip = f"clip {job.task.clip_id!r}"
         limit = f"in {self._deadline_seconds:g} s, {job.tries} times"

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from vidcurate.errors import MediaError, ShardError, StorageError, VidcurateError
-from vidcurate.executor.shared_memory import SlabPart
+from vidcurate.executor.shared_memory import SharedArraySlice
 from vidcurate.loader.decode import worker_heartbeat
 from vidcurate.loader.decode.decode_clip import DecodeTask, decode
 
@@ -53,7 +53,7 @@ def _answer(line: bytes, slab: int, page: int) -> dict[str, Any]:
     task = DecodeTask(**message["task"])
     try:
         shape = (task.num_frames, task.height, task.width, 3)
-        out = SlabPart(slab, message["offset"], shape)
+        out = SharedArraySlice(slab, message["offset"], shape)
         _, caption = decode(task, lambda phase: worker_heartbeat.beat(page, phase, task.clip_id), out)
     except MediaError as error:
         return {"error": "media", "kind": error.kind, "text": str(error)}
@@ -93,7 +93,7 @@ def main(descriptor: int, page: int, parent: int) -> None:
     """Serve tasks from the socket `descriptor` until it closes; `page` is where `heartbeat` writes."""
     _die_with_parent(parent)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash ends at once
-    worker_heartbeat.begin(page)
+    worker_heartbeat.start_work(page)
     from vidcurate import media  # noqa: F401 - before the collector is frozen
 
     gc.collect()

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from vidcurate import rng
 from vidcurate.errors import StateError
 from vidcurate.sampler.changes import plan_file, transition
-from vidcurate.sampler.order_state import LoaderState, Verdict
+from vidcurate.sampler.order_state import LoaderState, StateComparison
 from vidcurate.sampler.plan import Plan, Rows
 from vidcurate.shards import index_diff
 from vidcurate.shards.index import Index
@@ -47,7 +47,7 @@ class Change:
     plan_file: str = ""
     with_gaps: bool = False
 
-    def in_words(self) -> str:
+    def to_text(self) -> str:
         """Return the change as a few words."""
         counts = ", ".join(f"{count} {kind}" for kind, count in self.counts.items() if count)
         return f"step {self.step}: {counts or ', '.join(self.kinds)}"
@@ -56,7 +56,7 @@ class Change:
 Journal = tuple[Change, ...]
 
 
-def read(folder: Path, name: str) -> Journal:
+def read_change_log(folder: Path, name: str) -> Journal:
     """Return the journal that a state names. Raises StateError when it is missing or altered."""
     path = folder / f"{name}.json"
     kept = json.loads(plan_file.read_whole(path, name))
@@ -72,7 +72,7 @@ def _change_from(entry: dict[str, Any]) -> Change:
     )
 
 
-def write(folder: Path, journal: Journal) -> str:
+def write_change_log(folder: Path, journal: Journal) -> str:
     """Write a journal and return its name. Raises StorageError."""
     kept = {"format": FORMAT, "changes": [asdict(change) for change in journal]}
     data = (json.dumps(kept, sort_keys=True) + "\n").encode()
@@ -83,7 +83,7 @@ def write(folder: Path, journal: Journal) -> str:
 
 def copy(folder: Path, into: Path, name: str) -> None:
     """Copy a journal and the plans that it names to another run's folder. Raises StateError, StorageError."""
-    for change in read(folder, name):
+    for change in read_change_log(folder, name):
         if change.plan_file:
             plan_name = f"{change.plan_file}.parquet"
             data = plan_file.read_whole(folder / plan_name, change.plan_file)
@@ -95,7 +95,7 @@ def extended(
     folder: Path,
     journal: Journal,
     state: LoaderState,
-    verdict: Verdict,
+    verdict: StateComparison,
     index: Index,
     plan: Plan,
     old_index: Index | None,
@@ -116,12 +116,12 @@ def extended(
     if set(change.kinds) <= {"removed", "content"}:
         lookup = _Lookup((*journal, change), index)
         before = _replay(folder, journal, lookup)
-        if transition.with_gaps(before, lookup.rows_of(change.removed), state.step):
+        if transition.with_removed_clips(before, lookup.rows_of(change.removed), state.step):
             return (*journal, replace(change, with_gaps=True))
     return (*journal, replace(change, plan_file=plan_file.write_plan(folder, plan, hashes)))
 
 
-def _change(state: LoaderState, verdict: Verdict, index: Index, plan: Plan) -> Change:
+def _change(state: LoaderState, verdict: StateComparison, index: Index, plan: Plan) -> Change:
     counts: dict[str, int] = {}
     clips: dict[str, tuple[str, ...]] = {}
     removed: tuple[str, ...] = ()
@@ -165,7 +165,7 @@ def _begin(folder: Path, state: LoaderState, index: Index, plan: Plan) -> Change
     )
 
 
-def replay(folder: Path, journal: Journal, index: Index) -> Plan:
+def replay_changes(folder: Path, journal: Journal, index: Index) -> Plan:
     """Return the plan with all changes that a journal holds, its clips at their rows of `index`.
 
     The journal must hold a change of the order. Raises StateError when a file is missing or altered.
@@ -178,13 +178,13 @@ def _replay(folder: Path, journal: Journal, lookup: "_Lookup") -> Plan:
     for change in journal:
         if change.with_gaps:
             assert plan
-            changed = transition.with_gaps(plan, lookup.rows_of(change.removed), change.step)
+            changed = transition.with_removed_clips(plan, lookup.rows_of(change.removed), change.step)
             assert changed
             plan = replace(changed, fingerprint=change.plan_fingerprint)
         elif change.plan_file:
             its_plan = plan_file.read_plan(folder, change.plan_file, lookup.rows)
             its_plan = replace(its_plan, num_rows=lookup.num_rows, gone=lookup.gone)
-            plan = transition.gone_on(plan, its_plan, change.step) if plan else its_plan
+            plan = transition.continue_with(plan, its_plan, change.step) if plan else its_plan
     assert plan
     return plan
 
@@ -200,13 +200,13 @@ class _Lookup:
         names = list(dict.fromkeys(name for change in journal for name in change.removed))
         of_names = rng.id_hashes(names)
         self.num_rows = len(index)
-        self._order = rng.sorting(hashes)
+        self._order = rng.sort_by_hash(hashes)
         self._sorted = hashes[self._order]
         away = np.flatnonzero(~self._knows(of_names))
         self.gone = tuple(names[number] for number in away.tolist())
         if self.gone:
             both = np.concatenate([hashes, of_names[away]])
-            self._order = rng.sorting(both)
+            self._order = rng.sort_by_hash(both)
             self._sorted = both[self._order]
         twice = np.flatnonzero(self._sorted[1:] == self._sorted[:-1])
         if len(twice):

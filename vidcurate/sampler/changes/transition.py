@@ -16,7 +16,7 @@ from vidcurate.sampler.plan import Cell, Past, Plan, Rows
 from vidcurate.sampler.shard_blocks import Blocks
 
 
-def gone_on(before: Plan, after: Plan, step: int) -> Plan:
+def continue_with(before: Plan, after: Plan, step: int) -> Plan:
     """Return the plan that is `before` up to `step` and `after` from there on.
 
     A cell that both have, by name, goes on in its stream: where neither its clips nor its micro-batch size
@@ -56,7 +56,7 @@ def _past(before: Plan, after: Plan, cell: Cell, step: int, turn: int) -> Past:
 def _after(plan: Plan, number: int, until: int, cell: Cell, turn: int) -> Past:
     """Return where `cell` goes on after what cell `number` of `plan` showed in the steps before `until`."""
     old = plan.cells[number]
-    past = past_of(plan, old)
+    past = consumed(plan, old)
     _check_blocks(past.stream.blocks, cell)
     turns = mixture.turns_before(plan.mixture, until * plan.micro_batches_per_step)[number]
     had = turns + past.skip
@@ -91,7 +91,7 @@ def _check_blocks(begun: Blocks | None, cell: Cell) -> None:
         )
 
 
-def past_of(plan: Plan, cell: Cell) -> Past:
+def consumed(plan: Plan, cell: Cell) -> Past:
     """Return what a cell goes on with, of a cell that nothing has happened to, too."""
     return cell.past or Past(
         stream=order.stream_of(plan, cell), rows=cell.rows, skip=0, missing=epoch_shuffle.NONE
@@ -108,7 +108,7 @@ def _live(past: Past) -> Rows:
     return np.delete(np.arange(len(past.rows)), np.union1d(past.stream.dead, past.missing))
 
 
-def with_gaps(before: Plan, removed: Rows, step: int) -> Plan | None:
+def with_removed_clips(before: Plan, removed: Rows, step: int) -> Plan | None:
     """Return the plan in which from `step` on spares fill the places of the clips at the rows `removed`.
 
     Nothing else changes. None when a cell would have fewer clips left than a micro-batch holds.
@@ -120,7 +120,7 @@ def with_gaps(before: Plan, removed: Rows, step: int) -> Plan | None:
         if len(rows) < cell.micro_batch_size:
             return None
         if len(rows) < len(cell.rows):
-            past = past_of(before, cell)
+            past = consumed(before, cell)
             live = _live(past)
             missing = np.union1d(past.missing, live[_among(past.rows[live], removed)])
             cell = replace(cell, rows=rows, past=replace(past, missing=missing))

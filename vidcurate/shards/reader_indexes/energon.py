@@ -18,7 +18,7 @@ import yaml
 from vidcurate.errors import StorageError
 from vidcurate.shards.reader_indexes.samples import Sample, samples_of
 from vidcurate.storage import atomic_file
-from vidcurate.storage.atomic_file import put
+from vidcurate.storage.atomic_file import write_if_absent
 
 FOLDER = ".nv-meta"
 VERSION = "7.4.1"
@@ -110,7 +110,7 @@ def put_folder(folder: Path, manifest: Mapping[str, Any]) -> bool:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     for name, text in _files(manifest).items():
-        put(partial / name, text.encode())
+        write_if_absent(partial / name, text.encode())
     _write_database(partial / ".partial", samples_of(folder, manifest))
     atomic_file.replace(partial / ".partial", partial / _DATABASE)
     if final.exists():

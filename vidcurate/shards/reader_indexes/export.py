@@ -20,7 +20,7 @@ from vidcurate.shards.manifest import only_writer, read_manifest
 from vidcurate.shards.reader_indexes import energon, wids
 from vidcurate.shards.reader_indexes.samples import Sample, samples_of
 from vidcurate.shards.write_shard import BUILD
-from vidcurate.storage.atomic_file import put
+from vidcurate.storage.atomic_file import write_if_absent
 
 READERS = ("energon", "dali", "wids")
 
@@ -86,9 +86,9 @@ def export(
         with only_writer(folder):
             for name, samples in samples_of(folder, manifest) if per_shard else ():
                 if "energon" in readers:
-                    count(put(folder / f"{name}.idx", energon.offsets(samples)))
+                    count(write_if_absent(folder / f"{name}.idx", energon.offsets(samples)))
                 if "dali" in readers:
-                    count(put((folder / name).with_suffix(".idx"), dali_text(samples)))
+                    count(write_if_absent((folder / name).with_suffix(".idx"), dali_text(samples)))
             if "energon" in readers:
                 count(energon.put_folder(folder, manifest))
             if "wids" in readers:
@@ -141,7 +141,7 @@ def problems(folder: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[str, s
         yield from energon.problems(folder, manifest)
     if (folder / wids.NAME).exists():
         md5 = {name: md5 for (name, _), md5 in wids.known_md5(folder).items()}
-        if md5.keys() != set(names) or (folder / wids.NAME).read_bytes() != wids.as_json(
+        if md5.keys() != set(names) or (folder / wids.NAME).read_bytes() != wids.to_json(
             folder, manifest, md5
         ):
             yield wids.NAME, "is not what the manifest gives; run `vidcurate export-index` again"

@@ -16,7 +16,7 @@ _PLACES = [
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SamplePart:
     """A member of a sample: its payload is `size` bytes at `offset` of the tar."""
 
     extension: str
@@ -29,7 +29,7 @@ class Sample:
     """A sample of a shard: its parts in the order of the tar."""
 
     key: str
-    parts: tuple[Part, ...]
+    parts: tuple[SamplePart, ...]
 
     @property
     def begin(self) -> int:
@@ -60,7 +60,7 @@ def samples_of(folder: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[str,
                 Sample(
                     row["sample_key"],
                     tuple(
-                        Part(extension, row[f"{part}_offset"], row[f"{part}_size"])
+                        SamplePart(extension, row[f"{part}_offset"], row[f"{part}_size"])
                         for part, extension in (
                             ("json", "json"),
                             ("video", row["video_extension"]),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vidcurate.executor.map_shards import in_threads
-from vidcurate.storage.atomic_file import put
+from vidcurate.storage.atomic_file import write_if_absent
 
 NAME = "index.json"
 _PROGRESS = ".index.json.partial.jsonl"
@@ -39,7 +39,7 @@ def _md5(path: Path) -> tuple[str, str]:
         return path.name, hashlib.file_digest(file, "md5").hexdigest()
 
 
-def as_json(folder: Path, manifest: Mapping[str, Any], md5: Mapping[str, str]) -> bytes:
+def to_json(folder: Path, manifest: Mapping[str, Any], md5: Mapping[str, str]) -> bytes:
     """Return index.json. `blake3` is ours: it ties each MD5 to the bytes it was taken of."""
     shards = [
         {
@@ -67,6 +67,6 @@ def put_index(
             file.write(json.dumps({"url": name, "blake3": digests[name], "md5sum": value}) + "\n")
             file.flush()
             progress(sizes[name])
-    written = put(folder / NAME, as_json(folder, manifest, md5))
+    written = write_if_absent(folder / NAME, to_json(folder, manifest, md5))
     (folder / _PROGRESS).unlink()
     return written

@@ -52,11 +52,11 @@ def test_a_verdict_of_this_attempt_counts_whatever_the_clock_of_the_file_server_
 def test_a_drain_of_this_attempt_counts_whatever_the_clock_of_the_first_host_says(tmp_path: Path) -> None:
     names = {"a": "one", "b": "two"}
     drain = {"event": "guard", "step": 3, "action": "drain", "time": 1.0}
-    jsonl.append(tmp_path / jsonl.EVENTS, drain | {"verdict": {"ranks": [0], "reason": "then"}})
+    jsonl.append_line(tmp_path / jsonl.EVENTS, drain | {"verdict": {"ranks": [0], "reason": "then"}})
     before = seen(tmp_path)
     lost = ended(dict.fromkeys(range(4), 76), names)
     assert bad_hosts(tmp_path, lost, before) == {}
-    jsonl.append(tmp_path / jsonl.EVENTS, drain | {"verdict": {"ranks": [2], "reason": "now"}})
+    jsonl.append_line(tmp_path / jsonl.EVENTS, drain | {"verdict": {"ranks": [2], "reason": "now"}})
     assert bad_hosts(tmp_path, lost, before) == {"b": "rank 2: now"}
 
 

@@ -25,7 +25,7 @@ from trainer.model.encoders.word_hash import WordsSpec
 from trainer.recipe.recipe import TrainRecipe
 from trainer.report.preview import dry_run
 from trainer.train import train
-from trainer.training.preflight.run_checks import fly
+from trainer.training.preflight.run_checks import run_checks
 
 CPU = torch.device("cpu")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -142,7 +142,7 @@ def test_what_has_no_weights_takes_none_and_what_is_not_here_is_unknown(
 def told(given: TrainRecipe) -> tuple[dict[str, Any], str]:
     """Return the first stage's memory by the dry run, and all of it in words."""
     report = dry_run.dry_run(given)
-    return report["stages"][0]["memory"], dry_run.in_words(report)
+    return report["stages"][0]["memory"], dry_run.to_text(report)
 
 
 def test_the_forecast_of_a_stage_of_clips_counts_the_encoders(made: Path, tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_the_preflight_counts_the_encoders(made: Path, tmp_path: Path) -> None:
         checks = {}
         for folder in (made, tmp_path):
             given = recipe(made, tmp_path / "run", f"text_encoder.source={folder / 't5'}")
-            found = fly(given, world, data_stages.lay_out(given), full=False)
+            found = run_checks(given, world, data_stages.lay_out(given), full=False)
             checks[folder] = {check["name"]: check for check in found.nodes[0]["checks"]}
     finally:
         mesh.leave(world)

@@ -166,12 +166,12 @@ def test_missing_clips_are_listed_with_the_command_and_counted_by_the_dry_run(
     short = {cell["name"]: cell["clips"] for cell in stage["cells"] if "-4f-" in cell["name"]}
     assert {part["cell"]: part["clips"] for part in stage["latents"]["missing"]} == short
     assert stage["latents"]["missing_clips"] == sum(short.values()) > 0
-    words = dry_run.in_words(dry_run.dry_run(recipe))
+    words = dry_run.to_text(dry_run.dry_run(recipe))
     assert "  missing in level-1/32px-4f-" in words
     whole = dry_run.dry_run(smoke(shards, tmp_path / "run", *TRAINED, *from_latents(latents)))
     clips = dry_run.dry_run(smoke(shards, tmp_path / "run", *TRAINED))
     assert whole["stages"][0]["latents"]["missing"] == []
-    assert "encoded ahead" in dry_run.in_words(clips)
+    assert "encoded ahead" in dry_run.to_text(clips)
     for key in ("clips", "steps", "cells", "first_clip_ids", "plan_fingerprint", "structure_fingerprint"):
         assert whole["stages"][0][key] == clips["stages"][0][key]
 

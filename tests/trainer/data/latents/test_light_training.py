@@ -87,7 +87,7 @@ def test_training_on_latents_needs_torch_numpy_pyarrow_and_pydantic_alone(
     train(smoke(shards, tmp_path / "line", *TRAINED))
     ahead = smoke(shards, tmp_path / "ahead", *TRAINED, f"stages.0.data.latents={tmp_path / 'latents'}")
     recipe = tmp_path / "recipe.json"
-    recipe.write_text(json.dumps(recipes.as_json(ahead)))
+    recipe.write_text(json.dumps(recipes.to_json(ahead)))
     shards.rename(tmp_path / "elsewhere")  # the clips are not there
 
     begun = run(str(recipe), "--set", "stages.0.steps=2")
@@ -111,7 +111,7 @@ def test_made_up_latents_need_no_more_and_train_in_mixed_buckets(
     monkeypatch.delenv("PYTHONPATH", raising=False)
     table = "stages.0.data.buckets.table={32px: {8: [1.0, 2], 16: [1.0, 2], 1: [1.0, 4]}}"
     recipe = smoke(tmp_path / "none", tmp_path / "run", *TRAINED, table)
-    (tmp_path / "recipe.json").write_text(json.dumps(recipes.as_json(recipe)))
+    (tmp_path / "recipe.json").write_text(json.dumps(recipes.to_json(recipe)))
 
     made = run(
         "benchmarks/make_latents.py",

@@ -60,7 +60,7 @@ def serve(capsys: pytest.CaptureFixture[str], *words: object) -> Printed:
 
 
 def served(run: Path, event: str = "served") -> list[int]:
-    lines = metrics.read(run / "serve" / "served.jsonl")
+    lines = metrics.read_metrics(run / "serve" / "served.jsonl")
     return [line["step"] for line in lines if line["event"] == event]
 
 
@@ -147,7 +147,7 @@ def test_a_checkpoint_that_is_deleted_while_it_is_read_is_one_line(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.rmtree(run / "samples")
-    read = parts.read
+    read = parts.read_part_tensors
 
     def and_gone(folder: Path) -> Any:  # as keep_last does it, at the worst moment
         if folder.parent.name == "step-00000004":
@@ -155,7 +155,7 @@ def test_a_checkpoint_that_is_deleted_while_it_is_read_is_one_line(
             shutil.rmtree(folder.parent)
         return read(folder)
 
-    monkeypatch.setattr(parts, "read", and_gone)
+    monkeypatch.setattr(parts, "read_part_tensors", and_gone)
 
     assert main(["serve", "--once", str(run)]) == 0
     printed = capsys.readouterr()
@@ -209,15 +209,15 @@ def test_the_validation_loss_is_the_trainings_own(
 
     serve(capsys, run)
 
-    own = {line["step"]: line for line in metrics.read(trained / "validation.jsonl")}
-    lines = metrics.read(run / "serve/validation.jsonl")
+    own = {line["step"]: line for line in metrics.read_metrics(trained / "validation.jsonl")}
+    lines = metrics.read_metrics(run / "serve/validation.jsonl")
     assert [line["step"] for line in lines] == [4, 2]
     for line in lines:
         assert len(line["loss_by_timestep"]) == 10
         for key in ("loss", "loss_by_clip", "loss_by_timestep", "standard_error", "stage", "weights"):
             assert line[key] == own[line["step"]][key]
     serve(capsys, run, "--raw")
-    raw = metrics.read(run / "serve/validation.jsonl")[2:]
+    raw = metrics.read_metrics(run / "serve/validation.jsonl")[2:]
     assert [line["weights"] for line in raw] == ["raw", "raw"]
     assert raw[0]["loss"] != lines[0]["loss"]
 
@@ -300,14 +300,14 @@ def test_a_run_without_a_checkpoint_is_waited_for_with_one_line_and_not_by_once(
 
 
 def _seconds(run: Path) -> str:
-    (line,) = metrics.read(run / "serve" / "served.jsonl")
+    (line,) = metrics.read_metrics(run / "serve" / "served.jsonl")
     return f"{line['seconds']:.1f}"
 
 
 def test_what_a_killed_server_left_is_removed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    partial = sample_rounds.begin(sample_rounds.folder(run, sample_rounds.OWN, 2), "serve")
+    partial = sample_rounds.begin_round(sample_rounds.folder(run, sample_rounds.OWN, 2), "serve")
     (partial / "00-0.mp4").write_bytes(b"half")
-    training = sample_rounds.begin(sample_rounds.folder(run, sample_rounds.OWN, 4), "training")
+    training = sample_rounds.begin_round(sample_rounds.folder(run, sample_rounds.OWN, 4), "training")
 
     serve(capsys, run)
 

@@ -52,7 +52,9 @@ def test_tensorboard_shows_each_clip_at_its_step_once_also_after_a_restart(tmp_p
             gif.seek(number)
             assert np.abs(np.asarray(gif.convert("RGB")).astype(int) - clip[number]).mean() < 12
     steps = {event.step: event.value for event in shown.Scalars("validation/loss")}
-    for line in metrics.read(run / "serve/validation.jsonl"):  # of each step the raw weights came last
+    for line in metrics.read_metrics(
+        run / "serve/validation.jsonl"
+    ):  # of each step the raw weights came last
         assert line["weights"] == "raw" or line["step"] == 2
         assert line["weights"] == "ema" or steps[line["step"]] == pytest.approx(line["loss"])
 
@@ -67,7 +69,7 @@ def test_wandb_gets_a_run_of_its_own_in_the_group_with_the_trainings_step_as_axi
     assert main(["serve", "--once", "--seeds", "3", str(run)]) == 0
 
     log = (run / "serve/logs/tracker-wandb.log").read_text()
-    assert not [line for line in metrics.read(run / "serve/served.jsonl") if "tracker" in line], log
+    assert not [line for line in metrics.read_metrics(run / "serve/served.jsonl") if "tracker" in line], log
     runs: dict[str, tuple[str, str]] = {}
     axes: dict[str, str] = {}
     videos: dict[tuple[str, str], list[str]] = {}
@@ -127,7 +129,7 @@ def test_a_tracker_that_fails_is_one_line_and_the_clips_are_made(
 
     assert main(["serve", "--once", str(run)]) == 0
 
-    lines = metrics.read(run / "serve/served.jsonl")
+    lines = metrics.read_metrics(run / "serve/served.jsonl")
     assert [line["event"] for line in lines] == ["served", "tracker_failed"]
     assert "no quota" in lines[1]["error"]
     assert (run / "samples/step-00000002/00-0.mp4").is_file()

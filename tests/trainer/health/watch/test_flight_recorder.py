@@ -32,7 +32,7 @@ def tell():
         time.sleep(0.05)
         found = recorder.look()
     folder = pathlib.Path(sys.argv[1])
-    (folder / f".{rank}").write_text(json.dumps(collectives.as_json(found)))
+    (folder / f".{rank}").write_text(json.dumps(collectives.to_json(found)))
     (folder / f".{rank}").rename(folder / str(rank))
     while len([path for path in folder.iterdir() if path.name in "01"]) < 2:
         time.sleep(0.05)
@@ -95,7 +95,7 @@ NCCL = {
 
 
 def test_a_dump_of_nccl_says_what_its_gpu_has_begun() -> None:
-    (found,) = flight_recorder.read(NCCL, lambda name: ())
+    (found,) = flight_recorder.read_trace(NCCL, lambda name: ())
     assert found == Collective(
         group="nccl group 0 (default_pg)",
         ranks=(0, 1),
@@ -108,7 +108,7 @@ def test_a_dump_of_nccl_says_what_its_gpu_has_begun() -> None:
 
 def test_a_dump_of_another_form_is_refused_with_its_version() -> None:
     with pytest.raises(StateError, match=r"torch 2\.13 writes version 2\.10, this is 3\.0"):
-        flight_recorder.read(NCCL | {"version": "3.0", "pg_status": {}}, lambda name: ())
+        flight_recorder.read_trace(NCCL | {"version": "3.0", "pg_status": {}}, lambda name: ())
 
 
 def at(enqueued: int, completed: int, started: int = -1, ranks: tuple[int, ...] = (0, 1, 2)) -> Collective:

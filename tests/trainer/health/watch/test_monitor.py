@@ -41,22 +41,22 @@ def page() -> Iterator[mmap.mmap]:
 
 def test_a_step_has_one_limit_and_a_slow_phase_another(page: mmap.mmap) -> None:
     pulse = Pulse(page, stall_seconds=10, slow_seconds=100)
-    assert heartbeat.see(page).phase == "start"
+    assert heartbeat.read_page(page).phase == "start"
 
     pulse.step(0)  # may compile
-    assert heartbeat.see(page).limit_seconds == 100
+    assert heartbeat.read_page(page).limit_seconds == 100
     pulse.step(1)
-    began = heartbeat.see(page).since
+    began = heartbeat.read_page(page).since
     pulse.phase("forward_backward")
-    seen = heartbeat.see(page)
+    seen = heartbeat.read_page(page)
     assert (seen.step, seen.phase, seen.limit_seconds) == (1, "forward_backward", 10)
     assert seen.since == began  # the step's time goes on
     pulse.phase("save")
-    seen = heartbeat.see(page)
+    seen = heartbeat.read_page(page)
     assert seen.limit_seconds == 100
     assert seen.since > began
     pulse.step(2)
-    assert heartbeat.see(page).limit_seconds == 10
+    assert heartbeat.read_page(page).limit_seconds == 10
 
 
 def test_a_look_in_the_middle_of_a_write_sees_a_whole_page(page: mmap.mmap) -> None:
@@ -74,7 +74,7 @@ def test_a_look_in_the_middle_of_a_write_sees_a_whole_page(page: mmap.mmap) -> N
         os._exit(1)
     torn, until, before = [], time.monotonic() + 1.0, 0
     while time.monotonic() < until or (before < 1000 and time.monotonic() < began + 120):
-        seen = heartbeat.see(page)
+        seen = heartbeat.read_page(page)
         if (
             seen.since < began
             or seen.limit_seconds not in (10, 100)
@@ -96,15 +96,15 @@ def test_of_a_writer_that_was_stopped_in_a_write_the_one_before_is_seen(page: mm
     pulse.step(7)
     changed = [at for at in range(len(whole)) if page[at] != whole[at]]
     page[changed[-1]] = whole[changed[-1]]  # its last byte did not come
-    assert heartbeat.see(page).step == 6
+    assert heartbeat.read_page(page).step == 6
     pulse.step(8)
     pulse.step(9)
-    assert heartbeat.see(page).step == 9
+    assert heartbeat.read_page(page).step == 9
 
 
 def test_a_page_that_nothing_was_written_to_is_refused(page: mmap.mmap) -> None:
     with pytest.raises(StateError, match="nothing whole"):
-        heartbeat.see(page)
+        heartbeat.read_page(page)
 
 
 def test_a_run_that_ends_in_order_leaves_no_record_and_no_heartbeat(tmp_path: Path) -> None:
@@ -114,15 +114,15 @@ def test_a_run_that_ends_in_order_leaves_no_record_and_no_heartbeat(tmp_path: Pa
     ):
         watched.pulse.step(7)
         until = time.monotonic() + LIMIT_SECONDS
-        while 0 not in heartbeat.read(tmp_path) and time.monotonic() < until:
+        while 0 not in heartbeat.read_heartbeat(tmp_path) and time.monotonic() < until:
             time.sleep(0.02)
-        (record,) = processes.read(tmp_path)
+        (record,) = processes.read_process(tmp_path)
         assert processes.alive(record)
-        beat = heartbeat.read(tmp_path)[0]
+        beat = heartbeat.read_heartbeat(tmp_path)[0]
         assert beat["phase"] in ("start", "data")
         assert abs(beat["time"] - time.time()) < 60
-    assert processes.read(tmp_path) == []
-    assert heartbeat.read(tmp_path) == {}
+    assert processes.read_process(tmp_path) == []
+    assert heartbeat.read_heartbeat(tmp_path) == {}
 
 
 def test_a_disk_that_refuses_heartbeats_is_told_once_and_the_run_goes_on(
@@ -163,9 +163,9 @@ def test_a_rank_with_thousands_of_open_files_is_watched_too(
             while set(processes.children(os.getpid())) <= set(before) and time.monotonic() < until:
                 time.sleep(0.01)  # until its watcher is there
             watched.pulse.step(7)
-            while heartbeat.read(tmp_path).get(0, {}).get("step") != 7 and time.monotonic() < until:
+            while heartbeat.read_heartbeat(tmp_path).get(0, {}).get("step") != 7 and time.monotonic() < until:
                 time.sleep(0.01)
-            assert heartbeat.read(tmp_path)[0]["step"] == 7
+            assert heartbeat.read_heartbeat(tmp_path)[0]["step"] == 7
     finally:
         for file in files:
             os.close(file)
@@ -186,7 +186,7 @@ def test_a_watch_that_cannot_begin_leaves_no_file_open(tmp_path: Path) -> None:
 
 def test_sigusr2_writes_the_stacks_and_ends_nothing(tmp_path: Path) -> None:
     with stop_requests.listening() as stop, monitor.watching(WatchSpec(), tmp_path, ALONE, stop):
-        (record,) = processes.read(tmp_path)
+        (record,) = processes.read_process(tmp_path)
         os.kill(os.getpid(), signal.SIGUSR2)
         text = Path(f"/proc/self/fd/{record.stack_descriptor}").read_text()
     assert "test_sigusr2_writes_the_stacks_and_ends_nothing" in text
@@ -214,7 +214,7 @@ def test_a_clock_that_is_set_is_told_and_one_that_is_slewed_is_not(
 
     assert [step.seconds for step in found] == pytest.approx(seconds)
     for step in found:
-        words = step.in_words("node3")
+        words = step.to_text("node3")
         assert words.startswith(f"node3: the clock was set {'back' if step.seconds < 0 else 'forward'} by ")
         assert "makestep" in words
 
@@ -345,11 +345,11 @@ def test_ranks_of_a_host_that_is_silent_are_named(tmp_path: Path, monkeypatch: p
     here = processes.this_process(tmp_path, rank=0, local_rank=0, world_size=2)
     mine = dataclasses.replace(here, pid=child.pid, start_time=processes.start_time(child.pid) or 0)
     for record in (mine, dataclasses.replace(mine, rank=1, host="n9")):
-        processes.write(tmp_path, record)
+        processes.write_process(tmp_path, record)
     now = claim(tmp_path, 0)
     assert now is not None
 
-    seen = heartbeat.Seen(step=12, phase="update", since=0.0, phase_since=0.0, limit_seconds=1.0)
+    seen = heartbeat.RankState(step=12, phase="update", since=0.0, phase_since=0.0, limit_seconds=1.0)
     end_hung_run.take_part(
         tmp_path, now, mine, lambda: seen, is_first=True, policy="restart", apart_seconds=0.5
     )

@@ -36,7 +36,7 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
             pid=child.pid,
             start_time=processes.start_time(child.pid) or 0,
         )
-        processes.write(tmp_path, record)
+        processes.write_process(tmp_path, record)
         page = anonymous_file(heartbeat.PAGE_BYTES)
         pulse = Pulse(mmap.mmap(page, heartbeat.PAGE_BYTES), stall_seconds=0.0, slow_seconds=60.0)
         job = Job(

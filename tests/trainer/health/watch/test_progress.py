@@ -33,8 +33,8 @@ def test_time_in_which_the_supervisor_itself_stood_still_is_not_the_ranks(
     monkeypatch.setattr(progress, "time", type("Clock", (), {"monotonic": lambda: next(clock)}))
     beats = progress.Heartbeats(tmp_path)
     assert beats.quiet_seconds() is None
-    seen = heartbeat.Seen(step=1, phase="data", since=0.0, phase_since=0.0, limit_seconds=1.0)
-    heartbeat.write(tmp_path, 0, seen)
+    seen = heartbeat.RankState(step=1, phase="data", since=0.0, phase_since=0.0, limit_seconds=1.0)
+    heartbeat.write_heartbeat(tmp_path, 0, seen)
     assert beats.quiet_seconds() == 0.0
     assert beats.quiet_seconds() == pytest.approx(1.0)
     assert beats.quiet_seconds() == pytest.approx(1.1)

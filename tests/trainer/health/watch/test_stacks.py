@@ -51,14 +51,14 @@ with DecodePool(2, deadline_seconds=60.0) as pool:
 """
 
 
-def stands_in(name: str, record: processes.Process) -> bool:
+def stands_in(name: str, record: processes.ProcessRecord) -> bool:
     """Whether the process has come to the function in which it stays."""
     threads, _ = stacks._by_signal(record.pid, record.stack_descriptor, LIMIT_SECONDS)
     return len(threads) == 2 and name in [frame.function for thread in threads for frame in thread.frames]
 
 
 @pytest.fixture
-def hanging(tmp_path: Path) -> Iterator[dict[str, processes.Process]]:
+def hanging(tmp_path: Path) -> Iterator[dict[str, processes.ProcessRecord]]:
     """Return a record for each of two processes: one waits, one spins and never gives the GIL away."""
     program = tmp_path / "hangs.py"
     program.write_text(HANGS)
@@ -86,7 +86,7 @@ def hanging(tmp_path: Path) -> Iterator[dict[str, processes.Process]]:
 
 @pytest.mark.parametrize("how", ["py-spy", "faulthandler"])
 def test_a_process_is_seen_where_it_stands_also_with_the_lock_held(
-    hanging: dict[str, processes.Process], how: str, monkeypatch: pytest.MonkeyPatch
+    hanging: dict[str, processes.ProcessRecord], how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if how == "faulthandler":
         monkeypatch.setattr(stacks, "py_spy", lambda: None)  # as on a machine without it
@@ -101,11 +101,11 @@ def test_a_process_is_seen_where_it_stands_also_with_the_lock_held(
         assert seen.at is not None
         assert seen.at.function == name
         assert seen.at.file.endswith("hangs.py")
-        assert stacks.stack_from_json(seen.as_json()) == seen
+        assert stacks.stack_from_json(seen.to_json()) == seen
 
 
 def test_a_program_that_may_not_trace_is_replaced_by_the_signal(
-    hanging: dict[str, processes.Process], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hanging: dict[str, processes.ProcessRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = tmp_path / "bin" / "py-spy"
     fake.parent.mkdir()
@@ -125,7 +125,7 @@ def test_a_program_that_may_not_trace_is_replaced_by_the_signal(
 
 
 def test_py_spy_that_never_answers_is_not_waited_for(
-    hanging: dict[str, processes.Process], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hanging: dict[str, processes.ProcessRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = tmp_path / "bin" / "py-spy"
     fake.parent.mkdir()
@@ -145,7 +145,7 @@ def test_py_spy_that_never_answers_is_not_waited_for(
         time.sleep(0.05)
 
 
-def test_a_stopped_process_and_one_that_has_ended_say_so(hanging: dict[str, processes.Process]) -> None:
+def test_a_stopped_process_and_one_that_has_ended_say_so(hanging: dict[str, processes.ProcessRecord]) -> None:
     stopped, ended = hanging["waits_for_ever"], hanging["spins_with_the_lock"]
     os.kill(stopped.pid, signal.SIGSTOP)
     os.kill(ended.pid, signal.SIGKILL)
@@ -160,7 +160,7 @@ def test_a_stopped_process_and_one_that_has_ended_say_so(hanging: dict[str, proc
 
 
 @pytest.fixture
-def rank_that_decodes(tmp_path: Path) -> Iterator[tuple[processes.Process, list[int]]]:
+def rank_that_decodes(tmp_path: Path) -> Iterator[tuple[processes.ProcessRecord, list[int]]]:
     """Return the record of a process of its own that holds two decode workers, and their ids."""
     child = subprocess.Popen(
         [sys.executable, "-c", DECODES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
@@ -177,7 +177,7 @@ def rank_that_decodes(tmp_path: Path) -> Iterator[tuple[processes.Process, list[
 
 @pytest.mark.parametrize("how", ["py-spy", "faulthandler"])
 def test_decode_workers_are_seen_below_their_rank(
-    rank_that_decodes: tuple[processes.Process, list[int]], how: str, monkeypatch: pytest.MonkeyPatch
+    rank_that_decodes: tuple[processes.ProcessRecord, list[int]], how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if how == "faulthandler":
         monkeypatch.setattr(stacks, "py_spy", lambda: None)
@@ -196,7 +196,7 @@ def test_decode_workers_are_seen_below_their_rank(
 
 
 def test_a_process_that_does_not_listen_for_the_signal_is_not_killed_by_it(
-    hanging: dict[str, processes.Process], monkeypatch: pytest.MonkeyPatch
+    hanging: dict[str, processes.ProcessRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stacks, "py_spy", lambda: None)
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
@@ -211,7 +211,7 @@ def test_a_process_that_does_not_listen_for_the_signal_is_not_killed_by_it(
     child.wait()
 
 
-def test_what_waits_does_not_move_between_two_dumps(hanging: dict[str, processes.Process]) -> None:
+def test_what_waits_does_not_move_between_two_dumps(hanging: dict[str, processes.ProcessRecord]) -> None:
     record = hanging["waits_for_ever"]
     first, second = (stacks.dump(record.pid, LIMIT_SECONDS, record) for _ in range(2))
     assert stack_groups.unmoved(first, second) == list(second)
@@ -286,7 +286,7 @@ def test_equal_stacks_are_one_group_and_one_screen_has_all() -> None:
     seen += [stack(3, (Frame("decode", "/w/vidcurate/video/read.py", 9),), is_worker=True, pid=900)]
     groups = stack_groups.group(seen)
 
-    text = stack_groups.in_words(groups, stack_groups.unmoved(seen, seen))
+    text = stack_groups.to_text(groups, stack_groups.unmoved(seen, seen))
 
     assert [len(members) for members in groups] == [63, 1, 1]
     assert text.splitlines()[0] == (

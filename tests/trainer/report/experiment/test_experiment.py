@@ -89,14 +89,15 @@ def done(file: Path, forks: Forks) -> Path:
 def test_arms_really_run_and_their_restarts_really_restart(done: Path) -> None:
     runs = done / "runs"
     for name in ("whole/seed-1", "stops/seed-1"):
-        assert [line["step"] for line in metrics.read(runs / name / metrics.METRICS)] == [1, 2, 3, 4]
+        assert [line["step"] for line in metrics.read_metrics(runs / name / metrics.METRICS)] == [1, 2, 3, 4]
     assert not events(runs / "whole/seed-1", "resume")
     (resumed,) = events(runs / "stops/seed-1", "resume")
     assert (resumed["step"], resumed["optimizer_updates"]) == (2, 2)
     (reset,) = events(runs / "reset/seed-1-part-2", "weights")
     assert reset["step"] == 0
     levels = [
-        line["loss_by_level"].keys() for line in metrics.read(runs / "reset/seed-1-part-2" / metrics.METRICS)
+        line["loss_by_level"].keys()
+        for line in metrics.read_metrics(runs / "reset/seed-1-part-2" / metrics.METRICS)
     ]
     assert levels == [{"2"}, {"2"}]
 
@@ -143,7 +144,7 @@ def test_killed_in_the_middle_and_run_again_it_gives_the_same_table(
     for row in [*table, *undisturbed]:
         del row["validation_clips"], row["validation"], row["against"]  # over the clips of all arms there
     assert table == undisturbed
-    assert len(metrics.read(home / metrics.METRICS)) == 4
+    assert len(metrics.read_metrics(home / metrics.METRICS)) == 4
 
 
 def test_a_finished_experiment_is_not_trained_again(done: Path, file: Path) -> None:

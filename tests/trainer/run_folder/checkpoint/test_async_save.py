@@ -13,7 +13,7 @@ import torch
 from tests.trainer.late_copies_for_tests import late
 from trainer.distributed.mesh import ALONE
 from trainer.run_folder.checkpoint import checkpoint, checksum, device_copy, parts
-from trainer.run_folder.checkpoint.async_save import Saver
+from trainer.run_folder.checkpoint.async_save import AsyncSaver
 from trainer.run_folder.checkpoint.save_process import SaveProcess
 
 STATE = {"step": 100}
@@ -45,8 +45,8 @@ def process() -> Iterator[SaveProcess]:
 
 
 @pytest.fixture
-def one(tmp_path: Path, process: SaveProcess) -> Saver:
-    one = Saver(tmp_path, ALONE)
+def one(tmp_path: Path, process: SaveProcess) -> AsyncSaver:
+    one = AsyncSaver(tmp_path, ALONE)
     one._apart = process
     return one
 
@@ -55,12 +55,12 @@ def one(tmp_path: Path, process: SaveProcess) -> Saver:
 def go(monkeypatch: pytest.MonkeyPatch) -> Event:
     """Copies are made once this is set."""
     go = Event()
-    monkeypatch.setattr(device_copy, "begin", late(go, 60.0))
+    monkeypatch.setattr(device_copy, "begin_copy", late(go, 60.0))
     return go
 
 
 def test_tensors_that_change_when_the_copies_are_over_are_saved_as_they_were(
-    one: Saver, go: Event, tmp_path: Path
+    one: AsyncSaver, go: Event, tmp_path: Path
 ) -> None:
     there = tensors()
     for step in (100, 200):
@@ -85,7 +85,7 @@ def test_tensors_that_change_when_the_copies_are_over_are_saved_as_they_were(
 
 
 def test_what_is_copied_lives_until_it_is_whatever_the_training_has_instead(
-    one: Saver, go: Event, tmp_path: Path
+    one: AsyncSaver, go: Event, tmp_path: Path
 ) -> None:
     there = tensors()
     one.save(100, there, lambda: STATE, keep_last=9, in_background=True)
@@ -99,7 +99,7 @@ def test_what_is_copied_lives_until_it_is_whatever_the_training_has_instead(
 
 
 def test_copies_that_fail_are_raised_and_write_nothing(
-    one: Saver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    one: AsyncSaver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     checkpoint.save(tmp_path, 100, tensors(), STATE)
 
@@ -110,7 +110,7 @@ def test_copies_that_fail_are_raised_and_write_nothing(
         def synchronize(self) -> None:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(device_copy, "begin", lambda *_: device_copy.Copies(Lost()))  # type: ignore[arg-type]
+    monkeypatch.setattr(device_copy, "begin_copy", lambda *_: device_copy.Copies(Lost()))  # type: ignore[arg-type]
     one.save(200, tensors(), lambda: STATE, keep_last=9, in_background=True)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         one.let_copies_end()
@@ -119,7 +119,7 @@ def test_copies_that_fail_are_raised_and_write_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["LATEST", "step-00000100"]
 
 
-def test_a_state_that_cannot_be_told_begins_no_save(one: Saver, go: Event, tmp_path: Path) -> None:
+def test_a_state_that_cannot_be_told_begins_no_save(one: AsyncSaver, go: Event, tmp_path: Path) -> None:
     def lost() -> dict[str, int]:
         raise RuntimeError("a rank is gone")
 
@@ -132,7 +132,9 @@ def test_a_state_that_cannot_be_told_begins_no_save(one: Saver, go: Event, tmp_p
     assert_is_of_before(tmp_path)
 
 
-def test_a_saver_closed_while_copies_travel_lets_the_save_end(one: Saver, go: Event, tmp_path: Path) -> None:
+def test_a_saver_closed_while_copies_travel_lets_the_save_end(
+    one: AsyncSaver, go: Event, tmp_path: Path
+) -> None:
     one.save(100, tensors(), lambda: STATE, keep_last=9, in_background=True)
     Timer(SECONDS, go.set).start()
     one.close()

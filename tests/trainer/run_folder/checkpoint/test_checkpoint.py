@@ -61,7 +61,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_a_save_in_the_background_writes_the_same_bytes_and_the_tensors_as_they_were(
     run: Path, tmp_path: Path
 ) -> None:
-    one = async_save.Saver(tmp_path / "again", ALONE)
+    one = async_save.AsyncSaver(tmp_path / "again", ALONE)
     tensors = parts()
     for step in (100, 200):
         one.save(step, tensors, lambda: STATE, keep_last=9, in_background=True)
@@ -82,7 +82,7 @@ def test_a_save_in_the_background_writes_the_same_bytes_and_the_tensors_as_they_
 
 def test_a_save_that_fails_in_the_background_is_raised_once_by_the_next_wait(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    one = async_save.Saver(tmp_path / "file", ALONE)
+    one = async_save.AsyncSaver(tmp_path / "file", ALONE)
     one.save(100, parts(), lambda: STATE, keep_last=1, in_background=True)
 
     with pytest.raises(StorageError, match="step-00000100: the checkpoint cannot be written"):
@@ -109,7 +109,7 @@ def test_metadata_that_would_run_code_is_refused(run: Path) -> None:
     path.write_bytes(pickle.dumps(Harm()))
 
     with pytest.raises(CheckpointError, match=r"model/\.metadata: cannot be read \(it names"):
-        dcp.read(run / "step-00000100" / "model")
+        dcp.read_part_tensors(run / "step-00000100" / "model")
     assert not (run / "harm").exists()
 
 
@@ -148,7 +148,7 @@ def test_stray_files_and_folders_are_ignored(run: Path) -> None:
 
     assert checkpoint.load(run).state["step"] == 100
     assert run_folder_layout.checkpoints(run) == [run / "step-00000100"]
-    assert retention.strays(run / "step-00000100") == [
+    assert retention.stray_files(run / "step-00000100") == [
         "global_step9999",
         "step-00000100/zzz.tmp",
         "step-00000900",
@@ -161,9 +161,9 @@ def test_only_the_newest_are_kept_and_never_without_latest(run: Path) -> None:
     for step in (200, 300, 400):
         checkpoint.save(run, step, parts(), STATE)
 
-    assert retention.keep(run, 2) == ["step-00000100", "step-00000200"]
+    assert retention.keep_checkpoints(run, 2) == ["step-00000100", "step-00000200"]
     (run / "LATEST").write_text("step-00000300\n")
-    assert retention.keep(run, 1) == []
+    assert retention.keep_checkpoints(run, 1) == []
     assert [path.name for path in run_folder_layout.checkpoints(run)] == ["step-00000300", "step-00000400"]
 
 
@@ -171,7 +171,7 @@ def test_every_nth_checkpoint_is_kept_for_good(run: Path) -> None:
     for step in (200, 300, 400, 500):
         checkpoint.save(run, step, parts(), STATE)
 
-    assert retention.keep(run, 1, every=200) == ["step-00000100", "step-00000300"]
+    assert retention.keep_checkpoints(run, 1, every=200) == ["step-00000100", "step-00000300"]
     assert [run_folder_layout.step_of(path) for path in run_folder_layout.checkpoints(run)] == [200, 400, 500]
 
 

@@ -212,7 +212,7 @@ def test_a_pixart_file_given_as_open_sora_weights_is_told_the_way(
 def test_the_report_of_a_conversion_is_plain_values_too(sigma: dict[str, Tensor]) -> None:
     state, report = convert_pixart(sigma, TINY)
 
-    plain = json.loads(json.dumps(report.as_json()))
+    plain = json.loads(json.dumps(report.to_json()))
     assert sorted(plain["loaded"] + plain["initialised"]) == sorted(state)
     assert plain["unused"] == ["pos_embed"]
     assert plain["reshaped"]["x_embedder.proj.weight"].endswith("one frame deep")

@@ -35,7 +35,7 @@ def test_the_process_that_writes_saves_ends_with_a_rank_that_is_killed() -> None
 
 def test_a_save_whose_process_has_died_is_raised_and_leaves_what_was(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, 100, TENSORS, STATE)
-    one = async_save.Saver(tmp_path, ALONE)
+    one = async_save.AsyncSaver(tmp_path, ALONE)
     beside = one.prepare(TENSORS)
     beside._process.kill()
     beside._process.wait()

@@ -39,18 +39,18 @@ def after(steps: int, spec: GuardSpec = SPEC, **last: float) -> Memory:
     past = Memory()
     for step in range(1, steps + 1):
         now = figures(step)
-        guard_detect.remember(past, now, guard_detect.find(past, now, spec), spec)
+        guard_detect.update_history(past, now, guard_detect.find_problems(past, now, spec), spec)
     return past
 
 
 def test_a_thousand_quiet_steps_of_two_buckets_have_no_finding() -> None:
     past = Memory()
-    found: list[guard_detect.Found] = []
+    found: list[guard_detect.Problem] = []
     for step in range(1, 1001):
         now = figures(step)
-        of_step = guard_detect.find(past, now, SPEC)
+        of_step = guard_detect.find_problems(past, now, SPEC)
         found += of_step
-        guard_detect.remember(past, now, of_step, SPEC)
+        guard_detect.update_history(past, now, of_step, SPEC)
 
     assert found == []
 
@@ -58,8 +58,8 @@ def test_a_thousand_quiet_steps_of_two_buckets_have_no_finding() -> None:
 def test_a_bucket_with_four_times_the_loss_is_no_spike_and_a_step_at_twice_its_own_loss_is() -> None:
     past = after(120)
 
-    assert guard_detect.find(past, figures(121, bucket="large"), SPEC) == ()
-    (found,) = guard_detect.find(past, figures(121, bucket="small", times=3.0), SPEC)
+    assert guard_detect.find_problems(past, figures(121, bucket="large"), SPEC) == ()
+    (found,) = guard_detect.find_problems(past, figures(121, bucket="small", times=3.0), SPEC)
 
     assert (found.kind, found.shape, found.first_step) == ("spike", "instant", 121)
     assert found.figures["ratio"] == pytest.approx(3.0, rel=0.5)
@@ -81,27 +81,27 @@ def test_hard_timesteps_alone_are_no_spike() -> None:
         grad_norm=1.0,
     )
 
-    assert guard_detect.find(past, hard, SPEC) == ()
-    assert [found.kind for found in guard_detect.find(past, easy, SPEC)] == ["spike"]
+    assert guard_detect.find_problems(past, hard, SPEC) == ()
+    assert [found.kind for found in guard_detect.find_problems(past, easy, SPEC)] == ["spike"]
 
 
 def test_a_bucket_never_seen_is_judged_by_nothing() -> None:
     past = after(120)
     new = Figures(step=121, losses=np.full(8, 50.0), buckets=["new"] * 8, bins=["3"] * 8, grad_norm=1.0)
 
-    assert guard_detect.find(past, new, SPEC) == ()
+    assert guard_detect.find_problems(past, new, SPEC) == ()
 
 
 def test_a_rise_over_many_steps_is_a_slow_divergence_and_a_jump_that_stays_is_one_after_a_spike() -> None:
     shapes = {}
     for name in ("slow", "jump"):
         past = after(200)
-        found: list[guard_detect.Found] = []
+        found: list[guard_detect.Problem] = []
         for step in range(201, 401):
             times = 1.02 ** (step - 200) if name == "slow" else 2.5
             now = figures(step, times=min(times, 2.5))
-            of_step = guard_detect.find(past, now, SPEC)
-            guard_detect.remember(past, now, of_step, SPEC)
+            of_step = guard_detect.find_problems(past, now, SPEC)
+            guard_detect.update_history(past, now, of_step, SPEC)
             found += of_step
         shapes[name] = next(each.shape for each in found if each.kind == "divergence")
         first = found[0]
@@ -114,11 +114,11 @@ def test_a_rise_over_many_steps_is_a_slow_divergence_and_a_jump_that_stays_is_on
 
 def test_one_spike_that_recovers_is_no_divergence() -> None:
     past = after(200)
-    found: list[guard_detect.Found] = []
+    found: list[guard_detect.Problem] = []
     for step in range(201, 401):
         now = figures(step, times=20.0 if 210 <= step < 213 else 1.0)
-        of_step = guard_detect.find(past, now, SPEC)
-        guard_detect.remember(past, now, of_step, SPEC)
+        of_step = guard_detect.find_problems(past, now, SPEC)
+        guard_detect.update_history(past, now, of_step, SPEC)
         found += of_step
 
     assert {each.kind for each in found} == {"spike"}
@@ -129,16 +129,16 @@ def test_a_spike_at_the_end_of_a_rise_is_one_of_a_divergence() -> None:
     past = after(200)
     for step in range(201, 251):
         now = figures(step, times=1.015 ** (step - 200))
-        guard_detect.remember(past, now, guard_detect.find(past, now, SPEC), SPEC)
+        guard_detect.update_history(past, now, guard_detect.find_problems(past, now, SPEC), SPEC)
 
-    found = guard_detect.find(past, figures(251, times=40.0), SPEC)
+    found = guard_detect.find_problems(past, figures(251, times=40.0), SPEC)
     assert [(each.kind, each.shape) for each in found if each.kind == "spike"] == [("spike", "diverging")]
 
 
 def test_a_gradient_far_above_its_median_is_found() -> None:
     past = after(100)
 
-    (found,) = guard_detect.find(past, figures(101, grad_norm=5.0), SPEC)
+    (found,) = guard_detect.find_problems(past, figures(101, grad_norm=5.0), SPEC)
     assert (found.kind, found.figures["ratio"]) == ("gradient", pytest.approx(5, rel=0.3))
 
 
@@ -153,7 +153,7 @@ def test_what_is_not_finite_names_clips_and_ranks() -> None:
         rank_norms=(1.0, math.inf),
     )
 
-    (found,) = guard_detect.find(Memory(), bad, SPEC)
+    (found,) = guard_detect.find_problems(Memory(), bad, SPEC)
     assert (found.kind, found.clips, found.figures["ranks"]) == ("nonfinite", (3,), [1])
 
 
@@ -182,12 +182,16 @@ def test_the_memory_read_back_from_json_is_the_same_and_decides_the_same() -> No
     state.memory.weight = (150, 12.5)
     state.rollbacks = (Rollback(step=9, kind="spike", to_step=5, stage=0, first=6, last=12),)
 
-    back = history.from_json(json.loads(json.dumps(history.as_json(state))))
+    back = history.from_json(json.loads(json.dumps(history.to_json(state))))
 
     assert back == state
     now = figures(151, times=3.0)
-    assert guard_detect.find(back.memory, now, SPEC) == guard_detect.find(state.memory, now, SPEC) != ()
-    assert len(json.dumps(history.as_json(state))) < 50_000
+    assert (
+        guard_detect.find_problems(back.memory, now, SPEC)
+        == guard_detect.find_problems(state.memory, now, SPEC)
+        != ()
+    )
+    assert len(json.dumps(history.to_json(state))) < 50_000
     assert history.from_json(None) == GuardState()
 
 
@@ -195,7 +199,7 @@ def test_the_firmest_finding_decides_and_a_policy_used_up_gives_way_to_the_next(
     spec = GuardSpec(spike="skip", gradient="warn", most_skips=2, most_scalings=1, most_rollbacks=1)
     state = GuardState()
     past = after(100)
-    found = guard_detect.find(past, figures(101, times=9.0, grad_norm=9.0), spec)
+    found = guard_detect.find_problems(past, figures(101, times=9.0, grad_norm=9.0), spec)
 
     decision = decide(found, spec, state)
     assert decision

@@ -17,7 +17,7 @@ from trainer.health.checks.links import Link
 from trainer.health.checks.spec import PreflightSpec
 from trainer.health.checks.verdict import Report
 from trainer.health.gpu import GpuProcess, parse
-from trainer.health.timed_command import Answer
+from trainer.health.timed_command import CommandResult
 from trainer.health.xid_log import XidEvent, XidLog
 from trainer.model.stdit import XL_2, STDiT3Config
 
@@ -199,7 +199,7 @@ def test_a_node_is_as_bad_as_its_worst_check_and_a_silent_rank_is_bad() -> None:
         ("n1", "bad", (1,)),
     ]
     assert "n1 rank 1: answer: rank 1 says nothing after 30 s" in verdict.problems(found, "bad")[0]
-    assert found[1].as_json()["reason"].startswith("rank 1: answer")
+    assert found[1].to_json()["reason"].startswith("rank 1: answer")
     assert verdict.table(found)[2].split() == ["n1", "1", "?", "-", "bad"]
 
 
@@ -227,7 +227,9 @@ def test_xids_count_by_age_policy_and_the_recipes_changes() -> None:
 
 
 def test_processes_that_are_not_of_this_run_are_leftovers() -> None:
-    found = parse(Answer(kind="answered", text=xml({"processes": process(1) + process(4_000_000)})), "host")
+    found = parse(
+        CommandResult(kind="answered", text=xml({"processes": process(1) + process(4_000_000)})), "host"
+    )
     (old,) = node.leftovers(found.gpus, {7}, {found.gpus[0].uuid or ""})
     assert old.verdict == "warn"
     assert "GPU 0: process 1 of " in old.value  # 4000000 is of another process namespace: it may be ours
@@ -237,7 +239,7 @@ def test_processes_that_are_not_of_this_run_are_leftovers() -> None:
 
 
 def test_processes_on_gpus_that_the_run_does_not_use_are_no_leftovers() -> None:
-    found = parse(Answer(kind="answered", text=xml({"processes": process(1)})), "host")
+    found = parse(CommandResult(kind="answered", text=xml({"processes": process(1)})), "host")
     own = replace(found.gpus[0], uuid="GPU-own", processes=())
     other = replace(found.gpus[0], uuid="GPU-other")
     assert node.leftovers((own, other), {7}, {"GPU-own"}) == []
@@ -258,12 +260,12 @@ def test_room_is_for_the_checkpoints_that_are_kept(tmp_path: Path) -> None:
 
 
 def test_writing_leaves_nothing_behind_and_its_rate_may_be_stated(tmp_path: Path) -> None:
-    (found,) = disk.write(tmp_path, 1 << 16, 5.0, SPEC)
+    (found,) = disk.check_write(tmp_path, 1 << 16, 5.0, SPEC)
     assert found.verdict == "ok"
     assert list(tmp_path.iterdir()) == []
-    (slow,) = disk.write(tmp_path, 1 << 16, 5.0, PreflightSpec(min_write_mb_per_second=1e9))
+    (slow,) = disk.check_write(tmp_path, 1 << 16, 5.0, PreflightSpec(min_write_mb_per_second=1e9))
     assert slow.verdict == "bad"
-    (none,) = disk.write(tmp_path / "none", 1 << 16, 5.0, SPEC)
+    (none,) = disk.check_write(tmp_path / "none", 1 << 16, 5.0, SPEC)
     assert "cannot be written (No such file" in none.value
 
 

@@ -45,7 +45,7 @@ def entries(*rows: tuple[str, str, str]) -> pl.DataFrame:
 def test_a_verdict_follows_from_its_value_and_threshold(
     rule: str, value: str, threshold: str, fails: bool
 ) -> None:
-    assert rejection_ledger.replay(entries((rule, value, threshold))).to_list() == [fails]
+    assert rejection_ledger.replay_ledger(entries((rule, value, threshold))).to_list() == [fails]
 
 
 def run_of_many_rules(run: Path) -> Path:
@@ -73,8 +73,8 @@ def test_every_verdict_of_a_run_is_replayed_from_the_ledger_alone(tmp_path: Path
     told = pl.read_parquet(run / "ledger.parquet")
 
     assert told.columns == list(rejection_ledger.ORDER)
-    assert rejection_ledger.replay(told).all()
-    counted = rejection_ledger.check(run)
+    assert rejection_ledger.replay_ledger(told).all()
+    counted = rejection_ledger.check_ledger(run)
     assert counted["rows_rejected"] == told["is_verdict"].sum() > 10
     assert counted["entries_replayed"] == len(told) > counted["rows_rejected"]
 
@@ -89,7 +89,7 @@ def test_the_split_signs_its_own_rejections(tmp_path: Path) -> None:
     assert len(dropped) > 0
     assert dropped["rule"].unique().to_list() == ["drop_hardest"]
     assert told["settings"].n_unique() == 2
-    rejection_ledger.check(run)
+    rejection_ledger.check_ledger(run)
 
 
 def test_a_rejected_clip_has_one_row_with_its_file_and_the_other_rules_that_it_fails(tmp_path: Path) -> None:
@@ -121,10 +121,10 @@ def test_a_ledger_that_was_tampered_with_is_found(tmp_path: Path) -> None:
 
     table.write(whole.with_columns(value=pl.lit("500")), path, origin)
     with pytest.raises(TableError, match="entries do not follow from their values"):
-        rejection_ledger.check(run)
+        rejection_ledger.check_ledger(run)
     table.write(whole.filter(pl.col("clip_id") != "small"), path, origin)
     with pytest.raises(TableError, match=r"its verdicts are not those of filter.parquet, first at small"):
-        rejection_ledger.check(run)
+        rejection_ledger.check_ledger(run)
 
 
 def test_a_run_without_a_filter_has_no_ledger(tmp_path: Path) -> None:
@@ -151,4 +151,4 @@ def test_any_number_is_replayed_to_the_same_verdict(
 
     filter_stage.run_filter(run, FilterSpec(limits={"motion_score": Limit(min=bound)}, outliers=(rule,)))
 
-    rejection_ledger.check(run)
+    rejection_ledger.check_ledger(run)

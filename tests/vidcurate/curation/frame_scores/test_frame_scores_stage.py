@@ -19,7 +19,7 @@ from vidcurate.curation.ingest import stage as ingest_stage
 from vidcurate.curation.ingest.spec import IngestSpec
 from vidcurate.curation.probe.stage import ProbeSpec, run_probe
 from vidcurate.errors import InputError
-from vidcurate.executor.map_clips import Crew
+from vidcurate.executor.map_clips import ExecutorSpec
 
 SPEC = FramesSpec(time_limit_seconds=None)  # scored in this process
 
@@ -63,7 +63,7 @@ def test_every_row_has_scores_or_a_status_that_says_why_not(home: Path) -> None:
 
 def test_workers_change_no_byte_and_a_second_run_does_nothing(home: Path, tmp_path: Path) -> None:
     run = ingested(home, tmp_path / "two")
-    first = run_frames(run, SPEC, videos=home / "demo" / "videos", crew=Crew(num_workers=2))
+    first = run_frames(run, SPEC, videos=home / "demo" / "videos", crew=ExecutorSpec(num_workers=2))
     again = run_frames(run, SPEC, videos=home / "demo" / "videos")
 
     assert (first.up_to_date, again.up_to_date) == (False, True)

@@ -12,7 +12,7 @@ from tests.frame_clips import Frames, barred, panned, still
 from vidcurate.curation.dedup.orientations import ORIENTATIONS, turned
 from vidcurate.curation.frame_scores.hashes import FLAT, POSITIONS, hash_pictures
 from vidcurate.curation.frame_scores.sample import read_sample
-from vidcurate.curation.frame_scores.scorer import Look
+from vidcurate.curation.frame_scores.scorer import FrameView
 from vidcurate.curation.frame_scores.scorers import ClipFile, measure
 from vidcurate.curation.frame_scores.spec import FramesSpec
 from vidcurate.errors import MediaError
@@ -246,7 +246,7 @@ class Redness:
     def __init__(self) -> None:
         self.values: list[float] = []
 
-    def see(self, look: Look) -> None:
+    def see(self, look: FrameView) -> None:
         self.values.append(float(look.bgr[..., 2].mean() - look.bgr[..., :2].mean()))
 
     def finish(self, end_seconds: float) -> dict[str, Any]:

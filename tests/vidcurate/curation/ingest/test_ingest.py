@@ -198,7 +198,7 @@ def test_ids_are_unique_whatever_the_metadata_holds(ids: list[str]) -> None:
         {"clip_id": ids, "video_path": ids, "is_empty": False, "bad": "", "note": ""},
         schema_overrides={"clip_id": pl.String},
     )
-    ledger = reconcile.judge(keys, None, ".mp4", with_extra_files=False)
+    ledger = reconcile.reconcile(keys, None, ".mp4", with_extra_files=False)
     named = ledger.frame["clip_id"].to_list()
     assert len(set(named)) == len(ids)
     assert [new for new, old in zip(named, ids, strict=True) if new == old] == list(dict.fromkeys(ids))

@@ -22,7 +22,7 @@ from vidcurate.curation.dedup.stage import run_dedup
 from vidcurate.curation.model_scores.spec import ModelsSpec
 from vidcurate.curation.model_scores.stage import run_models
 from vidcurate.errors import InputError, RecipeError, StageError
-from vidcurate.executor.map_clips import Crew, Part
+from vidcurate.executor.map_clips import ExecutorSpec, Part
 from vidcurate.media import decode, encode
 from vidcurate.recipe.recipe import parse
 
@@ -181,7 +181,7 @@ def test_the_workers_change_no_byte_and_a_second_run_is_up_to_date(
     run: tuple[Path, Path], clip_folder: Path, head: Path
 ) -> None:
     spec = ModelsSpec(clip=str(clip_folder), aesthetic_head=head)
-    run_models(run[0], spec, videos=run[1], crew=Crew(num_workers=2))
+    run_models(run[0], spec, videos=run[1], crew=ExecutorSpec(num_workers=2))
     path = table.stage_path(run[0], "models")
     before = path.read_bytes()
     assert run_models(run[0], spec, videos=run[1]).up_to_date
@@ -240,16 +240,16 @@ def test_parts_give_the_tables_of_one_run_and_a_missing_one_is_named(
         path.unlink()
 
     def part(number: int) -> Any:
-        return run_models(run[0], spec, videos=run[1], crew=Crew(part=Part(number=number, of=3)))
+        return run_models(run[0], spec, videos=run[1], crew=ExecutorSpec(part=Part(number=number, of=3)))
 
     first, third = part(1), part(3)
     assert (first.clips, third.clips, third.parts_missing) == (2, 2, ("2/3",))
     assert part(3).clips_done_before == 2
     with pytest.raises(StageError, match=r"part 2/3 is missing \(2 of 6 clips\)"):
-        run_models(run[0], spec, videos=run[1], crew=Crew(merge=True))
+        run_models(run[0], spec, videos=run[1], crew=ExecutorSpec(merge=True))
     assert not any(path.exists() for path in files)
     part(2)
-    run_models(run[0], spec, videos=run[1], crew=Crew(merge=True))
+    run_models(run[0], spec, videos=run[1], crew=ExecutorSpec(merge=True))
     assert [path.read_bytes() for path in files] == whole
     assert not list(run[0].glob(".models-*"))
 

@@ -131,14 +131,14 @@ def test_a_copied_file_is_recognised_by_its_content_in_another_run(tmp_path: Pat
     for run in ("one", "two"):
         ingested(tmp_path / run, ["good.mp4"])
     run_probe(tmp_path / "one", ProbeSpec(videos=videos, level="full"), known_files=memory)
-    facts = cache.read(memory)
+    facts = cache.read_cache(memory)
     (digest,) = facts.by_size[(videos / "good.mp4").stat().st_size]
     other = tmp_path / "other"
     other.mkdir()
     shutil.copy(videos / "good.mp4", other / "good.mp4")  # another time
     # A mark in what is remembered shows where the answer comes from.
     ((key, old),) = facts.by_key.items()
-    cache.remember(memory, [(key, {**old, "findings": {"trailing_bytes": "remembered."}})])
+    cache.update_cache(memory, [(key, {**old, "findings": {"trailing_bytes": "remembered."}})])
 
     run_probe(tmp_path / "two", ProbeSpec(videos=other, level="full"), known_files=memory)
 
@@ -146,7 +146,7 @@ def test_a_copied_file_is_recognised_by_its_content_in_another_run(tmp_path: Pat
     assert digest == rows["file_sha256"][0]
     assert rows["probe_findings"].to_list() == ["trailing_bytes"]
     assert not (tmp_path / "two" / cache.FILE).exists()
-    assert len(cache.read(memory).by_key) == 2
+    assert len(cache.read_cache(memory).by_key) == 2
 
 
 def test_another_policy_judges_anew_and_reads_nothing(tmp_path: Path, videos: Path) -> None:

@@ -101,7 +101,7 @@ def test_nothing_of_the_past_changes_and_every_cell_finishes_what_is_unseen(
                         now - live.get(cell.name, set())
                     )
             state = run.state(at)
-            assert len(state.as_json()) < MAX_BYTES
+            assert len(state.to_json()) < MAX_BYTES
         for world in (1, 2, 3, 5):
             shares = order.shares(run.plan, at + 3, world)
             assert sorted(p for share in shares for p in share) == list(order.positions(run.plan, at + 3))
@@ -197,7 +197,7 @@ def test_only_edited_content_changes_nothing_of_the_order(tmp_path: Path) -> Non
     told = run.told(30)
     run.go_on(4, {**run.made, "clip/2": replace(run.made["clip/2"], caption="edited")})
     assert run.told(30) == told
-    assert [change.in_words() for change in run.changes] == ["step 4: 1 content"]
+    assert [change.to_text() for change in run.changes] == ["step 4: 1 content"]
     assert [path.suffix for path in run.journal_folder.iterdir()] == [".json"]
     # A change of the clips after it begins the journal of the order.
     run.go_on(9, {**run.made, **clips([50])})

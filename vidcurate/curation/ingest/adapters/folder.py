@@ -66,7 +66,7 @@ def _row(
     return {**row, "video_path": video, "bad": bad}
 
 
-def read(listing: Listing, spec: IngestSpec, scratch: Path) -> tuple[Rows, set[str]]:
+def read_rows(listing: Listing, spec: IngestSpec, scratch: Path) -> tuple[Rows, set[str]]:
     """Return one row per video of the folder, staged in `scratch`, and the JSON keys that were not taken."""
     videos, beside = _stems(listing)
     unknown: set[str] = set()

@@ -33,7 +33,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 }
 
 
-def read(source: Source, spec: IngestSpec, scratch: Path) -> Rows:
+def read_rows(source: Source, spec: IngestSpec, scratch: Path) -> Rows:
     """Return the rows of a Koala table. Raises ColumnError when a column is under no known name."""
     found = pick(source, COLUMNS, required=("clip_id", "timestamp"))
     found["caption"] = caption_column(source, spec, *CAPTION)

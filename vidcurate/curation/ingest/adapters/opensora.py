@@ -55,7 +55,7 @@ def _note(found: dict[str, str]) -> pl.Expr:
     return pl.concat_str(notes, separator=BETWEEN_BAD, ignore_nulls=True) if notes else pl.lit("")
 
 
-def read(source: Source, spec: IngestSpec, scratch: Path) -> Rows:
+def read_rows(source: Source, spec: IngestSpec, scratch: Path) -> Rows:
     """Return the rows of an Open-Sora table. Raises ColumnError."""
     found = pick(source, COLUMNS, required=("video_path", "num_frames", "height", "width"))
     found["caption"] = caption_column(source, spec, "text")

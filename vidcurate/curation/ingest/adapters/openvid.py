@@ -30,7 +30,7 @@ _FACE = r"^celebv_([A-Za-z0-9_-]{11})_\d+(?:_\d+to\d+)?$"
 _SCENE = r"_\d+_\d+to\d+$"
 
 
-def read(source: Source, spec: IngestSpec, scratch: Path) -> Rows:
+def read_rows(source: Source, spec: IngestSpec, scratch: Path) -> Rows:
     """Return the rows of an OpenVid table. Raises ColumnError when a column is not there."""
     found = pick(source, COLUMNS, required=("video_path", "caption"))
     found["caption"] = caption_column(source, spec, "caption")

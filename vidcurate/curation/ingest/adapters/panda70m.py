@@ -91,7 +91,7 @@ def _clips(row: dict[str, Any], labels: dict[str, str]) -> list[_Clip]:
     return clips
 
 
-def read(source: Source, spec: IngestSpec, scratch: Path) -> Rows:
+def read_rows(source: Source, spec: IngestSpec, scratch: Path) -> Rows:
     """Return one row per clip, staged in `scratch`. Raises ColumnError."""
     found = pick(source, COLUMNS, required=("source_id", "timestamp"))
     found["caption"] = caption_column(source, spec, "caption")

@@ -42,7 +42,7 @@ def our_column(name: str) -> str:
     raise InputError(f"map: {name} is not a column that a table can fill. {hint}")
 
 
-def read(source: Source, spec: IngestSpec, scratch: Path) -> Rows:
+def read_rows(source: Source, spec: IngestSpec, scratch: Path) -> Rows:
     """Return the rows of a table read by `spec.map` and the usual names. Raises ColumnError, InputError."""
     mapped = {our_column(ours): demand(source, column, f"map: {ours}") for ours, column in spec.map.items()}
     found = {**pick(source, {k: v for k, v in ALIASES.items() if k not in mapped}), **mapped}

@@ -159,7 +159,7 @@ def _shard(
         atomic_file.fsync_folder(videos)
 
 
-def read(
+def read_rows(
     shards: dict[Path, str], spec: IngestSpec, scratch: Path, videos: Path, progress: Progress
 ) -> tuple[Rows, Unpacked]:
     """Unpack `shards` ({path: digest}) below `videos` and return their rows, staged in `scratch`.
