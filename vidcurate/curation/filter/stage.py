@@ -22,8 +22,22 @@ from vidcurate.executor.map_clips import Progress, no_progress
 from vidcurate.storage import atomic_file
 
 __all__ = [
-    "FUNNEL", "LEDGER", "PRESETS", "FilterSpec", "FilterSummary", "Funnel", "Limit", "OutlierRule", "Plan",
-    "check_limits", "funnel_of", "apply_rules", "plan_of", "run_filter", "survivors", "with_preset",
+    "FUNNEL",
+    "LEDGER",
+    "PRESETS",
+    "FilterSpec",
+    "FilterSummary",
+    "Funnel",
+    "Limit",
+    "OutlierRule",
+    "Plan",
+    "apply_rules",
+    "check_limits",
+    "funnel_of",
+    "plan_of",
+    "run_filter",
+    "survivors",
+    "with_preset",
 ]  # fmt: skip
 
 FUNNEL = "funnel.json"
