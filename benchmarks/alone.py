@@ -98,7 +98,7 @@ def measure_alone(recipe: TrainRecipe, stage: StageData, repeats: int, hardware:
         x = torch.randn((clips, *shape), device=world.device)
         y = torch.randn(clips, 1, room, recipe.model.caption_channels, device=world.device, dtype=dtype)
         sizes = {"fps": 24.0, "height": float(bucket.height), "width": float(bucket.width)}
-        told = {name: torch.full((clips,), value, device=world.device) for name, value in sizes.items()}
+        reported = {name: torch.full((clips,), value, device=world.device) for name, value in sizes.items()}
         timestep = torch.full((clips,), 500.0, device=world.device)
         mask = (torch.arange(room, device=world.device) < text).expand(clips, -1)
         marks = []
@@ -111,7 +111,7 @@ def measure_alone(recipe: TrainRecipe, stage: StageData, repeats: int, hardware:
             layout.open()
             opened = mark()
             plan = layout.room.make_room(x, y)
-            out = layout.compute(x, timestep, y, mask=mask, text_lengths=(text,) * clips, **told)
+            out = layout.compute(x, timestep, y, mask=mask, text_lengths=(text,) * clips, **reported)
             (out.float().square().mean() * 1e-3).backward()
             done = mark()
             layout.close()

@@ -93,17 +93,17 @@ def measure(tensors: Parts, folder: Path, world: World, repeats: int, cold: bool
     times: dict[str, list[float]] = {"save": [], "stall": [], "written": [], "load": []}
     at_once, background = AsyncSaver(folder / "run", world), AsyncSaver(folder / "run", world)
 
-    def told() -> dict[str, str]:
+    def reported() -> dict[str, str]:
         return {part: checksum.checksum(values) for part, values in tensors.items()}
 
     for number in range(repeats):
         step = 2 * number + 1
         times["save"].append(
-            seconds(lambda step=step: at_once.save(step, tensors, told, keep_last=1), world)  # type: ignore[misc]
+            seconds(lambda step=step: at_once.save(step, tensors, reported, keep_last=1), world)  # type: ignore[misc]
         )
         mesh.gather(None, world)
         began = perf_counter()
-        background.save(step + 1, tensors, told, keep_last=1, in_background=True)
+        background.save(step + 1, tensors, reported, keep_last=1, in_background=True)
         saved = background.wait()
         assert saved is not None
         times["stall"].append(max(mesh.gather(saved.stall_seconds, world)))

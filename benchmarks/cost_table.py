@@ -19,9 +19,9 @@ def write_cost_table(
     for resolution, num_frames, seconds in costs:
         lengths = table.setdefault(resolution, {})
         lengths[num_frames] = max(seconds, lengths.get(num_frames, 0.0))
-    told = {
+    reported = {
         "measured_on": measured_on,
         "seconds_per_micro_batch": per_micro_batch,
         "seconds_per_clip": {name: dict(sorted(lengths.items())) for name, lengths in sorted(table.items())},
     }
-    path.write_text(json.dumps(told, indent=1) + "\n")
+    path.write_text(json.dumps(reported, indent=1) + "\n")

@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from vidcurate.sampler import mixture
 from vidcurate.sampler import plan as sampler_plan
 
-Deal = Callable[[sampler_plan.Plan, int, int], Sequence[Sequence[int]]]
+Assign = Callable[[sampler_plan.Plan, int, int], Sequence[Sequence[int]]]
 
 
 def in_turn(plan: sampler_plan.Plan, step: int, ranks: int) -> list[range]:
@@ -18,14 +18,16 @@ def in_turn(plan: sampler_plan.Plan, step: int, ranks: int) -> list[range]:
     return [range(first + rank, first + plan.micro_batches_per_step, ranks) for rank in range(ranks)]
 
 
-def imbalance(plan: sampler_plan.Plan, seconds: Sequence[float], ranks: int, deal: Deal, steps: int) -> float:
+def imbalance(
+    plan: sampler_plan.Plan, seconds: Sequence[float], ranks: int, assign: Assign, steps: int
+) -> float:
     """Return the mean over `steps` steps, spread over the stage, of the slowest rank's time over the mean."""
     slowest = mean = 0.0
     for number in range(steps):
         step = number * 37
         loads = [
             sum(seconds[mixture.turn(plan.mixture, position)[0]] for position in positions)
-            for positions in deal(plan, step, ranks)
+            for positions in assign(plan, step, ranks)
         ]
         slowest, mean = slowest + max(loads), mean + sum(loads) / ranks
     return slowest / mean

@@ -102,34 +102,34 @@ def with_spike(figures: Figures, times: float, in_one_bucket: bool) -> Figures:
     return replace(figures, losses=np.where(where, figures.losses * times, figures.losses))
 
 
-def alarms(run: list[Figures], judge_: Guard | Total) -> float:
+def alarms(run: list[Figures], check_: Guard | Total) -> float:
     """Return in how many steps of a thousand something is found behind the first WARM ones."""
     count = 0
     for figures in run:
-        count += figures.step > WARM and bool(judge_.find(figures))
-        judge_.remember(figures)
+        count += figures.step > WARM and bool(check_.find(figures))
+        check_.remember(figures)
     return 1000 * count / (len(run) - WARM)
 
 
-def recall(run: list[Figures], judge_: Guard | Total) -> dict[tuple[float, bool], float]:
+def recall(run: list[Figures], check_: Guard | Total) -> dict[tuple[float, bool], float]:
     """Return (size, in one bucket) → the share of steps in which a spike of that size is found at once."""
     hits = {(times, only): 0 for only in (False, True) for times in SIZES}
     for figures in run:
         for times, only in hits if figures.step > WARM else ():
-            hits[times, only] += "spike" in judge_.find(with_spike(figures, times, only))
-        judge_.remember(figures)
+            hits[times, only] += "spike" in check_.find(with_spike(figures, times, only))
+        check_.remember(figures)
     return {key: count / (len(run) - WARM) for key, count in hits.items()}
 
 
-def delay(run: list[Figures], percent_a_step: float, judge_: Guard | Total) -> int:
+def delay(run: list[Figures], percent_a_step: float, check_: Guard | Total) -> int:
     """Return how many steps a slow rise of the losses goes on before it is found; all steps if it is not."""
     start = len(run) // 2
     for figures in run:
         since = max(0, figures.step - start)
         risen = replace(figures, losses=figures.losses * (1 + percent_a_step / 100) ** since)
-        if since and judge_.find(risen):
+        if since and check_.find(risen):
             return since
-        judge_.remember(risen)
+        check_.remember(risen)
     return len(run) - start
 
 
@@ -138,7 +138,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400, help="of the training run (default: 400)")
     run = record(parser.parse_args().steps)
     peer = f"total loss above mean + {SIGMAS:g} σ of {PAST} steps"
-    quiet = [1000 - alarms(run, judge_) for judge_ in (Guard(), Total())]
+    quiet = [1000 - alarms(run, check_) for check_ in (Guard(), Total())]
     rows: list[Row] = [
         # As steps without an alarm: a ratio of no alarms at all would be none.
         row("steps of a thousand without a false alarm", quiet[0], "steps", peer=peer, peer_value=quiet[1])
@@ -152,7 +152,7 @@ def main() -> None:
             row(metric, ours[times, only], "share", peer=peer, peer_value=max(theirs[times, only], least))
         )
     for percent in (0.5, 1.0):
-        steps, of_peer = (delay(run, percent, judge_) for judge_ in (Guard(), Total()))
+        steps, of_peer = (delay(run, percent, check_) for check_ in (Guard(), Total()))
         metric = f"steps until a rise of {percent:g} % a step is found"
         rows.append(row(metric, steps, "steps", peer=peer, peer_value=of_peer, higher_is_better=False))
     keep("guard", rows)

@@ -206,8 +206,8 @@ def compare(
     others = [name for name in names if name not in OURS]
     peers = [name for name in others if not name.startswith("bare")]
     best = {max(peers, key=rates.__getitem__), min(peers, key=costs.__getitem__)} if peers else set()
-    for (ours, told), name in itertools.product(OURS.items(), others):
-        what = f"{shape[0]} frames {shape[1]}x{shape[2]}, {workers} workers{told}"
+    for (ours, reported), name in itertools.product(OURS.items(), others):
+        what = f"{shape[0]} frames {shape[1]}x{shape[2]}, {workers} workers{reported}"
         goal = ">= 1.3 x" if name in best else ">= 0.9 x" * name.startswith("bare")
         given = {"hardware": cpu(), "peer": name}
         rows += [

@@ -142,9 +142,9 @@ def make_shards(clips: Path, work: Path) -> Index:
     run = work / "run"
     run.mkdir()
     known = {name: column.dtype for name, column in schema.COLUMNS.items()}
-    judged = pl.DataFrame(rows).with_columns(pl.col(name).cast(known[name]) for name in rows[0])
+    checked = pl.DataFrame(rows).with_columns(pl.col(name).cast(known[name]) for name in rows[0])
     origin = table.Provenance(stage="split", settings={}, inputs={})
-    table.write(judged, table.stage_path(run, "split"), origin)
+    table.write(checked, table.stage_path(run, "split"), origin)
     run_build_shards(run, ShardSpec(), videos=videos, out=work / "shards")
     index = read_index(work / "shards")
     for number in (0, len(rows) // 2):  # the bytes go bad after the index was made

@@ -92,11 +92,11 @@ class Ran:
     def save_costs(self, alone: Alone) -> float:
         """Return how many seconds longer than the steady ones the updates beside and after the save took."""
         after = self.lines[self.steady[-1]["step"] :]
-        foretold = [
+        predicted = [
             sum(predicted(alone, self.stage, line["step"] - 1, self.ranks) for line in lines)
             for lines in (self.steady, after)
         ]
-        return self.wall(after) - self.wall(self.steady) * foretold[1] / foretold[0]
+        return self.wall(after) - self.wall(self.steady) * predicted[1] / predicted[0]
 
     @property
     def stalls(self) -> list[float]:
@@ -160,12 +160,12 @@ def of_several(ran: Ran, one: Ran, alone: Alone, hardware: str) -> list[Row]:
     """Return what several ranks show against one: rates, predicted against actual time, stalls."""
     found = balance(ran.steady, ran.events)
     assert isinstance(found, Balance)
-    waits, foretold = max(found.waste_measured or 0.0, 1e-6), found.waste_predicted or 0.0
+    waits, predicted = max(found.waste_measured or 0.0, 1e-6), found.waste_predicted or 0.0
     rows = [
         row(f"tokens/s of a GPU, {ran.ranks} ranks", ran.rate, "tokens/s", peer="one GPU in the same mixture",
             peer_value=one.rate, goal=">= 0.97", hardware=hardware),
         row("share of the ranks' time waiting for the slowest", waits, "share", peer="by the cost table",
-            peer_value=foretold, higher_is_better=False, hardware=hardware),
+            peer_value=predicted, higher_is_better=False, hardware=hardware),
         row("stall of a save, the longest", max(1e-3, *ran.stalls), "s", peer="one rank's",
             peer_value=max(one.stalls), goal="<= 1 s", higher_is_better=False, hardware=hardware),
         row("what a save costs, stall and slower updates", max(1e-3, ran.save_costs(alone)), "s",

@@ -265,11 +265,11 @@ def main() -> None:
     )
     results.append(locality_row(cells, size))
     del blocked, cells
-    dealing = best(lambda: order.shares(plan, steps[0], 192))[0]
+    assigning = best(lambda: order.shares(plan, steps[0], 192))[0]
     results.append(
         row(
             f"which of {M} micro-batches rank r of 192 runs",
-            dealing * 1000,
+            assigning * 1000,
             "ms",
             peer="all of the step's clips",
             peer_value=worst * 1000,

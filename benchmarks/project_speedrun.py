@@ -26,8 +26,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from assigning import imbalance, in_turn, larger
 from cost_table import write_cost_table
-from dealing import imbalance, in_turn, larger
 from made_up_clips import made_up_plan
 from rows import RESULTS, Row, keep, row
 
@@ -247,9 +247,9 @@ def simulate(
             )
             timed = tuple(round(s * 1e6) for s in seconds)
             steps = max(5, given.simulated_steps * published // plan.micro_batches_per_step)
-            dealt = [
-                imbalance(dataclasses.replace(plan, costs=costs), seconds, ranks, deal, steps)
-                for costs, deal in (
+            assigned = [
+                imbalance(dataclasses.replace(plan, costs=costs), seconds, ranks, assign, steps)
+                for costs, assign in (
                     (None, in_turn),
                     (None, order.shares),
                     (work, order.shares),
@@ -257,10 +257,10 @@ def simulate(
                 )
             ]
             name = f"{ranks}_ranks{case}"
-            found[name] = dealt[0], dealt[3]
+            found[name] = assigned[0], assigned[3]
             print(
-                f"    {name.replace('_', ' '):<23} {plan.micro_batches_per_step:>27,} {dealt[0]:>8.3f} "
-                f"{dealt[1]:>10.3f} {dealt[2]:>9.3f} {dealt[3]:>8.3f}"
+                f"    {name.replace('_', ' '):<23} {plan.micro_batches_per_step:>27,} {assigned[0]:>8.3f} "
+                f"{assigned[1]:>10.3f} {assigned[2]:>9.3f} {assigned[3]:>8.3f}"
             )
     return found
 

@@ -47,13 +47,13 @@ def main() -> None:
     x = torch.randn(size, device=world.device)
     y = torch.randn(CLIPS, 1, 300, 4096, device=world.device, dtype=torch.bfloat16)
     words = {"fps": 24.0, "height": 240.0, "width": 424.0}
-    told = {name: torch.full((CLIPS,), value, device=world.device) for name, value in words.items()}
+    reported = {name: torch.full((CLIPS,), value, device=world.device) for name, value in words.items()}
     times: dict[str, list[float]] = {}
 
     def micro_batches() -> None:
         for _ in range(given.micro_batches):
             timestep = torch.full((CLIPS,), 500.0, device=world.device)
-            out = layout.compute(x, timestep, y, **told)
+            out = layout.compute(x, timestep, y, **reported)
             (out.square().mean() * 1e-3).backward()
 
     def sync() -> None:

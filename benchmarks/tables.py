@@ -204,18 +204,18 @@ def careful(csv: Path, run: Path) -> dict[str, float]:
     passed = ~has_problem
     for order, (name, column, sign, bound) in enumerate(RULES, start=1):
         fails = clips[column].isna() | (clips[column] < bound if sign == ">=" else clips[column] > bound)
-        told = clips.loc[fails, column].astype(str)
+        reported = clips.loc[fails, column].astype(str)
         threshold = f"{sign} {bound}"
         entries.append(
-            clips.loc[fails, ["clip_id"]].assign(order=order, rule=name, value=told, threshold=threshold)
+            clips.loc[fails, ["clip_id"]].assign(order=order, rule=name, value=reported, threshold=threshold)
         )
         passed &= ~fails
     limit = clips.loc[passed, "aesthetic score"].quantile(0.9999, interpolation="lower")
     fails = clips["aesthetic score"].isna() | (clips["aesthetic score"] > limit)
-    told = clips.loc[fails, "aesthetic score"].astype(str)
+    reported = clips.loc[fails, "aesthetic score"].astype(str)
     entries.append(
         clips.loc[fails, ["clip_id"]].assign(
-            order=len(RULES) + 1, rule="outlier", value=told, threshold=f"<= {limit}"
+            order=len(RULES) + 1, rule="outlier", value=reported, threshold=f"<= {limit}"
         )
     )
     passed &= ~fails
@@ -248,8 +248,8 @@ def careful(csv: Path, run: Path) -> dict[str, float]:
                     "tail_ratio": float(np.quantile(high, 0.99) / np.quantile(low, 0.99)),
                 }
             )
-    told_levels = kept.groupby(level)["aesthetic score"].agg(["count", "mean", "std", "min", "max"])
-    (run / "levels.json").write_text(json.dumps({"levels": told_levels.to_dict(), "jumps": found}))
+    reported_levels = kept.groupby(level)["aesthetic score"].agg(["count", "mean", "std", "min", "max"])
+    (run / "levels.json").write_text(json.dumps({"levels": reported_levels.to_dict(), "jumps": found}))
     write(verdicts.assign(level=level, fold=fold), "split.parquet", run / "filter.parquet")
     done = perf_counter()
     return measured((start, ingested, filtered, done), before, int(passed.sum()))

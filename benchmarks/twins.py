@@ -194,14 +194,14 @@ def main() -> None:
         clips = make(itertools.chain(_synthetic(given.synthetic), _real(given.clips) if given.clips else ()))
         if given.kept:
             np.savez(given.kept, **{name: getattr(clips, name) for name in Clips.__slots__})
-    judge(clips, {frozenset(pair.split("=")) for pair in given.known})
+    check(clips, {frozenset(pair.split("=")) for pair in given.known})
 
 
 def _peer_finds(clips: Clips, one: int, other: int) -> bool:
     return (int(clips.firsts[one]) ^ int(clips.firsts[other])).bit_count() <= 15
 
 
-def judge(clips: Clips, known: set[frozenset[str]]) -> None:
+def check(clips: Clips, known: set[frozenset[str]]) -> None:
     """Print recall by kind of copy and every false alarm; keep the totals."""
     spec = PerceptualSpec()
     found = twins_by_look(clips.hashes, clips.thumbnails, spec).pairs

@@ -66,7 +66,7 @@ def main(*descriptors: int) -> None:
     wanted = json.loads((folder / "faults.json").read_text())
 
     def faulty(task: DecodeTask, tell: Callable[[str], None], out: Any = None) -> Any:
-        def told(phase: str) -> None:
+        def reported(phase: str) -> None:
             tell(phase)
             name, times = wanted.get(task.clip_id, ("", 0))
             count = folder / task.clip_id.replace("/", "-")
@@ -75,7 +75,7 @@ def main(*descriptors: int) -> None:
                 count.write_text("." * (done + 1))
                 FAULTS[name](descriptors[0])
 
-        return decode(task, told, out)
+        return decode(task, reported, out)
 
     decode_clip.decode = faulty  # type: ignore[attr-defined,assignment]
     worker_process.main(*descriptors)

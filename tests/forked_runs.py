@@ -71,7 +71,7 @@ class Forks:
         arguments: Sequence[str],
         ranks: int = 1,
         folder: Path = ROOT,
-        told: Path | None = None,
+        reported: Path | None = None,
         **environment: str,
     ) -> Forked:
         """Start a run in a folder; what it says on stderr goes to `told`, where that is given."""
@@ -83,7 +83,7 @@ class Forks:
             "arguments": list(arguments),
             "ranks": ranks,
             "said": str(said),
-            "told": str(told or said),
+            "told": str(reported or said),
             "folder": str(folder),
             "environment": environment,
         }
@@ -98,9 +98,9 @@ class Forks:
 
         It has to end with 0.
         """
-        words, told = shlex.split(command), self.folder / f"told-{self._count + 1}.txt"
-        done = self.start(words, folder=folder, told=told, COLUMNS="100")
-        assert done.codes() == [0], f"{command}\n{done.text()}\n{told.read_text()}"
+        words, reported = shlex.split(command), self.folder / f"told-{self._count + 1}.txt"
+        done = self.start(words, folder=folder, reported=reported, COLUMNS="100")
+        assert done.codes() == [0], f"{command}\n{done.text()}\n{reported.read_text()}"
         return done.text()
 
     def python(self) -> list[str]:

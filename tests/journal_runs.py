@@ -113,7 +113,7 @@ class Run:
         words = tuple(change.to_text() for change in self.changes)
         return state_of(self.index, self.plan, step, "f" * 32, "e" * 32, journal=self.name, changes=words)
 
-    def go_on(
+    def resume(
         self,
         step: int,
         made: Clips | None = None,
@@ -169,7 +169,7 @@ class Run:
             for row in rows
         ]
 
-    def told(self, last_step: int, first_step: int = 0) -> list[tuple[str, list[str]]]:
+    def reported(self, last_step: int, first_step: int = 0) -> list[tuple[str, list[str]]]:
         """Return (cell, clips) of each micro-batch of these steps."""
         found = []
         for step in range(first_step, last_step):

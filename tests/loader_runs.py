@@ -143,7 +143,7 @@ def spec(**settings: Any) -> LoaderSpec:
     return LoaderSpec(**settings)
 
 
-def told(batch: MicroBatch) -> tuple[Any, ...]:
+def reported(batch: MicroBatch) -> tuple[Any, ...]:
     """Return all that a micro-batch says, with a hash in place of the frames."""
     return (
         batch.position,
@@ -168,7 +168,7 @@ def read(
     for rank in range(world_size):
         with Loader(opened, plan, spec(**settings), rank=rank, world_size=world_size) as loader:
             for step in steps:
-                found[step] += [told(batch) for batch in loader.step(step)]
+                found[step] += [reported(batch) for batch in loader.step(step)]
     return {step: sorted(batches, key=lambda batch: batch[0]) for step, batches in found.items()}
 
 

@@ -88,9 +88,9 @@ def launch(
     return supervisor.supervise(run, hosts, command, wanted, environment=os.environ, fits=fits)
 
 
-def diary(run: Path, event: str | None = None) -> list[dict[str, Any]]:
+def log_file(run: Path, event: str | None = None) -> list[dict[str, Any]]:
     """Return the lines of RUN/launch.jsonl; the run's events must have the same ones."""
-    lines = metrics.read_metrics(run / supervisor.DIARY)
+    lines = metrics.read_metrics(run / supervisor.LOG_FILE)
     assert [line["event"] for line in metrics.read_metrics(run / jsonl.EVENTS)] == [
         line["event"] for line in lines
     ]

@@ -241,13 +241,13 @@ def test_a_wrong_request_is_one_line_that_names_it(
 
     assert call(*split) == code
 
-    told = capsys.readouterr().err
-    assert words in told
-    if told.startswith("error: "):
-        assert len(told.strip().splitlines()) == 1
+    reported = capsys.readouterr().err
+    assert words in reported
+    if reported.startswith("error: "):
+        assert len(reported.strip().splitlines()) == 1
     else:
-        assert told.startswith("Usage: ")  # the command line's own words for a wrong option
-    assert "Traceback" not in told
+        assert reported.startswith("Usage: ")  # the command line's own words for a wrong option
+    assert "Traceback" not in reported
 
 
 # What a bad file or row is called in the table: (column, word).
@@ -312,7 +312,7 @@ def test_a_bad_row_keeps_its_place_and_says_why(name: str, home: Path) -> None:
     assert problems.count(None) >= 1
 
 
-def test_a_disk_that_fills_ends_with_one_line_and_the_run_goes_on_later(home: Path) -> None:
+def test_a_disk_that_fills_ends_with_one_line_and_the_run_resumes_later(home: Path) -> None:
     def small_files() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4_000, 4_000))
 

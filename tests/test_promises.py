@@ -191,8 +191,10 @@ def test_a_changed_dataset_is_never_read_with_an_old_position(tmp_path: Path) ->
             shown.setdefault(clip.cell, []).append(clip.clip_id)
     for cell in after.plan.cells:
         ids = {after.index.word("clip_id", row) for row in cell.rows}
-        told = shown[cell.name]
-        assert set(told[: len(ids)]) == ids  # nothing was shown twice when the change came: one whole pass
+        reported = shown[cell.name]
+        assert (
+            set(reported[: len(ids)]) == ids
+        )  # nothing was shown twice when the change came: one whole pass
     # Moved, it is the same data.
     assert train(smoke(shutil.copytree(tmp_path / "more", tmp_path / "moved"), run, *longer)).was_done
 
@@ -216,11 +218,11 @@ def test_nothing_silent(home: Path, tmp_path: Path) -> None:
     start = int(index.video_offset[row])
     data[start : start + 64] = bytes(64)
     shard.write_bytes(data)
-    told: list[dict] = []  # type: ignore[type-arg]
+    reported: list[dict] = []  # type: ignore[type-arg]
     step = next(order.positions_of_row(plan, row)) // plan.micro_batches_per_step
-    with Loader(index, plan, LoaderSpec(max_failure_share=1.0), on_event=told.append) as loader:
+    with Loader(index, plan, LoaderSpec(max_failure_share=1.0), on_event=reported.append) as loader:
         batches = loader.step(step)
-    assert [(event["event"], event["clip_id"], event["kind"]) for event in told] == [
+    assert [(event["event"], event["clip_id"], event["kind"]) for event in reported] == [
         ("clip_substituted", clip_id, "crc_mismatch")
     ]
     assert all(clip_id not in batch.clip_ids for batch in batches)

@@ -248,8 +248,8 @@ def _run(
         if any(stage.stage.checkpoint_in_background for stage in laid):
             saver.prepare(state.tensors())
         training_log.beginning(ready.begun, state, tools, laid)
-        if ready.gone_on:
-            training_log.change(ready.gone_on, state, tools)
+        if ready.continued:
+            training_log.change(ready.continued, state, tools)
         mirrors.begin()
     if ready.begun.kind == "resume":
         _sample_if_due(state, tools, last_step)  # a kill may have come between save and sample
@@ -298,7 +298,7 @@ def _stage(stage: StageData, state: TrainState, act: _RunContext) -> tuple[dict[
         guard = Guarded(state=state, tools=tools, stage=stage, read=load)
         while True:
             tools.pulse.step(state.step)
-            line, told = _step(read, guard, act, events)
+            line, reported = _step(read, guard, act, events)
             is_last = state.stage_step == stage.num_steps
             paces = [*paces[-19:], line["seconds"]]
             if world.is_first:
@@ -306,11 +306,11 @@ def _stage(stage: StageData, state: TrainState, act: _RunContext) -> tuple[dict[
             if state.step % spec.log_every == 0 or is_last or state.step == 1:
                 training_log.say(world, metrics.console_line(line, act.last_step, sum(paces) / len(paces)))
                 act.mirrors.check(state.step)
-            if state.step % spec.checkpoint_every == 0 or is_last or told.stop:
+            if state.step % spec.checkpoint_every == 0 or is_last or reported.stop:
                 _save(state, tools, stage, act.saver)
             _sample_if_due(state, tools, act.last_step)
             _validate_if_due(state, act)
-            if told.stop and state.step < act.last_step:
+            if reported.stop and state.step < act.last_step:
                 training_log.record_save(act.saver.wait(), tools)
                 name = stop_requests.foremost(mesh.gather(act.stop.name, world))
                 if world.is_first:
@@ -335,19 +335,19 @@ def _step(
     batches, failure = _read(read, state.stage_step, events)
     data_seconds = time.perf_counter() - began
 
-    def judge(computed: Computed) -> bool:
-        is_made = guard.judge(computed, batches)
+    def check(computed: Computed) -> bool:
+        is_made = guard.check(computed, batches)
         saver.let_copies_end()  # the update changes what is copied
         return is_made
 
     try:
-        line, told = train_step(
+        line, reported = train_step(
             state,
             tools,
             stage,
             plan,
             batches,
-            judge=judge,
+            check=check,
             stop=bool(act.stop.name),
             save_failed=saver.failed,
             num_events=len(events),
@@ -357,10 +357,10 @@ def _step(
         training_log.record_data_events(events, state.step + 1, world, run)
         mesh.together(partial(_fail, failure), world)
         raise
-    if told.num_events:
+    if reported.num_events:
         training_log.record_data_events(events, state.step, world, run)
         mesh.together(partial(_fail, failure), world)
-    training_log.record_save(saver.wait() if told.save_failed else saver.take(), tools)
+    training_log.record_save(saver.wait() if reported.save_failed else saver.take(), tools)
     training_log.record_room(tools, state.step)
     training_log.record_kernels(tools, state.step)
     if state.step % spec.log_every == 0 or state.stage_step == stage.num_steps:
@@ -369,11 +369,11 @@ def _step(
     seconds = time.perf_counter() - began
     line |= {"time": round(time.time(), 3), "seconds": seconds, "data_seconds": data_seconds}
     line["tokens_per_second"] = plan.num_tokens / seconds
-    act.steps.add(state.step, told.own, plan.buckets, line["tokens_per_second"])
+    act.steps.add(state.step, reported.own, plan.buckets, line["tokens_per_second"])
     if world.device.type == "cuda":
         line["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
     line |= flops.rates(line["model_flops"], seconds, mesh.device_name(world), world.size)
-    return line, told
+    return line, reported
 
 
 def _outcome(

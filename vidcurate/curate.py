@@ -37,8 +37,8 @@ from vidcurate.recipe.recipe import Recipe
 from vidcurate.shards import build as shards_build
 from vidcurate.shards.layout import ShardSpec
 
-Telling = Callable[[str], AbstractContextManager[Progress]]
-Told = Callable[[str, dict[str, Any]], None]
+ProgressBar = Callable[[str], AbstractContextManager[Progress]]
+Reported = Callable[[str, dict[str, Any]], None]
 STOPS = (
     "ingest", "probe", "score", "score-frames", "score-models", "dedup", "filter", "split", "build-shards",
     "report",
@@ -82,9 +82,9 @@ class CurateRecipe(Recipe):
 def curate(
     recipe: CurateRecipe,
     *,
-    telling: Telling,
-    told: Told,
-    crew: ExecutorSpec | None = None,
+    progress_bar: ProgressBar,
+    reported: Reported,
+    executor: ExecutorSpec | None = None,
     until: str | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Run every stage of `recipe` and return each one's summary.
@@ -96,34 +96,34 @@ def curate(
     """
     if until is not None and until not in STOPS:
         raise InputError(f"--until {until}: there is no such stage; they are {', '.join(STOPS)}.")
-    crew = crew or ExecutorSpec(engine=recipe.engine, num_workers=recipe.workers)
-    here = replace(crew, engine="local")
+    executor = executor or ExecutorSpec(engine=recipe.engine, num_workers=recipe.workers)
+    here = replace(executor, engine="local")
     run, workers = recipe.run, recipe.workers
     summaries: dict[str, dict[str, Any]] = {}
 
     def done(stage: str, summary: Any) -> bool:
         summaries[stage] = asdict(summary)
-        told(stage, summaries[stage])
+        reported(stage, summaries[stage])
         return stage == until or isinstance(summary, PartSummary)
 
     def in_turn() -> AbstractContextManager[None]:
-        return table.alone(run) if crew.part else nullcontext()
+        return table.alone(run) if executor.part else nullcontext()
 
     def check(failed: int, total: int, what: str, see: str) -> None:
         rejection_ledger.check_share(
             failed, total, recipe.max_failure_share, what=what, key="max_failure_share", see=see
         )
 
-    with telling("ingest") as progress, in_turn():
+    with progress_bar("ingest") as progress, in_turn():
         ingested = ingest_stage.run_ingest(run, recipe.ingest, progress=progress)
     if done("ingest", ingested):
         return summaries
     if ingested.videos is None:
         raise InputError("ingest.videos is not set: a curation to shards needs the folder of videos.")
     videos = Path(ingested.videos)
-    with telling("probe") as progress:
+    with progress_bar("probe") as progress:
         spec = ProbeSpec(videos=videos, **recipe.probe.model_dump())
-        probed = probe_stage.run_probe(run, spec, crew=crew, progress=progress)
+        probed = probe_stage.run_probe(run, spec, executor=executor, progress=progress)
     if done("probe", probed) or isinstance(probed, PartSummary):
         return summaries
     check(
@@ -132,41 +132,41 @@ def curate(
         "are missing or broken",
         f"`vidcurate inspect {run}`.",
     )
-    with telling("score") as progress, in_turn():
+    with progress_bar("score") as progress, in_turn():
         scored = caption_scores_stage.run_score(run, recipe.score, progress=progress)
     if done("score", scored):
         return summaries
     if recipe.frames is not None:
-        with telling("score-frames") as progress:
+        with progress_bar("score-frames") as progress:
             looked = frame_scores_stage.run_frames(
-                run, recipe.frames, videos=videos, crew=crew, progress=progress
+                run, recipe.frames, videos=videos, executor=executor, progress=progress
             )
         if done("score-frames", looked):
             return summaries
     if recipe.models is not None:
-        with telling("score-models") as progress:
-            seen = run_models(run, recipe.models, videos=videos, crew=here, progress=progress)
+        with progress_bar("score-models") as progress:
+            seen = run_models(run, recipe.models, videos=videos, executor=here, progress=progress)
         if done("score-models", seen):
             return summaries
-    if crew.part is not None:
+    if executor.part is not None:
         return summaries  # no stage of clips is left
     if recipe.dedup is not None:
-        with telling("dedup") as progress:
+        with progress_bar("dedup") as progress:
             twins = run_dedup(run, recipe.dedup, videos=videos, num_workers=workers, progress=progress)
         if done("dedup", twins):
             return summaries
-    with telling("filter") as progress:
+    with progress_bar("filter") as progress:
         filtered = filter_stage.run_filter(run, recipe.filter, progress=progress)
     if done("filter", filtered):
         return summaries
     limit = recipe.filter.max_failure_share
     limits = {"max_failure_share": recipe.max_failure_share if limit is None else limit}
     filter_stage.check_limits(run, filtered, recipe.filter.model_copy(update=limits))
-    with telling("split") as progress:
+    with progress_bar("split") as progress:
         levelled = difficulty_stage.run_split(run, recipe.split, progress=progress)
     if done("split", levelled):
         return summaries
-    with telling("build-shards") as progress:
+    with progress_bar("build-shards") as progress:
         built = shards_build.run_build_shards(
             run, recipe.shards, videos=videos, out=run / "shards", num_workers=workers, progress=progress
         )
@@ -174,6 +174,6 @@ def curate(
         return summaries
     check(built.rows_failed, built.rows_kept, "cannot be read into shards", "The answer above names them.")
     card.run_card(run, recipe.card)
-    with telling("report") as progress:
+    with progress_bar("report") as progress:
         done("report", report_build.run_report(run, videos=videos))
     return summaries

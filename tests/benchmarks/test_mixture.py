@@ -15,17 +15,17 @@ WORDS = ["--recipe", "tests/tiny.yaml", "--steps", "6", "--warm-up", "1", "--rep
 
 @pytest.mark.soak
 def test_a_report_again_says_the_same_and_trains_nothing(tmp_path: Path) -> None:
-    def told(*words: str) -> str:
+    def reported(*words: str) -> str:
         command = [sys.executable, "benchmarks/mixture.py", str(tmp_path / "out"), *WORDS, *words]
         ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
         return ended.stdout
 
-    first, again = told(), told("--report")
+    first, again = reported(), reported("--report")
     assert "tokens/s, real run" in again
     assert first.endswith(again)
 
 
-def test_too_few_clips_for_a_bucket_are_told_in_one_line(tmp_path: Path) -> None:
+def test_too_few_clips_for_a_bucket_are_reported_in_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "benchmarks/mixture.py", str(tmp_path / "out"), "--clips", "3"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 2, ended.stderr

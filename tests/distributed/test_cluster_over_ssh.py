@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.ssh_hosts import SSHD, Cluster, fake, serving, with_hosts_that_fail
-from tests.stand_in_ranks import LOOPS, SAVES, WAITS, all_end, is_alive, ranks_of
+from tests.substitute_ranks import LOOPS, SAVES, WAITS, all_end, is_alive, ranks_of
 from tests.trainer.smi_for_tests import process, put_smi
 from trainer.__main__ import main
 from trainer.cluster import clocks
@@ -44,7 +44,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         yield wider
 
 
-class Told:
+class Reported:
     """What a command printed, its exit code, and how long it took."""
 
     def __init__(self, code: int, out: str, err: str, seconds: float) -> None:
@@ -56,17 +56,17 @@ class Told:
         return found[0]
 
 
-Ask = Callable[..., Told]
+Ask = Callable[..., Reported]
 
 
 @pytest.fixture
 def ask(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> Ask:
-    def act(command: str, nodes: str, *words: str, connect_seconds: float = CONNECT_SECONDS) -> Told:
+    def act(command: str, nodes: str, *words: str, connect_seconds: float = CONNECT_SECONDS) -> Reported:
         common = ["--ssh", cluster.ssh, "--connect-seconds", str(connect_seconds)]
         began = time.monotonic()
         code = main(["cluster", command, nodes, *common, *words])
         seconds = time.monotonic() - began
-        return Told(code, *capsys.readouterr(), seconds)
+        return Reported(code, *capsys.readouterr(), seconds)
 
     return act
 
@@ -85,54 +85,54 @@ def check_silent(request: pytest.FixtureRequest, ask: Ask) -> CheckSilent:
     def check(command: str, *words: str, code: int = 1, limit_seconds: float) -> None:
         if is_again:
             return
-        told = ask(command, "silent", *words, connect_seconds=SILENT_SECONDS)
-        assert told.code == code
-        assert told.seconds < limit_seconds + MARGIN_SECONDS
-        check_line_of_silent(told)
+        reported = ask(command, "silent", *words, connect_seconds=SILENT_SECONDS)
+        assert reported.code == code
+        assert reported.seconds < limit_seconds + MARGIN_SECONDS
+        check_line_of_silent(reported)
 
     return check
 
 
-def check_line_of_silent(told: Told) -> None:
-    line = told.line("silent")
+def check_line_of_silent(reported: Reported) -> None:
+    line = reported.line("silent")
     assert re.match(r"silent +(bad: )?no answer: .*(did not answer within|timed out|time-?out)", line)
 
 
-def check_stranger(told: Told) -> None:
-    assert re.match(r"stranger +(bad: )?no answer: .*Permission denied", told.line("stranger"))
+def check_stranger(reported: Reported) -> None:
+    assert re.match(r"stranger +(bad: )?no answer: .*Permission denied", reported.line("stranger"))
     # A path that was asked for is never cut.
-    assert all(len(line) <= 100 for line in told.out.splitlines() if not line.startswith("written to"))
+    assert all(len(line) <= 100 for line in reported.out.splitlines() if not line.startswith("written to"))
 
 
 def test_status_has_the_gpus_of_a_host_and_a_line_for_each_that_does_not_answer(ask: Ask) -> None:
-    told = ask("status", f"{NODES},silent", "--seconds", "0.2", connect_seconds=BESIDE_SECONDS)
+    reported = ask("status", f"{NODES},silent", "--seconds", "0.2", connect_seconds=BESIDE_SECONDS)
 
-    assert told.code == 1
-    assert told.seconds < Way(connect_seconds=BESIDE_SECONDS).reach_seconds + MARGIN_SECONDS
-    check_stranger(told)
-    check_line_of_silent(told)
-    assert told.line("a ").startswith("a  2 GPUs, load ")
-    assert re.search(r"0 +123/700 +41 +7 +345/1980 +0\.0/140 +- +root 1: ", told.out)
-    assert told.out.splitlines()[-1] == "1 of 3 nodes answered"
+    assert reported.code == 1
+    assert reported.seconds < Way(connect_seconds=BESIDE_SECONDS).reach_seconds + MARGIN_SECONDS
+    check_stranger(reported)
+    check_line_of_silent(reported)
+    assert reported.line("a ").startswith("a  2 GPUs, load ")
+    assert re.search(r"0 +123/700 +41 +7 +345/1980 +0\.0/140 +- +root 1: ", reported.out)
+    assert reported.out.splitlines()[-1] == "1 of 3 nodes answered"
 
 
 def test_health_calls_a_host_that_does_not_answer_bad(ask: Ask, check_silent: CheckSilent) -> None:
-    told = ask("health", NODES, "--min-disk-gib", "0")
+    reported = ask("health", NODES, "--min-disk-gib", "0")
 
-    assert told.code == 77
-    check_stranger(told)
-    assert re.match(r"a  (good|watch): 2 GPUs, NVIDIA H200, driver 580", told.line("a "))
-    assert told.out.splitlines()[-1] == "1 of 2 nodes are bad: stranger"
+    assert reported.code == 77
+    check_stranger(reported)
+    assert re.match(r"a  (good|watch): 2 GPUs, NVIDIA H200, driver 580", reported.line("a "))
+    assert reported.out.splitlines()[-1] == "1 of 2 nodes are bad: stranger"
     check_silent("health", "--min-disk-gib", "0", code=77, limit_seconds=SILENT.reach_seconds)
 
 
 def test_clocks_of_one_machine_are_equal_within_half_the_round_trip(
     ask: Ask, check_silent: CheckSilent
 ) -> None:
-    told = ask("clocks", NODES, "--seconds", "0.3", "--json")
+    reported = ask("clocks", NODES, "--seconds", "0.3", "--json")
 
-    assert told.code == 1
-    found = {node["node"]: node for node in json.loads(told.out)["nodes"]}
+    assert reported.code == 1
+    found = {node["node"]: node for node in json.loads(reported.out)["nodes"]}
     assert abs(found["a"]["offset_seconds"]) <= found["a"]["error_seconds"] < 1.0
     assert found["a"]["verdict"] == "near"
     assert found["a"]["drift_error_ppm"] > 0
@@ -142,11 +142,11 @@ def test_clocks_of_one_machine_are_equal_within_half_the_round_trip(
 
 def test_exec_groups_hosts_that_say_the_same(ask: Ask, check_silent: CheckSilent) -> None:
     command = ["--limit-seconds", "60", "--", "sh", "-c", "echo one; echo two >&2; exit 3"]
-    told = ask("exec", f"b,{NODES}", *command)
+    reported = ask("exec", f"b,{NODES}", *command)
 
-    assert told.code == 1
-    check_stranger(told)
-    assert told.out.startswith("b, a (2 of 3): exit code 3\n    one\n    two\n")
+    assert reported.code == 1
+    check_stranger(reported)
+    assert reported.out.startswith("b, a (2 of 3): exit code 3\n    one\n    two\n")
     check_silent("exec", *command, limit_seconds=SILENT.reach_seconds)
 
 
@@ -154,10 +154,10 @@ def test_exec_ends_a_command_at_its_limit_with_all_it_started(ask: Ask, tmp_path
     (tmp_path / "quiet").touch()
     command = f"tail -f {tmp_path}/quiet & wait"
 
-    told = ask("exec", "a", "--limit-seconds", "0.5", "--", "sh", "-c", command)
+    reported = ask("exec", "a", "--limit-seconds", "0.5", "--", "sh", "-c", command)
 
-    assert (told.code, told.seconds < 0.5 + MARGIN_SECONDS) == (1, True)
-    assert "did not end within 0.5 s; it was killed" in told.out
+    assert (reported.code, reported.seconds < 0.5 + MARGIN_SECONDS) == (1, True)
+    assert "did not end within 0.5 s; it was killed" in reported.out
     assert all_end([one.pid for one in processes.everything().values() if f"-f {tmp_path}" in one.command])
 
 
@@ -167,16 +167,16 @@ def test_stop_lets_the_ranks_save_and_names_the_hosts_that_it_did_not_reach(
     run = tmp_path / "run"
     with ranks_of(run) as ranks:
         first, second = ranks.start(SAVES, SAVES)
-        told = ask("stop", NODES, "--run", str(run), "--grace-seconds", "60")
+        reported = ask("stop", NODES, "--run", str(run), "--grace-seconds", "60")
         assert not is_alive(first)
         assert not is_alive(second)
 
-    assert told.code == 1
-    check_stranger(told)
-    assert re.match(rf"a  rank 0, pid {first} of \w+: ended after TERM, \d+\.\d s$", told.line("a "))
-    assert f"rank 1, pid {second} of " in told.out
-    assert told.out.splitlines()[-1].endswith("its newest checkpoint is step-00000007")
-    assert "a: TERM to rank 0" in told.err
+    assert reported.code == 1
+    check_stranger(reported)
+    assert re.match(rf"a  rank 0, pid {first} of \w+: ended after TERM, \d+\.\d s$", reported.line("a "))
+    assert f"rank 1, pid {second} of " in reported.out
+    assert reported.out.splitlines()[-1].endswith("its newest checkpoint is step-00000007")
+    assert "a: TERM to rank 0" in reported.err
     check_silent("stop", "--run", str(run), limit_seconds=SILENT.reach_seconds)
 
 
@@ -186,12 +186,16 @@ def test_dump_names_the_rank_that_turns_in_a_loop(
     run = tmp_path / "run"
     with ranks_of(run) as ranks:
         ranks.start(WAITS, LOOPS, WAITS)
-        told = ask("dump", NODES, "--run", str(run), "--apart-seconds", "0.2", "--to", str(tmp_path / "dump"))
+        reported = ask(
+            "dump", NODES, "--run", str(run), "--apart-seconds", "0.2", "--to", str(tmp_path / "dump")
+        )
 
-    assert told.code == 1
-    check_stranger(told)
-    assert re.match(r"odd: \S+ rank 1 stands elsewhere than the others, in turns_for_ever ", told.line("odd"))
-    assert "rank 0, " in told.out
+    assert reported.code == 1
+    check_stranger(reported)
+    assert re.match(
+        r"odd: \S+ rank 1 stands elsewhere than the others, in turns_for_ever ", reported.line("odd")
+    )
+    assert "rank 0, " in reported.out
     assert "turns_for_ever" in (tmp_path / "dump" / "second.txt").read_text()
     kept = json.loads((tmp_path / "dump" / "dump.json").read_text())
     assert [len(group["processes"]) for group in kept["groups"]] == [2, 1]

@@ -46,10 +46,12 @@ def test_a_training_is_seen_looked_into_and_stopped_and_has_saved(
     assert re.search(rf"rank 0 pid {started.pids[0]} \w+ (\d+ children )?step \d+ ", lines)
     ask("dump", "--apart-seconds", "0.5", "--to", str(tmp_path / "dump"))
     assert "trainer/train.py" in (tmp_path / "dump" / "first.txt").read_text()
-    told = ask("stop", "--grace-seconds", "60")
+    reported = ask("stop", "--grace-seconds", "60")
 
     assert started.codes() == [75, 75]
     last = int((run / "LATEST").read_text().removeprefix("step-"))
     assert metrics.read_metrics(run / metrics.METRICS)[-1]["step"] == last
-    assert told.splitlines()[-1] == f"nothing of it runs any more; its newest checkpoint is step-{last:08d}"
+    assert (
+        reported.splitlines()[-1] == f"nothing of it runs any more; its newest checkpoint is step-{last:08d}"
+    )
     assert processes.read_process(run) == []

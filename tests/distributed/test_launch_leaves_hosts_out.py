@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.ranks_that_end import Attempts, diary, launch
+from tests.ranks_that_end import Attempts, launch, log_file
 from tests.ssh_hosts import Cluster, free_port, serving, with_hosts_that_fail
 from trainer.cluster.hostfile import Host
 from vidcurate.errors import VidcurateError
@@ -52,13 +52,13 @@ def test_a_node_that_fails_its_preflight_is_left_out_while_enough_are_left(
 
     code = over_ssh(cluster, tmp_path, [both, {}], A, B, min_hosts=min_hosts)
 
-    told = capsys.readouterr().err
-    excluded, last = diary(tmp_path)
+    reported = capsys.readouterr().err
+    excluded, last = log_file(tmp_path)
     assert (excluded["event"], excluded["host"]) == ("excluded", "b")
-    assert "b: left out from now on (GPU 0 multiplies wrongly)" in told
+    assert "b: left out from now on (GPU 0 multiplies wrongly)" in reported
     if min_hosts is None:
         assert (code, last["event"], last["without_progress"]) == (0, "restart", 0)
-        assert "1 hosts, 1 ranks" in told
+        assert "1 hosts, 1 ranks" in reported
     else:
         assert (code, last["event"]) == (77, "gave_up")
         assert last["reason"] == "1 hosts are left and 2 are needed."
@@ -71,7 +71,7 @@ def test_the_rank_that_says_so_names_a_bad_host_and_another_becomes_the_master(
 
     assert over_ssh(cluster, tmp_path, [bad_master, {}], A, B) == 0
 
-    excluded, restart = diary(tmp_path)
+    excluded, restart = log_file(tmp_path)
     assert (excluded["host"], restart["codes"]["0"]) == ("a", 77)
 
 
@@ -83,7 +83,7 @@ def test_the_host_that_a_preflights_line_names_is_left_out_and_not_the_one_that_
 
     assert over_ssh(cluster, tmp_path, [no_verdict_file, {}], A, B) == 0
 
-    excluded, restart = diary(tmp_path)
+    excluded, restart = log_file(tmp_path)
     assert (excluded["host"], restart["codes"]["0"]) == ("b", 77)
     assert excluded["reason"] == said.removeprefix("error: ")
 
@@ -96,7 +96,7 @@ def test_where_every_rank_calls_its_node_bad_the_launch_stops_and_asks(
 
     assert over_ssh(cluster, tmp_path, [{"0": both, "1": both}], A, B) == 77
 
-    (line,) = diary(tmp_path)
+    (line,) = log_file(tmp_path)
     assert (line["event"], line["reason"]) == ("gave_up", "a node is bad and nothing says which.")
 
 
@@ -114,7 +114,7 @@ def test_a_host_that_no_longer_answers_is_left_out_with_one_line(
 
     assert over_ssh(moving, tmp_path, [goes, {"0": {"step": 5}}], A, B) == 0
 
-    restart, excluded = diary(tmp_path)
+    restart, excluded = log_file(tmp_path)
     assert (restart["host"], restart["step_after"]) == ("b", 4)
     assert excluded["host"] == "b"
     assert "Connection refused" in excluded["reason"]
@@ -130,11 +130,11 @@ def test_at_the_start_a_host_may_be_missing_only_if_that_was_said(
     with with_hosts_that_fail(cluster) as wider:
         with pytest.raises(VidcurateError, match=r"Connection refused.*1 of 2 hosts; nothing was started"):
             over_ssh(wider, tmp_path, [{}], A, closed)
-        assert not diary(tmp_path)
+        assert not log_file(tmp_path)
 
         assert over_ssh(wider, tmp_path, [{}], A, closed, min_hosts=1) == 0
 
-    (line,) = diary(tmp_path)
+    (line,) = log_file(tmp_path)
     assert (line["event"], line["host"]) == ("excluded", "closed")
 
 
@@ -149,4 +149,4 @@ def test_a_number_of_ranks_that_the_recipe_cannot_take_ends_the_launch(
 
     assert over_ssh(cluster, tmp_path, [bad], A, B, fits=fits) == 77
 
-    assert diary(tmp_path)[-1]["reason"].startswith("parallel.shard_size 2 does not divide the 1 ranks")
+    assert log_file(tmp_path)[-1]["reason"].startswith("parallel.shard_size 2 does not divide the 1 ranks")

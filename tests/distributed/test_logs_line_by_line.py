@@ -49,25 +49,25 @@ def test_each_steps_line_arrives_before_the_next_step_ends(
             cwd=ROOT,
             env=os.environ | patched(tmp_path / "patch", LOCK_STEP, PYTHONGATE=str(gate)),
         )
-        told = read_in_lock_step(process, gate, limit_seconds=LIMIT_SECONDS)
-        assert process.returncode == 0, told
-        return told
+        reported = read_in_lock_step(process, gate, limit_seconds=LIMIT_SECONDS)
+        assert process.returncode == 0, reported
+        return reported
 
     if launcher == "alone":
-        told = follow("-m", "trainer", *words)
+        reported = follow("-m", "trainer", *words)
     elif launcher == "torchrun":
-        told = follow(*TORCHRUN, "-m", "trainer", *words)
+        reported = follow(*TORCHRUN, "-m", "trainer", *words)
     elif launcher == "launch":
-        told = follow("-m", "trainer", "launch", *words, "--nproc-per-node", "2")
+        reported = follow("-m", "trainer", "launch", *words, "--nproc-per-node", "2")
     else:
         with serving(tmp_path_factory.mktemp("ssh")) as cluster:
             hosts = tmp_path / "nodes.txt"
             hosts.write_text("a\nb\n")
             over = ("--hostfile", str(hosts), "--ssh", cluster.ssh)
-            told = follow("-m", "trainer", "launch", *words, *over)
+            reported = follow("-m", "trainer", "launch", *words, *over)
 
     assert [line["step"] for line in numbers(run)] == [1, 2, 3, 4, 5]
-    shown = [line for line in told if "  loss " in line]
+    shown = [line for line in reported if "  loss " in line]
     assert [f"step {step}/5  loss" in line for step, line in enumerate(shown, start=1)] == [True] * 5
     assert sorted(path.name for path in gate.iterdir()) == ["1", "2", "3", "4", "5"]
 

@@ -50,7 +50,7 @@ def run(home: Path, forks: Forks) -> Path:
     return home / "run"
 
 
-def test_a_line_has_of_each_rank_and_bucket_what_the_plan_foretells_and_what_it_took(
+def test_a_line_has_of_each_rank_and_bucket_what_the_plan_predicts_and_what_it_took(
     home: Path, run: Path
 ) -> None:
     (stage,) = data_stages.lay_out(smoke(home / "shards", run, *settings(home)))
@@ -58,17 +58,17 @@ def test_a_line_has_of_each_rank_and_bucket_what_the_plan_foretells_and_what_it_
     assert len(lines) == STEPS
     for number, line in enumerate(lines):
         assert line["cost_unit"] == "s"
-        foretold = step_balance.predict(stage, number, 2)
+        predicted = step_balance.predict(stage, number, 2)
         found = line["rank_balance"]
-        assert [cost for cost, _ in found["of_ranks"]] == pytest.approx(foretold.of_ranks)
-        assert found["predicted"] == pytest.approx([sum(foretold.of_ranks) / 2, max(foretold.of_ranks)])
+        assert [cost for cost, _ in found["of_ranks"]] == pytest.approx(predicted.of_ranks)
+        assert found["predicted"] == pytest.approx([sum(predicted.of_ranks) / 2, max(predicted.of_ranks)])
         took = [seconds for _, seconds in found["of_ranks"]]
         assert found["measured"] == pytest.approx([sum(took) / 2, max(took)], rel=1e-4)
         assert found["measured"][1] == pytest.approx(line["rank_seconds"]["compute"][2], abs=1e-5)
         buckets = line["bucket_seconds"]
         assert sum(row[0] for row in buckets.values()) == 4
         assert sum(row[1] for row in buckets.values()) == line["clips"]
-        assert sum(row[2] for row in buckets.values()) == pytest.approx(sum(foretold.of_ranks))
+        assert sum(row[2] for row in buckets.values()) == pytest.approx(sum(predicted.of_ranks))
         # Nothing but micro-batches is in a rank's own seconds.
         assert sum(row[3] for row in buckets.values()) == pytest.approx(sum(took), rel=1e-4)
         for name, (batches, clips, predicted, seconds) in buckets.items():
@@ -99,20 +99,20 @@ def test_the_report_sees_the_wrong_costs_and_writes_right_ones(
     # A clip of four frames costs no hundred times one of eight.
     assert table.seconds_per_clip["32px"]["4"] < 100 * table.seconds_per_clip["32px"]["8"]
     assert report_command.main([str(run), "--json"]) == 0
-    (told,) = json.loads(capsys.readouterr().out)["runs"]
-    assert told["balance"]["steps"] == STEPS - 3
-    assert sum(one["predicted"] for one in told["balance"]["of_ranks"]) == pytest.approx(1, rel=1e-3)
-    assert sum(one["measured"] for one in told["balance"]["of_ranks"]) == pytest.approx(1, rel=1e-3)
+    (reported,) = json.loads(capsys.readouterr().out)["runs"]
+    assert reported["balance"]["steps"] == STEPS - 3
+    assert sum(one["predicted"] for one in reported["balance"]["of_ranks"]) == pytest.approx(1, rel=1e-3)
+    assert sum(one["measured"] for one in reported["balance"]["of_ranks"]) == pytest.approx(1, rel=1e-3)
 
 
-def test_before_a_run_the_seconds_of_the_table_are_told(
+def test_before_a_run_the_seconds_of_the_table_are_reported(
     home: Path, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = smoke(home / "shards", run, *settings(home))
     (stage,) = data_stages.lay_out(recipe)
-    foretold = [step_balance.predict(stage, number, 2) for number in range(STEPS)]
-    slowest = sum(max(each.of_ranks) for each in foretold) / STEPS
-    mean = sum(sum(each.of_ranks) / 2 for each in foretold) / STEPS
+    predicted = [step_balance.predict(stage, number, 2) for number in range(STEPS)]
+    slowest = sum(max(each.of_ranks) for each in predicted) / STEPS
+    mean = sum(sum(each.of_ranks) / 2 for each in predicted) / STEPS
 
     assert plan.main(["simulate", str(run), "--world", "2", "--measure", "0", "--json"]) == 0
     (world,) = json.loads(capsys.readouterr().out)["stages"][0]["worlds"]
@@ -120,6 +120,6 @@ def test_before_a_run_the_seconds_of_the_table_are_told(
     assert plan.main(["simulate", str(run), "--world", "2", "--measure", "0"]) == 0
     assert f"the slowest rank of a step takes {slowest:.3g} s" in capsys.readouterr().out
 
-    told = dry_run.dry_run(recipe)
-    assert told["stages"][0]["compute_seconds_per_step"] == pytest.approx(2 * mean)
-    assert "by the cost table a step's micro-batches take" in dry_run.to_text(told)
+    reported = dry_run.dry_run(recipe)
+    assert reported["stages"][0]["compute_seconds_per_step"] == pytest.approx(2 * mean)
+    assert "by the cost table a step's micro-batches take" in dry_run.to_text(reported)

@@ -44,11 +44,11 @@ def test_a_host_whose_preflight_finds_a_wrong_product_is_left_out_and_the_run_en
         launched = forks.start(["launch", *words], **patched(tmp_path / "patch", HOSTS))
         assert launched.codes() == [0], launched.text()
 
-    told = launched.text()
-    assert "error: bad node node-b: node-b rank 1: product: " in told
-    assert "b: left out from now on (rank 1: product: " in told
-    assert "2 hosts, 2 ranks" in told
-    assert "1 hosts, 1 ranks" in told
+    reported = launched.text()
+    assert "error: bad node node-b: node-b rank 1: product: " in reported
+    assert "b: left out from now on (rank 1: product: " in reported
+    assert "2 hosts, 2 ranks" in reported
+    assert "1 hosts, 1 ranks" in reported
     (excluded,) = events(run, "excluded")
     assert (excluded["host"], excluded["step"]) == ("b", 0)
     assert excluded["reason"].endswith("take its node out and have it looked at")

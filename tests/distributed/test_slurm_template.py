@@ -71,17 +71,17 @@ def test_the_save_signal_reaches_the_ranks_and_the_job_asks_for_turns_until_it_i
             while limit.exists() and time.monotonic() < until:
                 time.sleep(0.01)
 
-    told = read_in_lock_step(job, gate, limit_seconds=LIMIT_SECONDS, on_step=time_is_nearly_up)
+    reported = read_in_lock_step(job, gate, limit_seconds=LIMIT_SECONDS, on_step=time_is_nearly_up)
 
-    assert job.returncode == 0, told
+    assert job.returncode == 0, reported
     assert turns(tmp_path) == [0, 0]
     assert [line["signal"] for line in events(run, "stop")] == ["SIGUSR1"]
     (resumed,) = events(run, "resume")
     assert resumed["step"] in (4, 5)  # what was in progress was finished and saved
     assert [line["step"] for line in numbers(run)] == list(range(1, 9))
-    assert "the ranks ended with 75; asking for another turn" in told
-    assert any(line.startswith("done: 8 steps") for line in told)
-    assert told[-1] == "the ranks ended with 0; the run is done"
+    assert "the ranks ended with 75; asking for another turn" in reported
+    assert any(line.startswith("done: 8 steps") for line in reported)
+    assert reported[-1] == "the ranks ended with 0; the run is done"
 
 
 @pytest.mark.parametrize(
@@ -105,11 +105,11 @@ def test_each_exit_code_of_the_ranks_has_its_consequence(
     )
     program.chmod(0o755)
     job = submit(tmp_path, SCRIPT, ["a.yaml"], PYTHON=str(program))
-    told, _ = job.communicate(timeout=LIMIT_SECONDS)
+    reported, _ = job.communicate(timeout=LIMIT_SECONDS)
 
-    assert turns(tmp_path) == ends, told
+    assert turns(tmp_path) == ends, reported
     assert job.returncode == ends[-1]
-    assert said in told.splitlines()[-1]
+    assert said in reported.splitlines()[-1]
 
 
 SAVES = """\
@@ -135,9 +135,9 @@ def test_a_job_that_is_cancelled_saves_and_does_not_come_back(tmp_path: Path, to
     partial.write_text(to)
     partial.rename(partial.with_name("cancel"))
 
-    told, _ = job.communicate(timeout=LIMIT_SECONDS)
-    assert (turns(tmp_path), job.returncode) == ([75], 75), told
-    assert "the ranks ended with 75, as the job was told to end" in told.splitlines()[-1]
+    reported, _ = job.communicate(timeout=LIMIT_SECONDS)
+    assert (turns(tmp_path), job.returncode) == ([75], 75), reported
+    assert "the ranks ended with 75, as the job was told to end" in reported.splitlines()[-1]
 
 
 def test_failures_in_a_row_are_counted_over_the_tasks_of_an_array(tmp_path: Path) -> None:
@@ -147,10 +147,10 @@ def test_failures_in_a_row_are_counted_over_the_tasks_of_an_array(tmp_path: Path
     for task in ("1", "2", "3"):
         array = {"SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": task}
         job = submit(tmp_path, SCRIPT, ["a.yaml"], PYTHON=str(program), **array)
-        told, _ = job.communicate(timeout=LIMIT_SECONDS)
+        reported, _ = job.communicate(timeout=LIMIT_SECONDS)
 
     assert turns(tmp_path) == [0, 0, 1]
-    assert "3 turns have failed in a row" in told
+    assert "3 turns have failed in a row" in reported
     assert (tmp_path / "slurm" / "cancelled").read_text() == "77"
 
 
@@ -163,9 +163,9 @@ def test_in_a_job_array_the_next_task_is_the_next_turn(
     program.chmod(0o755)
     array = {"SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": "1"}
     job = submit(tmp_path, SCRIPT, ["a.yaml"], PYTHON=str(program), **array)
-    told, _ = job.communicate(timeout=LIMIT_SECONDS)
+    reported, _ = job.communicate(timeout=LIMIT_SECONDS)
 
-    assert (turns(tmp_path), job.returncode) == ([end], end), told
+    assert (turns(tmp_path), job.returncode) == ([end], end), reported
     rest = tmp_path / "slurm" / "cancelled"
     assert rest.exists() == cancelled
     assert not cancelled or rest.read_text() == "77"

@@ -130,7 +130,7 @@ def test_on_the_same_ranks_a_resumed_run_has_the_same_bytes(
     assert {str(path) for path in first if first[path] != second[path]} <= differs
 
 
-def test_a_rank_that_is_killed_ends_the_others_and_the_run_goes_on_without_it(
+def test_a_rank_that_is_killed_ends_the_others_and_the_run_resumes_without_it(
     shards: Path, forks: Forks, whole: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"

@@ -37,14 +37,14 @@ def test_every_command_is_documented_and_its_help_has_an_example() -> None:
         assert "Example: vidcurate " in (command.help or ""), name
 
 
-def test_the_help_lists_every_command_in_the_order_of_the_road_and_cuts_no_sentence() -> None:
-    told = squeezed(run("vidcurate --help", ROOT))
+def test_the_help_lists_every_command_in_the_order_of_the_pipeline_and_cuts_no_sentence() -> None:
+    reported = squeezed(run("vidcurate --help", ROOT))
     group = typer.main.get_command(app)
     commands = group.commands  # type: ignore[attr-defined]
 
     assert sorted(name for names in SECTIONS.values() for name in names) == sorted(commands)
     for command in commands.values():
-        assert squeezed((command.help or "").split("\n\n")[0]) in told
+        assert squeezed((command.help or "").split("\n\n")[0]) in reported
 
 
 def test_every_column_is_documented() -> None:
@@ -128,10 +128,10 @@ def run(command: str, folder: Path) -> str:
     return done.stdout
 
 
-def test_the_examples_of_the_help_run_in_the_order_of_the_road(forks: Forks, tmp_path: Path) -> None:
+def test_the_examples_of_the_help_run_in_the_order_of_the_pipeline(forks: Forks, tmp_path: Path) -> None:
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     examples = {command.split()[1]: command for command in _examples()}
-    road = [
+    pipeline = [
         "demo-data",
         "ingest",
         "probe",
@@ -141,9 +141,9 @@ def test_the_examples_of_the_help_run_in_the_order_of_the_road(forks: Forks, tmp
         "build-shards",
         "report",
     ]
-    rest = [name for name in examples if name not in road and name != "curate"]
+    rest = [name for name in examples if name not in pipeline and name != "curate"]
 
-    for name in [*road, *rest]:
+    for name in [*pipeline, *rest]:
         if name == "fetch-plan":  # the published form of the clips
             shutil.make_archive(str(tmp_path / "demo/parts/part0"), "zip", tmp_path / "demo/videos")
         forks.call(examples[name], tmp_path)
@@ -151,7 +151,7 @@ def test_the_examples_of_the_help_run_in_the_order_of_the_road(forks: Forks, tmp
     settings = " --set ingest.metadata=demo/captions.csv --set ingest.videos=demo/videos"
     run(recipe_run + settings, tmp_path)
 
-    assert set(examples) == {*road, *rest, "curate"}
+    assert set(examples) == {*pipeline, *rest, "curate"}
 
 
 def console(page: Path) -> list[tuple[str, list[str]]]:

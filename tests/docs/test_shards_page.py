@@ -33,13 +33,13 @@ def run(tmp_path: Path) -> Path:
 def test_its_code_runs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
     assert len(code) == 2
-    told = []
+    reported = []
     for block in code:
         exec(compile(block.replace("RUN/shards", str(run / "shards")), "docs/shards.md", "exec"), {})
-        told.append(capsys.readouterr().out.splitlines())
+        reported.append(capsys.readouterr().out.splitlines())
     written = [row for row in rows() if (row["fold"], row["level"]) == ("train", 1)]
-    assert len(told[0]) == len(written) > 0
-    assert told[1] == ["36 2 caption 10 – ünï ☂ 870 29.97"]
+    assert len(reported[0]) == len(written) > 0
+    assert reported[1] == ["36 2 caption 10 – ünï ☂ 870 29.97"]
 
 
 def test_its_columns_are_those_of_the_index() -> None:

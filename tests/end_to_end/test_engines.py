@@ -41,13 +41,13 @@ def recipe_of(home: Path, run: str, workers: int = 1, engine: str = "local") -> 
     return path
 
 
-def road(home: Path, run: str, *, workers: int = 1, engine: str = "local", **more: Any) -> dict[str, Any]:
+def pipeline(home: Path, run: str, *, workers: int = 1, engine: str = "local", **more: Any) -> dict[str, Any]:
     recipe = load(recipe_of(home, run, workers, engine), CurateRecipe)
     more.setdefault("until", "split")
     return curate(
         recipe,
-        telling=lambda what: nullcontext(no_progress),
-        told=lambda stage, summary: None,
+        progress_bar=lambda what: nullcontext(no_progress),
+        reported=lambda stage, summary: None,
         **more,
     )
 
@@ -69,7 +69,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     before = Path.cwd()
     os.chdir(folder)
     try:
-        road(folder, "calm")
+        pipeline(folder, "calm")
         yield folder
     finally:
         os.chdir(before)
@@ -83,27 +83,29 @@ def test_the_calm_run_has_every_stage_and_rejects_something(home: Path) -> None:
 
 
 def test_two_processes_give_the_same_bytes(home: Path) -> None:
-    road(home, "two", workers=2)
+    pipeline(home, "two", workers=2)
 
     assert digests(home / "two") == digests(home / "calm")
 
 
 def test_three_parts_give_the_same_bytes_and_a_missing_or_stale_one_is_named(home: Path) -> None:
-    first = [road(home, "parts", crew=ExecutorSpec(part=Part(number=number, of=3))) for number in (3, 1)]
+    first = [
+        pipeline(home, "parts", executor=ExecutorSpec(part=Part(number=number, of=3))) for number in (3, 1)
+    ]
     with pytest.raises(StageError, match=r"part 2/3 is missing \(\d+ of 14 clips\).*--part 2/3"):
-        road(home, "parts", crew=ExecutorSpec(merge=True))
+        pipeline(home, "parts", executor=ExecutorSpec(merge=True))
     assert [summary["probe"]["part"] for summary in first] == ["3/3", "1/3"]
     assert first[1]["probe"]["parts_missing"] == ("2/3",)
     assert not (home / "parts" / "probe.parquet").exists()
-    road(home, "parts", crew=ExecutorSpec(part=Part(number=2, of=3)))
-    merged = road(home, "parts", crew=ExecutorSpec(merge=True), until="score")
+    pipeline(home, "parts", executor=ExecutorSpec(part=Part(number=2, of=3)))
+    merged = pipeline(home, "parts", executor=ExecutorSpec(merge=True), until="score")
     assert merged["probe"]["rows_in"] == 16
     with pytest.raises(StageError, match="no part is done"):
-        road(home, "parts", crew=ExecutorSpec(merge=True))
+        pipeline(home, "parts", executor=ExecutorSpec(merge=True))
     for number in (1, 2, 3):
-        found = road(home, "parts", crew=ExecutorSpec(part=Part(number=number, of=3)))
+        found = pipeline(home, "parts", executor=ExecutorSpec(part=Part(number=number, of=3)))
         assert found["score-frames"]["part"] == f"{number}/3"
-    road(home, "parts", crew=ExecutorSpec(merge=True))
+    pipeline(home, "parts", executor=ExecutorSpec(merge=True))
 
     assert digests(home / "parts") == digests(home / "calm")
 
@@ -134,7 +136,7 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_a_cluster_of_two_nodes_gives_the_same_bytes(home: Path, two_nodes: str) -> None:
-    road(home, "ray", workers=2, engine="ray")
+    pipeline(home, "ray", workers=2, engine="ray")
 
     assert digests(home / "ray") == digests(home / "calm")
 

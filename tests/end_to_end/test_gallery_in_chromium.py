@@ -153,7 +153,7 @@ def test_a_missing_clip_says_so_and_a_broken_one_does_not_stop_the_page(browser:
     assert browser.value(f"{look_at}.slice(2).map(td => td.textContent)") == ["not sampled"] * 2
 
 
-def test_a_prompt_is_text_whatever_stands_in_it(browser: Browser, tmp_path: Path) -> None:
+def test_a_prompt_is_text_whatever_substitutes_it(browser: Browser, tmp_path: Path) -> None:
     nasty = "</script><img src=x onerror=\"document.title='taken'\">"
     add_round(tmp_path, 4, spec=MANY.model_copy(update={"prompts": (nasty,)}))
     gallery.write_gallery(tmp_path)

@@ -70,20 +70,20 @@ def home(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def road(home: Path) -> list[tuple[str, list[str], str]]:
+def pipeline(home: Path) -> list[tuple[str, list[str], str]]:
     """The page's commands, run in their order: (command, the lines shown, what was printed)."""
     return [(command, shown, run(command, home)) for command, shown in console(DOCS / "real-clips.md")]
 
 
 @pytest.fixture(scope="module")
-def clips(home: Path, road: list[Any]) -> dict[str, dict[str, Any]]:
+def clips(home: Path, pipeline: list[Any]) -> dict[str, dict[str, Any]]:
     """Every row of the table behind the page's commands, by clip id."""
     rows = table.scan(home / "run", "split").collect()
     return {row["clip_id"]: row for row in rows.iter_rows(named=True)}
 
 
-def test_the_real_clips_go_the_road_as_the_page_shows(road: list[tuple[str, list[str], str]]) -> None:
-    for command, shown, printed in road:
+def test_the_real_clips_go_the_pipeline_as_the_page_shows(pipeline: list[tuple[str, list[str], str]]) -> None:
+    for command, shown, printed in pipeline:
         for line in shown:
             assert squeezed(line) in squeezed(printed), f"{command}: the page shows {line!r}"
 
@@ -106,15 +106,15 @@ def test_a_box_that_is_longer_than_its_file_is_noted(clips: dict[str, dict[str, 
 
 def test_the_page_names_every_planted_problem_as_it_was_found(clips: dict[str, dict[str, Any]]) -> None:
     page = (DOCS / "real-clips.md").read_text(encoding="utf-8")
-    told = {
+    reported = {
         clip: (stage, rule) for clip, stage, rule in re.findall(r"\| `(\S+)` \| (\w+) \| `(\w+)` \|", page)
     }
 
-    assert told.keys() >= PLANTED.keys()
-    assert told == {clip: (clips[clip]["reject_stage"], clips[clip]["reject_rule"]) for clip in told}
+    assert reported.keys() >= PLANTED.keys()
+    assert reported == {clip: (clips[clip]["reject_stage"], clips[clip]["reject_rule"]) for clip in reported}
 
 
-def test_the_page_of_the_run_names_every_planted_problem(home: Path, road: list[Any]) -> None:
+def test_the_page_of_the_run_names_every_planted_problem(home: Path, pipeline: list[Any]) -> None:
     html = (home / "run" / "report.html").read_text(encoding="utf-8")
 
     assert len(html) < 3_000_000
@@ -122,7 +122,7 @@ def test_the_page_of_the_run_names_every_planted_problem(home: Path, road: list[
         assert f"<bdi>{clip}</bdi>" in html, clip
 
 
-def test_no_damaged_clip_reaches_the_training(home: Path, road: list[Any]) -> None:
+def test_no_damaged_clip_reaches_the_training(home: Path, pipeline: list[Any]) -> None:
     lines = (home / "first" / "events.jsonl").read_text(encoding="utf-8").splitlines()
     events = [json.loads(line)["event"] for line in lines]
 

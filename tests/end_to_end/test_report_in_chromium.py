@@ -213,12 +213,12 @@ def test_what_a_stage_cost_adds_up_until_it_is_done(tmp_path: Path, page: Path) 
     with costs.measured(tmp_path, "probe"):  # found its work done
         pass
     lines = [json.loads(line) for line in (tmp_path / costs.COSTS).read_text().splitlines()]
-    (told,) = costs.read_costs(tmp_path)
+    (reported,) = costs.read_costs(tmp_path)
 
     assert [line["is_done"] for line in lines] == [False, True]
-    assert told["calls"] == 2
-    assert told["cpu_seconds"] == pytest.approx(sum(line["cpu_seconds"] for line in lines))
-    assert told["cpu_seconds"] > 0
-    assert told["cpu_hours_per_million_clips"] == pytest.approx(
-        told["cpu_seconds"] / told["rows"] * 1e6 / 3600
+    assert reported["calls"] == 2
+    assert reported["cpu_seconds"] == pytest.approx(sum(line["cpu_seconds"] for line in lines))
+    assert reported["cpu_seconds"] > 0
+    assert reported["cpu_hours_per_million_clips"] == pytest.approx(
+        reported["cpu_seconds"] / reported["rows"] * 1e6 / 3600
     )

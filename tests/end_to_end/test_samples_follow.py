@@ -31,11 +31,11 @@ def test_samples_have_the_colour_and_the_direction_of_their_prompts(tmp_path: Pa
     _run(tmp_path, "-m", "vidcurate", "curate", str(recipes / "curate-demo.yaml"))
     print(_run(tmp_path, "-m", "trainer", str(recipes / "smoke.yaml"), threads=2))
 
-    told = _run(tmp_path, str(ROOT / "benchmarks" / "follows.py"), "demo/train")
+    reported = _run(tmp_path, str(ROOT / "benchmarks" / "follows.py"), "demo/train")
 
-    print(told)
+    print(reported)
     found = re.findall(
-        r"^(colour|motion): right in (\d+) of 32 samples .*p = ([\d.e-]+)\)", told, re.MULTILINE
+        r"^(colour|motion): right in (\d+) of 32 samples .*p = ([\d.e-]+)\)", reported, re.MULTILINE
     )
     assert [name for name, *_ in found] == ["colour", "motion"]
     for name, hits, p in found:

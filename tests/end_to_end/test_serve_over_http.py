@@ -42,7 +42,7 @@ def test_a_server_with_an_endpoint_answers_while_it_samples_and_stays_when_all_i
         asked = {"prompt": "a red square moves right", "seed": 2, "checkpoint": "step-00000002"}
         code, clip = ask("/generate", asked)
         until(lambda: len(sample_rounds.rounds(run)) == 2, "both rounds")
-        refused, told = ask("/generate", asked, "a-token-of-another")
+        refused, reported = ask("/generate", asked, "a-token-of-another")
         until(lambda: b"vidcurate_serve_rounds_total 1\n" in ask("/metrics")[1], "the count of rounds")
         health = json.loads(ask("/health")[1])
         assert server.poll() is None  # the run is done, and the endpoint stays
@@ -50,7 +50,7 @@ def test_a_server_with_an_endpoint_answers_while_it_samples_and_stays_when_all_i
         assert server.wait(60) == 130, said.read_text()
 
     assert (code, refused) == (200, 401)
-    assert json.loads(told) == {"error": "the token is wrong."}
+    assert json.loads(reported) == {"error": "the token is wrong."}
     assert clip == (run / "samples/step-00000002/00-2.mp4").read_bytes()
     assert health["newest_step"] == {str(run): 4}
     assert said.read_text().endswith("the same command goes on with what is not sampled yet.\n")

@@ -130,12 +130,12 @@ CAPPED = """
 def test_a_disk_that_refuses_is_named_and_the_next_run_finishes(
     folder: Path, built: Path, workers: int
 ) -> None:
-    told = subprocess.run(
+    reported = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(CAPPED), str(folder), str(workers)],
         capture_output=True, text=True, check=True, timeout=600,
     )  # fmt: skip
-    assert "cannot be written (File too large); it needs" in told.stdout
-    assert ".tar: " in told.stdout
+    assert "cannot be written (File too large); it needs" in reported.stdout
+    assert ".tar: " in reported.stdout
     assert not list((folder / "shards").rglob("*.partial"))
     build(folder)
     assert contents(folder / "shards") == contents(built / "shards")
@@ -148,14 +148,14 @@ def test_threads_that_cannot_write_stop_and_leave_no_half_shard(tmp_path: Path) 
         .replace("max_bytes=60_000", "max_bytes=2_000_000")
         .replace("20_000", "1_000_000")
     )
-    told = subprocess.run(
+    reported = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path), "3"],
         capture_output=True,
         text=True,
         check=True,
         timeout=600,
     )
-    assert "cannot be written (File too large); it needs 1,50" in told.stdout
+    assert "cannot be written (File too large); it needs 1,50" in reported.stdout
     assert not list((tmp_path / "shards").rglob("*.partial"))
     assert not list((tmp_path / "shards").glob("*.tar"))
 

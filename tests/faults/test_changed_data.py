@@ -82,7 +82,7 @@ def check_hashes(run: Path) -> None:
         assert line["clips_hash"] == so_far
 
 
-def test_a_run_goes_on_through_one_accepted_change_after_another(
+def test_a_run_resumes_through_one_accepted_change_after_another(
     shards: Path, more_shards: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Clips were added: refused with the difference and the flag, also by the dry run; then accepted.
@@ -105,9 +105,9 @@ def test_a_run_goes_on_through_one_accepted_change_after_another(
     assert sorted(path for path in run.rglob("*")) == before
     assert command.main(words(more_shards, run, 6, "--append")) == 0
     assert "data changed: 4 clips added" in capsys.readouterr().err
-    (told,) = events(run, "data_changed")
-    assert (told["step"], told["kinds"], told["counts"]) == (3, ["added"], {"added": 4})
-    assert told["clip_ids"]["added"] == ["clip-012", "clip-014", "clip-013", "clip-015"]
+    (reported,) = events(run, "data_changed")
+    assert (reported["step"], reported["kinds"], reported["counts"]) == (3, ["added"], {"added": 4})
+    assert reported["clip_ids"]["added"] == ["clip-012", "clip-014", "clip-013", "clip-015"]
     check_hashes(run)
 
     # The same command goes on without a flag, and over shards that only lie elsewhere under other names.
@@ -131,10 +131,10 @@ def test_a_run_goes_on_through_one_accepted_change_after_another(
         capsys.readouterr().err
     )
     assert command.main(words(fewer, run, 11, "--tombstone", "--accept-content")) == 0
-    told = events(run, "data_changed")[-1]
-    assert told["counts"] == {"content": 2, "removed": 1}
-    assert told["clip_ids"]["removed"] == ["clip-015"]
-    assert told["spares_take_the_places"]
+    reported = events(run, "data_changed")[-1]
+    assert reported["counts"] == {"content": 2, "removed": 1}
+    assert reported["clip_ids"]["removed"] == ["clip-015"]
+    assert reported["spares_take_the_places"]
     assert "spares of the same cells take the places" in capsys.readouterr().err
 
     # Another number of micro-batches is another plan.
@@ -178,7 +178,7 @@ def test_a_seed_and_another_data_set_are_refused_whatever_is_accepted(
     assert len(numbers(run)) == 3
 
 
-def test_ranks_go_on_after_added_clips_as_one_rank_does(
+def test_ranks_resume_after_added_clips_as_one_rank_does(
     more_shards: Path, run: Path, tmp_path: Path, forks: Forks
 ) -> None:
     copy = shutil.copytree(run, tmp_path / "copy")
@@ -205,20 +205,20 @@ def test_what_was_delivered_is_hashed_beside_what_was_planned(tmp_path: Path) ->
     cut = make_shards(tmp_path / "cut", cut_short=(3,))
     run = tmp_path / "run"
     assert command.main(words(cut, run, 12, "loader.max_failure_share=1.0")) == 0
-    lines, told = numbers(run), events(run, "clip_substituted")
-    first = min(event["step"] for event in told)
+    lines, reported = numbers(run), events(run, "clip_substituted")
+    first = min(event["step"] for event in reported)
     index = read_index(cut, check_files=False)
     (stage,) = preview_stages.lay_out(run).stages
     so_far = ""
     for step, line in enumerate(lines):
-        spares = {
+        fallbacks = {
             event["slot"] + 2 * (event["position"] % 2): event["spare"]
-            for event in told
+            for event in reported
             if event["step"] == step + 1
         }
         ids = [clip.clip_id for clip in open_stage.clips(stage, step)]
-        assert all(ids[place] == "clip-003" for place in spares)
-        so_far = order.rolling_hash(so_far, [spares.get(place, name) for place, name in enumerate(ids)])
+        assert all(ids[place] == "clip-003" for place in fallbacks)
+        so_far = order.rolling_hash(so_far, [fallbacks.get(place, name) for place, name in enumerate(ids)])
         assert line["delivered_hash"] == so_far
         assert (line["delivered_hash"] == line["clips_hash"]) == (step + 1 < first)
     assert len(index) == 12

@@ -68,14 +68,14 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
     assert command.main([str(SMOKE), *(word for value in given for word in ("--set", value))]) == 0
     more = make_shards(folder / "more", num_clips=16)
     other = make_shards(folder / "other", num_clips=11, crf=30)
-    gone_on = shutil.copytree(run, folder / "gone-on")  # it has a journal already
-    appended = Case(gone_on, more, ("--append",))
-    assert command.main([word.replace("steps=6", "steps=5") for word in appended.words(gone_on)]) == 0
+    continued = shutil.copytree(run, folder / "gone-on")  # it has a journal already
+    appended = Case(continued, more, ("--append",))
+    assert command.main([word.replace("steps=6", "steps=5") for word in appended.words(continued)]) == 0
     return {
         "append": Case(run, more, ("--append",)),
         "tombstone and content": Case(run, other, ("--tombstone", "--accept-content")),
         "plan": Case(run, shards, ("--accept-plan",), ("stages.0.data.micro_batches_per_step=3",)),
-        "after a change": Case(gone_on, other, ("--tombstone", "--accept-content")),
+        "after a change": Case(continued, other, ("--tombstone", "--accept-content")),
     }
 
 

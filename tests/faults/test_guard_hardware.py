@@ -138,7 +138,7 @@ def test_an_update_left_out_changes_neither_weights_nor_average_nor_optimizer(
 
 
 @pytest.mark.parametrize(("faulty", "ranks"), [("1", 2), pytest.param("2", 3, marks=pytest.mark.soak)])
-def test_a_device_that_multiplies_wrongly_all_the_time_is_told_apart_from_bad_data(
+def test_a_device_that_multiplies_wrongly_all_the_time_is_reported_apart_from_bad_data(
     recipe: Path, forks: Forks, tmp_path: Path, faulty: str, ranks: int
 ) -> None:
     run = tmp_path / "run"

@@ -28,7 +28,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def told(recipe: Path, forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+def reported(recipe: Path, forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
     """Of a number of ranks the run that was told to leave the window out."""
 
     @cache
@@ -44,8 +44,8 @@ def told(recipe: Path, forks: Forks, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.mark.parametrize(
     ("ranks", "background"), [(1, "true"), pytest.param(2, "false", marks=pytest.mark.soak)]
 )
-def test_after_a_rollback_the_run_is_one_that_was_told_to_skip_the_window(
-    recipe: Path, told: Callable[[int], Path], forks: Forks, tmp_path: Path, ranks: int, background: str
+def test_after_a_rollback_the_run_is_one_that_was_reported_to_skip_the_window(
+    recipe: Path, reported: Callable[[int], Path], forks: Forks, tmp_path: Path, ranks: int, background: str
 ) -> None:
     run = tmp_path / "run"
     in_background = f"stages.0.checkpoint_in_background={background}"  # one may be in flight
@@ -63,7 +63,7 @@ def test_after_a_rollback_the_run_is_one_that_was_told_to_skip_the_window(
     assert set(event["clip_ids"]) <= set(poisoned)
     assert "guard: step 37: the loss" in started.text()
     assert "guard: at step 35 again; data steps 36 to 41 of this stage are left out" in started.text()
-    same_training(run, told(ranks))
+    same_training(run, reported(ranks))
     assert len(numbers(run)) == STEPS
 
     if ranks == 1:
@@ -126,7 +126,7 @@ sys.exit(main(os.environ["WORDS"].split("|")))
     ],
 )
 def test_a_kill_in_the_middle_of_a_rollback_changes_nothing(
-    recipe: Path, told: Callable[[int], Path], forks: Forks, tmp_path: Path, at: str, ranks: int
+    recipe: Path, reported: Callable[[int], Path], forks: Forks, tmp_path: Path, at: str, ranks: int
 ) -> None:
     run = tmp_path / "run"
     given = words(recipe, run, *ROLLBACK)
@@ -136,12 +136,12 @@ def test_a_kill_in_the_middle_of_a_rollback_changes_nothing(
     assert len(numbers(run)) == (35 if at == "forget" else 36)
 
     forks.start(given, ranks=ranks).succeed()
-    same_training(run, told(ranks))
+    same_training(run, reported(ranks))
     assert [event["action"] for event in of_guard(run)] == ["rollback"]
 
 
-def test_a_run_killed_before_the_trouble_decides_as_one_that_never_stopped(
-    recipe: Path, told: Callable[[int], Path], forks: Forks, tmp_path: Path
+def test_a_run_killed_before_the_problem_decides_as_one_that_never_stopped(
+    recipe: Path, reported: Callable[[int], Path], forks: Forks, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     forks.start(words(recipe, run, *ROLLBACK, "stages.0.steps=30")).succeed()
@@ -151,11 +151,11 @@ def test_a_run_killed_before_the_trouble_decides_as_one_that_never_stopped(
 
     (event,) = of_guard(run)
     assert (event["step"], event["to_step"], event["skip"]) == (37, 35, [36, 41])
-    same_training(run, told(1))
+    same_training(run, reported(1))
 
 
 def test_when_the_rollbacks_are_used_up_the_run_stops_and_saves_nothing(
-    recipe: Path, told: Callable[[int], Path], forks: Forks, tmp_path: Path
+    recipe: Path, reported: Callable[[int], Path], forks: Forks, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     started = forks.start(words(recipe, run, *ROLLBACK, "guard.most_rollbacks=0"))
@@ -171,7 +171,7 @@ def test_when_the_rollbacks_are_used_up_the_run_stops_and_saves_nothing(
     # A person has looked, and leaves the window out by hand.
     forks.start(words(recipe, run, "stages.0.skip=[[36, 41]]")).succeed()
     assert [each["action"] for each in of_guard(run)] == ["stop"]
-    same_training(run, told(1))
+    same_training(run, reported(1))
 
 
 def test_a_rollback_past_newer_checkpoints_leaves_none_of_what_it_gave_up(

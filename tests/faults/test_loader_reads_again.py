@@ -13,9 +13,9 @@ from tests.loader_runs import (
     make,
     plan_of,
     read,
+    reported,
     shard_of,
     spec,
-    told,
     wait_until_one_reads,
 )
 from vidcurate.errors import StorageError
@@ -79,7 +79,7 @@ def test_a_disk_that_fails_for_a_moment_changes_nothing(
     Flaky.faults, Flaky.opened = list(faults), 0
     events: list[dict[str, Any]] = []
     with Loader(opened, plan, spec(), on_event=events.append) as loader:
-        assert sorted(map(told, loader.step(0))) == undisturbed
+        assert sorted(map(reported, loader.step(0))) == undisturbed
     assert events == []
     assert Flaky.opened == sum(len(batch[3]) for batch in undisturbed) + reads - 1
 
@@ -107,7 +107,7 @@ def test_a_shard_that_comes_back_within_two_seconds_is_waited_for_and_one_that_d
             if comes_back:
                 returns = threading.Thread(target=come_back_when_it_is_missed, args=(loader,))
                 returns.start()
-                assert sorted(map(told, loader.step(0))) == undisturbed
+                assert sorted(map(reported, loader.step(0))) == undisturbed
                 returns.join()
             else:
                 with pytest.raises(StorageError, match=rf"{shard}: clip '.*' cannot be read \(Is a dir"):

@@ -16,9 +16,9 @@ from tests.loader_runs import (
     make,
     plan_of,
     read,
+    reported,
     shard_of,
     spec,
-    told,
     wait_until_ready,
 )
 from vidcurate.errors import StorageError
@@ -51,7 +51,7 @@ def run(opened: Index, plan: Plan, **settings: Any) -> tuple[dict[int, Any], lis
     """Return what the steps hold and the events."""
     events: list[dict[str, Any]] = []
     with Loader(opened, plan, spec(**settings), on_event=events.append) as loader:
-        found = {step: sorted(map(told, loader.step(step))) for step in STEPS}
+        found = {step: sorted(map(reported, loader.step(step))) for step in STEPS}
     return found, events
 
 
@@ -93,7 +93,7 @@ def test_a_worker_that_is_gone_when_its_next_task_is_sent_is_replaced_at_once(
     assert (event["reason"], event["clip_id"]) == ("worker_died", None)
 
 
-def test_the_second_fault_puts_the_same_spare_there_whatever_it_was_and_whoever_decodes(
+def test_the_second_fault_puts_the_same_fallback_there_whatever_it_was_and_whoever_decodes(
     opened: Index, plan: Plan, undisturbed: dict[int, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clip = first_clip(opened, plan, 1)
@@ -142,13 +142,13 @@ def test_workers_that_are_old_or_large_make_way_and_change_nothing(
     settings = spec(num_workers=1, max_worker_clips=6, prefetch_bytes=0)
     with Loader(opened, plan, settings, on_event=events.append) as loader:
         for step in STEPS:
-            assert sorted(map(told, loader.step(step))) == undisturbed[step]
+            assert sorted(map(reported, loader.step(step))) == undisturbed[step]
             seen |= set(loader.process_ids())
     assert len(seen) > 1  # a step is about ten clips
     assert events == []  # it is as it should be
     tight = spec(num_workers=1, prefetch_bytes=0).model_copy(update={"max_worker_bytes": 1})
     with Loader(opened, plan, tight, on_event=events.append) as loader:
-        assert sorted(map(told, loader.step(0))) == undisturbed[0]
+        assert sorted(map(reported, loader.step(0))) == undisturbed[0]
     assert {event["reason"] for event in events} == {"memory"}
     assert all(event["private_bytes"] > 1 << 24 for event in events)
 

@@ -17,9 +17,9 @@ from tests.loader_runs import (
     first_clip,
     plan_of,
     read,
+    reported,
     shard_of,
     spec,
-    told,
     videos,
     wait_until_one_reads,
     wait_until_ready,
@@ -85,14 +85,14 @@ def test_killed_workers_change_nothing(opened: Index) -> None:
         try:
             for step in STEPS:
                 asked.release()
-                assert sorted(map(told, loader.step(step))) == undisturbed[step]
+                assert sorted(map(reported, loader.step(step))) == undisturbed[step]
                 time.sleep(0.4)
         finally:
             for _ in STEPS:
                 asked.release()
             killer.join()
         for step in STEPS:  # what the last kills hit is asked for
-            assert sorted(map(told, loader.step(step))) == undisturbed[step]
+            assert sorted(map(reported, loader.step(step))) == undisturbed[step]
     assert not substitutions(events)
     assert {event["reason"] for event in events} == {"worker_died"}
 
@@ -103,7 +103,7 @@ def test_what_a_scheduler_signals_to_the_whole_group_does_not_touch_the_workers(
     events: list[dict[str, Any]] = []
     with Loader(opened, plan, spec(num_workers=2), on_event=events.append) as loader:
         for step in STEPS:
-            assert sorted(map(told, loader.step(step))) == undisturbed[step]
+            assert sorted(map(reported, loader.step(step))) == undisturbed[step]
             if step == 0:
                 wait_until_ready(loader)  # one that has only just begun cannot ignore anything yet
             for process in loader.process_ids():
@@ -118,12 +118,12 @@ def test_a_stopped_worker_costs_one_deadline_and_changes_nothing(opened: Index) 
     events: list[dict[str, Any]] = []
     settings = spec(num_workers=1, deadline_seconds=1.0, prefetch_bytes=0)
     with Loader(opened, plan, settings, on_event=events.append) as loader:
-        assert sorted(map(told, loader.step(0))) == undisturbed[0]
+        assert sorted(map(reported, loader.step(0))) == undisturbed[0]
         os.kill(loader.process_ids()[0], signal.SIGSTOP)
         started = time.monotonic()
-        assert sorted(map(told, loader.step(1))) == undisturbed[1]
+        assert sorted(map(reported, loader.step(1))) == undisturbed[1]
         assert 1.0 <= time.monotonic() - started < 60.0  # the deadline and a fresh interpreter
-        assert sorted(map(told, loader.step(2))) == undisturbed[2]
+        assert sorted(map(reported, loader.step(2))) == undisturbed[2]
     assert [event["reason"] for event in events] == ["deadline"]
     assert events[0]["exit_status"] == -signal.SIGKILL
 
@@ -142,7 +142,7 @@ def test_a_clip_that_hangs_once_is_read_the_second_time(opened: Index) -> None:
 
         releases = threading.Thread(target=let_the_next_one_read)
         releases.start()
-        assert sorted(map(told, loader.step(0))) == undisturbed[0]
+        assert sorted(map(reported, loader.step(0))) == undisturbed[0]
         releases.join()
     assert [(event["event"], event["clip_id"]) for event in events] == [("worker_replaced", clip)]
 
@@ -187,7 +187,7 @@ def test_broken_clips_are_replaced_alike_by_any_number_of_workers(
         settings = spec(num_workers=num_workers, max_failure_share=0.1)
         with Loader(opened, plan, settings, on_event=events.append) as loader:
             for step in STEPS:
-                run[step] = sorted(map(told, loader.step(step)))
+                run[step] = sorted(map(reported, loader.step(step)))
         runs.append((run, events))
     assert runs[0] == runs[1] == runs[2]
     run, events = runs[0]
@@ -264,7 +264,7 @@ def test_broken_clips_hold_no_frames_until_the_collector_comes_by(
     assert len({event["clip_id"] for event in substitutions(events)}) > 2
 
 
-def test_a_cell_without_a_spare_stops_the_run(tmp_path: Path, payloads: dict[str, bytes]) -> None:
+def test_a_cell_without_a_fallback_stops_the_run(tmp_path: Path, payloads: dict[str, bytes]) -> None:
     facts = [fact for fact in clips() if fact["clip_id"] in ("clip/0.0", "clip/6.0")]
     opened = write_shards(tmp_path, facts, spoil(payloads, ["clip/0.0"]))
     plan = plan_of(opened, micro_batches_per_step=1)

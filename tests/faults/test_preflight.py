@@ -114,7 +114,9 @@ def check(run: Path, node: int, name: str) -> dict[str, Any]:
     return dict(found)
 
 
-def test_ranks_that_are_sound_are_told_so_in_one_table(forks: Forks, shards: Path, tmp_path: Path) -> None:
+def test_ranks_that_are_sound_are_reported_so_in_one_table(
+    forks: Forks, shards: Path, tmp_path: Path
+) -> None:
     started = start(forks, [*command_words(shards, tmp_path), "--preflight"], ranks=3)
     started.succeed()
     assert verdicts(tmp_path) == {"node0": "ok", "node1": "ok", "node2": "ok"} or set(
@@ -234,9 +236,11 @@ def test_a_first_rank_that_says_nothing_is_named_by_those_who_wait_for_it(
     os.kill(started.pids[0], signal.SIGKILL)  # as a supervisor does when the others have ended
     assert started.codes() == [-signal.SIGKILL, 77, 77], started.text()
     assert verdicts(tmp_path) == {"node0": "bad"}
-    told = events(tmp_path, "preflight")  # of one of the two; of both where rank 0 is gone before they agree
-    assert 1 <= len(told) <= 2
-    assert all("rank 0 says nothing" in event["problems"][0] for event in told)
+    reported = events(
+        tmp_path, "preflight"
+    )  # of one of the two; of both where rank 0 is gone before they agree
+    assert 1 <= len(reported) <= 2
+    assert all("rank 0 says nothing" in event["problems"][0] for event in reported)
 
 
 @pytest.mark.soak

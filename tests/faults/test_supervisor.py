@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.ranks_that_end import diary, launch
-from tests.stand_in_ranks import all_end
+from tests.ranks_that_end import launch, log_file
+from tests.substitute_ranks import all_end
 from trainer.cluster.launch import attempt, supervisor
 from trainer.run_folder import jsonl, metrics
 
@@ -26,7 +26,7 @@ def test_a_rank_that_hung_is_restarted_and_the_line_says_from_where_to_where(
 
     assert launch(tmp_path, [hung, {"0": {"step": 9}}]) == 0
 
-    (line,) = diary(tmp_path)
+    (line,) = log_file(tmp_path)
     assert line["event"] == "restart"
     assert line["codes"] == {"0": -signal.SIGTERM, "1": 76}
     assert (line["rank"], line["host"]) == (1, "this host")
@@ -34,8 +34,8 @@ def test_a_rank_that_hung_is_restarted_and_the_line_says_from_where_to_where(
     assert line["reason"] == "this host rank 1 ended with 76: attempt 0 rank 1 says something last"
     assert (line["step_before"], line["step_after"], line["restart"]) == (0, 7, 1)
     assert abs(line["time"] - time.time()) < 60
-    told = capsys.readouterr().err
-    assert "restart 1 (1 of 3 without progress) in 0.1 s; the run was at step 7" in told
+    reported = capsys.readouterr().err
+    assert "restart 1 (1 of 3 without progress) in 0.1 s; the run was at step 7" in reported
 
 
 EARLIER = {"when": ["process-0-1"]}  # ends when rank 1 has come up, or that had no time for a word
@@ -56,7 +56,7 @@ def test_some_exit_codes_are_never_tried_again(tmp_path: Path, codes: tuple[int,
 
     assert launch(tmp_path, [ends, {}]) == code
 
-    assert not diary(tmp_path)
+    assert not log_file(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_of_ranks_that_end_at_about_the_same_time_the_code_that_says_most_counts
 
     assert launch(tmp_path, [ends, {}]) == code
 
-    lines = diary(tmp_path)
+    lines = log_file(tmp_path)
     assert [line["event"] for line in lines] == {0: ["restart"], 77: ["excluded", "gave_up"], 78: []}[code]
     if rank is not None:
         assert lines[-1]["codes"] == {"0": first, "1": then}
@@ -113,14 +113,14 @@ def test_a_launch_gives_up_after_restarts_without_progress_and_progress_begins_t
 
     assert launch(tmp_path, steps, ranks=1, restarts=1) == 1
 
-    *restarts, end = diary(tmp_path)
+    *restarts, end = log_file(tmp_path)
     counted = [(line["step_before"], line["step_after"], line["without_progress"]) for line in restarts]
     assert counted == [(0, 3, 1), (3, 5, 1)]
     assert (end["event"], end["step_after"], end["exit_code"], end["codes"]) == ("gave_up", 4, 1, {"0": 1})
     assert end["reason"] == "1 restarts brought no progress beyond step 5."
 
 
-def test_ranks_whose_heartbeats_stand_still_are_ended_firmly_and_restarted(
+def test_ranks_whose_heartbeats_stand_still_are_ended_strictly_and_restarted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attempt, "SETTLE_SECONDS", 2.0)
@@ -129,21 +129,21 @@ def test_ranks_whose_heartbeats_stand_still_are_ended_firmly_and_restarted(
 
     assert launch(tmp_path, [stuck, {}], stall_seconds=1.5) == 0
 
-    (line,) = diary(tmp_path)
+    (line,) = log_file(tmp_path)
     assert line["codes"] == {"0": -signal.SIGTERM, "1": -signal.SIGKILL}
     assert line["reason"].startswith("no rank has moved for ")
     assert "(rank 0 step 2 (step), rank 1 step 2 (step))." in line["reason"]
     assert line["rank"] is None
 
 
-def test_an_agent_that_dies_takes_its_ranks_with_it_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_an_agent_that_dies_takes_its_ranks_with_it_and_the_run_resumes(tmp_path: Path) -> None:
     dies = {"0": {"kills_agent": True, "when": ["process-0-1"]}, "1": {"after": 600}}
 
     assert launch(tmp_path, [dies, {}]) == 0
 
     assert all_end([int((tmp_path / "process-0-1").read_text())])
 
-    (line,) = diary(tmp_path)
+    (line,) = log_file(tmp_path)
     assert line["reason"].startswith("this host: the connection ended (")
     assert list(line["lost"]) == ["this host"]
 
@@ -151,7 +151,7 @@ def test_an_agent_that_dies_takes_its_ranks_with_it_and_the_run_goes_on(tmp_path
 def test_a_node_that_is_bad_and_the_only_one_ends_the_launch(tmp_path: Path) -> None:
     assert launch(tmp_path, [{"0": {"exit": 77}}], ranks=1) == 77
 
-    excluded, end = diary(tmp_path)
+    excluded, end = log_file(tmp_path)
     assert (excluded["event"], excluded["host"]) == ("excluded", "this host")
     assert excluded["reason"] == "a rank of it ended with 77"
     assert (end["event"], end["reason"]) == ("gave_up", "0 hosts are left and 1 are needed.")
@@ -178,7 +178,7 @@ def test_a_bad_node_is_left_out_though_its_rank_was_killed_before_it_could_say_7
 def test_ranks_that_only_check_run_once_whatever_they_say(tmp_path: Path) -> None:
     assert launch(tmp_path, [{"0": {"exit": 77}}], ranks=1, restarts=None) == 77
 
-    assert not diary(tmp_path)
+    assert not log_file(tmp_path)
 
 
 def when(number: signal.Signals, *conditions: Callable[[], object]) -> threading.Thread:
@@ -205,7 +205,7 @@ def wait_of(run: Path, ranks: int) -> bool:
 def test_a_signal_while_nothing_runs_ends_the_launch_as_saved(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    signalled = when(signal.SIGTERM, (tmp_path / supervisor.DIARY).exists)
+    signalled = when(signal.SIGTERM, (tmp_path / supervisor.LOG_FILE).exists)
 
     assert launch(tmp_path, [{"0": {"exit": 1}}], ranks=1, backoff_seconds=60.0) == 75
 
@@ -222,7 +222,7 @@ def test_the_save_signal_reaches_every_rank_as_itself(tmp_path: Path) -> None:
     assert launch(tmp_path, [waiting]) == 75  # SIGUSR1 is all that these ranks listen to
 
     signalled.join()
-    assert not diary(tmp_path)
+    assert not log_file(tmp_path)
 
 
 def test_a_failure_after_a_signal_is_not_tried_again(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_a_failure_after_a_signal_is_not_tried_again(tmp_path: Path) -> None:
     assert launch(tmp_path, [waiting]) == 1
 
     signalled.join()
-    assert not diary(tmp_path)
+    assert not log_file(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -249,4 +249,4 @@ def test_ranks_that_do_not_leave_are_killed(tmp_path: Path, times: int, code: in
 
     signalled.join()
     assert time.monotonic() - began < 200  # neither the grace nor the rank's own time is waited for
-    assert not diary(tmp_path)
+    assert not log_file(tmp_path)

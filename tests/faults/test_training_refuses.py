@@ -32,7 +32,7 @@ def home(made: Path, tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
-def go_on(home: Path, *more: str) -> None:
+def resume(home: Path, *more: str) -> None:
     train(smoke(home / "shards", home / "run", *SHORT, *more))
 
 
@@ -153,7 +153,7 @@ def test_it_is_refused_by_name_and_nothing_is_changed(home: Path, harm: str) -> 
     before = {path: path.read_bytes() for path in (home / "run").rglob("*") if path.is_file()}
 
     with pytest.raises(VidcurateError, match=said) as caught:
-        go_on(home, *more)
+        resume(home, *more)
 
     assert "\n" not in str(caught.value)
     assert before == {path: path.read_bytes() for path in (home / "run").rglob("*") if path.is_file()}
@@ -168,13 +168,13 @@ def test_stray_files_are_named_once_and_change_nothing(
     (newest(home) / "model" / "__0_9.distcp").write_bytes(b"stray")
     (home / "run" / "global_step9999").mkdir()
 
-    go_on(home)
-    told = capsys.readouterr().err
-    go_on(calm)
+    resume(home)
+    reported = capsys.readouterr().err
+    resume(calm)
 
     strays = ["global_step9999", "step-00000002/model/__0_9.distcp", "step-00000002/zero_pp_rank_0.pt"]
     assert events(home / "run", "resume")[0]["stray_files"] == strays
-    assert told.count("zero_pp_rank_0.pt") == 1
+    assert reported.count("zero_pp_rank_0.pt") == 1
     assert numbers(home / "run") == numbers(calm / "run")
     one, other = (checkpoint.load(folder / "run").state["checksums"] for folder in (home, calm))
     assert one == other

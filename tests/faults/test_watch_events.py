@@ -59,7 +59,7 @@ def test_a_slow_rank_can_end_the_run_with_all_of_it_saved(
     assert checkpoint.load(tmp_path / "run").path.name == run_folder_layout.folder_name(5)
 
 
-def test_a_clock_that_steps_back_is_told_with_its_host_and_what_to_do(
+def test_a_clock_that_steps_back_is_reported_with_its_host_and_what_to_do(
     forks: Forks, shards: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"

@@ -49,7 +49,7 @@ def test_a_rank_that_hangs_in_the_loader_is_named_and_all_end_to_begin_again(
     }
 
 
-def test_a_rank_that_never_comes_to_the_collective_is_named_and_the_same_command_goes_on(
+def test_a_rank_that_never_comes_to_the_collective_is_named_and_the_same_command_resumes(
     forks: Forks, shards: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -68,7 +68,7 @@ def test_a_rank_that_never_comes_to_the_collective_is_named_and_the_same_command
 
 
 @pytest.mark.soak
-def test_with_the_policy_warn_a_stall_is_told_once_and_nothing_ends(
+def test_with_the_policy_warn_a_stall_is_reported_once_and_nothing_ends(
     forks: Forks, shards: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"

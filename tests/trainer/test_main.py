@@ -125,7 +125,7 @@ def test_a_dry_run_writes_nothing_and_its_numbers_are_the_loaders(
     assert " times\n" in words
 
 
-def test_a_dry_run_in_words_names_what_no_bucket_takes(shards: Path, tmp_path: Path) -> None:
+def test_a_dry_run_as_text_names_what_no_bucket_takes(shards: Path, tmp_path: Path) -> None:
     report = dry_run.dry_run(smoke(shards, tmp_path / "run"))
     long = dry_run.dry_run(
         smoke(
@@ -256,10 +256,10 @@ def test_the_examples_of_inspect_are_true(run: Path, tmp_path: Path, monkeypatch
 
 
 def help_of(main: Callable[[list[str]], int]) -> str:
-    told = io.StringIO()
-    with pytest.raises(SystemExit), redirect_stdout(told):
+    reported = io.StringIO()
+    with pytest.raises(SystemExit), redirect_stdout(reported):
         main(["--help"])
-    return told.getvalue()
+    return reported.getvalue()
 
 
 def test_inspect_of_a_run_shows_the_last_round_of_validation(

@@ -48,7 +48,7 @@ def end(act: Callable[[], None]) -> int:
     return 0
 
 
-def end_of_work(act: Callable[[argparse.Namespace], int], given: argparse.Namespace, goes_on: str) -> int:
+def end_of_work(act: Callable[[argparse.Namespace], int], given: argparse.Namespace, resumes: str) -> int:
     """Run a long command and return its exit code; `goes_on` says what the same command does after Ctrl-C.
 
     With `given.traceback` an error is raised as it is.
@@ -56,7 +56,7 @@ def end_of_work(act: Callable[[argparse.Namespace], int], given: argparse.Namesp
     try:
         return act(given)
     except KeyboardInterrupt:
-        print(f"error: interrupted; the same command goes on {goes_on}.", file=sys.stderr)
+        print(f"error: interrupted; the same command goes on {resumes}.", file=sys.stderr)
         return exit_codes.INTERRUPTED
     except VidcurateError as error:
         if given.traceback:

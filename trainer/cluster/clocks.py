@@ -47,7 +47,7 @@ def clocks(nodes: Sequence[Node], way: Way, seconds: float, max_offset_seconds: 
         return {"host": kept.pop("host"), **found, "kept_by": kept}
 
     answers = ask_each(nodes, lambda node: agent_on(node, way), talk)
-    _judge(answers, max_offset_seconds)
+    _check(answers, max_offset_seconds)
     return answers
 
 
@@ -61,7 +61,7 @@ def _offset(line: Line) -> clock_offset.Offset:
     return clock_offset.best(taken)
 
 
-def _judge(answers: Sequence[Answer], max_offset_seconds: float) -> None:
+def _check(answers: Sequence[Answer], max_offset_seconds: float) -> None:
     said = {answer.node.name: answer.document for answer in answers if answer.document is not None}
     for name, document in said.items():
         others = [other for key, other in said.items() if key != name]

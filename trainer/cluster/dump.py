@@ -80,7 +80,7 @@ def compared(answers: Sequence[Answer]) -> dict[str, Any]:
             {"collective": str(wait), "waiting": list(wait.waiting), "late": list(wait.late)}
             for wait in stack_groups.waits(second)
         ],
-        "odd": None if odd is None else stack_groups.odd_in_words(odd),
+        "odd": None if odd is None else stack_groups.odd_as_text(odd),
     }
 
 
@@ -126,7 +126,7 @@ def to_text(answers: Sequence[Answer], folder: Path | None) -> str:
         text = stack_groups.to_text(stack_groups.group(second), still).splitlines()
         begin = 2 if text[0].startswith("odd: ") else 0
         odd = odd_one(second, still)
-        first_line = f"odd: {stack_groups.odd_in_words(odd)}" if odd else "no rank stands out"
+        first_line = f"odd: {stack_groups.odd_as_text(odd)}" if odd else "no rank stands out"
         moved = f"{len(still)} of {len(second)} processes stood where they were"
         lines += [*node_tables.wrapped(first_line, "  "), moved, "", *map(node_tables.cut, text[begin:]), ""]
     else:

@@ -52,6 +52,6 @@ def address(host: Host, ssh: Sequence[str], environment: Mapping[str, str]) -> s
     """Return where others find this host: MASTER_ADDR, or what ssh's configuration makes of its name."""
     if "MASTER_ADDR" in environment:
         return environment["MASTER_ADDR"]
-    told = run_command([*ssh, "-G", "--", host.name], SSH_SECONDS)
-    found = [line.partition(" ")[2] for line in told.text.splitlines() if line.startswith("hostname ")]
+    reported = run_command([*ssh, "-G", "--", host.name], SSH_SECONDS)
+    found = [line.partition(" ")[2] for line in reported.text.splitlines() if line.startswith("hostname ")]
     return found[0] if found else host.name.rpartition("@")[2]

@@ -68,8 +68,8 @@ class Recompute:
 
     def news(self) -> list[tuple[Work, Plan]]:
         """Return what was chosen for shapes that came up since this was last asked."""
-        told, self._untold = self._untold, []
-        return told
+        reported, self._untold = self._untold, []
+        return reported
 
 
 def chooser(

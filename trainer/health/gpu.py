@@ -283,7 +283,7 @@ def concerns(hardware: Hardware) -> tuple[Concern, ...]:
     for gpu in hardware.gpus:
         found += [
             Concern(gpu=gpu.index, text=text, action=action, advice=advice)
-            for is_so, text, action, advice in _judged(gpu)
+            for is_so, text, action, advice in _checked(gpu)
             if is_so
         ]
     return tuple(found)
@@ -295,7 +295,7 @@ def _of_tool(hardware: Hardware) -> Concern:
     return Concern(gpu=None, text=hardware.problem, action=action, advice=advice)
 
 
-def _judged(gpu: Gpu) -> list[tuple[bool, str, xid.Action, str]]:
+def _checked(gpu: Gpu) -> list[tuple[bool, str, xid.Action, str]]:
     slow = [reason for reason in gpu.throttle_reasons if reason in BAD_THROTTLES]
     narrow = bool(gpu.pcie_width and gpu.pcie_width_max and gpu.pcie_width < gpu.pcie_width_max)
     failed = xid.policy(64).advice

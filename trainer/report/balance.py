@@ -223,10 +223,10 @@ def to_text(found: Balance) -> list[str]:
     """Return the figures as lines for people."""
     lines = []
     if found.waste_predicted is not None and found.waste_measured is not None:
-        told = "" if found.correlation is None else f", correlation {found.correlation:.2f}"
+        reported = "" if found.correlation is None else f", correlation {found.correlation:.2f}"
         lines.append(
             f"{found.ranks} ranks: waiting for the slowest takes {found.waste_measured:.1%} of their time, "
-            f"{found.waste_predicted:.1%} by the costs{told}"
+            f"{found.waste_predicted:.1%} by the costs{reported}"
         )
     lines += [
         f"the cost of {one.bucket} is wrong by a factor of {1 + one.off:.2f} beside the other buckets"

@@ -42,11 +42,11 @@ def _run(given: argparse.Namespace) -> None:
     if given.out is not None or not given.json:
         whole_file.write_atomically(out, page(runs, out.parent))
     if given.json:
-        told = [
+        reported = [
             run.to_json() | {"balance": asdict(found) if found else None}
             for run, found in zip(runs, balances, strict=True)
         ]
-        print(json.dumps({"runs": told}, indent=1))
+        print(json.dumps({"runs": reported}, indent=1))
         return
     for run, measured in zip(runs, balances, strict=True):
         found = run.ledger

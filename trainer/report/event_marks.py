@@ -50,7 +50,7 @@ def ink(event: dict[str, Any]) -> int:
     return EVENT_INKS.get(event["event"], 7)
 
 
-def is_trouble(event: dict[str, Any]) -> bool:
+def is_problem(event: dict[str, Any]) -> bool:
     """Return whether an event is one that a person should look at."""
     return ink(event) in (1, 6)
 

@@ -14,7 +14,7 @@ from trainer.report.goodput import PARTS
 from trainer.report.read import RunData
 from trainer.report.svg import Curve, Mark
 from trainer.run_folder import sample_rounds
-from trainer.run_folder.metrics import seconds_in_words
+from trainer.run_folder.metrics import seconds_as_text
 
 SCALARS = {
     "loss": ("Loss", ""),
@@ -169,7 +169,7 @@ def _events(runs: Sequence[RunData], names: Sequence[str]) -> str:
                 for key, value in event.items()
                 if key not in ("event", "step", "time")
             )
-            told = (
+            reported = (
                 f"<details><summary>{html.escape(event_marks.brief(event))}</summary><dl>{facts}</dl></details>"
                 if facts
                 else ""
@@ -177,7 +177,7 @@ def _events(runs: Sequence[RunData], names: Sequence[str]) -> str:
             ink = event_marks.ink(event)
             rows.append(
                 f'<tr id="{event_marks.target(number, count)}"><td class="n moment">{moment}</td><td class="n">{after}</td><td class="n">{event["step"]:,}</td>'
-                f'<th scope="row"><i class="key ink-{ink}"></i>{html.escape(str(event["event"]))}</th><td>{told}</td></tr>'
+                f'<th scope="row"><i class="key ink-{ink}"></i>{html.escape(str(event["event"]))}</th><td>{reported}</td></tr>'
             )
         more = len(run.events) - event_marks.MOST_EVENTS
         title = f"<h3>{html.escape(name)}</h3>" if len(runs) > 1 else ""
@@ -262,7 +262,7 @@ def _tiles(run: RunData) -> str:
     if run.rounds:
         tiles.append(_tile("validation", html.escape(_short(run.rounds[-1]["loss"]))))
     if run.ledger:
-        tiles.append(_tile("wall time", seconds_in_words(run.ledger.wall_seconds)))
+        tiles.append(_tile("wall time", seconds_as_text(run.ledger.wall_seconds)))
         tiles.append(_tile("goodput", f"{100 * run.ledger.goodput:.1f} %", "productive share"))
         tiles.append(_tile("attempts", f"{len(run.ledger.attempts)}"))
     tiles.append(_tile("events", f"{len(run.events):,}"))

@@ -26,10 +26,10 @@ def _summary(found: Balance) -> str:
     steps = f"Over {found.steps:,} updates"
     if found.waste_predicted is None or found.waste_measured is None:
         return f'<p class="soft">{steps}, on one rank.</p>'
-    told = "" if found.correlation is None else f" Correlation of both: {found.correlation:.2f}."
+    reported = "" if found.correlation is None else f" Correlation of both: {found.correlation:.2f}."
     return (
         f"<p>{steps}, {found.ranks} ranks spent {100 * found.waste_measured:.1f} % of their time waiting for the slowest of "
-        f"them; by the costs it should be {100 * found.waste_predicted:.1f} %.{told}</p>"
+        f"them; by the costs it should be {100 * found.waste_predicted:.1f} %.{reported}</p>"
     )
 
 

@@ -15,7 +15,7 @@ ENDS = {
     "gave_up": "The launch gave up",
     "stall": "Hung, and ended",
 }
-FIRM = {"stop": "Stopped by the guard", "drain": "Ended by the guard for a bad node"}  # by a guard's action
+STRICT = {"stop": "Stopped by the guard", "drain": "Ended by the guard for a bad node"}  # by a guard's action
 
 
 def moment(seconds: float) -> str:
@@ -24,7 +24,7 @@ def moment(seconds: float) -> str:
 
 
 def _end(event: dict[str, Any]) -> str | None:
-    return FIRM.get(str(event.get("action"))) if event["event"] == "guard" else ENDS.get(event["event"])
+    return STRICT.get(str(event.get("action"))) if event["event"] == "guard" else ENDS.get(event["event"])
 
 
 def _linked(number: int, count: int, words: str) -> str:
@@ -51,13 +51,13 @@ def standing(number: int, run: RunData) -> str:
         how += f"; begun {moment(run.ledger.began)}, last sign {moment(run.ledger.began + run.ledger.wall_seconds)} UTC"
     first: dict[str, tuple[int, int]] = {}
     for count, event in enumerate(run.events):
-        if event_marks.is_trouble(event):
+        if event_marks.is_problem(event):
             before, times = first.get(event["event"], (count, 0))
             first[event["event"]] = (before, times + 1)
-    troubles = ", ".join(
+    problems = ", ".join(
         f"{times:,} × {_linked(number, count, name)}" for name, (count, times) in first.items()
     )
-    return f"<p>{how}. {f'To look at: {troubles}.' if troubles else 'No trouble is written.'}</p>"
+    return f"<p>{how}. {f'To look at: {problems}.' if problems else 'No problem is logged.'}</p>"
 
 
 def key_of_flags(run: RunData) -> str:

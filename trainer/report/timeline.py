@@ -6,7 +6,7 @@ import html
 from trainer.report import event_marks, svg
 from trainer.report.goodput import Ledger
 from trainer.report.read import RunData
-from trainer.run_folder.metrics import seconds_in_words
+from trainer.run_folder.metrics import seconds_as_text
 
 INKS = {
     "idle": "part-idle", "other": "part-other", "productive": "ink-2", "start-up": "ink-4", "data wait": "ink-1",
@@ -23,8 +23,8 @@ def lasting(seconds: float) -> str:
         return f"{seconds:,.1f} s"
     whole = round(abs(seconds))
     days, rest = divmod(whole, 86400)
-    told = f"{rest // 3600}:{rest % 3600 // 60:02}:{rest % 60:02}"
-    return ("-" if seconds < 0 else "") + (f"{days:,} d {told}" if days else told)
+    reported = f"{rest // 3600}:{rest % 3600 // 60:02}:{rest % 60:02}"
+    return ("-" if seconds < 0 else "") + (f"{days:,} d {reported}" if days else reported)
 
 
 def bar(found: Ledger) -> str:
@@ -46,9 +46,7 @@ def bar(found: Ledger) -> str:
                 f"<title>{tops[start]}</title></rect>"
             )
             start = number
-    label = html.escape(
-        f"The run's {seconds_in_words(found.wall_seconds)} from left to right, by what it did"
-    )
+    label = html.escape(f"The run's {seconds_as_text(found.wall_seconds)} from left to right, by what it did")
     return f'<svg class="life" viewBox="0 0 600 26" preserveAspectRatio="none" role="img" aria-label="{label}">{"".join(parts)}</svg>'
 
 

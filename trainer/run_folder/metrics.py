@@ -115,7 +115,7 @@ def timestep_bins(timesteps: NDArray[np.float64]) -> list[str]:
     return [f"{number * width}-{(number + 1) * width}" for number in bins]
 
 
-def seconds_in_words(seconds: float) -> str:
+def seconds_as_text(seconds: float) -> str:
     """Return a duration as people say it: 8 s, 3 min 20 s, 5 h 12 min."""
     whole = max(0, round(seconds))
     if whole < 60:
@@ -127,7 +127,7 @@ def seconds_in_words(seconds: float) -> str:
 
 def console_line(line: dict[str, Any], last_step: int, seconds_per_step: float) -> str:
     """Return the line that the terminal shows for a metric line."""
-    left = seconds_in_words((last_step - line["step"]) * seconds_per_step)
+    left = seconds_as_text((last_step - line["step"]) * seconds_per_step)
     mfu = f"  MFU {100 * line['mfu']:.1f} %" if "mfu" in line else ""
     return (
         f"{line['stage']}  step {line['step']}/{last_step}  loss {line['loss']:.6f}  lr {line['lr']:.3g}  "

@@ -60,17 +60,17 @@ def beginning(begun: StartReport, state: TrainState, tools: StepContext, laid: t
             say(world, f"  {key}: {', '.join(value) if isinstance(value, list) else value}")
 
 
-def change(gone_on: DataPosition, state: TrainState, tools: StepContext) -> None:
+def change(continued: DataPosition, state: TrainState, tools: StepContext) -> None:
     """Print and record what was changed and accepted; keep the index that the run goes on with."""
     run = tools.recipe.output
     if tools.world.is_first:
-        data_position.keep_index(gone_on.laid[state.stage], run)
-    if gone_on.change is None:
+        data_position.keep_index(continued.laid[state.stage], run)
+    if continued.change is None:
         return
-    for text in data_position.to_text(gone_on.verdict, gone_on.change):
+    for text in data_position.to_text(continued.verdict, continued.change):
         say(tools.world, f"  data changed: {text}")
     if tools.world.is_first:
-        jsonl.record_event(run, "data_changed", state.step, **data_position.event(gone_on.change))
+        jsonl.record_event(run, "data_changed", state.step, **data_position.event(continued.change))
 
 
 def record_save(saved: Saved | None, tools: StepContext) -> None:
@@ -117,7 +117,9 @@ def record_kernels(tools: StepContext, step: int) -> None:
 def to_text(event: dict[str, Any]) -> str:
     """Return a loader's event for the console; events.jsonl has all of it."""
     if event["event"] == "clip_substituted":
-        return f"clip {event['clip_id']} cannot be read ({event['kind']}); {event['spare']} stands in for it"
+        return (
+            f"clip {event['clip_id']} cannot be read ({event['kind']}); {event['fallback']} stands in for it"
+        )
     return json.dumps({key: value for key, value in event.items() if key != "stack"})
 
 

@@ -33,7 +33,7 @@ class Training:
     tools: StepContext
     laid: tuple[StageData, ...]
     begun: StartReport
-    gone_on: DataPosition | None
+    continued: DataPosition | None
 
     @property
     def last_step(self) -> int:
@@ -89,10 +89,10 @@ def set_up(
         projection = model_inputs.frozen_projection(model, world.device)
         tools = dataclasses.replace(tools, projection=projection)
         data_stages.check_projection(laid, model_inputs.weights_digest(projection))
-    gone_on: DataPosition | None = None
+    continued: DataPosition | None = None
     if state.loader is not None and state.stage < len(laid):
         assert begun.path is not None
-        gone_on = data_position.continue_data(
+        continued = data_position.continue_data(
             laid,
             state.stage,
             state.loader,
@@ -103,8 +103,8 @@ def set_up(
             accept=origin.accept,
             world=world,
         )
-        laid = gone_on.laid
+        laid = continued.laid
     laid = data_stages.with_skips(laid, state.guard.windows)
     data_stages.check_lengths(laid, state.stage, state.stage_step)
     mesh.agree({"weights": checksum.checksum(model.state_dict()), "step": str(state.step)}, world)
-    return Training(state=state, tools=tools, laid=laid, begun=begun, gone_on=gone_on)
+    return Training(state=state, tools=tools, laid=laid, begun=begun, continued=continued)

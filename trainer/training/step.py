@@ -146,11 +146,11 @@ class Computed:
     timesteps: NDArray[np.float64]
     text_tokens: NDArray[np.float64]
     seconds: NDArray[np.float64]
-    foretold: Prediction
+    predicted: Prediction
     delivered: tuple[str, ...]
     grad_norm: float
     rank_norms: tuple[float, ...]
-    told: StepSync
+    reported: StepSync
 
     @property
     def loss(self) -> float:
@@ -159,7 +159,7 @@ class Computed:
 
 
 # What looks at a step before its update: True to make it, False to leave it out; or raises.
-Judge = Callable[[Computed], bool]
+Check = Callable[[Computed], bool]
 
 
 def gradient(
@@ -181,9 +181,12 @@ def gradient(
     world = tools.world
     num_clips = len(plan.clip_ids)
     # Each rank fills in its clips and the sum puts them together, exactly: the rest are zeros.
-    told = torch.zeros(5 * num_clips + 5 * world.size + 3, dtype=torch.float64)
-    of_clips, of_ranks = told[: 5 * num_clips].view(num_clips, 5), told[5 * num_clips : -3].view(-1, 5)
-    told[-3:] = torch.tensor([stop, save_failed, num_events], dtype=torch.float64)
+    reported = torch.zeros(5 * num_clips + 5 * world.size + 3, dtype=torch.float64)
+    of_clips, of_ranks = (
+        reported[: 5 * num_clips].view(num_clips, 5),
+        reported[5 * num_clips : -3].view(-1, 5),
+    )
+    reported[-3:] = torch.tensor([stop, save_failed, num_events], dtype=torch.float64)
     done: list[tuple[int, Tensor, Tensor, Tensor, Tensor]] = []
     adamw.drop_gradients(state.masters)
     tools.layout.open()
@@ -199,7 +202,7 @@ def gradient(
     own_norm = tools.layout.own_norm() if world.size > 1 else None  # alone it is the norm of the sum
     tools.pulse.phase("update")  # from here on the ranks wait for each other
     tools.layout.close()
-    foretold = step_balance.predict(stage, state.stage_step, world.size)  # while the device works
+    predicted = step_balance.predict(stage, state.stage_step, world.size)  # while the device works
     norm = adamw.gradient_norm(state.masters)  # the first to wait for the device
     seconds = stopwatch.seconds()
     for (first, *columns), lasted in zip(done, seconds, strict=True):
@@ -209,23 +212,23 @@ def gradient(
     own = [data_seconds, sum(seconds), _own_flops(tools, plan, of_clips)]
     norms_here = [norm if own_norm is None else float(own_norm), norm]
     of_ranks[world.rank] = torch.tensor([*norms_here, *own], dtype=torch.float64)
-    told = mesh.sum_over_ranks(told, world).cpu()
-    own_norms, norms, *own_seconds = told[5 * num_clips : -3].view(-1, 5).T.tolist()
-    rows_of_all, losses, timesteps, text_tokens, took = told[: 5 * num_clips].view(num_clips, 5).T.numpy()
+    reported = mesh.sum_over_ranks(reported, world).cpu()
+    own_norms, norms, *own_seconds = reported[5 * num_clips : -3].view(-1, 5).T.tolist()
+    rows_of_all, losses, timesteps, text_tokens, took = reported[: 5 * num_clips].view(num_clips, 5).T.numpy()
     return Computed(
         plan=plan,
         losses=losses,
         timesteps=timesteps,
         text_tokens=text_tokens,
         seconds=took,
-        foretold=foretold,
+        predicted=predicted,
         delivered=data_stages.delivered(stage, plan, rows_of_all.astype(int) - 1, state.step + 1),
         grad_norm=norms[0],  # the first rank's on all: what is decided must be one
         rank_norms=tuple(own_norms),
-        told=StepSync(
-            stop=bool(told[-3]),
-            save_failed=bool(told[-2]),
-            num_events=int(told[-1]),
+        reported=StepSync(
+            stop=bool(reported[-3]),
+            save_failed=bool(reported[-2]),
+            num_events=int(reported[-1]),
             own=tuple(map(OwnSeconds, *own_seconds)),
         ),
     )
@@ -249,7 +252,7 @@ def train_step(
     plan: StepPlan,
     batches: Sequence[Batch],
     *,
-    judge: Judge | None = None,
+    check: Check | None = None,
     stop: bool = False,
     save_failed: bool = False,
     num_events: int = 0,
@@ -263,8 +266,8 @@ def train_step(
     flags: dict[str, Any] = {"stop": stop, "save_failed": save_failed, "num_events": num_events}
     flags["data_seconds"] = data_seconds
     computed = gradient(state, tools, stage, plan, batches, **flags)
-    is_made = judge(computed) if judge else refuse_nonfinite(computed, state.step + 1)
-    return update(state, tools, stage, computed, is_made=is_made), computed.told
+    is_made = check(computed) if check else refuse_nonfinite(computed, state.step + 1)
+    return update(state, tools, stage, computed, is_made=is_made), computed.reported
 
 
 def update(
@@ -307,8 +310,8 @@ def update(
         ),
         "clips_hash": state.clips_hash,
         "delivered_hash": state.delivered_hash,
-        **step_balance.step_metrics(computed.foretold, plan, computed.seconds, computed.told.own),
-        **({"rank_seconds": throughput.rank_seconds(computed.told.own)} if tools.world.size > 1 else {}),
+        **step_balance.step_metrics(computed.predicted, plan, computed.seconds, computed.reported.own),
+        **({"rank_seconds": throughput.rank_seconds(computed.reported.own)} if tools.world.size > 1 else {}),
         **({} if is_made else {"skipped": True}),
     }
 

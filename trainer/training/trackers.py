@@ -29,7 +29,7 @@ from trainer.run_folder.trackers_spec import TrackersSpec
 
 POLL_SECONDS = 1.0
 CLOSE_SECONDS = 60.0  # for a mirror to send the rest, when the run ends
-DIARIES = {metrics.METRICS: "", metrics.VALIDATION: "validation/"}
+LOG_FILES = {metrics.METRICS: "", metrics.VALIDATION: "validation/"}
 """Whose numbers are mirrored, and what stands before their names. Events are mirrored besides."""
 HIDDEN = ("step", "time", "loss_by_clip")
 ALERTS = (
@@ -209,13 +209,13 @@ def follow(run: Path, is_over: IsOver) -> Iterator[tuple[str, dict[str, Any], di
     Of an event the numbers are `events/NAME`: how many of its kind there were.
     """
     kinds: Counter[str] = Counter()
-    for path, line in new_lines([run / name for name in (*DIARIES, jsonl.EVENTS)], is_over):
+    for path, line in new_lines([run / name for name in (*LOG_FILES, jsonl.EVENTS)], is_over):
         if path.name == jsonl.EVENTS:
             kinds[line["event"]] += 1
             yield path.name, line, {f"events/{line['event']}": float(kinds[line["event"]])}
             continue
         shown = {key: value for key, value in line.items() if key not in HIDDEN}
-        yield path.name, line, scalars(shown, DIARIES[path.name])
+        yield path.name, line, scalars(shown, LOG_FILES[path.name])
 
 
 def facts_of(event: dict[str, Any]) -> str:
@@ -243,8 +243,8 @@ def _tensorboard(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
     plugin = SummaryMetadata.PluginData(plugin_name="text")
     is_text = SummaryMetadata(plugin_data=plugin, data_class=DATA_CLASS_TENSOR)
     last: dict[str, int] = {}
-    for diary, line, numbers in follow(run, is_over):
-        if diary == jsonl.EVENTS:
+    for log_file, line, numbers in follow(run, is_over):
+        if log_file == jsonl.EVENTS:
             (first,) = numbers
             tags = (first if number == 1 else f"{first}/{number}" for number in itertools.count(1))
             tag = next(name for name in tags if line["step"] > last.get(name, -1))
@@ -255,10 +255,10 @@ def _tensorboard(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
             wall_time = line.get("time", 0.0)
             texts.add_event(Event(step=line["step"], wall_time=wall_time, summary=Summary(value=[value])))
             continue
-        if line["step"] <= last.get(diary, -1):
+        if line["step"] <= last.get(log_file, -1):
             begun = SessionLog(status=SessionLog.START)  # the reader drops what it has of this step and later
             writer.add_event(Event(step=line["step"], wall_time=line["time"], session_log=begun))
-        last[diary] = line["step"]
+        last[log_file] = line["step"]
         values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
         writer.add_event(Event(step=line["step"], wall_time=line["time"], summary=Summary(value=values)))
     writer.close()
@@ -290,8 +290,8 @@ def _wandb(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
     there.define_metric("*", step_metric="step")
     last: dict[str, int] = {}
     num_events = 0
-    for diary, line, numbers in follow(run, is_over):
-        if diary == jsonl.EVENTS:
+    for log_file, line, numbers in follow(run, is_over):
+        if log_file == jsonl.EVENTS:
             num_events += 1
             if num_events > known.get("events", 0):
                 there.log({"step": line["step"], **numbers})
@@ -301,13 +301,13 @@ def _wandb(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
                 known["events"] = num_events
                 whole_file.write_beside(kept, json.dumps(known))
             continue
-        if line["step"] <= last.get(diary, -1):
-            known["steps"][diary] = line["step"] - 1
-        last[diary] = line["step"]
-        if line["step"] <= known["steps"].get(diary, -1):
+        if line["step"] <= last.get(log_file, -1):
+            known["steps"][log_file] = line["step"] - 1
+        last[log_file] = line["step"]
+        if line["step"] <= known["steps"].get(log_file, -1):
             continue
         there.log({"step": line["step"], **numbers})
-        known["steps"][diary] = line["step"]
+        known["steps"][log_file] = line["step"]
         whole_file.write_beside(kept, json.dumps(known))
     there.finish()
 

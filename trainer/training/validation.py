@@ -122,7 +122,9 @@ def losses(tools: StepContext, given: Round) -> tuple[NDArray[np.float64], int]:
     """
     world = tools.world
     slots = list(itertools.accumulate((len(part.rows) for part in given.parts), initial=0))
-    told = torch.zeros(slots[-1] + 1, len(TIMESTEPS), dtype=torch.float64)  # the last row: how many stood in
+    reported = torch.zeros(
+        slots[-1] + 1, len(TIMESTEPS), dtype=torch.float64
+    )  # the last row: how many stood in
     events: list[dict[str, Any]] = []
     mine = [part for part in given.parts if part.position % world.size == world.rank]
     with (
@@ -135,13 +137,13 @@ def losses(tools: StepContext, given: Round) -> tuple[NDArray[np.float64], int]:
         def read() -> None:
             for part in mine:  # one at a time: a round must not need more memory than a step
                 (batch,) = loader.load([part])
-                told[slots[part.position] : slots[part.position + 1]] = _clip_losses(
+                reported[slots[part.position] : slots[part.position + 1]] = _clip_losses(
                     tools.layout.compute, tools, batch
                 )
 
         mesh.together(read, world)  # a clip that cannot be read stops all of them
-    told[-1, 0] = sum(event["event"] == "clip_substituted" for event in events)
-    found: NDArray[np.float64] = mesh.sum_over_ranks(told, world).cpu().numpy()
+    reported[-1, 0] = sum(event["event"] == "clip_substituted" for event in events)
+    found: NDArray[np.float64] = mesh.sum_over_ranks(reported, world).cpu().numpy()
     return found[:-1], int(found[-1, 0])
 
 

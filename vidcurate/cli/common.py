@@ -34,7 +34,7 @@ SECTIONS = {
 }  # fmt: skip
 
 
-class Road(TyperGroup):
+class Pipeline(TyperGroup):
     """The commands in the order of SECTIONS, each with its whole first sentence."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -55,7 +55,7 @@ class Road(TyperGroup):
 
 app = typer.Typer(
     name="vidcurate",
-    cls=Road,
+    cls=Pipeline,
     help="Captioned video in; a judged table, difficulty levels and trusted WebDataset shards out.",
     epilog="Each command has an example in its help: vidcurate COMMAND --help. `python -m trainer` trains on"
     " the shards.",

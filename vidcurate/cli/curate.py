@@ -123,8 +123,8 @@ def probe(
     given = spec_of(ProbeSettings, recipe, settings, level=level)
     spec = ProbeSpec(videos=place_of(run, videos), **given.model_dump())
     with working(run, "probe", quiet=to_json) as progress:
-        crew = executor_of(workers, engine, part, merge)
-        summary = run_probe(run, spec, known_files=known, crew=crew, progress=progress)
+        executor = executor_of(workers, engine, part, merge)
+        summary = run_probe(run, spec, known_files=known, executor=executor, progress=progress)
     answer(asdict(summary), title=f"probe → {run}", to_json=to_json)
     if isinstance(summary, PartSummary):
         return
@@ -258,16 +258,16 @@ def curate(
 
     read = recipes.load(recipe, CurateRecipe, settings=settings or [])
 
-    def told(stage: str, summary: dict[str, Any]) -> None:
+    def reported(stage: str, summary: dict[str, Any]) -> None:
         if not to_json:
             answer(summary, title=stage, to_json=False)
             print()
 
     summaries = run_all(
         read,
-        telling=lambda what: working(read.run, what, quiet=to_json),
-        told=told,
-        crew=executor_of(read.workers, read.engine, part, merge),
+        progress_bar=lambda what: working(read.run, what, quiet=to_json),
+        reported=reported,
+        executor=executor_of(read.workers, read.engine, part, merge),
         until=until,
     )
     if to_json:

@@ -56,7 +56,7 @@ def score_frames(
             run,
             spec,
             videos=place_of(run, videos),
-            crew=executor_of(workers, engine, part, merge),
+            executor=executor_of(workers, engine, part, merge),
             progress=progress,
         )
     answer(asdict(summary), title=f"score-frames → {run}", to_json=to_json)
@@ -161,7 +161,7 @@ def score_models(
             run,
             spec,
             videos=place_of(run, videos),
-            crew=executor_of(workers, "local", part, merge),
+            executor=executor_of(workers, "local", part, merge),
             progress=progress,
         )
     answer(asdict(summary), title=f"score-models → {run}", to_json=to_json)

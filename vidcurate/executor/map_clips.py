@@ -221,7 +221,7 @@ def map_clips(
         on_crash=on_crash,
         on_timeout=on_timeout,
         time_limit_seconds=time_limit_seconds,
-        crew=ExecutorSpec(num_workers=num_workers),
+        executor=ExecutorSpec(num_workers=num_workers),
         chunk_size=chunk_size,
         parts=parts,
         progress=progress,
@@ -238,7 +238,7 @@ def map_clips_in_parts(
     on_crash: Callable[[T], Row],
     on_timeout: Callable[[T], Row] | None = None,
     time_limit_seconds: float | None = None,
-    crew: ExecutorSpec,
+    executor: ExecutorSpec,
     chunk_size: int = 32,
     parts: Path | None = None,
     progress: Progress = no_progress,
@@ -257,21 +257,21 @@ def map_clips_in_parts(
     missing, StorageError.
     """
     chunks = [items[start : start + chunk_size] for start in range(0, len(items), chunk_size)]
-    mine = part_rows(len(chunks), crew.part)
-    if parts is not None and not crew.merge:
+    mine = part_rows(len(chunks), executor.part)
+    if parts is not None and not executor.merge:
         make_parts(parts)
-    tally = _Counts(progress, sum(len(chunks[number]) for number in mine), unit)
-    tally.failed = None if failed is None else 0
-    tally.hours = None if video_seconds is None else 0.0
+    counts = _Counts(progress, sum(len(chunks[number]) for number in mine), unit)
+    counts.failed = None if failed is None else 0
+    counts.hours = None if video_seconds is None else 0.0
     found: dict[int, list[Row]] = {}  # without a folder, rows are kept here
 
     def count(number: int, rows: list[Row]) -> None:
-        tally.done += len(rows)
-        if failed is not None and tally.failed is not None:
-            tally.failed += sum(map(failed, rows))
-        if video_seconds is not None and tally.hours is not None:
+        counts.done += len(rows)
+        if failed is not None and counts.failed is not None:
+            counts.failed += sum(map(failed, rows))
+        if video_seconds is not None and counts.hours is not None:
             start = number * chunk_size
-            tally.hours += sum(video_seconds[start : start + len(rows)]) / 3600
+            counts.hours += sum(video_seconds[start : start + len(rows)]) / 3600
 
     todo = []
     for number in mine:
@@ -280,19 +280,21 @@ def map_clips_in_parts(
             todo.append((number, chunks[number]))
         else:
             count(number, rows)
-    done_before = tally.done
-    tally.tell()
-    if crew.merge and parts is not None:
-        check_parts(parts, tally.total - tally.done, tally.total)
-    for number, rows in _worked(function, todo, crew, on_crash, on_timeout or on_crash, time_limit_seconds):
+    done_before = counts.done
+    counts.tell()
+    if executor.merge and parts is not None:
+        check_parts(parts, counts.total - counts.done, counts.total)
+    for number, rows in _worked(
+        function, todo, executor, on_crash, on_timeout or on_crash, time_limit_seconds
+    ):
         if parts is None:
             found[number] = rows
         else:
             write_part(_chunk_file(parts, number), rows)
         count(number, rows)
-        tally.tell()
-    if crew.part is not None and parts is not None:
-        return part_done(parts, crew.part, tally.total, done_before)
+        counts.tell()
+    if executor.part is not None and parts is not None:
+        return part_done(parts, executor.part, counts.total, done_before)
     return _rows(chunks, parts, found)
 
 
@@ -313,7 +315,7 @@ def _rows(chunks: list[Sequence[T]], parts: Path | None, found: dict[int, list[R
 def _worked(
     function: Callable[[T], Row],
     todo: list[tuple[int, Sequence[T]]],
-    crew: ExecutorSpec,
+    executor: ExecutorSpec,
     on_crash: Callable[[T], Row],
     on_timeout: Callable[[T], Row],
     time_limit_seconds: float | None,
@@ -321,29 +323,29 @@ def _worked(
     """Yield (number, rows) of each chunk as it is finished."""
     if not todo:
         return
-    if crew.engine == "local" and crew.num_workers == 1 and time_limit_seconds is None:
+    if executor.engine == "local" and executor.num_workers == 1 and time_limit_seconds is None:
         yield from ((number, [function(item) for item in chunk]) for number, chunk in todo)
         return
-    crowd: AbstractContextManager[WorkerPool]
-    if crew.engine == "ray":
+    pool: AbstractContextManager[WorkerPool]
+    if executor.engine == "ray":
         from vidcurate.executor.ray_actors import Cluster
 
-        crowd = Cluster(
+        pool = Cluster(
             function,
-            min(crew.num_workers, len(todo)),
+            min(executor.num_workers, len(todo)),
             on_crash=on_crash,
             on_timeout=on_timeout,
             time_limit_seconds=time_limit_seconds,
         )
     else:
-        crowd = Workers(
+        pool = Workers(
             function,
-            crew.num_workers,
+            executor.num_workers,
             on_crash=on_crash,
             on_timeout=on_timeout,
             time_limit_seconds=time_limit_seconds,
         )
-    with crowd as workers:
+    with pool as workers:
         yield from workers.run(todo)
 
 

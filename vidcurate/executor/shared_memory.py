@@ -74,12 +74,12 @@ class SharedArray:
 
     __slots__ = ("array", "descriptor")
 
-    def __init__(self, shape: tuple[int, ...], shelf: SharedArrayPool | None = None) -> None:
+    def __init__(self, shape: tuple[int, ...], pool: SharedArrayPool | None = None) -> None:
         size = int(np.prod(shape))
-        shelf = shelf or SharedArrayPool(0)
-        self.descriptor = shelf.take(size)
+        pool = pool or SharedArrayPool(0)
+        self.descriptor = pool.take(size)
         mapping = mmap.mmap(self.descriptor, size)  # lives as long as the array, or any view of it
-        weakref.finalize(mapping, shelf.put, size, self.descriptor).atexit = False
+        weakref.finalize(mapping, pool.put, size, self.descriptor).atexit = False
         self.array: NDArray[np.uint8] = np.frombuffer(mapping, dtype=np.uint8).reshape(shape)
 
 

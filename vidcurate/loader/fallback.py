@@ -64,7 +64,7 @@ def substitute_clip(
     for row in order.fallback_clips(plan, part, slot):
         if row in rows:
             continue
-        spare = clip_id_of(row)
+        fallback = clip_id_of(row)
         on_event(
             {
                 "event": "clip_substituted",
@@ -72,7 +72,7 @@ def substitute_clip(
                 "position": part.position,
                 "slot": slot,
                 "clip_id": clip_id,
-                "spare": spare,
+                "spare": fallback,
                 "kind": error.kind,
                 "reason": str(error),
             }
@@ -81,7 +81,7 @@ def substitute_clip(
             return row, read(row)
         except MediaError as another:
             # Without the traceback, which holds this frame and so all that the frames of the clip hold.
-            clip_id, error = spare, another.with_traceback(None)
+            clip_id, error = fallback, another.with_traceback(None)
             failures.add_failed(clip_id, error.kind)
     raise VidcurateError(
         f"clip {clip_id!r} cannot be decoded ({error}) and cell {plan.cells[part.cell].name} has no other "

@@ -78,7 +78,7 @@ class _Started:
     plan: MicroBatchPlan
     tasks: list[DecodeTask]
     frames: NDArray[np.uint8]
-    slab: SharedArray | None
+    buffer: SharedArray | None
     futures: "list[Future[str]]"
 
     def cancel(self) -> None:
@@ -135,7 +135,7 @@ class Loader:
         self._failures = fallback.Failures(spec.max_failure_share)
         self._decode_here = decode_from(index, self._on_event)
         self._pool: DecodePool | FetchingPool | None = None
-        self._shelf = SharedArrayPool(spec.prefetch_bytes // 4)
+        self._buffers = SharedArrayPool(spec.prefetch_bytes // 4)
         if spec.num_workers:
             pool = DecodePool(
                 spec.num_workers,
@@ -173,7 +173,7 @@ class Loader:
         if self._pool:
             self._pool.close()
         self._started.clear()
-        self._shelf.close()
+        self._buffers.close()
 
     def __enter__(self) -> "Loader":
         return self
@@ -232,11 +232,11 @@ class Loader:
         shape = (len(tasks), bucket.num_frames, bucket.height, bucket.width, 3)
         if self._pool is None:
             return _Started(
-                plan=part, tasks=tasks, frames=np.empty(shape, dtype=np.uint8), slab=None, futures=[]
+                plan=part, tasks=tasks, frames=np.empty(shape, dtype=np.uint8), buffer=None, futures=[]
             )
-        slab = SharedArray(shape, self._shelf)
-        futures = [self._pool.submit(task, slab, slot * task.size_bytes) for slot, task in enumerate(tasks)]
-        return _Started(plan=part, tasks=tasks, frames=slab.array, slab=slab, futures=futures)
+        buffer = SharedArray(shape, self._buffers)
+        futures = [self._pool.submit(task, buffer, slot * task.size_bytes) for slot, task in enumerate(tasks)]
+        return _Started(plan=part, tasks=tasks, frames=buffer.array, buffer=buffer, futures=futures)
 
     def _task(self, part: MicroBatchPlan, slot: int, row: int) -> DecodeTask:
         bucket, number = self.plan.cells[part.cell].bucket, int(part.passes[slot])
@@ -262,15 +262,15 @@ class Loader:
     def _draw(self, part: MicroBatchPlan, slot: int, purpose: str) -> int:
         return order.slot_seed(self.plan.seed, part.position, slot, purpose)
 
-    def _decode(self, started: _Started, slot: int, task: DecodeTask, *, is_spare: bool) -> str:
+    def _decode(self, started: _Started, slot: int, task: DecodeTask, *, is_fallback: bool) -> str:
         """Have the frames of one slot in place and return the caption. Raises MediaError."""
-        if self._pool is None or started.slab is None:
+        if self._pool is None or started.buffer is None:
             frames, caption = self._decode_here(task)
             started.frames[slot] = frames
             return caption
-        if is_spare:
+        if is_fallback:
             offset = slot * task.size_bytes
-            return self._pool.submit(task, started.slab, offset, is_urgent=True).result()
+            return self._pool.submit(task, started.buffer, offset, is_urgent=True).result()
         return started.futures[slot].result()
 
     def _finish(self, started: _Started) -> MicroBatch:
@@ -280,7 +280,7 @@ class Loader:
         captions: list[str] = []
         for slot, task in enumerate(started.tasks):
             try:
-                captions.append(self._decode(started, slot, task, is_spare=False))
+                captions.append(self._decode(started, slot, task, is_fallback=False))
             except MediaError as error:
                 # Its traceback holds this frame, and with it the slab until the collector comes by.
                 known = error.with_traceback(None)
@@ -308,7 +308,7 @@ class Loader:
 
         def read(row: int) -> tuple[DecodeTask, str]:
             task = self._task(started.plan, slot, row)
-            return task, self._decode(started, slot, task, is_spare=True)
+            return task, self._decode(started, slot, task, is_fallback=True)
 
         return fallback.substitute_clip(
             self.plan,

@@ -155,7 +155,7 @@ class FetchingPool:
         self._closing = threading.Event()
 
     def submit(
-        self, task: DecodeTask, slab: SharedArray, offset: int, *, is_urgent: bool = False
+        self, task: DecodeTask, buffer: SharedArray, offset: int, *, is_urgent: bool = False
     ) -> "Future[str]":
         """As `DecodePool.submit`; the future also raises what `fetched` raises."""
         if self._closing.is_set():
@@ -165,9 +165,9 @@ class FetchingPool:
             self._open.add(future)
         future.add_done_callback(self._closed)
         if is_urgent:  # somebody waits for it: not behind what is read ahead
-            self._run(future, task, slab, offset, True, 1)
+            self._run(future, task, buffer, offset, True, 1)
         else:
-            self._threads.submit(self._run, future, task, slab, offset, False, 1)
+            self._threads.submit(self._run, future, task, buffer, offset, False, 1)
         return future
 
     def take_events(self) -> list[dict[str, Any]]:
@@ -211,7 +211,7 @@ class FetchingPool:
         self,
         future: "Future[str]",
         task: DecodeTask,
-        slab: SharedArray,
+        buffer: SharedArray,
         offset: int,
         is_urgent: bool,
         tries: int,
@@ -222,7 +222,7 @@ class FetchingPool:
         try:
             local = fetched(self._shards, task, self._pause)
             near, file = _kept_open(local) if tries > 1 else (local, None)
-            inner = self._pool.submit(near, slab, offset, is_urgent=is_urgent)
+            inner = self._pool.submit(near, buffer, offset, is_urgent=is_urgent)
         except BaseException as error:  # noqa: BLE001 - whoever waits for the clip must learn of it
             if file is not None:
                 os.close(file)
@@ -239,7 +239,7 @@ class FetchingPool:
             error = inner.exception()
             if error and not self._closing.is_set() and _is_worth_another(self._shards, local, error, tries):
                 with suppress(RuntimeError):  # closed at this moment: the future is cancelled
-                    self._threads.submit(self._run, future, task, slab, offset, True, tries + 1)
+                    self._threads.submit(self._run, future, task, buffer, offset, True, tries + 1)
             else:
                 _settle(future, inner, error and _renamed(error, near, task))
 

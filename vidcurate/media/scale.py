@@ -164,12 +164,12 @@ def cut_of(
     shape = width / height / sample_aspect_ratio
     cut_height = min(shown.height, max(tall, round(shown.width / shape / tall) * tall))
     cut_width = min(shown.width, max(wide, round(shown.height * shape / wide) * wide))
-    spare_height, spare_width = shown.height - cut_height, shown.width - cut_width
+    fallback_height, fallback_width = shown.height - cut_height, shown.width - cut_width
     if place is None:
-        return cut_height, cut_width, spare_height // 2 // tall * tall, spare_width // 2 // wide * wide
+        return cut_height, cut_width, fallback_height // 2 // tall * tall, fallback_width // 2 // wide * wide
     top, left = (
-        ((spare // sample + 1) * place >> 32) * sample
-        for spare, sample in ((spare_height, tall), (spare_width, wide))
+        ((fallback // sample + 1) * place >> 32) * sample
+        for fallback, sample in ((fallback_height, tall), (fallback_width, wide))
     )
     return cut_height, cut_width, top, left
 

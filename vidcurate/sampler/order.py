@@ -96,11 +96,11 @@ def micro_batch(plan: Plan, position: int) -> MicroBatchPlan:
     ordinals, in_pass = epoch_shuffle.micro_batch(stream, occurrence + past.skip if past else occurrence)
     rows = past.rows[ordinals] if past else cell.rows[ordinals]
     batch = MicroBatchPlan(position=position, cell=number, rows=rows, passes=in_pass)
-    _put_spares(plan, batch, ordinals)
+    _put_fallbacks(plan, batch, ordinals)
     return batch
 
 
-def _put_spares(plan: Plan, batch: MicroBatchPlan, ordinals: epoch_shuffle.Ordinals) -> None:
+def _put_fallbacks(plan: Plan, batch: MicroBatchPlan, ordinals: epoch_shuffle.Ordinals) -> None:
     """Put spares into a micro-batch for those of its clips that are not there any more."""
     past, rows = plan.cells[batch.cell].past, batch.rows
     if past and len(past.missing):
@@ -127,7 +127,7 @@ def step_micro_batches(plan: Plan, step: int) -> tuple[MicroBatchPlan, ...]:
         rows = past.rows[ordinals] if past else cell.rows[ordinals]
         for (position, _), *theirs in zip(of_cell, ordinals, rows, in_pass, strict=True):
             batch = MicroBatchPlan(position=position, cell=number, rows=theirs[1], passes=theirs[2])
-            _put_spares(plan, batch, theirs[0])
+            _put_fallbacks(plan, batch, theirs[0])
             found.append(batch)
     return tuple(sorted(found, key=lambda batch: batch.position))
 
@@ -173,9 +173,9 @@ def fallback_clips(plan: Plan, batch: MicroBatchPlan, slot: int) -> Iterator[int
     others = [cell for cell in plan.cells if cell.bucket == own.bucket and cell is not own]
     taken = set(batch.rows.tolist())
     for cell in [own, *others]:
-        spare_key = rng.key("spare", plan.seed, cell.name, batch.position, slot)
+        fallback_key = rng.key("spare", plan.seed, cell.name, batch.position, slot)
         for place in range(len(cell.rows)):
-            row = int(cell.rows[rng.permute(len(cell.rows), spare_key, np.array([place]))[0]])
+            row = int(cell.rows[rng.permute(len(cell.rows), fallback_key, np.array([place]))[0]])
             if row not in taken:
                 yield row
 

@@ -86,12 +86,12 @@ def named(index: Index, rows: Rows) -> str:
     for row, clip_id in zip(some.tolist(), clip_ids(index, some), strict=True):
         by_shard.setdefault(index.word("shard", row), []).append(clip_id)
     left = _NAMED
-    told: list[str] = []
+    reported: list[str] = []
     for shard, ids in by_shard.items():
         if left > 0:
-            told.append(f"{shard}: {', '.join(ids[:left])}")
+            reported.append(f"{shard}: {', '.join(ids[:left])}")
         left -= len(ids)
     more = "; …" if len(rows) > _NAMED else ""
     num_shards = len(Counter(index.shard_number[rows].tolist()))
     spread = f" in {num_shards} shards" if num_shards > 1 else ""
-    return f"{spread} ({'; '.join(told)}{more})"
+    return f"{spread} ({'; '.join(reported)}{more})"

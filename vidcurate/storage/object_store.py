@@ -112,20 +112,20 @@ def _asked(url: str, ask: Callable[[], T], pause: Pause = sleep) -> T:
     Raises ShardError for an answer that no second asking changes, StorageError for a refusal, for an object
     that is not there, and after the last try.
     """
-    from obstore import exceptions as told
+    from obstore import exceptions as reported
 
     for seconds in (*PAUSES_SECONDS, None):
         try:
             return ask()
         except FileNotFoundError as error:
             raise StorageError(f"{url}: is not there.") from error
-        except (told.PermissionDeniedError, told.UnauthenticatedError) as error:
+        except (reported.PermissionDeniedError, reported.UnauthenticatedError) as error:
             raise StorageError(f"{url}: the server refuses it to us ({_first_line(error)}).") from error
-        except told.NotSupportedError as error:
+        except reported.NotSupportedError as error:
             raise ShardError(f"{url}: the server ignores byte ranges; clips are read by range.") from error
-        except told.PreconditionError as error:
+        except reported.PreconditionError as error:
             raise ShardError(f"{url}: {_CHANGED}.") from error
-        except (told.BaseError, OSError) as error:
+        except (reported.BaseError, OSError) as error:
             if " 416 " in str(error):  # the object ends before the range
                 raise ShardError(f"{url}: {_CHANGED} (it has become shorter).") from error
             if seconds is None:

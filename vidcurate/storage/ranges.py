@@ -98,12 +98,12 @@ def open_range(one: Piece, first: int, size: int) -> Readable:
         file.seek(first)
         return file
     response = _request(one.place, first, first + size - 1)
-    told = response.headers.get("Content-Range", "")
-    if not told.startswith(f"bytes {first}-") or not told.endswith(f"/{one.size_bytes}"):
+    reported = response.headers.get("Content-Range", "")
+    if not reported.startswith(f"bytes {first}-") or not reported.endswith(f"/{one.size_bytes}"):
         response.close()
         raise InputError(
-            f"{one.place}: asked for byte {first} of {one.size_bytes}, the server answers {told!r}: the file "
-            "has changed. Run fetch-plan again."
+            f"{one.place}: asked for byte {first} of {one.size_bytes}, the server answers {reported!r}: "
+            "the file has changed. Run fetch-plan again."
         )
     return response
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.stand_in_ranks import LOOPS, WAITS, Ranks, ranks_of
+from tests.substitute_ranks import LOOPS, WAITS, Ranks, ranks_of
 from trainer.__main__ import main
 from trainer.health.watch import flight_recorder, heartbeat, stacks
 from trainer.health.watch.flight_recorder import Collective
@@ -108,10 +108,10 @@ def test_the_collective_in_which_ranks_wait_is_named_by_their_heartbeats(
     ranks.start(WAITS, WAITS)
     seen = heartbeat.RankState(step=7, phase="update", since=0.0, phase_since=0.0, limit_seconds=600.0)
     for rank, enqueued in ((0, 41), (1, 42)):
-        told = Collective(
+        reported = Collective(
             group="nccl group 0", ranks=(0, 1), name="all_reduce", enqueued=enqueued, started=-1, completed=41
         )
-        heartbeat.write_heartbeat(ranks.run, rank, seen, flight_recorder.to_json([told]))
+        heartbeat.write_heartbeat(ranks.run, rank, seen, flight_recorder.to_json([reported]))
 
     assert dump(ranks, tmp_path / "dump", "--json") == 0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.stand_in_ranks import LIMIT_SECONDS, all_end
+from tests.substitute_ranks import LIMIT_SECONDS, all_end
 from tests.trainer.smi_for_tests import put
 from trainer.__main__ import main
 from trainer.cluster import ask_nodes, command
@@ -229,7 +229,7 @@ def test_a_command_that_cannot_be_run_is_an_error_of_its_node() -> None:
     assert answer.error == "/no/such/ssh cannot be run (No such file or directory)"
 
 
-def test_an_answer_comes_back_whatever_stands_in_it_and_around_it(tmp_path: Path) -> None:
+def test_an_answer_comes_back_whatever_substitutes_it_and_around_it(tmp_path: Path) -> None:
     document = {"command": "grep '<<<trainer-answer x trainer-answer>>>' ünï\n"}
     data = b"Last login <<<trainer-answer \x00" + marked(document)
     (tmp_path / "said").write_bytes(data)
@@ -262,9 +262,9 @@ def test_flags_that_make_no_sense_are_refused(capsys: Capture) -> None:
     assert main(["cluster", "exec", "local"]) == 2
     assert main(["cluster", "status", "local", "--", "ls"]) == 2
     assert main(["cluster", "clocks", "local", "--seconds", "-1"]) == 2
-    told = capsys.readouterr().err
-    assert told.count("exec needs a command behind --") == 2
-    assert "--seconds -1: must be 0 or more" in told
+    reported = capsys.readouterr().err
+    assert reported.count("exec needs a command behind --") == 2
+    assert "--seconds -1: must be 0 or more" in reported
 
 
 def test_the_examples_of_the_help_are_understood_and_the_first_runs(capsys: Capture) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.stand_in_ranks import LEAVES_A_CHILD, WAITS, Ranks, ranks_of
+from tests.substitute_ranks import LEAVES_A_CHILD, WAITS, Ranks, ranks_of
 from tests.trainer.smi_for_tests import process, put, put_dmesg, put_smi
 from trainer.__main__ import main
 from trainer.cluster import ask_nodes, compare, health, status
@@ -222,7 +222,7 @@ def test_the_verdict_follows_the_policy_of_what_the_driver_says(
     assert said in out
 
 
-def test_xids_of_the_kernel_log_are_counted_and_judged(tools: Path, capsys: Capture) -> None:
+def test_xids_of_the_kernel_log_are_counted_and_checked(tools: Path, capsys: Capture) -> None:
     put_smi(tools, {})
     put_dmesg(
         tools,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.stand_in_ranks import (
+from tests.substitute_ranks import (
     DEAF,
     DEAF_TO_TERM,
     LEAVES_A_CHILD,
@@ -68,13 +68,13 @@ def test_what_a_kill_costs_is_said(ranks: Ranks, capsys: Capture) -> None:
 
     assert stop(ranks) == 0
 
-    out, told = capsys.readouterr()
+    out, reported = capsys.readouterr()
     found = re.search(
         rf"rank 0, pid {pid} of \w+: ended after KILL, (\d+\.\d) s; what it had not saved is lost", out
     )
     assert found
     assert float(found[1]) >= 2.0  # TERM and INT had a second each
-    assert [line.split()[1] for line in told.splitlines()] == ["TERM", "INT", "KILL"]
+    assert [line.split()[1] for line in reported.splitlines()] == ["TERM", "INT", "KILL"]
 
 
 def test_a_rank_has_its_time_to_save_before_it_is_pressed(ranks: Ranks, capsys: Capture) -> None:

@@ -32,7 +32,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_shards(tmp_path_factory.mktemp("curriculum") / "shards", validation=(10, 11))
 
 
-def test_a_stage_with_a_curriculum_trains_and_goes_on_where_it_stopped(shards: Path, tmp_path: Path) -> None:
+def test_a_stage_with_a_curriculum_trains_and_resumes_where_it_stopped(shards: Path, tmp_path: Path) -> None:
     train(smoke(shards, tmp_path / "whole", *MORE))
     shutil.copytree(tmp_path / "whole", tmp_path / "parts")  # as it was after step 5, killed before step 10
     shutil.rmtree(tmp_path / "parts/step-00000010")
@@ -90,8 +90,8 @@ def test_a_phase_that_is_skipped_whole_is_left_out_and_said(
     note = {"event": "phase_skipped", "phase": "curriculum.1", "data_steps": [4, 7]}
     assert note in began["notes"]
     assert f"first: {json.dumps(note)}" in capsys.readouterr().err
-    told = dry_run.to_text(dry_run.dry_run(recipe("[[3, 7]]")))
-    assert "  curriculum.1 is not read: all of its data steps, 4 to 7, are skipped\n" in told
+    reported = dry_run.to_text(dry_run.dry_run(recipe("[[3, 7]]")))
+    assert "  curriculum.1 is not read: all of its data steps, 4 to 7, are skipped\n" in reported
 
     def skipped(skip: str) -> list[str]:
         notes = data_stages.summary(data_stages.lay_out(recipe(skip))[0])["notes"]
@@ -112,8 +112,8 @@ def test_validation_reads_the_levels_that_some_phase_shows(shards: Path, tmp_pat
 
 def test_ranks_are_balanced_by_the_measured_table(shards: Path, tmp_path: Path) -> None:
     costs = tmp_path / "costs.json"
-    told = {"measured_on": "a test", "seconds_per_micro_batch": 0.5}
-    costs.write_text(json.dumps(told | {"seconds_per_clip": {"32px": {"8": 0.25}}}))
+    reported = {"measured_on": "a test", "seconds_per_micro_batch": 0.5}
+    costs.write_text(json.dumps(reported | {"seconds_per_clip": {"32px": {"8": 0.25}}}))
     buckets = {
         "table": "{32px: {8: [1.0, auto]}}",
         "micro_batch_seconds": 1.1,
@@ -125,6 +125,6 @@ def test_ranks_are_balanced_by_the_measured_table(shards: Path, tmp_path: Path) 
     sizes = [cell.micro_batch_size for cell in stage.plan.cells]
     assert max(sizes) == 2
     assert stage.plan.costs == tuple(500_000 + 250_000 * size for size in sizes)
-    costs.write_text(json.dumps(told | {"seconds_per_clip": {"32px": {"16": 0.25}}}))
+    costs.write_text(json.dumps(reported | {"seconds_per_clip": {"32px": {"16": 0.25}}}))
     with pytest.raises(RecipeError, match="no seconds_per_clip of 32px with 8 frames"):
         data_stages.lay_out(recipe)

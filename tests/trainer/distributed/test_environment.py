@@ -31,7 +31,7 @@ def printed(*words: str, before: str = "", **variables: str) -> dict[str, dict[s
     return {each["name"]: each for each in json.loads(done.stdout)}
 
 
-def test_value_and_setter_and_meaning_of_each_are_told() -> None:
+def test_value_and_setter_and_meaning_of_each_are_reported() -> None:
     found = printed(before="export NCCL_IB_TIMEOUT=22", NCCL_DEBUG="WARN", NCCL_BUFFSIZE="4194304")
     assert (found["NCCL_DEBUG"]["value"], found["NCCL_DEBUG"]["warning"]) == ("WARN", "")
     assert "process" in found["NCCL_DEBUG"]["set_by"]  # this test, which gave it to the shell

@@ -24,23 +24,23 @@ def _events(run: Path, name: str) -> list[dict[str, Any]]:
     return [event for event in map(json.loads, lines) if event["event"] == name]
 
 
-def test_what_fit_keeps_of_each_shape_is_told_once_with_the_memory_foretold(
+def test_what_fit_keeps_of_each_shape_is_reported_once_with_the_memory_predicted(
     shards: Path, tmp_path: Path
 ) -> None:
     recipe = smoke(shards, tmp_path / "run", *SHORT, "parallel.recompute_blocks=fit")
     train(recipe)
-    told = _events(recipe.output, "room")
-    works = [Work(**{key: event[key] for key in Work.__dataclass_fields__}) for event in told]
+    reported = _events(recipe.output, "room")
+    works = [Work(**{key: event[key] for key in Work.__dataclass_fields__}) for event in reported]
     assert works
     assert len(set(works)) == len(works)
-    for event, work in zip(told, works, strict=True):
+    for event, work in zip(reported, works, strict=True):
         # A CPU has room for all of it.
         assert (event["lean_blocks"], event["recompute_blocks"]) == (0, 0)
         form = memory.form_of(recipe.blocks, recipe.precision)
         assert event["predicted_gib"] == round(memory.peak_bytes(recipe.model, work, form) / 2**30, 2)
 
 
-def test_a_run_that_is_told_what_to_keep_says_nothing_of_it(short_run: Path) -> None:
+def test_a_run_that_is_reported_what_to_keep_says_nothing_of_it(short_run: Path) -> None:
     assert not _events(short_run, "room")
 
 
@@ -51,7 +51,9 @@ def _tools(shards: Path, tmp_path: Path) -> Any:
     return SimpleNamespace(recipe=recipe, world=ALONE)
 
 
-def test_the_kernel_that_attention_takes_for_new_lengths_is_told_once(shards: Path, tmp_path: Path) -> None:
+def test_the_kernel_that_attention_takes_for_new_lengths_is_reported_once(
+    shards: Path, tmp_path: Path
+) -> None:
     attention = pytest.importorskip(
         "trainer.model.kernels.attention", reason="triton is not installed on this platform"
     )
@@ -95,7 +97,7 @@ def test_a_kernel_that_is_installed_and_not_taken_is_said_once_on_each_host(
     assert said == [wanted] * lines
 
 
-def test_the_way_of_a_product_of_new_sizes_is_told_once(shards: Path, tmp_path: Path) -> None:
+def test_the_way_of_a_product_of_new_sizes_is_reported_once(shards: Path, tmp_path: Path) -> None:
     products = pytest.importorskip(
         "trainer.model.kernels.matmul", reason="triton is not installed on this platform"
     )

@@ -101,7 +101,7 @@ print("after", file=sys.stderr)
 """
 
 
-def told(run: Path, rank: int, end: str) -> tuple[str, str]:
+def reported(run: Path, rank: int, end: str) -> tuple[str, str]:
     """Return what a rank that ends so leaves in its log, and on the console."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(run), str(rank), end],
@@ -113,21 +113,21 @@ def told(run: Path, rank: int, end: str) -> tuple[str, str]:
 
 
 def test_each_rank_has_its_log_and_the_first_is_on_the_console_as_well(tmp_path: Path) -> None:
-    first, console = told(tmp_path, 0, "well")
+    first, console = reported(tmp_path, 0, "well")
     assert first.splitlines()[1:] == ["rank 0 says so", "below Python"]
     assert console == "before\nrank 0 says so\nbelow Python\nafter\n"
 
-    second, console = told(tmp_path, 1, "well")
+    second, console = reported(tmp_path, 1, "well")
     assert second.splitlines()[1:] == ["rank 1 says so", "below Python"]
     assert "rank 1 of 2" in second
     assert console == "before\nafter\n"
 
 
 def test_an_error_is_in_the_log_and_on_the_console_and_a_kill_loses_nothing(tmp_path: Path) -> None:
-    log, console = told(tmp_path, 1, "fails")
+    log, console = reported(tmp_path, 1, "fails")
     assert log.rstrip().endswith("ValueError: this is wrong")
     assert console.rstrip().endswith("ValueError: this is wrong")
 
-    log, _ = told(tmp_path, 1, "dies")
+    log, _ = reported(tmp_path, 1, "dies")
     assert log.endswith("rank 1 says so\nbelow Python\n")
     assert log.count("── ") == 2  # a log goes on where an earlier start left it

@@ -174,7 +174,7 @@ def test_where_no_log_may_be_read_that_is_one_line(tools: Path, tmp_path: Path) 
     assert "\n" not in log.problem
 
 
-def test_the_journal_and_the_kernels_ring_stand_in_for_dmesg(tools: Path, tmp_path: Path) -> None:
+def test_the_journal_and_the_kernels_ring_substitute_for_dmesg(tools: Path, tmp_path: Path) -> None:
     put(tools, "dmesg", "exit 1")
     put(tools, "journalctl", f'echo "1790000000.250000 node7 kernel: {XID_79}"')
     log = xid_log.read_xids()

@@ -245,9 +245,9 @@ def test_a_step_gives_the_lengths_that_its_masks_and_drops_have(reproduce: str) 
     with torch.no_grad():
         clip_losses(tools.layout.compute, tools, recipe.stages[0], clips(recipe, 16, False), step=3)
 
-    (told,) = seen
-    assert 0 < int(told["drop_caption"].sum()) < 16
-    _, mask = model._caption(told["y"], told["mask"], told["drop_caption"])
+    (reported,) = seen
+    assert 0 < int(reported["drop_caption"].sum()) < 16
+    _, mask = model._caption(reported["y"], reported["mask"], reported["drop_caption"])
     assert mask is not None
-    assert told["text_lengths"] == tuple(mask.sum((1, 2, 3)).tolist())
-    assert len(set(told["text_lengths"])) > 2
+    assert reported["text_lengths"] == tuple(mask.sum((1, 2, 3)).tolist())
+    assert len(set(reported["text_lengths"])) > 2

@@ -219,13 +219,13 @@ def test_a_stage_begins_with_the_weights_of_the_one_before_and_nothing_else() ->
     assert [stages()[f"stage-{number}"].steps for number in (4, 5, 6)] == [2100, 3300, 2900]
 
 
-def test_a_recipe_of_another_command_is_told_that_command() -> None:
-    told = set()
+def test_a_recipe_of_another_command_is_reported_that_command() -> None:
+    reported = set()
     for names, model, words in KINDS:
         for other in {TrainRecipe, ExperimentSpec, CurateRecipe} - {model}:
             for path in (FOLDER / f"{name}.yaml" for name in names):
                 with pytest.raises(RecipeError) as refused:
                     load_strictly(path, other)
                 assert str(refused.value) == f"{path}: this is {words} {path}`."
-                told.add(path.stem)
-    assert told == {path.stem for path in FOLDER.glob("*.yaml")}
+                reported.add(path.stem)
+    assert reported == {path.stem for path in FOLDER.glob("*.yaml")}

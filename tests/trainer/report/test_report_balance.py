@@ -72,7 +72,7 @@ def test_one_rank_and_equal_costs_have_factors_and_no_balance() -> None:
     assert even.correlation is None
 
 
-def test_a_run_that_went_on_with_other_ranks_counts_from_there() -> None:
+def test_a_run_that_continued_with_other_ranks_counts_from_there() -> None:
     lines = [line(step, UNEVEN) for step in range(1, 11)] + [
         line(step, [*EVEN, *EVEN]) for step in range(11, 19)
     ]

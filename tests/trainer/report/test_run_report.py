@@ -39,7 +39,7 @@ def check_adds_up(found: Ledger) -> None:
 def test_a_constructed_run_is_parted_as_it_was() -> None:
     lines = [line(1, 113, 3.0), line(2, 114), line(3, 117), line(4, 210), line(5, 211)]
     rounds = [{"step": 2, "time": 116.0, "seconds": 2.0, "loss": 1.0}]
-    told = [
+    reported = [
         event("start", 0, 110, process_began=100.0),
         event("save", 3, 117.5, seconds=0.5, stall_seconds=0.5),
         event("steps_dropped", 3, 208, lost_from=117.5, lost_until=120.5),
@@ -47,7 +47,7 @@ def test_a_constructed_run_is_parted_as_it_was() -> None:
         event("sample", 5, 212.5, seconds=1.5, clips=2),
         event("done", 5, 213),
     ]
-    found = ledger(lines, rounds, told)
+    found = ledger(lines, rounds, reported)
     assert found is not None
     check_adds_up(found)
     assert found.wall_seconds == 113.0
@@ -66,7 +66,7 @@ def test_a_constructed_run_is_parted_as_it_was() -> None:
     assert found.goodput == 3.75 / 113
 
 
-def test_diaries_of_an_older_version_have_no_ledger() -> None:
+def test_log_files_of_an_older_version_have_no_ledger() -> None:
     assert ledger([], [], [{"event": "start", "step": 0}]) is None
 
 
@@ -137,7 +137,7 @@ def test_the_page_of_a_run_shows_its_parts_and_links_its_samples(
 
 
 def test_the_strip_over_time_has_attempts_with_their_gaps_and_each_event_at_its_time(tmp_path: Path) -> None:
-    told = [
+    reported = [
         event("start", 0, 100, process_began=100.0),
         event("guard", 2, 120, action="skip", reason="a <spike>"),
         event("restart", 3, 140),
@@ -145,7 +145,7 @@ def test_the_strip_over_time_has_attempts_with_their_gaps_and_each_event_at_its_
         event("done", 5, 200),
         event("gave_up", 5, 999),
     ]
-    for one in told:
+    for one in reported:
         jsonl.append_line(tmp_path / jsonl.EVENTS, one)
     for number in (1, 2, 3):
         jsonl.append_line(tmp_path / metrics.METRICS, {**line(number, 110.0 + 5 * number), "stage": "one"})
@@ -197,9 +197,9 @@ def test_several_runs_lie_over_each_other(
     out = tmp_path / "both.html"
     assert report_command.main([str(run), str(run), "--out", str(out), "--json"]) == 0
 
-    told = json.loads(capsys.readouterr().out)["runs"]
-    assert len(told) == 2
-    assert set(told[0]["seconds"]) == set(PARTS)
+    reported = json.loads(capsys.readouterr().out)["runs"]
+    assert len(reported) == 2
+    assert set(reported[0]["seconds"]) == set(PARTS)
     page = out.read_text()
     assert page.count("<h3>Gradient norm") == 1
     assert 'class="line ink-1"' in page
@@ -218,8 +218,11 @@ def test_what_is_no_run_and_two_runs_without_a_place_are_refused(
 
 
 def test_a_stopped_run_has_no_lost_time() -> None:
-    told = [event("start", 0, 10, process_began=9.0), event("stop", 2, 14, signal=signal.Signals(15).name)]
-    found = ledger([line(1, 12), line(2, 13)], [], told)
+    reported = [
+        event("start", 0, 10, process_began=9.0),
+        event("stop", 2, 14, signal=signal.Signals(15).name),
+    ]
+    found = ledger([line(1, 12), line(2, 13)], [], reported)
     assert found is not None
     check_adds_up(found)
     assert found.seconds["lost"] == 0
@@ -251,7 +254,7 @@ def test_the_page_begins_with_how_the_run_ended(
     assert '1 × <a href="#event-0-1">slow_rank</a>' in head
 
 
-def test_an_event_says_its_facts_in_a_line_and_long_times_are_told_in_hours(tmp_path: Path) -> None:
+def test_an_event_says_its_facts_in_a_line_and_long_times_are_reported_in_hours(tmp_path: Path) -> None:
     facts = {"path": "step-3", "deleted": [], "seconds": 0.123456, "reason": "it was time."}
     for one in [event("start", 0, 0, process_began=0.0), event("save", 3, 93784, **facts)]:
         jsonl.append_line(tmp_path / jsonl.EVENTS, one)

@@ -68,8 +68,8 @@ def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("seconds", "words"), [(7.6, "8 s"), (200, "3 min 20 s"), (18720, "5 h 12 min"), (-1, "0 s")]
 )
-def test_durations_are_said_in_words(seconds: float, words: str) -> None:
-    assert metrics.seconds_in_words(seconds) == words
+def test_durations_are_said_as_text(seconds: float, words: str) -> None:
+    assert metrics.seconds_as_text(seconds) == words
 
 
 def test_a_timestep_lies_in_its_tenth_and_the_ends_have_one_too() -> None:

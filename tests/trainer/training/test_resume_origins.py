@@ -20,7 +20,7 @@ from trainer.training.optim import adamw
 from trainer.training.state import Origin
 
 
-def test_a_run_goes_on_where_it_stopped_and_proves_it(shards: Path, short_run: Path, half_run: Path) -> None:
+def test_a_run_resumes_where_it_stopped_and_proves_it(shards: Path, short_run: Path, half_run: Path) -> None:
     outcome = train(smoke(shards, half_run, *SHORT))
 
     assert (outcome.step, outcome.was_done) == (4, False)
@@ -92,7 +92,7 @@ def test_stages_follow_each_other_and_a_resume_between_them_changes_nothing(
     assert (state["optimizer_updates"], state["ema_updates"], state["step"]) == (5, 5, 8)
 
 
-def test_load_goes_on_in_a_new_folder(shards: Path, short_run: Path, tmp_path: Path) -> None:
+def test_load_resumes_in_a_new_folder(shards: Path, short_run: Path, tmp_path: Path) -> None:
     origin = Origin(load=short_run / "step-00000002")
 
     train(smoke(shards, tmp_path / "new", *SHORT), origin)

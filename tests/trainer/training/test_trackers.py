@@ -35,7 +35,7 @@ def untracked(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wanted(run: Path) -> dict[str, dict[int, float]]:
     """Return name → step → value of everything that a mirror has to show."""
     found: dict[str, dict[int, float]] = {}
-    for name, prefix in trackers.DIARIES.items():
+    for name, prefix in trackers.LOG_FILES.items():
         for line in metrics.read_metrics(run / name):
             shown = {key: value for key, value in line.items() if key not in trackers.HIDDEN}
             for tag, value in trackers.scalars(shown, prefix).items():
@@ -57,7 +57,7 @@ def test_numbers_are_named_by_their_place_and_words_are_left_out() -> None:
     assert trackers.scalars(line, "validation/")["validation/loss_by_bucket/144p"] == 2.0
 
 
-def test_a_diary_that_a_rollback_has_cut_is_followed_with_its_new_lines_alone(tmp_path: Path) -> None:
+def test_a_log_file_that_a_rollback_has_cut_is_followed_with_its_new_lines_alone(tmp_path: Path) -> None:
     path = tmp_path / metrics.METRICS
     for step in range(1, 7):
         jsonl.append_line(path, {"step": step, "time": float(step), "seconds": 1.0, "loss": 0.5})
@@ -134,11 +134,11 @@ def test_tensorboard_shows_every_event_once_with_its_facts_also_behind_a_rollbac
             head, body, end = text.decode().partition("\n")[0], text.decode()[8:-4], text.decode()[-4:]
             assert (head, end) == ("```json", "\n```")
             found.append((tag.split("/")[1], entry.step, entry.wall_time, json.dumps(json.loads(body))))
-    told = metrics.read_metrics(run / jsonl.EVENTS)
+    reported = metrics.read_metrics(run / jsonl.EVENTS)
     assert sorted(found) == sorted(
-        (line["event"], line["step"], line["time"], json.dumps(facts(line))) for line in told
+        (line["event"], line["step"], line["time"], json.dumps(facts(line))) for line in reported
     )
-    assert {"start", "guard", "comet", "gave_up", "resume", "done"} <= {line["event"] for line in told}
+    assert {"start", "guard", "comet", "gave_up", "resume", "done"} <= {line["event"] for line in reported}
 
 
 def test_wandb_counts_every_event_once_and_alerts_of_the_grave_ones_over_two_starts(
@@ -158,18 +158,18 @@ def test_wandb_counts_every_event_once_and_alerts_of_the_grave_ones_over_two_sta
                 counted.append((name[7:], int(values["step"]), int(float(values[name]))))
         if record.HasField("alert"):
             alerts.append((record.alert.title, json.loads(record.alert.text)))
-    told = metrics.read_metrics(run / jsonl.EVENTS)
+    reported = metrics.read_metrics(run / jsonl.EVENTS)
     kinds: Counter[str] = Counter()
     expected = []
-    for line in told:
+    for line in reported:
         kinds[line["event"]] += 1
         expected.append((line["event"], line["step"], kinds[line["event"]]))
     assert counted == expected
-    grave = [line for line in told if line["event"] in ("guard", "gave_up")]
+    grave = [line for line in reported if line["event"] in ("guard", "gave_up")]
     assert alerts == [(f"{line['event']} at step {line['step']}", facts(line)) for line in grave]
 
 
-def test_a_diary_of_events_that_was_replaced_loses_none_and_repeats_none(tmp_path: Path) -> None:
+def test_a_log_file_of_events_that_was_replaced_loses_none_and_repeats_none(tmp_path: Path) -> None:
     path = tmp_path / jsonl.EVENTS
     same = {"step": 2, "time": 5.0}
     jsonl.append_line(path, {"event": "guard", **same})
@@ -244,7 +244,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("how", BROKEN)
-def test_a_tracker_that_fails_is_one_event_and_the_run_goes_on(
+def test_a_tracker_that_fails_is_one_event_and_the_run_resumes(
     shards: Path, untracked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     program, said = BROKEN[how]

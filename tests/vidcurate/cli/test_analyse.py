@@ -19,8 +19,8 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, s
         code = 0
     except SystemExit as leaving:
         code = int(leaving.code or 0)
-    told = capsys.readouterr()
-    return code, told.out, told.err
+    reported = capsys.readouterr()
+    return code, reported.out, reported.err
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_a_filter_above_its_limit_answers_and_leaves_with_3(
     assert call(capsys, "filter", run, "--set", "min_noun_count=8", "--set", "max_rejected_share=0.5")[0] == 3
 
 
-def test_a_curation_stops_behind_the_stage_that_failed_too_much_and_goes_on_from_there(
+def test_a_curation_stops_behind_the_stage_that_failed_too_much_and_resumes_from_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     demo_data_write.write_demo_data(tmp_path / "data", clips=12)
@@ -86,7 +86,7 @@ def test_the_answers_of_the_commands_can_be_read_by_machines(
 
     found = json.loads(call(capsys, "what-if", run, "--set", "max_noun_count=7", "--json")[1])
     swept = json.loads(call(capsys, "what-if", run, "--sweep", "max_noun_count=5,7", "--json")[1])
-    told = json.loads(call(capsys, "ledger", run, tmp_path / "out.csv", "--check", "--json")[1])
+    reported = json.loads(call(capsys, "ledger", run, tmp_path / "out.csv", "--check", "--json")[1])
     usual = ["--parts", tmp_path / "part.zip", "--out", tmp_path / "plan.csv", "--fetch", tmp_path / "got"]
     code, out, _ = call(capsys, "fetch-plan", run, *usual, "--json")
     card = json.loads(call(capsys, "card", run, "--json")[1])
@@ -94,7 +94,7 @@ def test_the_answers_of_the_commands_can_be_read_by_machines(
 
     assert (found["kept"]["clips"], found["newly_kept"]) == (8, 2)
     assert [point["clips"] for point in swept["points"]] == [6, 8]
-    assert told["check"]["rows_rejected"] == 4
+    assert reported["check"]["rows_rejected"] == 4
     assert pl.read_csv(tmp_path / "out.csv")["clip_id"].to_list() == ["c6", "c7", "c8", "x"]
     assert code == 0
     assert json.loads(out)["files_fetched"] == 6

@@ -59,7 +59,7 @@ def test_progress_counts_every_item_once(tmp_path: Path) -> None:
         range(5),
         on_crash=crashed,
         chunk_size=2,
-        progress=lambda *told: seen.append(told),
+        progress=lambda *reported: seen.append(reported),
         unit="files",
     )
 
@@ -79,7 +79,7 @@ def test_a_parts_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         map_clips.map_clips(square, [1], on_crash=crashed, parts=tmp_path / "file" / "parts")
 
 
-def hang_on_three(number: int) -> map_clips.Row:
+def depend_on_three(number: int) -> map_clips.Row:
     if number == 3:
         time.sleep(600)
     return {"value": number}
@@ -115,9 +115,9 @@ def refuse_four(number: int) -> map_clips.Row:
 
 @pytest.mark.parametrize(
     ("function", "num_workers"),
-    [(hang_on_three, 1), (hang_on_three, 2), (hold_on_three, 2), (stop_on_three, 1)],
+    [(depend_on_three, 1), (depend_on_three, 2), (hold_on_three, 2), (stop_on_three, 1)],
 )
-def test_an_item_that_hangs_costs_its_limit_and_the_others_go_on(
+def test_an_item_that_hangs_costs_its_limit_and_the_others_resume(
     function: Callable[[int], map_clips.Row], num_workers: int
 ) -> None:
     started = time.monotonic()

@@ -15,9 +15,9 @@ def crashed(number: int) -> map_clips.Row:
     return {"value": -number}
 
 
-def share(parts: Path, crew: ExecutorSpec, count: int = 23, **more):  # type: ignore[no-untyped-def]
+def share(parts: Path, executor: ExecutorSpec, count: int = 23, **more):  # type: ignore[no-untyped-def]
     return map_clips.map_clips_in_parts(
-        double, range(count), on_crash=crashed, crew=crew, chunk_size=3, parts=parts, **more
+        double, range(count), on_crash=crashed, executor=executor, chunk_size=3, parts=parts, **more
     )
 
 
@@ -77,13 +77,17 @@ def test_a_merge_names_parts_of_another_table(tmp_path: Path) -> None:
 
 def test_a_run_without_parts_takes_what_the_parts_left(tmp_path: Path) -> None:
     share(tmp_path / ".stage-1", part(1, 2))
-    told: list[int] = []
+    reported: list[int] = []
 
     rows = list(
-        share(tmp_path / ".stage-1", ExecutorSpec(num_workers=2), progress=lambda done, *_: told.append(done))
+        share(
+            tmp_path / ".stage-1",
+            ExecutorSpec(num_workers=2),
+            progress=lambda done, *_: reported.append(done),
+        )
     )
 
-    assert told[0] == 12
+    assert reported[0] == 12
     assert len(rows) == 23
 
 
@@ -100,15 +104,19 @@ def test_a_part_and_a_merge_at_once_are_refused() -> None:
 
 
 def test_progress_tells_failures_and_hours_of_video_whatever_was_done_before(tmp_path: Path) -> None:
-    told: list[tuple[int, int, str]] = []
+    reported: list[tuple[int, int, str]] = []
     settings = {"failed": lambda row: row["value"] % 8 == 0, "video_seconds": [3600.0] * 9}
     share(tmp_path / ".stage-1", part(2, 3), count=9, **settings)
 
     share(
-        tmp_path / ".stage-1", ExecutorSpec(), count=9, progress=lambda *words: told.append(words), **settings
+        tmp_path / ".stage-1",
+        ExecutorSpec(),
+        count=9,
+        progress=lambda *words: reported.append(words),
+        **settings,
     )
 
-    assert [done for done, _, _ in told] == [3, 6, 9]
-    assert told[0][2].startswith("clips (3.00 h of video, 0.0000 h/s, 1 failed")
-    assert told[-1][2].startswith("clips (9.00 h of video, ")
-    assert told[-1][2].endswith(" h/s, 3 failed)")
+    assert [done for done, _, _ in reported] == [3, 6, 9]
+    assert reported[0][2].startswith("clips (3.00 h of video, 0.0000 h/s, 1 failed")
+    assert reported[-1][2].startswith("clips (9.00 h of video, ")
+    assert reported[-1][2].endswith(" h/s, 3 failed)")

@@ -36,14 +36,14 @@ def late(number: int) -> map_clips.Row:
     return {"value": "timeout"}
 
 
-def rows(crew: ExecutorSpec, function=odd_one) -> list[map_clips.Row]:  # type: ignore[no-untyped-def]
+def rows(executor: ExecutorSpec, function=odd_one) -> list[map_clips.Row]:  # type: ignore[no-untyped-def]
     found = map_clips.map_clips_in_parts(
         function,
         range(10),
         on_crash=crashed,
         on_timeout=late,
         time_limit_seconds=LIMIT_SECONDS,
-        crew=crew,
+        executor=executor,
         chunk_size=3,
     )
     return list(found)

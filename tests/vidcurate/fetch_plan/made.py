@@ -39,7 +39,7 @@ NAMES = [f"clip{n:02d}.mp4" for n in range(20)]
 class Handler(http.server.SimpleHTTPRequestHandler):
     """Serves byte ranges; `trouble` may answer in another way."""
 
-    trouble: Callable[["Handler"], bool] = staticmethod(lambda _: False)
+    problem: Callable[["Handler"], bool] = staticmethod(lambda _: False)
     asked: list[str]
 
     def log_message(self, *_: object) -> None:
@@ -51,7 +51,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
             self.send_error(404)
             return
         type(self).asked.append(f"{path.name} {self.headers['Range']}")
-        if type(self).trouble(self):
+        if type(self).problem(self):
             return
         data = path.read_bytes()
         first, last = (int(end) for end in self.headers["Range"].removeprefix("bytes=").split("-"))

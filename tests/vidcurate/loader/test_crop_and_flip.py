@@ -98,13 +98,13 @@ def test_any_ranks_and_workers_read_the_same_pictures(opened: Index, plan: Plan)
         for rank in range(ranks):
             spec = LoaderSpec(num_workers=workers)
             with Loader(opened, plan, spec, rank=rank, world_size=ranks, crop="random", flip=0.5) as loader:
-                found |= {batch.position: loader_runs.told(batch) for batch in loader.step(step)}
+                found |= {batch.position: loader_runs.reported(batch) for batch in loader.step(step)}
         return found
 
     once = read(9, 1, 0)
     assert read(9, 1, 1) == once == read(9, 2, 0)
     with Loader(opened, plan, LoaderSpec()) as plain:
-        assert {batch.position: loader_runs.told(batch) for batch in plain.step(9)} != once
+        assert {batch.position: loader_runs.reported(batch) for batch in plain.step(9)} != once
 
 
 def test_a_clip_whose_caption_names_a_side_is_never_mirrored(opened: Index, plan: Plan) -> None:

@@ -17,9 +17,9 @@ from tests.loader_runs import (
     make,
     plan_of,
     read,
+    reported,
     spec,
     tasks_of,
-    told,
     videos,
     wait_until_ready,
     write_shards,
@@ -215,7 +215,7 @@ def test_any_step_may_be_asked_for_in_any_order(
 ) -> None:
     with Loader(opened, plan, spec(num_workers=2)) as loader:
         for step in (3, 3, 0, 5, 1, 4, 3, 2):
-            assert sorted(map(told, loader.step(step))) == undisturbed[step]
+            assert sorted(map(reported, loader.step(step))) == undisturbed[step]
 
 
 def test_a_rank_without_a_micro_batch_gets_an_empty_list(opened: Index, plan: Plan) -> None:

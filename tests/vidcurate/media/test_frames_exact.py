@@ -170,7 +170,7 @@ def test_pixels_that_are_no_squares_are_shown_as_squares(tmp_path: Path) -> None
 def test_decoding_and_scaling_start_no_thread(run_python, folder: Path) -> None:  # type: ignore[no-untyped-def]
     path = numbered_clips.write(folder / "threads.mp4", height=256, width=256, num_frames=8)
 
-    told = run_python(
+    reported = run_python(
         "import os\n"
         "from pathlib import Path\n"
         "from vidcurate import video\n"
@@ -179,7 +179,7 @@ def test_decoding_and_scaling_start_no_thread(run_python, folder: Path) -> None:
         "print(before, len(os.listdir('/proc/self/task')) if before else 0)"
     )
 
-    before, after = told.split()
+    before, after = reported.split()
     assert before == after
 
 

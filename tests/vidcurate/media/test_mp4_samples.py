@@ -19,7 +19,7 @@ def tables(data: bytes) -> Samples | None:
     return mp4_samples.read_sample_table(FileBytes(io.BytesIO(data), len(data)))
 
 
-def told(samples: Samples) -> tuple[list[int], list[int], int]:
+def reported(samples: Samples) -> tuple[list[int], list[int], int]:
     return sorted(samples.shown.tolist()), sorted(samples.shown[samples.is_key].tolist()), samples.timescale
 
 
@@ -40,7 +40,7 @@ def test_what_we_write_is_read_from_its_tables(
     path = make_video("clip.mp4", num_frames=40, codec=codec, gop=gop, fps=fps)
     found = tables(path.read_bytes())
     assert found is not None
-    assert told(found) == packets(path)
+    assert reported(found) == packets(path)
     assert len(found.shown) == 40
     assert found.shown.min() == 0
 
@@ -50,7 +50,7 @@ def test_real_clips_say_the_same_as_their_packets_or_nothing(shared: Path) -> No
     for path in sorted((shared / "data" / "clips").iterdir()):
         found = tables(path.read_bytes())
         if found is not None:
-            assert told(found) == packets(path), path.name
+            assert reported(found) == packets(path), path.name
             said += 1
     assert said > 15
 
@@ -110,7 +110,7 @@ def test_a_damaged_table_never_says_other_times_than_ffmpeg(
             path = tmp_path / "damaged.mp4"
             path.write_bytes(data)
             try:
-                assert told(found)[0] == packets(path)[0]
+                assert reported(found)[0] == packets(path)[0]
                 same += 1
             except MediaError:
                 continue

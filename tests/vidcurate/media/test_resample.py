@@ -124,7 +124,7 @@ def test_at_a_variable_rate_the_times_decide(make_video) -> None:  # type: ignor
     assert resample.frame_numbers(0, 9, 1, fps=24.0, frame_map=late) == [0, 1, 2, 3, 4, 5, 6, 7, 7]
 
 
-def test_a_worker_is_told_the_frame_map_of_the_index(opened: Index) -> None:
+def test_a_worker_is_reported_the_frame_map_of_the_index(opened: Index) -> None:
     plan = plan_of(opened)
     rows = [(cell.bucket, row) for cell in plan.cells for row in cell.rows.tolist()]
     maps = 0

@@ -97,8 +97,8 @@ def test_a_narrow_frame_tells_of_a_whole_one_whether_two_passes_are_exact(
 
     one, two = (_by(way("", *wanted, flags), noise) for way in (scale.in_one_pass, scale.in_two_passes))
 
-    told = scale.two_passes_are_exact(*size, "colorspace=2:range=0", *wanted, flags)
-    assert told == np.array_equal(one, two)
+    reported = scale.two_passes_are_exact(*size, "colorspace=2:range=0", *wanted, flags)
+    assert reported == np.array_equal(one, two)
 
 
 def _exactly(frame: av.VideoFrame, height: int, width: int) -> NDArray[np.float64]:

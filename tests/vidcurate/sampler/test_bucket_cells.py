@@ -220,8 +220,8 @@ def test_blocks_follow_the_shards_and_every_clip_is_read_once_a_pass(clips: Inde
 def costs(tmp_path: Path) -> Path:
     path = tmp_path / "costs.json"
     seconds = {"32px": {"4": 0.03, "8": 0.07}}
-    told = {"measured_on": "a test", "seconds_per_micro_batch": 0.1, "seconds_per_clip": seconds}
-    path.write_text(json.dumps(told))
+    reported = {"measured_on": "a test", "seconds_per_micro_batch": 0.1, "seconds_per_clip": seconds}
+    path.write_text(json.dumps(reported))
     return path
 
 

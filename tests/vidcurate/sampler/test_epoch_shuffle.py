@@ -99,24 +99,24 @@ def test_after_the_lead_every_pass_is_exact_and_no_micro_batch_holds_a_clip_twic
     number = (one.lead_size + 3 * one.count) // one.micro_batch_size + 1
     batches = read(one, 0, number)
     assert all(len(set(batch)) == len(batch) == one.micro_batch_size for batch in batches)
-    told = [ordinal for batch in batches for ordinal in batch]
+    reported = [ordinal for batch in batches for ordinal in batch]
     there = alive(one).tolist()
-    lead = told[: one.lead_size]
+    lead = reported[: one.lead_size]
     assert len(set(lead)) == len(lead)
     assert set(lead) <= set(there)
     for number in range(3):
         first = one.lead_size + number * one.count
-        assert sorted(told[first : first + one.count]) == there
+        assert sorted(reported[first : first + one.count]) == there
         assert set(epoch_shuffle.passes_at(one, np.arange(first, first + one.count)).tolist()) == {
             one.first_pass + number
         }
-    assert np.array_equal(epoch_shuffle.ordinals_at(one, np.arange(len(told))), told)
-    for place in (0, one.lead_size // 2, one.lead_size, one.lead_size + one.count // 2, len(told)):
+    assert np.array_equal(epoch_shuffle.ordinals_at(one, np.arange(len(reported))), reported)
+    for place in (0, one.lead_size // 2, one.lead_size, one.lead_size + one.count // 2, len(reported)):
         counts = np.zeros(one.num_ordinals, dtype=int)
         if one.lead:
             before = epoch_shuffle.times_shown(one.lead.cut, one.lead.place)
             counts[: len(before)] = before
-        np.add.at(counts, np.array(told[:place], dtype=int), 1)
+        np.add.at(counts, np.array(reported[:place], dtype=int), 1)
         assert np.array_equal(epoch_shuffle.times_shown(one, place), counts)
 
 
@@ -162,13 +162,13 @@ def test_a_change_on_the_boundary_of_a_pass_shows_the_new_clips_first() -> None:
     one = stream(12, 4)
     after = epoch_shuffle.changed(one, 12, num_added=5, removed=epoch_shuffle.NONE, micro_batch_size=4)
     assert after.lead_size == 5
-    told = epoch_shuffle.ordinals_at(after, np.arange(5 + 17))
-    assert sorted(told[:5].tolist()) == [12, 13, 14, 15, 16]
-    assert sorted(told[5:].tolist()) == list(range(17))
+    reported = epoch_shuffle.ordinals_at(after, np.arange(5 + 17))
+    assert sorted(reported[:5].tolist()) == [12, 13, 14, 15, 16]
+    assert sorted(reported[5:].tolist()) == list(range(17))
     assert epoch_shuffle.passes_at(after, np.array([0, 4, 5])).tolist() == [0, 0, 1]
 
 
-def test_with_another_size_alone_the_open_pass_goes_on_in_its_order() -> None:
+def test_with_another_size_alone_the_open_pass_resumes_in_its_order() -> None:
     one = stream(40, 4)
     after = epoch_shuffle.changed(one, 24, num_added=0, removed=epoch_shuffle.NONE, micro_batch_size=5)
     rest = epoch_shuffle.ordinals_at(one, np.arange(24, 40))

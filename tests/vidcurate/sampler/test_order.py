@@ -42,7 +42,7 @@ GOLDEN_STEP_BILLION = [
 ]
 GOLDEN_500_STEPS = "4ebcacd1bad2e532b0931407bcc70b2e"
 GOLDEN_SHARES = ((12,), (14,), (13, 15))
-GOLDEN_SPARES = [4732, 689, 2643, 3950, 3570]
+GOLDEN_FALLBACKS = [4732, 689, 2643, 3950, 3570]
 GOLDEN_SLOT_SEED = 11480818216416551618
 GOLDEN_FINGERPRINT = "7d669a5e0461a3e56ff93097eb274302"
 
@@ -59,7 +59,7 @@ def test_the_order_of_algorithm_version_1_never_changes() -> None:
         for row, _ in zip(
             order.fallback_clips(golden, order.micro_batch(golden, 5), 1), range(5), strict=False
         )
-    ] == (GOLDEN_SPARES)
+    ] == (GOLDEN_FALLBACKS)
     assert order.slot_seed(42, 5, 1, "noise") == GOLDEN_SLOT_SEED
     assert golden.fingerprint == GOLDEN_FINGERPRINT
 
@@ -319,7 +319,7 @@ def test_a_length_in_passes_is_the_fewest_steps_that_show_so_many_clips(one: Pla
     assert shown(steps) >= passes * one.num_clips > shown(steps - 1)
 
 
-def test_spares_are_of_the_cell_and_not_in_the_micro_batch() -> None:
+def test_fallbacks_are_of_the_cell_and_not_in_the_micro_batch() -> None:
     one = plan([(30, 4, 1), (30, 4, 1)])
     batch = order.micro_batch(one, 11)
     found = list(order.fallback_clips(one, batch, 2))
@@ -329,7 +329,7 @@ def test_spares_are_of_the_cell_and_not_in_the_micro_batch() -> None:
     assert found != list(order.fallback_clips(one, batch, 3))
 
 
-def test_a_full_cell_takes_its_spares_from_another_cell_of_the_same_bucket() -> None:
+def test_a_full_cell_takes_its_fallbacks_from_another_cell_of_the_same_bucket() -> None:
     shape = bucket(4)
     hashes = vidcurate_rng.id_hashes([f"{i}" for i in range(7)])
     one = sampler_plan.make_plan(

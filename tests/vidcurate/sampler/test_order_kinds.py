@@ -75,7 +75,7 @@ def two_kinds(draw: st.DrawFn) -> tuple[Plan, Plan, int]:
 
 @settings(max_examples=20)
 @given(two_kinds())
-def test_a_plan_of_another_kind_goes_on_at_any_step_and_repeats_nothing(case: tuple[Plan, Plan, int]) -> None:
+def test_a_plan_of_another_kind_resumes_at_any_step_and_repeats_nothing(case: tuple[Plan, Plan, int]) -> None:
     before, after, step = case
     one = continue_with(before, after, step)
     assert [rows_of(one, past) for past in range(step)] == [rows_of(before, past) for past in range(step)]
@@ -199,7 +199,7 @@ def test_a_pass_reads_a_few_blocks_at_a_time_and_cells_read_the_same_ones() -> N
     assert read[:250] != read[250:]  # another order in another pass
 
 
-def test_blocks_go_on_without_clips_and_with_new_ones() -> None:
+def test_blocks_resume_without_clips_and_with_new_ones() -> None:
     blocks = shard_blocks.Blocks(np.array([4, 0, 3, 5]), 2)
     changed = blocks.changed(np.array([0, 3, 4, 11]), 12)
     assert changed.sizes.tolist() == [2, 0, 2, 4, 4, 4, 4]

@@ -146,9 +146,9 @@ def test_without_the_index_of_then_edited_content_is_seen_but_not_named(
 ) -> None:
     now = make_index(tmp_path / "now", but("clip/8", caption="edited"))
     assert "captions or videos were changed. Either" in refusal(state, now)
-    judged = compare_states(**arguments(state, now, None, SPEC, SEED))
-    assert judged.flags == ("--accept-content",)
-    assert judged.difference is None
+    checked = compare_states(**arguments(state, now, None, SPEC, SEED))
+    assert checked.flags == ("--accept-content",)
+    assert checked.difference is None
 
 
 def test_a_state_is_small_and_survives_json(old: Index) -> None:

@@ -11,18 +11,20 @@ costs_of_a_step = st.lists(st.sampled_from([27, 39, 40, 14, 46, 3, 90]) | st.int
 MIXTURE = [274, 394, 393, 137, 464]  # ms of a micro-batch of XL/2 in five buckets, on an H200
 
 
-def fullest(costs: list[int], dealt: list[list[int]]) -> int:
-    return max(sum(costs[number] for number in own) for own in dealt)
+def fullest(costs: list[int], assigned: list[list[int]]) -> int:
+    return max(sum(costs[number] for number in own) for own in assigned)
 
 
 @settings(max_examples=150)
 @given(costs_of_a_step, st.integers(1, 70))
-def test_every_micro_batch_is_dealt_once_the_costliest_of_a_rank_first(costs: list[int], ranks: int) -> None:
-    dealt = assign_to_ranks(costs, ranks)
-    assert len(dealt) == ranks
-    assert sorted(chain(*dealt)) == list(range(len(costs)))
-    assert all([costs[n] for n in own] == sorted((costs[n] for n in own), reverse=True) for own in dealt)
-    assert assign_to_ranks(costs, ranks) == dealt
+def test_every_micro_batch_is_assigned_once_the_costliest_of_a_rank_first(
+    costs: list[int], ranks: int
+) -> None:
+    assigned = assign_to_ranks(costs, ranks)
+    assert len(assigned) == ranks
+    assert sorted(chain(*assigned)) == list(range(len(costs)))
+    assert all([costs[n] for n in own] == sorted((costs[n] for n in own), reverse=True) for own in assigned)
+    assert assign_to_ranks(costs, ranks) == assigned
 
 
 @settings(max_examples=150)
@@ -50,6 +52,6 @@ def test_the_mixture_of_an_h200_wastes_under_one_percent_on_four_ranks() -> None
 
 def test_a_thousand_ranks_with_different_costs_come_to_an_end() -> None:
     costs = [10_000 + number * 7919 % 80_000 for number in range(8192)]
-    dealt = assign_to_ranks(costs, 1024)
-    assert sorted(chain(*dealt)) == list(range(8192))
-    assert fullest(costs, dealt) < 1.01 * sum(costs) / 1024
+    assigned = assign_to_ranks(costs, 1024)
+    assert sorted(chain(*assigned)) == list(range(8192))
+    assert fullest(costs, assigned) < 1.01 * sum(costs) / 1024

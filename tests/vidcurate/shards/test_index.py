@@ -187,7 +187,7 @@ def test_a_missing_or_short_shard_is_named_when_the_index_is_opened(folder: Path
         read_clip_bytes(opened, 9)
 
 
-def test_no_index_and_a_damaged_one_are_told_apart(folder: Path, tmp_path: Path) -> None:
+def test_no_index_and_a_damaged_one_are_reported_apart(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(MissingError, match=r"no such index\. Run `vidcurate build-shards`"):
         index.read_index(tmp_path / "nowhere")
     path = folder / "index.parquet"

@@ -26,7 +26,7 @@ from vidcurate.shards.remote_index import RemoteSpec
 from vidcurate.storage import object_store
 
 STEPS = range(3)
-Told = dict[int, list[tuple[Any, ...]]]
+Reported = dict[int, list[tuple[Any, ...]]]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Index:
 
 
 @pytest.fixture(scope="module")
-def told_here(here: Index) -> Told:
+def reported_here(here: Index) -> Reported:
     return loader_runs.read(here, loader_runs.plan_of(here), STEPS)
 
 
@@ -55,31 +55,31 @@ def opened(server: RangeServer, cache: Path, **settings: Any) -> Index:
     return index.read_index(server.url, remote=spec)
 
 
-def read(there: Index, **settings: Any) -> Told:
+def read(there: Index, **settings: Any) -> Reported:
     settings = {"prefetch_bytes": 300_000, **settings}  # a few micro-batches
     return loader_runs.read(there, loader_runs.plan_of(there), STEPS, **settings)
 
 
 @pytest.mark.parametrize("settings", [{}, {"num_workers": 1, "world_size": 2}])
 def test_ids_and_frames_are_those_of_the_disk(
-    here: Index, told_here: Told, server: RangeServer, tmp_path: Path, settings: dict[str, int]
+    here: Index, reported_here: Reported, server: RangeServer, tmp_path: Path, settings: dict[str, int]
 ) -> None:
     there = opened(server, tmp_path)
 
-    assert read(there, **settings) == told_here
+    assert read(there, **settings) == reported_here
     assert there.structure_fingerprint == here.structure_fingerprint
     assert there.captions.equals(here.captions)
 
 
 def test_a_clip_is_one_request_of_its_own_bytes_and_is_asked_for_once(
-    here: Index, told_here: Told, server: RangeServer, tmp_path: Path
+    here: Index, reported_here: Reported, server: RangeServer, tmp_path: Path
 ) -> None:
     there = opened(server, tmp_path)
     server.ranges.clear()
     read(there)
     read(there)
     rows = {here.word("clip_id", row): row for row in range(len(here))}
-    shown = {clip_id for batches in told_here.values() for batch in batches for clip_id in batch[3]}
+    shown = {clip_id for batches in reported_here.values() for batch in batches for clip_id in batch[3]}
     wanted = {
         (
             f"/{here.shards[here.shard_number[row]]}",
@@ -96,8 +96,8 @@ def test_a_clip_is_one_request_of_its_own_bytes_and_is_asked_for_once(
 
 
 @pytest.mark.parametrize("num_workers", [pytest.param(0, marks=pytest.mark.soak), 1])
-def test_what_passes_is_asked_again_and_told(
-    told_here: Told, server: RangeServer, tmp_path: Path, num_workers: int
+def test_what_passes_is_asked_again_and_reported(
+    reported_here: Reported, server: RangeServer, tmp_path: Path, num_workers: int
 ) -> None:
     there = opened(server, tmp_path, request_seconds=3.0, requests_at_once=1)
     plan = loader_runs.plan_of(there)
@@ -105,9 +105,9 @@ def test_what_passes_is_asked_again_and_told(
     events: list[dict[str, Any]] = []
     spec = loader_runs.spec(num_workers=num_workers, prefetch_bytes=300_000)
     with Loader(there, plan, spec, on_event=events.append) as loader:
-        found = {step: [loader_runs.told(batch) for batch in loader.step(step)] for step in STEPS}
+        found = {step: [loader_runs.reported(batch) for batch in loader.step(step)] for step in STEPS}
 
-    assert {step: sorted(batches) for step, batches in found.items()} == told_here
+    assert {step: sorted(batches) for step, batches in found.items()} == reported_here
     assert [event["event"] for event in events] == ["request_retried"] * 6
     assert all(event["url"].startswith(f"{server.url}/train-00000") for event in events)
     reasons = " ".join(event["reason"] for event in events)
@@ -127,7 +127,7 @@ def test_what_passes_is_asked_again_and_told(
         ("whole", ShardError, r"train-00000\d.tar: the server ignores byte ranges"),
     ],
 )
-def test_what_stays_ends_the_run_with_the_shards_name_and_no_spare(
+def test_what_stays_ends_the_run_with_the_shards_name_and_no_fallback(
     server: RangeServer, tmp_path: Path, fault: Any, error: type[Exception], words: str
 ) -> None:
     there = opened(server, tmp_path)
@@ -181,7 +181,9 @@ def test_a_shard_that_is_missing_or_short_is_named_when_the_index_is_opened(
             index.read_index(f"{server.url}/nowhere", remote=RemoteSpec(cache_folder=tmp_path / "cache"))
 
 
-def test_altered_bytes_are_asked_for_twice_and_then_a_spare_stands_in(here: Index, tmp_path: Path) -> None:
+def test_altered_bytes_are_asked_for_twice_and_then_a_fallback_substitutes(
+    here: Index, tmp_path: Path
+) -> None:
     for path in here.folder.iterdir():
         os.link(path, tmp_path / path.name)
     plan = loader_runs.plan_of(here)
@@ -196,9 +198,9 @@ def test_altered_bytes_are_asked_for_twice_and_then_a_spare_stands_in(here: Inde
         there = opened(server, tmp_path / "cache")
         spec = loader_runs.spec(num_workers=1, prefetch_bytes=0)
         with Loader(there, plan, spec, on_event=events.append) as loader:
-            far = [loader_runs.told(batch) for batch in loader.step(0)]
+            far = [loader_runs.reported(batch) for batch in loader.step(0)]
         with Loader(index.read_index(tmp_path), plan, loader_runs.spec()) as loader:
-            near = [loader_runs.told(batch) for batch in loader.step(0)]
+            near = [loader_runs.reported(batch) for batch in loader.step(0)]
 
         asked = [
             got for got in server.ranges if got[:2] == (f"/{shard}", int(here.numbers("json_offset")[row]))
@@ -211,12 +213,12 @@ def test_altered_bytes_are_asked_for_twice_and_then_a_spare_stands_in(here: Inde
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_cache_that_holds_a_clip_or_two_slows_and_changes_nothing(
-    here: Index, told_here: Told, server: RangeServer, tmp_path: Path, num_workers: int
+    here: Index, reported_here: Reported, server: RangeServer, tmp_path: Path, num_workers: int
 ) -> None:
     largest = int((here.numbers("json_size") + here.video_size).max()) + 512
     there = opened(server, tmp_path, cache_bytes=2 * largest, requests_at_once=4)
 
-    assert read(there, num_workers=num_workers) == told_here
+    assert read(there, num_workers=num_workers) == reported_here
     clips = [path for path in tmp_path.glob("clips/*/*") if path.is_file()]
     assert 0 < sum(path.stat().st_size for path in clips) <= 2 * largest
     tiny = opened(server, tmp_path / "tiny", cache_bytes=100)
@@ -225,10 +227,10 @@ def test_a_cache_that_holds_a_clip_or_two_slows_and_changes_nothing(
 
 
 def test_loaders_that_read_at_once_share_a_cache_that_is_too_small(
-    here: Index, told_here: Told, server: RangeServer, tmp_path: Path
+    here: Index, reported_here: Reported, server: RangeServer, tmp_path: Path
 ) -> None:
     largest = int((here.numbers("json_size") + here.video_size).max()) + 512
-    found: list[Told] = []
+    found: list[Reported] = []
 
     def work(num_workers: int) -> None:
         there = opened(server, tmp_path, cache_bytes=3 * largest, requests_at_once=3)
@@ -240,14 +242,18 @@ def test_loaders_that_read_at_once_share_a_cache_that_is_too_small(
     for thread in threads:
         thread.join()
 
-    assert found == [told_here] * 4
+    assert found == [reported_here] * 4
     clips = [path for path in tmp_path.glob("clips/*/*") if path.is_file()]
     assert sum(path.stat().st_size for path in clips) <= 3 * largest
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_clip_that_the_cache_lets_go_before_it_is_read_is_read_all_the_same(
-    told_here: Told, server: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_workers: int
+    reported_here: Reported,
+    server: RangeServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    num_workers: int,
 ) -> None:
     """A worker that was slow, in a cache for a clip or two: it found each of five files gone."""
     submit, decode = DecodePool.submit, decode_clip.decode
@@ -268,11 +274,11 @@ def test_a_clip_that_the_cache_lets_go_before_it_is_read_is_read_all_the_same(
     monkeypatch.setattr(decode_clip, "decode", late_decode)
     there = opened(server, tmp_path)
 
-    assert read(there, num_workers=num_workers, prefetch_bytes=0) == told_here
+    assert read(there, num_workers=num_workers, prefetch_bytes=0) == reported_here
 
 
 def test_a_cached_clip_that_rots_is_fetched_again(
-    told_here: Told, server: RangeServer, tmp_path: Path
+    reported_here: Reported, server: RangeServer, tmp_path: Path
 ) -> None:
     there = opened(server, tmp_path)
     read(there)
@@ -281,7 +287,7 @@ def test_a_cached_clip_that_rots_is_fetched_again(
         path.write_bytes(data[:-1] if number % 2 else bytes(len(data)))
     server.ranges.clear()
 
-    assert read(there, num_workers=1, prefetch_bytes=0) == told_here
+    assert read(there, num_workers=1, prefetch_bytes=0) == reported_here
     assert len(server.ranges) == len({(path, first) for path, first, _ in server.ranges}) > 0
 
 
@@ -290,15 +296,15 @@ def test_closing_gives_up_what_a_silent_server_holds(server: RangeServer, tmp_pa
     plan = loader_runs.plan_of(there)
     server.always = "slow"
     task = decode_task(there, 0, plan.cells[0].bucket, first_frame=0)
-    slab = SharedArray((1, task.size_bytes))
+    buffer = SharedArray((1, task.size_bytes))
     pool = pool_for(there, DecodePool(1, deadline_seconds=60))
-    futures = [pool.submit(task, slab, 0) for _ in range(20)]
+    futures = [pool.submit(task, buffer, 0) for _ in range(20)]
     pool.close()
 
     assert all(future.done() for future in futures)
     assert all(future.cancelled() or future.exception() for future in futures)
     with pytest.raises(VidcurateError, match="the decode workers have stopped"):
-        pool.submit(task, slab, 0)
+        pool.submit(task, buffer, 0)
 
 
 def test_file_urls_are_the_disk_and_other_schemes_are_refused(here: Index) -> None:

@@ -41,9 +41,9 @@ GOOD = header() + padded(b"{}") + header(b"a.mp4", b"00000000003\0") + padded(b"
 
 
 def read(data: bytes) -> tuple[list[Member], list[str]]:
-    told: list[str] = []
+    reported: list[str] = []
     file = FileBytes(io.BytesIO(data), len(data))
-    return list(tar_read.members(file, lambda name, what: told.append(f"{name}: {what}"))), told
+    return list(tar_read.members(file, lambda name, what: reported.append(f"{name}: {what}"))), reported
 
 
 def test_what_we_write_is_read_without_a_word() -> None:
@@ -51,8 +51,8 @@ def test_what_we_write_is_read_without_a_word() -> None:
     writer = tar_write.TarWriter(file)
     offsets = [writer.add(name, payload) for name, payload in (("a.json", b"{}"), ("a.mp4", b"x" * 5000))]
     writer.finish()
-    found, told = read(file.getvalue())
-    assert told == []
+    found, reported = read(file.getvalue())
+    assert reported == []
     assert [(m.name, m.offset, m.size) for m in found] == [
         ("a.json", offsets[0], 2),
         ("a.mp4", offsets[1], 5000),
@@ -106,9 +106,9 @@ HOSTILE = {
 def test_a_hostile_member_is_named_and_what_follows_is_still_read(what: str) -> None:
     first, said = HOSTILE[what]
     last = header(b"z.json", b"00000000001\0") + padded(b"z")
-    found, told = read(first + last + END)
+    found, reported = read(first + last + END)
     assert found[-1] == Member("z.json", len(first), len(first) + 512, 1)
-    assert any(re.search(said, line) for line in told), told
+    assert any(re.search(said, line) for line in reported), reported
     if "is a" in said and "path" not in said:
         assert len(found) == 1  # what is no plain file is handed to nobody
 
@@ -131,10 +131,10 @@ LYING = {
 @pytest.mark.parametrize("what", LYING)
 def test_where_the_next_header_cannot_be_known_nothing_more_is_read(what: str) -> None:
     data, said = LYING[what]
-    found, told = read(GOOD + data + END)
+    found, reported = read(GOOD + data + END)
     assert [member.name for member in found] == ["a.json", "a.mp4"]
-    assert len(told) >= 1
-    assert re.search(said, " ".join(told)), told
+    assert len(reported) >= 1
+    assert re.search(said, " ".join(reported)), reported
 
 
 @pytest.mark.parametrize(
@@ -150,9 +150,9 @@ def test_where_the_next_header_cannot_be_known_nothing_more_is_read(what: str) -
     ],
 )  # fmt: skip
 def test_the_end_of_a_tar_is_two_zero_blocks_and_nothing_behind_them(end: bytes, said: str) -> None:
-    found, told = read(GOOD + end)
+    found, reported = read(GOOD + end)
     assert len(found) == 2
-    assert told == [said]
+    assert reported == [said]
 
 
 def test_tars_of_other_programs_are_read_and_their_habits_named() -> None:
@@ -163,13 +163,13 @@ def test_tars_of_other_programs_are_read_and_their_habits_named() -> None:
             info = tarfile.TarInfo(name)
             info.size, info.mtime = len(payload), 1_700_000_000
             archive.addfile(info, io.BytesIO(payload))
-    found, told = read(file.getvalue())
+    found, reported = read(file.getvalue())
     with tarfile.open(fileobj=io.BytesIO(file.getvalue())) as archive:
         assert [(m.name, m.offset, m.size) for m in found] == [
             (i.name, i.offset_data, i.size) for i in archive
         ]
-    assert any("its magic is b'ustar  '" in line for line in told)
-    assert any("its mtime is" in line for line in told)
+    assert any("its magic is b'ustar  '" in line for line in reported)
+    assert any("its mtime is" in line for line in reported)
 
 
 def test_every_flipped_bit_of_a_header_and_every_shorter_tar_is_noticed() -> None:

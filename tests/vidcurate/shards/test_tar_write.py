@@ -95,7 +95,7 @@ def test_a_payload_of_another_length_than_announced_is_refused() -> None:
         writer.add_chunks("a.mp4", 10, [b"four"])
 
 
-def test_the_checksum_is_that_of_the_standard_and_goes_on_piece_by_piece() -> None:
+def test_the_checksum_is_that_of_the_standard_and_resumes_piece_by_piece() -> None:
     # RFC 3720, appendix B.4
     assert crc32c(bytes(32)) == 0x8A9136AA
     assert crc32c(b"\xff" * 32) == 0x62A8AB43

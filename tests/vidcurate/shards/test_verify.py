@@ -49,7 +49,7 @@ def videos(tmp_path_factory: pytest.TempPathFactory, make_video: Callable[..., P
     return folder / "shards"
 
 
-def told(folder: Path, level: Level = "bytes", workers: int = 1) -> list[str]:
+def reported(folder: Path, level: Level = "bytes", workers: int = 1) -> list[str]:
     return [str(problem) for problem in verify(folder, level, num_workers=workers).problems]
 
 
@@ -99,9 +99,9 @@ def test_what_we_write_is_sound_and_is_not_touched(built: Path, workers: int) ->
 
 def test_levels_read_what_they_say(built: Path, videos: Path) -> None:
     assert verify(built, "index").bytes_read == 0
-    assert told(built, "index") == []
-    assert told(videos, "decode", workers=2) == []
-    undecodable = told(built, "decode")
+    assert reported(built, "index") == []
+    assert reported(videos, "decode", workers=2) == []
+    undecodable = reported(built, "decode")
     assert len(undecodable) == 36
     assert all("cannot be decoded" in line for line in undecodable)
 
@@ -120,13 +120,13 @@ def test_one_flipped_bit_anywhere_is_named_with_shard_and_member(shards: Path) -
         data = bytearray(whole)
         data[offset] ^= 4
         path.write_bytes(data)
-        said = told(shards)
+        said = reported(shards)
         assert len(said) == 2
         assert said[0].startswith(f"{path.name}: {key}.")
         assert name in said[0]
         assert "has CRC-32C" in said[0]
         assert said[1].startswith(f"{path.name}: has BLAKE3")
-        assert told(shards, "index") == []
+        assert reported(shards, "index") == []
 
 
 def test_a_shard_that_is_gone_short_or_long_is_named(shards: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_shard_that_is_gone_short_or_long_is_named(shards: Path) -> None:
     gone.unlink()
     short.write_bytes(short.read_bytes()[:-700])
     long.write_bytes(long.read_bytes() + bytes(9))
-    said = "\n".join(told(shards))
+    said = "\n".join(reported(shards))
     assert f"{gone.name}: is not there. Copy it anew, or delete it and run `vidcurate build-shards`" in said
     assert f"{short.name}: ends at byte" in said
     assert f"{short.name}: has {short.stat().st_size:,} bytes, the manifest says" in said
@@ -145,10 +145,10 @@ def test_samples_that_readers_would_tear_apart_are_named(shards: Path) -> None:
     path = first_shard(shards)
     every = list(members(path))
     rewrite(path, [every[0], every[3], *every[1:3], *every[4:]])
-    said = "\n".join(told(shards, "index"))
+    said = "\n".join(reported(shards, "index"))
     assert f"{every[1][0]}: lies apart from the rest of its sample" in said
     rewrite(path, [every[1], every[0], *every[2:-1]])
-    said = "\n".join(told(shards, "index"))
+    said = "\n".join(reported(shards, "index"))
     key, last = every[0][0].partition(".")[0], every[-1][0].partition(".")[0]
     assert f"{key}: its sample has {every[1][0].partition('.')[2]}, json, txt; each sample is" in said
     assert f"{last}: its sample has json, " in said
@@ -161,7 +161,7 @@ def test_members_that_the_index_does_not_know_or_has_elsewhere_are_named(shards:
     new = [(f"new.{name}", b"1") for name in ("json", "mp4", "txt")]
     rewrite(path, [(every[0][0], b"{}" * 400), *every[1:], *new])
     sign(shards)
-    said = told(shards, "index")
+    said = reported(shards, "index")
     assert f"{path.name}: new.mp4: is not in the index" in said
     assert any(
         line.startswith(f"{path.name}: {every[0][0]}: has 800 bytes at byte 512, the index") for line in said
@@ -172,10 +172,12 @@ def test_a_key_in_two_shards_is_named_with_both(shards: Path) -> None:
     one, two = sorted(shards.glob("*.tar"))[:2]
     rewrite(two, [*members(two), *list(members(one))[:3]])
     key = next(iter(members(one)))[0].partition(".")[0]
-    assert f"{two.name}: {key}: is also in {one.name}; keys must be unique over all shards" in told(shards)
+    assert f"{two.name}: {key}: is also in {one.name}; keys must be unique over all shards" in reported(
+        shards
+    )
     for name in ("index.parquet", "manifest.json"):  # as shards from elsewhere come
         (shards / name).unlink()
-    said = told(shards)
+    said = reported(shards)
     assert any(line.startswith("manifest.json: is not there") for line in said)
     assert any(line.startswith("index.parquet: is not there") for line in said)
     assert f"{two.name}: {key}: is also in {one.name}; keys must be unique over all shards" in said
@@ -194,7 +196,7 @@ def test_an_index_that_was_altered_is_named_with_the_row(shards: Path) -> None:
     clip_id = index.read_index(shards).word("clip_id", 5)
     change_index(shards, "caption", 5, "another")
     sign(shards)
-    assert any(f"the row of clip {clip_id!r}" in line and "was changed" in line for line in told(shards))
+    assert any(f"the row of clip {clip_id!r}" in line and "was changed" in line for line in reported(shards))
 
 
 def test_ids_that_occur_twice_in_the_index_are_named_with_their_shards(shards: Path) -> None:
@@ -202,7 +204,7 @@ def test_ids_that_occur_twice_in_the_index_are_named_with_their_shards(shards: P
     change_index(shards, "sample_key", 30, other.word("sample_key", 0))
     sign(shards)
     where = f"{other.word('shard', 0)} and {other.word('shard', 30)}"
-    assert any(f"occurs 2 times, in {where}; it must be unique" in line for line in told(shards))
+    assert any(f"occurs 2 times, in {where}; it must be unique" in line for line in reported(shards))
 
 
 def test_a_manifest_that_says_other_than_the_index_is_named(shards: Path) -> None:
@@ -213,14 +215,14 @@ def test_a_manifest_that_says_other_than_the_index_is_named(shards: Path) -> Non
 
     name = json.loads((shards / "manifest.json").read_text())["shards"][1]["name"]
     sign(shards, change)
-    said = told(shards, "index")
+    said = reported(shards, "index")
     assert any(
         "says '00000000000000000000000000000000' for content_fingerprint, the index" in x for x in said
     )
     assert any("says 35 for rows_written, the index gives 36" in line for line in said)
     assert any(line.startswith(f"manifest.json: {name}: says") for line in said)
     (shards / "manifest.json").write_text("{")
-    assert any("manifest.json: cannot be read as JSON" in line for line in told(shards, "index"))
+    assert any("manifest.json: cannot be read as JSON" in line for line in reported(shards, "index"))
 
 
 def test_text_that_is_not_what_the_index_says_is_named_though_every_checksum_fits(shards: Path) -> None:
@@ -234,7 +236,7 @@ def test_text_that_is_not_what_the_index_says_is_named_though_every_checksum_fit
     change_index(shards, "json_crc32c", 0, crc32c(data))
     change_index(shards, "text_crc32c", 0, crc32c(every[2][1].upper()))
     sign(shards)
-    said = "\n".join(told(shards))
+    said = "\n".join(reported(shards))
     assert f"{path.name}: {every[0][0]}: has the clip_id '{facts['clip_id']}', the index says" in said
     assert f"{path.name}: {every[2][0]}: is not the caption that the index has of clip" in said
 
@@ -244,8 +246,8 @@ def test_a_frame_map_that_is_not_that_of_the_video_is_named(videos: Path, tmp_pa
     maps = index.read_index(tmp_path / "shards").frame_maps.to_pylist()
     change_index(tmp_path / "shards", "frame_map", 0, maps[1])
     sign(tmp_path / "shards")
-    assert told(tmp_path / "shards") == []
-    said = told(tmp_path / "shards", "decode")
+    assert reported(tmp_path / "shards") == []
+    said = reported(tmp_path / "shards", "decode")
     assert len(said) == 1
     assert ": its packets give another frame map than the index has" in said[0]
 
@@ -254,7 +256,7 @@ def test_files_that_nobody_named_and_unfinished_sets_are_named(shards: Path) -> 
     (shards / "notes.txt").write_text("mine")
     (shards / "other.tar").write_bytes(bytes(1024))
     (shards / ".build").mkdir()
-    said = told(shards, "index")
+    said = reported(shards, "index")
     assert "notes.txt: is a file that the manifest does not name" in said
     assert "other.tar: is a file that the manifest does not name" in said
     assert ".build: the set is unfinished; run `vidcurate build-shards` again" in said
@@ -270,7 +272,7 @@ def test_a_folder_without_shards_is_refused(tmp_path: Path) -> None:
 def test_a_set_of_an_earlier_format_is_named(shards: Path) -> None:
     sign(shards, lambda manifest: manifest.update(format="vidcurate-shards-1"))
     assert any(
-        "its format is 'vidcurate-shards-1', this version reads" in line for line in told(shards, "index")
+        "its format is 'vidcurate-shards-1', this version reads" in line for line in reported(shards, "index")
     )
 
 

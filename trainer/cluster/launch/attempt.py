@@ -134,9 +134,9 @@ def attempt(
         tell(connection, job)
         ended.ranks_of[connection.host.name] = range(first, first + job["ranks"])
         first += job["ranks"]
-    told = 0  # signals passed on
+    reported = 0  # signals passed on
     end: float | None = None
-    is_firm = False
+    is_strict = False
 
     def stop_all(seconds: float, after: float = 0.0) -> float:
         for connection in connections:
@@ -144,18 +144,18 @@ def attempt(
         return time.monotonic() + after + seconds + LATE_SECONDS
 
     while not all(connection.is_over for connection in connections):
-        if end is not None and time.monotonic() > end and not is_firm:
-            is_firm = True
+        if end is not None and time.monotonic() > end and not is_strict:
+            is_strict = True
             ended.failure = ended.failure or f"not all ranks had left {grace_seconds:g} s after the signal."
             say("ranks that are still there are killed")
             end = stop_all(0.0)
         elif end is not None and time.monotonic() > end:
             late = ", ".join(connection.host.name for connection in connections if not connection.is_over)
             raise VidcurateError(f"{late}: does not end; look there for processes that are left.")
-        while told < len(asked):
-            number = asked[told]
-            told += 1
-            if told == 1:
+        while reported < len(asked):
+            number = asked[reported]
+            reported += 1
+            if reported == 1:
                 # The ranks know TERM and USR1; Ctrl-C means the same to a whole job: save and leave.
                 name = "SIGUSR1" if number == signal.SIGUSR1 else "SIGTERM"
                 say(f"{number.name}: every rank saves and leaves; once more kills them")
@@ -171,7 +171,7 @@ def attempt(
             connection, message = messages.get(timeout=0.1)
         except queue.Empty:
             continue
-        failure, is_over = _hear(connection, message, ended, is_told=bool(told))
+        failure, is_over = _hear(connection, message, ended, is_reported=bool(reported))
         connection.is_over = connection.is_over or is_over
         if failure and not ended.failure and not ended.killed_by_signal:
             ended.failure, end = failure, stop_all(SETTLE_SECONDS, LAST_WORDS_SECONDS)
@@ -185,7 +185,7 @@ def attempt(
 
 
 def _hear(
-    connection: Connection, message: dict[str, Any] | None, ended: Ended, *, is_told: bool
+    connection: Connection, message: dict[str, Any] | None, ended: Ended, *, is_reported: bool
 ) -> tuple[str, bool]:
     """Take one message; return the failure that it tells ("" for none) and whether its host has ended."""
     host = connection.host.name
@@ -198,7 +198,7 @@ def _hear(
     if "exit" in message:
         code, rank = message["exit"], message["rank"]
         # Before it can save, while it starts, a rank that is asked to leave just goes.
-        ended.codes[rank] = exit_codes.REQUEUE if is_told and code in LEAVES else code
+        ended.codes[rank] = exit_codes.REQUEUE if is_reported and code in LEAVES else code
         if code == exit_codes.BAD_NODE:
             ended.last_words[rank] = message["last"]
         is_failure = ended.codes[rank] not in (exit_codes.DONE, exit_codes.REQUEUE)
@@ -216,8 +216,8 @@ def _hear(
 
 def _says_more(code: int, ended: Ended) -> bool:
     """Return whether a rank's code counts before that of the failure that was told."""
-    told = exit_codes.FAILED if ended.rank is None else ended.codes[ended.rank]
-    return code in SAY_MORE and exit_codes.foremost([told, code]) != told
+    reported = exit_codes.FAILED if ended.rank is None else ended.codes[ended.rank]
+    return code in SAY_MORE and exit_codes.foremost([reported, code]) != reported
 
 
 def how(code: int) -> str:

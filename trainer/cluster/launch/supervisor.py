@@ -26,7 +26,7 @@ from trainer.health.watch import progress
 from trainer.run_folder import jsonl
 from vidcurate.errors import InputError, VidcurateError
 
-DIARY = "launch.jsonl"
+LOG_FILE = "launch.jsonl"
 LONGEST_WAIT_SECONDS = 300.0
 
 
@@ -122,7 +122,7 @@ def _attempt(
                 return exit_codes.REQUEUE
             raise VidcurateError(f"{asked[0].name} came before the hosts had answered; nothing was started.")
         if absent:
-            code = _go_on_without(run, state, absent, terms)
+            code = _resume_without(run, state, absent, terms)
             if code is not None:
                 return code
         there = [one for one in connections if one.host in state.hosts]
@@ -158,7 +158,7 @@ def _stall(heartbeats: progress.Heartbeats, limit_seconds: float) -> str:
     return f"no rank has moved for {quiet:.0f} s ({heartbeats.to_text()})."
 
 
-def _go_on_without(run: Path, state: _State, absent: Mapping[str, str], terms: Terms) -> int | None:
+def _resume_without(run: Path, state: _State, absent: Mapping[str, str], terms: Terms) -> int | None:
     """Leave out the hosts that do not answer, or return the exit code when too few are left.
 
     Raises VidcurateError at the first start, where nothing has been written yet.
@@ -244,5 +244,5 @@ def _give_up(run: Path, reason: str, code: int, facts: Mapping[str, Any] | None 
 def _record(run: Path, event: str, step: int, /, **facts: Any) -> None:
     """Add a line to the launch's diary and to the run's events."""
     run.mkdir(parents=True, exist_ok=True)
-    jsonl.append_line(run / DIARY, {"event": event, "step": step, "time": round(time.time(), 3), **facts})
+    jsonl.append_line(run / LOG_FILE, {"event": event, "step": step, "time": round(time.time(), 3), **facts})
     jsonl.record_event(run, event, step, **facts)

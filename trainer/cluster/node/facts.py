@@ -107,7 +107,7 @@ def disk(folder: Path) -> dict[str, Any]:
 
     A file system that does not answer within DISK_SECONDS is a problem, and leaves a thread behind.
     """
-    told: dict[str, Any] = {}
+    reported: dict[str, Any] = {}
 
     def look() -> None:
         near = folder
@@ -116,9 +116,9 @@ def disk(folder: Path) -> dict[str, Any]:
         try:
             facts = os.statvfs(near)
         except OSError as error:
-            told.update(problem=f"{folder}: {error.strerror}")
+            reported.update(problem=f"{folder}: {error.strerror}")
             return
-        told.update(
+        reported.update(
             free_bytes=facts.f_bavail * facts.f_frsize,
             total_bytes=facts.f_blocks * facts.f_frsize,
             free_inodes=facts.f_favail if facts.f_files else None,
@@ -128,9 +128,9 @@ def disk(folder: Path) -> dict[str, Any]:
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
     thread.join(DISK_SECONDS)
-    if not told:
-        told = {"problem": f"{folder}: its file system did not answer within {DISK_SECONDS:g} s"}
-    return {"folder": str(folder), **told}
+    if not reported:
+        reported = {"problem": f"{folder}: its file system did not answer within {DISK_SECONDS:g} s"}
+    return {"folder": str(folder), **reported}
 
 
 def machine(folders: Sequence[Path]) -> dict[str, Any]:

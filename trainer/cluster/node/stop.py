@@ -56,8 +56,8 @@ class Ending:
 
 def limit_seconds(grace_seconds: float, interrupt_seconds: float, kill_seconds: float) -> float:
     """Return how long `answers` may take on a node, all in all."""
-    firm = interrupt_seconds + kill_seconds
-    each_round = 3 * firm + WORKER_SECONDS + STARTER_SECONDS + FREEZE_SECONDS
+    strict = interrupt_seconds + kill_seconds
+    each_round = 3 * strict + WORKER_SECONDS + STARTER_SECONDS + FREEZE_SECONDS
     again = (MOST_ROUNDS - 1) * min(grace_seconds, AGAIN_SECONDS)
     return grace_seconds + again + MOST_ROUNDS * each_round + 2 * SMI_SECONDS
 
@@ -135,7 +135,7 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for _ in range(MOST_ROUNDS):
         if not ranks:
             break
-        yield {"telling": f"TERM to {_in_words(ranks)}, with {grace_seconds:g} s to save and leave"}
+        yield {"telling": f"TERM to {_as_text(ranks)}, with {grace_seconds:g} s to save and leave"}
         ended += yield from _end(ranks, request, grace_seconds)
         grace_seconds = min(grace_seconds, AGAIN_SECONDS)
         # A supervisor that was quicker has started the ranks again, under new records.
@@ -195,7 +195,7 @@ def _whose(process: Process, ranks: Sequence[Ending]) -> str:
     return f"worker of {by_pid[process.parent]}" if process.parent in by_pid else "child of a worker"
 
 
-def _in_words(endings: Sequence[Ending]) -> str:
+def _as_text(endings: Sequence[Ending]) -> str:
     shown = ", ".join(f"{ending.what} (pid {ending.process.pid})" for ending in endings[:8])
     return f"{shown} and {len(endings) - 8} more" if len(endings) > 8 else shown
 
@@ -220,7 +220,7 @@ def _end(
         if not running:
             break
         if number != signal.SIGTERM:
-            yield {"telling": f"{number.name.removeprefix('SIG')} to {_in_words(running)}"}
+            yield {"telling": f"{number.name.removeprefix('SIG')} to {_as_text(running)}"}
         for process in _workers(running, node_processes.everything()):
             workers.setdefault(process.key, Ending(process=process, what=_whose(process, running)))
         for ending in running:
@@ -237,9 +237,9 @@ def _end(
             for starter in killed:
                 send(starter, signal.SIGKILL)
             wait(killed, request["kill_seconds"])
-        _firmly(list(above.values()), request, alone_seconds)
+        _strictly(list(above.values()), request, alone_seconds)
     orphans = [ending for ending in workers.values() if ending.process.parent not in _pids(running)]
-    _firmly([*orphans, *begun_again], request, min(WORKER_SECONDS, request["interrupt_seconds"]))
+    _strictly([*orphans, *begun_again], request, min(WORKER_SECONDS, request["interrupt_seconds"]))
     return [*ranks, *workers.values(), *begun_again, *above.values()]
 
 
@@ -283,7 +283,7 @@ def _begins_again(starter: Ending) -> bool:
     return "torch" in starter.process.command
 
 
-def _firmly(endings: Sequence[Ending], request: dict[str, Any], alone_seconds: float) -> None:
+def _strictly(endings: Sequence[Ending], request: dict[str, Any], alone_seconds: float) -> None:
     """Wait for processes to end by themselves, then TERM, then KILL."""
     running = wait(endings, alone_seconds)
     for number, seconds in (

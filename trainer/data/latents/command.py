@@ -84,7 +84,7 @@ def _part(text: str | None) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def forecast_in_words(report: dict[str, Any]) -> str:
+def forecast_as_text(report: dict[str, Any]) -> str:
     lines = [f"{report['clips']:,} clips of {', '.join(report['stages'])}, {report['shards']:,} shards"]
     for line in report["shapes"]:
         views = f" x {line['views']} views" if line["views"] > 1 else ""
@@ -95,7 +95,7 @@ def forecast_in_words(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _in_words(outcome: Any, part: tuple[int, int]) -> str:
+def _as_text(outcome: Any, part: tuple[int, int]) -> str:
     if not outcome.is_finished:
         return (
             f"part {part[0]}/{part[1]}: wrote {outcome.shards_written} shards into {outcome.out}; the part "
@@ -109,7 +109,7 @@ def _in_words(outcome: Any, part: tuple[int, int]) -> str:
     )
 
 
-def _telling() -> Callable[[int, int, str], None]:
+def _progress_bar() -> Callable[[int, int, str], None]:
     """Return what tells, every few seconds on stderr, how far the work is, its rate and the time left."""
     start = last = time.monotonic()
     first: int | None = None
@@ -136,13 +136,13 @@ def _run(given: argparse.Namespace) -> int:
     request = precompute.request_of(recipe.load(given.recipe, given.settings), given.stages)
     if given.dry_run:
         report = precompute.forecast(request)
-        print(json.dumps(report, indent=1) if given.json else forecast_in_words(report))
+        print(json.dumps(report, indent=1) if given.json else forecast_as_text(report))
         return 0
     part = _part(given.part)
     outcome = precompute.encode_ahead(
-        request, given.out, part=part, weights=given.ckpt_path, progress=_telling()
+        request, given.out, part=part, weights=given.ckpt_path, progress=_progress_bar()
     )
-    print(json.dumps(outcome.to_json()) if given.json else _in_words(outcome, part))
+    print(json.dumps(outcome.to_json()) if given.json else _as_text(outcome, part))
     return 0
 
 

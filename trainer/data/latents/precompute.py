@@ -184,20 +184,20 @@ def _frames(
             except MediaError as error:
                 yield error
             continue
-        slab = SharedArray((1, task.num_frames, task.height, task.width, 3))
-        ahead.append((slab, pool.submit(task, slab, 0)))
+        buffer = SharedArray((1, task.num_frames, task.height, task.width, 3))
+        ahead.append((buffer, pool.submit(task, buffer, 0)))
         if len(ahead) > most_ahead:
             yield _settled(*ahead.popleft())
     while ahead:
         yield _settled(*ahead.popleft())
 
 
-def _settled(slab: SharedArray, future: Any) -> NDArray[np.uint8] | MediaError:
+def _settled(buffer: SharedArray, future: Any) -> NDArray[np.uint8] | MediaError:
     try:
         future.result()
     except MediaError as error:
         return error
-    return slab.array
+    return buffer.array
 
 
 def _latent_samples(
@@ -324,7 +324,7 @@ def encode_ahead(
         at = units - sum(shard.num_units for shard in todo)
         progress(at, units, "views and texts")
 
-        def told(samples: Iterator[Sample]) -> Iterator[Sample]:
+        def reported(samples: Iterator[Sample]) -> Iterator[Sample]:
             nonlocal at
             for sample in samples:
                 yield sample
@@ -337,7 +337,7 @@ def encode_ahead(
                 if shard.bucket
                 else _text_samples(request, shard, encoders)
             )
-            write_shard(out, shard.name, shard.table, told(samples), {"digest": shard.digest})
+            write_shard(out, shard.name, shard.table, reported(samples), {"digest": shard.digest})
         is_finished = build.finish(out, request.shards)
     return _outcome(out, written=len(todo), is_finished=is_finished, up_to_date=False)
 

@@ -16,7 +16,7 @@ from trainer.run_folder import layout as run_folder_layout
 from trainer.run_folder.checkpoint import checkpoint
 from vidcurate.errors import CheckpointError, InputError
 
-GOES_ON = ("start", "resume", "load", "load_from_scratch", "weights")  # events of a training that begins
+RESUMES = ("start", "resume", "load", "load_from_scratch", "weights")  # events of a training that begins
 
 
 def by_number(text: str, folder: Path) -> list[Path]:
@@ -118,5 +118,5 @@ def is_run(folder: Path) -> bool:
 def is_done(run: Path) -> bool:
     """Say whether the training has written its last step, and has not begun again since."""
     kinds = [line["event"] for line in metrics.read_metrics(run / jsonl.EVENTS)]
-    last = [kind for kind in kinds if kind in GOES_ON or kind == "done"]
+    last = [kind for kind in kinds if kind in RESUMES or kind == "done"]
     return last[-1:] == ["done"]

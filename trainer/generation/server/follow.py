@@ -132,8 +132,8 @@ def next_job(service: Service, standing: Standing) -> Job | None:
 
 def _draw(run: Path, standing: Standing) -> None:
     """Write the gallery again where the training has gone on, every few seconds at most."""
-    diary = run / metrics.METRICS
-    size = diary.stat().st_size if diary.exists() else 0
+    log_file = run / metrics.METRICS
+    size = log_file.stat().st_size if log_file.exists() else 0
     before, size_then = standing.drawn.get(run, (-REDRAW_SECONDS, -1))
     if size != size_then and time.monotonic() - before >= REDRAW_SECONDS:
         gallery.write_gallery(run)

@@ -32,12 +32,12 @@ def is_there(run: Path, step: int, digest: str, wanted: Wanted, *, raw: bool) ->
 
 def progress(given: Sequence[T], what: str, tell: Callable[[str], None]) -> Iterator[T]:
     """Yield `given`; tell, every few seconds, how many are done, the rate and the time left."""
-    began = told = time.monotonic()
+    began = reported = time.monotonic()
     for number, one in enumerate(given):
         now = time.monotonic()
-        if number and now - told >= TELL_SECONDS:
-            told, each = now, (now - began) / number
-            left = metrics.seconds_in_words(each * (len(given) - number))
+        if number and now - reported >= TELL_SECONDS:
+            reported, each = now, (now - began) / number
+            left = metrics.seconds_as_text(each * (len(given) - number))
             tell(f"{what}: {number}/{len(given)} clips, {each:.1f} s each, {left} left")
         yield one
 

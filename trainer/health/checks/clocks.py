@@ -70,16 +70,16 @@ def against_most(found: Mapping[int, Sequence[Check]], spec: PreflightSpec) -> d
     limit = 1e3 * spec.max_clock_offset_seconds
     if len(figures) < 2 or abs(middle) <= limit:
         return {rank: list(checks) for rank, checks in found.items()}
-    judged: dict[int, list[Check]] = {0: [_from_most(None, -middle, limit), *found.get(0, ())]}
+    checked: dict[int, list[Check]] = {0: [_from_most(None, -middle, limit), *found.get(0, ())]}
     for rank, checks in found.items():
         if rank in figures:
-            judged[rank] = [
+            checked[rank] = [
                 _from_most(check, figures[rank] - middle, limit) if check.name == "clock" else check
                 for check in checks
             ]
         else:
-            judged.setdefault(rank, list(checks))
-    return judged
+            checked.setdefault(rank, list(checks))
+    return checked
 
 
 def _from_most(check: Check | None, behind: float, limit: float) -> Check:

@@ -125,12 +125,12 @@ def read_trace(
         for (backend, number), entry in last.items():
             name, called = entry["process_group"]
             status = recorded["pg_status"][number]
-            told = recorded.get("pg_config", {}).get(name, {}).get("ranks")
+            reported = recorded.get("pg_config", {}).get(name, {}).get("ranks")
             called = "" if called in ("", "undefined") else f" ({called})"
             found.append(
                 Collective(
                     group=f"{backend} group {name}{called}",
-                    ranks=tuple(json.loads(told)) if told else ranks_of_group(name),
+                    ranks=tuple(json.loads(reported)) if reported else ranks_of_group(name),
                     name=entry["profiling_name"].partition(":")[2],
                     enqueued=int(status["last_enqueued_collective"]),
                     started=int(status["last_started_collective"]),
@@ -161,17 +161,19 @@ def from_json(values: Sequence[Mapping[str, Any]]) -> tuple[Collective, ...]:
         raise StateError(f"not collectives: {error!r}.") from error
 
 
-def waits(told: Mapping[int, Sequence[Collective]]) -> list[Wait]:
+def waits(reported: Mapping[int, Sequence[Collective]]) -> list[Wait]:
     """Return where ranks wait for others, by what each rank told; the wait that others come from first.
 
     Nobody is late in a group of which a member told nothing: that one may be where the others are.
     """
     groups: dict[tuple[str, tuple[int, ...]], dict[int, Collective]] = {}
-    for rank, found in told.items():
+    for rank, found in reported.items():
         for one in found:
             groups.setdefault((one.group, one.ranks), {})[rank] = one
     every = [
-        wait for (_, ranks), by_rank in groups.items() if (wait := _wait(ranks, by_rank, told)) is not None
+        wait
+        for (_, ranks), by_rank in groups.items()
+        if (wait := _wait(ranks, by_rank, reported)) is not None
     ]
     # Who is late in one group may itself wait in another: then the other is where it comes from.
     held_up = {rank for wait in every for rank in wait.waiting}
@@ -179,11 +181,11 @@ def waits(told: Mapping[int, Sequence[Collective]]) -> list[Wait]:
 
 
 def _wait(
-    ranks: Sequence[int], by_rank: Mapping[int, Collective], told: Mapping[int, Sequence[Collective]]
+    ranks: Sequence[int], by_rank: Mapping[int, Collective], reported: Mapping[int, Sequence[Collective]]
 ) -> Wait | None:
     number = max(one.enqueued for one in by_rank.values())
     there = {rank: one for rank, one in by_rank.items() if one.enqueued == number}
-    late = [rank for rank in ranks if rank in told and rank not in there]
+    late = [rank for rank in ranks if rank in reported and rank not in there]
     on_device = False
     begun = [rank for rank, one in there.items() if one.started == number]
     if not late and begun and len(begun) < len(there):
@@ -193,7 +195,7 @@ def _wait(
     if not waiting:
         return None
     one = there[waiting[0]]
-    is_known = set(ranks) <= set(told)
+    is_known = set(ranks) <= set(reported)
     return Wait(
         group=one.group,
         name=one.name,

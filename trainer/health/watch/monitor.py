@@ -69,7 +69,7 @@ class _Body:
         )
         self._watcher: subprocess.Popen[bytes] | None = None
         self._bell = os.pipe()
-        self._has_told = False
+        self._has_reported = False
         self._recorder = flight_recorder.Recorder() if record.world_size > 1 else None
         self._collectives: tuple[Collective, ...] = ()
         self._stands_seconds = min(STANDS_SECONDS, (spec.stall_seconds or STANDS_SECONDS) / 4)
@@ -119,15 +119,15 @@ class _Body:
         return self._collectives != before
 
     def _beat(self) -> None:
-        told = flight_recorder.to_json(self._collectives)
+        reported = flight_recorder.to_json(self._collectives)
         try:
-            heartbeat.write_heartbeat(self.run, self.record.rank, heartbeat.read_page(self.memory), told)
+            heartbeat.write_heartbeat(self.run, self.record.rank, heartbeat.read_page(self.memory), reported)
         except OSError as error:
             self._say_once(f"heartbeats cannot be written ({error.strerror}); the run goes on without")
 
     def _say_once(self, text: str) -> None:
-        if not self._has_told:
-            self._has_told = True
+        if not self._has_reported:
+            self._has_reported = True
             print(f"rank {self.record.rank}: {text}", file=sys.stderr, flush=True)
 
     def _start_watcher(self) -> None:

@@ -77,8 +77,8 @@ class Watcher:
         self.page = mmap.mmap(job.page, heartbeat.PAGE_BYTES, prot=mmap.PROT_READ)
         self.since = processes.path(self.run, self.rank.rank).stat().st_mtime
         self.peers: dict[int, ProcessRecord] = {}
-        self.dealt_with: end_hung_run.Claim | None = None
-        self.dealt_at: tuple[int, str] | None = None  # step and phase of this rank then
+        self.assigned_with: end_hung_run.Claim | None = None
+        self.assigned_at: tuple[int, str] | None = None  # step and phase of this rank then
         self.has_complained = False
         self.next_look_around = 0.0
         self.is_ending = False
@@ -120,12 +120,12 @@ class Watcher:
         if not self.job.stalls:
             return False
         now = end_hung_run.claimed(self.run, self.since)
-        if now is not None and now != self.dealt_with:
-            return self.deal_with(now, is_first=False)
-        if self.dealt_at is not None:
-            if (seen.step, seen.phase) == self.dealt_at:
+        if now is not None and now != self.assigned_with:
+            return self.assign_with(now, is_first=False)
+        if self.assigned_at is not None:
+            if (seen.step, seen.phase) == self.assigned_at:
                 return False  # it was told, and the policy is to wait
-            self.dealt_with = self.dealt_at = None
+            self.assigned_with = self.assigned_at = None
             end_hung_run.forget(self.run)
         if self.is_late(seen):
             return self.claim("stall", self.rank, seen)
@@ -184,20 +184,20 @@ class Watcher:
                 )
                 now = mine or end_hung_run.claimed(self.run, self.since)
                 if now is not None:
-                    return self.deal_with(now, is_first=mine is not None)
+                    return self.assign_with(now, is_first=mine is not None)
         except OSError as error:
             why = str(error)
         say(f"rank {self.rank.rank}: {kind} at step {seen.step}, and the run's folder refuses ({why})")
-        policy, self.dealt_at = self.policy(kind), (seen.step, seen.phase)
+        policy, self.assigned_at = self.policy(kind), (seen.step, seen.phase)
         return policy != "warn" and self.end(f"{kind} at step {seen.step}", policy)
 
     def policy(self, kind: str) -> str:
         """Nobody waits for a rank that is gone."""
         return self.job.on_stall if kind == "stall" else "restart"
 
-    def deal_with(self, now: end_hung_run.Claim, *, is_first: bool) -> bool:
+    def assign_with(self, now: end_hung_run.Claim, *, is_first: bool) -> bool:
         seen, policy = self.see(), self.policy(now.kind)
-        self.dealt_with, self.dealt_at = now, (seen.step, seen.phase)
+        self.assigned_with, self.assigned_at = now, (seen.step, seen.phase)
         try:
             end_hung_run.take_part(
                 self.run,

@@ -73,20 +73,22 @@ def odd_one(groups: Sequence[Sequence[Stack]]) -> Odd | None:
 
 def waits(stacks: Sequence[Stack]) -> list[Wait]:
     """Return in which collectives ranks wait; none where no flight recorder has told."""
-    told = {stack.rank: stack.collectives for stack in stacks if stack.rank is not None and stack.collectives}
-    return flight_recorder.waits(told)
+    reported = {
+        stack.rank: stack.collectives for stack in stacks if stack.rank is not None and stack.collectives
+    }
+    return flight_recorder.waits(reported)
 
 
 def _untold(ranks: Sequence[Stack]) -> Odd | None:
-    told = [stack for stack in ranks if stack.collectives]
-    for wait in waits(told):
-        waiting = [stack for stack in told if stack.rank in wait.waiting]
+    reported = [stack for stack in ranks if stack.collectives]
+    for wait in waits(reported):
+        waiting = [stack for stack in reported if stack.rank in wait.waiting]
         elsewhere = [
             stack
             for stack in ranks
             if not stack.collectives and stack.frames not in [other.frames for other in waiting]
         ]
-        if elsewhere and len(waiting) == len(told):
+        if elsewhere and len(waiting) == len(reported):
             return Odd(elsewhere[0], f"does not say where it is, while the others wait in {wait}")
     return None
 
@@ -103,7 +105,7 @@ MOST_FRAMES = 6
 MOST_NAMES = 8
 
 
-def odd_in_words(odd: Odd) -> str:
+def odd_as_text(odd: Odd) -> str:
     """Return one line: who, why, where."""
     at = f", in {odd.stack.at}" if odd.stack.at else ""
     return f"{odd.stack.name} {odd.why}{at}"
@@ -114,7 +116,7 @@ def to_text(groups: Sequence[Sequence[Stack]], still: Sequence[Stack] | None = N
     stood = {(stack.host, stack.pid) for stack in still or ()}
     lines = []
     if odd := odd_one(groups):
-        lines += [f"odd: {odd_in_words(odd)}", ""]
+        lines += [f"odd: {odd_as_text(odd)}", ""]
     for wait in waits([stack for members in groups for stack in members if not stack.is_worker]):
         lines += [f"{_some([f'rank {rank}' for rank in wait.waiting])}: in {wait}", ""]
     for members in groups:

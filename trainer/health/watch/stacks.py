@@ -125,8 +125,8 @@ def stack_from_json(values: Mapping[str, Any]) -> Stack:
             )
             for thread in values["threads"]
         )
-        told = flight_recorder.from_json(values["collectives"])
-        return Stack(**{**values, "threads": threads, "collectives": told})
+        reported = flight_recorder.from_json(values["collectives"])
+        return Stack(**{**values, "threads": threads, "collectives": reported})
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(f"not a stack: {error!r}.") from error
 

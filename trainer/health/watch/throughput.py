@@ -95,7 +95,7 @@ class SlowRanks:
     def __init__(self, factor: float, steps: int) -> None:
         self._factor, self._steps = factor, steps
         self._seen: list[Sequence[OwnSeconds]] = []
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
 
     def add(self, own: Sequence[OwnSeconds]) -> list[SlowRank]:
         """Take one step's seconds of all ranks; return who was slow, at the end of a window, else nothing."""
@@ -106,8 +106,8 @@ class SlowRanks:
             return []
         window, self._seen = self._seen, []
         found = _slow(window, self._factor)
-        new = [slow for slow in found if slow.rank not in self._told]
-        self._told = {slow.rank for slow in found}
+        new = [slow for slow in found if slow.rank not in self._reported]
+        self._reported = {slow.rank for slow in found}
         return new
 
 
@@ -163,7 +163,7 @@ class Throughput:
     def __init__(self, share: float) -> None:
         self._share = share
         self._rates: dict[str, deque[float]] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def add(self, buckets: Sequence[str], tokens_per_second: float) -> Drop | None:
         mix = " ".join(f"{buckets.count(name)}x{name}" for name in sorted(set(buckets)))
@@ -176,10 +176,10 @@ class Throughput:
         values = list(rates)
         recent, usual = statistics.median(values[-RECENT:]), statistics.median(values[:-RECENT])
         if recent >= (1 - self._share) * usual:
-            self._told.discard(mix)
+            self._reported.discard(mix)
             return None
-        if mix in self._told:
+        if mix in self._reported:
             return None
-        self._told.add(mix)
+        self._reported.add(mix)
         share = round(1 - recent / usual, 3)
         return Drop(mix=mix, tokens_per_second=round(recent, 1), usual=round(usual, 1), share=share)

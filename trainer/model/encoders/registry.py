@@ -31,7 +31,7 @@ class VideoEncoder(Protocol):
     def device_bytes(self) -> int:
         """Bytes that its weights take on a device now; 0 before they are loaded."""
 
-    def foretold_bytes(self) -> int | None:
+    def predicted_bytes(self) -> int | None:
         """Bytes that its weights will take on a device; None where its source cannot be read here.
 
         Nothing is loaded or fetched for it.
@@ -71,7 +71,7 @@ class TextEncoder(Protocol):
     def device_bytes(self) -> int:
         """Bytes that its weights take on a device now; 0 before they are loaded."""
 
-    def foretold_bytes(self) -> int | None:
+    def predicted_bytes(self) -> int | None:
         """Bytes that its weights will take on a device; None where its source cannot be read here.
 
         Nothing is loaded or fetched for it.

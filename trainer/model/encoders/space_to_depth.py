@@ -84,7 +84,7 @@ class SpaceToDepth:
         """0: no weights."""
         return 0
 
-    def foretold_bytes(self) -> int | None:
+    def predicted_bytes(self) -> int | None:
         """0: no weights."""
         return 0
 

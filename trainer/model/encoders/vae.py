@@ -203,7 +203,7 @@ class VideoVae:
         """Bytes of its weights, once they are loaded."""
         return sum(weight.nbytes for weight in self._vae.parameters()) if self._vae else 0
 
-    def foretold_bytes(self) -> int | None:
+    def predicted_bytes(self) -> int | None:
         """Bytes that its weights will take; None where its source cannot be read here."""
         return predicted_bytes(self.spec)
 

@@ -88,7 +88,7 @@ class WordHash:
         """0: no weights."""
         return 0
 
-    def foretold_bytes(self) -> int | None:
+    def predicted_bytes(self) -> int | None:
         """0: no weights."""
         return 0
 

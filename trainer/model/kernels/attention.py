@@ -28,9 +28,9 @@ _refused: set[str] = set()  # names of kernels
 
 def news() -> list[Choice]:
     """Return the choices made since this was last asked."""
-    told = list(_untold)
+    reported = list(_untold)
     _untold.clear()
-    return told
+    return reported
 
 
 def first_refusals(choices: Iterable[Choice]) -> dict[str, str]:

@@ -151,8 +151,8 @@ class BlockFunction(torch.autograd.Function):
         cross_kv = F.linear(y, w.cross_kv, w.cross_kv_bias).unflatten(-1, (2, *heads))
         key, value = cross_kv.unbind(-3)
         cross_out, cross_kept = attend(cross_q, key, value, shape.captions)
-        told = linear(cross_out.flatten(2), w.cross_proj, w.cross_proj_bias)
-        x2, h, mlp_moments = normed(x1, told, mlp_shift, mlp_scale, as_float8=shape.float8)
+        reported = linear(cross_out.flatten(2), w.cross_proj, w.cross_proj_bias)
+        x2, h, mlp_moments = normed(x1, reported, mlp_shift, mlp_scale, as_float8=shape.float8)
 
         before, after, into = linear_gelu(h, w.fc1, w.fc1_bias, keep=not shape.lean)
         mlp = linear(into, w.fc2, w.fc2_bias).view(x.shape)

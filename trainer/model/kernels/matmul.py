@@ -53,22 +53,22 @@ _untold: list[Found] = []
 
 def news() -> list[Found]:
     """Return what was found since this was last asked."""
-    told = list(_untold)
+    reported = list(_untold)
     _untold.clear()
-    return told
+    return reported
 
 
 def _times(plan: Plan, given: Given, by_torch: Callable[[], object]) -> list[float]:
     """Return the milliseconds of torch's way and of each of the plan's algorithms."""
-    product, spare = plan.product, torch.empty_like(given.d)
+    product, fallback = plan.product, torch.empty_like(given.d)
     aux = torch.empty_like(given.d) if product.epilogue == "gelu" else given.aux
 
     def way(number: int) -> Callable[[], object]:
         def run() -> None:
             plan.best = number
-            plan.run(given._replace(d=spare, aux=aux))
+            plan.run(given._replace(d=fallback, aux=aux))
             if product.epilogue == "gelu backward":
-                bias_gradient(spare)  # which is part of torch's way
+                bias_gradient(fallback)  # which is part of torch's way
 
         return run
 

@@ -30,7 +30,7 @@ class SegmentSpec(Recipe):
     """what it changes in the recipe's stage, nested as there: {data: {levels: [1]}}"""
 
     @model_validator(mode="after")
-    def _goes_on_or_changes(self) -> Self:
+    def _resumes_or_changes(self) -> Self:
         if not self.is_new_stage and (self.stage or self.begins == "weights"):
             raise ValueError(
                 "a segment without a stage of its own goes on with the one before: leave out stage, and "

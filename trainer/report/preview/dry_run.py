@@ -55,8 +55,8 @@ def memory_of(
         end = stage.first_step + stage.num_steps
         are_there |= stage.folder is None or (recipe.sample is not None and recipe.sample.every < end)
         encoders = {
-            "video_encoder_bytes": video_encoder(recipe.video_encoder).foretold_bytes() if are_there else 0,
-            "text_encoder_bytes": text_encoder(recipe.text_encoder).foretold_bytes() if are_there else 0,
+            "video_encoder_bytes": video_encoder(recipe.video_encoder).predicted_bytes() if are_there else 0,
+            "text_encoder_bytes": text_encoder(recipe.text_encoder).predicted_bytes() if are_there else 0,
         }
         needs.append(_model_memory(stage, recipe, state) | encoders)
     return needs
@@ -198,13 +198,13 @@ def dry_run(
     Raises what `data.lay_out` raises; clips without latents are counted, not refused.
     """
     laid = data_stages.lay_out(recipe, complete=False)
-    laid, going_on = data_position.ahead(laid, recipe, origin or Origin(), settings)
+    laid, continuing = data_position.ahead(laid, recipe, origin or Origin(), settings)
     trained, frozen = parameters(recipe)
     needs = memory_of(laid, recipe, (trained, frozen))
     return {
         "name": recipe.name,
         "output": str(recipe.output),
-        "resume": going_on,
+        "resume": continuing,
         "parameters": trained + frozen,
         "trained_parameters": trained,
         "weights_and_optimizer_bytes": trained * TRAINED_BYTES + frozen * FROZEN_BYTES,
@@ -214,7 +214,7 @@ def dry_run(
     }
 
 
-def _latents_in_words(latents: dict[str, Any]) -> str:
+def _latents_as_text(latents: dict[str, Any]) -> str:
     if forecast := latents.get("forecast_bytes"):
         return (
             f"  encoded ahead, one view a clip unless views says more: {forecast['latents'] / 1e9:.3g} GB of "
@@ -228,7 +228,7 @@ def _latents_in_words(latents: dict[str, Any]) -> str:
     return words
 
 
-def _memory_in_words(found: dict[str, Any]) -> str:
+def _memory_as_text(found: dict[str, Any]) -> str:
     shared = f", shared by {found['ranks_that_share']} ranks" if found["ranks_that_share"] > 1 else ""
     count = found["recompute_blocks"]
     again = f" with {count} blocks recomputed" if count else ""
@@ -245,10 +245,10 @@ def _memory_in_words(found: dict[str, Any]) -> str:
     )
 
 
-def _going_on_in_words(going_on: dict[str, Any]) -> list[str]:
-    can = "refused" if going_on["error"] else "goes on"
-    lines = [f"{can} from {going_on['checkpoint']}, step {going_on['step']:,}"]
-    for change in going_on["changes"]:
+def _continuing_as_text(continuing: dict[str, Any]) -> list[str]:
+    can = "refused" if continuing["error"] else "goes on"
+    lines = [f"{can} from {continuing['checkpoint']}, step {continuing['step']:,}"]
+    for change in continuing["changes"]:
         accepted = "accepted" if change["accepted"] else "not accepted"
         flag = f"{accepted}: {change['flag']}" if change["flag"] else "nothing accepts this"
         lines.append(f"  {change['text']} ({flag})")
@@ -263,8 +263,8 @@ def to_text(report: dict[str, Any]) -> str:
         f"model: {report['parameters']:,} parameters, {report['trained_parameters']:,} trained; with "
         f"gradients, optimizer and average {report['weights_and_optimizer_bytes'] / 1e9:.3g} GB",
     ]
-    if going_on := report["resume"]:
-        lines += _going_on_in_words(going_on)
+    if continuing := report["resume"]:
+        lines += _continuing_as_text(continuing)
     for stage in report["stages"]:
         lines.append("")
         lines.append(
@@ -305,8 +305,8 @@ def to_text(report: dict[str, Any]) -> str:
         if empty := stage["empty_buckets"]:
             more = f", … {len(empty) - NAMED_BUCKETS} more" if len(empty) > NAMED_BUCKETS else ""
             lines.append(f"  no clip in {len(empty)} buckets: {', '.join(empty[:NAMED_BUCKETS])}{more}")
-        lines.append(_memory_in_words(stage["memory"]))
-        lines.append(_latents_in_words(stage["latents"]))
+        lines.append(_memory_as_text(stage["memory"]))
+        lines.append(_latents_as_text(stage["latents"]))
         for reason, count in stage["clips_left_out"].items():
             lines.append(f"  {'(' + reason + ')':<32} {count:>9,} clips  in no bucket")
         if buckets := report["validation"].get(stage["name"]):

@@ -89,11 +89,11 @@ def clips_of_step(path: Path, step: int) -> list[dict[str, Any]]:
     ]
 
 
-def _in_words(report: dict[str, Any], indent: str = "") -> list[str]:
+def _as_text(report: dict[str, Any], indent: str = "") -> list[str]:
     lines = []
     for key, value in report.items():
         if isinstance(value, dict) and value:
-            lines += [f"{indent}{key}:", *_in_words(value, indent + "  ")]
+            lines += [f"{indent}{key}:", *_as_text(value, indent + "  ")]
         elif isinstance(value, list) and value and isinstance(value[0], dict):
             lines += [f"{indent}{key}:", *(f"{indent}  {json.dumps(entry)}" for entry in value)]
         else:
@@ -128,5 +128,5 @@ def _run(given: argparse.Namespace) -> None:
     else:
         is_checkpoint = (given.path / "manifest.json").is_file()
         report = describe(given.path) if is_checkpoint else describe_run(given.path)
-        words = _in_words(report)
+        words = _as_text(report)
     print(json.dumps(report, indent=1, ensure_ascii=False) if given.json else "\n".join(words))

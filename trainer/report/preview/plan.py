@@ -118,7 +118,11 @@ def _with_pictures(found: RunStages, batches: Sequence[dict[str, Any]]) -> Itera
         for clip, frames, caption in zip(batch["clips"], read.frames, read.captions, strict=True):
             event = replaced.get(clip["slot"])
             clips.append(
-                {**clip, "problem": f"{event['kind']}: {event['spare']} stands in", "spare": event["spare"]}
+                {
+                    **clip,
+                    "problem": f"{event['kind']}: {event['fallback']} stands in",
+                    "spare": event["spare"],
+                }
                 if event
                 else {**clip, "caption": caption, "thumbnail": contact_sheet.thumbnail(frames[0])}
             )

@@ -69,9 +69,9 @@ def action_for(kind: Kind, spec: GuardSpec, state: GuardState) -> Policy:
 def decide(found: Sequence[Problem], spec: GuardSpec, state: GuardState) -> Decision | None:
     """Return the firmest of what the findings ask for; None where there is nothing to do or to say."""
     asked = [(action_for(each.kind, spec, state), each) for each in found]
-    told = [(action, each) for action, each in asked if action != "ignore"]
-    if not told:
+    reported = [(action, each) for action, each in asked if action != "ignore"]
+    if not reported:
         return None
-    action, chosen = max(told, key=lambda pair: FIRMNESS.index(pair[0]))
-    others = tuple(each for _, each in told if each is not chosen)
+    action, chosen = max(reported, key=lambda pair: FIRMNESS.index(pair[0]))
+    others = tuple(each for _, each in reported if each is not chosen)
     return Decision(action=action, policy=spec.policy(chosen.kind), found=chosen, others=others)

@@ -267,8 +267,8 @@ def _divergence(memory: Memory, step: int, spec: GuardSpec) -> Problem | None:
         return None
     quarter = spec.divergence_window // 4
     full = [each.values for each in memory.smoothed.values() if len(each.values) >= spec.divergence_window]
-    going_on = float(np.mean([np.median(each[-quarter:]) - np.median(each) for each in full]))
-    if going_on < -error:
+    continuing = float(np.mean([np.median(each[-quarter:]) - np.median(each) for each in full]))
+    if continuing < -error:
         return None  # it is falling again
     after_spike = since < memory.spike_step
     how = (

@@ -15,8 +15,7 @@ from trainer.data.model_inputs import Batch
 from trainer.data.stages import StageData
 from trainer.run_folder import jsonl, metrics
 from trainer.training import log as training_log
-from trainer.training.guard import detect as judgement
-from trainer.training.guard import rerun_step
+from trainer.training.guard import detect, rerun_step
 from trainer.training.guard.decide import BadNode, Decision, GoBack, Halted, LostRank, decide
 from trainer.training.guard.detect import Problem
 from trainer.training.guard.history import Figures
@@ -47,7 +46,7 @@ class Guarded:
     stage: StageData
     read: Read
 
-    def judge(self, computed: Computed, batches: Sequence[Batch]) -> bool:
+    def check(self, computed: Computed, batches: Sequence[Batch]) -> bool:
         """Return whether the update is to be made. Raises GoBack, Halted, BadNode, LostRank."""
         state, spec = self.state, self.tools.recipe.guard
         memory = state.guard.memory
@@ -59,7 +58,7 @@ class Guarded:
             grad_norm=computed.grad_norm,
             rank_norms=computed.rank_norms,
         )
-        found = [*judgement.find_problems(memory, figures, spec), *self._learning_rate()]
+        found = [*detect.find_problems(memory, figures, spec), *self._learning_rate()]
         decision = decide(found, spec, state.guard)
         verdict: RerunVerdict | None = None
         if decision is not None:
@@ -71,7 +70,7 @@ class Guarded:
             if decision.action == "skip":
                 memory.loud.append((figures.step, spec.spike_z))
                 return False
-        judgement.update_history(memory, figures, found, spec)
+        detect.update_history(memory, figures, found, spec)
         return True
 
     def look_at_weights(self, line: dict[str, Any]) -> None:
@@ -79,11 +78,11 @@ class Guarded:
         if "weight_norm" not in line:
             return
         memory, spec = self.state.guard.memory, self.tools.recipe.guard
-        found = judgement.weight_norm(memory, self.state.step, line["weight_norm"], spec)
+        found = detect.weight_norm(memory, self.state.step, line["weight_norm"], spec)
         decision = decide([found], spec, self.state.guard) if found else None
         if decision is not None:
             self._act(decision, None, None)
-        judgement.remember_weights(memory, self.state.step, line["weight_norm"])
+        detect.remember_weights(memory, self.state.step, line["weight_norm"])
 
     def _learning_rate(self) -> list[Problem]:
         """Compare the last update's rate with what the schedule of now says of it."""
@@ -91,7 +90,7 @@ class Guarded:
         if state.stage_step == 0:
             return []
         due = adamw.learning_rate(stage.stage.optim, state.stage_step - 1, stage.num_steps)
-        found = judgement.learning_rate(state.step + 1, state.lr, due * state.guard.factor(state.step))
+        found = detect.learning_rate(state.step + 1, state.lr, due * state.guard.factor(state.step))
         return [found] if found else []
 
     def _with_hardware(self, decision: Decision, verdict: RerunVerdict, step: int) -> Decision:

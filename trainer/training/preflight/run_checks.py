@@ -217,14 +217,14 @@ def run_checks(
 
     said = rank.board.take_all("found", _silent_seconds(rank)) if world.is_first else {}
     is_whole = all(each is not None and not each["hung"] for each in said.values())
-    goes_on = _agreed(rank, "goes on", is_whole, _silent_seconds(rank) + MARGIN_SECONDS)
+    resumes = _agreed(rank, "goes on", is_whole, _silent_seconds(rank) + MARGIN_SECONDS)
     mine: dict[str, Any] = {"checks": [], "met": [], "hung": False}
-    if goes_on and world.size > 1:
+    if resumes and world.size > 1:
         mine = _together(rank, hosts, leaders)
     rank.board.put(f"together/{world.rank}", mine)
 
     if world.is_first:
-        found = _judge(rank, hosts, said, began)
+        found = _check(rank, hosts, said, began)
         rank.board.put("verdict", found)
     else:
         found = rank.board.take("verdict", _silent_seconds(rank) + 2 * MARGIN_SECONDS)
@@ -233,7 +233,7 @@ def run_checks(
     return Preflight(**found, has_hung=bool(rank.bounded.hung), tells=world.is_first)
 
 
-def _judge(rank: _Rank, hosts: list[str], said: dict[int, Any], began: float) -> dict[str, Any]:
+def _check(rank: _Rank, hosts: list[str], said: dict[int, Any], began: float) -> dict[str, Any]:
     """Return the verdict on all nodes, on the first rank, as the plain values of a Preflight."""
     spec, board = rank.recipe.preflight, rank.board
     reports = [verdict.report_from_json(each["report"]) for each in said.values() if each is not None]

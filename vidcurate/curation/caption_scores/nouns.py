@@ -70,11 +70,12 @@ def refuse_another_engine(clips: pl.LazyFrame, where: str, engine: str) -> None:
         .collect()
     )
     if found.height:
-        told = " and ".join(
+        reported = " and ".join(
             f"{rows:,} rows by {other or 'an unnamed engine'}" for other, rows in found.iter_rows()
         )
         raise ColumnError(
-            f"{where}: it comes with noun counts, {told}, and this run counts by {engine}. One table has one "
+            f"{where}: it comes with noun counts, {reported}, and this "
+            f"run counts by {engine}. One table has one "
             "engine: set noun_engine to the same one, or leave out the column noun_count."
         )
 

@@ -101,9 +101,12 @@ def read_costs(run: Path) -> list[dict[str, Any]]:
     done: dict[str, list[tuple[float, float]]] = {}
     for number, line in enumerate(lines, start=1):
         try:
-            told = json.loads(line)
-            command, call = str(told["command"]), (float(told["seconds"]), float(told["cpu_seconds"]))
-            is_done = bool(told["is_done"])
+            reported = json.loads(line)
+            command, call = (
+                str(reported["command"]),
+                (float(reported["seconds"]), float(reported["cpu_seconds"])),
+            )
+            is_done = bool(reported["is_done"])
         except (ValueError, KeyError, TypeError) as error:
             raise TableError(f"{run / COSTS}: line {number} cannot be read ({error}). Remove it.") from error
         open_calls.setdefault(command, []).append(call)

@@ -73,11 +73,11 @@ def replay_ledger(entries: pl.DataFrame) -> pl.Series:
     if not plain["is_words"].any():
         return fails
     at = plain["is_words"].arg_true()
-    judged = [
+    checked = [
         found == UNKNOWN or ((found in json.loads(asked.partition(" of ")[2])) == asked.startswith("none"))
         for found, asked in entries.select("value", "threshold")[at].iter_rows()
     ]
-    return fails.scatter(at, pl.Series(judged, dtype=pl.Boolean))
+    return fails.scatter(at, pl.Series(checked, dtype=pl.Boolean))
 
 
 def read_ledger(run: Path) -> pl.LazyFrame:
@@ -146,7 +146,7 @@ def check_ledger(run: Path) -> dict[str, int]:
     """
     entries = read_ledger(run).collect()
     newest = table.newest_stage(run)
-    judged = table.scan(run, newest).select("clip_id", "is_kept").collect()
+    checked = table.scan(run, newest).select("clip_id", "is_kept").collect()
     wrong = entries.filter(~replay_ledger(entries))
     if len(wrong):
         clip_id, rule, value, threshold = wrong.select("clip_id", "rule", "value", "threshold").row(0)
@@ -154,15 +154,17 @@ def check_ledger(run: Path) -> dict[str, int]:
             f"{run / LEDGER}: {len(wrong)} entries do not follow from their values; the first is {clip_id}: "
             f"{rule}, {value} against {threshold}. Run `vidcurate filter {run}` again."
         )
-    told = entries.filter("is_verdict")["clip_id"]
-    rejected_ids = judged.filter(~pl.col("is_kept"))["clip_id"]
-    if told.n_unique() != len(told) or not told.sort().equals(rejected_ids.sort(), check_names=False):
-        odd = sorted({*told} ^ {*rejected_ids} or set(told.filter(told.is_duplicated())))
+    reported = entries.filter("is_verdict")["clip_id"]
+    rejected_ids = checked.filter(~pl.col("is_kept"))["clip_id"]
+    if reported.n_unique() != len(reported) or not reported.sort().equals(
+        rejected_ids.sort(), check_names=False
+    ):
+        odd = sorted({*reported} ^ {*rejected_ids} or set(reported.filter(reported.is_duplicated())))
         raise TableError(
             f"{run / LEDGER}: its verdicts are not those of {newest}.parquet, first at {odd[0]}. "
             f"Run `vidcurate {table.command_of(newest)} {run}` again."
         )
-    return {"rows_in": len(judged), "rows_rejected": len(told), "entries_replayed": len(entries)}
+    return {"rows_in": len(checked), "rows_rejected": len(reported), "entries_replayed": len(entries)}
 
 
 def check_share(count: int, total: int, limit: float | None, *, what: str, key: str, see: str) -> None:

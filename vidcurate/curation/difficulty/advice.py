@@ -135,14 +135,14 @@ def tail_to_ratio(low: Floats, high: Floats, total: int, spec: SplitSpec) -> Tai
 
 def texts(made: Sequence[Ramp], cut: Tail | None, to_ratio: Tail | None, spec: SplitSpec) -> tuple[str, ...]:
     """Return the advice in words."""
-    told = []
+    reported = []
     if cut is not None:
-        told.append(
+        reported.append(
             f"cut the hardest {100 * cut.share:.2g} % (drop_hardest: {drop_hardest(cut):g}): {cut.clips:,} "
             f"clips with {spec.column} above {cut.above:g} lie beyond the tail of the others."
         )
     if to_ratio is not None:
-        told.append(
+        reported.append(
             f"without the hardest {100 * to_ratio.share:.2g} % (drop_hardest: {drop_hardest(to_ratio):g}), "
             f"{to_ratio.clips:,} clips with {spec.column} above {to_ratio.above:g}, the top 1 % of the last "
             f"level is {spec.warn_tail_ratio:g} times that of the one before."
@@ -150,11 +150,11 @@ def texts(made: Sequence[Ramp], cut: Tail | None, to_ratio: Tail | None, spec: S
     for ramp in made:
         if ramp.increments > 1:
             share = "" if ramp.share_of_pass is None else f", {100 * ramp.share_of_pass:.0f} % of a pass"
-            told.append(
+            reported.append(
                 f"ramp into level {ramp.to_level} in {ramp.increments} increments ({ramp.steps:,} steps"
                 f"{share}): {ramp.because}."
             )
-    return tuple(told)
+    return tuple(reported)
 
 
 def drop_hardest(cut: Tail) -> float:

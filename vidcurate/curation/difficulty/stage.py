@@ -159,9 +159,9 @@ def _drop(rows: pl.DataFrame, spec: SplitSpec) -> tuple[pl.DataFrame, pl.DataFra
     return rows.filter(value <= limit), pl.concat([unknown, hardest]).sort("row")
 
 
-def _with_split(told: pl.DataFrame, dropped: pl.DataFrame, spec: SplitSpec) -> pl.DataFrame:
+def _with_split(reported: pl.DataFrame, dropped: pl.DataFrame, spec: SplitSpec) -> pl.DataFrame:
     """Return the filter's ledger and behind it the split's rejections, in place of an earlier split's."""
-    filtered = told.filter(pl.col("stage") != "split")
+    filtered = reported.filter(pl.col("stage") != "split")
     number = filtered["order"].max()
     mine = dropped.select(
         "clip_id",
@@ -214,7 +214,7 @@ def run_split(run: Path, spec: SplitSpec, *, progress: Progress = no_progress) -
     target, levels_path, ledger_path = table.stage_path(run, "split"), run / LEVELS, run / LEDGER
     if table.is_up_to_date(target, origin) and levels_path.exists() and (run / FRAGMENT).exists():
         summary = _summary(levels_path, up_to_date=True)
-        if not ledger_path.exists() or summary.rows_dropped_here == _told(ledger_path):
+        if not ledger_path.exists() or summary.rows_dropped_here == _reported(ledger_path):
             return summary
     clips = table.scan(run, previous)
     rows, dropped = _drop(_rows(clips, spec, source), spec)
@@ -253,15 +253,15 @@ def run_split(run: Path, spec: SplitSpec, *, progress: Progress = no_progress) -
     drawn = {"quantiles": QUANTILES, "columns": histograms(parts, columns)}
     atomic_file.write_json(levels_path, {"column": spec.column, **asdict(summary), "histograms": drawn})
     atomic_file.write_text(run / FRAGMENT, recipe_fragment(spec.levels, ramps, spec))
-    if ledger_path.exists() and (len(dropped) or _told(ledger_path)):
-        told = _with_split(pl.read_parquet(ledger_path), dropped, spec)
-        table.write(told, ledger_path, table.provenance(ledger_path))
+    if ledger_path.exists() and (len(dropped) or _reported(ledger_path)):
+        reported = _with_split(pl.read_parquet(ledger_path), dropped, spec)
+        table.write(reported, ledger_path, table.provenance(ledger_path))
     table.write(_joined(clips, rows, dropped), target, origin)
     progress(2, 2, "steps")
     return summary
 
 
-def _told(ledger_path: Path) -> int:
+def _reported(ledger_path: Path) -> int:
     """Return how many rejections by the split the ledger holds: a filter that ran again leaves them out."""
     counted: int = (
         pl.scan_parquet(ledger_path).filter(pl.col("stage") == "split").select(pl.len()).collect().item()
@@ -293,16 +293,18 @@ def _joined(clips: pl.LazyFrame, rows: pl.DataFrame, dropped: pl.DataFrame) -> p
 
 
 def _summary(levels_path: Path, *, up_to_date: bool) -> SplitSummary:
-    told: dict[str, Any] = json.loads(levels_path.read_text(encoding="utf-8"))
+    reported: dict[str, Any] = json.loads(levels_path.read_text(encoding="utf-8"))
     return SplitSummary(
         **{
-            **{name: told[name] for name in SplitSummary.__dataclass_fields__},
-            "levels": tuple(Level(**level) for level in told["levels"]),
-            "jumps": tuple(Jump(**found) for found in told["jumps"]),
-            "ramps": tuple(Ramp(**ramp) for ramp in told["ramps"]),
-            **{name: Tail(**told[name]) if told[name] else None for name in ("tail", "tail_to_ratio")},
-            "warnings": tuple(told["warnings"]),
-            "advice": tuple(told["advice"]),
+            **{name: reported[name] for name in SplitSummary.__dataclass_fields__},
+            "levels": tuple(Level(**level) for level in reported["levels"]),
+            "jumps": tuple(Jump(**found) for found in reported["jumps"]),
+            "ramps": tuple(Ramp(**ramp) for ramp in reported["ramps"]),
+            **{
+                name: Tail(**reported[name]) if reported[name] else None for name in ("tail", "tail_to_ratio")
+            },
+            "warnings": tuple(reported["warnings"]),
+            "advice": tuple(reported["advice"]),
             "up_to_date": up_to_date,
         }
     )

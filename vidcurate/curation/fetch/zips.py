@@ -231,11 +231,11 @@ def extract(stream: Stream, member: Member) -> Iterator[bytes]:
     name_bytes, extra_bytes = struct.unpack_from("<HH", header, 26)
     if _HEADER_BYTES + name_bytes + extra_bytes + member.compressed_bytes > member.range_bytes:
         raise MediaError(f"{name}: its local header reaches into the next member.", kind="bad_header")
-    told = b"".join(stream.take(name_bytes)).decode("utf-8" if flags & 0x800 else "cp437", "replace")
+    reported = b"".join(stream.take(name_bytes)).decode("utf-8" if flags & 0x800 else "cp437", "replace")
     for _ in stream.take(extra_bytes):
         pass
-    if told != name or method != member.method:
-        raise MediaError(f"{name}: the local header is that of {told!r}.", kind="bad_header")
+    if reported != name or method != member.method:
+        raise MediaError(f"{name}: the local header is that of {reported!r}.", kind="bad_header")
     found, check = 0, 0
     try:
         for part in _content(stream, member):

@@ -21,7 +21,7 @@ class Plan:
     drops_copies: bool
     outliers: tuple[tuple[OutlierRule, pl.Expr], ...]
 
-    def judged(self) -> set[str]:
+    def checked(self) -> set[str]:
         """Return the columns that the rules judge."""
         read = {"source_dataset" for rule, _ in self.outliers if rule.per_source_dataset}
         if self.drops_copies:
@@ -34,10 +34,10 @@ class Plan:
 
     def columns(self) -> set[str]:
         """Return the columns that the rules judge or tell of."""
-        told = self.judged()
+        reported = self.checked()
         for rule in self.rules:
-            told.update(rule.name.meta.root_names(), rule.value.meta.root_names())
-        return told
+            reported.update(rule.name.meta.root_names(), rule.value.meta.root_names())
+        return reported
 
 
 def plan_of(schema: Schema, spec: FilterSpec, where: Path) -> Plan:

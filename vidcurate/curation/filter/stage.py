@@ -100,28 +100,28 @@ def apply_rules(clips: pl.LazyFrame, spec: FilterSpec, where: Path) -> tuple[pl.
             )
             .collect()
         )
-    told = pl.concat(entries).sort("row", maintain_order=True)  # of one row: in the order of the rules
+    reported = pl.concat(entries).sort("row", maintain_order=True)  # of one row: in the order of the rules
     # The verdict on a clip is the ledger's entry for the first rule that it fails.
-    told = told.with_columns(pl.col("row").is_first_distinct().alias("is_verdict"))
-    verdicts = told.filter("is_verdict")
+    reported = reported.with_columns(pl.col("row").is_first_distinct().alias("is_verdict"))
+    verdicts = reported.filter("is_verdict")
     place = pl.Series([None], dtype=pl.UInt32).new_from_index(0, len(facts))
     place = place.scatter(verdicts["row"], pl.int_range(len(verdicts), dtype=pl.UInt32, eager=True))
-    judged = facts.select("clip_id").with_columns(
+    checked = facts.select("clip_id").with_columns(
         first.is_null().alias("is_kept"),
         *(
             verdicts[name].gather(place).alias(f"reject_{name}")
             for name in ("stage", "rule", "value", "threshold")
         ),
     )
-    return judged, rejection_ledger.signed(told, spec.model_dump_json()).select(
+    return checked, rejection_ledger.signed(reported, spec.model_dump_json()).select(
         "row", *rejection_ledger.ORDER
     )
 
 
-def funnel_of(told: pl.DataFrame, total: int) -> tuple[Funnel, ...]:
+def funnel_of(reported: pl.DataFrame, total: int) -> tuple[Funnel, ...]:
     """Return the rules that rejected something, in their order, with the rows in and out of each."""
     firsts = (
-        told.filter("is_verdict")
+        reported.filter("is_verdict")
         .group_by("order", "stage", "rule")
         .agg(pl.len().alias("rejected"), pl.col("threshold").first())
         .sort("order", "rule")
@@ -158,12 +158,12 @@ def run_filter(run: Path, spec: FilterSpec, *, progress: Progress = no_progress)
     target, funnel_path, ledger_path = table.stage_path(run, "filter"), run / FUNNEL, run / LEDGER
     up_to_date = table.is_up_to_date(target, origin) and funnel_path.exists() and ledger_path.exists()
     if not up_to_date:
-        judged, told = apply_rules(table.scan(run, previous), spec, source)
+        checked, reported = apply_rules(table.scan(run, previous), spec, source)
         progress(1, 3, "steps")
-        table.write(told.drop("row"), ledger_path, origin)
-        atomic_file.write_json(funnel_path, [asdict(step) for step in funnel_of(told, len(judged))])
+        table.write(reported.drop("row"), ledger_path, origin)
+        atomic_file.write_json(funnel_path, [asdict(step) for step in funnel_of(reported, len(checked))])
         progress(2, 3, "steps")
-        table.write(judged, target, origin)
+        table.write(checked, target, origin)
         progress(3, 3, "steps")
     return _summary(target, funnel_path, up_to_date)
 

@@ -109,7 +109,7 @@ def run_frames(
     spec: FramesSpec,
     *,
     videos: Path | str,
-    crew: ExecutorSpec = ALONE,
+    executor: ExecutorSpec = ALONE,
     progress: Progress = no_progress,
 ) -> FramesSummary | PartSummary:
     """Decode every clip of the run's table that is not known to be broken and write RUN/frames.parquet.
@@ -150,7 +150,7 @@ def run_frames(
             on_crash=_crashed,
             on_timeout=_timed_out,
             time_limit_seconds=spec.time_limit_seconds,
-            crew=crew,
+            executor=executor,
             chunk_size=_CLIPS_AT_ONCE,
             parts=parts,
             progress=progress,

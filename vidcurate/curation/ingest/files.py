@@ -125,9 +125,9 @@ def relative(paths: pl.Series, root: Path | None) -> pl.DataFrame:
     odd_paths = frame.filter(odd)["path"].unique().to_list()
     if not odd_paths:
         return frame
-    judged = [_normal(path, roots) for path in odd_paths]
+    checked = [_normal(path, roots) for path in odd_paths]
     known = pl.DataFrame(
-        {"path": odd_paths, "plain": [plain for plain, _ in judged], "out": [out for _, out in judged]},
+        {"path": odd_paths, "plain": [plain for plain, _ in checked], "out": [out for _, out in checked]},
         schema={"path": pl.String, "plain": pl.String, "out": pl.Boolean},
     )
     return frame.join(known, on="path", how="left", maintain_order="left").select(

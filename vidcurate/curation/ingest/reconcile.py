@@ -162,7 +162,7 @@ def _entries(frame: pl.DataFrame, flag: pl.Expr, **columns: str) -> dict[str, An
     return {"count": len(at), "listed": listed.to_dicts()}
 
 
-def _told(frame: pl.DataFrame, column: str, *, split: bool) -> Iterator[dict[str, Any]]:
+def _reported(frame: pl.DataFrame, column: str, *, split: bool) -> Iterator[dict[str, Any]]:
     for row, clip_id, cells in frame.select("row", "clip_id", column).iter_rows():
         for cell in cells.split(BETWEEN_BAD):
             if split:
@@ -190,13 +190,16 @@ def lists(ledger: Ledger) -> dict[str, Any]:
             again, pl.lit(True), row="row", clip_id="clip_id", id="base_id", first_row="first_row"
         ),
         "empty_captions": _entries(rows, pl.col("is_empty"), row="row", clip_id="clip_id"),
-        "bad_values": {"count": bad.height, "listed": list(_told(bad.head(MAX_LISTED), "bad", split=True))},
+        "bad_values": {
+            "count": bad.height,
+            "listed": list(_reported(bad.head(MAX_LISTED), "bad", split=True)),
+        },
         "paths_outside_root": _entries(rows, pl.col("leaves"), **row),
         "found_by_name": _entries(rows, pl.col("by_name"), **row, found="file_path"),
         "ambiguous_names": _entries(rows, pl.col("is_ambiguous"), **row),
         "disagreements": {
             "count": notes.height,
-            "listed": list(_told(notes.head(MAX_LISTED), "note", split=False)),
+            "listed": list(_reported(notes.head(MAX_LISTED), "note", split=False)),
         },
     }
 

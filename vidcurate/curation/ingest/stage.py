@@ -272,7 +272,7 @@ def _table(rows: Rows, narrow: pl.DataFrame, ledger: Ledger, schema: str, spec: 
         name: pl.col(name) if name in narrow.columns else pl.lit(None, dtype=dtype)
         for name, dtype in CELLS.items()
     }
-    told = {f"{name}_from_metadata": cells[name] for name in MEASURES}
+    reported = {f"{name}_from_metadata": cells[name] for name in MEASURES}
     dataset = spec.dataset or (TABLES[schema].dataset if schema in TABLES else schema)
     verdict = ledger.frame.select(
         "clip_id", "sample_key", "base_id", "file_size_bytes", "ingest_problem", video_path="file_path"
@@ -289,7 +289,7 @@ def _table(rows: Rows, narrow: pl.DataFrame, ledger: Ledger, schema: str, spec: 
     caption = rows.frame.select(caption=typed(rows)[0]["caption"])
     read = narrow.lazy().drop("clip_id", "video_path")
     whole = pl.concat([caption, read, verdict.head(ledger.num_rows).lazy()], how="horizontal")
-    whole = whole.with_columns(**told, **best_known(cells), **named)
+    whole = whole.with_columns(**reported, **best_known(cells), **named)
     extra = (
         verdict.slice(ledger.num_rows)
         .lazy()

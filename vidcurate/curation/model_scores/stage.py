@@ -123,7 +123,7 @@ def _write_part(parts: Path, number: int, rows: list[dict[str, Any]], means: Any
 
 
 def _score_chunks(
-    items: list[dict[str, Any]], models: "Models", parts: Path, crew: ExecutorSpec, progress: Progress
+    items: list[dict[str, Any]], models: "Models", parts: Path, executor: ExecutorSpec, progress: Progress
 ) -> PartSummary | None:
     """Score the chunks of `items`, or of the crew's part of them, that are not in `parts` yet."""
     from vidcurate.curation.model_scores.frames import decoded
@@ -136,13 +136,13 @@ def _score_chunks(
     if models.text is not None:
         side = max(side, spec.text_short_side_px)
     chunks = [items[start : start + _CLIPS_A_CHUNK] for start in range(0, len(items), _CLIPS_A_CHUNK)]
-    mine = map_clips.part_rows(len(chunks), crew.part)
+    mine = map_clips.part_rows(len(chunks), executor.part)
     todo = [number for number in mine if not _part(parts, number)[0].exists()]
     total = sum(len(chunks[number]) for number in mine)
     done = done_before = total - sum(len(chunks[number]) for number in todo)
     progress(done, total, "clips")
     waiting = list(itertools.chain.from_iterable(chunks[number] for number in todo))
-    looks = decoded(waiting, spec.positions, side, crew.num_workers)
+    looks = decoded(waiting, spec.positions, side, executor.num_workers)
     for number in todo:
         found = [next(looks) for _ in chunks[number]]
         rows = [{name: look[name] for name in ("models_status", "models_problem")} for look in found]
@@ -160,7 +160,7 @@ def _score_chunks(
         _write_part(parts, number, rows, means)
         done += len(found)
         progress(done, total, "clips")
-    return map_clips.part_done(parts, crew.part, total, done_before) if crew.part else None
+    return map_clips.part_done(parts, executor.part, total, done_before) if executor.part else None
 
 
 def _check_merge(parts: Path, count: int) -> None:
@@ -189,7 +189,7 @@ def run_models(
     spec: ModelsSpec,
     *,
     videos: Path | str,
-    crew: ExecutorSpec = ALONE,
+    executor: ExecutorSpec = ALONE,
     progress: Progress = no_progress,
 ) -> ModelsSummary | PartSummary:
     """Score every clip that no earlier stage found broken and write RUN/models.parquet.
@@ -197,9 +197,9 @@ def run_models(
     A part of the crew's writes no table; of the engines only `local` has the models. Raises InputError for
     a folder, a model or a package that is not there, StageError, StorageError.
     """
-    if crew.engine != "local":
+    if executor.engine != "local":
         raise InputError(
-            f"--engine {crew.engine}: the models run on this machine. Spread them with --part i/n."
+            f"--engine {executor.engine}: the models run on this machine. Spread them with --part i/n."
         )
     download.require(videos)
     scores, used = scores_of(spec), names_of(spec)
@@ -241,11 +241,11 @@ def run_models(
                 named=True
             )
         ]
-        if crew.merge:
+        if executor.merge:
             _check_merge(parts, len(items))
         else:
             map_clips.make_parts(parts)
-            part = _score_chunks(items, load(spec), parts, crew, progress)
+            part = _score_chunks(items, load(spec), parts, executor, progress)
             if part is not None:
                 return part
         rows, means = _read_parts(parts, len(items))

@@ -103,9 +103,9 @@ def _flv(data: FileBytes, check_sums: bool) -> Bounds:
         length = 11 + int.from_bytes(data[position + 1 : position + 4], "big")
         if position + length > size:
             return Bounds(cut=f"the last tag ends at byte {position + length}, the file at byte {size}")
-        told = data[position + length : position + length + 4]
+        reported = data[position + length : position + length + 4]
         # Writers that stop early leave out the last size; a size of 0 is written by some.
-        if len(told) == 4 and int.from_bytes(told, "big") not in (length, 0):
+        if len(reported) == 4 and int.from_bytes(reported, "big") not in (length, 0):
             return Bounds(broken=f"the tag at byte {position} is not as long as the size behind it says")
         position += length + 4
     return Bounds()

@@ -118,8 +118,8 @@ def _climbed(path: Path, size_bytes: int, task: Task) -> Facts:
             index = packets.index_of(path, container, stream)
             facts |= _index_columns(header, index, size_bytes)
             facts["level"] = "index"
-            _judge_index(facts, header, index, bounds, size_bytes)
-            _judge_complaints(facts, heard, header)
+            _check_index(facts, header, index, bounds, size_bytes)
+            _check_complaints(facts, heard, header)
             if task.level == "index" or verdict(facts, task.rejecting)[0] != "ok":
                 return _named(facts, path)
             keyframes_only = task.level == "keyframes"
@@ -132,8 +132,8 @@ def _climbed(path: Path, size_bytes: int, task: Task) -> Facts:
                 found = decode(path, container, stream, keyframes_only=keyframes_only)
         facts |= _decode_columns(found, keyframes_only=keyframes_only)
         facts["level"] = task.level
-        _judge_decode(facts, found, index, keyframes_only=keyframes_only)
-        _judge_complaints(facts, heard, header)
+        _check_decode(facts, found, index, keyframes_only=keyframes_only)
+        _check_complaints(facts, heard, header)
     except MediaError as error:
         reason = str(error).removeprefix(f"{path.name}: ").rstrip(".")
         if error.kind == "unreadable":
@@ -207,7 +207,7 @@ def _decode_columns(found: Decoded, *, keyframes_only: bool) -> Facts:
     return columns
 
 
-def _judge_index(
+def _check_index(
     facts: Facts, header: headers.Header, index: packets.PacketIndex, bounds: Bounds, size_bytes: int
 ) -> None:
     found = facts["findings"]
@@ -234,10 +234,10 @@ def _judge_index(
         found["timestamp_gaps"] = f"{index.num_missing_frames} frames are missing between the others"
     if index.num_repeated_times:
         found["timestamp_repeats"] = f"{index.num_repeated_times} frames are shown at the time of another"
-    _judge_durations(found, header, index, bounds)
+    _check_durations(found, header, index, bounds)
 
 
-def _judge_durations(
+def _check_durations(
     found: dict[str, str], header: headers.Header, index: packets.PacketIndex, bounds: Bounds
 ) -> None:
     promised, spanned = header.duration_seconds, index.duration_seconds or 0.0
@@ -247,20 +247,25 @@ def _judge_durations(
     if sound and spanned and abs(sound - spanned) > max(0.5, 0.1 * spanned):
         found["audio_duration_differs"] = f"the sound lasts {sound:.2f} s, the picture {spanned:.2f} s"
     longest = max(spanned, sound or 0.0)
-    for told in (promised, bounds.movie_seconds):
-        if told and spanned and "duration_mismatch" not in found and not _is_near(told, spanned, longest):
+    for reported in (promised, bounds.movie_seconds):
+        if (
+            reported
+            and spanned
+            and "duration_mismatch" not in found
+            and not _is_near(reported, spanned, longest)
+        ):
             found["header_duration_differs"] = (
-                f"the header promises {told:.2f} s, the packets span {spanned:.2f} s"
+                f"the header promises {reported:.2f} s, the packets span {spanned:.2f} s"
             )
 
 
-def _is_near(told: float, spanned: float, longest: float) -> bool:
+def _is_near(reported: float, spanned: float, longest: float) -> bool:
     """Say whether a promise fits the picture, or the longer of picture and sound, or what lies between."""
     slack = max(0.25, 0.1 * spanned)
-    return spanned - slack <= told <= longest + slack
+    return spanned - slack <= reported <= longest + slack
 
 
-def _judge_decode(facts: Facts, found: Decoded, index: packets.PacketIndex, *, keyframes_only: bool) -> None:
+def _check_decode(facts: Facts, found: Decoded, index: packets.PacketIndex, *, keyframes_only: bool) -> None:
     findings = facts["findings"]
     damaged = found.num_corrupt_frames + found.num_undecodable_packets
     if found.num_damaged_packets:
@@ -285,7 +290,7 @@ def _judge_decode(facts: Facts, found: Decoded, index: packets.PacketIndex, *, k
         findings["decode_count_differs"] = words
 
 
-def _judge_complaints(facts: Facts, heard: Complaints, header: headers.Header) -> None:
+def _check_complaints(facts: Facts, heard: Complaints, header: headers.Header) -> None:
     """Sort what FFmpeg complained of. At the index its decoders do not count: it tries them on opening."""
     findings = facts["findings"]
     sound = header.audio_codec or ""

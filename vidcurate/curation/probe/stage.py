@@ -208,7 +208,7 @@ def _tasks(
 
 
 def _look(
-    tasks: dict[int, Task], spec: ProbeSpec, *, parts: Path, crew: ExecutorSpec, progress: Progress
+    tasks: dict[int, Task], spec: ProbeSpec, *, parts: Path, executor: ExecutorSpec, progress: Progress
 ) -> dict[int, Facts] | PartSummary:
     """Examine the files of the tasks in processes that may be killed."""
     found = map_clips.map_clips_in_parts(
@@ -217,7 +217,7 @@ def _look(
         on_crash=_crashed,
         on_timeout=partial(_timed_out, spec.time_limit_seconds),
         time_limit_seconds=spec.time_limit_seconds,
-        crew=crew,
+        executor=executor,
         chunk_size=_CHUNK_SIZES[spec.level],
         parts=parts,
         progress=progress,
@@ -239,7 +239,7 @@ def run_probe(
     spec: ProbeSpec,
     *,
     known_files: Path | None = None,
-    crew: ExecutorSpec = ALONE,
+    executor: ExecutorSpec = ALONE,
     progress: Progress = no_progress,
 ) -> ProbeSummary | PartSummary:
     """Probe every file of the run's table and write RUN/probe.parquet; a part of the crew's writes none.
@@ -282,7 +282,7 @@ def run_probe(
     # The parts belong to these files at this level: what is known by now decides which they are.
     todo = hashlib.sha256("".join(f"{place}\n" for place in tasks).encode()).hexdigest()[:16]
     parts = run / f"{work}-{todo}"
-    found = _look(tasks, spec, parts=parts, crew=crew, progress=progress)
+    found = _look(tasks, spec, parts=parts, executor=executor, progress=progress)
     if isinstance(found, PartSummary):
         return found
     for place, new in found.items():

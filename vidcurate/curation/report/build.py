@@ -49,7 +49,7 @@ def _clean(value: Any) -> Any:
     return value
 
 
-def _size_in_words(size_bytes: float) -> str:
+def _size_as_text(size_bytes: float) -> str:
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size_bytes < 1024:
             return f"{size_bytes:,.0f} {unit}" if unit == "B" else f"{size_bytes:,.1f} {unit}"
@@ -57,7 +57,7 @@ def _size_in_words(size_bytes: float) -> str:
     return f"{size_bytes:,.1f} TiB"
 
 
-def _time_in_words(seconds: float) -> str:
+def _time_as_text(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:,.0f} s"
     return f"{seconds / 60:,.1f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
@@ -74,10 +74,10 @@ def _page(values: dict[str, Any]) -> str:
         finalize=_clean,
     )
     environment.filters["shown"] = svg.shown
-    environment.filters["size"] = _size_in_words
+    environment.filters["size"] = _size_as_text
     environment.filters["sign"] = lambda text: text.replace(">=", "≥").replace("<=", "≤")
-    environment.filters["measure"] = distributions.measure_in_words
-    environment.filters["time"] = _time_in_words
+    environment.filters["measure"] = distributions.measure_as_text
+    environment.filters["time"] = _time_as_text
     return environment.get_template(PAGE).render(values)
 
 
@@ -85,10 +85,10 @@ def _template(name: str) -> str:
     return files("vidcurate.curation.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _totals(judged: pl.LazyFrame) -> dict[str, Any]:
-    columns = judged.collect_schema().names()
+def _totals(checked: pl.LazyFrame) -> dict[str, Any]:
+    columns = checked.collect_schema().names()
     seconds = pl.col("duration_seconds") if "duration_seconds" in columns else pl.lit(None, dtype=pl.Float64)
-    row = judged.select(
+    row = checked.select(
         rows_in=pl.len(),
         rows_kept=pl.col("is_kept").sum(),
         kept_seconds=seconds.filter(pl.col("is_kept")).sum(),
@@ -100,11 +100,11 @@ def _totals(judged: pl.LazyFrame) -> dict[str, Any]:
 
 
 def _cards(
-    judged: pl.LazyFrame, wanted: dict[str, list[str]], videos: Path | None, progress: Progress
+    checked: pl.LazyFrame, wanted: dict[str, list[str]], videos: Path | None, progress: Progress
 ) -> dict[tuple[str, str], contact_sheet.Card]:
     """Return (kind, clip id) → its card, each made once; a `strip` has three frames, a `single` one."""
     pairs = list(dict.fromkeys((kind, clip) for kind, ids in wanted.items() for clip in ids))
-    rows = {row["clip_id"]: row for row in contact_sheet.clips(judged, list({clip for _, clip in pairs}))}
+    rows = {row["clip_id"]: row for row in contact_sheet.clips(checked, list({clip for _, clip in pairs}))}
     found = {}
     for number, (kind, clip) in enumerate(pairs):
         frames = contact_sheet.FRAMES if kind == "strip" else 1
@@ -122,30 +122,30 @@ def run_report(run: Path, *, videos: Path | None = None, progress: Progress = no
     """
     if videos is not None and not videos.is_dir():
         raise InputError(f"{videos}: no such folder of videos. Give the folder with --videos.")
-    judged, is_judged = facts.verdicts(table.scan(run, table.newest_stage(run)))
-    totals = _totals(judged)
-    steps = funnel.by_rule(run, judged, totals["rows_in"])
+    checked, is_checked = facts.verdicts(table.scan(run, table.newest_stage(run)))
+    totals = _totals(checked)
+    steps = funnel.by_rule(run, checked, totals["rows_in"])
     every = limits.bounds(run)
-    near = limits.nearest(run, judged, every)
-    twins = duplicates.clusters(judged)
-    kept = contact_sheet.choose_kept(judged, SHOWN)
-    dropped = contact_sheet.choose_rejected(judged, [step["rule"] for step in steps], SHOWN)
+    near = limits.nearest(run, checked, every)
+    twins = duplicates.clusters(checked)
+    kept = contact_sheet.choose_kept(checked, SHOWN)
+    dropped = contact_sheet.choose_rejected(checked, [step["rule"] for step in steps], SHOWN)
     beside = [clip for one in near for side in ("kept", "rejected") for clip, _ in one[side]]
     alike = [clip["clip_id"] for one in (twins or {"shown": []})["shown"] for clip in one["clips"]]
-    cards = _cards(judged, {"strip": [*kept, *dropped, *beside], "single": alike}, videos, progress)
+    cards = _cards(checked, {"strip": [*kept, *dropped, *beside], "single": alike}, videos, progress)
     page = _page(
         {
             "name": run.resolve().name,
             "version": __version__,
-            "is_judged": is_judged,
+            "is_judged": is_checked,
             "totals": totals,
             "stages": facts.stages(run),
-            "road": funnel.by_stage(run, judged, steps, totals["rows_in"]),
+            "road": funnel.by_stage(run, checked, steps, totals["rows_in"]),
             "reconciled": facts.findings(run),
-            "rules": funnel.with_examples(judged, steps),
-            "failures": funnel.failures(judged, steps),
-            "histograms": distributions.histograms(judged, every),
-            "split": distributions.levels(judged, facts.levels(run)),
+            "rules": funnel.with_examples(checked, steps),
+            "failures": funnel.failures(checked, steps),
+            "histograms": distributions.histograms(checked, every),
+            "split": distributions.levels(checked, facts.levels(run)),
             "shards": facts.shards(run),
             "copies": twins,
             "near": near,

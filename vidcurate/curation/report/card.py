@@ -117,8 +117,10 @@ def _levels(run: Path) -> dict[str, Any] | None:
 
 
 def _findings(run: Path) -> dict[str, int]:
-    told = _json(run / "reconcile.json") or {}
-    return {name: one["count"] for name, one in told.items() if isinstance(one, dict) and one.get("count")}
+    reported = _json(run / "reconcile.json") or {}
+    return {
+        name: one["count"] for name, one in reported.items() if isinstance(one, dict) and one.get("count")
+    }
 
 
 def _stages(run: Path) -> list[dict[str, Any]]:
@@ -144,14 +146,14 @@ def _stages(run: Path) -> list[dict[str, Any]]:
 
 
 def _shards(run: Path) -> dict[str, Any] | None:
-    told = _json(run / "shards" / "manifest.json")
-    if told is None:
+    reported = _json(run / "shards" / "manifest.json")
+    if reported is None:
         return None
     return {
-        "totals": told["totals"],
-        "failed": len(told["failed"]),
-        "structure_fingerprint": told["structure_fingerprint"],
-        "content_fingerprint": told["content_fingerprint"],
+        "totals": reported["totals"],
+        "failed": len(reported["failed"]),
+        "structure_fingerprint": reported["structure_fingerprint"],
+        "content_fingerprint": reported["content_fingerprint"],
     }
 
 
@@ -194,46 +196,54 @@ def _licence(source: dict[str, Any]) -> str:
 
 def text(run: Path, spec: CardSpec) -> str:
     """Return the card as Markdown. Raises StageError, TableError."""
-    told = facts(run, spec)
-    hours = "" if told["hours"] is None else f", {_cell(told['hours'])} hours"
-    judged = "kept" if told["is_filtered"] else "without an ingest problem (no filter has been run)"
-    lines = [f"# {told['name']}", ""]
-    if told["description"]:
-        lines += [told["description"], ""]
-    lines += [f"{told['rows_kept']:,} clips {judged} of {told['rows_in']:,}{hours}.", "", "## Sources", ""]
+    reported = facts(run, spec)
+    hours = "" if reported["hours"] is None else f", {_cell(reported['hours'])} hours"
+    checked = "kept" if reported["is_filtered"] else "without an ingest problem (no filter has been run)"
+    lines = [f"# {reported['name']}", ""]
+    if reported["description"]:
+        lines += [reported["description"], ""]
+    lines += [
+        f"{reported['rows_kept']:,} clips {checked} of {reported['rows_in']:,}{hours}.",
+        "",
+        "## Sources",
+        "",
+    ]
     lines += _table(
         ("source", "rows", "clips", "hours", "licence"),
-        [(one["source"], one["rows"], one["clips"], one["hours"], _licence(one)) for one in told["sources"]],
+        [
+            (one["source"], one["rows"], one["clips"], one["hours"], _licence(one))
+            for one in reported["sources"]
+        ],
     )
-    if told["licences_without_a_source"]:
-        lines += [f"Licences without a row: {', '.join(told['licences_without_a_source'])}.", ""]
-    if told["levels"]:
-        lines += [f"## Levels by {told['levels']['column']}", ""]
+    if reported["licences_without_a_source"]:
+        lines += [f"Licences without a row: {', '.join(reported['licences_without_a_source'])}.", ""]
+    if reported["levels"]:
+        lines += [f"## Levels by {reported['levels']['column']}", ""]
         names = ("level", "clips", "validation_clips", "hours", "frames", "tokens", "min", "max", "mean")
-        rows = [tuple(level[name] for name in names) for level in told["levels"]["levels"]]
+        rows = [tuple(level[name] for name in names) for level in reported["levels"]["levels"]]
         lines += _table(tuple(name.replace("_", " ") for name in names), rows)
-    own = "the training's table" if told["buckets_are_the_splits"] else "the published sizes and lengths"
+    own = "the training's table" if reported["buckets_are_the_splits"] else "the published sizes and lengths"
     lines += ["## Buckets", "", f"By {own}: the largest size that a clip fills, its longest length.", ""]
     lines += _table(
         ("bucket", "clips", "hours"),
-        [(name, one["clips"], one["hours"]) for name, one in told["buckets"].items()],
+        [(name, one["clips"], one["hours"]) for name, one in reported["buckets"].items()],
     )
-    if told["durations"]:
-        lines += ["## Duration", "", *_bars(told["durations"])]
-    lines += ["## Shorter side", "", *_bars(told["short_sides"])]
+    if reported["durations"]:
+        lines += ["## Duration", "", *_bars(reported["durations"])]
+    lines += ["## Shorter side", "", *_bars(reported["short_sides"])]
     lines += ["## Rules", ""]
     lines += _table(
         ("rule", "stage", "asked", "rejected", "left"),
         [
             (rule["rule"], rule["stage"], rule["threshold"], rule["rejected"], rule["kept"])
-            for rule in told["rules"]
+            for rule in reported["rules"]
         ],
     )
-    if told["findings"]:
+    if reported["findings"]:
         lines += ["## Metadata against files", ""]
-        lines += _table(("finding", "rows"), [*told["findings"].items()])
+        lines += _table(("finding", "rows"), [*reported["findings"].items()])
     lines += ["## Recipe, versions and hashes", ""]
-    for stage in told["stages"]:
+    for stage in reported["stages"]:
         lines += [f"### {stage['stage']} (vidcurate {stage['version']})", ""]
         lines += ["```text", f"sha256 {stage['sha256']}  {stage['stage']}.parquet"]
         lines += [f"read   {digest}  {name}" for name, digest in stage["inputs"].items()]
@@ -241,9 +251,9 @@ def text(run: Path, spec: CardSpec) -> str:
             f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in stage["settings"].items()
         ]
         lines += ["```", ""]
-    if told["shards"]:
+    if reported["shards"]:
         lines += ["### shards", "", "```text"]
-        lines += [f"{name}: {json.dumps(value)}" for name, value in told["shards"].items()]
+        lines += [f"{name}: {json.dumps(value)}" for name, value in reported["shards"].items()]
         lines += ["```", ""]
     return "\n".join(lines).rstrip() + "\n"
 

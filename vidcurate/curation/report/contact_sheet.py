@@ -62,11 +62,11 @@ def _evenly(rows: pl.DataFrame, count: int) -> pl.DataFrame:
     return rows.select(pl.all().gather(places))
 
 
-def choose_kept(judged: pl.LazyFrame, count: int) -> list[str]:
+def choose_kept(checked: pl.LazyFrame, count: int) -> list[str]:
     """Return ids of kept clips: as many of each level, spread from the easiest to the hardest."""
-    columns = judged.collect_schema().names()
+    columns = checked.collect_schema().names()
     order = [name for name in ("level", "noun_count", "clip_id") if name in columns]
-    kept = judged.filter("is_kept").select(order).sort(order).collect()
+    kept = checked.filter("is_kept").select(order).sort(order).collect()
     if "level" not in columns:
         return _evenly(kept, count)["clip_id"].to_list()
     parts = kept.partition_by("level", maintain_order=True)
@@ -74,10 +74,10 @@ def choose_kept(judged: pl.LazyFrame, count: int) -> list[str]:
     return [clip_id for part in parts for clip_id in _evenly(part, share)["clip_id"]][:count]
 
 
-def choose_rejected(judged: pl.LazyFrame, rules: Sequence[str], count: int) -> list[str]:
+def choose_rejected(checked: pl.LazyFrame, rules: Sequence[str], count: int) -> list[str]:
     """Return ids of rejected clips: one of each rule in turn, in the rules' order."""
     rows = (
-        judged.filter(~pl.col("is_kept"))
+        checked.filter(~pl.col("is_kept"))
         .select("clip_id", "reject_rule")
         .sort("clip_id")
         .group_by("reject_rule", maintain_order=True)
@@ -166,9 +166,9 @@ def _even(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return image[:, : image.shape[1] // 2 * 2]
 
 
-def clips(judged: pl.LazyFrame, ids: Sequence[str]) -> list[dict[str, Any]]:
+def clips(checked: pl.LazyFrame, ids: Sequence[str]) -> list[dict[str, Any]]:
     """Return the rows of `ids`, in that order, with the columns that a card shows."""
-    names = [name for name in COLUMNS if name in judged.collect_schema().names()]
-    rows = judged.filter(pl.col("clip_id").is_in(list(ids))).select(names).collect()
+    names = [name for name in COLUMNS if name in checked.collect_schema().names()]
+    rows = checked.filter(pl.col("clip_id").is_in(list(ids))).select(names).collect()
     by_id = {row["clip_id"]: row for row in rows.iter_rows(named=True)}
     return [{**dict.fromkeys(COLUMNS), **by_id[clip_id]} for clip_id in ids]

@@ -30,9 +30,9 @@ def bucket_table(run: Path) -> tuple[BucketSpec, bool]:
     largest size that it fills and the longest length that it has.
     """
     path = table.stage_path(run, "split")
-    told = table.provenance(path).settings.get("buckets") if path.exists() else None
-    if told is not None:
-        return parse(json.dumps(told), BucketSpec, where=str(path)), True
+    reported = table.provenance(path).settings.get("buckets") if path.exists() else None
+    if reported is not None:
+        return parse(json.dumps(reported), BucketSpec, where=str(path)), True
     every: buckets.Table = {size: {length: (1.0, 1) for length in _LENGTHS} for size in _RESOLUTIONS}
     return BucketSpec(table=every), False
 
@@ -92,8 +92,8 @@ def level_cuts(run: Path) -> tuple[str, list[float]] | None:
     """Return the difficulty column and the upper end of each level, None when no split has been run."""
     if not table.stage_path(run, "split").exists() or not (run / LEVELS).exists():
         return None
-    told = json.loads((run / LEVELS).read_text(encoding="utf-8"))
-    return told["column"], [level["max"] for level in told["levels"]]
+    reported = json.loads((run / LEVELS).read_text(encoding="utf-8"))
+    return reported["column"], [level["max"] for level in reported["levels"]]
 
 
 def by_level(values: pl.Series, ends: list[float]) -> Groups:

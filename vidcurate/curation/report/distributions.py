@@ -66,7 +66,7 @@ def _titled(name: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def histograms(judged: pl.LazyFrame, every: Sequence[Bound]) -> list[dict[str, Any]]:
+def histograms(checked: pl.LazyFrame, every: Sequence[Bound]) -> list[dict[str, Any]]:
     """Return a drawn histogram of each measure of which anything is known, kept and rejected apart, with the
     limits drawn in. `only` is the value in words where every clip has the same. One column is held at a
     time."""
@@ -74,9 +74,9 @@ def histograms(judged: pl.LazyFrame, every: Sequence[Bound]) -> list[dict[str, A
     for bound in every:
         limited.setdefault(bound.measure, []).append((bound.word, bound.value))
     drawn = []
-    measures = _measures(judged.collect_schema(), list(limited))
+    measures = _measures(checked.collect_schema(), list(limited))
     for name, (title, unit, value, in_front) in measures.items():
-        frame = judged.select("is_kept", value.cast(pl.Float64).fill_nan(None).alias("value")).collect()
+        frame = checked.select("is_kept", value.cast(pl.Float64).fill_nan(None).alias("value")).collect()
         known = frame.filter(pl.col("value").is_not_null())
         if known.is_empty():
             continue
@@ -96,14 +96,14 @@ def histograms(judged: pl.LazyFrame, every: Sequence[Bound]) -> list[dict[str, A
                 "in_front": in_front,
                 "svg": svg.histogram(series, title=title, unit=unit, thresholds=thresholds),
                 "only": only,
-                "words": _in_words(kept, unit),
+                "words": _as_text(kept, unit),
                 "unknown": frame.height - known.height,
             }
         )
     return drawn
 
 
-def _in_words(values: svg.Values, unit: str) -> str:
+def _as_text(values: svg.Values, unit: str) -> str:
     values = values[np.isfinite(values)]
     if not values.size:
         return "nothing kept"
@@ -111,7 +111,7 @@ def _in_words(values: svg.Values, unit: str) -> str:
     return f"kept: median {middle}{f' {unit}' if unit else ''}, 90 % within {low} to {high}"
 
 
-def measure_in_words(column: str) -> str:
+def measure_as_text(column: str) -> str:
     """Return what a column is called in a sentence."""
     title = _FIRST[column][0] if column in _FIRST else column.replace("_", " ")
     return title[:1].lower() + title[1:]
@@ -122,11 +122,11 @@ def _ink(level: int, levels: int) -> str:
     return f"level-{1 + round((level - 1) * (_MOST_INKS - 1) / max(levels - 1, 1))}"
 
 
-def levels(judged: pl.LazyFrame, told: dict[str, Any] | None) -> dict[str, Any] | None:
+def levels(checked: pl.LazyFrame, reported: dict[str, Any] | None) -> dict[str, Any] | None:
     """Return the split's figures with its drawings: the difficulty, its ranges, and what shifts along."""
-    if told is None:
+    if reported is None:
         return None
-    column, rows = told["column"], told["levels"]
+    column, rows = reported["column"], reported["levels"]
     inks = {row["level"]: _ink(row["level"], len(rows)) for row in rows}
     spans = [
         Span(
@@ -140,14 +140,14 @@ def levels(judged: pl.LazyFrame, told: dict[str, Any] | None) -> dict[str, Any] 
         for row in rows
     ]
     title = column.replace("_", " ")
-    counted = (told.get("histograms") or {}).get("columns", {})
+    counted = (reported.get("histograms") or {}).get("columns", {})
     return {
-        **told,
+        **reported,
         "title": title,
-        "histogram": _of_difficulty(judged, column, inks, title),
+        "histogram": _of_difficulty(checked, column, inks, title),
         "spans": svg.spans(spans, title=f"{title} of each level"),
         "shifting": [
-            {"title": measure_in_words(name), "svg": _of_counts(name, found, inks)}
+            {"title": measure_as_text(name), "svg": _of_counts(name, found, inks)}
             for name, found in counted.items()
             if name != column
         ],
@@ -155,8 +155,8 @@ def levels(judged: pl.LazyFrame, told: dict[str, Any] | None) -> dict[str, Any] 
     }
 
 
-def _of_difficulty(judged: pl.LazyFrame, column: str, inks: dict[int, str], title: str) -> Markup:
-    frame = judged.filter(pl.col("level").is_not_null()).select("level", column).collect()
+def _of_difficulty(checked: pl.LazyFrame, column: str, inks: dict[int, str], title: str) -> Markup:
+    frame = checked.filter(pl.col("level").is_not_null()).select("level", column).collect()
     series = [
         Series(
             name=f"in level {level}",
@@ -178,4 +178,4 @@ def _of_counts(name: str, found: dict[str, Any], inks: dict[int, str]) -> Markup
         f"level {level}: median {svg.shown(middle)}" for level, middle in zip(inks, middles, strict=True)
     )
     names = [(f"in level {level}", ink) for level, ink in inks.items()]
-    return svg.drawn(bars, names, words=f"{measure_in_words(name)} by level: {words}")
+    return svg.drawn(bars, names, words=f"{measure_as_text(name)} by level: {words}")

@@ -13,14 +13,14 @@ _READ = (
 )  # fmt: skip
 
 
-def clusters(judged: pl.LazyFrame) -> dict[str, Any] | None:
+def clusters(checked: pl.LazyFrame) -> dict[str, Any] | None:
     """Return the number of clusters and copies, and the largest clusters with their clips by preference.
 
     None when no search for copies has been run.
     """
-    if "duplicate_cluster" not in judged.collect_schema():
+    if "duplicate_cluster" not in checked.collect_schema():
         return None
-    rows = judged.select(_READ).filter(pl.col("duplicate_cluster").is_not_null()).collect()
+    rows = checked.select(_READ).filter(pl.col("duplicate_cluster").is_not_null()).collect()
     sizes = (
         rows.group_by("duplicate_cluster").len().sort(["len", "duplicate_cluster"], descending=[True, False])
     )
@@ -30,7 +30,7 @@ def clusters(judged: pl.LazyFrame) -> dict[str, Any] | None:
         kept = rows.filter((pl.col("duplicate_cluster") == name) & pl.col("is_kept"))["clip_id"].to_list()
         shown.append(
             {
-                "clips": [{**clip, "words": _in_words(clip)} for clip in clips.to_dicts()],
+                "clips": [{**clip, "words": _as_text(clip)} for clip in clips.to_dicts()],
                 "size": size,
                 "more": size - len(clips),
                 "kept": kept[0] if len(kept) == 1 else None,
@@ -44,7 +44,7 @@ def clusters(judged: pl.LazyFrame) -> dict[str, Any] | None:
     }
 
 
-def _in_words(clip: dict[str, Any]) -> str:
+def _as_text(clip: dict[str, Any]) -> str:
     """Return why a clip is a copy, and in what the other is preferred."""
     if clip["duplicate_of"] is None:
         return "preferred"

@@ -57,23 +57,23 @@ def verdicts(clips: pl.LazyFrame) -> tuple[pl.LazyFrame, bool]:
         stage = pl.coalesce(stage, pl.when(is_broken).then(pl.lit("probe")))
         value = pl.coalesce(value, pl.when(is_broken).then("probe_problem"))
         rule = pl.coalesce(rule, pl.when(is_broken).then("probe_status"))
-    judged = clips.with_columns(
+    checked = clips.with_columns(
         reject_rule=rule,
         reject_stage=stage,
         reject_value=value,
         reject_threshold=pl.lit(None, dtype=pl.String),
     )
-    return judged.with_columns(is_kept=pl.col("reject_rule").is_null()), False
+    return checked.with_columns(is_kept=pl.col("reject_rule").is_null()), False
 
 
 def findings(run: Path) -> dict[str, Any] | None:
     """Return the reconciliation: how the metadata was recognised, and each finding that is not zero."""
-    told = read_json(run / RECONCILE)
-    if told is None:
+    reported = read_json(run / RECONCILE)
+    if reported is None:
         return None
     found = []
     for name, meaning in FINDINGS.items():
-        entry = told.get(name)
+        entry = reported.get(name)
         if isinstance(entry, dict) and entry.get("count"):
             names = [_entry(one) for one in entry["listed"][:LISTED]]
             found.append(
@@ -86,12 +86,12 @@ def findings(run: Path) -> dict[str, Any] | None:
                 }
             )
     return {
-        "schema": told.get("schema"),
-        "reason": told.get("reason"),
-        "metadata_rows": told.get("metadata_rows"),
-        "rows_in": told.get("rows_in"),
-        "rows_kept": told.get("rows_kept"),
-        "dropped_columns": told.get("dropped_columns") or [],
+        "schema": reported.get("schema"),
+        "reason": reported.get("reason"),
+        "metadata_rows": reported.get("metadata_rows"),
+        "rows_in": reported.get("rows_in"),
+        "rows_kept": reported.get("rows_kept"),
+        "dropped_columns": reported.get("dropped_columns") or [],
         "findings": found,
     }
 
@@ -144,8 +144,8 @@ def levels(run: Path) -> dict[str, Any] | None:
     """Return levels.json when the split that wrote it is there."""
     if not table.stage_path(run, "split").exists():
         return None
-    told: dict[str, Any] | None = read_json(run / LEVELS)
-    return told
+    reported: dict[str, Any] | None = read_json(run / LEVELS)
+    return reported
 
 
 def shards(run: Path) -> dict[str, Any] | None:

@@ -15,14 +15,14 @@ EXAMPLES = 3
 NAMED = 12  # clips of each kind of failure
 
 
-def by_rule(run: Path, judged: pl.LazyFrame, total: int) -> list[dict[str, Any]]:
+def by_rule(run: Path, checked: pl.LazyFrame, total: int) -> list[dict[str, Any]]:
     """Return the rules that rejected clips, in order: rule, stage, threshold, rows_in, rejected, kept."""
     steps: list[dict[str, Any]] = []
     if table.stage_path(run, "filter").exists():
         steps = read_json(run / FUNNEL) or []
-    told = {step["rule"] for step in steps}
+    reported = {step["rule"] for step in steps}
     counted = (
-        judged.filter(pl.col("reject_rule").is_not_null() & ~pl.col("reject_rule").is_in(sorted(told)))
+        checked.filter(pl.col("reject_rule").is_not_null() & ~pl.col("reject_rule").is_in(sorted(reported)))
         .group_by("reject_stage", "reject_rule")
         .agg(pl.len().alias("rejected"), pl.col("reject_threshold").drop_nulls().first())
         .collect()
@@ -51,16 +51,16 @@ def _place(stage: str) -> int:
     return STAGES.index(stage) if stage in STAGES else len(STAGES)
 
 
-def with_examples(judged: pl.LazyFrame, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def with_examples(checked: pl.LazyFrame, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return each rule of the funnel with its first examples: clip id, value and threshold."""
-    examples = _firsts(judged, EXAMPLES)
+    examples = _firsts(checked, EXAMPLES)
     return [{**step, "examples": examples.get((step["stage"], step["rule"]), [])} for step in steps]
 
 
-def failures(judged: pl.LazyFrame, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def failures(checked: pl.LazyFrame, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rules by which clips are missing or broken, each with its clips by name and reason."""
     failing = [step for step in steps if step["stage"] in FAILING_STAGES]
-    named = _firsts(judged.filter(pl.col("reject_stage").is_in(list(FAILING_STAGES))), NAMED)
+    named = _firsts(checked.filter(pl.col("reject_stage").is_in(list(FAILING_STAGES))), NAMED)
     return [
         {**step, "clips": clips, "more": step["rejected"] - len(clips)}
         for step in failing
@@ -68,10 +68,10 @@ def failures(judged: pl.LazyFrame, steps: list[dict[str, Any]]) -> list[dict[str
     ]
 
 
-def _firsts(judged: pl.LazyFrame, count: int) -> dict[tuple[str, str], list[dict[str, Any]]]:
+def _firsts(checked: pl.LazyFrame, count: int) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """Return (stage, rule) → its first clips: two stages may call what they find by one name."""
     rows = (
-        judged.filter(~pl.col("is_kept"))
+        checked.filter(~pl.col("is_kept"))
         .select("clip_id", "reject_stage", "reject_rule", "reject_value", "reject_threshold")
         .sort("clip_id")
         .group_by("reject_stage", "reject_rule", maintain_order=True)
@@ -87,7 +87,7 @@ def _firsts(judged: pl.LazyFrame, count: int) -> dict[tuple[str, str], list[dict
 
 
 def by_stage(
-    run: Path, judged: pl.LazyFrame, steps: list[dict[str, Any]], total: int
+    run: Path, checked: pl.LazyFrame, steps: list[dict[str, Any]], total: int
 ) -> list[dict[str, Any]]:
     """Return every stage that has been run: stage, said (what it found, in words), rejected, kept."""
     rejected: dict[str, int] = {}
@@ -98,59 +98,59 @@ def by_stage(
         if table.stage_path(run, stage).exists() or rejected.get(stage):
             count = rejected.get(stage, 0)
             left -= count
-            said = _SAID[stage](judged) if table.stage_path(run, stage).exists() else ""
+            said = _SAID[stage](checked) if table.stage_path(run, stage).exists() else ""
             found.append({"stage": stage, "said": said, "rejected": count, "kept": left})
     return found
 
 
-def _counts(judged: pl.LazyFrame, column: str) -> dict[str, int]:
-    if column not in judged.collect_schema():
+def _counts(checked: pl.LazyFrame, column: str) -> dict[str, int]:
+    if column not in checked.collect_schema():
         return {}
-    rows = judged.select(column).drop_nulls().group_by(column).len().sort(column).collect()
+    rows = checked.select(column).drop_nulls().group_by(column).len().sort(column).collect()
     return dict(rows.iter_rows())
 
 
-def _in_words(counts: dict[str, int]) -> str:
+def _as_text(counts: dict[str, int]) -> str:
     return ", ".join(f"{name}: {count:,}" for name, count in counts.items())
 
 
-def _probed(judged: pl.LazyFrame) -> str:
-    levels = _counts(judged, "integrity_level")
+def _probed(checked: pl.LazyFrame) -> str:
+    levels = _counts(checked, "integrity_level")
     order = [name for name in ("header", "index", "keyframes", "full") if name in levels]
     reached = ", ".join(f"{levels[name]:,} to the level {name}" for name in order)
     noted = 0
-    if {"probe_findings", "probe_status"} <= set(judged.collect_schema().names()):
+    if {"probe_findings", "probe_status"} <= set(checked.collect_schema().names()):
         is_noted = pl.col("probe_findings").is_not_null() & (pl.col("probe_status") == "ok")
-        noted = judged.select(is_noted.sum()).collect().item()
+        noted = checked.select(is_noted.sum()).collect().item()
     parts = [f"clips examined: {reached}" if reached else "", f"{noted:,} only noted" if noted else ""]
     return "; ".join(part for part in parts if part)
 
 
-def _scored(judged: pl.LazyFrame) -> str:
-    return ", ".join(_counts(judged, "noun_engine"))
+def _scored(checked: pl.LazyFrame) -> str:
+    return ", ".join(_counts(checked, "noun_engine"))
 
 
-def _copies(judged: pl.LazyFrame) -> str:
-    if "duplicate_cluster" not in judged.collect_schema():
+def _copies(checked: pl.LazyFrame) -> str:
+    if "duplicate_cluster" not in checked.collect_schema():
         return ""
-    clusters = judged.select(pl.col("duplicate_cluster").drop_nulls().n_unique()).collect().item()
-    kinds = _in_words(_counts(judged, "duplicate_kind"))
+    clusters = checked.select(pl.col("duplicate_cluster").drop_nulls().n_unique()).collect().item()
+    kinds = _as_text(_counts(checked, "duplicate_kind"))
     return f"clusters of copies: {clusters:,}" + (f"; copies by {kinds}" if kinds else "")
 
 
-def _models(judged: pl.LazyFrame) -> str:
-    used = ", ".join(_counts(judged, "models_used"))
-    return "; ".join(part for part in (_in_words(_counts(judged, "models_status")), used) if part)
+def _models(checked: pl.LazyFrame) -> str:
+    used = ", ".join(_counts(checked, "models_used"))
+    return "; ".join(part for part in (_as_text(_counts(checked, "models_status")), used) if part)
 
 
 # What each stage has to say of the whole table.
 _SAID: dict[str, Callable[[pl.LazyFrame], str]] = {
-    "ingest": lambda judged: "",
+    "ingest": lambda checked: "",
     "probe": _probed,
     "score": _scored,
-    "frames": lambda judged: _in_words(_counts(judged, "frames_status")),
+    "frames": lambda checked: _as_text(_counts(checked, "frames_status")),
     "models": _models,
     "dedup": _copies,
-    "filter": lambda judged: "",
-    "split": lambda judged: _in_words(_counts(judged, "fold")),
+    "filter": lambda checked: "",
+    "split": lambda checked: _as_text(_counts(checked, "fold")),
 }

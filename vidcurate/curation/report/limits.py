@@ -47,14 +47,14 @@ def bounds(run: Path) -> list[Bound]:
         for word in ("min", "max"):
             if limit.get(word) is not None:
                 add(Bound(rule=f"{word}_{measure}", measure=measure, word=word, value=float(limit[word])))
-    for rule, measure, threshold in _told(run):
+    for rule, measure, threshold in _reported(run):
         for part in threshold.split(" and "):
             sign, _, text = part.partition(" ")
             add(Bound(rule=rule, measure=measure, word="min" if sign == ">=" else "max", value=float(text)))
     return list(found.values())
 
 
-def _told(run: Path) -> list[tuple[str, str, str]]:
+def _reported(run: Path) -> list[tuple[str, str, str]]:
     """Return (rule, measure, threshold) of the ledger's ranges that are one for all clips."""
     if not (run / LEDGER).exists():
         return []
@@ -72,10 +72,10 @@ def _told(run: Path) -> list[tuple[str, str, str]]:
     return list(rows.iter_rows())
 
 
-def nearest(run: Path, judged: pl.LazyFrame, every: list[Bound]) -> list[dict[str, Any]]:
+def nearest(run: Path, checked: pl.LazyFrame, every: list[Bound]) -> list[dict[str, Any]]:
     """Return, for each limit that has clips near it: rule, measure, threshold, and the ids of the nearest
     clips that were kept and of the nearest that this rule rejected, each with its value."""
-    schema = judged.collect_schema()
+    schema = checked.collect_schema()
     found = []
     for bound in every:
         if not all(name in schema and schema[name].is_numeric() for name in columns_of(bound.measure)):
@@ -87,7 +87,7 @@ def nearest(run: Path, judged: pl.LazyFrame, every: list[Bound]) -> list[dict[st
             ("rejected", pl.col("reject_rule") == bound.rule),
         ):
             rows = (
-                judged.select("clip_id", "is_kept", "reject_rule", value.alias("value"))
+                checked.select("clip_id", "is_kept", "reject_rule", value.alias("value"))
                 .filter(is_in & pl.col("value").is_not_null())
                 .sort((pl.col("value") - bound.value).abs(), "clip_id")
                 .head(NEAREST)

@@ -28,7 +28,7 @@ class Facts:
     """The columns that are judged, a row a clip, how the rows are counted, and which are kept now."""
 
     clips: pl.DataFrame
-    tally: counts.ClipCounts
+    counts: counts.ClipCounts
     kept_now: pl.Series | None
 
 
@@ -61,13 +61,13 @@ def read_what_if(run: Path, specs: Sequence[FilterSpec]) -> tuple[Facts, list[Pl
     clips, where = table.scan(run, previous), table.stage_path(run, previous)
     schema = clips.collect_schema()
     plans = [plan_of(schema, spec, where) for spec in specs]
-    wanted = {*counts.COLUMNS, *(name for plan in plans for name in plan.judged())}
+    wanted = {*counts.COLUMNS, *(name for plan in plans for name in plan.checked())}
     cuts = counts.level_cuts(run)
     if cuts is not None:
         wanted.add(cuts[0])
     facts = clips.select(name for name in schema if name in wanted).collect(engine="streaming")
-    judged = table.stage_path(run, "filter")
-    now = pl.read_parquet(judged, columns=["is_kept"])["is_kept"] if judged.exists() else None
+    checked = table.stage_path(run, "filter")
+    now = pl.read_parquet(checked, columns=["is_kept"])["is_kept"] if checked.exists() else None
     groups = {}
     if "source_dataset" in facts.columns:
         groups["by_source"] = counts.by_value(facts["source_dataset"])
@@ -75,12 +75,12 @@ def read_what_if(run: Path, specs: Sequence[FilterSpec]) -> tuple[Facts, list[Pl
         groups["by_level"] = counts.by_level(facts[cuts[0]], cuts[1])
     groups["by_bucket"] = counts.by_bucket(facts, counts.bucket_table(run)[0])
     seconds = facts["duration_seconds"] if "duration_seconds" in facts.columns else None
-    return Facts(clips=facts, tally=counts.ClipCounts(groups, seconds), kept_now=now), plans
+    return Facts(clips=facts, counts=counts.ClipCounts(groups, seconds), kept_now=now), plans
 
 
 def _counted(facts: Facts, kept: pl.Series) -> tuple[dict[str, Any], dict[str, dict[str, dict[str, Any]]]]:
     """Return {clips, hours, share} of the kept rows, and the same by group."""
-    found = facts.tally.of(kept)
+    found = facts.counts.of(kept)
     clips = int(kept.sum())
     hours = [one["hours"] for one in found["by_bucket"].values()]
     summed = None if None in hours else round(math.fsum(hours), 6)
@@ -100,12 +100,12 @@ def what_if(run: Path, spec: FilterSpec) -> dict[str, Any]:
     for rule, failed in applied(facts.clips, plan):
         rejected = int((left & failed).sum())
         left = left & ~failed
-        told = facts.clips.select(rule.threshold.unique()).to_series()
+        reported = facts.clips.select(rule.threshold.unique()).to_series()
         rules.append(
             {
                 "rule": rule.measure if rule.stage != "filter" else pl.select(rule.name).item(),
                 "stage": rule.stage,
-                "threshold": "; ".join(sorted(told)),
+                "threshold": "; ".join(sorted(reported)),
                 "rejected": rejected,
                 "kept": int(left.sum()),
             }

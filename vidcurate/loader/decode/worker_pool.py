@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from vidcurate.errors import MediaError, StorageError, VidcurateError
-from vidcurate.executor.shared_memory import SharedArray as Slab
+from vidcurate.executor.shared_memory import SharedArray as Buffer
 from vidcurate.loader.decode import worker_heartbeat
 from vidcurate.loader.decode.decode_clip import DecodeTask
 from vidcurate.loader.decode.worker_heartbeat import WorkerState
@@ -60,7 +60,7 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
 @dataclass(slots=True, eq=False)
 class _Job:
     task: DecodeTask
-    slab: Slab
+    buffer: Buffer
     offset: int
     future: "Future[str]"
     tries: int = 0
@@ -112,13 +112,15 @@ class DecodePool:
         self._thread = threading.Thread(target=self._serve, name="vidcurate-decode-pool", daemon=True)
         self._thread.start()
 
-    def submit(self, task: DecodeTask, slab: Slab, offset: int, *, is_urgent: bool = False) -> "Future[str]":
+    def submit(
+        self, task: DecodeTask, buffer: Buffer, offset: int, *, is_urgent: bool = False
+    ) -> "Future[str]":
         """Have the frames of `task` written to `offset` of the slab; the result is the caption.
 
         The future raises MediaError for a clip that cannot be decoded (also kind deadline and worker_died,
         after the second try), and the errors of `decode_worker.decode`.
         """
-        job = _Job(task, slab, offset, Future())
+        job = _Job(task, buffer, offset, Future())
         with self._lock:
             if self._error is not None or self._is_closing:
                 raise VidcurateError("the decode workers have stopped.") from self._error
@@ -252,7 +254,7 @@ class DecodePool:
                 worker.due = time.monotonic() + self._deadline_seconds
                 try:
                     line = task_line(job.task, job.offset)
-                    socket.send_fds(worker.channel, [line], [job.slab.descriptor])
+                    socket.send_fds(worker.channel, [line], [job.buffer.descriptor])
                 except OSError:  # it died between two tasks
                     worker.job = None
                     job.tries -= 1

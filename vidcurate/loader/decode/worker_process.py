@@ -48,12 +48,12 @@ def raise_error(message: dict[str, Any]) -> None:
         raise _ERRORS.get(kind, VidcurateError)(message["text"])
 
 
-def _answer(line: bytes, slab: int, page: int) -> dict[str, Any]:
+def _answer(line: bytes, buffer: int, page: int) -> dict[str, Any]:
     message = json.loads(line)
     task = DecodeTask(**message["task"])
     try:
         shape = (task.num_frames, task.height, task.width, 3)
-        out = SharedArraySlice(slab, message["offset"], shape)
+        out = SharedArraySlice(buffer, message["offset"], shape)
         _, caption = decode(task, lambda phase: worker_heartbeat.beat(page, phase, task.clip_id), out)
     except MediaError as error:
         return {"error": "media", "kind": error.kind, "text": str(error)}
@@ -105,16 +105,16 @@ def main(descriptor: int, page: int, parent: int) -> None:
         channel.sendall(as_line({"ready": os.getpid()}))
         while True:
             worker_heartbeat.beat(page, "idle")
-            line, slabs, _, _ = socket.recv_fds(channel, 1 << 16, 1)
+            line, buffers, _, _ = socket.recv_fds(channel, 1 << 16, 1)
             while line and not line.endswith(b"\n"):
                 part = channel.recv(1 << 16)
                 line = line + part if part else b""
             if not line:
                 return
             try:
-                reply = _answer(line, slabs[0], page)
+                reply = _answer(line, buffers[0], page)
             finally:
-                os.close(slabs[0])
+                os.close(buffers[0])
             clips += 1
             if clips % _CLIPS_PER_COLLECTION == 0:
                 gc.collect()

@@ -77,7 +77,7 @@ def export(
         nonlocal written, kept
         written, kept = written + was_written, kept + (not was_written)
 
-    def told(size: int) -> None:
+    def reported(size: int) -> None:
         nonlocal read
         read += size
         progress(read >> 20, total, "MiB")
@@ -92,7 +92,7 @@ def export(
             if "energon" in readers:
                 count(energon.put_folder(folder, manifest))
             if "wids" in readers:
-                count(wids.put_index(folder, manifest, num_workers, told))
+                count(wids.put_index(folder, manifest, num_workers, reported))
     except OSError as error:
         raise StorageError(
             f"{error.filename or folder}: cannot be written ({error.strerror or error})."

@@ -71,14 +71,14 @@ def test_without_a_verdict_file_a_preflights_line_names_the_host_and_any_other_7
         how.last_words = {rank: [line, "", "a warning at the exit"] for rank, line in lines.items()}
         return sorted(bad_hosts(tmp_path, how, before))
 
-    told = "error: bad node two, three: two rank 2: copy: …"
+    reported = "error: bad node two, three: two rank 2: copy: …"
     mine = "error: Xid 79 on 0000:1b:00.0 on one"
     everyone = dict.fromkeys(range(6), 77)
-    assert bad(everyone, dict.fromkeys(range(6), told)) == ["b", "c"]
-    assert bad({0: 77, 2: -15, 4: 76}, {0: told}) == ["b", "c"]
+    assert bad(everyone, dict.fromkeys(range(6), reported)) == ["b", "c"]
+    assert bad({0: 77, 2: -15, 4: 76}, {0: reported}) == ["b", "c"]
     assert bad({0: 77, 2: -15, 4: 76}, {0: mine}) == ["a"]
     assert bad({0: 77, 2: 77, 4: 76}, {0: mine, 2: mine}) == ["a", "b"]
     assert bad({0: 77, 2: -15}, {0: "error: bad node elsewhere: …"}) == []  # of no host here
     assert bad({0: 77, 2: -15}, {0: "error: bad node localhost: …"}, ALIKE) == []  # which of them?
     assert bad(everyone, dict.fromkeys(range(6), mine)) == []
-    assert bad({0: 77, 2: 77, 4: 77}, {0: mine, 2: told, 4: told}) == ["a", "b", "c"]
+    assert bad({0: 77, 2: 77, 4: 77}, {0: mine, 2: reported, 4: reported}) == ["a", "b", "c"]

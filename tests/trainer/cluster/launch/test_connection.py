@@ -44,7 +44,7 @@ def test_the_port_where_ranks_meet_is_none_that_an_outgoing_connection_may_get()
             probe.bind(("", port))
 
 
-def test_an_ssh_that_closes_its_lines_and_stays_is_told_of_and_ended(tmp_path: Path) -> None:
+def test_an_ssh_that_closes_its_lines_and_stays_is_reported_of_and_ended(tmp_path: Path) -> None:
     messages: Messages = queue.Queue()
     command = ssh(tmp_path, "echo no route to it >&2; exec sleep 600 >&- 2>&-")
     made = connection.connect(NODE, command, 60.0, messages)

@@ -61,8 +61,8 @@ def test_a_launch_that_gives_up_tells_the_trackers_itself(
     assert "No further restart." in capsys.readouterr().err
     shown = EventAccumulator(str(run / "tensorboard" / "events"), size_guidance={"tensors": 0})
     shown.Reload()
-    (told,) = shown.Tensors("events/gave_up")
-    (text,) = told.tensor_proto.string_val
+    (reported,) = shown.Tensors("events/gave_up")
+    (text,) = reported.tensor_proto.string_val
     assert '"exit_code": 1' in text.decode()
 
 
@@ -75,10 +75,10 @@ def test_shards_that_are_not_there_end_a_launch_at_once(
 
     assert launch_command.main([*words, "--nproc-per-node", "1", "--restarts", "9"]) == 2
 
-    told = capsys.readouterr().err
-    assert told.count("All ranks are being stopped") == 1
-    assert f"error: {tmp_path / 'nowhere/index.parquet'}: no such index" in told
-    assert "restart" not in told
+    reported = capsys.readouterr().err
+    assert reported.count("All ranks are being stopped") == 1
+    assert f"error: {tmp_path / 'nowhere/index.parquet'}: no such index" in reported
+    assert "restart" not in reported
     assert not (tmp_path / "run").exists()
 
 

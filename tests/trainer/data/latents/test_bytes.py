@@ -70,7 +70,7 @@ for number, moment in enumerate(sys.argv[3:]):
 """
 
 
-def test_a_killed_encode_goes_on_to_the_bytes_of_an_undisturbed_one(
+def test_a_killed_encode_resumes_to_the_bytes_of_an_undisturbed_one(
     shards: Path, latents: Path, tmp_path: Path
 ) -> None:
     moments = ["3", "record", "14", "29", "tables", "manifest"]

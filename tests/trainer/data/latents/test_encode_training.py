@@ -77,16 +77,16 @@ def test_the_tiny_model_trains_and_samples_on_the_vae_and_t5(made: Path, tmp_pat
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_foretold_bytes_are_those_that_are_loaded(made: Path, dtype: str) -> None:
+def test_the_predicted_bytes_are_those_that_are_loaded(made: Path, dtype: str) -> None:
     vae = VideoVae(VaeSpec.model_validate({"source": str(made / "vae"), "dtype": dtype}))
     t5 = T5(
         T5Spec.model_validate({"source": str(made / "t5"), "caption_channels": WIDTH, "dtype": dtype}), CPU
     )
-    foretold = vae.foretold_bytes(), t5.foretold_bytes()
+    predicted = vae.predicted_bytes(), t5.predicted_bytes()
     assert (vae.device_bytes, t5.device_bytes) == (0, 0)  # asking loads nothing
     vae.vae(CPU)
     t5.loaded()
-    assert foretold == (vae.device_bytes, t5.device_bytes)
+    assert predicted == (vae.device_bytes, t5.device_bytes)
 
 
 def test_the_vaes_bytes_are_known_of_each_kind_of_file_that_it_is_loaded_from(
@@ -96,10 +96,10 @@ def test_the_vaes_bytes_are_known_of_each_kind_of_file_that_it_is_loaded_from(
     torch.save(state, tmp_path / "pytorch_model.bin")
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     tiny_vae().frames.save_pretrained(tmp_path / "sdxl" / "vae")
-    whole = VideoVae(VaeSpec(source=str(made / "vae"))).foretold_bytes()
-    assert VideoVae(VaeSpec(source=str(tmp_path))).foretold_bytes() == whole
+    whole = VideoVae(VaeSpec(source=str(made / "vae"))).predicted_bytes()
+    assert VideoVae(VaeSpec(source=str(tmp_path))).predicted_bytes() == whole
     apart = VaeSpec(source=str(made / "vae"), spatial_source=str(tmp_path / "sdxl"))
-    assert VideoVae(apart).foretold_bytes() == whole
+    assert VideoVae(apart).predicted_bytes() == whole
 
 
 @pytest.mark.parametrize("kind", ["gated-gelu", "relu"])
@@ -111,20 +111,20 @@ def test_t5_is_counted_from_its_configuration_alone(tmp_path: Path, kind: str) -
     with torch.device("meta"):
         model = T5EncoderModel(T5Config.from_dict(config))
     count = sum(value.numel() for value in model.parameters())
-    assert T5(T5Spec(source=str(tmp_path)), CPU).foretold_bytes() == 2 * count
+    assert T5(T5Spec(source=str(tmp_path)), CPU).predicted_bytes() == 2 * count
     assert 9.5e9 < 2 * count < 9.6e9 or kind == "relu"
 
 
 def test_what_has_no_weights_takes_none_and_what_is_not_here_is_unknown(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert video_encoder(SpaceToDepthSpec()).foretold_bytes() == 0
-    assert text_encoder(WordsSpec()).foretold_bytes() == 0
+    assert video_encoder(SpaceToDepthSpec()).predicted_bytes() == 0
+    assert text_encoder(WordsSpec()).predicted_bytes() == 0
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     (tmp_path / "config.json").write_text('{"d_model": "wide"}')
     for source in (str(tmp_path / "none"), str(tmp_path), "owner/name"):
-        assert VideoVae(VaeSpec(source=source)).foretold_bytes() is None
-        assert T5(T5Spec(source=source), CPU).foretold_bytes() is None
+        assert VideoVae(VaeSpec(source=source)).predicted_bytes() is None
+        assert T5(T5Spec(source=source), CPU).predicted_bytes() is None
     # In the hub's cache, as the hub's client lays it out.
     for name in ("vae", "t5"):
         cached = tmp_path / "hub" / f"models--owner--{name}"
@@ -133,13 +133,13 @@ def test_what_has_no_weights_takes_none_and_what_is_not_here_is_unknown(
         (cached / "refs" / "main").write_text("1234")
     here = VideoVae(VaeSpec(source=str(made / "vae"))), T5(T5Spec(source=str(made / "t5")), CPU)
     there = VideoVae(VaeSpec(source="owner/vae")), T5(T5Spec(source="owner/t5"), CPU)
-    assert [each.foretold_bytes() for each in there] == [each.foretold_bytes() for each in here]
+    assert [each.predicted_bytes() for each in there] == [each.predicted_bytes() for each in here]
 
 
 # ── the forecasts ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def told(given: TrainRecipe) -> tuple[dict[str, Any], str]:
+def reported(given: TrainRecipe) -> tuple[dict[str, Any], str]:
     """Return the first stage's memory by the dry run, and all of it in words."""
     report = dry_run.dry_run(given)
     return report["stages"][0]["memory"], dry_run.to_text(report)
@@ -147,16 +147,16 @@ def told(given: TrainRecipe) -> tuple[dict[str, Any], str]:
 
 def test_the_forecast_of_a_stage_of_clips_counts_the_encoders(made: Path, tmp_path: Path) -> None:
     given = recipe(made, tmp_path / "run")
-    found, words = told(given)
+    found, words = reported(given)
     video, text = found["video_encoder_bytes"], found["text_encoder_bytes"]
-    assert video == video_encoder(given.video_encoder).foretold_bytes() > 0
-    assert text == text_encoder(given.text_encoder).foretold_bytes() > 0
+    assert video == video_encoder(given.video_encoder).predicted_bytes() > 0
+    assert text == text_encoder(given.text_encoder).predicted_bytes() > 0
     assert f", {(video + text) / 1e9:.3g} GB of the encoders' weights, " in words
     assert dry_run.needed_bytes(found) == found["state_bytes"] + found["least_bytes"] + video + text
 
 
 def test_an_encoder_that_is_not_here_is_named_and_the_rest_is_counted(made: Path, tmp_path: Path) -> None:
-    found, words = told(recipe(made, tmp_path / "run", f"text_encoder.source={tmp_path / 'none'}"))
+    found, words = reported(recipe(made, tmp_path / "run", f"text_encoder.source={tmp_path / 'none'}"))
     assert found["text_encoder_bytes"] is None
     assert found["video_encoder_bytes"] > 0
     assert "; not counted: the text encoder (text_encoder.source cannot be read here)\n" in words
@@ -200,7 +200,7 @@ def test_a_stage_of_latents_counts_the_encoders_once_something_else_has_loaded_t
         video_encoder.cache_clear()
         text_encoder.cache_clear()
         given = recipe(made, tmp_path / name, *ahead, *more)
-        found, _ = told(given)
+        found, _ = reported(given)
         train(given)
         video, text = video_encoder(given.video_encoder), text_encoder(given.text_encoder)
         assert found["video_encoder_bytes"] == video.device_bytes, name

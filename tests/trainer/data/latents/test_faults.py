@@ -119,7 +119,7 @@ def test_a_folder_that_lacks_what_makes_it_one_of_latents_is_missing(
         open_folder(broken)
 
 
-def test_shards_of_clips_given_as_latents_are_told_so(shards: Path, tmp_path: Path) -> None:
+def test_shards_of_clips_given_as_latents_are_reported_so(shards: Path, tmp_path: Path) -> None:
     (tmp_path / "clips").mkdir()
     (tmp_path / "clips" / "manifest.json").write_text('{"format": "vidcurate-shards-1"}')
     with pytest.raises(ShardError, match=r"It is the manifest of clips: give it as data\.shards"):

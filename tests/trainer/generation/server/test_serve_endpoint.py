@@ -130,7 +130,7 @@ def test_a_clip_on_request_is_that_of_sampling_by_hand(
         ({"prompt": "x", "run": "other"}, 404, "the runs are run"),
     ],
 )
-def test_a_request_that_cannot_be_done_is_told_why_in_one_line(
+def test_a_request_that_cannot_be_done_is_reported_why_in_one_line(
     port: int, body: object, code: int, said: str
 ) -> None:
     reply = ask(port, "POST", "/generate", body)
@@ -258,7 +258,7 @@ def test_sampling_itself_stops_at_the_time_limit(run: Path) -> None:
     assert reply.code == 504
 
 
-def test_what_fails_unforeseen_is_told_and_the_thread_works_on() -> None:
+def test_what_fails_unforeseen_is_reported_and_the_thread_works_on() -> None:
     def generate(asked: dict[str, Any], check: Callable[[], None]) -> Answer:
         if asked["prompt"] == "bad":
             raise RuntimeError("two\nlines")

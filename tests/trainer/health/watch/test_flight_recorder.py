@@ -55,13 +55,15 @@ def test_of_two_real_ranks_the_one_that_did_not_come_to_the_collective_is_known(
     started = forks.start(["-c", program], ranks=2)
     assert started.codes() == [0, 0], started.text()
 
-    told = {rank: flight_recorder.from_json(json.loads((folder / str(rank)).read_text())) for rank in (0, 1)}
+    reported = {
+        rank: flight_recorder.from_json(json.loads((folder / str(rank)).read_text())) for rank in (0, 1)
+    }
 
-    assert [(one.group, one.ranks, one.enqueued, one.completed) for one in told[1]] == [
+    assert [(one.group, one.ranks, one.enqueued, one.completed) for one in reported[1]] == [
         ("gloo group 0 (default_pg)", (0, 1), 1, 1),
         ("gloo group 1 (shards)", (0, 1), 3, 3),
     ]
-    (wait,) = flight_recorder.waits(told)
+    (wait,) = flight_recorder.waits(reported)
     assert (wait.name, wait.number, wait.waiting, wait.late) == ("all_gather", 4, (0,), (1,))
     assert wait.why == (
         "is not in the collective in which the others wait (all_gather 4 of gloo group 1 (shards))"
@@ -148,9 +150,9 @@ def at(enqueued: int, completed: int, started: int = -1, ranks: tuple[int, ...] 
     ],
 )
 def test_who_waits_and_who_is_late(
-    told: dict[int, list[Collective]], waiting: tuple[int, ...], late: tuple[int, ...], on_device: bool
+    reported: dict[int, list[Collective]], waiting: tuple[int, ...], late: tuple[int, ...], on_device: bool
 ) -> None:
-    wait = flight_recorder.waits(told)[0]
+    wait = flight_recorder.waits(reported)[0]
     assert isinstance(wait, Wait)
     assert (wait.waiting, wait.late, wait.on_device) == (waiting, late, on_device)
 

@@ -125,7 +125,7 @@ def test_a_run_that_ends_in_order_leaves_no_record_and_no_heartbeat(tmp_path: Pa
     assert heartbeat.read_heartbeat(tmp_path) == {}
 
 
-def test_a_disk_that_refuses_heartbeats_is_told_once_and_the_run_goes_on(
+def test_a_disk_that_refuses_heartbeats_is_reported_once_and_the_run_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(monitor, "BEAT_SECONDS", 0.05)
@@ -135,13 +135,13 @@ def test_a_disk_that_refuses_heartbeats_is_told_once_and_the_run_goes_on(
         stop_requests.listening() as stop,
         monitor.watching(WatchSpec(), tmp_path, ALONE, stop) as watched,
     ):
-        told, until = "", time.monotonic() + LIMIT_SECONDS
-        while "heartbeats cannot be written" not in told and time.monotonic() < until:
+        reported, until = "", time.monotonic() + LIMIT_SECONDS
+        while "heartbeats cannot be written" not in reported and time.monotonic() < until:
             time.sleep(0.05)
-            told += capfd.readouterr().err
+            reported += capfd.readouterr().err
         time.sleep(0.3)  # for a second time to be told, if it is
         watched.pulse.step(1)
-    assert (told + capfd.readouterr().err).count("heartbeats cannot be written") == 1
+    assert (reported + capfd.readouterr().err).count("heartbeats cannot be written") == 1
 
 
 def test_a_rank_with_thousands_of_open_files_is_watched_too(
@@ -204,7 +204,7 @@ def test_sigusr2_writes_the_stacks_and_ends_nothing(tmp_path: Path) -> None:
         ([100.0, 101.0005, 102.001, 103.0015], []),  # slewed by 500 ppm, as a daemon may
     ],
 )
-def test_a_clock_that_is_set_is_told_and_one_that_is_slewed_is_not(
+def test_a_clock_that_is_set_is_reported_and_one_that_is_slewed_is_not(
     real: list[float], seconds: list[float]
 ) -> None:
     clocks = iter(zip(real, [5.0, 6.0, 7.0, 8.0], strict=True))
@@ -254,7 +254,7 @@ def test_a_rank_that_was_given_more_work_is_not_slow() -> None:
     assert (slow.rank, slow.by) == (0, "compute")
 
 
-def test_milliseconds_and_a_rank_alone_are_not_told() -> None:
+def test_milliseconds_and_a_rank_alone_are_not_reported() -> None:
     assert SlowRanks(1.5, 1).add(own((0.0, 0.04, 1.0), (0.0, 0.01, 1.0))) == []
     assert SlowRanks(1.5, 1).add(own((9.0, 9.0, 1.0))) == []
 

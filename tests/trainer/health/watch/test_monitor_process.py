@@ -63,7 +63,7 @@ def stands(pulse: Pulse, step: int, phase: str) -> None:
     pulse.phase(phase)
 
 
-def test_ranks_that_hang_in_different_phases_are_told_of_once_where_the_policy_is_to_wait(
+def test_ranks_that_hang_in_different_phases_are_reported_of_once_where_the_policy_is_to_wait(
     watch: Callable[[int], Watch], tmp_path: Path
 ) -> None:
     """Each rank took the other's phase for progress, so the same stall was dumped again without end."""
@@ -75,8 +75,8 @@ def test_ranks_that_hang_in_different_phases_are_told_of_once_where_the_policy_i
         assert not first.step()
         assert not second.step()
 
-    (told,) = events(tmp_path, "stall")
-    assert (told["phase"], told["policy"]) == ("forward_backward", "warn")
+    (reported,) = events(tmp_path, "stall")
+    assert (reported["phase"], reported["policy"]) == ("forward_backward", "warn")
     stands(other, 6, "data")  # it has moved, and hangs again
     assert not second.step()
     assert not first.step()

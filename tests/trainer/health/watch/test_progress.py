@@ -19,7 +19,7 @@ def test_the_last_whole_line_tells_how_far_a_run_has_come(tmp_path: Path, tail: 
 
 
 @pytest.mark.parametrize("text", ["", "\0" * 64, "no json\n"])
-def test_a_diary_without_a_whole_line_tells_nothing(tmp_path: Path, text: str) -> None:
+def test_a_log_file_without_a_whole_line_tells_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / metrics.METRICS).write_text(text)
     assert progress.highest_step(tmp_path) == 0
     assert progress.highest_step(tmp_path / "nowhere") == 0

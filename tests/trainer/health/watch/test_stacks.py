@@ -51,7 +51,7 @@ with DecodePool(2, deadline_seconds=60.0) as pool:
 """
 
 
-def stands_in(name: str, record: processes.ProcessRecord) -> bool:
+def substitutes(name: str, record: processes.ProcessRecord) -> bool:
     """Whether the process has come to the function in which it stays."""
     threads, _ = stacks._by_signal(record.pid, record.stack_descriptor, LIMIT_SECONDS)
     return len(threads) == 2 and name in [frame.function for thread in threads for frame in thread.frames]
@@ -74,7 +74,7 @@ def hanging(tmp_path: Path) -> Iterator[dict[str, processes.ProcessRecord]]:
         )
     for name, record in found.items():
         until = time.monotonic() + LIMIT_SECONDS
-        while not stands_in(name, record):
+        while not substitutes(name, record):
             assert time.monotonic() < until
     yield found
     for child in started:
@@ -276,8 +276,8 @@ def test_the_rank_that_the_others_wait_for_is_named(seen: list[Stack], rank: int
 
 def test_where_nothing_tells_them_apart_nobody_is_named() -> None:
     assert stack_groups.odd_one(stack_groups.group([stack(0, COLLECTIVE), stack(1, COLLECTIVE)])) is None
-    told = [stack(0, CLIPS, collectives=(WAITS,)), stack(1, CLIPS)]
-    assert stack_groups.odd_one(stack_groups.group(told)) is None
+    reported = [stack(0, CLIPS, collectives=(WAITS,)), stack(1, CLIPS)]
+    assert stack_groups.odd_one(stack_groups.group(reported)) is None
     assert stack_groups.odd_one([]) is None
 
 

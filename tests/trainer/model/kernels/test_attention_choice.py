@@ -123,7 +123,7 @@ def test_the_fastest_of_the_right_kernels_is_taken() -> None:
         (Kernel("other", _not_finite, _gradients), "wrong, of its norm: out by nan"),
     ],
 )
-def test_a_kernel_that_is_wrong_or_raises_is_kept_out_and_the_reason_is_told(
+def test_a_kernel_that_is_wrong_or_raises_is_kept_out_and_the_reason_is_reported(
     kernel: Kernel, why: str
 ) -> None:
     taken, choice = _chosen((1.0, kernel))
@@ -225,7 +225,9 @@ def test_flash_attention_4_is_taken_as_released_or_mended_whichever_is_right(
     assert taken.name == "own"  # the one clock says the same of both: ours goes first
 
 
-def test_a_broken_installation_is_told_in_a_line_and_ours_is_taken(installed: Callable[[str], None]) -> None:
+def test_a_broken_installation_is_reported_in_a_line_and_ours_is_taken(
+    installed: Callable[[str], None],
+) -> None:
     installed("raise ImportError('libcute_dsl_runtime.so: cannot open shared object file')")
     taken, choice = _chosen((1.0, flash_attention4.FLASH4))
     assert taken.name == "own"

@@ -264,7 +264,7 @@ def test_a_model_laid_out_with_fast_blocks_learns_what_the_readable_one_learns()
         assert off < 1e-4 * most + 1e-6, f"{name}: {off:.1e} of {most:.1e}"
 
 
-def test_the_tests_see_a_gpu_only_when_they_are_told_to(pytestconfig: pytest.Config) -> None:
+def test_the_tests_see_a_gpu_only_when_they_are_reported_to(pytestconfig: pytest.Config) -> None:
     """Seen on an H200: nineteen tests here gave tensors of the CPU to kernels built for the GPU."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == "" and not torch.cuda.is_available()
     assert hidden != pytestconfig.getoption("--gpu")

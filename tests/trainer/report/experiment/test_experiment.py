@@ -78,11 +78,11 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def done(file: Path, forks: Forks) -> Path:
     """The folder of the finished experiment, whose trainings were processes that had torch loaded."""
     words = run_arms.words
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as told:
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as reported:
         patch.setattr(run_arms, "words", lambda *given: [*forks.python(), *words(*given)[2:]])
         assert experiment_command.main([str(file), "--jobs", "2", "--json"]) == 0
-    out = Path(json.loads(told.getvalue())["out"])
-    assert json.loads(told.getvalue())["arms"] == json.loads((out / "table.json").read_text())["arms"]
+    out = Path(json.loads(reported.getvalue())["out"])
+    assert json.loads(reported.getvalue())["arms"] == json.loads((out / "table.json").read_text())["arms"]
     return out
 
 

@@ -71,14 +71,14 @@ def test_the_shown_micro_batches_are_those_that_each_rank_loads(
     shown = asked(capsys, *words, "--captions")
     # A clip that cannot be decoded is planned all the same, and a spare stands in: its caption differs.
     broken = "a red square moves left"
-    told = [
+    reported = [
         (b["step"], b["position"], b["rank"], b["cell"], *(clip["caption"] for clip in b["clips"]))
         for b in shown
     ]
-    assert len(told) == len(loaded) == 3 * STEPS
-    for one, other in zip(told, sorted(loaded, key=lambda batch: batch[1]), strict=True):
+    assert len(reported) == len(loaded) == 3 * STEPS
+    for one, other in zip(reported, sorted(loaded, key=lambda batch: batch[1]), strict=True):
         assert one == other or broken in one
-    assert sum(one in loaded for one in told) > STEPS
+    assert sum(one in loaded for one in reported) > STEPS
     assert "caption" not in asked(capsys, *words)[0]["clips"][0]
     text = said(capsys, *words)
     assert f"step {STEPS} (first)" in text
@@ -236,9 +236,9 @@ def test_what_is_wrong_is_one_line(
     given = [str(SMOKE) if word == "RECIPE" else word for word in words]
     given[2:2] = words_of(home) if "RECIPE" in words else []
     assert plan.main(given) == 2
-    told = capsys.readouterr().err
-    assert said in told
-    assert told.count("\n") == 1
+    reported = capsys.readouterr().err
+    assert said in reported
+    assert reported.count("\n") == 1
 
 
 def test_the_examples_of_the_help_run(
@@ -315,9 +315,9 @@ def test_what_is_simulated_leaves_out_the_data_windows_that_are_skipped(
     assert sum(cell["asked"] for cell in stage["cells"]) == pytest.approx(len(batches))
     assert stage["clips_a_step"] == pytest.approx(sum(shown.values()) / STEPS)
     assert stage["phases"] == [1, 3]  # three of the first phase's five data steps are skipped
-    for told, cell in zip(stage["cells"], laid.plan.cells, strict=True):
+    for reported, cell in zip(stage["cells"], laid.plan.cells, strict=True):
         times = [shown[row] for row in cell.rows.tolist()]
-        assert told["exposures"] == [min(times), max(times)]
+        assert reported["exposures"] == [min(times), max(times)]
 
     main.main([str(SMOKE), *words_of(home, *more), "--dry-run", "--json"])
     (dry,) = json.loads(capsys.readouterr().out)["stages"]

@@ -119,7 +119,7 @@ def test_copies_that_fail_are_raised_and_write_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["LATEST", "step-00000100"]
 
 
-def test_a_state_that_cannot_be_told_begins_no_save(one: AsyncSaver, go: Event, tmp_path: Path) -> None:
+def test_a_state_that_cannot_be_reported_begins_no_save(one: AsyncSaver, go: Event, tmp_path: Path) -> None:
     def lost() -> dict[str, int]:
         raise RuntimeError("a rank is gone")
 

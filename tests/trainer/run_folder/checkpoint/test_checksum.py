@@ -31,7 +31,7 @@ def test_the_checksum_is_that_of_checkpoints_kept(monkeypatch: pytest.MonkeyPatc
     assert checksum.checksum(many()) == KEPT
 
 
-def test_tensors_that_are_alike_are_told_apart() -> None:
+def test_tensors_that_are_alike_are_reported_apart() -> None:
     there = many()
     swapped = there | {"alike.1": there["alike.2"], "alike.2": there["alike.1"]}
     assert checksum.checksum(swapped) != checksum.checksum(there)

@@ -197,7 +197,7 @@ def test_a_pixart_file_that_does_not_fit_is_refused_by_name(sigma: dict[str, Ten
         convert_pixart(piece, TINY)
 
 
-def test_a_pixart_file_given_as_open_sora_weights_is_told_the_way(
+def test_a_pixart_file_given_as_open_sora_weights_is_reported_the_way(
     tmp_path: Path, sigma: dict[str, Tensor], capsys: pytest.CaptureFixture[str]
 ) -> None:
     few = {name: value for name, value in sigma.items() if value.numel() < 10_000 and not value.is_meta}

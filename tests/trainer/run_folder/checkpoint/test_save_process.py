@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.stand_in_ranks import all_end, is_alive
+from tests.substitute_ranks import all_end, is_alive
 from trainer.distributed.mesh import ALONE
 from trainer.run_folder.checkpoint import async_save, checkpoint
 from vidcurate.errors import StorageError

@@ -85,7 +85,7 @@ def test_hard_timesteps_alone_are_no_spike() -> None:
     assert [found.kind for found in guard_detect.find_problems(past, easy, SPEC)] == ["spike"]
 
 
-def test_a_bucket_never_seen_is_judged_by_nothing() -> None:
+def test_a_bucket_never_seen_is_checked_by_nothing() -> None:
     past = after(120)
     new = Figures(step=121, losses=np.full(8, 50.0), buckets=["new"] * 8, bins=["3"] * 8, grad_norm=1.0)
 

@@ -132,8 +132,8 @@ def test_the_rank_that_slow_links_have_in_common_is_blamed(
 ) -> None:
     found = [link(a, b, 1.0 if (a, b) in slow else 20.0) for a in range(6) for b in range(a + 1, 6)]
     assert set(links.blamed(links.slow(found, None))) == blamed
-    told = links.checks(found, SPEC, ["node"] * 6, is_cpu=False)
-    assert {rank for rank, checks in told.items() if checks[0].verdict == "bad"} == blamed
+    reported = links.checks(found, SPEC, ["node"] * 6, is_cpu=False)
+    assert {rank for rank, checks in reported.items() if checks[0].verdict == "bad"} == blamed
 
 
 def test_wrong_data_a_hang_and_a_stated_rate_make_a_link_bad_on_a_cpu_too() -> None:

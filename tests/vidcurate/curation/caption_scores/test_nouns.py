@@ -269,7 +269,7 @@ def test_a_pipeline_without_a_tagger_is_refused(tmp_path: Path) -> None:
         nouns_spacy.load(str(tmp_path / "p"))
 
 
-def test_a_machine_without_spacy_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_spacy_is_reported_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nouns_spacy.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match="spaCy is not installed"):
         nouns.choose("spacy:en_core_web_sm")

@@ -85,12 +85,12 @@ def test_an_empty_table_is_scored(tmp_path: Path) -> None:
     ],
 )
 def test_counts_of_another_engine_are_refused(
-    tmp_path: Path, engines: list[object] | None, told: str
+    tmp_path: Path, engines: list[object] | None, reported: str
 ) -> None:
     columns: dict[str, list[object]] = {"noun_count": [3, None, None, 2, None]}
     if engines is not None:
         columns["noun_engine"] = engines
-    with pytest.raises(ColumnError, match=f"{told}, and this run counts by builtin-ewt-1"):
+    with pytest.raises(ColumnError, match=f"{reported}, and this run counts by builtin-ewt-1"):
         run_score(make_run(tmp_path, **columns), BUILTIN)
     assert not table.stage_path(tmp_path, "score").exists()
 

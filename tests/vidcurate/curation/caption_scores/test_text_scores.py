@@ -179,7 +179,7 @@ def test_a_tokenizer_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
     ],
 )
 def test_a_missing_package_is_named_with_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, object], package: str, told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, object], package: str, reported: str
 ) -> None:
     find = caption_scores_stage.language.importlib.util.find_spec
     monkeypatch.setattr(
@@ -187,5 +187,5 @@ def test_a_missing_package_is_named_with_the_command(
         "find_spec",
         lambda name: None if name == package else find(name),
     )
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=reported):
         scored(tmp_path, ["a dog"], **settings)

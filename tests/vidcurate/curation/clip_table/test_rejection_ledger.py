@@ -70,25 +70,25 @@ def run_of_many_rules(run: Path) -> Path:
 
 def test_every_verdict_of_a_run_is_replayed_from_the_ledger_alone(tmp_path: Path) -> None:
     run = run_of_many_rules(tmp_path)
-    told = pl.read_parquet(run / "ledger.parquet")
+    reported = pl.read_parquet(run / "ledger.parquet")
 
-    assert told.columns == list(rejection_ledger.ORDER)
-    assert rejection_ledger.replay_ledger(told).all()
+    assert reported.columns == list(rejection_ledger.ORDER)
+    assert rejection_ledger.replay_ledger(reported).all()
     counted = rejection_ledger.check_ledger(run)
-    assert counted["rows_rejected"] == told["is_verdict"].sum() > 10
-    assert counted["entries_replayed"] == len(told) > counted["rows_rejected"]
+    assert counted["rows_rejected"] == reported["is_verdict"].sum() > 10
+    assert counted["entries_replayed"] == len(reported) > counted["rows_rejected"]
 
 
 def test_the_split_signs_its_own_rejections(tmp_path: Path) -> None:
     run = run_of_many_rules(tmp_path)
     difficulty_stage.run_split(run, SplitSpec(levels=2, drop_hardest=0.1))
 
-    told = pl.read_parquet(run / "ledger.parquet")
+    reported = pl.read_parquet(run / "ledger.parquet")
 
-    dropped = told.filter(pl.col("stage") == "split")
+    dropped = reported.filter(pl.col("stage") == "split")
     assert len(dropped) > 0
     assert dropped["rule"].unique().to_list() == ["drop_hardest"]
-    assert told["settings"].n_unique() == 2
+    assert reported["settings"].n_unique() == 2
     rejection_ledger.check_ledger(run)
 
 

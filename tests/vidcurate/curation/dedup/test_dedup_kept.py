@@ -94,10 +94,10 @@ def test_the_next_best_copy_is_kept_when_the_best_is_rejected(tmp_path: Path) ->
 
     def verdicts(spec: FilterSpec) -> dict[str, tuple[str, str, str]]:
         run_filter(run, spec)
-        judged = table.scan(run, "filter").filter(~pl.col("is_kept")).collect()
+        checked = table.scan(run, "filter").filter(~pl.col("is_kept")).collect()
         return {
             row["clip_id"]: (row["reject_stage"], row["reject_rule"], row["reject_value"])
-            for row in judged.to_dicts()
+            for row in checked.to_dicts()
         }
 
     assert verdicts(FilterSpec()) == {

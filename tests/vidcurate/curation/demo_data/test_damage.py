@@ -52,7 +52,7 @@ def test_what_has_no_index_to_move_is_an_error() -> None:
         (0.99, "truncated", "truncated"),
     ],
 )
-def test_what_is_left_of_a_truncated_file_hangs_on_where_its_index_lies(
+def test_what_is_left_of_a_truncated_file_depends_on_where_its_index_lies(
     mp4: bytes, tmp_path: Path, fraction: float, index_last: str, index_first: str
 ) -> None:
     cut = damage.truncate(mp4, fraction)

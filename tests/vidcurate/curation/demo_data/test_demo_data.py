@@ -133,7 +133,7 @@ def test_shapes_differ_from_each_other() -> None:
 
 @pytest.mark.parametrize("motion", sorted(MOTIONS))
 @pytest.mark.parametrize(("height", "width"), [(64, 64), (96, 64), (64, 128)])
-def test_the_judge_reads_colour_and_motion_from_the_frames(motion: str, height: int, width: int) -> None:
+def test_the_check_reads_colour_and_motion_from_the_frames(motion: str, height: int, width: int) -> None:
     for colour in MAIN_COLOURS:
         scene = _one("triangle", colour, motion)
         found = follows(render_clip(scene, num_frames=12, height=height, width=width), scene)
@@ -141,7 +141,7 @@ def test_the_judge_reads_colour_and_motion_from_the_frames(motion: str, height: 
         assert found["is_motion_right"], found
 
 
-def test_the_judge_sees_that_another_clip_does_not_follow() -> None:
+def test_the_check_sees_that_another_clip_does_not_follow() -> None:
     shown, wanted = _one("circle", "red", "right"), _one("circle", "blue", "left")
     found = follows(render_clip(shown, num_frames=12, height=32, width=32), wanted)
     assert (found["colour"], found["motion"]) == ("red", "right")
@@ -149,7 +149,7 @@ def test_the_judge_sees_that_another_clip_does_not_follow() -> None:
     assert not found["is_motion_right"]
 
 
-def test_the_judge_looks_at_what_moves_and_not_at_what_rests() -> None:
+def test_the_check_looks_at_what_moves_and_not_at_what_rests() -> None:
     scene = Scene(
         things=(
             Thing(shape="circle", colour="green", motion="down", x=0.27, size=0.25),
@@ -170,7 +170,7 @@ def test_an_empty_picture_has_no_colour_and_noise_is_no_answer_by_itself() -> No
     assert np.mean(right) < 0.5
 
 
-def test_the_judge_takes_a_blurred_and_noisy_sample() -> None:
+def test_the_check_takes_a_blurred_and_noisy_sample() -> None:
     rng = np.random.default_rng(0)
     for colour in MAIN_COLOURS:
         for motion in MAIN_MOTIONS:
@@ -218,7 +218,7 @@ def test_easy_clips_are_balanced_over_colour_motion_and_shape() -> None:
 def test_every_good_clip_decodes_to_what_the_truth_says(demo: Made) -> None:
     out, summary = demo
     truth = json.loads((out / "truth.json").read_text())
-    judged = 0
+    checked = 0
 
     for name, clip in truth["clips"].items():
         if clip["planted"] in DAMAGES:
@@ -233,9 +233,9 @@ def test_every_good_clip_decodes_to_what_the_truth_says(demo: Made) -> None:
             found = follows(frames, scene)
             assert found["is_colour_right"], (name, found)
             assert found["is_motion_right"], (name, found)
-            judged += 1
+            checked += 1
 
-    assert judged == summary.families["easy"] + summary.families["pair"]
+    assert checked == summary.families["easy"] + summary.families["pair"]
     assert len({clip["codec"] for clip in truth["clips"].values()}) >= 5
     assert len({clip["suffix"] for clip in truth["clips"].values()}) >= 5
 

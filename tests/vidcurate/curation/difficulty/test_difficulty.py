@@ -19,7 +19,7 @@ from vidcurate.curation.filter.spec import FilterSpec
 from vidcurate.errors import ColumnError, InputError
 
 
-def judged(run: Path, nouns: list[int | None], **columns: list[Any]) -> Path:
+def checked(run: Path, nouns: list[int | None], **columns: list[Any]) -> Path:
     count = len(nouns)
     given_ = {
         "clip_id": [f"c{n}" for n in range(count)],
@@ -45,7 +45,7 @@ def rows_of(run: Path) -> pl.DataFrame:
 
 
 def test_levels_grow_and_ties_stay_together(tmp_path: Path) -> None:
-    judged(tmp_path, [0, 1, 1, 1, 2, 3, 4, 5, 5, 9])
+    checked(tmp_path, [0, 1, 1, 1, 2, 3, 4, 5, 5, 9])
 
     summary = difficulty_stage.run_split(tmp_path, SplitSpec(levels=3))
 
@@ -56,7 +56,7 @@ def test_levels_grow_and_ties_stay_together(tmp_path: Path) -> None:
 
 
 def test_parted_ties_balance_the_levels_within_one_clip(tmp_path: Path) -> None:
-    judged(tmp_path, [7] * 50 + [8] * 53)
+    checked(tmp_path, [7] * 50 + [8] * 53)
 
     summary = difficulty_stage.run_split(tmp_path, SplitSpec(levels=5, ties="split"))
 
@@ -65,7 +65,7 @@ def test_parted_ties_balance_the_levels_within_one_clip(tmp_path: Path) -> None:
 
 
 def test_levels_can_hold_equal_shares_of_frames(tmp_path: Path) -> None:
-    judged(tmp_path, list(range(100)), num_frames=[900] * 10 + [100] * 90)
+    checked(tmp_path, list(range(100)), num_frames=[900] * 10 + [100] * 90)
 
     summary = difficulty_stage.run_split(tmp_path, SplitSpec(levels=2, balance="frames"))
 
@@ -74,7 +74,7 @@ def test_levels_can_hold_equal_shares_of_frames(tmp_path: Path) -> None:
 
 
 def test_the_hardest_tail_is_rejected_by_name(tmp_path: Path) -> None:
-    judged(tmp_path, [*range(1, 100), 5000])
+    checked(tmp_path, [*range(1, 100), 5000])
 
     summary = difficulty_stage.run_split(tmp_path, SplitSpec(levels=2, drop_hardest=0.01))
 
@@ -119,7 +119,7 @@ def test_the_ledger_tells_what_the_split_dropped(tmp_path: Path) -> None:
 
 
 def test_what_is_not_a_number_has_no_level(tmp_path: Path) -> None:
-    judged(tmp_path, [1] * 4, motion_score=[2.0, math.nan, 1.0, None])
+    checked(tmp_path, [1] * 4, motion_score=[2.0, math.nan, 1.0, None])
 
     difficulty_stage.run_split(tmp_path, SplitSpec(levels=2, column="motion_score"))
 
@@ -132,7 +132,7 @@ def test_what_is_not_a_number_has_no_level(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ties", ["together", "split"])
 def test_one_clip_with_most_of_the_frames_leaves_no_level_empty(tmp_path: Path, ties: Any) -> None:
-    judged(tmp_path, [1, 2, 3], num_frames=[1, 1, 1000])
+    checked(tmp_path, [1, 2, 3], num_frames=[1, 1, 1000])
 
     summary = difficulty_stage.run_split(tmp_path, SplitSpec(levels=3, balance="frames", ties=ties))
 
@@ -153,7 +153,7 @@ def test_parted_levels_differ_by_one_clip_at_most(levels: int, more: int) -> Non
 def test_the_real_captions_have_levels_and_a_warning_at_the_last_jump(shared: Path, tmp_path: Path) -> None:
     captions = pl.read_parquet(shared / "data/captions/dense_captions.parquet")["caption"]
     nouns = nouns_builtin.count(captions).to_list()
-    judged(tmp_path, nouns, caption_num_words=captions.str.count_matches(r"\S+").cast(pl.Int32).to_list())
+    checked(tmp_path, nouns, caption_num_words=captions.str.count_matches(r"\S+").cast(pl.Int32).to_list())
 
     summary = difficulty_stage.run_split(tmp_path, SplitSpec())
 
@@ -165,7 +165,7 @@ def test_the_real_captions_have_levels_and_a_warning_at_the_last_jump(shared: Pa
 
 
 def test_a_rejected_clip_keeps_its_row_and_has_no_level(tmp_path: Path) -> None:
-    judged(
+    checked(
         tmp_path,
         [1, 2, 3, None],
         is_kept=[True, False, True, True],
@@ -184,8 +184,8 @@ def test_a_rejected_clip_keeps_its_row_and_has_no_level(tmp_path: Path) -> None:
 
 def test_no_source_is_in_both_folds_and_growing_data_moves_none(tmp_path: Path) -> None:
     small, large = tmp_path / "small", tmp_path / "large"
-    judged(small, [n % 17 for n in range(300)])
-    judged(large, [n % 17 for n in range(900)])
+    checked(small, [n % 17 for n in range(300)])
+    checked(large, [n % 17 for n in range(900)])
     spec = SplitSpec(levels=3, validation_fraction=0.3)
 
     difficulty_stage.run_split(small, spec)
@@ -210,7 +210,7 @@ def test_the_jump_has_the_values_of_its_formulas() -> None:
 
 
 def test_levels_of_one_value_each_have_no_effect_size(tmp_path: Path) -> None:
-    judged(tmp_path, [1] * 5 + [2] * 5)
+    checked(tmp_path, [1] * 5 + [2] * 5)
 
     summary = difficulty_stage.run_split(tmp_path, SplitSpec(levels=2))
 
@@ -218,16 +218,16 @@ def test_levels_of_one_value_each_have_no_effect_size(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "levels.json").read_text())["jumps"][0]["effect_size"] is None
 
 
-def test_a_jump_above_the_limit_is_told(tmp_path: Path) -> None:
-    judged(tmp_path, [*range(1, 80), *range(500, 520)])
+def test_a_jump_above_the_limit_is_reported(tmp_path: Path) -> None:
+    checked(tmp_path, [*range(1, 80), *range(500, 520)])
 
     summary = difficulty_stage.run_split(tmp_path, SplitSpec(levels=5))
 
     assert [text for text in summary.warnings if "from level 4 to 5" in text and "grows" in text]
 
 
-def test_another_column_that_shifts_between_levels_is_told(tmp_path: Path) -> None:
-    judged(tmp_path, list(range(100)), num_frames=[50] * 50 + [400] * 50)
+def test_another_column_that_shifts_between_levels_is_reported(tmp_path: Path) -> None:
+    checked(tmp_path, list(range(100)), num_frames=[50] * 50 + [400] * 50)
 
     summary = difficulty_stage.run_split(tmp_path, SplitSpec(levels=2))
 
@@ -246,12 +246,12 @@ def test_more_levels_than_the_data_allows_is_refused(
     tmp_path: Path, nouns: list[int | None], spec: SplitSpec, message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
-        difficulty_stage.run_split(judged(tmp_path, nouns), spec)
+        difficulty_stage.run_split(checked(tmp_path, nouns), spec)
     assert not (tmp_path / "split.parquet").exists()
 
 
 def test_a_split_before_its_stages_names_them(tmp_path: Path) -> None:
-    run = judged(tmp_path, [1, 2, 3])
+    run = checked(tmp_path, [1, 2, 3])
     with pytest.raises(ColumnError, match=r"the column beauty is missing.*Run `vidcurate score"):
         difficulty_stage.run_split(run, SplitSpec(column="beauty"))
     table.write(
@@ -264,7 +264,7 @@ def test_a_split_before_its_stages_names_them(tmp_path: Path) -> None:
 
 
 def test_the_same_split_again_is_up_to_date(tmp_path: Path) -> None:
-    judged(tmp_path, list(range(40)))
+    checked(tmp_path, list(range(40)))
 
     first = difficulty_stage.run_split(tmp_path, SplitSpec(levels=4))
     again = difficulty_stage.run_split(tmp_path, SplitSpec(levels=4))
@@ -284,8 +284,8 @@ def test_the_order_of_the_rows_changes_no_level(
     spec = SplitSpec(levels=levels, ties=ties, validation_fraction=0.2)
     order = data.draw(st.permutations(range(len(nouns))))
     straight, mixed = tmp_path_factory.mktemp("a"), tmp_path_factory.mktemp("b")
-    judged(straight, nouns)
-    judged(
+    checked(straight, nouns)
+    checked(
         mixed,
         [nouns[n] for n in order],
         clip_id=[f"c{n}" for n in order],

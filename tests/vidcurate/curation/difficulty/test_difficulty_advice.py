@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.vidcurate.curation.difficulty.test_difficulty import judged, rows_of
+from tests.vidcurate.curation.difficulty.test_difficulty import checked, rows_of
 from trainer.recipe.recipe import TrainRecipe
 from vidcurate.curation.difficulty import advice, cut
 from vidcurate.curation.difficulty import stage as difficulty_stage
@@ -47,7 +47,7 @@ def test_the_tokens_of_a_clip_are_those_of_the_published_model(
 def sized(run: Path, sizes: list[tuple[int, int, int]]) -> Path:
     """Write clips with growing noun counts and these (frames, height, width)."""
     frames, heights, widths = zip(*sizes, strict=True)
-    return judged(
+    return checked(
         run,
         list(range(len(sizes))),
         num_frames=pl.Series(frames, dtype=pl.Int64),
@@ -138,14 +138,14 @@ def test_clips_beyond_the_tail_of_the_others_are_to_be_cut_and_the_setting_cuts_
 ) -> None:
     rng = np.random.default_rng(0)
     nouns = [*np.minimum(rng.exponential(8, 20_000).astype(int), 90).tolist(), 900, 1200]
-    judged(tmp_path, nouns)
+    checked(tmp_path, nouns)
 
     first = difficulty_stage.run_split(tmp_path, SplitSpec(levels=5))
 
     assert first.tail is not None
     assert (first.tail.clips, first.tail.share) == (2, 2 / 20_002)
-    (told,) = (line for line in first.advice if "cut the hardest" in line)
-    setting = float(told.split("drop_hardest: ")[1].split(")")[0])
+    (reported,) = (line for line in first.advice if "cut the hardest" in line)
+    setting = float(reported.split("drop_hardest: ")[1].split(")")[0])
     second = difficulty_stage.run_split(tmp_path, SplitSpec(levels=5, drop_hardest=setting))
     assert second.rows_dropped_here == 2
     assert second.tail is None
@@ -203,7 +203,7 @@ def test_the_real_captions_get_ramps_and_a_share_to_cut(shared: Path, tmp_path: 
     captions = pl.read_parquet(shared / "data/captions/dense_captions.parquet")["caption"]
     nouns = nouns_builtin.count(captions).to_list()
 
-    summary = difficulty_stage.run_split(judged(tmp_path, nouns), SplitSpec())
+    summary = difficulty_stage.run_split(checked(tmp_path, nouns), SplitSpec())
 
     assert [ramp.to_level for ramp in summary.ramps] == [2, 3, 4, 5]
     assert all(2 <= ramp.increments <= 10 for ramp in summary.ramps)
@@ -223,7 +223,7 @@ text_encoder: {kind: words, caption_channels: 8, model_max_length: 8}
 
 
 def test_the_fragment_is_the_stages_of_a_training_recipe(tmp_path: Path) -> None:
-    judged(tmp_path, list(range(600)))
+    checked(tmp_path, list(range(600)))
     spec = SplitSpec(levels=3, buckets=TABLE, steps_per_increment=10, passes=1.5)
     summary = difficulty_stage.run_split(tmp_path, spec)
 
@@ -241,7 +241,7 @@ def test_the_fragment_is_the_stages_of_a_training_recipe(tmp_path: Path) -> None
 
 
 def test_without_a_bucket_table_the_fragment_says_what_to_add(tmp_path: Path) -> None:
-    difficulty_stage.run_split(judged(tmp_path, list(range(60))), SplitSpec(levels=2))
+    difficulty_stage.run_split(checked(tmp_path, list(range(60))), SplitSpec(levels=2))
 
     text = (tmp_path / "levels.yaml").read_text()
 
@@ -253,7 +253,7 @@ def test_without_a_bucket_table_the_fragment_says_what_to_add(tmp_path: Path) ->
 
 
 def test_the_histograms_count_every_clip_of_every_level(tmp_path: Path) -> None:
-    judged(tmp_path, [*range(100), 10_000], num_frames=[48] * 100 + [900])
+    checked(tmp_path, [*range(100), 10_000], num_frames=[48] * 100 + [900])
 
     summary = difficulty_stage.run_split(tmp_path, SplitSpec(levels=4))
 
@@ -266,7 +266,7 @@ def test_the_histograms_count_every_clip_of_every_level(tmp_path: Path) -> None:
 
 
 def test_an_old_fragment_is_written_again(tmp_path: Path) -> None:
-    judged(tmp_path, list(range(40)))
+    checked(tmp_path, list(range(40)))
     difficulty_stage.run_split(tmp_path, SplitSpec(levels=2))
     before = (tmp_path / "levels.yaml").read_bytes()
     (tmp_path / "levels.yaml").unlink()

@@ -134,7 +134,7 @@ def test_a_connection_that_breaks_is_taken_up_again(
         request.wfile.write(data[first : (first + last) // 2])
         return True
 
-    handler.trouble = staticmethod(breaks)
+    handler.problem = staticmethod(breaks)
     result = fetch_stage.run_fetch(tmp_path / "plan.csv", tmp_path / "videos")
 
     assert result.files_failed == 0
@@ -153,12 +153,12 @@ def test_a_server_that_stays_down_is_named_and_what_was_fetched_stays(
             return True
         return False
 
-    handler.trouble = staticmethod(down)
+    handler.problem = staticmethod(down)
     with pytest.raises(
         StorageError, match=r"OpenVid_part10.zip: failed 5 times, at last with: the server answers 503"
     ):
         fetch_stage.run_fetch(tmp_path / "plan.csv", tmp_path / "videos", num_workers=1)
-    handler.trouble = staticmethod(lambda _: False)
+    handler.problem = staticmethod(lambda _: False)
     result = fetch_stage.run_fetch(tmp_path / "plan.csv", tmp_path / "videos")
 
     assert result.files_there > 0
@@ -183,7 +183,7 @@ def test_a_server_that_cannot_serve_ranges_is_refused(
             request.end_headers()
         return True
 
-    handler.trouble = staticmethod(odd)
+    handler.problem = staticmethod(odd)
     with pytest.raises(InputError, match=message):
         zips.find_parts([f"{address}/OpenVid_part0.zip"])
 

@@ -186,16 +186,16 @@ def test_a_preset_whose_columns_are_not_there_names_every_stage_to_run(tmp_path:
         filter_stage.run_filter(tmp_path, FilterSpec(preset="crush-smol"))
 
 
-def test_the_rules_of_a_preset_reject_and_stand_in_the_provenance(tmp_path: Path) -> None:
+def test_the_rules_of_a_preset_reject_and_substitute_the_provenance(tmp_path: Path) -> None:
     with_columns(tmp_path, 2, clip_aesthetic_mean=[4.4, 4.5], num_frames=[9, 9])
 
     filter_stage.run_filter(tmp_path, FilterSpec(preset="open-sora-1.2"))
 
     assert verdicts(tmp_path) == {"c0": ("min_clip_aesthetic_mean", "4.4", ">= 4.5"), "c1": KEPT}
-    told = table.provenance(tmp_path / "filter.parquet").settings
-    assert told["preset"] == "open-sora-1.2"
-    assert told["limits"]["clip_aesthetic_mean"]["min"] == 4.5
-    assert FilterSpec.model_validate_json(json.dumps(told)) == filter_spec.with_preset(
+    reported = table.provenance(tmp_path / "filter.parquet").settings
+    assert reported["preset"] == "open-sora-1.2"
+    assert reported["limits"]["clip_aesthetic_mean"]["min"] == 4.5
+    assert FilterSpec.model_validate_json(json.dumps(reported)) == filter_spec.with_preset(
         FilterSpec(preset="open-sora-1.2")
     )
 
@@ -214,7 +214,7 @@ def test_a_z_score_is_that_of_numpy() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_outlier_limits_hang_on_no_order_and_no_chunks(data: st.DataObject) -> None:
+def test_outlier_limits_depend_on_no_order_and_no_chunks(data: st.DataObject) -> None:
     numbers = st.floats(-1e6, 1e6, allow_nan=False, width=64)
     values = data.draw(st.lists(numbers, min_size=1, max_size=50))
     method = data.draw(st.sampled_from(["tail_quantile", "iqr", "mad", "z_score"]))
@@ -239,7 +239,7 @@ def test_an_outlier_rule_can_keep_what_nobody_measured(tmp_path: Path) -> None:
     assert [name for name, verdict in verdicts(tmp_path).items() if verdict != KEPT] == ["c18", "c19"]
 
 
-def test_float32_is_judged_as_the_number_that_it_is(tmp_path: Path) -> None:
+def test_float32_is_checked_as_the_number_that_it_is(tmp_path: Path) -> None:
     with_columns(tmp_path, 1, score32=pl.Series("score32", [0.3], dtype=pl.Float32))
 
     filter_stage.run_filter(tmp_path, parse("limits: {score32: {max: 0.3}}"))
@@ -250,7 +250,7 @@ def test_float32_is_judged_as_the_number_that_it_is(tmp_path: Path) -> None:
 # ── how much may fail ───────────────────────────────────────────────────────────────────────────────
 
 
-def test_more_broken_clips_than_allowed_is_told_after_everything_is_written(tmp_path: Path) -> None:
+def test_more_broken_clips_than_allowed_is_reported_after_everything_is_written(tmp_path: Path) -> None:
     scored(tmp_path, clip("a"), clip("b", probe_status="truncated"), clip("c", height=1), clip("d"))
     spec = FilterSpec(min_height=100, max_failure_share=0.25)
     summary = filter_stage.run_filter(tmp_path, spec)

@@ -63,7 +63,7 @@ def test_every_row_has_scores_or_a_status_that_says_why_not(home: Path) -> None:
 
 def test_workers_change_no_byte_and_a_second_run_does_nothing(home: Path, tmp_path: Path) -> None:
     run = ingested(home, tmp_path / "two")
-    first = run_frames(run, SPEC, videos=home / "demo" / "videos", crew=ExecutorSpec(num_workers=2))
+    first = run_frames(run, SPEC, videos=home / "demo" / "videos", executor=ExecutorSpec(num_workers=2))
     again = run_frames(run, SPEC, videos=home / "demo" / "videos")
 
     assert (first.up_to_date, again.up_to_date) == (False, True)
@@ -77,24 +77,24 @@ class Stopped(Exception):
     pass
 
 
-def test_a_stopped_run_goes_on_where_it_was_and_gives_the_same_bytes(home: Path, tmp_path: Path) -> None:
+def test_a_stopped_run_resumes_where_it_was_and_gives_the_same_bytes(home: Path, tmp_path: Path) -> None:
     run = ingested(home, tmp_path / "stopped")
-    told: list[tuple[int, int, str]] = []
+    reported: list[tuple[int, int, str]] = []
 
     def stop(done: int, total: int, unit: str) -> None:
         if done >= 8:
             raise Stopped
 
     def tell(done: int, total: int, unit: str) -> None:
-        told.append((done, total, unit))
+        reported.append((done, total, unit))
 
     with pytest.raises(Stopped):
         run_frames(run, SPEC, videos=home / "demo" / "videos", progress=stop)
     run_frames(run, SPEC, videos=home / "demo" / "videos", progress=tell)
 
-    assert told[0][0] >= 8
-    assert told[-1][0] == told[-1][1]
-    assert "h of video" in told[-1][2]
+    assert reported[0][0] >= 8
+    assert reported[-1][0] == reported[-1][1]
+    assert "h of video" in reported[-1][2]
     assert (run / "frames.parquet").read_bytes() == (home / "run" / "frames.parquet").read_bytes()
 
 

@@ -81,7 +81,7 @@ def test_strangers_have_far_hashes(tmp_path: Path) -> None:
             assert np.median(distances(one, other)) >= 18
 
 
-def test_two_clips_that_begin_alike_are_told_apart(tmp_path: Path) -> None:
+def test_two_clips_that_begin_alike_are_reported_apart(tmp_path: Path) -> None:
     black = np.zeros((4, 144, 256, 3), np.uint8)
     one, other = (
         scored(
@@ -222,7 +222,7 @@ def _with_sound(path: Path, samples: np.ndarray[Any, Any], codec: str) -> Path:
 
 
 @pytest.mark.parametrize(("name", "codec"), [("a.mp4", "aac"), ("b.mkv", "pcm_s16le"), ("c.mkv", "libopus")])
-def test_silence_is_told_from_quiet_sound(tmp_path: Path, name: str, codec: str) -> None:
+def test_silence_is_reported_from_quiet_sound(tmp_path: Path, name: str, codec: str) -> None:
     wave = np.sin(np.arange(24_000) / 48_000 * 2 * np.pi * 440) * np.hanning(24_000)
 
     quiet = scored(_with_sound(tmp_path / name, 0.004 * wave, codec))

@@ -122,7 +122,7 @@ def test_no_path_that_leaves_the_folder_is_ever_opened(tmp_path: Path, videos: P
     assert report["paths_outside_root"]["count"] == 7
 
 
-def test_an_absolute_path_is_judged_against_the_folder_of_this_run(tmp_path: Path, videos: Path) -> None:
+def test_an_absolute_path_is_checked_against_the_folder_of_this_run(tmp_path: Path, videos: Path) -> None:
     table = write_csv(tmp_path / "t.csv", OPENVID, [openvid_row(str(videos / "a.mp4"))])
     run = tmp_path / "run"
     _, frame, _ = ingest(run, table)  # without a folder there is no outside

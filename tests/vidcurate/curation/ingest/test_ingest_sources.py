@@ -223,7 +223,7 @@ def test_koala_is_known_by_either_spelling_of_its_columns(tmp_path: Path) -> Non
     assert (row["video_path"], row["start_seconds"], row["end_seconds"]) == ("0OUM4Yn-8cU.mp4", 2.1, 7.1)
 
 
-def test_opensora_aspect_ratio_is_height_over_width_and_a_turned_one_is_told(tmp_path: Path) -> None:
+def test_opensora_aspect_ratio_is_height_over_width_and_a_turned_one_is_reported(tmp_path: Path) -> None:
     root = tmp_path / "videos"
     (root / "part").mkdir(parents=True)
     for name in ("part/a.mp4", "b.mp4", "c.mp4", "d.mp4"):
@@ -244,8 +244,8 @@ def test_opensora_aspect_ratio_is_height_over_width_and_a_turned_one_is_told(tmp
     assert frame["video_path"].to_list() == ["part/a.mp4", "b.mp4", "c.mp4", "d.mp4"]
     assert frame["duration_seconds"][0] == 51 / 24
     assert report["disagreements"]["count"] == 2
-    told = [entry["what"] for entry in report["disagreements"]["listed"]]
-    assert told == [
+    reported = [entry["what"] for entry in report["disagreements"]["listed"]]
+    assert reported == [
         "aspect_ratio 1.7778 is width / height, not height / width",
         "resolution 1280 is not height x width",
     ]

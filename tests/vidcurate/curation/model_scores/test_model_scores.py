@@ -181,7 +181,7 @@ def test_the_workers_change_no_byte_and_a_second_run_is_up_to_date(
     run: tuple[Path, Path], clip_folder: Path, head: Path
 ) -> None:
     spec = ModelsSpec(clip=str(clip_folder), aesthetic_head=head)
-    run_models(run[0], spec, videos=run[1], crew=ExecutorSpec(num_workers=2))
+    run_models(run[0], spec, videos=run[1], executor=ExecutorSpec(num_workers=2))
     path = table.stage_path(run[0], "models")
     before = path.read_bytes()
     assert run_models(run[0], spec, videos=run[1]).up_to_date
@@ -193,7 +193,7 @@ def test_the_workers_change_no_byte_and_a_second_run_is_up_to_date(
     assert not run_models(run[0], spec, videos=run[1]).up_to_date  # other weights under the same name
 
 
-def test_a_stopped_run_goes_on_from_its_chunks(
+def test_a_stopped_run_resumes_from_its_chunks(
     run: tuple[Path, Path], clip_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vidcurate.curation.model_scores import scorers
@@ -240,16 +240,16 @@ def test_parts_give_the_tables_of_one_run_and_a_missing_one_is_named(
         path.unlink()
 
     def part(number: int) -> Any:
-        return run_models(run[0], spec, videos=run[1], crew=ExecutorSpec(part=Part(number=number, of=3)))
+        return run_models(run[0], spec, videos=run[1], executor=ExecutorSpec(part=Part(number=number, of=3)))
 
     first, third = part(1), part(3)
     assert (first.clips, third.clips, third.parts_missing) == (2, 2, ("2/3",))
     assert part(3).clips_done_before == 2
     with pytest.raises(StageError, match=r"part 2/3 is missing \(2 of 6 clips\)"):
-        run_models(run[0], spec, videos=run[1], crew=ExecutorSpec(merge=True))
+        run_models(run[0], spec, videos=run[1], executor=ExecutorSpec(merge=True))
     assert not any(path.exists() for path in files)
     part(2)
-    run_models(run[0], spec, videos=run[1], crew=ExecutorSpec(merge=True))
+    run_models(run[0], spec, videos=run[1], executor=ExecutorSpec(merge=True))
     assert [path.read_bytes() for path in files] == whole
     assert not list(run[0].glob(".models-*"))
 
@@ -301,8 +301,8 @@ def test_embeddings_are_what_dedup_reads(run: tuple[Path, Path], clip_folder: Pa
         ({"text_detector": Path("none.onnx")}, r"models\.text_detector is none\.onnx: no such file"),
     ],
 )
-def test_what_is_not_there_is_named(run: tuple[Path, Path], settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_what_is_not_there_is_named(run: tuple[Path, Path], settings: dict[str, Any], reported: str) -> None:
+    with pytest.raises(InputError, match=reported):
         run_models(run[0], ModelsSpec(**settings), videos=run[1])
     assert not table.stage_path(run[0], "models").exists()
 
@@ -310,8 +310,8 @@ def test_what_is_not_there_is_named(run: tuple[Path, Path], settings: dict[str, 
 def test_files_that_are_no_such_models_are_named(
     run: tuple[Path, Path], clip_folder: Path, classifier: Path, tmp_path: Path
 ) -> None:
-    def refused(told: str, **settings: Any) -> None:
-        with pytest.raises(InputError, match=told):
+    def refused(reported: str, **settings: Any) -> None:
+        with pytest.raises(InputError, match=reported):
             run_models(run[0], ModelsSpec(**settings), videos=run[1])
 
     bad = tmp_path / "bad.pth"
@@ -340,8 +340,8 @@ def test_files_that_are_no_such_models_are_named(
         ("clips: x", "Did you mean clip"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(text: str, told: str) -> None:
-    with pytest.raises(RecipeError, match=told):
+def test_settings_that_do_not_fit_are_refused(text: str, reported: str) -> None:
+    with pytest.raises(RecipeError, match=reported):
         parse(text, ModelsSpec)
 
 

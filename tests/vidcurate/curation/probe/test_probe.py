@@ -124,8 +124,12 @@ def test_the_same_bytes_for_any_number_of_workers_and_a_second_run_is_up_to_date
             [{"clip_id": path.name, "video_path": path.name} for path in sorted(videos.iterdir())],
         )
 
-    one = probe_stage.run_probe(tmp_path / "one", ProbeSpec(videos=videos), crew=ExecutorSpec(num_workers=1))
-    two = probe_stage.run_probe(tmp_path / "two", ProbeSpec(videos=videos), crew=ExecutorSpec(num_workers=2))
+    one = probe_stage.run_probe(
+        tmp_path / "one", ProbeSpec(videos=videos), executor=ExecutorSpec(num_workers=1)
+    )
+    two = probe_stage.run_probe(
+        tmp_path / "two", ProbeSpec(videos=videos), executor=ExecutorSpec(num_workers=2)
+    )
     again = probe_stage.run_probe(tmp_path / "two", ProbeSpec(videos=videos))
 
     assert table.digest(tmp_path / "one" / "probe.parquet") == table.digest(

@@ -149,7 +149,7 @@ def test_a_copied_file_is_recognised_by_its_content_in_another_run(tmp_path: Pat
     assert len(cache.read_cache(memory).by_key) == 2
 
 
-def test_another_policy_judges_anew_and_reads_nothing(tmp_path: Path, videos: Path) -> None:
+def test_another_policy_checks_anew_and_reads_nothing(tmp_path: Path, videos: Path) -> None:
     (videos / "tail.mp4").write_bytes(
         damage.garbage_tail((videos / "good.mp4").read_bytes(), seed=0, size_bytes=500)
     )

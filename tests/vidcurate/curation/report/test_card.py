@@ -16,7 +16,7 @@ from vidcurate.curation.report.card import CardSpec
 from vidcurate.errors import StageError
 
 
-def judged(run: Path) -> Path:
+def checked(run: Path) -> Path:
     scored(
         run,
         *(clip(f"o{n}", noun_count=n, duration_seconds=float(n)) for n in range(20)),
@@ -33,7 +33,7 @@ def section(text: str, title: str) -> str:
 
 
 def test_a_card_counts_what_is_kept_and_states_each_licence(tmp_path: Path) -> None:
-    run = judged(tmp_path)
+    run = checked(tmp_path)
 
     text = card.text(run, CardSpec(name="Ours", description="What it is.", licences={"my | own": "MIT"}))
 
@@ -47,17 +47,19 @@ def test_a_card_counts_what_is_kept_and_states_each_licence(tmp_path: Path) -> N
 
 
 def test_the_histograms_of_a_card_count_every_kept_clip(tmp_path: Path) -> None:
-    told = card.facts(judged(tmp_path), CardSpec())
+    reported = card.facts(checked(tmp_path), CardSpec())
 
-    for bins in (told["durations"], told["short_sides"]):
-        assert sum(one["clips"] for one in bins) == told["rows_kept"] == 22
-    assert {one["range"]: one["clips"] for one in told["durations"]}["4 to 8 s"] == 8  # 4 to 7 and the four m
-    assert {one["range"]: one["clips"] for one in told["short_sides"]}["2160 px and more"] == 4
-    assert sum(one["clips"] for one in told["buckets"].values()) == 22
+    for bins in (reported["durations"], reported["short_sides"]):
+        assert sum(one["clips"] for one in bins) == reported["rows_kept"] == 22
+    assert {one["range"]: one["clips"] for one in reported["durations"]}[
+        "4 to 8 s"
+    ] == 8  # 4 to 7 and the four m
+    assert {one["range"]: one["clips"] for one in reported["short_sides"]}["2160 px and more"] == 4
+    assert sum(one["clips"] for one in reported["buckets"].values()) == 22
 
 
 def test_a_card_names_the_hash_of_every_stage_and_what_it_read(tmp_path: Path) -> None:
-    run = judged(tmp_path)
+    run = checked(tmp_path)
 
     text = card.text(run, CardSpec())
 
@@ -68,7 +70,7 @@ def test_a_card_names_the_hash_of_every_stage_and_what_it_read(tmp_path: Path) -
 
 def test_the_same_run_gives_the_same_bytes_in_another_process_and_folder(tmp_path: Path) -> None:
     for name in ("one", "two"):
-        judged(tmp_path / name)
+        checked(tmp_path / name)
     first = card.run_card(tmp_path / "one", CardSpec()).read_bytes()
 
     subprocess.run(
@@ -91,7 +93,7 @@ def test_a_card_can_be_written_at_any_stage(tmp_path: Path) -> None:
         card.text(tmp_path / "none", CardSpec())
 
 
-def test_a_clip_of_no_source_is_told_as_unknown(tmp_path: Path) -> None:
+def test_a_clip_of_no_source_is_reported_as_unknown(tmp_path: Path) -> None:
     scored(tmp_path, clip("a", source_dataset=None))
     filter_stage.run_filter(tmp_path, FilterSpec())
 

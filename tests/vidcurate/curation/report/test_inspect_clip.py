@@ -4,7 +4,7 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-from tests.vidcurate.curation.difficulty.test_difficulty import judged
+from tests.vidcurate.curation.difficulty.test_difficulty import checked
 from vidcurate.curation.difficulty import stage as difficulty_stage
 from vidcurate.curation.difficulty.spec import SplitSpec
 from vidcurate.curation.report import inspect_clip
@@ -13,7 +13,7 @@ from vidcurate.errors import InputError, StageError
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    judged(
+    checked(
         tmp_path,
         [1, 2, 3, 4],
         is_kept=[True, True, True, False],

@@ -41,7 +41,7 @@ def test_every_link_inside_the_page_has_its_place(run: Path) -> None:
     assert {(link["href"] or "")[1:] for link in page.named("a")} <= set(places)
 
 
-def test_every_picture_says_in_words_what_it_shows(run: Path) -> None:
+def test_every_picture_says_as_text_what_it_shows(run: Path) -> None:
     page = read_page(run)
     assert all(image["alt"] for image in page.named("img"))
     assert all(drawing["role"] == "img" and drawing["aria-label"] for drawing in page.named("svg"))
@@ -177,13 +177,13 @@ def test_one_name_in_two_stages_is_two_rules(tmp_path: Path) -> None:
         {"rule": "unreadable", "stage": "frames", "threshold": "ok", "rows_in": 2, "rejected": 1, "kept": 1},
     ]
     (tmp_path / "funnel.json").write_text(json.dumps(steps))
-    judged = table.scan(tmp_path, "filter")
+    checked = table.scan(tmp_path, "filter")
 
-    found = funnel.failures(judged, steps)
+    found = funnel.failures(checked, steps)
     assert [[clip["clip_id"] for clip in one["clips"]] for one in found] == [["a", "b"], ["c"]]
     assert [one["more"] for one in found] == [0, 0]
-    assert [row["rejected"] for row in funnel.by_stage(tmp_path, judged, steps, 4)] == [2, 1, 0]
-    assert contact_sheet.choose_rejected(judged, [step["rule"] for step in steps], 9) == ["a", "b", "c"]
+    assert [row["rejected"] for row in funnel.by_stage(tmp_path, checked, steps, 4)] == [2, 1, 0]
+    assert contact_sheet.choose_rejected(checked, [step["rule"] for step in steps], 9) == ["a", "b", "c"]
     run_report(tmp_path)
     assert read_page(tmp_path).words().count("c at frames") == 3  # an example, a failure, a card
 

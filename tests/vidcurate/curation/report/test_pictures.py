@@ -101,18 +101,18 @@ def test_without_videos_the_page_has_words_only(run: Path, tmp_path: Path) -> No
 
 
 def test_the_sheets_show_every_level_and_every_rule(run: Path) -> None:
-    judged = table.scan(run, "split")
-    clips = judged.collect()
+    checked = table.scan(run, "split")
+    clips = checked.collect()
     rules = [step["rule"] for step in json.loads((run / "funnel.json").read_text())]
-    kept = contact_sheet.choose_kept(judged, 8)
+    kept = contact_sheet.choose_kept(checked, 8)
     chosen = clips.filter(pl.col("clip_id").is_in(kept))
     assert len(kept) == len(set(kept)) == 8
     assert chosen["level"].value_counts().sort("level")["count"].to_list() == [4, 4]
     assert chosen["is_kept"].all()
 
-    dropped = contact_sheet.choose_rejected(judged, rules, len(rules))
+    dropped = contact_sheet.choose_rejected(checked, rules, len(rules))
     assert [clips.filter(pl.col("clip_id") == clip_id)["reject_rule"].item() for clip_id in dropped] == rules
-    assert contact_sheet.choose_rejected(judged, rules, 3) == dropped[:3]
+    assert contact_sheet.choose_rejected(checked, rules, 3) == dropped[:3]
     assert (
-        len(contact_sheet.choose_rejected(judged, rules, 10_000)) == clips.filter(~pl.col("is_kept")).height
+        len(contact_sheet.choose_rejected(checked, rules, 10_000)) == clips.filter(~pl.col("is_kept")).height
     )

@@ -130,7 +130,7 @@ def test_a_long_tail_goes_into_the_last_bar() -> None:
     assert svg.bars(_series(values), [9_000.0]).edges[-1] > 9_000
 
 
-def test_a_histogram_says_its_counts_and_limits_in_words() -> None:
+def test_a_histogram_says_its_counts_and_limits_as_text() -> None:
     drawn = svg.histogram(
         [
             Series(name="kept", ink="keep", values=np.array([1.0, 2.0, 3.0])),

@@ -127,7 +127,7 @@ def test_the_scenes_are_those_of_the_films_to_the_frame(home: Path) -> None:
     assert scenes["clip_id"][1] == "a-000001250-000003500"
 
 
-def test_a_video_that_cannot_be_decoded_is_listed_and_the_rest_goes_on(home: Path, tmp_path: Path) -> None:
+def test_a_video_that_cannot_be_decoded_is_listed_and_the_rest_resumes(home: Path, tmp_path: Path) -> None:
     summary = run_split_scenes([home / "films"], SPEC, out=tmp_path / "s.csv", num_workers=2)
 
     assert (summary.videos, summary.clips, summary.scenes, summary.scenes_too_short) == (3, 6, 7, 1)
@@ -238,7 +238,7 @@ class Stopped(Exception):
     pass
 
 
-def test_a_stopped_extraction_leaves_whole_clips_and_goes_on(
+def test_a_stopped_extraction_leaves_whole_clips_and_resumes(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vidcurate.curation.scenes.extract._CLIPS_AT_ONCE", 2)
@@ -346,7 +346,7 @@ def test_a_row_that_cannot_be_cut_stays_with_its_reason(home: Path, tmp_path: Pa
         run_extract(tmp_path / "thin.csv", EXTRACT, videos=home / "films", out=tmp_path / "out")
 
 
-def test_the_clips_go_the_road_and_no_source_is_in_two_folds(home: Path, tmp_path: Path) -> None:
+def test_the_clips_go_the_pipeline_and_no_source_is_in_two_folds(home: Path, tmp_path: Path) -> None:
     run_extract(home / "scenes.parquet", EXTRACT, videos=home / "films", out=tmp_path)
     captioned = pl.read_parquet(tmp_path / "clips.parquet").with_columns(caption=pl.lit("a dog and a cat"))
     captioned.write_parquet(tmp_path / "captioned.parquet")

@@ -75,14 +75,14 @@ def test_nothing_of_the_past_changes_and_every_cell_finishes_what_is_unseen(
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = Run(Path(folder), clips(range(count)))
-        at, told = 0, []
+        at, reported = 0, []
         unseen: dict[str, set[str]] = {}
         for number, step in enumerate([*steps, Step(12, 0, 0, 0, None, None, None)], 1):
             end = at + step.steps
-            told += run.told(end, at)
+            reported += run.reported(end, at)
             live = {cell.name: set(run.names(run.plan, cell.rows.tolist())) for cell in run.plan.cells}
             with_gaps = any(change.with_gaps for change in run.changes)
-            for name, batch in run.told(end, at):
+            for name, batch in run.reported(end, at):
                 assert len(set(batch)) == len(batch)
                 assert set(batch) <= live[name]
                 for clip in batch if not with_gaps else ():
@@ -90,10 +90,10 @@ def test_nothing_of_the_past_changes_and_every_cell_finishes_what_is_unseen(
                     assert clip in unseen[name]
                     unseen[name].remove(clip)
             at = end
-            shown = {name for name, _ in told}
+            shown = {name for name, _ in reported}
             made, spec = changed(run, step, number), SPEC.model_copy(update=respecified(step))
-            run.go_on(at, made, spec, mixed_by=step.mixed_by)
-            assert run.told(at) == told
+            run.resume(at, made, spec, mixed_by=step.mixed_by)
+            assert run.reported(at) == reported
             for cell in run.plan.cells:
                 now = set(run.names(run.plan, cell.rows.tolist()))
                 if cell.name in shown:
@@ -110,16 +110,16 @@ def test_nothing_of_the_past_changes_and_every_cell_finishes_what_is_unseen(
         )
 
 
-def test_clips_removed_keep_their_places_through_spares(tmp_path: Path) -> None:
+def test_clips_removed_keep_their_places_through_fallbacks(tmp_path: Path) -> None:
     run = Run(tmp_path, clips(range(60)))
-    undisturbed = run.told(40)
+    undisturbed = run.reported(40)
     gone = {"clip/3", "clip/17"}
-    run.go_on(7, {name: clip for name, clip in run.made.items() if name not in gone}, mixed_by=1)
+    run.resume(7, {name: clip for name, clip in run.made.items() if name not in gone}, mixed_by=1)
     assert [change.with_gaps for change in run.changes] == [False, True]
-    told = run.told(40)
+    reported = run.reported(40)
     hits = 0
     first = order.positions(run.plan, 7).start
-    for number, ((cell, batch), (was_cell, was)) in enumerate(zip(told, undisturbed, strict=True)):
+    for number, ((cell, batch), (was_cell, was)) in enumerate(zip(reported, undisturbed, strict=True)):
         assert cell == was_cell
         kept = [clip if clip not in gone or number < first else None for clip in was]
         assert all(due in (clip, None) for clip, due in zip(batch, kept, strict=True))
@@ -129,12 +129,12 @@ def test_clips_removed_keep_their_places_through_spares(tmp_path: Path) -> None:
             assert set(batch) <= set(run.names(run.plan, live.rows.tolist()))
             assert len(set(batch)) == len(batch)
     assert hits > 5
-    again = run.go_on(21, {name: clip for name, clip in run.made.items() if name != "clip/9"})
+    again = run.resume(21, {name: clip for name, clip in run.made.items() if name != "clip/9"})
     assert run.changes[-1].with_gaps
-    assert run.told(21) == told[: len(run.told(21))]
-    assert not any({"clip/9", *gone} & set(batch) for _, batch in run.told(40, 21))
+    assert run.reported(21) == reported[: len(run.reported(21))]
+    assert not any({"clip/9", *gone} & set(batch) for _, batch in run.reported(40, 21))
     # The next change that makes a plan anew lets go of the places.
-    run.go_on(30, {**run.made, **clips([100])})
+    run.resume(30, {**run.made, **clips([100])})
     assert not run.changes[-1].with_gaps
     assert all(not len(cell.past.missing) for cell in run.plan.cells if cell.past)
     assert again.num_clips == run.plan.num_clips - 1
@@ -144,11 +144,11 @@ def test_a_cell_that_would_run_short_is_made_anew_without_the_removed(tmp_path: 
     run = Run(tmp_path, clips(range(6)))
     assert min(len(cell.rows) for cell in run.plan.cells) == 1
     (name,) = run.names(run.plan, min(run.plan.cells, key=lambda cell: len(cell.rows)).rows.tolist())
-    told = run.told(5)
-    run.go_on(5, {other: clip for other, clip in run.made.items() if other != name})
+    reported = run.reported(5)
+    run.resume(5, {other: clip for other, clip in run.made.items() if other != name})
     assert not run.changes[-1].with_gaps
-    assert run.told(5) == told
-    assert not any(name in batch for _, batch in run.told(20, 5))
+    assert run.reported(5) == reported
+    assert not any(name in batch for _, batch in run.reported(20, 5))
 
 
 @given(st.integers(0, 25), st.integers(1, 12))
@@ -158,25 +158,25 @@ def test_each_clip_added_is_shown_once_before_any_clip_of_its_cell_is_shown_agai
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = Run(Path(folder), clips(range(30)))
-        run.go_on(at, {**run.made, **clips(range(100, 100 + added))})
+        run.resume(at, {**run.made, **clips(range(100, 100 + added))})
         shown: dict[str, list[str]] = {}
-        for cell, batch in run.told(at + 40, at):
+        for cell, batch in run.reported(at + 40, at):
             shown.setdefault(cell, []).extend(batch)
         for cell in run.plan.cells:
             new = {name for name in run.names(run.plan, cell.rows.tolist()) if int(name[5:]) >= 100}
-            told = shown[cell.name]
-            again = next(n for n, clip in enumerate(told) if clip in told[:n])
-            assert new <= set(told[:again])
+            reported = shown[cell.name]
+            again = next(n for n, clip in enumerate(reported) if clip in reported[:n])
+            assert new <= set(reported[:again])
 
 
-def test_a_cell_that_was_away_and_a_clip_that_comes_back_go_on(tmp_path: Path) -> None:
+def test_a_cell_that_was_away_and_a_clip_that_comes_back_resume(tmp_path: Path) -> None:
     run = Run(tmp_path, clips(range(24)))
-    run.go_on(5, spec=SPEC.model_copy(update={"levels": (1,)}))
-    run.go_on(9, {name: clip for name, clip in run.made.items() if name != "clip/2"}, run.spec)
-    assert not any(cell.startswith("level-2") for cell, _ in run.told(12, 5))
-    run.go_on(12, clips(range(24)), SPEC)  # clip/2, of level 2, too
+    run.resume(5, spec=SPEC.model_copy(update={"levels": (1,)}))
+    run.resume(9, {name: clip for name, clip in run.made.items() if name != "clip/2"}, run.spec)
+    assert not any(cell.startswith("level-2") for cell, _ in run.reported(12, 5))
+    run.resume(12, clips(range(24)), SPEC)  # clip/2, of level 2, too
     shown: dict[str, list[str]] = {}
-    for cell, batch in run.told(60):
+    for cell, batch in run.reported(60):
         shown.setdefault(cell, []).extend(batch)
     for cell in run.plan.cells:
         names = run.names(run.plan, cell.rows.tolist())
@@ -185,33 +185,33 @@ def test_a_cell_that_was_away_and_a_clip_that_comes_back_go_on(tmp_path: Path) -
             for first in range(0, len(shown[cell.name]) - len(names) + 1, len(names)):
                 assert sorted(shown[cell.name][first : first + len(names)]) == sorted(names)
     # A clip whose place a spare had, and which is back.
-    run.go_on(60, {name: clip for name, clip in run.made.items() if name != "clip/4"})
+    run.resume(60, {name: clip for name, clip in run.made.items() if name != "clip/4"})
     assert run.changes[-1].with_gaps
-    run.go_on(66, clips(range(24)))
-    assert not any("clip/4" in batch for _, batch in run.told(66, 60))
-    assert any("clip/4" in batch for _, batch in run.told(90, 66))
+    run.resume(66, clips(range(24)))
+    assert not any("clip/4" in batch for _, batch in run.reported(66, 60))
+    assert any("clip/4" in batch for _, batch in run.reported(90, 66))
 
 
 def test_only_edited_content_changes_nothing_of_the_order(tmp_path: Path) -> None:
     run = Run(tmp_path, clips(range(20)))
-    told = run.told(30)
-    run.go_on(4, {**run.made, "clip/2": replace(run.made["clip/2"], caption="edited")})
-    assert run.told(30) == told
+    reported = run.reported(30)
+    run.resume(4, {**run.made, "clip/2": replace(run.made["clip/2"], caption="edited")})
+    assert run.reported(30) == reported
     assert [change.to_text() for change in run.changes] == ["step 4: 1 content"]
     assert [path.suffix for path in run.journal_folder.iterdir()] == [".json"]
     # A change of the clips after it begins the journal of the order.
-    run.go_on(9, {**run.made, **clips([50])})
+    run.resume(9, {**run.made, **clips([50])})
     assert [change.kinds for change in run.changes] == [("begin",), ("content",), ("added",)]
 
 
 def test_other_weights_leave_the_stream_of_every_cell_as_it_was(tmp_path: Path) -> None:
     run = Run(tmp_path, clips(range(40)))
     undisturbed: dict[str, list[list[str]]] = {}
-    for cell, batch in run.told(200):
+    for cell, batch in run.reported(200):
         undisturbed.setdefault(cell, []).append(batch)
-    run.go_on(11, spec=SPEC.model_copy(update={"weights": {"1": 1.0, "2": 5.0}}))
+    run.resume(11, spec=SPEC.model_copy(update={"weights": {"1": 1.0, "2": 5.0}}))
     shown: dict[str, list[list[str]]] = {}
-    for cell, batch in run.told(50):
+    for cell, batch in run.reported(50):
         shown.setdefault(cell, []).append(batch)
     for cell, batches in shown.items():
         assert batches == undisturbed[cell][: len(batches)]
@@ -220,9 +220,9 @@ def test_other_weights_leave_the_stream_of_every_cell_as_it_was(tmp_path: Path) 
 
 def test_steps_of_a_clip_and_exposures_hold_over_changes(tmp_path: Path) -> None:
     run = Run(tmp_path, clips(range(30)))
-    run.go_on(6, {**run.made, **clips(range(100, 105))})
-    run.go_on(13, {name: clip for name, clip in run.made.items() if name not in ("clip/4", "clip/101")})
-    run.go_on(19, spec=SPEC.model_copy(update={"micro_batches_per_step": 2}))
+    run.resume(6, {**run.made, **clips(range(100, 105))})
+    run.resume(13, {name: clip for name, clip in run.made.items() if name not in ("clip/4", "clip/101")})
+    run.resume(19, spec=SPEC.model_copy(update={"micro_batches_per_step": 2}))
     for step in range(40):
         alone = [order.micro_batch(run.plan, position) for position in order.positions(run.plan, step)]
         for one, of_step in zip(alone, order.step_micro_batches(run.plan, step), strict=True):
@@ -262,13 +262,13 @@ def test_steps_of_a_clip_and_exposures_hold_over_changes(tmp_path: Path) -> None
     for cell, found in zip(run.plan.cells, order.exposures(run.plan, 40, skipped), strict=True):
         counts = [planned[name] for name in run.names(run.plan, cell.rows.tolist())]
         assert found == (min(counts), max(counts))
-    told = sum(len(order.micro_batch(run.plan, position).rows) for position in range(last))
-    assert order.clips_before(run.plan, 40) == told
+    reported = sum(len(order.micro_batch(run.plan, position).rows) for position in range(last))
+    assert order.clips_before(run.plan, 40) == reported
 
 
 def test_a_journal_that_is_missing_or_altered_is_refused(tmp_path: Path) -> None:
     run = Run(tmp_path, clips(range(20)))
-    fresh = run.go_on(4, {**run.made, **clips([50])})
+    fresh = run.resume(4, {**run.made, **clips([50])})
     plan = next(change.plan_file for change in run.changes)
     for path in (run.journal_folder / f"{run.name}.json", run.journal_folder / f"{plan}.parquet"):
         data = path.read_bytes()
@@ -286,11 +286,11 @@ def test_a_journal_that_is_missing_or_altered_is_refused(tmp_path: Path) -> None
     )
 
 
-def test_a_plan_that_cannot_be_made_again_is_not_gone_on_from(tmp_path: Path) -> None:
+def test_a_plan_that_cannot_be_made_again_is_not_continued_from(tmp_path: Path) -> None:
     run = Run(tmp_path, clips(range(20)))
     run.spec = SPEC.model_copy(update={"micro_batches_per_step": 5})  # not what the state was saved with
     with pytest.raises(StateError, match="cannot be made again"):
-        run.go_on(4, {**run.made, **clips([50])})
+        run.resume(4, {**run.made, **clips([50])})
 
 
 CURRICULUM = """
@@ -302,13 +302,13 @@ CURRICULUM = """
 """
 
 
-def test_a_curriculum_in_blocks_of_shards_goes_on_after_a_change(tmp_path: Path) -> None:
+def test_a_curriculum_in_blocks_of_shards_resumes_after_a_change(tmp_path: Path) -> None:
     spec = parse(SPEC_TEXT + CURRICULUM, PlanSpec)
     run = Run(tmp_path, clips(range(60)), spec=spec)
-    told = run.told(8)
-    run.go_on(8, {**run.made, **clips(range(100, 120))})
-    assert run.told(8) == told
-    first = run.told(40, 8)
+    reported = run.reported(8)
+    run.resume(8, {**run.made, **clips(range(100, 120))})
+    assert run.reported(8) == reported
+    first = run.reported(40, 8)
     fresh = run.replayed(run.plan)
     assert [order.micro_batch(fresh, k).rows.tolist() for k in range(60)] == [
         order.micro_batch(run.plan, k).rows.tolist() for k in range(60)

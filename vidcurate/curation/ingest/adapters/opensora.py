@@ -32,11 +32,11 @@ _TOLERANCE = 0.01  # the tables round to four digits or fewer
 def _note(found: dict[str, str]) -> pl.Expr:
     """Return what the derived columns say against height and width; "" where they agree."""
     height, width = (pl.col(name).cast(pl.Float64, strict=False) for name in ("height", "width"))
-    told = (height > 0) & (width > 0)
+    reported = (height > 0) & (width > 0)
     notes = []
     if "aspect_ratio" in found:
         ratio = pl.col("aspect_ratio").cast(pl.Float64, strict=False)
-        off = told & (ratio > 0) & ((ratio * width / height - 1).abs() > _TOLERANCE)
+        off = reported & (ratio > 0) & ((ratio * width / height - 1).abs() > _TOLERANCE)
         turned = (ratio * height / width - 1).abs() <= _TOLERANCE
         words = (
             pl.when(turned)
@@ -46,7 +46,7 @@ def _note(found: dict[str, str]) -> pl.Expr:
         notes.append(pl.when(off).then(pl.concat_str(pl.lit("aspect_ratio "), pl.col("aspect_ratio"), words)))
     if "resolution" in found:
         pixels = pl.col("resolution").cast(pl.Float64, strict=False)
-        off = told & (pixels > 0) & ((pixels / (height * width) - 1).abs() > _TOLERANCE)
+        off = reported & (pixels > 0) & ((pixels / (height * width) - 1).abs() > _TOLERANCE)
         notes.append(
             pl.when(off).then(
                 pl.concat_str(pl.lit("resolution "), "resolution", pl.lit(" is not height x width"))

@@ -71,8 +71,8 @@ def _clips(row: dict[str, Any], labels: dict[str, str]) -> list[_Clip]:
     length = len(lists["timestamp"])
     uneven = [f"{labels[name]} {len(entries)}" for name, entries in lists.items() if len(entries) != length]
     if uneven:
-        told = f"lists of unequal length ({length}, but {', '.join(uneven)})"
-        return _unusable(video, labels["timestamp"], told)
+        reported = f"lists of unequal length ({length}, but {', '.join(uneven)})"
+        return _unusable(video, labels["timestamp"], reported)
     clips: list[_Clip] = []
     for place, entry in enumerate(lists["timestamp"]):
         span = _entries(entry) or []

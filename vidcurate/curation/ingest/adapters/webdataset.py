@@ -97,7 +97,7 @@ def _sample(
 ) -> dict[str, str | None]:
     """Return the row of one sample; its video goes into `partial`, unless that is None."""
     row: dict[str, str | None] = {"clip_id": key}
-    told = ""
+    reported = ""
     video: str | None = None
     bad = None
     for extension, member in members:
@@ -116,7 +116,7 @@ def _sample(
             try:
                 words = _read_text(archive, member)
                 if extension == ".txt":
-                    told = words
+                    reported = words
                 else:
                     cells, others = json_cells(words, spec.caption_column)
                     row.update(cells)
@@ -129,7 +129,7 @@ def _sample(
                 )
         else:
             found.num_other_members += 1
-    row["caption"] = row.get("caption") or told or None
+    row["caption"] = row.get("caption") or reported or None
     return {**row, "video_path": video or f"{folder}/{sample_key(key)}{spec.extension}", "bad": bad}
 
 
