@@ -43,7 +43,9 @@ RESUME = """
 import json, sys, time
 from vidcurate.sampler.buckets import BucketSpec
 from vidcurate.shards.index import read_index
-from vidcurate.loader.loader import Loader, LoaderSpec, plan_from
+from vidcurate.loader.loader import Loader
+from vidcurate.loader.spec import LoaderSpec
+from vidcurate.sampler.build_plan import plan_from
 from vidcurate.recipe.recipe import parse
 
 began, folder, workers, step = float(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])

@@ -25,9 +25,10 @@ if "-m" in words and words[words.index("-m") + 1] == "trainer" and "launch" not 
 # the file GATE/STEP. Before that the next step's line is not written.
 LOCK_STEP = """
 import os, pathlib, time
-from trainer import metrics
+from trainer.run_folder import jsonl
+from trainer.run_folder import metrics
 
-append = metrics.append
+append = jsonl.append_line
 
 
 def gated(path, line):
@@ -37,15 +38,15 @@ def gated(path, line):
     append(path, line)
 
 
-metrics.append = gated
+jsonl.append_line = gated
 """
 
 # A save that takes its time.
 SLOW_SAVE = """
 import time
-from trainer import parts
+from trainer.run_folder.checkpoint import parts
 
-write = parts.write
+write = parts.write_part
 
 
 def slow(*arguments):
@@ -54,13 +55,13 @@ def slow(*arguments):
     return written
 
 
-parts.write = slow
+parts.write_part = slow
 """
 
 # The second rank of the first attempt stands still in its eighth step.
 HANG = """
 import os, time
-from trainer import mesh
+from trainer.distributed import mesh
 
 count, sum_gradients = 0, mesh.sum_gradients
 
@@ -79,7 +80,7 @@ mesh.sum_gradients = hang
 
 SLOW = """
 import os, time
-from trainer import step
+from trainer.training import step
 
 losses = step.clip_losses
 

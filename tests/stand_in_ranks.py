@@ -22,7 +22,7 @@ LIMIT_SECONDS = 120.0
 RANK = """
 import faulthandler, os, signal, subprocess, sys, time
 from pathlib import Path
-from trainer import processes
+from trainer.run_folder import processes
 
 run, rank, world_size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 page = os.memfd_create("stacks")
@@ -33,7 +33,7 @@ faulthandler.register(signal.SIGUSR2, file=page)
 record = processes.this_process(
     run, rank=rank, local_rank=rank, world_size=world_size, stack_descriptor=page
 )
-processes.write(run, record)
+processes.write_process(run, record)
 main()
 """
 

@@ -96,10 +96,10 @@ def test_a_kernel_belongs_to_the_part_that_its_name_says(benches: SimpleNamespac
 
 
 def test_every_kernel_that_a_block_launches_has_a_part(benches: SimpleNamespace) -> None:
-    folder, waiting, launched = ROOT / "trainer" / "kernels", ["block"], set()
+    folder, waiting, launched = ROOT / "trainer" / "model" / "kernels", ["block"], set()
     for module in waiting:
         text = (folder / f"{module}.py").read_text(encoding="utf-8")
-        waiting += {*re.findall(r"from trainer\.kernels\.(\w+) import", text)} - {*waiting}
+        waiting += {*re.findall(r"from trainer\.model\.kernels\.(\w+) import", text)} - {*waiting}
         named = {*re.findall(r'"(_\w+_kernel)"', text)}  # what one is called in a profile, where it says so
         launched |= named or {*re.findall(r"^    (\w+)\[", text, re.MULTILINE)} & {
             *re.findall(r"^def (\w+)", text, re.MULTILINE)

@@ -12,7 +12,10 @@ pytest.importorskip("triton", reason="triton is not installed on this platform")
 PROGRAM = """
 import json, os
 import torch
-from trainer import mesh, noise, optim, parallel
+from trainer.distributed import mesh
+from trainer.model import rng
+from trainer.training.optim import adamw
+from trainer.distributed import parallelize
 from trainer.model.kernels import qk_norm
 from trainer.distributed.parallelize import ParallelSpec
 from trainer.model.stdit import STDiT3, STDiT3Config, lengths_read
@@ -28,8 +31,8 @@ def gradients(spec, fast):
     model = STDiT3(config, seed=1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():  # none zero: every gradient is
-            parameter.add_(0.1 * noise.normal(0, "init", 0, [name], tuple(parameter.shape))[0])
-    layout = parallel.lay_out(model, spec, world, torch.float32, fast=fast)
+            parameter.add_(0.1 * rng.normal(0, "init", 0, [name], tuple(parameter.shape))[0])
+    layout = parallelize.lay_out(model, spec, world, torch.float32, fast=fast)
     layout.open()
     for number in range(2):  # micro-batches of each rank
         draw = torch.Generator().manual_seed(10 * number + world.rank)
@@ -43,7 +46,7 @@ def gradients(spec, fast):
                              drop_caption=torch.tensor(drops), text_lengths=text, **sizes)
         out.square().mean().backward()
     layout.close()
-    return {name: mesh.whole(parameter.grad) for name, parameter in optim.trained(model).items()}
+    return {name: mesh.whole(parameter.grad) for name, parameter in adamw.trained(model).items()}
 
 
 wanted = gradients(ParallelSpec(sharding="none"), False)

@@ -25,9 +25,10 @@ TAIL = 3  # steps that the last start reads to its end
 RANK = """
 import json, os, time
 from pathlib import Path
-from tests.loader_runs import plan_of, spec, told
+from tests.loader_runs import plan_of, spec, reported
 from vidcurate.shards.index import read_index
-from vidcurate.loader.loader import Loader, LoaderState, check_state
+from vidcurate.loader.loader import Loader
+from vidcurate.sampler.order_state import LoaderState, check_state
 
 given = json.loads(os.environ["LOADER_RUN"])
 rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -39,7 +40,7 @@ out = os.open(f"{given['folder']}/rank{rank}.log", os.O_WRONLY | os.O_CREAT | os
 with Loader(opened, plan, spec(num_workers=given["workers"][rank]), rank=rank, world_size=world) as loader:
     for step in range(saved.step, given["last"]):
         for batch in loader.step(step):
-            said = told(batch)
+            said = reported(batch)
             line = json.dumps([step, said[0], said[2], said[3], said[4], said[6], said[10]])
             os.write(out, (line + "\\n").encode())
         os.write(out, (json.dumps([step, "done"]) + "\\n").encode())

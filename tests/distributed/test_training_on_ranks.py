@@ -158,14 +158,14 @@ TOGETHER = """
 import json, os
 import torch
 from torch import nn
-from trainer import mesh
+from trainer.distributed import mesh
 from vidcurate.errors import StorageError, VidcurateError
 
 world = mesh.join()
 said = {}
 
 
-def told(name, work):
+def reported(name, work):
     try:
         said[name] = work()
     except VidcurateError as error:
@@ -178,12 +178,12 @@ def fails(rank):
     return world.rank
 
 
-told("agree", lambda: mesh.agree({"recipe": "same", "data": f"fingerprint {world.rank}"}, world))
-told("first fails", lambda: mesh.first_does(lambda: fails(0), world))
-told("second fails", lambda: mesh.together(lambda: fails(1), world))
-told("none fails", lambda: mesh.together(lambda: fails(9), world.background))
-told("value", lambda: mesh.first_does(lambda: {"rank": world.rank}, world))
-told("gathered", lambda: mesh.gather(world.rank, world))
+reported("agree", lambda: mesh.agree({"recipe": "same", "data": f"fingerprint {world.rank}"}, world))
+reported("first fails", lambda: mesh.first_does(lambda: fails(0), world))
+reported("second fails", lambda: mesh.together(lambda: fails(1), world))
+reported("none fails", lambda: mesh.together(lambda: fails(9), world.background))
+reported("value", lambda: mesh.first_does(lambda: {"rank": world.rank}, world))
+reported("gathered", lambda: mesh.gather(world.rank, world))
 
 # The second rank had no micro-batch: its gradients are None and count as zeros. Two buffers are needed.
 mesh.BUFFER_ELEMENTS = 5
@@ -219,7 +219,9 @@ def test_what_ranks_do_together_fails_on_all_of_them(forks: Forks, tmp_path: Pat
 LAYOUT = """
 import copy, importlib.util, json, os
 import torch
-from trainer import mesh, optim, parallel
+from trainer.distributed import mesh
+from trainer.training.optim import adamw
+from trainer.distributed import parallelize
 from trainer.run_folder.checkpoint.checksum import checksum
 from trainer.distributed.parallelize import ParallelSpec
 from trainer.model.stdit import STDiT3, STDiT3Config
@@ -254,12 +256,12 @@ def fresh():
 
 shares = {2: [[0, 1], []], 3: [[0], [1, 2, 3], []]}.get(world.size) or [[0], [1], [], [2]]
 alone, shared = fresh(), fresh()
-plain = parallel.lay_out(alone, ParallelSpec(recompute_blocks=1), mesh.ALONE, dtype)
-layout = parallel.lay_out(shared, spec, world, dtype)
+plain = parallelize.lay_out(alone, ParallelSpec(recompute_blocks=1), mesh.ALONE, dtype)
+layout = parallelize.lay_out(shared, spec, world, dtype)
 same_checksum = checksum(alone.state_dict()) == checksum(shared.state_dict())
 # Of full the kernel updates the pieces, in Triton's interpreter; of the others torch does.
 in_one_pass = os.environ["SHARDING"] == "full" and importlib.util.find_spec("triton") is not None
-plain_masters, shared_masters = optim.masters(alone), optim.masters(shared, in_one_pass=in_one_pass)
+plain_masters, shared_masters = adamw.masters(alone), adamw.masters(shared, in_one_pass=in_one_pass)
 said = {"same_checksum": same_checksum, "gradients": [], "norms": [], "clipped": [], "weights": []}
 for step in range(2):
     plain.open()
@@ -270,7 +272,7 @@ for step in range(2):
     for number in shares[world.rank]:
         loss(layout, number + 10 * step).backward()
     layout.close()
-    ours, theirs = optim.trained(shared), optim.trained(alone)
+    ours, theirs = adamw.trained(shared), adamw.trained(alone)
     off = total = 0.0
     for name in theirs:
         assert ours[name].grad.dtype == torch.float32, name
@@ -278,13 +280,13 @@ for step in range(2):
         off += float((grown - theirs[name].grad).double().square().sum())
         total += float(theirs[name].grad.double().square().sum())
     said["gradients"].append((off / total) ** 0.5)
-    said["norms"].append([optim.gradient_norm(masters) for masters in (plain_masters, shared_masters)])
+    said["norms"].append([adamw.gradient_norm(masters) for masters in (plain_masters, shared_masters)])
     for masters, norm in zip((plain_masters, shared_masters), said["norms"][-1], strict=True):
         # No first moment is kept, so the one that is left is this gradient, clipped.
-        words = {"lr": 1e-2, "ema_decay": 0.9, "clip_factor": optim.clip_factor(norm, 0.5)}
-        optim.update(masters, optim.OptimSpec(eps=1e-3, betas=(0.0, 0.999)), **words)
-    moments = optim.moments(shared, shared_masters.optimizer)
-    said["clipped"].append(float(optim.norm(moments[f"exp_avg.{name}"] for name in ours)))
+        words = {"lr": 1e-2, "ema_decay": 0.9, "clip_factor": adamw.clip_factor(norm, 0.5)}
+        adamw.update(masters, adamw.OptimSpec(eps=1e-3, betas=(0.0, 0.999)), **words)
+    moments = adamw.moments(shared, shared_masters.optimizer)
+    said["clipped"].append(float(adamw.norm(moments[f"exp_avg.{name}"] for name in ours)))
     both = [(mesh.whole(shared_masters.ema[name]), value) for name, value in plain_masters.ema.items()]
     said["weights"].append(max(float((one - other).abs().max()) for one, other in both))
 with layout.reading(), torch.no_grad():

@@ -46,10 +46,11 @@ def start(forks: Forks, shards: Path, run: Path, *more: str) -> Forked:
 # However late the kill comes, the run is not over: it stands still before this step.
 HOLDS = """
 import json, os, sys, time
-from trainer import metrics
+from trainer.run_folder import jsonl
+from trainer.run_folder import metrics
 from trainer.__main__ import main
 
-append = metrics.append
+append = jsonl.append_line
 
 
 def held(path, line):
@@ -58,7 +59,7 @@ def held(path, line):
     append(path, line)
 
 
-metrics.append = held
+jsonl.append_line = held
 sys.exit(main(json.loads(os.environ["WORDS"])))
 """
 

@@ -112,17 +112,18 @@ def test_a_path_outside_the_video_folder_is_not_read(tmp_path: Path, path: str) 
 
 
 CAPPED = """
-    import resource, sys
-    from pathlib import Path
-    from vidcurate.errors import StorageError
-    from vidcurate.shards.build import ShardSpec, run_build_shards
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-    folder = Path(sys.argv[1])
-    try:
-        run_build_shards(folder / "run", ShardSpec(max_clips=7, max_bytes=60_000), videos=folder / "videos",
-                         out=folder / "shards", num_workers=int(sys.argv[2]))
-    except StorageError as error:
-        print(error)
+import resource, sys
+from pathlib import Path
+from vidcurate.errors import StorageError
+from vidcurate.shards.layout import ShardSpec
+from vidcurate.shards.build import run_build_shards
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+folder = Path(sys.argv[1])
+try:
+    run_build_shards(folder / "run", ShardSpec(max_clips=7, max_bytes=60_000), videos=folder / "videos",
+                     out=folder / "shards", num_workers=int(sys.argv[2]))
+except StorageError as error:
+    print(error)
 """
 
 

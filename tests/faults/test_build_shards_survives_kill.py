@@ -24,17 +24,18 @@ from vidcurate.shards.layout import ShardSpec
 from vidcurate.shards.reader_indexes import export as reader_indexes_export
 
 CODE = textwrap.dedent("""
-    import sys
-    from pathlib import Path
-    from vidcurate import interop
-    from vidcurate.shards.build import ShardSpec, run_build_shards
-    folder, out, workers = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-    def told(done, total, unit):
-        print(done, flush=True)
-    run_build_shards(folder / "run", ShardSpec(max_clips=4), videos=folder / "videos", out=out,
-                     num_workers=workers, progress=told)
-    interop.export(out, interop.READERS, num_workers=workers)
-    print("end", flush=True)
+import sys
+from pathlib import Path
+from vidcurate.shards.reader_indexes import export as reader_indexes_export
+from vidcurate.shards.layout import ShardSpec
+from vidcurate.shards.build import run_build_shards
+folder, out, workers = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+def reported(done, total, unit):
+    print(done, flush=True)
+run_build_shards(folder / "run", ShardSpec(max_clips=4), videos=folder / "videos", out=out,
+                 num_workers=workers, progress=reported)
+reader_indexes_export.export(out, reader_indexes_export.READERS, num_workers=workers)
+print("end", flush=True)
 """)
 SPEC = ShardSpec(max_clips=4)
 
@@ -232,24 +233,25 @@ def _alive_in_session(session: int) -> list[int]:
 
 # Kills itself before the n-th file operation inside OUT (an audit hook sees each of them); n = 0 counts them.
 AT_OPERATION = textwrap.dedent("""
-    import os, signal, sys
-    from pathlib import Path
-    from vidcurate import interop
-    from vidcurate.shards.build import ShardSpec, run_build_shards
-    folder, out, stop = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    count = 0
-    def hook(event, args):
-        global count
-        if event in ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree"):
-            if any(isinstance(a, (str, bytes)) and os.fsdecode(a).startswith(out) for a in args[:2]):
-                count += 1
-                if count == stop:
-                    os.kill(os.getpid(), signal.SIGKILL)
-    sys.addaudithook(hook)
-    run_build_shards(folder / "run", ShardSpec(max_clips=20, overwrite=True), videos=folder / "videos",
-                     out=Path(out))
-    interop.export(Path(out), interop.READERS)
-    print(count)
+import os, signal, sys
+from pathlib import Path
+from vidcurate.shards.reader_indexes import export as reader_indexes_export
+from vidcurate.shards.layout import ShardSpec
+from vidcurate.shards.build import run_build_shards
+folder, out, stop = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+count = 0
+def hook(event, args):
+    global count
+    if event in ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtree"):
+        if any(isinstance(a, (str, bytes)) and os.fsdecode(a).startswith(out) for a in args[:2]):
+            count += 1
+            if count == stop:
+                os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(hook)
+run_build_shards(folder / "run", ShardSpec(max_clips=20, overwrite=True), videos=folder / "videos",
+                 out=Path(out))
+reader_indexes_export.export(Path(out), reader_indexes_export.READERS)
+print(count)
 """)
 
 

@@ -17,10 +17,10 @@ SHORT = ("stages.0.steps=8", "stages.0.checkpoint_every=3", "stages.0.keep_last=
 # One rank's device fails: in its forward passes FROM to UNTIL every loss is FACTOR times what it is.
 FAULTY = """
 import os, sys
-from trainer import flow
+from trainer.model import rectified_flow
 from trainer.__main__ import main
 
-losses_of, done = flow.training_losses, [0]
+losses_of, done = rectified_flow.training_losses, [0]
 first, last = int(os.environ["FROM"]), int(os.environ["UNTIL"])
 
 
@@ -31,7 +31,7 @@ def faulty(*arguments, **keywords):
 
 
 if os.environ.get("RANK", "0") == os.environ["FAULTY"]:
-    flow.training_losses = faulty
+    rectified_flow.training_losses = faulty
 sys.exit(main(os.environ["WORDS"].split("|")))
 """
 

@@ -94,12 +94,14 @@ def _what_is_shown_of_a_step_is_what_was_trained_in_it(run: Path, poisoned: list
 # Killed in the middle of the rollback, behind a named act of it.
 KILLED = """
 import os, signal, sys
-from trainer import checkpoint, metrics, resume
-from trainer.training.guard import kept
+from trainer.run_folder.checkpoint import checkpoint
+from trainer.run_folder import metrics
+from trainer.training import resume
+from trainer.training.guard import rollbacks
 from trainer.training.guard.history import Rollback
 from trainer.__main__ import main
 
-module, name = {"write": (kept, "write"), "settle": (kept, "settle"), "forget": (metrics, "forget_after")}[
+module, name = {"write": (rollbacks, "write"), "settle": (rollbacks, "settle"), "forget": (metrics, "forget_after")}[
     os.environ["AT"]
 ]
 act = getattr(module, name)
@@ -107,7 +109,7 @@ act = getattr(module, name)
 
 def then_die(run, *more):
     result = act(run, *more)
-    if (run / "metrics.jsonl").exists() and kept.read(run):
+    if (run / "metrics.jsonl").exists() and rollbacks.read_rollbacks(run):
         os.kill(os.getpid(), signal.SIGKILL)
     return result
 

@@ -179,9 +179,10 @@ def test_a_killed_parent_leaves_no_process_and_no_shared_memory(opened: Index, p
         "from pathlib import Path\n"
         "from tests import loader_runs\n"
         "from tests.loader_runs import plan_of, spec\n"
-        "from vidcurate import index, loader\n"
-        f"opened = index.read_index(Path({str(opened.folder)!r}), check_files=False)\n"
-        "one = loader.Loader(opened, plan_of(opened), spec(num_workers=3))\n"
+        "from vidcurate.loader.loader import Loader\n"
+        "from vidcurate.shards.index import read_index\n"
+        f"opened = read_index(Path({str(opened.folder)!r}), check_files=False)\n"
+        "one = Loader(opened, plan_of(opened), spec(num_workers=3))\n"
         "import threading, time\n"
         "threading.Thread(target=one.step, args=(0,), daemon=True).start()\n"
         f"loader_runs.wait_until_one_reads(one, {clip!r}, seconds=0.5)\n"  # one of them hangs in a read

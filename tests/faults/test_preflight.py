@@ -65,8 +65,9 @@ if RANK == 0:
 def odd(): pass
 """
 FIRST_STANDS_STILL = """
-from trainer.health.checks import act, node
-act.HELLO_SECONDS = act.MARGIN_SECONDS = 1.0
+from trainer.training.preflight import run_checks
+from trainer.health.checks import node
+run_checks.HELLO_SECONDS = run_checks.MARGIN_SECONDS = 1.0
 if RANK == 0:
     node.versions = lambda: time.sleep(30)
 def odd(): pass

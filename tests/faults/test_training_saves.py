@@ -34,7 +34,8 @@ def words(shards: Path, run: Path, *more: str) -> list[str]:
 # The disk is full once the optimizer of step 4 is to be written: no file may be larger than the weights.
 FULL_DISK = """
 import os, resource, signal, sys
-from trainer import checkpoint, processes
+from trainer.run_folder.checkpoint import checkpoint
+from trainer.run_folder import processes
 from trainer.__main__ import main
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -85,10 +86,10 @@ def test_a_full_disk_stops_the_run_and_leaves_the_checkpoint_before(
 SLOW_SAVE = """
 import os, sys, time
 from pathlib import Path
-from trainer import parts
+from trainer.run_folder.checkpoint import parts
 from trainer.__main__ import main
 
-write = parts.write
+write = parts.write_part
 
 
 def slow(*arguments):
@@ -97,7 +98,7 @@ def slow(*arguments):
     return written
 
 
-parts.write = slow
+parts.write_part = slow
 sys.exit(main(os.environ["WORDS"].split("|")))
 """
 

@@ -9,6 +9,10 @@ is an error that names the nearest setting.
 import os
 import sys
 
+from vidcurate.cli import analyse as analyse  # importing a file of commands adds them to the app
+from vidcurate.cli import curate as curate
+from vidcurate.cli import scores as scores
+from vidcurate.cli import shards as shards
 from vidcurate.cli.common import app as app
 from vidcurate.errors import StorageError, VidcurateError
 

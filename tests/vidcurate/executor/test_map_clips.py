@@ -178,7 +178,7 @@ def test_what_the_function_raises_is_raised_here() -> None:
 _MAIN = """
 import os, sys, time
 from pathlib import Path
-from vidcurate import engine
+from vidcurate.executor import map_clips
 
 folder = Path(sys.argv[1])
 
@@ -187,7 +187,7 @@ def linger(number):  # lives in the main module, which workers do not import
     while True:
         pass
 
-engine.map_clips(linger, range(4), on_crash=lambda item: {}, num_workers=2, chunk_size=1)
+map_clips.map_clips(linger, range(4), on_crash=lambda item: {}, num_workers=2, chunk_size=1)
 """
 
 

@@ -173,9 +173,9 @@ def test_decoding_and_scaling_start_no_thread(run_python, folder: Path) -> None:
     reported = run_python(
         "import os\n"
         "from pathlib import Path\n"
-        "from vidcurate import video\n"
+        "from vidcurate.media.decode import read_frames\n"
         "before = len(os.listdir('/proc/self/task')) if os.path.isdir('/proc/self/task') else 0\n"
-        f"video.read_frames(Path({str(path)!r}), [1, 2, 3], height=64, width=64)\n"
+        f"read_frames(Path({str(path)!r}), [1, 2, 3], height=64, width=64)\n"
         "print(before, len(os.listdir('/proc/self/task')) if before else 0)"
     )
 

@@ -129,7 +129,8 @@ def test_a_frame_behind_the_end_is_an_error_and_not_a_black_frame(make_video: Ma
 KEPT_BY_READS = """
 import ctypes, gc, sys
 from pathlib import Path
-from vidcurate import damage, video
+from vidcurate.curation.demo_data import damage
+from vidcurate.media import decode
 from vidcurate.errors import MediaError
 
 class Info(ctypes.Structure):
@@ -150,7 +151,7 @@ def read(count):
     for _ in range(count):
         for path in sys.argv[1:]:
             try:
-                video.read_frames(Path(path), [2, 3], height=32, width=48)
+                decode.read_frames(Path(path), [2, 3], height=32, width=48)
             except MediaError:
                 continue
 

@@ -13,7 +13,7 @@ from vidcurate.errors import StateError
 TWO_RANKS = """
 import contextlib, json, os, pathlib, sys, threading, time
 import torch, torch.distributed as dist
-from trainer import collectives
+from trainer.health.watch import flight_recorder
 rank = int(os.environ["RANK"])
 dist.init_process_group("gloo")
 dist.all_reduce(torch.ones(4))
@@ -22,7 +22,7 @@ for _ in range(3):
     dist.broadcast(torch.ones(2), 0, group=pair)
 
 def tell():
-    recorder = collectives.Recorder()
+    recorder = flight_recorder.Recorder()
     found = []
     until = time.monotonic() + 50
     # Rank 0 until it is seen to wait, rank 1 until it is seen to wait for nothing.
@@ -32,7 +32,7 @@ def tell():
         time.sleep(0.05)
         found = recorder.look()
     folder = pathlib.Path(sys.argv[1])
-    (folder / f".{rank}").write_text(json.dumps(collectives.to_json(found)))
+    (folder / f".{rank}").write_text(json.dumps(flight_recorder.to_json(found)))
     (folder / f".{rank}").rename(folder / str(rank))
     while len([path for path in folder.iterdir() if path.name in "01"]) < 2:
         time.sleep(0.05)

@@ -117,8 +117,8 @@ def test_latent_frames_are_the_published_ones(frames: int, latents: int) -> None
 def test_sizes_are_known_without_weights_and_without_the_libraries(run_python: Callable[[str], str]) -> None:
     code = """
 import sys
-from trainer import recipe
-from trainer.model.encoders import text_encoder, video_encoder
+from trainer.recipe import recipe
+from trainer.model.encoders.registry import text_encoder, video_encoder
 from trainer.model.encoders.t5 import T5Spec
 from trainer.model.encoders.vae import VaeSpec
 print(video_encoder(VaeSpec()).latent_shape(51, 144, 256), text_encoder(T5Spec()).caption_channels)

@@ -239,14 +239,14 @@ def test_a_broken_installation_is_reported_in_a_line_and_ours_is_taken(
 COMPILE = """
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from trainer.model.kernels import flash4
+from trainer.model.kernels import flash_attention4
 
-package = flash4.interface()
+package = flash_attention4.interface()
 before = dict(vars(package))
 with FakeTensorMode():
     q, k, v = (torch.empty(2, 405, 16, 72, dtype=torch.bfloat16, device="cuda") for _ in range(3))
-    out, kept = flash4.forward(q, k, v)
-    dq, dk, dv = flash4.mended_backward(q, k, v, out, kept, torch.empty_like(out))
+    out, kept = flash_attention4.forward(q, k, v)
+    dq, dk, dv = flash_attention4.mended_backward(q, k, v, out, kept, torch.empty_like(out))
 assert vars(package) == before
 assert dq.shape == q.shape and dk.shape == dv.shape == k.shape
 print(*(key[-2] for key in package._bwd_postprocess_convert.compile_cache.cache))

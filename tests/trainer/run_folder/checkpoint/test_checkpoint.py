@@ -308,7 +308,9 @@ from pathlib import Path
 
 import torch
 
-from trainer import checkpoint
+from trainer.run_folder.checkpoint import checkpoint
+from trainer.run_folder.checkpoint import retention
+from trainer.run_folder import layout as run_folder_layout
 
 # The process dies at its n-th file operation, for every n, while it saves step 200 and deletes what is too
 # old; the next process must find a whole checkpoint, the old or the new one.
@@ -343,14 +345,14 @@ while status != 0:
     if child == 0:
         die_at(moment)
         checkpoint.save(run, 200, parts(2.0), {"step": 200})
-        checkpoint.keep(run, 1)
+        retention.keep_checkpoints(run, 1)
         os._exit(0)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert status in (0, 9), status
     loaded = checkpoint.load(run)
     expected = {100: 1.0, 200: 2.0}[loaded.state["step"]]
     assert all(float(loaded.parts[part]["a"][0]) == expected for part in checkpoint.PARTS)
-    found.add((loaded.state["step"], len(checkpoint.checkpoints(run))))
+    found.add((loaded.state["step"], len(run_folder_layout.checkpoints(run))))
     checkpoint.save(run, 300, parts(3.0), {"step": 300})
     assert checkpoint.load(run).state["step"] == 300
 print(moment, sorted(found))

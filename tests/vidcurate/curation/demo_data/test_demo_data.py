@@ -303,7 +303,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_other_clips(tmp_pat
     write_demo_data(tmp_path / "a", clips=40, seed=5)
     # Another process, whose memory holds other things: an encoder that reads what it never wrote shows here.
     run_python(
-        "from pathlib import Path; from vidcurate.curation.demo_data import write_demo_data\n"
+        "from pathlib import Path; from vidcurate.curation.demo_data.write import write_demo_data\n"
         f"junk = [bytes([n % 251]) * (n * 997) for n in range(300)]; del junk\n"
         f"write_demo_data(Path({str(tmp_path / 'b')!r}), clips=40, seed=5)"
     )

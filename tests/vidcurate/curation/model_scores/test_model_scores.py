@@ -260,7 +260,8 @@ def test_a_kill_leaves_no_table_and_the_same_command_ends_with_the_same_bytes(
     # Ended as the first file of its unfinished work is to get its name.
     code = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from vidcurate.curation.model_scores import ModelsSpec, run_models\n"
+        "from vidcurate.curation.model_scores.spec import ModelsSpec\n"
+        "from vidcurate.curation.model_scores.stage import run_models\n"
         "def hook(event, words):\n"
         "    if event == 'os.rename' and '.models-' in str(words[0]):\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
