@@ -101,9 +101,9 @@ from trainer.training.guard import rollbacks
 from trainer.training.guard.history import Rollback
 from trainer.__main__ import main
 
-module, name = {"write": (rollbacks, "write"), "settle": (rollbacks, "settle"), "forget": (metrics, "forget_after")}[
-    os.environ["AT"]
-]
+module, name = {
+    "write": (rollbacks, "write_rollbacks"), "settle": (rollbacks, "settle"), "forget": (metrics, "forget_after")
+}[os.environ["AT"]]
 act = getattr(module, name)
 
 

@@ -46,8 +46,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from tests.trainer.latents.made import encode
-from trainer.data.latents import write as latents_write
-from trainer.data.latents import write
+from trainer.data.latents import build, write
 import trainer.data.latents.precompute
 
 def die(*_): os.kill(os.getpid(), signal.SIGKILL)
@@ -57,10 +56,10 @@ for number, moment in enumerate(sys.argv[3:]):
     child = os.fork()
     if child == 0:
         if moment == "tables":
-            latents_write.write_table = die
+            build.write_table = die
         elif moment == "manifest":
-            real = latents_write.write_json
-            latents_write.write_json = lambda path, v: die() if path.name == "manifest.json" else real(path, v)
+            real = build.write_json
+            build.write_json = lambda path, v: die() if path.name == "manifest.json" else real(path, v)
         elif moment == "record":
             write.replace = die
         moment = int(moment) if moment.isdigit() else 10**9
