@@ -38,7 +38,7 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not soak and not gpu" $(TESTS)
 
-KERNEL_TESTS := $(addprefix tests/trainer/test_,float8.py products.py attention_choice.py update_kernel.py)
+KERNEL_TESTS := $(addprefix tests/trainer/,model/kernels/test_float8.py model/kernels/test_matmul.py model/kernels/test_attention_choice.py training/optim/test_update_kernel.py)
 gpu: $(INSTALLED)
 	$(BIN)/python -m pytest --gpu $(KERNEL_TESTS)
 	$(BIN)/python benchmarks/block_distance.py

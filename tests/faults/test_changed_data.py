@@ -212,7 +212,7 @@ def test_what_was_delivered_is_hashed_beside_what_was_planned(tmp_path: Path) ->
     so_far = ""
     for step, line in enumerate(lines):
         fallbacks = {
-            event["slot"] + 2 * (event["position"] % 2): event["spare"]
+            event["slot"] + 2 * (event["position"] % 2): event["fallback"]
             for event in reported
             if event["step"] == step + 1
         }

@@ -102,7 +102,9 @@ from trainer.training.guard.history import Rollback
 from trainer.__main__ import main
 
 module, name = {
-    "write": (rollbacks, "write_rollbacks"), "settle": (rollbacks, "settle"), "forget": (metrics, "forget_after")
+    "write": (rollbacks, "write_rollbacks"),
+    "settle": (rollbacks, "settle"),
+    "forget": (metrics, "forget_after"),
 }[os.environ["AT"]]
 act = getattr(module, name)
 

@@ -331,7 +331,7 @@ def lay_out(
         if float8:
             _check_float8(model, world)
         # Here, as only machines with a GPU have Triton.
-        importlib.import_module("trainer.model.kernels.apply").quicken(model, float8=float8)
+        importlib.import_module("trainer.model.kernels.apply").apply_fused_blocks(model, float8=float8)
     item_bytes = torch.finfo(dtype).bits // 8
     choose = chooser(
         spec.recompute_blocks,

@@ -72,7 +72,7 @@ def substitute_clip(
                 "position": part.position,
                 "slot": slot,
                 "clip_id": clip_id,
-                "spare": fallback,
+                "fallback": fallback,
                 "kind": error.kind,
                 "reason": str(error),
             }

@@ -103,7 +103,7 @@ class Loader:
     `conversion` quick: pictures are made RGB faster, and are not those of `ffmpeg` (`video.picture`).
 
     `on_event` is called, from `step` and `load`, with {"event": "clip_substituted", step, position, clip_id,
-    spare, kind, reason} and {"event": "worker_replaced", reason, clip_id, exit_status, phase,
+    fallback, kind, reason} and {"event": "worker_replaced", reason, clip_id, exit_status, phase,
     seconds_in_phase, state, stack}: see `heartbeat.Seen`; of shards at a URL with {"event":
     "request_retried", url, reason}.
     """

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.trainer.loop.states import SHORT, fresh_state, same, tensors
 from tests.trainer.shards_for_tests import numbers, smoke
+from tests.trainer.training.states import SHORT, fresh_state, same, tensors
 from trainer.data import open_stage
 from trainer.data import stages as data_stages
 from trainer.distributed.mesh import ALONE

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.loop.states import SHORT, same
 from tests.trainer.shards_for_tests import events, make_shards, numbers, smoke
+from tests.trainer.training.states import SHORT, same
 from trainer.cli import exit_codes
 from trainer.data import stages as data_stages
 from trainer.run_folder import layout as run_folder_layout
@@ -202,7 +202,7 @@ def test_a_clip_that_cannot_be_decoded_is_replaced_and_recorded(tmp_path: Path) 
 
     found = events(tmp_path / "run", "clip_substituted")
     assert {event["clip_id"] for event in found} == {"clip-003"}
-    assert {event["spare"] for event in found} <= {f"clip-{number:03d}" for number in range(12)}
+    assert {event["fallback"] for event in found} <= {f"clip-{number:03d}" for number in range(12)}
     assert all(event["rank"] == 0 and event["kind"] == "too_few_frames" for event in found)
     assert [line["clips"] for line in metrics.read_metrics(tmp_path / "run" / "metrics.jsonl")] == [4] * 6
 

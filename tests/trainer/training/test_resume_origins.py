@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainer.loop.states import SHORT, fresh_state, same, tensors
 from tests.trainer.shards_for_tests import events, make_shards, numbers, smoke
+from tests.trainer.training.states import SHORT, fresh_state, same, tensors
 from trainer.data import open_stage
 from trainer.data import stages as data_stages
 from trainer.recipe.recipe import TrainRecipe

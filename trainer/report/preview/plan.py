@@ -121,7 +121,7 @@ def _with_pictures(found: RunStages, batches: Sequence[dict[str, Any]]) -> Itera
                 {
                     **clip,
                     "problem": f"{event['kind']}: {event['fallback']} stands in",
-                    "spare": event["spare"],
+                    "fallback": event["fallback"],
                 }
                 if event
                 else {**clip, "caption": caption, "thumbnail": contact_sheet.thumbnail(frames[0])}

@@ -11,7 +11,7 @@ import pytest
 import webdataset
 
 import vidcurate.loader.torch
-from tests.trainer.latents.made import FEW_CLIPS_A_SHARD, ROOT, TRAINED, encode, files
+from tests.trainer.data.latents.made import FEW_CLIPS_A_SHARD, ROOT, TRAINED, encode, files
 from tests.trainer.shards_for_tests import make_shards, smoke
 from trainer.data import open_stage
 from trainer.data import stages as data_stages
@@ -45,7 +45,7 @@ def test_parts_write_the_bytes_of_one_process(shards: Path, latents: Path, tmp_p
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from tests.trainer.latents.made import encode
+from tests.trainer.data.latents.made import encode
 from trainer.data.latents import build, write
 import trainer.data.latents.precompute
 

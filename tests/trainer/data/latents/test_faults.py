@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainer.latents.made import (
+from tests.trainer.data.latents.made import (
     ROOT,
     TRAINED,
     encode,

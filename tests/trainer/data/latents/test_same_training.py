@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.encoders_for_tests import make_t5, make_vae
-from tests.trainer.latents.made import (
+from tests.trainer.data.latents.made import (
     CUT_SHORT,
     TRAINED,
     encode,
     from_latents,
     same_weights,
 )
+from tests.trainer.encoders_for_tests import make_t5, make_vae
 from tests.trainer.shards_for_tests import events, make_shards, numbers, smoke
 from trainer.data import open_stage
 from trainer.data import stages as data_stages

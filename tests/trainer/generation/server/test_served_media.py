@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.trainer.run_folder.test_trackers import wandb_records
 from tests.trainer.shards_for_tests import make_shards, smoke
+from tests.trainer.training.test_trackers import wandb_records
 from trainer.__main__ import main
 from trainer.generation import sample_clips
 from trainer.generation.server import trackers

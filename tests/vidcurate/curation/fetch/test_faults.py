@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.vidcurate.fetch_plan.made import NAMES, content, fetched, split, write_zip
+from tests.vidcurate.curation.fetch.made import NAMES, content, fetched, split, write_zip
 from vidcurate.curation.fetch import plan as fetch_plan
 from vidcurate.curation.fetch import stage as fetch_stage
 from vidcurate.curation.fetch import zips

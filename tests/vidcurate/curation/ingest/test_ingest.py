@@ -349,7 +349,7 @@ def test_the_real_captions_are_reconciled_as_their_readme_says(tmp_path: Path, s
 BIG = """
 import resource, sys
 from pathlib import Path
-from tests.vidcurate.test_ingest_sources import OPENVID
+from tests.vidcurate.curation.ingest.test_ingest_sources import OPENVID
 from vidcurate.curation.ingest.spec import IngestSpec
 from vidcurate.curation.ingest.stage import run_ingest
 folder, rows = Path(sys.argv[1]), int(sys.argv[2])

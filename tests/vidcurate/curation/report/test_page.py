@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.shard_runs import write_table
-from tests.vidcurate.report.made import read_page, text_of
+from tests.vidcurate.curation.report.made import read_page, text_of
 from vidcurate.curation import demo_data
 from vidcurate.curation.clip_table import table
 from vidcurate.curation.difficulty.spec import SplitSpec

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from tests.vidcurate.report.made import read_page, text_of
+from tests.vidcurate.curation.report.made import read_page, text_of
 from vidcurate.curation.clip_table import table
 from vidcurate.curation.report import contact_sheet
 from vidcurate.curation.report.build import run_report

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.shard_runs import write_table
-from tests.vidcurate.report.made import HOSTILE, Page, read_page, text_of
+from tests.vidcurate.curation.report.made import HOSTILE, Page, read_page, text_of
 from vidcurate.curation.report import svg
 from vidcurate.curation.report.build import run_report
 from vidcurate.curation.report.svg import Series, Span

@@ -10,7 +10,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from tests.vidcurate.fetch_plan.made import (
+from tests.vidcurate.curation.fetch.made import (
     NAMES,
     Handler,
     split,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainer.loop.states import SHORT
 from tests.trainer.shards_for_tests import smoke
+from tests.trainer.training.states import SHORT
 from trainer.distributed import memory
 from trainer.distributed.mesh import ALONE, World
 from trainer.distributed.step_time import Work

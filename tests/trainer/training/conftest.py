@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.loop.states import SHORT
 from tests.trainer.shards_for_tests import make_shards, smoke
+from tests.trainer.training.states import SHORT
 from trainer.train import train
 
 

@@ -7,7 +7,7 @@ from tests.trainer.shards_for_tests import smoke
 from trainer.data.latents.precompute import Outcome, encode_ahead, request_of
 from trainer.run_folder.checkpoint import checkpoint, checksum
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 # Two passes over 12 clips in 6 steps: both views of a clip are shown.
 TRAINED = ("stages.0.steps=6", "stages.0.checkpoint_every=2", "stages.0.data.views=2", "sample=null")
 FEW_CLIPS_A_SHARD = "encoded.shard_bytes=262144"
