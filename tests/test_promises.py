@@ -1,6 +1,7 @@
 """The promises of the design, each with a test of that name, on the whole road; the rooms' tests go deeper.
 
-9 (a refactor changes no number) is tests/trainer/training/test_kept_losses.py::test_a_refactor_changes_no_number.
+9 (a refactor changes no number) is test_a_refactor_changes_no_number in
+tests/trainer/training/test_kept_losses.py.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """The block of STDiT3 through the kernels of `trainer.model.kernels`, laid around the readable one from
 outside.
 
-`apply_fused_blocks` gives every block of a model this forward pass, and the backward pass that belongs to it, and the
+`apply_fused_blocks` gives every block of a model this forward pass, and its backward pass, and the
 model captions without their padding. Torch compiles nothing, so no shape is a new one: the kernels are built
 for the widths of the model, once on a machine. The mathematics, the weights and their names stay those of
 `trainer.model.layers.Block`; tests hold the two together, forward and backward.
