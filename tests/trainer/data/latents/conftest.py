@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.latents.made import CUT_SHORT, encode
+from tests.trainer.data.latents.made import CUT_SHORT, encode
 from tests.trainer.shards_for_tests import make_shards
 
 
