@@ -21,7 +21,7 @@ import trainer.train  # noqa: F401 - with all errors that a training or an exper
 from trainer.recipe.recipe import TrainRecipe
 from trainer.report.experiment.spec import ExperimentSpec
 from vidcurate import errors
-from vidcurate.cli.common import app
+from vidcurate.cli.main import app
 from vidcurate.curate import CurateRecipe
 from vidcurate.curation.clip_table import schema
 from vidcurate.recipe import recipe
@@ -33,6 +33,8 @@ RECIPES: dict[str, tuple[type[recipe.Recipe], str]] = {
     "train": (TrainRecipe, "A training recipe: `python -m trainer RECIPE`"),
     "experiment": (ExperimentSpec, "An experiment: `python -m trainer experiment FILE`"),
 }
+# A recipe that holds another one whole: keys and schema of the inner one are not repeated.
+REFERS = {"experiment": "train"}
 
 
 def _default(parameter: Any) -> str:
@@ -159,6 +161,14 @@ def _shown(value: Any) -> str:
     return f"`{json.dumps(value, default=str)}`"  # null, true and lists as YAML has them
 
 
+def _schema(name: str) -> str:
+    """Return the JSON Schema of a recipe; a recipe within it refers to the schema of its own."""
+    model, title = RECIPES[name]
+    inside = REFERS.get(name)
+    elsewhere = {RECIPES[inside][0].__name__: f"{inside}.schema.json"} if inside else {}
+    return recipe.json_schema(model, title.split(":")[0], elsewhere)
+
+
 def recipe_keys() -> str:
     """Return docs/recipe-keys.md."""
     lines = [
@@ -166,11 +176,18 @@ def recipe_keys() -> str:
         MADE,
         "A recipe is YAML, whole and readable alone. A key that is not here is an error.\n",
     ]
+    listed: set[str] = set()
     for name, (model, title) in RECIPES.items():
         seen: dict[str, type[BaseModel]] = {}
         collect_models(model, seen)
         lines.append(f"# {title}\n\nJSON Schema for editors: `recipes/{name}.schema.json`.\n")
+        if name in REFERS:
+            inside = RECIPES[REFERS[name]][0].__name__
+            lines.append(f"`recipe` is a whole {inside}: [its keys](#{inside.lower()}) are above.\n")
         for inner in seen.values():
+            if inner.__name__ in listed:
+                continue
+            listed.add(inner.__name__)
             lines.append(f"## {inner.__name__}\n")
             lines.append(" ".join((inner.__doc__ or "").split()) + "\n")
             lines.append("| key | type | default | meaning |\n| --- | --- | --- | --- |")
@@ -196,8 +213,8 @@ def pages() -> dict[Path, str]:
         ROOT / "docs" / "errors.md": error_classes(),
         ROOT / "docs" / "recipe-keys.md": recipe_keys(),
     }
-    for name, (model, title) in RECIPES.items():
-        made[ROOT / "recipes" / f"{name}.schema.json"] = recipe.json_schema(model, title.split(":")[0])
+    for name in RECIPES:
+        made[ROOT / "recipes" / f"{name}.schema.json"] = _schema(name)
     return made
 
 

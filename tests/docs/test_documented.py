@@ -1,5 +1,6 @@
 """Commands, columns, recipe keys and error classes are documented, and documented commands run."""
 
+import json
 import os
 import re
 import shlex
@@ -76,6 +77,17 @@ def test_every_recipe_key_says_what_it_means(model: type[BaseModel]) -> None:
     silent = [name for name, field in model.model_fields.items() if not field.description]
 
     assert not silent, f"{model.__name__} has keys without a description: {', '.join(silent)}"
+
+
+def test_the_page_of_keys_and_the_schemas_repeat_no_key() -> None:
+    page = (DOCS / "recipe-keys.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^## (\w+)$", page, re.M)
+
+    assert sorted(headings) == sorted(model.__name__ for model in _models())
+    assert len(page.encode()) < 60_000
+    schema = json.loads((ROOT / "recipes" / "experiment.schema.json").read_text(encoding="utf-8"))
+    assert set(schema["$defs"]) == {"ArmSpec", "SegmentSpec", "TrainRecipe"}
+    assert schema["$defs"]["TrainRecipe"] == {"$ref": "train.schema.json"}
 
 
 def _anchors(page: Path) -> set[str]:

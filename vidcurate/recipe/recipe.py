@@ -9,8 +9,9 @@ ends in `.json` is JSON, and reading it loads no YAML reader: a GPU machine need
 import difflib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -253,8 +254,28 @@ def load(path: Path | str, model: type[M], *, settings: Sequence[str] = ()) -> M
     return parse(text, model, where=str(path), settings=settings)
 
 
-def json_schema(model: type[Recipe], title: str) -> str:
-    """Return the JSON Schema of `model` for editors, as stable text."""
+def _referenced(node: Any) -> set[str]:
+    """Return the names of all definitions that a part of a JSON Schema refers to."""
+    if isinstance(node, dict):
+        found = {node["$ref"].rsplit("/", 1)[-1]} if "$ref" in node else set()
+        return found.union(*map(_referenced, node.values()))
+    return set().union(*map(_referenced, node)) if isinstance(node, list) else set()
+
+
+def json_schema(model: type[Recipe], title: str, elsewhere: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return the JSON Schema of `model` for editors, as stable text.
+
+    `elsewhere` maps the name of a model to the file of its schema: the text refers to that file.
+    """
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **model.model_json_schema()}
     schema["title"] = title
+    definitions = schema.pop("$defs", {})
+    for name, file in elsewhere.items():
+        definitions[name] = {"$ref": file}
+    needed: set[str] = set()
+    missing = _referenced(schema)
+    while missing:
+        needed |= missing
+        missing = set().union(*(_referenced(definitions.get(name)) for name in missing)) - needed
+    schema["$defs"] = {name: definitions[name] for name in needed if name in definitions}
     return json.dumps(schema, indent=1, sort_keys=True) + "\n"
