@@ -1,4 +1,4 @@
-# make demo   install into .venv and run the whole road on data it makes itself
+# make demo   install into .venv and run the whole pipeline on generated data
 # make test   the test suite (nine to fifteen minutes on two cores, by how fast they are)
 # make check  format, lint, types
 # make bench  measure probe and tables here, then print every kept result as one table

@@ -28,13 +28,13 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alone:
-    """Each bucket's seconds a micro-batch and peak memory, foretold and measured; and an update's rest."""
+    """Each bucket's seconds a micro-batch and peak memory, predicted and measured; and an update's rest."""
 
     hardware: str
     seconds: dict[str, float]
     predicted_gib: dict[str, float]
     peak_gib: dict[str, float]
-    plans: dict[str, str]  # what its blocks do without, in words
+    plans: dict[str, str]  # what its blocks do without, as text
     beside_seconds: float
 
 
@@ -133,7 +133,7 @@ def measure_alone(recipe: TrainRecipe, stage: StageData, repeats: int, hardware:
         print(
             f"{cell.name:<28} {clips} clips, {plan}: "
             f"{1000 * found.seconds[cell.name]:.1f} ms, {found.peak_gib[cell.name]:.1f} GiB "
-            f"(foretold {found.predicted_gib[cell.name]:.1f})",
+            f"(predicted {found.predicted_gib[cell.name]:.1f})",
             flush=True,
         )
     return dataclasses.replace(found, beside_seconds=statistics.median(beside))

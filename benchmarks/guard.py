@@ -1,9 +1,9 @@
-"""What the guard finds and what it calls out wrongly, on a real run's losses with troubles put into them.
+"""Guard findings and false alarms, on a real run's losses with faults put into them.
 
     python benchmarks/guard.py [--steps 400]
 
 It trains a small model on latents of made-up clips in four buckets whose losses differ, keeps every step's
-figures, and replays them through the guard's judgement: as they are (false alarms), with one step's losses
+figures, and replays them through the guard's detection: as they are (false alarms), with one step's losses
 multiplied (spikes, in all of its clips or in those of one bucket), and with losses that rise slowly. The peer
 is what is usually done: the step's total loss above mean + 6 σ of the last 64 steps.
 """
@@ -65,7 +65,7 @@ def record(steps: int) -> list[Figures]:
 
 
 class Guard:
-    """What has seen some steps and judges the next one."""
+    """A detector that has seen some steps and checks the next one."""
 
     def __init__(self) -> None:
         self.memory = Memory()
@@ -122,7 +122,7 @@ def recall(run: list[Figures], check_: Guard | Total) -> dict[tuple[float, bool]
 
 
 def delay(run: list[Figures], percent_a_step: float, check_: Guard | Total) -> int:
-    """Return how many steps a slow rise of the losses goes on before it is found; all steps if it is not."""
+    """Return how many steps a slow rise of the losses lasts before it is found; all steps if it is not."""
     start = len(run) // 2
     for figures in run:
         since = max(0, figures.step - start)

@@ -9,8 +9,8 @@ contender: what a busy machine disturbs least. Memory is the largest sum over it
 times a second, pages that they share counted once.
 
 `--python` names interpreters of other environments, tried in turn for libraries that this one has not; a
-library that none has is told as absent. `--data` is a folder of videos of 51 frames or more, as found;
-without it, noise with a key frame every 48 frames. Every video stands in the data set several times.
+library that none has is printed as absent. `--data` is a folder of videos of 51 frames or more, as found;
+without it, noise with a key frame every 48 frames. Every video is in the data set several times.
 """
 
 import argparse

@@ -8,7 +8,7 @@ no video at all, and with a wrong checksum. A worker lives through the whole run
 replaced after `max_worker_clips`), so whatever leaks shows. What the parent and the workers hold is noted
 every 250 reads; the first tenth is warm-up. The peer of every figure is its median in the tenth behind the
 warm-up, the value its median in the last tenth. Figures go to benchmarks/results/loader_soak.json, the course
-of them to docs/images/loader-soak.svg; both are written anew as the run goes on, so a run that is ended early
+of them to docs/images/loader-soak.svg; the run rewrites both as it proceeds, so a run that is ended early
 leaves what it reached. It fails when a figure grew by 3 % or more. Other work on the machine changes the
 time and nothing else.
 """
@@ -236,7 +236,7 @@ def report(notes: list[dict[str, float]], kinds: Counter[str], replaced: int, wo
     several = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     rows.append(row("clips read", reads, words, peer="asked for", peer_value=100_000, goal="100,000"))
     rows.append(
-        row(f"of them replaced by a spare ({several})", failed, "clips", peer="clips read", peer_value=reads)
+        row(f"of them replaced by a fallback clip ({several})", failed, "clips", peer="clips read", peer_value=reads)
     )
     rows.append(row("clips read a second", reads / notes[-1]["seconds"], "clips/s", peer="1", peer_value=1))
     rows.append(row("workers replaced", replaced, "workers", peer="clips read", peer_value=reads))

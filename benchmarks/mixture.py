@@ -8,9 +8,9 @@
 It makes the latents (make_latents.py), measures a micro-batch of each bucket alone, with random weights,
 latents and captions of the mean length, and what an update costs beside its micro-batches; then it trains
 with `python -m trainer` and adds up what the updates should have taken. The prediction over the wall time,
-after a warm-up, is the figure: it holds the loader, the logging and the checkpoints. What is missing is told
+after a warm-up, is the figure: it holds the loader, the logging and the checkpoints. What is missing is printed
 by part. Triton kernels that are built after the warm-up are counted, and the memory that
-`trainer.distributed.memory` foretells for each bucket stands beside what it took.
+`trainer.distributed.memory` predicts for each bucket is printed beside what it took.
 
 With `--ranks N …` (GPUs of this host) it trains on one rank and on each N, with `--per-rank` micro-batches of
 each rank in an update, balanced by a cost table of the buckets measured alone. Then it tells a GPU's tokens/s
@@ -119,7 +119,7 @@ def report(ran: Ran, alone: Alone, hardware: str) -> list[Row]:
     parts = {
         "waiting for data": data_wait,
         "in updates, beyond what is predicted": in_steps - data_wait - ideal,
-        "between updates (saves, diary, console)": wall - in_steps,
+        "between updates (saves, log, console)": wall - in_steps,
     }
     of_ranks = f", {ran.ranks} ranks" if ran.ranks > 1 else ""
     rows = [
@@ -147,7 +147,7 @@ def report(ran: Ran, alone: Alone, hardware: str) -> list[Row]:
         if gib and ran.ranks == 1:
             rows.append(
                 row(f"peak memory of {name}, {alone.plans[name]}", gib, "GiB",
-                    peer="foretold", peer_value=alone.predicted_gib[name], higher_is_better=False,
+                    peer="predicted", peer_value=alone.predicted_gib[name], higher_is_better=False,
                     hardware=hardware)
             )  # fmt: skip
     print(f"{len(counted)} updates in {wall:.1f} s, predicted {ideal:.1f} s; stalls of saves {ran.stalls}")

@@ -11,8 +11,8 @@ single clip does not fit, some blocks are lean or recomputed (`trainer.distribut
 assumption is printed.
 
 Encoding is counted twice: ahead (each clip of a stage once) and on line (at every showing). Ranks are
-simulated on the real order: the slowest rank's time over the mean, step by step, for micro-batches dealt in
-turn, as published, and dealt by cost. Published: 18,000 hours of H100 for 24,087 steps in three stages, the
+simulated on the real order: the slowest rank's time over the mean, step by step, for micro-batches assigned
+round-robin, as published, and by cost. Published: 18,000 hours of H100 for 24,087 steps in three stages, the
 encoders on line; the projection is for the GPU of the measured table.
 """
 
@@ -26,9 +26,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from assigning import imbalance, in_turn, larger
 from cost_table import write_cost_table
 from made_up_clips import made_up_plan
+from rank_balance import imbalance, in_turn, larger
 from rows import RESULTS, Row, keep, row
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -203,7 +203,7 @@ def print_fit(machine: Machine, steps: Sequence[Measured]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """GPU hours of a stage, and the imbalance of each case dealt in turn and dealt by time."""
+    """GPU hours of a stage, and each case's imbalance, assigned round-robin and by time."""
 
     steps: int
     training: float
@@ -213,7 +213,7 @@ class Figures:
     imbalance: dict[str, tuple[float, float]]
 
     def hours(self, case: str) -> float:
-        """Return all but encoding, with the waiting of a case dealt by time."""
+        """Return all but encoding, with the waiting of a case assigned by time."""
         return self.training * self.imbalance[case][1] + self.update
 
 
@@ -224,7 +224,7 @@ SPREADS = {"8_ranks": "8_ranks", "48_ranks": "192_ranks_four_each", "192_ranks":
 def simulate(
     stage: Stage, clips: int, recipe: TrainRecipe, runs: Callable[[Bucket], Run], given: argparse.Namespace
 ) -> dict[str, tuple[float, float]]:
-    """Print the imbalance of a stage however it is dealt; return it dealt in turn and dealt by time.
+    """Print a stage's imbalance by each assignment; return those of round-robin and by time.
 
     A step has the published 192 micro-batches, or one for each rank where there are more ranks: whole; in
     quarters, with as many clips; or four whole ones for each rank.
@@ -317,7 +317,7 @@ def project(stage: Stage, recipe: TrainRecipe, machine: Machine, given: argparse
 
 
 def as_rows(found: dict[str, Figures], hardware: str) -> list[Row]:
-    """Return the rows to keep, the published run or the published deal beside each."""
+    """Return the rows to keep, the published run or the published assignment beside each."""
     less_is_better = functools.partial(row, hardware=hardware, higher_is_better=False)
     rows = []
     for way in ("ahead", "online"):
@@ -350,7 +350,7 @@ def as_rows(found: dict[str, Figures], hardware: str) -> list[Row]:
             )
         for case, (turn, balanced) in figures.imbalance.items():
             metric = f"{name}_imbalance_{case}"
-            rows.append(less_is_better(metric, balanced, "max/mean", peer="dealt in turn", peer_value=turn))
+            rows.append(less_is_better(metric, balanced, "max/mean", peer="round-robin", peer_value=turn))
     return rows
 
 

@@ -118,7 +118,7 @@ def power_words(found: Figures) -> str:
 
 
 def beside_words(found: Figures) -> str:
-    """Return the table of forms that are told against another, and what it holds; or nothing."""
+    """Return the table of forms that are compared with another, and what it holds; or nothing."""
     lines = beside_table(found)
     return lines and (
         "With `float8_products`; and captions of 125 tokens, one in ten dropped, by their true lengths "
@@ -285,7 +285,7 @@ def main() -> None:
             *filter(None, [power_words(steps), beside_words(steps)]),
             "The published run with this step, and what it was:",
             run_table(run),
-            "Dealt in turn → dealt by time:",
+            "Round-robin → assigned by time:",
             imbalance_table(run),
         ]
     )

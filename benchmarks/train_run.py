@@ -1,4 +1,4 @@
-"""A real run of XL/2 on latent shards, killed and gone on with: tokens/s, memory, checkpoint times, the loss.
+"""A real run of XL/2 on latent shards, killed and resumed: tokens/s, memory, checkpoint times, the loss.
 
     python benchmarks/train_run.py OUT --ranks 2 --steps 120 --kill-at 70 --then-ranks 1 [--keep]
     python benchmarks/train_run.py OUT --ranks 1 --steps 200 --kill-at 110 --keep
@@ -50,7 +50,7 @@ def children(process: int) -> list[int]:
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a diary."""
+    """Return the whole lines of a log file."""
     text = path.read_text() if path.exists() else ""
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
@@ -136,7 +136,7 @@ def report(
     ]  # fmt: skip
     if len(others) >= 5 and then_ranks != ranks:
         rows.append(
-            row("tokens/s of a rank", rate / ranks, "tokens/s", peer=f"the run gone on with on {then_ranks}",
+            row("tokens/s of a rank", rate / ranks, "tokens/s", peer=f"the run resumed on {then_ranks}",
                 peer_value=rate_of(others) / then_ranks, goal=">= 0.97", hardware=hardware)
         )  # fmt: skip
     if gpu_gib:

@@ -54,7 +54,7 @@ UNITS = {
 FEWER = {"plain": (3, 1), "recomputed": (3, 1), "float8": (5, 1)}  # timed steps at most, and steps before
 CAPTIONED = ("padded", "packed")
 KERNELS = ("fast", "float8", *CAPTIONED)  # the forms that go through trainer.model.kernels
-BESIDE = {  # forms that are told against another: that one, and what it is called
+BESIDE = {  # forms that are compared with another: that one, and what it is called
     "float8": ("fast", "fast, all products of bfloat16"),
     "packed": ("padded", "the same captions padded to 300 tokens"),
 }
@@ -186,7 +186,7 @@ def caption_lengths(count: int) -> list[int]:
 
 
 def with_captions(batch: dict[str, Tensor], packed: bool) -> dict[str, Any]:
-    """Return the micro-batch with captions of their lengths: told (`packed`), or as a mask alone."""
+    """Return the micro-batch with captions of their lengths: given (`packed`), or as a mask alone."""
     lengths = caption_lengths(len(batch["x"]))
     places = torch.arange(TEXT_TOKENS, device="cuda")
     mask = places < torch.tensor(lengths, device="cuda")[:, None]
@@ -234,7 +234,7 @@ def ceiling_tflops(repeats: int = 10, warm_up: int = 3) -> float:
 
 
 def sustained() -> tuple[float, Meter]:
-    """Return the rate of the product after seconds of it, as a training step goes on, and clock and power."""
+    """Return the rate of the product after seconds of it, as in a long training run, and clock and power."""
     with Meter() as meter:
         rate = ceiling_tflops(SUSTAINED // 2, warm_up=SUSTAINED // 2)
     return rate, meter

@@ -3,7 +3,7 @@
     python benchmarks/twins.py [--clips FOLDER [--known A=B ...]] [--synthetic 60]
 
 Each source clip (the synthetic data set's, and up to 48 frames of every readable file of FOLDER) is copied in
-the ways of COPIES and hashed by the stage `frames`. The pairs that `dedup` gives are judged by where they
+the ways of COPIES and hashed by the stage `frames`. The pairs that `dedup` gives are checked by where they
 come from: a copy paired with its source is a hit, two different sources are a false alarm (printed by name,
 since a folder may hold twins; those are said with --known and count for nothing). The peer is what is
 commonly done: one pHash of the first frame (DCT, median), within 15 bits of 64.

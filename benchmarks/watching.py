@@ -1,4 +1,4 @@
-"""What watching a run costs a rank: its start, a phase told, and the processor time of thread and watcher.
+"""Cost of watching a run for a rank: its start, one phase change, and the CPU time of thread and watcher.
 
     python benchmarks/watching.py [--seconds 30] [--keep]
 

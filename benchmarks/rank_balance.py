@@ -1,4 +1,4 @@
-"""Micro-batches dealt to simulated ranks: how long the slowest takes, over the mean."""
+"""Rank balance of simulated ranks: how long the slowest takes, over the mean."""
 
 import dataclasses
 import sys
@@ -13,7 +13,7 @@ Assign = Callable[[sampler_plan.Plan, int, int], Sequence[Sequence[int]]]
 
 
 def in_turn(plan: sampler_plan.Plan, step: int, ranks: int) -> list[range]:
-    """Return each rank's positions as the published sampler deals them: position i to rank i mod ranks."""
+    """Return each rank's positions as the published sampler assigns them: position i to rank i mod ranks."""
     first = step * plan.micro_batches_per_step
     return [range(first + rank, first + plan.micro_batches_per_step, ranks) for rank in range(ranks)]
 
