@@ -236,7 +236,7 @@ def report(notes: list[dict[str, float]], kinds: Counter[str], replaced: int, wo
     several = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     rows.append(row("clips read", reads, words, peer="asked for", peer_value=100_000, goal="100,000"))
     rows.append(
-        row(f"of them replaced by a fallback clip ({several})", failed, "clips", peer="clips read", peer_value=reads)
+        row(f"replaced by a fallback clip ({several})", failed, "clips", peer="clips read", peer_value=reads)
     )
     rows.append(row("clips read a second", reads / notes[-1]["seconds"], "clips/s", peer="1", peer_value=1))
     rows.append(row("workers replaced", replaced, "workers", peer="clips read", peer_value=reads))

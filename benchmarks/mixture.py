@@ -8,7 +8,7 @@
 It makes the latents (make_latents.py), measures a micro-batch of each bucket alone, with random weights,
 latents and captions of the mean length, and what an update costs beside its micro-batches; then it trains
 with `python -m trainer` and adds up what the updates should have taken. The prediction over the wall time,
-after a warm-up, is the figure: it holds the loader, the logging and the checkpoints. What is missing is printed
+after a warm-up, is the figure: it holds the loader, the logging and the checkpoints. Missing time is printed
 by part. Triton kernels that are built after the warm-up are counted, and the memory that
 `trainer.distributed.memory` predicts for each bucket is printed beside what it took.
 

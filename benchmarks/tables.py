@@ -5,8 +5,8 @@
 There are two peers. `pandas` is the work as it is usually written: read_csv with string ids, duplicate and
 empty checks, the same thresholds with one reason for each rejected row, levels by qcut, folds by a hash of
 the source, the whole table as a Parquet file a stage. `careful` does in pandas what ours does besides: cells
-read as text and each number that does not parse reported, paths that leave the root, safe keys, a digest of what
-was read in each file, every rule that a clip fails, the jumps between levels (effect size, KS distance,
+read as text and each number that does not parse reported, paths that leave the root, safe keys, a digest of
+what was read in each file, every rule that a clip fails, the jumps between levels (effect size, KS distance,
 tails), and files of a stage's own columns. The floor is polars alone: it reads the CSV as text and writes it
 as Parquet, nothing else.
 

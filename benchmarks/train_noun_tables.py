@@ -1,6 +1,6 @@
 """Learn the tables of the built-in noun counter from a Universal Dependencies treebank.
 
-    python benchmarks/train_noun_tables.py FOLDER [--out vidcurate/curation/caption_scores/noun_tables.parquet]
+    python benchmarks/train_noun_tables.py FOLDER [--out noun_tables.parquet]
 
 FOLDER holds en_ewt-ud-train.conllu and en_ewt-ud-dev.conllu. Logistic regression (NOUN or PROPN against
 the rest) by AdaGrad over the features of `vidcurate.curation.caption_scores.nouns_builtin`, with the word
