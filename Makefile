@@ -9,18 +9,23 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+DEVELOPED := $(VENV)/.installed-dev
 # Test processes side by side.
 JOBS ?= 2
 # One thread per process keeps float sums in one order and leaves the cores to the workers.
 export OMP_NUM_THREADS ?= 1
 export PYTHONUNBUFFERED := 1
 
-install: $(INSTALLED)
+install: $(DEVELOPED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "vidcurate needs Python 3.11 or newer; this is %d.%d. Set PYTHON=…" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,score]'
+	touch $@
+
+$(DEVELOPED): $(INSTALLED)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,score,dev]'
 	touch $@
 
@@ -35,24 +40,24 @@ demo: $(INSTALLED)
 	  'demo/samples.png          eight prompts, frame by frame' \
 	  'demo/train/metrics.jsonl  every step'
 
-test: $(INSTALLED)
+test: $(DEVELOPED)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not soak and not gpu" $(TESTS)
 
 KERNEL_TESTS := $(addprefix tests/trainer/,model/kernels/test_float8.py model/kernels/test_matmul.py model/kernels/test_attention_choice.py training/optim/test_update_kernel.py)
-gpu: $(INSTALLED)
+gpu: $(DEVELOPED)
 	$(BIN)/python -m pytest --gpu $(KERNEL_TESTS)
 	$(BIN)/python benchmarks/block_distance.py
 
-check: $(INSTALLED)
+check: $(DEVELOPED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-soak: $(INSTALLED)
+soak: $(DEVELOPED)
 	$(BIN)/python -m pytest -m soak -s
 	$(BIN)/python benchmarks/loader_soak.py
 
-bench: $(INSTALLED)
+bench: $(DEVELOPED)
 	$(BIN)/python benchmarks/run.py probe tables
 
 clean:
