@@ -61,7 +61,7 @@ def measure_alone(recipe: TrainRecipe, stage: StageData, repeats: int, hardware:
             if not name.endswith("_norm.weight"):
                 weight.normal_(0, 0.02)
     dtype = getattr(torch, recipe.precision)
-    layout = parallelize.lay_out(
+    layout = parallelize.parallelize_model(
         model,
         recipe.parallel,
         world,
@@ -108,13 +108,13 @@ def measure_alone(recipe: TrainRecipe, stage: StageData, repeats: int, hardware:
             torch.cuda.reset_peak_memory_stats()
         for _ in range(repeats + 3):
             began = mark()
-            layout.open()
+            layout.begin_step()
             opened = mark()
-            plan = layout.room.make_room(x, y)
+            plan = layout.recompute.choose_plan(x, y)
             out = layout.compute(x, timestep, y, mask=mask, text_lengths=(text,) * clips, **reported)
             (out.float().square().mean() * 1e-3).backward()
             done = mark()
-            layout.close()
+            layout.reduce_gradients()
             factor = adamw.clip_factor(adamw.gradient_norm(masters), 1.0)
             adamw.update(masters, adamw.OptimSpec(), lr=1e-6, ema_decay=0.99, clip_factor=factor)
             marks.append((began, opened, done, mark()))

@@ -47,9 +47,9 @@ def state(config: STDiT3Config, sharding: str, world: World) -> Parts:
         model = STDiT3(config)
     model.to_empty(device="cpu")
     spec = parallelize.ParallelSpec.model_validate({"sharding": sharding})
-    parallelize.lay_out(model, spec, world, torch.float32)
+    parallelize.parallelize_model(model, spec, world, torch.float32)
     for tensor in model.state_dict().values():
-        mesh.local(tensor).normal_()
+        mesh.local_shard(tensor).normal_()
     optimizer = adamw.make_optimizer(model)
     tensors = {
         "model": dict(model.state_dict()),
@@ -57,7 +57,7 @@ def state(config: STDiT3Config, sharding: str, world: World) -> Parts:
         "optimizer": adamw.moments(model, optimizer),
     }
     for tensor in tensors["optimizer"].values():
-        mesh.local(tensor).normal_()
+        mesh.local_shard(tensor).normal_()
     return tensors
 
 
@@ -70,12 +70,12 @@ def seconds(work: Callable[[], object], world: World) -> float:
     """Return how long the slowest rank takes."""
     if world.device.type == "cuda":
         torch.cuda.synchronize()
-    mesh.gather(None, world)
+    mesh.all_gather(None, world)
     began = perf_counter()
     work()
     if world.device.type == "cuda":
         torch.cuda.synchronize()
-    return max(mesh.gather(perf_counter() - began, world))
+    return max(mesh.all_gather(perf_counter() - began, world))
 
 
 def drop_from_cache(folder: Path) -> None:
@@ -101,13 +101,13 @@ def measure(tensors: Parts, folder: Path, world: World, repeats: int, cold: bool
         times["save"].append(
             seconds(lambda step=step: at_once.save(step, tensors, reported, keep_last=1), world)  # type: ignore[misc]
         )
-        mesh.gather(None, world)
+        mesh.all_gather(None, world)
         began = perf_counter()
         background.save(step + 1, tensors, reported, keep_last=1, in_background=True)
         saved = background.wait()
         assert saved is not None
-        times["stall"].append(max(mesh.gather(saved.stall_seconds, world)))
-        times["written"].append(max(mesh.gather(perf_counter() - began, world)))
+        times["stall"].append(max(mesh.all_gather(saved.stall_seconds, world)))
+        times["written"].append(max(mesh.all_gather(perf_counter() - began, world)))
         path = folder / "run" / run_folder_layout.folder_name(step + 1)
         if cold and world.is_first:
             drop_from_cache(path)
@@ -165,8 +165,8 @@ def main() -> None:
     )
     arguments.add_argument("--keep", action="store_true", help="keep the figures in benchmarks/results")
     given = arguments.parse_args()
-    world = mesh.join()
-    made = mesh.first_does(lambda: tempfile.mkdtemp(prefix="checkpoint-", dir=given.folder), world)
+    world = mesh.init_process_groups()
+    made = mesh.run_on_first_rank(lambda: tempfile.mkdtemp(prefix="checkpoint-", dir=given.folder), world)
     folder = Path(made)
     try:
         tensors = state(SIZES[given.size], given.sharding, world)
@@ -176,14 +176,14 @@ def main() -> None:
         plain = tensors
         if world.size > 1 and given.sharding != "none":
             plain = state(SIZES[given.size], "none", World(rank=0, size=1, device=world.device))
-        alone = mesh.first_does(lambda: peers(plain, folder, given.repeats, given.cold), world)
+        alone = mesh.run_on_first_rank(lambda: peers(plain, folder, given.repeats, given.cold), world)
         if world.is_first:
             report(given, world, gigabytes, times, alone)
     finally:
-        mesh.gather(None, world)
+        mesh.all_gather(None, world)
         if world.is_first:
             shutil.rmtree(folder, ignore_errors=True)
-        mesh.leave(world)
+        mesh.destroy_process_groups(world)
 
 
 def report(

@@ -36,11 +36,11 @@ def main() -> None:
     arguments.add_argument("--depth", type=int, default=28)
     arguments.add_argument("--keep", action="store_true", help="keep the figures in benchmarks/results")
     given = arguments.parse_args()
-    world = mesh.join()
+    world = mesh.init_process_groups()
     gpu = world.device.type == "cuda"
     model = STDiT3(STDiT3Config(freeze_y_embedder=True, depth=given.depth), 0)
     spec = parallelize.ParallelSpec(sharding=given.sharding)
-    layout = parallelize.lay_out(model, spec, world, torch.bfloat16, fast=gpu)
+    layout = parallelize.parallelize_model(model, spec, world, torch.bfloat16, fast=gpu)
     masters = adamw.masters(model)
     scale = 1 if gpu else 8  # a look at the script where there is no GPU
     size = (CLIPS, 4, FRAMES // scale, HEIGHT // scale, WIDTH // scale)
@@ -61,9 +61,9 @@ def main() -> None:
             torch.cuda.synchronize()
 
     phases: dict[str, Callable[[], object]] = {
-        "open": layout.open,
+        "open": layout.begin_step,
         "micro-batches": micro_batches,
-        "close": layout.close,
+        "close": layout.reduce_gradients,
         "norm": lambda: adamw.gradient_norm(masters),
         "update": lambda: adamw.update(masters, adamw.OptimSpec(), lr=1e-6, ema_decay=0.99),
     }
@@ -90,7 +90,7 @@ def main() -> None:
             keep(f"step_phases_{given.sharding}_{world.size}x{kind}", rows)
         else:
             print(as_table(rows))
-    mesh.leave(world)
+    mesh.destroy_process_groups(world)
 
 
 if __name__ == "__main__":

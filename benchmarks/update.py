@@ -114,7 +114,7 @@ class Now:
 
     def open(self) -> None:
         adamw.drop_gradients(self.masters)
-        self.layout.open()
+        self.layout.begin_step()
 
 
 def build(config: STDiT3Config, device: torch.device) -> tuple[STDiT3, Any]:
@@ -127,7 +127,7 @@ def build(config: STDiT3Config, device: torch.device) -> tuple[STDiT3, Any]:
         for value in itertools.chain(model.parameters(), model.buffers()):
             value.normal_(0, 0.02, generator=generator)
     world = World(rank=0, size=1, device=device)
-    return model, parallelize.lay_out(model, parallelize.ParallelSpec(), world, torch.bfloat16)
+    return model, parallelize.parallelize_model(model, parallelize.ParallelSpec(), world, torch.bfloat16)
 
 
 def timed(work: Callable[[], object], sync: Callable[[], object]) -> tuple[float, float]:

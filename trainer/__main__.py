@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if PRINT_ENV in words:
         words.remove(PRINT_ENV)
         return environment.main(words)
-    return commands.end_of_work(
+    return commands.run_long_command(
         _run, training_arguments.parser().parse_args(words), "from the last checkpoint"
     )
 

@@ -102,12 +102,12 @@ def _sample_if_due(state: TrainState, tools: StepContext, last_step: int) -> Non
     run, spec = tools.recipe.output, tools.recipe.sample
     if spec is None or state.step == 0 or (state.step % spec.every and state.step != last_step):
         return
-    if mesh.first_does(lambda: sample_clips.is_sampled(run, state.step), tools.world):
+    if mesh.run_on_first_rank(lambda: sample_clips.is_sampled(run, state.step), tools.world):
         return
     tools.pulse.phase("sample")
     weights = {}
     for name, value in state.ema.items():
-        joined = mesh.whole(value)  # all ranks together, a tensor at a time
+        joined = mesh.full_tensor(value)  # all ranks together, a tensor at a time
         if tools.world.is_first:
             weights[name] = joined
 
@@ -119,7 +119,7 @@ def _sample_if_due(state: TrainState, tools: StepContext, last_step: int) -> Non
         jsonl.record_event(run, "sample", state.step, clips=len(paths), seconds=seconds)
         training_log.say(tools.world, f"step {state.step}: sampled {len(paths)} clips in {seconds:.1f} s")
 
-    mesh.first_does(write, tools.world)
+    mesh.run_on_first_rank(write, tools.world)
 
 
 def _validate_if_due(state: TrainState, act: "_RunContext") -> None:
@@ -191,7 +191,7 @@ def train(
     laid = data_stages.lay_out(recipe)
     rounds = validation.lay_out(recipe, laid)
     environment.apply(recipe.environment)
-    world = mesh.join()
+    world = mesh.init_process_groups()
     try:
         run = recipe.output
         with (
@@ -215,7 +215,7 @@ def train(
             finally:
                 saver.close()
     finally:
-        mesh.leave(world)
+        mesh.destroy_process_groups(world)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,7 +312,7 @@ def _stage(stage: StageData, state: TrainState, act: _RunContext) -> tuple[dict[
             _validate_if_due(state, act)
             if reported.stop and state.step < act.last_step:
                 training_log.record_save(act.saver.wait(), tools)
-                name = stop_requests.foremost(mesh.gather(act.stop.name, world))
+                name = stop_requests.foremost(mesh.all_gather(act.stop.name, world))
                 if world.is_first:
                     jsonl.record_event(run, "stop", state.step, signal=name)
                 return line, name
@@ -355,11 +355,11 @@ def _step(
         )
     except (VidcurateError, GoBack):  # on all ranks at once, before anything is updated
         training_log.record_data_events(events, state.step + 1, world, run)
-        mesh.together(partial(_fail, failure), world)
+        mesh.run_on_all_ranks(partial(_fail, failure), world)
         raise
     if reported.num_events:
         training_log.record_data_events(events, state.step, world, run)
-        mesh.together(partial(_fail, failure), world)
+        mesh.run_on_all_ranks(partial(_fail, failure), world)
     training_log.record_save(saver.wait() if reported.save_failed else saver.take(), tools)
     training_log.record_room(tools, state.step)
     training_log.record_kernels(tools, state.step)

@@ -21,7 +21,7 @@ from trainer.distributed.parallelize import ParallelSpec
 from trainer.model.stdit import STDiT3, STDiT3Config, lengths_read
 
 qk_norm.BACKWARD = (4, 4)  # the interpreter is slow
-world = mesh.join()
+world = mesh.init_process_groups()
 config = STDiT3Config(hidden_size=24, depth=1, num_heads=1, caption_channels=8, model_max_length=6,
                       input_sq_size=32)
 sizes = {name: torch.full((1,), 32.0) for name in ("fps", "height", "width")}
@@ -32,21 +32,21 @@ def gradients(spec, fast):
     with torch.no_grad():
         for name, parameter in model.named_parameters():  # none zero: every gradient is
             parameter.add_(0.1 * rng.normal(0, "init", 0, [name], tuple(parameter.shape))[0])
-    layout = parallelize.lay_out(model, spec, world, torch.float32, fast=fast)
-    layout.open()
+    layout = parallelize.parallelize_model(model, spec, world, torch.float32, fast=fast)
+    layout.begin_step()
     for number in range(2):  # micro-batches of each rank
         draw = torch.Generator().manual_seed(10 * number + world.rank)
         latents = torch.randn(1, 4, 2, 2, 4, generator=draw)
         features = torch.randn(1, 1, 6, 8, generator=draw)
-        layout.room.make_room(latents, features)
+        layout.recompute.choose_plan(latents, features)
         own, drops = 2 + world.rank, [number == 1]  # the second caption is dropped
         mask = torch.arange(6)[None] < own
         text = lengths_read(config, [own], drops)
         out = layout.compute(latents, torch.tensor([300.0]), features, mask=mask,
                              drop_caption=torch.tensor(drops), text_lengths=text, **sizes)
         out.square().mean().backward()
-    layout.close()
-    return {name: mesh.whole(parameter.grad) for name, parameter in adamw.trained(model).items()}
+    layout.reduce_gradients()
+    return {name: mesh.full_tensor(parameter.grad) for name, parameter in adamw.trained(model).items()}
 
 
 wanted = gradients(ParallelSpec(sharding="none"), False)
@@ -57,7 +57,7 @@ for sharding in ("none", "full"):
     said[sharding] = max(off)
 with open(f"{os.environ['OUT']}/{world.rank}.json", "w") as file:
     json.dump(said, file)
-mesh.leave(world)
+mesh.destroy_process_groups(world)
 """
 
 

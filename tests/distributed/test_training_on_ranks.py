@@ -161,7 +161,7 @@ from torch import nn
 from trainer.distributed import mesh
 from vidcurate.errors import StorageError, VidcurateError
 
-world = mesh.join()
+world = mesh.init_process_groups()
 said = {}
 
 
@@ -178,12 +178,13 @@ def fails(rank):
     return world.rank
 
 
-reported("agree", lambda: mesh.agree({"recipe": "same", "data": f"fingerprint {world.rank}"}, world))
-reported("first fails", lambda: mesh.first_does(lambda: fails(0), world))
-reported("second fails", lambda: mesh.together(lambda: fails(1), world))
-reported("none fails", lambda: mesh.together(lambda: fails(9), world.background))
-reported("value", lambda: mesh.first_does(lambda: {"rank": world.rank}, world))
-reported("gathered", lambda: mesh.gather(world.rank, world))
+facts = {"recipe": "same", "data": f"fingerprint {world.rank}"}
+reported("agree", lambda: mesh.check_same_on_all_ranks(facts, world))
+reported("first fails", lambda: mesh.run_on_first_rank(lambda: fails(0), world))
+reported("second fails", lambda: mesh.run_on_all_ranks(lambda: fails(1), world))
+reported("none fails", lambda: mesh.run_on_all_ranks(lambda: fails(9), world.background))
+reported("value", lambda: mesh.run_on_first_rank(lambda: {"rank": world.rank}, world))
+reported("gathered", lambda: mesh.all_gather(world.rank, world))
 
 # The second rank had no micro-batch: its gradients are None and count as zeros. Two buffers are needed.
 mesh.BUFFER_ELEMENTS = 5
@@ -195,7 +196,7 @@ mesh.sum_gradients(parameters, world)
 said["sums"] = [parameter.grad.sum().item() for parameter in parameters]
 with open(f"{os.environ['OUT']}/{world.rank}.json", "w") as file:
     json.dump(said, file)
-mesh.leave(world)
+mesh.destroy_process_groups(world)
 """
 
 
@@ -205,7 +206,7 @@ def test_what_ranks_do_together_fails_on_all_of_them(forks: Forks, tmp_path: Pat
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert first == second
     assert first == {
-        "agree": "StateError: rank 1 has another data than rank 0: fingerprint 1 and fingerprint 0. "
+        "agree": "StateError: rank 1 has a different data from rank 0: fingerprint 1 and fingerprint 0. "
         "All ranks must see the same recipe and the same shards.",
         "first fails": "StorageError: the disk is full.",
         "second fails": "StorageError: the disk is full.",
@@ -226,7 +227,7 @@ from trainer.run_folder.checkpoint.checksum import checksum
 from trainer.distributed.parallelize import ParallelSpec
 from trainer.model.stdit import STDiT3, STDiT3Config
 
-world = mesh.join()
+world = mesh.init_process_groups()
 config = STDiT3Config(hidden_size=24, depth=2, num_heads=2, caption_channels=8, model_max_length=6,
                       freeze_y_embedder=True)
 spec = ParallelSpec(sharding=os.environ["SHARDING"], shard_size=int(os.environ["SIZE"]) or None,
@@ -241,7 +242,7 @@ def loss(layout, number):
     inputs = {"x": torch.randn(2, 4, frames, 4, 6, generator=draw), "timestep": torch.tensor([300.0, 700.0]),
               "y": torch.randn(2, 1, 6, 8, generator=draw), "fps": torch.tensor([24.0, 24.0]),
               "height": torch.tensor([32.0]), "width": torch.tensor([48.0])}
-    layout.room.make_room(inputs["x"], inputs["y"])
+    layout.recompute.choose_plan(inputs["x"], inputs["y"])
     return layout.compute(**inputs).square().mean()
 
 
@@ -256,27 +257,27 @@ def fresh():
 
 shares = {2: [[0, 1], []], 3: [[0], [1, 2, 3], []]}.get(world.size) or [[0], [1], [], [2]]
 alone, shared = fresh(), fresh()
-plain = parallelize.lay_out(alone, ParallelSpec(recompute_blocks=1), mesh.ALONE, dtype)
-layout = parallelize.lay_out(shared, spec, world, dtype)
+plain = parallelize.parallelize_model(alone, ParallelSpec(recompute_blocks=1), mesh.ALONE, dtype)
+layout = parallelize.parallelize_model(shared, spec, world, dtype)
 same_checksum = checksum(alone.state_dict()) == checksum(shared.state_dict())
 # Of full the kernel updates the pieces, in Triton's interpreter; of the others torch does.
 in_one_pass = os.environ["SHARDING"] == "full" and importlib.util.find_spec("triton") is not None
 plain_masters, shared_masters = adamw.masters(alone), adamw.masters(shared, in_one_pass=in_one_pass)
 said = {"same_checksum": same_checksum, "gradients": [], "norms": [], "clipped": [], "weights": []}
 for step in range(2):
-    plain.open()
+    plain.begin_step()
     for number in sum(shares, []):
         loss(plain, number + 10 * step).backward()
-    plain.close()
-    layout.open()
+    plain.reduce_gradients()
+    layout.begin_step()
     for number in shares[world.rank]:
         loss(layout, number + 10 * step).backward()
-    layout.close()
+    layout.reduce_gradients()
     ours, theirs = adamw.trained(shared), adamw.trained(alone)
     off = total = 0.0
     for name in theirs:
         assert ours[name].grad.dtype == torch.float32, name
-        grown = mesh.whole(ours[name].grad)
+        grown = mesh.full_tensor(ours[name].grad)
         off += float((grown - theirs[name].grad).double().square().sum())
         total += float(theirs[name].grad.double().square().sum())
     said["gradients"].append((off / total) ** 0.5)
@@ -287,20 +288,20 @@ for step in range(2):
         adamw.update(masters, adamw.OptimSpec(eps=1e-3, betas=(0.0, 0.999)), **words)
     moments = adamw.moments(shared, shared_masters.optimizer)
     said["clipped"].append(float(adamw.norm(moments[f"exp_avg.{name}"] for name in ours)))
-    both = [(mesh.whole(shared_masters.ema[name]), value) for name, value in plain_masters.ema.items()]
+    both = [(mesh.full_tensor(shared_masters.ema[name]), value) for name, value in plain_masters.ema.items()]
     said["weights"].append(max(float((one - other).abs().max()) for one, other in both))
-with layout.reading(), torch.no_grad():
+with layout.gathered_weights(), torch.no_grad():
     said["read"] = float(loss(layout, 5))
-with plain.reading(), torch.no_grad():
+with plain.gathered_weights(), torch.no_grad():
     said["plain read"] = float(loss(plain, 5))
 for name, value in shared.state_dict().items():
-    mesh.put(value, alone.state_dict()[name])
+    mesh.copy_to_shards(value, alone.state_dict()[name])
 said["same_after_put"] = checksum(alone.state_dict()) == checksum(shared.state_dict())
-held, all_of_it = (sum(mesh.local(p).numel() for p in model.parameters()) for model in (shared, alone))
+held, all_of_it = (sum(mesh.local_shard(p).numel() for p in model.parameters()) for model in (shared, alone))
 said["held"] = held / all_of_it
 with open(f"{os.environ['OUT']}/{world.rank}.json", "w") as file:
     json.dump(said, file)
-mesh.leave(world)
+mesh.destroy_process_groups(world)
 """
 
 

@@ -1,6 +1,6 @@
-"""What the trainer's commands share: how they read their words, and how they end.
+"""Commands of the trainer: shared argument parser, one-line errors, exit codes.
 
-stdout is the answer, stderr the telling. An error of the project is one line and its exit code.
+Results are printed to stdout, progress to stderr. An error of the project is one line and its exit code.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from vidcurate.errors import VidcurateError
 
 
 def parser(name: str, description: str, example: str) -> argparse.ArgumentParser:
-    """Return the parser of `python -m trainer NAME`; its help ends with the example."""
+    """Return the argument parser of `python -m trainer NAME`; its help ends with the example."""
     return argparse.ArgumentParser(
         prog=f"python -m trainer {name}",
         description=description,
@@ -27,14 +27,14 @@ def parser(name: str, description: str, example: str) -> argparse.ArgumentParser
 
 
 def add_run(to: argparse.ArgumentParser) -> None:
-    """Add the argument that names a run or one of its checkpoints, as `path`."""
+    """Add the argument `path`: a run folder or one of its checkpoints."""
     to.add_argument("path", type=Path, metavar="RUN", help="a run folder, or a checkpoint folder (step-…)")
 
 
-def end(act: Callable[[], None]) -> int:
-    """Run a command and return its exit code: 0, or that of the project's error, told in one line.
+def run_short_command(act: Callable[[], None]) -> int:
+    """Run a command and return its exit code: 0, or that of the project's error, printed as one line.
 
-    1 too where nobody reads the answer to its end (`… | head`).
+    Also 1 where the reader closes stdout early (`… | head`).
     """
     try:
         act()
@@ -48,15 +48,17 @@ def end(act: Callable[[], None]) -> int:
     return 0
 
 
-def end_of_work(act: Callable[[argparse.Namespace], int], given: argparse.Namespace, resumes: str) -> int:
-    """Run a long command and return its exit code; `goes_on` says what the same command does after Ctrl-C.
+def run_long_command(
+    act: Callable[[argparse.Namespace], int], given: argparse.Namespace, resumes: str
+) -> int:
+    """Run a long command and return its exit code; `resumes` says where the command resumes after Ctrl-C.
 
-    With `given.traceback` an error is raised as it is.
+    With `given.traceback` this function raises the error itself.
     """
     try:
         return act(given)
     except KeyboardInterrupt:
-        print(f"error: interrupted; the same command goes on {resumes}.", file=sys.stderr)
+        print(f"error: interrupted; the same command resumes {resumes}.", file=sys.stderr)
         return exit_codes.INTERRUPTED
     except VidcurateError as error:
         if given.traceback:
@@ -67,10 +69,10 @@ def end_of_work(act: Callable[[argparse.Namespace], int], given: argparse.Namesp
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Load modules without looking for garbage, of which there is none, and leave them out of later looks.
+    """Import modules with the garbage collector off, and exclude their objects from later collections.
 
-    Torch and its like are a million objects that stay: to go through them again and again, and once more at
-    the end of the process, is a third of the time that a command takes to begin and end.
+    Torch and its dependencies are a million permanent objects: collecting over them repeatedly, and once more
+    at exit, is a third of a command's start and exit time.
     """
     if "torch" in sys.modules or not gc.isenabled():
         yield

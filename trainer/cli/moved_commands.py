@@ -1,7 +1,7 @@
-"""Commands at their module paths of version 0.1: `python -m trainer.sample` names the command of now.
+"""Moved commands: the module paths of version 0.1 print the new command.
 
-Kept for one release. The paths are served by an import hook and not by files, so that the package's root
-lists its rooms alone.
+`python -m trainer.sample` and the others, for one release. An import hook serves the paths instead of files,
+so that the package root stays short.
 """
 
 import importlib.abc
@@ -33,7 +33,7 @@ class _Moved(importlib.abc.InspectLoader):
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        raise ImportError(f"{module.__name__} is no module any more; docs/decisions.md says where it is.")
+        raise ImportError(f"{module.__name__} has moved; docs/decisions.md lists the new path.")
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -45,6 +45,6 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def install() -> None:
-    """Serve the old module paths, behind all others."""
+    """Register the import hook of the old module paths, after all other finders."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder())

@@ -7,35 +7,36 @@ EXAMPLE = """\
 example:
   python -m trainer recipes/first-steps.yaml --set output=runs/first --set stages.0.data.shards=run/shards
 
-The same command given again goes on where the run stopped. On several GPUs and hosts, one of:
+The same command resumes the run where it stopped. On several GPUs and hosts, one of:
   torchrun --nproc-per-node 8 -m trainer RECIPE
   srun --ntasks-per-node 8 python -m trainer RECIPE
   python -m trainer launch RECIPE --hostfile nodes.txt
 
-Beside the training, each with a --help of its own:
-  python -m trainer launch       start the ranks and keep them going
+Other commands, each with its own --help:
+  python -m trainer launch       start the ranks and restart them after a failure
   python -m trainer serve        sample every checkpoint, draw the gallery
   python -m trainer report       a run as one page
   python -m trainer cluster      status, health, clocks, dump, stop on all nodes
-  python -m trainer experiment   several runs that answer one question
-  python -m trainer plan         which clips a step reads, before and after
-  python -m trainer inspect      what a run or a checkpoint holds
-  python -m trainer sample       clips from a checkpoint; trainer.report.gallery: their page
-  python -m trainer convert      PixArt's and Open-Sora's weights in, a run's average out
-  python -m trainer precompute  latents and text features ahead
-  python -m trainer gpus     the GPUs of this host
+  python -m trainer experiment   run several trainings and compare them
+  python -m trainer plan         show which clips a step reads, before and after a change
+  python -m trainer inspect      show what a run or a checkpoint holds
+  python -m trainer sample       generate clips from a checkpoint
+  python -m trainer gallery      show generated clips as a page
+  python -m trainer convert      read PixArt's and Open-Sora's weights, write a run's EMA
+  python -m trainer precompute   compute latents and text features before training
+  python -m trainer gpus         show the GPUs of this host
 
 exit codes: 0 done, 1 the work failed, 2 the request was wrong, 75 saved after SIGTERM or SIGUSR1,
-76 begin again (hung, or a rank was lost), 77 a node is bad, 78 the guard has stopped the run
+76 restart (hung, or a rank was lost), 77 a node is bad, 78 the guard has stopped the run
 """
 
 
-# Of vidcurate.sampler.order_state.FLAGS, which is not imported before --help is answered.
+# A copy of vidcurate.sampler.order_state.FLAGS, so that --help imports no other module.
 CHANGES = {
-    "--append": "clips were added: what is unseen, old or new, is shown once before anything again",
-    "--tombstone": "clips were removed: spares take their places",
+    "--append": "clips were added: every unseen clip, old or new, is shown once before any repeats",
+    "--tombstone": "clips were removed: fallback clips take their places",
     "--accept-content": "captions were edited or videos encoded again",
-    "--accept-plan": "buckets, micro-batch sizes, weights, levels or micro-batches per step are others",
+    "--accept-plan": "buckets, micro-batch sizes, weights, levels or micro-batches per step have changed",
 }
 
 
@@ -43,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of `python -m trainer RECIPE`."""
     made = argparse.ArgumentParser(
         prog="python -m trainer",
-        description="Train an STDiT3 on shards, as one YAML recipe says.",
+        description="Train an STDiT3 on shards with a YAML recipe.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -61,23 +62,23 @@ def parser() -> argparse.ArgumentParser:
         "--load",
         type=Path,
         metavar="CHECKPOINT",
-        help="begin with a checkpoint's weights, moving average, optimizer, step and data position",
+        help="start from a checkpoint's weights, EMA, optimizer, step and data position",
     )
     made.add_argument(
         "--start-from-scratch",
         action="store_true",
-        help="with --load: keep weights, average and optimizer, but begin at step 0 of the data",
+        help="with --load: keep weights, EMA and optimizer, but start at step 0 of the data",
     )
     made.add_argument(
         "--ckpt-path",
         type=Path,
         metavar="PATH",
-        help="begin with weights only: a .safetensors file, or a checkpoint (its raw weights)",
+        help="start from weights only: a .safetensors file, or a checkpoint (its raw weights)",
     )
     changed = made.add_argument_group(
         "when data or recipe were changed on purpose",
-        "A run goes on only with what it was saved with. Each flag accepts one kind of change; --dry-run "
-        "shows which there are.",
+        "A run resumes only with the data and recipe that it was saved with. Each flag accepts one kind of "
+        "change; --dry-run shows the changes.",
     )
     for flag, meaning in CHANGES.items():
         changed.add_argument(flag, dest="accept", action="append_const", const=flag, help=meaning)
@@ -88,15 +89,15 @@ def parser() -> argparse.ArgumentParser:
         help="check GPUs, links, disks, clocks and the data, write RUN/preflight.json, train nothing",
     )
     before.add_argument(
-        "--no-preflight", action="store_true", help="begin without the short checks of preflight.at_start"
+        "--no-preflight", action="store_true", help="start without the short checks of preflight.at_start"
     )
     made.add_argument(
-        "--dry-run", action="store_true", help="say what would be trained, on which clips; write nothing"
+        "--dry-run", action="store_true", help="show what would be trained, on which clips; write nothing"
     )
     made.add_argument(
         "--print-env",
         action="store_true",
-        help="show the variables of NCCL, torch, CUDA and OpenMP in force, who set each and why; with or "
+        help="show the NCCL, torch, CUDA and OpenMP variables in force, who set each and why; with or "
         "without a RECIPE",
     )
     made.add_argument("--json", action="store_true", help="print the answer as JSON")

@@ -102,7 +102,7 @@ def main(arguments: Sequence[str]) -> int:
         given_words, command = given_words[:at], given_words[at + 1 :]
     given = _parser().parse_args(given_words)
     codes: list[int] = []
-    code = cli_commands.end(lambda: codes.append(_run(given, command)))
+    code = cli_commands.run_short_command(lambda: codes.append(_run(given, command)))
     return code or codes[0]
 
 

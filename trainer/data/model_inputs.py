@@ -103,7 +103,7 @@ def of(batch: Batch, encoders: Encoders, *, seed: int, step: int, device: torch.
 def frozen_projection(model: nn.Module, device: torch.device) -> CaptionProjection:
     """Return a copy of a model's caption projection, float32 on `device`. All ranks must ask together."""
     own = {
-        name: mesh.whole(value).detach().float().cpu().clone()
+        name: mesh.full_tensor(value).detach().float().cpu().clone()
         for name, value in model.state_dict().items()
         if name.startswith(PREFIX)
     }

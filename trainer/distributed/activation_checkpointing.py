@@ -1,8 +1,8 @@
-"""What blocks keep for the backward pass: as much as there is room for.
+"""Activation checkpointing: what each block saves for the backward pass.
 
-Keeping less costs time, so each shape of micro-batch gets its own plan
-(`trainer.distributed.memory.Plan`): as many
-blocks recomputed as the recipe says, or with `fit` the fewest lean and recomputed blocks with which it fits.
+Saving less costs time, so each shape of micro-batch gets its own plan (`trainer.distributed.memory.Plan`):
+as many blocks recomputed as the recipe says, or with `fit` the fewest lean and recomputed blocks with which
+the micro-batch fits into the GPU's memory.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint as again
+from torch.utils.checkpoint import checkpoint
 
 from trainer.distributed import memory
 from trainer.distributed.memory import Form, Plan
@@ -20,10 +20,10 @@ from trainer.model.stdit import STDiT3, STDiT3Config
 from vidcurate.errors import InputError
 
 USED_SHARE = 0.92
-"""of a GPU's memory; the rest is the allocator's, NCCL's and the libraries'"""
+"""usable share of a GPU's memory; the rest is for the allocator, NCCL and the libraries"""
 
 Choose = Callable[[Work, int], Plan]
-"""What the blocks of a micro-batch keep, with so many bytes taken beside the model."""
+"""(micro-batch, bytes used by others than the model) → what its blocks save"""
 
 
 def blocks_of(model: STDiT3) -> list[nn.Module]:
@@ -32,29 +32,29 @@ def blocks_of(model: STDiT3) -> list[nn.Module]:
 
 
 class Recompute:
-    """Wraps the blocks of a model; `make_room` says what they keep from then on."""
+    """Wraps the blocks of a model; `choose_plan` sets what they save from then on."""
 
     def __init__(self, model: STDiT3, choose: Choose) -> None:
         self.choose, self._patch = choose, model.config.patch_size[1:]
         self.plan = memory.KEEP_ALL
         self._known: dict[tuple[Work, int], Plan] = {}
-        self._untold: list[tuple[Work, Plan]] = []
+        self._new: list[tuple[Work, Plan]] = []
         for number, block in enumerate(blocks_of(model)):
             block.forward = partial(self._run, number, block.forward)
 
     def _run(self, number: int, forward: Callable[..., Tensor], *arguments: object) -> Tensor:
         if self.plan.is_recomputed(number):
-            result: Tensor = again(forward, *arguments, use_reentrant=False)
+            result: Tensor = checkpoint(forward, *arguments, use_reentrant=False)
             return result
         if self.plan.is_lean(number):
             return forward(*arguments, lean=True)
         return forward(*arguments)
 
-    def make_room(self, latents: Tensor, features: Tensor, beside_bytes: int = 0) -> Plan:
-        """Keep what latents [B, C, T, H, W] with features [B, 1, L, D] leave room for; return the plan.
+    def choose_plan(self, latents: Tensor, features: Tensor, beside_bytes: int = 0) -> Plan:
+        """Set and return the plan for latents [B, C, T, H, W] with features [B, 1, L, D].
 
-        `beside_bytes` of the GPU's memory are taken by others than the model: by encoders.
-        Raises InputError where `choose` does: the micro-batch does not fit whatever its blocks do without.
+        `beside_bytes`: GPU memory used by others than the model, such as encoders. Raises InputError where
+        `choose` does: the micro-batch fits with no plan.
         """
         clips, _, frames, rows, columns = latents.shape
         places = -(-rows // self._patch[0]) * -(-columns // self._patch[1])
@@ -62,23 +62,23 @@ class Recompute:
         key = (work, beside_bytes)
         if key not in self._known:
             self._known[key] = self.choose(work, beside_bytes)
-            self._untold.append((work, self._known[key]))
+            self._new.append((work, self._known[key]))
         self.plan = self._known[key]
         return self.plan
 
-    def news(self) -> list[tuple[Work, Plan]]:
-        """Return what was chosen for shapes that came up since this was last asked."""
-        reported, self._untold = self._untold, []
+    def new_plans(self) -> list[tuple[Work, Plan]]:
+        """Return the plans chosen since the last call."""
+        reported, self._new = self._new, []
         return reported
 
 
 def chooser(
     wanted: int | Literal["fit"], config: STDiT3Config, form: Form, device: torch.device, state_bytes: int
 ) -> Choose:
-    """Return the choice that the recipe's `parallel.recompute_blocks` makes on `device`.
+    """Return the function that chooses plans as the recipe's `parallel.recompute_blocks` says.
 
-    `fit` looks at the memory of a GPU, less `state_bytes` of weights and what hangs on them, and less what
-    the encoders take. On the CPU it keeps everything: memory is not what is short there.
+    `fit` uses the memory of the GPU, less `state_bytes` (weights, gradients, optimizer state), less what the
+    encoders use. On the CPU `fit` saves everything.
     """
     if wanted != "fit":
         fixed = memory.plan_of(config, wanted)
@@ -102,6 +102,6 @@ def least(config: STDiT3Config, work: Work, form: Form, limit_bytes: float) -> P
     raise InputError(
         f"a micro-batch of {work.clips} clips of {work.frames} x {work.places} tokens needs "
         f"{needed / 2**30:.1f} GiB with all blocks but the last recomputed, and the GPU has "
-        f"{limit_bytes / 2**30:.1f} GiB for it; put fewer clips into a micro-batch of this bucket or cut the "
-        "state (parallel.sharding=full)."
+        f"{limit_bytes / 2**30:.1f} GiB for it; put fewer clips into a micro-batch of this bucket or shard "
+        "the state (parallel.sharding=full)."
     )

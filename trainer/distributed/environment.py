@@ -1,8 +1,8 @@
-"""`python -m trainer --print-env [RECIPE]`: which variables of NCCL, torch, CUDA and OpenMP are in force.
+"""Environment variables in force (NCCL, torch, CUDA, OpenMP), and who set each.
 
-Who set one is found where Linux keeps it: a process's environment as it was at its start stands in
-/proc/PID/environ. So what this process changed itself was set by vidcurate (or its recipe), and going up the
-parents, the first whose own environment lacks the value is who set it.
+For `python -m trainer --print-env [RECIPE]`. /proc/PID/environ holds a process's environment at its start.
+What this process changed later was set by vidcurate or its recipe; else the setter is the first ancestor
+whose own environment lacks the value.
 """
 
 import difflib
@@ -23,7 +23,7 @@ CONF_FILES = ("/etc/nccl.conf", "~/.nccl.conf")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variable:
-    """One variable in force. `value` None: not set, `default` holds. `warning` "": nothing is odd."""
+    """One variable in force. `value` None: not set, `default` applies. `warning` "": none."""
 
     name: str
     value: str | None
@@ -33,16 +33,16 @@ class Variable:
     warning: str
 
 
-# ── what is odd ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── warnings ────────────────────────────────────────────────────────────────────────────────────────────────
 
-# Name → (values that are meant, none for any; why not).
+# Name → (values to warn of, empty for any value; reason).
 UNWISE: dict[str, tuple[tuple[str, ...], str]] = {
     "NCCL_P2P_DISABLE": (("1",), "GPUs of a host talk through its memory, many times slower: unset it"),
     "NCCL_SHM_DISABLE": (("1",), "ranks of a host talk over the network: unset it"),
     "NCCL_IB_DISABLE": (("1",), "hosts talk over TCP, many times slower than InfiniBand: unset it"),
     "NCCL_ALGO": ((), "NCCL cannot choose any more; it is for debugging: unset it"),
     "NCCL_PROTO": ((), "NCCL cannot choose any more, and a wrong one has given wrong sums: unset it"),
-    "NCCL_DEBUG": (("TRACE", "INFO"), "fills the logs; WARN tells of errors"),
+    "NCCL_DEBUG": (("TRACE", "INFO"), "fills the logs; WARN logs errors"),
     "NCCL_CHECKS_DISABLE": ((), "old NCCL only; it does nothing"),
     "NCCL_LAUNCH_MODE": (("GROUP",), "can deadlock with several communicators: unset it"),
     "TORCH_NCCL_BLOCKING_WAIT": (("1",), "the CPU waits in every collective: unset it"),
@@ -60,7 +60,7 @@ UNWISE: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 def _interfaces(value: str) -> str:
-    """Return what is odd with a list of interfaces: none of this host's is meant by it."""
+    """Return the warning about a list of interfaces: none of this host's matches, or only the loopback."""
     try:
         there = sorted(path.name for path in INTERFACES.iterdir())
     except OSError:
@@ -80,11 +80,11 @@ def _interfaces(value: str) -> str:
 
 
 def warning(name: str, value: str) -> str:
-    """Return one line on what is odd with a variable, "" where nothing is."""
+    """Return the warning about a variable as one line, or ""."""
     if name not in NAMES and name not in RENAMED:
         near = difflib.get_close_matches(name, sorted(NAMES), n=1, cutoff=NEAR)
         if near:
-            return f"no known variable is called so; did you mean {near[0]}?"
+            return f"no known variable has this name; did you mean {near[0]}?"
     if name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") and (odd := _interfaces(value)):
         return odd
     if name == "OMP_NUM_THREADS" and value.isdigit() and int(value) > (os.cpu_count() or 1):
@@ -101,7 +101,7 @@ def warning(name: str, value: str) -> str:
 
 
 def environment_at_start(pid: int) -> dict[str, str] | None:
-    """Return the environment that a process began with; None where it may not be read."""
+    """Return a process's environment at its start; None without permission to read it."""
     try:
         data = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -126,7 +126,7 @@ def _process_name(pid: int) -> str:
 
 
 def set_by(name: str, value: str, recipe: Mapping[str, str], pid: int | None = None) -> str:
-    """Return who gave a variable its value: the recipe, vidcurate, or the process above that set it."""
+    """Return who set a variable: the recipe, vidcurate, or the ancestor process that did."""
     pid = os.getpid() if pid is None else pid
     own = environment_at_start(pid)
     if own is not None and own.get(name) != value:
@@ -158,34 +158,34 @@ def _conf_files() -> dict[str, tuple[str, str]]:
     return found
 
 
-# ── the answer ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── variables in force ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def apply(wanted: Mapping[str, str]) -> None:
-    """Set a recipe's `environment` where the user's own says nothing, before NCCL and torch read it."""
+    """Set a recipe's `environment` variables that the user has not set, before NCCL and torch start."""
     for name, value in wanted.items():
         os.environ.setdefault(name, value)
 
 
 def in_force(recipe: Mapping[str, str] | None = None) -> list[Variable]:
-    """Return the variables in force in this process, and those of the documented set that are not set."""
+    """Return the variables in force in this process, and the documented ones that are not set."""
     wanted, files = dict(recipe or {}), _conf_files()
     found = []
     for name in sorted({name for name in os.environ if IN_QUESTION.match(name)} | set(files) | set(KNOWN)):
         known = KNOWN.get(name)
         value = os.environ.get(name)
         who = "default" if value is None else set_by(name, value, wanted)
-        if value is None and name in files:  # the environment goes before the files
+        if value is None and name in files:  # the environment overrides the files
             value, who = files[name]
         odd = "" if value is None else warning(name, value)
         if value is not None and name in wanted and wanted[name] != value:
-            odd = odd or f"the recipe says {wanted[name]}; the environment goes before it"
+            odd = odd or f"the recipe says {wanted[name]}; the environment overrides it"
         found.append(
             Variable(
                 name=name,
                 value=value,
                 set_by=who,
-                meaning=known.meaning if known else "not of the documented set",
+                meaning=known.meaning if known else "not documented here",
                 default=known.default if known else "",
                 warning=odd,
             )
@@ -194,12 +194,12 @@ def in_force(recipe: Mapping[str, str] | None = None) -> list[Variable]:
 
 
 def to_text(variables: Sequence[Variable]) -> str:
-    """Return the variables as people read them: what is set, then the defaults, then what is odd."""
+    """Return the variables as text: those that are set, the defaults, the warnings."""
     is_set = [variable for variable in variables if variable.value is not None]
     lines = ["set:"]
     for variable in is_set:
         lines.append(f"  {variable.name}={variable.value}  by {variable.set_by}: {variable.meaning}")
-    lines += ["not set, so the default holds:"] if is_set else ["nothing is set; the defaults hold:"]
+    lines += ["not set, so the default applies:"] if is_set else ["nothing is set; the defaults apply:"]
     if not is_set:
         lines = lines[1:]
     for variable in variables:

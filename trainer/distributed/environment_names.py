@@ -1,7 +1,7 @@
-"""The variables of NCCL, torch and OpenMP that a training should know, and the names of the others.
+"""Environment variables of NCCL, torch and OpenMP: meaning, default, known names.
 
-KNOWN is the small set that this project documents: what each does, and what holds where it is not set. NAMES
-are further names that exist, so that one that does not can be told from them.
+KNOWN is the small set that this project documents, with meanings and defaults. NAMES are all names that
+exist, so that a misspelled one can be recognised.
 Sources: NCCL user guide, "Environment Variables"; torch, ProcessGroupNCCL and "CUDA semantics".
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a variable does and what holds without it; `is_offered`: a recipe's `environment` may set it."""
+    """Meaning and default of a variable; `is_offered`: a recipe's `environment` may set it."""
 
     meaning: str
     default: str
@@ -18,48 +18,44 @@ class Known:
 
 
 KNOWN: dict[str, Known] = {
-    "NCCL_SOCKET_IFNAME": Known("network interfaces for meeting and for TCP, by prefix", "NCCL chooses"),
-    "NCCL_IB_HCA": Known("InfiniBand or RoCE cards to use, by prefix", "all that are found"),
+    "NCCL_SOCKET_IFNAME": Known("network interfaces for bootstrap and TCP, by prefix", "NCCL chooses"),
+    "NCCL_IB_HCA": Known("InfiniBand or RoCE cards to use, by prefix", "all found"),
     "NCCL_IB_GID_INDEX": Known("which address of a RoCE card is used", "-1: NCCL chooses"),
-    "NCCL_IB_TIMEOUT": Known("how long a lost packet is waited for, 4.096 µs x 2^N", "20"),
+    "NCCL_IB_TIMEOUT": Known("time-out of a lost packet, 4.096 µs x 2^N", "20"),
     "NCCL_IB_DISABLE": Known("1: TCP instead of InfiniBand", "0"),
-    "NCCL_NET_GDR_LEVEL": Known("how far a card may be from a GPU that it reads directly", "NCCL chooses"),
-    "NCCL_P2P_DISABLE": Known("1: GPUs of a host do not reach each other directly", "0"),
+    "NCCL_NET_GDR_LEVEL": Known("largest distance of a card from a GPU for direct reads", "NCCL chooses"),
+    "NCCL_P2P_DISABLE": Known("1: no direct access between the GPUs of a host", "0"),
     "NCCL_SHM_DISABLE": Known("1: no shared memory between processes of a host", "0"),
-    "NCCL_NVLS_ENABLE": Known("0: no sums in the NVLink switch", "2: where it works"),
-    "NCCL_ALGO": Known("forces how collectives are laid out", "NCCL chooses"),
-    "NCCL_PROTO": Known("forces how data are sent", "NCCL chooses"),
+    "NCCL_NVLS_ENABLE": Known("0: no reductions in the NVLink switch (NVLS)", "2: where supported"),
+    "NCCL_ALGO": Known("forces the algorithm of collectives", "NCCL chooses"),
+    "NCCL_PROTO": Known("forces the protocol", "NCCL chooses"),
     "NCCL_DEBUG": Known("what NCCL prints: VERSION, WARN, INFO, TRACE", "nothing"),
     "NCCL_DEBUG_FILE": Known("where NCCL prints; %h is the host, %p the process", "stdout"),
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": Known(
-        "how a rank ends whose collective failed or timed out", "3: the process ends"
+        "how a rank exits after a failed or timed-out collective", "3: the process ends"
     ),
     "TORCH_NCCL_BLOCKING_WAIT": Known("1: the CPU waits in every collective", "0"),
-    "TORCH_NCCL_ENABLE_MONITORING": Known("1: a rank whose watchdog hangs is ended", "1"),
-    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": Known("how long that watchdog may stand still", "480"),
-    "TORCH_NCCL_TRACE_BUFFER_SIZE": Known("collectives that the flight recorder keeps", "2000"),
+    "TORCH_NCCL_ENABLE_MONITORING": Known("1: abort a rank whose watchdog hangs", "1"),
+    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": Known("time-out of that watchdog", "480"),
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": Known("number of collectives in the flight recorder", "2000"),
     "TORCH_FR_BUFFER_SIZE": Known("the same, by its newer name", "2000"),
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": Known("1: the flight recorder is written at a time-out", "1"),
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": Known("1: write the flight recorder at a time-out", "1"),
     "TORCH_NCCL_ENABLE_TIMING": Known(
-        "1: the flight recorder has when a GPU begins a collective, so a stall names the GPU that has not",
+        "1: the flight recorder has start times on the GPU, so a stall names the GPU that has not started",
         "0",
     ),
-    "TORCH_DISTRIBUTED_DEBUG": Known("DETAIL: every collective is checked over all ranks", "OFF"),
+    "TORCH_DISTRIBUTED_DEBUG": Known("DETAIL: check every collective over all ranks", "OFF"),
     "TORCH_SHOW_CPP_STACKTRACES": Known("1: errors with the stack below Python", "0"),
-    "GLOO_SOCKET_IFNAME": Known(
-        "the network interface of ranks that talk over the CPU", "of the host's name"
-    ),
+    "GLOO_SOCKET_IFNAME": Known("network interface of gloo", "that of the host name"),
     "CUDA_VISIBLE_DEVICES": Known("the GPUs that a process sees", "all of the host", is_offered=False),
-    "CUDA_DEVICE_MAX_CONNECTIONS": Known("queues of work from the CPU to a GPU", "8"),
+    "CUDA_DEVICE_MAX_CONNECTIONS": Known("hardware queues from the CPU to a GPU", "8"),
     "CUDA_LAUNCH_BLOCKING": Known("1: the CPU waits for every kernel", "0"),
-    "CUDA_MODULE_LOADING": Known(
-        "LAZY: kernels are loaded when they are first used", "LAZY", is_offered=False
-    ),
-    "PYTORCH_ALLOC_CONF": Known("how torch cuts the GPU's memory; expandable_segments:True", "fixed pieces"),
-    "PYTORCH_CUDA_ALLOC_CONF": Known("the same, by its older name", "fixed pieces"),
-    "OMP_NUM_THREADS": Known("CPU threads of one rank's arithmetic", "the cores", is_offered=False),
+    "CUDA_MODULE_LOADING": Known("LAZY: load a kernel at its first use", "LAZY", is_offered=False),
+    "PYTORCH_ALLOC_CONF": Known("torch's GPU memory allocator; expandable_segments:True", "fixed segments"),
+    "PYTORCH_CUDA_ALLOC_CONF": Known("the same, by its older name", "fixed segments"),
+    "OMP_NUM_THREADS": Known("CPU threads of one rank", "the cores", is_offered=False),
     "OMP_WAIT_POLICY": Known(
-        "PASSIVE: threads that wait leave the cores to the decode workers", "ACTIVE", is_offered=False
+        "PASSIVE: waiting threads leave the cores to the decode workers", "ACTIVE", is_offered=False
     ),
 }
 
@@ -124,4 +120,4 @@ RENAMED = {
     "NCCL_ENABLE_TIMING": "TORCH_NCCL_ENABLE_TIMING",
     "PYTORCH_CUDA_ALLOC_CONF": "PYTORCH_ALLOC_CONF",
 }
-"""names that torch reads still, with a warning or not, and what it calls them now"""
+"""old names that torch still reads, with or without a warning → new names"""

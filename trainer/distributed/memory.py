@@ -1,22 +1,22 @@
-"""How much memory a micro-batch needs, and what its blocks must do without for it to fit.
+"""Memory of a micro-batch, predicted; and the recompute plan with which it fits.
 
-Counted is what autograd keeps from the forward to the backward pass, in units of one token's D channels. A
-block of the readable form keeps, of each token,
+Counts what autograd saves from the forward to the backward pass, in units of one token's D channels. A
+block of the readable form saves, for each token,
 
     x, norm, modulated (3), q | k | v (3), both norms of q and k (2 wide copies each in bfloat16, 1 normed),
     q and k as attention reads them (2), its output, the projection's output; cross-attention's input, q and
     output (3); x, norm, modulated (3), the MLP before and after GELU (4 + 4), its output (1)
 
-31 in bfloat16 and 27 in float32, where the wide copy is no copy. A block of the fast form keeps 21,
+31 in bfloat16 and 27 in float32, where the wide copy is no copy. A block of the fast form saves 21,
 
     x, q | k | v (3), q and k as attention reads them (2), its output, the projection's output;
     cross-attention's input, q and output (3); x, the MLP before and after GELU (4 + 4), its output (1)
 
-and a lean one 15: its backward pass makes q and k and the GELU's output again. A block whose tokens see only
-themselves keeps no q | k | v: its attention's output is v. One that is recomputed keeps x alone. Tests count
-the saved tensors of all of them and find these very bytes. A caption counts with the most tokens that it can
-have: fast blocks, which keep its true ones, keep no more. On top come the weights with all that hangs on
-them, and what one block's backward pass works with.
+and a lean one 15: its backward pass recomputes q and k and the GELU's output. A block whose tokens attend
+only to themselves saves no q | k | v: its attention's output is v. A recomputed block saves x alone. Tests
+count the saved tensors of all of these and find exactly these bytes. A caption counts with its maximal number
+of tokens: fast blocks, which save its true ones, save no more. On top come the weights with their gradients
+and optimizer state, and the temporaries of one block's backward pass.
 """
 
 from collections.abc import Iterator
@@ -30,43 +30,43 @@ from trainer.model.stdit import STDiT3Config
 Sharding = Literal["none", "full", "hybrid"]
 
 # Gradients alive at once in the backward pass of an MLP, in channels of a token: both sides of the GELU (8),
-# the modulated input, the sum, the branch and its gate. Where a lean block makes the GELU's output again (4),
-# what the final layer kept is gone.
+# the modulated input, the sum, the branch and its gate. When a lean block recomputes the GELU's output (4),
+# what the final layer saved is already freed.
 WORKING_UNITS = 12
-FINAL_UNITS = 5  # of the final layer with frames that are given; 3 without
+FINAL_UNITS = 5  # of the final layer with a frame mask; 3 without
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """How blocks are computed: by the kernels (`fast`) or not, in numbers of `item_bytes`, 2 or 4."""
+    """Implementation of the blocks: with kernels (`fast`) or without, and bytes per number, 2 or 4."""
 
     fast: bool
     item_bytes: int = 2
 
 
 def form_of(blocks: Literal["readable", "fast"], precision: Literal["bfloat16", "float32"]) -> Form:
-    """Return the form that a recipe's `blocks` and `precision` mean."""
+    """Return the form of a recipe's `blocks` and `precision`."""
     return Form(fast=blocks == "fast", item_bytes=2 if precision == "bfloat16" else 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What the blocks of a micro-batch do without, in the order of the forward pass.
+    """How many blocks are recomputed and lean, in the order of the forward pass.
 
-    The first `recompute_blocks` keep their input alone: when the backward pass comes to them and they are
-    there whole again, one at a time, those behind them are done with. The next `lean_blocks` are lean, which
-    the fast form alone knows.
+    The first `recompute_blocks` save only their input: the backward pass recomputes them one at a time, when
+    the blocks behind them are already freed. The next `lean_blocks` are lean, which only the fast form
+    supports.
     """
 
     lean_blocks: int = 0
     recompute_blocks: int = 0
 
     def is_recomputed(self, number: int) -> bool:
-        """Return whether block `number` keeps its input alone."""
+        """Return whether block `number` saves only its input."""
         return number < self.recompute_blocks
 
     def is_lean(self, number: int) -> bool:
-        """Return whether block `number` keeps what a lean block keeps."""
+        """Return whether block `number` is lean."""
         return 0 <= number - self.recompute_blocks < self.lean_blocks
 
     def __str__(self) -> str:
@@ -80,21 +80,21 @@ KEEP_ALL = Plan()
 def _block_token_bytes(
     config: STDiT3Config, form: Form, *, alone: bool, temporal: bool, lean: bool = False
 ) -> int:
-    """Return what one block keeps of one token. `alone`: its attention has a single token to see."""
+    """Return the bytes that one block saves for one token. `alone`: its attention sees a single token."""
     width, hidden = config.hidden_size, int(config.hidden_size * config.mlp_ratio)
     item, heads = form.item_bytes, config.num_heads
-    # Of every attention, cross-attention included, the logarithm of its softmax's sum, float32.
+    # Each attention, cross-attention included, saves its log-sum-exp in float32.
     if form.fast:
         kept = (8 if alone else 11) * width + hidden
         if not lean:
             kept += (0 if alone else 2) * width + hidden
-        sums = 1 if alone or temporal else 2  # attention over time makes its weights again
+        sums = 1 if alone or temporal else 2  # temporal attention recomputes its weights
         return item * kept + 4 * (heads * sums + 4)  # and mean and deviation of two norms, float32
     kept = 10 * width + 2 * hidden + 2 * width
     bytes_kept = item * (kept + 4)  # and mean and deviation of two norms
     if alone:
         return bytes_kept + 4 * heads
-    bytes_kept += item * 5 * width  # q, k, v of one piece; q and k as attention reads them
+    bytes_kept += item * 5 * width  # q, k, v in one tensor; q and k as attention reads them
     if config.qk_norm:
         wide = 4 * width if item != 4 else 0
         bytes_kept += 2 * (item * width + wide + 4 * heads)
@@ -102,22 +102,22 @@ def _block_token_bytes(
 
 
 def token_bytes(config: STDiT3Config, work: Work, form: Form, *, lean: bool = False) -> tuple[int, int]:
-    """Return what a spatial and a temporal block keep of one token of `work`, in bytes."""
+    """Return the bytes that a spatial and a temporal block save for one token of `work`."""
     spatial = _block_token_bytes(config, form, alone=work.places == 1, temporal=False, lean=lean)
     temporal = _block_token_bytes(config, form, alone=work.frames == 1, temporal=True, lean=lean)
     return spatial, temporal
 
 
 def text_token_bytes(config: STDiT3Config, form: Form) -> int:
-    """Return what one block keeps of one caption token: its key and value, and without kernels its mask."""
+    """Return the bytes that one block saves for one caption token: key, value, without kernels its mask."""
     return form.item_bytes * (2 * config.hidden_size + (0 if form.fast else 1))
 
 
 def activation_bytes(config: STDiT3Config, work: Work, form: Form, plan: Plan = KEEP_ALL) -> int:
-    """Return the most that is kept of `work` at a time, with every frame's own modulation.
+    """Return the peak of saved activations of `work`, with one modulation per frame.
 
-    The backward pass frees block after block, the last one first, and a recomputed one is there whole when
-    its turn comes.
+    The backward pass frees block after block, the last one first, and holds a recomputed block in full while
+    it is the current one.
     """
     width, item, blocks = config.hidden_size, form.item_bytes, range(2 * config.depth)
     texts, frames = work.clips * work.text_tokens, work.clips * work.frames
@@ -132,7 +132,7 @@ def activation_bytes(config: STDiT3Config, work: Work, form: Form, plan: Plan = 
 
 
 def peak_bytes(config: STDiT3Config, work: Work, form: Form, plan: Plan = KEEP_ALL) -> int:
-    """Return the most that one micro-batch needs beside the weights: what is kept and what is worked with."""
+    """Return the peak bytes of one micro-batch beside the weights: saved activations and temporaries."""
     working = work.tokens * form.item_bytes * config.hidden_size * WORKING_UNITS
     return activation_bytes(config, work, form, plan) + working
 
@@ -140,11 +140,11 @@ def peak_bytes(config: STDiT3Config, work: Work, form: Form, plan: Plan = KEEP_A
 def state_bytes(
     trained: int, frozen: int, *, item_bytes: int, sharding: Sharding = "none", ranks: int = 1
 ) -> int:
-    """Return what weights, gradients, two moments and moving average take on one of `ranks` that share them.
+    """Return the bytes of weights, gradients, two moments and EMA on one rank.
 
-    `trained` and `frozen` are numbers of parameters. All is float32; in bfloat16 a rounded copy comes to it.
-    Where the state is cut over ranks, each holds the whole copy that it computes with, and whole gradients
-    until the step ends.
+    `trained` and `frozen` are numbers of parameters. All are float32; in bfloat16 a rounded copy is added.
+    Where the state is sharded over `ranks`, each rank still holds the full copy that it computes with, and
+    full gradients until the step ends.
     """
     own = trained * (4 + 4 + 8 + 4) + frozen * (4 + 4)
     if sharding == "none" or ranks == 1:
@@ -153,16 +153,16 @@ def state_bytes(
 
 
 def plan_of(config: STDiT3Config, recompute_blocks: int) -> Plan:
-    """Return the plan with so many blocks recomputed, or all where that is more than there are."""
+    """Return the plan with `recompute_blocks` blocks recomputed, at most all."""
     return Plan(recompute_blocks=min(recompute_blocks, 2 * config.depth))
 
 
 def plans(config: STDiT3Config, form: Form) -> Iterator[Plan]:
-    """Yield the plans for a micro-batch, from the fastest to the one that needs least.
+    """Yield the plans for a micro-batch, from the fastest to the one with the least memory.
 
-    First more and more blocks are lean: each gives 6 vectors of a token for some 2 % of its time. Then more
-    and more are recomputed: each gives all but one, for its forward pass. The last block never is, as it
-    would be there again at once.
+    First more and more blocks are lean: each saves 6 vectors per token for about 2 % of its time. Then more
+    and more are recomputed: each saves all but one vector, for a second forward pass. The last block is never
+    recomputed, because the backward pass would need it at once.
     """
     blocks = 2 * config.depth
     lean = blocks if form.fast else 0
@@ -171,9 +171,9 @@ def plans(config: STDiT3Config, form: Form) -> Iterator[Plan]:
 
 
 def least_plan(config: STDiT3Config, work: Work, form: Form, limit_bytes: float) -> Plan | None:
-    """Return the first of the `plans` with which `work` fits into the limit; None: it never does.
+    """Return the first of the `plans` with which `work` fits into the limit, None where none does.
 
-    Each of them needs less than the one before, so no block is lean or recomputed that need not be.
+    Each plan needs less than the one before, so no block is lean or recomputed without need.
     """
     for plan in plans(config, form):
         if peak_bytes(config, work, form, plan) <= limit_bytes:
@@ -183,7 +183,7 @@ def least_plan(config: STDiT3Config, work: Work, form: Form, limit_bytes: float)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """How a bucket's clips go through the model: so many at once, by that plan."""
+    """Micro-batch size and plan of a bucket's clips."""
 
     clips: int
     plan: Plan
@@ -193,8 +193,8 @@ class Fit:
 def fit(config: STDiT3Config, one: Work, form: Form, limit_bytes: float, most_clips: int) -> Fit | None:
     """Return the largest micro-batch of clips like `one` (a Work of 1 clip) that fits into `limit_bytes`.
 
-    `limit_bytes` is what the weights leave free. All is kept where one clip fits so; else its plan is the
-    first that makes it fit; None where none does.
+    `limit_bytes` is what the weights leave free. Blocks save everything where one clip fits so; else the plan
+    is the first with which one clip fits; None where none does.
     """
     for clips in range(most_clips, 0, -1):
         work = replace(one, clips=clips)

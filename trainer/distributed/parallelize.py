@@ -1,16 +1,18 @@
-"""How the model lies over the ranks and in what numbers it computes, applied from outside.
+"""Data parallelism of the model over the ranks (replicated or FSDP2) and its dtype.
 
-The masters (parameters, moments, average) are float32 and live in the model itself. A step is: `open`, any
-number of micro-batches through `compute` and backward on each rank, `close`; then every parameter's `grad` is
-the sum over all micro-batches of all ranks, in float32. Nothing travels between `open` and `close`: ranks may
-compute different shapes, different numbers of micro-batches, or none, and wait for each other only there.
+The master weights (parameters, moments, EMA) are float32 and live in the model itself. A step is:
+`begin_step`, any number of micro-batches through `compute` and backward on each rank, `reduce_gradients`.
+Then every parameter's `grad` is the sum over all micro-batches of all ranks, float32. There is no
+communication between `begin_step` and `reduce_gradients`: ranks may compute different shapes, different numbers of
+micro-batches, or none, and wait for each other only in these two.
 
-- `Replicated`: every rank holds everything; `close` sums the gradients.
-- `Sharded`: FSDP2. `open` gathers the parameters once, `close` sums and cuts the gradients once (ZeRO-2: at
-  this size a gather for every micro-batch would cost more than the memory is worth).
+- `Replicated`: every rank holds everything; `reduce_gradients` all-reduces the gradients.
+- `Sharded`: FSDP2. `begin_step` all-gathers the parameters once, `reduce_gradients` reduce-scatters the
+  gradients once (ZeRO-2: at this size a gather for every micro-batch would cost more than the memory is
+  worth).
 
-In bfloat16 the model computes with a rounded copy of its parameters; each micro-batch's gradient is added up
-in float32.
+In bfloat16 the model computes with a rounded copy of its parameters; the gradients of micro-batches are
+accumulated in float32.
 """
 
 import copy
@@ -55,32 +57,32 @@ class ParallelSpec(Recipe):
 
 
 class Layout(Protocol):
-    """A model laid over the ranks."""
+    """A model distributed over the ranks."""
 
     @property
     def compute(self) -> nn.Module:
-        """What micro-batches go through."""
+        """The module that computes micro-batches."""
 
-    def open(self) -> None:
-        """Begin a step: `compute` takes the masters' values. The gradients must be None."""
+    def begin_step(self) -> None:
+        """Copy the master weights to `compute`. The gradients must be None."""
 
-    def own_norm(self) -> Tensor:
-        """Between `open` and `close`: the norm of this rank's own gradient so far, a float64 scalar.
+    def local_grad_norm(self) -> Tensor:
+        """Return the norm of this rank's own gradient before `reduce_gradients`, a float64 scalar.
 
-        Of a rank that is alone it is, to the last bit, that of what `close` leaves.
+        In a world of size 1 it equals, to the last bit, the norm after `reduce_gradients`.
         """
 
-    def drop(self) -> None:
-        """End a step without its gradient: instead of `close`, and nothing travels."""
+    def discard_gradients(self) -> None:
+        """End a step without its gradient, instead of `reduce_gradients`; no communication."""
 
-    def close(self) -> None:
-        """End a step: each trained parameter's `grad` becomes the sum over all ranks, float32."""
+    def reduce_gradients(self) -> None:
+        """Sum each trained parameter's `grad` over all ranks, in float32, and end the step."""
 
-    room: Recompute
-    """Before each micro-batch its `make_room` says what is kept for the backward pass."""
+    recompute: Recompute
+    """Before each micro-batch its `choose_plan` sets what blocks save for the backward pass."""
 
-    def reading(self) -> AbstractContextManager[None]:
-        """Between steps: let `compute` take the masters' values, for forward passes without gradients."""
+    def gathered_weights(self) -> AbstractContextManager[None]:
+        """Between steps: copy the master weights to `compute`, for forward passes without gradients."""
 
 
 class Replicated:
@@ -94,46 +96,46 @@ class Replicated:
                 rounded.data = rounded.data.to(dtype)
                 if rounded.requires_grad:
                     rounded.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                        partial(_give, master)
+                        partial(_move_gradient, master)
                     )
-        # Listed once: a walk through the modules takes a millisecond.
+        # Listed once: walking the modules takes a millisecond.
         self.learns = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.copies: list[Tensor] = list(self.compute.parameters())
         self.weights: list[Tensor] = list(model.parameters())
         self.buffers = list(zip(self.compute.buffers(), model.buffers(), strict=True))
-        self.room = Recompute(self.compute, choose)
+        self.recompute = Recompute(self.compute, choose)
 
     @torch.no_grad()
-    def open(self) -> None:
+    def begin_step(self) -> None:
         """See Layout."""
         if self.compute is not self.model:
             torch._foreach_copy_(self.copies, self.weights)
             for copied, buffer in self.buffers:
                 copied.copy_(buffer)
 
-    def own_norm(self) -> Tensor:
+    def local_grad_norm(self) -> Tensor:
         """See Layout."""
         return _norm([parameter.grad for parameter in self.learns], self.world.device)
 
-    def drop(self) -> None:
+    def discard_gradients(self) -> None:
         """See Layout."""
         for parameter in self.learns:
             parameter.grad = None
 
-    def close(self) -> None:
+    def reduce_gradients(self) -> None:
         """See Layout."""
         mesh.sum_gradients(self.learns, self.world)
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
+    def gathered_weights(self) -> Iterator[None]:
         """See Layout."""
-        self.open()
+        self.begin_step()
         yield
 
 
 @torch.no_grad()
 def _norm(grads: Sequence[Tensor | None], device: torch.device) -> Tensor:
-    """Return the norm over whole tensors together; one that is None counts as zeros."""
+    """Return the norm over all tensors; None counts as zeros."""
     present = [grad for grad in grads if grad is not None]
     if not present:
         return torch.zeros((), dtype=torch.float64, device=device)
@@ -142,8 +144,8 @@ def _norm(grads: Sequence[Tensor | None], device: torch.device) -> Tensor:
     return each.double().square().sum().sqrt()
 
 
-def _give(master: nn.Parameter, rounded: Tensor) -> None:
-    """Add the rounded copy's fresh gradient to the master's, in float32, and drop it."""
+def _move_gradient(master: nn.Parameter, rounded: Tensor) -> None:
+    """Add the rounded copy's new gradient to the master's, in float32, and drop it from the copy."""
     assert rounded.grad is not None
     if master.grad is None:
         master.grad = rounded.grad.float()
@@ -153,7 +155,7 @@ def _give(master: nn.Parameter, rounded: Tensor) -> None:
 
 
 class _Root(nn.Module):
-    """The model, and a pass through nothing, whose backward brings FSDP to the end of its step."""
+    """The model; without keywords an identity, whose backward makes FSDP finish its step."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -166,13 +168,13 @@ class _Root(nn.Module):
 
 
 class Sharded:
-    """FSDP2 over `where`, a mesh of one dimension (cut) or two (copied, cut), with the model as its one unit.
+    """FSDP2 over the mesh `where` of one axis (shard) or two (replicate, shard), the model as its one unit.
 
-    As all is gathered once and reduced once in a step, smaller units would save no memory, and each costs a
-    millisecond of the host at both ends (docs/decisions.md). FSDP reduces the gradients that are there when
-    the backward is over. Ranks without a micro-batch, or with an image where others have a video, would then
-    reduce other things than their peers, so the reduction is kept for `close`, and every trained parameter
-    has a gradient, zeros at least.
+    FSDP gathers once and reduces once in a step, so smaller units would save no memory, and each costs a
+    millisecond of the host in both (docs/decisions.md). FSDP reduces the gradients that exist when the
+    backward pass ends. Ranks without a micro-batch, or with an image where others have a video, would then
+    reduce other parameters than their peers, so `reduce_gradients` does the reduction, and every trained
+    parameter has a gradient, zeros at least.
     """
 
     def __init__(
@@ -194,27 +196,27 @@ class Sharded:
         self.root = fully_shard(self.compute, mesh=where, mp_policy=policy, reshard_after_forward=False)
         self.root.set_gradient_divide_factor(1.0)  # the sum: the losses are already divided by all clips
         self.root.set_force_sum_reduction_for_comms(True)
-        self.room = Recompute(model, choose)
+        self.recompute = Recompute(model, choose)
 
-    def _reduce(self, on: bool) -> None:
+    def _set_reduction(self, on: bool) -> None:
         self.root.set_requires_gradient_sync(on)
         self.root.set_reshard_after_backward(on)
 
-    def open(self) -> None:
+    def begin_step(self) -> None:
         """See Layout."""
         self.root.unshard()
-        self._reduce(False)
+        self._set_reduction(False)
         for gathered in self._gathered():
             parameter = gathered.unsharded_param
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
 
     def _gathered(self) -> list[Any]:
-        """Return FSDP's parameters; while they are gathered, each keeps its sum of gradients itself."""
+        """Return FSDP's parameters; while gathered, each holds its accumulated gradient."""
         state: Any = self.root._get_fsdp_state()
         groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
         return [parameter for group in groups for parameter in group.fsdp_params]
 
-    def own_norm(self) -> Tensor:
+    def local_grad_norm(self) -> Tensor:
         """See Layout."""
         grads = []
         for parameter in self._gathered():
@@ -222,20 +224,20 @@ class Sharded:
             grads.append(parameter.unsharded_param.grad if kept is None else kept)
         return _norm([grad for grad in grads if grad is not None], self.device)
 
-    def drop(self) -> None:
+    def discard_gradients(self) -> None:
         """See Layout."""
         for parameter in self._gathered():
             parameter.unsharded_accumulated_grad = parameter.unsharded_param.grad = None
         self.root.reshard()
 
-    def close(self) -> None:
+    def reduce_gradients(self) -> None:
         """See Layout."""
-        self._reduce(True)
+        self._set_reduction(True)
         # FSDP of torch 2.11 takes no call without an argument where there is a GPU.
         self.compute(torch.zeros((), device=self.device, requires_grad=True)).backward()
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
+    def gathered_weights(self) -> Iterator[None]:
         """See Layout."""
         self.root.unshard()
         try:
@@ -269,13 +271,13 @@ def _shard_size(spec: ParallelSpec, world: World) -> int:
     return spec.shard_size or int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
 
 
-LEAST_HEAD_DIM = 16  # what a matrix product of a kernel takes
-FLOAT8_ALIGNED = 16  # what one of float8 needs the model's widths to be a multiple of
-FLOAT8_CAPABILITY = (9, 0)  # of a GPU that multiplies float8 with a scale for each row
+LEAST_HEAD_DIM = 16  # smallest dimension of a kernel's matmul
+FLOAT8_ALIGNED = 16  # float8 matmuls need widths that are multiples of this
+FLOAT8_CAPABILITY = (9, 0)  # least compute capability for float8 matmuls with a scale for each row
 
 
 def _check_kernels(model: STDiT3, world: World, dtype: torch.dtype) -> None:
-    """Raise InputError unless the kernels take this model and have a GPU, or an interpreter, to run on."""
+    """Raise InputError unless the kernels support this model and have a GPU, or Triton's interpreter."""
     if model.config.head_dim < LEAST_HEAD_DIM or not model.config.qk_norm:
         raise InputError(
             f"blocks is fast and the model has heads of {model.config.head_dim} and qk_norm "
@@ -297,7 +299,7 @@ def _check_kernels(model: STDiT3, world: World, dtype: torch.dtype) -> None:
 
 
 def _check_float8(model: STDiT3, world: World) -> None:
-    """Raise InputError unless the model's widths and the GPU take products of float8."""
+    """Raise InputError unless the model's widths and the GPU support float8 matmuls."""
     if model.config.hidden_size % FLOAT8_ALIGNED:
         raise InputError(
             f"float8_products is on and the model is {model.config.hidden_size} wide; float8 takes "
@@ -310,7 +312,7 @@ def _check_float8(model: STDiT3, world: World) -> None:
         )
 
 
-def lay_out(
+def parallelize_model(
     model: STDiT3,
     spec: ParallelSpec,
     world: World,
@@ -319,18 +321,17 @@ def lay_out(
     fast: bool = False,
     float8: bool = False,
 ) -> Layout:
-    """Lay `model` over the ranks, moving its tensors to the world's device, and return how.
+    """Distribute `model` over the ranks, moving its tensors to the world's device.
 
-    One rank alone has nothing to share: it holds everything, whatever `spec.sharding` says. `fast` lays the
-    kernels of `trainer.model.kernels.apply` around the blocks, with `float8` their large products of
-    float8. Raises
+    A single rank holds everything, whatever `spec.sharding` says. `fast` applies the kernels of
+    `trainer.model.kernels.apply` to the blocks, with `float8` their large matmuls in float8. Raises
     InputError where `shard_size` does not divide the ranks, and where the kernels cannot run.
     """
     if fast:
         _check_kernels(model, world, dtype)
         if float8:
             _check_float8(model, world)
-        # Here, as only machines with a GPU have Triton.
+        # Imported here: only machines with a GPU have Triton.
         importlib.import_module("trainer.model.kernels.apply").apply_fused_blocks(model, float8=float8)
     item_bytes = torch.finfo(dtype).bits // 8
     choose = chooser(

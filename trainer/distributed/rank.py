@@ -1,7 +1,7 @@
-"""This process's place among the ranks, where torchrun or Slurm says it; and the rank's own log file.
+"""Rank and world size from torchrun's or Slurm's variables; log file of a rank.
 
 torch reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. torchrun and `--hostfile` set them;
-srun has names of its own, which `environment` translates. A light module: the launcher reads it too.
+srun has different names, which `environment` translates. A light module: the launcher imports it too.
 """
 
 import os
@@ -19,15 +19,16 @@ from trainer.health.clock_steps import boot_time
 from trainer.run_folder.layout import log_path
 from vidcurate.errors import InputError, StorageError
 
-PORTS = range(20_000, 30_000)  # below the ports that systems give away by themselves
+PORTS = range(20_000, 30_000)  # below the ephemeral ports
 
 
-def _number(given: Mapping[str, str], name: str) -> int:
-    text = given.get(name, "")
+def whole_number(given: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """Return a variable as a number. Raises InputError where it is none, or missing without a default."""
+    text = given.get(name, "" if default is None else str(default))
     if not text.isdigit():
-        said = f"{name}={text}" if name in given else f"no {name}"
+        found = f"{name}={text}" if name in given else f"no {name}"
         raise InputError(
-            f"the environment says {said}; it must be a whole number, as torchrun or srun sets it."
+            f"the environment says {found}; it must be a whole number. Start with torchrun or srun."
         )
     return int(text)
 
@@ -45,25 +46,25 @@ def first_host(nodes: str) -> str:
 
 
 def environment(given: Mapping[str, str]) -> dict[str, str]:
-    """Return what has to be added to the environment `given` so that torch finds the other ranks.
+    """Return the variables to add to the environment `given` so that torch finds the other ranks.
 
-    Nothing under torchrun and for a process alone; under srun the five variables, from Slurm's own. Raises
-    InputError where the variables are incomplete or name two different places.
+    None under torchrun and for a single process; under srun the five variables, from Slurm's. Raises
+    InputError for incomplete variables and where torchrun's contradict Slurm's.
     """
     if "RANK" in given or "WORLD_SIZE" in given:
-        _check_against_slurm(given, _number(given, "RANK"), _number(given, "WORLD_SIZE"))
+        _check_against_slurm(given, whole_number(given, "RANK"), whole_number(given, "WORLD_SIZE"))
         return {}
     if "SLURM_PROCID" not in given or "SLURM_NTASKS" not in given:
         return {}
-    size = _number(given, "SLURM_NTASKS")
+    size = whole_number(given, "SLURM_NTASKS")
     if size == 1:
         return {}
     if "SLURM_STEP_ID" not in given:
         raise InputError(
-            f"SLURM_NTASKS is {size}, but this process was not started by srun, so the others are not there. "
+            f"SLURM_NTASKS is {size}, but srun did not start this process, so the other ranks are missing. "
             "Write `srun python -m trainer …` in the batch script, use torchrun, or set RANK=0 WORLD_SIZE=1."
         )
-    rank = _number(given, "SLURM_PROCID")
+    rank = whole_number(given, "SLURM_PROCID")
     if rank >= size:
         raise InputError(
             f"the environment says SLURM_PROCID={rank} and SLURM_NTASKS={size}; ranks count from 0."
@@ -73,17 +74,17 @@ def environment(given: Mapping[str, str]) -> dict[str, str]:
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(size),
-        "LOCAL_RANK": "0" if sees_one else str(_number(given, "SLURM_LOCALID")),
+        "LOCAL_RANK": "0" if sees_one else str(whole_number(given, "SLURM_LOCALID")),
         "MASTER_ADDR": given.get("MASTER_ADDR") or _slurm_master(given),
         "MASTER_PORT": given.get("MASTER_PORT") or _slurm_port(given),
     }
 
 
 def _check_against_slurm(given: Mapping[str, str], rank: int, size: int) -> None:
-    """torchrun below srun has ranks of its own; without it, both must name the same place."""
+    """Raise InputError where RANK and Slurm's rank differ; torchrun below srun numbers its own ranks."""
     if "TORCHELASTIC_RUN_ID" in given or not {"SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS"} <= set(given):
         return
-    slurm_rank, slurm_size = _number(given, "SLURM_PROCID"), _number(given, "SLURM_NTASKS")
+    slurm_rank, slurm_size = whole_number(given, "SLURM_PROCID"), whole_number(given, "SLURM_NTASKS")
     if slurm_size > 1 and (rank, size) != (slurm_rank, slurm_size):
         raise InputError(
             f"the environment says RANK={rank} of WORLD_SIZE={size}, and also SLURM_PROCID={slurm_rank} of "
@@ -101,7 +102,7 @@ def _slurm_master(given: Mapping[str, str]) -> str:
 
 
 def _slurm_port(given: Mapping[str, str]) -> str:
-    """The same on every rank of a step, another for the next step or job."""
+    """Return a port: the same on every rank of a Slurm step, a different one for the next step or job."""
     job, step = (
         int(given[name]) if given.get(name, "").isdigit() else 0 for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")
     )
@@ -110,11 +111,11 @@ def _slurm_port(given: Mapping[str, str]) -> str:
 
 @contextmanager
 def rank_log(run: Path, rank: int, world_size: int) -> Iterator[None]:
-    """Among several ranks, send what this process prints, below Python too, to RUN/logs/rank-….log.
+    """Redirect this rank's stderr, that of libraries included, to RUN/logs/rank-….log.
 
-    The file comes first, unbuffered, so that a crash loses nothing; the first rank's lines are copied from
-    it to where they would have gone. An error that ends the block is written to the file, and raised. A
-    process alone keeps its stderr. Raises StorageError.
+    The file is written first, unbuffered, so that a crash loses nothing; rank 0's lines are copied from the
+    file to the console. An error that ends the block is written to the file and raised. A world of one
+    process keeps its stderr. Raises StorageError.
     """
     if world_size == 1:
         yield
@@ -153,21 +154,21 @@ def rank_log(run: Path, rank: int, world_size: int) -> Iterator[None]:
 
 
 def _copy(log: int, begin: int, console: int, done: threading.Event) -> None:
-    """Copy what is added to the log to the console until `done`, and then the rest."""
+    """Copy what is appended to the log to the console until `done`, then the rest."""
     while True:
         is_last = done.wait(0.1)
         while data := os.pread(log, 1 << 16, begin):
             begin += len(data)
             try:
                 os.write(console, data)
-            except OSError:  # nobody reads any more; the file has it
+            except OSError:  # the console is closed; the file has the lines
                 return
         if is_last:
             return
 
 
-def process_began() -> float:
-    """Return when this process began, in seconds of the epoch: before it imported anything."""
+def process_start_time() -> float:
+    """Return when this process started, in seconds since the epoch: before its first import."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # the 22nd of all, proc(5)
     return boot_time() + since_boot

@@ -1,13 +1,13 @@
-"""How long a micro-batch takes: a model of five terms, fitted to measured steps.
+"""Time of a micro-batch, predicted: a model of five terms fitted to measured steps.
 
     seconds = a·N + b·N·S + c·N·T + d·text + e
 
-N are the tokens of the micro-batch, S those of a frame, T the frames of a latent and `text` the tokens of
-the captions, so the terms are the linears and all that reads a token once, attention in a frame, attention
-over time, the keys and values of the captions, and what a micro-batch costs whatever its size. Forward and
-backward are fitted apart, since a block that is recomputed costs its forward pass a second time. No
-coefficient is negative, errors count in parts of the measured time, and a term that explains no more than the
-measurements' noise (Akaike 1974) is left at zero. Plain numbers, no torch.
+N is the number of tokens of the micro-batch, S of a frame, T the number of frames of a latent and `text` the
+number of caption tokens. So the terms are: linear layers and all that reads a token once, spatial attention,
+temporal attention, keys and values of the captions, and the fixed cost of a micro-batch. Forward and backward
+are fitted separately, because a recomputed block costs its forward pass a second time. No coefficient is
+negative, errors are relative to the measured time, and a term that explains no more than the measurements'
+noise (Akaike 1974) stays zero. Plain numbers, no torch.
 """
 
 import itertools
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 TERMS = ("token", "token_and_place", "token_and_frame", "text_token", "micro_batch")
 
-NOISE = 0.02  # what two measurements of one step differ by, in parts
+NOISE = 0.02  # relative difference of two measurements of one step
 
 Five = tuple[float, float, float, float, float]
 
@@ -28,8 +28,8 @@ Five = tuple[float, float, float, float, float]
 class Work:
     """A micro-batch: `clips` latents of `frames` frames of `places` tokens, `text_tokens` to each caption.
 
-    Those are the tokens that have keys and values: of a measured step as it was run; of a forecast of memory
-    the most that a caption has, so that what fast blocks compute, the true ones alone, is never above it.
+    `text_tokens` are those with keys and values: of a measured step as it ran; of a memory prediction the
+    maximum of a caption, so that fast blocks, which compute the true tokens alone, never need more.
     """
 
     clips: int
@@ -44,14 +44,14 @@ class Work:
 
     @property
     def terms(self) -> Five:
-        """What the five coefficients are multiplied by."""
+        """Factors of the five coefficients."""
         n = self.tokens
         return (n, n * self.places, n * self.frames, self.clips * self.text_tokens, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A measured step: its micro-batches, and the seconds of all forward and of all backward passes.
+    """A measured step: its micro-batches and the seconds of all forward and all backward passes.
 
     `recomputed`: the share of the blocks whose forward pass ran a second time within the backward pass.
     """
@@ -82,12 +82,12 @@ class Cost:
         return forward * (1 + recomputed) + backward
 
     def of_clips(self, work: Work, recomputed: float = 0.0) -> tuple[float, float]:
-        """Return the seconds of each clip of `work`, and those that a micro-batch takes whatever its size."""
+        """Return the seconds of each clip of `work`, and the fixed seconds of a micro-batch."""
         fixed = self.forward[-1] * (1 + recomputed) + self.backward[-1]
         return (self.seconds(work, recomputed) - fixed) / work.clips, fixed
 
     def error(self, measured: Measured) -> float:
-        """Return predicted over measured seconds of a step, less one."""
+        """Return predicted / measured seconds of a step - 1."""
         predicted = sum(self.seconds(work, measured.recomputed) for work in measured.works)
         return predicted / measured.seconds - 1
 
@@ -95,7 +95,7 @@ class Cost:
 def _least_squares(terms: NDArray[np.float64], seconds: NDArray[np.float64], noise: float) -> Five:
     """Return the coefficients, none below zero, with the least squared relative error.
 
-    Each costs twice the noise squared. Every choice of those above zero is tried: 31 small problems.
+    A non-zero coefficient is penalised by twice the noise squared. Tries all 31 sets of non-zero ones.
     """
     scaled = terms / seconds[:, None]
     size = np.abs(scaled).max(0)
@@ -117,7 +117,7 @@ def _least_squares(terms: NDArray[np.float64], seconds: NDArray[np.float64], noi
 def fit(steps: Sequence[Measured], noise: float = NOISE) -> Cost:
     """Return the cost that fits the measured steps best. Raises ValueError without any.
 
-    `noise` is what a measurement may be off by, in parts of it.
+    `noise` is the relative error of a measurement.
     """
     if not steps:
         raise ValueError("no measured step to fit a cost to")
@@ -131,9 +131,9 @@ def fit(steps: Sequence[Measured], noise: float = NOISE) -> Cost:
 
 
 def errors(steps: Sequence[Measured], noise: float = NOISE) -> dict[str, tuple[float, float]]:
-    """Return, for each step, the error of the fit to all steps, and of the fit to all others.
+    """Return, for each step, the error of the fit to all steps and of the fit to all other steps.
 
-    The second says what the prediction of a shape that nobody measured is worth.
+    The second estimates the prediction error of a shape that was not measured.
     """
     whole = fit(steps, noise)
     found: dict[str, tuple[float, float]] = {}

@@ -240,7 +240,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
-    return commands.end(lambda: _run(given))
+    return commands.run_short_command(lambda: _run(given))
 
 
 def _run(given: argparse.Namespace) -> None:

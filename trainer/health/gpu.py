@@ -385,4 +385,4 @@ def main(words: Sequence[str]) -> int:
         hardware, log = read_gpus(given.seconds), read_xids()
         print(json.dumps(to_json(hardware, log)) if given.json else to_text(hardware, log))
 
-    return commands.end(act)
+    return commands.run_short_command(act)

@@ -73,4 +73,4 @@ def main(words: Sequence[str] | None = None) -> int:
         help="write the seconds of a clip of each bucket, as the run measured them, for buckets.cost_table",
     )
     given = parser.parse_args(words)
-    return commands.end(lambda: _run(given))
+    return commands.run_short_command(lambda: _run(given))

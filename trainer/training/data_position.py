@@ -167,7 +167,7 @@ def continue_data(
             ),
         )
 
-    name = mesh.first_does(write, world)
+    name = mesh.run_on_first_rank(write, world)
     if not name:
         return DataPosition(laid=laid, verdict=verdict)
     changes = change_log.read_change_log(into, name)

@@ -45,7 +45,7 @@ def beginning(begun: StartReport, state: TrainState, tools: StepContext, laid: t
     proof["changed"] = {key: list(values) for key, values in begun.changed.items()}
     if world.is_first:
         retention.clean_partial(run)
-        proof["process_began"] = round(distributed_rank.process_began(), 3)
+        proof["process_began"] = round(distributed_rank.process_start_time(), 3)
         proof["repeated_steps"] = metrics.forget_after(run, state.step)
         jsonl.record_event(
             run, begun.kind, state.step, stage=stage.stage.name, world_size=world.size, **proof
@@ -83,7 +83,7 @@ def record_save(saved: Saved | None, tools: StepContext) -> None:
 def record_room(tools: StepContext, step: int) -> None:
     """Record what `fit` lets the blocks keep of each new shape of micro-batch, and the memory foretold."""
     recipe = tools.recipe
-    for work, plan in tools.layout.room.news():
+    for work, plan in tools.layout.recompute.new_plans():
         if recipe.parallel.recompute_blocks != "fit" or not tools.world.is_first:
             continue
         peak = memory.peak_bytes(recipe.model, work, memory.form_of(recipe.blocks, recipe.precision), plan)
@@ -125,7 +125,7 @@ def to_text(event: dict[str, Any]) -> str:
 
 def record_data_events(events: list[dict[str, Any]], step: int, world: World, run: Path) -> None:
     """Record what the loaders of all ranks had to tell of a step (a clip replaced, a worker restarted)."""
-    for rank, theirs in enumerate(mesh.gather(list(events), world)):
+    for rank, theirs in enumerate(mesh.all_gather(list(events), world)):
         for event in theirs:
             if world.is_first:
                 facts = {key: value for key, value in event.items() if key not in ("event", "step")}

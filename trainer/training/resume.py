@@ -86,7 +86,7 @@ def _fill(path: Path, state: TrainState, recipe: TrainRecipe, world: World) -> d
         for name, tensors in state.tensors().items():
             parts.fill(tensors, path / name)
 
-    mesh.together(read, world)
+    mesh.run_on_all_ranks(read, world)
     return saved
 
 
@@ -255,7 +255,7 @@ def start(
     begun from the same origin. Raises InputError, RecipeError, CheckpointError.
     """
     check_origin(origin)
-    newest = mesh.first_does(lambda: checkpoint.latest(recipe.output), world)
+    newest = mesh.run_on_first_rank(lambda: checkpoint.latest(recipe.output), world)
     state.origin = origin.word
     if newest is not None:
         saved = checkpoint.read_state(newest)

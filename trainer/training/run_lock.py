@@ -30,7 +30,7 @@ def held(run: Path, world: World) -> Iterator[None]:
             ) from error
         return handle
 
-    handle = mesh.first_does(take, world)
+    handle = mesh.run_on_first_rank(take, world)
     try:
         yield
     finally:

@@ -53,7 +53,7 @@ def set_up(
     Raises VidcurateError and its children, the same on every rank: for ranks that do not see the same
     recipe, data or weights, and for all that `resume.begin` and `position.go_on` refuse.
     """
-    mesh.agree(
+    mesh.check_same_on_all_ranks(
         {
             "recipe": recipes.digest(recipe),
             "data": " ".join(stage.index.structure_fingerprint for stage in laid),
@@ -62,7 +62,7 @@ def set_up(
         world,
     )
     model = STDiT3(recipe.model, recipe.seed)
-    layout = parallelize.lay_out(
+    layout = parallelize.parallelize_model(
         model,
         recipe.parallel,
         world,
@@ -79,10 +79,10 @@ def set_up(
         text=text_encoder(recipe.text_encoder),
         pulse=pulse,
     )
-    mesh.first_does(lambda: rollbacks.settle(recipe.output), world)
+    mesh.run_on_first_rank(lambda: rollbacks.settle(recipe.output), world)
     begun = resume.start(recipe, origin, state, settings, world)
     if begun.kind == "resume":
-        state.guard.rollbacks = mesh.first_does(
+        state.guard.rollbacks = mesh.run_on_first_rank(
             lambda: rollbacks.in_force(recipe.output, state.guard.rollbacks), world
         )
     if recipe.model.skip_y_embedder:
@@ -106,5 +106,7 @@ def set_up(
         laid = continued.laid
     laid = data_stages.with_skips(laid, state.guard.windows)
     data_stages.check_lengths(laid, state.stage, state.stage_step)
-    mesh.agree({"weights": checksum.checksum(model.state_dict()), "step": str(state.step)}, world)
+    mesh.check_same_on_all_ranks(
+        {"weights": checksum.checksum(model.state_dict()), "step": str(state.step)}, world
+    )
     return Training(state=state, tools=tools, laid=laid, begun=begun, continued=continued)

@@ -99,7 +99,7 @@ def clip_losses(model: nn.Module, tools: StepContext, stage: Stage, batch: Batch
     lengths = lengths_read(tools.recipe.model, given.lengths, None if drops is None else drops.tolist())
 
     beside_bytes = tools.video.device_bytes + tools.text.device_bytes
-    tools.layout.room.make_room(latents, given.y, beside_bytes)
+    tools.layout.recompute.choose_plan(latents, given.y, beside_bytes)
     losses = rectified_flow.training_losses(
         model,
         latents,
@@ -189,7 +189,7 @@ def gradient(
     reported[-3:] = torch.tensor([stop, save_failed, num_events], dtype=torch.float64)
     done: list[tuple[int, Tensor, Tensor, Tensor, Tensor]] = []
     adamw.drop_gradients(state.masters)
-    tools.layout.open()
+    tools.layout.begin_step()
     tools.pulse.phase("forward_backward")
     stopwatch = Stopwatch(world)
     for batch in sorted(batches, key=lambda batch: batch.position):
@@ -199,9 +199,9 @@ def gradient(
         rows = torch.tensor(data_stages.rows_delivered(stage, plan, first, batch.clip_ids)) + 1
         done.append((first, rows, found.losses.detach(), found.timesteps, found.text_tokens))
         stopwatch.mark()
-    own_norm = tools.layout.own_norm() if world.size > 1 else None  # alone it is the norm of the sum
+    own_norm = tools.layout.local_grad_norm() if world.size > 1 else None  # alone it is the norm of the sum
     tools.pulse.phase("update")  # from here on the ranks wait for each other
-    tools.layout.close()
+    tools.layout.reduce_gradients()
     predicted = step_balance.predict(stage, state.stage_step, world.size)  # while the device works
     norm = adamw.gradient_norm(state.masters)  # the first to wait for the device
     seconds = stopwatch.seconds()

@@ -128,7 +128,7 @@ def losses(tools: StepContext, given: Round) -> tuple[NDArray[np.float64], int]:
     events: list[dict[str, Any]] = []
     mine = [part for part in given.parts if part.position % world.size == world.rank]
     with (
-        tools.layout.reading(),
+        tools.layout.gathered_weights(),
         open_stage.open_loader(
             given.data, tools.recipe, rank=0, world_size=1, on_event=events.append
         ) as loader,
@@ -141,7 +141,7 @@ def losses(tools: StepContext, given: Round) -> tuple[NDArray[np.float64], int]:
                     tools.layout.compute, tools, batch
                 )
 
-        mesh.together(read, world)  # a clip that cannot be read stops all of them
+        mesh.run_on_all_ranks(read, world)  # a clip that cannot be read stops all of them
     reported[-1, 0] = sum(event["event"] == "clip_substituted" for event in events)
     found: NDArray[np.float64] = mesh.sum_over_ranks(reported, world).cpu().numpy()
     return found[:-1], int(found[-1, 0])
@@ -225,7 +225,7 @@ def validate(state: TrainState, tools: StepContext, given: Round) -> dict[str, A
     """
     path, spec = tools.recipe.output / metrics.VALIDATION, tools.recipe.validation
     assert spec is not None
-    written = mesh.first_does(lambda: metrics.read_metrics(path)[-1:], tools.world)
+    written = mesh.run_on_first_rank(lambda: metrics.read_metrics(path)[-1:], tools.world)
     if written and written[0]["step"] >= state.step:
         return None
     began = time.perf_counter()

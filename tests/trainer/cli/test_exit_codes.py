@@ -14,14 +14,14 @@ ORDER = (78, 77, 2, 1, 76, 75, 0)
 @pytest.mark.parametrize(("more", "less"), list(combinations(ORDER, 2)))
 def test_the_code_that_says_more_counts_in_either_order(more: int, less: int) -> None:
     for codes in permutations([more, less]):
-        assert exit_codes.foremost(codes) == more
+        assert exit_codes.most_severe(codes) == more
 
 
 def test_a_signal_is_a_failure_and_of_two_failures_the_first_counts() -> None:
-    assert exit_codes.foremost([76, -9]) == -9
-    assert exit_codes.foremost([77, -9]) == 77
-    assert exit_codes.foremost([-9, 3]) == -9
-    assert exit_codes.foremost([3, -9]) == 3
+    assert exit_codes.most_severe([76, -9]) == -9
+    assert exit_codes.most_severe([77, -9]) == 77
+    assert exit_codes.most_severe([-9, 3]) == -9
+    assert exit_codes.most_severe([3, -9]) == 3
 
 
 @pytest.mark.parametrize(("more", "less"), [(1, 76), (76, 75), (77, 2), (78, 77)])

@@ -52,11 +52,11 @@ def _backward(model: Any, latents: Tensor, features: Tensor) -> None:
 
 def test_the_first_blocks_are_those_that_run_twice() -> None:
     laid = _model()
-    layout = parallelize.lay_out(laid, ParallelSpec(recompute_blocks=1), ALONE, torch.float32)
+    layout = parallelize.parallelize_model(laid, ParallelSpec(recompute_blocks=1), ALONE, torch.float32)
     runs = _runs(laid)
     latents, features = _given(2)
 
-    assert layout.room.make_room(latents, features) == Plan(recompute_blocks=1)
+    assert layout.recompute.choose_plan(latents, features) == Plan(recompute_blocks=1)
     _backward(layout.compute, latents, features)
 
     assert runs == [0, 1, 2, 3, 0]
@@ -65,12 +65,12 @@ def test_the_first_blocks_are_those_that_run_twice() -> None:
 def test_each_shape_of_micro_batch_has_its_own_plan() -> None:
     laid = _model()
     sizes = {2: 0, 3: 2, 5: 4}  # frames → blocks
-    room, runs = Recompute(laid, lambda work, _: Plan(recompute_blocks=sizes[work.frames])), _runs(laid)
+    recompute, runs = Recompute(laid, lambda work, _: Plan(recompute_blocks=sizes[work.frames])), _runs(laid)
 
     for frames in (5, 2, 3, 5):
         runs.clear()
         latents, features = _given(frames)
-        room.make_room(latents, features)
+        recompute.choose_plan(latents, features)
         _backward(laid, latents, features)
         assert len(runs) == 4 + sizes[frames]
 
@@ -90,14 +90,14 @@ def test_lean_blocks_keep_less_and_change_no_gradient(monkeypatch: pytest.Monkey
         apply.apply_fused_blocks(laid)
         layout = parallelize.Replicated(laid, ALONE, torch.float32, lambda work, _, plan=plan: plan)
         counted: list[int] = []
-        layout.open()
-        assert layout.room.make_room(latents, features) == plan
+        layout.begin_step()
+        assert layout.recompute.choose_plan(latents, features) == plan
         with torch.autograd.graph.saved_tensors_hooks(
             lambda tensor, counted=counted: counted.append(tensor.nbytes) or tensor, lambda tensor: tensor
         ):
             loss = layout.compute(latents, torch.tensor([300.0]), features, **SIZES).square().mean()
         loss.backward()
-        layout.close()
+        layout.reduce_gradients()
         saved[plan] = sum(counted)
         gradients[plan] = {
             name: parameter.grad for name, parameter in laid.named_parameters() if parameter.requires_grad

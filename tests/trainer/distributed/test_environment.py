@@ -37,7 +37,7 @@ def test_value_and_setter_and_meaning_of_each_are_reported() -> None:
     assert "process" in found["NCCL_DEBUG"]["set_by"]  # this test, which gave it to the shell
     assert found["NCCL_IB_TIMEOUT"]["set_by"].startswith("sh (process")
     assert found["NCCL_IB_TIMEOUT"]["meaning"] == KNOWN["NCCL_IB_TIMEOUT"].meaning
-    assert found["NCCL_BUFFSIZE"]["meaning"] == "not of the documented set"
+    assert found["NCCL_BUFFSIZE"]["meaning"] == "not documented here"
     assert (found["OMP_WAIT_POLICY"]["value"], found["OMP_WAIT_POLICY"]["set_by"]) == ("PASSIVE", "vidcurate")
     assert (found["CUDA_LAUNCH_BLOCKING"]["value"], found["CUDA_LAUNCH_BLOCKING"]["set_by"]) == (
         None,
@@ -101,7 +101,7 @@ def test_the_words_name_what_is_odd_and_the_example_of_the_help_is_there(
     text = capsys.readouterr().out
     assert "NCCL_DEBUG=TRACE" in text
     assert "warning: NCCL_DEBUG: fills the logs" in text
-    assert "not set, so the default holds:" in text
+    assert "not set, so the default applies:" in text
     with pytest.raises(SystemExit):
         preview_environment.main(["--help"])
     assert "python -m trainer --print-env recipes/first-steps.yaml --json" in capsys.readouterr().out

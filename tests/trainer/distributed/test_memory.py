@@ -61,7 +61,7 @@ def _model_bytes(form: Form, plan: Plan, *, frames: int, rows: int, text_tokens:
         "width": clock,
     }
     x, y = torch.randn(1, 4, frames, 2 * rows, 4), torch.randn(1, 1, text_tokens, CAPTION)
-    Recompute(model, lambda work, _: plan).make_room(x, y)
+    Recompute(model, lambda work, _: plan).choose_plan(x, y)
     return _saved_bytes(lambda: model(x, clock, y, **given), model.parameters())
 
 

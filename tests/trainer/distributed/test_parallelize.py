@@ -29,7 +29,7 @@ def loss(layout: Layout, number: int) -> Tensor:
     draw = torch.Generator().manual_seed(number)
     latents = torch.randn(2, 4, 2, 4, 6, generator=draw)
     features = torch.randn(2, 1, 6, 8, generator=draw)
-    layout.room.make_room(latents, features)
+    layout.recompute.choose_plan(latents, features)
     out: Tensor = layout.compute(
         latents,
         torch.tensor([300.0, 700.0]),
@@ -43,11 +43,11 @@ def loss(layout: Layout, number: int) -> Tensor:
 
 def gradients(spec: ParallelSpec, dtype: torch.dtype, numbers: range) -> dict[str, Tensor]:
     laid = model()
-    layout = parallelize.lay_out(laid, spec, ALONE, dtype)
-    layout.open()
+    layout = parallelize.parallelize_model(laid, spec, ALONE, dtype)
+    layout.begin_step()
     for number in numbers:
         loss(layout, number).backward()  # type: ignore[no-untyped-call]
-    layout.close()
+    layout.reduce_gradients()
     found = {}
     for name, parameter in adamw.trained(laid).items():
         assert parameter.grad is not None, name
@@ -57,15 +57,15 @@ def gradients(spec: ParallelSpec, dtype: torch.dtype, numbers: range) -> dict[st
 
 def test_alone_the_norm_of_the_own_gradient_is_that_of_the_sum_bit_for_bit() -> None:
     laid = model()
-    layout = parallelize.lay_out(laid, ParallelSpec(), ALONE, torch.float32)
-    layout.open()
+    layout = parallelize.parallelize_model(laid, ParallelSpec(), ALONE, torch.float32)
+    layout.begin_step()
     loss(layout, 0).backward()  # type: ignore[no-untyped-call]
     for name, parameter in adamw.trained(laid).items():
         if "temporal" in name:  # as with images alone
             parameter.grad = None
 
-    own = float(layout.own_norm())
-    layout.close()
+    own = float(layout.local_grad_norm())
+    layout.reduce_gradients()
 
     assert own == adamw.gradient_norm(adamw.masters(laid)) > 0
 
@@ -95,9 +95,9 @@ def test_bfloat16_computes_in_a_rounded_copy_and_sums_in_float32() -> None:
 
 def test_the_copy_takes_the_masters_values_at_every_step_and_leaves_them_alone() -> None:
     laid = model()
-    layout = parallelize.lay_out(laid, ParallelSpec(recompute_blocks=2), ALONE, torch.bfloat16)
+    layout = parallelize.parallelize_model(laid, ParallelSpec(recompute_blocks=2), ALONE, torch.bfloat16)
     before = checksum(laid.state_dict())
-    layout.open()
+    layout.begin_step()
     first = loss(layout, 0).item()
     assert checksum(laid.state_dict()) == before
 
@@ -105,14 +105,16 @@ def test_the_copy_takes_the_masters_values_at_every_step_and_leaves_them_alone()
         for parameter in laid.parameters():
             parameter.mul_(1.5)
     assert loss(layout, 0).item() == first
-    with layout.reading():
+    with layout.gathered_weights():
         assert loss(layout, 0).item() != first
     assert {value.dtype for value in laid.state_dict().values()} == {torch.float32}
 
 
 def test_one_rank_alone_holds_everything_whatever_the_sharding() -> None:
     for spec in (ParallelSpec(sharding="full"), ParallelSpec(sharding="hybrid", shard_size=4)):
-        assert isinstance(parallelize.lay_out(model(), spec, ALONE, torch.float32), parallelize.Replicated)
+        assert isinstance(
+            parallelize.parallelize_model(model(), spec, ALONE, torch.float32), parallelize.Replicated
+        )
 
 
 @pytest.mark.parametrize(

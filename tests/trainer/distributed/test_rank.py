@@ -130,4 +130,4 @@ def test_an_error_is_in_the_log_and_on_the_console_and_a_kill_loses_nothing(tmp_
 
     log, _ = reported(tmp_path, 1, "dies")
     assert log.endswith("rank 1 says so\nbelow Python\n")
-    assert log.count("── ") == 2  # a log goes on where an earlier start left it
+    assert log.count("── ") == 2  # a second start appends to the log

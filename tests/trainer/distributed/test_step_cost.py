@@ -46,7 +46,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.counts: Counter[str] = Counter()
-        self.sent: list[bool] = []  # of each copy: whether the host goes on
+        self.sent: list[bool] = []  # of each copy: whether it is non-blocking
         self.of_model = 0
 
     def __torch_dispatch__(
@@ -92,7 +92,7 @@ def operations(count: int, *settings: str, variance: bool = False) -> tuple[Oper
     recipe = recipes.load(TINY, settings)
     model = STDiT3(recipe.model).to(META)
     world = World(rank=0, size=1, device=META)
-    layout = parallelize.lay_out(model, recipe.parallel, world, torch.bfloat16)
+    layout = parallelize.parallelize_model(model, recipe.parallel, world, torch.bfloat16)
     tools = StepContext(
         recipe=recipe,
         world=world,
@@ -100,7 +100,7 @@ def operations(count: int, *settings: str, variance: bool = False) -> tuple[Oper
         video=video_encoder(recipe.video_encoder),
         text=text_encoder(recipe.text_encoder),
     )
-    layout.open()
+    layout.begin_step()
     forward = Operations()
 
     def begins(*_: object) -> None:

@@ -234,7 +234,7 @@ def test_a_step_gives_the_lengths_that_its_masks_and_drops_have(reproduce: str) 
     tools = StepContext(
         recipe=recipe,
         world=ALONE,
-        layout=parallelize.lay_out(model, recipe.parallel, ALONE, torch.float32),
+        layout=parallelize.parallelize_model(model, recipe.parallel, ALONE, torch.float32),
         video=video_encoder(recipe.video_encoder),
         text=text_encoder(recipe.text_encoder),
     )

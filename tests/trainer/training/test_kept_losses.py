@@ -10,7 +10,7 @@ from tests.trainer.training.states import SHORT, fresh_state, same, tensors
 from trainer.data import open_stage
 from trainer.data import stages as data_stages
 from trainer.distributed.mesh import ALONE
-from trainer.distributed.parallelize import lay_out
+from trainer.distributed.parallelize import parallelize_model
 from trainer.model import rng
 from trainer.model.encoders.registry import text_encoder, video_encoder
 from trainer.model.flops import flops_per_step
@@ -97,7 +97,7 @@ def test_the_gradient_is_that_of_the_mean_over_all_clips_of_the_step(shards: Pat
     tools = StepContext(
         recipe=recipe,
         world=ALONE,
-        layout=lay_out(state.model, recipe.parallel, ALONE, torch.float32),
+        layout=parallelize_model(state.model, recipe.parallel, ALONE, torch.float32),
         video=video_encoder(recipe.video_encoder),
         text=text_encoder(recipe.text_encoder),
     )

@@ -40,12 +40,12 @@ def test_what_fit_keeps_of_each_shape_is_reported_once_with_the_memory_predicted
         assert event["predicted_gib"] == round(memory.peak_bytes(recipe.model, work, form) / 2**30, 2)
 
 
-def test_a_run_that_is_reported_what_to_keep_says_nothing_of_it(short_run: Path) -> None:
+def test_a_run_with_a_fixed_plan_logs_none(short_run: Path) -> None:
     assert not _events(short_run, "room")
 
 
 def _tools(shards: Path, tmp_path: Path) -> Any:
-    """Return what `telling.record_kernels` reads of a run of fast blocks, whose folder is there."""
+    """Return what `log.record_kernels` reads of a run with fast blocks, whose folder exists."""
     recipe = smoke(shards, tmp_path / "run", *SHORT, "blocks=fast")
     recipe.output.mkdir()
     return SimpleNamespace(recipe=recipe, world=ALONE)

@@ -63,7 +63,7 @@ class Ended:
     def code(self) -> int:
         """The code to act on. A rank that was ended because another had failed has none of its own."""
         own = [code for rank, code in self.codes.items() if rank == self.rank or code not in ENDED]
-        return exit_codes.foremost(own or [exit_codes.FAILED if self.failure else exit_codes.DONE])
+        return exit_codes.most_severe(own or [exit_codes.FAILED if self.failure else exit_codes.DONE])
 
     def host_of(self, rank: int) -> str:
         return next(host for host, ranks in self.ranks_of.items() if rank in ranks)
@@ -217,7 +217,7 @@ def _hear(
 def _says_more(code: int, ended: Ended) -> bool:
     """Return whether a rank's code counts before that of the failure that was told."""
     reported = exit_codes.FAILED if ended.rank is None else ended.codes[ended.rank]
-    return code in SAY_MORE and exit_codes.foremost([reported, code]) != reported
+    return code in SAY_MORE and exit_codes.most_severe([reported, code]) != reported
 
 
 def how(code: int) -> str:

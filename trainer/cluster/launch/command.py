@@ -158,4 +158,4 @@ def main(words: Sequence[str]) -> int:
     given, rest = _parser().parse_known_args(list(words))
     given.rest = rest
     given.traceback = "--traceback" in rest
-    return commands.end_of_work(_run, given, "from the newest checkpoint")
+    return commands.run_long_command(_run, given, "from the newest checkpoint")

@@ -147,4 +147,4 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    return commands.end_of_work(_run, _parser().parse_args(arguments), "with the next shard")
+    return commands.run_long_command(_run, _parser().parse_args(arguments), "with the next shard")

@@ -221,7 +221,7 @@ def _run(given: argparse.Namespace) -> int:
             time_limit_seconds=given.time_limit_seconds,
             max_pixels=given.max_pixels,
         )
-    world = mesh.join()
+    world = mesh.init_process_groups()
     try:
         with follow.held(service, world), follow.Server(service, world, Model(world)) as server:
             generator = Generator(server, limits)
@@ -235,7 +235,7 @@ def _run(given: argparse.Namespace) -> int:
             with endpoint or nullcontext():
                 server.act(lambda line: _tell(line, given.json))
     finally:
-        mesh.leave(world)
+        mesh.destroy_process_groups(world)
     return exit_codes.DONE
 
 
@@ -247,4 +247,4 @@ def main(words: Sequence[str]) -> int:
         _choose_gpus(given, words)
         return _run(given)
 
-    return commands.end_of_work(act, given, "with what is not sampled yet")
+    return commands.run_long_command(act, given, "with what is not sampled yet")

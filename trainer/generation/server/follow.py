@@ -218,7 +218,7 @@ class Server:
 
         try:
             if run not in self.standing.laid:
-                mesh.together(lay_out, self.world)
+                mesh.run_on_all_ranks(lay_out, self.world)
             line = server_validation.measure(run, taken, self.standing.laid[run], self.model, self.world)
         except CheckpointError:
             raise
@@ -235,7 +235,7 @@ class Server:
         """Follow the runs until they are done, or once over what is there; `on_round` hears of each round."""
         waits = False
         while True:
-            job = mesh.first_does(lambda: next_job(self.service, self.standing), self.world)
+            job = mesh.run_on_first_rank(lambda: next_job(self.service, self.standing), self.world)
             if job is not None:
                 self._do(job, on_round)
                 continue
@@ -265,7 +265,7 @@ class Server:
     def _is_over(self) -> bool:
         if self.service.once:
             return True
-        done = mesh.first_does(lambda: all(map(checkpoints.is_done, self.service.runs)), self.world)
+        done = mesh.run_on_first_rank(lambda: all(map(checkpoints.is_done, self.service.runs)), self.world)
         return done and not self.service.is_kept
 
 
@@ -281,7 +281,7 @@ def held(service: Service, world: World) -> Iterator[None]:
             for run in service.runs:
                 _hold(run, service, stack)
 
-        mesh.first_does(hold, world)
+        mesh.run_on_first_rank(hold, world)
         yield
 
 

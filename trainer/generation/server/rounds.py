@@ -47,7 +47,7 @@ def make(
 ) -> list[Path]:
     """Sample one round into RUN/samples; return its files. All processes call it. Raises VidcurateError."""
     folder = sample_rounds.folder(run, wanted.name, taken.step)
-    partial = mesh.first_does(lambda: sample_rounds.begin_round(folder, BY), world)
+    partial = mesh.run_on_first_rank(lambda: sample_rounds.begin_round(folder, BY), world)
     made: list[Entry] = sample_rounds.entries(wanted.spec)
     what = f"{run.name} step {taken.step} {wanted.shown}"
 
@@ -57,9 +57,9 @@ def make(
             frames = model.clip(taken, wanted.spec, entry)
             sample_clips.write_clip(partial / entry.file, frames, wanted.spec.fps)
 
-    mesh.together(mine, world)
+    mesh.run_on_all_ranks(mine, world)
     facts = sample_rounds.listing(
         wanted.name, taken.step, wanted.spec, weights=taken.kind, digest=taken.digest
     )
-    mesh.first_does(lambda: sample_rounds.finish_round(partial, folder, facts), world)
+    mesh.run_on_first_rank(lambda: sample_rounds.finish_round(partial, folder, facts), world)
     return [folder / entry.file for entry in made]

@@ -65,7 +65,7 @@ def _tools(taken: Taken, recipe: TrainRecipe, model: Model, world: World) -> Ste
     is_fast = recipe.blocks == "fast" and world.device.type == "cuda"
     alone = mesh.World(rank=0, size=1, device=world.device)  # nothing of the model lies over the processes
     dtype = getattr(torch, recipe.precision)
-    layout = parallelize.lay_out(
+    layout = parallelize.parallelize_model(
         twin,
         parallelize.ParallelSpec(),
         alone,
@@ -96,7 +96,7 @@ def measure(
     Raises VidcurateError.
     """
     recipe, given = laid[0], laid[1][min(taken.stage, len(laid[1]) - 1)]
-    before = mesh.first_does(lambda: _before(run, taken), world)
+    before = mesh.run_on_first_rank(lambda: _before(run, taken), world)
     began = time.perf_counter()
     with model.lock:
         table, substituted = validation.losses(_tools(taken, recipe, model, world), given)

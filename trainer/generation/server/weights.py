@@ -66,9 +66,9 @@ def take(path: Path, *, raw: bool, world: World) -> Taken:
         if checkpoints.weights_digest(path, part) != digest:
             raise CheckpointError(f"{path}: was replaced by another one while it was read.")
 
-    digest = mesh.together(verified, world)[0]
+    digest = mesh.run_on_all_ranks(verified, world)[0]
     checkpoint.verify(path, (part,), world)
-    mesh.together(tensors, world)
+    mesh.run_on_all_ranks(tensors, world)
     state = read["state"]
     return Taken(
         path=path,

@@ -1,10 +1,9 @@
-"""The block of STDiT3 through the kernels of `trainer.model.kernels`, laid around the readable one from
-outside.
+"""Fused blocks: replace the forward pass of STDiT3's blocks by kernels.
 
-`apply_fused_blocks` gives every block of a model this forward pass, and its backward pass, and the
-model captions without their padding. Torch compiles nothing, so no shape is a new one: the kernels are built
-for the widths of the model, once on a machine. The mathematics, the weights and their names stay those of
-`trainer.model.layers.Block`; tests hold the two together, forward and backward.
+`apply_fused_blocks` gives every block of a model the fused forward and backward pass, and the model captions
+without padding. torch.compile is not used, so a new shape compiles nothing: Triton compiles the kernels for
+the widths of the model, once on a machine. The mathematics, the weights and their names stay those of
+`trainer.model.layers.Block`; tests compare the two, forward and backward.
 """
 
 from collections.abc import Sequence

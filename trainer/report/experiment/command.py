@@ -162,4 +162,4 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    return commands.end_of_work(_run, _parser().parse_args(words), "with the next update")
+    return commands.run_long_command(_run, _parser().parse_args(words), "with the next update")

@@ -36,4 +36,4 @@ def main(words: Sequence[str]) -> int:
         report: list[dict[str, Any]] = [asdict(variable) for variable in found]
         print(json.dumps(report, indent=1) if given.json else to_text(found))
 
-    return commands.end(act)
+    return commands.run_short_command(act)

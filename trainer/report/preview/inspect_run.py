@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
     given = parser.parse_args(arguments)
-    return commands.end(lambda: _run(given))
+    return commands.run_short_command(lambda: _run(given))
 
 
 def _run(given: argparse.Namespace) -> None:

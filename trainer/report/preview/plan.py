@@ -365,4 +365,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report, words = act(given)
         print(json.dumps(report, indent=1, ensure_ascii=False, default=str) if given.json else words)
 
-    return cli_commands.end(run)
+    return cli_commands.run_short_command(run)

@@ -76,7 +76,7 @@ class AsyncSaver:
         def work(kept: Mapping[str, Any], apart: SaveProcess | None = None) -> None:
             world = self.world.background
             path = checkpoint.save(self.run, step, tensors, kept, world, apart)
-            deleted = mesh.first_does(
+            deleted = mesh.run_on_first_rank(
                 lambda: retention.keep_checkpoints(self.run, keep_last, keep_every, keep_before), world
             )
             seconds = time.perf_counter() - began

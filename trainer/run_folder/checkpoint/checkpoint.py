@@ -140,9 +140,9 @@ def save(
         point(run, final.name)
 
     try:
-        mesh.first_does(empty, world)
-        everyone = mesh.together(write, world)
-        mesh.first_does(lambda: finish(everyone), world)
+        mesh.run_on_first_rank(empty, world)
+        everyone = mesh.run_on_all_ranks(write, world)
+        mesh.run_on_first_rank(lambda: finish(everyone), world)
     except (OSError, VidcurateError) as error:
         if world.is_first:
             shutil.rmtree(partial, ignore_errors=True)
@@ -280,7 +280,7 @@ def verify(path: Path, only: Sequence[str] = PARTS, world: World = ALONE) -> dic
             list(pool.map(_check_file, [path / name for name in mine], [needed[name] for name in mine]))
         return _json_file(path / "manifest.json")
 
-    return mesh.together(check, world)[0]
+    return mesh.run_on_all_ranks(check, world)[0]
 
 
 def check_sizes(path: Path, only: Sequence[str]) -> None:

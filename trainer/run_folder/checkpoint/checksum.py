@@ -23,7 +23,7 @@ _CHUNKS = {"cpu": 1 << 16, "cuda": 1 << 22}
 
 def _bits(tensor: Tensor) -> Tensor:
     """Return this rank's piece as one row of whole numbers."""
-    return mesh.local(tensor).contiguous().reshape(-1).view(_INTEGER[tensor.element_size()])
+    return mesh.local_shard(tensor).contiguous().reshape(-1).view(_INTEGER[tensor.element_size()])
 
 
 def _mixed_sums(alike: Sequence[Tensor], first: int) -> Tensor:
@@ -49,7 +49,7 @@ def _mixed_sums(alike: Sequence[Tensor], first: int) -> Tensor:
     return sums
 
 
-def _sums_of_pieces(tensors: Sequence[Tensor], cuts: Sequence[mesh.Cut]) -> Tensor:
+def _sums_of_pieces(tensors: Sequence[Tensor], cuts: Sequence[mesh.ShardLocation]) -> Tensor:
     """Return the sum over this rank's piece of each tensor, int64 [n], where the first one lies.
 
     Tensors of the same shape that are cut alike are mixed together.
@@ -57,7 +57,7 @@ def _sums_of_pieces(tensors: Sequence[Tensor], cuts: Sequence[mesh.Cut]) -> Tens
     groups: dict[Hashable, list[int]] = {}
     for number, (tensor, cut) in enumerate(zip(tensors, cuts, strict=True)):
         groups.setdefault((tensor.device, tensor.dtype, tensor.shape, cut), []).append(number)
-    device = mesh.local(tensors[0]).device
+    device = mesh.local_shard(tensors[0]).device
     places, found = [], []
     for numbers in groups.values():
         tensor, (_, first_row) = tensors[numbers[0]], cuts[numbers[0]]
@@ -79,8 +79,8 @@ def checksum(tensors: Mapping[str, Tensor]) -> str:
     if not names:
         return hashlib.sha256().hexdigest()
     in_order = [tensors[name] for name in names]
-    cuts = mesh.cuts(in_order)
-    sums = mesh.sum_of_pieces(_sums_of_pieces(in_order, cuts), cuts)
+    cuts = mesh.shard_locations(in_order)
+    sums = mesh.sum_over_shards(_sums_of_pieces(in_order, cuts), cuts)
     total = hashlib.sha256()
     for name, value in zip(names, sums.tolist(), strict=True):
         total.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)} {value}\n".encode())

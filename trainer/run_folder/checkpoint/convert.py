@@ -241,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if (given.folder is None) != (given.action == "show"):
         parser.error("pixart, opensora and export take SOURCE FOLDER, show takes SOURCE")
-    return commands.end(lambda: _run(given))
+    return commands.run_short_command(lambda: _run(given))
 
 
 def _exported(source: Path, *, raw: bool) -> Path:

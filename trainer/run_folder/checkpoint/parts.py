@@ -115,7 +115,7 @@ def read_metadata(folder: Path) -> Metadata:
 
 def pieces_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return this rank's piece of each tensor, not copied."""
-    return {name: mesh.local(value) for name, value in tensors.items()}
+    return {name: mesh.local_shard(value) for name, value in tensors.items()}
 
 
 def write_part(
@@ -227,4 +227,4 @@ def copy_into(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], where: 
     """
     check_kinds(kinds(wanted), kinds(given), where)
     for name, value in wanted.items():
-        mesh.put(value, given[name])
+        mesh.copy_to_shards(value, given[name])

@@ -82,13 +82,13 @@ def compute(
     losses: dict[int, list[float]] = {}
     norms: dict[int, float] = {}
     layout = tools.layout
-    layout.open()
+    layout.begin_step()
     for batch in sorted(batches, key=lambda batch: batch.position):
         found = clip_losses(layout.compute, tools, stage.stage, batch, state.step)
         (found.losses.sum() / len(computed.plan.clip_ids)).backward()  # type: ignore[no-untyped-call]
         losses[batch.position] = found.losses.detach().double().cpu().tolist()
-        norms[batch.position] = float(layout.own_norm())
-    layout.drop()
+        norms[batch.position] = float(layout.local_grad_norm())
+    layout.discard_gradients()
     for name, parameter in learns.items():
         parameter.grad = held[name]
     return Share(losses=losses, norms=norms)
@@ -164,10 +164,10 @@ def again(
         positions = order.shares(stage.plan, data_stages.data_step(stage, state.stage_step), world.size)
         theirs = positions[(world.rank - 1) % world.size]
         found: list[Batch] = []
-        mesh.together(lambda: found.extend(read(theirs)), world)
+        mesh.run_on_all_ranks(lambda: found.extend(read(theirs)), world)
         other = compute(state, tools, stage, computed, found)
     place = (socket.gethostname(), mesh.device_name(world))
-    everyone = mesh.gather((own, other, place), world)
+    everyone = mesh.all_gather((own, other, place), world)
     shares = [mine for mine, _, _ in everyone]
     by_next = [everyone[(rank + 1) % world.size][1] for rank in range(world.size)]
     first = [_first(computed, rank, share) for rank, share in enumerate(shares)]

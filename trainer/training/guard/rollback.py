@@ -28,7 +28,7 @@ from vidcurate.errors import CheckpointError
 def _last_good(before: int, tools: StepContext) -> Path | None:
     """Return the newest checkpoint of a step below `before` that is whole by its hashes; None without one."""
     run, world = tools.recipe.output, tools.world
-    there = mesh.first_does(lambda: run_folder_layout.checkpoints(run), world)
+    there = mesh.run_on_first_rank(lambda: run_folder_layout.checkpoints(run), world)
     for path in reversed(there):
         if run_folder_layout.step_of(path) >= before:
             continue
@@ -78,7 +78,7 @@ def roll_back(
         guard_rollbacks.settle(run)
         metrics.forget_after(run, to_step)
 
-    mesh.first_does(carry_out, world)
+    mesh.run_on_first_rank(carry_out, world)
     resume.return_to(target, state, tools.recipe, world)
     state.guard.rollbacks = rollbacks
     training_log.say(

@@ -115,7 +115,7 @@ def make_optimizer(model: nn.Module, *, counts_once: bool = False) -> torch.opti
     It is given plain tensors: on DTensors each of its operations costs microseconds a tensor, a fifth of a
     step at XL/2's 700 of them. `counts_once`: one count on the host for all tensors, for the kernel.
     """
-    pieces = [mesh.piece(parameter) for parameter in trained(model).values()]
+    pieces = [mesh.local_parameter(parameter) for parameter in trained(model).values()]
     on_gpu = pieces[0].device.type == "cuda"
     optimizer = torch.optim.AdamW(pieces, lr=0.0, fused=on_gpu or None)
     count = torch.zeros(())
@@ -143,7 +143,7 @@ def moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Ten
     """Return the optimizer's tensors as `exp_avg.<parameter>` and `exp_avg_sq.<parameter>`, not copied."""
     pairs = list(zip(trained(model).items(), _pieces(optimizer), strict=True))
     return {
-        f"{kind}.{name}": mesh.laid_like(parameter, optimizer.state[piece][kind])
+        f"{kind}.{name}": mesh.sharded_like(parameter, optimizer.state[piece][kind])
         for kind in MOMENTS
         for (name, parameter), piece in pairs
     }
@@ -169,12 +169,12 @@ def norm(tensors: Iterable[Tensor]) -> Tensor:
     Tensors that lie over ranks count as a whole; those ranks must ask together.
     """
     tensors = list(tensors)
-    return _norm([mesh.local(tensor).detach() for tensor in tensors], mesh.cuts(tensors))
+    return _norm([mesh.local_shard(tensor).detach() for tensor in tensors], mesh.shard_locations(tensors))
 
 
-def _norm(pieces: list[Tensor], cuts: Sequence[mesh.Cut]) -> Tensor:
+def _norm(pieces: list[Tensor], cuts: Sequence[mesh.ShardLocation]) -> Tensor:
     squares = torch.stack(torch._foreach_norm(pieces)).double().square()
-    return mesh.sum_of_pieces(squares, cuts).sum().sqrt()
+    return mesh.sum_over_shards(squares, cuts).sum().sqrt()
 
 
 # ── the update ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -191,7 +191,7 @@ class Masters:
     """
 
     learns: dict[str, nn.Parameter]
-    cuts: tuple[mesh.Cut, ...]
+    cuts: tuple[mesh.ShardLocation, ...]
     optimizer: torch.optim.AdamW
     ema: dict[str, Tensor]
     pieces: tuple[Tensor, ...]
@@ -212,10 +212,10 @@ def masters(model: nn.Module, *, in_one_pass: bool | None = None) -> Masters:
         in_one_pass = on_gpu and not requirements.missing(on_gpu=True)
     optimizer, ema = make_optimizer(model, counts_once=in_one_pass), make_ema(model)
     pieces = _pieces(optimizer)
-    averages = [mesh.local(ema[name]) for name in learns]
+    averages = [mesh.local_shard(ema[name]) for name in learns]
     everything = itertools.chain(model.named_parameters(), model.named_buffers())
     copied = [
-        (mesh.local(ema[name]), mesh.local(value.detach()))
+        (mesh.local_shard(ema[name]), mesh.local_shard(value.detach()))
         for name, value in everything
         if name in ema and name not in learns  # some buffers are not part of the state
     ]
@@ -227,7 +227,7 @@ def masters(model: nn.Module, *, in_one_pass: bool | None = None) -> Masters:
         table = kernel.table(pieces, firsts, seconds, averages)
     return Masters(
         learns=learns,
-        cuts=tuple(mesh.cuts(learns.values())),
+        cuts=tuple(mesh.shard_locations(learns.values())),
         optimizer=optimizer,
         ema=ema,
         pieces=tuple(pieces),
@@ -248,7 +248,7 @@ def drop_gradients(masters: Masters) -> None:
 def gradient_norm(masters: Masters) -> float:
     """Return the norm of the gradients together; ranks that share the weights ask together."""
     held = [
-        (mesh.local(parameter.grad), cut)
+        (mesh.local_shard(parameter.grad), cut)
         for parameter, cut in zip(masters.learns.values(), masters.cuts, strict=True)
         if parameter.grad is not None
     ]
@@ -270,7 +270,7 @@ def update(
     learn (buffers, frozen parameters) is copied.
     """
     gradients = [
-        None if (gradient := parameter.grad) is None else mesh.local(gradient)
+        None if (gradient := parameter.grad) is None else mesh.local_shard(gradient)
         for parameter in masters.learns.values()
     ]
     if masters.kernel is None:

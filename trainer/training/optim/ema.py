@@ -22,14 +22,14 @@ def make_ema(model: nn.Module) -> dict[str, Tensor]:
 def reset_ema(ema: Mapping[str, Tensor], model: nn.Module) -> None:
     """Let the moving average begin at the model's state, in place."""
     for name, value in model.state_dict().items():
-        mesh.local(ema[name]).copy_(mesh.local(value))
+        mesh.local_shard(ema[name]).copy_(mesh.local_shard(value))
 
 
 @torch.no_grad()
 def swap(ema: Mapping[str, Tensor], model: nn.Module) -> None:
     """Exchange the values of `ema` and the model in place; done twice, both are as before, bit for bit."""
     for name, value in model.state_dict().items():
-        average, weight = mesh.local(ema[name]), mesh.local(value)
+        average, weight = mesh.local_shard(ema[name]), mesh.local_shard(value)
         kept = weight.clone()
         weight.copy_(average)
         average.copy_(kept)

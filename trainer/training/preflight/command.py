@@ -72,7 +72,7 @@ def at_start(recipe: TrainRecipe, laid: tuple[StageData, ...], world: World) -> 
     Raises BadNodeError, the same on all.
     """
     last_step = laid[-1].first_step + laid[-1].num_steps
-    if mesh.first_does(lambda: _newest_step(recipe.output) == last_step, world):
+    if mesh.run_on_first_rank(lambda: _newest_step(recipe.output) == last_step, world):
         return None
     found = run_checks.run_checks(recipe, world, laid, full=False)
     if found.tells:
@@ -139,11 +139,11 @@ def alone(recipe: TrainRecipe, origin: Origin, settings: Sequence[str]) -> dict[
     Raises BadNodeError, and where no rank can read the data what the reading raised, on every rank.
     """
     environment.apply(recipe.environment)
-    world = mesh.join()
+    world = mesh.init_process_groups()
     bounded = Bounded(DATA_SECONDS)
     try:
         laid, checks, failures = _of_data(recipe, world, bounded)
-        if all(mesh.gather(bool(failures), world)):
+        if all(mesh.all_gather(bool(failures), world)):
             raise failures[0]  # the request is wrong, not a node
         same = _same(recipe, laid) if laid else {}
         found = run_checks.run_checks(recipe, world, laid, full=True, data_checks=checks, same=same)
@@ -157,4 +157,4 @@ def alone(recipe: TrainRecipe, origin: Origin, settings: Sequence[str]) -> dict[
         _end(found, bool(bounded.hung))
         return {**found.to_json(), **more} if world.is_first else None
     finally:
-        mesh.leave(world)
+        mesh.destroy_process_groups(world)

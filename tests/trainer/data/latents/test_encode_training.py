@@ -172,7 +172,7 @@ def test_the_preflight_counts_the_encoders(made: Path, tmp_path: Path) -> None:
     shutil.copytree(made / "t5", tmp_path / "t5")
     config = json.loads((tmp_path / "t5" / "config.json").read_text()) | XXL | {"d_ff": 1 << 40}
     (tmp_path / "t5" / "config.json").write_text(json.dumps(config))
-    world = mesh.join()
+    world = mesh.init_process_groups()
     try:
         checks = {}
         for folder in (made, tmp_path):
@@ -180,7 +180,7 @@ def test_the_preflight_counts_the_encoders(made: Path, tmp_path: Path) -> None:
             found = run_checks(given, world, data_stages.lay_out(given), full=False)
             checks[folder] = {check["name"]: check for check in found.nodes[0]["checks"]}
     finally:
-        mesh.leave(world)
+        mesh.destroy_process_groups(world)
     assert "memory forecast" not in checks[made]
     said = checks[tmp_path]["memory forecast"]
     three_matrices = 24 * 3 * 4096 * (1 << 40) * 2  # beside which all else is nothing

@@ -168,11 +168,13 @@ def test_a_width_and_a_gpu_that_float8_does_not_fit_are_refused_by_name(
     on_a_gpu = dataclasses.replace(ALONE, device=torch.device("cuda"))
     config = STDiT3Config(hidden_size=72, num_heads=3, depth=1, caption_channels=8, model_max_length=4)
     with pytest.raises(InputError, match="the model is 72 wide; float8 takes multiples of 16"):
-        parallelize.lay_out(STDiT3(config), ParallelSpec(), on_a_gpu, torch.bfloat16, fast=True, float8=True)
+        parallelize.parallelize_model(
+            STDiT3(config), ParallelSpec(), on_a_gpu, torch.bfloat16, fast=True, float8=True
+        )
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA A100")
     with pytest.raises(InputError, match=r"this GPU is a NVIDIA A100; float8 .* takes an H100 or later"):
-        parallelize.lay_out(
+        parallelize.parallelize_model(
             STDiT3(config.model_copy(update={"hidden_size": 96})),
             ParallelSpec(),
             on_a_gpu,

@@ -246,13 +246,13 @@ def test_a_model_laid_out_with_fast_blocks_learns_what_the_readable_one_learns()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.add_(0.1 * rng.normal(0, "init", 0, [name], tuple(parameter.shape))[0])
-        layout = parallelize.lay_out(
+        layout = parallelize.parallelize_model(
             model, ParallelSpec(recompute_blocks=1), ALONE, torch.float32, fast=is_fast
         )
-        layout.open()
-        layout.room.make_room(given[0], given[2])
+        layout.begin_step()
+        layout.recompute.choose_plan(given[0], given[2])
         layout.compute(*given, text, drop_caption=drop, **facts).square().mean().backward()
-        layout.close()
+        layout.reduce_gradients()
         return {
             name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad
         }
@@ -273,15 +273,15 @@ def test_the_tests_see_a_gpu_only_when_they_are_reported_to(pytestconfig: pytest
 def test_fast_blocks_without_a_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(InputError, match="blocks is fast and there is no GPU here"):
-        parallelize.lay_out(_model(), ParallelSpec(), ALONE, torch.float32, fast=True)
+        parallelize.parallelize_model(_model(), ParallelSpec(), ALONE, torch.float32, fast=True)
 
 
 def test_fast_blocks_in_float32_on_a_gpu_are_refused() -> None:
     on_a_gpu = dataclasses.replace(ALONE, device=torch.device("cuda"))
     with pytest.raises(InputError, match="precision is float32, which the kernels multiply as TF32"):
-        parallelize.lay_out(_model(), ParallelSpec(), on_a_gpu, torch.float32, fast=True)
+        parallelize.parallelize_model(_model(), ParallelSpec(), on_a_gpu, torch.float32, fast=True)
 
 
 def test_heads_that_the_kernels_cannot_hold_are_refused() -> None:
     with pytest.raises(InputError, match="heads of 8 and qk_norm True; the kernels take heads of 16 or more"):
-        parallelize.lay_out(_model(heads=5), ParallelSpec(), ALONE, torch.float32, fast=True)
+        parallelize.parallelize_model(_model(heads=5), ParallelSpec(), ALONE, torch.float32, fast=True)
