@@ -3,8 +3,8 @@
 The master weights (parameters, moments, EMA) are float32 and live in the model itself. A step is:
 `begin_step`, any number of micro-batches through `compute` and backward on each rank, `reduce_gradients`.
 Then every parameter's `grad` is the sum over all micro-batches of all ranks, float32. There is no
-communication between `begin_step` and `reduce_gradients`: ranks may compute different shapes, different numbers of
-micro-batches, or none, and wait for each other only in these two.
+communication between `begin_step` and `reduce_gradients`: ranks may compute different shapes, different
+numbers of micro-batches, or none, and wait for each other only in these two.
 
 - `Replicated`: every rank holds everything; `reduce_gradients` all-reduces the gradients.
 - `Sharded`: FSDP2. `begin_step` all-gathers the parameters once, `reduce_gradients` reduce-scatters the

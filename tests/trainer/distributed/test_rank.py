@@ -73,7 +73,7 @@ def test_alone_under_torchrun_and_where_both_agree_nothing_is_added(given: dict[
         ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK=one"),
         (SLURM | {"RANK": "0", "WORLD_SIZE": "1"}, "RANK=0 of WORLD_SIZE=1, and also SLURM_PROCID=9 of"),
         (SLURM | {"SLURM_PROCID": "16"}, "SLURM_PROCID=16 and SLURM_NTASKS=16; ranks count from 0"),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "16"}, "was not started by srun"),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "16"}, "srun did not start this process"),
         (SLURM | {"SLURM_STEP_NODELIST": ""}, "names no node"),
         ({k: v for k, v in SLURM.items() if k != "SLURM_LOCALID"}, "no SLURM_LOCALID"),
     ],
