@@ -1,45 +1,45 @@
-"""The road as one function: from a table of captions to shards, a line a stage.
+"""Curation pipeline: from a table of captions to shards and a report.
 
-Every stage is up to date or run again by itself, so the same command continues where it stopped.
+Each stage skips work that is up to date, so the same command resumes a stopped curation.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import Field
 
-from vidcurate.curation.caption_scores import stage as caption_scores_stage
-from vidcurate.curation.caption_scores.stage import ScoreSpec
-from vidcurate.curation.clip_table import rejection_ledger, table
+from vidcurate.curation.caption_scores.stage import ScoreSpec, run_score
+from vidcurate.curation.clip_table import table
+from vidcurate.curation.clip_table.rejection_ledger import check_share
 from vidcurate.curation.dedup.spec import DedupSpec
 from vidcurate.curation.dedup.stage import run_dedup
-from vidcurate.curation.difficulty import stage as difficulty_stage
 from vidcurate.curation.difficulty.spec import SplitSpec
-from vidcurate.curation.filter import stage as filter_stage
+from vidcurate.curation.difficulty.stage import run_split
 from vidcurate.curation.filter.spec import FilterSpec
-from vidcurate.curation.frame_scores import stage as frame_scores_stage
+from vidcurate.curation.filter.stage import check_limits, run_filter
 from vidcurate.curation.frame_scores.spec import FramesSpec
-from vidcurate.curation.ingest import stage as ingest_stage
+from vidcurate.curation.frame_scores.stage import run_frames
 from vidcurate.curation.ingest.spec import IngestSpec
+from vidcurate.curation.ingest.stage import run_ingest
 from vidcurate.curation.model_scores.spec import ModelsSpec
 from vidcurate.curation.model_scores.stage import run_models
-from vidcurate.curation.probe import stage as probe_stage
-from vidcurate.curation.probe.stage import ProbeSettings, ProbeSpec
-from vidcurate.curation.report import build as report_build
-from vidcurate.curation.report import card
-from vidcurate.curation.report.card import CardSpec
+from vidcurate.curation.probe.stage import ProbeSettings, ProbeSpec, run_probe
+from vidcurate.curation.report.build import run_report
+from vidcurate.curation.report.card import CardSpec, run_card
 from vidcurate.errors import InputError
 from vidcurate.executor.map_clips import EngineName, ExecutorSpec, PartSummary, Progress
 from vidcurate.recipe.recipe import Recipe
-from vidcurate.shards import build as shards_build
+from vidcurate.shards.build import run_build_shards
 from vidcurate.shards.layout import ShardSpec
 
+T = TypeVar("T")
+Summaries = dict[str, dict[str, Any]]  # stage → its summary as plain values
 ProgressBar = Callable[[str], AbstractContextManager[Progress]]
-Reported = Callable[[str, dict[str, Any]], None]
-STOPS = (
+OnDone = Callable[[str, dict[str, Any]], None]
+STAGES = (
     "ingest", "probe", "score", "score-frames", "score-models", "dedup", "filter", "split", "build-shards",
     "report",
 )  # fmt: skip
@@ -51,129 +51,128 @@ class CurateRecipe(Recipe):
     run: Path
     """the run folder"""
     workers: Annotated[int, Field(ge=1)] = 1
-    """processes of the stages that read files, on a cluster all its nodes together; they change no byte"""
+    """worker processes of the stages that read files (on a Ray cluster: on all nodes together); the output
+    is the same for any number"""
     engine: EngineName = "local"
-    """where probe and score-frames work: local, or ray (a Ray cluster); it changes no byte"""
+    """where probe and score-frames run: local, or ray (a Ray cluster); the output is the same"""
     max_failure_share: Annotated[float, Field(ge=0, le=1)] | None = None
     """largest share of the rows that may be missing, broken or fail in a stage; above it the curation stops
-    behind that stage with exit code 3, and goes on from there when the limit is raised"""
+    after that stage with exit code 3, and resumes from there when the limit is raised"""
     ingest: IngestSpec
-    """which table and videos to take in"""
+    """metadata table and video folder to read"""
     probe: ProbeSettings = ProbeSettings()
-    """how closely files are looked at"""
+    """how thoroughly files are checked"""
     score: ScoreSpec = ScoreSpec()
-    """how captions are scored"""
+    """caption scores"""
     frames: FramesSpec | None = None
-    """how pictures are scored; null: no clip is decoded"""
+    """frame scores; null: no clip is decoded"""
     models: ModelsSpec | None = None
-    """which neural networks score; null: none"""
+    """model scores; null: no neural network runs"""
     dedup: DedupSpec | None = None
-    """which duplicates are looked for; null: none"""
+    """duplicate search; null: none"""
     filter: FilterSpec = FilterSpec()
-    """which clips are kept"""
+    """rules that a kept clip passes"""
     split: SplitSpec = SplitSpec()
-    """levels and folds"""
+    """difficulty levels and folds"""
     shards: ShardSpec = ShardSpec()
-    """how shards are cut and filled"""
+    """size and content of the shards"""
     card: CardSpec = CardSpec()
-    """what the data card says: name, description, licences"""
+    """data card: name, description, licences"""
+
+
+class _Stop(Exception):
+    """Ends the pipeline after a stage: `until` is reached, or this process did its part of the stage."""
 
 
 def curate(
     recipe: CurateRecipe,
     *,
     progress_bar: ProgressBar,
-    reported: Reported,
+    on_done: OnDone,
     executor: ExecutorSpec | None = None,
     until: str | None = None,
-) -> dict[str, dict[str, Any]]:
-    """Run every stage of `recipe` and return each one's summary.
+) -> Summaries:
+    """Run every stage of `recipe` and return each stage's summary.
 
-    `telling` shows the progress of a stage, `told` gets a stage's summary as soon as it is there. A crew with
-    a part goes to the first stage of clips that is not finished, does its share of that and stops; what lies
-    before, the first part does while the others wait. With `until` (one of STOPS) the road ends behind that
-    stage. Raises what the stages raise, and InputError for an unknown stage.
+    `progress_bar(stage)` shows the progress of a stage; `on_done(stage, summary)` is called after each stage.
+    With `until` (one of STAGES) the pipeline stops after that stage. With `executor.part` this process does
+    its part of the first unfinished stage that can be split (probe, score-frames, score-models) and stops;
+    one part at a time runs the stages in between. Raises InputError for an unknown stage, and what the stages
+    raise.
     """
-    if until is not None and until not in STOPS:
-        raise InputError(f"--until {until}: there is no such stage; they are {', '.join(STOPS)}.")
+    if until is not None and until not in STAGES:
+        raise InputError(f"--until {until}: unknown stage. Stages: {', '.join(STAGES)}.")
     executor = executor or ExecutorSpec(engine=recipe.engine, num_workers=recipe.workers)
-    here = replace(executor, engine="local")
-    run, workers = recipe.run, recipe.workers
-    summaries: dict[str, dict[str, Any]] = {}
+    summaries: Summaries = {}
 
-    def done(stage: str, summary: Any) -> bool:
-        summaries[stage] = asdict(summary)
-        reported(stage, summaries[stage])
-        return stage == until or isinstance(summary, PartSummary)
+    def run_stage(name: str, work: Callable[[Progress], T | PartSummary], *, one_part: bool = False) -> T:
+        """Run one stage and return its summary. With `one_part`, parts wait for each other."""
+        turn = table.alone(recipe.run) if one_part and executor.part else nullcontext()
+        with progress_bar(name) as progress, turn:
+            summary = work(progress)
+        summaries[name] = asdict(cast("Any", summary))
+        on_done(name, summaries[name])
+        if isinstance(summary, PartSummary) or name == until:
+            raise _Stop
+        return summary
 
-    def in_turn() -> AbstractContextManager[None]:
-        return table.alone(run) if executor.part else nullcontext()
-
-    def check(failed: int, total: int, what: str, see: str) -> None:
-        rejection_ledger.check_share(
-            failed, total, recipe.max_failure_share, what=what, key="max_failure_share", see=see
-        )
-
-    with progress_bar("ingest") as progress, in_turn():
-        ingested = ingest_stage.run_ingest(run, recipe.ingest, progress=progress)
-    if done("ingest", ingested):
-        return summaries
-    if ingested.videos is None:
-        raise InputError("ingest.videos is not set: a curation to shards needs the folder of videos.")
-    videos = Path(ingested.videos)
-    with progress_bar("probe") as progress:
-        spec = ProbeSpec(videos=videos, **recipe.probe.model_dump())
-        probed = probe_stage.run_probe(run, spec, executor=executor, progress=progress)
-    if done("probe", probed) or isinstance(probed, PartSummary):
-        return summaries
-    check(
-        probed.rows_in - probed.rows_ok,
-        probed.rows_in,
-        "are missing or broken",
-        f"`vidcurate inspect {run}`.",
-    )
-    with progress_bar("score") as progress, in_turn():
-        scored = caption_scores_stage.run_score(run, recipe.score, progress=progress)
-    if done("score", scored):
-        return summaries
-    if recipe.frames is not None:
-        with progress_bar("score-frames") as progress:
-            looked = frame_scores_stage.run_frames(
-                run, recipe.frames, videos=videos, executor=executor, progress=progress
-            )
-        if done("score-frames", looked):
-            return summaries
-    if recipe.models is not None:
-        with progress_bar("score-models") as progress:
-            seen = run_models(run, recipe.models, videos=videos, executor=here, progress=progress)
-        if done("score-models", seen):
-            return summaries
-    if executor.part is not None:
-        return summaries  # no stage of clips is left
-    if recipe.dedup is not None:
-        with progress_bar("dedup") as progress:
-            twins = run_dedup(run, recipe.dedup, videos=videos, num_workers=workers, progress=progress)
-        if done("dedup", twins):
-            return summaries
-    with progress_bar("filter") as progress:
-        filtered = filter_stage.run_filter(run, recipe.filter, progress=progress)
-    if done("filter", filtered):
-        return summaries
-    limit = recipe.filter.max_failure_share
-    limits = {"max_failure_share": recipe.max_failure_share if limit is None else limit}
-    filter_stage.check_limits(run, filtered, recipe.filter.model_copy(update=limits))
-    with progress_bar("split") as progress:
-        levelled = difficulty_stage.run_split(run, recipe.split, progress=progress)
-    if done("split", levelled):
-        return summaries
-    with progress_bar("build-shards") as progress:
-        built = shards_build.run_build_shards(
-            run, recipe.shards, videos=videos, out=run / "shards", num_workers=workers, progress=progress
-        )
-    if done("build-shards", built):
-        return summaries
-    check(built.rows_failed, built.rows_kept, "cannot be read into shards", "The answer above names them.")
-    card.run_card(run, recipe.card)
-    with progress_bar("report") as progress:
-        done("report", report_build.run_report(run, videos=videos))
+    with suppress(_Stop):
+        _run_stages(recipe, executor, run_stage)
     return summaries
+
+
+def _run_stages(recipe: CurateRecipe, executor: ExecutorSpec, run_stage: Callable[..., Any]) -> None:
+    run, workers, limit = recipe.run, recipe.workers, recipe.max_failure_share
+    key = "max_failure_share"
+
+    # 1. Read the metadata: one row per clip.
+    ingested = run_stage("ingest", lambda bar: run_ingest(run, recipe.ingest, progress=bar), one_part=True)
+    if ingested.videos is None:
+        raise InputError("ingest.videos is not set. Set it to the video folder: shards need the videos.")
+    videos = Path(ingested.videos)
+
+    # 2. Check every video file.
+    spec = ProbeSpec(videos=videos, **recipe.probe.model_dump())
+    probed = run_stage("probe", lambda bar: run_probe(run, spec, executor=executor, progress=bar))
+    failed, see = probed.rows_in - probed.rows_ok, f"Run `vidcurate inspect {run}` to count them."
+    check_share(failed, probed.rows_in, limit, what="are missing or broken", key=key, see=see)
+
+    # 3. Score captions, frames (one decode per clip), and frames by neural networks.
+    run_stage("score", lambda bar: run_score(run, recipe.score, progress=bar), one_part=True)
+    if (frames := recipe.frames) is not None:
+        run_stage(
+            "score-frames",
+            lambda bar: run_frames(run, frames, videos=videos, executor=executor, progress=bar),
+        )
+    if (models := recipe.models) is not None:
+        here = replace(executor, engine="local")
+        run_stage(
+            "score-models", lambda bar: run_models(run, models, videos=videos, executor=here, progress=bar)
+        )
+    if executor.part is not None:
+        return  # no later stage can be split into parts
+
+    # 4. Find duplicates; keep or reject every clip.
+    if (dedup := recipe.dedup) is not None:
+        run_stage(
+            "dedup", lambda bar: run_dedup(run, dedup, videos=videos, num_workers=workers, progress=bar)
+        )
+    filtered = run_stage("filter", lambda bar: run_filter(run, recipe.filter, progress=bar))
+    own_limit = recipe.filter.max_failure_share
+    limits = {key: limit if own_limit is None else own_limit}
+    check_limits(run, filtered, recipe.filter.model_copy(update=limits))
+
+    # 5. Split the kept clips into difficulty levels and folds; write them as shards.
+    run_stage("split", lambda bar: run_split(run, recipe.split, progress=bar))
+    built = run_stage(
+        "build-shards",
+        lambda bar: run_build_shards(
+            run, recipe.shards, videos=videos, out=run / "shards", num_workers=workers, progress=bar
+        ),
+    )
+    failed, see = built.rows_failed, "The summary above names them."
+    check_share(failed, built.rows_kept, limit, what="could not be read into shards", key=key, see=see)
+
+    # 6. Write the data card and the report.
+    run_card(run, recipe.card)
+    run_stage("report", lambda bar: run_report(run, videos=videos))

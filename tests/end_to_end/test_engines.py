@@ -47,7 +47,7 @@ def pipeline(home: Path, run: str, *, workers: int = 1, engine: str = "local", *
     return curate(
         recipe,
         progress_bar=lambda what: nullcontext(no_progress),
-        reported=lambda stage, summary: None,
+        on_done=lambda stage, summary: None,
         **more,
     )
 

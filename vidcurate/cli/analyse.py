@@ -1,4 +1,4 @@
-"""The commands about rules and what follows from them: presets, what-if, ledger, fetch-plan, card."""
+"""Commands on rules and results: presets, what-if, ledger, fetch-plan, card."""
 
 import json
 from dataclasses import asdict
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from vidcurate.cli.common import Json, RecipeFile, Run, Settings, answer, app, spec_of
+from vidcurate.cli.common import Json, RecipeFile, Run, Settings, app, print_summary, spec_of
 from vidcurate.curation.clip_table import table
 from vidcurate.executor.progress import progress_bar
 
@@ -18,7 +18,7 @@ def presets(
     name: Annotated[str | None, typer.Argument(help="One preset: show its settings.", metavar="NAME")] = None,
     to_json: Json = False,
 ) -> None:
-    """List published thresholds to filter by, with their sources and what was left out.
+    """List published filter thresholds, with their sources and what was left out.
 
     Example: vidcurate presets open-sora-1.2
     """
@@ -26,7 +26,7 @@ def presets(
     from vidcurate.errors import InputError
 
     if name is not None and name not in PRESETS:
-        raise InputError(f"no preset is called {name}; known are {', '.join(PRESETS)}.")
+        raise InputError(f"{name}: unknown preset. Presets: {', '.join(PRESETS)}.")
     chosen = {key: asdict(value) for key, value in PRESETS.items() if name in (None, key)}
     if to_json:
         print(json.dumps(chosen))
@@ -34,11 +34,11 @@ def presets(
     if name is None:
         rows = [{"preset": key, **value, "settings": "", "left_out": ""} for key, value in chosen.items()]
         shown = [{key: row[key] for key in ("preset", "title", "source")} for row in rows]
-        answer({"presets": shown}, title="presets", to_json=False)
+        print_summary({"presets": shown}, title="presets", to_json=False)
         return
     one = chosen[name]
     settings = [f"{key}: {json.dumps(value)}" for key, value in one["settings"].items()]
-    answer({**one, "settings": settings}, title=name, to_json=False)
+    print_summary({**one, "settings": settings}, title=name, to_json=False)
 
 
 @app.command("what-if")
@@ -47,7 +47,7 @@ def what_if(
     preset: Annotated[
         str | None,
         typer.Option(
-            "--preset", help="Begin with a preset instead of the run's own settings.", metavar="NAME"
+            "--preset", help="Start from a preset instead of the run's own settings.", metavar="NAME"
         ),
     ] = None,
     sweep: Annotated[
@@ -60,7 +60,7 @@ def what_if(
     settings: Settings = None,
     to_json: Json = False,
 ) -> None:
-    """Say what other thresholds would keep, from the scores that are there. Nothing is written.
+    """Count what other thresholds would keep, from the scores in the table. Nothing is written.
 
     Example: vidcurate what-if run --sweep max_duration_seconds=1,2,4
     """
@@ -71,9 +71,9 @@ def what_if(
     if to_json:
         print(json.dumps(found))
     elif sweep is None:
-        answer(_as_records(found), title=f"what-if → {run}", to_json=False)
+        print_summary(_as_records(found), title=f"what-if → {run}", to_json=False)
     else:
-        answer(
+        print_summary(
             {**found, "points": [_clips_only(point) for point in found["points"]]},
             title=f"what-if → {run}",
             to_json=False,
@@ -105,11 +105,11 @@ def ledger_(
         typer.Argument(help="Write one row for each rejected clip: .parquet, .csv, .jsonl.", metavar="FILE"),
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Replay every verdict from the ledger and compare with the table.")
+        bool, typer.Option("--check", help="Replay every ledger entry and compare it with the table.")
     ] = False,
     to_json: Json = False,
 ) -> None:
-    """Show which rule rejected how many clips; with a file, each rejected clip with rule, value, threshold.
+    """Count rejected clips per rule; with FILE, write each rejected clip with rule, value and threshold.
 
     Example: vidcurate ledger run rejected.csv --check
     """
@@ -121,7 +121,7 @@ def ledger_(
     if out is not None:
         table.export(rejection_ledger.rejected(run), out)
         found["file"] = str(out)
-    answer(found, title=f"ledger → {run}", to_json=to_json)
+    print_summary(found, title=f"ledger → {run}", to_json=to_json)
 
 
 @app.command("fetch-plan")
@@ -145,16 +145,16 @@ def fetch_plan(
         typer.Option(
             min=0,
             max=1,
-            help="Share of the files that may fail, 0 to 1; above it exit code 3.",
+            help="Share of the files that may fail, 0 to 1; above it: exit code 3.",
             metavar="SHARE",
         ),
     ] = 0.0,
     to_json: Json = False,
 ) -> None:
-    """List which byte ranges of the published zip parts hold the kept clips, and fetch only those.
+    """List the byte ranges of published zip parts that hold the kept clips; fetch only those.
 
     Reads the central directories by range, on disk or over HTTP; pieces (_partaa, .001) are read as one.
-    Stopped at any moment, the same command fetches the rest.
+    The same command resumes a stopped download.
 
     Example: vidcurate fetch-plan run --parts demo/parts --out plan.csv --fetch subset
     """
@@ -163,21 +163,21 @@ def fetch_plan(
     with progress_bar("fetch-plan", quiet=to_json) as progress:
         summary = asdict(run_fetch_plan(run, parts, out, progress=progress))
     if fetch is None:
-        answer(summary, title=f"fetch-plan → {out}", to_json=to_json)
+        print_summary(summary, title=f"fetch-plan → {out}", to_json=to_json)
         return
     from vidcurate.curation.clip_table.rejection_ledger import check_share
     from vidcurate.curation.fetch.stage import run_fetch
 
     with progress_bar("fetch", quiet=to_json) as progress:
         fetched = run_fetch(out, fetch, num_workers=connections, progress=progress)
-    answer({**summary, **asdict(fetched)}, title=f"fetch-plan → {fetch}", to_json=to_json)
+    print_summary({**summary, **asdict(fetched)}, title=f"fetch-plan → {fetch}", to_json=to_json)
     check_share(
         fetched.files_failed,
         fetched.files,
         max_failure_share,
-        what="were not what their directory says",
+        what="do not match their zip directory",
         key="max_failure_share",
-        see="The answer above names them; fetch their parts anew.",
+        see="The summary above names them; download their zip parts again.",
     )
 
 

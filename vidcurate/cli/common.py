@@ -1,4 +1,4 @@
-"""What every command shares: the app, the common options, the settings, and how an answer is printed."""
+"""Command-line app, shared options, settings, and printing of summaries."""
 
 import json
 import os
@@ -22,23 +22,23 @@ from vidcurate.recipe import recipe as recipes
 from vidcurate.recipe.recipe import Recipe
 from vidcurate.storage import object_store
 
-# What `vidcurate --help` lists, in the order in which it is used.
+# Sections of `vidcurate --help`, in the order of use.
 SECTIONS = {
-    "To try it, and all stages at once": ("demo-data", "curate"),
-    "The stages, in their order": (
+    "Demo data, and all stages in one command": ("demo-data", "curate"),
+    "Stages, in pipeline order": (
         "ingest", "probe", "score", "score-frames", "score-models", "dedup", "filter", "split-by-difficulty",
         "build-shards",
     ),
-    "What came of it": ("report", "inspect", "ledger", "what-if", "presets", "card", "export", "verify"),
-    "Other forms in and out": ("split-scenes", "extract-clips", "fetch-plan", "export-index"),
+    "Results": ("report", "inspect", "ledger", "what-if", "presets", "card", "export", "verify"),
+    "Other inputs and outputs": ("split-scenes", "extract-clips", "fetch-plan", "export-index"),
 }  # fmt: skip
 
 
 class Pipeline(TyperGroup):
-    """The commands in the order of SECTIONS, each with its whole first sentence."""
+    """Command group that lists commands in the order of SECTIONS, each with its first sentence."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the commands in the order in which they are used."""
+        """Return the commands in the order of SECTIONS."""
         return [name for names in SECTIONS.values() for name in names]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -47,7 +47,7 @@ class Pipeline(TyperGroup):
             rows = []
             for name in names:
                 command = self.get_command(ctx, name)
-                assert command is not None, f"{name} stands in SECTIONS and is no command"
+                assert command is not None, f"{name} is in SECTIONS and is not a command"
                 rows.append((name, " ".join((command.help or "").split("\n\n")[0].split())))
             with formatter.section(title):
                 formatter.write_dl(rows, col_max=20)
@@ -56,7 +56,7 @@ class Pipeline(TyperGroup):
 app = typer.Typer(
     name="vidcurate",
     cls=Pipeline,
-    help="Captioned video in; a judged table, difficulty levels and trusted WebDataset shards out.",
+    help="Turn captioned video into a scored table, difficulty levels and verified WebDataset shards.",
     epilog="Each command has an example in its help: vidcurate COMMAND --help. `python -m trainer` trains on"
     " the shards.",
     no_args_is_help=True,
@@ -65,10 +65,10 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-WIDTH = 140  # columns of an answer that nobody sees on a screen
+WIDTH = 140  # columns of a summary that goes to a file or a pipe
 S = TypeVar("S", bound=Recipe)
 
-Run = Annotated[Path, typer.Argument(help="The run folder: every stage's table lies in it.", metavar="RUN")]
+Run = Annotated[Path, typer.Argument(help="The run folder, with one table per stage.", metavar="RUN")]
 Videos = Annotated[
     Path | None,
     typer.Option(
@@ -79,7 +79,7 @@ VideosOrUrl = Annotated[
     str | None,
     typer.Option(
         "--videos",
-        help="The folder of videos, here or by URL. Default: the one given to ingest.",
+        help="The folder of videos, or its URL. Default: the one given to ingest.",
         metavar="PATH",
     ),
 ]
@@ -88,20 +88,16 @@ Workers = Annotated[
 ]
 Engine = Annotated[
     str,
-    typer.Option(
-        "--engine", help="Where clips are worked on: local, or ray (a Ray cluster).", metavar="NAME"
-    ),
+    typer.Option("--engine", help="Where the work runs: local, or ray (a Ray cluster).", metavar="NAME"),
 ]
 PartOf = Annotated[
     str | None,
-    typer.Option(
-        "--part", help="Do the i-th of n shares of the clips, and write no table yet.", metavar="I/N"
-    ),
+    typer.Option("--part", help="Process part i of n of the clips; write no table yet.", metavar="I/N"),
 ]
 Merge = Annotated[
-    bool, typer.Option("--merge", help="Put the table together from the parts; one that is missing is named.")
+    bool, typer.Option("--merge", help="Write the table from finished parts; fail if a part is missing.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
@@ -114,7 +110,7 @@ MaxFailureShare = Annotated[
         "--max-failure-share",
         min=0,
         max=1,
-        help="Share of the rows that may fail, 0 to 1; above it exit code 3.",
+        help="Share of the rows that may fail, 0 to 1; above it: exit code 3.",
         metavar="SHARE",
     ),
 ]
@@ -124,7 +120,7 @@ RecipeFile = Annotated[
 
 
 def spec_of(model: type[S], file: Path | None, settings: list[str] | None, **given: Any) -> S:
-    """Return the stage's settings from a file, from --set and from the options that were given."""
+    """Return the stage's settings from a recipe file, --set and other command-line options."""
     every = [*_as_settings(given), *(settings or [])]
     if file is not None:
         return recipes.load(file, model, settings=every)
@@ -134,9 +130,9 @@ def spec_of(model: type[S], file: Path | None, settings: list[str] | None, **giv
 def executor_of(
     workers: int | None, engine: str = "local", part: str | None = None, merge: bool = False
 ) -> ExecutorSpec:
-    """Return who does a stage's work. Raises InputError for options that do not go together."""
+    """Return the executor for a stage. Raises InputError for options that exclude each other."""
     if engine not in ("local", "ray"):
-        raise InputError(f"--engine {engine}: there are local and ray.")
+        raise InputError(f"--engine {engine}: unknown engine. Use local or ray.")
     found = part_of(part) if part else None
     if engine == "ray":
         from vidcurate.executor import ray_actors
@@ -167,11 +163,11 @@ def _cell(value: Any) -> str:
 
 
 def screen() -> Console:
-    """Return where an answer is shown; in a file or a pipe it is wide enough that no name is cut in two."""
+    """Return the console of stdout; for a file or a pipe, wide enough that no name wraps."""
     return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH)
 
 
-def answer(summary: dict[str, Any], *, title: str, to_json: bool) -> None:
+def print_summary(summary: dict[str, Any], *, title: str, to_json: bool) -> None:
     """Print a summary on stdout: two columns, or one JSON object."""
     if to_json:
         print(json.dumps(summary, default=str))
@@ -185,7 +181,7 @@ def answer(summary: dict[str, Any], *, title: str, to_json: bool) -> None:
     console.print(grid)
     for name, rows in records.items():
         inner = Table(title=name, title_justify="left", box=None, padding=(0, 2, 0, 0))
-        columns = [column for column in rows[0] if column != "warning"]  # warnings stand above, whole
+        columns = [column for column in rows[0] if column != "warning"]  # printed in full above the table
         for column in columns:
             inner.add_column(column.replace("_", " "), overflow="fold")
         for record in rows:
@@ -198,29 +194,29 @@ def _is_records(value: Any) -> bool:
 
 
 @contextmanager
-def working(run: Path, command: str, *, quiet: bool) -> Iterator[Progress]:
-    """Show how far a command of the road is, and note in RUN/costs.jsonl what it cost."""
+def stage_progress(run: Path, command: str, *, quiet: bool) -> Iterator[Progress]:
+    """Show a progress bar for a command, and add its cost to RUN/costs.jsonl."""
     with costs.measured(run, command), progress_bar(command, quiet=quiet) as progress:
         yield progress
 
 
 def known_videos(run: Path) -> Path | None:
-    """Return the folder of videos that ingest was given, None when it was given none."""
+    """Return the video folder that ingest used, None when it used none."""
     table.previous_stage(run, "probe")
     known = json.loads((run / "reconcile.json").read_text(encoding="utf-8")).get("videos")
     return Path(known) if known else None
 
 
 def videos_of(run: Path, given: Path | None) -> Path:
-    """Return the folder of videos: the one given, else the one that ingest was given."""
+    """Return the video folder: the one given, else the one that ingest used."""
     folder = given or known_videos(run)
     if folder is None:
-        raise InputError(f"{run}: ingest was given no folder of videos. Say it with --videos.")
+        raise InputError(f"{run}: ingest ran without a video folder. Add --videos FOLDER.")
     return folder
 
 
-def place_of(run: Path, given: str | None) -> Path | str:
-    """Return the folder of videos, or its URL: the one given, else the one that ingest was given."""
+def videos_or_url_of(run: Path, given: str | None) -> Path | str:
+    """Return the video folder or its URL: the one given, else the one that ingest used."""
     if given is not None and object_store.is_url(given):
         return given
     return videos_of(run, Path(given) if given is not None else None)
@@ -230,7 +226,7 @@ def place_of(run: Path, given: str | None) -> Path | str:
 def _top(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
-    traceback: Annotated[bool, typer.Option("--traceback", help="Show where an error came from.")] = False,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Print the traceback of an error.")] = False,
 ) -> None:
     if version:
         print(__version__)

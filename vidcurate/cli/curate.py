@@ -1,4 +1,4 @@
-"""The commands of the road, from metadata to shards and the report, in its order."""
+"""Pipeline commands, from metadata to shards and the report."""
 
 import json
 from dataclasses import asdict
@@ -20,14 +20,14 @@ from vidcurate.cli.common import (
     Videos,
     VideosOrUrl,
     Workers,
-    answer,
     app,
     executor_of,
     known_videos,
-    place_of,
+    print_summary,
     spec_of,
+    stage_progress,
     videos_of,
-    working,
+    videos_or_url_of,
 )
 from vidcurate.curation.clip_table import table
 from vidcurate.executor.map_clips import PartSummary, usable_cpus
@@ -38,12 +38,12 @@ from vidcurate.storage import download, object_store
 
 @app.command("demo-data")
 def demo_data(
-    out: Annotated[Path, typer.Argument(help="The folder to make.", metavar="OUT")],
+    out: Annotated[Path, typer.Argument(help="The folder to create.", metavar="OUT")],
     clips: Annotated[int, typer.Option(min=10, help="How many clips.", metavar="N")] = 320,
     seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.", metavar="N")] = 0,
     to_json: Json = False,
 ) -> None:
-    """Make a small captioned data set whose captions are true and some of whose files are broken.
+    """Generate a small captioned data set: captions are true, some files are damaged on purpose.
 
     Example: vidcurate demo-data demo --clips 40
     """
@@ -51,7 +51,7 @@ def demo_data(
 
     with progress_bar("demo-data", quiet=to_json) as progress:
         summary = demo_data_write.write_demo_data(out, clips=clips, seed=seed, progress=progress)
-    answer(asdict(summary), title=str(out), to_json=to_json)
+    print_summary(asdict(summary), title=str(out), to_json=to_json)
 
 
 @app.command()
@@ -64,12 +64,12 @@ def ingest(
         Path | None, typer.Option(help="The folder of videos; without it, metadata only.", metavar="FOLDER")
     ] = None,
     schema: Annotated[
-        str, typer.Option(help="The metadata's form; `auto` says what it recognised.", metavar="NAME")
+        str, typer.Option(help="The metadata's schema; `auto` detects and prints it.", metavar="NAME")
     ] = "auto",
     settings: Settings = None,
     to_json: Json = False,
 ) -> None:
-    """Read a table of captions into RUN/ingest.parquet and reconcile it with the files.
+    """Read a caption table into RUN/ingest.parquet and match its rows with the video files.
 
     Example: vidcurate ingest demo/captions.csv --videos demo/videos --out run
     """
@@ -78,9 +78,9 @@ def ingest(
 
     source = download.kept(metadata, out / "metadata") if object_store.is_url(metadata) else Path(metadata)
     spec = spec_of(IngestSpec, None, settings, metadata=source, videos=videos, schema=schema)
-    with working(out, "ingest", quiet=to_json) as progress:
+    with stage_progress(out, "ingest", quiet=to_json) as progress:
         summary = run_ingest(out, spec, progress=progress)
-    answer(asdict(summary), title=f"ingest → {out}", to_json=to_json)
+    print_summary(asdict(summary), title=f"ingest → {out}", to_json=to_json)
 
 
 @app.command()
@@ -96,7 +96,7 @@ def probe(
     known: Annotated[
         Path | None,
         typer.Option(
-            help="What is known of files, also from other runs. Default: RUN/known-files.parquet.",
+            help="Cache of probe results, also of other runs. Default: RUN/known-files.parquet.",
             metavar="FILE",
         ),
     ] = None,
@@ -109,11 +109,11 @@ def probe(
     settings: Settings = None,
     to_json: Json = False,
 ) -> None:
-    """Look at every file, up to a level of integrity, and name what is broken.
+    """Check every video file up to a level of integrity, and name what is broken.
 
     `index` decodes nothing and finds truncation; `keyframes` reads every packet and decodes the key frames;
-    `full` decodes everything. A higher level later reads only files that are not known at it. Stopped at any
-    moment, the same command goes on.
+    `full` decodes everything. A later probe at a higher level reads only files not yet checked at that level.
+    The same command resumes a stopped probe.
 
     Example: vidcurate probe run --videos demo/videos --level keyframes
     """
@@ -121,35 +121,35 @@ def probe(
     from vidcurate.curation.probe.stage import ProbeSettings, ProbeSpec, run_probe
 
     given = spec_of(ProbeSettings, recipe, settings, level=level)
-    spec = ProbeSpec(videos=place_of(run, videos), **given.model_dump())
-    with working(run, "probe", quiet=to_json) as progress:
+    spec = ProbeSpec(videos=videos_or_url_of(run, videos), **given.model_dump())
+    with stage_progress(run, "probe", quiet=to_json) as progress:
         executor = executor_of(workers, engine, part, merge)
         summary = run_probe(run, spec, known_files=known, executor=executor, progress=progress)
-    answer(asdict(summary), title=f"probe → {run}", to_json=to_json)
+    print_summary(asdict(summary), title=f"probe → {run}", to_json=to_json)
     if isinstance(summary, PartSummary):
         return
-    failed, see = summary.rows_in - summary.rows_ok, f"`vidcurate inspect {run}` counts them."
+    failed, see = summary.rows_in - summary.rows_ok, f"Run `vidcurate inspect {run}` to count them."
     what, key = "are missing or broken", "max_failure_share"
     check_share(failed, summary.rows_in, max_failure_share, what=what, key=key, see=see)
 
 
 @app.command()
 def score(run: Run, recipe: RecipeFile = None, settings: Settings = None, to_json: Json = False) -> None:
-    """Count the nouns and words of every caption.
+    """Score every caption: nouns (the difficulty), words, boilerplate, repeats.
 
     Example: vidcurate score run --set noun_engine=builtin
     """
     from vidcurate.curation.caption_scores.stage import ScoreSpec, run_score
 
     spec = spec_of(ScoreSpec, recipe, settings)
-    with working(run, "score", quiet=to_json) as progress:
+    with stage_progress(run, "score", quiet=to_json) as progress:
         summary = run_score(run, spec, progress=progress)
-    answer(asdict(summary), title=f"score → {run}", to_json=to_json)
+    print_summary(asdict(summary), title=f"score → {run}", to_json=to_json)
 
 
 @app.command("filter")
 def filter_(run: Run, recipe: RecipeFile = None, settings: Settings = None, to_json: Json = False) -> None:
-    """Judge every clip; a rejected one keeps its row with rule, value and threshold.
+    """Keep or reject every clip by rules; a rejected clip keeps its row, with rule, value and threshold.
 
     Example: vidcurate filter run --set min_duration_seconds=1 --set max_aspect_ratio=2
     """
@@ -157,9 +157,9 @@ def filter_(run: Run, recipe: RecipeFile = None, settings: Settings = None, to_j
     from vidcurate.curation.filter.stage import check_limits, run_filter
 
     spec = spec_of(FilterSpec, recipe, settings)
-    with working(run, "filter", quiet=to_json) as progress:
+    with stage_progress(run, "filter", quiet=to_json) as progress:
         summary = run_filter(run, spec, progress=progress)
-    answer(asdict(summary), title=f"filter → {run}", to_json=to_json)
+    print_summary(asdict(summary), title=f"filter → {run}", to_json=to_json)
     check_limits(run, summary, spec)
 
 
@@ -171,7 +171,7 @@ def split_by_difficulty(
     settings: Settings = None,
     to_json: Json = False,
 ) -> None:
-    """Cut the kept clips into levels of growing difficulty and measure the jump between neighbours.
+    """Split the kept clips into levels of growing difficulty, and measure the jump between levels.
 
     Example: vidcurate split-by-difficulty run --levels 2 --set validation_fraction=0.1
     """
@@ -179,9 +179,9 @@ def split_by_difficulty(
     from vidcurate.curation.difficulty.stage import run_split
 
     spec = spec_of(SplitSpec, recipe, settings, levels=levels)
-    with working(run, "split", quiet=to_json) as progress:
+    with stage_progress(run, "split", quiet=to_json) as progress:
         summary = run_split(run, spec, progress=progress)
-    answer(asdict(summary), title=f"split-by-difficulty → {run}", to_json=to_json)
+    print_summary(asdict(summary), title=f"split-by-difficulty → {run}", to_json=to_json)
 
 
 @app.command("build-shards")
@@ -205,9 +205,9 @@ def build_shards(
     settings: Settings = None,
     to_json: Json = False,
 ) -> None:
-    """Write WebDataset tars by level and fold, with an index for random access.
+    """Write the kept clips as WebDataset tars by level and fold, with an index for random access.
 
-    Stopped at any moment, the same command finishes the work, and the bytes are the same.
+    The same command resumes a stopped build; the bytes are the same.
 
     Example: vidcurate build-shards run --videos demo/videos --set max_clips=64
     """
@@ -217,7 +217,7 @@ def build_shards(
 
     spec = spec_of(ShardSpec, recipe, settings)
     readers = reader_indexes_export.readers_of(also) if also else ()
-    with working(run, "build-shards", quiet=to_json) as progress:
+    with stage_progress(run, "build-shards", quiet=to_json) as progress:
         summary = run_build_shards(
             run,
             spec,
@@ -231,7 +231,7 @@ def build_shards(
             reader_indexes_export.export(
                 folder, readers, num_workers=workers or usable_cpus(), progress=progress
             )
-    answer(asdict(summary), title=f"build-shards → {out or run / 'shards'}", to_json=to_json)
+    print_summary(asdict(summary), title=f"build-shards → {out or run / 'shards'}", to_json=to_json)
 
 
 @app.command()
@@ -240,16 +240,16 @@ def curate(
     part: PartOf = None,
     merge: Merge = False,
     until: Annotated[
-        str | None, typer.Option(help="Stop behind this stage, for example score-frames.", metavar="STAGE")
+        str | None, typer.Option(help="Stop after this stage, for example score-frames.", metavar="STAGE")
     ] = None,
     settings: Settings = None,
     to_json: Json = False,
 ) -> None:
     """Run every stage of a recipe, from ingest to build-shards, and write the report.
 
-    What is done and up to date is left as it is, so the same command goes on where it stopped.
+    Stages that are up to date are skipped, so the same command resumes a stopped curation.
 
-    With --part it goes to the first stage of clips that is not finished and does that share of it.
+    With --part the command does its part of the first unfinished stage that can be split.
 
     Example: vidcurate curate recipes/curate-demo.yaml --set run=run
     """
@@ -258,15 +258,15 @@ def curate(
 
     read = recipes.load(recipe, CurateRecipe, settings=settings or [])
 
-    def reported(stage: str, summary: dict[str, Any]) -> None:
+    def on_done(stage: str, summary: dict[str, Any]) -> None:
         if not to_json:
-            answer(summary, title=stage, to_json=False)
+            print_summary(summary, title=stage, to_json=False)
             print()
 
     summaries = run_all(
         read,
-        progress_bar=lambda what: working(read.run, what, quiet=to_json),
-        reported=reported,
+        progress_bar=lambda what: stage_progress(read.run, what, quiet=to_json),
+        on_done=on_done,
         executor=executor_of(read.workers, read.engine, part, merge),
         until=until,
     )
@@ -280,13 +280,13 @@ def export(
     out: Annotated[Path, typer.Argument(help="A .parquet, .csv or .jsonl file.", metavar="FILE")],
     to_json: Json = False,
 ) -> None:
-    """Write the whole table of a run, every column of every stage, for other tools.
+    """Export the whole table of a run, every column of every stage, for other tools.
 
     Example: vidcurate export run clips.csv
     """
     stage = table.newest_stage(run)
     table.export(table.scan(run, stage), out)
-    answer(
+    print_summary(
         {"stage": stage, "file": str(out), "size_bytes": out.stat().st_size}, title="export", to_json=to_json
     )
 
@@ -294,10 +294,10 @@ def export(
 @app.command()
 def inspect(
     run: Run,
-    clip: Annotated[str | None, typer.Argument(help="A clip id: show its fate.", metavar="CLIP")] = None,
+    clip: Annotated[str | None, typer.Argument(help="A clip id: show this clip.", metavar="CLIP")] = None,
     to_json: Json = False,
 ) -> None:
-    """Show what a run holds, or everything that happened to one clip.
+    """Print a run's counts, or every stage's result for one clip.
 
     Example: vidcurate inspect run
     """
@@ -312,11 +312,11 @@ def inspect(
 
 @app.command()
 def report(run: Run, videos: Videos = None, to_json: Json = False) -> None:
-    """Write RUN/report.html: one page that opens off-line, with the funnel, the levels and the clips.
+    """Write RUN/report.html: one offline page with the filter funnel, the levels and sample clips.
 
     Example: vidcurate report run
     """
     from vidcurate.curation.report.build import run_report
 
     summary = run_report(run, videos=videos or known_videos(run))
-    answer(asdict(summary), title=f"report → {run}", to_json=to_json)
+    print_summary(asdict(summary), title=f"report → {run}", to_json=to_json)

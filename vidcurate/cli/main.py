@@ -1,9 +1,9 @@
-"""The command line: one command a stage. It parses, calls and prints.
+"""Command-line entry point: parse arguments, call a stage, print its summary.
 
-stdout is the answer (a table, or JSON with --json), stderr is the telling. Exit code 0: done; 1: the work
-failed; 2: the request was wrong; 3: done, and more failed than was allowed. An error is one line;
---traceback shows the rest. A setting lives in a recipe or a --set and goes through one strict door: a typo
-is an error that names the nearest setting.
+stdout has the summary (a table, or JSON with --json), stderr the progress. Exit code 0: done; 1: the work
+failed; 2: the request was wrong; 3: done, and more rows failed than allowed. An error is one line;
+--traceback prints the rest. Settings come from a recipe or --set through one strict parser: for a typo, the
+error names the nearest setting.
 """
 
 import os
@@ -18,7 +18,7 @@ from vidcurate.errors import StorageError, VidcurateError
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and leave with its exit code."""
+    """Run the command line and exit with its exit code."""
     given = sys.argv[1:] if arguments is None else arguments
     try:
         app(args=given, prog_name="vidcurate")

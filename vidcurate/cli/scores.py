@@ -1,4 +1,4 @@
-"""The commands that decode: scores of the pictures, scenes of long videos, clips cut out of them."""
+"""Commands that decode or compare clips: frame and model scores, scenes, dedup."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -17,13 +17,13 @@ from vidcurate.cli.common import (
     Videos,
     VideosOrUrl,
     Workers,
-    answer,
     app,
     executor_of,
     known_videos,
-    place_of,
+    print_summary,
     spec_of,
-    working,
+    stage_progress,
+    videos_or_url_of,
 )
 from vidcurate.executor.map_clips import usable_cpus
 from vidcurate.executor.progress import progress_bar
@@ -43,7 +43,7 @@ def score_frames(
 ) -> None:
     """Decode every clip once: motion, sharpness, black, frozen, bars, brightness, flicker, cuts, hashes.
 
-    Stopped at any moment, the same command finishes the work, and the bytes are the same.
+    The same command resumes a stopped stage; the bytes are the same.
 
     Example: vidcurate score-frames run --videos demo/videos --set details_per_second=2
     """
@@ -51,15 +51,15 @@ def score_frames(
     from vidcurate.curation.frame_scores.stage import run_frames
 
     spec = spec_of(FramesSpec, recipe, settings)
-    with working(run, "score-frames", quiet=to_json) as progress:
+    with stage_progress(run, "score-frames", quiet=to_json) as progress:
         summary = run_frames(
             run,
             spec,
-            videos=place_of(run, videos),
+            videos=videos_or_url_of(run, videos),
             executor=executor_of(workers, engine, part, merge),
             progress=progress,
         )
-    answer(asdict(summary), title=f"score-frames → {run}", to_json=to_json)
+    print_summary(asdict(summary), title=f"score-frames → {run}", to_json=to_json)
 
 
 @app.command("split-scenes")
@@ -74,9 +74,9 @@ def split_scenes(
     settings: Settings = None,
     to_json: Json = False,
 ) -> None:
-    """Find the scenes of long videos and write them as a table of clips, a row each.
+    """Find the scenes of long videos and write them as a table, one row per clip.
 
-    `ingest` and `extract-clips` take the table. Clips of one video share their source_id.
+    `ingest` and `extract-clips` read the table. Clips of one video share their source_id.
 
     Example: vidcurate split-scenes demo/videos --out scenes.parquet --set min_seconds=0.5
     """
@@ -93,7 +93,7 @@ def split_scenes(
             num_workers=workers or usable_cpus(),
             progress=progress,
         )
-    answer(asdict(summary), title=f"split-scenes → {out}", to_json=to_json)
+    print_summary(asdict(summary), title=f"split-scenes → {out}", to_json=to_json)
 
 
 @app.command("extract-clips")
@@ -106,9 +106,9 @@ def extract_clips(
     settings: Settings = None,
     to_json: Json = False,
 ) -> None:
-    """Cut every row's interval out of its file, check the clip, and write OUT/clips.parquet beside.
+    """Cut every row's interval out of its file, check the clip, and write OUT/clips.parquet.
 
-    Stopped at any moment, the same command finishes the work, and the bytes are the same.
+    The same command resumes a stopped extraction; the bytes are the same.
 
     Example: vidcurate extract-clips scenes.parquet --videos demo/videos --out clips --set transcode.fps=12
     """
@@ -125,7 +125,7 @@ def extract_clips(
             num_workers=workers or usable_cpus(),
             progress=progress,
         )
-    answer(asdict(summary), title=f"extract-clips → {out}", to_json=to_json)
+    print_summary(asdict(summary), title=f"extract-clips → {out}", to_json=to_json)
 
 
 def _videos_of_run(path: Path) -> Path | None:
@@ -143,11 +143,11 @@ def score_models(
     settings: Settings = None,
     to_json: Json = False,
 ) -> None:
-    """Score pictures by neural networks: aesthetic and caption match on CLIP, watermark, area of text.
+    """Score frames by neural networks: aesthetic and caption match on CLIP, watermark, text area.
 
-    A model that is not named is not run. Stopped at any moment, the same command goes on.
+    Only the named models run. The same command resumes a stopped stage.
 
-    With models at hand: vidcurate score-models run --set clip=clip-vit-large-patch14 --set
+    With downloaded models: vidcurate score-models run --set clip=clip-vit-large-patch14 --set
     aesthetic_head=sac+logos+ava1-l14-linearMSE.pth
 
     Example: vidcurate score-models --help
@@ -156,15 +156,15 @@ def score_models(
     from vidcurate.curation.model_scores.stage import run_models
 
     spec = spec_of(ModelsSpec, recipe, settings)
-    with working(run, "score-models", quiet=to_json) as progress:
+    with stage_progress(run, "score-models", quiet=to_json) as progress:
         summary = run_models(
             run,
             spec,
-            videos=place_of(run, videos),
+            videos=videos_or_url_of(run, videos),
             executor=executor_of(workers, "local", part, merge),
             progress=progress,
         )
-    answer(asdict(summary), title=f"score-models → {run}", to_json=to_json)
+    print_summary(asdict(summary), title=f"score-models → {run}", to_json=to_json)
 
 
 @app.command()
@@ -176,9 +176,9 @@ def dedup(
     settings: Settings = None,
     to_json: Json = False,
 ) -> None:
-    """Find clips that are the same, by bytes, pictures, look, words or meaning, and name the one to keep.
+    """Find duplicate clips by file bytes, coded packets, image hashes, captions or embeddings; rank copies.
 
-    Nothing is rejected here: `vidcurate filter` keeps the best of each cluster that passes every other rule.
+    This stage rejects nothing: `vidcurate filter` keeps the best clip of each cluster that passes all rules.
 
     Example: vidcurate dedup run --videos demo/videos --set perceptual.max_bits=6
     """
@@ -186,7 +186,7 @@ def dedup(
     from vidcurate.curation.dedup.stage import run_dedup
 
     spec = spec_of(DedupSpec, recipe, settings)
-    with working(run, "dedup", quiet=to_json) as progress:
+    with stage_progress(run, "dedup", quiet=to_json) as progress:
         summary = run_dedup(
             run,
             spec,
@@ -194,4 +194,4 @@ def dedup(
             num_workers=workers or usable_cpus(),
             progress=progress,
         )
-    answer(asdict(summary), title=f"dedup → {run}", to_json=to_json)
+    print_summary(asdict(summary), title=f"dedup → {run}", to_json=to_json)

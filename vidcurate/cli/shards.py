@@ -1,4 +1,4 @@
-"""The commands on finished shards: are they whole, and the index files that other readers want."""
+"""Commands on finished shards: verify, and export index files for other readers."""
 
 import json
 from dataclasses import asdict
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vidcurate.cli.common import Json, Workers, answer, app
+from vidcurate.cli.common import Json, Workers, app, print_summary
 from vidcurate.errors import InputError, ShardError
 from vidcurate.executor.map_clips import usable_cpus
 from vidcurate.executor.progress import progress_bar
@@ -27,10 +27,10 @@ def verify(
     workers: Workers = None,
     to_json: Json = False,
 ) -> None:
-    """Check shards against their manifest, their index and every rule of the format; change nothing.
+    """Verify shards against their manifest, their index and every rule of the format; change nothing.
 
-    One line per problem names the file, the member, what is wrong and what is needed. Exit code 1 when
-    there is one. At a URL every shard is read by ranges, and nothing is kept.
+    One line per problem names the file, the member, what is wrong and what is needed; exit code 1 if there
+    are problems. Shards at a URL are read by range requests; nothing is stored.
 
     Example: vidcurate verify run/shards --level bytes
     """
@@ -39,7 +39,7 @@ def verify(
     from vidcurate.storage import object_store
 
     if level not in LEVELS:
-        raise InputError(f"--level {level}: there are {', '.join(LEVELS)}.")
+        raise InputError(f"--level {level}: unknown level. Levels: {', '.join(LEVELS)}.")
     with progress_bar("verify", quiet=to_json) as progress:
         verdict = check(
             object_store.place(shards), level, num_workers=workers or usable_cpus(), progress=progress
@@ -50,11 +50,11 @@ def verify(
         for problem in verdict.problems:
             print(problem)
         shown = asdict(verdict) | {"problems": len(verdict.problems)}
-        answer(shown, title=f"verify → {shards}", to_json=False)
+        print_summary(shown, title=f"verify → {shards}", to_json=False)
     if verdict.problems:
         files = len({problem.file for problem in verdict.problems})
         raise ShardError(
-            f"{shards}: {len(verdict.problems)} problems in {files} files, the first: {verdict.problems[0]}"
+            f"{shards}: {len(verdict.problems)} problems in {files} files; first: {verdict.problems[0]}"
         )
 
 
@@ -67,7 +67,7 @@ def export_index(
     workers: Workers = None,
     to_json: Json = False,
 ) -> None:
-    """Write the index files of Energon, DALI and wids beside the shards; what is there and fits is kept.
+    """Write index files for Energon, DALI and wids into the shard folder; keep those that are up to date.
 
     Example: vidcurate export-index run/shards --for energon,wids
     """
@@ -80,4 +80,4 @@ def export_index(
             num_workers=workers or usable_cpus(),
             progress=progress,
         )
-    answer(asdict(summary), title=f"export-index → {shards}", to_json=to_json)
+    print_summary(asdict(summary), title=f"export-index → {shards}", to_json=to_json)

@@ -118,7 +118,7 @@ def test_a_fetch_that_finds_other_bytes_leaves_with_3(
 
     assert code == 3
     assert json.loads(out)["failed"][0].startswith("c1.mp4: its CRC-32 is")
-    assert "1 of 2 rows (50 %) were not what their directory says; max_failure_share allows 0 %" in err
+    assert "1 of 2 rows (50 %) do not match their zip directory; max_failure_share allows 0 %" in err
     assert (tmp_path / "c0.mp4").exists()
     assert not (tmp_path / "c1.mp4").exists()
     assert call(capsys, *usual, "--max-failure-share", "0.9")[0] == 0
@@ -127,7 +127,7 @@ def test_a_fetch_that_finds_other_bytes_leaves_with_3(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["presets", "nothing"], "no preset is called nothing; known are lambda"),
+        (["presets", "nothing"], "nothing: unknown preset. Presets: lambda"),
         (["what-if", "RUN", "--set", "limits.beauty.min=1"], "limits.beauty needs the column beauty"),
         (["what-if", "RUN", "--sweep", "min_height"], "--sweep min_height: write key=1,2,3"),
         (["ledger", "RUN"], "no ledger. Run `vidcurate filter"),

@@ -12,7 +12,7 @@ from typing import Any
 
 import polars as pl
 
-from vidcurate.curation.caption_scores.text_score import TextScore
+from vidcurate.curation.caption_scores.text_scores import TextScore
 from vidcurate.errors import InputError
 
 COLUMNS = ("caption_language", "caption_language_confidence")

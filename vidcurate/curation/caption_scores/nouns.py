@@ -13,7 +13,7 @@ from functools import partial
 import polars as pl
 
 from vidcurate.curation.caption_scores import nouns_builtin, nouns_spacy
-from vidcurate.curation.caption_scores.text_score import TextScore
+from vidcurate.curation.caption_scores.text_scores import TextScore
 from vidcurate.errors import ColumnError
 
 COLUMNS = ("noun_count", "proper_noun_count", "noun_count_without_proper", "noun_engine")
@@ -95,6 +95,6 @@ def score(noun_engine: str, num_workers: int = 1) -> TextScore:
         columns=COLUMNS,
         measure=measure,
         settings={"noun_engine": engine.name},
-        said={"noun_engine": engine.name, "noun_engine_reason": engine.reason},
+        facts={"noun_engine": engine.name, "noun_engine_reason": engine.reason},
         check=lambda clips, where: refuse_another_engine(clips, where, engine.name),
     )

@@ -12,8 +12,8 @@ from typing import Annotated
 import polars as pl
 from pydantic import Field
 
-from vidcurate.curation.caption_scores import boilerplate, caption_length, language, nouns, repeats, t5_tokens
-from vidcurate.curation.caption_scores.text_score import TextScore
+from vidcurate.curation.caption_scores import language, nouns, t5_tokens, text_scores
+from vidcurate.curation.caption_scores.text_scores import TextScore
 from vidcurate.curation.clip_table import table
 from vidcurate.curation.clip_table.schema import COLUMNS, require
 from vidcurate.executor.map_clips import Progress, no_progress
@@ -39,11 +39,11 @@ class ScoreSpec(Recipe):
 # where it is not asked for.
 SCORES: dict[str, Callable[[ScoreSpec, int], TextScore | None]] = {
     "nouns": lambda spec, num_workers: nouns.score(spec.noun_engine, num_workers),
-    "caption_length": lambda spec, num_workers: caption_length.score(),
+    "caption_length": lambda spec, num_workers: text_scores.length_score(),
     "t5_tokens": lambda spec, num_workers: t5_tokens.score(spec.t5_tokenizer) if spec.t5_tokenizer else None,
     "language": lambda spec, num_workers: language.score() if spec.language else None,
-    "boilerplate": lambda spec, num_workers: boilerplate.score(),
-    "repeats": lambda spec, num_workers: repeats.score(),
+    "boilerplate": lambda spec, num_workers: text_scores.boilerplate_score(),
+    "repeats": lambda spec, num_workers: text_scores.repeats_score(),
 }
 
 
@@ -63,11 +63,11 @@ class ScoreSummary:
 def _measure(captions: pl.LazyFrame, scores: list[TextScore], progress: Progress) -> pl.DataFrame:
     """Return clip_id and every score's columns, in the order of the rows."""
     total = captions.select(pl.len()).collect().item()
-    seers = [score.see for score in scores if score.see is not None]
-    for first in range(0, total if seers else 0, _ROWS_PER_SLICE):
+    first_passes = [score.first_pass for score in scores if score.first_pass is not None]
+    for first in range(0, total if first_passes else 0, _ROWS_PER_SLICE):
         seen = captions.slice(first, _ROWS_PER_SLICE).select("caption").collect()["caption"]
-        for see in seers:
-            see(seen)
+        for first_pass in first_passes:
+            first_pass(seen)
     slices = []
     for first in range(0, max(total, 1), _ROWS_PER_SLICE):
         rows = captions.slice(first, _ROWS_PER_SLICE).collect()
@@ -105,14 +105,14 @@ def run_score(
                 score.check(clips, str(source))
         table.write(_measure(clips.select("clip_id", "caption"), scores, progress), target, origin)
     counts = pl.read_parquet(target, columns=["noun_count"])["noun_count"]
-    said = {name: text for score in scores for name, text in score.said.items()}
+    facts = {name: text for score in scores for name, text in score.facts.items()}
     mean = counts.mean()
     return ScoreSummary(
         rows_in=len(counts),
         rows_scored=counts.count(),
         nouns=int(counts.sum()),
         nouns_per_caption=round(float(mean), 3) if isinstance(mean, float) else None,
-        noun_engine=said["noun_engine"],
-        noun_engine_reason=said["noun_engine_reason"],
+        noun_engine=facts["noun_engine"],
+        noun_engine_reason=facts["noun_engine_reason"],
         up_to_date=up_to_date,
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 
-from vidcurate.curation.caption_scores.text_score import TextScore
+from vidcurate.curation.caption_scores.text_scores import TextScore
 from vidcurate.errors import InputError
 
 COLUMN = "caption_num_t5_tokens"

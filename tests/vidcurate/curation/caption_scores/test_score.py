@@ -5,8 +5,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from vidcurate.curation.caption_scores import caption_length
 from vidcurate.curation.caption_scores import stage as caption_scores_stage
+from vidcurate.curation.caption_scores import text_scores
 from vidcurate.curation.caption_scores.stage import ScoreSpec, run_score
 from vidcurate.curation.clip_table import table
 from vidcurate.curation.clip_table.table import Provenance
@@ -77,7 +77,7 @@ def test_an_empty_table_is_scored(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("engines", "told"),
+    ("engines", "reported"),
     [
         (["spacy:x@1", None, None, "spacy:x@1", None], "2 rows by spacy:x@1"),
         (["builtin-ewt-1", None, None, "builtin-ewt-0", None], "1 rows by builtin-ewt-0"),
@@ -145,7 +145,7 @@ def test_an_engine_is_one_of_three_kinds() -> None:
 
 
 def test_words_stand_between_white_space() -> None:
-    measured = caption_length.measure(pl.Series([" a  b\tc\nd\u3000e ", "", None, "été 🐕"]))
+    measured = text_scores.length(pl.Series([" a  b\tc\nd\u3000e ", "", None, "été 🐕"]))
     assert measured.rows() == [(5, 12), (0, 0), (None, None), (2, 5)]
 
 

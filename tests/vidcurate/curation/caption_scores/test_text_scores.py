@@ -5,7 +5,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from vidcurate.curation.caption_scores import boilerplate, nouns_builtin, repeats
+from vidcurate.curation.caption_scores import nouns_builtin, text_scores
 from vidcurate.curation.caption_scores import stage as caption_scores_stage
 from vidcurate.curation.caption_scores.stage import ScoreSpec, run_score
 from vidcurate.curation.clip_table import table
@@ -49,7 +49,7 @@ def scored(folder: Path, captions: list[str | None], **settings: object) -> pl.D
     ],
 )
 def test_boilerplate_is_what_a_caption_begins_with(caption: str | None, begins_with: str | None) -> None:
-    measured = boilerplate.measure(pl.Series([caption], dtype=pl.String))
+    measured = text_scores.boilerplate(pl.Series([caption], dtype=pl.String))
     assert measured["caption_boilerplate"].to_list() == [begins_with]
 
 
@@ -70,7 +70,7 @@ def test_repeats_are_counted_over_all_slices(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_text_in_another_script_is_kept_whole_for_the_comparison() -> None:
-    plain = repeats.plain(pl.Series(["一只狗在跑。", "Été: à l'eau!", "नमस्ते"]))
+    plain = text_scores.normalised(pl.Series(["一只狗在跑。", "Été: à l'eau!", "नमस्ते"]))
     assert plain.to_list() == ["一只狗在跑", "été à l eau", "नमस्ते"]
 
 
@@ -172,7 +172,7 @@ def test_a_tokenizer_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "package", "told"),
+    ("settings", "package", "reported"),
     [
         ({"language": True}, "py3langid", r"vidcurate\[language\]"),
         ({"t5_tokenizer": "google/t5-v1_1-xxl"}, "transformers", r"vidcurate\[encode\]"),

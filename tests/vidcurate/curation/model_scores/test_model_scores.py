@@ -294,7 +294,7 @@ def test_embeddings_are_what_dedup_reads(run: tuple[Path, Path], clip_folder: Pa
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "reported"),
     [
         ({}, "no model is named"),
         ({"clip": "no/such/folder"}, "models.clip is no/such/folder: no such folder"),
@@ -333,7 +333,7 @@ def test_files_that_are_no_such_models_are_named(
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("embeddings: true", "embeddings needs clip"),
         ("clip: x\nmatch: false", "nothing uses it"),
