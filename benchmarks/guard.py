@@ -25,7 +25,7 @@ from trainer.recipe import recipe as recipes
 from trainer.recipe.guard_spec import GuardSpec
 from trainer.train import train
 from trainer.training.guard import detect as guard_detect
-from trainer.training.guard.history import Figures, Memory
+from trainer.training.guard.history import StageHistory, StepStats
 
 TINY = Path(__file__).resolve().parents[1] / "tests" / "tiny.yaml"
 SIZES = (1.5, 2.0, 3.0, 10.0)
@@ -34,14 +34,14 @@ PAST, SIGMAS = 64, 6.0
 WARM = 64  # steps that only teach
 
 
-def record(steps: int) -> list[Figures]:
-    """Train, and return the figures of every step that the guard looked at."""
-    seen: list[Figures] = []
+def record(steps: int) -> list[StepStats]:
+    """Train, and return the stats of every step that the guard looked at."""
+    seen: list[StepStats] = []
     find = guard_detect.find_problems
 
-    def and_keep(memory: Memory, figures: Figures, spec: GuardSpec) -> Any:
-        seen.append(figures)
-        return find(memory, figures, spec)
+    def and_keep(memory: StageHistory, stats: StepStats, spec: GuardSpec) -> Any:
+        seen.append(stats)
+        return find(memory, stats, spec)
 
     setattr(guard_detect, "find_problems", and_keep)  # noqa: B010 - the guard's own function is put back below
     with tempfile.TemporaryDirectory() as folder:
@@ -68,15 +68,15 @@ class Guard:
     """A detector that has seen some steps and checks the next one."""
 
     def __init__(self) -> None:
-        self.memory = Memory()
+        self.memory = StageHistory()
 
-    def find(self, figures: Figures) -> set[str]:
-        found = guard_detect.find_problems(self.memory, figures, SPEC)
+    def find(self, stats: StepStats) -> set[str]:
+        found = guard_detect.find_problems(self.memory, stats, SPEC)
         return {each.kind for each in found if each.kind in ("spike", "divergence")}
 
-    def remember(self, figures: Figures) -> None:
+    def remember(self, stats: StepStats) -> None:
         guard_detect.update_history(
-            self.memory, figures, guard_detect.find_problems(self.memory, figures, SPEC), SPEC
+            self.memory, stats, guard_detect.find_problems(self.memory, stats, SPEC), SPEC
         )
 
 
@@ -86,32 +86,32 @@ class Total:
     def __init__(self) -> None:
         self.past: list[float] = []
 
-    def find(self, figures: Figures) -> set[str]:
-        last, loss = self.past[-PAST:], float(np.mean(figures.losses))
+    def find(self, stats: StepStats) -> set[str]:
+        last, loss = self.past[-PAST:], float(np.mean(stats.losses))
         is_high = len(last) >= guard_detect.LEAST_SCORES and loss > np.mean(last) + SIGMAS * np.std(last)
         return {"spike"} if is_high else set()
 
-    def remember(self, figures: Figures) -> None:
-        self.past.append(float(np.mean(figures.losses)))
+    def remember(self, stats: StepStats) -> None:
+        self.past.append(float(np.mean(stats.losses)))
 
 
-def with_spike(figures: Figures, times: float, in_one_bucket: bool) -> Figures:
+def with_spike(stats: StepStats, times: float, in_one_bucket: bool) -> StepStats:
     """Return the step with its losses multiplied, all of them or those of its rarest bucket."""
-    rarest = min(sorted(set(figures.buckets)), key=list(figures.buckets).count)
-    where = np.array([not in_one_bucket or name == rarest for name in figures.buckets])
-    return replace(figures, losses=np.where(where, figures.losses * times, figures.losses))
+    rarest = min(sorted(set(stats.buckets)), key=list(stats.buckets).count)
+    where = np.array([not in_one_bucket or name == rarest for name in stats.buckets])
+    return replace(stats, losses=np.where(where, stats.losses * times, stats.losses))
 
 
-def alarms(run: list[Figures], check_: Guard | Total) -> float:
+def alarms(run: list[StepStats], check_: Guard | Total) -> float:
     """Return in how many steps of a thousand something is found behind the first WARM ones."""
     count = 0
-    for figures in run:
-        count += figures.step > WARM and bool(check_.find(figures))
-        check_.remember(figures)
+    for stats in run:
+        count += stats.step > WARM and bool(check_.find(stats))
+        check_.remember(stats)
     return 1000 * count / (len(run) - WARM)
 
 
-def recall(run: list[Figures], check_: Guard | Total) -> dict[tuple[float, bool], float]:
+def recall(run: list[StepStats], check_: Guard | Total) -> dict[tuple[float, bool], float]:
     """Return (size, in one bucket) → the share of steps in which a spike of that size is found at once."""
     hits = {(times, only): 0 for only in (False, True) for times in SIZES}
     for figures in run:
@@ -121,7 +121,7 @@ def recall(run: list[Figures], check_: Guard | Total) -> dict[tuple[float, bool]
     return {key: count / (len(run) - WARM) for key, count in hits.items()}
 
 
-def delay(run: list[Figures], percent_a_step: float, check_: Guard | Total) -> int:
+def delay(run: list[StepStats], percent_a_step: float, check_: Guard | Total) -> int:
     """Return how many steps a slow rise of the losses lasts before it is found; all steps if it is not."""
     start = len(run) // 2
     for figures in run:

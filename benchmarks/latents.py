@@ -188,7 +188,7 @@ def online(folder: Path) -> tuple[float, float]:
     rates: dict[str, list[float]] = {"ahead": [], "line": []}
     for round_ in range(3):
         for name, recipe in (("ahead", ahead), ("line", clips)):
-            (stage,) = data_stages.lay_out(recipe)
+            (stage,) = data_stages.open_stages(recipe)
             with open_stage.open_loader(stage, recipe, rank=0, world_size=1, on_event=_silent) as loader:
                 began = time.perf_counter()
                 for step in range(4 * round_, 4 * round_ + 4):
@@ -208,7 +208,7 @@ def main() -> None:
         made = json.loads(json.dumps(XL_2)) | {"output": str(folder / "run")}
         made["stages"][0]["data"]["shards"] = str(folder / "made" / "clips")
         recipe = make(TrainRecipe.model_validate_json(json.dumps(made)), folder / "made", given.clips)
-        (stage,) = data_stages.lay_out(recipe)
+        (stage,) = data_stages.open_stages(recipe)
         latents = stage.folder
         assert latents is not None
         ours: list[float] = []

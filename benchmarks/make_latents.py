@@ -252,7 +252,7 @@ def main() -> None:
     recipe = make(recipe, given.out, given.clips, given.seed, poison, given.poison_scale)
     path = given.out / "recipe.json"
     path.write_text(json.dumps(recipes.to_json(recipe), indent=1) + "\n", encoding="utf-8")
-    (stage, *_) = data_stages.lay_out(recipe)
+    (stage, *_) = data_stages.open_stages(recipe)
     size = latents_request.bytes_on_disk(stage.folder, stage.plan, stage.stage.data) if stage.folder else {}
     for cell in stage.plan.cells:
         print(f"{cell.name:<32} {len(cell.rows):>6} clips, {cell.micro_batch_size} a micro-batch")

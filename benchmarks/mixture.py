@@ -236,7 +236,7 @@ def main() -> None:
         *given.settings,
     ]
     recipe = recipes.load(source, settings)
-    (stage,) = data_stages.lay_out(recipe)
+    (stage,) = data_stages.open_stages(recipe)
     if not given.report:
         hardware = torch.cuda.get_device_name() if gpu else cpu()
         write_alone(measure_alone(recipe, stage, given.repeats, hardware), given.out / "alone.json")
@@ -261,7 +261,7 @@ def main() -> None:
             f"stages.0.data.micro_batches_per_step={given.per_rank * ranks}",
             f"stages.0.data.buckets.cost_table={costs}",
         ]
-        (laid,) = data_stages.lay_out(recipes.load(source, own))
+        (laid,) = data_stages.open_stages(recipes.load(source, own))
         if not given.report:
             train(source, own, ranks, cache)
         ran = Ran(run=run, ranks=ranks, stage=laid, warm_up=given.warm_up, cache=cache)

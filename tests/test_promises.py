@@ -175,9 +175,9 @@ def test_a_changed_dataset_is_never_read_with_an_old_position(tmp_path: Path) ->
     assert len(losses(run)) == 2
 
     # Accepted: the past stays, and what is unseen, old or new, comes once before anything again.
-    before = preview_stages.lay_out(run).stages[0]
+    before = preview_stages.read_stages(run).stages[0]
     train(smoke(tmp_path / "more", run, *longer), Origin(accept=("--append",)))
-    after = preview_stages.lay_out(run).stages[0]
+    after = preview_stages.read_stages(run).stages[0]
     shown: dict[str, list[str]] = {}
     so_far = ""
     for step, line in enumerate(numbers(run)):

@@ -111,9 +111,10 @@ ROOMS = {
         "vidcurate.curation.report vidcurate.executor vidcurate.recipe vidcurate.shards"
     ),
     "trainer.training": (
-        "trainer.cli trainer.data trainer.distributed trainer.health trainer.health.watch trainer.model "
-        "trainer.model.encoders trainer.recipe trainer.run_folder trainer.run_folder.checkpoint "
-        "trainer.training.optim vidcurate.sampler vidcurate.sampler.changes vidcurate.shards"
+        "trainer.cli trainer.data trainer.distributed trainer.generation trainer.health "
+        "trainer.health.watch trainer.model trainer.model.encoders trainer.recipe trainer.run_folder "
+        "trainer.run_folder.checkpoint trainer.training.optim vidcurate.sampler "
+        "vidcurate.sampler.changes vidcurate.shards"
     ),
     "vidcurate.cli": (
         "vidcurate.curate vidcurate.curation.caption_scores vidcurate.curation.clip_table "
@@ -142,7 +143,7 @@ ROOMS = {
         "trainer.health.checks trainer.recipe trainer.report.preview trainer.run_folder trainer.training"
     ),
     "trainer.train": (
-        "trainer.data trainer.distributed trainer.generation trainer.health.watch trainer.model "
+        "trainer.data trainer.distributed trainer.health.watch trainer.model "
         "trainer.recipe trainer.run_folder trainer.run_folder.checkpoint trainer.training "
         "trainer.training.optim trainer.training.preflight vidcurate.sampler"
     ),

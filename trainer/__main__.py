@@ -66,11 +66,11 @@ def _run(arguments: argparse.Namespace) -> int:
             raise StateError(report["resume"]["error"])
         return 0
     if arguments.preflight:
-        found = preflight.alone(wanted, origin, arguments.settings)
+        found = preflight.run_preflight(wanted, origin, arguments.settings)
         if found is not None:
             print(json.dumps(found) if arguments.json else found["verdict"])
         return exit_codes.DONE
-    with outcome.lost_when_begun(wanted.output):
+    with outcome.missing_after_first_step(wanted.output):
         ended = train.train(wanted, origin, arguments.settings, check_nodes=not arguments.no_preflight)
     if ended.is_first_rank:
         print(json.dumps(ended.to_json()) if arguments.json else ended.to_text())

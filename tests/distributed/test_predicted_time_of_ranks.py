@@ -53,7 +53,7 @@ def run(home: Path, forks: Forks) -> Path:
 def test_a_line_has_of_each_rank_and_bucket_what_the_plan_predicts_and_what_it_took(
     home: Path, run: Path
 ) -> None:
-    (stage,) = data_stages.lay_out(smoke(home / "shards", run, *settings(home)))
+    (stage,) = data_stages.open_stages(smoke(home / "shards", run, *settings(home)))
     lines = metrics.read_metrics(run / metrics.METRICS)
     assert len(lines) == STEPS
     for number, line in enumerate(lines):
@@ -109,7 +109,7 @@ def test_before_a_run_the_seconds_of_the_table_are_reported(
     home: Path, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = smoke(home / "shards", run, *settings(home))
-    (stage,) = data_stages.lay_out(recipe)
+    (stage,) = data_stages.open_stages(recipe)
     predicted = [step_balance.predict(stage, number, 2) for number in range(STEPS)]
     slowest = sum(max(each.of_ranks) for each in predicted) / STEPS
     mean = sum(sum(each.of_ranks) / 2 for each in predicted) / STEPS

@@ -75,7 +75,7 @@ def state(run: Path, step: int) -> dict[str, Any]:
 
 def check_hashes(run: Path) -> None:
     """The hash of every step is that of the clips that the run's own journal plans for it."""
-    found, so_far = preview_stages.lay_out(run), ""
+    found, so_far = preview_stages.read_stages(run), ""
     for line in numbers(run):
         stage, number = preview_stages.at(found, line["step"])
         so_far = order.rolling_hash(so_far, [clip.clip_id for clip in open_stage.clips(stage, number)])
@@ -208,7 +208,7 @@ def test_what_was_delivered_is_hashed_beside_what_was_planned(tmp_path: Path) ->
     lines, reported = numbers(run), events(run, "clip_substituted")
     first = min(event["step"] for event in reported)
     index = read_index(cut, check_files=False)
-    (stage,) = preview_stages.lay_out(run).stages
+    (stage,) = preview_stages.read_stages(run).stages
     so_far = ""
     for step, line in enumerate(lines):
         fallbacks = {

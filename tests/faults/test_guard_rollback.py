@@ -58,7 +58,7 @@ def test_after_a_rollback_the_run_is_one_that_was_reported_to_skip_the_window(
     assert (event["to_step"], event["skip"]) == (35, [36, 41])
     assert event["verdict"]["cause"] == "data"
     poisoned = data_stages.step_plan(
-        preview_stages.lay_out(recipe).stages[0], 36, preview_stages.recipe_of(recipe)
+        preview_stages.read_stages(recipe).stages[0], 36, preview_stages.recipe_of(recipe)
     ).clip_ids
     assert set(event["clip_ids"]) <= set(poisoned)
     assert "guard: step 37: the loss" in started.text()
@@ -71,7 +71,7 @@ def test_after_a_rollback_the_run_is_one_that_was_reported_to_skip_the_window(
 
 
 def _what_is_shown_of_a_step_is_what_was_trained_in_it(run: Path, poisoned: list[str]) -> None:
-    found = preview_stages.lay_out(run)
+    found = preview_stages.read_stages(run)
     so_far, hashes = "", []
     for step in range(1, STEPS + 1):
         shown = [clip["clip_id"] for part in plan.micro_batches(found, step, step) for clip in part["clips"]]
@@ -103,7 +103,7 @@ from trainer.__main__ import main
 
 module, name = {
     "write": (rollbacks, "write_rollbacks"),
-    "settle": (rollbacks, "settle"),
+    "finish_rollback": (rollbacks, "finish_rollback"),
     "forget": (metrics, "forget_after"),
 }[os.environ["AT"]]
 act = getattr(module, name)
@@ -124,7 +124,7 @@ sys.exit(main(os.environ["WORDS"].split("|")))
 @pytest.mark.parametrize(
     ("at", "ranks"),
     [
-        ("settle", 1),
+        ("finish_rollback", 1),
         pytest.param("write", 1, marks=pytest.mark.soak),
         pytest.param("forget", 2, marks=pytest.mark.soak),
     ],
@@ -188,8 +188,8 @@ def test_a_rollback_past_newer_checkpoints_leaves_none_of_what_it_gave_up(
     back = Rollback(step=20, kind="divergence", to_step=10, stage=0, first=11, last=24)
     rollbacks.write_rollbacks(run, (back,))
 
-    assert rollbacks.settle(run) == ["step-00000015", "step-00000020"]
-    assert rollbacks.settle(run) == []
+    assert rollbacks.finish_rollback(run) == ["step-00000015", "step-00000020"]
+    assert rollbacks.finish_rollback(run) == []
     assert checkpoint.latest(run) == run / "step-00000010"
     assert [path.name for path in (run / "samples").iterdir()] == ["step-00000010"]
 
@@ -197,4 +197,4 @@ def test_a_rollback_past_newer_checkpoints_leaves_none_of_what_it_gave_up(
     (resumed,) = events(run, "resume")
     assert (resumed["step"], resumed["repeated_steps"]) == (10, 10)
     assert checkpoint.read_state(run / "step-00000020")["skip"] == [[11, 24]]
-    assert rollbacks.settle(run) == []  # the new checkpoints know of it
+    assert rollbacks.finish_rollback(run) == []  # the new checkpoints know of it

@@ -87,7 +87,7 @@ def test_a_dry_run_writes_nothing_and_its_numbers_are_the_loaders(
     (report,) = json.loads(capsys.readouterr().out)["stages"]
     assert not (tmp_path / "run").exists()
     recipe = smoke(shards, tmp_path / "run", *more)
-    (stage,) = data_stages.lay_out(recipe)
+    (stage,) = data_stages.open_stages(recipe)
     batches, buckets = Counter[str](), Counter[str]()
     shown: dict[str, Counter[str]] = {}
     order: list[str] = []
@@ -233,7 +233,7 @@ def test_inspect_lists_the_clips_of_a_step_with_their_captions(
     run: Path, shards: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = smoke(shards, run)
-    (stage,) = data_stages.lay_out(recipe)
+    (stage,) = data_stages.open_stages(recipe)
 
     assert inspect_run.main([str(run), "--step", "2", "--json"]) == 0
 

@@ -1,7 +1,7 @@
 """Shards in, micro-batches out: of the trainer the file that knows the index, the order and the loader.
 
-`lay_out` opens every stage's data before anything heavy is built: how many steps a stage has, and which clips
-a step reads, is known before the first one. A stage reads clips, or their latents with the same order.
+`open_stages` opens every stage's data before anything heavy is built: how many steps a stage has, and which
+clips a step reads, is known before the first one. A stage reads clips, or their latents with the same order.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from trainer.data.latents.request import Missing
 from trainer.model.encoders.registry import video_encoder
 from trainer.model.stdit import flops
 from trainer.recipe import skip_windows
-from trainer.recipe.recipe import DataSpec, Stage, TrainRecipe
+from trainer.recipe.recipe import DataSpec, Stage, TrainRecipe, ValidationSpec
 from trainer.recipe.skip_windows import Windows
 from vidcurate.errors import RecipeError, ShardError, VidcurateError
 from vidcurate.loader.loader import MicroBatch as MicroBatch
@@ -114,7 +114,7 @@ def cost_unit(data: StageData, plan: Plan) -> tuple[str, float]:
     return ("s", 1e-6) if data.stage.data.buckets.cost_table else ("TFLOP", 3e-12)
 
 
-def lay_out(recipe: TrainRecipe, *, complete: bool = True) -> tuple[StageData, ...]:
+def open_stages(recipe: TrainRecipe, *, complete: bool = True) -> tuple[StageData, ...]:
     """Return every stage with its index, its plan and its number of steps.
 
     Raises MissingError for shards or latents that are not there, ShardError for damaged ones, InputError when
@@ -123,7 +123,7 @@ def lay_out(recipe: TrainRecipe, *, complete: bool = True) -> tuple[StageData, .
     """
     indexes: dict[Path | str, Index] = {}
     folders: dict[Path, LatentFolder] = {}
-    laid: list[StageData] = []
+    stages: list[StageData] = []
     first_step = 0
     for number, stage in enumerate(recipe.stages):
         spec = stage.data
@@ -141,7 +141,7 @@ def lay_out(recipe: TrainRecipe, *, complete: bool = True) -> tuple[StageData, .
             latents_request.check_complete(stage.name, spec, missing)
         num_steps = stage.steps or order.steps_for_passes(plan, stage.passes or 0.0)
         curriculum_phases.check(stage, plan, num_steps)
-        laid.append(
+        stages.append(
             StageData(
                 number=number,
                 stage=stage,
@@ -155,7 +155,7 @@ def lay_out(recipe: TrainRecipe, *, complete: bool = True) -> tuple[StageData, .
             )
         )
         first_step += num_steps
-    return tuple(laid)
+    return tuple(stages)
 
 
 def data_step(data: StageData, stage_step: int) -> int:
@@ -170,12 +170,12 @@ def update_of(data: StageData, step: int) -> int | None:
 
 
 def with_skips(
-    laid: tuple[StageData, ...], skips: Callable[[int], Iterable[Sequence[int]]]
+    stages: tuple[StageData, ...], skips: Callable[[int], Iterable[Sequence[int]]]
 ) -> tuple[StageData, ...]:
     """Return the stages without the data steps that `skips` gives for each number, and their recipe's."""
     return tuple(
         dataclasses.replace(stage, skip=skip_windows.merged((*stage.stage.skip, *skips(stage.number))))
-        for stage in laid
+        for stage in stages
     )
 
 
@@ -265,9 +265,9 @@ def _before(data: StageData, step: int) -> Iterator[tuple[str, int]]:
     return ((cell.name, count) for cell, count in zip(cells, counts, strict=True))
 
 
-def check_projection(laid: tuple[StageData, ...], digest: str) -> None:
+def check_projection(stages: tuple[StageData, ...], digest: str) -> None:
     """Raise ShardError for latents whose texts another caption projection made than the model's."""
-    for data in laid:
+    for data in stages:
         made_with = data.folder.manifest["weights"]["projection"] if data.folder else digest
         if made_with != digest:
             raise ShardError(
@@ -285,11 +285,8 @@ def _levels_shown(spec: DataSpec) -> tuple[int, ...] | None:
     return tuple(dict.fromkeys(map(int, named))) or None
 
 
-def validation_spec(recipe: TrainRecipe, trained: DataSpec) -> DataSpec | None:
-    """Return what a stage that trains on `trained` validates on: the other fold, in whole cells; or None."""
-    spec = recipe.validation
-    if spec is None:
-        return None
+def validation_spec(spec: ValidationSpec, trained: DataSpec) -> DataSpec:
+    """Return the validation data of a stage that trains on `trained`: the other fold, in whole cells."""
     return trained.model_copy(
         update={
             "fold": spec.fold,
@@ -308,10 +305,10 @@ def validation_spec(recipe: TrainRecipe, trained: DataSpec) -> DataSpec | None:
     )
 
 
-def check_lengths(laid: tuple[StageData, ...], stage: int, stage_step: int) -> None:
+def check_lengths(stages: tuple[StageData, ...], stage: int, stage_step: int) -> None:
     """Raise RecipeError when a stage has become shorter than what of it is trained already."""
-    if stage < len(laid) and laid[stage].num_steps < stage_step:
+    if stage < len(stages) and stages[stage].num_steps < stage_step:
         raise RecipeError(
-            f"stages.{stage} has {laid[stage].num_steps} steps and this run has already made {stage_step} "
+            f"stages.{stage} has {stages[stage].num_steps} steps and this run has already made {stage_step} "
             "of it; give it at least as many."
         )

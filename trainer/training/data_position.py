@@ -40,7 +40,7 @@ JOURNAL = "journal"
 class DataPosition:
     """The stages as the run goes on with them; `change` is what was accepted now, None when nothing was."""
 
-    laid: tuple[StageData, ...]
+    stages: tuple[StageData, ...]
     verdict: StateComparison
     change: Change | None = None
 
@@ -117,7 +117,7 @@ def verdict_of(stage: StageData, saved: dict[str, Any], run: Path, seed: int) ->
 
 
 def continue_data(
-    laid: tuple[StageData, ...],
+    stages: tuple[StageData, ...],
     number: int,
     saved: dict[str, Any],
     saved_recipe: dict[str, Any],
@@ -135,7 +135,7 @@ def continue_data(
     difference; its message names what differs, the clips where the run has kept their index, and the ways
     on. Clips and their latents are the same data.
     """
-    stage, state = laid[number], _state(saved)
+    stage, state = stages[number], _state(saved)
     old_index = _kept_index(run, state, stage.index)
     verdict = check_state(
         state,
@@ -169,7 +169,7 @@ def continue_data(
 
     name = mesh.run_on_first_rank(write, world)
     if not name:
-        return DataPosition(laid=laid, verdict=verdict)
+        return DataPosition(stages=stages, verdict=verdict)
     changes = change_log.read_change_log(into, name)
     plan = stage.plan
     if any(change.plan_file for change in changes):
@@ -178,20 +178,20 @@ def continue_data(
         plan = replace(plan, costs=data_stages.costs(plan, stage.stage.data, recipe))
     now = replace(stage, plan=plan, changes=changes, journal=name)
     return DataPosition(
-        laid=_in_place(laid, now), verdict=verdict, change=changes[-1] if verdict.findings else None
+        stages=_in_place(stages, now), verdict=verdict, change=changes[-1] if verdict.findings else None
     )
 
 
-def _in_place(laid: tuple[StageData, ...], stage: StageData) -> tuple[StageData, ...]:
+def _in_place(stages: tuple[StageData, ...], stage: StageData) -> tuple[StageData, ...]:
     """Return the stages with this one; its length in passes is that over its clips of now."""
     spec = stage.stage
     num_steps = spec.steps or order.steps_for_passes(stage.plan, spec.passes or 0.0)
-    stages = [*laid[: stage.number], replace(stage, num_steps=num_steps), *laid[stage.number + 1 :]]
+    replaced = [*stages[: stage.number], replace(stage, num_steps=num_steps), *stages[stage.number + 1 :]]
     first_step = 0
-    for number, each in enumerate(stages):
-        stages[number] = replace(each, first_step=first_step)
+    for number, each in enumerate(replaced):
+        replaced[number] = replace(each, first_step=first_step)
         first_step += each.num_steps
-    return tuple(stages)
+    return tuple(replaced)
 
 
 def _check_latents(stage: StageData, saved: dict[str, Any]) -> None:
@@ -206,8 +206,8 @@ def _check_latents(stage: StageData, saved: dict[str, Any]) -> None:
                 )
 
 
-def ahead(
-    laid: tuple[StageData, ...], recipe: TrainRecipe, origin: Origin, settings: Sequence[str]
+def preview_resume(
+    stages: tuple[StageData, ...], recipe: TrainRecipe, origin: Origin, settings: Sequence[str]
 ) -> tuple[tuple[StageData, ...], dict[str, Any] | None]:
     """Return the stages as the run would go on with them, and what it would say of changes; write nothing.
 
@@ -218,20 +218,20 @@ def ahead(
     if path is None and origin.load and not origin.start_from_scratch:
         path = checkpoint.find(origin.load)
     if path is None:
-        return laid, None
+        return stages, None
     saved = checkpoint.read_state(path)
     number, position = saved["stage_number"], saved["loader"]
     report: dict[str, Any] = {"checkpoint": str(path), "step": saved["step"], "changes": [], "error": None}
     try:
         resume.check_recipe(path, saved, recipe, settings, origin.accept)
-        if number < len(laid):
-            verdict = verdict_of(laid[number], position, path.parent, recipe.seed)
+        if number < len(stages):
+            verdict = verdict_of(stages[number], position, path.parent, recipe.seed)
             report["changes"] = [
                 {**asdict(finding), "accepted": finding.flag in origin.accept} for finding in verdict.findings
             ]
             with tempfile.TemporaryDirectory() as into:
-                laid = continue_data(
-                    laid,
+                stages = continue_data(
+                    stages,
                     number,
                     position,
                     saved["recipe"],
@@ -239,11 +239,11 @@ def ahead(
                     run=path.parent,
                     into=Path(into),
                     accept=origin.accept,
-                ).laid
+                ).stages
     except (RecipeError, StateError) as error:
         report["error"] = str(error)
     guard = guard_of(saved, recipe.output if path.parent == recipe.output else None)
-    return data_stages.with_skips(laid, guard.windows), report
+    return data_stages.with_skips(stages, guard.windows), report
 
 
 def guard_of(saved: dict[str, Any], run: Path | None) -> GuardState:

@@ -25,79 +25,83 @@ from trainer.training.step import StepContext
 NEXT_CLIPS = 8
 
 
-def say(world: World, text: str) -> None:
+def print_line(world: World, text: str) -> None:
     if world.is_first:
         print(text, file=sys.stderr, flush=True)
 
 
-def beginning(begun: StartReport, state: TrainState, tools: StepContext, laid: tuple[StageData, ...]) -> None:
+def record_start(
+    start_report: StartReport, state: TrainState, context: StepContext, stages: tuple[StageData, ...]
+) -> None:
     """Print and record how the run begins, with the proof of what was loaded and what comes next."""
-    run, world = tools.recipe.output, tools.world
-    stage = laid[state.stage]
+    run, world = context.recipe.output, context.world
+    stage = stages[state.stage]
     is_over = state.stage_step >= stage.num_steps
-    proof = dict(begun.proof)
+    proof = dict(start_report.proof)
     proof["lr_after"] = (
         None if is_over else adamw.learning_rate(stage.stage.optim, state.stage_step, stage.num_steps)
     )
     proof["structure_fingerprint"] = stage.index.structure_fingerprint
-    ids = () if is_over else data_stages.step_plan(stage, state.stage_step, tools.recipe).clip_ids
+    ids = () if is_over else data_stages.step_plan(stage, state.stage_step, context.recipe).clip_ids
     proof["next_clip_ids"] = list(ids[:NEXT_CLIPS])
-    proof["changed"] = {key: list(values) for key, values in begun.changed.items()}
+    proof["changed"] = {key: list(values) for key, values in start_report.changed.items()}
     if world.is_first:
         retention.clean_partial(run)
         proof["process_began"] = round(distributed_rank.process_start_time(), 3)
         proof["repeated_steps"] = metrics.forget_after(run, state.step)
         jsonl.record_event(
-            run, begun.kind, state.step, stage=stage.stage.name, world_size=world.size, **proof
+            run, start_report.kind, state.step, stage=stage.stage.name, world_size=world.size, **proof
         )
-        text = json.dumps(recipes.to_json(tools.recipe), indent=1) + "\n"
+        text = json.dumps(recipes.to_json(context.recipe), indent=1) + "\n"
         whole_file.write_atomically(run / "recipe.json", text, is_flushed=True)
-    if begun.kind == "start":
+    if start_report.kind == "start":
         return
-    say(world, f"{begun.kind}: {begun.path}, step {state.step}, stage {stage.stage.name}")
+    print_line(
+        world, f"{start_report.kind}: {start_report.path}, step {state.step}, stage {stage.stage.name}"
+    )
     for key, value in proof.items():
         if key not in ("path", "process_began") and value not in ({}, [], None, 0):
-            say(world, f"  {key}: {', '.join(value) if isinstance(value, list) else value}")
+            print_line(world, f"  {key}: {', '.join(value) if isinstance(value, list) else value}")
 
 
-def change(continued: DataPosition, state: TrainState, tools: StepContext) -> None:
+def record_data_change(continued: DataPosition, state: TrainState, context: StepContext) -> None:
     """Print and record what was changed and accepted; keep the index that the run goes on with."""
-    run = tools.recipe.output
-    if tools.world.is_first:
-        data_position.keep_index(continued.laid[state.stage], run)
+    run = context.recipe.output
+    if context.world.is_first:
+        data_position.keep_index(continued.stages[state.stage], run)
     if continued.change is None:
         return
     for text in data_position.to_text(continued.verdict, continued.change):
-        say(tools.world, f"  data changed: {text}")
-    if tools.world.is_first:
+        print_line(context.world, f"  data changed: {text}")
+    if context.world.is_first:
         jsonl.record_event(run, "data_changed", state.step, **data_position.event(continued.change))
 
 
-def record_save(saved: Saved | None, tools: StepContext) -> None:
-    if saved is not None and tools.world.is_first:
+def record_save(saved: Saved | None, context: StepContext) -> None:
+    if saved is not None and context.world.is_first:
         facts = {"path": saved.path.name, "seconds": round(saved.seconds, 3), "deleted": saved.deleted}
         facts["stall_seconds"] = round(saved.stall_seconds, 3)
-        jsonl.record_event(tools.recipe.output, "save", saved.step, **facts)
+        jsonl.record_event(context.recipe.output, "save", saved.step, **facts)
 
 
-def record_room(tools: StepContext, step: int) -> None:
+def record_recomputation(context: StepContext, step: int) -> None:
     """Record what `fit` lets the blocks keep of each new shape of micro-batch, and the memory foretold."""
-    recipe = tools.recipe
-    for work, plan in tools.layout.recompute.new_plans():
-        if recipe.parallel.recompute_blocks != "fit" or not tools.world.is_first:
+    recipe = context.recipe
+    for work, plan in context.layout.recompute.new_plans():
+        if recipe.parallel.recompute_blocks != "fit" or not context.world.is_first:
             continue
         peak = memory.peak_bytes(recipe.model, work, memory.form_of(recipe.blocks, recipe.precision), plan)
         facts = asdict(work) | asdict(plan) | {"predicted_gib": round(peak / 2**30, 2)}
         jsonl.record_event(recipe.output, "room", step, **facts)
 
 
-def record_kernels(tools: StepContext, step: int) -> None:
+def record_kernels(context: StepContext, step: int) -> None:
     """Record which kernels attention and products take for sizes that were new in this step.
 
     Why attention does without a kernel that is installed is said on the console, too, by each host's first
     GPU: with a broken installation every step is slower, and none says so.
     """
-    if tools.recipe.blocks != "fast":
+    if context.recipe.blocks != "fast":
         return
     attention = importlib.import_module(
         "trainer.model.kernels.attention"
@@ -106,10 +110,10 @@ def record_kernels(tools: StepContext, step: int) -> None:
     choices = attention.news()
     for kind, news in (("attention_kernel", choices), ("product_kernel", products.news())):
         for found in news:
-            if tools.world.is_first:
-                jsonl.record_event(tools.recipe.output, kind, step, **found.facts())
+            if context.world.is_first:
+                jsonl.record_event(context.recipe.output, kind, step, **found.facts())
     for name, why in attention.first_refusals(choices).items():
-        if not tools.world.device.index:
+        if not context.world.device.index:
             text = f"attention does without {name}, which is installed; {why}"
             print(f"step {step}: {processes.host_name()}: {text}", file=sys.stderr, flush=True)
 
@@ -130,5 +134,5 @@ def record_data_events(events: list[dict[str, Any]], step: int, world: World, ru
             if world.is_first:
                 facts = {key: value for key, value in event.items() if key not in ("event", "step")}
                 jsonl.record_event(run, event["event"], step, rank=rank, **facts)
-            say(world, f"step {step}: {to_text(event)}")
+            print_line(world, f"step {step}: {to_text(event)}")
     events.clear()

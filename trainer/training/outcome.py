@@ -12,7 +12,7 @@ from vidcurate.errors import MissingError, StorageError
 
 
 @contextmanager
-def lost_when_begun(run: Path) -> Iterator[None]:
+def missing_after_first_step(run: Path) -> Iterator[None]:
     """Raise StorageError, exit code 1, for what a run that has made steps misses: it may come back.
 
     What a run without a step misses is a wrong request, exit code 2, which nobody tries again.

@@ -99,7 +99,7 @@ def _check_optimizer(saved: str, state: TrainState, path: Path) -> None:
         )
 
 
-def _take_counts(state: TrainState, saved: dict[str, Any]) -> None:
+def _restore_counts(state: TrainState, saved: dict[str, Any]) -> None:
     adamw.set_update_count(state.optimizer, saved["optimizer_updates"])
     state.ema_updates = saved["ema_updates"]
 
@@ -114,7 +114,7 @@ def _check_position(saved: dict[str, Any], path: Path) -> None:
         )
 
 
-def _take_position(state: TrainState, saved: dict[str, Any]) -> None:
+def _restore_position(state: TrainState, saved: dict[str, Any]) -> None:
     state.step, state.stage, state.stage_step = saved["step"], saved["stage_number"], saved["stage_step"]
     state.lr, state.clips_hash, state.loader = saved["lr"], saved["clips_hash"], saved["loader"]
     state.delivered_hash = saved.get("delivered_hash", saved["clips_hash"])  # older ones kept one hash
@@ -186,7 +186,7 @@ def check_recipe(
     return changed
 
 
-def continue_from(
+def resume_from(
     path: Path,
     state: TrainState,
     recipe: TrainRecipe,
@@ -202,22 +202,22 @@ def continue_from(
     saved = _fill(path, state, recipe, world)
     _check_position(saved, path)
     changed = check_recipe(path, saved, recipe, settings, accept)
-    _take_counts(state, saved)
-    _take_position(state, saved)
+    _restore_counts(state, saved)
+    _restore_position(state, saved)
     state.origin = saved["origin"] if kind == "resume" else state.origin
     proof = _proof(state, saved, path)
     return StartReport(kind=kind, path=path, changed=changed, proof=proof, recipe=saved["recipe"])
 
 
-def return_to(path: Path, state: TrainState, recipe: TrainRecipe, world: World = ALONE) -> dict[str, Any]:
+def restore(path: Path, state: TrainState, recipe: TrainRecipe, world: World = ALONE) -> dict[str, Any]:
     """Take everything from a checkpoint of this very run, for a rollback; return the proof of it.
 
     Its recipe is not looked at: the run has gone on from it, or from what came of it. Raises CheckpointError.
     """
     saved = _fill(path, state, recipe, world)
     _check_position(saved, path)
-    _take_counts(state, saved)
-    _take_position(state, saved)
+    _restore_counts(state, saved)
+    _restore_position(state, saved)
     return _proof(state, saved, path)
 
 
@@ -266,17 +266,17 @@ def start(
                 f"{recipe.output} already holds a run that {began} and is at step {saved['step']}; with "
                 f"{origin.word} this would be another. Leave the flag out to go on, or --set output=NEW."
             )
-        return continue_from(newest, state, recipe, settings, "resume", world, origin.accept)
+        return resume_from(newest, state, recipe, settings, "resume", world, origin.accept)
     if origin.ckpt_path:
         return _load_weights(origin.ckpt_path, state, recipe)
     if origin.load and origin.start_from_scratch:
         path = checkpoint.find(origin.load)
         saved = _fill(path, state, recipe, world)
-        _take_counts(state, saved)
+        _restore_counts(state, saved)
         return StartReport(kind="load_from_scratch", path=path, proof=_proof(state, saved, path))
     if origin.load:
         path = checkpoint.find(origin.load)
-        return continue_from(path, state, recipe, settings, "load", world, origin.accept)
+        return resume_from(path, state, recipe, settings, "load", world, origin.accept)
     return StartReport(kind="start")
 
 

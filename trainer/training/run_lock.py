@@ -12,7 +12,7 @@ from vidcurate.errors import InputError
 
 
 @contextmanager
-def held(run: Path, world: World) -> Iterator[None]:
+def locked(run: Path, world: World) -> Iterator[None]:
     """Make the run's folder and hold it: two processes that train into one folder would ruin it."""
 
     def take() -> int:

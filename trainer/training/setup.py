@@ -27,24 +27,24 @@ from trainer.training.step import StepContext
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """A training that can make its next step. `laid` are the stages as accepted changes left them."""
+    """A training that can make its next step. `stages` are the stages as accepted changes left them."""
 
     state: TrainState
-    tools: StepContext
-    laid: tuple[StageData, ...]
-    begun: StartReport
+    context: StepContext
+    stages: tuple[StageData, ...]
+    start_report: StartReport
     continued: DataPosition | None
 
     @property
     def last_step(self) -> int:
-        return self.laid[-1].first_step + self.laid[-1].num_steps
+        return self.stages[-1].first_step + self.stages[-1].num_steps
 
 
 def set_up(
     recipe: TrainRecipe,
     origin: Origin,
     settings: Sequence[str],
-    laid: tuple[StageData, ...],
+    stages: tuple[StageData, ...],
     world: World,
     pulse: Pulse,
 ) -> Training:
@@ -56,8 +56,8 @@ def set_up(
     mesh.check_same_on_all_ranks(
         {
             "recipe": recipes.digest(recipe),
-            "data": " ".join(stage.index.structure_fingerprint for stage in laid),
-            "order": " ".join(stage.plan.fingerprint for stage in laid),
+            "data": " ".join(stage.index.structure_fingerprint for stage in stages),
+            "order": " ".join(stage.plan.fingerprint for stage in stages),
         },
         world,
     )
@@ -71,7 +71,7 @@ def set_up(
         float8=recipe.float8_products,
     )
     state = TrainState(model=model, masters=adamw.masters(model))
-    tools = StepContext(
+    context = StepContext(
         recipe=recipe,
         world=world,
         layout=layout,
@@ -79,34 +79,34 @@ def set_up(
         text=text_encoder(recipe.text_encoder),
         pulse=pulse,
     )
-    mesh.run_on_first_rank(lambda: rollbacks.settle(recipe.output), world)
-    begun = resume.start(recipe, origin, state, settings, world)
-    if begun.kind == "resume":
+    mesh.run_on_first_rank(lambda: rollbacks.finish_rollback(recipe.output), world)
+    start_report = resume.start(recipe, origin, state, settings, world)
+    if start_report.kind == "resume":
         state.guard.rollbacks = mesh.run_on_first_rank(
             lambda: rollbacks.in_force(recipe.output, state.guard.rollbacks), world
         )
     if recipe.model.skip_y_embedder:
         projection = model_inputs.frozen_projection(model, world.device)
-        tools = dataclasses.replace(tools, projection=projection)
-        data_stages.check_projection(laid, model_inputs.weights_digest(projection))
+        context = dataclasses.replace(context, projection=projection)
+        data_stages.check_projection(stages, model_inputs.weights_digest(projection))
     continued: DataPosition | None = None
-    if state.loader is not None and state.stage < len(laid):
-        assert begun.path is not None
+    if state.loader is not None and state.stage < len(stages):
+        assert start_report.path is not None
         continued = data_position.continue_data(
-            laid,
+            stages,
             state.stage,
             state.loader,
-            begun.recipe,
+            start_report.recipe,
             recipe,
-            run=begun.path.parent,
+            run=start_report.path.parent,
             into=recipe.output / data_position.JOURNAL,
             accept=origin.accept,
             world=world,
         )
-        laid = continued.laid
-    laid = data_stages.with_skips(laid, state.guard.windows)
-    data_stages.check_lengths(laid, state.stage, state.stage_step)
-    mesh.check_same_on_all_ranks(
-        {"weights": checksum.checksum(model.state_dict()), "step": str(state.step)}, world
+        stages = continued.stages
+    stages = data_stages.with_skips(stages, state.guard.windows)
+    data_stages.check_lengths(stages, state.stage, state.stage_step)
+    mesh.check_same_on_all_ranks({"weights": checksum.checksum(model.state_dict()), "step": str(state.step)}, world)
+    return Training(
+        state=state, context=context, stages=stages, start_report=start_report, continued=continued
     )
-    return Training(state=state, tools=tools, laid=laid, begun=begun, continued=continued)

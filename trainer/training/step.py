@@ -77,10 +77,10 @@ class ClipLosses:
     text_tokens: Tensor
 
 
-def clip_losses(model: nn.Module, tools: StepContext, stage: Stage, batch: Batch, step: int) -> ClipLosses:
+def clip_losses(model: nn.Module, context: StepContext, stage: Stage, batch: Batch, step: int) -> ClipLosses:
     """Return the losses of a micro-batch, of frames or of latents, in update number `step` (from 0)."""
-    seed, ids, device = tools.recipe.seed, batch.clip_ids, tools.world.device
-    given = model_inputs.of(batch, tools.encoders, seed=seed, step=step, device=device)
+    seed, ids, device = context.recipe.seed, batch.clip_ids, context.world.device
+    given = model_inputs.of(batch, context.encoders, seed=seed, step=step, device=device)
     latents = given.latents
     count, _, frames = latents.shape[:3]
     sizes = (batch.bucket.height, batch.bucket.width, batch.bucket.num_frames)
@@ -96,10 +96,10 @@ def clip_losses(model: nn.Module, tools: StepContext, stage: Stage, batch: Batch
         x_mask, _ = frame_masks.draw_masks(stage.mask_ratios, frames, seed=seed, step=step, clip_ids=ids)
         x_mask = tensors.send(x_mask, device)
     drops = rng.caption_drops(seed, step, ids, stage.caption_dropout) if stage.caption_dropout else None
-    lengths = lengths_read(tools.recipe.model, given.lengths, None if drops is None else drops.tolist())
+    lengths = lengths_read(context.recipe.model, given.lengths, None if drops is None else drops.tolist())
 
-    beside_bytes = tools.video.device_bytes + tools.text.device_bytes
-    tools.layout.recompute.choose_plan(latents, given.y, beside_bytes)
+    beside_bytes = context.video.device_bytes + context.text.device_bytes
+    context.layout.recompute.choose_plan(latents, given.y, beside_bytes)
     losses = rectified_flow.training_losses(
         model,
         latents,
@@ -164,7 +164,7 @@ Check = Callable[[Computed], bool]
 
 def gradient(
     state: TrainState,
-    tools: StepContext,
+    context: StepContext,
     stage: StageData,
     plan: StepPlan,
     batches: Sequence[Batch],
@@ -178,7 +178,7 @@ def gradient(
 
     `batches` are this rank's. Raises VidcurateError when a clip of the step came to no rank.
     """
-    world = tools.world
+    world = context.world
     num_clips = len(plan.clip_ids)
     # Each rank fills in its clips and the sum puts them together, exactly: the rest are zeros.
     reported = torch.zeros(5 * num_clips + 5 * world.size + 3, dtype=torch.float64)
@@ -189,19 +189,19 @@ def gradient(
     reported[-3:] = torch.tensor([stop, save_failed, num_events], dtype=torch.float64)
     done: list[tuple[int, Tensor, Tensor, Tensor, Tensor]] = []
     adamw.drop_gradients(state.masters)
-    tools.layout.begin_step()
-    tools.pulse.phase("forward_backward")
+    context.layout.begin_step()
+    context.pulse.phase("forward_backward")
     stopwatch = Stopwatch(world)
     for batch in sorted(batches, key=lambda batch: batch.position):
-        found = clip_losses(tools.layout.compute, tools, stage.stage, batch, state.step)
+        found = clip_losses(context.layout.compute, context, stage.stage, batch, state.step)
         (found.losses.sum() / num_clips).backward()  # type: ignore[no-untyped-call]
         first = plan.slots[batch.position]
         rows = torch.tensor(data_stages.rows_delivered(stage, plan, first, batch.clip_ids)) + 1
         done.append((first, rows, found.losses.detach(), found.timesteps, found.text_tokens))
         stopwatch.mark()
-    own_norm = tools.layout.local_grad_norm() if world.size > 1 else None  # alone it is the norm of the sum
-    tools.pulse.phase("update")  # from here on the ranks wait for each other
-    tools.layout.reduce_gradients()
+    own_norm = context.layout.local_grad_norm() if world.size > 1 else None  # alone it is the norm of the sum
+    context.pulse.phase("update")  # from here on the ranks wait for each other
+    context.layout.reduce_gradients()
     predicted = step_balance.predict(stage, state.stage_step, world.size)  # while the device works
     norm = adamw.gradient_norm(state.masters)  # the first to wait for the device
     seconds = stopwatch.seconds()
@@ -209,7 +209,7 @@ def gradient(
         mine = of_clips[first : first + len(columns[0])]
         mine[:, :4] = torch.stack([c.double().cpu() for c in columns], dim=1)
         mine[:, 4] = lasted
-    own = [data_seconds, sum(seconds), _own_flops(tools, plan, of_clips)]
+    own = [data_seconds, sum(seconds), _own_flops(context, plan, of_clips)]
     norms_here = [norm if own_norm is None else float(own_norm), norm]
     of_ranks[world.rank] = torch.tensor([*norms_here, *own], dtype=torch.float64)
     reported = mesh.sum_over_ranks(reported, world).cpu()
@@ -247,7 +247,7 @@ def refuse_nonfinite(computed: Computed, step: int) -> bool:
 
 def train_step(
     state: TrainState,
-    tools: StepContext,
+    context: StepContext,
     stage: StageData,
     plan: StepPlan,
     batches: Sequence[Batch],
@@ -265,13 +265,13 @@ def train_step(
     """
     flags: dict[str, Any] = {"stop": stop, "save_failed": save_failed, "num_events": num_events}
     flags["data_seconds"] = data_seconds
-    computed = gradient(state, tools, stage, plan, batches, **flags)
+    computed = gradient(state, context, stage, plan, batches, **flags)
     is_made = check(computed) if check else refuse_nonfinite(computed, state.step + 1)
-    return update(state, tools, stage, computed, is_made=is_made), computed.reported
+    return update(state, context, stage, computed, is_made=is_made), computed.reported
 
 
 def update(
-    state: TrainState, tools: StepContext, stage: StageData, computed: Computed, *, is_made: bool = True
+    state: TrainState, context: StepContext, stage: StageData, computed: Computed, *, is_made: bool = True
 ) -> dict[str, Any]:
     """Update weights, optimizer and average from the gradient in the model; return the step's figures.
 
@@ -282,7 +282,7 @@ def update(
     lr *= state.guard.factor(state.step + 1)
     if is_made:
         clip_factor = adamw.clip_factor(computed.grad_norm, spec.grad_clip)
-        decay = tools.recipe.ema_decay
+        decay = context.recipe.ema_decay
         adamw.update(state.masters, spec, lr=lr, ema_decay=decay, clip_factor=clip_factor)
         state.ema_updates += 1
     else:
@@ -306,19 +306,21 @@ def update(
         "clips": len(plan.clip_ids),
         "tokens": plan.num_tokens,
         "model_flops": flops.flops_per_step(
-            tools.recipe.model, plan.latent_shapes, computed.text_tokens.astype(int).tolist()
+            context.recipe.model, plan.latent_shapes, computed.text_tokens.astype(int).tolist()
         ),
         "clips_hash": state.clips_hash,
         "delivered_hash": state.delivered_hash,
         **step_balance.step_metrics(computed.predicted, plan, computed.seconds, computed.reported.own),
-        **({"rank_seconds": throughput.rank_seconds(computed.reported.own)} if tools.world.size > 1 else {}),
+        **(
+            {"rank_seconds": throughput.rank_seconds(computed.reported.own)} if context.world.size > 1 else {}
+        ),
         **({} if is_made else {"skipped": True}),
     }
 
 
-def _own_flops(tools: StepContext, plan: StepPlan, of_clips: Tensor) -> float:
+def _own_flops(context: StepContext, plan: StepPlan, of_clips: Tensor) -> float:
     """Return the FLOPs of the clips that this rank has filled in: a filled row's first entry is not 0."""
     mine = [number for number, row in enumerate(of_clips[:, 0].tolist()) if row]
     tokens = of_clips[:, 3].tolist()
     shapes = [plan.latent_shapes[number] for number in mine]
-    return float(flops.flops_per_step(tools.recipe.model, shapes, [int(tokens[number]) for number in mine]))
+    return float(flops.flops_per_step(context.recipe.model, shapes, [int(tokens[number]) for number in mine]))

@@ -25,7 +25,7 @@ from trainer.data.stages import StageData
 from trainer.distributed import mesh
 from trainer.model import rectified_flow, rng
 from trainer.model.stdit import lengths_read
-from trainer.recipe.recipe import TrainRecipe, ValidationSpec
+from trainer.recipe.recipe import ValidationSpec
 from trainer.run_folder import jsonl, metrics
 from trainer.training.optim import ema
 from trainer.training.state import TrainState
@@ -47,20 +47,19 @@ class Round:
     buckets: tuple[str, ...]
 
 
-def lay_out(recipe: TrainRecipe, laid: Sequence[StageData], *, complete: bool = True) -> tuple[Round, ...]:
-    """Return what each stage's rounds read; nothing without a validation section.
+def plan_rounds(
+    spec: ValidationSpec | None, stages: Sequence[StageData], seed: int, *, complete: bool = True
+) -> tuple[Round, ...]:
+    """Return each stage's validation round; none without a `spec`.
 
-    Raises InputError for a stage without a clip to validate on and, if they are to be `complete`, for clips
-    without latents.
+    Raises InputError for a stage without a clip to validate on and, if `complete`, for clips without latents.
     """
-    spec = recipe.validation
-    return tuple(_round(recipe, spec, stage, complete) for stage in laid) if spec else ()
+    return tuple(_round(spec, stage, seed, complete) for stage in stages) if spec else ()
 
 
-def _round(recipe: TrainRecipe, spec: ValidationSpec, stage: StageData, complete: bool) -> Round:
-    wanted = data_stages.validation_spec(recipe, stage.stage.data)
-    assert wanted is not None
-    plan = data_stages.stage_plan(stage.index, wanted, recipe.seed)
+def _round(spec: ValidationSpec, stage: StageData, seed: int, complete: bool) -> Round:
+    wanted = data_stages.validation_spec(spec, stage.stage.data)
+    plan = data_stages.stage_plan(stage.index, wanted, seed)
     if stage.folder and complete:
         latents_request.check_complete(
             stage.stage.name, wanted, latents_request.missing(stage.folder, plan, wanted)
@@ -88,10 +87,10 @@ def _round(recipe: TrainRecipe, spec: ValidationSpec, stage: StageData, complete
 
 
 @torch.no_grad()
-def _clip_losses(model: torch.nn.Module, tools: StepContext, batch: model_inputs.Batch) -> Tensor:
+def _clip_losses(model: torch.nn.Module, context: StepContext, batch: model_inputs.Batch) -> Tensor:
     """Return the losses [B, timesteps] of a micro-batch, float64 on the CPU."""
-    seed, ids, device = tools.recipe.seed, batch.clip_ids, tools.world.device
-    given = model_inputs.of(batch, tools.encoders, seed=seed, step=0, device=device)
+    seed, ids, device = context.recipe.seed, batch.clip_ids, context.world.device
+    given = model_inputs.of(batch, context.encoders, seed=seed, step=0, device=device)
     height, width = (
         torch.full((len(ids),), float(size), device=device)
         for size in (batch.bucket.height, batch.bucket.width)
@@ -109,18 +108,18 @@ def _clip_losses(model: torch.nn.Module, tools: StepContext, batch: model_inputs
             fps=torch.from_numpy(batch.fps).to(device),
             height=height,
             width=width,
-            text_lengths=lengths_read(tools.recipe.model, given.lengths),
+            text_lengths=lengths_read(context.recipe.model, given.lengths),
         )
         columns.append(losses.double().cpu())
     return torch.stack(columns, dim=1)
 
 
-def losses(tools: StepContext, given: Round) -> tuple[NDArray[np.float64], int]:
+def losses(context: StepContext, given: Round) -> tuple[NDArray[np.float64], int]:
     """Return the losses [clips, timesteps] of a round and how many of its clips another one stood in for.
 
-    On every rank the same. The weights are those of `tools.layout`.
+    On every rank the same. The weights are those of `context.layout`.
     """
-    world = tools.world
+    world = context.world
     slots = list(itertools.accumulate((len(part.rows) for part in given.parts), initial=0))
     reported = torch.zeros(
         slots[-1] + 1, len(TIMESTEPS), dtype=torch.float64
@@ -128,9 +127,9 @@ def losses(tools: StepContext, given: Round) -> tuple[NDArray[np.float64], int]:
     events: list[dict[str, Any]] = []
     mine = [part for part in given.parts if part.position % world.size == world.rank]
     with (
-        tools.layout.gathered_weights(),
+        context.layout.gathered_weights(),
         open_stage.open_loader(
-            given.data, tools.recipe, rank=0, world_size=1, on_event=events.append
+            given.data, context.recipe, rank=0, world_size=1, on_event=events.append
         ) as loader,
     ):
 
@@ -138,7 +137,7 @@ def losses(tools: StepContext, given: Round) -> tuple[NDArray[np.float64], int]:
             for part in mine:  # one at a time: a round must not need more memory than a step
                 (batch,) = loader.load([part])
                 reported[slots[part.position] : slots[part.position + 1]] = _clip_losses(
-                    tools.layout.compute, tools, batch
+                    context.layout.compute, context, batch
                 )
 
         mesh.run_on_all_ranks(read, world)  # a clip that cannot be read stops all of them
@@ -147,18 +146,18 @@ def losses(tools: StepContext, given: Round) -> tuple[NDArray[np.float64], int]:
     return found[:-1], int(found[-1, 0])
 
 
-def losses_of_state(state: TrainState, tools: StepContext, given: Round) -> tuple[NDArray[np.float64], int]:
+def losses_of_state(state: TrainState, context: StepContext, given: Round) -> tuple[NDArray[np.float64], int]:
     """Return `losses` of the moving average, or of the raw weights where the recipe wants these.
 
     Nothing is changed.
     """
-    spec = tools.recipe.validation
+    spec = context.recipe.validation
     assert spec is not None
     if spec.weights == "raw":
-        return losses(tools, given)
+        return losses(context, given)
     ema.swap(state.ema, state.model)
     try:
-        return losses(tools, given)
+        return losses(context, given)
     finally:
         ema.swap(state.ema, state.model)
 
@@ -213,23 +212,23 @@ def console_line(line: Mapping[str, Any]) -> str:
     )
 
 
-def is_due(recipe: TrainRecipe, step: int, last_step: int) -> bool:
-    """Say whether a round belongs to this step: before the first, every so many, and after the last."""
-    return recipe.validation is not None and (step % recipe.validation.every == 0 or step == last_step)
+def is_due(spec: ValidationSpec | None, step: int, last_step: int) -> bool:
+    """Return whether this step validates: before the first step, every `spec.every`, after the last."""
+    return spec is not None and (step % spec.every == 0 or step == last_step)
 
 
-def validate(state: TrainState, tools: StepContext, given: Round) -> dict[str, Any] | None:
+def validate(state: TrainState, context: StepContext, given: Round) -> dict[str, Any] | None:
     """Run the round of this step, write its line to validation.jsonl and return it; None if it is there.
 
     The line is the same whatever the number of ranks.
     """
-    path, spec = tools.recipe.output / metrics.VALIDATION, tools.recipe.validation
+    path, spec = context.recipe.output / metrics.VALIDATION, context.recipe.validation
     assert spec is not None
-    written = mesh.run_on_first_rank(lambda: metrics.read_metrics(path)[-1:], tools.world)
+    written = mesh.run_on_first_rank(lambda: metrics.read_metrics(path)[-1:], context.world)
     if written and written[0]["step"] >= state.step:
         return None
     began = time.perf_counter()
-    table, substituted = losses_of_state(state, tools, given)
+    table, substituted = losses_of_state(state, context, given)
     line = {"step": state.step, "stage": given.data.stage.name, "weights": spec.weights}
     line |= summary(table, given, written[0] if written else None)
     line |= {
@@ -237,6 +236,6 @@ def validate(state: TrainState, tools: StepContext, given: Round) -> dict[str, A
         "time": round(time.time(), 3),
         "seconds": time.perf_counter() - began,
     }
-    if tools.world.is_first:
+    if context.world.is_first:
         jsonl.append_line(path, line)
     return line

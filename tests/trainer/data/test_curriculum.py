@@ -43,7 +43,7 @@ def test_a_stage_with_a_curriculum_trains_and_resumes_where_it_stopped(shards: P
     levels = [set(line["loss_by_level"]) for line in lines]
     assert levels[:3] == [{"1"}] * 3
     assert levels[9] == {"2"}
-    (stage,) = data_stages.lay_out(smoke(shards, tmp_path / "whole", *MORE))
+    (stage,) = data_stages.open_stages(smoke(shards, tmp_path / "whole", *MORE))
     assert stage.plan.phases == (0, 3, 7)
     report = dry_run.dry_run(smoke(shards, tmp_path / "dry", *MORE))
     assert "  the phases of its curriculum begin with the steps 1, 4, 8\n" in dry_run.to_text(report)
@@ -56,21 +56,21 @@ def test_a_stage_too_short_for_its_phases_is_refused(shards: Path, tmp_path: Pat
     with pytest.raises(
         RecipeError, match=r"stage first: curriculum\.2 begins with step 8 and the stage has 7"
     ):
-        data_stages.lay_out(recipe)
+        data_stages.open_stages(recipe)
     # Where data steps of the phases before are skipped, its turn comes sooner.
-    (stage,) = data_stages.lay_out(
+    (stage,) = data_stages.open_stages(
         smoke(shards, tmp_path / "run", *MORE, "stages.0.steps=7", "stages.0.skip=[[2, 3]]")
     )
     assert data_stages.summary(stage)["phases"] == [1, 2, 6]
     with pytest.raises(RecipeError, match=r"curriculum\.2 begins with step 6 and the stage has 5"):
-        data_stages.lay_out(
+        data_stages.open_stages(
             smoke(shards, tmp_path / "run", *MORE, "stages.0.steps=5", "stages.0.skip=[[2, 3]]")
         )
     skips = ("stages.0.steps=7", "stages.0.skip=[[9, 20]]")
     with pytest.raises(RecipeError, match=r"curriculum\.2 begins with step 8 and the stage has 7"):
-        data_stages.lay_out(smoke(shards, tmp_path / "run", *MORE, *skips))
+        data_stages.open_stages(smoke(shards, tmp_path / "run", *MORE, *skips))
     with pytest.raises(InputError, match="no clip of level 5"):
-        data_stages.lay_out(
+        data_stages.open_stages(
             smoke(shards, tmp_path / "run", *MORE, "stages.0.data.curriculum=[{levels: [5]}]")
         )
 
@@ -94,7 +94,7 @@ def test_a_phase_that_is_skipped_whole_is_left_out_and_said(
     assert "  curriculum.1 is not read: all of its data steps, 4 to 7, are skipped\n" in reported
 
     def skipped(skip: str) -> list[str]:
-        notes = data_stages.summary(data_stages.lay_out(recipe(skip))[0])["notes"]
+        notes = data_stages.summary(data_stages.open_stages(recipe(skip))[0])["notes"]
         return [note["phase"] for note in notes if note["event"] == "phase_skipped"]
 
     assert skipped("[[1, 7]]") == ["curriculum.0", "curriculum.1"]
@@ -103,11 +103,11 @@ def test_a_phase_that_is_skipped_whole_is_left_out_and_said(
 
 def test_validation_reads_the_levels_that_some_phase_shows(shards: Path, tmp_path: Path) -> None:
     recipe = smoke(shards, tmp_path / "run", *MORE, "validation.every=5")
-    spec = data_stages.validation_spec(recipe, recipe.stages[0].data)
-    assert spec is not None
+    assert recipe.validation is not None
+    spec = data_stages.validation_spec(recipe.validation, recipe.stages[0].data)
     assert spec.levels == (1, 2)
     assert (spec.curriculum, spec.run, spec.blocks) == ((), 1, None)
-    assert data_stages.stage_plan(data_stages.lay_out(recipe)[0].index, spec, recipe.seed).num_clips == 2
+    assert data_stages.stage_plan(data_stages.open_stages(recipe)[0].index, spec, recipe.seed).num_clips == 2
 
 
 def test_ranks_are_balanced_by_the_measured_table(shards: Path, tmp_path: Path) -> None:
@@ -121,10 +121,10 @@ def test_ranks_are_balanced_by_the_measured_table(shards: Path, tmp_path: Path) 
     }
     more = [f"stages.0.data.buckets.{key}={value}" for key, value in buckets.items()]
     recipe = smoke(shards, tmp_path / "run", *more)
-    (stage,) = data_stages.lay_out(recipe)
+    (stage,) = data_stages.open_stages(recipe)
     sizes = [cell.micro_batch_size for cell in stage.plan.cells]
     assert max(sizes) == 2
     assert stage.plan.costs == tuple(500_000 + 250_000 * size for size in sizes)
     costs.write_text(json.dumps(reported | {"seconds_per_clip": {"32px": {"16": 0.25}}}))
     with pytest.raises(RecipeError, match="no seconds_per_clip of 32px with 8 frames"):
-        data_stages.lay_out(recipe)
+        data_stages.open_stages(recipe)

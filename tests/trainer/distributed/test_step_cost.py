@@ -93,7 +93,7 @@ def operations(count: int, *settings: str, variance: bool = False) -> tuple[Oper
     model = STDiT3(recipe.model).to(META)
     world = World(rank=0, size=1, device=META)
     layout = parallelize.parallelize_model(model, recipe.parallel, world, torch.bfloat16)
-    tools = StepContext(
+    context = StepContext(
         recipe=recipe,
         world=world,
         layout=layout,
@@ -113,7 +113,7 @@ def operations(count: int, *settings: str, variance: bool = False) -> tuple[Oper
     layout.compute.register_forward_hook(ends)
     batch = clips(recipe, count, variance)
     with forward:
-        found = clip_losses(layout.compute, tools, recipe.stages[0], batch, step=3)
+        found = clip_losses(layout.compute, context, recipe.stages[0], batch, step=3)
     with Operations() as backward:
         (found.losses.sum() / count).backward()  # type: ignore[no-untyped-call]
     return forward, backward

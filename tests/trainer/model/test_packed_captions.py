@@ -231,7 +231,7 @@ def test_lengths_that_the_text_does_not_have_are_refused(lengths: tuple[int, ...
 def test_a_step_gives_the_lengths_that_its_masks_and_drops_have(reproduce: str) -> None:
     recipe = recipes.load(TINY, ("stages.0.caption_dropout=0.5", f"model.reproduce={reproduce}"))
     model = STDiT3(recipe.model)
-    tools = StepContext(
+    context = StepContext(
         recipe=recipe,
         world=ALONE,
         layout=parallelize.parallelize_model(model, recipe.parallel, ALONE, torch.float32),
@@ -239,11 +239,11 @@ def test_a_step_gives_the_lengths_that_its_masks_and_drops_have(reproduce: str) 
         text=text_encoder(recipe.text_encoder),
     )
     seen: list[dict[str, Any]] = []
-    tools.layout.compute.register_forward_pre_hook(
+    context.layout.compute.register_forward_pre_hook(
         lambda _, args, keywords: seen.append(keywords), with_kwargs=True
     )
     with torch.no_grad():
-        clip_losses(tools.layout.compute, tools, recipe.stages[0], clips(recipe, 16, False), step=3)
+        clip_losses(context.layout.compute, context, recipe.stages[0], clips(recipe, 16, False), step=3)
 
     (reported,) = seen
     assert 0 < int(reported["drop_caption"].sum()) < 16

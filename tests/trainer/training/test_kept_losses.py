@@ -54,7 +54,7 @@ def test_a_line_takes_the_loss_apart_by_bucket_level_source_and_timestep(
     shards: Path, short_run: Path
 ) -> None:
     recipe = smoke(shards, short_run, *SHORT)
-    (stage,) = data_stages.lay_out(recipe)
+    (stage,) = data_stages.open_stages(recipe)
     dropped: set[bool] = set()
     for line in numbers(short_run):
         for group in ("bucket", "level", "source", "timestep"):
@@ -92,9 +92,9 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_another_run(
 
 def test_the_gradient_is_that_of_the_mean_over_all_clips_of_the_step(shards: Path, tmp_path: Path) -> None:
     recipe = smoke(shards, tmp_path / "run", "stages.0.data.buckets.table={32px: {8: [1.0, 3]}}")
-    (stage,) = data_stages.lay_out(recipe)
+    (stage,) = data_stages.open_stages(recipe)
     state = fresh_state(recipe)
-    tools = StepContext(
+    context = StepContext(
         recipe=recipe,
         world=ALONE,
         layout=parallelize_model(state.model, recipe.parallel, ALONE, torch.float32),
@@ -106,11 +106,13 @@ def test_the_gradient_is_that_of_the_mean_over_all_clips_of_the_step(shards: Pat
         batches = loader.step(0)
     assert len({len(batch.clip_ids) for batch in batches}) == 2  # cells of 2 and of 3 clips
 
-    together = torch.cat([clip_losses(state.model, tools, stage.stage, batch, 0).losses for batch in batches])
+    together = torch.cat(
+        [clip_losses(state.model, context, stage.stage, batch, 0).losses for batch in batches]
+    )
     together.mean().backward()  # type: ignore[no-untyped-call]
     expected = {name: value.grad.clone() for name, value in adamw.trained(state.model).items()}
     before = {name: value.detach().clone() for name, value in adamw.trained(state.model).items()}
-    line, _ = training_step.train_step(state, tools, stage, plan, batches)
+    line, _ = training_step.train_step(state, context, stage, plan, batches)
 
     assert line["loss"] == pytest.approx(float(together.detach().mean()), rel=1e-6)
     norm = float(adamw.norm(expected.values()))

@@ -57,12 +57,12 @@ def test_the_kernel_that_attention_takes_for_new_lengths_is_reported_once(
     attention = pytest.importorskip(
         "trainer.model.kernels.attention", reason="triton is not installed on this platform"
     )
-    tools = _tools(shards, tmp_path)
+    context = _tools(shards, tmp_path)
     found = {"heads": 32, "queries": 405, "keys": 405, "kept_out": {"flash4": "wrong, of its norm: dq by 1"}}
     attention._untold.append(Choice(**found, milliseconds={"own": 0.99, "cudnn": 0.98}))
-    training_log.record_kernels(tools, 3)
-    training_log.record_kernels(tools, 4)
-    (event,) = _events(tools.recipe.output, "attention_kernel")
+    training_log.record_kernels(context, 3)
+    training_log.record_kernels(context, 4)
+    (event,) = _events(context.recipe.output, "attention_kernel")
     assert event["step"] == 3
     assert {key: event[key] for key in found} == found
     assert (event["kernel"], event["own_ms"], event["cudnn_ms"]) == ("cudnn", 0.99, 0.98)
@@ -81,14 +81,14 @@ def test_a_kernel_that_is_installed_and_not_taken_is_said_once_on_each_host(
         "trainer.model.kernels.attention", reason="triton is not installed on this platform"
     )
     monkeypatch.setattr(attention, "_refused", set())
-    tools = _tools(shards, tmp_path)
-    tools.world = World(rank=9, size=16, device=torch.device(gpu))
+    context = _tools(shards, tmp_path)
+    context.world = World(rank=9, size=16, device=torch.device(gpu))
     for step, length in ((3, 405), (4, 920)):
         broken = {"flash4": "ModuleNotFoundError: No module named 'cutlass.cute'"}
         attention._untold.append(
             Choice(heads=32, queries=length, keys=length, milliseconds={"own": 0.99}, kept_out=broken)
         )
-        training_log.record_kernels(tools, step)
+        training_log.record_kernels(context, step)
     said = capsys.readouterr().err.splitlines()
     wanted = (
         f"step 3: {processes.host_name()}: attention does without flash4, which is installed; "
@@ -101,16 +101,16 @@ def test_the_way_of_a_product_of_new_sizes_is_reported_once(shards: Path, tmp_pa
     products = pytest.importorskip(
         "trainer.model.kernels.matmul", reason="triton is not installed on this platform"
     )
-    tools = _tools(shards, tmp_path)
+    context = _tools(shards, tmp_path)
     product = products.Product("linear", 36450, 4608, 1152, "gelu")
     products._untold += [
         products.Found(product=product, torch_ms=0.5, cublaslt_ms=0.4),
         products.Found(product=product, torch_ms=0.5),
         products.Found(product=product, kept_out="no room"),
     ]
-    training_log.record_kernels(tools, 3)
-    training_log.record_kernels(tools, 4)
-    fast, alone, failed = _events(tools.recipe.output, "product_kernel")
+    training_log.record_kernels(context, 3)
+    training_log.record_kernels(context, 4)
+    fast, alone, failed = _events(context.recipe.output, "product_kernel")
     assert (fast["step"], fast["rows"], fast["epilogue"]) == (3, 36450, "gelu")
     assert (fast["kernel"], fast["torch_ms"], fast["cublaslt_ms"]) == ("cublaslt", 0.5, 0.4)
     assert (alone["kernel"], "cublaslt_ms" in alone) == ("torch", False)

@@ -238,8 +238,8 @@ def test_cuts_and_mirrors_resume_bit_for_bit_and_validate_plain(shards: Path, tm
     assert [line["clips_hash"] for line in with_draws] == [line["clips_hash"] for line in plain]
     assert [line["loss"] for line in with_draws] != [line["loss"] for line in plain]
     recipe = smoke(shards, tmp_path / "v", *drawn, "validation={every: 3}")
-    spec = data_stages.validation_spec(recipe, recipe.stages[0].data)
-    assert spec is not None
+    assert recipe.validation is not None
+    spec = data_stages.validation_spec(recipe.validation, recipe.stages[0].data)
     assert (spec.crop, spec.flip) == ("center", 0.0)
 
 

@@ -34,7 +34,7 @@ def test_a_run_resumes_where_it_stopped_and_proves_it(shards: Path, short_run: P
     assert proof["checksums_match_the_manifest"]
     assert proof["repeated_steps"] == 2
     assert proof["changed"]["output"][1] == str(half_run)
-    clips = open_stage.clips(data_stages.lay_out(smoke(shards, half_run, *SHORT))[0], 2)
+    clips = open_stage.clips(data_stages.open_stages(smoke(shards, half_run, *SHORT))[0], 2)
     assert proof["next_clip_ids"] == [clip.clip_id for clip in clips]
 
 

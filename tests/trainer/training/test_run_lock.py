@@ -27,7 +27,7 @@ def served(run: Path) -> AbstractContextManager[object]:
 
 
 HELD: list[tuple[Held, str]] = [
-    (lambda folder: run_lock.held(folder, ALONE), "another process is training into it"),
+    (lambda folder: run_lock.locked(folder, ALONE), "another process is training into it"),
     (lambda folder: build.holding(folder / "part.lock"), "another process is encoding this part"),
     (shards_manifest.only_writer, "another build-shards is writing here"),
     (served, "another server works on it"),
@@ -67,6 +67,6 @@ def test_a_second_process_is_refused_and_the_next_one_is_not(
 def test_to_ask_whether_a_run_is_free_does_not_hold_it(tmp_path: Path) -> None:
     (tmp_path / ".lock").touch()
     assert progress.is_free(tmp_path, 0.0)
-    with run_lock.held(tmp_path, ALONE):
+    with run_lock.locked(tmp_path, ALONE):
         assert not progress.is_free(tmp_path, 0.0)
     assert progress.is_free(tmp_path, 0.0)

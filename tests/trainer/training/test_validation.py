@@ -73,7 +73,7 @@ def test_a_loss_is_that_of_the_formula_written_out(shards: Path, run: Path) -> N
     from trainer.model.stdit import STDiT3
 
     recipe = smoke(shards, run, *ON)
-    (given,) = validation.lay_out(recipe, data_stages.lay_out(recipe))
+    (given,) = validation.plan_rounds(recipe.validation, data_stages.open_stages(recipe), recipe.seed)
     model = STDiT3(recipe.model, recipe.seed)  # of step 0, when the average is the weights
     with open_stage.open_loader(given.data, recipe, rank=0, world_size=1, on_event=pytest.fail) as loader:
         batch = next(batch for batch in loader.load(given.parts) if "clip-009" in batch.clip_ids)
@@ -164,12 +164,12 @@ def test_levels_named_for_validation_are_read_in_every_stage_whatever_it_trains(
     one = smoke(shards, tmp_path / "run", *ON, "stages.0.data.levels=[1]")
     both = smoke(shards, tmp_path / "run", *ON, "stages.0.data.levels=[1]", "validation.levels=[1, 2]")
 
-    (of_stage,) = validation.lay_out(one, data_stages.lay_out(one))
-    (of_all,) = validation.lay_out(both, data_stages.lay_out(both))
+    (of_stage,) = validation.plan_rounds(one.validation, data_stages.open_stages(one), one.seed)
+    (of_all,) = validation.plan_rounds(both.validation, data_stages.open_stages(both), both.seed)
 
     assert set(of_stage.clip_ids) == {"clip-008", "clip-010"}
     assert set(of_all.clip_ids) == {"clip-008", "clip-009", "clip-010", "clip-011"}
-    assert set(data_stages.step_plan(data_stages.lay_out(both)[0], 0, both).levels) == {"1"}
+    assert set(data_stages.step_plan(data_stages.open_stages(both)[0], 0, both).levels) == {"1"}
 
 
 def test_a_round_over_latents_may_end_within_a_micro_batch(shards: Path, tmp_path: Path) -> None:

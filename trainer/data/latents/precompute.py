@@ -98,8 +98,9 @@ def request_of(recipe: TrainRecipe, names: Sequence[str] = ()) -> Request:
                 f"stages.{number}.data.views is null: a new start frame at every showing cannot be encoded "
                 f"ahead. Set it, for encoding and for training: --set stages.{number}.data.views=1"
             )
-    validated = (data_stages.validation_spec(recipe, stage.data) for _, stage in chosen)
-    specs = [*(stage.data for _, stage in chosen), *(spec for spec in validated if spec)]
+    specs = [stage.data for _, stage in chosen]
+    if recipe.validation:
+        specs += [data_stages.validation_spec(recipe.validation, stage.data) for _, stage in chosen]
     for key, kinds in (
         ("shards", {str(spec.shards) for spec in specs}),
         ("captions", {", ".join(spec.captions) for spec in specs}),

@@ -64,7 +64,7 @@ class Standing:
     waiting: dict[Path, Waiting] = field(default_factory=dict)
     done: set[tuple[Path, str]] = field(default_factory=set)
     unmeasured: set[Path] = field(default_factory=set)  # runs whose clips cannot be read here
-    laid: dict[Path, Any] = field(default_factory=dict)
+    validation_rounds: dict[Path, Any] = field(default_factory=dict)
     turn: int = 0
     drawn: dict[Path, tuple[float, int]] = field(default_factory=dict)
     clips: int = 0
@@ -213,13 +213,15 @@ class Server:
     def _validate(self, job: Job, taken: Taken) -> None:
         run = job.run
 
-        def lay_out() -> None:
-            self.standing.laid[run] = server_validation.lay_out(taken.recipe)
+        def plan_rounds() -> None:
+            self.standing.validation_rounds[run] = server_validation.plan_rounds(taken.recipe)
 
         try:
-            if run not in self.standing.laid:
-                mesh.run_on_all_ranks(lay_out, self.world)
-            line = server_validation.measure(run, taken, self.standing.laid[run], self.model, self.world)
+            if run not in self.standing.validation_rounds:
+                mesh.run_on_all_ranks(plan_rounds, self.world)
+            line = server_validation.measure(
+                run, taken, self.standing.validation_rounds[run], self.model, self.world
+            )
         except CheckpointError:
             raise
         except VidcurateError as error:

@@ -30,14 +30,14 @@ def metrics_file(run: Path) -> Path:
     return run / SERVE / metrics.VALIDATION
 
 
-def lay_out(recipe: TrainRecipe) -> tuple[TrainRecipe, tuple[Round, ...]]:
+def plan_rounds(recipe: TrainRecipe) -> tuple[TrainRecipe, tuple[Round, ...]]:
     """Return the recipe with a validation section, its own or the default one, and what each stage reads.
 
     Raises VidcurateError where the clips cannot be read or there is none to validate on.
     """
     spec = recipe.validation or ValidationSpec()
     recipe = recipe.model_copy(update={"validation": spec})
-    return recipe, validation.lay_out(recipe, data_stages.lay_out(recipe))
+    return recipe, validation.plan_rounds(recipe.validation, data_stages.open_stages(recipe), recipe.seed)
 
 
 def is_there(run: Path, step: int, *, raw: bool, digest: str) -> bool:
@@ -87,7 +87,7 @@ def _tools(taken: Taken, recipe: TrainRecipe, model: Model, world: World) -> Ste
 def measure(
     run: Path,
     taken: Taken,
-    laid: tuple[TrainRecipe, Sequence[Round]],
+    rounds: tuple[TrainRecipe, Sequence[Round]],
     model: Model,
     world: World,
 ) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def measure(
 
     Raises VidcurateError.
     """
-    recipe, given = laid[0], laid[1][min(taken.stage, len(laid[1]) - 1)]
+    recipe, given = rounds[0], rounds[1][min(taken.stage, len(rounds[1]) - 1)]
     before = mesh.run_on_first_rank(lambda: _before(run, taken), world)
     began = time.perf_counter()
     with model.lock:

@@ -42,7 +42,7 @@ def parameters(recipe: TrainRecipe) -> tuple[int, int]:
 
 
 def memory_of(
-    laid: Sequence[data_stages.StageData], recipe: TrainRecipe, state: tuple[int, int]
+    stages: Sequence[data_stages.StageData], recipe: TrainRecipe, state: tuple[int, int]
 ) -> list[dict[str, Any]]:
     """Return of each stage the forecast of one GPU's memory; `state`: parameters trained and frozen.
 
@@ -51,7 +51,7 @@ def memory_of(
     unknown. Once a stage's clips or a round of samples needed the encoders, they stay.
     """
     needs, are_there = [], False
-    for stage in laid:
+    for stage in stages:
         end = stage.first_step + stage.num_steps
         are_there |= stage.folder is None or (recipe.sample is not None and recipe.sample.every < end)
         encoders = {
@@ -74,14 +74,16 @@ def unknown_encoders(found: Mapping[str, Any]) -> str:
     return " and ".join(f"the {name} encoder ({name}_encoder.source cannot be read here)" for name in names)
 
 
-def _model_memory(laid: data_stages.StageData, recipe: TrainRecipe, state: tuple[int, int]) -> dict[str, Any]:
+def _model_memory(
+    stage: data_stages.StageData, recipe: TrainRecipe, state: tuple[int, int]
+) -> dict[str, Any]:
     spec, model = recipe.parallel, recipe.model
     form = memory.form_of(recipe.blocks, recipe.precision)
     encoder = video_encoder(recipe.video_encoder)
     wanted = spec.recompute_blocks
     plans = [*memory.plans(model, form)] if wanted == "fit" else [memory.plan_of(model, wanted)]
     works: dict[str, Work] = {}
-    for cell in laid.plan.cells:
+    for cell in stage.plan.cells:
         bucket = cell.bucket
         _, frames, rows, columns = encoder.latent_shape(bucket.num_frames, bucket.height, bucket.width)
         works[cell.name] = Work(
@@ -106,11 +108,11 @@ def _model_memory(laid: data_stages.StageData, recipe: TrainRecipe, state: tuple
     }
 
 
-def _stage(laid: data_stages.StageData, recipe: TrainRecipe, needs: dict[str, Any]) -> dict[str, Any]:
-    first = data_stages.step_plan(laid, 0, recipe)
-    counts = open_stage.micro_batches(laid)
-    end = data_stages.data_step(laid, laid.num_steps)
-    exposures = order.exposures(laid.plan, end, data_stages.unread(laid, end))
+def _stage(stage: data_stages.StageData, recipe: TrainRecipe, needs: dict[str, Any]) -> dict[str, Any]:
+    first = data_stages.step_plan(stage, 0, recipe)
+    counts = open_stage.micro_batches(stage)
+    end = data_stages.data_step(stage, stage.num_steps)
+    exposures = order.exposures(stage.plan, end, data_stages.unread(stage, end))
     cells: list[dict[str, Any]] = [
         {
             "name": cell.name,
@@ -120,67 +122,67 @@ def _stage(laid: data_stages.StageData, recipe: TrainRecipe, needs: dict[str, An
             "passes": count * cell.micro_batch_size / len(cell.rows),
             "exposures": exposure,
         }
-        for cell, count, exposure in zip(laid.plan.cells, counts, exposures, strict=True)
+        for cell, count, exposure in zip(stage.plan.cells, counts, exposures, strict=True)
     ]
     trained = sum(cell["micro_batches"] * cell["clips_per_micro_batch"] for cell in cells)
     return {
-        "name": laid.stage.name,
-        "shards": str(laid.stage.data.latents or laid.stage.data.shards),
-        "views": laid.stage.data.views,
-        "structure_fingerprint": laid.index.structure_fingerprint,
-        "plan_fingerprint": laid.plan.fingerprint,
-        "first_step": laid.first_step,
-        "steps": laid.num_steps,
-        "skip": [list(window) for window in laid.skip],
-        "micro_batches_per_step": laid.plan.micro_batches_per_step,
-        **data_stages.summary(laid),
-        "latents": _latents(laid, recipe),
+        "name": stage.stage.name,
+        "shards": str(stage.stage.data.latents or stage.stage.data.shards),
+        "views": stage.stage.data.views,
+        "structure_fingerprint": stage.index.structure_fingerprint,
+        "plan_fingerprint": stage.plan.fingerprint,
+        "first_step": stage.first_step,
+        "steps": stage.num_steps,
+        "skip": [list(window) for window in stage.skip],
+        "micro_batches_per_step": stage.plan.micro_batches_per_step,
+        **data_stages.summary(stage),
+        "latents": _latents(stage, recipe),
         "memory": needs,
-        "compute_seconds_per_step": _compute_seconds(laid, counts),
+        "compute_seconds_per_step": _compute_seconds(stage, counts),
         "clips_read": trained,
-        "passes": trained / laid.plan.num_clips,
-        "steps_per_pass": plan_stats.steps_per_pass(laid.plan),
-        "buckets": [asdict(total) for total in _buckets(laid, counts, end)],
-        "empty_buckets": list(plan_stats.empty_buckets(laid.plan, laid.stage.data.buckets)),
+        "passes": trained / stage.plan.num_clips,
+        "steps_per_pass": plan_stats.steps_per_pass(stage.plan),
+        "buckets": [asdict(total) for total in _buckets(stage, counts, end)],
+        "empty_buckets": list(plan_stats.empty_buckets(stage.plan, stage.stage.data.buckets)),
         "tokens_of_first_step": first.num_tokens,
-        "lr_first": adamw.learning_rate(laid.stage.optim, 0, laid.num_steps),
-        "lr_last": adamw.learning_rate(laid.stage.optim, laid.num_steps - 1, laid.num_steps),
+        "lr_first": adamw.learning_rate(stage.stage.optim, 0, stage.num_steps),
+        "lr_last": adamw.learning_rate(stage.stage.optim, stage.num_steps - 1, stage.num_steps),
         "cells": cells,
         "first_clip_ids": list(first.clip_ids[:FIRST_CLIPS]),
     }
 
 
-def _compute_seconds(laid: data_stages.StageData, counts: Sequence[int]) -> float | None:
+def _compute_seconds(stage: data_stages.StageData, counts: Sequence[int]) -> float | None:
     """Return the seconds of one GPU for the micro-batches of a mean step, by the recipe's cost table."""
-    plan = order.at_step(laid.plan, data_stages.data_step(laid, laid.num_steps))
-    unit, scale = data_stages.cost_unit(laid, plan)
+    plan = order.at_step(stage.plan, data_stages.data_step(stage, stage.num_steps))
+    unit, scale = data_stages.cost_unit(stage, plan)
     if unit != "s" or plan.costs is None:
         return None
-    return scale * sum(count * cost for count, cost in zip(counts, plan.costs, strict=True)) / laid.num_steps
+    return scale * sum(count * cost for count, cost in zip(counts, plan.costs, strict=True)) / stage.num_steps
 
 
-def _buckets(laid: data_stages.StageData, counts: Sequence[int], end: int) -> list[BucketTotal]:
+def _buckets(stage: data_stages.StageData, counts: Sequence[int], end: int) -> list[BucketTotal]:
     """Return the buckets' totals, of the micro-batches that are read: `counts`, of each cell."""
     read: Counter[str] = Counter()
     clips: Counter[str] = Counter()
-    for cell, count in zip(order.at_step(laid.plan, end).cells, counts, strict=True):
+    for cell, count in zip(order.at_step(stage.plan, end).cells, counts, strict=True):
         read[cell.bucket.name] += count
         clips[cell.bucket.name] += count * cell.micro_batch_size
     return [
         replace(total, micro_batches=read[total.name], clips_read=clips[total.name])
-        for total in plan_stats.bucket_totals(laid.plan, end)
+        for total in plan_stats.bucket_totals(stage.plan, end)
     ]
 
 
-def _latents(laid: data_stages.StageData, recipe: TrainRecipe) -> dict[str, Any]:
+def _latents(stage: data_stages.StageData, recipe: TrainRecipe) -> dict[str, Any]:
     """Return how large a stage's latents are and what of them is missing; of clips, what they would take."""
-    spec = laid.stage.data
-    if laid.folder is None:
-        return {"forecast_bytes": latents_request.forecast(recipe, laid.plan, spec)}
+    spec = stage.stage.data
+    if stage.folder is None:
+        return {"forecast_bytes": latents_request.forecast(recipe, stage.plan, spec)}
     return {
-        "bytes": latents_request.bytes_on_disk(laid.folder, laid.plan, spec),
-        "missing_clips": sum(part.num_clips for part in laid.missing),
-        "missing": [part.to_json() for part in laid.missing],
+        "bytes": latents_request.bytes_on_disk(stage.folder, stage.plan, spec),
+        "missing_clips": sum(part.num_clips for part in stage.missing),
+        "missing": [part.to_json() for part in stage.missing],
     }
 
 
@@ -195,12 +197,12 @@ def dry_run(
     """Return the plan of a run as plain values. Reads the indexes; writes and trains nothing.
 
     Where the run would go on from a checkpoint, `resume` says whether it can, and what was changed since.
-    Raises what `data.lay_out` raises; clips without latents are counted, not refused.
+    Raises what `open_stages` raises; clips without latents are counted, not refused.
     """
-    laid = data_stages.lay_out(recipe, complete=False)
-    laid, continuing = data_position.ahead(laid, recipe, origin or Origin(), settings)
+    stages = data_stages.open_stages(recipe, complete=False)
+    stages, continuing = data_position.preview_resume(stages, recipe, origin or Origin(), settings)
     trained, frozen = parameters(recipe)
-    needs = memory_of(laid, recipe, (trained, frozen))
+    needs = memory_of(stages, recipe, (trained, frozen))
     return {
         "name": recipe.name,
         "output": str(recipe.output),
@@ -208,9 +210,11 @@ def dry_run(
         "parameters": trained + frozen,
         "trained_parameters": trained,
         "weights_and_optimizer_bytes": trained * TRAINED_BYTES + frozen * FROZEN_BYTES,
-        "steps": laid[-1].first_step + laid[-1].num_steps,
-        "stages": [_stage(stage, recipe, found) for stage, found in zip(laid, needs, strict=True)],
-        "validation": _validation(validation.lay_out(recipe, laid, complete=False)),
+        "steps": stages[-1].first_step + stages[-1].num_steps,
+        "stages": [_stage(stage, recipe, found) for stage, found in zip(stages, needs, strict=True)],
+        "validation": _validation(
+            validation.plan_rounds(recipe.validation, stages, recipe.seed, complete=False)
+        ),
     }
 
 

@@ -73,9 +73,9 @@ def describe_run(run: Path) -> dict[str, Any]:
 def clips_of_step(path: Path, step: int) -> list[dict[str, Any]]:
     """Return the clips of update number `step` (from 1, as in metrics.jsonl) in the order they were read.
 
-    Raises InputError for a step that the recipe does not have, and what `planned.lay_out` does.
+    Raises InputError for a step that the recipe does not have, and what `read_stages` does.
     """
-    stage, number = preview_stages.at(preview_stages.lay_out(path), step)
+    stage, number = preview_stages.at(preview_stages.read_stages(path), step)
     return [
         {
             "step": step,

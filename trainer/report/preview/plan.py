@@ -197,7 +197,7 @@ def _range(text: str) -> tuple[int, int]:
 def _show(given: argparse.Namespace) -> tuple[Any, str]:
     if (given.steps is None) == (given.clip is None):
         raise InputError("show: give --steps A:B, or --clip ID with --until STEP.")
-    found = preview_stages.lay_out(given.place, given.settings)
+    found = preview_stages.read_stages(given.place, given.settings)
     if given.clip is not None:
         until = given.until or found.num_steps
         shown = showings(found, given.clip, until)
@@ -267,8 +267,8 @@ def difference(old: RunStages, new: RunStages, steps_compared: int = STEPS_COMPA
 
 
 def _diff(given: argparse.Namespace) -> tuple[Any, str]:
-    old = preview_stages.lay_out(given.place)
-    new = preview_stages.lay_out(given.new, given.settings)
+    old = preview_stages.read_stages(given.place)
+    new = preview_stages.read_stages(given.new, given.settings)
     report = difference(old, new, given.look)
     return report, plan_text.of_difference(report)
 
@@ -277,7 +277,7 @@ def _diff(given: argparse.Namespace) -> tuple[Any, str]:
 
 
 def _simulate(given: argparse.Namespace) -> tuple[Any, str]:
-    found = preview_stages.lay_out(given.place, given.settings)
+    found = preview_stages.read_stages(given.place, given.settings)
     worlds = [int(word) for word in given.world.split(",") if word.isdecimal() and int(word)]
     if len(worlds) != len(given.world.split(",")):
         raise InputError(f"--world {given.world}: numbers of ranks from 1 on, with commas.")

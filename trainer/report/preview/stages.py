@@ -45,15 +45,15 @@ def recipe_of(path: Path, settings: Sequence[str] = ()) -> TrainRecipe:
     return TrainRecipe.model_validate_json(json.dumps(saved))
 
 
-def lay_out(path: Path, settings: Sequence[str] = ()) -> RunStages:
+def read_stages(path: Path, settings: Sequence[str] = ()) -> RunStages:
     """Return the stages of a recipe, run or checkpoint; the shards must lie where its recipe says.
 
     A run or checkpoint is laid out as it was saved: with the journal of its changes, and where the shards
-    have changed since, over the index that was kept. Raises what `data.lay_out` does, CheckpointError,
+    have changed since, over the index that was kept. Raises what `open_stages` does, CheckpointError,
     StateError.
     """
     recipe = recipe_of(path, settings)
-    stages = data_stages.lay_out(recipe, complete=False)
+    stages = data_stages.open_stages(recipe, complete=False)
     if not path.is_dir():
         return RunStages(recipe=recipe, stages=stages, done=0)
     is_run = not (path / "manifest.json").is_file()
@@ -83,7 +83,7 @@ def _as_saved(
     into = run / data_position.JOURNAL
     return data_position.continue_data(
         stages, number, saved, state["recipe"], recipe, run=run, into=into
-    ).laid
+    ).stages
 
 
 def at(planned: RunStages, step: int) -> tuple[StageData, int]:

@@ -39,7 +39,7 @@ class LostRank(VidcurateError):
     exit_code = exit_codes.RESTART
 
 
-class GoBack(Exception):
+class RollbackRequested(Exception):
     """The run is to roll back: no error, the act goes on. Raised on all ranks in step `step`.
 
     `facts` are those of the event.

@@ -27,9 +27,9 @@ from trainer.training.guard.history import (
     GRADIENTS,
     LOUD_STEPS,
     SCORES,
-    Figures,
-    Memory,
     Smoothed,
+    StageHistory,
+    StepStats,
     keep,
 )
 
@@ -68,12 +68,12 @@ def spread(values: Values) -> tuple[float, float]:
     return middle, MAD * float(np.median(np.abs(values - middle)))
 
 
-def clip_scores(memory: Memory, figures: Figures) -> tuple[Values, Values]:
+def clip_scores(memory: StageHistory, stats: StepStats) -> tuple[Values, Values]:
     """Return each clip's z and the logarithm of its loss over the expected one; NaN where none can judge."""
-    logs = logarithms(figures.losses)
+    logs = logarithms(stats.losses)
     z, over = np.full(len(logs), np.nan), np.full(len(logs), np.nan)
     known: dict[str, tuple[float, float] | None] = {}
-    for place, (bucket, timestep) in enumerate(zip(figures.buckets, figures.bins, strict=True)):
+    for place, (bucket, timestep) in enumerate(zip(stats.buckets, stats.bins, strict=True)):
         name = f"{bucket}|{timestep}"
         if name not in known:
             known[name] = _expected(memory, bucket, name)
@@ -89,7 +89,7 @@ def logarithms(losses: Values) -> Values:
     return logs
 
 
-def _expected(memory: Memory, bucket: str, name: str) -> tuple[float, float] | None:
+def _expected(memory: StageHistory, bucket: str, name: str) -> tuple[float, float] | None:
     own = memory.cells.get(name, [])
     if len(own) >= LEAST_CELL:
         return spread(np.array(own))
@@ -111,11 +111,11 @@ class Score:
     clips: tuple[int, ...]
 
 
-def scores(memory: Memory, figures: Figures) -> tuple[Score, ...]:
+def scores(memory: StageHistory, stats: StepStats) -> tuple[Score, ...]:
     """Return the score of all judged clips (named ""), and of each bucket's, of a finite step."""
-    each, over = clip_scores(memory, figures)
+    each, over = clip_scores(memory, stats)
     groups: dict[str, list[int]] = {}
-    for place, bucket in enumerate(figures.buckets):
+    for place, bucket in enumerate(stats.buckets):
         if not math.isnan(each[place]):
             groups.setdefault("", []).append(place)
             groups.setdefault(bucket, []).append(place)
@@ -134,44 +134,44 @@ def scores(memory: Memory, figures: Figures) -> tuple[Score, ...]:
 # ── findings before the update ──────────────────────────────────────────────────────────────────────────────
 
 
-def find_problems(memory: Memory, figures: Figures, spec: GuardSpec) -> tuple[Problem, ...]:
+def find_problems(memory: StageHistory, stats: StepStats, spec: GuardSpec) -> tuple[Problem, ...]:
     """Return what of a step is suspicious before its update is made."""
-    if not figures.is_finite:
-        return (_nonfinite(figures),)
-    found = [_spike(memory, figures, spec), _gradient(memory, figures, spec)]
-    found.append(_divergence(memory, figures.step, spec))
+    if not stats.is_finite:
+        return (_nonfinite(stats),)
+    found = [_spike(memory, stats, spec), _gradient(memory, stats, spec)]
+    found.append(_divergence(memory, stats.step, spec))
     return tuple(each for each in found if each is not None)
 
 
-def _nonfinite(figures: Figures) -> Problem:
-    places = tuple(np.flatnonzero(~np.isfinite(figures.losses)).tolist())
-    ranks = [rank for rank, norm in enumerate(figures.rank_norms) if not math.isfinite(norm)]
+def _nonfinite(stats: StepStats) -> Problem:
+    places = tuple(np.flatnonzero(~np.isfinite(stats.losses)).tolist())
+    ranks = [rank for rank, norm in enumerate(stats.rank_norms) if not math.isfinite(norm)]
     bad = f"the loss of {len(places)} clips is not finite" if places else "the gradient is not finite"
     where = f", of rank {', '.join(map(str, ranks))}" if ranks else ""
     return Problem(
         kind="nonfinite",
         reason=bad + where,
-        first_step=figures.step,
+        first_step=stats.step,
         figures={
-            "loss": float(np.mean(figures.losses)),
-            "grad_norm": figures.grad_norm,
-            "rank_norms": list(figures.rank_norms),
+            "loss": float(np.mean(stats.losses)),
+            "grad_norm": stats.grad_norm,
+            "rank_norms": list(stats.rank_norms),
             "ranks": ranks,
         },
         clips=places,
     )
 
 
-def _spike(memory: Memory, figures: Figures, spec: GuardSpec) -> Problem | None:
+def _spike(memory: StageHistory, stats: StepStats, spec: GuardSpec) -> Problem | None:
     over = [
         score
-        for score in scores(memory, figures)
+        for score in scores(memory, stats)
         if score.z >= spec.spike_z and score.ratio >= spec.spike_ratio
     ]
     if not over:
         return None
     worst = max(over, key=lambda score: score.z)
-    each, _ = clip_scores(memory, figures)
+    each, _ = clip_scores(memory, stats)
     places = sorted(worst.clips, key=lambda place: -each[place])
     is_diverging = _is_diverging(memory, spec)
     return Problem(
@@ -183,20 +183,20 @@ def _spike(memory: Memory, figures: Figures, spec: GuardSpec) -> Problem | None:
             if is_diverging
             else "it came at once: such a spike tends to recover"
         ),
-        first_step=first_suspicious(memory, figures.step),
+        first_step=first_suspicious(memory, stats.step),
         shape="diverging" if is_diverging else "instant",
         figures={
             "z": round(worst.z, 2),
             "ratio": round(worst.ratio, 4),
             "bucket": worst.name or None,
-            "loss": float(np.mean(figures.losses)),
-            "grad_norm": figures.grad_norm,
+            "loss": float(np.mean(stats.losses)),
+            "grad_norm": stats.grad_norm,
         },
         clips=tuple(place for place in places if each[place] >= 3.0) or tuple(places[:1]),
     )
 
 
-def _is_diverging(memory: Memory, spec: GuardSpec) -> bool:
+def _is_diverging(memory: StageHistory, spec: GuardSpec) -> bool:
     """Whether the loss was rising before this step: the last scores, or the smoothed loss, say so."""
     last = memory.scores.get("", [])[-LEAST_SCORES:]
     if len(last) == LEAST_SCORES and float(np.median(last)) >= DIVERGING:
@@ -205,7 +205,7 @@ def _is_diverging(memory: Memory, spec: GuardSpec) -> bool:
     return rise >= 0.5 * math.log1p(spec.divergence_rise) and rise >= spec.divergence_z * error > 0
 
 
-def first_suspicious(memory: Memory, step: int) -> int:
+def first_suspicious(memory: StageHistory, step: int) -> int:
     """Return where the trouble of `step` begins: steps that stood out, with few quiet ones between them."""
     first = step
     for loud, _ in sorted(memory.loud, reverse=True):
@@ -217,30 +217,30 @@ def first_suspicious(memory: Memory, step: int) -> int:
     return first
 
 
-def _gradient(memory: Memory, figures: Figures, spec: GuardSpec) -> Problem | None:
+def _gradient(memory: StageHistory, stats: StepStats, spec: GuardSpec) -> Problem | None:
     past = np.array(memory.gradients)
-    if len(past) < LEAST_GRADIENTS or figures.grad_norm <= 0:
+    if len(past) < LEAST_GRADIENTS or stats.grad_norm <= 0:
         return None
     middle, deviation = spread(past)
-    over = math.log(figures.grad_norm) - middle
+    over = math.log(stats.grad_norm) - middle
     z = over / max(deviation, LEAST_SPREAD)
     if z < spec.gradient_z or over < math.log(spec.gradient_ratio):
         return None
     return Problem(
         kind="gradient",
-        reason=f"the gradient's norm is {figures.grad_norm:.3g}, {math.exp(over):.3g} times its median "
+        reason=f"the gradient's norm is {stats.grad_norm:.3g}, {math.exp(over):.3g} times its median "
         f"(z {z:.1f})",
-        first_step=first_suspicious(memory, figures.step),
+        first_step=first_suspicious(memory, stats.step),
         figures={
             "z": round(z, 2),
             "ratio": round(math.exp(over), 4),
-            "grad_norm": figures.grad_norm,
-            "rank_norms": list(figures.rank_norms),
+            "grad_norm": stats.grad_norm,
+            "rank_norms": list(stats.rank_norms),
         },
     )
 
 
-def rise_of(memory: Memory, spec: GuardSpec) -> tuple[float, float, int]:
+def rise_of(memory: StageHistory, spec: GuardSpec) -> tuple[float, float, int]:
     """Return how far the smoothed loss is above its best (a logarithm), its standard error, and since when.
 
     Each bucket is smoothed alone, by the median of the last `divergence_window` steps that read it, so a
@@ -261,7 +261,7 @@ def rise_of(memory: Memory, spec: GuardSpec) -> tuple[float, float, int]:
     return float(np.mean(rises)), error, begins[int(np.argmax(rises))]
 
 
-def _divergence(memory: Memory, step: int, spec: GuardSpec) -> Problem | None:
+def _divergence(memory: StageHistory, step: int, spec: GuardSpec) -> Problem | None:
     rise, error, since = rise_of(memory, spec)
     if rise < math.log1p(spec.divergence_rise) or rise < spec.divergence_z * error:
         return None
@@ -305,7 +305,7 @@ def learning_rate(step: int, last: float | None, of_schedule: float) -> Problem 
     )
 
 
-def weight_norm(memory: Memory, step: int, norm: float, spec: GuardSpec) -> Problem | None:
+def weight_norm(memory: StageHistory, step: int, norm: float, spec: GuardSpec) -> Problem | None:
     """Return a finding where the weights' norm jumped since it was looked at last; `step` was just made."""
     if memory.weight is None or step <= memory.weight[0]:
         return None
@@ -336,31 +336,31 @@ def weight_norm(memory: Memory, step: int, norm: float, spec: GuardSpec) -> Prob
 # ── remembering ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def update_history(memory: Memory, figures: Figures, found: Sequence[Problem], spec: GuardSpec) -> None:
+def update_history(memory: StageHistory, stats: StepStats, found: Sequence[Problem], spec: GuardSpec) -> None:
     """Take a finite step into the memory. One that was skipped is remembered by `forget_update` instead."""
-    of_step = scores(memory, figures)
+    of_step = scores(memory, stats)
     loudest = max((score.z for score in of_step), default=0.0)
     if loudest >= LOUD * spec.spike_z or any(each.kind == "gradient" for each in found):
-        memory.loud.append((figures.step, round(loudest, DIGITS)))
-    memory.loud[:] = [(step, z) for step, z in memory.loud if step > figures.step - LOUD_STEPS]
+        memory.loud.append((stats.step, round(loudest, DIGITS)))
+    memory.loud[:] = [(step, z) for step, z in memory.loud if step > stats.step - LOUD_STEPS]
     for each in found:
         if each.kind == "spike" and each.shape == "instant":  # one of a divergence is no cause of it
-            memory.spike_step = figures.step
+            memory.spike_step = stats.step
         if each.kind == "divergence":
             for smooth in memory.smoothed.values():  # said; the next one counts from here
                 smooth.best = None
     for score in of_step:
         keep(memory.scores.setdefault(score.name, []), score.score, SCORES)
-    logs = logarithms(figures.losses)
-    for bucket, timestep, value in zip(figures.buckets, figures.bins, logs.tolist(), strict=True):
+    logs = logarithms(stats.losses)
+    for bucket, timestep, value in zip(stats.buckets, stats.bins, logs.tolist(), strict=True):
         keep(memory.cells.setdefault(f"{bucket}|{timestep}", []), value, CELL_VALUES)
     of_bucket: dict[str, list[float]] = {}
-    for bucket, value in zip(figures.buckets, logs.tolist(), strict=True):
+    for bucket, value in zip(stats.buckets, logs.tolist(), strict=True):
         of_bucket.setdefault(bucket, []).append(value)
     for bucket, values in of_bucket.items():
-        _smooth(memory.smoothed.setdefault(bucket, Smoothed()), figures.step, float(np.mean(values)), spec)
-    if figures.grad_norm > 0:
-        keep(memory.gradients, math.log(figures.grad_norm), GRADIENTS)
+        _smooth(memory.smoothed.setdefault(bucket, Smoothed()), stats.step, float(np.mean(values)), spec)
+    if stats.grad_norm > 0:
+        keep(memory.gradients, math.log(stats.grad_norm), GRADIENTS)
 
 
 def _smooth(smooth: Smoothed, step: int, value: float, spec: GuardSpec) -> None:
@@ -371,7 +371,7 @@ def _smooth(smooth: Smoothed, step: int, value: float, spec: GuardSpec) -> None:
             smooth.best, smooth.best_step = now, step
 
 
-def remember_weights(memory: Memory, step: int, norm: float) -> None:
+def update_weight_history(memory: StageHistory, step: int, norm: float) -> None:
     """Take the weights' norm after update `step` into the memory."""
     if not math.isfinite(norm) or norm <= 0:
         return

@@ -22,7 +22,7 @@ DIGITS = 5  # of logarithms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class StepStats:
     """A step before its update, the same on all ranks.
 
     `step` counts updates of the run from 1. `losses`, `buckets` and `bins` (of the timestep) are of its n
@@ -52,7 +52,7 @@ class Smoothed:
 
 
 @dataclass(slots=True, kw_only=True)
-class Memory:
+class StageHistory:
     """The past of one stage, as the judgement needs it.
 
     `cells`: "bucket|bin" → logarithms of its last losses. `scores`: bucket, or "" for all → the last steps'
@@ -90,7 +90,7 @@ class Rollback:
 class GuardState:
     """What of the guard lies in a checkpoint. `scales`: (first step, last step, factor of the rate)."""
 
-    memory: Memory = field(default_factory=Memory)
+    memory: StageHistory = field(default_factory=StageHistory)
     rollbacks: tuple[Rollback, ...] = ()
     scales: tuple[tuple[int, int, float], ...] = ()
     counts: dict[str, int] = field(default_factory=dict)
@@ -123,7 +123,7 @@ def from_json(kept: dict[str, Any] | None) -> GuardState:
     past["loud"] = [(int(step), float(z)) for step, z in past["loud"]]
     past["weight"] = tuple(past["weight"]) if past["weight"] else None
     return GuardState(
-        memory=Memory(**{each.name: past[each.name] for each in fields(Memory)}),
+        memory=StageHistory(**{each.name: past[each.name] for each in fields(StageHistory)}),
         rollbacks=rollbacks_from(kept["rollbacks"]),
         scales=tuple((int(first), int(last), float(factor)) for first, last, factor in kept["scales"]),
         counts=dict(kept["counts"]),

@@ -16,9 +16,9 @@ from trainer.data.stages import StageData
 from trainer.run_folder import jsonl, metrics
 from trainer.training import log as training_log
 from trainer.training.guard import detect, rerun_step
-from trainer.training.guard.decide import BadNode, Decision, GoBack, Halted, LostRank, decide
+from trainer.training.guard.decide import BadNode, Decision, Halted, LostRank, RollbackRequested, decide
 from trainer.training.guard.detect import Problem
-from trainer.training.guard.history import Figures
+from trainer.training.guard.history import StepStats
 from trainer.training.guard.rerun_step import Read, RerunVerdict
 from trainer.training.optim import adamw
 from trainer.training.state import TrainState
@@ -38,19 +38,19 @@ DONE = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Guarded:
+class StepGuard:
     """Looks at the steps of one stage. `read` reads micro-batches again, at their positions."""
 
     state: TrainState
-    tools: StepContext
+    context: StepContext
     stage: StageData
     read: Read
 
     def check(self, computed: Computed, batches: Sequence[Batch]) -> bool:
-        """Return whether the update is to be made. Raises GoBack, Halted, BadNode, LostRank."""
-        state, spec = self.state, self.tools.recipe.guard
+        """Return whether the update is to be made. Raises RollbackRequested, Halted, BadNode, LostRank."""
+        state, spec = self.state, self.context.recipe.guard
         memory = state.guard.memory
-        figures = Figures(
+        stats = StepStats(
             step=state.step + 1,
             losses=computed.losses,
             buckets=computed.plan.buckets,
@@ -58,31 +58,31 @@ class Guarded:
             grad_norm=computed.grad_norm,
             rank_norms=computed.rank_norms,
         )
-        found = [*detect.find_problems(memory, figures, spec), *self._learning_rate()]
+        found = [*detect.find_problems(memory, stats, spec), *self._learning_rate()]
         decision = decide(found, spec, state.guard)
         verdict: RerunVerdict | None = None
         if decision is not None:
             if spec.rerun and any(each.kind in COMPUTED_AGAIN for each in (decision.found, *decision.others)):
-                self.tools.pulse.phase("rerun")  # it takes several times what the step took
-                verdict = rerun_step.again(state, self.tools, self.stage, computed, batches, self.read)
-                decision = self._with_hardware(decision, verdict, figures.step)
+                self.context.pulse.phase("rerun")  # it takes several times what the step took
+                verdict = rerun_step.again(state, self.context, self.stage, computed, batches, self.read)
+                decision = self._with_hardware(decision, verdict, stats.step)
             self._act(decision, verdict, computed)
             if decision.action == "skip":
-                memory.loud.append((figures.step, spec.spike_z))
+                memory.loud.append((stats.step, spec.spike_z))
                 return False
-        detect.update_history(memory, figures, found, spec)
+        detect.update_history(memory, stats, found, spec)
         return True
 
-    def look_at_weights(self, line: dict[str, Any]) -> None:
+    def check_weights(self, line: dict[str, Any]) -> None:
         """Look at the norm of the weights that a step has left, where its line has one. Raises as `judge`."""
         if "weight_norm" not in line:
             return
-        memory, spec = self.state.guard.memory, self.tools.recipe.guard
+        memory, spec = self.state.guard.memory, self.context.recipe.guard
         found = detect.weight_norm(memory, self.state.step, line["weight_norm"], spec)
         decision = decide([found], spec, self.state.guard) if found else None
         if decision is not None:
             self._act(decision, None, None)
-        detect.remember_weights(memory, self.state.step, line["weight_norm"])
+        detect.update_weight_history(memory, self.state.step, line["weight_norm"])
 
     def _learning_rate(self) -> list[Problem]:
         """Compare the last update's rate with what the schedule of now says of it."""
@@ -108,26 +108,26 @@ class Guarded:
             figures=decision.found.figures,
             clips=decision.found.clips,
         )
-        about = decide([found], self.tools.recipe.guard, self.state.guard)
+        about = decide([found], self.context.recipe.guard, self.state.guard)
         if about is None or about.action == "warn":
             return replace(decision, found=replace(decision.found, reason=found.reason))
         return replace(about, others=(decision.found, *decision.others))
 
     def _act(self, decision: Decision, verdict: RerunVerdict | None, computed: Computed | None) -> None:
         """Record a decision and carry it out; a rollback is recorded when it is known where to."""
-        state, tools, action = self.state, self.tools, decision.action
+        state, context, action = self.state, self.context, decision.action
         # Before the update it is the next step that is looked at, after it the last one.
         step = state.step if computed is None else state.step + 1
         facts = self._facts(decision, verdict, computed)
         if action == "rollback":
-            raise GoBack(decision, step, facts)
-        spec = tools.recipe.guard
+            raise RollbackRequested(decision, step, facts)
+        spec = context.recipe.guard
         if action == "scale_lr":
             first = state.step + 1
             facts["lr_factor"], facts["lr_steps"] = spec.lr_factor, [first, first + spec.lr_steps - 1]
             state.guard.scales += ((first, first + spec.lr_steps - 1, spec.lr_factor),)
         state.guard.counts[action] = state.guard.counts.get(action, 0) + 1
-        record(decision, step, facts, tools)
+        record(decision, step, facts, context)
         kept = "the update is not saved" if computed is None else "nothing was updated"
         text = f"step {step}: {decision.found.reason}; {kept}. {_of_clips(facts['clip_ids'])}"
         if action == "stop":
@@ -136,13 +136,13 @@ class Guarded:
             )
         if action == "drain":
             assert verdict is not None
-            is_it = tools.world.rank in verdict.ranks
+            is_it = context.world.rank in verdict.ranks
             raise (BadNode if is_it else LostRank)(f"{text} Begin again without {', '.join(verdict.hosts)}.")
 
     def _facts(
         self, decision: Decision, verdict: RerunVerdict | None, computed: Computed | None
     ) -> dict[str, Any]:
-        """Return what the event says of the step: the figures, its place, its clips."""
+        """Return what the event says of the step: the stats, its place, its clips."""
         state, stage = self.state, self.stage
         number = state.stage_step - (computed is None)  # from 0
         clips: list[str] = []
@@ -166,7 +166,7 @@ class Guarded:
         if found.clips:
             return found.clips
         plan = self.stage.plan
-        size, step = self.tools.world.size, data_stages.data_step(self.stage, self.state.stage_step)
+        size, step = self.context.world.size, data_stages.data_step(self.stage, self.state.stage_step)
         positions = list(verdict.micro_batches) if verdict else []
         if not positions:
             shares = order.shares(plan, step, size)
@@ -181,12 +181,12 @@ class Guarded:
         return places
 
 
-def record(decision: Decision, step: int, facts: dict[str, Any], tools: StepContext) -> None:
+def record(decision: Decision, step: int, facts: dict[str, Any], context: StepContext) -> None:
     """Write the decision to events.jsonl and say it."""
     found = decision.found
-    if tools.world.is_first:
+    if context.world.is_first:
         jsonl.record_event(
-            tools.recipe.output,
+            context.recipe.output,
             "guard",
             step,
             action=decision.action,
@@ -198,10 +198,10 @@ def record(decision: Decision, step: int, facts: dict[str, Any], tools: StepCont
             **facts,
         )
     done = DONE[decision.action]
-    training_log.say(tools.world, f"guard: step {step}: {found.reason} → {decision.action}: {done}")
+    training_log.print_line(context.world, f"guard: step {step}: {found.reason} → {decision.action}: {done}")
 
 
-def instead(decision: Decision, why: str) -> Decision:
+def stop_instead(decision: Decision, why: str) -> Decision:
     """Return the decision to stop, where what was decided cannot be done."""
     found = replace(decision.found, reason=f"{decision.found.reason}; {why}")
     return replace(decision, action="stop", found=found)

@@ -73,7 +73,7 @@ class RerunVerdict:
 
 
 def compute(
-    state: TrainState, tools: StepContext, stage: StageData, computed: Computed, batches: Sequence[Batch]
+    state: TrainState, context: StepContext, stage: StageData, computed: Computed, batches: Sequence[Batch]
 ) -> Share:
     """Compute micro-batches of the step again; the model keeps the gradient it has. All ranks together."""
     learns = state.masters.learns
@@ -81,10 +81,10 @@ def compute(
     adamw.drop_gradients(state.masters)
     losses: dict[int, list[float]] = {}
     norms: dict[int, float] = {}
-    layout = tools.layout
+    layout = context.layout
     layout.begin_step()
     for batch in sorted(batches, key=lambda batch: batch.position):
-        found = clip_losses(layout.compute, tools, stage.stage, batch, state.step)
+        found = clip_losses(layout.compute, context, stage.stage, batch, state.step)
         (found.losses.sum() / len(computed.plan.clip_ids)).backward()  # type: ignore[no-untyped-call]
         losses[batch.position] = found.losses.detach().double().cpu().tolist()
         norms[batch.position] = float(layout.local_grad_norm())
@@ -150,22 +150,22 @@ def compare_reruns(
 
 def again(
     state: TrainState,
-    tools: StepContext,
+    context: StepContext,
     stage: StageData,
     computed: Computed,
     batches: Sequence[Batch],
     read: Read,
 ) -> RerunVerdict:
     """Compute a step again, each share on its rank and on the next; return what is wrong. All together."""
-    world, tolerance = tools.world, tools.recipe.guard.rerun_tolerance
-    own = compute(state, tools, stage, computed, batches)
+    world, tolerance = context.world, context.recipe.guard.rerun_tolerance
+    own = compute(state, context, stage, computed, batches)
     other = own
     if world.size > 1:
         positions = order.shares(stage.plan, data_stages.data_step(stage, state.stage_step), world.size)
         theirs = positions[(world.rank - 1) % world.size]
         found: list[Batch] = []
         mesh.run_on_all_ranks(lambda: found.extend(read(theirs)), world)
-        other = compute(state, tools, stage, computed, found)
+        other = compute(state, context, stage, computed, found)
     place = (socket.gethostname(), mesh.device_name(world))
     everyone = mesh.all_gather((own, other, place), world)
     shares = [mine for mine, _, _ in everyone]

@@ -18,16 +18,16 @@ from trainer.training import log as training_log
 from trainer.training import resume
 from trainer.training.guard import in_loop
 from trainer.training.guard import rollbacks as guard_rollbacks
-from trainer.training.guard.decide import GoBack, Halted
+from trainer.training.guard.decide import Halted, RollbackRequested
 from trainer.training.guard.history import Rollback
 from trainer.training.state import TrainState
 from trainer.training.step import StepContext
 from vidcurate.errors import CheckpointError
 
 
-def _last_good(before: int, tools: StepContext) -> Path | None:
+def _last_good(before: int, context: StepContext) -> Path | None:
     """Return the newest checkpoint of a step below `before` that is whole by its hashes; None without one."""
-    run, world = tools.recipe.output, tools.world
+    run, world = context.recipe.output, context.world
     there = mesh.run_on_first_rank(lambda: run_folder_layout.checkpoints(run), world)
     for path in reversed(there):
         if run_folder_layout.step_of(path) >= before:
@@ -35,7 +35,7 @@ def _last_good(before: int, tools: StepContext) -> Path | None:
         try:
             checkpoint.verify(path, world=world)
         except CheckpointError as error:
-            training_log.say(world, f"guard: {error}")
+            training_log.print_line(world, f"guard: {error}")
             continue
         return path
     return None
@@ -49,39 +49,43 @@ def _window(stage: StageData, first: int, last: int, to_step: int, margin: int) 
 
 
 def roll_back(
-    back: GoBack, state: TrainState, tools: StepContext, laid: tuple[StageData, ...], saver: AsyncSaver
+    back: RollbackRequested,
+    state: TrainState,
+    context: StepContext,
+    stages: tuple[StageData, ...],
+    saver: AsyncSaver,
 ) -> tuple[StageData, ...]:
     """Load the last good checkpoint into `state`; return the stages without the data window.
 
     All ranks go together. Raises Halted where no checkpoint is old enough, StorageError, CheckpointError.
     """
-    tools.pulse.phase("rollback")
-    training_log.record_save(saver.wait(), tools)
-    run, world, spec = tools.recipe.output, tools.world, tools.recipe.guard
+    context.pulse.phase("rollback")
+    training_log.record_save(saver.wait(), context)
+    run, world, spec = context.recipe.output, context.world, context.recipe.guard
     found = back.decision.found
-    target = _last_good(found.first_step, tools)
+    target = _last_good(found.first_step, context)
     if target is None:
         text = f"there is no checkpoint from before step {found.first_step} to go back to"
-        in_loop.record(in_loop.instead(back.decision, text), back.step, back.facts, tools)
+        in_loop.record(in_loop.stop_instead(back.decision, text), back.step, back.facts, context)
         raise Halted(f"step {back.step}: {found.reason}; {text}. Save more often (checkpoint_every).")
     to_step = run_folder_layout.step_of(target)
-    first, last = _window(laid[state.stage], found.first_step, back.step, to_step, spec.margin_steps)
+    first, last = _window(stages[state.stage], found.first_step, back.step, to_step, spec.margin_steps)
     rollbacks = (
         *state.guard.rollbacks,
         Rollback(step=back.step, kind=found.kind, to_step=to_step, stage=state.stage, first=first, last=last),
     )
     facts = {**back.facts, "to_step": to_step, "skip": [first, last], "number": len(rollbacks)}
-    in_loop.record(back.decision, back.step, facts, tools)
+    in_loop.record(back.decision, back.step, facts, context)
 
     def carry_out() -> None:
         guard_rollbacks.write_rollbacks(run, rollbacks)
-        guard_rollbacks.settle(run)
+        guard_rollbacks.finish_rollback(run)
         metrics.forget_after(run, to_step)
 
     mesh.run_on_first_rank(carry_out, world)
-    resume.return_to(target, state, tools.recipe, world)
+    resume.restore(target, state, context.recipe, world)
     state.guard.rollbacks = rollbacks
-    training_log.say(
+    training_log.print_line(
         world, f"guard: at step {to_step} again; data steps {first} to {last} of this stage are left out"
     )
-    return data_stages.with_skips(laid, state.guard.windows)
+    return data_stages.with_skips(stages, state.guard.windows)

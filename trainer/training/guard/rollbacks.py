@@ -1,7 +1,8 @@
 """RUN/guard.json: the rollbacks of a run, decided and not to be forgotten, whatever is killed when.
 
-A rollback is decided once its line is in this file. What it asks of the run's folder (`settle`) can then be
-done again at any time: a start does it first, so a kill in the middle of a rollback leaves nothing open.
+A rollback is decided once its line is in this file. What it asks of the run's folder (`finish_rollback`) can
+then be done again at any time: a start does it first, so a kill in the middle of a rollback leaves nothing
+open.
 """
 
 import json
@@ -53,7 +54,7 @@ def _known(saved: dict[str, Any]) -> int:
     return len(guard.get("rollbacks", ()))
 
 
-def settle(run: Path) -> list[str]:
+def finish_rollback(run: Path) -> list[str]:
     """Leave in the folder nothing of what the last rollback has given up; return the checkpoints that went.
 
     LATEST then names the checkpoint that it went back to, or one that was saved since. Raises StorageError.

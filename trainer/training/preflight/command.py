@@ -31,7 +31,7 @@ def _newest_step(run: Path) -> int:
     return run_folder_layout.step_of(there[-1]) if there else 0
 
 
-def keep(found: Preflight, run: Path, more: dict[str, Any]) -> None:
+def write_report(found: Preflight, run: Path, more: dict[str, Any]) -> None:
     """Write RUN/preflight.json and the event; a disk that refuses is in the verdict already."""
     try:
         text = json.dumps({**found.to_json(), **more}, indent=1) + "\n"
@@ -64,21 +64,21 @@ def _end(found: Preflight, has_hung: bool = False) -> None:
         raise BadNodeError(found.error)
 
 
-def at_start(recipe: TrainRecipe, laid: tuple[StageData, ...], world: World) -> Preflight | None:
+def at_start(recipe: TrainRecipe, stages: tuple[StageData, ...], world: World) -> Preflight | None:
     """Check in the short form before a training begins, and return what was found; all ranks call it.
 
     None for a run that has made its last step: it is let be. What is found is for `keep` once the run is
     known to go on, as a start that is refused leaves the run's folder as it was; a bad node is kept here.
     Raises BadNodeError, the same on all.
     """
-    last_step = laid[-1].first_step + laid[-1].num_steps
+    last_step = stages[-1].first_step + stages[-1].num_steps
     if mesh.run_on_first_rank(lambda: _newest_step(recipe.output) == last_step, world):
         return None
-    found = run_checks.run_checks(recipe, world, laid, full=False)
+    found = run_checks.run_checks(recipe, world, stages, full=False)
     if found.tells:
         _tell(found)
         if found.error or found.has_hung:
-            keep(found, recipe.output, {})
+            write_report(found, recipe.output, {})
     _end(found)
     return found
 
@@ -90,24 +90,24 @@ def _of_data(
     recipe: TrainRecipe, world: World, bounded: Bounded
 ) -> tuple[tuple[StageData, ...], list[Check], list[VidcurateError]]:
     """Return the stages as this rank sees them, the checks of them, and why they cannot be read, if so."""
-    laid: list[StageData] = []
+    stages: list[StageData] = []
     failures: list[VidcurateError] = []
 
     def dataset() -> list[Check]:
         try:
-            laid.extend(data_stages.lay_out(recipe))
+            stages.extend(data_stages.open_stages(recipe))
         except VidcurateError as error:
             failures.append(error)
             raise
-        steps = laid[-1].first_step + laid[-1].num_steps
-        clips = sum(stage.plan.num_clips for stage in laid)
-        value = f"{len(laid)} stages, {steps:,} steps, {clips:,} clips"
+        steps = stages[-1].first_step + stages[-1].num_steps
+        clips = sum(stage.plan.num_clips for stage in stages)
+        value = f"{len(stages)} stages, {steps:,} steps, {clips:,} clips"
         return [Check(name="dataset", verdict="ok", value=value)]
 
     found = bounded.run("dataset", dataset)
     if found[0].verdict == "ok":
-        found += bounded.run("first step", lambda: _read_first_step(laid[0], recipe, world))
-    return tuple(laid), found, failures
+        found += bounded.run("first step", lambda: _read_first_step(stages[0], recipe, world))
+    return tuple(stages), found, failures
 
 
 def _read_first_step(stage: StageData, recipe: TrainRecipe, world: World) -> list[Check]:
@@ -124,16 +124,16 @@ def _read_first_step(stage: StageData, recipe: TrainRecipe, world: World) -> lis
     return [Check(name="first step", verdict="warn" if replaced else "ok", value=value)]
 
 
-def _same(recipe: TrainRecipe, laid: tuple[StageData, ...]) -> dict[str, str]:
+def _same(recipe: TrainRecipe, stages: tuple[StageData, ...]) -> dict[str, str]:
     """Return what all ranks must see alike: the recipe, the clips and their order."""
     return {
         "recipe": recipes.digest(recipe)[:12],
-        "dataset": " ".join(stage.index.structure_fingerprint[:12] for stage in laid),
-        "order": " ".join(stage.plan.fingerprint[:12] for stage in laid),
+        "dataset": " ".join(stage.index.structure_fingerprint[:12] for stage in stages),
+        "order": " ".join(stage.plan.fingerprint[:12] for stage in stages),
     }
 
 
-def alone(recipe: TrainRecipe, origin: Origin, settings: Sequence[str]) -> dict[str, Any] | None:
+def run_preflight(recipe: TrainRecipe, origin: Origin, settings: Sequence[str]) -> dict[str, Any] | None:
     """Check in full, the data too, and train nothing: return the report on the first rank, None on others.
 
     Raises BadNodeError, and where no rank can read the data what the reading raised, on every rank.
@@ -142,18 +142,18 @@ def alone(recipe: TrainRecipe, origin: Origin, settings: Sequence[str]) -> dict[
     world = mesh.init_process_groups()
     bounded = Bounded(DATA_SECONDS)
     try:
-        laid, checks, failures = _of_data(recipe, world, bounded)
+        stages, checks, failures = _of_data(recipe, world, bounded)
         if all(mesh.all_gather(bool(failures), world)):
             raise failures[0]  # the request is wrong, not a node
-        same = _same(recipe, laid) if laid else {}
-        found = run_checks.run_checks(recipe, world, laid, full=True, data_checks=checks, same=same)
+        same = _same(recipe, stages) if stages else {}
+        found = run_checks.run_checks(recipe, world, stages, full=True, data_checks=checks, same=same)
         more: dict[str, Any] = {}
-        if world.is_first and laid:
+        if world.is_first and stages:
             more["data"] = dry_run.dry_run(recipe, origin, settings)
             print(dry_run.to_text(more["data"]), file=sys.stderr, flush=True)
         if found.tells:
             _tell(found)
-            keep(found, recipe.output, more)
+            write_report(found, recipe.output, more)
         _end(found, bool(bounded.hung))
         return {**found.to_json(), **more} if world.is_first else None
     finally:

@@ -94,12 +94,12 @@ def _hosts(rank: _Rank) -> tuple[list[str], list[int], list[str]]:
 # ── what one rank finds alone ───────────────────────────────────────────────────────────────────────────────
 
 
-def _of_device(rank: _Rank, laid: tuple[StageData, ...], state: tuple[int, int]) -> list[Check]:
+def _of_device(rank: _Rank, stages: tuple[StageData, ...], state: tuple[int, int]) -> list[Check]:
     recipe, spec, place, effort = rank.recipe, rank.recipe.preflight, rank.world.device, rank.effort
     dtype = getattr(torch, recipe.precision)
 
     def memory() -> list[Check]:
-        needs = memory_of(laid, recipe, state)
+        needs = memory_of(stages, recipe, state)
         forecast = max(map(needed_bytes, needs), default=None)
         return device.memory(place, forecast, spec, max(map(unknown_encoders, needs), key=len, default=""))
 
@@ -176,7 +176,7 @@ def _together(rank: _Rank, hosts: list[str], leaders: list[int]) -> dict[str, An
 def run_checks(
     recipe: TrainRecipe,
     world: World,
-    laid: tuple[StageData, ...],
+    stages: tuple[StageData, ...],
     *,
     full: bool,
     data_checks: Sequence[Check] = (),
@@ -200,7 +200,7 @@ def run_checks(
     hosts, pids, gpus = _hosts(rank)
     leaders = [hosts.index(host) for host in dict.fromkeys(hosts)]
     state = parameters(recipe)
-    checks = [*data_checks, *_of_device(rank, laid, state)]
+    checks = [*data_checks, *_of_device(rank, stages, state)]
     if world.rank in leaders:
         here = [number for number, host in enumerate(hosts) if host == hosts[world.rank]]
         ours, used = {pids[number] for number in here}, {gpus[number] for number in here}

@@ -188,7 +188,7 @@ def test_a_view_holds_what_the_encoder_makes_of_its_frames(
     shards: Path, latents: Path, tmp_path: Path
 ) -> None:
     recipe = smoke(shards, tmp_path, *TRAINED)
-    (stage,) = data_stages.lay_out(recipe)
+    (stage,) = data_stages.open_stages(recipe)
     encoder = video_encoder(recipe.video_encoder)
     folder, starts = open_folder(latents), set()
     with open_stage.open_loader(stage, recipe, rank=0, world_size=1, on_event=pytest.fail) as loader:
@@ -222,7 +222,7 @@ def test_the_forecast_is_what_is_written(shards: Path, latents: Path, tmp_path: 
         f"{line['num_frames']}f-{line['height']}x{line['width']}": line["bytes"]
         for line in folder.manifest["shapes"]
     }
-    (stage,) = data_stages.lay_out(recipe)
+    (stage,) = data_stages.open_stages(recipe)
     expected = latents_request.forecast(recipe, stage.plan, stage.stage.data)
     there = latents_request.bytes_on_disk(folder, stage.plan, stage.stage.data)
     assert report["latent_bytes"] == expected["latents"] == there["latents"]

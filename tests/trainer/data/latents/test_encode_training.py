@@ -177,7 +177,7 @@ def test_the_preflight_counts_the_encoders(made: Path, tmp_path: Path) -> None:
         checks = {}
         for folder in (made, tmp_path):
             given = recipe(made, tmp_path / "run", f"text_encoder.source={folder / 't5'}")
-            found = run_checks(given, world, data_stages.lay_out(given), full=False)
+            found = run_checks(given, world, data_stages.open_stages(given), full=False)
             checks[folder] = {check["name"]: check for check in found.nodes[0]["checks"]}
     finally:
         mesh.destroy_process_groups(world)
@@ -208,7 +208,7 @@ def test_a_stage_of_latents_counts_the_encoders_once_something_else_has_loaded_t
         assert bool(video.device_bytes) == bool(text.device_bytes) == bool(more)
     state = dry_run.parameters(clips)
     (of_clips,), (of_latents,) = (
-        data_stages.lay_out(each) for each in (clips, recipe(made, tmp_path, *ahead))
+        data_stages.open_stages(each) for each in (clips, recipe(made, tmp_path, *ahead))
     )
     both = dry_run.memory_of([of_clips, of_latents], clips, state)
     turned = dry_run.memory_of([of_latents, of_clips], clips, state)

@@ -55,7 +55,7 @@ def test_a_shard_cut_while_it_is_read_names_shard_and_clip(
     shards: Path, broken: Path, tmp_path: Path
 ) -> None:
     recipe = smoke(shards, tmp_path / "run", *TRAINED, *from_latents(broken))
-    (stage,) = data_stages.lay_out(recipe)
+    (stage,) = data_stages.open_stages(recipe)
     for path in broken.glob("8f-*.tar"):
         os.truncate(path, 600)
     with (
@@ -142,7 +142,7 @@ def test_latents_of_another_recipe_are_refused_by_the_key(
     shards: Path, latents: Path, tmp_path: Path, more: str, said: str | None
 ) -> None:
     with pytest.raises(RecipeError, match=said):
-        data_stages.lay_out(smoke(shards, tmp_path, *TRAINED, *from_latents(latents), more))
+        data_stages.open_stages(smoke(shards, tmp_path, *TRAINED, *from_latents(latents), more))
 
 
 def test_missing_clips_are_listed_with_the_command_and_counted_by_the_dry_run(
@@ -156,9 +156,9 @@ def test_missing_clips_are_listed_with_the_command_and_counted_by_the_dry_run(
     recipe = smoke(shards, tmp_path / "run", *more)
     said = r"needs 2 views of clips that are not encoded: \d of level-1/32px-4f-.*\(clip-\d+.*-m trainer\.enc"
     with pytest.raises(InputError, match=said):
-        data_stages.lay_out(recipe)
+        data_stages.open_stages(recipe)
     with pytest.raises(InputError, match="stage first needs 3 views of clips"):
-        data_stages.lay_out(
+        data_stages.open_stages(
             smoke(shards, tmp_path, *TRAINED, *from_latents(latents), "stages.0.data.views=3")
         )
 

@@ -100,7 +100,7 @@ def test_latents_of_other_clips_are_no_way_on(shards: Path, tmp_path: Path) -> N
     with pytest.raises(
         ShardError, match=r"its latents are of other clips than those of .* \(structure_finger"
     ):
-        data_stages.lay_out(smoke(shards, run, *TRAINED, f"stages.0.data.latents={tmp_path / 'latents'}"))
+        data_stages.open_stages(smoke(shards, run, *TRAINED, f"stages.0.data.latents={tmp_path / 'latents'}"))
     assert len(numbers(run)) == 2
 
 
@@ -120,7 +120,7 @@ def test_the_ranks_read_what_one_rank_reads(shards: Path, latents: Path, tmp_pat
     recipe = smoke(
         shards, tmp_path, *TRAINED, *from_latents(latents), "stages.0.data.micro_batches_per_step=3"
     )
-    (stage,) = data_stages.lay_out(recipe)
+    (stage,) = data_stages.open_stages(recipe)
 
     def read(size: int) -> list[list[tuple[int, tuple[str, ...], bytes, list[int]]]]:
         steps: list[list[Any]] = [[] for _ in range(4)]

@@ -221,7 +221,7 @@ def test_what_waits_does_not_move_between_two_dumps(hanging: dict[str, processes
 
 # ── the odd one ─────────────────────────────────────────────────────────────────────────────────────────────
 
-LOOP = Frame("_stage", "/w/trainer/train.py", 300)
+LOOP = Frame("_run_stage", "/w/trainer/train.py", 300)
 COLLECTIVE = (
     Frame("all_reduce", "/x/site-packages/torch/distributed/distributed_c10d.py", 2810),
     Frame("sum_over_ranks", "/w/trainer/distributed/mesh.py", 120),

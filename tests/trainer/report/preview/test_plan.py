@@ -58,7 +58,7 @@ def test_the_shown_micro_batches_are_those_that_each_rank_loads(
 ) -> None:
     more = ("stages.0.data.micro_batches_per_step=3", "stages.0.data.weights={'1': 3, '2': 1}")
     recipe = smoke(home / "shards", home / "none", f"stages.0.steps={STEPS}", *more)
-    (stage,) = data_stages.lay_out(recipe)
+    (stage,) = data_stages.open_stages(recipe)
     loaded = []
     for rank in range(2):
         with open_stage.open_loader(
@@ -142,14 +142,14 @@ def test_a_difference_names_clips_cells_and_the_first_step(
 
     recipe = tmp_path / "recipe.yaml"
     shutil.copy(SMOKE, recipe)
-    old = preview_stages.lay_out(recipe, settings(shards, run))
-    new = preview_stages.lay_out(recipe, settings(shards, run, "stages.0.data.levels=[1]"))
+    old = preview_stages.read_stages(recipe, settings(shards, run))
+    new = preview_stages.read_stages(recipe, settings(shards, run, "stages.0.data.levels=[1]"))
     (levels,) = plan.difference(old, new)["stages"]
     assert {(move["old"], move["new"]) for move in levels["moved"]} == {
         ("level-2/32px-8f-0.50", "(not asked for)"),
         ("level-2/32px-8f-1.00", "(not asked for)"),
     }
-    longer = preview_stages.lay_out(recipe, settings(shards, run, "stages.0.steps=25"))
+    longer = preview_stages.read_stages(recipe, settings(shards, run, "stages.0.steps=25"))
     assert plan.difference(old, longer)["stages"][0]["first_step"] == 21
 
 
@@ -158,9 +158,11 @@ def test_the_simulated_figures_are_those_of_the_steps(home: Path, capsys: pytest
     given = [*words_of(home, *more), "--step-seconds", "2", "--clips-per-core-second", "4"]
     report = asked(capsys, "simulate", str(SMOKE), *given, "--world", "1,2,7")
     (stage,) = report["stages"]
-    (laid,) = data_stages.lay_out(smoke(home / "shards", home / "none", f"stages.0.steps={STEPS}", *more))
-    batches = [batch for step in range(STEPS) for batch in order.step_micro_batches(laid.plan, step)]
-    given_to = Counter(laid.plan.cells[batch.cell].name for batch in batches)
+    (stage,) = data_stages.open_stages(
+        smoke(home / "shards", home / "none", f"stages.0.steps={STEPS}", *more)
+    )
+    batches = [batch for step in range(STEPS) for batch in order.step_micro_batches(stage.plan, step)]
+    given_to = Counter(stage.plan.cells[batch.cell].name for batch in batches)
     clips = sum(len(batch.rows) for batch in batches)
 
     assert {cell["name"]: cell["given"] for cell in stage["cells"]} == given_to
@@ -171,14 +173,14 @@ def test_the_simulated_figures_are_those_of_the_steps(home: Path, capsys: pytest
     level_1 = sum(count for name, count in given_to.items() if name.startswith("level-1/")) / len(batches)
     assert last["groups"]["level-1"]["given"] == pytest.approx(level_1)
     assert last["largest_error"] < 1.68
-    assert laid.plan.costs is not None
+    assert stage.plan.costs is not None
     waits = {}
     for world in (1, 2, 7):
         spent = total = 0
         for step in range(STEPS):
             loads = [
-                sum(laid.plan.costs[order.turn(laid.plan, position)[0]] for position in own)
-                for own in order.shares(laid.plan, step, world)
+                sum(stage.plan.costs[order.turn(stage.plan, position)[0]] for position in own)
+                for own in order.shares(stage.plan, step, world)
             ]
             spent, total = spent + world * max(loads), total + sum(loads)
         waits[world] = 1 - total / spent
@@ -264,7 +266,7 @@ def test_a_run_that_took_new_clips_is_shown_as_it_read(tmp_path: Path) -> None:
     make_shards(shards, num_clips=15)
     train(smoke(shards, run, "stages.0.steps=5", "sample=null"), Origin(accept=("--append",)))
 
-    found = preview_stages.lay_out(run)
+    found = preview_stages.read_stages(run)
     seen: set[str] = set()
     rolling = ""
     hashes = []
@@ -288,7 +290,7 @@ def test_steps_before_a_change_have_the_buckets_of_then(tmp_path: Path) -> None:
     make_shards(shards, num_clips=12)  # wide ones, too, in cells that come before some of those of then
     train(smoke(shards, run, "stages.0.steps=6", "sample=null"), Origin(accept=("--append",)))
 
-    found = preview_stages.lay_out(run)
+    found = preview_stages.read_stages(run)
 
     (stage,) = found.stages
     assert stage.plan.cells[1].name != order.at_step(stage.plan, 0).cells[1].name
@@ -303,19 +305,21 @@ def test_what_is_simulated_leaves_out_the_data_windows_that_are_skipped(
     more = (f"stages.0.data.curriculum={phases}", "stages.0.skip=[[2, 4], [9, 9]]")
     report = asked(capsys, "simulate", str(SMOKE), *words_of(home, *more), "--clips-per-core-second", "4")
     (stage,) = report["stages"]
-    (laid,) = data_stages.lay_out(smoke(home / "shards", home / "none", f"stages.0.steps={STEPS}", *more))
+    (stage,) = data_stages.open_stages(
+        smoke(home / "shards", home / "none", f"stages.0.steps={STEPS}", *more)
+    )
 
-    read = [data_stages.data_step(laid, update) for update in range(STEPS)]
+    read = [data_stages.data_step(stage, update) for update in range(STEPS)]
     assert {1, 2, 3, 8}.isdisjoint(read)
     assert read[-1] == STEPS + 3
-    batches = [batch for step in read for batch in order.step_micro_batches(laid.plan, step)]
-    names = Counter(laid.plan.cells[batch.cell].name for batch in batches)
+    batches = [batch for step in read for batch in order.step_micro_batches(stage.plan, step)]
+    names = Counter(stage.plan.cells[batch.cell].name for batch in batches)
     shown = Counter(row for batch in batches for row in batch.rows.tolist())
     assert {cell["name"]: cell["given"] for cell in stage["cells"] if cell["given"]} == names
     assert sum(cell["asked"] for cell in stage["cells"]) == pytest.approx(len(batches))
     assert stage["clips_a_step"] == pytest.approx(sum(shown.values()) / STEPS)
     assert stage["phases"] == [1, 3]  # three of the first phase's five data steps are skipped
-    for reported, cell in zip(stage["cells"], laid.plan.cells, strict=True):
+    for reported, cell in zip(stage["cells"], stage.plan.cells, strict=True):
         times = [shown[row] for row in cell.rows.tolist()]
         assert reported["exposures"] == [min(times), max(times)]
 

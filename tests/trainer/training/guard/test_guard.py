@@ -13,20 +13,20 @@ from trainer.recipe.guard_spec import CHOICES, FIRMNESS, GuardSpec, Kind
 from trainer.training.guard import detect as guard_detect
 from trainer.training.guard import history
 from trainer.training.guard.decide import action_for, decide
-from trainer.training.guard.history import Figures, GuardState, Memory, Rollback
+from trainer.training.guard.history import GuardState, Rollback, StageHistory, StepStats
 
 LEVELS = {"small": 0.4, "large": 1.6}  # expected loss of two buckets; a timestep multiplies it
 SPEC = GuardSpec(divergence_window=40)
 
 
-def figures(step: int, *, times: float = 1.0, bucket: str = "", grad_norm: float = 1.0) -> Figures:
+def figures(step: int, *, times: float = 1.0, bucket: str = "", grad_norm: float = 1.0) -> StepStats:
     """Return a step of 8 clips whose losses hang on bucket and timestep, with log-normal noise of 0.3."""
     random = np.random.default_rng(step)
     buckets = [bucket or ("small" if random.random() < 0.5 else "large")] * 8
     bins = [int(value) for value in random.integers(0, 10, 8)]
     losses = [LEVELS[name] * (0.3 + 0.1 * place) for name, place in zip(buckets, bins, strict=True)]
     noise = np.exp(random.normal(0, 0.3, 8))
-    return Figures(
+    return StepStats(
         step=step,
         losses=np.array(losses) * noise * times,
         buckets=buckets,
@@ -35,8 +35,8 @@ def figures(step: int, *, times: float = 1.0, bucket: str = "", grad_norm: float
     )
 
 
-def after(steps: int, spec: GuardSpec = SPEC, **last: float) -> Memory:
-    past = Memory()
+def after(steps: int, spec: GuardSpec = SPEC, **last: float) -> StageHistory:
+    past = StageHistory()
     for step in range(1, steps + 1):
         now = figures(step)
         guard_detect.update_history(past, now, guard_detect.find_problems(past, now, spec), spec)
@@ -44,7 +44,7 @@ def after(steps: int, spec: GuardSpec = SPEC, **last: float) -> Memory:
 
 
 def test_a_thousand_quiet_steps_of_two_buckets_have_no_finding() -> None:
-    past = Memory()
+    past = StageHistory()
     found: list[guard_detect.Problem] = []
     for step in range(1, 1001):
         now = figures(step)
@@ -70,10 +70,10 @@ def test_a_bucket_with_four_times_the_loss_is_no_spike_and_a_step_at_twice_its_o
 def test_hard_timesteps_alone_are_no_spike() -> None:
     past = after(200)
     bins = ["9"] * 8
-    hard = Figures(
+    hard = StepStats(
         step=201, losses=np.full(8, LEVELS["small"] * 1.2), buckets=["small"] * 8, bins=bins, grad_norm=1.0
     )
-    easy = Figures(
+    easy = StepStats(
         step=201,
         losses=np.full(8, LEVELS["small"] * 1.2),
         buckets=["small"] * 8,
@@ -87,7 +87,7 @@ def test_hard_timesteps_alone_are_no_spike() -> None:
 
 def test_a_bucket_never_seen_is_checked_by_nothing() -> None:
     past = after(120)
-    new = Figures(step=121, losses=np.full(8, 50.0), buckets=["new"] * 8, bins=["3"] * 8, grad_norm=1.0)
+    new = StepStats(step=121, losses=np.full(8, 50.0), buckets=["new"] * 8, bins=["3"] * 8, grad_norm=1.0)
 
     assert guard_detect.find_problems(past, new, SPEC) == ()
 
@@ -144,7 +144,7 @@ def test_a_gradient_far_above_its_median_is_found() -> None:
 
 def test_what_is_not_finite_names_clips_and_ranks() -> None:
     now = figures(1)
-    bad = Figures(
+    bad = StepStats(
         step=1,
         losses=np.where(np.arange(8) == 3, np.nan, now.losses),
         buckets=now.buckets,
@@ -153,7 +153,7 @@ def test_what_is_not_finite_names_clips_and_ranks() -> None:
         rank_norms=(1.0, math.inf),
     )
 
-    (found,) = guard_detect.find_problems(Memory(), bad, SPEC)
+    (found,) = guard_detect.find_problems(StageHistory(), bad, SPEC)
     assert (found.kind, found.clips, found.figures["ranks"]) == ("nonfinite", (3,), [1])
 
 
@@ -166,11 +166,11 @@ def test_a_learning_rate_that_restarted_is_found_at_the_resume() -> None:
 
 
 def test_a_jump_of_the_weights_norm_is_found_and_slow_growth_is_not() -> None:
-    past = Memory()
+    past = StageHistory()
     for look in range(1, 30):
         norm = 100 * 1.001**look
         assert guard_detect.weight_norm(past, 10 * look, norm, SPEC) is None
-        guard_detect.remember_weights(past, 10 * look, norm)
+        guard_detect.update_weight_history(past, 10 * look, norm)
 
     found = guard_detect.weight_norm(past, 300, norm * 1.1, SPEC)
     assert found
