@@ -106,7 +106,9 @@ def set_up(
         stages = continued.stages
     stages = data_stages.with_skips(stages, state.guard.windows)
     data_stages.check_lengths(stages, state.stage, state.stage_step)
-    mesh.check_same_on_all_ranks({"weights": checksum.checksum(model.state_dict()), "step": str(state.step)}, world)
+    mesh.check_same_on_all_ranks(
+        {"weights": checksum.checksum(model.state_dict()), "step": str(state.step)}, world
+    )
     return Training(
         state=state, context=context, stages=stages, start_report=start_report, continued=continued
     )
