@@ -22,14 +22,14 @@ from rows import Row, as_table, keep, row
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from trainer.recipe import recipe as recipes
-from trainer.recipe.guard_spec import GuardSpec
+from trainer.recipe.guard_spec import Thresholds
 from trainer.train import train
 from trainer.training.guard import detect as guard_detect
 from trainer.training.guard.history import StageHistory, StepStats
 
 TINY = Path(__file__).resolve().parents[1] / "tests" / "tiny.yaml"
 SIZES = (1.5, 2.0, 3.0, 10.0)
-SPEC = GuardSpec(divergence_window=64)
+SPEC = Thresholds(divergence_window=64)
 PAST, SIGMAS = 64, 6.0
 WARM = 64  # steps that only teach
 
@@ -39,7 +39,7 @@ def record(steps: int) -> list[StepStats]:
     seen: list[StepStats] = []
     find = guard_detect.find_problems
 
-    def and_keep(memory: StageHistory, stats: StepStats, spec: GuardSpec) -> Any:
+    def and_keep(memory: StageHistory, stats: StepStats, spec: Thresholds) -> Any:
         seen.append(stats)
         return find(memory, stats, spec)
 

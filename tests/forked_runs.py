@@ -128,6 +128,11 @@ class Forks:
         self._process.stdout.close()
 
 
+def program(patch: str, words: Sequence[str]) -> list[str]:
+    """Return the arguments of a run that executes `patch`, such as another constant, and then trains."""
+    return ["-c", f"{patch}\nimport sys\nfrom trainer.__main__ import main\nsys.exit(main({list(words)!r}))"]
+
+
 def _run(job: dict[str, Any], rank: int, port: int) -> int:
     """Be one rank: run the trainer, a command as its words say it, or, for `["-c", PROGRAM]`, a program."""
     os.environ.update(job["environment"])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.forked_runs import Forks
+from tests.forked_runs import Forks, program
 from tests.guard_runs import make_poisoned, of_guard, words
 from tests.trainer.shards_for_tests import numbers
 from trainer.cli import exit_codes
@@ -28,9 +28,14 @@ LONG = (
     f"stages.0.steps={STEPS}",
     "stages.0.checkpoint_every=20",
     f"stages.0.optim={json.dumps(RATE)}",
-    "guard.divergence_window=16",
-    "guard.spike_ratio=3",  # no step of the rise is a spike by itself, whatever the CPU's last bits
 )
+# With spike_ratio 3 no step of the rise is a spike by itself, whatever the CPU's last bits.
+SHORT_WINDOW = """
+from trainer.recipe import guard_spec
+
+guard_spec.THRESHOLDS["normal"] = guard_spec.Thresholds(divergence_window=16, spike_ratio=3.0)
+guard_spec.LR_FACTOR, guard_spec.LR_STEPS = 0.1, 5
+"""
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +47,8 @@ def test_a_slow_divergence_is_found_and_the_rate_scaled_for_the_steps_that_were_
     recipe: Path, forks: Forks, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    more = ("guard.divergence=scale_lr", "guard.lr_factor=0.1", "guard.lr_steps=5", "guard.spike=ignore")
-    forks.start(words(recipe, run, *LONG, *more)).succeed()
+    more = ("guard.divergence=scale_lr", "guard.spike=ignore")
+    forks.start(program(SHORT_WINDOW, words(recipe, run, *LONG, *more))).succeed()
 
     event = next(event for event in of_guard(run) if event["finding"] == "divergence")
     assert (event["action"], event["shape"]) == ("scale_lr", "slow")
@@ -63,7 +68,8 @@ def test_a_slow_divergence_can_stop_the_run_with_the_checkpoint_before_it(
     recipe: Path, forks: Forks, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    started = forks.start(words(recipe, run, *LONG, "guard.divergence=stop", "guard.spike=ignore"))
+    given = words(recipe, run, *LONG, "guard.divergence=stop", "guard.spike=ignore")
+    started = forks.start(program(SHORT_WINDOW, given))
     assert started.codes() == [exit_codes.HALT], started.text()
 
     event = of_guard(run)[-1]

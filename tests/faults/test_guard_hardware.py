@@ -18,7 +18,11 @@ SHORT = ("stages.0.steps=8", "stages.0.checkpoint_every=3", "stages.0.keep_last=
 FAULTY = """
 import os, sys
 from trainer.model import rectified_flow
+from trainer.recipe import guard_spec
 from trainer.__main__ import main
+
+if "RATIO" in os.environ:
+    guard_spec.THRESHOLDS["normal"] = guard_spec.Thresholds(spike_ratio=float(os.environ["RATIO"]))
 
 losses_of, done = rectified_flow.training_losses, [0]
 first, last = int(os.environ["FROM"]), int(os.environ["UNTIL"])
@@ -142,10 +146,16 @@ def test_a_device_that_multiplies_wrongly_all_the_time_is_reported_apart_from_ba
     recipe: Path, forks: Forks, tmp_path: Path, faulty: str, ranks: int
 ) -> None:
     run = tmp_path / "run"
-    more = ("stages.0.data.micro_batches_per_step=6", "stages.0.steps=60", "guard.spike_ratio=1.5")
+    more = ("stages.0.data.micro_batches_per_step=6", "stages.0.steps=60")
     given = words(recipe, run, *more, "stages.0.checkpoint_every=100")
     per_step = 6 // ranks
-    fault = {"FAULTY": faulty, "FROM": str(34 * per_step + 1), "UNTIL": "100000", "FACTOR": "40"}
+    fault = {
+        "FAULTY": faulty,
+        "FROM": str(34 * per_step + 1),
+        "UNTIL": "100000",
+        "FACTOR": "40",
+        "RATIO": "1.5",
+    }
     started = start(forks, given, ranks, **fault)
 
     wanted = [exit_codes.BAD_NODE if str(rank) == faulty else exit_codes.RESTART for rank in range(ranks)]

@@ -162,7 +162,7 @@ def test_when_the_rollbacks_are_used_up_the_run_stops_and_saves_nothing(
     recipe: Path, reported: Callable[[int], Path], forks: Forks, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    started = forks.start(words(recipe, run, *ROLLBACK, "guard.most_rollbacks=0"))
+    started = forks.start(words(recipe, run, *ROLLBACK, "guard.max_rollbacks=0"))
     assert started.codes() == [exit_codes.HALT], started.text()
 
     (event,) = of_guard(run)

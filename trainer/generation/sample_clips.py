@@ -7,7 +7,6 @@ is a folder that is whole or absent (`trainer.run_folder.sample_rounds`). `pytho
 """
 
 import argparse
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from trainer.model import rectified_flow, rng
 from trainer.model.encoders.registry import text_encoder, video_encoder
 from trainer.model.rectified_flow import FlowSpec
 from trainer.model.stdit import STDiT3
-from trainer.recipe.recipe import TrainRecipe
+from trainer.recipe.recipe import TrainRecipe, from_saved
 from trainer.report import gallery
 from trainer.run_folder import sample_rounds
 from trainer.run_folder.checkpoint import checkpoint, parts
@@ -176,7 +175,7 @@ def sampling_model(recipe: TrainRecipe) -> STDiT3:
 def recipe_of(state: Mapping[str, Any], path: Path) -> TrainRecipe:
     """Return the recipe in the state of the checkpoint at `path`. Raises CheckpointError."""
     try:
-        return TrainRecipe.model_validate_json(json.dumps(state["recipe"]))
+        return from_saved(state["recipe"])
     except (KeyError, ValueError) as error:
         said = " ".join(str(error).split())[:300]
         raise CheckpointError(f"{path}/state.json: holds no recipe that can be read ({said}).") from error

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from trainer.recipe import skip_windows
 from trainer.recipe.recipe import TrainRecipe, to_json
+from vidcurate.recipe import removed_keys
 from vidcurate.recipe.recipe import Recipe
 from vidcurate.sampler.order_state import FLAGS
 from vidcurate.sampler.spec import PlanSpec
@@ -42,9 +43,10 @@ FREE = re.compile(
 def changes(saved: dict[str, Any], now: Recipe) -> dict[str, tuple[Any, Any]]:
     """Return {dotted key: (value in a saved recipe, value now)} of all settings that differ.
 
-    A setting that the saved recipe is too old to know had its default. What it has and no recipe of now can
-    have, differs.
+    A setting that the saved recipe is too old to know had its default. A removed setting is left out where it
+    changed no number or had its default; what else it has and no recipe of now can have, differs.
     """
+    saved = removed_keys.upgrade(saved, type(now).model_json_schema())
     with suppress(ValidationError):  # where it holds what is no setting any more, it is compared as it is
         saved = to_json(type(now).model_validate_json(json.dumps(saved)))
     before, after = flat(saved), flat(to_json(now))

@@ -1,5 +1,6 @@
-"""The recipe's section `guard`: what each finding leads to, and from where on a figure is a finding."""
+"""Recipe section `guard`: the policy for each finding; the thresholds of the findings."""
 
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -38,18 +39,71 @@ CHOICES: dict[Kind, tuple[Policy, ...]] = {
     "hardware": ("warn", "drain"),
 }
 
-Threshold = Annotated[float, Field(gt=0)]
-Ratio = Annotated[float, Field(gt=1)]
-Count = Annotated[int, Field(ge=1)]
-Most = Annotated[int, Field(ge=0)]
+# What follows a finding, however sensitive the guard is.
+MOST: dict[Policy, int] = {"skip": 10, "scale_lr": 3}
+"""how often a policy may be used before the next firmer one takes its place; warnings have no limit"""
+LR_FACTOR = 0.5
+"""what scale_lr multiplies the learning rate with"""
+LR_STEPS = 200
+"""steps for which scale_lr does"""
+MARGIN_STEPS = 4
+"""data steps that a rollback skips before the first suspicious step and behind the last one, too (PaLM,
+section 5.1, skipped 200 to 500 batches around a spike; the guard knows the step)"""
+RERUN_TOLERANCE = 0.02
+"""relative difference between two computations of one micro-batch that is no finding"""
+SUSPICIOUS_STEPS = 32
+"""how far back a spike's beginning is looked for"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thresholds:
+    """From where on a figure is a finding. The defaults are `sensitivity: normal`.
+
+    Robust z-scores (Iglewicz & Hoaglin 1993, who call 3.5 an outlier) are set higher, as a run makes many
+    thousand steps; a ratio beside each keeps a run with little noise from calling small differences findings.
+    `benchmarks/guard.py` measures false alarms and what is found.
+    """
+
+    spike_z: float = 6.0
+    """robust z-score of a step's loss, by bucket and timestep, from which on it is a spike"""
+    spike_ratio: float = 1.25
+    """times that the loss must be above the expected one to be a spike"""
+    gradient_z: float = 8.0
+    """robust z-score of the logarithm of the gradient's norm"""
+    gradient_ratio: float = 3.0
+    """times that the gradient's norm must be above its median"""
+    divergence_window: int = 200
+    """steps over which the loss is smoothed, for each bucket the last so many that read it"""
+    divergence_rise: float = 0.1
+    """relative rise of the smoothed loss over its best that is a divergence"""
+    divergence_z: float = 4.0
+    """standard errors that the rise must be, too"""
+    weight_z: float = 10.0
+    """robust z-score of the change of the weights' norm per step"""
+    weight_change: float = 0.02
+    """relative change between two looks that the weights' norm must make, too"""
+
+    def scaled(self, factor: float) -> "Thresholds":
+        """Return thresholds `factor` times as far from no difference: z-scores, rises, ratios less 1."""
+        return replace(
+            self,
+            spike_z=factor * self.spike_z,
+            spike_ratio=1 + factor * (self.spike_ratio - 1),
+            gradient_z=factor * self.gradient_z,
+            gradient_ratio=1 + factor * (self.gradient_ratio - 1),
+            divergence_rise=factor * self.divergence_rise,
+            divergence_z=factor * self.divergence_z,
+            weight_z=factor * self.weight_z,
+            weight_change=factor * self.weight_change,
+        )
+
+
+THRESHOLDS = {"low": Thresholds().scaled(2), "normal": Thresholds(), "high": Thresholds().scaled(0.75)}
+"""by the recipe's `sensitivity`"""
 
 
 class GuardSpec(Recipe):
-    """What the run does about its own troubles. Without a finding it changes no number.
-
-    The first seven keys are policies (docs/guard.md has the table), `most_…` how often one may be used
-    before the next firmer one takes its place, the rest says from where on a figure is a finding.
-    """
+    """Policies on the run's own findings: docs/guard.md. Without a finding no number changes."""
 
     nonfinite: Literal["skip", "rollback", "stop"] = "stop"
     """a loss or gradient that is not finite; the update is never made"""
@@ -65,65 +119,30 @@ class GuardSpec(Recipe):
     """a last learning rate that is not what the schedule says of that step"""
     hardware: Literal["warn", "drain"] = "drain"
     """a suspicious step that comes out otherwise when it is computed again: end with 77, or go on"""
-    rerun: bool = True
-    """compute a step with a spike, or one that is not finite, again on its rank and on the next one"""
-    rerun_tolerance: Threshold = 0.02
-    """relative difference between two computations of one micro-batch that is no finding"""
-    most_warnings: Most | None = None
-    """warnings before the next firmer policy takes over; null: no limit"""
-    most_skips: Most = 10
-    """updates that may be skipped"""
-    most_scalings: Most = 3
-    """times that the learning rate may be scaled"""
-    most_rollbacks: Most = 3
-    """rollbacks of the whole run"""
-    lr_factor: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """what scale_lr multiplies the learning rate with"""
-    lr_steps: Count = 200
-    """steps for which scale_lr does"""
-    margin_steps: Most = 4
-    """data steps that a rollback skips before the first suspicious step and behind the last one, too"""
-    spike_z: Threshold = 6.0
-    """robust z-score of a step's loss, by bucket and timestep, from which on it is a spike"""
-    spike_ratio: Ratio = 1.25
-    """times that the loss must be above the expected one to be a spike"""
-    gradient_z: Threshold = 8.0
-    """robust z-score of the logarithm of the gradient's norm"""
-    gradient_ratio: Ratio = 3.0
-    """times that the gradient's norm must be above its median"""
-    divergence_window: Annotated[int, Field(ge=8)] = 200
-    """steps over which the loss is smoothed, for each bucket the last so many that read it"""
-    divergence_rise: Threshold = 0.1
-    """relative rise of the smoothed loss over its best that is a divergence"""
-    divergence_z: Threshold = 4.0
-    """standard errors that the rise must be, too"""
-    weight_z: Threshold = 10.0
-    """robust z-score of the change of the weights' norm per step"""
-    weight_change: Threshold = 0.02
-    """relative change between two looks that the weights' norm must make, too"""
+    max_rollbacks: Annotated[int, Field(ge=0)] = 3
+    """rollbacks of the whole run; after them the next firmer policy takes over"""
+    sensitivity: Literal["low", "normal", "high"] = "normal"
+    """thresholds of the findings: low takes twice the distance of normal, high three quarters of it"""
 
     def policy(self, kind: Kind) -> Policy:
         """Return the recipe's policy for a kind of finding."""
         chosen: Policy = getattr(self, kind)
         return chosen
 
+    @property
+    def thresholds(self) -> Thresholds:
+        """From where on a figure is a finding."""
+        return THRESHOLDS[self.sensitivity]
+
     def most(self, policy: Policy) -> int | None:
         """Return how often a policy may be used; None where nothing limits it."""
-        return {
-            "warn": self.most_warnings,
-            "skip": self.most_skips,
-            "scale_lr": self.most_scalings,
-            "rollback": self.most_rollbacks,
-        }.get(policy)
+        return self.max_rollbacks if policy == "rollback" else MOST.get(policy)
 
     def delay_steps(self) -> int:
         """Return how many steps may lie between a trouble and its finding, where one leads to a rollback."""
         delays = [0]
         if self.divergence == "rollback":
-            delays.append(2 * self.divergence_window)
+            delays.append(2 * self.thresholds.divergence_window)
         if any(self.policy(kind) == "rollback" for kind in ("nonfinite", "spike", "gradient", "weights")):
             delays.append(SUSPICIOUS_STEPS)
         return max(delays)
-
-
-SUSPICIOUS_STEPS = 32  # how far back a spike's beginning is looked for

@@ -8,7 +8,7 @@ keeps the recipe, and recipe_changes.py says what a resumed run may change of it
 import difflib
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -32,6 +32,7 @@ from vidcurate.errors import InputError
 from vidcurate.loader.spec import LoaderSpec
 from vidcurate.media.conversion import Conversion
 from vidcurate.recipe import recipe as strict
+from vidcurate.recipe import removed_keys
 from vidcurate.recipe.recipe import Recipe
 from vidcurate.sampler.buckets import BucketSpec
 from vidcurate.sampler.spec import PlanSpec
@@ -287,6 +288,16 @@ class TrainRecipe(Recipe):
 def load(path: Path, settings: Sequence[str] = ()) -> TrainRecipe:
     """Return the recipe file at `path` with `--set` overrides. Raises RecipeError."""
     return strict.load(path, TrainRecipe, settings=settings)
+
+
+def from_saved(saved: Mapping[str, Any]) -> TrainRecipe:
+    """Return the recipe that a run or a checkpoint holds as JSON, its former keys upgraded.
+
+    Raises ValidationError, a ValueError, for what no recipe of now can have.
+    """
+    return TrainRecipe.model_validate_json(
+        json.dumps(removed_keys.upgrade(saved, TrainRecipe.model_json_schema()))
+    )
 
 
 def to_json(recipe: Recipe) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from vidcurate.errors import RecipeError
+from vidcurate.recipe import removed_keys
+from vidcurate.recipe.removed_keys import branches
 
 
 class Recipe(BaseModel):
@@ -45,34 +47,24 @@ def _dotted(path: Sequence[str | int]) -> str:
     return ".".join(str(part) for part in path) or "(the whole file)"
 
 
-def _known_keys(model: type[BaseModel], path: Sequence[str | int]) -> list[str]:
-    """Return the keys allowed beside the last part of `path`, walking the model's JSON schema."""
+def _nodes(model: type[BaseModel], path: Sequence[str | int]) -> list[Mapping[str, Any]]:
+    """Return the parts of the model's JSON schema that hold the last part of `path`."""
     schema = model.model_json_schema()
     definitions = schema.get("$defs", {})
-
-    def branches(node: dict[str, Any]) -> list[dict[str, Any]]:
-        if "$ref" in node:
-            return branches(definitions[node["$ref"].rsplit("/", 1)[-1]])
-        found = [node]
-        for word in ("anyOf", "oneOf", "allOf"):
-            for inner in node.get(word, []):
-                found.extend(branches(inner))
-        return found
-
-    nodes = branches(schema)
+    nodes = [*branches(schema, definitions)]
     for part in path[:-1]:
-        step: list[dict[str, Any]] = []
+        step: list[Mapping[str, Any]] = []
         for node in nodes:
             if isinstance(part, int) and isinstance(node.get("items"), dict):
-                step.extend(branches(node["items"]))
+                step.extend(branches(node["items"], definitions))
             elif isinstance(part, str) and part in node.get("properties", {}):
-                step.extend(branches(node["properties"][part]))
+                step.extend(branches(node["properties"][part], definitions))
             elif isinstance(part, str) and isinstance(node.get("additionalProperties"), dict):
-                step.extend(branches(node["additionalProperties"]))
+                step.extend(branches(node["additionalProperties"], definitions))
         # A part that names a union's member is not in the document; the member has it as its `kind`.
         member = [node for node in nodes if node.get("properties", {}).get("kind", {}).get("const") == part]
         nodes = step or member or nodes
-    return sorted({key for node in nodes for key in node.get("properties", {})})
+    return nodes
 
 
 def _line_of(path: Path_, lines: dict[Path_, int]) -> int | None:
@@ -103,13 +95,20 @@ def _complaint(
     place = f"{where}:{line}" if line else where
     name = _dotted(path)
     if error["type"] == "extra_forbidden":
-        known = _known_keys(model, tuple(error["loc"]))
+        nodes = _nodes(model, tuple(error["loc"]))
+        if gone := removed_keys.message(frozenset(node.get("title", "") for node in nodes), str(path[-1])):
+            return f"{place}: {name} is no longer a setting: {gone}."
+        known = sorted({key for node in nodes for key in node.get("properties", {})})
         near = difflib.get_close_matches(str(path[-1]), known, n=1, cutoff=0.5)
         if near:
             return f"{place}: {name} is not a setting. Did you mean {_dotted((*path[:-1], near[0]))}?"
         return f"{place}: {name} is not a setting; the settings here are {', '.join(known) or 'none'}."
     if error["type"] == "missing":
         return f"{place}: {name} is missing and has no default; add it."
+    if error["type"] == "literal_error":
+        titles = frozenset(node.get("title", "") for node in _nodes(model, tuple(error["loc"])))
+        if gone := removed_keys.message(titles, f"{path[-1]}={error['input']}"):
+            return f"{place}: {name}: {error['input']} is no longer a choice: {gone}."
     message = error["msg"].removeprefix("Value error, ")
     given = json.dumps(error["input"], default=str)
     if len(given) > 80:

@@ -40,9 +40,9 @@ def recipe_of(path: Path, settings: Sequence[str] = ()) -> TrainRecipe:
         raise InputError(f"--set: {path} is a run or a checkpoint, whose recipe is what it was.")
     kept = path / "recipe.json"
     if kept.is_file():
-        return TrainRecipe.model_validate_json(kept.read_text("utf-8"))
+        return recipes.from_saved(json.loads(kept.read_text("utf-8")))
     saved = checkpoint.read_state(checkpoint.find(path))["recipe"]
-    return TrainRecipe.model_validate_json(json.dumps(saved))
+    return recipes.from_saved(saved)
 
 
 def read_stages(path: Path, settings: Sequence[str] = ()) -> RunStages:

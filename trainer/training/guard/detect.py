@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.recipe.guard_spec import SUSPICIOUS_STEPS, GuardSpec, Kind
+from trainer.recipe.guard_spec import SUSPICIOUS_STEPS, Kind, Thresholds
 from trainer.training.guard.history import (
     CELL_VALUES,
     CHANGES,
@@ -134,12 +134,12 @@ def scores(memory: StageHistory, stats: StepStats) -> tuple[Score, ...]:
 # ── findings before the update ──────────────────────────────────────────────────────────────────────────────
 
 
-def find_problems(memory: StageHistory, stats: StepStats, spec: GuardSpec) -> tuple[Problem, ...]:
+def find_problems(memory: StageHistory, stats: StepStats, limits: Thresholds) -> tuple[Problem, ...]:
     """Return what of a step is suspicious before its update is made."""
     if not stats.is_finite:
         return (_nonfinite(stats),)
-    found = [_spike(memory, stats, spec), _gradient(memory, stats, spec)]
-    found.append(_divergence(memory, stats.step, spec))
+    found = [_spike(memory, stats, limits), _gradient(memory, stats, limits)]
+    found.append(_divergence(memory, stats.step, limits))
     return tuple(each for each in found if each is not None)
 
 
@@ -162,18 +162,18 @@ def _nonfinite(stats: StepStats) -> Problem:
     )
 
 
-def _spike(memory: StageHistory, stats: StepStats, spec: GuardSpec) -> Problem | None:
+def _spike(memory: StageHistory, stats: StepStats, limits: Thresholds) -> Problem | None:
     over = [
         score
         for score in scores(memory, stats)
-        if score.z >= spec.spike_z and score.ratio >= spec.spike_ratio
+        if score.z >= limits.spike_z and score.ratio >= limits.spike_ratio
     ]
     if not over:
         return None
     worst = max(over, key=lambda score: score.z)
     each, _ = clip_scores(memory, stats)
     places = sorted(worst.clips, key=lambda place: -each[place])
-    is_diverging = _is_diverging(memory, spec)
+    is_diverging = _is_diverging(memory, limits)
     return Problem(
         kind="spike",
         reason=f"the loss{f' of {worst.name}' if worst.name else ''} is {worst.ratio:.3g} times what its "
@@ -196,13 +196,13 @@ def _spike(memory: StageHistory, stats: StepStats, spec: GuardSpec) -> Problem |
     )
 
 
-def _is_diverging(memory: StageHistory, spec: GuardSpec) -> bool:
+def _is_diverging(memory: StageHistory, limits: Thresholds) -> bool:
     """Whether the loss was rising before this step: the last scores, or the smoothed loss, say so."""
     last = memory.scores.get("", [])[-LEAST_SCORES:]
     if len(last) == LEAST_SCORES and float(np.median(last)) >= DIVERGING:
         return True
-    rise, error, _ = rise_of(memory, spec)
-    return rise >= 0.5 * math.log1p(spec.divergence_rise) and rise >= spec.divergence_z * error > 0
+    rise, error, _ = rise_of(memory, limits)
+    return rise >= 0.5 * math.log1p(limits.divergence_rise) and rise >= limits.divergence_z * error > 0
 
 
 def first_suspicious(memory: StageHistory, step: int) -> int:
@@ -217,14 +217,14 @@ def first_suspicious(memory: StageHistory, step: int) -> int:
     return first
 
 
-def _gradient(memory: StageHistory, stats: StepStats, spec: GuardSpec) -> Problem | None:
+def _gradient(memory: StageHistory, stats: StepStats, limits: Thresholds) -> Problem | None:
     past = np.array(memory.gradients)
     if len(past) < LEAST_GRADIENTS or stats.grad_norm <= 0:
         return None
     middle, deviation = spread(past)
     over = math.log(stats.grad_norm) - middle
     z = over / max(deviation, LEAST_SPREAD)
-    if z < spec.gradient_z or over < math.log(spec.gradient_ratio):
+    if z < limits.gradient_z or over < math.log(limits.gradient_ratio):
         return None
     return Problem(
         kind="gradient",
@@ -240,7 +240,7 @@ def _gradient(memory: StageHistory, stats: StepStats, spec: GuardSpec) -> Proble
     )
 
 
-def rise_of(memory: StageHistory, spec: GuardSpec) -> tuple[float, float, int]:
+def rise_of(memory: StageHistory, limits: Thresholds) -> tuple[float, float, int]:
     """Return how far the smoothed loss is above its best (a logarithm), its standard error, and since when.
 
     Each bucket is smoothed alone, by the median of the last `divergence_window` steps that read it, so a
@@ -248,7 +248,7 @@ def rise_of(memory: StageHistory, spec: GuardSpec) -> tuple[float, float, int]:
     """
     rises, errors, begins = [], [], []
     for smooth in memory.smoothed.values():
-        if smooth.best is None or len(smooth.values) < spec.divergence_window:
+        if smooth.best is None or len(smooth.values) < limits.divergence_window:
             continue
         now, deviation = spread(np.array(smooth.values))
         rises.append(now - smooth.best)
@@ -261,12 +261,12 @@ def rise_of(memory: StageHistory, spec: GuardSpec) -> tuple[float, float, int]:
     return float(np.mean(rises)), error, begins[int(np.argmax(rises))]
 
 
-def _divergence(memory: StageHistory, step: int, spec: GuardSpec) -> Problem | None:
-    rise, error, since = rise_of(memory, spec)
-    if rise < math.log1p(spec.divergence_rise) or rise < spec.divergence_z * error:
+def _divergence(memory: StageHistory, step: int, limits: Thresholds) -> Problem | None:
+    rise, error, since = rise_of(memory, limits)
+    if rise < math.log1p(limits.divergence_rise) or rise < limits.divergence_z * error:
         return None
-    quarter = spec.divergence_window // 4
-    full = [each.values for each in memory.smoothed.values() if len(each.values) >= spec.divergence_window]
+    quarter = limits.divergence_window // 4
+    full = [each.values for each in memory.smoothed.values() if len(each.values) >= limits.divergence_window]
     continuing = float(np.mean([np.median(each[-quarter:]) - np.median(each) for each in full]))
     if continuing < -error:
         return None  # it is falling again
@@ -305,7 +305,7 @@ def learning_rate(step: int, last: float | None, of_schedule: float) -> Problem 
     )
 
 
-def weight_norm(memory: StageHistory, step: int, norm: float, spec: GuardSpec) -> Problem | None:
+def weight_norm(memory: StageHistory, step: int, norm: float, limits: Thresholds) -> Problem | None:
     """Return a finding where the weights' norm jumped since it was looked at last; `step` was just made."""
     if memory.weight is None or step <= memory.weight[0]:
         return None
@@ -322,7 +322,7 @@ def weight_norm(memory: StageHistory, step: int, norm: float, spec: GuardSpec) -
     change = math.log(norm / before)
     middle, deviation = spread(np.array(memory.weight_changes))
     z = (abs(change) / (step - before_step) - middle) / max(deviation, 0.1 * middle, 1e-9)
-    if z < spec.weight_z or abs(change) < math.log1p(spec.weight_change):
+    if z < limits.weight_z or abs(change) < math.log1p(limits.weight_change):
         return None
     return Problem(
         kind="weights",
@@ -336,11 +336,13 @@ def weight_norm(memory: StageHistory, step: int, norm: float, spec: GuardSpec) -
 # ── remembering ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def update_history(memory: StageHistory, stats: StepStats, found: Sequence[Problem], spec: GuardSpec) -> None:
+def update_history(
+    memory: StageHistory, stats: StepStats, found: Sequence[Problem], limits: Thresholds
+) -> None:
     """Take a finite step into the memory. One that was skipped is remembered by `forget_update` instead."""
     of_step = scores(memory, stats)
     loudest = max((score.z for score in of_step), default=0.0)
-    if loudest >= LOUD * spec.spike_z or any(each.kind == "gradient" for each in found):
+    if loudest >= LOUD * limits.spike_z or any(each.kind == "gradient" for each in found):
         memory.loud.append((stats.step, round(loudest, DIGITS)))
     memory.loud[:] = [(step, z) for step, z in memory.loud if step > stats.step - LOUD_STEPS]
     for each in found:
@@ -358,14 +360,14 @@ def update_history(memory: StageHistory, stats: StepStats, found: Sequence[Probl
     for bucket, value in zip(stats.buckets, logs.tolist(), strict=True):
         of_bucket.setdefault(bucket, []).append(value)
     for bucket, values in of_bucket.items():
-        _smooth(memory.smoothed.setdefault(bucket, Smoothed()), stats.step, float(np.mean(values)), spec)
+        _smooth(memory.smoothed.setdefault(bucket, Smoothed()), stats.step, float(np.mean(values)), limits)
     if stats.grad_norm > 0:
         keep(memory.gradients, math.log(stats.grad_norm), GRADIENTS)
 
 
-def _smooth(smooth: Smoothed, step: int, value: float, spec: GuardSpec) -> None:
-    keep(smooth.values, value, spec.divergence_window)
-    if len(smooth.values) == spec.divergence_window:
+def _smooth(smooth: Smoothed, step: int, value: float, limits: Thresholds) -> None:
+    keep(smooth.values, value, limits.divergence_window)
+    if len(smooth.values) == limits.divergence_window:
         now = round(float(np.median(smooth.values)), DIGITS)
         if smooth.best is None or now < smooth.best:
             smooth.best, smooth.best_step = now, step

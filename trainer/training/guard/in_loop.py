@@ -13,6 +13,7 @@ from typing import Any
 from trainer.data import stages as data_stages
 from trainer.data.model_inputs import Batch
 from trainer.data.stages import StageData
+from trainer.recipe import guard_spec
 from trainer.run_folder import jsonl, metrics
 from trainer.training import log as training_log
 from trainer.training.guard import detect, rerun_step
@@ -58,19 +59,19 @@ class StepGuard:
             grad_norm=computed.grad_norm,
             rank_norms=computed.rank_norms,
         )
-        found = [*detect.find_problems(memory, stats, spec), *self._learning_rate()]
+        found = [*detect.find_problems(memory, stats, spec.thresholds), *self._learning_rate()]
         decision = decide(found, spec, state.guard)
         verdict: RerunVerdict | None = None
         if decision is not None:
-            if spec.rerun and any(each.kind in COMPUTED_AGAIN for each in (decision.found, *decision.others)):
+            if any(each.kind in COMPUTED_AGAIN for each in (decision.found, *decision.others)):
                 self.context.pulse.phase("rerun")  # it takes several times what the step took
                 verdict = rerun_step.again(state, self.context, self.stage, computed, batches, self.read)
                 decision = self._with_hardware(decision, verdict, stats.step)
             self._act(decision, verdict, computed)
             if decision.action == "skip":
-                memory.loud.append((stats.step, spec.spike_z))
+                memory.loud.append((stats.step, spec.thresholds.spike_z))
                 return False
-        detect.update_history(memory, stats, found, spec)
+        detect.update_history(memory, stats, found, spec.thresholds)
         return True
 
     def check_weights(self, line: dict[str, Any]) -> None:
@@ -78,7 +79,7 @@ class StepGuard:
         if "weight_norm" not in line:
             return
         memory, spec = self.state.guard.memory, self.context.recipe.guard
-        found = detect.weight_norm(memory, self.state.step, line["weight_norm"], spec)
+        found = detect.weight_norm(memory, self.state.step, line["weight_norm"], spec.thresholds)
         decision = decide([found], spec, self.state.guard) if found else None
         if decision is not None:
             self._act(decision, None, None)
@@ -121,11 +122,10 @@ class StepGuard:
         facts = self._facts(decision, verdict, computed)
         if action == "rollback":
             raise RollbackRequested(decision, step, facts)
-        spec = context.recipe.guard
         if action == "scale_lr":
-            first = state.step + 1
-            facts["lr_factor"], facts["lr_steps"] = spec.lr_factor, [first, first + spec.lr_steps - 1]
-            state.guard.scales += ((first, first + spec.lr_steps - 1, spec.lr_factor),)
+            first, last = state.step + 1, state.step + guard_spec.LR_STEPS
+            facts["lr_factor"], facts["lr_steps"] = guard_spec.LR_FACTOR, [first, last]
+            state.guard.scales += ((first, last, guard_spec.LR_FACTOR),)
         state.guard.counts[action] = state.guard.counts.get(action, 0) + 1
         record(decision, step, facts, context)
         kept = "the update is not saved" if computed is None else "nothing was updated"

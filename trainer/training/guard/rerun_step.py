@@ -16,6 +16,7 @@ from trainer.data import stages as data_stages
 from trainer.data.model_inputs import Batch
 from trainer.data.stages import StageData
 from trainer.distributed import mesh
+from trainer.recipe import guard_spec
 from trainer.training.optim import adamw
 from trainer.training.state import TrainState
 from trainer.training.step import Computed, StepContext, clip_losses
@@ -157,7 +158,7 @@ def again(
     read: Read,
 ) -> RerunVerdict:
     """Compute a step again, each share on its rank and on the next; return what is wrong. All together."""
-    world, tolerance = context.world, context.recipe.guard.rerun_tolerance
+    world, tolerance = context.world, guard_spec.RERUN_TOLERANCE
     own = compute(state, context, stage, computed, batches)
     other = own
     if world.size > 1:

@@ -10,6 +10,7 @@ from pathlib import Path
 from trainer.data import stages as data_stages
 from trainer.data.stages import StageData
 from trainer.distributed import mesh
+from trainer.recipe import guard_spec
 from trainer.run_folder import layout as run_folder_layout
 from trainer.run_folder import metrics
 from trainer.run_folder.checkpoint import checkpoint
@@ -61,7 +62,7 @@ def roll_back(
     """
     context.pulse.phase("rollback")
     training_log.record_save(saver.wait(), context)
-    run, world, spec = context.recipe.output, context.world, context.recipe.guard
+    run, world = context.recipe.output, context.world
     found = back.decision.found
     target = _last_good(found.first_step, context)
     if target is None:
@@ -69,7 +70,7 @@ def roll_back(
         in_loop.record(in_loop.stop_instead(back.decision, text), back.step, back.facts, context)
         raise Halted(f"step {back.step}: {found.reason}; {text}. Save more often (checkpoint_every).")
     to_step = run_folder_layout.step_of(target)
-    first, last = _window(stages[state.stage], found.first_step, back.step, to_step, spec.margin_steps)
+    first, last = _window(stages[state.stage], found.first_step, back.step, to_step, guard_spec.MARGIN_STEPS)
     rollbacks = (
         *state.guard.rollbacks,
         Rollback(step=back.step, kind=found.kind, to_step=to_step, stage=state.stage, first=first, last=last),

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.recipe import skip_windows
-from trainer.recipe.guard_spec import CHOICES, FIRMNESS, GuardSpec, Kind
+from trainer.recipe.guard_spec import CHOICES, FIRMNESS, MOST, THRESHOLDS, GuardSpec, Kind, Thresholds
 from trainer.training.guard import detect as guard_detect
 from trainer.training.guard import history
 from trainer.training.guard.decide import action_for, decide
 from trainer.training.guard.history import GuardState, Rollback, StageHistory, StepStats
 
 LEVELS = {"small": 0.4, "large": 1.6}  # expected loss of two buckets; a timestep multiplies it
-SPEC = GuardSpec(divergence_window=40)
+SPEC = Thresholds(divergence_window=40)
 
 
 def figures(step: int, *, times: float = 1.0, bucket: str = "", grad_norm: float = 1.0) -> StepStats:
@@ -35,7 +35,7 @@ def figures(step: int, *, times: float = 1.0, bucket: str = "", grad_norm: float
     )
 
 
-def after(steps: int, spec: GuardSpec = SPEC, **last: float) -> StageHistory:
+def after(steps: int, spec: Thresholds = SPEC, **last: float) -> StageHistory:
     past = StageHistory()
     for step in range(1, steps + 1):
         now = figures(step)
@@ -196,10 +196,10 @@ def test_the_memory_read_back_from_json_is_the_same_and_decides_the_same() -> No
 
 
 def test_the_firmest_finding_decides_and_a_policy_used_up_gives_way_to_the_next() -> None:
-    spec = GuardSpec(spike="skip", gradient="warn", most_skips=2, most_scalings=1, most_rollbacks=1)
+    spec = GuardSpec(spike="skip", gradient="warn", max_rollbacks=1)
     state = GuardState()
     past = after(100)
-    found = guard_detect.find_problems(past, figures(101, times=9.0, grad_norm=9.0), spec)
+    found = guard_detect.find_problems(past, figures(101, times=9.0, grad_norm=9.0), spec.thresholds)
 
     decision = decide(found, spec, state)
     assert decision
@@ -207,12 +207,22 @@ def test_the_firmest_finding_decides_and_a_policy_used_up_gives_way_to_the_next(
     assert [each.kind for each in decision.others] == ["gradient"]
     assert decide(found, GuardSpec(spike="ignore", gradient="ignore"), state) is None
 
-    state.counts = {"skip": 2}
+    state.counts = {"skip": MOST["skip"]}
     assert action_for("spike", spec, state) == "scale_lr"
-    assert action_for("nonfinite", GuardSpec(nonfinite="skip", most_skips=2), state) == "rollback"
-    state.counts = {"skip": 2, "scale_lr": 1}
+    assert action_for("nonfinite", GuardSpec(nonfinite="skip"), state) == "rollback"
+    state.counts = dict(MOST)
     state.rollbacks = (Rollback(step=9, kind="spike", to_step=5, stage=0, first=6, last=12),)
     assert action_for("spike", spec, state) == "stop"
+
+
+def test_sensitivity_moves_the_thresholds_away_from_no_difference_or_towards_it() -> None:
+    normal, low, high = (GuardSpec(sensitivity=name).thresholds for name in ("normal", "low", "high"))
+
+    assert normal == GuardSpec().thresholds == Thresholds() == Thresholds().scaled(1)
+    assert set(THRESHOLDS) == {"low", "normal", "high"}
+    assert (low.spike_z, high.spike_z) == (12.0, 4.5)
+    assert (low.gradient_ratio, high.gradient_ratio) == (5.0, 2.5)
+    assert low.divergence_window == normal.divergence_window == high.divergence_window == 200
 
 
 @pytest.mark.parametrize("kind", list(CHOICES))

@@ -1,0 +1,112 @@
+"""Every removed or renamed key is refused with its message; a saved recipe is upgraded."""
+
+import json
+from typing import Any
+
+import pytest
+
+from docs import generate
+from tests.trainer.shards_for_tests import SMOKE
+from trainer.recipe import recipe as recipes
+from trainer.recipe.changes import changes
+from vidcurate.errors import RecipeError
+from vidcurate.recipe import recipe
+from vidcurate.recipe.removed_keys import ANY, REMOVED, Removed, upgrade
+
+ROWS = [(name, key) for name, keys in REMOVED.items() for key in keys]
+
+
+def models() -> dict[str, Any]:
+    seen: dict[str, Any] = {}
+    for model, _ in generate.RECIPES.values():
+        generate.collect_models(model, seen)
+    return seen
+
+
+MODELS = models()
+
+
+@pytest.mark.parametrize(("name", "key"), ROWS, ids=lambda word: word)
+def test_a_former_key_or_value_is_refused_with_what_to_write_instead(name: str, key: str) -> None:
+    former, equals, value = key.partition("=")
+    row = REMOVED[name][key]
+    text = json.dumps({former: value if equals else 1})
+
+    with pytest.raises(RecipeError) as refused:
+        recipe.parse(text, MODELS[name], where="r.yaml")
+
+    reported = str(refused.value)
+    assert reported.startswith(f"r.yaml:1: {former}")
+    assert reported.endswith(f"{row.message}.")
+    assert "is no longer a " in reported
+    assert "\n" not in reported
+
+
+@pytest.mark.parametrize(("name", "key"), ROWS, ids=lambda word: word)
+def test_a_former_key_is_none_of_now_and_its_new_name_is(name: str, key: str) -> None:
+    former, equals, _ = key.partition("=")
+    keys, row = MODELS[name].model_fields, REMOVED[name][key]
+
+    assert (former in keys) == bool(equals)
+    if row.now is not None and not equals:
+        assert row.now in keys
+        assert row.now in row.message
+
+
+def test_the_line_and_the_whole_name_of_a_former_key_are_told() -> None:
+    text = f"{SMOKE.read_text()}\nguard:\n  spike: skip\n  most_rollbacks: 1\n"
+
+    with pytest.raises(RecipeError) as refused:
+        recipe.parse(text, recipes.TrainRecipe, where="r.yaml")
+
+    line = text.splitlines().index("  most_rollbacks: 1") + 1
+    said = f"r.yaml:{line}: guard.most_rollbacks is no longer a setting: write max_rollbacks."
+    assert str(refused.value) == said
+
+
+def with_former_keys(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a saved training recipe as one of before would have it: each former key at its default."""
+
+    def add(place: dict[str, Any], name: str) -> None:
+        for key, row in REMOVED.get(name, {}).items():
+            if "=" not in key and row.now is None:
+                place[key] = 7 if row.default is ANY else row.default
+            elif "=" not in key and row.now in place:
+                place[key] = place.pop(row.now)
+
+    parts = {
+        "GuardSpec": document["guard"],
+        "WatchSpec": document["watch"],
+        "PreflightSpec": document["preflight"],
+        "LoaderSpec": document["loader"],
+        "RemoteSpec": document["loader"]["remote"],
+        "STDiT3Config": document["model"],
+    }
+    for name, place in parts.items():
+        add(place, name)
+    for stage in document["stages"]:
+        add(stage["data"], "DataSpec")
+        add(stage, "Stage")
+    return document
+
+
+def test_a_run_whose_saved_recipe_has_former_keys_can_be_resumed() -> None:
+    now = recipes.load(SMOKE, ["guard.max_rollbacks=5"])
+
+    older = with_former_keys(recipes.to_json(now))
+
+    assert older != recipes.to_json(now)
+    assert changes(older, now) == {}
+    assert recipes.from_saved(older) == now
+    older["guard"]["no_key"] = 1
+    assert "guard.no_key" in changes(older, now)
+
+
+def test_a_former_key_that_was_changed_stays_to_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(
+        REMOVED, "Shape", {"order": Removed("gone", "rows"), "kind=old": Removed("", now="new")}
+    )  # type: ignore[arg-type]
+    schema = {"title": "Shape", "properties": {"kind": {"type": "string"}}}
+
+    assert upgrade({"order": "rows", "kind": "old"}, schema) == {"kind": "new"}
+    assert upgrade({"order": "columns", "kind": "odd"}, schema) == {"order": "columns", "kind": "odd"}

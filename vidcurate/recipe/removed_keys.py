@@ -1,0 +1,108 @@
+"""Removed and renamed recipe keys: what the strict loader says of each, and how a saved recipe is upgraded.
+
+`REMOVED` maps a recipe model to its former keys. A person's recipe with such a key is refused with the
+message of the table. A recipe that a run has saved holds every default, so `upgrade` renames its keys and
+drops those that changed no number, or that have the default that is now the only way.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+ANY = "any value"
+"""as a default: the key changed no number, so a saved recipe may have any value of it"""
+
+
+class Removed(NamedTuple):
+    """A former key, or a former value of one (`key=value`)."""
+
+    message: str
+    """what to write instead, or why the key is gone"""
+    default: Any = ANY
+    """the value with which a saved recipe means the same without the key"""
+    now: Any = None
+    """the new name of a key, or the new spelling of a value"""
+
+
+def _renamed(key: str) -> Removed:
+    return Removed(f"write {key}", now=key)
+
+
+_SENSITIVITY = Removed(
+    "write sensitivity: low, normal or high; the thresholds are constants of trainer/recipe/guard_spec.py"
+)
+_COUNT = Removed("the count is a constant of trainer/recipe/guard_spec.py; max_rollbacks is a key")
+
+REMOVED: Mapping[str, Mapping[str, Removed]] = {
+    "GuardSpec": {
+        "rerun": Removed("a suspicious step is always computed again; hardware: warn only records it"),
+        "rerun_tolerance": _SENSITIVITY,
+        "most_warnings": Removed("warnings have no limit; choose a firmer policy for the finding"),
+        "most_skips": _COUNT,
+        "most_scalings": _COUNT,
+        "most_rollbacks": _renamed("max_rollbacks"),
+        "lr_factor": _COUNT,
+        "lr_steps": _COUNT,
+        "margin_steps": _COUNT,
+        "spike_z": _SENSITIVITY,
+        "spike_ratio": _SENSITIVITY,
+        "gradient_z": _SENSITIVITY,
+        "gradient_ratio": _SENSITIVITY,
+        "divergence_window": _SENSITIVITY,
+        "divergence_rise": _SENSITIVITY,
+        "divergence_z": _SENSITIVITY,
+        "weight_z": _SENSITIVITY,
+        "weight_change": _SENSITIVITY,
+    },
+}
+
+
+def message(models: frozenset[str], key: str) -> str:
+    """Return what to say of a former key of one of `models`, by name, or ""."""
+    found = [REMOVED[name][key].message for name in sorted(models & REMOVED.keys()) if key in REMOVED[name]]
+    return found[0] if found else ""
+
+
+def upgrade(document: Any, schema: Mapping[str, Any]) -> Any:
+    """Return a saved recipe with the keys of now; what has another meaning now stays, to be refused.
+
+    `schema` is the JSON Schema of the recipe's model.
+    """
+    return _upgraded(document, [schema], schema.get("$defs", {}))
+
+
+def branches(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the parts of a JSON Schema that a value may be: the node, or what it refers to."""
+    if "$ref" in node:
+        yield from branches(definitions[node["$ref"].rsplit("/", 1)[-1]], definitions)
+        return
+    yield node
+    for word in ("anyOf", "oneOf", "allOf"):
+        for inner in node.get(word, []):
+            yield from branches(inner, definitions)
+
+
+def _upgraded(value: Any, nodes: list[Mapping[str, Any]], definitions: Mapping[str, Any]) -> Any:
+    nodes = [inner for node in nodes for inner in branches(node, definitions)]
+    if isinstance(value, list):
+        items = [node["items"] for node in nodes if isinstance(node.get("items"), dict)]
+        return [_upgraded(each, items, definitions) for each in value]
+    if not isinstance(value, dict):
+        return value
+    former: dict[str, Removed] = {}
+    for node in nodes:
+        former |= REMOVED.get(node.get("title", ""), {})
+    kept: dict[str, Any] = {}
+    for key, inner in value.items():
+        gone = former.get(key)
+        if gone is not None and gone.now is None and (gone.default is ANY or gone.default == inner):
+            continue
+        name = key if gone is None or gone.now is None else gone.now
+        replaced = former.get(f"{key}={inner}") if isinstance(inner, str) else None
+        within = [
+            place
+            for node in nodes
+            for place in (node.get("properties", {}).get(name), node.get("additionalProperties"))
+            if isinstance(place, dict)
+        ]
+        kept[name] = replaced.now if replaced else _upgraded(inner, within, definitions)
+    return kept
