@@ -5,7 +5,7 @@ message of the table. A recipe that a run has saved holds every default, so `upg
 drops those that changed no number, or that have the default that is now the only way.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 ANY = "any value"
@@ -81,7 +81,7 @@ def branches(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Iterato
             yield from branches(inner, definitions)
 
 
-def _upgraded(value: Any, nodes: list[Mapping[str, Any]], definitions: Mapping[str, Any]) -> Any:
+def _upgraded(value: Any, nodes: Sequence[Mapping[str, Any]], definitions: Mapping[str, Any]) -> Any:
     nodes = [inner for node in nodes for inner in branches(node, definitions)]
     if isinstance(value, list):
         items = [node["items"] for node in nodes if isinstance(node.get("items"), dict)]
