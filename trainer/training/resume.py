@@ -17,7 +17,7 @@ from trainer.distributed.mesh import ALONE, World
 from trainer.recipe import changes, skip_windows
 from trainer.recipe import recipe as recipes
 from trainer.recipe.recipe import TrainRecipe
-from trainer.run_folder.checkpoint import checkpoint, checksum, parts, retention
+from trainer.run_folder.checkpoint import checkpoint, checksum, part_metadata, parts, retention
 from trainer.training.guard import history
 from trainer.training.optim import adamw
 from trainer.training.optim import ema as optim_ema
@@ -53,7 +53,7 @@ def check_origin(origin: Origin) -> None:
             f"--load {origin.load}: holds weights alone, without optimizer, step and data position. To begin "
             f"with them: --ckpt-path {origin.load}"
         )
-    if origin.load and (origin.load / parts.METADATA).is_file():
+    if origin.load and (origin.load / part_metadata.METADATA).is_file():
         raise InputError(
             f"--load {origin.load}: is a part of a checkpoint. For all of it: --load {origin.load.parent}; "
             f"for these weights only: --ckpt-path {origin.load}"

@@ -31,7 +31,7 @@ from torch import Tensor
 from trainer.distributed import mesh
 from trainer.distributed.mesh import ALONE, World
 from trainer.run_folder import whole_file
-from trainer.run_folder.checkpoint import parts
+from trainer.run_folder.checkpoint import part_metadata, parts
 from trainer.run_folder.checkpoint.checksum import checksum as checksum
 from trainer.run_folder.layout import checkpoints as checkpoints
 from trainer.run_folder.layout import folder_name as folder_name
@@ -259,7 +259,7 @@ def listed_files(path: Path, only: Sequence[str] = PARTS) -> dict[str, dict[str,
     manifest = _json_file(path / "manifest.json")
     _check_format(path, manifest)
     listed = manifest.get("files", {})
-    for name in (*(f"{part}/{parts.METADATA}" for part in only), "state.json"):
+    for name in (*(f"{part}/{part_metadata.METADATA}" for part in only), "state.json"):
         if name not in listed:
             raise CheckpointError(
                 f"{path / 'manifest.json'}: does not list {name}; the checkpoint is incomplete."

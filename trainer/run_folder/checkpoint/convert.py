@@ -28,7 +28,7 @@ from torch import Tensor
 from trainer.cli import commands
 from trainer.model.layers import rope_frequencies
 from trainer.model.stdit import GIANT_3B_2, XL_2, STDiT3Config
-from trainer.run_folder.checkpoint import checkpoint, parts
+from trainer.run_folder.checkpoint import checkpoint, part_metadata
 from trainer.run_folder.checkpoint.pixart import convert_pixart, state_shapes
 from vidcurate.errors import CheckpointError, InputError, MissingError, StorageError
 
@@ -52,7 +52,7 @@ def read_tensors(source: Path) -> dict[str, object]:
     files are read as tensors only, never as code. Raises MissingError for no such file, CheckpointError for a
     damaged one.
     """
-    if (source / parts.METADATA).is_file():  # a part of a checkpoint of the trainer's
+    if (source / part_metadata.METADATA).is_file():  # a part of a checkpoint of the trainer's
         return dict(checkpoint.read_part(source.parent, source.name))
     if source.is_dir():
         found = next((source / name for name in NAMES if (source / name).exists()), None)
@@ -135,10 +135,11 @@ def read_config(source: Path) -> STDiT3Config | None:
     CheckpointError for one that is nobody's.
     """
     path = (source if source.is_dir() else source.parent) / CONFIG
-    if (source / parts.METADATA).is_file():
-        return STDiT3Config.model_validate_json(
-            json.dumps(checkpoint.read_state(source.parent)["recipe"]["model"])
-        )
+    if (source / part_metadata.METADATA).is_file():
+        recipe = checkpoint.read_state(source.parent).get("recipe")
+        if not isinstance(recipe, dict) or not isinstance(recipe.get("model"), dict):
+            raise CheckpointError(f"{source.parent}: its state.json holds no recipe of a model.")
+        return STDiT3Config.model_validate_json(json.dumps(recipe["model"]))
     if not path.is_file():
         return None
     try:
@@ -246,7 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _exported(source: Path, *, raw: bool) -> Path:
     """Return the part of a checkpoint that is meant. Raises CheckpointError."""
-    if (source / parts.METADATA).is_file():
+    if (source / part_metadata.METADATA).is_file():
         return source
     return checkpoint.find(source) / ("model" if raw else "ema")
 

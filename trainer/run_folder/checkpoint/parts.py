@@ -9,7 +9,6 @@ by one of the ranks. The same tensors over the same ranks give the same bytes.
 """
 
 import io
-import pickle
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -29,9 +28,8 @@ from torch.futures import Future
 
 from trainer.distributed import mesh
 from trainer.distributed.mesh import World
+from trainer.run_folder.checkpoint.part_metadata import METADATA, read_metadata
 from vidcurate.errors import CheckpointError
-
-METADATA = ".metadata"
 
 # torch says this of every save by a process that is alone, which here is as it should be.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
@@ -83,34 +81,6 @@ class _Reader(FileSystemReader):
         metadata = read_metadata(Path(self.path))
         metadata.storage_meta = StorageMeta(load_id=self.load_id)
         return metadata
-
-
-class _Unpickler(pickle.Unpickler):
-    """Reads DCP's metadata and nothing that could run code."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        is_data = module in (
-            "torch.distributed.checkpoint.metadata",
-            "torch.distributed.checkpoint.filesystem",
-        )
-        if is_data or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype | type)):
-            return super().find_class(module, name)
-        if (module, name) in {("torch.serialization", "_get_layout"), ("pathlib", "PosixPath")}:
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it names {module}.{name}")
-
-
-def read_metadata(folder: Path) -> Metadata:
-    """Return a part's metadata. Raises CheckpointError."""
-    path = folder / METADATA
-    try:
-        with path.open("rb") as file:
-            metadata = _Unpickler(file).load()
-    except (OSError, pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error}).") from error
-    if not isinstance(metadata, Metadata):
-        raise CheckpointError(f"{path}: holds no metadata of tensors.")
-    return metadata
 
 
 def pieces_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

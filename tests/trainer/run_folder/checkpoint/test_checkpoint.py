@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from trainer.distributed.mesh import ALONE
 from trainer.run_folder import layout as run_folder_layout
-from trainer.run_folder.checkpoint import async_save, checkpoint, checksum, retention
+from trainer.run_folder.checkpoint import async_save, checkpoint, checksum, part_metadata, retention
 from trainer.run_folder.checkpoint import parts as dcp
 from vidcurate.errors import CheckpointError, MissingError, StorageError
 
@@ -105,7 +105,7 @@ def test_metadata_that_would_run_code_is_refused(run: Path) -> None:
         def __reduce__(self) -> tuple[object, ...]:
             return (Path.write_text, (run / "harm", "done"))
 
-    path = run / "step-00000100" / "model" / dcp.METADATA
+    path = run / "step-00000100" / "model" / part_metadata.METADATA
     path.write_bytes(pickle.dumps(Harm()))
 
     with pytest.raises(CheckpointError, match=r"model/\.metadata: cannot be read \(it names"):

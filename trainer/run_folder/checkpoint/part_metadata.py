@@ -1,0 +1,105 @@
+"""Metadata of a checkpoint part: torch's pickled `.metadata`, read as data only.
+
+A pickle names the functions it calls, and a checkpoint may come from anybody with a manifest that fits it. So
+the reader allows a literal list of (module, name) pairs, all of them plain containers of torch's distributed
+checkpoint (DCP), and no name with a dot, which Python would resolve attribute by attribute
+(`torch.distributed.checkpoint.filesystem` imports `os`: "os.system" is reachable from there). What the
+metadata says is then checked: plain file names inside the part, sizes that the files can hold.
+"""
+
+import math
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+
+from vidcurate.errors import CheckpointError
+
+METADATA = ".metadata"
+MOST_BYTES = 1 << 30  # of a .metadata file; one of 1.2 billion weights over 1,024 ranks has 60 MB
+
+_DCP = "torch.distributed.checkpoint"
+_ALLOWED = {
+    (f"{_DCP}.metadata", "BytesStorageMetadata"),
+    (f"{_DCP}.metadata", "ChunkStorageMetadata"),
+    (f"{_DCP}.metadata", "Metadata"),
+    (f"{_DCP}.metadata", "MetadataIndex"),
+    (f"{_DCP}.metadata", "StorageMeta"),
+    (f"{_DCP}.metadata", "TensorProperties"),
+    (f"{_DCP}.metadata", "TensorStorageMetadata"),
+    (f"{_DCP}.metadata", "_MEM_FORMAT_ENCODING"),
+    (f"{_DCP}.filesystem", "_StorageInfo"),
+    ("pathlib", "PosixPath"),
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),  # a lookup in a dict of layouts
+}
+_FILE = re.compile(r"__\d{1,9}_\d{1,9}\.distcp")
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if "." in name or not (is_dtype or (module, name) in _ALLOWED):
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint of tensors needs")
+        return super().find_class(module, name)
+
+
+def read_metadata(folder: Path) -> Metadata:
+    """Return a part's metadata, checked against the files beside it. Raises CheckpointError."""
+    path = folder / METADATA
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise pickle.UnpicklingError(f"it has {path.stat().st_size:,} bytes")
+        with path.open("rb") as file:
+            metadata = _Unpickler(file).load()
+        problem = _problem(metadata, folder)
+    except MemoryError as error:
+        raise CheckpointError(f"{path}: cannot be read (it asks for too much memory).") from error
+    except Exception as error:
+        raise CheckpointError(f"{path}: cannot be read ({error}).") from error
+    if problem:
+        raise CheckpointError(f"{path}: {problem}. Take another checkpoint of the run.")
+    assert isinstance(metadata, Metadata)
+    return metadata
+
+
+def _problem(metadata: object, folder: Path) -> str:
+    """Return what is wrong with the metadata; empty where nothing is."""
+    if type(metadata) is not Metadata or type(metadata.state_dict_metadata) is not dict:
+        return "holds no metadata of tensors"
+    sizes = {file.name: file.stat().st_size for file in folder.glob("__*.distcp")}
+    num_bytes = 0
+    for name, facts in metadata.state_dict_metadata.items():
+        if type(name) is not str or type(facts) is not TensorStorageMetadata:
+            return f"{str(name)[:80]!r} is not a tensor"
+        shape = tuple(facts.size)
+        if not all(type(length) is int and length >= 0 for length in shape):
+            return f"{name} has the shape {shape}"
+        dtype = facts.properties.dtype
+        if type(dtype) is not torch.dtype:
+            return f"{name} has no dtype"
+        num_bytes += math.prod(shape) * dtype.itemsize
+    if num_bytes > sum(sizes.values()):
+        return f"names {num_bytes:,} bytes of tensors, and its files hold {sum(sizes.values()):,}"
+    if type(metadata.storage_data) is not dict:
+        return "says of no tensor where it lies"
+    for index, info in metadata.storage_data.items():
+        if type(index) is not MetadataIndex or type(info) is not _StorageInfo:
+            return "says of a tensor in another form where it lies"
+        place = info.relative_path
+        if (
+            type(place) is not str
+            or not _FILE.fullmatch(place)
+            or getattr(info, "transform_descriptors", None)
+        ):
+            return f"places {index.fqn} in {str(place)[:80]!r}, which is no file of a part"
+        offset, length = info.offset, info.length
+        if not (type(offset) is type(length) is int and offset >= 0 and length >= 0):
+            return f"places {index.fqn} at byte {offset}, length {length}"
+        if offset + length > sizes.get(place, 0):
+            return f"places {index.fqn} behind the end of {place}"
+    return ""
