@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from vidcurate.loader.decode import decode_clip, worker_pool, worker_process
+from vidcurate.loader.decode import worker_pool, worker_process
 from vidcurate.loader.decode.decode_clip import DecodeTask, decode
 
 _PROGRAM = (
@@ -77,5 +77,5 @@ def main(*descriptors: int) -> None:
 
         return decode(task, reported, out)
 
-    decode_clip.decode = faulty  # type: ignore[attr-defined,assignment]
+    worker_process.decode = faulty  # type: ignore[attr-defined,assignment]
     worker_process.main(*descriptors)

@@ -79,7 +79,7 @@ def test_a_fault_costs_one_deadline_changes_nothing_and_leaves_the_stack(
     assert event["seconds_in_phase"] > DEADLINE - 0.5 or fault == "crash"
     cause = {"hang": "in hang_in_c", "stop": "in stop_itself", "crash": "Segmentation fault"}[fault]
     assert cause in event["stack"]
-    assert "decode_process.py" in event["stack"]
+    assert "worker_process.py" in event["stack"]
 
 
 def test_a_worker_that_is_gone_when_its_next_task_is_sent_is_replaced_at_once(

@@ -247,7 +247,7 @@ def test_inspect_lists_the_clips_of_a_step_with_their_captions(
 def test_the_examples_of_inspect_are_true(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(run, tmp_path / "runs" / "smoke")
-    lines = re.findall(r"^  python -m trainer\.inspect (.*)", help_of(inspect_run.main), re.MULTILINE)
+    lines = re.findall(r"^  python -m trainer inspect (.*)", help_of(inspect_run.main), re.MULTILINE)
     assert len(lines) == 3
 
     for line in lines:  # the run has three steps

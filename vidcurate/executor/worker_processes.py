@@ -6,7 +6,6 @@ its item reported; one that dies is replaced and its item tried once more alone.
 parent, however that ends, also while they sit in native code that holds the GIL.
 """
 
-import ctypes
 import os
 import pickle
 import selectors
@@ -15,7 +14,6 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,6 +24,7 @@ from typing import Any, Generic, Self, TypeVar
 import cloudpickle
 
 from vidcurate.errors import VidcurateError
+from vidcurate.executor.die_with_parent import die_with_parent
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -253,19 +252,3 @@ class Workers(Generic[T]):
             worker.job.add(value)
             self._wind_up(worker)
         return True
-
-
-_WATCH_SECONDS = 0.5
-
-
-def die_with_parent(parent: int) -> None:
-    """End this process as soon as `parent` has ended, whatever it is doing then."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(_WATCH_SECONDS)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()

@@ -6,7 +6,6 @@ that many fixed views, and they take turns: what is finite can be encoded ahead.
 alone, not to the seed, so one set of latents serves every run.
 """
 
-import re
 from typing import TypeVar
 
 import numpy as np
@@ -34,13 +33,3 @@ def caption_number(pass_number: Passes, num_views: int | None, num_captions: int
 def first_frame(clip_id: str, view: int, num_starts: int) -> int:
     """Return the first frame of a view, one of 0 … num_starts - 1. More views leave the earlier as is."""
     return rng.scale_to_range((rng.key("view", clip_id) + view * _GOLDEN) % _MODULUS, num_starts)
-
-
-_SIDE = re.compile(
-    r"\b(?:left|right)(?:s|most|wards?|-?hand(?:ed)?)?\b|\b(?:anti-?|counter-?)?clockwise\b", re.IGNORECASE
-)
-
-
-def mentions_left_or_right(caption: str) -> bool:
-    """Say whether a caption has left, right, clockwise or one of their kin, in whatever sense."""
-    return _SIDE.search(caption) is not None

@@ -15,7 +15,7 @@ import pytest
 from tests.substitute_ranks import LEAVES_A_CHILD, WAITS, Ranks, ranks_of
 from tests.trainer.smi_for_tests import process, put, put_dmesg, put_smi
 from trainer.__main__ import main
-from trainer.cluster import ask_nodes, compare, health, status
+from trainer.cluster import compare, health, status
 from trainer.cluster.ask_nodes import Answer
 from trainer.cluster.node import facts
 from trainer.cluster.node import health as node_health
@@ -277,7 +277,7 @@ def test_a_node_with_fewer_gpus_than_the_others_or_its_slots_is_bad(
     monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...], slots: int | None, bad: list[str]
 ) -> None:
     given = [answered(f"n{number}", count, slots) for number, count in enumerate(counts)]
-    monkeypatch.setattr(ask_nodes, "ask_nodes", lambda *_: given)
+    monkeypatch.setattr(health, "ask_nodes", lambda *_: given)
 
     answers = health.health([], Way(), [], 0, 1.0)
 

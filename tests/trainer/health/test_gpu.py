@@ -210,7 +210,7 @@ def test_the_policy_table_is_on_the_page() -> None:
 def test_the_command_prints_json_and_its_example_runs(tools: Path) -> None:
     put_smi(tools, {"remap_pending": "Yes"})
     put_dmesg(tools, f"[1.0] {XID_79}")
-    command = [sys.executable, "-m", "trainer.health.gpu"]
+    command = [sys.executable, "-m", "trainer", "gpus"]
     shown = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True).stdout
     assert "python -m trainer gpus --json" in shown
     said = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout)

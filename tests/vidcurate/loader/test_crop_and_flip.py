@@ -8,7 +8,7 @@ import pytest
 
 from tests import loader_runs
 from tests.trainer.shards_for_tests import make_shards
-from vidcurate.loader.clip_view import mentions_left_or_right
+from vidcurate.loader.caption_sides import mentions_left_or_right
 from vidcurate.loader.decode import decode_clip
 from vidcurate.loader.loader import Loader, MicroBatch
 from vidcurate.loader.spec import LoaderSpec

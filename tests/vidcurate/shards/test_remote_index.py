@@ -15,7 +15,7 @@ from tests import loader_runs
 from tests.range_server import RangeServer, serving
 from vidcurate.errors import InputError, MissingError, ShardError, StorageError, VidcurateError
 from vidcurate.executor.shared_memory import SharedArray
-from vidcurate.loader.decode import decode_clip
+from vidcurate.loader import remote_clips
 from vidcurate.loader.decode.worker_pool import DecodePool
 from vidcurate.loader.loader import Loader
 from vidcurate.loader.remote_clips import pool_for
@@ -256,7 +256,7 @@ def test_a_clip_that_the_cache_lets_go_before_it_is_read_is_read_all_the_same(
     num_workers: int,
 ) -> None:
     """A worker that was slow, in a cache for a clip or two: it found each of five files gone."""
-    submit, decode = DecodePool.submit, decode_clip.decode
+    submit, decode = DecodePool.submit, remote_clips.decode
 
     def let_go() -> None:
         for path in tmp_path.glob("clips/*/[!.]*"):  # not those that are being written
@@ -271,7 +271,7 @@ def test_a_clip_that_the_cache_lets_go_before_it_is_read_is_read_all_the_same(
         return decode(*words)
 
     monkeypatch.setattr(DecodePool, "submit", late_submit)
-    monkeypatch.setattr(decode_clip, "decode", late_decode)
+    monkeypatch.setattr(remote_clips, "decode", late_decode)
     there = opened(server, tmp_path)
 
     assert read(there, num_workers=num_workers, prefetch_bytes=0) == reported_here

@@ -27,8 +27,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 from trainer.health import timed_command
 from trainer.run_folder.checkpoint import checkpoint, parts
 from vidcurate.errors import StateError
+from vidcurate.executor.die_with_parent import die_with_parent
 from vidcurate.executor.shared_memory import anonymous_file
-from vidcurate.executor.worker_processes import die_with_parent
 
 ALIGNED_BYTES = 64
 _PROGRAM = (

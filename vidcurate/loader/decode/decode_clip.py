@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vidcurate.errors import MediaError, ShardError, StorageError
-from vidcurate.loader.clip_view import mentions_left_or_right
+from vidcurate.loader.caption_sides import mentions_left_or_right
 from vidcurate.media.conversion import Conversion
 from vidcurate.media.frame_map import parse
 from vidcurate.media.resample import frame_numbers

@@ -49,7 +49,7 @@ time.sleep(60)
 def test_of_two_real_ranks_the_one_that_did_not_come_to_the_collective_is_known(
     forks: Forks, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "told"
+    folder = tmp_path / "reported"
     folder.mkdir()
     program = f"import sys; sys.argv[1:] = [{str(folder)!r}]\n{TWO_RANKS}"
     started = forks.start(["-c", program], ranks=2)
@@ -125,7 +125,7 @@ def at(enqueued: int, completed: int, started: int = -1, ranks: tuple[int, ...] 
 
 
 @pytest.mark.parametrize(
-    ("told", "waiting", "late", "on_device"),
+    ("reported", "waiting", "late", "on_device"),
     [
         ({0: [at(9, 8)], 1: [at(9, 8)], 2: [at(8, 8)]}, (0, 1), (2,), False),
         # All have enqueued it: the GPU that has not begun it still does something else.
