@@ -30,7 +30,8 @@ from vidcurate.curation.probe.stage import ProbeSettings, ProbeSpec, run_probe
 from vidcurate.curation.report.build import run_report
 from vidcurate.curation.report.card import CardSpec, run_card
 from vidcurate.errors import InputError
-from vidcurate.executor.map_clips import EngineName, ExecutorSpec, PartSummary, Progress
+from vidcurate.executor.map_clips import Progress
+from vidcurate.executor.parts_folder import EngineName, ExecutorSpec, PartSummary
 from vidcurate.recipe.recipe import Recipe
 from vidcurate.shards.build import run_build_shards
 from vidcurate.shards.layout import ShardSpec

@@ -17,7 +17,8 @@ import pytest
 from vidcurate.curate import CurateRecipe, curate
 from vidcurate.curation.demo_data import write as demo_data_write
 from vidcurate.errors import StageError
-from vidcurate.executor.map_clips import ExecutorSpec, Part, no_progress
+from vidcurate.executor.map_clips import no_progress
+from vidcurate.executor.parts_folder import ExecutorSpec, Part
 from vidcurate.recipe.recipe import load
 
 RECIPE = """

@@ -16,7 +16,8 @@ from typer.core import TyperGroup
 from vidcurate import __version__
 from vidcurate.curation.clip_table import costs, table
 from vidcurate.errors import InputError
-from vidcurate.executor.map_clips import ExecutorSpec, Progress, part_of, usable_cpus
+from vidcurate.executor.map_clips import Progress, usable_cpus
+from vidcurate.executor.parts_folder import ExecutorSpec, parse_part
 from vidcurate.executor.progress import progress_bar
 from vidcurate.recipe import recipe as recipes
 from vidcurate.recipe.recipe import Recipe
@@ -133,7 +134,7 @@ def executor_of(
     """Return the executor for a stage. Raises InputError for options that exclude each other."""
     if engine not in ("local", "ray"):
         raise InputError(f"--engine {engine}: unknown engine. Use local or ray.")
-    found = part_of(part) if part else None
+    found = parse_part(part) if part else None
     if engine == "ray":
         from vidcurate.executor import ray_actors
 

@@ -30,7 +30,8 @@ from vidcurate.cli.common import (
     videos_or_url_of,
 )
 from vidcurate.curation.clip_table import table
-from vidcurate.executor.map_clips import PartSummary, usable_cpus
+from vidcurate.executor.map_clips import usable_cpus
+from vidcurate.executor.parts_folder import PartSummary
 from vidcurate.executor.progress import progress_bar
 from vidcurate.recipe import recipe as recipes
 from vidcurate.storage import download, object_store

@@ -1,4 +1,4 @@
-"""Parent death: make this process exit when its parent exits, however that happens.
+"""Parent death: make this process exit when its parent exits, also after a crash.
 
 A light module: decode workers and save processes import it.
 """
@@ -10,17 +10,23 @@ import sys
 import threading
 import time
 
-_WATCH_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 
 
-def die_with_parent(parent: int) -> None:
-    """End this process as soon as `parent` has ended, whatever it is doing then."""
+def die_with_parent(parent: int, *, poll: bool = True) -> None:
+    """Exit as soon as process `parent` has ended, also while native code holds the GIL.
+
+    With `poll` a thread also looks for the parent twice a second, for systems without PR_SET_PDEATHSIG.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:  # the parent died before the call
+        os._exit(1)
 
     def watch() -> None:
         while os.getppid() == parent:
-            time.sleep(_WATCH_SECONDS)
+            time.sleep(_POLL_SECONDS)
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    if poll:
+        threading.Thread(target=watch, daemon=True).start()

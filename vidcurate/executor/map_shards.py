@@ -1,4 +1,4 @@
-"""One function over many shards, in threads or in processes; results come as they are finished."""
+"""Map a function over shards, in threads or processes; results come as they finish."""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 def in_threads(function: Callable[[T], R], tasks: Iterable[T], num_workers: int) -> Iterator[R]:
-    """Yield the result of each task; one task waits in line, the rest are not made yet."""
+    """Yield the result of each task. At most one task is queued; the rest stay in the iterable."""
     pool = ThreadPoolExecutor(num_workers)
     running: set[Future[R]] = set()
     try:
@@ -31,7 +31,7 @@ def in_threads(function: Callable[[T], R], tasks: Iterable[T], num_workers: int)
 def in_processes(
     function: Callable[[T], R], tasks: Iterable[T], num_workers: int, *, doing: str
 ) -> Iterator[R]:
-    """Yield the result of each task. Raises ShardError when a process dies; `doing` says at what."""
+    """Yield the result of each task. Raises ShardError, with `doing` in it, when a process dies."""
     pool = Parallel(
         n_jobs=num_workers,
         return_as="generator_unordered",
@@ -44,5 +44,5 @@ def in_processes(
     except BrokenProcessPool as error:
         raise ShardError(
             f"a worker died while it {doing} (killed, out of memory, or a crash inside a decoder). "
-            "Run the same command again: what is finished is kept."
+            "Run the same command again: finished shards are kept."
         ) from error

@@ -1,4 +1,4 @@
-"""Telling how far a stage is: a bar on a terminal, a line every few seconds in a log. Both go to stderr."""
+"""Progress of a stage on stderr: a bar on a terminal, a line every 5 s in a log."""
 
 import sys
 import time
@@ -22,7 +22,7 @@ def _left(done: int, total: int, rate: float) -> str:
 
 
 class _Rate:
-    """Units per second since the first word, less what was done by then: a resumed stage begins full."""
+    """Units per second since the first report, without the units done before: a stage may resume."""
 
     def __init__(self) -> None:
         self._first: tuple[float, int] | None = None
@@ -35,7 +35,7 @@ class _Rate:
 
 @contextmanager
 def progress_bar(what: str, *, quiet: bool = False) -> Iterator[Progress]:
-    """Yield a function (done, total, unit) that shows the progress of `what` with its rate and time left."""
+    """Yield a function (done, total, unit) that shows progress, rate and time left of `what`."""
     if quiet:
         yield lambda done, total, unit: None
         return

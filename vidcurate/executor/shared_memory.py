@@ -1,10 +1,11 @@
-"""Shared memory without a name: it goes back when the last process that has it ends, however that happens.
+"""Shared memory for frames: anonymous (memfd), freed when the last process exits.
 
-There is nothing in /dev/shm to be left behind by a kill, and nothing that a second run could mistake for its
-own: stale names there stopped runs of other loaders after a crash (mosaicml/streaming #573, #717, #802).
+The kernel frees the memory even after a crash, so nothing is left in /dev/shm, and no second run can mistake
+it for its own: stale names there stopped runs of other loaders after a crash (mosaicml/streaming #573, #717,
+#802).
 
-A page that is fresh costs as much as what is written into it: the kernel finds it, counts it and takes it
-back. So a few slabs go round (`Shelf`).
+A fresh page costs as much as writing its contents: the kernel allocates, counts and frees it. So
+`SharedArrayPool` reuses buffers.
 """
 
 import mmap
@@ -21,7 +22,7 @@ from vidcurate.errors import StorageError
 
 
 def anonymous_file(size_bytes: int) -> int:
-    """Return the descriptor of a file in memory of that size; it has no path, and no child inherits it."""
+    """Return the descriptor of an in-memory file; the file has no path, and no child inherits it."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("vidcurate", os.MFD_CLOEXEC)
     else:
@@ -32,18 +33,18 @@ def anonymous_file(size_bytes: int) -> int:
 
 
 class SharedArrayPool:
-    """Slabs that nobody looks at any more, kept for the next ones of their size; `most_bytes` of them.
+    """Unused shared-memory buffers, at most `most_bytes`, for reuse by arrays of the same size.
 
-    Whatever lay in a slab is still there when it is taken again. Any thread may put one back, also the
-    collector at any moment, so nothing here takes a lock: each step is one operation of a deque.
+    A reused buffer still holds its old contents. Any thread may return a buffer, also the garbage collector
+    at any moment, so nothing here takes a lock: each step is one atomic operation of a deque.
     """
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
-        self._free: deque[tuple[int, int]] = deque()  # size and descriptor, the oldest first
+        self._free: deque[tuple[int, int]] = deque()  # (size, descriptor), oldest first
 
     def take(self, size_bytes: int) -> int:
-        """Return the descriptor of a file in memory of that size."""
+        """Return the descriptor of an in-memory file of that size."""
         for entry in list(self._free):
             if entry[0] == size_bytes:
                 with suppress(ValueError):  # another thread has taken it
@@ -52,14 +53,14 @@ class SharedArrayPool:
         return anonymous_file(size_bytes)
 
     def put(self, size_bytes: int, descriptor: int) -> None:
-        """Keep the file; close the oldest ones where there are too many."""
+        """Keep the file for reuse; close the oldest files above `most_bytes`."""
         self._free.append((size_bytes, descriptor))
         while sum(size for size, _ in list(self._free)) > self.most_bytes:
             with suppress(IndexError):
                 os.close(self._free.popleft()[1])
 
     def close(self) -> None:
-        """Give back what lies here, and keep nothing from now on."""
+        """Free all buffers, and keep none from now on."""
         self.most_bytes = 0
         with suppress(IndexError):
             while True:
@@ -69,7 +70,8 @@ class SharedArrayPool:
 class SharedArray:
     """Shared memory for the frames of one micro-batch; `array` is uint8 of the given shape.
 
-    With a shelf it is taken from there, and goes there when the slab and all views of `array` are gone.
+    With a pool, the memory comes from the pool and returns to it when this object and all views of `array`
+    are gone.
     """
 
     __slots__ = ("array", "descriptor")
@@ -84,9 +86,9 @@ class SharedArray:
 
 
 class SharedArraySlice:
-    """The place of one clip's frames in a slab of another process: `part[t] = picture` writes frame t there.
+    """One clip's frames inside another process's shared memory: `part[t] = frame` writes frame t.
 
-    `shape` is (T, H, W, 3). Written and not mapped: a fresh page that is mapped is cleared first.
+    `shape` is (T, H, W, 3). Uses pwrite, not mmap: the kernel would clear a fresh mapped page first.
     """
 
     __slots__ = ("_descriptor", "_offset", "_packed", "shape")
@@ -97,7 +99,7 @@ class SharedArraySlice:
         self._packed: NDArray[np.uint8] = np.empty(shape[1:], dtype=np.uint8)
 
     def __setitem__(self, number: int, picture: NDArray[np.uint8]) -> None:
-        """Write one frame. Raises StorageError when there is no memory for it."""
+        """Write one frame. Raises StorageError when the system has no memory left."""
         self._packed[:] = picture
         data = self._packed.data.cast("B")
         done = 0
@@ -105,4 +107,7 @@ class SharedArraySlice:
             while done < len(data):
                 done += os.pwrite(self._descriptor, data[done:], self._offset + number * len(data) + done)
         except OSError as error:
-            raise StorageError(f"shared memory for frames cannot be written ({error.strerror}).") from error
+            raise StorageError(
+                f"cannot write frames to shared memory ({error.strerror}). Lower "
+                "prefetch_bytes or num_workers."
+            ) from error

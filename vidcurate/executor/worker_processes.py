@@ -1,20 +1,17 @@
-"""Worker processes that may hang, crash or be stopped: each item has a time limit, and one costs no other.
+"""Process pool with a timeout per item and a retry after a crash.
 
-A worker is a fresh interpreter (never forked, never re-importing the caller's main module) that takes a chunk
-of items and answers item by item, so whoever waits knows which one it is at. One that is late is killed and
-its item reported; one that dies is replaced and its item tried once more alone. Workers die with their
-parent, however that ends, also while they sit in native code that holds the GIL.
+A worker is a fresh interpreter (`child_processes`). It takes a chunk of items and sends back one row at a
+time, so the pool knows which item each worker is at. The pool kills a worker that exceeds the time limit
+and reports its item; when a worker dies, the pool starts a new one and retries the item. Workers die with
+their parent, also while native code holds the GIL.
 """
 
 import os
 import pickle
-import selectors
 import signal
 import socket
 import struct
-import subprocess
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -24,16 +21,15 @@ from typing import Any, Generic, Self, TypeVar
 import cloudpickle
 
 from vidcurate.errors import VidcurateError
+from vidcurate.executor.child_processes import START_SECONDS, Child, ChildSelector, start_child
 from vidcurate.executor.die_with_parent import die_with_parent
 
 T = TypeVar("T")
-Row = dict[str, Any]
+Row = dict[str, Any]  # what a per-clip function returns: plain JSON values
 
 _TRIES = 2
-_START_SECONDS = 120.0
-_LOOK_SECONDS = 1.0  # at most, while an item has a limit
-_KILL_SECONDS = 5.0  # a process that waits for a dead disk cannot even be killed; nobody waits longer
-_MESSAGE_SECONDS = 30.0  # for the rest of a message that has begun
+_KILL_SECONDS = 5.0
+_MESSAGE_SECONDS = 30.0  # timeout for the rest of a message that has begun
 _HEAD = struct.Struct(">Q")
 _PROGRAM = (
     "import pickle, sys; sys.path[:] = pickle.loads(bytes.fromhex(sys.argv[1])); "
@@ -45,7 +41,7 @@ _PROGRAM = (
 
 
 def _receive(channel: socket.socket) -> Any:
-    """Return the next message, None when the other side has hung up."""
+    """Return the next message, None when the other side has closed the socket."""
     data = _exactly(channel, _HEAD.size)
     if data is None:
         return None
@@ -65,14 +61,14 @@ def _exactly(channel: socket.socket, size: int) -> bytes | None:
 
 
 def _send(channel: socket.socket, message: Any) -> None:
-    data = cloudpickle.dumps(message)  # also what lives in the caller's main module
+    data = cloudpickle.dumps(message)  # pickles also functions of the caller's main module
     channel.sendall(_HEAD.pack(len(data)) + data)
 
 
 def serve(descriptor: int, parent: int) -> None:
-    """Answer chunks of items until the parent hangs up. Messages: ready, row, error."""
+    """Serve chunks of items until the parent closes the socket. Messages: ready, row, error."""
     die_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     with suppress(BrokenPipeError, ConnectionResetError), socket.socket(fileno=descriptor) as channel:
         function = _receive(channel)
         if function is None:
@@ -82,7 +78,7 @@ def serve(descriptor: int, parent: int) -> None:
             for item in items:
                 try:
                     answer = ("row", function(item))
-                except Exception as error:  # noqa: BLE001 - it is raised again where the items came from
+                except Exception as error:  # noqa: BLE001 - the parent raises it again
                     answer = ("error", error)
                 _send(channel, answer)
 
@@ -92,12 +88,12 @@ def serve(descriptor: int, parent: int) -> None:
 
 @dataclass(slots=True, eq=False)
 class _Job(Generic[T]):
-    """A chunk that is being worked on: `rows` are done, the next item is the one in work."""
+    """A chunk in progress: `rows` holds the finished items; the worker is at the next one."""
 
     number: int
     items: Sequence[T]
     rows: list[Row] = field(default_factory=list)
-    tries: int = 0  # of the item in work
+    tries: int = 0  # of the current item
 
     @property
     def is_finished(self) -> bool:
@@ -108,20 +104,16 @@ class _Job(Generic[T]):
         self.tries = 0
 
 
-@dataclass(slots=True, eq=False)
-class _Worker(Generic[T]):
-    process: "subprocess.Popen[bytes]"
-    channel: socket.socket
-    due: float  # monotonic time at which it is late: with its start, then with its item
-    is_ready: bool = False
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Worker(Child, Generic[T]):
     job: _Job[T] | None = None
 
 
-class Workers(Generic[T]):
-    """Runs `function` on chunks of items in `num_workers` processes. Use as a context manager.
+class WorkerProcesses(Generic[T]):
+    """Process pool: runs `function` on chunks of items. Use as a context manager.
 
-    `on_crash` makes the row of an item that ended two workers, `on_timeout` of one that took longer than
-    `time_limit_seconds` (None: no limit).
+    `on_crash` makes the row of an item that crashed two workers, `on_timeout` the row of an item that took
+    longer than `time_limit_seconds` (None: no limit).
     """
 
     def __init__(
@@ -137,19 +129,19 @@ class Workers(Generic[T]):
         self._num_workers = num_workers
         self._on_crash, self._on_timeout = on_crash, on_timeout
         self._limit = time_limit_seconds
-        self._selector = selectors.DefaultSelector()
-        self._workers: list[_Worker[T]] = []
+        self._selector: ChildSelector[_Worker[T]] = ChildSelector()
+        self._workers = self._selector.children
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         for worker in list(self._workers):
-            self._end(worker)
+            self._selector.kill(worker, _KILL_SECONDS)
         self._selector.close()
 
     def run(self, chunks: Iterable[tuple[int, Sequence[T]]]) -> Iterator[tuple[int, list[Row]]]:
-        """Yield (number, rows) of each chunk as it is finished. Raises what `function` raises."""
+        """Yield (number, rows) of each chunk as it finishes. Raises what `function` raises."""
         waiting = deque(_Job(number, items) for number, items in chunks)
         while True:
             busy = sum(worker.job is not None for worker in self._workers)
@@ -164,56 +156,31 @@ class Workers(Generic[T]):
                 if job.is_finished:
                     yield job.number, job.rows
                 else:
-                    waiting.appendleft(job)  # its worker is gone
+                    waiting.appendleft(job)  # the worker died or was killed
 
     def _start(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            path = pickle.dumps(sys.path).hex()
-            process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, path, str(theirs.fileno()), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-            )
-        ours.settimeout(_MESSAGE_SECONDS)
-        worker: _Worker[T] = _Worker(process, ours, due=time.monotonic() + _START_SECONDS)
-        self._workers.append(worker)
-        self._selector.register(ours, selectors.EVENT_READ, worker)
-        with suppress(OSError):  # a dead worker is noticed where it is read from
-            _send(ours, self._function)
+        path = pickle.dumps(sys.path).hex()
+        worker: _Worker[T] = _Worker(
+            **start_child(lambda theirs: ["-c", _PROGRAM, path, str(theirs), str(os.getpid())])
+        )
+        worker.channel.settimeout(_MESSAGE_SECONDS)
+        self._selector.add(worker)
+        with suppress(OSError):  # `_read_message` notices a dead worker
+            _send(worker.channel, self._function)
 
     def _give(self, worker: _Worker[T], job: _Job[T]) -> None:
         worker.job = job
-        self._wind_up(worker)
+        worker.set_deadline(self._limit)
         with suppress(OSError):
             _send(worker.channel, list(job.items[len(job.rows) :]))
 
-    def _wind_up(self, worker: _Worker[T]) -> None:
-        worker.due = float("inf") if self._limit is None else time.monotonic() + self._limit
-
-    def _end(self, worker: _Worker[T]) -> None:
-        self._workers.remove(worker)
-        self._selector.unregister(worker.channel)
-        worker.channel.close()
-        worker.process.kill()
-        with suppress(subprocess.TimeoutExpired):
-            worker.process.wait(_KILL_SECONDS)
-
     def _wait(self) -> Iterator[_Job[T]]:
-        """Wait for answers, deaths and limits; yield chunks that are finished or have lost their worker."""
-        due = min((worker.due for worker in self._workers), default=float("inf"))
-        began = time.monotonic()
-        pause = None if due == float("inf") else min(max(0.0, due - began), _LOOK_SECONDS)
-        ready = {id(key.data) for key, _ in self._selector.select(pause)}
-        if pause is not None:
-            # The machine or the job stood still (suspended), and the workers with it.
-            too_long = max(0.0, time.monotonic() - began - pause)
-            for worker in self._workers:
-                worker.due += too_long
+        """Wait for rows, deaths and timeouts; yield chunks that are finished or have lost their worker."""
+        ready = set(map(id, self._selector.wait(self._selector.seconds_to_deadline())))
         for worker in list(self._workers):
             job = worker.job
             if id(worker) in ready:
-                is_alive = self._hear(worker)
+                is_alive = self._read_message(worker)
                 if not is_alive and job is not None:
                     job.tries += 1
                     if job.tries == _TRIES:
@@ -222,25 +189,28 @@ class Workers(Generic[T]):
                 elif job is not None and job.is_finished:
                     worker.job, worker.due = None, float("inf")
                     yield job
-            elif time.monotonic() >= worker.due:
-                self._end(worker)
+            elif worker.is_late:
+                self._selector.kill(worker, _KILL_SECONDS)
                 if job is None:
-                    raise VidcurateError(f"a worker process did not start within {_START_SECONDS:g} s.")
+                    raise VidcurateError(
+                        f"a worker process did not start within {START_SECONDS:g} s. "
+                        "Run the same command again, with fewer workers."
+                    )
                 job.add(self._on_timeout(job.items[len(job.rows)]))
                 yield job
 
-    def _hear(self, worker: _Worker[T]) -> bool:
-        """Take one message of a worker; False when it is dead, and then it is gone from the list."""
+    def _read_message(self, worker: _Worker[T]) -> bool:
+        """Handle one message of a worker; when the worker is dead, remove it and return False."""
         try:
             message = _receive(worker.channel)
         except OSError:
             message = None
         if message is None:
-            self._end(worker)
+            self._selector.kill(worker, _KILL_SECONDS)
             if not worker.is_ready:
                 raise VidcurateError(
-                    f"a worker process ended before it began (exit code {worker.process.returncode}); "
-                    "what it said stands above."
+                    f"a worker process ended before its first item (exit code {worker.process.returncode}). "
+                    "See its output above."
                 )
             return False
         kind, value = message
@@ -250,5 +220,5 @@ class Workers(Generic[T]):
             worker.is_ready, worker.due = True, float("inf")
         elif worker.job is not None:
             worker.job.add(value)
-            self._wind_up(worker)
+            worker.set_deadline(self._limit)
         return True

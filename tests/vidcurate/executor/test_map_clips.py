@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from vidcurate.errors import StorageError
-from vidcurate.executor import map_clips, worker_processes
+from vidcurate.executor import child_processes, map_clips
 
 
 def square(number: int) -> map_clips.Row:
@@ -75,7 +75,7 @@ def test_a_clip_that_kills_its_worker_is_a_row_and_no_other_is_lost() -> None:
 def test_a_parts_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
-    with pytest.raises(StorageError, match="file/parts: cannot be made"):
+    with pytest.raises(StorageError, match="file/parts: cannot make this folder"):
         map_clips.map_clips(square, [1], on_crash=crashed, parts=tmp_path / "file" / "parts")
 
 
@@ -148,11 +148,11 @@ def test_time_in_which_the_machine_stood_still_counts_for_no_limit(monkeypatch: 
             return found
 
     monkeypatch.setattr(
-        worker_processes,
+        child_processes,
         "selectors",
         SimpleNamespace(DefaultSelector=Suspended, EVENT_READ=selectors.EVENT_READ),
     )
-    monkeypatch.setattr(worker_processes, "time", SimpleNamespace(monotonic=lambda: now() + 3600 * hours))
+    monkeypatch.setattr(child_processes, "time", SimpleNamespace(monotonic=lambda: now() + 3600 * hours))
 
     rows = map_clips.map_clips(
         linger_on_three, range(5), on_crash=crashed, on_timeout=late, time_limit_seconds=300.0

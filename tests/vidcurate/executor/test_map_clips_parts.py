@@ -4,7 +4,7 @@ import pytest
 
 from vidcurate.errors import InputError, StageError
 from vidcurate.executor import map_clips
-from vidcurate.executor.map_clips import ExecutorSpec, Part, PartSummary
+from vidcurate.executor.parts_folder import ExecutorSpec, Part, PartSummary, chunks_of_part, parse_part
 
 
 def double(number: int) -> map_clips.Row:
@@ -27,7 +27,7 @@ def part(number: int, of: int) -> ExecutorSpec:
 
 @pytest.mark.parametrize("of", [1, 2, 3, 8, 50])
 def test_parts_are_all_the_chunks_and_none_twice(of: int) -> None:
-    shares = [map_clips.part_rows(17, Part(number=number, of=of)) for number in range(1, of + 1)]
+    shares = [chunks_of_part(17, Part(number=number, of=of)) for number in range(1, of + 1)]
 
     assert sorted(chunk for chunks in shares for chunk in chunks) == list(range(17))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
@@ -94,11 +94,11 @@ def test_a_run_without_parts_takes_what_the_parts_left(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["3", "0/4", "5/4", "a/b", "1/", "-1/2", "1/2/3"])
 def test_a_part_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(InputError, match=r"write it as i/n"):
-        map_clips.part_of(text)
+        parse_part(text)
 
 
 def test_a_part_and_a_merge_at_once_are_refused() -> None:
-    assert map_clips.part_of("3/8") == Part(number=3, of=8)
+    assert parse_part("3/8") == Part(number=3, of=8)
     with pytest.raises(InputError, match="--part and --merge"):
         ExecutorSpec(part=Part(number=1, of=2), merge=True)
 

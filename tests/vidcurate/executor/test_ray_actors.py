@@ -11,7 +11,7 @@ import pytest
 
 from vidcurate.errors import InputError, MediaError
 from vidcurate.executor import map_clips, ray_actors
-from vidcurate.executor.map_clips import ExecutorSpec
+from vidcurate.executor.parts_folder import ExecutorSpec
 
 LIMIT_SECONDS = 5.0
 
@@ -97,4 +97,4 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not there
 
     with pytest.raises(InputError, match=r"Ray is not installed. Run `pip install 'vidcurate\[ray\]'`"):
-        ray_actors.joined()
+        ray_actors.connect_ray()

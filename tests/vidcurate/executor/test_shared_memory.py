@@ -84,6 +84,6 @@ def test_frames_written_from_elsewhere_are_in_the_buffer_whatever_their_rows() -
 def test_memory_that_cannot_be_written_is_the_storage_s_fault_not_the_clip_s(tmp_path: Path) -> None:
     (tmp_path / "frames").touch()
     descriptor = os.open(tmp_path / "frames", os.O_RDONLY)
-    with pytest.raises(StorageError, match="shared memory for frames cannot be written"):
+    with pytest.raises(StorageError, match="cannot write frames to shared memory"):
         SharedArraySlice(descriptor, 0, (1, 2, 2, 3))[0] = np.zeros((2, 2, 3), np.uint8)
     os.close(descriptor)

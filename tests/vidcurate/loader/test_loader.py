@@ -387,8 +387,8 @@ def test_a_shard_that_is_gone_or_cut_or_of_another_set_stops_the_run(
             loader.step(0)
 
     shard.write_bytes(whole.replace(b"clip/", b"clap/"))
-    fails(ShardError, r"where the index has clip 'clip/\d.0' lies 'clap/\d.0'")
+    fails(ShardError, r"holds clip 'clap/\d.0' at the position that the index gives for 'clip/\d.0'")
     shard.write_bytes(whole[: broken.video_offset[0]])
     fails(ShardError, r"ends \d+ bytes before clip 'clip/\d.0' does")
     shard.unlink()
-    fails(StorageError, r"clip 'clip/\d.0' cannot be read \(No such file")
+    fails(StorageError, r"cannot read clip 'clip/\d.0' \(No such file")

@@ -20,8 +20,8 @@ from vidcurate.curation.dedup import clusters, exact, perceptual, preference
 from vidcurate.curation.dedup.search import EMBEDDINGS, Search, not_looked_for, search_all
 from vidcurate.curation.dedup.spec import CaptionSpec, DedupSpec, PerceptualSpec, SemanticSpec
 from vidcurate.errors import InputError
-from vidcurate.executor import map_clips
 from vidcurate.executor.map_clips import Progress, no_progress
+from vidcurate.executor.parts_folder import remove_parts
 from vidcurate.storage import atomic_file
 
 __all__ = ["CaptionSpec", "DedupSpec", "DedupSummary", "PerceptualSpec", "SemanticSpec", "run_dedup"]
@@ -166,7 +166,7 @@ def run_dedup(
         table.write(
             whole.select("clip_id", *(pl.col(name).cast(COLUMNS[name].dtype) for name in own)), target, origin
         )
-        map_clips.forget_parts(parts)
+        remove_parts(parts)
     return _summary(target, said, up_to_date)
 
 

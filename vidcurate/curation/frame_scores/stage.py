@@ -20,7 +20,8 @@ from vidcurate.curation.clip_table.schema import COLUMNS, require
 from vidcurate.curation.frame_scores.spec import FramesSpec
 from vidcurate.errors import InputError, MediaError
 from vidcurate.executor import map_clips
-from vidcurate.executor.map_clips import ALONE, ExecutorSpec, PartSummary, Progress, no_progress
+from vidcurate.executor.map_clips import Progress, no_progress
+from vidcurate.executor.parts_folder import DEFAULT_EXECUTOR, ExecutorSpec, PartSummary, remove_parts
 from vidcurate.storage import download
 
 __all__ = ["FramesSpec", "FramesSummary", "run_frames"]
@@ -109,7 +110,7 @@ def run_frames(
     spec: FramesSpec,
     *,
     videos: Path | str,
-    executor: ExecutorSpec = ALONE,
+    executor: ExecutorSpec = DEFAULT_EXECUTOR,
     progress: Progress = no_progress,
 ) -> FramesSummary | PartSummary:
     """Decode every clip of the run's table that is not known to be broken and write RUN/frames.parquet.
@@ -160,7 +161,7 @@ def run_frames(
         if isinstance(rows, PartSummary):
             return rows
         table.write(_with_scores(clips.select("clip_id"), is_scored, rows), target, origin)
-    map_clips.forget_parts(parts)
+    remove_parts(parts)
     return _summary(target, scored, up_to_date)
 
 

@@ -20,8 +20,17 @@ from vidcurate.curation.clip_table import table
 from vidcurate.curation.clip_table.schema import AGGREGATES, COLUMNS, require
 from vidcurate.curation.model_scores.spec import ModelsSpec
 from vidcurate.errors import InputError, StorageError
-from vidcurate.executor import map_clips
-from vidcurate.executor.map_clips import ALONE, ExecutorSpec, PartSummary, Progress, no_progress
+from vidcurate.executor.map_clips import Progress, no_progress
+from vidcurate.executor.parts_folder import (
+    DEFAULT_EXECUTOR,
+    ExecutorSpec,
+    PartSummary,
+    check_parts,
+    chunks_of_part,
+    finish_part,
+    make_parts,
+    remove_parts,
+)
 from vidcurate.storage import download
 
 if TYPE_CHECKING:
@@ -136,7 +145,7 @@ def _score_chunks(
     if models.text is not None:
         side = max(side, spec.text_short_side_px)
     chunks = [items[start : start + _CLIPS_A_CHUNK] for start in range(0, len(items), _CLIPS_A_CHUNK)]
-    mine = map_clips.part_rows(len(chunks), executor.part)
+    mine = chunks_of_part(len(chunks), executor.part)
     todo = [number for number in mine if not _part(parts, number)[0].exists()]
     total = sum(len(chunks[number]) for number in mine)
     done = done_before = total - sum(len(chunks[number]) for number in todo)
@@ -160,7 +169,7 @@ def _score_chunks(
         _write_part(parts, number, rows, means)
         done += len(found)
         progress(done, total, "clips")
-    return map_clips.part_done(parts, executor.part, total, done_before) if executor.part else None
+    return finish_part(parts, executor.part, total, done_before) if executor.part else None
 
 
 def _check_merge(parts: Path, count: int) -> None:
@@ -170,7 +179,7 @@ def _check_merge(parts: Path, count: int) -> None:
         for number in range(-(-count // _CLIPS_A_CHUNK))
         if not _part(parts, number)[0].exists()
     )
-    map_clips.check_parts(parts, missing, count)
+    check_parts(parts, missing, count)
 
 
 def _read_parts(parts: Path, count: int) -> tuple[list[dict[str, Any]], list[Any]]:
@@ -189,7 +198,7 @@ def run_models(
     spec: ModelsSpec,
     *,
     videos: Path | str,
-    executor: ExecutorSpec = ALONE,
+    executor: ExecutorSpec = DEFAULT_EXECUTOR,
     progress: Progress = no_progress,
 ) -> ModelsSummary | PartSummary:
     """Score every clip that no earlier stage found broken and write RUN/models.parquet.
@@ -244,7 +253,7 @@ def run_models(
         if executor.merge:
             _check_merge(parts, len(items))
         else:
-            map_clips.make_parts(parts)
+            make_parts(parts)
             part = _score_chunks(items, load(spec), parts, executor, progress)
             if part is not None:
                 return part
@@ -252,7 +261,7 @@ def run_models(
         if spec.embeddings:
             table.write(_embeddings(scored, rows, means), embedded, origin)
         table.write(_columns(clips, is_scored, rows, scores, used), target, origin)
-    map_clips.forget_parts(parts)
+    remove_parts(parts)
     return _summary(target, scores, used, spec, up_to_date)
 
 

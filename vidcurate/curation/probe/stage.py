@@ -23,7 +23,8 @@ from vidcurate.curation.probe.examine import Task
 from vidcurate.curation.probe.findings import FINDINGS, REJECTING, Facts
 from vidcurate.errors import MediaError
 from vidcurate.executor import map_clips
-from vidcurate.executor.map_clips import ALONE, ExecutorSpec, PartSummary, Progress, no_progress
+from vidcurate.executor.map_clips import Progress, no_progress
+from vidcurate.executor.parts_folder import DEFAULT_EXECUTOR, ExecutorSpec, PartSummary, remove_parts
 from vidcurate.recipe.recipe import Recipe
 from vidcurate.storage import download
 
@@ -239,7 +240,7 @@ def run_probe(
     spec: ProbeSpec,
     *,
     known_files: Path | None = None,
-    executor: ExecutorSpec = ALONE,
+    executor: ExecutorSpec = DEFAULT_EXECUTOR,
     progress: Progress = no_progress,
 ) -> ProbeSummary | PartSummary:
     """Probe every file of the run's table and write RUN/probe.parquet; a part of the crew's writes none.
@@ -305,7 +306,7 @@ def run_probe(
 
 def _forget(run: Path, work: str) -> None:
     for parts in run.glob(f"{work}-*"):
-        map_clips.forget_parts(parts)
+        remove_parts(parts)
 
 
 def _counted(values: pl.Series) -> dict[str, int]:

@@ -22,6 +22,7 @@ from vidcurate.curation.scenes.spec import ExtractSpec
 from vidcurate.errors import InputError, MediaError, StorageError
 from vidcurate.executor import map_clips
 from vidcurate.executor.map_clips import Progress, no_progress
+from vidcurate.executor.parts_folder import remove_parts
 from vidcurate.media import transcode
 from vidcurate.media.decode import count_decodable_frames, read_frames
 from vidcurate.media.transcode import Cut, first_frame
@@ -243,7 +244,7 @@ def run_extract(
         every = there | dict(zip(todo, made, strict=True))
         rows = [{"video_path": f"{task['key']}.mp4", **every[n]} for n, task in enumerate(tasks)]
         table.write(_with_clips(clips, rows), target, origin)
-        map_clips.forget_parts(parts)
+        remove_parts(parts)
     return _summary(target, sum(row["extract_status"] == "ok" for row in there.values()))
 
 

@@ -23,6 +23,7 @@ from vidcurate.curation.scenes.spec import SceneSpec
 from vidcurate.errors import InputError
 from vidcurate.executor import map_clips
 from vidcurate.executor.map_clips import Progress, no_progress
+from vidcurate.executor.parts_folder import remove_parts
 from vidcurate.storage import atomic_file
 
 _TABLES = (".parquet", ".csv", ".jsonl")
@@ -185,7 +186,7 @@ def run_split_scenes(
     )
     every = [next(decoded) if found is None else found for found in known]
     summary = _write(rows, every, spec, out, num_decoded=len(todo))
-    map_clips.forget_parts(parts)
+    remove_parts(parts)
     return summary
 
 

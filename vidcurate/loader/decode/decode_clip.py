@@ -1,6 +1,6 @@
-"""One clip: its bytes from the shard, checked, and the wanted frames of it at the wanted size.
+"""Decode one clip: read its bytes from the shard, check them, return the wanted frames.
 
-`decode_process` is the process that does this for the loader, one clip at a time.
+`worker_process` runs this for the loader, one clip at a time.
 """
 
 import base64
@@ -23,7 +23,7 @@ MAX_GAP_BYTES = 1 << 16  # between a clip's JSON and its video: read through rat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeTask:
-    """Which clip, where it lies, and which of its frames are wanted at which size."""
+    """One clip to decode: its bytes in the shard, the wanted frames and their size."""
 
     clip_id: str
     shard: str  # path of the tar
@@ -39,11 +39,11 @@ class DecodeTask:
     height: int
     width: int
     caption: str = "caption"  # the key of the caption in the clip's JSON
-    frame_map: str = ""  # packed, as base64; "": the worker reads the packets' times itself
-    clip_fps: float | None = None  # the clip's rate, and the one asked for, where it is not the clip's own
-    fps: float | None = None
-    place: int | None = None  # 32 bits: where the picture is cut; None: in the middle
-    mirror: tuple[str, ...] = ()  # captions' keys: mirrored unless one of these names a side; (): never
+    frame_map: str = ""  # packed, as base64; "": the worker reads the times of the packets
+    clip_fps: float | None = None  # frame rate of the clip, when `fps` is set
+    fps: float | None = None  # frame rate to resample to; None: the clip's own
+    place: int | None = None  # 32 bits: position of the crop; None: centre
+    mirror: tuple[str, ...] = ()  # keys of captions: mirror unless one names a side; (): never mirror
     conversion: Conversion = "ffmpeg"
 
     @property
@@ -52,7 +52,7 @@ class DecodeTask:
 
 
 def _read(task: DecodeTask, offset: int, size: int) -> bytes:
-    """Return the bytes; a disk or network that refuses is tried again, then StorageError: never a spare."""
+    """Return the bytes; retry a read error, then raise StorageError: no fallback clip hides bad storage."""
     for attempt in range(_READ_TRIES):
         left = size
         try:
@@ -64,20 +64,21 @@ def _read(task: DecodeTask, offset: int, size: int) -> bytes:
                     left -= len(part)
             if left:
                 raise ShardError(
-                    f"{task.shard}: ends {left} bytes before clip {task.clip_id!r} does. Copy it anew."
+                    f"{task.shard}: ends {left} bytes before clip {task.clip_id!r} does. "
+                    "Copy this shard again."
                 )
             return b"".join(parts)
         except OSError as error:
             if attempt + 1 == _READ_TRIES or isinstance(error, FileNotFoundError):
                 raise StorageError(
-                    f"{task.shard}: clip {task.clip_id!r} cannot be read ({error.strerror})."
+                    f"{task.shard}: cannot read clip {task.clip_id!r} ({error.strerror}). Check the storage."
                 ) from error
             time.sleep(0.1 * 4**attempt)
     raise AssertionError("unreachable")
 
 
 def _read_parts(task: DecodeTask) -> tuple[bytes, bytes]:
-    """Return the clip's JSON and video, in one read where they lie together."""
+    """Return the clip's JSON and video, in one read when they are adjacent."""
     gap = task.video_offset - task.json_offset - task.json_size
     if 0 <= gap <= MAX_GAP_BYTES:
         data = _read(task, task.json_offset, task.json_size + gap + task.video_size)
@@ -89,12 +90,12 @@ def _read_parts(task: DecodeTask) -> tuple[bytes, bytes]:
 
 
 def caption_of(facts: Mapping[str, Any], name: str) -> str:
-    """Return a clip's caption of this name; where the clip has none of it, its `caption`."""
+    """Return a clip's caption `name`, or its `caption` as the default."""
     return facts.get(name) or facts.get("caption") or ""
 
 
 def _altered(task: DecodeTask, facts: bytes, payload: bytes) -> str:
-    """Return what of the clip has another checksum than the index says, "" for nothing."""
+    """Return text about checksums that differ from the index; "" when all match."""
     parts = (("JSON", facts, task.json_crc32c), ("video", payload, task.video_crc32c))
     return ", ".join(
         f"its {name} has CRC-32C {crc32c(data):08x}, the index says {wanted:08x}"
@@ -103,8 +104,8 @@ def _altered(task: DecodeTask, facts: bytes, payload: bytes) -> str:
     )
 
 
-def _said(facts: bytes, task: DecodeTask) -> tuple[str | None, str, bool]:
-    """Return clip id, caption and whether to mirror, from a clip's JSON; (None, "", False) of no JSON."""
+def _parse_json(facts: bytes, task: DecodeTask) -> tuple[str | None, str, bool]:
+    """Return (clip id, caption, whether to mirror) from a clip's JSON; (None, "", False) if invalid."""
     try:
         known = json.loads(facts)
         mirror = bool(task.mirror) and not any(
@@ -115,42 +116,42 @@ def _said(facts: bytes, task: DecodeTask) -> tuple[str | None, str, bool]:
         return None, "", False
 
 
-def _say_nothing(phase: str) -> None:
-    """Stand in for a process that shows what it does."""
+def _ignore_phase(phase: str) -> None:
+    """Default of `on_phase` outside a decode worker."""
 
 
-def decode(task: DecodeTask, tell: Callable[[str], None] = _say_nothing, out: Any = None) -> tuple[Any, str]:
-    """Return the wanted frames, uint8 (T, H, W, 3), and the caption. `tell` hears what begins: read, decode.
+def decode(
+    task: DecodeTask, on_phase: Callable[[str], None] = _ignore_phase, out: Any = None
+) -> tuple[Any, str]:
+    """Return the wanted frames, uint8 (T, H, W, 3), and the caption.
 
-    The frames go one by one into `out` where it is given (see `video.read_frames`), which then is returned.
-    Raises MediaError for a clip that will never decode (kind of `video.read_frames`, or crc_mismatch),
-    ShardError when the shard is not what the index says, StorageError when it cannot be read.
+    `on_phase` is called with "read" and "decode" when that phase begins. With `out`, `media.read_frames`
+    writes the frames there one by one, and `decode` returns `out`. Raises MediaError for a clip that never
+    decodes (kind of `media.read_frames`, or crc_mismatch), ShardError when the shard differs from the index,
+    StorageError when the shard cannot be read.
     """
-    from vidcurate.media import (
-        decode as media_decode,  # PyAV is loaded where clips are decoded, never by importing this file
-    )
-    from vidcurate.media import (
-        packets,  # PyAV is loaded where clips are decoded, never by importing this file
-    )
+    # Imported here, so that only processes that decode load PyAV.
+    from vidcurate.media import decode as media_decode
+    from vidcurate.media import packets
 
-    tell("read")
+    on_phase("read")
     facts, payload = _read_parts(task)
     if _altered(task, facts, payload):
-        facts, payload = _read_parts(task)  # the first read may have gone wrong on the way
-    found, caption, mirror = _said(facts, task)
+        facts, payload = _read_parts(task)  # retry: the storage may have returned wrong bytes
+    found, caption, mirror = _parse_json(facts, task)
     altered = _altered(task, facts, payload)
     if found != task.clip_id and (found is not None or not altered):
         raise ShardError(
-            f"{task.shard}: where the index has clip {task.clip_id!r} lies {found!r}. "
-            "Shard and index do not belong together; run `vidcurate build-shards` again."
+            f"{task.shard}: holds clip {found!r} at the position that the index gives for {task.clip_id!r}. "
+            "Shard and index do not belong together. Run `vidcurate build-shards` again."
         )
     if altered:
         raise MediaError(f"{task.shard}: clip {task.clip_id!r}: {altered}.", kind="crc_mismatch")
     frame_map = parse(base64.b64decode(task.frame_map)) if task.frame_map else None
-    tell("decode")
+    on_phase("decode")
     try:
         if frame_map is None and task.fps is not None:
-            frame_map = packets.frame_map_of(payload)  # at a variable rate only the times will do
+            frame_map = packets.frame_map_of(payload)  # resampling a variable rate needs the times
         numbers = frame_numbers(
             task.first_frame,
             task.num_frames,

@@ -1,4 +1,4 @@
-"""What decoding costs here: CPU seconds a clip of each cell, measured on clips of it."""
+"""Decode cost: measure the CPU seconds per clip of each cell on this machine."""
 
 import time
 
@@ -14,8 +14,8 @@ from vidcurate.shards.index import Index
 def decode_seconds(index: Index, plan: Plan, clips_per_cell: int) -> dict[str, float]:
     """Return cell → median CPU seconds to decode one of its clips, from the middle of its possible starts.
 
-    Each clip is decoded twice and the second time counts, so it lies in memory; at most `clips_per_cell` of a
-    cell, spread over it. A cell none of whose clips can be decoded is not in it. Raises ShardError,
+    Decodes up to `clips_per_cell` clips, spread over the cell, each twice, and times the second pass, which
+    reads the clip from the page cache. Leaves out a cell when none of its clips decodes. Raises ShardError,
     StorageError.
     """
     decode = decode_from(index)

@@ -1,10 +1,10 @@
-"""What a decode worker shows of itself: what it is doing and since when, and its stack.
+"""Heartbeat of a decode worker: its phase, since when, and its stack.
 
-One anonymous file per worker. Its first bytes say what the worker does (`beat`); behind them faulthandler
-writes the stack, when the worker crashes or when it is asked with SIGUSR2. That is written by the signal
-handler itself, without the GIL: it comes also from a worker that hangs inside a C library. It needs no rights
-to trace a process, as py-spy and gdb do. It does not come from a process that waits for a disk or a network
-and takes no signals (state D): of that one the phase, the state and the kernel's function are all there is.
+One anonymous file per worker. Its first bytes hold the phase (`beat`); faulthandler writes the stack behind
+them, when the worker crashes or receives SIGUSR2. The C signal handler writes the stack without the GIL, so
+a worker that hangs inside a C library reports too. Unlike py-spy and gdb, this needs no right to trace a
+process. A process that waits for a disk or a network and takes no signals (state D) writes no stack: for that
+one, only the phase, the state and the kernel function are known.
 """
 
 import faulthandler
@@ -28,10 +28,10 @@ _STATES = {"R": "running", "S": "sleeping", "D": "waiting for a device", "T": ST
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerState:
-    """What was seen of a worker: `phase` (start, idle, read or decode) and for how long.
+    """State of a worker: `phase` (start, idle, read or decode) and seconds in that phase.
 
-    `state`: running, sleeping, stopped, ended, unknown …, and the kernel's function that it waits in, where
-    that can be read. `stack`: what faulthandler wrote, a thread's innermost frame first.
+    `state`: running, sleeping, stopped, ended, unknown …, and the kernel function in which the worker waits,
+    where /proc shows one. `stack`: faulthandler's output, innermost frame first.
     """
 
     phase: str
@@ -58,9 +58,9 @@ class WorkerState:
 
 
 def new_page() -> int:
-    """Return the descriptor of the file for one worker, to be passed on to it."""
+    """Return the descriptor of a new heartbeat file, for one worker to inherit."""
     page = anonymous_file(_BEAT_BYTES)
-    os.lseek(page, _BEAT_BYTES, os.SEEK_SET)  # the worker shares the offset: its stack goes here
+    os.lseek(page, _BEAT_BYTES, os.SEEK_SET)  # the worker shares this offset and writes its stack here
     return page
 
 
@@ -79,9 +79,9 @@ def _stack(page: int) -> str:
 
 
 def read_heartbeat(page: int, process_id: int, *, ask: bool) -> WorkerState:
-    """Return what a worker is doing. `ask` it for its stack: it stays alive, a stopped one is woken.
+    """Return a worker's state. `ask` requests its stack: the worker stays alive, a stopped one continues.
 
-    A worker that has crashed left its stack already; one that was killed has none.
+    A crashed worker has already written its stack; a killed worker has none.
     """
     now, state = time.monotonic(), _state(process_id)
     try:
@@ -92,7 +92,7 @@ def read_heartbeat(page: int, process_id: int, *, ask: bool) -> WorkerState:
     if ask and state != "ended":
         os.kill(process_id, signal.SIGUSR2)
         os.kill(process_id, signal.SIGCONT)
-        for _ in range(_MOST_LOOKS):  # not a time: after a machine that stood still it would be over
+        for _ in range(_MOST_LOOKS):  # a count, not a timeout: a suspended machine would exceed any timeout
             time.sleep(_LOOK_SECONDS)
             before, stack = stack, _stack(page)
             if stack and stack == before:
@@ -104,12 +104,12 @@ def read_heartbeat(page: int, process_id: int, *, ask: bool) -> WorkerState:
 
 
 def start_work(page: int) -> None:
-    """Have the stack written into the page on a crash and on SIGUSR2."""
+    """Make faulthandler write the stack to the heartbeat file on a crash and on SIGUSR2."""
     faulthandler.enable(file=page)
     faulthandler.register(signal.SIGUSR2, file=page)
 
 
 def beat(page: int, phase: str, clip_id: str | None = None) -> None:
-    """Show what this process does from now on."""
-    said = json.dumps([phase, time.monotonic(), clip_id and clip_id[:_MOST_NAME]]).encode()
-    os.pwrite(page, said[: _BEAT_BYTES - 1].ljust(_BEAT_BYTES, b"\0"), 0)
+    """Write this process's current phase to the heartbeat file."""
+    text = json.dumps([phase, time.monotonic(), clip_id and clip_id[:_MOST_NAME]]).encode()
+    os.pwrite(page, text[: _BEAT_BYTES - 1].ljust(_BEAT_BYTES, b"\0"), 0)

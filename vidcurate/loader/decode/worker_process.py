@@ -1,11 +1,12 @@
-"""The process around `decode_worker.decode`: a decode worker's life, from its start to the end of its parent.
+"""Decode worker process: serves decode tasks from a socket until its parent closes it.
 
-It is started as a fresh interpreter (never forked, never re-importing the caller's main module), so it holds
-numpy and PyAV and nothing else: 45 MB instead of 220 MB with torch, and no GPU context. Cyclic garbage
-collection runs between clips only: at a random allocation it would close decoders while holding the GIL,
-which froze the published runs. It dies with its parent.
+`worker_pool` starts it as a fresh interpreter (never forked, never re-importing the caller's main module), so
+the worker loads numpy and PyAV and nothing else: 45 MB instead of 220 MB with torch, and no GPU context.
+Garbage collection runs between clips only: at a random allocation the collector would close decoders while
+holding the GIL, which froze the published runs. The worker dies with its parent.
 
-The parent sends one line of JSON per task, with the file descriptor of the slab beside it, and gets one back.
+The parent sends one line of JSON per task, with the file descriptor of the shared memory; the worker sends
+one line of JSON back.
 """
 
 import ctypes
@@ -13,15 +14,14 @@ import gc
 import json
 import os
 import resource
-import signal
 import socket
-import sys
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from vidcurate.errors import MediaError, ShardError, StorageError, VidcurateError
+from vidcurate.executor.die_with_parent import die_with_parent
 from vidcurate.executor.shared_memory import SharedArraySlice
 from vidcurate.loader.decode import worker_heartbeat
 from vidcurate.loader.decode.decode_clip import DecodeTask, decode
@@ -35,12 +35,12 @@ def as_line(message: dict[str, Any]) -> bytes:
 
 
 def task_line(task: DecodeTask, offset: int) -> bytes:
-    """Return the message that asks for `task`, whose frames go to `offset` of the slab sent along."""
+    """Return the request line of `task`; its frames go to `offset` of the buffer sent with the line."""
     return as_line({"task": asdict(task), "offset": offset})
 
 
 def raise_error(message: dict[str, Any]) -> None:
-    """Raise what a worker's answer reports; nothing if it is a success."""
+    """Raise the error of a worker's reply, if any."""
     kind = message["error"]
     if kind == "media":
         raise MediaError(message["text"], kind=message["kind"])
@@ -61,21 +61,14 @@ def _answer(line: bytes, buffer: int, page: int) -> dict[str, Any]:
         return {"error": "shard" if isinstance(error, ShardError) else "storage", "text": str(error)}
     except (MemoryError, OSError) as error:
         return {"error": "other", "text": f"clip {task.clip_id!r}: {type(error).__name__}: {error}"}
-    except Exception as error:  # noqa: BLE001 - a decoder's surprise is this clip's affair, not the run's
+    except Exception as error:  # noqa: BLE001 - an unexpected decoder error fails this clip, not the run
         text = f"clip {task.clip_id!r}: {type(error).__name__}: {error}"
         return {"error": "media", "kind": "unexpected", "text": text}
     return {"error": "", "caption": caption}
 
 
-def _die_with_parent(parent: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:  # it died before we asked
-        os._exit(0)
-
-
 def _private_bytes() -> int:
-    """Return the resident memory that is this process's own; 0 where the system does not say."""
+    """Return the resident memory of this process without shared pages; 0 when /proc is missing."""
     try:
         resident, shared = Path("/proc/self/statm").read_bytes().split()[1:3]
     except OSError:
@@ -83,24 +76,24 @@ def _private_bytes() -> int:
     return (int(resident) - int(shared)) * resource.getpagesize()
 
 
-def _give_back_memory() -> None:
-    """Return freed memory to the system: glibc keeps what clips of many sizes leave, 2.5 MB per 1,000."""
-    with suppress(AttributeError, OSError):  # another C library
+def _trim_memory() -> None:
+    """Return freed memory to the system: glibc otherwise keeps 2.5 MB per 1,000 clips of many sizes."""
+    with suppress(AttributeError, OSError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def main(descriptor: int, page: int, parent: int) -> None:
-    """Serve tasks from the socket `descriptor` until it closes; `page` is where `heartbeat` writes."""
-    _die_with_parent(parent)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash ends at once
+    """Serve tasks from the socket `descriptor` until it closes; `page` is the heartbeat file."""
+    die_with_parent(parent, poll=False)  # no thread: a closed socket ends this process too
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # write no core dump: a crash ends at once
     worker_heartbeat.start_work(page)
-    from vidcurate import media  # noqa: F401 - before the collector is frozen
+    from vidcurate import media  # noqa: F401 - before gc.freeze
 
     gc.collect()
     gc.freeze()
     gc.disable()
     clips = 0
-    # A loader may be closed while a worker starts or reads ahead: there is nobody left to tell.
+    # The parent may close the loader, and this socket, while a worker starts or decodes.
     with suppress(BrokenPipeError, ConnectionResetError), socket.socket(fileno=descriptor) as channel:
         channel.sendall(as_line({"ready": os.getpid()}))
         while True:
@@ -118,5 +111,5 @@ def main(descriptor: int, page: int, parent: int) -> None:
             clips += 1
             if clips % _CLIPS_PER_COLLECTION == 0:
                 gc.collect()
-                _give_back_memory()
+                _trim_memory()
             channel.sendall(as_line({**reply, "private_bytes": _private_bytes()}))

@@ -19,7 +19,7 @@ from vidcurate.curation.ingest import stage as ingest_stage
 from vidcurate.curation.ingest.spec import IngestSpec
 from vidcurate.curation.probe.stage import ProbeSpec, run_probe
 from vidcurate.errors import InputError
-from vidcurate.executor.map_clips import ExecutorSpec
+from vidcurate.executor.parts_folder import ExecutorSpec
 
 SPEC = FramesSpec(time_limit_seconds=None)  # scored in this process
 

@@ -22,7 +22,7 @@ from vidcurate.curation.dedup.stage import run_dedup
 from vidcurate.curation.model_scores.spec import ModelsSpec
 from vidcurate.curation.model_scores.stage import run_models
 from vidcurate.errors import InputError, RecipeError, StageError
-from vidcurate.executor.map_clips import ExecutorSpec, Part
+from vidcurate.executor.parts_folder import ExecutorSpec, Part
 from vidcurate.media import decode, encode
 from vidcurate.recipe.recipe import parse
 

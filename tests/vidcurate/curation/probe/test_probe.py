@@ -9,7 +9,7 @@ from vidcurate.curation.clip_table import table
 from vidcurate.curation.probe import stage as probe_stage
 from vidcurate.curation.probe.stage import ProbeSpec
 from vidcurate.errors import InputError, StageError
-from vidcurate.executor.map_clips import ExecutorSpec
+from vidcurate.executor.parts_folder import ExecutorSpec
 
 Make = Callable[..., Path]
 

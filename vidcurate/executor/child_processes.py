@@ -1,0 +1,113 @@
+"""Child processes with a socket each: start, wait with deadlines, kill.
+
+The core of both worker pools (`executor.worker_processes`, `loader.decode.worker_pool`). A child is a fresh
+interpreter: never forked, so the child shares no lock, thread or GPU context with the parent, and never
+importing the caller's main module.
+"""
+
+import selectors
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+START_SECONDS = 120.0
+_POLL_SECONDS = 1.0  # longest wait while a child has a deadline
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Child:
+    """A child process, our end of its socket, and its deadline `due` (monotonic seconds)."""
+
+    process: "subprocess.Popen[bytes]"
+    channel: socket.socket
+    due: float
+    is_ready: bool = False
+
+    def set_deadline(self, seconds: float | None) -> None:
+        """Set the deadline to `seconds` from now; None: no deadline."""
+        self.due = float("inf") if seconds is None else time.monotonic() + seconds
+
+    @property
+    def is_late(self) -> bool:
+        return time.monotonic() >= self.due
+
+
+C = TypeVar("C", bound=Child)
+
+
+def start_child(
+    arguments: Callable[[int], Sequence[str]],
+    *,
+    pass_fds: Iterable[int] = (),
+    env: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """Start Python with `arguments(descriptor of its socket)`; return the fields of a `Child`."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, *arguments(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(), *pass_fds),
+            env=env,
+        )
+    return {"process": process, "channel": ours, "due": time.monotonic() + START_SECONDS}
+
+
+def kill(process: "subprocess.Popen[bytes]", wait_seconds: float) -> None:
+    """Kill a process; give up waiting after `wait_seconds`: a dead disk can hold even a killed process."""
+    process.kill()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(wait_seconds)
+
+
+class ChildSelector(Generic[C]):
+    """Waits for messages and deadlines of the children in `children`."""
+
+    def __init__(self) -> None:
+        self.children: list[C] = []
+        self._selector = selectors.DefaultSelector()
+
+    def add(self, child: C) -> None:
+        self._selector.register(child.channel, selectors.EVENT_READ, child)
+        self.children.append(child)
+
+    def add_wakeup(self, listener: socket.socket) -> None:
+        """Also wake `wait` when `listener` has data; `wait` then returns a None."""
+        self._selector.register(listener, selectors.EVENT_READ, None)
+
+    def kill(self, child: C, wait_seconds: float) -> None:
+        """Kill a child and forget it."""
+        kill(child.process, wait_seconds)
+        self._selector.unregister(child.channel)
+        child.channel.close()
+        self.children.remove(child)
+
+    def seconds_to_deadline(self) -> float | None:
+        """Return how long to wait for messages, at most 1 s; None when no child has a deadline."""
+        due = min((child.due for child in self.children), default=float("inf"))
+        return None if due == float("inf") else min(max(0.0, due - time.monotonic()), _POLL_SECONDS)
+
+    def wait(self, seconds: float | None) -> list[C | None]:
+        """Wait for messages for `seconds` (None: no limit); return the children that have sent one.
+
+        When the wait took longer than asked, the machine or the job was suspended, and the children with it:
+        all deadlines move by the excess.
+        """
+        began = time.monotonic()
+        ready = [key.data for key, _ in self._selector.select(seconds)]
+        if seconds is not None:
+            self.postpone_deadlines(time.monotonic() - began - seconds)
+        return ready
+
+    def postpone_deadlines(self, seconds: float) -> None:
+        """Move all deadlines by `seconds`; a negative number changes nothing."""
+        for child in self.children:
+            child.due += max(0.0, seconds)
+
+    def close(self) -> None:
+        self._selector.close()
