@@ -8,7 +8,9 @@ import yaml
 
 from tests.docs.test_documented import DOCS
 from tests.trainer.shards_for_tests import make_shards
+from trainer.distributed import memory
 from trainer.recipe import recipe as recipes
+from trainer.report.preview.dry_run import parameters
 from trainer.train import train
 
 MOST_KEYS = 34
@@ -46,3 +48,19 @@ def test_the_first_recipe_has_few_keys_and_trains(tmp_path: Path) -> None:
 
     assert len(keys(yaml.safe_load(text))) <= MOST_KEYS
     assert (tmp_path / "run" / "LATEST").exists()
+
+
+def test_the_recipe_for_one_gpu_trains_half_of_the_parameters_in_the_memory_that_the_page_gives(
+    tmp_path: Path,
+) -> None:
+    (text,) = blocks("your-own-clips.md")
+    path = tmp_path / "own.yaml"
+    path.write_text(text)
+    page = (DOCS / "your-own-clips.md").read_text(encoding="utf-8")
+
+    for settings, shown in ((), "595 million"), (("model.only_train_temporal=false",), "1,202 million"):
+        recipe = recipes.load(path, settings)
+        trained, frozen = parameters(recipe)
+        state = memory.state_bytes(trained, frozen, item_bytes=2)
+        assert f"{trained / 1e6:,.0f} million" == shown
+        assert f"| {state / 1e9:.1f} GB" in page
