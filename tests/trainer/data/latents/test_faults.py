@@ -155,7 +155,7 @@ def test_missing_clips_are_listed_with_the_command_and_counted_by_the_dry_run(
     )
     recipe = smoke(shards, tmp_path / "run", *more)
     said = (
-        r"needs 2 views of clips that are not encoded: \d of level-1/32px-4f-.*\(clip-\d+.*trainer precompute"
+        r"needs 2 views of clips that are not encoded: \d of level-1/32px-4f-.*\(clip-\d+.* precompute"
     )
     with pytest.raises(InputError, match=said):
         data_stages.open_stages(recipe)
