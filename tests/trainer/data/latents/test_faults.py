@@ -154,9 +154,7 @@ def test_missing_clips_are_listed_with_the_command_and_counted_by_the_dry_run(
         "stages.0.data.buckets.table={32px: {8: [[1.0, 0.5], 2], 4: [1.0, 2]}}",
     )
     recipe = smoke(shards, tmp_path / "run", *more)
-    said = (
-        r"needs 2 views of clips that are not encoded: \d of level-1/32px-4f-.*\(clip-\d+.* precompute"
-    )
+    said = r"needs 2 views of clips that are not encoded: \d of level-1/32px-4f-.*\(clip-\d+.* precompute"
     with pytest.raises(InputError, match=said):
         data_stages.open_stages(recipe)
     with pytest.raises(InputError, match="stage first needs 3 views of clips"):
