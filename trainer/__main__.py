@@ -26,16 +26,16 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # The tools beside the training and the modules whose `main` they are; a recipe is never called so.
 COMMANDS = {
     "cluster": "trainer.cluster.command",
-    "convert": "trainer.run_folder.checkpoint.convert",
+    "convert": "trainer.run_folder.checkpoint.convert_command",
     "experiment": "trainer.report.experiment.command",
     "gallery": "trainer.report.gallery",
     "gpus": "trainer.health.gpu",
-    "inspect": "trainer.report.preview.inspect_run",
+    "inspect": "trainer.report.preview.inspect_command",
     "launch": "trainer.cluster.launch.command",
-    "plan": "trainer.report.preview.plan",
+    "plan": "trainer.report.preview.plan_command",
     "precompute": "trainer.data.latents.command",
     "report": "trainer.report.command",
-    "sample": "trainer.generation.sample_clips",
+    "sample": "trainer.generation.sample_command",
     "serve": "trainer.generation.server.command",
 }
 

@@ -9,7 +9,7 @@ from tests.forked_runs import Forks
 from tests.trainer.shards_for_tests import command_words, make_shards, smoke
 from trainer.data import stages as data_stages
 from trainer.report import command as report_command
-from trainer.report.preview import dry_run, plan
+from trainer.report.preview import dry_run, plan_command
 from trainer.run_folder import metrics
 from trainer.training import step_balance
 from vidcurate.sampler import cost_table
@@ -114,10 +114,10 @@ def test_before_a_run_the_seconds_of_the_table_are_reported(
     slowest = sum(max(each.of_ranks) for each in predicted) / STEPS
     mean = sum(sum(each.of_ranks) / 2 for each in predicted) / STEPS
 
-    assert plan.main(["simulate", str(run), "--world", "2", "--measure", "0", "--json"]) == 0
+    assert plan_command.main(["simulate", str(run), "--world", "2", "--measure", "0", "--json"]) == 0
     (world,) = json.loads(capsys.readouterr().out)["stages"][0]["worlds"]
     assert world["seconds"] == pytest.approx({"mean_rank": mean, "slowest_rank": slowest})
-    assert plan.main(["simulate", str(run), "--world", "2", "--measure", "0"]) == 0
+    assert plan_command.main(["simulate", str(run), "--world", "2", "--measure", "0"]) == 0
     assert f"the slowest rank of a step takes {slowest:.3g} s" in capsys.readouterr().out
 
     reported = dry_run.dry_run(recipe)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.end_to_end.test_report_in_chromium import LIGHT, chromium, look
 from tests.trainer.shards_for_tests import SMOKE, make_shards, settings
-from trainer.report.preview import plan
+from trainer.report.preview import plan_command
 
 __all__ = ["chromium"]  # a fixture
 
@@ -20,7 +20,10 @@ def test_a_browser_shows_every_picture_and_asks_for_nothing(
     make_shards(tmp_path / "shards")
     page = tmp_path / "steps.html"
     given = [word for value in settings(tmp_path / "shards", tmp_path / "run") for word in ("--set", value)]
-    assert plan.main(["show", str(SMOKE), *given, "--steps", "1:3", "--world", "2", "--html", str(page)]) == 0
+    assert (
+        plan_command.main(["show", str(SMOKE), *given, "--steps", "1:3", "--world", "2", "--html", str(page)])
+        == 0
+    )
     listed = capsys.readouterr().out
 
     seen = look(chromium, page, tmp_path / "browser", 1)

@@ -16,7 +16,7 @@ from tests.trainer.shards_for_tests import SMOKE, make_shards, numbers, settings
 from trainer import __main__ as command
 from trainer.data import open_stage
 from trainer.data import stages as data_stages
-from trainer.report.preview import dry_run, inspect_run
+from trainer.report.preview import dry_run, inspect_command
 from trainer.train import train
 
 ROOT = SMOKE.parents[1]
@@ -217,7 +217,7 @@ def test_a_flag_is_never_guessed() -> None:
 
 
 def test_inspect_says_what_a_run_and_a_checkpoint_hold(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert inspect_run.main([str(run), "--json"]) == 0
+    assert inspect_command.main([str(run), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["checkpoints"] == ["step-00000003"]
     assert report["last_metrics"]["step"] == 3
@@ -225,7 +225,7 @@ def test_inspect_says_what_a_run_and_a_checkpoint_hold(run: Path, capsys: pytest
     assert (newest["step"], newest["optimizer_updates"], newest["data_position"]["step"]) == (3, 3, 3)
     assert newest["ema_distance"] > 0
 
-    assert inspect_run.main([str(run / "step-00000003")]) == 0
+    assert inspect_command.main([str(run / "step-00000003")]) == 0
     assert "optimizer_updates: 3" in capsys.readouterr().out
 
 
@@ -235,24 +235,24 @@ def test_inspect_lists_the_clips_of_a_step_with_their_captions(
     recipe = smoke(shards, run)
     (stage,) = data_stages.open_stages(recipe)
 
-    assert inspect_run.main([str(run), "--step", "2", "--json"]) == 0
+    assert inspect_command.main([str(run), "--step", "2", "--json"]) == 0
 
     listed = json.loads(capsys.readouterr().out)
     assert [clip["clip_id"] for clip in listed] == list(data_stages.step_plan(stage, 1, recipe).clip_ids)
     assert all(clip["caption"].startswith("a ") for clip in listed)
-    assert inspect_run.main([str(run), "--step", "4"]) == 2
+    assert inspect_command.main([str(run), "--step", "4"]) == 2
     assert "has the steps 1 to 3" in capsys.readouterr().err
 
 
 def test_the_examples_of_inspect_are_true(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(run, tmp_path / "runs" / "smoke")
-    lines = re.findall(r"^  python -m trainer inspect (.*)", help_of(inspect_run.main), re.MULTILINE)
+    lines = re.findall(r"^  python -m trainer inspect (.*)", help_of(inspect_command.main), re.MULTILINE)
     assert len(lines) == 3
 
     for line in lines:  # the run has three steps
         words = shlex.split(line.replace("step-00000020", "step-00000003").replace("--step 7", "--step 3"))
-        assert inspect_run.main(words) == 0
+        assert inspect_command.main(words) == 0
 
 
 def help_of(main: Callable[[list[str]], int]) -> str:
@@ -268,7 +268,7 @@ def test_inspect_of_a_run_shows_the_last_round_of_validation(
     shards, run = make_shards(tmp_path / "shards", validation=(10, 11)), tmp_path / "run"
     train(smoke(shards, run, "stages.0.steps=1", "sample=null", "validation.every=1"))
 
-    assert inspect_run.main([str(run), "--json"]) == 0
+    assert inspect_command.main([str(run), "--json"]) == 0
 
     last = json.loads(capsys.readouterr().out)["last_validation"]
     assert (last["step"], last["clips"]) == (1, 2)
@@ -276,11 +276,11 @@ def test_inspect_of_a_run_shows_the_last_round_of_validation(
 
 
 def test_a_folder_that_is_no_run_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert inspect_run.main([str(tmp_path)]) == 2
+    assert inspect_command.main([str(tmp_path)]) == 2
     assert "is neither a checkpoint nor a run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments_", [["nowhere"], ["nowhere", "--step", "1"]])
 def test_inspect_of_nothing_is_refused(arguments_: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert inspect_run.main(arguments_) in (1, 2)
+    assert inspect_command.main(arguments_) in (1, 2)
     assert "nowhere: no such" in capsys.readouterr().err

@@ -6,7 +6,6 @@ is a folder that is whole or absent (`trainer.run_folder.sample_rounds`). `pytho
 --prompt "a red square moves right"` samples by hand.
 """
 
-import argparse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from trainer.cli import commands
 from trainer.model import rectified_flow, rng
 from trainer.model.encoders.registry import text_encoder, video_encoder
 from trainer.model.rectified_flow import FlowSpec
@@ -27,7 +25,7 @@ from trainer.report import gallery
 from trainer.run_folder import sample_rounds
 from trainer.run_folder.checkpoint import checkpoint, parts
 from trainer.run_folder.sample_spec import SampleSpec
-from vidcurate.errors import CheckpointError, InputError, StorageError
+from vidcurate.errors import CheckpointError, StorageError
 
 
 @torch.no_grad()
@@ -194,59 +192,3 @@ def load_model(path: Path, *, raw: bool = False) -> tuple[STDiT3, TrainRecipe, d
     model = sampling_model(recipe).to_empty(device="cpu")
     parts.copy_into(model.state_dict(), weights, str(path / part))
     return model.eval().requires_grad_(False), recipe, state
-
-
-def _spec(recipe: TrainRecipe, given: argparse.Namespace, path: Path) -> SampleSpec:
-    """Return the recipe's way of sampling, with what the command line changes of it."""
-    base = recipe.sample or SampleSpec(prompts=())
-    if recipe.sample is None and given.size is None:
-        raise InputError(f"{path}: its recipe has no sample section; say --size FRAMESxHEIGHTxWIDTH.")
-    changed: dict[str, Any] = {"prompts": tuple(given.prompt) or base.prompts}
-    for name in ("steps", "guidance", "fps"):
-        if getattr(given, name) is not None:
-            changed[name] = getattr(given, name)
-    if given.size is not None:
-        numbers = given.size.lower().split("x")
-        if len(numbers) != 3 or not all(number.isdecimal() and int(number) for number in numbers):
-            raise InputError(f"--size {given.size}: write it as FRAMESxHEIGHTxWIDTH, for example 16x32x32.")
-        changed |= dict(zip(("num_frames", "height", "width"), map(int, numbers), strict=True))
-        if min(video_encoder(recipe.video_encoder).latent_shape(*map(int, numbers))) < 1:
-            raise InputError(f"--size {given.size}: is smaller than the video encoder's blocks.")
-    if not changed["prompts"]:
-        raise InputError("nothing to sample: say --prompt TEXT.")
-    return base.model_copy(update=changed)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = commands.parser(
-        "sample",
-        "Sample clips from a checkpoint, or from a run's newest one.",
-        '  python -m trainer sample runs/smoke --prompt "a red square moves right"\n',
-    )
-    commands.add_run(parser)
-    parser.add_argument(
-        "--prompt", action="append", default=[], help="may be repeated; default: the recipe's"
-    )
-    parser.add_argument("--out", type=Path, default=Path("samples"), help="folder for the mp4 files")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, help="Euler steps")
-    parser.add_argument("--guidance", type=float, help="guidance scale; 1 is none")
-    parser.add_argument("--size", metavar="FxHxW", help="frames, height and width, such as 16x32x32")
-    parser.add_argument("--fps", type=float, help="frames per second")
-    parser.add_argument("--raw", action="store_true", help="the weights themselves, not their moving average")
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    given = _parser().parse_args(arguments)
-    return commands.run_short_command(lambda: _run(given))
-
-
-def _run(given: argparse.Namespace) -> None:
-    model, recipe, state = load_model(given.path, raw=given.raw)
-    spec = _spec(recipe, given, given.path).model_copy(update={"seeds": (given.seed,)})
-    for entry in sample_rounds.entries(spec):
-        path = given.out / entry.file
-        flow_spec = flow_at(recipe, state["stage_number"])
-        write_clip(path, sample_clip(model, None, recipe, flow_spec, spec, entry), spec.fps)
-        print(f"{path}  {entry.prompt}", flush=True)

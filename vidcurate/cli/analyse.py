@@ -9,7 +9,6 @@ import typer
 from rich.console import Console
 
 from vidcurate.cli.common import Json, RecipeFile, Run, Settings, app, print_summary, spec_of
-from vidcurate.curation.clip_table import table
 from vidcurate.executor.progress import progress_bar
 
 
@@ -113,7 +112,7 @@ def ledger_(
 
     Example: vidcurate ledger run rejected.csv --check
     """
-    from vidcurate.curation.clip_table import rejection_ledger
+    from vidcurate.curation.clip_table import rejection_ledger, table
 
     found = rejection_ledger.overview(run)
     if check:

@@ -14,7 +14,6 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from vidcurate import __version__
-from vidcurate.curation.clip_table import costs, table
 from vidcurate.errors import InputError
 from vidcurate.executor.map_clips import Progress, usable_cpus
 from vidcurate.executor.parts_folder import ExecutorSpec, parse_part
@@ -197,12 +196,16 @@ def _is_records(value: Any) -> bool:
 @contextmanager
 def stage_progress(run: Path, command: str, *, quiet: bool) -> Iterator[Progress]:
     """Show a progress bar for a command, and add its cost to RUN/costs.jsonl."""
+    from vidcurate.curation.clip_table import costs
+
     with costs.measured(run, command), progress_bar(command, quiet=quiet) as progress:
         yield progress
 
 
 def known_videos(run: Path) -> Path | None:
     """Return the video folder that ingest used, None when it used none."""
+    from vidcurate.curation.clip_table import table
+
     table.previous_stage(run, "probe")
     known = json.loads((run / "reconcile.json").read_text(encoding="utf-8")).get("videos")
     return Path(known) if known else None

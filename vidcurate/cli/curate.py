@@ -29,7 +29,6 @@ from vidcurate.cli.common import (
     videos_of,
     videos_or_url_of,
 )
-from vidcurate.curation.clip_table import table
 from vidcurate.executor.map_clips import usable_cpus
 from vidcurate.executor.parts_folder import PartSummary
 from vidcurate.executor.progress import progress_bar
@@ -285,6 +284,8 @@ def export(
 
     Example: vidcurate export run clips.csv
     """
+    from vidcurate.curation.clip_table import table
+
     stage = table.newest_stage(run)
     table.export(table.scan(run, stage), out)
     print_summary(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.trainer.shards_for_tests import events, make_shards, smoke
-from trainer.generation import sample_clips
+from trainer.generation import sample_clips, sample_command
 from trainer.run_folder import sample_rounds
 from trainer.run_folder.checkpoint import checkpoint, checksum
 from trainer.train import train
@@ -61,7 +61,7 @@ def test_a_clip_is_the_same_noise_at_every_step_and_beside_any_other(run: Path) 
 def test_a_clip_of_a_round_is_the_one_that_is_made_by_hand(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert sample_clips.main([str(run), "--seed", "5", "--out", str(tmp_path)]) == 0
+    assert sample_command.main([str(run), "--seed", "5", "--out", str(tmp_path)]) == 0
 
     capsys.readouterr()
     for number in range(2):
@@ -113,7 +113,7 @@ def test_the_command_samples_any_prompt(
 ) -> None:
     given = [str(run), "--prompt", "a green square moves up", "--out", str(tmp_path), "--size", "4x16x24"]
 
-    assert sample_clips.main([*given, "--steps", "2", "--seed", "3", "--raw"]) == 0
+    assert sample_command.main([*given, "--steps", "2", "--seed", "3", "--raw"]) == 0
 
     path = tmp_path / "00-3.mp4"
     assert capsys.readouterr().out == f"{path}  a green square moves up\n"
@@ -132,7 +132,7 @@ def test_the_command_samples_any_prompt(
 def test_a_wrong_request_is_refused_in_one_line(
     run: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str, code: int
 ) -> None:
-    assert sample_clips.main([word.replace("RUN", str(run)) for word in arguments]) == code
+    assert sample_command.main([word.replace("RUN", str(run)) for word in arguments]) == code
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1

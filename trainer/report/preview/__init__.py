@@ -1,5 +1,5 @@
 """Preview: what a recipe or a run reads and needs, without training.
 
-`dry_run` is `--dry-run`, `plan` is `python -m trainer plan`, `inspect_run` is `python -m trainer
+`dry_run` is `--dry-run`, `plan_command` is `python -m trainer plan`, `inspect_command` is `python -m trainer
 inspect`, `environment` is `--print-env`.
 """

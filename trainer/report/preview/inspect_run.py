@@ -1,15 +1,11 @@
-"""`python -m trainer inspect RUN`: what a run or a checkpoint holds; with `--step N`, the clips of a step.
+"""Contents of a run or a checkpoint, and the clips of one step.
 
 A checkpoint is verified first (sizes, hashes), so what is printed is what a load would take.
 """
 
-import argparse
-import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.cli import commands
 from trainer.data import open_stage
 from trainer.report.preview import stages as preview_stages
 from trainer.run_folder import jsonl, metrics
@@ -87,46 +83,3 @@ def clips_of_step(path: Path, step: int) -> list[dict[str, Any]]:
         }
         for clip in open_stage.clips(stage, number)
     ]
-
-
-def _as_text(report: dict[str, Any], indent: str = "") -> list[str]:
-    lines = []
-    for key, value in report.items():
-        if isinstance(value, dict) and value:
-            lines += [f"{indent}{key}:", *_as_text(value, indent + "  ")]
-        elif isinstance(value, list) and value and isinstance(value[0], dict):
-            lines += [f"{indent}{key}:", *(f"{indent}  {json.dumps(entry)}" for entry in value)]
-        else:
-            lines.append(f"{indent}{key}: {', '.join(map(str, value)) if isinstance(value, list) else value}")
-    return lines
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = commands.parser(
-        "inspect",
-        "Say what a run or a checkpoint holds, or which clips a step reads.",
-        "  python -m trainer inspect runs/smoke\n"
-        "  python -m trainer inspect runs/smoke/step-00000020 --json\n"
-        "  python -m trainer inspect runs/smoke --step 7\n",
-    )
-    commands.add_run(parser)
-    parser.add_argument(
-        "--step", type=int, metavar="N", help="list the clips of update number N, with captions"
-    )
-    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
-    given = parser.parse_args(arguments)
-    return commands.run_short_command(lambda: _run(given))
-
-
-def _run(given: argparse.Namespace) -> None:
-    if not given.path.is_dir():
-        raise InputError(f"{given.path}: no such run or checkpoint folder.")
-    report: Any
-    if given.step is not None:
-        report = clips_of_step(given.path, given.step)
-        words = [f"{clip['clip_id']}  {clip['cell']}  {clip['caption']}" for clip in report]
-    else:
-        is_checkpoint = (given.path / "manifest.json").is_file()
-        report = describe(given.path) if is_checkpoint else describe_run(given.path)
-        words = _as_text(report)
-    print(json.dumps(report, indent=1, ensure_ascii=False) if given.json else "\n".join(words))

@@ -1,42 +1,24 @@
-"""`python -m trainer plan`: what a recipe or a run reads, step by step, before, while and after it does.
+"""Plan of a recipe or a run: which clips each step reads, and how two plans differ.
 
 The home of these questions is the trainer, because the order hangs on a stage of a recipe (its buckets,
 weights, seed and length) and the ranks' shares on what its model costs. The answers come from the functions
 that the loader asks.
 """
 
-import argparse
-import json
 import re
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-from trainer.cli import commands as cli_commands
 from trainer.data import stages as data_stages
 from trainer.data.stages import StageData
-from trainer.report.preview import contact_sheet, plan_text, simulate
+from trainer.report.preview import contact_sheet
 from trainer.report.preview import stages as preview_stages
 from trainer.report.preview.stages import RunStages
-from trainer.run_folder import metrics, whole_file
 from vidcurate.errors import InputError, MediaError
 from vidcurate.loader.loader import Loader
 from vidcurate.loader.spec import LoaderSpec
 from vidcurate.sampler import order, plan_diff, plan_stats
 from vidcurate.sampler.build_plan import clips_of_step
-
-MOST_PICTURES = 2000  # on one page
-STEPS_COMPARED = 200
-
-EXAMPLE = """\
-  python -m trainer plan show recipes/first-steps.yaml --steps 1:2 --captions
-  python -m trainer plan show runs/first --steps 1 --world 2 --html first-step.html
-  python -m trainer plan show runs/first --clip CLIP --until 40
-  python -m trainer plan diff runs/first recipes/first-steps.yaml
-  python -m trainer plan simulate recipes/first-steps.yaml --world 1,2,8 --step-seconds 0.5
-"""
-
 
 # ── show ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -89,7 +71,7 @@ def _check_has_pictures(stage: StageData) -> None:
         )
 
 
-def _with_pictures(found: RunStages, batches: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def with_pictures(found: RunStages, batches: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the micro-batches with the first frame of each clip, as the loader of the run decodes it."""
     for batch in batches:
         stage, _ = preview_stages.at(found, batch["step"])
@@ -186,49 +168,10 @@ def why_not(found: RunStages, clip_id: str) -> dict[str, str]:
     return reasons
 
 
-def _range(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"(\d+)(?::(\d+))?", text)
-    first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
-    if not 1 <= first <= last:
-        raise InputError(f"--steps {text}: write A:B, the first and the last step, counted from 1; or one.")
-    return first, last
-
-
-def _show(given: argparse.Namespace) -> tuple[Any, str]:
-    if (given.steps is None) == (given.clip is None):
-        raise InputError("show: give --steps A:B, or --clip ID with --until STEP.")
-    found = preview_stages.read_stages(given.place, given.settings)
-    if given.clip is not None:
-        until = given.until or found.num_steps
-        shown = showings(found, given.clip, until)
-        reasons = why_not(found, given.clip)
-        return (
-            {"clip_id": given.clip, "until": until, "shown": shown, "not_in": reasons},
-            plan_text.of_clip(given.clip, until, shown, reasons),
-        )
-    first, last = _range(given.steps)
-    batches = list(micro_batches(found, first, last, given.world))
-    if given.html:
-        count = sum(len(batch["clips"]) for batch in batches)
-        if count > MOST_PICTURES:
-            raise InputError(
-                f"--html: {count:,} clips are more than the {MOST_PICTURES:,} of one page; give fewer steps."
-            )
-        title = f"{found.recipe.name}: steps {first:,} to {last:,}"
-        whole_file.write_atomically(given.html, contact_sheet.page(title, _with_pictures(found, batches)))
-    words = plan_text.of_steps(batches, captions=given.captions)
-    if not given.captions:
-        batches = [
-            {**batch, "clips": [{k: v for k, v in clip.items() if k != "caption"} for clip in batch["clips"]]}
-            for batch in batches
-        ]
-    return batches, f"{words}\nwrote {given.html}" if given.html else words
-
-
 # ── diff ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def difference(old: RunStages, new: RunStages, steps_compared: int = STEPS_COMPARED) -> dict[str, Any]:
+def difference(old: RunStages, new: RunStages, steps_compared: int) -> dict[str, Any]:
     """Return what differs of the data of two recipes or runs, stage by stage in their order."""
     from trainer.recipe import changes
     from trainer.recipe import recipe as recipes
@@ -264,105 +207,3 @@ def difference(old: RunStages, new: RunStages, steps_compared: int = STEPS_COMPA
         "stages_only_in": ([s.stage.name for s in old.stages[len(stages) :]],
                            [s.stage.name for s in new.stages[len(stages) :]]),
     }  # fmt: skip
-
-
-def _diff(given: argparse.Namespace) -> tuple[Any, str]:
-    old = preview_stages.read_stages(given.place)
-    new = preview_stages.read_stages(given.new, given.settings)
-    report = difference(old, new, given.look)
-    return report, plan_text.of_difference(report)
-
-
-# ── simulate ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _simulate(given: argparse.Namespace) -> tuple[Any, str]:
-    found = preview_stages.read_stages(given.place, given.settings)
-    worlds = [int(word) for word in given.world.split(",") if word.isdecimal() and int(word)]
-    if len(worlds) != len(given.world.split(",")):
-        raise InputError(f"--world {given.world}: numbers of ranks from 1 on, with commas.")
-    asked = simulate.Asked(
-        worlds=worlds,
-        step_seconds=given.step_seconds or _measured_seconds(given.place),
-        clips_per_core_second=given.clips_per_core_second,
-        measure=given.measure,
-        most_steps=given.look,
-    )
-    report = simulate.report(found, asked)
-    return report, plan_text.of_simulation(report)
-
-
-def _measured_seconds(path: Path) -> float | None:
-    """Return the median seconds of a step of a run, None for anything else."""
-    lines = metrics.read_metrics(path / metrics.METRICS) if path.is_dir() else []
-    times = sorted(float(line["seconds"]) for line in lines if line.get("seconds"))
-    return times[len(times) // 2] if times else None
-
-
-# ── the command ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = cli_commands.parser("plan", "Say which clips the steps of a recipe or run read.", EXAMPLE)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    about = {
-        "show": "the clips of some steps, or the steps of a clip",
-        "diff": "what differs between two plans, and the first step that reads other clips",
-        "simulate": "mixture, exposures, what ranks wait for, decode cores, for numbers of ranks",
-    }
-    made = {name: commands.add_parser(name, help=text, description=text) for name, text in about.items()}
-    for name, command in made.items():
-        command.add_argument(
-            "place", type=Path, metavar="OLD" if name == "diff" else "RECIPE",
-            help="a recipe (YAML), a run folder, or a checkpoint folder",
-        )  # fmt: skip
-        if name == "diff":
-            command.add_argument("new", type=Path, metavar="NEW", help="the same, to compare it with")
-        command.add_argument(
-            "--set", dest="settings", action="append", default=[], metavar="KEY=VALUE",
-            help=f"change one setting of the recipe{' NEW' if name == 'diff' else ''}; may be repeated",
-        )  # fmt: skip
-        command.add_argument("--json", action="store_true", help="print the answer as JSON")
-    show, diff, simulation = made["show"], made["diff"], made["simulate"]
-    show.add_argument("--steps", metavar="A:B", help="the steps from A to B, counted from 1; or one step")
-    show.add_argument("--world", type=int, metavar="W", help="say which of W ranks runs each micro-batch")
-    show.add_argument("--captions", action="store_true", help="with the captions")
-    show.add_argument("--html", type=Path, metavar="OUT", help="write a page with captions and first frames")
-    show.add_argument("--clip", metavar="ID", help="the steps that show this clip")
-    show.add_argument("--until", type=int, metavar="STEP", help="with --clip: up to here (all)")
-    diff.add_argument(
-        "--look", type=int, default=STEPS_COMPARED, metavar="N",
-        help=f"compare the first N steps of a stage ({STEPS_COMPARED})",
-    )  # fmt: skip
-    simulation.add_argument("--world", default="1", metavar="W[,W…]", help="numbers of ranks (1)")
-    simulation.add_argument(
-        "--step-seconds", type=float, metavar="S", help="seconds of a step (a run: its median)"
-    )
-    simulation.add_argument(
-        "--clips-per-core-second", type=float, metavar="C", help="clips that one core decodes a second"
-    )
-    simulation.add_argument(
-        "--measure", type=int, default=2, metavar="N",
-        help="without that: decode N clips of each cell here to find out (2; 0: do not)",
-    )  # fmt: skip
-    simulation.add_argument(
-        "--look", type=int, default=STEPS_COMPARED, metavar="N",
-        help=f"deal N steps of a stage to the ranks, spread over it ({STEPS_COMPARED})",
-    )  # fmt: skip
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    given = _parser().parse_args(arguments)
-    for name in ("world", "until", "look"):
-        value = getattr(given, name, None)
-        if isinstance(value, int) and value < 1:
-            print(f"error: --{name} {value}: must be 1 or more.", file=sys.stderr)
-            return 2
-    act = {"show": _show, "diff": _diff, "simulate": _simulate}[given.command]
-
-    def run() -> None:
-        report, words = act(given)
-        print(json.dumps(report, indent=1, ensure_ascii=False, default=str) if given.json else words)
-
-    return cli_commands.run_short_command(run)

@@ -1,4 +1,4 @@
-"""The answers of `trainer.report.preview.plan` as people read them."""
+"""The answers of `python -m trainer plan` as people read them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,21 +1,15 @@
-"""Weight files: PixArt and Open-Sora checkpoints in, Open-Sora safetensors out; and the command for it.
+"""Weight files: PixArt and Open-Sora checkpoints in, Open-Sora safetensors out.
 
-    python -m trainer convert pixart   SOURCE FOLDER    convert, and print what became of every key
-    python -m trainer convert opensora SOURCE FOLDER    check names and shapes, and write anew
-    python -m trainer convert export   RUN    FOLDER    write the moving average of a checkpoint of ours
-    python -m trainer convert show     SOURCE           print configuration, sizes, dtypes
-
-SOURCE is a .safetensors, .pt, .pth or .bin file, or a folder with one (sharded with its index, or not). RUN
-is a run folder (its newest checkpoint), a checkpoint, or a part of one such as step-00000100/model. FOLDER is
-written as a whole or not at all: `config.json` and `model.safetensors`, in shards where asked for.
+A source is a .safetensors, .pt, .pth or .bin file, or a folder with one (sharded with its index, or not), or
+a part of a checkpoint such as step-00000100/model. A folder is written as a whole or not at all:
+`config.json` and `model.safetensors`, in shards where asked for. `python -m trainer convert` is the command.
 """
 
-import argparse
 import json
 import os
 import pickle
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +19,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from trainer.cli import commands
 from trainer.model.layers import rope_frequencies
-from trainer.model.stdit import GIANT_3B_2, XL_2, STDiT3Config
+from trainer.model.stdit import XL_2, STDiT3Config
 from trainer.run_folder.checkpoint import checkpoint, part_metadata
-from trainer.run_folder.checkpoint.pixart import convert_pixart, state_shapes
+from trainer.run_folder.checkpoint.pixart import state_shapes
 from vidcurate.errors import CheckpointError, InputError, MissingError, StorageError
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-SIZES = {"XL/2": XL_2, "3B/2": GIANT_3B_2}
 CONFIG = "config.json"
 WHOLE = "model.safetensors"
 # In a folder, the first of these that is there is read; ColossalAI keeps its shards in model/.
@@ -202,90 +193,22 @@ def _write_tensors(state: Mapping[str, Tensor], folder: Path, shard_bytes: int |
     (folder / f"{WHOLE}.index.json").write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = commands.parser(
-        "convert",
-        (__doc__ or "").partition("\n")[0],
-        "  python -m trainer convert pixart PixArt-Sigma-XL-2-2K-MS.pth weights/pixart-sigma\n"
-        "  python -m trainer convert opensora OpenSora-STDiT-v3 weights/opensora\n"
-        "  python -m trainer convert export runs/smoke weights/smoke --dtype bfloat16\n"
-        "  python -m trainer convert show weights/smoke\n",
-    )
-    parser.add_argument(
-        "action",
-        choices=["pixart", "opensora", "export", "show"],
-        help="convert PixArt's, check and copy Open-Sora's, write a run's average, or print what is there",
-    )
-    parser.add_argument("source", type=Path, help="a weights file, a folder with one, or a run to export")
-    parser.add_argument("folder", type=Path, nargs="?", help="the folder to write (not for show)")
-    parser.add_argument(
-        "--size", choices=list(SIZES), help="the model; default: config.json beside it, or XL/2"
-    )
-    parser.add_argument(
-        "--allow", action="append", default=[], metavar="KEY", help="an unexpected key to leave out"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="for what the source does not hold (default 0)")
-    parser.add_argument("--raw", action="store_true", help="with export: the weights, not their average")
-    parser.add_argument("--dtype", choices=list(DTYPES), help="round what is written; default: as it is")
-    parser.add_argument("--shard-gb", type=float, help="split the output into shards of at most so many GB")
-    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit code: 0 done, 1 a file does not fit, 2 a wrong request."""
-    parser = _parser()
-    given = parser.parse_args(arguments)
-    if (given.folder is None) != (given.action == "show"):
-        parser.error("pixart, opensora and export take SOURCE FOLDER, show takes SOURCE")
-    return commands.run_short_command(lambda: _run(given))
-
-
-def _exported(source: Path, *, raw: bool) -> Path:
-    """Return the part of a checkpoint that is meant. Raises CheckpointError."""
+def part_of(source: Path, *, raw: bool) -> Path:
+    """Return the part of a checkpoint or a run that an export reads. Raises CheckpointError."""
     if (source / part_metadata.METADATA).is_file():
         return source
     return checkpoint.find(source) / ("model" if raw else "ema")
 
 
-def _run(given: argparse.Namespace) -> None:
-    if given.folder is not None and given.folder.exists():
-        raise InputError(f"{given.folder}: is there already; name a folder that is not.")
-    config = SIZES[given.size] if given.size else None
-    if given.action == "pixart":
-        config = config or XL_2
-        held = read_tensors(given.source)
-        state, report = convert_pixart(
-            held, config, seed=given.seed, allow=given.allow, where=str(given.source)
-        )
-        answer, words = report.to_json(), report.lines()
-    else:
-        source = _exported(given.source, raw=given.raw) if given.action == "export" else given.source
-        config = config or read_config(source) or XL_2
-        state = read_open_sora(source, config)
-        answer = _facts(state, config) | {"source": str(source)}
-        words = [
-            f"{len(state)} tensors, {answer['parameters']:,} parameters, {', '.join(answer['dtypes'])}",
-            f"depth {config.depth}, width {config.hidden_size}, {config.num_heads} heads",
-        ]
-    if given.folder is not None:
-        dtype = DTYPES[given.dtype] if given.dtype else None
-        written = {name: value.to(dtype) if dtype else value for name, value in state.items()}
-        shard_bytes = int(given.shard_gb * 1e9) if given.shard_gb else None
-        write_open_sora(written, config, given.folder, shard_bytes=shard_bytes)
-        answer["wrote"] = str(given.folder)
-        words.append(f"wrote {given.folder}")
-    print(json.dumps(answer, indent=1) if given.json else "\n".join(words))
-
-
-def _facts(state: Mapping[str, Tensor], config: STDiT3Config) -> dict[str, Any]:
+def facts(state: Mapping[str, Tensor], config: STDiT3Config) -> dict[str, Any]:
+    """Return the number of tensors and parameters, the dtypes and the configuration, as plain JSON."""
     return {
         "tensors": len(state),
         "parameters": sum(value.numel() for name, value in state.items() if name != "y_embedder.y_embedding"),
         "dtypes": sorted({str(value.dtype).removeprefix("torch.") for value in state.values()}),
         "config": config.model_dump(mode="json"),
     }
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

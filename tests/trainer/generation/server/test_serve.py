@@ -11,7 +11,7 @@ import pytest
 
 from tests.trainer.shards_for_tests import make_shards, smoke
 from trainer.__main__ import main
-from trainer.generation import sample_clips
+from trainer.generation import sample_clips, sample_command
 from trainer.generation.server import checkpoints
 from trainer.model.stdit import STDiT3
 from trainer.recipe.recipe import TrainRecipe
@@ -65,7 +65,7 @@ def served(run: Path, event: str = "served") -> list[int]:
 
 
 def by_hand(path: Path, out: Path, *words: str) -> Path:
-    assert sample_clips.main([str(path), "--out", str(out), *words]) == 0
+    assert sample_command.main([str(path), "--out", str(out), *words]) == 0
     return out
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.trainer.shards_for_tests import make_shards, smoke
 from trainer.distributed.mesh import ALONE
-from trainer.generation import sample_clips
+from trainer.generation import sample_clips, sample_command
 from trainer.generation.server import follow
 from trainer.generation.server import http_server as http_endpoint
 from trainer.generation.server.generate import Generator
@@ -98,7 +98,7 @@ def test_a_clip_on_request_is_that_of_sampling_by_hand(
     assert reply.headers["Content-Type"] == "video/mp4"
     assert reply.headers["X-Checkpoint"] == (name or "step-00000002")
     words = ["--prompt", PROMPT, "--seed", "7", "--size", "4x16x24", "--steps", "3", "--guidance", "2"]
-    assert sample_clips.main([str(run / (name or "step-00000002")), *words, "--out", str(tmp_path)]) == 0
+    assert sample_command.main([str(run / (name or "step-00000002")), *words, "--out", str(tmp_path)]) == 0
     assert reply.body == (tmp_path / "00-7.mp4").read_bytes()
     got, hand = tmp_path / "got.mp4", tmp_path / "00-7.mp4"
     got.write_bytes(reply.body)

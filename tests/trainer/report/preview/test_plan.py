@@ -19,7 +19,7 @@ from tests.trainer.test_main import help_of
 from trainer import __main__ as main
 from trainer.data import open_stage
 from trainer.data import stages as data_stages
-from trainer.report.preview import contact_sheet, plan
+from trainer.report.preview import contact_sheet, plan, plan_command
 from trainer.report.preview import stages as preview_stages
 from trainer.train import train
 from trainer.training.state import Origin
@@ -44,12 +44,12 @@ def words_of(home: Path, *more: str) -> list[str]:
 
 
 def asked(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
-    assert plan.main([*words, "--json"]) == 0
+    assert plan_command.main([*words, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert plan.main(list(words)) == 0
+    assert plan_command.main(list(words)) == 0
     return capsys.readouterr().out
 
 
@@ -144,13 +144,13 @@ def test_a_difference_names_clips_cells_and_the_first_step(
     shutil.copy(SMOKE, recipe)
     old = preview_stages.read_stages(recipe, settings(shards, run))
     new = preview_stages.read_stages(recipe, settings(shards, run, "stages.0.data.levels=[1]"))
-    (levels,) = plan.difference(old, new)["stages"]
+    (levels,) = plan.difference(old, new, plan_command.STEPS_COMPARED)["stages"]
     assert {(move["old"], move["new"]) for move in levels["moved"]} == {
         ("level-2/32px-8f-0.50", "(not asked for)"),
         ("level-2/32px-8f-1.00", "(not asked for)"),
     }
     longer = preview_stages.read_stages(recipe, settings(shards, run, "stages.0.steps=25"))
-    assert plan.difference(old, longer)["stages"][0]["first_step"] == 21
+    assert plan.difference(old, longer, plan_command.STEPS_COMPARED)["stages"][0]["first_step"] == 21
 
 
 def test_the_simulated_figures_are_those_of_the_steps(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,11 +158,11 @@ def test_the_simulated_figures_are_those_of_the_steps(home: Path, capsys: pytest
     given = [*words_of(home, *more), "--step-seconds", "2", "--clips-per-core-second", "4"]
     report = asked(capsys, "simulate", str(SMOKE), *given, "--world", "1,2,7")
     (stage,) = report["stages"]
-    (stage,) = data_stages.open_stages(
+    (opened,) = data_stages.open_stages(
         smoke(home / "shards", home / "none", f"stages.0.steps={STEPS}", *more)
     )
-    batches = [batch for step in range(STEPS) for batch in order.step_micro_batches(stage.plan, step)]
-    given_to = Counter(stage.plan.cells[batch.cell].name for batch in batches)
+    batches = [batch for step in range(STEPS) for batch in order.step_micro_batches(opened.plan, step)]
+    given_to = Counter(opened.plan.cells[batch.cell].name for batch in batches)
     clips = sum(len(batch.rows) for batch in batches)
 
     assert {cell["name"]: cell["given"] for cell in stage["cells"]} == given_to
@@ -173,14 +173,14 @@ def test_the_simulated_figures_are_those_of_the_steps(home: Path, capsys: pytest
     level_1 = sum(count for name, count in given_to.items() if name.startswith("level-1/")) / len(batches)
     assert last["groups"]["level-1"]["given"] == pytest.approx(level_1)
     assert last["largest_error"] < 1.68
-    assert stage.plan.costs is not None
+    assert opened.plan.costs is not None
     waits = {}
     for world in (1, 2, 7):
         spent = total = 0
         for step in range(STEPS):
             loads = [
-                sum(stage.plan.costs[order.turn(stage.plan, position)[0]] for position in own)
-                for own in order.shares(stage.plan, step, world)
+                sum(opened.plan.costs[order.turn(opened.plan, position)[0]] for position in own)
+                for own in order.shares(opened.plan, step, world)
             ]
             spent, total = spent + world * max(loads), total + sum(loads)
         waits[world] = 1 - total / spent
@@ -237,7 +237,7 @@ def test_what_is_wrong_is_one_line(
 ) -> None:
     given = [str(SMOKE) if word == "RECIPE" else word for word in words]
     given[2:2] = words_of(home) if "RECIPE" in words else []
-    assert plan.main(given) == 2
+    assert plan_command.main(given) == 2
     reported = capsys.readouterr().err
     assert said in reported
     assert reported.count("\n") == 1
@@ -246,7 +246,7 @@ def test_what_is_wrong_is_one_line(
 def test_the_examples_of_the_help_run(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = re.findall(r"^  python -m trainer plan (.*)", help_of(plan.main), re.MULTILINE)
+    lines = re.findall(r"^  python -m trainer plan (.*)", help_of(plan_command.main), re.MULTILINE)
     assert len(lines) == 5
     shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
     make_shards(tmp_path / "run" / "shards", num_clips=4, size=64)
@@ -254,7 +254,7 @@ def test_the_examples_of_the_help_run(
     shutil.copytree(home / "run", tmp_path / "runs" / "first")
     monkeypatch.chdir(tmp_path)
     for line in lines:
-        assert plan.main(shlex.split(line.replace("CLIP", "clip-001"))) == 0, line
+        assert plan_command.main(shlex.split(line.replace("CLIP", "clip-001"))) == 0, line
     assert (tmp_path / "first-step.html").is_file()
 
 
@@ -305,21 +305,21 @@ def test_what_is_simulated_leaves_out_the_data_windows_that_are_skipped(
     more = (f"stages.0.data.curriculum={phases}", "stages.0.skip=[[2, 4], [9, 9]]")
     report = asked(capsys, "simulate", str(SMOKE), *words_of(home, *more), "--clips-per-core-second", "4")
     (stage,) = report["stages"]
-    (stage,) = data_stages.open_stages(
+    (opened,) = data_stages.open_stages(
         smoke(home / "shards", home / "none", f"stages.0.steps={STEPS}", *more)
     )
 
-    read = [data_stages.data_step(stage, update) for update in range(STEPS)]
+    read = [data_stages.data_step(opened, update) for update in range(STEPS)]
     assert {1, 2, 3, 8}.isdisjoint(read)
     assert read[-1] == STEPS + 3
-    batches = [batch for step in read for batch in order.step_micro_batches(stage.plan, step)]
-    names = Counter(stage.plan.cells[batch.cell].name for batch in batches)
+    batches = [batch for step in read for batch in order.step_micro_batches(opened.plan, step)]
+    names = Counter(opened.plan.cells[batch.cell].name for batch in batches)
     shown = Counter(row for batch in batches for row in batch.rows.tolist())
     assert {cell["name"]: cell["given"] for cell in stage["cells"] if cell["given"]} == names
     assert sum(cell["asked"] for cell in stage["cells"]) == pytest.approx(len(batches))
     assert stage["clips_a_step"] == pytest.approx(sum(shown.values()) / STEPS)
     assert stage["phases"] == [1, 3]  # three of the first phase's five data steps are skipped
-    for reported, cell in zip(stage["cells"], stage.plan.cells, strict=True):
+    for reported, cell in zip(stage["cells"], opened.plan.cells, strict=True):
         times = [shown[row] for row in cell.rows.tolist()]
         assert reported["exposures"] == [min(times), max(times)]
 

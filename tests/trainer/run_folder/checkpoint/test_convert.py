@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.trainer.shards_for_tests import make_shards, smoke
 from trainer.model.stdit import STDiT3, STDiT3Config
-from trainer.run_folder.checkpoint import checkpoint, convert
+from trainer.run_folder.checkpoint import checkpoint, convert, convert_command
 from trainer.run_folder.checkpoint.pixart import state_shapes
 from trainer.train import train
 from trainer.training.state import Origin
@@ -172,18 +172,18 @@ def test_the_command_prints_and_writes(
 ) -> None:
     source, copy = tmp_path / "source", tmp_path / "copy"
     convert.write_open_sora(model_state, TINY, source)
-    assert convert.main(["opensora", str(source), str(copy), "--shard-gb", "0.0001"]) == 0
+    assert convert_command.main(["opensora", str(source), str(copy), "--shard-gb", "0.0001"]) == 0
     assert "depth 2, width 48, 4 heads" in capsys.readouterr().out
-    assert convert.main(["show", str(copy)]) == 0
+    assert convert_command.main(["show", str(copy)]) == 0
     assert f"{len(model_state)} tensors" in capsys.readouterr().out
-    assert convert.main(["opensora", str(source), str(copy)]) == 2
+    assert convert_command.main(["opensora", str(source), str(copy)]) == 2
     assert "is there already" in capsys.readouterr().err
-    assert convert.main(["pixart", str(source), str(tmp_path / "new")]) == 1
+    assert convert_command.main(["pixart", str(source), str(tmp_path / "new")]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "unexpected fps_embedder.mlp.0.bias" in error
     with pytest.raises(SystemExit, match="2"):
-        convert.main(["show", str(copy), "folder"])
+        convert_command.main(["show", str(copy), "folder"])
 
 
 def test_a_runs_average_or_its_weights_go_out_as_open_sora_has_them(
@@ -192,8 +192,8 @@ def test_a_runs_average_or_its_weights_go_out_as_open_sora_has_them(
     run = tmp_path / "run"
     train(smoke(make_shards(tmp_path / "shards"), run, "stages.0.steps=2", "sample=null"))
 
-    assert convert.main(["export", str(run), str(tmp_path / "average")]) == 0
-    assert convert.main(["export", str(run), str(tmp_path / "raw"), "--raw", "--json"]) == 0
+    assert convert_command.main(["export", str(run), str(tmp_path / "average")]) == 0
+    assert convert_command.main(["export", str(run), str(tmp_path / "raw"), "--raw", "--json"]) == 0
 
     answer = json.loads(capsys.readouterr().out.partition("average\n")[2])
     assert answer["source"] == str(run / "step-00000002" / "model")
@@ -207,13 +207,13 @@ def test_a_runs_average_or_its_weights_go_out_as_open_sora_has_them(
     assert not torch.equal(written["x_embedder.proj.weight"], held["ema"]["x_embedder.proj.weight"])
 
     there = str(run / "step-00000002")
-    assert convert.main(["export", there, str(tmp_path / "small"), "--dtype", "bfloat16"]) == 0
-    assert convert.main(["show", str(tmp_path / "small"), "--json"]) == 0
+    assert convert_command.main(["export", there, str(tmp_path / "small"), "--dtype", "bfloat16"]) == 0
+    assert convert_command.main(["show", str(tmp_path / "small"), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out.partition("small\n")[2])
     assert (shown["dtypes"], shown["config"]["hidden_size"]) == (["bfloat16"], 32)
     # And in again: a run begins with the exported weights.
     origin = Origin(ckpt_path=tmp_path / "average")
     train(smoke(tmp_path / "shards", tmp_path / "next", "stages.0.steps=1", "sample=null"), origin)
 
-    assert convert.main(["export", str(tmp_path / "shards"), str(tmp_path / "no")]) == 1
+    assert convert_command.main(["export", str(tmp_path / "shards"), str(tmp_path / "no")]) == 1
     assert "neither a checkpoint" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trainer.model.stdit import XL_2, STDiT3, STDiT3Config
-from trainer.run_folder.checkpoint import convert
+from trainer.run_folder.checkpoint import convert_command
 from trainer.run_folder.checkpoint.pixart import convert_pixart, state_shapes
 from vidcurate.errors import CheckpointError
 
@@ -205,7 +205,7 @@ def test_a_pixart_file_given_as_open_sora_weights_is_reported_the_way(
         path = tmp_path / f"PixArt-{number}.pth"
         torch.save(content, path)
 
-        assert convert.main(["opensora", str(path), str(tmp_path / "out")]) == 1
+        assert convert_command.main(["opensora", str(path), str(tmp_path / "out")]) == 1
         assert f"python -m trainer convert pixart {path}" in capsys.readouterr().err
 
 

@@ -1,0 +1,32 @@
+"""`--help` of every command answers without loading torch, polars, PyAV or pyarrow."""
+
+from collections.abc import Callable
+
+import pytest
+
+from trainer.__main__ import COMMANDS
+
+HEAVY = ("av", "polars", "pyarrow", "torch")
+REPORT = f"print([name for name in {HEAVY} if name in sys.modules])"
+
+
+@pytest.mark.parametrize("name", ["", *sorted(COMMANDS)])
+def test_help_of_a_trainer_command_loads_nothing_heavy(name: str, run_python: Callable[[str], str]) -> None:
+    said = run_python(
+        "import sys\nfrom trainer.__main__ import main\n"
+        f"try:\n    main({[name] if name else []} + ['--help'])\nexcept SystemExit:\n    pass\n" + REPORT
+    )
+    assert said.startswith("usage: ")
+    assert said.splitlines()[-1] == "[]"
+
+
+def test_help_of_the_vidcurate_commands_loads_nothing_heavy(run_python: Callable[[str], str]) -> None:
+    said = run_python(
+        "import sys, typer.main\nfrom vidcurate.cli.common import app\nfrom vidcurate.cli.main import main\n"
+        "names = sorted(typer.main.get_command(app).commands)\n"
+        "for words in ([], *([name] for name in names)):\n"
+        "    try:\n        main([*words, '--help'])\n"
+        "    except SystemExit as ended:\n        assert not ended.code\n" + REPORT
+    )
+    assert said.count("Usage: vidcurate ") > 20
+    assert said.splitlines()[-1] == "[]"

@@ -1,0 +1,80 @@
+"""`python -m trainer sample RUN`: arguments, and one mp4 file for each prompt.
+
+torch is loaded when the command runs, so that --help and a wrong argument answer at once.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.cli import commands
+from vidcurate.errors import InputError
+
+if TYPE_CHECKING:
+    from trainer.recipe.recipe import TrainRecipe
+    from trainer.run_folder.sample_spec import SampleSpec
+
+
+def _spec(recipe: "TrainRecipe", given: argparse.Namespace, path: Path) -> "SampleSpec":
+    """Return the recipe's way of sampling, with what the command line changes of it."""
+    from trainer.model.encoders.registry import video_encoder
+    from trainer.run_folder.sample_spec import SampleSpec
+
+    base = recipe.sample or SampleSpec(prompts=())
+    if recipe.sample is None and given.size is None:
+        raise InputError(f"{path}: its recipe has no sample section; say --size FRAMESxHEIGHTxWIDTH.")
+    changed: dict[str, Any] = {"prompts": tuple(given.prompt) or base.prompts}
+    for name in ("steps", "guidance", "fps"):
+        if getattr(given, name) is not None:
+            changed[name] = getattr(given, name)
+    if given.size is not None:
+        numbers = given.size.lower().split("x")
+        if len(numbers) != 3 or not all(number.isdecimal() and int(number) for number in numbers):
+            raise InputError(f"--size {given.size}: write it as FRAMESxHEIGHTxWIDTH, for example 16x32x32.")
+        changed |= dict(zip(("num_frames", "height", "width"), map(int, numbers), strict=True))
+        if min(video_encoder(recipe.video_encoder).latent_shape(*map(int, numbers))) < 1:
+            raise InputError(f"--size {given.size}: is smaller than the video encoder's blocks.")
+    if not changed["prompts"]:
+        raise InputError("nothing to sample: say --prompt TEXT.")
+    return base.model_copy(update=changed)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = commands.parser(
+        "sample",
+        "Sample clips from a checkpoint, or from a run's newest one.",
+        '  python -m trainer sample runs/smoke --prompt "a red square moves right"\n',
+    )
+    commands.add_run(parser)
+    parser.add_argument(
+        "--prompt", action="append", default=[], help="may be repeated; default: the recipe's"
+    )
+    parser.add_argument("--out", type=Path, default=Path("samples"), help="folder for the mp4 files")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, help="Euler steps")
+    parser.add_argument("--guidance", type=float, help="guidance scale; 1 is none")
+    parser.add_argument("--size", metavar="FxHxW", help="frames, height and width, such as 16x32x32")
+    parser.add_argument("--fps", type=float, help="frames per second")
+    parser.add_argument("--raw", action="store_true", help="the weights themselves, not their moving average")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = _parser().parse_args(arguments)
+    return commands.run_short_command(lambda: _run(given))
+
+
+def _run(given: argparse.Namespace) -> None:
+    with commands.loading():
+        from trainer.generation import sample_clips
+        from trainer.run_folder import sample_rounds
+
+    model, recipe, state = sample_clips.load_model(given.path, raw=given.raw)
+    spec = _spec(recipe, given, given.path).model_copy(update={"seeds": (given.seed,)})
+    for entry in sample_rounds.entries(spec):
+        path = given.out / entry.file
+        flow_spec = sample_clips.flow_at(recipe, state["stage_number"])
+        frames = sample_clips.sample_clip(model, None, recipe, flow_spec, spec, entry)
+        sample_clips.write_clip(path, frames, spec.fps)
+        print(f"{path}  {entry.prompt}", flush=True)

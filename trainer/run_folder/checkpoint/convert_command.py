@@ -1,0 +1,97 @@
+"""`python -m trainer convert`: arguments, and what became of the weights as text or JSON.
+
+    python -m trainer convert pixart   SOURCE FOLDER    convert, and print what became of every key
+    python -m trainer convert opensora SOURCE FOLDER    check names and shapes, and write anew
+    python -m trainer convert export   RUN    FOLDER    write the moving average of a checkpoint of ours
+    python -m trainer convert show     SOURCE           print configuration, sizes, dtypes
+
+torch is loaded when the command runs, so that --help and a wrong argument answer at once.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainer.cli import commands
+from vidcurate.errors import InputError
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = commands.parser(
+        "convert",
+        "Weight files: PixArt and Open-Sora checkpoints in, Open-Sora safetensors out.",
+        "  python -m trainer convert pixart PixArt-Sigma-XL-2-2K-MS.pth weights/pixart-sigma\n"
+        "  python -m trainer convert opensora OpenSora-STDiT-v3 weights/opensora\n"
+        "  python -m trainer convert export runs/smoke weights/smoke --dtype bfloat16\n"
+        "  python -m trainer convert show weights/smoke\n",
+    )
+    parser.add_argument(
+        "action",
+        choices=["pixart", "opensora", "export", "show"],
+        help="convert PixArt's, check and copy Open-Sora's, write a run's average, or print what is there",
+    )
+    parser.add_argument("source", type=Path, help="a weights file, a folder with one, or a run to export")
+    parser.add_argument("folder", type=Path, nargs="?", help="the folder to write (not for show)")
+    parser.add_argument(
+        "--size", choices=["XL/2", "3B/2"], help="the model; default: config.json beside it, or XL/2"
+    )
+    parser.add_argument(
+        "--allow", action="append", default=[], metavar="KEY", help="an unexpected key to leave out"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="for what the source does not hold (default 0)")
+    parser.add_argument("--raw", action="store_true", help="with export: the weights, not their average")
+    parser.add_argument(
+        "--dtype", choices=["float32", "bfloat16", "float16"], help="round what is written; default: as it is"
+    )
+    parser.add_argument("--shard-gb", type=float, help="split the output into shards of at most so many GB")
+    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code: 0 done, 1 a file does not fit, 2 a wrong request."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    if (given.folder is None) != (given.action == "show"):
+        parser.error("pixart, opensora and export take SOURCE FOLDER, show takes SOURCE")
+    return commands.run_short_command(lambda: _run(given))
+
+
+def _run(given: argparse.Namespace) -> None:
+    if given.folder is not None and given.folder.exists():
+        raise InputError(f"{given.folder}: is there already; name a folder that is not.")
+    with commands.loading():
+        import torch
+
+        from trainer.model.stdit import GIANT_3B_2, XL_2
+        from trainer.run_folder.checkpoint import convert
+        from trainer.run_folder.checkpoint.pixart import convert_pixart
+
+    config = {"XL/2": XL_2, "3B/2": GIANT_3B_2, None: None}[given.size]
+    if given.action == "pixart":
+        config = config or XL_2
+        held = convert.read_tensors(given.source)
+        state, report = convert_pixart(
+            held, config, seed=given.seed, allow=given.allow, where=str(given.source)
+        )
+        answer, words = report.to_json(), report.lines()
+    else:
+        source = given.source
+        if given.action == "export":
+            source = convert.part_of(source, raw=given.raw)
+        config = config or convert.read_config(source) or XL_2
+        state = convert.read_open_sora(source, config)
+        answer = convert.facts(state, config) | {"source": str(source)}
+        words = [
+            f"{len(state)} tensors, {answer['parameters']:,} parameters, {', '.join(answer['dtypes'])}",
+            f"depth {config.depth}, width {config.hidden_size}, {config.num_heads} heads",
+        ]
+    if given.folder is not None:
+        dtype = getattr(torch, given.dtype) if given.dtype else None
+        written = {name: value.to(dtype) if dtype else value for name, value in state.items()}
+        shard_bytes = int(given.shard_gb * 1e9) if given.shard_gb else None
+        convert.write_open_sora(written, config, given.folder, shard_bytes=shard_bytes)
+        answer["wrote"] = str(given.folder)
+        words.append(f"wrote {given.folder}")
+    print(json.dumps(answer, indent=1) if given.json else "\n".join(words))
