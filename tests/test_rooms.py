@@ -38,15 +38,15 @@ ROOMS = {
     "vidcurate.curation.frame_scores": (
         "vidcurate.curation.clip_table vidcurate.executor vidcurate.media vidcurate.recipe vidcurate.storage"
     ),
-    "vidcurate.curation.ingest": (
-        "vidcurate.curation.clip_table vidcurate.executor vidcurate.recipe vidcurate.storage"
-    ),
-    "vidcurate.curation.probe": (
-        "vidcurate.curation.clip_table vidcurate.executor vidcurate.media vidcurate.recipe vidcurate.storage"
-    ),
     "vidcurate.shards": (
         "vidcurate.curation.clip_table vidcurate.executor vidcurate.media vidcurate.recipe vidcurate.rng "
         "vidcurate.storage"
+    ),
+    "vidcurate.curation.ingest": (
+        "vidcurate.curation.clip_table vidcurate.executor vidcurate.recipe vidcurate.shards vidcurate.storage"
+    ),
+    "vidcurate.curation.probe": (
+        "vidcurate.curation.clip_table vidcurate.executor vidcurate.media vidcurate.recipe vidcurate.storage"
     ),
     "trainer.distributed": (
         "trainer.health trainer.model trainer.model.kernels trainer.run_folder vidcurate.recipe"

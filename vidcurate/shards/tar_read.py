@@ -29,6 +29,8 @@ _FIELDS = [
 ]  # fmt: skip
 _TEMPLATE = tar_write.header("name.json", 0)
 
+_CHUNK_BYTES = 1 << 20
+
 Tell = Callable[[str, str], None]  # (member or "", what is wrong)
 
 
@@ -144,6 +146,29 @@ def members(data: FileBytes, tell: Tell) -> Iterator[Member]:
             seen.add(member.name)
             yield member
         at = member.end
+
+
+def problem_at_end(data: FileBytes, at: int) -> str | None:
+    """Return why the tar does not end where a reader stopped, at byte `at`; None where it ends there.
+
+    For tars of any writer: `tarfile` stops without a word at a damaged or cut header behind the first one. A
+    tar ends with zero blocks (POSIX: two; one at the end of the file is taken, some writers stop there).
+    """
+    block = data.read(at, tar_write.BLOCK_BYTES)
+    if not block:
+        return f"it ends at byte {data.size:,} without the zero blocks of a tar's end: it was cut"
+    if len(block) < tar_write.BLOCK_BYTES:
+        return f"it ends inside the header at byte {at:,}"
+    if any(block):
+        stated, real = _octal(block[148:156]), sum(block) - sum(block[148:156]) + 8 * 32
+        said = "no number" if stated is None else str(stated)
+        return f"the header at byte {at:,} has the checksum {said}, its bytes sum up to {real}"
+    for start in range(at, data.size, _CHUNK_BYTES):
+        chunk = data.read(start, _CHUNK_BYTES)
+        if any(chunk):
+            first = start + len(chunk) - len(chunk.lstrip(b"\0"))
+            return f"it has data at byte {first:,} behind its end at byte {at:,}"
+    return None
 
 
 def _check_end(data: FileBytes, at: int, tell: Tell) -> None:

@@ -2,7 +2,7 @@
 
 import io
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -98,6 +98,56 @@ def test_shards_are_unpacked_whole_and_once(tmp_path: Path) -> None:
     assert not again.up_to_date
     assert frame_again.equals(frame)
     assert times == {path: path.stat().st_mtime_ns for path in (run / "videos").rglob("*.mp4")}
+
+
+EIGHT = [(f"{number}.{kind}", b"x" * 700) for number in range(8) for kind in ("mp4", "txt")]
+
+
+def header_of(data: bytes, name: str) -> int:
+    return data.index(name.encode().ljust(100, b"\0"))
+
+
+def flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda data: flipped(data, header_of(data, "5.mp4") + 2), "has the checksum"),
+        (lambda data: flipped(data, header_of(data, "5.mp4") + 130), "has the checksum"),  # its size
+        (lambda data: flipped(data, header_of(data, "5.txt") + 150), "has the checksum"),  # the checksum
+        (lambda data: data[: header_of(data, "5.mp4")], "it was cut"),
+        (lambda data: data[: header_of(data, "5.mp4") + 200], "ends inside the header"),
+        (lambda data: data[: header_of(data, "5.mp4") + 900], "unexpected end of data"),
+        (
+            lambda data: (
+                data[: header_of(data, "5.mp4")] + bytes(512) + data[header_of(data, "5.mp4") + 512 :]
+            ),
+            "has data at byte",
+        ),
+        (lambda data: data + data, "has data at byte"),
+    ],
+)
+def test_a_damaged_tar_is_an_error_and_loses_no_row_silently(
+    tmp_path: Path, damage: Callable[[bytes], bytes], reason: str
+) -> None:
+    shard = write_tar(tmp_path / "s.tar", EIGHT)
+    shard.write_bytes(damage(shard.read_bytes()))
+
+    with pytest.raises(ShardError, match=rf"s\.tar: the tar is damaged \(.*{reason}"):
+        ingest(tmp_path / "run", shard)
+    assert not (tmp_path / "run" / "ingest.parquet").exists()
+
+
+def test_a_tar_with_pax_headers_is_read_whole_and_refused_when_it_is_cut_before_one(tmp_path: Path) -> None:
+    shard = write_tar(tmp_path / "s.tar", [(f"é{name}", payload) for name, payload in EIGHT])
+    assert len(ingest(tmp_path / "whole", shard)[1]) == 8
+    data = shard.read_bytes()
+
+    shard.write_bytes(data[: data.index("é5.mp4".encode()) // 512 * 512 - 512])
+    with pytest.raises(ShardError, match="it was cut"):
+        ingest(tmp_path / "run", shard)
 
 
 def test_a_cut_off_tar_is_an_error_and_leaves_no_unpacked_folder(tmp_path: Path) -> None:

@@ -22,7 +22,9 @@ from vidcurate.curation.ingest.rows import Rows, stage
 from vidcurate.curation.ingest.spec import IngestSpec
 from vidcurate.errors import InputError, ShardError, StorageError
 from vidcurate.executor.map_clips import Progress
+from vidcurate.shards.tar_read import problem_at_end
 from vidcurate.storage import atomic_file
+from vidcurate.storage.file_window import FileBytes
 
 _CHUNK_BYTES = 1 << 20
 
@@ -147,6 +149,10 @@ def _shard(
         with tarfile.open(shard, "r:") as archive:
             for key, members in _samples(archive):
                 yield _sample(archive, key, members, folder, partial, found, names, spec)
+            with shard.open("rb") as file:
+                problem = problem_at_end(FileBytes(file, shard.stat().st_size), archive.offset)
+        if problem:
+            raise tarfile.ReadError(problem)
     except tarfile.TarError as error:
         raise ShardError(f"{shard}: the tar is damaged ({error}). Fetch it again or leave it out.") from error
     except OSError as error:
