@@ -35,6 +35,8 @@ BANNED = {
     "trouble|troubles|troubled": "problem",
 }
 PATTERN = re.compile(r"\b(" + "|".join(BANNED).replace(" ", r"[\s_-]+") + r")\b", re.IGNORECASE)
+# The part of a page that lists old words or names beside the new ones.
+FORMERLY = re.compile("<!-- formerly -->.*?<!-- /formerly -->", re.DOTALL)
 # This file names them all; data of others and kept figures stay as they were.
 EXEMPT = {"tests/test_words.py", "LICENSE"}
 SUFFIXES = (".py", ".md", ".yaml", ".toml", ".json", ".html", ".sbatch", "Makefile")
@@ -48,6 +50,7 @@ def _texts(path: Path) -> Iterator[tuple[int, str]]:
     """Yield (line, text) of a file: of a Python file its names, strings and comments."""
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
+        text = FORMERLY.sub(lambda found: "\n" * found[0].count("\n"), text)
         yield from enumerate(text.splitlines(), 1)
         return
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
