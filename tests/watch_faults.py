@@ -19,6 +19,8 @@ from tests.trainer.shards_for_tests import events
 from trainer.__main__ import main
 from trainer.distributed import mesh
 from trainer.health import clock_steps
+from trainer.health.watch import spec as watch_spec
+from trainer.health.watch.spec import SLOW_RANK_STEPS
 from trainer.run_folder import metrics, processes
 from trainer.training import resume, step
 from trainer.training.guard import rerun_step
@@ -128,8 +130,9 @@ def computes_again_slowly(at: int) -> None:
     rerun_step.compute = slow_compute  # type: ignore[assignment]
 
 
-def run(fault: str, rank: int, at: int, words: Sequence[str]) -> None:
+def run(fault: str, rank: int, at: int, words: Sequence[str], slow_rank_steps: int = SLOW_RANK_STEPS) -> None:
     """Train with `fault` in `rank` at its step `at` (from 0), and end with the training's exit code."""
+    watch_spec.SLOW_RANK_STEPS = slow_rank_steps
     if int(os.environ.get("RANK", "0")) == rank:
         globals()[fault](at)
     sys.exit(main(words))
@@ -143,17 +146,18 @@ SPEC = (
     "stages.0.checkpoint_every=2",
     "loader.num_workers=0",
     "watch.stall_seconds=4",
-    "watch.slow_phase_seconds=600",
 )
 MOST_SECONDS = 300.0
 
 
 @contextmanager
 def faulty(
-    forks: Forks, words: Sequence[str], fault: str, *, rank: int, ranks: int, at: int = 3
+    forks: Forks, words: Sequence[str], fault: str, *, rank: int, ranks: int, at: int = 3, **constants: int
 ) -> Iterator[Forked]:
     """Run `ranks` processes of which one has `fault`; what is left at the end is killed."""
-    program = f"from tests.watch_faults import run; run({fault!r}, {rank}, {at}, {list(words)!r})"
+    program = (
+        f"from tests.watch_faults import run; run({fault!r}, {rank}, {at}, {list(words)!r}, **{constants!r})"
+    )
     started = forks.start(["-c", program], ranks=ranks)
     began = {pid: processes.start_time(pid) for pid in started.pids}
     try:

@@ -96,9 +96,10 @@ def test_a_slow_rank_whose_policy_is_restart_has_the_run_saved_and_restarted(
     shards: Path, forks: Forks, whole: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    slow = ("watch.on_slow_rank=restart", "watch.slow_rank_steps=6", "watch.slow_rank_factor=5")
+    slow = ("watch.on_slow_rank=restart", "watch.max_slowdown=4")
     words = ["launch", *command_words(shards, run, *SHORT, *slow), "--nproc-per-node", "2"]
-    launched = forks.start([*words, "--backoff-seconds", "0.1"], 1, **patched(tmp_path / "patch", SLOW))
+    program = f"{SLOW}\nfrom trainer.health.watch import spec\nspec.SLOW_RANK_STEPS = 6\n"
+    launched = forks.start([*words, "--backoff-seconds", "0.1"], 1, **patched(tmp_path / "patch", program))
 
     assert launched.codes() == [0], launched.text()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.forked_runs import Forks
+from tests.forked_runs import Forks, program
 from tests.trainer.shards_for_tests import command_words, events, make_shards
 from tests.watch_faults import faulty, wait_for_steps
 from trainer.cli import exit_codes
@@ -28,8 +28,8 @@ def test_a_rank_slower_than_the_others_is_named_with_what_it_is_slow_at(
     forks: Forks, shards: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    words = command_words(shards, run, *SPEC, "stages.0.steps=16", "watch.slow_rank_steps=8")
-    with faulty(forks, words, "is_slow", rank=1, ranks=3) as started:
+    words = command_words(shards, run, *SPEC, "stages.0.steps=16")
+    with faulty(forks, words, "is_slow", rank=1, ranks=3, slow_rank_steps=8) as started:
         started.succeed()
 
     (slow,) = events(run, "slow_rank")  # told once, though two windows saw it
@@ -49,9 +49,14 @@ def test_a_rank_slower_than_the_others_is_named_with_what_it_is_slow_at(
 def test_a_slow_rank_can_end_the_run_with_all_of_it_saved(
     forks: Forks, shards: Path, tmp_path: Path, policy: str, code: int
 ) -> None:
-    more = ("stages.0.steps=24", "watch.slow_rank_steps=4", f"watch.on_slow_rank={policy}")
+    more = ("stages.0.steps=24", f"watch.on_slow_rank={policy}")
     with faulty(
-        forks, command_words(shards, tmp_path / "run", *SPEC, *more), "is_slow", rank=0, ranks=2
+        forks,
+        command_words(shards, tmp_path / "run", *SPEC, *more),
+        "is_slow",
+        rank=0,
+        ranks=2,
+        slow_rank_steps=4,
     ) as started:
         assert started.codes() == [code, code], started.text()
     (stop,) = events(tmp_path / "run", "stop")
@@ -63,14 +68,14 @@ def test_a_clock_that_steps_back_is_reported_with_its_host_and_what_to_do(
     forks: Forks, shards: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    words = command_words(shards, run, *SPEC, "stages.0.steps=4000", "watch.on_clock_step=restart")
+    words = command_words(shards, run, *SPEC, "stages.0.steps=400")
     with faulty(forks, words, "has_a_clock_that_is_set_back", rank=0, ranks=2) as started:
-        assert started.codes() == [exit_codes.RESTART] * 2, started.text()
+        started.succeed()
     (step,) = events(run, "clock_step")
     assert step["seconds"] == pytest.approx(-17.0, abs=0.1)
     assert step["host"] == processes.host_name()
     assert "chronyd" in step["advice"]
-    assert step["step"] <= events(run, "stop")[0]["step"]
+    assert 0 < step["step"] < 400
     assert "the clock was set back by 17.0" in started.text()
 
 
@@ -92,10 +97,9 @@ def test_an_xid_in_the_kernels_log_ends_the_run_as_its_policy_says(
     for name, file in (("nvidia-smi", tmp_path / "smi.xml"), ("dmesg", log)):
         (tools / name).write_text(f"#!/bin/sh\nexec cat {file}\n")
         (tools / name).chmod(0o755)
-    words = command_words(
-        shards, run, *SPEC, "stages.0.steps=4000", "watch.hardware_seconds=0.5", "preflight.at_start=false"
-    )
-    started = forks.start(words, ranks=2, PATH=f"{tools}:{os.environ['PATH']}")
+    words = command_words(shards, run, *SPEC, "stages.0.steps=4000", "preflight.at_start=false")
+    given = program("from trainer.health.watch import spec; spec.HARDWARE_SECONDS = 0.5", words)
+    started = forks.start(given, ranks=2, PATH=f"{tools}:{os.environ['PATH']}")
     wait_for_steps(run, 3)
     time.sleep(4.0)  # the watcher has begun, and looked once
 

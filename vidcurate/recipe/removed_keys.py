@@ -31,6 +31,9 @@ _SENSITIVITY = Removed(
     "write sensitivity: low, normal or high; the thresholds are constants of trainer/recipe/guard_spec.py"
 )
 _COUNT = Removed("the count is a constant of trainer/recipe/guard_spec.py; max_rollbacks is a key")
+_PREFLIGHT = Removed("the threshold is a constant of trainer/health/checks/spec.py")
+_RATE = Removed("rates are compared with those of the other GPUs; write max_slowdown")
+_WATCH = Removed("the value is a constant of trainer/health/watch/spec.py")
 
 REMOVED: Mapping[str, Mapping[str, Removed]] = {
     "GuardSpec": {
@@ -52,6 +55,28 @@ REMOVED: Mapping[str, Mapping[str, Removed]] = {
         "divergence_z": _SENSITIVITY,
         "weight_z": _SENSITIVITY,
         "weight_change": _SENSITIVITY,
+    },
+    "PreflightSpec": {
+        "slow_share": _PREFLIGHT,
+        "bad_share": _renamed("max_slowdown"),
+        "min_tflops": _RATE,
+        "min_copy_gb_per_second": _RATE,
+        "min_free_memory": _PREFLIGHT,
+        "min_all_reduce_gb_per_second": _RATE,
+        "min_link_gb_per_second": _RATE,
+        "min_write_mb_per_second": _RATE,
+        "max_clock_offset_seconds": _PREFLIGHT,
+        "xid_hours": Removed("Xids of the last 24 hours count; `xid: {NUMBER: ignore}` leaves one out"),
+    },
+    "WatchSpec": {
+        "slow_phase_seconds": _WATCH,
+        "slow_rank_factor": Removed("write max_slowdown, the factor less 1"),
+        "slow_rank_steps": _WATCH,
+        "throughput_drop": _WATCH,
+        "on_throughput_drop": Removed("a drop of the throughput is recorded and ends no run"),
+        "clock_step_seconds": _WATCH,
+        "on_clock_step": Removed("a clock that was set is recorded and ends no run"),
+        "hardware_seconds": _WATCH,
     },
 }
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from trainer.health import clock_offset
 from trainer.health.checks.check import Check
 from trainer.health.checks.exchange import Board
-from trainer.health.checks.spec import PreflightSpec
+from trainer.health.checks.spec import MAX_CLOCK_OFFSET_SECONDS
 
 SAMPLES = 8
 SECONDS = 5.0  # for one exchange
 
 
-def offset(board: Board, rank: int, leaders: Sequence[int], spec: PreflightSpec) -> list[Check]:
+def offset(board: Board, rank: int, leaders: Sequence[int]) -> list[Check]:
     """Return the check of this node's clock against the first's; its leader asks, rank 0 answers all.
 
     `leaders` are the first ranks of the nodes, rank 0 among them. All of them call this together.
@@ -45,17 +45,17 @@ def offset(board: Board, rank: int, leaders: Sequence[int], spec: PreflightSpec)
     return [
         Check(
             name="clock",
-            verdict="bad" if surely > spec.max_clock_offset_seconds else "ok",
+            verdict="bad" if surely > MAX_CLOCK_OFFSET_SECONDS else "ok",
             value=f"{1e3 * behind:+.3f} ms ± {1e3 * found.error_seconds:.3f} ms from rank 0's",
-            limit=f"{spec.max_clock_offset_seconds:g} s",
-            advice=clock_offset.CHRONY if surely > spec.max_clock_offset_seconds else "",
+            limit=f"{MAX_CLOCK_OFFSET_SECONDS:g} s",
+            advice=clock_offset.CHRONY if surely > MAX_CLOCK_OFFSET_SECONDS else "",
             figure=1e3 * behind,
             unit="ms",
         )
     ]
 
 
-def against_most(found: Mapping[int, Sequence[Check]], spec: PreflightSpec) -> dict[int, list[Check]]:
+def against_most(found: Mapping[int, Sequence[Check]]) -> dict[int, list[Check]]:
     """Return all ranks' checks; where rank 0's clock is the odd one, it is bad and those like most are not.
 
     Of two nodes nothing says which is right, and rank 0's counts.
@@ -67,7 +67,7 @@ def against_most(found: Mapping[int, Sequence[Check]], spec: PreflightSpec) -> d
         if check.name == "clock" and check.figure is not None
     }
     middle = statistics.median([0.0, *figures.values()])
-    limit = 1e3 * spec.max_clock_offset_seconds
+    limit = 1e3 * MAX_CLOCK_OFFSET_SECONDS
     if len(figures) < 2 or abs(middle) <= limit:
         return {rank: list(checks) for rank, checks in found.items()}
     checked: dict[int, list[Check]] = {0: [_from_most(None, -middle, limit), *found.get(0, ())]}

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.health.checks.check import Check, Verdict, below
-from trainer.health.checks.spec import PreflightSpec
+from trainer.health.checks.check import Check, Verdict, measured
+from trainer.health.checks.spec import MIN_FREE_MEMORY
 from trainer.model.stdit import STDiT3Config
 
 DISTINCT = 64
@@ -116,9 +116,7 @@ def _timed(work: Callable[[], object], seconds: float, device: torch.device) -> 
     return (time.perf_counter() - began) / count
 
 
-def product(
-    config: STDiT3Config, device: torch.device, dtype: torch.dtype, effort: Effort, spec: PreflightSpec
-) -> list[Check]:
+def product(config: STDiT3Config, device: torch.device, dtype: torch.dtype, effort: Effort) -> list[Check]:
     """Check the model's products against what they must be, before and after a while, and their rate."""
     dtype = dtype if device.type == "cuda" else torch.float32  # a CPU need not have bfloat16's sums
     work, seconds, wrong, elements = 0.0, 0.0, 0, 0
@@ -145,10 +143,10 @@ def product(
             )
         ]
     exact = Check(name="product", verdict="ok", value=f"all of {elements:,} elements are right")
-    return [exact, below("product rate", work / seconds / TERA, spec.min_tflops, "TFLOP/s")]
+    return [exact, measured("product rate", work / seconds / TERA, "TFLOP/s")]
 
 
-def copy(device: torch.device, effort: Effort, spec: PreflightSpec) -> list[Check]:
+def copy(device: torch.device, effort: Effort) -> list[Check]:
     """Check how fast the device's memory is read and written, and that a copy is what it is a copy of."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 1 << 62
     count = min(effort.copy_bytes, free // 8) // 4
@@ -159,12 +157,10 @@ def copy(device: torch.device, effort: Effort, spec: PreflightSpec) -> list[Chec
         advice = "this device's memory fails: take its node out"
         return [Check(name="copy", verdict="bad", value="a copy differs from its source", advice=advice)]
     rate = 2 * 4 * count / seconds / GIGA
-    return [below("copy rate", rate, spec.min_copy_gb_per_second, "GB/s")]
+    return [measured("copy rate", rate, "GB/s")]
 
 
-def memory(
-    device: torch.device, forecast_bytes: int | None, spec: PreflightSpec, uncounted: str = ""
-) -> list[Check]:
+def memory(device: torch.device, forecast_bytes: int | None, uncounted: str = "") -> list[Check]:
     """Check that the device's memory is free, and is enough for what the recipe is forecast to need.
 
     `uncounted`: what the forecast leaves out, in words. A GPU that is shared on purpose is only told, where
@@ -177,10 +173,10 @@ def memory(
     shared: Verdict = "warn" if forecast_bytes is not None and forecast_bytes <= free else "bad"
     found = Check(
         name="free memory",
-        verdict=shared if share < spec.min_free_memory else "ok",
+        verdict=shared if share < MIN_FREE_MEMORY else "ok",
         value=f"{free / GIGA:.1f} of {total / GIGA:.1f} GB",
-        limit=f"at least {100 * spec.min_free_memory:g} % free",
-        advice="" if share >= spec.min_free_memory else "another process holds the rest: see nvidia-smi",
+        limit=f"at least {100 * MIN_FREE_MEMORY:g} % free",
+        advice="" if share >= MIN_FREE_MEMORY else "another process holds the rest: see nvidia-smi",
         figure=free / GIGA,
         unit="GB",
     )

@@ -16,9 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.distributed.mesh import World
-from trainer.health.checks.check import Check, below
+from trainer.health.checks.check import Check, measured
 from trainer.health.checks.device import GIGA, Effort
-from trainer.health.checks.spec import PreflightSpec
 
 SLOW_LINK = 0.5
 """share of the median of its kind under which a link is slow"""
@@ -62,7 +61,7 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def all_reduce(world: World, effort: Effort, spec: PreflightSpec) -> list[Check]:
+def all_reduce(world: World, effort: Effort) -> list[Check]:
     """Check the sum of all ranks and the rate on the bus: 2 (n − 1) / n of the bytes, as NCCL's tests count.
 
     All ranks call it together. Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md.
@@ -82,21 +81,7 @@ def all_reduce(world: World, effort: Effort, spec: PreflightSpec) -> list[Check]
     _wait(world.device)
     seconds = (time.perf_counter() - began) / effort.repeats
     rate = 2 * (world.size - 1) / world.size * 4 * count / seconds / GIGA
-    found = below("all-reduce", rate, spec.min_all_reduce_gb_per_second, "GB/s")
-    # A slow sum is everybody's: which link is at fault is for the pairs to say.
-    return [found if found.verdict == "ok" else _milder(found)]
-
-
-def _milder(check: Check) -> Check:
-    return Check(
-        name=check.name,
-        verdict="warn",
-        value=check.value,
-        limit=check.limit,
-        advice="the pairs below say which link; NCCL_DEBUG=INFO says what NCCL chose",
-        figure=check.figure,
-        unit=check.unit,
-    )
+    return [measured("all-reduce", rate, "GB/s")]
 
 
 def _exchange(partner: int, out: Tensor, into: Tensor) -> None:
@@ -167,17 +152,15 @@ def links(met: Sequence[Sequence[dict[str, Any]]], hosts: Sequence[str]) -> list
     ]
 
 
-def slow(found: Sequence[Link], limit: float | None) -> list[Link]:
-    """Return the links under the limit, or under half the median of their kind (within or between nodes)."""
+def slow(found: Sequence[Link]) -> list[Link]:
+    """Return the links under half the median of their kind (within or between nodes)."""
     slower = []
     for kind in (False, True):
         same = [link for link in found if link.is_between_nodes == kind]
         if not same:
             continue
         least = SLOW_LINK * statistics.median_high(link.rate for link in same)
-        slower += [
-            link for link in same if not link.rate or link.rate < max(least, limit or 0.0) or link.wrong
-        ]
+        slower += [link for link in same if not link.rate or link.rate < least or link.wrong]
     return slower
 
 
@@ -201,30 +184,24 @@ def blamed(slower: Sequence[Link]) -> dict[int, list[Link]]:
     return named
 
 
-def checks(
-    found: Sequence[Link], spec: PreflightSpec, hosts: Sequence[str], *, is_cpu: bool
-) -> dict[int, list[Check]]:
+def checks(found: Sequence[Link], hosts: Sequence[str], *, is_cpu: bool) -> dict[int, list[Check]]:
     """Return rank → what is wrong with its links.
 
-    On a CPU, where ranks share cores, only `min_link_gb_per_second`, wrong data and a hang make a node bad.
+    On a CPU, where ranks share cores, only wrong data and a hang make a node bad.
     """
     wanted: dict[int, list[Check]] = {}
-    for rank, slower in blamed(slow(found, spec.min_link_gb_per_second)).items():
+    for rank, slower in blamed(slow(found)).items():
         worst = min(slower, key=lambda link: link.rate)
         other = worst.pair[0] + worst.pair[1] - rank
         same = [link.rate for link in found if link.is_between_nodes == worst.is_between_nodes]
-        limit = spec.min_link_gb_per_second
-        is_under = limit is not None and worst.rate < limit
         wrong = sum(link.wrong for link in slower)
         words = f"{worst.rate:,.3g} GB/s" if worst.rate else "nothing arrives"
         words = f"{wrong:,} elements arrived wrong" if wrong else words
-        least = (
-            f"at least {limit:g}" if is_under else f"half of the median {statistics.median_high(same):,.3g}"
-        )
+        least = f"half of the median {statistics.median_high(same):,.3g}"
         wanted[rank] = [
             Check(
                 name="link",
-                verdict="bad" if wrong or not worst.rate or is_under or not is_cpu else "warn",
+                verdict="bad" if wrong or not worst.rate or not is_cpu else "warn",
                 value=f"{words} to rank {other} on {hosts[other]}, {len(slower)} slow links in all",
                 limit="0 wrong" if wrong else f"{least} GB/s",
                 advice="look at this rank's cable, port and switch",

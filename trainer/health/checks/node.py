@@ -10,7 +10,7 @@ import torch
 
 from trainer.health import clock_offset, xid
 from trainer.health.checks.check import OF_ACTION, Check
-from trainer.health.checks.spec import PreflightSpec
+from trainer.health.checks.spec import XID_HOURS, PreflightSpec
 from trainer.health.gpu import Gpu, Hardware, concerns
 from trainer.health.xid_log import XidLog
 from vidcurate import __version__
@@ -41,10 +41,10 @@ def of_xids(log: XidLog, spec: PreflightSpec, now: float | None = None) -> list[
     """Return the Xids of the last hours by the policy; many of one number on one GPU are one line."""
     if log.source is None:
         return [Check(name="Xid", verdict="ok", value=log.problem)]
-    since = (time.time() if now is None else now) - spec.xid_hours * HOUR
+    since = (time.time() if now is None else now) - XID_HOURS * HOUR
     counts: dict[tuple[int, str], int] = {}
     for event in log.events:
-        if spec.xid_hours and (event.time is None or event.time >= since):
+        if event.time is None or event.time >= since:
             counts[event.number, event.bus_id] = counts.get((event.number, event.bus_id), 0) + 1
     found = []
     for (number, bus_id), count in counts.items():
@@ -57,11 +57,11 @@ def of_xids(log: XidLog, spec: PreflightSpec, now: float | None = None) -> list[
                     name="Xid",
                     verdict=OF_ACTION[action],
                     value=f"Xid {number} on {bus_id}{times}: {policy.meaning}",
-                    limit=f"none in {spec.xid_hours:g} h",
+                    limit=f"none in {XID_HOURS:g} h",
                     advice=policy.advice,
                 )
             )
-    return found or [Check(name="Xid", verdict="ok", value=f"none in {spec.xid_hours:g} h ({log.source})")]
+    return found or [Check(name="Xid", verdict="ok", value=f"none in {XID_HOURS:g} h ({log.source})")]
 
 
 def leftovers(gpus: tuple[Gpu, ...], ours: set[int], used: set[str]) -> list[Check]:

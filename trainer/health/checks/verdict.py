@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainer.health.checks.check import Check, Verdict, worst
-from trainer.health.checks.spec import PreflightSpec
+from trainer.health.checks.spec import SLOW_SHARE, PreflightSpec
 
 COMPARED = ("product rate", "copy rate")
 ON_CPU = 0.5
@@ -107,12 +107,12 @@ def _against(
     if median is None or check.figure is None or check.verdict != "ok":
         return check
     behind = 1 - check.figure / median
-    share = ON_CPU if _is_cpu(report) else spec.slow_share
+    share = ON_CPU if _is_cpu(report) else SLOW_SHARE
     if behind <= share:
         return check
     return replace(
         check,
-        verdict="bad" if behind > spec.bad_share and not _is_cpu(report) else "warn",
+        verdict="bad" if behind > spec.max_slowdown and not _is_cpu(report) else "warn",
         value=f"{check.value}, {100 * behind:.0f} % below the median {median:,.4g} {check.unit}",
         limit=f"{100 * share:g} % below",
         advice="look at its temperature, power limit and clocks, and at what else runs there",

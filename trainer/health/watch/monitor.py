@@ -28,6 +28,7 @@ from trainer.distributed.mesh import World
 from trainer.health import timed_command
 from trainer.health.clock_steps import ADVICE, ClockStep, ClockWatch
 from trainer.health.watch import end_hung_run, flight_recorder, heartbeat
+from trainer.health.watch import spec as watch_spec
 from trainer.health.watch.flight_recorder import Collective
 from trainer.health.watch.heartbeat import Pulse
 from trainer.health.watch.monitor_process import GOODBYE, Job
@@ -65,7 +66,7 @@ class _Body:
         self.pulse = Pulse(
             self.memory,
             stall_seconds=spec.stall_seconds or float("inf"),
-            slow_seconds=spec.slow_phase_seconds if spec.stall_seconds else float("inf"),
+            slow_seconds=watch_spec.SLOW_PHASE_SECONDS if spec.stall_seconds else float("inf"),
         )
         self._watcher: subprocess.Popen[bytes] | None = None
         self._bell = os.pipe()
@@ -73,7 +74,8 @@ class _Body:
         self._recorder = flight_recorder.Recorder() if record.world_size > 1 else None
         self._collectives: tuple[Collective, ...] = ()
         self._stands_seconds = min(STANDS_SECONDS, (spec.stall_seconds or STANDS_SECONDS) / 4)
-        self._clock = ClockWatch(spec.clock_step_seconds) if record.local_rank == 0 else None
+        self._clock = ClockWatch(watch_spec.CLOCK_STEP_SECONDS) if record.local_rank == 0 else None
+        self._wants_a_watcher = record.local_rank == 0 or spec.stall_seconds is not None
         self._thread = threading.Thread(target=self._live, name="trainer-watch", daemon=True)
         self._thread.start()
 
@@ -101,8 +103,7 @@ class _Body:
                 self._obey()
 
     def _wants_watcher(self) -> bool:
-        looks = self.record.local_rank == 0 and self.spec.hardware_seconds is not None
-        return self.spec.stall_seconds is not None or looks
+        return self._wants_a_watcher
 
     def _has_come_to_stand(self, now: float) -> bool:
         """Ask the flight recorder of a rank that stands; return whether it says something new."""
@@ -139,7 +140,7 @@ class _Body:
             apart_seconds=min(APART_SECONDS, (spec.stall_seconds or APART_SECONDS) / 8),
             stalls=spec.stall_seconds is not None,
             on_stall=spec.on_stall,
-            hardware_seconds=spec.hardware_seconds if is_first_here else None,
+            hardware_seconds=watch_spec.HARDWARE_SECONDS if is_first_here else None,
             on_hardware=spec.on_hardware,
         )
         module = "trainer.health.watch.monitor_process"
@@ -155,7 +156,7 @@ class _Body:
             )
         except OSError as error:
             self._say_once(f"its watcher cannot be started ({error.strerror}); the run goes on without")
-            self.spec = self.spec.model_copy(update={"stall_seconds": None, "hardware_seconds": None})
+            self._wants_a_watcher = False
             return
         _may_look(self._watcher.pid)
 
@@ -180,8 +181,6 @@ class _Body:
             seen = heartbeat.read_page(self.memory)
             jsonl.record_event(self.run, "clock_step", seen.step, **facts, advice=ADVICE)
         print(step.to_text(self.record.host), file=sys.stderr, flush=True)
-        if self.spec.on_clock_step != "warn":
-            self.stop.name = self.stop.name or "clock_step"
 
     def close(self) -> None:
         os.write(self._bell[1], b"x")
@@ -318,10 +317,6 @@ def exit_code(spec: WatchSpec, stopped_by: str | None) -> int:
     """
     if stopped_by is None:
         return exit_codes.DONE
-    policies = {
-        "slow_rank": spec.on_slow_rank,
-        "throughput_drop": spec.on_throughput_drop,
-        "clock_step": spec.on_clock_step,
-    }
+    policies = {"slow_rank": spec.on_slow_rank}
     ends = {"restart": exit_codes.RESTART, "stop": exit_codes.HALT}
     return ends.get(policies.get(stopped_by, ""), exit_codes.REQUEUE)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.distributed.mesh import World
+from trainer.health.watch import spec as watch_spec
 from trainer.health.watch import throughput
 from trainer.health.watch.spec import Policy, WatchSpec
 from trainer.health.watch.stop_requests import Stop
@@ -17,8 +18,8 @@ class StepWatch:
 
     def __init__(self, spec: WatchSpec, run: Path, world: World, stop: Stop) -> None:
         self._spec, self._run, self._world, self._stop = spec, run, world, stop
-        self._ranks = throughput.SlowRanks(spec.slow_rank_factor, spec.slow_rank_steps)
-        self._rate = throughput.Throughput(spec.throughput_drop)
+        self._ranks = throughput.SlowRanks(1 + spec.max_slowdown, watch_spec.SLOW_RANK_STEPS)
+        self._rate = throughput.Throughput(watch_spec.THROUGHPUT_DROP)
         self._hosts: dict[int, str] = {}
 
     def add(
@@ -40,7 +41,7 @@ class StepWatch:
                 "usual": drop.usual,
                 "share": drop.share,
             }
-            self._tell("throughput_drop", step, self._spec.on_throughput_drop, facts)
+            self._tell("throughput_drop", step, "warn", facts)
 
     def _of_slow(self, slow: throughput.SlowRank) -> dict[str, Any]:
         if slow.rank not in self._hosts and self._world.is_first:

@@ -95,19 +95,19 @@ def _hosts(rank: _Rank) -> tuple[list[str], list[int], list[str]]:
 
 
 def _of_device(rank: _Rank, stages: tuple[StageData, ...], state: tuple[int, int]) -> list[Check]:
-    recipe, spec, place, effort = rank.recipe, rank.recipe.preflight, rank.world.device, rank.effort
+    recipe, place, effort = rank.recipe, rank.world.device, rank.effort
     dtype = getattr(torch, recipe.precision)
 
     def memory() -> list[Check]:
         needs = memory_of(stages, recipe, state)
         forecast = max(map(needed_bytes, needs), default=None)
-        return device.memory(place, forecast, spec, max(map(unknown_encoders, needs), key=len, default=""))
+        return device.memory(place, forecast, max(map(unknown_encoders, needs), key=len, default=""))
 
     found = rank.bounded.run("free memory", memory)
     if not rank.bounded.hung:  # a device that hangs once hangs again
-        found += rank.bounded.run("product", lambda: device.product(recipe.model, place, dtype, effort, spec))
+        found += rank.bounded.run("product", lambda: device.product(recipe.model, place, dtype, effort))
     if not rank.bounded.hung:
-        found += rank.bounded.run("copy", lambda: device.copy(place, effort, spec))
+        found += rank.bounded.run("copy", lambda: device.copy(place, effort))
     return found
 
 
@@ -124,9 +124,7 @@ def _of_disk(rank: _Rank, state: tuple[int, int]) -> list[Check]:
     if found[0].name == "disk room" and found[0].figure is None:
         return found  # it cannot be made, or hangs
     limit = bounded.seconds / 2
-    return found + bounded.run(
-        "disk write", lambda: disk.check_write(run, rank.effort.write_bytes, limit, recipe.preflight)
-    )
+    return found + bounded.run("disk write", lambda: disk.check_write(run, rank.effort.write_bytes, limit))
 
 
 def _of_node(rank: _Rank, num_nodes: int, ours: set[int], used: set[str]) -> list[Check]:
@@ -141,8 +139,7 @@ def _of_node(rank: _Rank, num_nodes: int, ours: set[int], used: set[str]) -> lis
         return node.of_driver(facts) + node.leftovers(facts.gpus, ours, used)
 
     found = bounded.run("hardware", driver)
-    if spec.xid_hours:
-        found += bounded.run("Xid", lambda: node.of_xids(xid_log.read_xids(), spec))
+    found += bounded.run("Xid", lambda: node.of_xids(xid_log.read_xids(), spec))
     if num_nodes > 1 or rank.is_full:
         found += bounded.run("time daemon", lambda: node.of_clock(clock_offset.discipline(), num_nodes))
     return found
@@ -153,11 +150,11 @@ def _of_node(rank: _Rank, num_nodes: int, ours: set[int], used: set[str]) -> lis
 
 def _together(rank: _Rank, hosts: list[str], leaders: list[int]) -> dict[str, Any]:
     """Return this rank's checks of clocks and links, and whom it met: {checks, met}. All ranks call it."""
-    spec, world, bounded = rank.recipe.preflight, rank.world, rank.bounded
+    world, bounded = rank.world, rank.bounded
     found: list[Check] = []
     if len(leaders) > 1:
-        found += clocks.offset(rank.board, world.rank, leaders, spec)
-    found += bounded.run("all-reduce", lambda: links.all_reduce(world, rank.effort, spec))
+        found += clocks.offset(rank.board, world.rank, leaders)
+    found += bounded.run("all-reduce", lambda: links.all_reduce(world, rank.effort))
     is_odd = any(check.name == "all-reduce" and check.verdict != "ok" for check in found)
     rank.board.put(f"sum/{world.rank}", {"odd": is_odd, "hung": bool(bounded.hung)})
     said = rank.board.take_all("sum", bounded.seconds + MARGIN_SECONDS) if world.is_first else {}
@@ -248,13 +245,13 @@ def _check(rank: _Rank, hosts: list[str], said: dict[int, Any], began: float) ->
         more.setdefault(number, []).extend(Check(**check) for check in each["checks"])
     found_links = links.links([each["met"] for each in together.values()], hosts)
     is_cpu = rank.world.device.type == "cpu"
-    for number, bad in links.checks(found_links, spec, hosts, is_cpu=is_cpu).items():
+    for number, bad in links.checks(found_links, hosts, is_cpu=is_cpu).items():
         more.setdefault(number, []).extend(bad)
     stuck = [number for number, each in together.items() if each["hung"]]
     if stuck and not any(check.verdict == "bad" for checks in more.values() for check in checks):
         for number in stuck:
             more.setdefault(number, []).append(_stuck(rank.bounded.seconds))
-    more = clocks.against_most(more, spec)
+    more = clocks.against_most(more)
     for number, odd in verdict.different(reports, spec).items():
         more.setdefault(number, []).extend(odd)
     nodes = verdict.nodes(hosts, verdict.compared(reports, spec), more)

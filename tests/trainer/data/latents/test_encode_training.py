@@ -16,7 +16,6 @@ from trainer.data import stages as data_stages
 from trainer.data.latents.precompute import encode_ahead, request_of
 from trainer.distributed import mesh
 from trainer.health.checks import device
-from trainer.health.checks.spec import PreflightSpec
 from trainer.model.encoders.registry import text_encoder, video_encoder
 from trainer.model.encoders.space_to_depth import SpaceToDepthSpec
 from trainer.model.encoders.t5 import T5, T5Spec
@@ -161,11 +160,11 @@ def test_an_encoder_that_is_not_here_is_named_and_the_rest_is_counted(made: Path
     assert found["video_encoder_bytes"] > 0
     assert "; not counted: the text encoder (text_encoder.source cannot be read here)\n" in words
     needed, without = dry_run.needed_bytes(found), dry_run.unknown_encoders(found)
-    fits = device.memory(CPU, needed, PreflightSpec(), without)[-1]
+    fits = device.memory(CPU, needed, without)[-1]
     assert (fits.name, fits.verdict) == ("memory forecast", "ok")
     assert fits.value.endswith("GB needed by the forecast, without the text encoder (text_encoder.source "
                                "cannot be read here)")  # fmt: skip
-    assert device.memory(CPU, 1 << 60, PreflightSpec(), without)[-1].verdict == "warn"
+    assert device.memory(CPU, 1 << 60, without)[-1].verdict == "warn"
 
 
 def test_the_preflight_counts_the_encoders(made: Path, tmp_path: Path) -> None:

@@ -287,11 +287,10 @@ def test_a_rate_is_compared_with_that_of_the_same_buckets_only() -> None:
         (None, exit_codes.DONE),
         ("SIGTERM", exit_codes.REQUEUE),
         ("slow_rank", exit_codes.HALT),
-        ("clock_step", exit_codes.RESTART),
     ],
 )
 def test_the_policy_decides_the_exit_code(stopped_by: str | None, code: int) -> None:
-    spec = WatchSpec(on_slow_rank="stop", on_clock_step="restart")
+    spec = WatchSpec(on_slow_rank="stop")
     assert monitor.exit_code(spec, stopped_by) == code
 
 
