@@ -1,8 +1,8 @@
-"""`python -m trainer RECIPE`: train, in one process, under torchrun or srun, or on the hosts of a hostfile.
+"""Train a recipe: `python -m trainer RECIPE`, in one process, under torchrun, or on many hosts.
 
-`python -m trainer COMMAND` is a tool beside the training, of which COMMANDS has the list.
+`python -m trainer COMMAND` runs one of the tools in COMMANDS.
 
-stdout is the answer (the last line, or JSON), stderr is the telling. Exit codes: trainer.cli.exit_codes.
+stdout carries the result (the last line, or JSON), stderr the progress. Exit codes: trainer.cli.exit_codes.
 """
 
 import argparse
@@ -18,12 +18,12 @@ from trainer.cli import commands, exit_codes, training_arguments
 from trainer.report.preview import environment
 from vidcurate.errors import StateError
 
-# Read when torch is loaded, below: threads that spin while they wait starve the decode workers of a small
-# machine (a step took 4 times as long, docs/decisions.md).
+# torch reads this when it is loaded, below: with spinning OpenMP threads, the decode workers of a small
+# machine starve (a step took 4 times as long, docs/decisions.md).
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-# The tools beside the training and the modules whose `main` they are; a recipe is never called so.
+# Tools besides the training, and the modules with their `main`. No recipe file has such a name.
 COMMANDS = {
     "cluster": "trainer.cluster.command",
     "convert": "trainer.run_folder.checkpoint.convert_command",
@@ -43,7 +43,7 @@ PRINT_ENV = "--print-env"
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    # torch is loaded here, so that --help and a recipe's typing error answer at once.
+    # torch is imported here, so that --help and a typing error in the recipe answer at once.
     with commands.loading():
         from trainer import train
         from trainer.recipe import recipe

@@ -78,7 +78,7 @@ def test_the_rank_that_says_so_names_a_bad_host_and_another_becomes_the_master(
 def test_the_host_that_a_preflights_line_names_is_left_out_and_not_the_one_that_said_so(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    said = "error: bad node b: b rank 1: product: 1 element is wrong. Begin again without it."
+    said = "error: bad node b: b rank 1: product: 1 element is wrong. Restart without it."
     no_verdict_file = {"0": {"exit": 77, "says": said}, "1": {"after": 60}}
 
     assert over_ssh(cluster, tmp_path, [no_verdict_file, {}], A, B) == 0

@@ -134,8 +134,8 @@ def test_a_run_resumes_through_one_accepted_change_after_another(
     reported = events(run, "data_changed")[-1]
     assert reported["counts"] == {"content": 2, "removed": 1}
     assert reported["clip_ids"]["removed"] == ["clip-015"]
-    assert reported["spares_take_the_places"]
-    assert "spares of the same cells take the places" in capsys.readouterr().err
+    assert reported["fallback_clips_take_the_places"]
+    assert "fallback clips of the same cells replace" in capsys.readouterr().err
 
     # Another number of micro-batches is another plan.
     other = "stages.0.data.micro_batches_per_step=3"

@@ -72,7 +72,7 @@ def test_a_gradient_that_is_not_finite_once_on_one_rank_drains_that_rank(
     assert (verdict["cause"], verdict["ranks"]) == ("hardware", [1])
     assert (verdict["hosts"], verdict["devices"]) == ([socket.gethostname()], ["cpu"])
     assert [other["finding"] for other in event["others"]] == ["nonfinite"]
-    assert f"Begin again without {socket.gethostname()}" in started.text()
+    assert f"Restart without {socket.gethostname()}" in started.text()
     assert checkpoint.latest(run) == run / "step-00000003"
     assert len(numbers(run)) == 4
 

@@ -62,7 +62,7 @@ def test_after_a_rollback_the_run_is_one_that_was_reported_to_skip_the_window(
     ).clip_ids
     assert set(event["clip_ids"]) <= set(poisoned)
     assert "guard: step 37: the loss" in started.text()
-    assert "guard: at step 35 again; data steps 36 to 41 of this stage are left out" in started.text()
+    assert "guard: rolled back to step 35; skipping data steps 36–41 of this stage" in started.text()
     same_training(run, reported(ranks))
     assert len(numbers(run)) == STEPS
 
@@ -169,7 +169,7 @@ def test_when_the_rollbacks_are_used_up_the_run_stops_and_saves_nothing(
     assert (event["action"], event["policy"], event["step"]) == ("stop", "rollback", 37)
     assert checkpoint.latest(run) == run / "step-00000035"
     assert len(numbers(run)) == 36
-    assert "nothing was updated. Its clips: made-" in started.text()
+    assert "no weight was updated. Its clips: made-" in started.text()
     assert "Traceback" not in started.text()
 
     # A person has looked, and leaves the window out by hand.

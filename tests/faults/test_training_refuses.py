@@ -141,7 +141,7 @@ HARMS: dict[str, tuple[Harm, tuple[str, ...], str]] = {
     "weights that are not those that were saved": (
         lambda home: edit(home, "state.json", checksums={"model": "0" * 64, "ema": "", "optimizer": ""}),
         (),
-        "model as it was read has checksum .* was saved with 000000000000",
+        "the loaded model has checksum .* was saved with 000000000000",
     ),
 }
 

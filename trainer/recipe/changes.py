@@ -1,6 +1,6 @@
-"""What a resumed run may change of its recipe, and what it may not.
+"""Recipe changes that a resumed run accepts, and those that it refuses.
 
-What changes no number is free. What does is refused by name, unless the command says that it is meant.
+Free changes alter no number. Any other change is refused by name, unless the command confirms it.
 """
 
 import json
@@ -28,10 +28,10 @@ def flat(value: Any, name: str = "") -> dict[str, Any]:
     return {name.removeprefix("."): value}
 
 
-# What of a stage changes numbers and nothing of the order: taken where this command's `--set` names it.
+# Stage settings that change numbers but not the order: accepted if this command's `--set` names them.
 TAKEN_BY_SET = r"(optim\..*|data\.(conversion|crop|flip))$"
 
-# What may change between one start of a run and the next, whatever the step: it changes no number.
+# Settings that may change at any resume, because they change no number.
 FREE = re.compile(
     r"^(name|output|blocks|loader\..*|encoded\.shard_bytes|parallel\..*"
     r"|(sample|validation|trackers|guard|preflight|watch|environment)(\..*)?"
@@ -43,11 +43,11 @@ FREE = re.compile(
 def changes(saved: dict[str, Any], now: Recipe) -> dict[str, tuple[Any, Any]]:
     """Return {dotted key: (value in a saved recipe, value now)} of all settings that differ.
 
-    A setting that the saved recipe is too old to know had its default. A removed setting is left out where it
-    changed no number or had its default; what else it has and no recipe of now can have, differs.
+    A setting unknown to the saved recipe had its default. A removed setting is ignored if it changed no number
+    or had its default; any other saved setting that no longer exists differs.
     """
     saved = removed_keys.upgrade(saved, type(now).model_json_schema())
-    with suppress(ValidationError):  # where it holds what is no setting any more, it is compared as it is
+    with suppress(ValidationError):  # compared as saved if it holds a removed setting
         saved = to_json(type(now).model_validate_json(json.dumps(saved)))
     before, after = flat(saved), flat(to_json(now))
     keys = [*before, *(key for key in after if key not in before)]
@@ -55,19 +55,19 @@ def changes(saved: dict[str, Any], now: Recipe) -> dict[str, tuple[Any, Any]]:
 
 
 def _is_ahead(skips: tuple[Any, Any], data_step: int) -> bool:
-    """Return whether two lists of windows are one up to `data_step`; a checkpoint may have none (None)."""
+    """Return whether two lists of windows agree up to `data_step`; a checkpoint may have none (None)."""
     then, now = (skip_windows.before(skip_windows.merged(skip or ()), data_step + 1) for skip in skips)
     return then == now
 
 
 def is_of_plan(key: str, stage: int) -> bool:
-    """Return whether a setting is one of those that decide the order of a stage's clips."""
+    """Return whether a setting decides the order of a stage's clips."""
     start = f"stages.{stage}.data."
     return key.startswith(start) and key.removeprefix(start).partition(".")[0] in PlanSpec.model_fields
 
 
 def is_taken_by_set(key: str, stage: int) -> bool:
-    """Return whether a setting of a stage may change in the middle of it where `--set` names it."""
+    """Return whether a setting may change in the middle of a stage if `--set` names it."""
     return re.match(rf"stages\.{stage}\.{TAKEN_BY_SET}", key) is not None
 
 
@@ -80,12 +80,12 @@ def refused_changes(
     accept: Sequence[str] = (),
     data_step: int = 0,
 ) -> list[str]:
-    """Return the keys of `changed` that a run standing at `stage_step` of stage number `stage` cannot take.
+    """Return the keys of `changed` that a run at step `stage_step` of stage number `stage` refuses.
 
-    Allowed are FREE, everything of later stages, more steps for this stage, and what `settings`, this
-    command's `--set`, name: TAKEN_BY_SET of this stage, and its length where the schedule hangs on it; with
-    --accept-plan in `accept`, what decides the order of this stage's clips, which then goes on after the
-    change; with `--set`, windows to skip that lie behind `data_step`, the last data step that this stage has
+    Accepted are FREE, everything of later stages, more steps for this stage, and what `settings`, this
+    command's `--set`, names: TAKEN_BY_SET of this stage, and its length if the schedule depends on it. With
+    --accept-plan in `accept`, settings that decide the order of this stage's clips; the order then continues
+    after the change. With `--set`, windows to skip after `data_step`, the last data step that this stage has
     read.
     """
     asked = {setting.partition("=")[0] for setting in settings}

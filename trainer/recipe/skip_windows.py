@@ -1,7 +1,7 @@
-"""Windows of data steps that are left out, and which data step a training step then reads.
+"""Skip windows: data steps to leave out, and the data step that an update reads.
 
-Both are counted from 1 in a stage, a window holds its first and its last. Update k of a stage reads the k-th
-data step that no window holds; so to skip a window changes nothing before it.
+Both are counted from 1 in a stage; a window includes its first and last step. Update k of a stage reads the
+k-th data step outside all windows, so skipping a window changes nothing before it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ Windows = tuple[tuple[int, int], ...]
 
 
 def merged(windows: Iterable[Sequence[int]]) -> Windows:
-    """Return the windows in order, those that touch as one."""
+    """Return the windows in order, joining those that touch."""
     found: list[tuple[int, int]] = []
     for first, last in sorted((int(first), int(last)) for first, last in windows):
         if found and first <= found[-1][1] + 1:
@@ -42,10 +42,10 @@ def training_step(windows: Windows, step: int) -> int | None:
 
 
 def steps_before(windows: Windows, step: int) -> int:
-    """Return how many training steps read the data steps before `step`."""
+    """Return the number of training steps that read the data steps before `step`."""
     return step - 1 - sum(last - first + 1 for first, last in before(windows, step))
 
 
 def before(windows: Windows, step: int) -> Windows:
-    """Return what of the windows lies before data step `step`."""
+    """Return the parts of the windows before data step `step`."""
     return tuple((first, min(last, step - 1)) for first, last in windows if first < step)

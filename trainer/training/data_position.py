@@ -1,8 +1,7 @@
-"""The data position of a checkpoint: how it is saved, judged against the data of now, and gone on from.
+"""Data position of a checkpoint: save, compare with the current data, and continue.
 
-What may be changed on purpose needs a flag that names it (`vidcurate.sampler.order_state.FLAGS`); the
-change is then
-an entry of the stage's journal, which lies in the run's folder beside copies of the indexes that it had.
+A deliberate change of the data needs a flag that names it (`vidcurate.sampler.order_state.FLAGS`). Each
+change becomes an entry of the stage's change log, in the run's folder beside copies of the indexes.
 """
 
 import json
@@ -38,7 +37,7 @@ JOURNAL = "journal"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataPosition:
-    """The stages as the run goes on with them; `change` is what was accepted now, None when nothing was."""
+    """The stages with which a run continues; `change` is the change accepted now, if any."""
 
     stages: tuple[StageData, ...]
     verdict: StateComparison
@@ -46,7 +45,7 @@ class DataPosition:
 
 
 def as_saved(stage: StageData, stage_step: int, clips_hash: str, delivered_hash: str) -> dict[str, Any]:
-    """Return, as plain values, the data position in which `stage_step` is the stage's next update."""
+    """Return, as JSON values, the data position before the stage's update `stage_step`."""
     state = state_of(
         stage.index,
         stage.plan,
@@ -71,10 +70,7 @@ def _index_folder(run: Path, structure: str, content: str) -> Path:
 
 
 def keep_index(stage: StageData, run: Path) -> None:
-    """Keep a copy of the stage's index in the run's folder, so that a later change of the data has names.
-
-    Raises StorageError.
-    """
+    """Copy the stage's index into the run's folder, so that a later change can name the clips."""
     index = stage.index
     folder = _index_folder(run, index.structure_fingerprint, index.content_fingerprint)
     if (folder / INDEX_NAME).is_file():
@@ -91,7 +87,7 @@ def keep_index(stage: StageData, run: Path) -> None:
 
 
 def _kept_index(run: Path, state: LoaderState, now: Index) -> Index | None:
-    """Return the index that a state was saved with, or None when it is that of now or was not kept."""
+    """Return the index a state was saved with; None if it equals the current one or was not kept."""
     then = (state.structure_fingerprint, state.content_fingerprint)
     folder = _index_folder(run, *then)
     if then == (now.structure_fingerprint, now.content_fingerprint) or not (folder / INDEX_NAME).is_file():
@@ -99,13 +95,13 @@ def _kept_index(run: Path, state: LoaderState, now: Index) -> Index | None:
     return read_index(folder, check_files=False)
 
 
-def index_of_then(stage: StageData, saved: dict[str, Any], run: Path) -> Index:
-    """Return the index that a position was saved with, or that of now where it was not kept."""
+def saved_index(stage: StageData, saved: dict[str, Any], run: Path) -> Index:
+    """Return the index a position was saved with, or the current one if it was not kept."""
     return _kept_index(run, _state(saved), stage.index) or stage.index
 
 
 def verdict_of(stage: StageData, saved: dict[str, Any], run: Path, seed: int) -> StateComparison:
-    """Return how a stage's data and recipe differ from those of a position that `run` has saved."""
+    """Return how a stage's data and recipe differ from a position that `run` has saved."""
     state = _state(saved)
     return compare_states(
         state,
@@ -128,12 +124,12 @@ def continue_data(
     accept: Collection[str] = (),
     world: World = ALONE,
 ) -> DataPosition:
-    """Return the stages with stage `number` going on from a position that `run` has saved.
+    """Return the stages, with stage `number` continuing from a position that `run` has saved.
 
-    The journal and the plans that it names are kept in the folder `into`. All ranks ask together. Raises
-    StateError unless the position means here what it meant then, or `accept` has the flag of every
-    difference; its message names what differs, the clips where the run has kept their index, and the ways
-    on. Clips and their latents are the same data.
+    The folder `into` receives the change log and the plans it names. All ranks call this together. Raises
+    StateError if the position no longer means the same, unless `accept` has the flag of every difference; the
+    message names the differences, the clips if the run has kept their index, and the flags. Clips and their
+    latents count as the same data.
     """
     stage, state = stages[number], _state(saved)
     old_index = _kept_index(run, state, stage.index)
@@ -152,7 +148,7 @@ def continue_data(
         return data_stages.stage_plan(stage.index if old_index is None else old_index, spec, recipe.seed)
 
     def write() -> str:
-        """Have the whole journal in this run's folder and return its name."""
+        """Write the whole change log into this run's folder and return its name."""
         changes: Journal = ()
         if state.journal:
             if into != run / JOURNAL:
@@ -183,7 +179,7 @@ def continue_data(
 
 
 def _in_place(stages: tuple[StageData, ...], stage: StageData) -> tuple[StageData, ...]:
-    """Return the stages with this one; its length in passes is that over its clips of now."""
+    """Return the stages with this one replaced; a length in passes is recomputed from its clips."""
     spec = stage.stage
     num_steps = spec.steps or order.steps_for_passes(stage.plan, spec.passes or 0.0)
     replaced = [*stages[: stage.number], replace(stage, num_steps=num_steps), *stages[stage.number + 1 :]]
@@ -202,17 +198,17 @@ def _check_latents(stage: StageData, saved: dict[str, Any]) -> None:
                 raise StateError(
                     f"{stage.stage.data.latents}: its latents were made with other weights of the {name} "
                     f"({str(now.get(name))[:12]}) than those that the run was saved with "
-                    f"({str(digest)[:12]}); go on with the latents of then."
+                    f"({str(digest)[:12]}); resume with the earlier latents."
                 )
 
 
 def preview_resume(
     stages: tuple[StageData, ...], recipe: TrainRecipe, origin: Origin, settings: Sequence[str]
 ) -> tuple[tuple[StageData, ...], dict[str, Any] | None]:
-    """Return the stages as the run would go on with them, and what it would say of changes; write nothing.
+    """Return the stages as the run would resume them, and a report of the changes; write nothing.
 
-    None of a run that begins at step 0. Where it would be refused the stages are as they were, and `error` is
-    why. Raises CheckpointError.
+    The report is None for a run that starts at step 0. If the resume would be refused, the stages are
+    unchanged and the report's `error` has the reason. Raises CheckpointError.
     """
     path = checkpoint.latest(recipe.output) if recipe.output.is_dir() else None
     if path is None and origin.load and not origin.start_from_scratch:
@@ -247,7 +243,7 @@ def preview_resume(
 
 
 def guard_of(saved: dict[str, Any], run: Path | None) -> GuardState:
-    """Return the guard's state of a checkpoint, with what the run `run` that goes on from it has decided."""
+    """Return a checkpoint's guard state, with later rollbacks of the run `run` that resumes from it."""
     state = history.from_json(saved.get("guard"))
     if run is not None:
         state.rollbacks = rollbacks.in_force(run, state.rollbacks)
@@ -255,23 +251,25 @@ def guard_of(saved: dict[str, Any], run: Path | None) -> GuardState:
 
 
 def to_text(verdict: StateComparison, change: Change | None) -> list[str]:
-    """Return what differs and what becomes of it, a line each."""
+    """Return the differences and their effect as text, one line each."""
     lines = [f"{finding.text} ({finding.flag or 'nothing accepts this'})" for finding in verdict.findings]
     if change and change.with_gaps:
-        lines.append("spares of the same cells take the places of the removed clips, the order stays")
+        lines.append("fallback clips of the same cells replace the removed clips; the order is unchanged")
     elif change and change.plan_file:
-        lines.append("from here on every cell shows once what is unseen, old or new, then goes on in passes")
+        lines.append(
+            "from here on every cell first shows each unseen clip, old or new, once, then continues in passes"
+        )
     return lines
 
 
 def event(change: Change) -> dict[str, Any]:
-    """Return a change as events.jsonl has it."""
+    """Return a change's facts for events.jsonl."""
     return {
         "kinds": list(change.kinds),
         "counts": dict(change.counts),
         "clip_ids": {kind: list(clip_ids) for kind, clip_ids in change.clips.items()},
         "stage_step": change.step,
-        "spares_take_the_places": change.with_gaps,
+        "fallback_clips_take_the_places": change.with_gaps,
         "structure_fingerprint": change.structure_fingerprint,
         "content_fingerprint": change.content_fingerprint,
         "plan_fingerprint": change.plan_fingerprint,

@@ -1,4 +1,4 @@
-"""What a training says of itself: on the console of the first rank, and in events.jsonl."""
+"""Training log: console lines of rank 0 and events in RUN/events.jsonl."""
 
 import importlib
 import json
@@ -33,7 +33,7 @@ def print_line(world: World, text: str) -> None:
 def record_start(
     start_report: StartReport, state: TrainState, context: StepContext, stages: tuple[StageData, ...]
 ) -> None:
-    """Print and record how the run begins, with the proof of what was loaded and what comes next."""
+    """Print and record how the run starts: what was loaded, its checksums and the next clips."""
     run, world = context.recipe.output, context.world
     stage = stages[state.stage]
     is_over = state.stage_step >= stage.num_steps
@@ -65,7 +65,7 @@ def record_start(
 
 
 def record_data_change(continued: DataPosition, state: TrainState, context: StepContext) -> None:
-    """Print and record what was changed and accepted; keep the index that the run goes on with."""
+    """Print and record an accepted change of the data; keep the index that the run continues with."""
     run = context.recipe.output
     if context.world.is_first:
         data_position.keep_index(continued.stages[state.stage], run)
@@ -85,7 +85,7 @@ def record_save(saved: Saved | None, context: StepContext) -> None:
 
 
 def record_recomputation(context: StepContext, step: int) -> None:
-    """Record what `fit` lets the blocks keep of each new shape of micro-batch, and the memory foretold."""
+    """Record what the `fit` mode recomputes for each new micro-batch shape, and the predicted memory."""
     recipe = context.recipe
     for work, plan in context.layout.recompute.new_plans():
         if recipe.parallel.recompute_blocks != "fit" or not context.world.is_first:
@@ -96,10 +96,10 @@ def record_recomputation(context: StepContext, step: int) -> None:
 
 
 def record_kernels(context: StepContext, step: int) -> None:
-    """Record which kernels attention and products take for sizes that were new in this step.
+    """Record the kernels that attention and matmuls use for sizes that are new in this step.
 
-    Why attention does without a kernel that is installed is said on the console, too, by each host's first
-    GPU: with a broken installation every step is slower, and none says so.
+    If attention cannot use an installed kernel, each host's first GPU also prints the reason: a broken
+    installation slows every step without any other sign.
     """
     if context.recipe.blocks != "fast":
         return
@@ -114,21 +114,20 @@ def record_kernels(context: StepContext, step: int) -> None:
                 jsonl.record_event(context.recipe.output, kind, step, **found.facts())
     for name, why in attention.first_refusals(choices).items():
         if not context.world.device.index:
-            text = f"attention does without {name}, which is installed; {why}"
+            text = f"attention cannot use {name}, which is installed: {why}"
             print(f"step {step}: {processes.host_name()}: {text}", file=sys.stderr, flush=True)
 
 
 def to_text(event: dict[str, Any]) -> str:
-    """Return a loader's event for the console; events.jsonl has all of it."""
+    """Return a loader event as one console line; events.jsonl has all of its fields."""
     if event["event"] == "clip_substituted":
-        return (
-            f"clip {event['clip_id']} cannot be read ({event['kind']}); {event['fallback']} stands in for it"
-        )
+        text = f"clip {event['clip_id']} cannot be read ({event['kind']}); "
+        return f"{text}fallback clip {event['fallback']} replaces it"
     return json.dumps({key: value for key, value in event.items() if key != "stack"})
 
 
 def record_data_events(events: list[dict[str, Any]], step: int, world: World, run: Path) -> None:
-    """Record what the loaders of all ranks had to tell of a step (a clip replaced, a worker restarted)."""
+    """Record the loader events of all ranks in a step, such as a replaced clip or a restarted worker."""
     for rank, theirs in enumerate(mesh.all_gather(list(events), world)):
         for event in theirs:
             if world.is_first:

@@ -1,4 +1,4 @@
-"""How a training ended."""
+"""Outcome of a training, and the exit code of files that go missing during one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +13,9 @@ from vidcurate.errors import MissingError, StorageError
 
 @contextmanager
 def missing_after_first_step(run: Path) -> Iterator[None]:
-    """Raise StorageError, exit code 1, for what a run that has made steps misses: it may come back.
+    """Raise StorageError (exit code 1, a restart may help) if a run beyond step 0 misses a file.
 
-    What a run without a step misses is a wrong request, exit code 2, which nobody tries again.
+    A file missing before the first step is a wrong request, exit code 2, which the launcher does not retry.
     """
     try:
         yield
@@ -24,14 +24,14 @@ def missing_after_first_step(run: Path) -> Iterator[None]:
         if step == 0:
             raise
         raise StorageError(
-            f"{error} {run} is at step {step}, so it was there: look for a disk that is away, or for what "
-            "this command changes."
+            f"{error} The run {run} has reached step {step}, so this path existed before. Check that the "
+            "disk is mounted, and that this command uses the same paths."
         ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How `train` ended. `stopped_by` is a signal's name, or None when every step is done."""
+    """Outcome of `train`. `stopped_by` is a signal's name, or None if every step is done."""
 
     run: str
     step: int
@@ -49,10 +49,7 @@ class Outcome:
     def to_text(self) -> str:
         newest = f"{self.run}/{run_folder_layout.folder_name(self.step)}"
         if self.stopped_by:
-            return (
-                f"{self.stopped_by}: saved {newest} of {self.num_steps} steps; "
-                "the same command goes on from it"
-            )
+            return f"{self.stopped_by}: saved {newest} of {self.num_steps} steps; the same command resumes"
         if self.was_done:
             return f"{self.run} is done: {self.step} of {self.num_steps} steps, the last is {newest}"
         loss = "without a loss" if self.loss is None else f"loss {self.loss:.6f}"

@@ -1,9 +1,8 @@
-"""Where a run begins: at zero, where it stopped, or from another checkpoint; and the proof of it.
+"""Resume: start a run at step 0, from its newest checkpoint, or from another one.
 
-`begin` fills the state from what it finds and refuses anything that does not fit: another model, another
-recipe, other data, another optimizer, a checkpoint that is damaged. What it did is printed and kept as one
-event, with the rate before and after, the update count, and the checksums of weights, average and moments as
-they now lie on the ranks. All ranks begin together; the first one chooses the checkpoint.
+`start` loads the state and refuses what does not fit: another model, recipe, data or optimizer, or a damaged
+checkpoint. The log keeps one event with the learning rate before and after, the update count, and the
+checksums of weights, EMA and moments as loaded. All ranks start together; rank 0 chooses the checkpoint.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,10 +26,10 @@ from vidcurate.sampler.order_state import FLAGS
 
 
 def check_origin(origin: Origin) -> None:
-    """Raise InputError for flags that do not go together, naming the one that was meant."""
+    """Raise InputError for flags that exclude each other, naming the right one."""
     if origin.load and origin.ckpt_path:
         raise InputError(
-            f"--load {origin.load} and --ckpt-path {origin.ckpt_path} exclude each other: --load goes on "
+            f"--load {origin.load} and --ckpt-path {origin.ckpt_path} exclude each other: --load resumes "
             "with optimizer, step and data position, --ckpt-path takes weights only. Give one."
         )
     if origin.start_from_scratch and origin.ckpt_path:
@@ -60,10 +59,10 @@ def check_origin(origin: Origin) -> None:
         )
 
 
-def _ways_on(path: Path) -> str:
+def _alternatives(path: Path) -> str:
     return (
-        f"Other ways on, each with a new output: --load {path} --start-from-scratch (weights, average and "
-        f"optimizer; the data from its beginning), or --ckpt-path {path} (weights only)."
+        f"Alternatives, each with a new output: --load {path} --start-from-scratch (weights, average and "
+        f"optimizer; the data from its start), or --ckpt-path {path} (weights only)."
     )
 
 
@@ -76,7 +75,7 @@ def _check_model(saved: dict[str, Any], now: TrainRecipe, path: Path) -> None:
 
 
 def _fill(path: Path, state: TrainState, recipe: TrainRecipe, world: World) -> dict[str, Any]:
-    """Read a checkpoint, verified, into the state's tensors, each rank its pieces; return its state.json."""
+    """Verify a checkpoint and load it, each rank its shards; return its state.json."""
     checkpoint.verify(path, world=world)
     saved = checkpoint.read_state(path)
     _check_model(saved["recipe"], recipe, path)
@@ -94,8 +93,8 @@ def _check_optimizer(saved: str, state: TrainState, path: Path) -> None:
     now = type(state.optimizer).__name__
     if saved != now:
         raise CheckpointError(
-            f"{path}: was saved with the optimizer {saved} and this trainer has {now}, whose moments mean "
-            f"something else. Take the weights alone: --ckpt-path {path}"
+            f"{path}: was saved with the optimizer {saved} and this trainer has {now}, whose moments have "
+            f"another meaning. Load the weights only: --ckpt-path {path}"
         )
 
 
@@ -110,25 +109,25 @@ def _check_position(saved: dict[str, Any], path: Path) -> None:
     if saved["loader"] and saved["loader"]["step"] != due:
         raise CheckpointError(
             f"{path}: its data is at step {saved['loader']['step']} of the stage and its training at "
-            f"{saved['stage_step']}, which reads {due}; they must be at one. Take the checkpoint before it."
+            f"{saved['stage_step']}, which reads {due}; they must agree. Resume from the checkpoint before."
         )
 
 
 def _restore_position(state: TrainState, saved: dict[str, Any]) -> None:
     state.step, state.stage, state.stage_step = saved["step"], saved["stage_number"], saved["stage_step"]
     state.lr, state.clips_hash, state.loader = saved["lr"], saved["clips_hash"], saved["loader"]
-    state.delivered_hash = saved.get("delivered_hash", saved["clips_hash"])  # older ones kept one hash
+    state.delivered_hash = saved.get("delivered_hash", saved["clips_hash"])  # older checkpoints have one hash
     state.guard = history.from_json(saved.get("guard"))
 
 
 def _proof(state: TrainState, saved: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return what was loaded, as it now lies on the ranks. Raises CheckpointError when it is not that."""
+    """Return checksums and counts of the loaded state. Raises CheckpointError on a mismatch."""
     now = checksums(state.tensors())
     for part, found in now.items():
         if found != saved["checksums"][part]:
             raise CheckpointError(
-                f"{path}: {part} as it was read has checksum {found[:12]}, the checkpoint was saved with "
-                f"{saved['checksums'][part][:12]}; the load went wrong."
+                f"{path}: the loaded {part} has checksum {found[:12]}, the checkpoint was saved with "
+                f"{saved['checksums'][part][:12]}. Load again, or resume from the checkpoint before."
             )
     return {
         "path": str(path),
@@ -143,7 +142,7 @@ def _proof(state: TrainState, saved: dict[str, Any], path: Path) -> dict[str, An
 
 
 def checksums(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, str]:
-    """Return the checksum of each part, the same however it lies over ranks; all ranks ask together."""
+    """Return the checksum of each part, independent of sharding; all ranks call it together."""
     return {part: checksum.checksum(values) for part, values in tensors.items()}
 
 
@@ -154,9 +153,9 @@ def check_recipe(
     settings: Sequence[str] = (),
     accept: Sequence[str] = (),
 ) -> dict[str, tuple[Any, Any]]:
-    """Return what of the recipe is another than the one kept in the checkpoint at `path`.
+    """Return the recipe's differences from the recipe in the checkpoint at `path`.
 
-    Raises RecipeError when it has changed in a way that the run cannot take.
+    Raises RecipeError for a difference that a resumed run does not accept.
     """
     changed = changes.changes(saved["recipe"], recipe)
     refused = changes.refused_changes(
@@ -181,7 +180,7 @@ def check_recipe(
             mean_it = f" or say that it is meant: {FLAGS['plan']}"
         raise RecipeError(
             f"{key} was {before!r} when {path} was saved and is {after!r} now{more}. "
-            f"Put it back{mean_it}. {_ways_on(path)}"
+            f"Restore the value{mean_it}. {_alternatives(path)}"
         )
     return changed
 
@@ -195,9 +194,9 @@ def resume_from(
     world: World = ALONE,
     accept: Sequence[str] = (),
 ) -> StartReport:
-    """Take everything from the checkpoint at `path`, its position included.
+    """Load everything from the checkpoint at `path`, its position included.
 
-    Raises RecipeError when the recipe has changed in a way that this run cannot take, CheckpointError.
+    Raises RecipeError for a changed recipe that this run does not accept, CheckpointError.
     """
     saved = _fill(path, state, recipe, world)
     _check_position(saved, path)
@@ -210,9 +209,9 @@ def resume_from(
 
 
 def restore(path: Path, state: TrainState, recipe: TrainRecipe, world: World = ALONE) -> dict[str, Any]:
-    """Take everything from a checkpoint of this very run, for a rollback; return the proof of it.
+    """Load everything from a checkpoint of this run, for a rollback; return its checksums.
 
-    Its recipe is not looked at: the run has gone on from it, or from what came of it. Raises CheckpointError.
+    The recipe is not compared: the running training has accepted it. Raises CheckpointError.
     """
     saved = _fill(path, state, recipe, world)
     _check_position(saved, path)
@@ -222,12 +221,12 @@ def restore(path: Path, state: TrainState, recipe: TrainRecipe, world: World = A
 
 
 def _load_weights(path: Path, state: TrainState, recipe: TrainRecipe) -> StartReport:
-    """Take weights only: those of a file, of an Open-Sora folder, or of a checkpoint of ours.
+    """Load weights only: from a file, an Open-Sora folder, or a checkpoint of this trainer.
 
-    Of a checkpoint the raw ones are taken; PATH/ema names its average.
+    Of a checkpoint, the raw weights are loaded; PATH/ema names its EMA.
     """
     from trainer.run_folder.checkpoint import (
-        convert,  # needs safetensors, which a machine that only trains may lack
+        convert,  # needs safetensors, which a training-only machine may lack
     )
 
     if path.is_dir() and ((path / checkpoint.LATEST).exists() or (path / "manifest.json").exists()):
@@ -249,10 +248,10 @@ def start(
     settings: Sequence[str] = (),
     world: World = ALONE,
 ) -> StartReport:
-    """Fill `state` from the run's newest checkpoint, else from `origin`, else leave it as it is.
+    """Load the run's newest checkpoint, else `origin`; with neither, leave `state` unchanged.
 
-    A run that has a checkpoint goes on from it, so that the same command can be given again; it must have
-    begun from the same origin. Raises InputError, RecipeError, CheckpointError.
+    The same command can be repeated: a run with a checkpoint resumes from it. Its origin must be the same.
+    Raises InputError, RecipeError, CheckpointError.
     """
     check_origin(origin)
     newest = mesh.run_on_first_rank(lambda: checkpoint.latest(recipe.output), world)
@@ -264,7 +263,7 @@ def start(
             began = f"began from {saved['origin']}" if saved["origin"] else "began without a checkpoint"
             raise InputError(
                 f"{recipe.output} already holds a run that {began} and is at step {saved['step']}; with "
-                f"{origin.word} this would be another. Leave the flag out to go on, or --set output=NEW."
+                f"{origin.word} this would be another. Leave the flag out to resume, or --set output=NEW."
             )
         return resume_from(newest, state, recipe, settings, "resume", world, origin.accept)
     if origin.ckpt_path:
@@ -293,10 +292,10 @@ def state_json(
     world_size: int,
     skip: skip_windows.Windows = (),
 ) -> dict[str, Any]:
-    """Return what a checkpoint's state.json holds, all ranks together.
+    """Return a checkpoint's state.json; all ranks call it together.
 
-    `tensors` are the state's: asked of it once, as that takes 0.1 s where they are cut. `skip`: data steps
-    left out.
+    `tensors` are the state's, passed in because collecting them takes 0.1 s when sharded. `skip`: skipped
+    data steps.
     """
     return {
         "step": state.step,

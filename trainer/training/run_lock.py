@@ -1,4 +1,4 @@
-"""The folder of a run, held by one training at a time."""
+"""Run lock: one training at a time per run folder."""
 
 import fcntl
 import os
@@ -13,7 +13,7 @@ from vidcurate.errors import InputError
 
 @contextmanager
 def locked(run: Path, world: World) -> Iterator[None]:
-    """Make the run's folder and hold it: two processes that train into one folder would ruin it."""
+    """Create the run's folder and lock it: a second training would corrupt its files."""
 
     def take() -> int:
         try:
@@ -26,7 +26,7 @@ def locked(run: Path, world: World) -> Iterator[None]:
         except OSError as error:
             os.close(handle)
             raise InputError(
-                f"output {run}: another process is training into it; wait or stop it."
+                f"output {run}: another process is training into this folder. Wait for it, or stop it."
             ) from error
         return handle
 

@@ -1,4 +1,4 @@
-"""Everything before the first step: the model, what it goes on from, and the place in its data."""
+"""Training setup before step 1: model, encoders, resumed state and data position."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from trainer.training.step import StepContext
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """A training that can make its next step. `stages` are the stages as accepted changes left them."""
+    """A training ready for its next step, with its stages after accepted changes of the data."""
 
     state: TrainState
     context: StepContext
@@ -48,10 +48,10 @@ def set_up(
     world: World,
     pulse: Pulse,
 ) -> Training:
-    """Build the model, load what it goes on from and find its place in the data.
+    """Build the model, load its starting point and find its position in the data.
 
-    Raises VidcurateError and its children, the same on every rank: for ranks that do not see the same
-    recipe, data or weights, and for all that `resume.begin` and `position.go_on` refuse.
+    Raises VidcurateError and its children, the same on every rank: for ranks with different recipes, data or
+    weights, and whatever `resume.start` and `data_position.continue_data` refuse.
     """
     mesh.check_same_on_all_ranks(
         {

@@ -14,9 +14,9 @@ from trainer.training.optim.adamw import Masters
 
 @dataclass(slots=True, kw_only=True)
 class TrainState:
-    """What a step changes. `step` counts updates of the whole run, `stage_step` those of this stage.
+    """What a step changes. `step` counts updates of the run, `stage_step` those of the stage.
 
-    The tensors of model, optimizer and average lie over the ranks alike (parallel.py).
+    The tensors of model, optimizer and EMA are sharded alike.
     """
 
     model: nn.Module
@@ -26,24 +26,24 @@ class TrainState:
     stage_step: int = 0
     ema_updates: int = 0
     lr: float | None = None  # of the last update
-    clips_hash: str = ""  # over the ids of all clips planned so far, in order
-    delivered_hash: str = ""  # the same of the clips that came, with spares for those that cannot be read
+    clips_hash: str = ""  # over the ids of all planned clips so far, in order
+    delivered_hash: str = ""  # over the ids of the clips read, with fallback clips for unreadable ones
     loader: dict[str, Any] | None = None  # the data position saved with a checkpoint
-    origin: str | None = None  # the checkpoint of another run that this one began from
+    origin: str | None = None  # the checkpoint of another run that this run started from
     guard: GuardState = field(default_factory=GuardState)
 
     @property
     def optimizer(self) -> torch.optim.AdamW:
-        """Of the masters."""
+        """The masters' optimizer."""
         return self.masters.optimizer
 
     @property
     def ema(self) -> dict[str, Tensor]:
-        """The moving average, by name: the masters'."""
+        """The masters' EMA, by name."""
         return self.masters.ema
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Return what a checkpoint's parts hold, by name, not copied."""
+        """Return the tensors of a checkpoint's parts, by name, not copied."""
         return {
             "model": dict(self.model.state_dict()),
             "ema": self.ema,
@@ -53,11 +53,11 @@ class TrainState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What the command line asked to begin from.
+    """The starting point that the command line asks for.
 
-    `load`: a checkpoint, with its optimizer, step and data position (not these two with
-    `start_from_scratch`). `ckpt_path`: weights only. `accept`: the flags of changed data and plans that the
-    run is to go on after (`vidcurate.sampler.order_state.FLAGS`).
+    `load`: a checkpoint, with its optimizer, step and data position (without the last two if
+    `start_from_scratch`). `ckpt_path`: weights only. `accept`: the flags of the data and plan changes that
+    the resumed run accepts (`vidcurate.sampler.order_state.FLAGS`).
     """
 
     load: Path | None = None
@@ -67,7 +67,7 @@ class Origin:
 
     @property
     def word(self) -> str | None:
-        """The origin as a checkpoint's state keeps it."""
+        """The origin as stored in a checkpoint's state."""
         if self.ckpt_path:
             return f"--ckpt-path {self.ckpt_path}"
         return f"--load {self.load}{' --start-from-scratch' * self.start_from_scratch}" if self.load else None
@@ -75,9 +75,9 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartReport:
-    """How the run begins: `kind` is start, resume, load, load_from_scratch or weights; the rest is proof.
+    """How the run starts: `kind` is start, resume, load, load_from_scratch or weights.
 
-    `recipe`: the one kept in the checkpoint that it goes on from.
+    `proof`: checksums and counts of what was loaded. `recipe`: the recipe stored in the loaded checkpoint.
     """
 
     kind: str

@@ -1,7 +1,8 @@
-"""One update: from this rank's micro-batches to the new weights, and the figures of it.
+"""Training step: from a rank's micro-batches to updated weights and the step's metrics.
 
-All that is random (noise, timestep, frame mask, dropped caption) is drawn for (seed, step, clip), so it does
-not matter which rank or process does it. The loss of the step is the mean over all its clips on all ranks.
+Everything random (noise, timestep, frame mask, dropped caption) is drawn for (seed, step, clip), so the
+result does not depend on which rank or process computes a clip. The step's loss is the mean over its clips on
+all ranks.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,24 +38,24 @@ from trainer.training.state import TrainState
 from trainer.training.step_balance import Prediction
 from vidcurate.sampler import order
 
-NAMED_CLIPS = 8  # in a message
+NAMED_CLIPS = 8  # in an error message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepContext:
-    """What a step uses and does not change."""
+    """Inputs of a step that the step does not change."""
 
     recipe: TrainRecipe
     world: World
     layout: Layout
     video: VideoEncoder
     text: TextEncoder
-    projection: CaptionProjection | None = None  # of a model with skip_y_embedder
-    pulse: Pulse = SILENT  # where the loop shows what it does
+    projection: CaptionProjection | None = None  # for a model with skip_y_embedder
+    pulse: Pulse = SILENT  # the training loop reports its phase here
 
     @property
     def encoders(self) -> Encoders:
-        """What makes a clip's latent and features, as the recipe wants them."""
+        """The encoders that make a clip's latent and caption features, as the recipe sets them."""
         return Encoders(
             video=self.video,
             text=self.text,
@@ -66,10 +67,10 @@ class StepContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClipLosses:
-    """The loss of each clip of a micro-batch, float32 [B], with its graph, and what it belongs to.
+    """Losses of a micro-batch's clips, float32 [B], with their graph.
 
-    `timesteps` are [B] in [0, 1000], `text_tokens` [B] those that a clip reads: its caption's, or the null
-    caption's where that one is dropped. Both are on the CPU.
+    `timesteps` are [B] in [0, 1000]; `text_tokens` [B] counts the tokens each clip reads: its caption's, or
+    the null caption's if its caption is dropped. Both are on the CPU.
     """
 
     losses: Tensor
@@ -78,7 +79,7 @@ class ClipLosses:
 
 
 def clip_losses(model: nn.Module, context: StepContext, stage: Stage, batch: Batch, step: int) -> ClipLosses:
-    """Return the losses of a micro-batch, of frames or of latents, in update number `step` (from 0)."""
+    """Return the losses of a micro-batch of frames or latents in update number `step` (from 0)."""
     seed, ids, device = context.recipe.seed, batch.clip_ids, context.world.device
     given = model_inputs.of(batch, context.encoders, seed=seed, step=step, device=device)
     latents = given.latents
@@ -119,10 +120,10 @@ def clip_losses(model: nn.Module, context: StepContext, stage: Stage, batch: Bat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSync:
-    """What the ranks told each other in a step.
+    """Values reduced over all ranks in one step.
 
-    `stop`: one of them has to stop. `save_failed`: one of them could not write a checkpoint in the
-    background. `num_events`: what their loaders have to tell. `own`: each rank's own time in the step.
+    `stop`: a rank has to stop. `save_failed`: a rank could not write a checkpoint in the background.
+    `num_events`: number of pending loader events. `own`: each rank's own seconds in the step.
     """
 
     stop: bool
@@ -133,11 +134,11 @@ class StepSync:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Computed:
-    """A step before its update: its n clips' figures, the same on all ranks, and the gradient in the model.
+    """A step before its update: values of its n clips, equal on all ranks; the model holds the gradient.
 
-    `losses`, `timesteps`, `text_tokens` and `seconds` are [n], the last those that a clip's micro-batch took;
-    `foretold` is what the plan's costs say of the step; `delivered` the ids of the clips that came.
-    `grad_norm` is the gradient's norm, which the update clips, `rank_norms` that of each rank's own, before
+    `losses`, `timesteps`, `text_tokens` and `seconds` are [n]; `seconds` is the time of a clip's micro-batch.
+    `predicted` is the step's cost by the plan; `delivered` the ids of the clips that were read. `grad_norm`
+    is the norm of the gradient, which the update clips, `rank_norms` that of each rank's own gradient, before
     the sum.
     """
 
@@ -158,7 +159,7 @@ class Computed:
         return metrics.mean(self.losses)
 
 
-# What looks at a step before its update: True to make it, False to leave it out; or raises.
+# Checks a step before its update: True to make the update, False to skip it; may raise.
 Check = Callable[[Computed], bool]
 
 
@@ -174,13 +175,13 @@ def gradient(
     num_events: int = 0,
     data_seconds: float = 0.0,
 ) -> Computed:
-    """Leave in the model the gradient of the mean loss over all `plan.clip_ids`.
+    """Compute the gradient of the mean loss over all `plan.clip_ids`; the model holds it.
 
-    `batches` are this rank's. Raises VidcurateError when a clip of the step came to no rank.
+    `batches` are this rank's. Raises VidcurateError if no rank delivered a clip of the step.
     """
     world = context.world
     num_clips = len(plan.clip_ids)
-    # Each rank fills in its clips and the sum puts them together, exactly: the rest are zeros.
+    # Each rank fills in its clips, zeros elsewhere, so the sum over ranks is exact.
     reported = torch.zeros(5 * num_clips + 5 * world.size + 3, dtype=torch.float64)
     of_clips, of_ranks = (
         reported[: 5 * num_clips].view(num_clips, 5),
@@ -199,11 +200,13 @@ def gradient(
         rows = torch.tensor(data_stages.rows_delivered(stage, plan, first, batch.clip_ids)) + 1
         done.append((first, rows, found.losses.detach(), found.timesteps, found.text_tokens))
         stopwatch.mark()
-    own_norm = context.layout.local_grad_norm() if world.size > 1 else None  # alone it is the norm of the sum
+    own_norm = (
+        context.layout.local_grad_norm() if world.size > 1 else None
+    )  # with one rank it equals the norm of the sum
     context.pulse.phase("update")  # from here on the ranks wait for each other
     context.layout.reduce_gradients()
-    predicted = step_balance.predict(stage, state.stage_step, world.size)  # while the device works
-    norm = adamw.gradient_norm(state.masters)  # the first to wait for the device
+    predicted = step_balance.predict(stage, state.stage_step, world.size)  # computed while the GPU works
+    norm = adamw.gradient_norm(state.masters)  # the first call that waits for the GPU
     seconds = stopwatch.seconds()
     for (first, *columns), lasted in zip(done, seconds, strict=True):
         mine = of_clips[first : first + len(columns[0])]
@@ -223,7 +226,7 @@ def gradient(
         seconds=took,
         predicted=predicted,
         delivered=data_stages.delivered(stage, plan, rows_of_all.astype(int) - 1, state.step + 1),
-        grad_norm=norms[0],  # the first rank's on all: what is decided must be one
+        grad_norm=norms[0],  # rank 0's on all ranks: every rank must decide alike
         rank_norms=tuple(own_norms),
         reported=StepSync(
             stop=bool(reported[-3]),
@@ -235,7 +238,7 @@ def gradient(
 
 
 def refuse_nonfinite(computed: Computed, step: int) -> bool:
-    """Return True for a finite step; raise Halted for another, naming clips of it."""
+    """Return True for a finite step; raise Halted otherwise, naming some of its clips."""
     if np.isfinite([*computed.losses, computed.grad_norm]).all():
         return True
     ids = computed.plan.clip_ids
@@ -258,10 +261,11 @@ def train_step(
     num_events: int = 0,
     data_seconds: float = 0.0,
 ) -> tuple[dict[str, Any], StepSync]:
-    """Make one update; return its figures, and what the last four arguments are over all ranks.
+    """Make one update; return its metrics and the values reduced over all ranks.
 
-    `judge` looks at the gradient before the update; without it a loss or a gradient that is not finite
-    raises Halted. Raises, before anything is changed, what it and `gradient` raise.
+    `check` decides about the gradient before the update; without `check`, a non-finite loss or gradient
+    raises Halted. Whatever `check` and `gradient` raise leaves weights and counters unchanged. The last four
+    arguments are this rank's contribution to the StepSync.
     """
     flags: dict[str, Any] = {"stop": stop, "save_failed": save_failed, "num_events": num_events}
     flags["data_seconds"] = data_seconds
@@ -273,9 +277,9 @@ def train_step(
 def update(
     state: TrainState, context: StepContext, stage: StageData, computed: Computed, *, is_made: bool = True
 ) -> dict[str, Any]:
-    """Update weights, optimizer and average from the gradient in the model; return the step's figures.
+    """Update weights, optimizer and EMA from the model's gradient; return the step's metrics.
 
-    Not `is_made`: they stay as they are, and the step counts all the same.
+    With `is_made` False they stay unchanged, but the step counts.
     """
     plan, spec = computed.plan, stage.stage.optim
     lr = adamw.learning_rate(spec, state.stage_step, stage.num_steps)
@@ -319,7 +323,7 @@ def update(
 
 
 def _own_flops(context: StepContext, plan: StepPlan, of_clips: Tensor) -> float:
-    """Return the FLOPs of the clips that this rank has filled in: a filled row's first entry is not 0."""
+    """Return the FLOPs of this rank's clips: those whose row has a non-zero first entry."""
     mine = [number for number, row in enumerate(of_clips[:, 0].tolist()) if row]
     tokens = of_clips[:, 3].tolist()
     shapes = [plan.latent_shapes[number] for number in mine]

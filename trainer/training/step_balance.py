@@ -1,8 +1,8 @@
-"""What a step should take by the plan's costs, and what it took: rank by rank and bucket by bucket.
+"""Step balance: predicted and measured time per rank and bucket.
 
-The costs are those by which micro-batches are dealt to ranks (`order.shares`): seconds of the recipe's
+The prediction uses the costs that assign micro-batches to ranks (`order.shares`): seconds from the recipe's
 `cost_table`, or else FLOPs of forward and backward. Each micro-batch is timed where it runs, so a wrong cost
-shows at its bucket, with one rank too. Read by `python -m trainer report`.
+shows at its bucket, with one rank too. `python -m trainer report` shows both.
 """
 
 import itertools
@@ -20,12 +20,12 @@ from trainer.health.watch.throughput import OwnSeconds
 from vidcurate.sampler import order
 
 KEPT_RANKS = 64
-"""Ranks whose own two numbers stand in a step's line; mean and most are of all"""
+"""number of ranks whose own values a metrics line lists; mean and maximum are over all ranks"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """A step by its plan, in `unit` (s, or TFLOP): each micro-batch by position, and the sum of each rank."""
+    """Predicted cost of a step in `unit` (s or TFLOP): per micro-batch position, and per rank."""
 
     unit: str
     of_positions: dict[int, float]
@@ -33,7 +33,7 @@ class Prediction:
 
 
 def predict(stage: StageData, stage_step: int, world_size: int) -> Prediction:
-    """Return what `world_size` ranks should take for the stage's update number `stage_step` (from 0)."""
+    """Return the predicted cost of the stage's update `stage_step` (from 0) on `world_size` ranks."""
     step = data_stages.data_step(stage, stage_step)
     plan = order.at_step(stage.plan, step)
     unit, scale = data_stages.cost_unit(stage, plan)
@@ -53,11 +53,11 @@ def predict(stage: StageData, stage_step: int, world_size: int) -> Prediction:
 def step_metrics(
     found: Prediction, plan: StepPlan, seconds: NDArray[np.float64], own: Sequence[OwnSeconds]
 ) -> dict[str, Any]:
-    """Return what a step's line keeps.
+    """Return the balance fields of a metrics line.
 
-    `seconds` [n]: of each clip of the step those that its micro-batch took. `bucket_seconds` has, for each
-    bucket, micro-batches, clips, what they should take (in `cost_unit`) and the seconds that they took;
-    `rank_balance`, of several ranks, mean and most of both over the ranks, and both of each of the first.
+    `seconds` [n]: time of each clip's micro-batch. `bucket_seconds` has, per bucket, the number of
+    micro-batches and clips, their predicted cost (in `cost_unit`) and their seconds. `rank_balance`, with
+    several ranks, has mean and maximum of both over the ranks, and both values of the first ranks.
     """
     slots = list(plan.slots.items())
     ends = [first for _, first in slots[1:]] + [len(plan.clip_ids)]

@@ -1,8 +1,8 @@
-"""TensorBoard and Weights & Biases as mirrors of the run's diaries, which are the truth.
+"""TensorBoard and Weights & Biases trackers, fed from the run's log files.
 
-Each mirror is a process of its own that follows the run's files. So nothing it does can stop, slow or change
-the training: one that fails is one event and is gone, one that hangs is killed at the end. What it missed is
-in the files, and the next start of the run mirrors it.
+Each tracker is a separate process that follows the run's files, so no tracker can stop, slow or change the
+training. A tracker that fails is recorded as one event; one that hangs is killed at the end. What a tracker
+missed is in the files, and the run's next start sends it.
 """
 
 import argparse
@@ -28,9 +28,9 @@ from trainer.run_folder.layout import LOGS
 from trainer.run_folder.trackers_spec import TrackersSpec
 
 POLL_SECONDS = 1.0
-CLOSE_SECONDS = 60.0  # for a mirror to send the rest, when the run ends
+CLOSE_SECONDS = 60.0  # limit for a tracker to send the rest when the run ends
 LOG_FILES = {metrics.METRICS: "", metrics.VALIDATION: "validation/"}
-"""Whose numbers are mirrored, and what stands before their names. Events are mirrored besides."""
+"""Log files whose numbers are sent, and the prefix of their names. Events are sent as well."""
 HIDDEN = ("step", "time", "loss_by_clip")
 ALERTS = (
     "guard",
@@ -40,8 +40,8 @@ ALERTS = (
     "xid",
     "ecc",
     "gave_up",
-)  # W&B tells its people of them
-INIT = ("project", "entity", "name", "group", "tags", "mode", "config")  # settings that W&B is given
+)  # disables W&B's own crash reports
+INIT = ("project", "entity", "name", "group", "tags", "mode", "config")  # settings passed to W&B
 
 
 # ── the training's side ─────────────────────────────────────────────────────────────────────────────────────
@@ -49,17 +49,17 @@ INIT = ("project", "entity", "name", "group", "tags", "mode", "config")  # setti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Home:
-    """Whose mirrors they are: the module that they run, and where their logs and failures are written."""
+    """Owner of the trackers: the module to start, and where logs and failures are written."""
 
     module: str
     logs: Path
     events: Path
     what: str
-    """what goes on without a mirror that fails"""
+    """what continues without a failed tracker"""
 
 
 class Mirrors:
-    """The mirrors of a run, a context manager. Nothing here raises for a mirror's sake, or waits long.
+    """The tracker processes of a run, a context manager that never raises or waits long.
 
     `config` is the recipe. Without a `home` they are the training's.
     """
@@ -80,7 +80,7 @@ class Mirrors:
         self._step = 0
 
     def begin(self) -> None:
-        """Start the mirrors; metrics.jsonl holds by now only what counts."""
+        """Start the trackers; metrics.jsonl must hold valid lines only by now."""
         for kind, settings in self._wanted.items():
             if settings is None:
                 continue
@@ -100,7 +100,7 @@ class Mirrors:
                 stderr=file,
             )
         assert process.stdin is not None
-        with suppress(OSError):  # one that has ended already: `check` says why
+        with suppress(OSError):  # the process has ended: `check` records why
             process.stdin.write(json.dumps(settings).encode() + b"\n")
             process.stdin.flush()
         return process
@@ -110,11 +110,11 @@ class Mirrors:
 
     def _tell(self, kind: str, event: str, error: str) -> None:
         jsonl.append_event(self._home.events, event, self._step, tracker=kind, error=error)
-        text = f"{event}: {kind}: {error}; {self._home.what} goes on without it"
+        text = f"{event}: {kind}: {error}; {self._home.what} continues without this tracker"
         print(text, file=sys.stderr, flush=True)
 
     def check(self, step: int) -> None:
-        """Record, once, the mirrors that have failed."""
+        """Record each failed tracker once."""
         self._step = step
         for kind, process in list(self._running.items()):
             if process.poll() is not None:
@@ -133,7 +133,7 @@ class Mirrors:
 
     def __exit__(self, *_: object) -> None:
         for process in self._running.values():
-            _close(process.stdin)  # the end: it mirrors the rest and leaves
+            _close(process.stdin)  # end of input: the tracker sends the rest and exits
         for kind, process in list(self._running.items()):
             try:
                 process.wait(CLOSE_SECONDS)
@@ -146,7 +146,7 @@ class Mirrors:
 
 def _close(pipe: IO[bytes] | None) -> None:
     assert pipe is not None
-    with suppress(OSError):  # it had not read what was written
+    with suppress(OSError):  # the tracker had not read its input
         pipe.close()
 
 
@@ -154,7 +154,7 @@ def _close(pipe: IO[bytes] | None) -> None:
 
 
 def scalars(line: dict[str, Any], prefix: str = "") -> dict[str, float]:
-    """Return a line's numbers by name, those of inner tables as table/name."""
+    """Return a line's numbers by name; those of nested tables as table/name."""
     found: dict[str, float] = {}
     for name, value in line.items():
         if isinstance(value, dict):
@@ -165,19 +165,19 @@ def scalars(line: dict[str, Any], prefix: str = "") -> dict[str, float]:
 
 
 IsOver = Callable[[float], bool]
-"""Wait at most so many seconds for the training to hang up; whether it has."""
+"""Wait up so many seconds for the training to close stdin; return whether it has."""
 
 
 def new_lines(paths: Sequence[Path], is_over: IsOver) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield (diary, line) of each line of these diaries, old and new, until `is_over` and all is read.
+    """Yield (name, line) of each line of these log files until `is_over` and all lines are read.
 
-    A diary that was replaced, as a rollback does, is gone on with: of it come the lines that are newer, of
-    the events, which lose none and may share a time, those behind the ones that were yielded.
+    A rollback replaces a log file. Of the new metrics file, only newer lines follow; of the events, which
+    lose no line and may share a time, the lines behind those already yielded.
     """
     counts = dict.fromkeys(paths, 0)
     places = dict.fromkeys(paths, 0)
     files: dict[Path, int] = {}
-    times = dict.fromkeys(paths, -1.0)  # of the last line that was yielded
+    times = dict.fromkeys(paths, -1.0)  # of the last yielded line
     while True:
         is_last = is_over(POLL_SECONDS)
         for path in paths:
@@ -204,9 +204,9 @@ def new_lines(paths: Sequence[Path], is_over: IsOver) -> Iterator[tuple[Path, di
 
 
 def follow(run: Path, is_over: IsOver) -> Iterator[tuple[str, dict[str, Any], dict[str, float]]]:
-    """Yield (diary, line, its numbers by name) of each line, old and new, until `is_over` and all is read.
+    """Yield (name, line, its numbers by name) of each line until `is_over` and all lines are read.
 
-    Of an event the numbers are `events/NAME`: how many of its kind there were.
+    For an event the numbers are `events/NAME`: the count of its kind.
     """
     kinds: Counter[str] = Counter()
     for path, line in new_lines([run / name for name in (*LOG_FILES, jsonl.EVENTS)], is_over):
@@ -219,16 +219,16 @@ def follow(run: Path, is_over: IsOver) -> Iterator[tuple[str, dict[str, Any], di
 
 
 def facts_of(event: dict[str, Any]) -> str:
-    """Return an event's facts as JSON, its name, step and time left out."""
+    """Return an event's facts as JSON, without its name, step and time."""
     facts = {key: value for key, value in event.items() if key not in ("event", "step", "time")}
     return json.dumps(facts, ensure_ascii=False, indent=1)
 
 
 def _tensorboard(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
-    """Write RUN/tensorboard anew from the first step on; where the run rolls back, the steps behind go.
+    """Rewrite RUN/tensorboard from the first step on; a rollback drops the later steps.
 
-    Events stay: they are texts in a folder of their own. TensorBoard shows of one name only what rises in its
-    steps (data server 0.7), so an event that does not is shown as `events/NAME/2` and so on.
+    Events stay: they are texts in a separate folder. TensorBoard shows only rising steps per name (data
+    server 0.7), so an event with an equal step is shown as `events/NAME/2` and so on.
     """
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
     from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_TENSOR, Summary, SummaryMetadata
@@ -256,7 +256,7 @@ def _tensorboard(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
             texts.add_event(Event(step=line["step"], wall_time=wall_time, summary=Summary(value=[value])))
             continue
         if line["step"] <= last.get(log_file, -1):
-            begun = SessionLog(status=SessionLog.START)  # the reader drops what it has of this step and later
+            begun = SessionLog(status=SessionLog.START)  # the reader drops its values of this step and later
             writer.add_event(Event(step=line["step"], wall_time=line["time"], session_log=begun))
         last[log_file] = line["step"]
         values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
@@ -266,10 +266,10 @@ def _tensorboard(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
 
 
 def _wandb(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
-    """Log to one W&B run over all starts: twice only the steps of a rollback, not those a killed run repeats.
+    """Log to one W&B run over all starts; only the steps of a rollback appear twice.
 
-    The steps are a metric of their own: W&B's step counter drops what does not rise. Events share steps and
-    are never taken back: of them the number that was sent is kept.
+    The steps are a separate metric, because W&B's own step counter drops values that do not rise. Events
+    share steps and are never withdrawn: the tracker stores how many it has sent.
     """
     import wandb
 
@@ -321,13 +321,15 @@ def _is_over(seconds: float) -> bool:
 
 
 def main(module: str = "trainer.training.trackers", kinds: Mapping[str, Mirror] = KINDS) -> None:
-    """Be one mirror: what to write comes in a line on stdin, whose end is that of the work."""
-    parser = argparse.ArgumentParser(prog=f"python -m {module}", description="Mirror a run's diaries.")
+    """Run one tracker; stdin brings one line with its settings, and closes when the work ends."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {module}", description="Send a run's log files to a tracker."
+    )
     parser.add_argument("kind", choices=list(kinds))
     parser.add_argument("run", type=Path)
     given = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)  # who started it says when it is over
+        signal.signal(number, signal.SIG_IGN)  # the parent process decides when the work is over
     settings = json.loads(sys.stdin.readline())
     try:
         kinds[given.kind](given.run, settings, _is_over)

@@ -1,9 +1,9 @@
-"""The validation loss: the same clips, the same noise and the same ten timesteps in every round.
+"""Validation loss: the same clips, noise and ten timesteps in every round.
 
-Nothing in it is drawn anew: noise belongs to (seed, timestep, clip), there are no frame masks and no dropped
-captions, and timesteps are not shifted (the protocol of Open-Sora 1.2's evaluation). So two rounds differ by
-the weights alone, and the change of each clip's loss says more than two means do: it comes with a standard
-error of its own. Training's randomness is neither read nor moved.
+Noise belongs to (seed, timestep, clip), there are no frame masks and no dropped captions, and timesteps are
+not shifted (the protocol of Open-Sora 1.2's evaluation). Two rounds therefore differ by the weights alone,
+and the change of each clip's loss, with a standard error of its own, says more than two means do. The
+training's random numbers are neither read nor advanced.
 """
 
 import itertools
@@ -34,12 +34,12 @@ from vidcurate.sampler.order import finite_pass
 from vidcurate.sampler.plan import MicroBatchPlan
 
 TIMESTEPS = tuple(float(t) for t in np.linspace(0, rectified_flow.TIMESTEPS, 12)[1:-1])
-"""90.9, 181.8 … 909.1."""
+"""90.9, 181.8 … 909.1"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """What every round over a stage's data reads: micro-batches in order, with the bucket of each clip."""
+    """A validation round over a stage's data: micro-batches in order, with each clip's bucket."""
 
     data: StageData
     parts: tuple[MicroBatchPlan, ...]
@@ -115,15 +115,15 @@ def _clip_losses(model: torch.nn.Module, context: StepContext, batch: model_inpu
 
 
 def losses(context: StepContext, given: Round) -> tuple[NDArray[np.float64], int]:
-    """Return the losses [clips, timesteps] of a round and how many of its clips another one stood in for.
+    """Return the losses [clips, timesteps] of a round and the number of its fallback clips.
 
-    On every rank the same. The weights are those of `context.layout`.
+    The result is the same on every rank. The weights are those of `context.layout`.
     """
     world = context.world
     slots = list(itertools.accumulate((len(part.rows) for part in given.parts), initial=0))
     reported = torch.zeros(
         slots[-1] + 1, len(TIMESTEPS), dtype=torch.float64
-    )  # the last row: how many stood in
+    )  # last row: number of fallback clips
     events: list[dict[str, Any]] = []
     mine = [part for part in given.parts if part.position % world.size == world.rank]
     with (
@@ -140,16 +140,16 @@ def losses(context: StepContext, given: Round) -> tuple[NDArray[np.float64], int
                     context.layout.compute, context, batch
                 )
 
-        mesh.run_on_all_ranks(read, world)  # a clip that cannot be read stops all of them
+        mesh.run_on_all_ranks(read, world)  # an unreadable clip stops all ranks
     reported[-1, 0] = sum(event["event"] == "clip_substituted" for event in events)
     found: NDArray[np.float64] = mesh.sum_over_ranks(reported, world).cpu().numpy()
     return found[:-1], int(found[-1, 0])
 
 
 def losses_of_state(state: TrainState, context: StepContext, given: Round) -> tuple[NDArray[np.float64], int]:
-    """Return `losses` of the moving average, or of the raw weights where the recipe wants these.
+    """Return `losses` of the EMA, or of the raw weights if the recipe says so.
 
-    Nothing is changed.
+    Weights and EMA are unchanged afterwards.
     """
     spec = context.recipe.validation
     assert spec is not None
@@ -163,17 +163,17 @@ def losses_of_state(state: TrainState, context: StepContext, given: Round) -> tu
 
 
 def _standard_error(values: NDArray[np.float64]) -> float | None:
-    """Return the standard error of the mean; None for a single value, which has none."""
+    """Return the standard error of the mean; None for a single value."""
     return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
 
 
 def summary(
     table: NDArray[np.float64], given: Round, before: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the figures of a round; `before` is the line of the round before.
+    """Return the metrics of a round; `before` is the previous round's line.
 
-    `loss` is the mean over clips of the mean over timesteps. `change` is against `before`, clip by clip,
-    where that had the same clips.
+    `loss` is the mean over clips of the mean over timesteps. `change` is against `before`, clip by clip, if
+    `before` has the same clips.
     """
     of_clips = table.mean(axis=1)
     groups = {
@@ -199,13 +199,13 @@ def summary(
 
 
 def console_line(line: Mapping[str, Any]) -> str:
-    """Return what the terminal shows of a round."""
+    """Return the console line of a round."""
 
     def shown(name: str, sign: str) -> str:
         error = line[f"{name}_standard_error" if name == "change" else "standard_error"]
         return f"{line[name]:{sign}.4f}" + (f" ± {error:.4f}" if error is not None else "")
 
-    change = f", {shown('change', '+')} since the round before" if "change" in line else ""
+    change = f", {shown('change', '+')} since the previous round" if "change" in line else ""
     return (
         f"step {line['step']}: validation loss {shown('loss', '')}{change}  "
         f"({line['clips']} clips, {line['weights']} weights, {line['seconds']:.1f} s)"
@@ -218,9 +218,9 @@ def is_due(spec: ValidationSpec | None, step: int, last_step: int) -> bool:
 
 
 def validate(state: TrainState, context: StepContext, given: Round) -> dict[str, Any] | None:
-    """Run the round of this step, write its line to validation.jsonl and return it; None if it is there.
+    """Run this step's round, append its line to validation.jsonl and return it; None if already there.
 
-    The line is the same whatever the number of ranks.
+    The line does not depend on the number of ranks.
     """
     path, spec = context.recipe.output / metrics.VALIDATION, context.recipe.validation
     assert spec is not None

@@ -61,7 +61,7 @@ def test_a_run_is_not_begun_from_elsewhere_while_it_has_checkpoints(
         ("ema_decay=0.5", "ema_decay was 0.9"),
         ("stages.0.steps=1", r"stages\.0\.steps was 4"),
         ("stages.0.caption_dropout=0.5", r"stages\.0\.caption_dropout"),
-        ("stages.0.data.micro_batches_per_step=1", "Other ways on.*--start-from-scratch"),
+        ("stages.0.data.micro_batches_per_step=1", "Alternatives, .*--start-from-scratch"),
         ("stages.0.mask_ratios={}", r"stages\.0\.mask_ratios\.image_head was 0.25"),
         ("stages.0.flow.shift=false", r"stages\.0\.flow\.shift was True"),
     ],
@@ -162,7 +162,7 @@ def test_two_processes_do_not_train_into_one_folder(shards: Path, tmp_path: Path
     run.mkdir()
     with (run / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(InputError, match="another process is training into it"):
+        with pytest.raises(InputError, match="another process is training into this folder"):
             train(smoke(shards, run, *SHORT))
 
     train(smoke(shards, run, *SHORT))
@@ -183,7 +183,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_the_update(shards: Path,
     checkpoint.save(half_run, 2, weights.parts | {"model": broken}, state)
 
     with pytest.raises(
-        Halted, match=r"step 3: the loss of 4 clips is not finite.*nothing was updated. Its clips: clip-"
+        Halted, match=r"step 3: the loss of 4 clips is not finite.*no weight was updated. Its clips: clip-"
     ) as raised:
         train(smoke(shards, half_run, *SHORT))
     assert raised.value.exit_code == exit_codes.HALT
@@ -250,7 +250,7 @@ def test_another_conversion_is_refused_by_name_and_taken_where_it_is_meant(
     now = smoke(shards, half_run, *SHORT, f"{key}=quick")
     with pytest.raises(
         RecipeError,
-        match=rf"^{key} was 'ffmpeg' when .* was saved and is 'quick' now\. Put it back or say that it is "
+        match=rf"^{key} was 'ffmpeg' when .* was saved and is 'quick' now\. Restore the value or say that it is "
         rf"meant: --set {key}=quick\.",
     ):
         train(now)

@@ -27,7 +27,7 @@ def served(run: Path) -> AbstractContextManager[object]:
 
 
 HELD: list[tuple[Held, str]] = [
-    (lambda folder: run_lock.locked(folder, ALONE), "another process is training into it"),
+    (lambda folder: run_lock.locked(folder, ALONE), "another process is training into this folder"),
     (lambda folder: build.holding(folder / "part.lock"), "another process is encoding this part"),
     (shards_manifest.only_writer, "another build-shards is writing here"),
     (served, "another server works on it"),

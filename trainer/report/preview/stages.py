@@ -75,7 +75,7 @@ def _as_saved(
 ) -> tuple[StageData, ...]:
     number, saved = state["stage_number"], state["loader"]
     stage = stages[number]
-    index = data_position.index_of_then(stage, saved, run)
+    index = data_position.saved_index(stage, saved, run)
     if index is not stage.index:
         plan = data_stages.stage_plan(index, stage.stage.data, recipe.seed)
         plan = replace(plan, costs=data_stages.costs(plan, stage.stage.data, recipe))

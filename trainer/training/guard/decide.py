@@ -1,4 +1,4 @@
-"""From findings to one decision: the recipe's policies, and how often each may still be used."""
+"""Guard decisions: choose one action from the findings, within each policy's limit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from vidcurate.errors import VidcurateError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What is done about a step: `policy` is the recipe's, `action` what is left of it."""
+    """The action taken about a step: `policy` is the recipe's, `action` what its limits leave of it."""
 
     action: Policy
     policy: Policy
@@ -22,27 +22,27 @@ class Decision:
 
 
 class Halted(VidcurateError):
-    """The guard has stopped the run: to begin again would end the same way, a person has to look."""
+    """The guard stopped the run. A restart would stop the same way: a person has to look."""
 
     exit_code = exit_codes.HALT
 
 
 class BadNode(VidcurateError):
-    """A rank computed wrongly: begin again without its node."""
+    """A rank computed wrong results: restart without its node."""
 
     exit_code = exit_codes.BAD_NODE
 
 
 class LostRank(VidcurateError):
-    """Another rank computed wrongly; this one is well and can begin again."""
+    """Another rank computed wrong results; this one is healthy and can restart."""
 
     exit_code = exit_codes.RESTART
 
 
 class RollbackRequested(Exception):
-    """The run is to roll back: no error, the act goes on. Raised on all ranks in step `step`.
+    """Request to roll back, raised on all ranks in step `step`; not an error, the training continues.
 
-    `facts` are those of the event.
+    `facts` are written with the event.
     """
 
     def __init__(self, decision: Decision, step: int, facts: dict[str, Any]) -> None:
@@ -51,13 +51,13 @@ class RollbackRequested(Exception):
 
 
 def stricter(kind: Kind, policy: Policy) -> Policy:
-    """Return the next firmer thing that can be done about a kind of finding; the firmest stays."""
+    """Return the next stricter action for a kind of finding; the strictest stays."""
     choices = CHOICES[kind]
     return choices[min(choices.index(policy) + 1, len(choices) - 1)]
 
 
 def action_for(kind: Kind, spec: GuardSpec, state: GuardState) -> Policy:
-    """Return what is to be done about a kind of finding: its policy, or a firmer one if that is used up."""
+    """Return the action for a kind of finding: its policy, or a stricter one once its limit is used up."""
     action = spec.policy(kind)
     while (most := spec.most(action)) is not None and state.used(action) >= most:
         if (harder := stricter(kind, action)) == action:
@@ -67,7 +67,7 @@ def action_for(kind: Kind, spec: GuardSpec, state: GuardState) -> Policy:
 
 
 def decide(found: Sequence[Problem], spec: GuardSpec, state: GuardState) -> Decision | None:
-    """Return the firmest of what the findings ask for; None where there is nothing to do or to say."""
+    """Return the strictest action that the findings ask for; None if none asks for any."""
     asked = [(action_for(each.kind, spec, state), each) for each in found]
     reported = [(action, each) for action, each in asked if action != "ignore"]
     if not reported:

@@ -1,12 +1,12 @@
-"""What of a step is a finding, by robust statistics of the steps before.
+"""Loss-spike and divergence detection, by robust statistics of the previous steps.
 
-A clip's loss depends on its bucket and its timestep, so its logarithm is compared with the median of its own
-cell (bucket × tenth of the timesteps), in units of 1.4826 · MAD, the robust standard deviation. A cell of
-fewer than LEAST_CELL losses gives way to its whole bucket, a bucket of fewer than LEAST_BUCKET judges
-nothing: a bucket that is new is no spike. A step's score, of all clips and of each bucket, is the sum of its
-clips' z over √n; as losses have heavier tails than a normal distribution and the clips of a step share the
-weights, the score is once more set against the median and MAD of its own last steps, which gives the z that
-the recipe's threshold means.
+A clip's loss depends on its bucket and its timestep. Its logarithm is therefore compared with the median of
+its own cell (bucket × tenth of the timesteps), in units of 1.4826 · MAD, the robust standard deviation. A
+cell with fewer than LEAST_CELL losses falls back to its whole bucket; a bucket with fewer than LEAST_BUCKET
+is not checked, so a new bucket is no spike. A step's score, over all clips and per bucket, is the sum of its
+clips' z over √n. Losses have heavier tails than a normal distribution, and the clips of a step share the
+weights; the score is therefore compared with the median and MAD of its own last steps, which gives the z that
+the recipe's threshold refers to.
 
 Source: median/MAD z-scores: Iglewicz & Hoaglin (1993); the sum over √n: Stouffer.
 """
@@ -35,23 +35,23 @@ from trainer.training.guard.history import (
 
 MAD = 1.4826  # of a normal distribution: standard deviation / median absolute deviation
 LEAST_CELL, LEAST_BUCKET = 12, 24
-LEAST_SCORES = 16  # steps before a score is judged
+LEAST_SCORES = 16  # steps before a score is checked
 LEAST_GRADIENTS = 32
 LEAST_CHANGES = 8
-LEAST_SPREAD = 0.02  # of logarithms: below it a difference is no matter
-LOUD = 0.5  # of the threshold: a step that stands out
-QUIET_STEPS = 3  # between two that stand out, in one trouble
-DIVERGING = 1.5  # median score of the last steps: the loss had been rising already
-SAME = 1e-6  # relative difference of two learning rates that are one
+LEAST_SPREAD = 0.02  # of logarithms: smaller differences are ignored
+LOUD = 0.5  # of the threshold: the step is remembered as loud
+QUIET_STEPS = 3  # at most, between two loud steps of one problem
+DIVERGING = 1.5  # median score of the last steps: the loss was rising before
+SAME = 1e-6  # relative difference below which two learning rates are equal
 
 Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One finding. `shape` tells apart what looks alike: an instant spike, one of a divergence.
+    """One finding. `shape` separates similar ones, such as an instant spike and one of a divergence.
 
-    `first_step`: the first step that is suspicious, counted from 1. `clips`: places among the step's clips.
+    `first_step`: the first suspicious step, counted from 1. `clips`: positions among the step's clips.
     """
 
     kind: Kind
@@ -69,7 +69,7 @@ def spread(values: Values) -> tuple[float, float]:
 
 
 def clip_scores(memory: StageHistory, stats: StepStats) -> tuple[Values, Values]:
-    """Return each clip's z and the logarithm of its loss over the expected one; NaN where none can judge."""
+    """Return each clip's z and log(loss / expected loss); NaN where the history is too short."""
     logs = logarithms(stats.losses)
     z, over = np.full(len(logs), np.nan), np.full(len(logs), np.nan)
     known: dict[str, tuple[float, float] | None] = {}
@@ -101,8 +101,11 @@ def _expected(memory: StageHistory, bucket: str, name: str) -> tuple[float, floa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """How far a step's loss is from what was expected: Σz/√n, that in units of its own past (`z`), the
-    geometric mean of loss over expected loss (`ratio`), and the clips' places."""
+    """How far a step's loss is from the expected loss.
+
+    `score` is Σz/√n, `z` that score in units of its own history, `ratio` the geometric mean of loss over
+    expected loss, `clips` the clips' positions.
+    """
 
     name: str
     score: float
@@ -112,7 +115,7 @@ class Score:
 
 
 def scores(memory: StageHistory, stats: StepStats) -> tuple[Score, ...]:
-    """Return the score of all judged clips (named ""), and of each bucket's, of a finite step."""
+    """Return the scores of a finite step: over all checked clips (named "") and per bucket."""
     each, over = clip_scores(memory, stats)
     groups: dict[str, list[int]] = {}
     for place, bucket in enumerate(stats.buckets):
@@ -135,7 +138,7 @@ def scores(memory: StageHistory, stats: StepStats) -> tuple[Score, ...]:
 
 
 def find_problems(memory: StageHistory, stats: StepStats, limits: Thresholds) -> tuple[Problem, ...]:
-    """Return what of a step is suspicious before its update is made."""
+    """Return the findings about a step before its update."""
     if not stats.is_finite:
         return (_nonfinite(stats),)
     found = [_spike(memory, stats, limits), _gradient(memory, stats, limits)]
@@ -179,9 +182,9 @@ def _spike(memory: StageHistory, stats: StepStats, limits: Thresholds) -> Proble
         reason=f"the loss{f' of {worst.name}' if worst.name else ''} is {worst.ratio:.3g} times what its "
         f"buckets and timesteps had (z {worst.z:.1f}); "
         + (
-            "it had been rising before: such a spike seldom recovers"
+            "the loss was rising before: such a spike seldom recovers"
             if is_diverging
-            else "it came at once: such a spike tends to recover"
+            else "the spike came at once: such a spike tends to recover"
         ),
         first_step=first_suspicious(memory, stats.step),
         shape="diverging" if is_diverging else "instant",
@@ -197,7 +200,7 @@ def _spike(memory: StageHistory, stats: StepStats, limits: Thresholds) -> Proble
 
 
 def _is_diverging(memory: StageHistory, limits: Thresholds) -> bool:
-    """Whether the loss was rising before this step: the last scores, or the smoothed loss, say so."""
+    """Return whether the loss was rising before this step, by the last scores or the smoothed loss."""
     last = memory.scores.get("", [])[-LEAST_SCORES:]
     if len(last) == LEAST_SCORES and float(np.median(last)) >= DIVERGING:
         return True
@@ -206,7 +209,7 @@ def _is_diverging(memory: StageHistory, limits: Thresholds) -> bool:
 
 
 def first_suspicious(memory: StageHistory, step: int) -> int:
-    """Return where the trouble of `step` begins: steps that stood out, with few quiet ones between them."""
+    """Return where the problem of `step` begins: loud steps with few quiet ones between them."""
     first = step
     for loud, _ in sorted(memory.loud, reverse=True):
         if loud >= step:
@@ -241,10 +244,10 @@ def _gradient(memory: StageHistory, stats: StepStats, limits: Thresholds) -> Pro
 
 
 def rise_of(memory: StageHistory, limits: Thresholds) -> tuple[float, float, int]:
-    """Return how far the smoothed loss is above its best (a logarithm), its standard error, and since when.
+    """Return how far the smoothed loss is above its best (log), its standard error, and since which step.
 
-    Each bucket is smoothed alone, by the median of the last `divergence_window` steps that read it, so a
-    change of the mixture is no rise; their rises are averaged.
+    Each bucket is smoothed separately, by the median of the last `divergence_window` steps that read it, so a
+    changed mixture is no rise. The rises of all buckets are averaged.
     """
     rises, errors, begins = [], [], []
     for smooth in memory.smoothed.values():
@@ -269,7 +272,7 @@ def _divergence(memory: StageHistory, step: int, limits: Thresholds) -> Problem 
     full = [each.values for each in memory.smoothed.values() if len(each.values) >= limits.divergence_window]
     continuing = float(np.mean([np.median(each[-quarter:]) - np.median(each) for each in full]))
     if continuing < -error:
-        return None  # it is falling again
+        return None  # falling again
     after_spike = since < memory.spike_step
     how = (
         f"after the spike of step {memory.spike_step}, which did not recover"
@@ -293,20 +296,20 @@ def _divergence(memory: StageHistory, step: int, limits: Thresholds) -> Problem 
 
 
 def learning_rate(step: int, last: float | None, of_schedule: float) -> Problem | None:
-    """Return a finding where the last update's rate is not the one that the schedule of now has for it."""
+    """Return a finding if the last update's learning rate differs from the current schedule's for it."""
     if last is None or abs(last - of_schedule) <= SAME * max(abs(last), abs(of_schedule)):
         return None
     return Problem(
         kind="lr",
-        reason=f"the last update had the learning rate {last:.6g}; the schedule of now says "
-        f"{of_schedule:.6g} for it: it was changed, or restarted",
+        reason=f"the last update used the learning rate {last:.6g}; the current schedule gives "
+        f"{of_schedule:.6g}: the schedule was changed or restarted",
         first_step=step,
         figures={"last_lr": last, "lr_of_schedule": of_schedule},
     )
 
 
 def weight_norm(memory: StageHistory, step: int, norm: float, limits: Thresholds) -> Problem | None:
-    """Return a finding where the weights' norm jumped since it was looked at last; `step` was just made."""
+    """Return a finding if the weights' norm jumped since the last check; `step` is the update just made."""
     if memory.weight is None or step <= memory.weight[0]:
         return None
     before_step, before = memory.weight
@@ -326,30 +329,28 @@ def weight_norm(memory: StageHistory, step: int, norm: float, limits: Thresholds
         return None
     return Problem(
         kind="weights",
-        reason=f"the weights' norm went from {before:.6g} (step {before_step}) to {norm:.6g}, {z:.1f} "
-        "deviations more a step than before",
+        reason=f"the weights' norm changed from {before:.6g} (step {before_step}) to {norm:.6g}, {z:.1f} "
+        "deviations more per step than before",
         first_step=before_step + 1,
         figures={"z": round(z, 2), "weight_norm": norm, "weight_norm_before": before},
     )
 
 
-# ── remembering ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── the history ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def update_history(
-    memory: StageHistory, stats: StepStats, found: Sequence[Problem], limits: Thresholds
-) -> None:
-    """Take a finite step into the memory. One that was skipped is remembered by `forget_update` instead."""
+def update_history(memory: StageHistory, stats: StepStats, found: Sequence[Problem], limits: Thresholds) -> None:
+    """Add a finite step to the history."""
     of_step = scores(memory, stats)
     loudest = max((score.z for score in of_step), default=0.0)
     if loudest >= LOUD * limits.spike_z or any(each.kind == "gradient" for each in found):
         memory.loud.append((stats.step, round(loudest, DIGITS)))
     memory.loud[:] = [(step, z) for step, z in memory.loud if step > stats.step - LOUD_STEPS]
     for each in found:
-        if each.kind == "spike" and each.shape == "instant":  # one of a divergence is no cause of it
+        if each.kind == "spike" and each.shape == "instant":  # a spike of a divergence does not cause it
             memory.spike_step = stats.step
         if each.kind == "divergence":
-            for smooth in memory.smoothed.values():  # said; the next one counts from here
+            for smooth in memory.smoothed.values():  # reported; the next one counts from here
                 smooth.best = None
     for score in of_step:
         keep(memory.scores.setdefault(score.name, []), score.score, SCORES)
@@ -374,7 +375,7 @@ def _smooth(smooth: Smoothed, step: int, value: float, limits: Thresholds) -> No
 
 
 def update_weight_history(memory: StageHistory, step: int, norm: float) -> None:
-    """Take the weights' norm after update `step` into the memory."""
+    """Add the weights' norm after update `step` to the history."""
     if not math.isfinite(norm) or norm <= 0:
         return
     if memory.weight is not None and step > memory.weight[0]:

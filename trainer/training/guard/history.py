@@ -1,7 +1,7 @@
-"""What the guard remembers of the steps before, small enough to lie in every checkpoint.
+"""Guard history: statistics of a stage's previous steps, saved with every checkpoint.
 
-It is of one stage: another stage has other clips, lengths and rates. Logarithms are kept rounded, so that
-what is read back from JSON is exactly what was kept.
+A new stage starts a new history, as its clips, lengths and learning rates differ. Logarithms are rounded when
+they are added, so values read back from JSON equal the saved ones.
 """
 
 import json
@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-CELL_VALUES = 32  # losses kept of a bucket and timestep bin
-SCORES = 64  # steps' scores kept of a bucket, and of all
+CELL_VALUES = 32  # losses kept per bucket and timestep bin
+SCORES = 64  # step scores kept per bucket, and over all clips
 GRADIENTS = 128
 CHANGES = 32  # of the weights' norm
-LOUD_STEPS = 64  # steps back in which a suspicious one is remembered
+LOUD_STEPS = 64  # steps for which a loud step is remembered
 DIGITS = 5  # of logarithms
 
 
@@ -25,8 +25,8 @@ DIGITS = 5  # of logarithms
 class StepStats:
     """A step before its update, the same on all ranks.
 
-    `step` counts updates of the run from 1. `losses`, `buckets` and `bins` (of the timestep) are of its n
-    clips; `rank_norms` is the norm of each rank's own gradient, before the sum.
+    `step` counts updates of the run from 1. `losses`, `buckets` and `bins` (of the timestep) have one entry
+    per clip; `rank_norms` has the norm of each rank's own gradient, before the sum.
     """
 
     step: int
@@ -44,7 +44,7 @@ class StepStats:
 
 @dataclass(slots=True, kw_only=True)
 class Smoothed:
-    """A bucket's last losses (logarithms, one a step that read it), and the lowest median of them so far."""
+    """A bucket's last losses (logarithms, one per step that read it), and their lowest median so far."""
 
     values: list[float] = field(default_factory=list)
     best: float | None = None
@@ -53,11 +53,11 @@ class Smoothed:
 
 @dataclass(slots=True, kw_only=True)
 class StageHistory:
-    """The past of one stage, as the judgement needs it.
+    """The history of one stage that the detectors need.
 
-    `cells`: "bucket|bin" → logarithms of its last losses. `scores`: bucket, or "" for all → the last steps'
-    scores (`judge.scores`). `loud`: [step, z] of steps that stood out. `spike_step`: the last instant spike.
-    `weight`: step and norm when it was looked at last.
+    `cells`: "bucket|bin" → logarithms of its last losses. `scores`: bucket, or "" for all → scores of the
+    last steps (`detect.scores`). `loud`: [step, z] of steps close to a threshold. `spike_step`: the last
+    instant spike. `weight`: step and norm at the last check.
     """
 
     stage: int = 0
@@ -73,9 +73,9 @@ class StageHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollback:
-    """A rollback that was made: when, why, to which checkpoint, and what is not read from then on.
+    """A completed rollback: when, why, to which checkpoint, and which data it skips.
 
-    `first` and `last` are data steps of stage number `stage`, counted from 1, both left out.
+    `first` and `last` are data steps of stage number `stage`, counted from 1, both skipped.
     """
 
     step: int
@@ -88,7 +88,7 @@ class Rollback:
 
 @dataclass(slots=True, kw_only=True)
 class GuardState:
-    """What of the guard lies in a checkpoint. `scales`: (first step, last step, factor of the rate)."""
+    """Guard state in a checkpoint. `scales`: (first step, last step, learning-rate factor)."""
 
     memory: StageHistory = field(default_factory=StageHistory)
     rollbacks: tuple[Rollback, ...] = ()
@@ -96,15 +96,15 @@ class GuardState:
     counts: dict[str, int] = field(default_factory=dict)
 
     def factor(self, step: int) -> float:
-        """Return what the learning rate of update number `step` (from 1) is multiplied with."""
+        """Return the learning-rate factor of update number `step` (from 1)."""
         return math.prod(factor for first, last, factor in self.scales if first <= step <= last)
 
     def windows(self, stage: int) -> tuple[tuple[int, int], ...]:
-        """Return the data steps of a stage that rollbacks leave out."""
+        """Return the data steps of a stage that rollbacks skip."""
         return tuple((back.first, back.last) for back in self.rollbacks if back.stage == stage)
 
     def used(self, policy: str) -> int:
-        """Return how often a policy was used in the run."""
+        """Return how often the run has used a policy."""
         return len(self.rollbacks) if policy == "rollback" else self.counts.get(policy, 0)
 
 
@@ -115,7 +115,7 @@ def to_json(state: GuardState) -> dict[str, Any]:
 
 
 def from_json(kept: dict[str, Any] | None) -> GuardState:
-    """Return the state that `to_json` gave; a fresh one for checkpoints from before there was a guard."""
+    """Return the state from `to_json`'s values; an empty one for checkpoints older than the guard."""
     if not kept:
         return GuardState()
     past = dict(kept["memory"])
@@ -131,11 +131,11 @@ def from_json(kept: dict[str, Any] | None) -> GuardState:
 
 
 def rollbacks_from(kept: Sequence[dict[str, Any]]) -> tuple[Rollback, ...]:
-    """Return the rollbacks that were kept as plain values."""
+    """Return the rollbacks from their JSON values."""
     return tuple(Rollback(**each) for each in kept)
 
 
 def keep(values: list[float], value: float, most: int) -> None:
-    """Add a value to the newest `most`."""
+    """Append a value and keep the newest `most`."""
     values.append(round(value, DIGITS))
     del values[:-most]

@@ -1,8 +1,8 @@
-"""The guard in the loop: it looks at each step before its update, and does what the recipe says.
+"""Guard in the training loop: check each step before its update and act on findings.
 
-All ranks look at the same figures and decide alike. What is done is one `guard` line in events.jsonl and one
-on the console. The judgement itself is in trainer/training/guard/, computing a step again in rerun.py,
-going back in rollback.py.
+All ranks check the same values and decide alike. Rank 0 writes each decision as one `guard` event and one
+console line. `detect` and `decide` hold the checks, `rerun_step` computes a step again, `rollback` restores a
+checkpoint.
 """
 
 import math
@@ -29,18 +29,18 @@ from vidcurate.sampler import order
 NAMED_CLIPS = 16  # in an event
 COMPUTED_AGAIN = ("nonfinite", "spike", "gradient")
 DONE = {
-    "warn": "it goes on",
-    "skip": "the update is left out",
-    "scale_lr": "the learning rate is scaled",
-    "rollback": "it rolls back",
-    "drain": "it ends; begin again without that node",
-    "stop": "it stops; nothing of this step is kept",
+    "warn": "the run continues",
+    "skip": "the guard skips the update",
+    "scale_lr": "the guard scales the learning rate",
+    "rollback": "the run rolls back",
+    "drain": "the run ends; restart without that node",
+    "stop": "the run stops; nothing of this step is saved",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepGuard:
-    """Looks at the steps of one stage. `read` reads micro-batches again, at their positions."""
+    """The guard of one stage. `read` reads micro-batches by position, for a rerun."""
 
     state: TrainState
     context: StepContext
@@ -48,7 +48,7 @@ class StepGuard:
     read: Read
 
     def check(self, computed: Computed, batches: Sequence[Batch]) -> bool:
-        """Return whether the update is to be made. Raises RollbackRequested, Halted, BadNode, LostRank."""
+        """Return whether to make the update. Raises RollbackRequested, Halted, BadNode, LostRank."""
         state, spec = self.state, self.context.recipe.guard
         memory = state.guard.memory
         stats = StepStats(
@@ -64,7 +64,7 @@ class StepGuard:
         verdict: RerunVerdict | None = None
         if decision is not None:
             if any(each.kind in COMPUTED_AGAIN for each in (decision.found, *decision.others)):
-                self.context.pulse.phase("rerun")  # it takes several times what the step took
+                self.context.pulse.phase("rerun")  # a rerun takes several times as long as the step
                 verdict = rerun_step.again(state, self.context, self.stage, computed, batches, self.read)
                 decision = self._with_hardware(decision, verdict, stats.step)
             self._act(decision, verdict, computed)
@@ -75,7 +75,7 @@ class StepGuard:
         return True
 
     def check_weights(self, line: dict[str, Any]) -> None:
-        """Look at the norm of the weights that a step has left, where its line has one. Raises as `judge`."""
+        """Check the weights' norm, if the step's line has one. Raises what `check` raises."""
         if "weight_norm" not in line:
             return
         memory, spec = self.state.guard.memory, self.context.recipe.guard
@@ -86,7 +86,7 @@ class StepGuard:
         detect.update_weight_history(memory, self.state.step, line["weight_norm"])
 
     def _learning_rate(self) -> list[Problem]:
-        """Compare the last update's rate with what the schedule of now says of it."""
+        """Compare the last update's learning rate with the current schedule."""
         state, stage = self.state, self.stage
         if state.stage_step == 0:
             return []
@@ -95,7 +95,7 @@ class StepGuard:
         return [found] if found else []
 
     def _with_hardware(self, decision: Decision, verdict: RerunVerdict, step: int) -> Decision:
-        """Return the decision, or that about the device if the step came out otherwise there."""
+        """Return the decision, or a hardware decision if the rerun blames a device."""
         if verdict.cause != "hardware":
             return decision
         who = ", ".join(
@@ -115,9 +115,9 @@ class StepGuard:
         return replace(about, others=(decision.found, *decision.others))
 
     def _act(self, decision: Decision, verdict: RerunVerdict | None, computed: Computed | None) -> None:
-        """Record a decision and carry it out; a rollback is recorded when it is known where to."""
+        """Record a decision and carry it out; `rollback` records a rollback once its target is known."""
         state, context, action = self.state, self.context, decision.action
-        # Before the update it is the next step that is looked at, after it the last one.
+        # Before the update the guard checks the coming step, after the update the last one.
         step = state.step if computed is None else state.step + 1
         facts = self._facts(decision, verdict, computed)
         if action == "rollback":
@@ -128,21 +128,21 @@ class StepGuard:
             state.guard.scales += ((first, last, guard_spec.LR_FACTOR),)
         state.guard.counts[action] = state.guard.counts.get(action, 0) + 1
         record(decision, step, facts, context)
-        kept = "the update is not saved" if computed is None else "nothing was updated"
+        kept = "the update is not saved" if computed is None else "no weight was updated"
         text = f"step {step}: {decision.found.reason}; {kept}. {_of_clips(facts['clip_ids'])}"
         if action == "stop":
             raise Halted(
-                f"{text} The guard stops the run; guard.{decision.found.kind} says what else it can do."
+                f"{text} The guard stops the run. To choose another action, set guard.{decision.found.kind}."
             )
         if action == "drain":
             assert verdict is not None
             is_it = context.world.rank in verdict.ranks
-            raise (BadNode if is_it else LostRank)(f"{text} Begin again without {', '.join(verdict.hosts)}.")
+            raise (BadNode if is_it else LostRank)(f"{text} Restart without {', '.join(verdict.hosts)}.")
 
     def _facts(
         self, decision: Decision, verdict: RerunVerdict | None, computed: Computed | None
     ) -> dict[str, Any]:
-        """Return what the event says of the step: the stats, its place, its clips."""
+        """Return the event's facts: statistics, position and clips of the step."""
         state, stage = self.state, self.stage
         number = state.stage_step - (computed is None)  # from 0
         clips: list[str] = []
@@ -162,7 +162,8 @@ class StepGuard:
         }
 
     def _places(self, found: Problem, verdict: RerunVerdict | None, computed: Computed) -> Sequence[int]:
-        """Return the places of the clips concerned: those found, or of micro-batches or ranks not finite."""
+        """Return the positions of the clips concerned: those found, else those of non-finite micro-batches or
+        ranks."""
         if found.clips:
             return found.clips
         plan = self.stage.plan
@@ -182,7 +183,7 @@ class StepGuard:
 
 
 def record(decision: Decision, step: int, facts: dict[str, Any], context: StepContext) -> None:
-    """Write the decision to events.jsonl and say it."""
+    """Write the decision to events.jsonl and print it."""
     found = decision.found
     if context.world.is_first:
         jsonl.record_event(
@@ -202,7 +203,7 @@ def record(decision: Decision, step: int, facts: dict[str, Any], context: StepCo
 
 
 def stop_instead(decision: Decision, why: str) -> Decision:
-    """Return the decision to stop, where what was decided cannot be done."""
+    """Return the decision to stop, for an action that cannot be carried out."""
     found = replace(decision.found, reason=f"{decision.found.reason}; {why}")
     return replace(decision, action="stop", found=found)
 

@@ -1,8 +1,9 @@
-"""A suspicious step computed again: is it the data, or a device that computes wrongly?
+"""Rerun of a suspicious step, to tell bad data from a device that computes wrongly.
 
-Every rank computes its share of the step once more, and that of the rank before it, which it reads again
-through the order. A rank whose second result is not its first is suspect. Where all agree with themselves
-but not with each other, the one whose results are the larger in every pair is. Else it is the data.
+Every rank computes its share of the step again, and the share of the previous rank, which it reads again. A
+rank whose second result differs from its first is suspect. If all ranks reproduce their own results but
+disagree with each other, the rank whose results are larger in both of its pairs is suspect. Otherwise the
+data is.
 """
 
 import math
@@ -30,8 +31,8 @@ Read = Callable[[Sequence[int]], Sequence[Batch]]
 class Share:
     """A rank's part of a step as one rank has computed it.
 
-    `losses`: position of a micro-batch → its clips' losses. `norms`: position → the norm of the gradient
-    summed up to there.
+    `losses`: micro-batch position → losses of its clips. `norms`: position → norm of the gradient summed up
+    to that position.
     """
 
     losses: dict[int, list[float]]
@@ -43,13 +44,13 @@ class Share:
 
     @property
     def size(self) -> float:
-        """How large it is, for a comparison; infinite where something is not finite."""
+        """A size for comparisons; infinite if any value is not finite."""
         values = [*(loss for losses in self.losses.values() for loss in losses), self.norm]
         return sum(values) if all(map(math.isfinite, values)) else math.inf
 
     @property
     def not_finite(self) -> list[int]:
-        """The micro-batches whose losses, or with which the gradient, are not finite."""
+        """Positions of micro-batches with non-finite losses, or that made the gradient non-finite."""
         bad_norms = [position for position, norm in self.norms.items() if not math.isfinite(norm)][:1]
         bad = [place for place, losses in self.losses.items() if not all(map(math.isfinite, losses))]
         return sorted({*bad, *bad_norms})
@@ -59,7 +60,7 @@ class Share:
 class RerunVerdict:
     """`cause`: data (all agree), hardware (of `ranks`), or unclear. `hosts` and `devices` are the ranks'.
 
-    `micro_batches`: the positions of those that are not finite when computed again by their own rank.
+    `micro_batches`: positions of those that are not finite when their own rank computes them again.
     """
 
     cause: Literal["data", "hardware", "unclear"]
@@ -76,7 +77,7 @@ class RerunVerdict:
 def compute(
     state: TrainState, context: StepContext, stage: StageData, computed: Computed, batches: Sequence[Batch]
 ) -> Share:
-    """Compute micro-batches of the step again; the model keeps the gradient it has. All ranks together."""
+    """Compute micro-batches of the step again, on all ranks together; the model keeps its gradient."""
     learns = state.masters.learns
     held = {name: parameter.grad for name, parameter in learns.items()}
     adamw.drop_gradients(state.masters)
@@ -96,7 +97,7 @@ def compute(
 
 
 def _first(computed: Computed, rank: int, share: Share) -> Share:
-    """Return what a rank's share was in the step itself, of which only the last norm was kept."""
+    """Return a rank's share from the step itself, which kept only the last gradient norm."""
     slots = computed.plan.slots
     losses = {
         position: computed.losses[slots[position] : slots[position] + len(again)].tolist()
@@ -123,7 +124,7 @@ def _same(one: float, other: float, tolerance: float) -> bool:
 def compare_reruns(
     first: Sequence[Share], own: Sequence[Share], other: Sequence[Share], tolerance: float
 ) -> tuple[Literal["data", "hardware", "unclear"], str, tuple[int, ...]]:
-    """Return cause, reason and suspect ranks: `other[rank]` is that rank's share by the next rank."""
+    """Return cause, reason and suspect ranks; `other[rank]` is that rank's share by the next rank."""
     size = len(own)
     unstable = tuple(rank for rank in range(size) if _differ(first[rank], own[rank], tolerance))
     if unstable and len(unstable) < size:
@@ -157,7 +158,7 @@ def again(
     batches: Sequence[Batch],
     read: Read,
 ) -> RerunVerdict:
-    """Compute a step again, each share on its rank and on the next; return what is wrong. All together."""
+    """Compute a step again, each share on its own rank and on the next; all ranks call it together."""
     world, tolerance = context.world, guard_spec.RERUN_TOLERANCE
     own = compute(state, context, stage, computed, batches)
     other = own

@@ -1,8 +1,8 @@
-"""Back to the last good checkpoint, and past the data that was there: what a rollback does, in its order.
+"""Rollback: restore the last good checkpoint and skip the data that followed it.
 
-A save in the background is waited for; the newest checkpoint from before the first suspicious step is chosen
-and verified; the event is written; the decision is kept in RUN/guard.json, and with that it is made, whatever
-is killed from then on; what was given up (checkpoints, samples, lines of metrics) goes; the state is loaded.
+In order: wait for a background save; choose and verify the newest checkpoint before the first suspicious
+step; write the event; write the decision to RUN/guard.json, from which point a killed rollback is completed
+by the next start; delete the discarded checkpoints, samples and metrics lines; load the state.
 """
 
 from pathlib import Path
@@ -27,7 +27,7 @@ from vidcurate.errors import CheckpointError
 
 
 def _last_good(before: int, context: StepContext) -> Path | None:
-    """Return the newest checkpoint of a step below `before` that is whole by its hashes; None without one."""
+    """Return the newest checkpoint below step `before` whose hashes match; None if there is none."""
     run, world = context.recipe.output, context.world
     there = mesh.run_on_first_rank(lambda: run_folder_layout.checkpoints(run), world)
     for path in reversed(there):
@@ -43,7 +43,7 @@ def _last_good(before: int, context: StepContext) -> Path | None:
 
 
 def _window(stage: StageData, first: int, last: int, to_step: int, margin: int) -> tuple[int, int]:
-    """Return the data steps to leave out, from 1 in the stage; `first` and `last` are steps of the run."""
+    """Return the data steps to skip, from 1 in the stage; `first` and `last` are steps of the run."""
     begin = max(first - margin, to_step + 1, stage.first_step + 1) - stage.first_step
     end = last + margin - stage.first_step
     return data_stages.data_step(stage, begin - 1) + 1, data_stages.data_step(stage, end - 1) + 1
@@ -56,9 +56,9 @@ def roll_back(
     stages: tuple[StageData, ...],
     saver: AsyncSaver,
 ) -> tuple[StageData, ...]:
-    """Load the last good checkpoint into `state`; return the stages without the data window.
+    """Load the last good checkpoint into `state`; return the stages without the skipped data.
 
-    All ranks go together. Raises Halted where no checkpoint is old enough, StorageError, CheckpointError.
+    All ranks call this together. Raises Halted if no checkpoint is old enough, StorageError, CheckpointError.
     """
     context.pulse.phase("rollback")
     training_log.record_save(saver.wait(), context)
@@ -66,7 +66,7 @@ def roll_back(
     found = back.decision.found
     target = _last_good(found.first_step, context)
     if target is None:
-        text = f"there is no checkpoint from before step {found.first_step} to go back to"
+        text = f"no checkpoint from before step {found.first_step} exists to roll back to"
         in_loop.record(in_loop.stop_instead(back.decision, text), back.step, back.facts, context)
         raise Halted(f"step {back.step}: {found.reason}; {text}. Save more often (checkpoint_every).")
     to_step = run_folder_layout.step_of(target)
@@ -87,6 +87,6 @@ def roll_back(
     resume.restore(target, state, context.recipe, world)
     state.guard.rollbacks = rollbacks
     training_log.print_line(
-        world, f"guard: at step {to_step} again; data steps {first} to {last} of this stage are left out"
+        world, f"guard: rolled back to step {to_step}; skipping data steps {first}–{last} of this stage"
     )
     return data_stages.with_skips(stages, state.guard.windows)

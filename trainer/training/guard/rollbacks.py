@@ -1,8 +1,7 @@
-"""RUN/guard.json: the rollbacks of a run, decided and not to be forgotten, whatever is killed when.
+"""RUN/guard.json: the rollbacks of a run, written so that a kill cannot lose one.
 
-A rollback is decided once its line is in this file. What it asks of the run's folder (`finish_rollback`) can
-then be done again at any time: a start does it first, so a kill in the middle of a rollback leaves nothing
-open.
+A rollback is decided once this file lists it. Its changes to the run's folder (`finish_rollback`) can be
+repeated at any time: every start does so first, so a rollback killed halfway is completed.
 """
 
 import json
@@ -26,7 +25,7 @@ _SAMPLED = re.compile(r"^step-(\d+)$")
 
 
 def read_rollbacks(run: Path) -> tuple[Rollback, ...]:
-    """Return the rollbacks of a run, the oldest first. Raises CheckpointError for a file that is damaged."""
+    """Return the rollbacks of a run, oldest first. Raises CheckpointError for a damaged file."""
     path = run / GUARD
     if not path.exists():
         return ()
@@ -34,18 +33,18 @@ def read_rollbacks(run: Path) -> tuple[Rollback, ...]:
         return history.rollbacks_from(json.loads(path.read_text(encoding="utf-8"))["rollbacks"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"{path}: cannot be read ({error}); restore it, or choose a new output."
+            f"{path}: cannot be read ({error}). Restore the file, or choose a new output."
         ) from error
 
 
 def write_rollbacks(run: Path, rollbacks: tuple[Rollback, ...]) -> None:
-    """Replace the file, whole or not at all. Raises StorageError."""
+    """Replace the file atomically. Raises StorageError."""
     text = json.dumps({"rollbacks": [asdict(back) for back in rollbacks]}, indent=1) + "\n"
     whole_file.write_atomically(run / GUARD, text, is_flushed=True)
 
 
 def in_force(run: Path, saved: tuple[Rollback, ...]) -> tuple[Rollback, ...]:
-    """Return the rollbacks of a run that goes on from a checkpoint which knows of those `saved`."""
+    """Return the rollbacks of a run that resumes from a checkpoint with the rollbacks `saved`."""
     return max(read_rollbacks(run), saved, key=len)
 
 
@@ -55,9 +54,9 @@ def _known(saved: dict[str, Any]) -> int:
 
 
 def finish_rollback(run: Path) -> list[str]:
-    """Leave in the folder nothing of what the last rollback has given up; return the checkpoints that went.
+    """Delete what the last rollback discarded; return the deleted checkpoints.
 
-    LATEST then names the checkpoint that it went back to, or one that was saved since. Raises StorageError.
+    LATEST then names the rollback's checkpoint, or one saved since. Raises StorageError.
     """
     rollbacks = read_rollbacks(run)
     newest = checkpoint.latest(run) if rollbacks else None
@@ -73,7 +72,7 @@ def finish_rollback(run: Path) -> list[str]:
         for folder in (run / SAMPLES).glob("step-*"):
             match = _SAMPLED.match(folder.name)
             if match and int(match[1]) > to_step:
-                with suppress(FileNotFoundError):  # a server beside the training may be replacing it
+                with suppress(FileNotFoundError):  # a sample server may be replacing it
                     shutil.rmtree(folder)
         if run_folder_layout.step_of(newest) > to_step:
             checkpoint.point(run, run_folder_layout.folder_name(to_step))

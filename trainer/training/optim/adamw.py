@@ -1,9 +1,9 @@
-"""AdamW, its schedules, and the moving average of the weights.
+"""AdamW update, learning-rate schedules and gradient clipping.
 
-A learning rate is a pure function of the recipe and the step, so there is no schedule state to save, to
-lose or to restart. The optimizer's moments exist from the start (zeros), so that every checkpoint holds
-the same keys. Nothing here knows files; where the parameters are cut over ranks, so are the moments and the
-average, and each rank works on its pieces. On a GPU with Triton one kernel makes the whole update.
+A learning rate is a pure function of the recipe and the step, so there is no schedule state to save or to
+restart. The optimizer's moments exist from the start (zeros), so that every checkpoint holds the same keys.
+This file knows no files. If the parameters are sharded, so are the moments and the EMA, and each rank updates
+its shards. On a GPU with Triton one kernel makes the whole update.
 """
 
 import importlib
@@ -83,10 +83,10 @@ def _ease(start: float, end: float, part: float) -> float:
 
 
 def learning_rate(spec: OptimSpec, step: int, num_steps: int) -> float:
-    """Return the rate of update number `step` (from 0) of a stage of `num_steps` updates.
+    """Return the learning rate of update number `step` (from 0) of a stage of `num_steps` updates.
 
-    The linear warm-up is lr·(step+1)/(warmup_steps+1), as in Open-Sora 1.2, so the first update is not
-    lost; `bump` is the published 1-cycle of the 28k-hour run (min_lr at 0, max_lr at warmup_steps).
+    The linear warm-up is lr·(step+1)/(warmup_steps+1), as in Open-Sora 1.2, so the first update is not lost.
+    `bump` is the published 1-cycle of the 28k-hour run (min_lr at 0, max_lr at warmup_steps).
     """
     if spec.schedule == "bump":
         assert spec.max_lr is not None
@@ -103,24 +103,24 @@ def learning_rate(spec: OptimSpec, step: int, num_steps: int) -> float:
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that learn, by name, in the model's order."""
+    """Return the trained parameters, by name, in the model's order."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def make_optimizer(model: nn.Module, *, counts_once: bool = False) -> torch.optim.AdamW:
-    """Return AdamW over this rank's pieces of `trained(model)`, with zero moments. `update` runs it.
+    """Return AdamW over this rank's shards of `trained(model)`, with zero moments. `update` runs it.
 
     Weight decay acts on every trained tensor, biases, norms and tables included, as in the published runs;
     they used 0 or 0.01, where leaving some tensors out changes little, and their moments load unchanged.
-    It is given plain tensors: on DTensors each of its operations costs microseconds a tensor, a fifth of a
-    step at XL/2's 700 of them. `counts_once`: one count on the host for all tensors, for the kernel.
+    AdamW gets plain tensors: on DTensors each of its operations costs microseconds a tensor, a fifth of a
+    step at XL/2's 700 of them. `counts_once`: one update count on the host for all tensors, for the kernel.
     """
     pieces = [mesh.local_parameter(parameter) for parameter in trained(model).values()]
     on_gpu = pieces[0].device.type == "cuda"
     optimizer = torch.optim.AdamW(pieces, lr=0.0, fused=on_gpu or None)
     count = torch.zeros(())
     for piece in pieces:
-        # torch's fused form counts where it works.
+        # torch's fused AdamW keeps its update count on the device.
         own = torch.zeros((), device=piece.device if on_gpu else None)
         optimizer.state[piece] = {
             "step": count if counts_once else own,
@@ -131,7 +131,7 @@ def make_optimizer(model: nn.Module, *, counts_once: bool = False) -> torch.opti
 
 
 def _pieces(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """Return what the optimizer works on, in the order of `trained(model)`."""
+    """Return the tensors that the optimizer updates, in the order of `trained(model)`."""
     (group,) = optimizer.param_groups
     return list(group["params"])
 
@@ -150,9 +150,9 @@ def moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Ten
 
 
 def update_count(optimizer: torch.optim.Optimizer) -> int:
-    """Return how many updates the optimizer has made; every tensor has the same count."""
+    """Return the optimizer's update count, which all tensors share."""
     steps = torch.stack([state["step"] for state in optimizer.state.values()])
-    counts = {int(count) for count in steps.tolist()}  # one copy from the device
+    counts = {int(count) for count in steps.tolist()}  # one device-to-host copy
     assert len(counts) == 1, f"the parameters have different update counts: {sorted(counts)}"
     return counts.pop()
 
@@ -164,9 +164,9 @@ def set_update_count(optimizer: torch.optim.Optimizer, count: int) -> None:
 
 @torch.no_grad()
 def norm(tensors: Iterable[Tensor]) -> Tensor:
-    """Return the 2-norm over all tensors together, as a float64 scalar on the tensors' device.
+    """Return the 2-norm over all tensors together, as a float64 scalar on their device.
 
-    Tensors that lie over ranks count as a whole; those ranks must ask together.
+    A sharded tensor counts as a whole; its ranks must call this together.
     """
     tensors = list(tensors)
     return _norm([mesh.local_shard(tensor).detach() for tensor in tensors], mesh.shard_locations(tensors))
@@ -182,12 +182,12 @@ def _norm(pieces: list[Tensor], cuts: Sequence[mesh.ShardLocation]) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Masters:
-    """What an update reads and writes, listed once in one order: a walk through XL/2's modules takes 1 ms.
+    """The tensors that an update reads and writes, listed once: a walk through XL/2's modules takes 1 ms.
 
-    `learns` are the model's parameters that learn, by name, `cuts` how they lie over the ranks, `pieces` this
-    rank's of them, on which the optimizer works, `averages` theirs in `ema`. `copied` are the averages of
-    what does not learn, each with what it copies. `kernel` and its `table`: None where torch updates.
-    Every tensor stays where it is: whoever loads, swaps or resets values fills it.
+    `learns` are the trained parameters, by name, `cuts` their shard locations, `pieces` this rank's shards,
+    which the optimizer updates, `averages` their EMA in `ema`. `copied` pairs the EMA entries of untrained
+    tensors with their sources. `kernel` and its `table`: None where torch updates. Every tensor stays where
+    it is: whoever loads, swaps or resets values copies into it.
     """
 
     learns: dict[str, nn.Parameter]
@@ -202,9 +202,9 @@ class Masters:
 
 
 def masters(model: nn.Module, *, in_one_pass: bool | None = None) -> Masters:
-    """Return the masters of a model as it lies over the ranks, with fresh moments and average.
+    """Return the masters of a (sharded) model, with fresh moments and EMA.
 
-    `in_one_pass`: the kernel updates; None: where there is a GPU, and what Triton needs.
+    `in_one_pass`: the kernel updates; None: on a GPU with what Triton needs.
     """
     learns = trained(model)
     if in_one_pass is None:
@@ -221,7 +221,7 @@ def masters(model: nn.Module, *, in_one_pass: bool | None = None) -> Masters:
     ]
     kernel = table = None
     if in_one_pass:
-        # Here, as only machines with a GPU have Triton.
+        # Imported here, as only machines with a GPU have Triton.
         kernel = importlib.import_module("trainer.model.kernels.adamw")
         firsts, seconds = ([optimizer.state[piece][kind] for piece in pieces] for kind in MOMENTS)
         table = kernel.table(pieces, firsts, seconds, averages)
@@ -239,14 +239,14 @@ def masters(model: nn.Module, *, in_one_pass: bool | None = None) -> Masters:
 
 
 def drop_gradients(masters: Masters) -> None:
-    """Let every gradient be None."""
+    """Set every gradient to None."""
     for parameter in masters.learns.values():
         parameter.grad = None
 
 
 @torch.no_grad()
 def gradient_norm(masters: Masters) -> float:
-    """Return the norm of the gradients together; ranks that share the weights ask together."""
+    """Return the norm of all gradients together; ranks that share the weights call it together."""
     held = [
         (mesh.local_shard(parameter.grad), cut)
         for parameter, cut in zip(masters.learns.values(), masters.cuts, strict=True)
@@ -256,7 +256,7 @@ def gradient_norm(masters: Masters) -> float:
 
 
 def clip_factor(norm: float, limit: float | None) -> float:
-    """Return what gradients of such a norm are multiplied by, so that it is at most `limit`."""
+    """Return the factor that reduces a gradient of such a norm to at most `limit`."""
     return limit / norm if limit is not None and norm > limit else 1.0
 
 
@@ -264,10 +264,10 @@ def clip_factor(norm: float, limit: float | None) -> float:
 def update(
     masters: Masters, spec: OptimSpec, *, lr: float, ema_decay: float, clip_factor: float = 1.0
 ) -> None:
-    """Update weights, moments and average with `lr` and the numbers of `spec`; the gradients are None then.
+    """Update weights, moments and EMA with `lr` and `spec`'s values, then set the gradients to None.
 
-    Each gradient counts `clip_factor` times. average = decay·average + (1 − decay)·weight; what does not
-    learn (buffers, frozen parameters) is copied.
+    Gradients are multiplied by `clip_factor`. EMA = decay·EMA + (1 − decay)·weight; untrained tensors
+    (buffers, frozen parameters) are copied.
     """
     gradients = [
         None if (gradient := parameter.grad) is None else mesh.local_shard(gradient)

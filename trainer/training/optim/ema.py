@@ -9,7 +9,7 @@ from trainer.distributed import mesh
 
 
 def make_ema(model: nn.Module) -> dict[str, Tensor]:
-    """Return a float32 copy of the model's state, by name: the moving average before its first update."""
+    """Return a float32 copy of the model's state, by name: the EMA before its first update."""
     return {
         name: value.detach().to(torch.float32, copy=True)
         if value.is_floating_point()
@@ -20,14 +20,14 @@ def make_ema(model: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def reset_ema(ema: Mapping[str, Tensor], model: nn.Module) -> None:
-    """Let the moving average begin at the model's state, in place."""
+    """Set the EMA to the model's state, in place."""
     for name, value in model.state_dict().items():
         mesh.local_shard(ema[name]).copy_(mesh.local_shard(value))
 
 
 @torch.no_grad()
 def swap(ema: Mapping[str, Tensor], model: nn.Module) -> None:
-    """Exchange the values of `ema` and the model in place; done twice, both are as before, bit for bit."""
+    """Swap the values of `ema` and the model in place; a second swap restores both, bit for bit."""
     for name, value in model.state_dict().items():
         average, weight = mesh.local_shard(ema[name]), mesh.local_shard(value)
         kept = weight.clone()

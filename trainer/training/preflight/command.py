@@ -1,4 +1,4 @@
-"""The two ways into the preflight: at every start of a training, and alone, with the data (`--preflight`)."""
+"""Preflight commands: the check at every start, and `--preflight` alone with the data."""
 
 import json
 import sys
@@ -23,7 +23,7 @@ from trainer.training.state import Origin
 from vidcurate.errors import BadNodeError, StorageError, VidcurateError
 
 FILE = "preflight.json"
-DATA_SECONDS = 60.0  # to lay out the stages, and to read one step's clips with the loader's workers
+DATA_SECONDS = 60.0  # limit for opening the stages, and for reading one step's clips
 
 
 def _newest_step(run: Path) -> int:
@@ -32,7 +32,7 @@ def _newest_step(run: Path) -> int:
 
 
 def write_report(found: Preflight, run: Path, more: dict[str, Any]) -> None:
-    """Write RUN/preflight.json and the event; a disk that refuses is in the verdict already."""
+    """Write RUN/preflight.json and the event; an unwritable disk is already in the verdict."""
     try:
         text = json.dumps({**found.to_json(), **more}, indent=1) + "\n"
         whole_file.write_atomically(run / FILE, text, is_flushed=True)
@@ -50,14 +50,14 @@ def write_report(found: Preflight, run: Path, more: dict[str, Any]) -> None:
         print(f"preflight: {error}", file=sys.stderr, flush=True)
 
 
-def _tell(found: Preflight) -> None:
-    """Print the table; a start at which all is well is silent."""
+def _print_table(found: Preflight) -> None:
+    """Print the table; a start without findings prints nothing."""
     if found.lines:
         print("\n".join(found.lines), file=sys.stderr, flush=True)
 
 
 def _end(found: Preflight, has_hung: bool = False) -> None:
-    """Raise BadNodeError, on every rank, if a node is bad; a rank with a check that hangs leaves at once."""
+    """Raise BadNodeError on every rank if a node is bad; a rank with a hanging check exits at once."""
     if found.has_hung or has_hung:
         run_checks.leave_at_once(found.error)
     if found.error:
@@ -65,18 +65,18 @@ def _end(found: Preflight, has_hung: bool = False) -> None:
 
 
 def at_start(recipe: TrainRecipe, stages: tuple[StageData, ...], world: World) -> Preflight | None:
-    """Check in the short form before a training begins, and return what was found; all ranks call it.
+    """Run the short checks before a training starts; all ranks call it together.
 
-    None for a run that has made its last step: it is let be. What is found is for `keep` once the run is
-    known to go on, as a start that is refused leaves the run's folder as it was; a bad node is kept here.
-    Raises BadNodeError, the same on all.
+    Returns None for a finished run. The caller writes the report once the run is known to start, because a
+    refused start must leave the run's folder unchanged; this function writes a bad node's report itself.
+    Raises BadNodeError, the same on all ranks.
     """
     last_step = stages[-1].first_step + stages[-1].num_steps
     if mesh.run_on_first_rank(lambda: _newest_step(recipe.output) == last_step, world):
         return None
     found = run_checks.run_checks(recipe, world, stages, full=False)
-    if found.tells:
-        _tell(found)
+    if found.prints:
+        _print_table(found)
         if found.error or found.has_hung:
             write_report(found, recipe.output, {})
     _end(found)
@@ -89,7 +89,7 @@ def at_start(recipe: TrainRecipe, stages: tuple[StageData, ...], world: World) -
 def _of_data(
     recipe: TrainRecipe, world: World, bounded: Bounded
 ) -> tuple[tuple[StageData, ...], list[Check], list[VidcurateError]]:
-    """Return the stages as this rank sees them, the checks of them, and why they cannot be read, if so."""
+    """Return the stages as this rank sees them, their checks, and the errors of reading them."""
     stages: list[StageData] = []
     failures: list[VidcurateError] = []
 
@@ -125,7 +125,7 @@ def _read_first_step(stage: StageData, recipe: TrainRecipe, world: World) -> lis
 
 
 def _same(recipe: TrainRecipe, stages: tuple[StageData, ...]) -> dict[str, str]:
-    """Return what all ranks must see alike: the recipe, the clips and their order."""
+    """Return what must be equal on all ranks: the recipe, the clips and their order."""
     return {
         "recipe": recipes.digest(recipe)[:12],
         "dataset": " ".join(stage.index.structure_fingerprint[:12] for stage in stages),
@@ -134,9 +134,9 @@ def _same(recipe: TrainRecipe, stages: tuple[StageData, ...]) -> dict[str, str]:
 
 
 def run_preflight(recipe: TrainRecipe, origin: Origin, settings: Sequence[str]) -> dict[str, Any] | None:
-    """Check in full, the data too, and train nothing: return the report on the first rank, None on others.
+    """Run the full checks and the data's without training; return the report on rank 0, else None.
 
-    Raises BadNodeError, and where no rank can read the data what the reading raised, on every rank.
+    Raises BadNodeError. If no rank can read the data, every rank raises the reading's error.
     """
     environment.apply(recipe.environment)
     world = mesh.init_process_groups()
@@ -151,8 +151,8 @@ def run_preflight(recipe: TrainRecipe, origin: Origin, settings: Sequence[str]) 
         if world.is_first and stages:
             more["data"] = dry_run.dry_run(recipe, origin, settings)
             print(dry_run.to_text(more["data"]), file=sys.stderr, flush=True)
-        if found.tells:
-            _tell(found)
+        if found.prints:
+            _print_table(found)
             write_report(found, recipe.output, more)
         _end(found, bool(bounded.hung))
         return {**found.to_json(), **more} if world.is_first else None

@@ -1,7 +1,7 @@
-"""The preflight, in the order of the act: who is there, what each finds, the clocks, the links, the verdict.
+"""Preflight checks of all ranks: node, device, disk, clocks, links, then one verdict.
 
-Every wait has a limit, so that a rank that hangs is a line in the table and not the end of it. All ranks
-come to the same verdict, because the first rank makes it.
+Every wait has a timeout, so a hanging rank becomes a line in the table. Rank 0 makes the verdict for all
+ranks.
 """
 
 import os
@@ -30,12 +30,12 @@ from trainer.run_folder import layout as run_folder_layout
 
 HELLO_SECONDS = 30.0
 MARGIN_SECONDS = 15.0
-LOCAL_CHECKS = 4  # whose limits may pass one after another on one rank before it is called silent
+LOCAL_CHECKS = 4  # whose timeouts may pass one after another before a rank counts as silent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preflight:
-    """What a preflight found. `nodes` and `links` are plain values; `error` names the first bad node."""
+    """Result of a preflight. `nodes` and `links` are JSON values; `error` names the first bad node."""
 
     form: str
     seconds: float
@@ -46,7 +46,7 @@ class Preflight:
     problems: list[str]
     error: str
     has_hung: bool = False
-    tells: bool = False  # this rank tells of it, and keeps it
+    prints: bool = False  # whether this rank prints and writes the result
 
     def to_json(self) -> dict[str, Any]:
         names = ("form", "seconds", "verdict", "nodes", "links", "problems")
@@ -55,7 +55,7 @@ class Preflight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rank:
-    """What one rank's checks need."""
+    """Inputs of one rank's checks."""
 
     recipe: TrainRecipe
     world: World
@@ -70,7 +70,7 @@ def _silent_seconds(rank: _Rank) -> float:
 
 
 def _agreed(rank: _Rank, name: str, value: Any, seconds: float) -> Any:
-    """Put `value` on the first rank, take it on the others; None where the first rank says nothing."""
+    """Publish `value` on rank 0, receive it on the others; None if rank 0 does not answer."""
     if rank.world.is_first:
         rank.board.put(name, value)
         return value
@@ -78,14 +78,14 @@ def _agreed(rank: _Rank, name: str, value: Any, seconds: float) -> Any:
 
 
 def _hosts(rank: _Rank) -> tuple[list[str], list[int], list[str]]:
-    """Return the node, the process id and the driver's name of the GPU of each rank, on all of them.
+    """Return every rank's host, process id and GPU UUID, on all ranks.
 
-    A rank that does not say its node is a node of its own.
+    A rank that does not answer counts as a separate node.
     """
     own = [socket.gethostname(), os.getpid(), device.uuid(rank.world.device)]
     rank.board.put(f"hello/{rank.world.rank}", own)
-    said = rank.board.take_all("hello", HELLO_SECONDS) if rank.world.is_first else {}
-    everyone = [each or [f"(rank {number})", 0, ""] for number, each in said.items()]
+    answers = rank.board.take_all("hello", HELLO_SECONDS) if rank.world.is_first else {}
+    everyone = [each or [f"(rank {number})", 0, ""] for number, each in answers.items()]
     found = _agreed(rank, "hosts", everyone, HELLO_SECONDS + MARGIN_SECONDS) or [own] * rank.world.size
     hosts, pids, gpus = (list(column) for column in zip(*found, strict=True))
     return hosts, pids, gpus
@@ -122,15 +122,15 @@ def _of_disk(rank: _Rank, state: tuple[int, int]) -> list[Check]:
 
     found = bounded.run("disk room", room)
     if found[0].name == "disk room" and found[0].figure is None:
-        return found  # it cannot be made, or hangs
+        return found  # the folder cannot be created, or the check hangs
     limit = bounded.seconds / 2
     return found + bounded.run("disk write", lambda: disk.check_write(run, rank.effort.write_bytes, limit))
 
 
 def _of_node(rank: _Rank, num_nodes: int, ours: set[int], used: set[str]) -> list[Check]:
-    """Return what the driver, the kernel and the time daemon say.
+    """Return the checks of GPU driver, kernel log and time daemon.
 
-    `ours` are this run's processes here, `used` the GPUs that they have.
+    `ours` are this run's processes on the node, `used` their GPUs.
     """
     spec, bounded = rank.recipe.preflight, rank.bounded
 
@@ -149,7 +149,7 @@ def _of_node(rank: _Rank, num_nodes: int, ours: set[int], used: set[str]) -> lis
 
 
 def _together(rank: _Rank, hosts: list[str], leaders: list[int]) -> dict[str, Any]:
-    """Return this rank's checks of clocks and links, and whom it met: {checks, met}. All ranks call it."""
+    """Check clocks and links, all ranks together; return {checks, met}, `met` being the measured pairs."""
     world, bounded = rank.world, rank.bounded
     found: list[Check] = []
     if len(leaders) > 1:
@@ -157,9 +157,9 @@ def _together(rank: _Rank, hosts: list[str], leaders: list[int]) -> dict[str, An
     found += bounded.run("all-reduce", lambda: links.all_reduce(world, rank.effort))
     is_odd = any(check.name == "all-reduce" and check.verdict != "ok" for check in found)
     rank.board.put(f"sum/{world.rank}", {"odd": is_odd, "hung": bool(bounded.hung)})
-    said = rank.board.take_all("sum", bounded.seconds + MARGIN_SECONDS) if world.is_first else {}
-    whole = all(each is not None and not each["hung"] for each in said.values())
-    wanted = whole and (rank.is_full or any(each["odd"] for each in said.values()))
+    answers = rank.board.take_all("sum", bounded.seconds + MARGIN_SECONDS) if world.is_first else {}
+    whole = all(each is not None and not each["hung"] for each in answers.values())
+    wanted = whole and (rank.is_full or any(each["odd"] for each in answers.values()))
     met: list[dict[str, Any]] = []
     if _agreed(rank, "pairs", wanted, bounded.seconds + 2 * MARGIN_SECONDS) and not bounded.hung:
         rounds = links.schedule(hosts)
@@ -179,10 +179,10 @@ def run_checks(
     data_checks: Sequence[Check] = (),
     same: dict[str, str] | None = None,
 ) -> Preflight:
-    """Check this rank, its node and its links, and return the verdict on all nodes. All ranks call it.
+    """Check this rank, its node and its links; return the verdict on all nodes. All ranks call it together.
 
-    `data_checks` are what this rank found of the data; `same`: more facts that all ranks must have in common.
-    Raises nothing for what it finds.
+    `data_checks` are this rank's findings about the data; `same` holds more values that must be equal on all
+    ranks. A finding is returned, not raised.
     """
     began = time.monotonic()
     spec = recipe.preflight
@@ -212,31 +212,31 @@ def run_checks(
     )
     rank.board.put(f"found/{world.rank}", {"report": report.to_json(), "hung": bool(rank.bounded.hung)})
 
-    said = rank.board.take_all("found", _silent_seconds(rank)) if world.is_first else {}
-    is_whole = all(each is not None and not each["hung"] for each in said.values())
-    resumes = _agreed(rank, "goes on", is_whole, _silent_seconds(rank) + MARGIN_SECONDS)
+    answers = rank.board.take_all("found", _silent_seconds(rank)) if world.is_first else {}
+    is_whole = all(each is not None and not each["hung"] for each in answers.values())
+    is_checked = _agreed(rank, "all checked", is_whole, _silent_seconds(rank) + MARGIN_SECONDS)
     mine: dict[str, Any] = {"checks": [], "met": [], "hung": False}
-    if resumes and world.size > 1:
+    if is_checked and world.size > 1:
         mine = _together(rank, hosts, leaders)
     rank.board.put(f"together/{world.rank}", mine)
 
     if world.is_first:
-        found = _check(rank, hosts, said, began)
+        found = _check(rank, hosts, answers, began)
         rank.board.put("verdict", found)
     else:
         found = rank.board.take("verdict", _silent_seconds(rank) + 2 * MARGIN_SECONDS)
     if found is None:
         return _no_verdict(hosts[0], rank, time.monotonic() - began)
-    return Preflight(**found, has_hung=bool(rank.bounded.hung), tells=world.is_first)
+    return Preflight(**found, has_hung=bool(rank.bounded.hung), prints=world.is_first)
 
 
-def _check(rank: _Rank, hosts: list[str], said: dict[int, Any], began: float) -> dict[str, Any]:
-    """Return the verdict on all nodes, on the first rank, as the plain values of a Preflight."""
+def _check(rank: _Rank, hosts: list[str], answers: dict[int, Any], began: float) -> dict[str, Any]:
+    """Return the verdict on all nodes as a Preflight's JSON values, on rank 0."""
     spec, board = rank.recipe.preflight, rank.board
-    reports = [verdict.report_from_json(each["report"]) for each in said.values() if each is not None]
+    reports = [verdict.report_from_json(each["report"]) for each in answers.values() if each is not None]
     more: dict[int, list[Check]] = {
         number: [verdict.silent(number, _silent_seconds(rank))]
-        for number, each in said.items()
+        for number, each in answers.items()
         if each is None
     }
     limit = rank.bounded.seconds * 2 + MARGIN_SECONDS
@@ -256,7 +256,7 @@ def _check(rank: _Rank, hosts: list[str], said: dict[int, Any], began: float) ->
         more.setdefault(number, []).extend(odd)
     nodes = verdict.nodes(hosts, verdict.compared(reports, spec), more)
     seconds = time.monotonic() - began
-    return _in_plain_values(nodes, found_links, "full" if rank.is_full else "short", seconds)
+    return _to_json(nodes, found_links, "full" if rank.is_full else "short", seconds)
 
 
 def _count(number: int, noun: str) -> str:
@@ -264,14 +264,12 @@ def _count(number: int, noun: str) -> str:
 
 
 def _stuck(seconds: float) -> Check:
-    advice = "no two ends agree on where: look at this node's network"
-    value = "an exchange with another rank hangs"
+    advice = "no pair of ranks shows where: check this node's network"
+    value = "communication with another rank hangs"
     return Check(name="link", verdict="bad", value=value, limit=f"{seconds:g} s", advice=advice)
 
 
-def _in_plain_values(
-    nodes: list[Node], found: Sequence[links.Link], form: str, seconds: float
-) -> dict[str, Any]:
+def _to_json(nodes: list[Node], found: Sequence[links.Link], form: str, seconds: float) -> dict[str, Any]:
     overall = worst([each.verdict for each in nodes])
     bad, odd = verdict.problems(nodes, "bad"), verdict.problems(nodes, "warn")
     ranks = sum(len(each.ranks) for each in nodes)
@@ -282,9 +280,7 @@ def _in_plain_values(
     error = ""
     if bad:
         rest = f" {len(bad) - 1} more findings." if len(bad) > 1 else ""
-        error = (
-            f"{SAYS_BAD} {', '.join(names)}: {bad[0]}.{rest} Begin again without it, or see preflight.json."
-        )
+        error = f"{SAYS_BAD} {', '.join(names)}: {bad[0]}.{rest} Restart without it, or see preflight.json."
     return {
         "form": form,
         "seconds": round(seconds, 3),
@@ -301,18 +297,20 @@ def _in_plain_values(
 
 
 def _no_verdict(host: str, rank: _Rank, seconds: float) -> Preflight:
-    """Return what a rank says that waited in vain for the first rank's verdict."""
+    """Return the verdict of a rank that got none from rank 0 in time."""
     check = verdict.silent(0, seconds)
     nodes = [Node(name=host, verdict="bad", devices=(), checks=((0, check),))]
-    found = _in_plain_values(nodes, [], "full" if rank.is_full else "short", seconds)
+    found = _to_json(nodes, [], "full" if rank.is_full else "short", seconds)
     return Preflight(
-        **found, has_hung=bool(rank.bounded.hung), tells=rank.board.is_first_to("no verdict", rank.world.rank)
+        **found,
+        has_hung=bool(rank.bounded.hung),
+        prints=rank.board.is_first_to("no verdict", rank.world.rank),
     )
 
 
 def leave_at_once(error: str) -> None:
-    """End this process with BAD_NODE: a check of it hangs still, and nothing that waits for it would end."""
+    """Exit this process with BAD_NODE: a check still hangs, so a normal exit would never end."""
     print(f"error: {error}", file=sys.stderr, flush=True)
     sys.stdout.flush()
-    time.sleep(0.3)  # the first rank's console is copied from its log by a thread
+    time.sleep(0.3)  # a thread copies rank 0's console from its log
     os._exit(exit_codes.BAD_NODE)

@@ -201,7 +201,7 @@ def test_the_page_has_a_picture_and_a_caption_of_every_clip(
     clips = [clip for batch in batches for clip in batch["clips"]]
 
     broken = sum(clip["clip_id"] == "clip-004" for clip in clips)
-    assert broken  # it has 3 frames: what stands in for it is named, not shown
+    assert broken  # it has 3 frames: its fallback clip is named, not shown
     assert page.count("too_few_frames: clip-") == broken
     assert page.count('<img src="data:image/jpeg;base64,') == len(clips) - broken
     assert page.count("<figure>") == len(clips)
