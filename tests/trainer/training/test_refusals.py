@@ -250,8 +250,8 @@ def test_another_conversion_is_refused_by_name_and_taken_where_it_is_meant(
     now = smoke(shards, half_run, *SHORT, f"{key}=quick")
     with pytest.raises(
         RecipeError,
-        match=rf"^{key} was 'ffmpeg' when .* was saved and is 'quick' now\. Restore the value or say that it is "
-        rf"meant: --set {key}=quick\.",
+        match=rf"^{key} was 'ffmpeg' when .* was saved and is 'quick' now\. Restore the value or say that "
+        rf"it is meant: --set {key}=quick\.",
     ):
         train(now)
 
