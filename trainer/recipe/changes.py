@@ -43,8 +43,8 @@ FREE = re.compile(
 def changes(saved: dict[str, Any], now: Recipe) -> dict[str, tuple[Any, Any]]:
     """Return {dotted key: (value in a saved recipe, value now)} of all settings that differ.
 
-    A setting unknown to the saved recipe had its default. A removed setting is ignored if it changed no number
-    or had its default; any other saved setting that no longer exists differs.
+    A setting unknown to the saved recipe had its default. A removed setting is ignored if it changed no
+    number or had its default; any other saved setting that no longer exists differs.
     """
     saved = removed_keys.upgrade(saved, type(now).model_json_schema())
     with suppress(ValidationError):  # compared as saved if it holds a removed setting

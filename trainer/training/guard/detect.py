@@ -339,7 +339,9 @@ def weight_norm(memory: StageHistory, step: int, norm: float, limits: Thresholds
 # ── the history ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def update_history(memory: StageHistory, stats: StepStats, found: Sequence[Problem], limits: Thresholds) -> None:
+def update_history(
+    memory: StageHistory, stats: StepStats, found: Sequence[Problem], limits: Thresholds
+) -> None:
     """Add a finite step to the history."""
     of_step = scores(memory, stats)
     loudest = max((score.z for score in of_step), default=0.0)
