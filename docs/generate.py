@@ -50,13 +50,15 @@ def commands() -> str:
     lines = [
         "# Commands\n",
         MADE,
-        "stdout is the answer, stderr the telling. Exit code 0: done; 1: the work failed; 2: the request was",
-        "wrong; 3: done and written, and a larger share failed than the limit that was set. `--traceback`",
-        "before the command shows where an error came from.\n",
+        "stdout has the summary, stderr the progress. Exit code 0: done; 1: the work failed; 2: the request",
+        "was wrong; 3: done and written, and a larger share failed than the limit that was set.",
+        "`--traceback` before the command shows where an error came from.\n",
     ]
     for name, command in sorted(group.commands.items()):
         lines.append(f"## vidcurate {name}\n")
         lines.append((command.help or "").strip() + "\n")
+        if not command.params:
+            continue
         lines.append("| argument | meaning | default |\n| --- | --- | --- |")
         for parameter in command.params:
             if parameter.name == "help":

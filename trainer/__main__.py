@@ -40,6 +40,8 @@ COMMANDS = {
 }
 
 PRINT_ENV = "--print-env"
+# What the extra `train` installs; the base install has the commands that read a run, without these.
+TRAIN_PACKAGES = ("torch", "safetensors")
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -77,8 +79,7 @@ def _run(arguments: argparse.Namespace) -> int:
     return ended.exit_code
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    words = list(sys.argv[1:] if arguments is None else arguments)
+def _dispatch(words: list[str]) -> int:
     if words and words[0] in COMMANDS:
         code: int = importlib.import_module(COMMANDS[words[0]]).main(words[1:])
         return code
@@ -92,6 +93,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return commands.run_long_command(
         _run, training_arguments.parser().parse_args(words), "from the last checkpoint"
     )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        return _dispatch(list(sys.argv[1:] if arguments is None else arguments))
+    except ModuleNotFoundError as error:
+        if error.name not in TRAIN_PACKAGES:
+            raise
+        print(f"error: {error.name} is not installed. Run `pip install 'vidcurate[train]'`.", file=sys.stderr)
+        return exit_codes.WRONG_REQUEST
 
 
 if __name__ == "__main__":

@@ -14,6 +14,9 @@ from pathlib import Path
 from trainer.cli import exit_codes
 from vidcurate.errors import VidcurateError
 
+# Python's option that leaves the working directory out of the module search path, where this process has it.
+SAFE_PATH = ["-P"] if sys.flags.safe_path else []
+
 
 def parser(name: str, description: str, example: str) -> argparse.ArgumentParser:
     """Return the argument parser of `python -m trainer NAME`; its help ends with the example."""

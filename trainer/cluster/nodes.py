@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from trainer.cli import commands
 from trainer.cluster.hostfile import read_hosts
 from trainer.health import timed_command
 from vidcurate.errors import InputError, VidcurateError
@@ -104,7 +105,9 @@ def command_on(node: Node, words: Sequence[str], way: Way) -> list[str]:
 
 def agent_on(node: Node, way: Way) -> list[str]:
     """Return the command line that starts the node's agent there, with this interpreter's path."""
-    return command_on(node, [sys.executable, "-u", "-m", "trainer.cluster.node.agent"], way)
+    return command_on(
+        node, [sys.executable, "-u", *commands.SAFE_PATH, "-m", "trainer.cluster.node.agent"], way
+    )
 
 
 def environment_for(node: Node, given: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -31,6 +31,10 @@ SECTIONS = {
     ),
     "Results": ("report", "inspect", "ledger", "what-if", "presets", "card", "export", "verify"),
     "Other inputs and outputs": ("split-scenes", "extract-clips", "fetch-plan", "export-index"),
+    "Training, each a command of `python -m trainer`": (
+        "train", "launch", "serve", "sample", "gallery", "train-report", "train-inspect", "plan",
+        "precompute", "convert", "experiment", "cluster", "gpus",
+    ),
 }  # fmt: skip
 
 
@@ -57,8 +61,7 @@ app = typer.Typer(
     name="vidcurate",
     cls=Pipeline,
     help="Turn captioned video into a scored table, difficulty levels and verified WebDataset shards.",
-    epilog="Each command has an example in its help: vidcurate COMMAND --help. `python -m trainer` trains on"
-    " the shards.",
+    epilog="Each command has an example in its help: vidcurate COMMAND --help.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -29,6 +29,7 @@ from vidcurate.cli.common import (
     videos_of,
     videos_or_url_of,
 )
+from vidcurate.cli.training import refuse_training_run
 from vidcurate.executor.map_clips import usable_cpus
 from vidcurate.executor.parts_folder import PartSummary
 from vidcurate.executor.progress import progress_bar
@@ -305,6 +306,7 @@ def inspect(
     """
     from vidcurate.curation.report import inspect_clip as inspection
 
+    refuse_training_run(run, "inspect")
     found = inspection.run_overview(run) if clip is None else inspection.clip_fate(run, clip)
     if to_json:
         print(json.dumps(found, default=str))
@@ -320,5 +322,6 @@ def report(run: Run, videos: Videos = None, to_json: Json = False) -> None:
     """
     from vidcurate.curation.report.build import run_report
 
+    refuse_training_run(run, "report")
     summary = run_report(run, videos=videos or known_videos(run))
     print_summary(asdict(summary), title=f"report → {run}", to_json=to_json)

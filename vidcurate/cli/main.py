@@ -13,6 +13,7 @@ from vidcurate.cli import analyse as analyse  # importing a file of commands add
 from vidcurate.cli import curate as curate
 from vidcurate.cli import scores as scores
 from vidcurate.cli import shards as shards
+from vidcurate.cli import training as training
 from vidcurate.cli.common import app as app
 from vidcurate.errors import StorageError, VidcurateError
 

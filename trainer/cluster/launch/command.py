@@ -132,7 +132,7 @@ def _run(given: argparse.Namespace) -> int:
     code = supervisor.supervise(
         wanted.output,
         hosts,
-        [sys.executable, "-u", "-m", "trainer", *given.rest],
+        [sys.executable, "-u", *commands.SAFE_PATH, "-m", "trainer", *given.rest],
         supervisor.Terms(
             restarts=None if asked.preflight else given.restarts,
             min_hosts=given.min_hosts,

@@ -18,13 +18,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainer.cli import commands
 from trainer.cluster.hostfile import Host
 from trainer.health import timed_command
 from vidcurate.errors import InputError
 
 HERE = Host(name="this host")
 
-AGENT = [sys.executable, "-u", "-m", "trainer.cluster.launch.agent"]
+AGENT = [sys.executable, "-u", *commands.SAFE_PATH, "-m", "trainer.cluster.launch.agent"]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
