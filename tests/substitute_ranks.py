@@ -34,6 +34,7 @@ record = processes.this_process(
     run, rank=rank, local_rank=rank, world_size=world_size, stack_descriptor=page
 )
 processes.write_process(run, record)
+held = processes.hold_record(run, rank)
 main()
 """
 

@@ -94,10 +94,9 @@ def _node(document: dict[str, Any]) -> list[str]:
         if one["is_gone"]:
             lines.append(f"rank {one['rank']}, pid {one['pid']}: had ended before")
         else:
-            now = one["now"]
+            now, why = one["now"], one["why"] or "the id is another process's now"
             lines.append(
-                f"rank {one['rank']}, pid {one['pid']}: the id is another process's now, left alone: "
-                f"{now['user']}: {now['command']}"
+                f"rank {one['rank']}, pid {one['pid']}: left alone, {why}: {now['user']}: {now['command']}"
             )
     for one in document.get("left", []):
         why = one["problem"] or f"is in state {one['state']} and took no signal"

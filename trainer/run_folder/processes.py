@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.run_folder import whole_file
-from vidcurate.errors import StateError
+from vidcurate.errors import StateError, StorageError
 
 PROCESSES = "processes"
 PROC = Path("/proc")
@@ -51,6 +51,9 @@ class ProcessRecord:
     run: str
     command: tuple[str, ...]
     stack_descriptor: int | None = None
+    run_device: int = 0
+    """device and inode of the run's folder as the rank's host sees it: a copied folder has others"""
+    run_inode: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"command": list(self.command)}
@@ -174,6 +177,7 @@ def this_process(
 ) -> ProcessRecord:
     """Return the record of the process that asks."""
     pid = os.getpid()
+    folder = run.stat() if run.is_dir() else None
     return ProcessRecord(
         host=host_name(),
         pid=pid,
@@ -186,6 +190,8 @@ def this_process(
         run=str(run.absolute()),
         command=command_line(pid),
         stack_descriptor=stack_descriptor,
+        run_device=folder.st_dev if folder else 0,
+        run_inode=folder.st_ino if folder else 0,
     )
 
 
@@ -198,10 +204,14 @@ def read_process(run: Path) -> list[ProcessRecord]:
     """Return the records of a run, by rank; none where no rank was started.
 
     A rank that is not there has ended in order, or never began. Raises StateError for a file that is no
-    record.
+    record, and for a link: what lies behind one is not this run's.
     """
     found = []
+    if (run / PROCESSES).is_symlink():
+        raise StateError(f"{run / PROCESSES}: is a link, not a folder of this run; remove it.")
     for file in sorted((run / PROCESSES).glob("rank-*.json")):
+        if file.is_symlink():
+            raise StateError(f"{file}: is a link, not the record of a process; remove it.")
         try:
             found.append(from_json(json.loads(file.read_text(encoding="utf-8"))))
         except FileNotFoundError:  # it ended while we looked
@@ -209,6 +219,46 @@ def read_process(run: Path) -> list[ProcessRecord]:
         except (ValueError, StateError) as error:
             raise StateError(f"{file}: is no record of a process; remove it.") from error
     return found
+
+
+def hold_record(run: Path, rank: int) -> int:
+    """Open this process's own record and return the descriptor: the proof that the process wrote it.
+
+    Nobody else can open a file in this process, so `why_not_of_run` believes no record that the named process
+    does not hold open. Raises StorageError.
+    """
+    try:
+        return os.open(path(run, rank), os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError as error:
+        raise StorageError(f"{path(run, rank)}: cannot be read ({error.strerror}).") from error
+
+
+def why_not_of_run(record: ProcessRecord, run: Path) -> str:
+    """Return why a live process of this host must not be touched for `run`; "" where it is a rank of it.
+
+    A record is a file, and files are copied and forged: `cp -r` of a live run, a record by another user that
+    names root's process or pid 1. So the record must lie in the folder that it was written in, belong to root
+    or to the user of the process, and the process itself must hold this very file open.
+    """
+    try:
+        folder, file = run.stat(), path(run, record.rank).lstat()
+        owner = (PROC / str(record.pid)).stat().st_uid
+    except OSError as error:
+        return f"its record cannot be checked ({error.strerror})"
+    if (record.run_device, record.run_inode) != (folder.st_dev, folder.st_ino):
+        return f"its record was written in another folder ({record.run})"
+    if file.st_uid not in (0, owner):
+        return f"its record was written by {user_name(file.st_uid)}, the process is {user_name(owner)}'s"
+    try:
+        descriptors = list((PROC / str(record.pid) / "fd").iterdir())
+    except OSError as error:
+        return f"the files that it has open cannot be seen ({error.strerror}); ask as {user_name(owner)}"
+    for descriptor in descriptors:
+        with suppress(OSError):  # closed meanwhile
+            held = descriptor.stat()
+            if (held.st_dev, held.st_ino) == (file.st_dev, file.st_ino):
+                return ""
+    return "it does not hold its record open, so another process wrote that"
 
 
 @contextmanager
@@ -222,8 +272,10 @@ def registered(run: Path, record: ProcessRecord) -> Iterator[ProcessRecord]:
             if left.stem > path(run, record.world_size - 1).stem:
                 left.unlink(missing_ok=True)
     write_process(run, record)
+    held = hold_record(run, record.rank)
     try:
         yield record
     finally:
+        os.close(held)
         with suppress(OSError):  # a disk that is gone: the record is known as dead by its start time
             path(run, record.rank).unlink(missing_ok=True)

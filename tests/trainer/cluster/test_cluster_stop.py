@@ -105,7 +105,7 @@ def test_a_process_that_got_the_id_of_a_rank_is_left_alone(ranks: Ranks, capsys:
 
     assert is_alive(pid)
     out = capsys.readouterr().out
-    assert re.search(rf"rank 0, pid {pid}: the id is another process's now, left alone: \w+: ", out)
+    assert re.search(rf"rank 0, pid {pid}: left alone, the id is another process's now: \w+: ", out)
 
 
 def test_a_rank_of_an_earlier_start_of_the_machine_is_not_looked_for(ranks: Ranks, capsys: Capture) -> None:

@@ -42,7 +42,7 @@ def _look(here: Sequence[processes.ProcessRecord], seconds: float, run: Path) ->
     beats = heartbeat.read_heartbeat(run)
     rounds = -(-len(here) // AT_ONCE) or 1
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        looks = [pool.submit(_of_rank, record, seconds / rounds) for record in here]
+        looks = [pool.submit(_of_rank, record, seconds / rounds, run) for record in here]
         found = [stack for look in looks for stack in look.result()]
     return [
         replace(stack, step=beats[stack.rank]["step"], phase=beats[stack.rank]["phase"])
@@ -52,8 +52,8 @@ def _look(here: Sequence[processes.ProcessRecord], seconds: float, run: Path) ->
     ]
 
 
-def _of_rank(record: processes.ProcessRecord, seconds: float) -> tuple[stacks.Stack, ...]:
-    if processes.alive(record):
+def _of_rank(record: processes.ProcessRecord, seconds: float, run: Path) -> tuple[stacks.Stack, ...]:
+    if processes.alive(record) and not processes.why_not_of_run(record, run):
         return stacks.dump(record.pid, seconds, record)
     # Its id may be another process's by now, which is nobody's business here.
     ended = stacks.Stack(host=record.host, pid=record.pid, how="none", rank=record.rank, state="ended")

@@ -19,7 +19,8 @@ from vidcurate.errors import InputError
 LONGEST_COMMAND = 300
 # Programs that start ranks, and would start them again.
 STARTERS = re.compile(
-    r"torchrun|torch[./]distributed[./](run|launch)|-m trainer launch|-m trainer\.agent|--hostfile"
+    r"torchrun|torch[./]distributed[./](run|launch)|-m trainer launch"
+    r"|-m trainer\.cluster\.launch\.agent|--hostfile"
 )
 
 

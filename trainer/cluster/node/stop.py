@@ -116,11 +116,11 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if not node_processes.is_here(record)
     ]
     before = node_processes.everything()
-    ranks = _ranks(here, before)
+    ranks = _ranks(here, before, run)
     document: dict[str, Any] = {
         "run": str(run),
         "others": [
-            _other(record, before) for record in here if record.pid not in {r.process.pid for r in ranks}
+            _other(record, before, run) for record in here if record.pid not in {r.process.pid for r in ranks}
         ],
         "elsewhere": elsewhere,
         "newest_before": newest(run),
@@ -141,7 +141,9 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         # A supervisor that was quicker has started the ranks again, under new records.
         known = {ending.process.key for ending in ended}
         again = [record for record in node_processes.records(run) if node_processes.is_here(record)]
-        ranks = [rank for rank in _ranks(again, node_processes.everything()) if rank.process.key not in known]
+        ranks = [
+            rank for rank in _ranks(again, node_processes.everything(), run) if rank.process.key not in known
+        ]
     yield document | {
         "ended": [ending.to_json() for ending in ended if not ending.is_running],
         "left": [ending.to_json() for ending in [*ended, *ranks] if ending.is_running],
@@ -158,23 +160,28 @@ def newest(run: Path) -> str | None:
         return None
 
 
-def _ranks(recorded: Sequence[processes.ProcessRecord], all_of: dict[int, Process]) -> list[Ending]:
+def _ranks(
+    recorded: Sequence[processes.ProcessRecord], all_of: dict[int, Process], run: Path
+) -> list[Ending]:
     found = []
     for record in recorded:
         process = all_of.get(record.pid)
-        if process is not None and processes.alive(record):
+        is_alive = process is not None and processes.alive(record)
+        if process is not None and is_alive and not processes.why_not_of_run(record, run):
             found.append(Ending(process=process, what=f"rank {record.rank}"))
     return found
 
 
-def _other(record: processes.ProcessRecord, all_of: dict[int, Process]) -> dict[str, Any]:
-    """Say why a recorded process is not touched: it is gone, or its id belongs to another one now."""
+def _other(record: processes.ProcessRecord, all_of: dict[int, Process], run: Path) -> dict[str, Any]:
+    """Say why a recorded process is not touched: gone, its id is another one's, or no rank of this run."""
     process = all_of.get(record.pid)
-    is_gone = process is None or process.start_time == record.start_time
+    why = processes.why_not_of_run(record, run) if process is not None and processes.alive(record) else ""
+    is_gone = not why and (process is None or process.start_time == record.start_time)
     return {
         "rank": record.rank,
         "pid": record.pid,
         "is_gone": is_gone,
+        "why": why,
         "now": None if is_gone or process is None else process.to_json(),
     }
 

@@ -1,0 +1,124 @@
+"""A run's records are files: what a copied, linked or forged one names is not touched."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.substitute_ranks import WAITS, Ranks, is_alive, ranks_of
+from trainer.__main__ import main
+from trainer.run_folder import processes
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[Ranks]:
+    with ranks_of(tmp_path / "run") as made:
+        yield made
+
+
+@pytest.fixture
+def stranger(tmp_path: Path) -> Iterator[int]:
+    """A process that is no rank of any run."""
+    process = subprocess.Popen(["sleep", "600"])
+    yield process.pid
+    process.kill()
+    process.wait()
+
+
+def stop(run: Path) -> int:
+    return main(
+        ["cluster", "stop", "local", "--run", str(run), "--grace-seconds", "1", "--interrupt-seconds", "1"]
+    )
+
+
+def dump(run: Path, out: Path) -> int:
+    return main(["cluster", "dump", "local", "--run", str(run), "--to", str(out), "--apart-seconds", "0.1"])
+
+
+def forged(run: Path, pid: int) -> processes.ProcessRecord:
+    """Return a record in which everything about the process and the folder is true."""
+    mine = processes.this_process(run, rank=0, local_rank=0, world_size=1)
+    return replace(mine, pid=pid, start_time=processes.start_time(pid) or 0)
+
+
+def copied(run: Path, copy: Path) -> None:
+    shutil.copytree(run, copy)
+
+
+def hard_linked(run: Path, copy: Path) -> None:
+    shutil.copytree(run, copy, copy_function=os.link)
+
+
+def linked_folder(run: Path, copy: Path) -> None:
+    copy.mkdir()
+    (copy / "processes").symlink_to(run / "processes")
+
+
+def linked_files(run: Path, copy: Path) -> None:
+    (copy / "processes").mkdir(parents=True)
+    for file in (run / "processes").iterdir():
+        (copy / "processes" / file.name).symlink_to(file)
+
+
+@pytest.mark.parametrize("copy_run", [copied, hard_linked, linked_folder, linked_files])
+def test_a_copy_of_a_live_run_ends_and_shows_nothing_of_the_original(
+    ranks: Ranks, tmp_path: Path, capsys: Capture, copy_run: Callable[[Path, Path], None]
+) -> None:
+    pids = ranks.start(WAITS, WAITS)
+    copy = tmp_path / "copy"
+    copy_run(ranks.run, copy)
+
+    stop(copy)
+    said = " ".join(capsys.readouterr().out.split())
+    assert all(map(is_alive, pids))
+    assert re.search(r"left alone, its record was written in another folder|: is a link", said)
+    dump(copy, tmp_path / "dump")
+    assert "time.sleep" not in "".join(path.read_text() for path in tmp_path.glob("dump/**/*.txt"))
+
+    assert stop(ranks.run) == 0
+    assert not any(map(is_alive, pids))
+
+
+def test_a_forged_record_of_somebody_elses_process_is_not_believed(
+    stranger: int, tmp_path: Path, capsys: Capture
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    processes.write_process(run, forged(run, stranger))
+
+    stop(run)
+
+    assert is_alive(stranger)
+    assert "does not hold its record open" in capsys.readouterr().out
+
+
+def test_a_record_that_names_pid_1_lists_and_ends_nothing(tmp_path: Path, capsys: Capture) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    processes.write_process(run, forged(run, 1))
+
+    assert main(["cluster", "stop", "local", "--run", str(run), "--dry-run", "--json"]) == 0
+
+    (answer,) = json.loads(capsys.readouterr().out)["nodes"]
+    assert answer["would_end"] == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_another_users_record_of_roots_process_is_not_believed(
+    ranks: Ranks, tmp_path: Path, capsys: Capture
+) -> None:
+    (pid,) = ranks.start(WAITS)
+    os.chown(processes.path(ranks.run, 0), 65534, 65534)
+
+    stop(ranks.run)
+
+    assert is_alive(pid)
+    assert "was written by" in capsys.readouterr().out
