@@ -49,7 +49,7 @@ def predicted(alone: Alone, stage: StageData, step: int, ranks: int) -> float:
     """Return the seconds that the update after `step` others of the stage should take: its slowest rank's."""
     cells = stage.plan.cells
     shares = [
-        sum(alone.seconds[cells[order.turn(stage.plan, position)[0]].name] for position in own)
+        sum(alone.seconds[cells[order.cell_at(stage.plan, position)[0]].name] for position in own)
         for own in order.shares(stage.plan, step, ranks)
     ]
     return alone.beside_seconds + max(shares)

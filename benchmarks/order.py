@@ -80,7 +80,7 @@ def make_cells(num_clips: int, num_cells: int, *, in_blocks: bool = False) -> li
     return cells
 
 
-def legs_of(cells: Sequence[sampler_plan.Cell]) -> list[Phase]:
+def phases_of(cells: Sequence[sampler_plan.Cell]) -> list[Phase]:
     """Return a curriculum of four levels, a quarter of the cells each, that lead over to each other."""
     levels = [cells[number::4] for number in range(4)]
     return [
@@ -239,7 +239,7 @@ def main() -> None:
     results.append(step_row(f"any step below 10^9 from cold, {size}", worst, of_peer))
 
     start = process_time()
-    drifting = sampler_plan.make_plan(cells, seed=1, micro_batches_per_step=M, legs=legs_of(cells))
+    drifting = sampler_plan.make_plan(cells, seed=1, micro_batches_per_step=M, phases=phases_of(cells))
     made = process_time() - start
     in_ramp = [RAMP_STEPS + step % (3 * RAMP_STEPS) for step in steps]
     results.append(

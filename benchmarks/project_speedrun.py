@@ -270,7 +270,7 @@ def project(stage: Stage, recipe: TrainRecipe, machine: Machine, given: argparse
     clips = given.clips + (given.more_clips if stage.name == "stage-3" else 0)
     plan = made_up_plan(stage, clips, given)
     runs = functools.cache(functools.partial(run_of, recipe, machine))
-    num_steps = stage.steps or order.steps_for_passes(plan, stage.passes or 0.0)
+    num_steps = stage.steps or order.steps_for_epochs(plan, stage.passes or 0.0)
     counts = order.micro_batches_before(plan, num_steps)
     encoding = encoder_seconds(plan, given)
     tokens = work = training = online = ahead = 0.0

@@ -26,7 +26,7 @@ def imbalance(
     for number in range(steps):
         step = number * 37
         loads = [
-            sum(seconds[mixture.turn(plan.mixture, position)[0]] for position in positions)
+            sum(seconds[mixture.stream_at(plan.mixture, position)[0]] for position in positions)
             for positions in assign(plan, step, ranks)
         ]
         slowest, mean = slowest + max(loads), mean + sum(loads) / ranks

@@ -137,7 +137,7 @@ class Run:
         )
         self.index = index
         if verdict.findings:
-            self.changes = change_log.extended(
+            self.changes = change_log.extend_change_log(
                 self.journal_folder,
                 self.changes,
                 state,

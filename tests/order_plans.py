@@ -31,7 +31,7 @@ def plan(
     micro_batches_per_step: int = 4,
     seed: int = 7,
     run: int = 1,
-    legs: Sequence[Phase] = (),
+    phases: Sequence[Phase] = (),
     clips_per_block: int | None = None,
     blocks_together: int = 1,
 ) -> Plan:
@@ -60,22 +60,22 @@ def plan(
         )
         first += clips
     return sampler_plan.make_plan(
-        made, seed=seed, micro_batches_per_step=micro_batches_per_step, run=run, legs=legs
+        made, seed=seed, micro_batches_per_step=micro_batches_per_step, run=run, phases=phases
     )
 
 
 @st.composite
 def curricula(draw: st.DrawFn, num_cells: int, run: int) -> list[Phase]:
-    """Return one to four legs over so many cells, with ramps and without, some cells at rest for a while."""
-    legs: list[Phase] = []
+    """Return one to four phases over so many cells, with and without ramps and weights of 0."""
+    phases: list[Phase] = []
     first = 0
     for _ in range(draw(st.integers(1, 4))):
         weights = draw(
             st.lists(st.sampled_from([0, 1, 2, 7, 1000]), min_size=num_cells, max_size=num_cells).filter(any)
         )
         turns = run * draw(st.integers(1, 40))
-        ramp = run * draw(st.integers(0, turns // run)) if legs else 0
-        legs.append(
+        ramp = run * draw(st.integers(0, turns // run)) if phases else 0
+        phases.append(
             Phase(
                 first=first,
                 weights={f"cell-{number:02d}": weight for number, weight in enumerate(weights)},
@@ -84,7 +84,7 @@ def curricula(draw: st.DrawFn, num_cells: int, run: int) -> list[Phase]:
             )
         )
         first += turns
-    return legs
+    return phases
 
 
 @st.composite
@@ -99,7 +99,7 @@ def settings_of_plans(draw: st.DrawFn) -> dict[str, Any]:
         "micro_batches_per_step": run * draw(st.integers(1, 9 // run)),
         "seed": draw(st.integers(0, 2**40)),
         "run": run,
-        "legs": draw(st.one_of(st.just(()), curricula(len(cells), run))),
+        "phases": draw(st.one_of(st.just(()), curricula(len(cells), run))),
         "clips_per_block": draw(st.sampled_from([None, 1, 5, 17])),
         "blocks_together": draw(st.integers(1, 4)),
     }

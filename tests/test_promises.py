@@ -164,7 +164,7 @@ def test_a_changed_dataset_is_never_read_with_an_old_position(tmp_path: Path) ->
         "4 clips added in 2 shards .*clip-012.* --append": make_shards(tmp_path / "more", num_clips=16),
         "2 clips removed in 2 shards .*clip-010.* --tombstone": make_shards(tmp_path / "few", num_clips=10),
         "12 clips with another caption or video .* --accept-content": make_shards(tmp_path / "b", crf=40),
-        "none of the 12 clips of then is among the 12": make_shards(tmp_path / "c", name="other"),
+        "none of the 12 old clips is among the 12": make_shards(tmp_path / "c", name="other"),
     }
     for message, shards in changed.items():
         for flags in ((), tuple(flag for flag in FLAGS.values() if flag not in message)):

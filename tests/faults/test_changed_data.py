@@ -89,7 +89,7 @@ def test_a_run_resumes_through_one_accepted_change_after_another(
     assert command.main(words(more_shards, run, 6)) == 1
     refusal = capsys.readouterr().err
     assert "4 clips added in 2 shards (train-level1-000000.tar: clip-012, clip-014;" in refusal
-    assert "say that it is meant: --append, or begin the order anew with --start-from-scratch" in refusal
+    assert "accept the change with --append, or start a new order with --start-from-scratch" in refusal
     page = " ".join((SMOKE.parents[1] / "docs" / "changed-data.md").read_text().split())
     assert refusal.strip().splitlines()[-1].replace(str(more_shards), "more") in page
     assert all(flag in page for flag in FLAGS.values())
@@ -140,7 +140,7 @@ def test_a_run_resumes_through_one_accepted_change_after_another(
     # Another number of micro-batches is another plan.
     other = "stages.0.data.micro_batches_per_step=3"
     assert command.main(words(fewer, run, 14, other)) == 2
-    assert "say that it is meant: --accept-plan" in capsys.readouterr().err
+    assert "accept the change with --accept-plan" in capsys.readouterr().err
     assert command.main(words(fewer, run, 14, other, "--accept-plan")) == 0
     assert [line["clips"] for line in numbers(run)][-4:] == [4, 6, 6, 6]
 
@@ -171,10 +171,10 @@ def test_a_seed_and_another_data_set_are_refused_whatever_is_accepted(
     assert "--start-from-scratch" in capsys.readouterr().err
     other = make_shards(tmp_path / "other", name="other")
     assert command.main(words(other, run, 5, *every)) == 1
-    assert "none of the 12 clips of then is among the 12 of now: another data set" in capsys.readouterr().err
+    assert "none of the 12 old clips is among the 12 new ones: another data set" in capsys.readouterr().err
     shutil.rmtree(run / "index")
     assert command.main(words(make_shards(tmp_path / "m", num_clips=14), run, 5, *every)) == 1
-    assert "the index of then was not kept with the run" in capsys.readouterr().err
+    assert "the run has no copy of the old index" in capsys.readouterr().err
     assert len(numbers(run)) == 3
 
 

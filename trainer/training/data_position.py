@@ -152,13 +152,13 @@ def continue_data(
         changes: Journal = ()
         if state.journal:
             if into != run / JOURNAL:
-                change_log.copy(run / JOURNAL, into, state.journal)
+                change_log.copy_change_log(run / JOURNAL, into, state.journal)
             changes = change_log.read_change_log(into, state.journal)
         if not verdict.findings:
             return state.journal
         return change_log.write_change_log(
             into,
-            change_log.extended(
+            change_log.extend_change_log(
                 into, changes, state, verdict, stage.index, stage.plan, old_index, first_plan
             ),
         )
@@ -181,7 +181,7 @@ def continue_data(
 def _in_place(stages: tuple[StageData, ...], stage: StageData) -> tuple[StageData, ...]:
     """Return the stages with this one replaced; a length in passes is recomputed from its clips."""
     spec = stage.stage
-    num_steps = spec.steps or order.steps_for_passes(stage.plan, spec.passes or 0.0)
+    num_steps = spec.steps or order.steps_for_epochs(stage.plan, spec.passes or 0.0)
     replaced = [*stages[: stage.number], replace(stage, num_steps=num_steps), *stages[stage.number + 1 :]]
     first_step = 0
     for number, each in enumerate(replaced):

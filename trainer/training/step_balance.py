@@ -39,7 +39,7 @@ def predict(stage: StageData, stage_step: int, world_size: int) -> Prediction:
     unit, scale = data_stages.cost_unit(stage, plan)
     costs = plan.costs or tuple(cell.cost for cell in plan.cells)
     of_positions = {
-        position: scale * costs[order.turn(plan, position)[0]] for position in order.positions(plan, step)
+        position: scale * costs[order.cell_at(plan, position)[0]] for position in order.positions(plan, step)
     }
     return Prediction(
         unit=unit,

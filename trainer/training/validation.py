@@ -30,7 +30,7 @@ from trainer.run_folder import jsonl, metrics
 from trainer.training.optim import ema
 from trainer.training.state import TrainState
 from trainer.training.step import StepContext
-from vidcurate.sampler.order import finite_pass
+from vidcurate.sampler.order import one_epoch
 from vidcurate.sampler.plan import MicroBatchPlan
 
 TIMESTEPS = tuple(float(t) for t in np.linspace(0, rectified_flow.TIMESTEPS, 12)[1:-1])
@@ -70,13 +70,13 @@ def _round(spec: ValidationSpec, stage: StageData, seed: int, complete: bool) ->
         counts[cell.bucket.name] = counts.get(cell.bucket.name, 0) + 1
     parts: list[MicroBatchPlan] = []
     taken: dict[int, int] = {}
-    for part in finite_pass(there.plan):
+    for part in one_epoch(there.plan):
         name = there.plan.cells[part.cell].bucket.name
         room = math.ceil(spec.clips_per_bucket / counts[name]) - taken.get(part.cell, 0)
         if room > 0:
             kept = part.rows[:room]
             taken[part.cell] = taken.get(part.cell, 0) + len(kept)
-            parts.append(replace(part, rows=kept, passes=part.passes[:room], position=len(parts)))
+            parts.append(replace(part, rows=kept, epochs=part.epochs[:room], position=len(parts)))
     names = there.index.words("clip_id")
     return Round(
         data=there,

@@ -157,7 +157,7 @@ class Loader:
         return self._finish_all(current)
 
     def load(self, parts: Sequence[MicroBatchPlan]) -> list[MicroBatch]:
-        """Return these micro-batches (of `order.finite_pass`, for evaluation). Errors as for `step`."""
+        """Return these micro-batches (of `order.one_epoch`, for evaluation). Errors as for `step`."""
         return self._finish_all([self._start(part) for part in parts])
 
     def state(self, step: int, rolling_hash: str = "") -> LoaderState:
@@ -203,7 +203,7 @@ class Loader:
         kept: dict[int, _Started] = {}
         size, left = 0, _BEGUN_AT_ONCE * max(1, len(self._positions(step)))
         for position in itertools.chain.from_iterable(map(self._positions, steps)):
-            cell = self.plan.cells[order.turn(self.plan, position)[0]]
+            cell = self.plan.cells[order.cell_at(self.plan, position)[0]]
             size += 3 * cell.cost
             if size > self.spec.prefetch_bytes or len(kept) == _MOST_AHEAD:
                 break
@@ -239,7 +239,7 @@ class Loader:
         return _Started(plan=part, tasks=tasks, frames=buffer.array, buffer=buffer, futures=futures)
 
     def _task(self, part: MicroBatchPlan, slot: int, row: int) -> DecodeTask:
-        bucket, number = self.plan.cells[part.cell].bucket, int(part.passes[slot])
+        bucket, number = self.plan.cells[part.cell].bucket, int(part.epochs[slot])
         starts = num_starts(self.index, row, bucket)
         if self._num_views is None:
             first = rng.scale_to_range(self._draw(part, slot, "start_frame"), starts)

@@ -1,7 +1,7 @@
-"""Cells: the clips of one level, or of one source, in one bucket; and how often each has its turn.
+"""Cells: clips of one level or source in one bucket, and their mixture weights.
 
-A weight counts clips shown, a mixture counts micro-batches: so a cell of n clips in micro-batches of m has
-the rate n/m times how much oftener than equally often its clips are to be shown. In fractions throughout.
+A recipe's weight counts clips, a mixture counts micro-batches: a cell's mixture weight is (n / m) × its
+oversampling factor, for n clips in micro-batches of m. All arithmetic is in fractions.
 """
 
 import itertools
@@ -29,7 +29,7 @@ Groups = dict[str, int]  # level or source → clips in cells
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellClips:
-    """A cell in the making: the clips at the rows `members` (n,) of the index."""
+    """Clips of a future cell: the index rows `members` (n,)."""
 
     group: str
     bucket: Bucket
@@ -47,10 +47,10 @@ class CellClips:
 
 
 def groups_of(index: Index, by: Literal["level", "source"]) -> tuple[NDArray[Any], tuple[str, ...]]:
-    """Return the group of every clip as a number (n,), and the groups' names: levels, or sources."""
+    """Return the group number of every clip (n,), and the names of the groups: levels or sources."""
     if by == "level":
         low, high = (int(end(index.level, initial=0)) for end in (np.min, np.max))
-        if high - low < 1 << 16:  # sorting them would take longer than all else here
+        if high - low < 1 << 16:  # np.unique would take longer than all other work here
             level, span = index.level, high - low + 1
             counts = np.sum(
                 rng.by_chunks(len(level), lambda rows: np.bincount(level[rows] - low, minlength=span)),
@@ -70,11 +70,13 @@ def groups_of(index: Index, by: Literal["level", "source"]) -> tuple[NDArray[Any
     return places[numbers], tuple(names)
 
 
-def parts_of(
+def split_cells(
     groups: NDArray[Any], names: Sequence[str], bucket: NDArray[np.int32], buckets: Sequence[Bucket], by: str
 ) -> list[CellClips]:
-    """Return a part for each group and bucket that has clips; `groups` and `bucket` are (n,), -1 in none."""
-    kind: Any = np.uint16 if len(names) * len(buckets) < 1 << 16 else np.int64  # numpy sorts these by radix
+    """Return the clips of each group and bucket; `groups` and `bucket` are (n,), bucket -1 for none."""
+    kind: Any = (
+        np.uint16 if len(names) * len(buckets) < 1 << 16 else np.int64
+    )  # numpy uses radix sort for 16 bits
 
     def shared_out(stretch: slice) -> dict[int, Rows]:
         rows = np.flatnonzero(bucket[stretch] >= 0) + stretch.start
@@ -102,13 +104,13 @@ def parts_of(
     ]
 
 
-# ── small ones ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── small cells ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _distance(small: CellClips, other: CellClips, buckets: Sequence[Bucket]) -> tuple[float, ...] | None:
-    """Return how far off another part's bucket is for the clips of a small one; None where they do not fit.
+    """Return the distance from a small cell's bucket to another bucket; None when its clips do not fit there.
 
-    They fit into no larger resolution and no longer length. The nearest has the same resolution, then the
+    Clips fit no larger resolution and no longer length. The nearest bucket has the same resolution, then the
     same length, then the nearest aspect ratio.
     """
     own, its = small.bucket, other.bucket
@@ -121,14 +123,14 @@ def _distance(small: CellClips, other: CellClips, buckets: Sequence[Bucket]) -> 
     return (lower, shorter, turned, other.bucket_number)
 
 
-def without_small(
+def resolve_small_cells(
     parts: Sequence[CellClips], buckets: Sequence[Bucket], choice: Literal["shrink", "merge", "refuse"]
 ) -> tuple[list[CellClips], list[dict[str, object]]]:
-    """Return the parts without those that have fewer clips than a micro-batch, and what became of these.
+    """Merge, shrink or refuse cells with fewer clips than a micro-batch; return the cells and notes.
 
-    merge: the smallest first, each goes to the nearest bucket of the same group, until none is left. shrink:
-    they stay (their micro-batches will be smaller). Raises InputError where the choice is to refuse, and for
-    one that fits no other bucket.
+    merge: each small cell, the smallest first, goes to the nearest bucket of the same group. shrink: small
+    cells stay (with smaller micro-batches). Raises InputError for the choice refuse, and for a small cell
+    that fits no other bucket.
     """
     left = list(parts)
     notes: list[dict[str, object]] = []
@@ -167,15 +169,15 @@ def without_small(
     return left, notes
 
 
-# ── how often ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── weights ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _rates(parts: Sequence[CellClips], oftener: Mapping[str, Fraction]) -> dict[str, Fraction]:
-    """Return cell → micro-batches against those of others, of the cells that have any."""
+def _rates(parts: Sequence[CellClips], oversampling: Mapping[str, Fraction]) -> dict[str, Fraction]:
+    """Return cell → relative number of micro-batches, without cells of weight 0."""
     return {
-        part.name: oftener[part.group] * Fraction(len(part.members), part.clips_per_turn)
+        part.name: oversampling[part.group] * Fraction(len(part.members), part.clips_per_turn)
         for part in parts
-        if oftener.get(part.group)
+        if oversampling.get(part.group)
     }
 
 
@@ -184,7 +186,7 @@ def _whole(rates: Mapping[str, Fraction]) -> dict[str, int]:
     return {name: int(rate * scale) for name, rate in rates.items()}
 
 
-def _oftener(weights: Mapping[str, float], counts: Groups) -> dict[str, Fraction]:
+def _oversampling(weights: Mapping[str, float], counts: Groups) -> dict[str, Fraction]:
     """Return group → how much oftener than equally often its clips are shown."""
     share = {name: Fraction(weight).limit_denominator(10**6) for name, weight in weights.items()}
     if min(share.values()) < 0 or not any(share.get(name) for name in counts):
@@ -195,10 +197,10 @@ def _oftener(weights: Mapping[str, float], counts: Groups) -> dict[str, Fraction
 
 
 def weights_of(parts: Sequence[CellClips], weights: Mapping[str, float]) -> dict[str, int]:
-    """Return cell → weight; without `weights` every clip is shown equally often. Raises InputError."""
+    """Return cell → mixture weight; without `weights`, every clip equally often. Raises InputError."""
     counts = _counts(parts)
-    oftener = _oftener(weights, counts) if weights else dict.fromkeys(counts, Fraction(1))
-    return _whole(_rates(parts, oftener))
+    oversampling = _oversampling(weights, counts) if weights else dict.fromkeys(counts, Fraction(1))
+    return _whole(_rates(parts, oversampling))
 
 
 def _counts(parts: Sequence[CellClips]) -> Groups:
@@ -210,20 +212,23 @@ def _counts(parts: Sequence[CellClips]) -> Groups:
 
 def _phase_rates(parts: Sequence[CellClips], counts: Groups, phase: PhaseSpec) -> dict[str, Fraction]:
     if phase.weights:
-        return _rates(parts, _oftener(phase.weights, counts))
+        return _rates(parts, _oversampling(phase.weights, counts))
     return _rates(parts, {name: Fraction(1) for name in phase.names if name in counts})
 
 
-def legs_of(parts: Sequence[CellClips], spec: PlanSpec) -> list[Phase]:
-    """Return the legs of the curriculum. Raises InputError for a phase without clips and a ramp too long."""
+def phases_of(parts: Sequence[CellClips], spec: PlanSpec) -> list[Phase]:
+    """Return the curriculum's phases. Raises InputError for a phase without clips or too long a ramp."""
     counts, sizes = _counts(parts), {part.name: part for part in parts}
-    legs: list[Phase] = []
+    phases: list[Phase] = []
     step = 0
     for number, phase in enumerate(spec.curriculum):
         rates = _phase_rates(parts, counts, phase)
         if not rates:
-            raise InputError(f"curriculum.{number} shows {', '.join(phase.names)}, of which no clip fits.")
-        legs.append(
+            raise InputError(
+                f"curriculum.{number}: no clip of {', '.join(phase.names)} fits a bucket. Change the bucket "
+                "table or the phase."
+            )
+        phases.append(
             Phase(
                 first=step * spec.micro_batches_per_step,
                 weights=_whole(rates),
@@ -239,25 +244,27 @@ def legs_of(parts: Sequence[CellClips], spec: PlanSpec) -> list[Phase]:
             steps = math.ceil(Fraction(phase.passes).limit_denominator(10**6) * clips / per_step)
             if phase.ramp_steps > steps:
                 raise InputError(
-                    f"curriculum.{number} has a ramp of {phase.ramp_steps} steps and {phase.passes:g} passes "
-                    f"are {steps} steps; make the ramp shorter or the phase longer."
+                    f"curriculum.{number} has a ramp of {phase.ramp_steps} steps, but {phase.passes:g} "
+                    f"passes are {steps} steps; make the ramp shorter or the phase longer."
                 )
         step += steps or 0
-    return legs
+    return phases
 
 
 def cells_of(
     index: Index, hashes: rng.Words, parts: Sequence[CellClips], spec: PlanSpec
 ) -> tuple[list[plan.Cell], list[Phase]]:
-    """Return the cells of these parts and the legs. `hashes`: of the ids of all clips of the index."""
-    legs = legs_of(parts, spec) if spec.curriculum else []
-    weights = {name: weight for leg in legs for name, weight in leg.weights.items() if weight}
+    """Return the cells and phases. `hashes`: of the ids of all clips of the index."""
+    phases = phases_of(parts, spec) if spec.curriculum else []
+    weights = {name: weight for phase in phases for name, weight in phase.weights.items() if weight}
     weights = weights or weights_of(parts, spec.weights)
     block: Rows | None = None
     num_blocks = together = 1
     if spec.blocks:
         shards = np.unique(np.concatenate([index.shard_number[part.members] for part in parts]))
-        place = np.searchsorted(shards, index.shard_number)  # of shards without planned clips: never asked
+        place = np.searchsorted(
+            shards, index.shard_number
+        )  # undefined, but unused, for shards without planned clips
         block = (place // spec.blocks.shards_per_block).astype(np.int64)
         num_blocks, together = -(-len(shards) // spec.blocks.shards_per_block), spec.blocks.blocks_together
 
@@ -273,5 +280,5 @@ def cells_of(
             blocks_together=together,
         )
 
-    with ThreadPoolExecutor(rng.MOST_THREADS) as threads:  # numpy sorts without the interpreter
-        return list(threads.map(made, [part for part in parts if part.name in weights])), legs
+    with ThreadPoolExecutor(rng.MOST_THREADS) as threads:  # numpy sorts without the GIL
+        return list(threads.map(made, [part for part in parts if part.name in weights])), phases

@@ -1,4 +1,4 @@
-"""From an index and a recipe's data section to the plan of the order, and back from a step to its clips."""
+"""Build a plan from an index and a recipe; look up the clips of a step and back."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ from vidcurate.shards.index import Index, find_clip
 
 
 def plan_of(index: Index, spec: PlanSpec, *, seed: int) -> Plan:
-    """Return the order over the clips of `index` that `spec` describes.
+    """Return the plan over the clips of `index` that `spec` describes.
 
-    Clips that no bucket takes are in the plan's `left_out`, under too_small, too_short, not_drawn or
-    unknown_fps; what became of small cells is in its `notes`. Raises InputError for a level or source without
-    clips, or when nothing is left.
+    The plan's `left_out` holds clips without a bucket, under too_small, too_short, not_drawn or unknown_fps;
+    its `notes` tell what `small_cells` did. Raises InputError for a level or source without clips, or when
+    no clip remains.
     """
     wanted = np.ones(len(index), dtype=np.bool_)
     if spec.fold is not None:
@@ -52,15 +52,15 @@ def plan_of(index: Index, spec: PlanSpec, *, seed: int) -> Plan:
     unknown = unknown[(bucket[unknown] >= 0) & is_video[bucket[unknown]]]
     left_out["unknown_fps"] = unknown
     bucket[unknown] = -1
-    parts = bucket_cells.parts_of(groups, names, bucket, buckets, spec.cells_by)
-    parts, notes = bucket_cells.without_small(parts, buckets, spec.small_cells)
-    made, legs = bucket_cells.cells_of(index, hashes, parts, spec)
+    parts = bucket_cells.split_cells(groups, names, bucket, buckets, spec.cells_by)
+    parts, notes = bucket_cells.resolve_small_cells(parts, buckets, spec.small_cells)
+    made, phases = bucket_cells.cells_of(index, hashes, parts, spec)
     return sampler_plan.make_plan(
         made,
         seed=seed,
         micro_batches_per_step=spec.micro_batches_per_step,
         left_out=left_out,
-        legs=legs,
+        phases=phases,
         run=spec.run,
         notes=notes,
     )
@@ -71,8 +71,8 @@ def _assigned(
 ) -> tuple[NDArray[np.int32], NDArray[np.int8], tuple[Bucket, ...]]:
     """Return the bucket of every clip of the index (-1: none, or not wanted), the reasons and the buckets.
 
-    A clip's bucket hangs on no other clip's, so all are assigned where most are wanted: that copies nothing.
-    The published choice hangs on the number of the row among those that are wanted.
+    A clip's bucket depends on no other clip. So when most clips are wanted, this assigns all of them, which
+    avoids copies. The published draws depend on the row number among the wanted clips.
     """
 
     def assign(rows: Any) -> bucketing.Assignment:
@@ -105,7 +105,7 @@ def plan_from(
     weights: Mapping[str, float] | None = None,
     small_cells: Literal["merge", "shrink", "refuse"] = "merge",
 ) -> Plan:
-    """Return `plan_of` the settings that most plans need; the others have more in a PlanSpec."""
+    """Return the plan of the most common settings; `plan_of` takes all of them."""
     spec = PlanSpec(
         buckets=buckets,
         micro_batches_per_step=micro_batches_per_step,
@@ -126,24 +126,23 @@ def _among(
     by: str,
     where: str,
 ) -> NDArray[np.bool_]:
-    """Return which clips are in the levels or sources asked for. Raises InputError for one without clips."""
+    """Return the mask of clips in the levels or sources `asked`. Raises InputError for one without clips."""
     have = [names[number] for number in np.unique(groups[wanted])]
     for name in asked:
         if by == "level" and not name.isdecimal():
             raise InputError(f"weights name the level {name!r}; a level is a whole number.")
         if name not in have:
             raise InputError(
-                f"{index.place}: no clip of {by} {name} in {where}; there are {by}s "
-                f"{', '.join(have) or 'none'}."
+                f"{index.place}: no clip of {by} {name} in {where}; known {by}s: {', '.join(have) or 'none'}."
             )
     return np.isin(groups, [names.index(name) for name in asked])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedClip:
-    """One clip of a step: where it stands in the order, and what it is.
+    """One clip of a step: its position and slot in the order, id and caption.
 
-    Of a clip that was removed since, `row` is beyond the index and `caption` is "".
+    For a clip that was removed since, `row` is beyond the index and `caption` is "".
     """
 
     position: int
@@ -155,7 +154,7 @@ class PlannedClip:
 
 
 def clips_of_step(plan: Plan, index: Index, step: int) -> tuple[PlannedClip, ...]:
-    """Return the clips that the plan gives to a step, over all ranks, in the order of positions."""
+    """Return the clips of a step, over all ranks, in the order of positions."""
 
     def clip_id(row: int) -> str:
         return index.word("clip_id", row) if row < len(index) else plan.gone[row - plan.num_rows]

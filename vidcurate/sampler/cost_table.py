@@ -1,7 +1,8 @@
-"""How many clips make a micro-batch of so many seconds, from measured seconds of each bucket.
+"""Cost table: micro-batch sizes from measured seconds per clip of each bucket.
 
-Micro-batches that take equally long keep all ranks busy, whatever bucket each of them has. A micro-batch of m
-clips takes seconds_per_micro_batch + m · seconds_per_clip, so m is what still fits. A light module.
+Micro-batches that take equally long keep all ranks busy, whichever bucket each of them has. A micro-batch of
+m clips takes seconds_per_micro_batch + m · seconds_per_clip; `clips` returns the largest m that fits. A light
+module.
 """
 
 from pathlib import Path
@@ -16,7 +17,7 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 class CostTable(Recipe):
-    """Measured seconds of forward and backward passes. A JSON or YAML file of its own."""
+    """Measured seconds of forward and backward passes, in a separate JSON or YAML file."""
 
     measured_on: str
     """the hardware, and how the model was run"""
@@ -32,18 +33,18 @@ def read_cost_table(path: Path) -> CostTable:
 
 
 def seconds_per_clip(table: CostTable, resolution: str, num_frames: int, where: str) -> float:
-    """Return s for each clip of a bucket. Raises RecipeError when the table, read at `where`, lacks it."""
+    """Return seconds per clip of a bucket. Raises RecipeError when the table, read at `where`, lacks it."""
     try:
         return table.seconds_per_clip[resolution][str(num_frames)]
     except KeyError:
         known = ", ".join(f"{name} x {n}" for name, row in table.seconds_per_clip.items() for n in row)
         raise RecipeError(
-            f"{where} has no seconds_per_clip of {resolution} with {num_frames} frames (it has {known}); "
-            "measure it, or write the clips of a micro-batch into the bucket table."
+            f"{where} has no seconds_per_clip for {resolution} with {num_frames} frames (known: {known}). "
+            "Measure them, or write the micro-batch size into the bucket table instead of auto."
         ) from None
 
 
 def clips(table: CostTable, resolution: str, num_frames: int, seconds: float, where: str) -> int:
-    """Return the most clips that `seconds` suffice for, at least one. Errors as for `seconds_per_clip`."""
+    """Return the most clips that fit into `seconds`, at least one. Raises as `seconds_per_clip` does."""
     per_clip = seconds_per_clip(table, resolution, num_frames, where)
     return max(1, int((seconds - table.seconds_per_micro_batch) / per_clip + 1e-9))

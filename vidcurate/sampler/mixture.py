@@ -1,21 +1,21 @@
-"""Which cell's turn it is: a fixed, even mixture of any number of endless streams.
+"""Mixture: a deterministic, even interleaving of any number of weighted streams.
 
-The streams are the leaves of a Huffman tree over their weights. At each fork the first j turns give
-round(j·left/(left + right)) to the left. So which stream has turn k, and its how-manieth this is, is found by
-walking down once, in whole numbers, for any k. In every prefix a stream has its weight's share to within 1.68
+The streams are the leaves of a Huffman tree over their weights. At each fork, round(j·left/(left + right)) of
+the first j turns go to the left. So one walk down the tree, in integers, finds for any k the stream of turn k
+and the stream's number of earlier turns. In every prefix a stream has its weight's share to within 1.68
 turns, whatever the weights: a fork adds an error of at most ½, which shrinks with the share on the way down,
-and the weights on a Huffman path grow at least like Fibonacci's numbers F (½ · Σ 1/F = 1.68). The worst found
-is 1.3. Nothing is drawn here: what is random is which clips a turn takes.
+and the weights on a Huffman path grow at least like Fibonacci numbers F (½ · Σ 1/F = 1.68). The largest error
+found is 1.3. Nothing here is random; `epoch_shuffle` chooses the clips of a turn.
 
 Weights may change, in two ways:
 
-- `drifting`: they are one function of the turn, known from the start, constant in pieces (a ramp is many
-  short ones). A fork whose first j turns are due by some moment gives to the left what is due there by then,
-  rounded. So the error of a piece is made good in the next and never adds up, however many there are.
-- `chained`: another mixture goes on from a turn. Every turn before it is as it was, and every stream counts
-  on from the turns that it has had. This is for changes that nobody knew of before.
+- `piecewise`: the weights are one known function of the turn, constant in pieces (a ramp is many short
+  pieces). A fork gives to the left what is due there by each turn, rounded, so a piece makes good the
+  rounding error of the previous one, and errors never add up.
+- `chained`: another mixture takes over at a turn. Every earlier turn stays, and every stream counts on from
+  its turns so far. For changes that were unknown before.
 
-Both may give a stream the weight 0 for a while. With `run` = n the turns come n at a time to one stream.
+Both may give a stream the weight 0 for a while. With `run` = n, n consecutive turns go to one stream.
 """
 
 import heapq
@@ -31,10 +31,11 @@ Weights = Sequence[int]  # whole numbers of 0 or more, one per stream, at least 
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Where the turns of some streams part.
+    """Fork of the Huffman tree.
 
-    In piece i, `left_weights[i]` of `weights[i]` turns go to the left. It begins when `begins[i]` of this
-    fork's turns are due and `left_begins[i]` of the left's, both counted in parts of a turn, `unit` to one.
+    In piece i, `left_weights[i]` of `weights[i]` turns go to the left. Piece i begins when `begins[i]` of
+    this fork's turns are due and `left_begins[i]` of the left's, both in fractions of a turn, `unit` per
+    turn.
     """
 
     left: "Fork | int"  # an int is a stream's number
@@ -46,7 +47,7 @@ class Fork:
     left_weights: tuple[int, ...]
 
     def left_turns(self, turns: int) -> int:
-        """Return how many of the first `turns` go to the left: those due there, rounded half up."""
+        """Return how many of the first `turns` turns go to the left: the number due, rounded half up."""
         at = turns * self.unit
         piece = bisect_right(self.begins, at) - 1
         weight = self.weights[piece]
@@ -54,7 +55,7 @@ class Fork:
         return (2 * due + self.unit * weight) // (2 * self.unit * weight)
 
     def left_turn(self, number: int) -> int | None:
-        """Return which turn is the left's turn `number`: the last j with left_turns(j) <= `number`."""
+        """Return the turn that is the left's turn `number`: the last j with left_turns(j) <= `number`."""
         goal = (2 * number + 1) * self.unit  # twice what must be due
         piece = bisect_left(self.left_begins, goal, key=lambda due: 2 * due) - 1
         begin, due = self.begins[piece], self.left_begins[piece]
@@ -64,7 +65,7 @@ class Fork:
         return -(-(2 * begin * left + (goal - 2 * due) * weight) // (2 * left * self.unit)) - 1
 
     def right_turn(self, number: int) -> int | None:
-        """Return which turn is the right's turn `number`."""
+        """Return the turn that is the right's turn `number`."""
         goal = (2 * number + 1) * self.unit
         places = range(len(self.begins))
         piece = bisect_right(places, goal, key=lambda i: 2 * (self.begins[i] - self.left_begins[i])) - 1
@@ -85,9 +86,9 @@ Path = tuple[tuple[Fork, bool], ...]  # (fork, whether left) from the root down
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Turns from `first` on, with one tree. `counts`: turns of each stream before.
+    """Turns from `first` on that share one tree. `counts`: turns of each stream before `first`.
 
-    `run` turns in a row go to one stream. `pieces`: (first turn, counted in the span, weights). `paths`: None
+    `run` consecutive turns go to one stream. `pieces`: (first turn within the span, weights). `paths`: None
     for a stream without turns.
     """
 
@@ -101,7 +102,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Endless turns of streams 0 … n − 1; made by `mixture`, `drifting` and `chained`."""
+    """Endless turns of streams 0 … n − 1; `mixture`, `piecewise` and `chained` make one."""
 
     spans: tuple[Span, ...]
 
@@ -110,23 +111,23 @@ class Mixture:
         return len(self.spans[0].counts)
 
 
-# ── made ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── constructors ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def mixture(weights: Weights, *, run: int = 1) -> Mixture:
-    """Return the mixture of streams with these weights, at least one and all above 0."""
+    """Return the mixture of streams with these constant weights, at least one stream, all above 0."""
     if not weights or min(weights) < 1:
         raise ValueError(f"weights must be whole numbers above 0, got {list(weights)[:8]}")
-    return drifting([(0, weights)], run=run)
+    return piecewise([(0, weights)], run=run)
 
 
-def drifting(pieces: Sequence[tuple[int, Weights]], *, run: int = 1) -> Mixture:
-    """Return the mixture with these (first turn, weights), the first from turn 0 on, the last without end.
+def piecewise(pieces: Sequence[tuple[int, Weights]], *, run: int = 1) -> Mixture:
+    """Return the mixture of these (first turn, weights); the first begins at turn 0, the last has no end.
 
-    `run`: so many turns in a row go to one stream; pieces begin with a run. Streams whose weights move
-    together keep a subtree of their own, in which nothing changes. A stream may have a turn a little before
-    or after its weight says so, within `largest_error`; where that must not be, `chained` is strict. Raises
-    ValueError for turns that do not rise, weights below 0 or all 0, and pieces within a run.
+    `run`: number of consecutive turns of one stream; a piece begins with a run. Streams whose weights change
+    in proportion share a subtree, in which nothing changes. A turn may come a little before or after its
+    weight changes, within `largest_error`; `chained` changes weights exactly at a turn. Raises ValueError for
+    turns that do not rise, weights below 0 or all 0, and pieces within a run.
     """
     firsts = [first for first, _ in pieces]
     if not pieces or firsts[0] != 0 or any(a >= b for a, b in pairwise(firsts)):
@@ -178,14 +179,14 @@ Course = tuple[int, ...]  # the weight of a node in each piece
 def _tree(
     nodes: Iterable[tuple[int, Course, Fork | int]], unit: int, lengths: Sequence[int]
 ) -> tuple[Course, Fork | int]:
-    """Return the Huffman tree over nodes given as (weight, course, node), and its course."""
+    """Return the Huffman tree over nodes given as (weight, course, node), and the tree's course."""
     heap = [(weight, number, course, node) for number, (weight, course, node) in enumerate(nodes)]
     heapq.heapify(heap)
     made = len(heap)
     while len(heap) > 1:
         light, heavy = heapq.heappop(heap), heapq.heappop(heap)
         course = tuple(a + b for a, b in zip(heavy[2], light[2], strict=True))
-        fork = _fork(heavy[3], light[3], heavy[2], course, unit, lengths)  # the heavier has the first turn
+        fork = _fork(heavy[3], light[3], heavy[2], course, unit, lengths)  # the heavier gets the first turn
         heapq.heappush(heap, (heavy[0] + light[0], made, course, fork))
         made += 1
     return heap[0][2], heap[0][3]
@@ -207,7 +208,7 @@ def _fork(
             if not same:
                 parts.append((begin, left_begin, weight, left_weight))
         begin, left_begin = begin + length * weight, left_begin + length * left_weight
-    if len(parts) == 1:  # whole numbers stay small where the shares never change
+    if len(parts) == 1:  # keep the integers small when the shares never change
         (_, _, weight, left_weight) = parts[0]
         divisor = math.gcd(weight, left_weight)
         unit, parts = 1, [(0, 0, weight // divisor, left_weight // divisor)]
@@ -216,11 +217,11 @@ def _fork(
 
 
 def chained(parts: Sequence[tuple[int, Mixture]]) -> Mixture:
-    """Return the mixture that from each first turn on is the one given with it, the first from turn 0 on.
+    """Return the mixture that follows each part from its first turn on; the first part begins at turn 0.
 
-    A part's turns count from its first turn. Streams go on with the turns that they have had before. So
-    whatever follows, the turns before a part's first are the same ones. A stream that is not there yet, or no
-    longer, has the weight 0. Raises ValueError for turns that do not rise and another number of streams.
+    A part counts turns from its first turn. Streams keep counting their own turns. So later parts never
+    change earlier turns. A stream that does not exist yet, or no longer, has the weight 0. Raises ValueError
+    for turns that do not rise and for different numbers of streams.
     """
     firsts = [first for first, _ in parts]
     if not parts or firsts[0] != 0 or any(a >= b for a, b in pairwise(firsts)):
@@ -242,7 +243,7 @@ def chained(parts: Sequence[tuple[int, Mixture]]) -> Mixture:
     return Mixture(tuple(spans))
 
 
-# ── asked ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── queries ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _span(mix: Mixture, position: int) -> Span:
@@ -251,8 +252,8 @@ def _span(mix: Mixture, position: int) -> Span:
     return mix.spans[bisect_right(mix.spans, position, key=lambda span: span.first) - 1]
 
 
-def turn(mix: Mixture, position: int) -> tuple[int, int]:
-    """Return (stream, occurrence): whose turn `position` is, and how many turns it had before."""
+def stream_at(mix: Mixture, position: int) -> tuple[int, int]:
+    """Return (stream, occurrence) of turn `position`: the stream and its number of earlier turns."""
     span = _span(mix, position)
     number, within = divmod(position - span.first, span.run)
     node = span.root
@@ -266,7 +267,7 @@ def turn(mix: Mixture, position: int) -> tuple[int, int]:
 
 
 def turns_before(mix: Mixture, position: int) -> list[int]:
-    """Return how many of the first `position` turns each stream has."""
+    """Return the number of turns of each stream among the first `position`."""
     span = _span(mix, position)
     number, within = divmod(position - span.first, span.run)
     counts = list(span.counts)
@@ -279,14 +280,14 @@ def turns_before(mix: Mixture, position: int) -> list[int]:
         else:
             counts[node] += turns * span.run
     if within:
-        counts[turn(mix, position)[0]] += within
+        counts[stream_at(mix, position)[0]] += within
     return counts
 
 
 def position_of(mix: Mixture, stream: int, occurrence: int) -> int | None:
-    """Return the position of a stream's turn number `occurrence`: the inverse of `turn`.
+    """Return the position of a stream's turn number `occurrence`: the inverse of `stream_at`.
 
-    None where the stream has so many turns never, as its weight has become 0.
+    None when the stream never gets that many turns, as its weight has become 0.
     """
     span = mix.spans[bisect_right(mix.spans, occurrence, key=lambda span: span.counts[stream]) - 1]
     path = span.paths[stream]
@@ -302,9 +303,9 @@ def position_of(mix: Mixture, stream: int, occurrence: int) -> int | None:
 
 
 def due(mix: Mixture, position: int) -> list[Fraction]:
-    """Return what the weights would give each stream of the first `position` turns, were turns divisible.
+    """Return the exact share of each stream in the first `position` turns, as fractions of turns.
 
-    Where another mixture was chained on it counts from what the streams had had by then.
+    After a chained mixture the shares count on from the streams' turns at that point.
     """
     span = _span(mix, position)
     counts = [Fraction(count) for count in span.counts]
@@ -318,7 +319,7 @@ def due(mix: Mixture, position: int) -> list[Fraction]:
 
 
 def largest_error(mix: Mixture) -> float:
-    """Return a bound, for this mixture, on how far any prefix is from what is `due`, in turns."""
+    """Return an upper bound, in turns, on the difference of any prefix from `due`."""
     worst = 0.0
     for span in mix.spans:
         for path in span.paths:

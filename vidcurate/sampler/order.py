@@ -1,14 +1,15 @@
-"""The order of training, computed and not iterated: the clips of micro-batch k are a function of (plan, k).
+"""Order of training: the clips of micro-batch k as a pure function of (plan, k).
 
-Micro-batches are counted from 0 without end; optimizer step t is the M of them from t·M on, however many
-ranks share them. A cell holds the clips of one level (or source) in one bucket. `interleave` says which cell
-has turn k; a cell's turns read its clips in exact passes, each in an order of its own, without a break
-between passes. There is no epoch, no iterator and no buffer: so no state but the step.
+Micro-batches are numbered from 0 without end; optimizer step t is the M micro-batches from t·M on, however
+many ranks share them. A cell holds the clips of one level (or source) in one bucket. `mixture` says which
+cell micro-batch k reads; `epoch_shuffle` shuffles the clips of each cell anew for every epoch over them,
+without a break between epochs. There is no global epoch, no iterator and no buffer, so the step is the only
+state.
 
-Where clips or recipe were changed on purpose, a plan holds on to the one `before` its first step; every
-function here asks the one that is in force at a step. `journal` makes such plans.
+After an accepted change of clips or recipe, a plan keeps the plan `before` its first step; every function
+here uses the plan that is valid at the step. `changes.change_log` makes such plans.
 
-A light module: plain numpy, no reading of files.
+A light module: plain numpy, reads no files.
 """
 
 import dataclasses
@@ -22,31 +23,31 @@ from vidcurate.sampler import epoch_shuffle, mixture, rank_balance
 from vidcurate.sampler.plan import ALGORITHM_VERSION as ALGORITHM_VERSION
 from vidcurate.sampler.plan import Cell as Cell
 from vidcurate.sampler.plan import MicroBatchPlan as MicroBatchPlan
-from vidcurate.sampler.plan import Past as Past
 from vidcurate.sampler.plan import Plan as Plan
+from vidcurate.sampler.plan import ResumedStream as ResumedStream
 from vidcurate.sampler.plan import Rows as Rows
 from vidcurate.sampler.plan import make_cell as make_cell
 from vidcurate.sampler.plan import make_plan as make_plan
 
-# ── which clips ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── position → clips ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def at_step(plan: Plan, step: int) -> Plan:
-    """Return the plan in force at a step: this one, or one before it."""
+    """Return the plan that is valid at a step: this one, or one before it."""
     while plan.before is not None and step < plan.first_step:
         plan = plan.before
     return plan
 
 
 def at_position(plan: Plan, position: int) -> Plan:
-    """Return the plan in force at a micro-batch."""
+    """Return the plan that is valid at a micro-batch."""
     while plan.before is not None and position < plan.first_position:
         plan = plan.before
     return plan
 
 
 def step_of(plan: Plan, position: int) -> int:
-    """Return the step that a micro-batch belongs to."""
+    """Return the step of a micro-batch."""
     plan = at_position(plan, position)
     return plan.first_step + (position - plan.first_position) // plan.micro_batches_per_step
 
@@ -59,25 +60,25 @@ def positions(plan: Plan, step: int) -> range:
 
 
 def _mixture_begins(plan: Plan) -> int:
-    """Return the position at which the mixture would have begun, had the plan been in force from step 0."""
+    """Return the position of the mixture's turn 0, had the plan been valid from step 0 on."""
     return plan.first_position - plan.first_step * plan.micro_batches_per_step
 
 
-def turn(plan: Plan, position: int) -> tuple[int, int]:
-    """Return (number of the cell, turn of the cell) of a micro-batch, in the plan that is in force there."""
+def cell_at(plan: Plan, position: int) -> tuple[int, int]:
+    """Return (cell number, turn of the cell) of a micro-batch, in the plan that is valid there."""
     plan = at_position(plan, position)
-    return mixture.turn(plan.mixture, position - _mixture_begins(plan))
+    return mixture.stream_at(plan.mixture, position - _mixture_begins(plan))
 
 
 def cell_of(plan: Plan, batch: MicroBatchPlan) -> Cell:
-    """Return the cell of a micro-batch, in the plan that is in force there."""
+    """Return the cell of a micro-batch, in the plan that is valid there."""
     return at_position(plan, batch.position).cells[batch.cell]
 
 
 def stream_of(plan: Plan, cell: Cell) -> epoch_shuffle.Stream:
     """Return the endless stream of a cell's clips."""
-    if cell.past:
-        return cell.past.stream
+    if cell.resumed:
+        return cell.resumed.stream
     return epoch_shuffle.Stream(
         seed=plan.seed,
         name=cell.name,
@@ -88,72 +89,72 @@ def stream_of(plan: Plan, cell: Cell) -> epoch_shuffle.Stream:
 
 
 def micro_batch(plan: Plan, position: int) -> MicroBatchPlan:
-    """Return micro-batch number `position` of the whole run, from 0; it costs the same for any position."""
+    """Return micro-batch number `position` of the run, from 0; every position costs the same."""
     plan = at_position(plan, position)
-    number, occurrence = turn(plan, position)
+    number, occurrence = cell_at(plan, position)
     cell = plan.cells[number]
-    stream, past = stream_of(plan, cell), cell.past
-    ordinals, in_pass = epoch_shuffle.micro_batch(stream, occurrence + past.skip if past else occurrence)
-    rows = past.rows[ordinals] if past else cell.rows[ordinals]
-    batch = MicroBatchPlan(position=position, cell=number, rows=rows, passes=in_pass)
+    stream, resumed = stream_of(plan, cell), cell.resumed
+    ordinals, epochs = epoch_shuffle.micro_batch(stream, occurrence + resumed.skip if resumed else occurrence)
+    rows = resumed.rows[ordinals] if resumed else cell.rows[ordinals]
+    batch = MicroBatchPlan(position=position, cell=number, rows=rows, epochs=epochs)
     _put_fallbacks(plan, batch, ordinals)
     return batch
 
 
 def _put_fallbacks(plan: Plan, batch: MicroBatchPlan, ordinals: epoch_shuffle.Ordinals) -> None:
-    """Put spares into a micro-batch for those of its clips that are not there any more."""
-    past, rows = plan.cells[batch.cell].past, batch.rows
-    if past and len(past.missing):
-        for slot in np.flatnonzero(np.isin(ordinals, past.missing)).tolist():
+    """Replace removed clips of a micro-batch with fallback clips."""
+    resumed, rows = plan.cells[batch.cell].resumed, batch.rows
+    if resumed and len(resumed.missing):
+        for slot in np.flatnonzero(np.isin(ordinals, resumed.missing)).tolist():
             rows[slot] = next(row for row in fallback_clips(plan, batch, slot) if row not in rows)
 
 
 def step_micro_batches(plan: Plan, step: int) -> tuple[MicroBatchPlan, ...]:
     """Return all micro-batches of an optimizer step, in the order of their positions.
 
-    They are those of `micro_batch`; the clips of each cell are found at once.
+    The same micro-batches as from `micro_batch`, but computed once per cell.
     """
     plan = at_step(plan, step)
     turns: dict[int, list[tuple[int, int]]] = {}
     for position in positions(plan, step):
-        number, occurrence = turn(plan, position)
+        number, occurrence = cell_at(plan, position)
         turns.setdefault(number, []).append((position, occurrence))
     found: list[MicroBatchPlan] = []
     for number, of_cell in turns.items():
         cell = plan.cells[number]
-        past = cell.past
-        asked = np.array([occurrence for _, occurrence in of_cell]) + (past.skip if past else 0)
-        ordinals, in_pass = epoch_shuffle.micro_batches(stream_of(plan, cell), asked)
-        rows = past.rows[ordinals] if past else cell.rows[ordinals]
-        for (position, _), *theirs in zip(of_cell, ordinals, rows, in_pass, strict=True):
-            batch = MicroBatchPlan(position=position, cell=number, rows=theirs[1], passes=theirs[2])
+        resumed = cell.resumed
+        asked = np.array([occurrence for _, occurrence in of_cell]) + (resumed.skip if resumed else 0)
+        ordinals, epochs = epoch_shuffle.micro_batches(stream_of(plan, cell), asked)
+        rows = resumed.rows[ordinals] if resumed else cell.rows[ordinals]
+        for (position, _), *theirs in zip(of_cell, ordinals, rows, epochs, strict=True):
+            batch = MicroBatchPlan(position=position, cell=number, rows=theirs[1], epochs=theirs[2])
             _put_fallbacks(plan, batch, theirs[0])
             found.append(batch)
     return tuple(sorted(found, key=lambda batch: batch.position))
 
 
 def positions_of_row(plan: Plan, row: int) -> Iterator[int]:
-    """Yield the positions of the micro-batches with the clip at `row`; none without a cell.
+    """Yield the positions of the micro-batches with the clip at `row`; none for a clip without a cell.
 
-    There is no end of them, unless the weight of its cell becomes 0. Where it stands in for another clip is
-    not among them.
+    Endless, unless the weight of its cell becomes 0. Leaves out the positions where the clip is a fallback
+    for another.
     """
     chain = [plan]
     while chain[0].before is not None:
         chain.insert(0, chain[0].before)
     for this, following in zip(chain, [*chain[1:], None], strict=True):
         for number, cell in enumerate(this.cells):
-            found = np.flatnonzero((cell.past.rows if cell.past else cell.rows) == row)
-            if cell.past:
-                found = np.setdiff1d(found, cell.past.missing)
+            found = np.flatnonzero((cell.resumed.rows if cell.resumed else cell.rows) == row)
+            if cell.resumed:
+                found = np.setdiff1d(found, cell.resumed.missing)
             yield from heapq.merge(*(_positions_of(this, following, number, int(o)) for o in found))
 
 
 def _positions_of(plan: Plan, following: Plan | None, number: int, ordinal: int) -> Iterator[int]:
-    """Yield the positions of one ordinal of one cell while the plan is in force."""
-    begins, past = _mixture_begins(plan), plan.cells[number].past
+    """Yield the positions of one ordinal of one cell while the plan is valid."""
+    begins, resumed = _mixture_begins(plan), plan.cells[number].resumed
     for occurrence in epoch_shuffle.occurrences(stream_of(plan, plan.cells[number]), ordinal):
-        its_turn = occurrence - (past.skip if past else 0)
+        its_turn = occurrence - (resumed.skip if resumed else 0)
         if its_turn < 0:
             continue
         position = mixture.position_of(plan.mixture, number, its_turn)
@@ -164,9 +165,9 @@ def _positions_of(plan: Plan, following: Plan | None, number: int, ordinal: int)
 
 
 def fallback_clips(plan: Plan, batch: MicroBatchPlan, slot: int) -> Iterator[int]:
-    """Yield the rows that may stand in for slot `slot`, in a fixed order, none of them in the micro-batch.
+    """Yield the rows of fallback clips for slot `slot`, in a fixed order, none of them in the micro-batch.
 
-    First those of the same cell, then those of other cells of the same bucket.
+    First clips of the same cell, then clips of other cells of the same bucket.
     """
     plan = at_position(plan, batch.position)
     own = plan.cells[batch.cell]
@@ -181,31 +182,32 @@ def fallback_clips(plan: Plan, batch: MicroBatchPlan, slot: int) -> Iterator[int
 
 
 def slot_seed(seed: int, position: int, slot: int, purpose: str) -> int:
-    """Return the 64-bit seed of one choice about one clip of one micro-batch (its start frame, noise, …).
+    """Return the 64-bit seed of one choice about one clip of one micro-batch (start frame, noise, …).
 
-    It belongs to the place in the order, never to a rank, a worker or what was drawn before.
+    The seed depends on the position in the order, never on a rank, a worker or earlier draws.
     """
     return rng.key("slot", seed, position, slot, purpose)
 
 
-# ── who reads them ──────────────────────────────────────────────────────────────────────────────────────────
+# ── position → rank ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def shares(plan: Plan, step: int, world_size: int) -> tuple[tuple[int, ...], ...]:
     """Return, for each rank, the positions of the step's micro-batches that it runs, the costliest first.
 
-    Every position is in exactly one share. With the plan's `costs`, the shares are as equal in cost as `deal`
-    makes them. Pixels are a rough cost: without `costs`, each micro-batch from the largest on goes to the
-    rank with the fewest pixels so far, and shares differ by at most one. Where micro-batches of one
-    cell come in runs of n and the ranks are a multiple of n, whole runs are dealt to groups of n ranks, the
-    nodes: so all ranks of a node always run the same shape. With other numbers of ranks, each goes its way.
+    Every position is in exactly one share. With the plan's `costs`, `rank_balance` makes the shares as equal
+    in cost as it can. Without `costs`, pixels are a rough cost: each micro-batch, the largest first, goes to
+    the rank with the fewest pixels so far, and the numbers of micro-batches differ by at most one. When
+    micro-batches of one cell come in runs of n and the number of ranks is a multiple of n, `shares` assigns
+    whole runs to groups of n ranks, the nodes: so all ranks of a node always run the same shape. With other
+    numbers of ranks, `shares` assigns each micro-batch separately.
     """
     plan = at_step(plan, step)
     together = plan.run if world_size % plan.run == 0 else 1
     units = positions(plan, step)[::together]
     num_nodes = world_size // together
     if plan.costs:
-        costs = [plan.costs[turn(plan, position)[0]] for position in units]
+        costs = [plan.costs[cell_at(plan, position)[0]] for position in units]
         given = [[units[number] for number in own] for own in rank_balance.assign_to_ranks(costs, num_nodes)]
     else:
         given = _by_pixels(plan, units, num_nodes)
@@ -213,7 +215,7 @@ def shares(plan: Plan, step: int, world_size: int) -> tuple[tuple[int, ...], ...
 
 
 def _by_pixels(plan: Plan, units: range, num_nodes: int) -> list[list[int]]:
-    cost = {p: plan.cells[turn(plan, p)[0]].cost for p in units}
+    cost = {p: plan.cells[cell_at(plan, p)[0]].cost for p in units}
     least, extra = divmod(len(units), num_nodes)
     given: list[list[int]] = [[] for _ in range(num_nodes)]
     heap = [(0, node) for node in range(num_nodes)]
@@ -231,35 +233,35 @@ def _by_pixels(plan: Plan, units: range, num_nodes: int) -> list[list[int]]:
 
 
 def rank_share(plan: Plan, step: int, rank: int, world_size: int) -> tuple[MicroBatchPlan, ...]:
-    """Return the micro-batches of a step that a rank runs, in the order in which it runs them."""
+    """Return a rank's micro-batches of a step, in the order in which the rank runs them."""
     return tuple(micro_batch(plan, position) for position in shares(plan, step, world_size)[rank])
 
 
-def finite_pass(plan: Plan, rank: int = 0, world_size: int = 1) -> Iterator[MicroBatchPlan]:
-    """Yield every clip exactly once over all ranks, cell by cell: for evaluation.
+def one_epoch(plan: Plan, rank: int = 0, world_size: int = 1) -> Iterator[MicroBatchPlan]:
+    """Yield one epoch: every clip exactly once over all ranks, cell by cell, for evaluation.
 
-    A cell's last micro-batch may be smaller. Positions count from 0; rank r has those with position mod
-    `world_size` = r.
+    A cell's last micro-batch may be smaller. Positions count from 0; rank r has the positions with position
+    mod `world_size` = r.
     """
     position = 0
     for number, cell in enumerate(plan.cells):
         for first in range(0, len(cell.rows), cell.micro_batch_size):
             if position % world_size == rank:
                 offsets = np.arange(first, min(first + cell.micro_batch_size, len(cell.rows)))
-                stream = stream_of(plan, dataclasses.replace(cell, past=None))
+                stream = stream_of(plan, dataclasses.replace(cell, resumed=None))
                 ordinals = epoch_shuffle.ordinals_at(stream, offsets)
-                first_pass = np.zeros(len(ordinals), dtype=np.int64)
+                first_epoch = np.zeros(len(ordinals), dtype=np.int64)
                 yield MicroBatchPlan(
-                    position=position, cell=number, rows=cell.rows[ordinals], passes=first_pass
+                    position=position, cell=number, rows=cell.rows[ordinals], epochs=first_epoch
                 )
             position += 1
 
 
-# ── what it amounts to ──────────────────────────────────────────────────────────────────────────────────────
+# ── totals ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _totals(plan: Plan, step: int) -> dict[str, tuple[int, int]]:
-    """Return cell → (micro-batches, clips) of the steps before `step`, of cells that are no more, too."""
+    """Return cell → (micro-batches, clips) of the steps before `step`, with cells of earlier plans."""
     plan = at_step(plan, step)
     totals = _totals(plan.before, plan.first_step) if plan.before else {}
     since, until = (
@@ -273,27 +275,27 @@ def _totals(plan: Plan, step: int) -> dict[str, tuple[int, int]]:
 
 
 def micro_batches_before(plan: Plan, step: int) -> list[int]:
-    """Return how many micro-batches the steps before `step` have of each cell of the plan in force there."""
+    """Return the number of micro-batches before `step` of each cell of the plan that is valid there."""
     totals = _totals(plan, step)
     return [totals[cell.name][0] for cell in at_step(plan, step).cells]
 
 
 def clips_before(plan: Plan, step: int) -> int:
-    """Return how many clips the steps before `step` show, one as often as it is shown."""
+    """Return the number of clips that the steps before `step` show, with repeats."""
     return sum(clips for _, clips in _totals(plan, step).values())
 
 
 def exposures(plan: Plan, step: int, skipped: Iterable[tuple[int, int]] = ()) -> list[tuple[int, int]]:
     """Return, per cell, how often the steps before `step` show its least and its most shown clip.
 
-    `skipped`: the first step (from 0) and that behind the last of each window that is not read, apart from
-    each other and before `step`.
+    `skipped`: (first step, step after the last) of each window of skipped steps, from 0; the windows do not
+    touch and lie before `step`.
     """
     plan, windows = at_step(plan, step), tuple(skipped)
     turns = mixture.turns_before(plan.mixture, step * plan.micro_batches_per_step)
     found: list[tuple[int, int]] = []
     for cell, count in zip(plan.cells, turns, strict=True):
-        if cell.past is None and not windows:
+        if cell.resumed is None and not windows:
             shown = count * cell.micro_batch_size
             found.append((shown // len(cell.rows), -(-shown // len(cell.rows))))
             continue
@@ -302,25 +304,25 @@ def exposures(plan: Plan, step: int, skipped: Iterable[tuple[int, int]] = ()) ->
             for number, sign in ((behind, -1), (first, 1)):
                 unread = _times_shown(plan, cell.name, number)
                 times[: len(unread)] += sign * unread
-        if cell.past:
-            times = np.delete(times, np.union1d(cell.past.stream.dead, cell.past.missing))
+        if cell.resumed:
+            times = np.delete(times, np.union1d(cell.resumed.stream.dead, cell.resumed.missing))
         found.append((int(times.min()), int(times.max())))
     return found
 
 
 def _times_shown(plan: Plan, name: str, step: int) -> epoch_shuffle.Ordinals:
-    """Return how often the steps before `step` show each clip that the cell had by then, by its ordinal."""
+    """Return how often the steps before `step` show each clip of a cell, by ordinal."""
     plan = at_step(plan, step)
     turns = mixture.turns_before(plan.mixture, step * plan.micro_batches_per_step)
     for cell, count in zip(plan.cells, turns, strict=True):
         if cell.name == name:
-            skip = cell.past.skip if cell.past else 0
+            skip = cell.resumed.skip if cell.resumed else 0
             return epoch_shuffle.times_shown(stream_of(plan, cell), (count + skip) * cell.micro_batch_size)
     return epoch_shuffle.NONE
 
 
-def steps_for_passes(plan: Plan, passes: float) -> int:
-    """Return the fewest steps that show at least `passes` x the number of clips; for a stage's length."""
+def steps_for_epochs(plan: Plan, passes: float) -> int:
+    """Return the fewest steps that show at least `passes` x the number of clips: a stage's length."""
     wanted = passes * plan.num_clips
     high = 1
     while clips_before(plan, high) < wanted:
@@ -333,9 +335,9 @@ def steps_for_passes(plan: Plan, passes: float) -> int:
 
 
 def rolling_hash(previous: str, clip_ids: Iterable[str]) -> str:
-    """Return the hash of all clips up to a step from that of the step before ("" at first) and its clips.
+    """Return the hash of all clips up to a step, from the `previous` step's hash ("" at first) and its clips.
 
-    The clips are those of the whole step in the order of positions. Two runs that log the same hash at a step
-    have read the same clips in the same order up to there.
+    `clip_ids` are the clips of the whole step in the order of positions. Two runs that log the same hash at
+    a step have read the same clips in the same order up to there.
     """
     return rng.hash_text([previous, *clip_ids])

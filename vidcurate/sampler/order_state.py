@@ -1,9 +1,9 @@
-"""The state of the order: a step, and the fingerprints of what the step counts in.
+"""Loader state in a checkpoint: the step, and fingerprints of data and plan.
 
-There is nothing to restore: the clips of a step are computed. What can go wrong is that the step is counted
-in another order than the one that it was saved in, because the data or the recipe changed. So the state says
-what it belongs to, and `check_state` refuses everything else by name. What may be changed on purpose has a
-flag that accepts it; the `journal` then holds the change, and the state the name of the journal.
+A resume restores nothing, as the clips of a step are computed. But when the data or the recipe changed, the
+same step number means other clips. So the state holds fingerprints, and `check_state` raises an error that
+names every difference. A flag accepts each kind of deliberate change; the change log (`journal`) then records
+the change, and the state names the file of the log.
 """
 
 import json
@@ -17,11 +17,11 @@ from vidcurate.shards.index import Index
 from vidcurate.shards.index_diff import Difference
 
 FORMAT = "vidcurate-loader-state-2"
-_FORMAT_1 = "vidcurate-loader-state-1"  # the same without what a journal is
+_FORMAT_1 = "vidcurate-loader-state-1"  # the same without the fields of the change log
 MAX_BYTES = 2048
-MOST_CHANGES = 8  # in the state; the journal has all
+MOST_CHANGES = 8  # in the state; the change log has all
 
-# What may be changed on purpose → the flag of `python -m trainer` that accepts it.
+# Kind of deliberate change → the flag of `python -m trainer` that accepts it.
 FLAGS = {
     "content": "--accept-content",
     "added": "--append",
@@ -29,16 +29,16 @@ FLAGS = {
     "plan": "--accept-plan",
 }
 
-_ANEW = "begin the order anew with --start-from-scratch"
+_RESTART = "start a new order with --start-from-scratch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderState:
-    """`step` is the next step to run.
+    """State of the loader before step `step`.
 
-    `rolling_hash` is `order.rolling_hash` of the clips that were planned for the steps before, or "";
-    `delivered_hash` that of the clips that came, spares in the place of what could not be read. `journal`
-    names the file of the changes accepted so far, "" without any; `changes` are the last of them in words.
+    `rolling_hash` is `order.rolling_hash` of the clips planned for the steps before, or "";
+    `delivered_hash` is the same hash of the clips delivered, with fallback clips for clips that failed.
+    `journal` names the file of the accepted changes, "" without any; `changes` describes the latest.
     """
 
     algorithm_version: int
@@ -107,7 +107,7 @@ def state_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One way in which a state belongs to something else; `flag` accepts it, None where nothing does."""
+    """One difference between a state and the current data or plan; `flag` accepts it, None: no flag does."""
 
     kind: str
     text: str
@@ -116,18 +116,18 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateComparison:
-    """All that differs, the deepest cause first, and the clips of it where the index of then is known."""
+    """All differences, the deepest cause first, and the clips that differ, when the old index is known."""
 
     findings: tuple[Finding, ...]
     difference: Difference | None = None
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The flags that accept all of it; one that nothing accepts is not among them."""
+        """Flags that accept the differences; leaves out differences that no flag accepts."""
         return tuple(finding.flag for finding in self.findings if finding.flag)
 
     def refused(self, accept: Collection[str] = ()) -> tuple[Finding, ...]:
-        """Return what is not accepted by the flags in `accept`."""
+        """Return the findings that the flags in `accept` do not accept."""
         return tuple(finding for finding in self.findings if finding.flag not in accept)
 
 
@@ -139,26 +139,27 @@ def compare_states(
     old_index: Index | None = None,
     replan: Callable[[Index], Plan] | None = None,
 ) -> StateComparison:
-    """Return how `plan` over `index`, made anew, differs from what `state.step` was counted in.
+    """Return how the current `plan` over `index` differs from data and plan of `state`.
 
-    With `old_index`, the index of that time, it names clips; `replan` makes the plan that the recipe of now
-    gives over it, to tell a change of the recipe from one of the data. Where the shards lie, how the clips
-    are spread over them, ranks, workers and prefetching are no difference.
+    With `old_index`, the index at the time of the state, the findings name clips; `replan` makes the plan of
+    the current recipe over the old index, to tell a change of the recipe from a change of the data. The
+    location of the shards, the distribution of clips over shards, ranks, workers and prefetching are no
+    difference.
     """
     found: list[Finding] = []
     if state.algorithm_version != plan.algorithm_version:
         found.append(
             Finding(
                 kind="version",
-                text=f"it was saved with version {state.algorithm_version} of the order, this is version "
-                f"{plan.algorithm_version} (finish the run with the vidcurate that began it)",
+                text=f"the state has version {state.algorithm_version} of the order, this program version "
+                f"{plan.algorithm_version} (finish the run with the vidcurate version that started it)",
             )
         )
     if state.seed != plan.seed:
         found.append(
             Finding(
                 kind="seed",
-                text=f"it has the seed {state.seed} and the recipe {plan.seed} (set seed={state.seed})",
+                text=f"the state has seed {state.seed}, the recipe {plan.seed} (set seed={state.seed})",
             )
         )
     same_structure = state.structure_fingerprint == index.structure_fingerprint
@@ -179,7 +180,7 @@ def compare_states(
 
 
 def _of_that_time(state: LoaderState, old_index: Index | None) -> Index | None:
-    """Return the old index if it is the one that the state was saved with: another names the wrong clips."""
+    """Return the old index if its fingerprints are those of the state; another would name wrong clips."""
     if old_index is None or (old_index.structure_fingerprint, old_index.content_fingerprint) != (
         state.structure_fingerprint,
         state.content_fingerprint,
@@ -191,8 +192,8 @@ def _of_that_time(state: LoaderState, old_index: Index | None) -> Index | None:
 def _unknown(state: LoaderState, index: Index) -> Finding:
     return Finding(
         kind="unknown",
-        text=f"{state.num_clips} clips were indexed then (structure {state.structure_fingerprint[:8]}), now "
-        f"{len(index)} ({index.structure_fingerprint[:8]}), and the index of then was not kept with the run",
+        text=f"the state has {state.num_clips} clips (structure {state.structure_fingerprint[:8]}), the "
+        f"index now {len(index)} ({index.structure_fingerprint[:8]}), and the run has no copy of the old index",
     )
 
 
@@ -202,7 +203,7 @@ def _clips(changed: Difference) -> list[Finding]:
         return [
             Finding(
                 kind="unknown",
-                text=f"none of the {len(old)} clips of then is among the {len(new)} of now: another data set",
+                text=f"none of the {len(old)} old clips is among the {len(new)} new ones: another data set",
             )
         ]
     found: list[Finding] = []
@@ -226,11 +227,12 @@ def _plan(
     same_structure: bool,
     replan: Callable[[Index], Plan] | None,
 ) -> str | None:
-    """Return what differs of the plan though not of the clips; None when nothing does or none can tell."""
+    """Return how the plans differ over the same clips; None when they are equal or nobody can tell."""
     then, now = state.micro_batches_per_step, plan.micro_batches_per_step
     if then != now:
         return (
-            f"it has {then} micro-batches per step and the recipe {now} (set micro_batches_per_step={then})"
+            f"the state has {then} micro-batches per step, the recipe {now} "
+            f"(set micro_batches_per_step={then})"
         )
     if same_structure:
         is_same = state.plan_fingerprint == plan.fingerprint
@@ -239,7 +241,7 @@ def _plan(
     else:
         try:
             is_same = replan(old_index).fingerprint == state.plan_fingerprint
-        except InputError:  # the recipe of now asks for what the clips of then did not have
+        except InputError:  # the current recipe does not fit the old clips
             is_same = False
     if is_same:
         return None
@@ -258,21 +260,21 @@ def check_state(
     replan: Callable[[Index], Plan] | None = None,
     accept: Collection[str] = (),
 ) -> StateComparison:
-    """Return the verdict of `judge`; raise StateError when it has anything that `accept` does not name.
+    """Return the result of `compare_states`; raise StateError for differences that `accept` does not name.
 
-    The message says all that differs and the ways on: to go back, to accept it by the flags, or to begin
-    anew. Several kinds at once need several flags.
+    The message lists all differences and what to do: go back, accept them by flags, or start from scratch.
+    Several kinds at once need several flags.
     """
     verdict = compare_states(state, index, plan, old_index=old_index, replan=replan)
     refused = verdict.refused(accept)
     if refused:
         what = "; ".join(finding.text for finding in refused)
-        ways = ["go back to the data and the settings that it was saved with"]
+        ways = ["go back to the data and settings of the checkpoint"]
         if all(finding.flag for finding in refused):
-            ways.append(f"say that it is meant: {' '.join(dict.fromkeys(verdict.flags))}")
-        ways.append(_ANEW)
+            ways.append(f"accept the change with {' '.join(dict.fromkeys(verdict.flags))}")
+        ways.append(_RESTART)
         raise StateError(
-            f"the loader state of step {state.step} belongs to something else than {index.place} and this "
+            f"the loader state of step {state.step} does not belong to {index.place} and this "
             f"recipe: {what}. Either {', or '.join(ways)}."
         )
     return verdict

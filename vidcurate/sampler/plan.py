@@ -1,6 +1,6 @@
-"""A plan: all that the order of the clips depends on. Cells with their clips, a mixture of them, a seed, M.
+"""Plan: cells with their clips, mixture, seed and M; the whole input of the order.
 
-What it is; `order` says what follows from it. A light module: plain numpy, no reading of files.
+`order` computes steps from a plan. A light module: plain numpy, reads no files.
 """
 
 import math
@@ -18,17 +18,17 @@ from vidcurate.sampler.buckets import Bucket
 from vidcurate.sampler.curriculum import Phase
 from vidcurate.sampler.shard_blocks import Blocks
 
-ALGORITHM_VERSION = 1  # raised when any plan's order changes; the golden vectors in the tests hold it
+ALGORITHM_VERSION = 1  # raise when any plan's order changes; golden orders in the tests check this
 
 Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Past:
-    """What a cell goes on with after a change: its `stream`, and the row of every ordinal of it.
+class ResumedStream:
+    """Stream with which a cell resumes after a change, and the index row of every ordinal.
 
-    Turn j of the cell is micro-batch j + `skip` of the stream. `missing` (sorted): ordinals of clips that
-    were removed and keep their places, which a spare fills.
+    Turn j of the cell is micro-batch j + `skip` of the stream. `missing` (sorted): ordinals of removed clips
+    that keep their places; a fallback clip takes each place.
     """
 
     stream: epoch_shuffle.Stream
@@ -39,11 +39,11 @@ class Past:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """Clips that may stand in one micro-batch. `rows` (n,) are their rows of the index, in a lasting order.
+    """Clips that may share a micro-batch: n index rows in a stable order, `rows` (n,).
 
-    `weight`: micro-batches of this cell against those of other cells, where no curriculum says it.
-    `micro_batch_size` is the bucket's, or n where the cell has fewer clips. `blocks`: how its clips lie in
-    blocks of shards, where passes keep to these. `past`: where the cell goes on after a change.
+    `weight`: relative number of micro-batches, used without a curriculum. `micro_batch_size` is the
+    bucket's, or n when the cell has fewer clips. `blocks`: blocks of shards, when epochs read block by block.
+    `resumed`: stream with which the cell resumes after a change.
     """
 
     name: str
@@ -53,25 +53,25 @@ class Cell:
     micro_batch_size: int
     digest: str  # of the clip ids
     blocks: Blocks | None = None
-    past: Past | None = None
+    resumed: ResumedStream | None = None
 
     @property
     def cost(self) -> int:
-        """Pixels of a micro-batch."""
+        """Number of pixels of a micro-batch."""
         return self.micro_batch_size * self.bucket.num_frames * self.bucket.height * self.bucket.width
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """All that the order depends on. `fingerprint` covers cells, weights, sizes and M; not seed and version.
+    """Input of the order. `fingerprint` covers cells, weights, sizes and M; not seed and version.
 
-    `left_out`: reason → rows of clips that no cell holds. `notes`: what had to be adapted, as events.
-    `costs`: what a micro-batch of each cell costs, in any unit, where pixels are no measure of it. Ranks are
-    balanced by it; it changes who reads a micro-batch and nothing of what is read. `run`: so many
-    micro-batches in a row are of one cell. `phases`: the first step of each phase of the curriculum.
+    `left_out`: reason → rows of clips without a cell. `notes`: events about adapted cells. `costs`: cost of
+    a micro-batch of each cell, in any unit, for balancing ranks when pixels are too rough; the costs change
+    which rank reads a micro-batch, never its clips. `run`: number of consecutive micro-batches of one cell.
+    `phases`: first step of each phase of the curriculum.
 
-    In force from `first_step` on, whose first micro-batch is `first_position`; up to there it is `before`.
-    Rows from `num_rows` on are not in the index any more: they are `gone`, in this order.
+    Valid from `first_step` on, whose first micro-batch is `first_position`; earlier steps follow `before`.
+    Rows from `num_rows` on are clips that have left the index; `gone` lists their ids in this order.
     """
 
     algorithm_version: int
@@ -98,15 +98,15 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchPlan:
-    """Micro-batch `position`: the clips at `rows` (m,) of the index, all of cell number `cell`.
+    """Micro-batch `position`: the clips at index rows `rows` (m,), all of cell number `cell`.
 
-    `passes` (m,): in which pass over the cell each of them stands, from 0.
+    `epochs` (m,): epoch of the cell in which each clip is shown, from 0.
     """
 
     position: int
     cell: int
     rows: Rows
-    passes: Rows
+    epochs: Rows
 
 
 def make_cell(
@@ -120,11 +120,11 @@ def make_cell(
     num_blocks: int = 1,
     blocks_together: int = 1,
 ) -> Cell:
-    """Return the cell of the clips at `rows` whose ids have these `draws.id_hashes`.
+    """Return the cell of the clips at `rows`, whose ids have the `rng.id_hashes` `hashes`.
 
-    The clips are put in the order of their hashes, so that it does not matter how they lie in the shards;
-    unless `block` (n,), the number of each clip's block of shards below `num_blocks`, is given: then blocks
-    come first, and `blocks_together` of them are mixed.
+    `make_cell` sorts the clips by hash, so their order in the shards does not matter. With `block` (n,),
+    each clip's block of shards (0 … `num_blocks` − 1), `make_cell` sorts by block first, and an epoch
+    shuffles `blocks_together` blocks at a time.
     """
     order = rng.sort_by_hash(hashes) if block is None else np.lexsort((hashes, block))
     ranked = hashes[order]
@@ -147,35 +147,35 @@ def make_plan(
     seed: int,
     micro_batches_per_step: int,
     left_out: Mapping[str, Rows] | None = None,
-    legs: Sequence[Phase] = (),
+    phases: Sequence[Phase] = (),
     run: int = 1,
     notes: Sequence[dict[str, object]] = (),
 ) -> Plan:
-    """Return the plan over these cells (any order; names must differ).
+    """Return the plan over these cells (in any order; names must differ).
 
-    `legs`: weights that change with the turn, instead of those of the cells. `run`: micro-batches in a row
-    that are of one cell; M must be a multiple. A cell with fewer clips than its bucket's micro-batch gets
-    smaller ones, and a note says so: a clip is never twice in a micro-batch. Raises InputError when there is
-    no clip, M is below 1 or no multiple of `run`.
+    `phases`: weights that change with the turn, instead of the cells' weights. `run`: number of consecutive
+    micro-batches of one cell; M must be a multiple. A cell with fewer clips than its bucket's micro-batch
+    gets smaller micro-batches and a note, so no micro-batch holds a clip twice. Raises InputError when there
+    is no clip, M is below 1 or no multiple of `run`.
     """
     if micro_batches_per_step < 1:
         raise InputError(f"micro_batches_per_step is {micro_batches_per_step}; it must be 1 or more.")
     if micro_batches_per_step % run:
         raise InputError(
-            f"micro_batches_per_step is {micro_batches_per_step}; it must be a multiple of {run}, as so many "
-            "micro-batches in a row are of one bucket."
+            f"micro_batches_per_step is {micro_batches_per_step}; it must be a multiple of {run}, the number "
+            "of consecutive micro-batches of one bucket."
         )
     cells = sorted((cell for cell in cells if len(cell.rows)), key=lambda cell: cell.name)
     if not cells:
         reasons = ", ".join(f"{len(rows)} {reason}" for reason, rows in (left_out or {}).items() if len(rows))
-        raise InputError(f"no clip fits any bucket ({reasons or 'there are none'}); change the bucket table.")
+        raise InputError(f"no clip fits any bucket ({reasons or 'no clips'}); change the bucket table.")
     names = [cell.name for cell in cells]
     if len(set(names)) < len(names):
         raise InputError(
             f"two cells are called {next(n for n in names if names.count(n) > 1)!r}; names must differ."
         )
-    if legs:
-        mixture = curriculum.mixture(legs, names, run=run)
+    if phases:
+        mixture = curriculum.mixture(phases, names, run=run)
     else:
         divisor = math.gcd(*(cell.weight for cell in cells))
         mixture = sampler_mixture.mixture([cell.weight // divisor for cell in cells], run=run)
@@ -200,12 +200,12 @@ def make_plan(
         left_out=left_out or {},
         notes=(*notes, *small),
         run=run,
-        phases=tuple(leg.first // micro_batches_per_step for leg in legs) or (0,),
+        phases=tuple(phase.first // micro_batches_per_step for phase in phases) or (0,),
     )
 
 
 def _fingerprint(cells: Sequence[Cell], mixture: sampler_mixture.Mixture, per_step: int, run: int) -> str:
-    """Return the hash of all that decides the order but the seed; what is as ever adds nothing to it."""
+    """Return the hash of the order's inputs without the seed; default settings add nothing to the hash."""
     (_, first_weights), *_ = mixture.spans[0].pieces
     facts = [str(per_step)]
     for cell, weight in zip(cells, first_weights, strict=True):

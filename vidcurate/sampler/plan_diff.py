@@ -1,7 +1,7 @@
-"""What differs between two plans: their clips, their cells, and the first step that reads other clips.
+"""Plan diff: clips, cells and the first step that differ between two plans.
 
-Shards are compared as `difference` does. A clip that both indexes have is compared by where it is planned:
-in a cell, or left out for a reason.
+`index_diff` compares the indexes. A clip of both indexes differs when its cell, or its reason for being left
+out, differs.
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ from vidcurate.sampler.plan import Plan
 from vidcurate.shards import index_diff
 from vidcurate.shards.index import Index
 
-NAMED = 10  # clips of each kind that are named
+NAMED = 10  # most clip ids listed for each kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clips:
-    """How many clips, and the first of them by name."""
+    """Number of clips, and the first ids."""
 
     count: int
     clip_ids: tuple[str, ...]
@@ -30,7 +30,7 @@ class Clips:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """Clips that were planned in one place and now are in another: a cell, or a reason in brackets."""
+    """Clips that moved between cells; a reason in brackets stands for clips without a cell."""
 
     old: str
     new: str
@@ -39,7 +39,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellChange:
-    """A cell of either plan, old and new; None where it is not. `share`: of the micro-batches at first."""
+    """Cell of either plan, (old, new); None where it does not exist. `share`: of the first micro-batches."""
 
     name: str
     clips: tuple[int | None, int | None]
@@ -49,7 +49,7 @@ class CellChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanDifference:
-    """`first_step` (from 0) is the first that reads other clips; None: none of the `steps_compared`."""
+    """Difference of two plans. `first_step` (from 0) reads other clips; None: no compared step does."""
 
     added: Clips
     removed: Clips
@@ -65,7 +65,7 @@ class PlanDifference:
 
 
 def compare_plans(old: tuple[Index, Plan], new: tuple[Index, Plan], steps: int) -> PlanDifference:
-    """Return how `new` differs from `old`; of the order the first `steps` steps are looked at."""
+    """Return how `new` differs from `old`; compares the order of the first `steps` steps."""
     (old_index, old_plan), (new_index, new_plan) = old, new
     found = index_diff.compare_indexes(old_index, new_index)
     return PlanDifference(
@@ -85,14 +85,14 @@ def _clips(index: Index, rows: NDArray[np.int64]) -> Clips:
 
 
 def _places(index: Index, plan: Plan) -> tuple[NDArray[np.int32], list[str]]:
-    """Return for every row of the index the number of its place, and the places' names."""
+    """Return the cell (or reason) number of every row of the index, and the names."""
     names = ["(not asked for)"]
     place = np.zeros(len(index), dtype=np.int32)
     for name, rows in (
         *((f"({reason})", rows) for reason, rows in plan.left_out.items()),
         *((cell.name, cell.rows) for cell in plan.cells),
     ):
-        place[rows[rows < len(index)]] = len(names)  # rows behind it are of clips that are gone
+        place[rows[rows < len(index)]] = len(names)  # rows beyond the index are removed clips
         names.append(name)
     return place, names
 

@@ -1,7 +1,7 @@
-"""What a plan amounts to, in numbers: the mixture asked and given, buckets, what ranks wait for, what is cut.
+"""Plan statistics: the mixture, buckets, rank balance and cropping of a plan.
 
-All of it comes from the functions that the loader itself asks (`order`, `interleave`), so a curriculum, a
-change on purpose or another way of dealing to ranks shows here by itself. Nothing is read but the index.
+All numbers come from the functions that the loader uses (`order`, `mixture`), so they include curricula,
+accepted changes and the rank balance automatically. This reads the index and nothing else.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ from vidcurate.shards.index import Index
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellShare:
-    """Micro-batches of one cell before some step: what the weights ask for, and what the order gives."""
+    """Micro-batches of one cell before a step: by the weights (`asked`) and in the order (`given`)."""
 
     cell: str
     asked: float
@@ -27,12 +27,13 @@ class CellShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
-    """What a number of ranks makes of some steps; costs are those by which the plan deals.
+    """Rank balance of some steps, in the costs with which the plan assigns micro-batches to ranks.
 
-    `waste`: the share of the ranks' time that is waiting, where they meet once a step; `waste_in_lockstep`:
-    where they meet at every micro-batch, as with weights that are sharded. `worst`: the largest cost of a
-    rank in a step over the mean. `idle`: the share of (step, rank) without a micro-batch. `cost` and
-    `slowest_cost`: what a mean rank and the slowest of a step have to do, in the unit of the plan's costs.
+    `waste`: share of the ranks' time spent waiting when ranks synchronize once per step;
+    `waste_in_lockstep`: when ranks synchronize at every micro-batch, as with sharded weights. `worst`: the
+    largest cost of a rank in a step over the mean. `idle`: share of (step, rank) without a micro-batch.
+    `cost` and `slowest_cost`: mean cost per step of all ranks and of the slowest rank, in the unit of the
+    plan's costs.
     """
 
     world_size: int
@@ -47,7 +48,7 @@ class Balance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketTotal:
-    """A bucket over all its cells: clips, and the micro-batches and clips that some steps read."""
+    """Bucket over all its cells: clips, and the micro-batches and clips that some steps read."""
 
     name: str
     clips: int
@@ -55,11 +56,11 @@ class BucketTotal:
     clips_read: int
 
 
-def mix(plan: Plan, step: int, skipped: Sequence[tuple[int, int]] = ()) -> tuple[CellShare, ...]:
-    """Return asked and given of the steps before `step`, for each cell of the plan in force there.
+def cell_shares(plan: Plan, step: int, skipped: Sequence[tuple[int, int]] = ()) -> tuple[CellShare, ...]:
+    """Return `asked` and `given` of the steps before `step`, for each cell of the plan that is valid there.
 
-    After a change on purpose it counts from the change on. `skipped`: the first step (from 0) and that behind
-    the last of each window that is not read, apart from each other and before `step`.
+    After an accepted change the counts begin at the change. `skipped`: (first step, step after the last) of
+    each window of skipped steps, from 0; the windows do not touch and lie before `step`.
     """
     plan = order.at_step(plan, step)
     asked, given = _between(plan, plan.first_step, step)
@@ -82,7 +83,7 @@ def _between(plan: Plan, first: int, end: int) -> tuple[NDArray[np.float64], NDA
 
 
 def bucket_totals(plan: Plan, step: int) -> tuple[BucketTotal, ...]:
-    """Return the buckets that hold clips, with what the steps before `step` read of them."""
+    """Return the buckets that hold clips, with the numbers that the steps before `step` read."""
     plan = order.at_step(plan, step)
     found: dict[str, tuple[int, int, int]] = {}
     for cell, count in zip(plan.cells, order.micro_batches_before(plan, step), strict=True):
@@ -99,7 +100,7 @@ def bucket_totals(plan: Plan, step: int) -> tuple[BucketTotal, ...]:
 
 
 def empty_buckets(plan: Plan, spec: BucketSpec) -> tuple[str, ...]:
-    """Return the buckets of the table that no clip is in, from the largest."""
+    """Return the names of the buckets without clips, the largest first."""
     held = {cell.bucket.name for cell in plan.cells}
     return tuple(bucket.name for bucket in all_buckets(spec) if bucket.name not in held)
 
@@ -110,14 +111,14 @@ def steps_spread(first: int, last: int, most: int) -> list[int]:
 
 
 def balance(plan: Plan, steps: Sequence[int], world_size: int) -> Balance:
-    """Return how evenly `world_size` ranks share these steps."""
+    """Return the rank balance of these steps on `world_size` ranks."""
     total = spent = in_lockstep = worst = 0.0
     idle = 0
     for step in steps:
         now = order.at_step(plan, step)
         costs = now.costs or tuple(cell.cost for cell in now.cells)
         loads = [
-            [float(costs[order.turn(now, position)[0]]) for position in own]
+            [float(costs[order.cell_at(now, position)[0]]) for position in own]
             for own in order.shares(now, step, world_size)
         ]
         by_rank = [sum(load) for load in loads]
@@ -139,23 +140,23 @@ def balance(plan: Plan, steps: Sequence[int], world_size: int) -> Balance:
     )
 
 
-def cut_away(index: Index, cell: Cell) -> float:
-    """Return the mean share of a picture of these clips that is cut away to fit the bucket's shape."""
+def cropped_share(index: Index, cell: Cell) -> float:
+    """Return the mean share of the frame area that the crop to the bucket's shape removes."""
     ratios = index.height[cell.rows] / index.width[cell.rows]
     relative = ratios.astype(np.float64) / (cell.bucket.height / cell.bucket.width)
     return float(1 - np.minimum(relative, 1 / relative).mean())
 
 
 def frames_used(index: Index, cell: Cell) -> float:
-    """Return the mean share of these clips' length that one showing spans."""
+    """Return the mean share of a clip's length that one sample spans."""
     if cell.bucket.num_frames == 1:
         return 1.0
     return float(np.minimum(1, cell.bucket.num_source_frames / index.num_frames[cell.rows]).mean())
 
 
-def steps_per_pass(plan: Plan) -> int:
-    """Return the fewest steps that show as many clips as the plan holds."""
-    return order.steps_for_passes(plan, 1.0)
+def steps_per_epoch(plan: Plan) -> int:
+    """Return the number of steps of one epoch: the fewest that show as many clips as the plan holds."""
+    return order.steps_for_epochs(plan, 1.0)
 
 
 def ranks_of(plan: Plan, step: int, world_size: int) -> dict[int, int]:

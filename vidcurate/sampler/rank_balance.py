@@ -1,4 +1,4 @@
-"""Dealing the micro-batches of a step to ranks so that the slowest has little more to do than the others.
+"""Rank balance: assign a step's micro-batches to ranks so that the slowest is fast.
 
 A light module: plain Python.
 """
@@ -10,43 +10,44 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import combinations
 
-CLOSE = 1000  # who has at most one part in so many above the mean has little enough
-ROUNDS = 100  # of exchanges
-PARTNERS = 32  # that the fullest look at in a round, the emptiest first
+CLOSE = 1000  # stop when the slowest rank is at most 1/CLOSE above the mean
+ROUNDS = 100  # most rounds of exchanges
+PARTNERS = 32  # least loaded ranks that the slowest rank tries in a round
 
-Hand = tuple[int, ...]  # the costs of what a rank has, the greatest first
+RankCosts = tuple[int, ...]  # costs of one rank's micro-batches, greatest first
 
 
 def assign_to_ranks(costs: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Return for each rank which of the micro-batches it gets, the costliest first.
+    """Return, for each rank, the indices of its micro-batches, the costliest first.
 
-    From the costliest on, each goes to the rank with the least so far (LPT; Graham 1969). Then those with the
-    most exchange one or two of their own for none, one or two of a rank with less, as long as that lowers the
-    greater of the two sums. `costs` are in any unit, and above 0.
+    First longest-processing-time scheduling (LPT; Graham 1969): each micro-batch, the costliest first, goes
+    to the rank with the smallest sum. Then the slowest ranks exchange one or two micro-batches for none, one
+    or two of a faster rank, while that lowers the larger of the two sums. `costs` are in any unit, and above
+    0.
     """
     numbers: dict[int, list[int]] = defaultdict(list)
     for number in reversed(range(len(costs))):
         numbers[costs[number]].append(number)
-    hands = _even(Counter(_lpt(costs, num_ranks)))
-    each = sorted(hands.elements(), reverse=True)
-    return [[numbers[cost].pop() for cost in hand] for hand in each]
+    ranks = _rebalance(Counter(_lpt(costs, num_ranks)))
+    each = sorted(ranks.elements(), reverse=True)
+    return [[numbers[cost].pop() for cost in rank_costs] for rank_costs in each]
 
 
-def _lpt(costs: Sequence[int], num_ranks: int) -> list[Hand]:
-    hands: list[list[int]] = [[] for _ in range(num_ranks)]
+def _lpt(costs: Sequence[int], num_ranks: int) -> list[RankCosts]:
+    ranks: list[list[int]] = [[] for _ in range(num_ranks)]
     heap = [(0, rank) for rank in range(num_ranks)]
     for cost in sorted(costs, reverse=True):
         load, rank = heap[0]
-        hands[rank].append(cost)
+        ranks[rank].append(cost)
         heapq.heapreplace(heap, (load + cost, rank))
-    return [tuple(hand) for hand in hands]
+    return [tuple(rank_costs) for rank_costs in ranks]
 
 
-def _even(hands: Counter[Hand]) -> Counter[Hand]:
-    """Return hands of the same costs with less in the fullest; equal hands exchange the same at once."""
-    mean = sum(sum(hand) * count for hand, count in hands.items()) / hands.total()
+def _rebalance(ranks: Counter[RankCosts]) -> Counter[RankCosts]:
+    """Exchange micro-batches to lower the largest sum; ranks with equal costs do the same exchange."""
+    mean = sum(sum(rank_costs) * count for rank_costs, count in ranks.items()) / ranks.total()
     for _ in range(ROUNDS):
-        full, *others = sorted(hands, key=lambda hand: (-sum(hand), hand))
+        full, *others = sorted(ranks, key=lambda rank_costs: (-sum(rank_costs), rank_costs))
         if sum(full) <= mean * (1 + 1 / CLOSE):
             break
         for other in others[: -PARTNERS - 1 : -1]:
@@ -54,21 +55,21 @@ def _even(hands: Counter[Hand]) -> Counter[Hand]:
                 break
         else:
             break
-        times = min(hands[full], hands[other])
-        hands.subtract({full: times, other: times})
-        hands.update(dict.fromkeys(after, times) if after[0] != after[1] else {after[0]: 2 * times})
-        hands = +hands
-    return hands
+        times = min(ranks[full], ranks[other])
+        ranks.subtract({full: times, other: times})
+        ranks.update(dict.fromkeys(after, times) if after[0] != after[1] else {after[0]: 2 * times})
+        ranks = +ranks
+    return ranks
 
 
-def _exchange(full: Hand, other: Hand) -> tuple[Hand, Hand] | None:
-    """Return two hands after the exchange that leaves least in the fuller; None where none helps."""
+def _exchange(full: RankCosts, other: RankCosts) -> tuple[RankCosts, RankCosts] | None:
+    """Return both ranks after the exchange with the smallest larger sum; None when no exchange helps."""
     gap = sum(full) - sum(other)
     theirs = _bundles(other)
     sums = list(theirs)
     least, found = gap, None
     for given, ours in _bundles(full).items():
-        near = bisect_left(sums, given - gap / 2)  # half the gap is what should go over
+        near = bisect_left(sums, given - gap / 2)  # the ideal exchange moves half the gap
         for taken in sums[max(0, near - 1) : near + 1]:
             moved = given - taken
             if max(gap - moved, moved) < least:
@@ -79,16 +80,16 @@ def _exchange(full: Hand, other: Hand) -> tuple[Hand, Hand] | None:
     return _changed(full, ours, given_back), _changed(other, given_back, ours)
 
 
-def _changed(hand: Hand, without: Hand, with_: Hand) -> Hand:
-    kept = Counter(hand) - Counter(without) + Counter(with_)
+def _changed(rank_costs: RankCosts, without: RankCosts, with_: RankCosts) -> RankCosts:
+    kept = Counter(rank_costs) - Counter(without) + Counter(with_)
     return tuple(sorted(kept.elements(), reverse=True))
 
 
 @lru_cache(4096)
-def _bundles(hand: Hand) -> dict[int, Hand]:
-    """Return sum → costs of none, one or two of a hand, from the least sum on."""
-    found: dict[int, Hand] = {}
+def _bundles(rank_costs: RankCosts) -> dict[int, RankCosts]:
+    """Return sum → costs, for each choice of none, one or two micro-batches of a rank; smallest first."""
+    found: dict[int, RankCosts] = {}
     for size in (0, 1, 2):
-        for some in combinations(hand, size):
+        for some in combinations(rank_costs, size):
             found.setdefault(sum(some), some)
     return dict(sorted(found.items()))

@@ -1,4 +1,4 @@
-"""The published sizes of training pictures, as data: resolution → aspect ratio → (height, width) in pixels.
+"""Resolutions: Open-Sora's sizes, resolution → aspect ratio → (height, width) px.
 
 Source: the aspect tables of Open-Sora v1.2. A ratio is height / width, written with two decimals everywhere.
 """

@@ -1,9 +1,10 @@
-"""The order of a pass in blocks of shards: for shards that are far away and a cache that is small.
+"""Shard blocks: shuffle an epoch a few blocks of shards at a time, for a small cache.
 
-A block is some shards that follow each other. A pass takes the blocks in a keyed order, a few together, and
-mixes the clips of those few; then the next few. So at any moment it reads from a few blocks only, and still
-every clip once. The order of the blocks belongs to (seed, pass) alone: cells that are shown equally often go
-through the same shards at the same time. Nothing is iterated: any place costs the same.
+For remote shards. A block is a number of consecutive shards. An epoch takes the blocks in a keyed random
+order, a few together, and shuffles the clips of those few; then the next few. So at any moment the loader
+reads from a few blocks only, and still reads every clip once. The order of the blocks depends on (seed,
+epoch) alone: cells shown equally often read the same shards at the same time. Every position costs the same
+to compute: nothing iterates.
 """
 
 from dataclasses import dataclass
@@ -19,9 +20,9 @@ Ordinals = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """How the clips of a cell lie in blocks: ordinals count on from block to block.
+    """Blocks of a cell's clips; ordinals count on from block to block.
 
-    `sizes` (b,): clips of the cell in each block, 0 too. `together`: blocks whose clips are mixed.
+    `sizes` (b,): clips of the cell in each block, may be 0. `together`: blocks shuffled together.
     """
 
     sizes: Ordinals
@@ -29,13 +30,13 @@ class Blocks:
 
     @cached_property
     def starts(self) -> Ordinals:
-        """The first ordinal of each block, (b,)."""
+        """First ordinal of each block, (b,)."""
         return np.cumsum(self.sizes) - self.sizes
 
     def changed(self, removed: Ordinals, num_added: int) -> "Blocks":
-        """Return the blocks without these ordinals, those after them moved up, and with new ones at the end.
+        """Return the blocks without the `removed` ordinals and with new blocks at the end.
 
-        Clips added are blocks of their own, no larger than the largest before.
+        The added clips form new blocks, no larger than the largest existing one.
         """
         gone = np.searchsorted(np.cumsum(self.sizes), removed, side="right")
         left = self.sizes - np.bincount(gone, minlength=len(self.sizes))
@@ -45,31 +46,31 @@ class Blocks:
 
     @property
     def facts(self) -> str:
-        """What of them a plan depends on, as a word."""
+        """Text that a plan's fingerprint hashes."""
         return f"{self.together} of {rng.hash_bytes(self.sizes.astype('<i8').tobytes())}"
 
 
 @lru_cache(maxsize=16)
 def _order(count: int, key: int) -> Ordinals:
-    """Return blocks as a pass takes them: sorted by a hash, of which no two are alike."""
+    """Return the blocks in the order of an epoch: sorted by a hash; no two hashes are equal."""
     return np.argsort(rng.mix(np.arange(count, dtype=np.uint64) ^ np.uint64(key)))
 
 
 @lru_cache(maxsize=512)
 def _group_starts(blocks: Blocks, key: int) -> Ordinals:
-    """Return (g + 1,): the first offset in a pass of each group of blocks, and the number of clips."""
+    """Return (g + 1,): the first offset in an epoch of each group of blocks, and the number of clips."""
     begins = np.concatenate([[0], np.cumsum(blocks.sizes[_order(len(blocks.sizes), key)])])
     return np.append(begins[: -1 : blocks.together], begins[-1])
 
 
 def _group(blocks: Blocks, order: Ordinals, group: int) -> tuple[Ordinals, Ordinals]:
-    """Return the blocks of a group, and the first place of each within the group, with the group's size."""
+    """Return the blocks of a group, and their first offsets in the group, ending with the group's size."""
     members = order[group * blocks.together : (group + 1) * blocks.together]
     return members, np.concatenate([[0], np.cumsum(blocks.sizes[members])])
 
 
 def permute(blocks: Blocks, blocks_key: int, clips_key: int, offsets: Ordinals) -> Ordinals:
-    """Return the ordinals at these offsets (0 … n − 1) of the pass that the two keys name."""
+    """Return the ordinals at these offsets (0 … n − 1) of the epoch with these two keys."""
     order, starts = _order(len(blocks.sizes), blocks_key), _group_starts(blocks, blocks_key)
     groups = np.searchsorted(starts, offsets, side="right") - 1
     ordinals = np.empty(len(offsets), dtype=np.int64)

@@ -97,7 +97,9 @@ def _uneven(micro_batches_per_step: int = 48) -> Plan:
 
 
 def _imbalance(one: Plan, shares: tuple[tuple[int, ...], ...]) -> float:
-    loads = [sum(COSTS[mixture.turn(one.mixture, position)[0]] for position in share) for share in shares]
+    loads = [
+        sum(COSTS[mixture.stream_at(one.mixture, position)[0]] for position in share) for share in shares
+    ]
     return max(loads) * len(loads) / sum(loads)
 
 
@@ -123,8 +125,8 @@ def test_ranks_wait_no_longer_when_the_cost_is_known(world: int) -> None:
         by_cost = _imbalance(one, order.shares(one, step, world))
         assert by_cost <= _imbalance(one, order.shares(plain, step, world)) + 1e-12
         assert by_cost <= _imbalance(one, in_turn) + 1e-12
-        dearest = max(COSTS[mixture.turn(one.mixture, position)[0]] for position in positions)
-        mean = sum(COSTS[mixture.turn(one.mixture, position)[0]] for position in positions) / world
+        dearest = max(COSTS[mixture.stream_at(one.mixture, position)[0]] for position in positions)
+        mean = sum(COSTS[mixture.stream_at(one.mixture, position)[0]] for position in positions) / world
         assert by_cost <= max(4 / 3, 1 + dearest / mean), "Graham's bound"
     if world == 8:
         assert _imbalance(one, order.shares(one, 3, 8)) < 1.05 < _imbalance(one, order.shares(plain, 3, 8))

@@ -28,11 +28,11 @@ def test_a_micro_batch_says_in_which_pass_each_of_its_clips_stands() -> None:
     shown: dict[int, int] = {}
     for position in range(60):
         part = order.micro_batch(plan, position)
-        for row, number in zip(part.rows.tolist(), part.passes.tolist(), strict=True):
+        for row, number in zip(part.rows.tolist(), part.epochs.tolist(), strict=True):
             assert number == shown.get(row, 0)
             shown[row] = number + 1
     assert min(shown.values()) > 2
-    assert not any(number for part in order.finite_pass(plan) for number in part.passes)
+    assert not any(number for part in order.one_epoch(plan) for number in part.epochs)
 
 
 def test_views_lie_far_apart_and_more_of_them_leave_the_first_as_they_are() -> None:

@@ -198,7 +198,7 @@ def test_the_tasks_of_all_ranks_are_those_of_one(
 
 
 def test_every_step_of_a_plan_can_be_resumed_at(opened: Index, plan: Plan) -> None:
-    steps = range(3 * order.steps_for_passes(plan, 1))
+    steps = range(3 * order.steps_for_epochs(plan, 1))
     whole = read(opened, plan, steps)
     for step in steps:
         saved = LoaderState.from_json(state_of(opened, plan, step).to_json())
@@ -241,7 +241,7 @@ def test_evaluation_reads_every_clip_of_its_fold_once(opened: Index) -> None:
     seen: list[str] = []
     for rank in range(2):
         with Loader(opened, held_out, spec(num_workers=1)) as loader:
-            for part in order.finite_pass(held_out, rank, 2):
+            for part in order.one_epoch(held_out, rank, 2):
                 (batch,) = loader.load([part])
                 assert len(batch.clip_ids) == len(batch.frames) == len(part.rows)
                 seen += batch.clip_ids
@@ -320,7 +320,7 @@ def test_every_clip_is_in_one_cell_or_left_out_with_a_reason(folder: Path) -> No
 
 def test_clips_are_shown_equally_often_without_weights_and_by_weight_with_them(opened: Index) -> None:
     even = plan_of(opened)
-    steps = order.steps_for_passes(even, 20)
+    steps = order.steps_for_epochs(even, 20)
     shown = [
         n * cell.micro_batch_size / len(cell.rows)
         for n, cell in zip(order.micro_batches_before(even, steps), even.cells, strict=True)
@@ -337,7 +337,7 @@ def test_clips_are_shown_equally_often_without_weights_and_by_weight_with_them(o
 def test_levels_are_chosen_by_name_or_by_weight(opened: Index) -> None:
     for chosen in ({"levels": [2]}, {"weights": {"2": 1.0}}, {"weights": {"1": 0.0, "2": 0.5}}):
         assert {cell.name[:7] for cell in plan_of(opened, **chosen).cells} == {"level-2"}
-    with pytest.raises(InputError, match=r"no clip of level 4 in fold train; there are levels 1, 2\."):
+    with pytest.raises(InputError, match=r"no clip of level 4 in fold train; known levels: 1, 2\."):
         plan_of(opened, levels=[1, 4])
     with pytest.raises(InputError, match="no clip of level 3"):
         plan_of(opened, weights={"3": 1.0})

@@ -93,7 +93,7 @@ def test_weights_by_source_are_shares_of_the_clips_shown(clips: Index) -> None:
     }
     assert {int(clips.level[row]) for cell in everything.cells for row in cell.rows} == {2}
     with pytest.raises(
-        InputError, match="no clip of source pexels in fold train; there are sources mira, openv"
+        InputError, match="no clip of source pexels in fold train; known sources: mira, openv"
     ):
         planned(clips, "{cells_by: source, weights: {pexels: 1}}")
 
@@ -147,7 +147,7 @@ def test_a_phase_without_clips_or_with_too_long_a_ramp_is_refused(clips: Index) 
     with pytest.raises(InputError, match="no clip of level 9 in fold train"):
         planned(clips, "{curriculum: [{levels: [1], steps: 3}, {levels: [9]}]}")
     with pytest.raises(
-        InputError, match=r"curriculum\.1 has a ramp of 5000 steps and 1 passes are \d+ steps"
+        InputError, match=r"curriculum\.1 has a ramp of 5000 steps, but 1 passes are \d+ steps"
     ):
         planned(
             clips,
@@ -246,7 +246,7 @@ def test_auto_needs_a_table_that_has_the_bucket(costs: Path) -> None:
         parse('{sizes: {32px: {"1.00": [32, 32]}}, table: {32px: {4: [1.0, auto]}}}', buckets.BucketSpec)
     text = f"{{table: {{144p: {{51: [1.0, auto]}}}}, cost_table: {costs}, micro_batch_seconds: 1.0}}"
     with pytest.raises(
-        RecipeError, match=r"no seconds_per_clip of 144p with 51 frames \(it has 32px x 4, 32px x 8\)"
+        RecipeError, match=r"no seconds_per_clip for 144p with 51 frames \(known: 32px x 4, 32px x 8\)"
     ):
         buckets.all_buckets(parse(text, buckets.BucketSpec))
 

@@ -63,11 +63,11 @@ def published(table: dict[str, Any], **more: Any) -> BucketSpec:
 def same_picks(spec: BucketSpec, picks: list[list[Any]], seed: int, *, is_certain: bool = True) -> None:
     """Compare with reference picks (frames, height, width, bucket or null), each drawn as row 0 of a list."""
     clips = [("", *pick[:3]) for pick in picks]
-    found, walked = assign(spec, clips, seed), buckets._walk(spec)
+    found, table = assign(spec, clips, seed), buckets._resolutions_and_buckets(spec)
     numbers = found.bucket
     if not is_certain:
         with pytest.MonkeyPatch.context() as patched:  # the same buckets for thousands of lists of one row
-            patched.setattr(buckets, "_walk", lambda _: walked)
+            patched.setattr(buckets, "_resolutions_and_buckets", lambda _: table)
             numbers = [assign(spec, [clip], seed).bucket[0] for clip in clips]
     for number, (frames, height, width, wanted) in zip(numbers, picks, strict=True):
         bucket = found.buckets[number] if number >= 0 else None

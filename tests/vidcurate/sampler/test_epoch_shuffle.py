@@ -84,7 +84,7 @@ def test_nothing_is_shown_again_before_all_that_is_unseen_was_shown_once(
         after = apply(one, change)
         unseen |= set(range(one.num_ordinals, after.num_ordinals))
         unseen -= set(after.dead.tolist())
-        if after.lead is None:  # nothing was shown yet
+        if after.partial is None:  # nothing was shown yet
             unseen = set()
         one = after
 
@@ -96,25 +96,31 @@ def test_after_the_lead_every_pass_is_exact_and_no_micro_batch_holds_a_clip_twic
     one = stream(count, size, in_blocks=in_blocks)
     for change in made:
         one = apply(one, change)
-    number = (one.lead_size + 3 * one.count) // one.micro_batch_size + 1
+    number = (one.partial_size + 3 * one.count) // one.micro_batch_size + 1
     batches = read(one, 0, number)
     assert all(len(set(batch)) == len(batch) == one.micro_batch_size for batch in batches)
     reported = [ordinal for batch in batches for ordinal in batch]
     there = alive(one).tolist()
-    lead = reported[: one.lead_size]
+    lead = reported[: one.partial_size]
     assert len(set(lead)) == len(lead)
     assert set(lead) <= set(there)
     for number in range(3):
-        first = one.lead_size + number * one.count
+        first = one.partial_size + number * one.count
         assert sorted(reported[first : first + one.count]) == there
-        assert set(epoch_shuffle.passes_at(one, np.arange(first, first + one.count)).tolist()) == {
-            one.first_pass + number
+        assert set(epoch_shuffle.epochs_at(one, np.arange(first, first + one.count)).tolist()) == {
+            one.first_epoch + number
         }
     assert np.array_equal(epoch_shuffle.ordinals_at(one, np.arange(len(reported))), reported)
-    for place in (0, one.lead_size // 2, one.lead_size, one.lead_size + one.count // 2, len(reported)):
+    for place in (
+        0,
+        one.partial_size // 2,
+        one.partial_size,
+        one.partial_size + one.count // 2,
+        len(reported),
+    ):
         counts = np.zeros(one.num_ordinals, dtype=int)
-        if one.lead:
-            before = epoch_shuffle.times_shown(one.lead.cut, one.lead.place)
+        if one.partial:
+            before = epoch_shuffle.times_shown(one.partial.previous, one.partial.place)
             counts[: len(before)] = before
         np.add.at(counts, np.array(reported[:place], dtype=int), 1)
         assert np.array_equal(epoch_shuffle.times_shown(one, place), counts)
@@ -128,7 +134,7 @@ def test_a_clip_is_found_in_the_micro_batches_that_hold_it(
     one = stream(count, size, in_blocks=in_blocks)
     for change in made:
         one = apply(one, change)
-    batches = read(one, 0, (one.lead_size + 2 * one.count) // one.micro_batch_size + 1)
+    batches = read(one, 0, (one.partial_size + 2 * one.count) // one.micro_batch_size + 1)
     for ordinal in range(one.num_ordinals):
         wanted = [number for number, batch in enumerate(batches) if ordinal in batch]
         found = [k for k, _ in zip(epoch_shuffle.occurrences(one, ordinal), wanted, strict=False)]
@@ -161,11 +167,11 @@ def test_clips_of_one_cohort_are_never_more_than_one_showing_apart() -> None:
 def test_a_change_on_the_boundary_of_a_pass_shows_the_new_clips_first() -> None:
     one = stream(12, 4)
     after = epoch_shuffle.changed(one, 12, num_added=5, removed=epoch_shuffle.NONE, micro_batch_size=4)
-    assert after.lead_size == 5
+    assert after.partial_size == 5
     reported = epoch_shuffle.ordinals_at(after, np.arange(5 + 17))
     assert sorted(reported[:5].tolist()) == [12, 13, 14, 15, 16]
     assert sorted(reported[5:].tolist()) == list(range(17))
-    assert epoch_shuffle.passes_at(after, np.array([0, 4, 5])).tolist() == [0, 0, 1]
+    assert epoch_shuffle.epochs_at(after, np.array([0, 4, 5])).tolist() == [0, 0, 1]
 
 
 def test_with_another_size_alone_the_open_pass_resumes_in_its_order() -> None:
@@ -193,10 +199,10 @@ def test_a_changed_stream_of_millions_is_asked_at_once_anywhere() -> None:
                 one, 1600, num_added=100_000, removed=epoch_shuffle.NONE, micro_batch_size=16
             )
         )
-    batch, in_pass = epoch_shuffle.micro_batch(one, 10**9)
+    batch, epochs = epoch_shuffle.micro_batch(one, 10**9)
     assert len(set(batch.tolist())) == 16
     assert not set(batch.tolist()) & set(one.dead.tolist())
     ordinal = int(batch[5])
     place = 10**9 * 16 + 5
     assert epoch_shuffle.ordinals_at(one, np.array([place])) == [ordinal]
-    assert in_pass.min() > 1000
+    assert epochs.min() > 1000

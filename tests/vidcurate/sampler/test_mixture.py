@@ -19,7 +19,7 @@ def drifts(draw: st.DrawFn, num_streams: int) -> Mixture:
     firsts = [run * sum(lengths[:n]) for n in range(len(lengths) + 1)]
     weight = st.one_of(st.sampled_from([0, 1, 2, 100]), st.integers(0, 10**6))
     weights = st.lists(weight, min_size=num_streams, max_size=num_streams).filter(any)
-    return mixture.drifting([(first, draw(weights)) for first in firsts], run=run)
+    return mixture.piecewise([(first, draw(weights)) for first in firsts], run=run)
 
 
 @st.composite
@@ -40,7 +40,7 @@ def check_turns(mix: Mixture, num_turns: int) -> None:
         assert mixture.turns_before(mix, position) == counts
         due = mixture.due(mix, position)
         assert max(abs(had - float(share)) for had, share in zip(counts, due, strict=True)) <= most
-        stream, occurrence = mixture.turn(mix, position)
+        stream, occurrence = mixture.stream_at(mix, position)
         assert occurrence == counts[stream]
         assert mixture.position_of(mix, stream, occurrence) == position
         counts[stream] += 1
@@ -58,7 +58,7 @@ def test_every_prefix_holds_constant_weights_within_one_and_a_half_turns(
         due = mixture.due(mix, position)
         had = mixture.turns_before(mix, position)
         assert max(abs(a - float(b)) for a, b in zip(had, due, strict=True)) <= 1.5
-    stream, occurrence = mixture.turn(mix, far)
+    stream, occurrence = mixture.stream_at(mix, far)
     assert mixture.position_of(mix, stream, occurrence) == far
     before, after = mixture.turns_before(mix, far), mixture.turns_before(mix, far + 1)
     assert sum(before) == far
@@ -74,16 +74,16 @@ def test_drifting_and_chained_mixtures_hold_every_prefix_and_change_nothing_of_t
 ) -> None:
     first, whole, at = chain
     for position in range(at):
-        assert mixture.turn(whole, position) == mixture.turn(first, position)
+        assert mixture.stream_at(whole, position) == mixture.stream_at(first, position)
     check_turns(whole, at + 130)
 
 
 @settings(max_examples=40)
 @given(st.integers(1, 5).flatmap(lambda n: st.tuples(st.just(n), curricula(n, 2))))
 def test_a_ramp_holds_every_prefix(case: tuple[int, list[Phase]]) -> None:
-    num_cells, legs = case
+    num_cells, phases = case
     names = [f"cell-{number:02d}" for number in range(num_cells)]
-    check_turns(curriculum.mixture(legs, names, run=2), min(legs[-1].first + 60, 220))
+    check_turns(curriculum.mixture(phases, names, run=2), min(phases[-1].first + 60, 220))
 
 
 def test_levels_that_lead_over_to_each_other_stay_within_one_and_a_half_turns() -> None:
@@ -94,10 +94,10 @@ def test_levels_that_lead_over_to_each_other_stay_within_one_and_a_half_turns() 
     def only(*levels: str) -> dict[str, int]:
         return {f"{level}/{name}": weight for level in levels for name, weight in buckets.items()}
 
-    legs = [Phase(first=0, weights=only("1"))]
+    phases = [Phase(first=0, weights=only("1"))]
     for number, level in enumerate("2345", start=1):
-        legs.append(Phase(first=4000 * number, weights=only(level), ramp_turns=3000, ramp="cosine"))
-    mix = curriculum.mixture(legs, names)
+        phases.append(Phase(first=4000 * number, weights=only(level), ramp_turns=3000, ramp="cosine"))
+    mix = curriculum.mixture(phases, names)
     worst = 0.0
     for position in range(0, 20_000, 61):
         had, due = mixture.turns_before(mix, position), mixture.due(mix, position)
@@ -107,11 +107,11 @@ def test_levels_that_lead_over_to_each_other_stay_within_one_and_a_half_turns() 
 
 @pytest.mark.parametrize("shape", ["linear", "cosine"])
 def test_a_ramp_has_its_shape_and_its_length(shape: Any) -> None:
-    legs = [
+    phases = [
         Phase(first=0, weights={"easy": 1}),
         Phase(first=1000, weights={"hard": 1}, ramp_turns=6400, ramp=shape),
     ]
-    mix = curriculum.mixture(legs, ["easy", "hard"])
+    mix = curriculum.mixture(phases, ["easy", "hard"])
 
     def hard(first: int, end: int) -> float:
         had = [mixture.turns_before(mix, turn)[1] for turn in (first, end)]
@@ -126,13 +126,13 @@ def test_a_ramp_has_its_shape_and_its_length(shape: Any) -> None:
 
 
 def test_a_phase_without_a_ramp_begins_with_its_turn() -> None:
-    legs = [
+    phases = [
         Phase(first=0, weights={"a": 3, "b": 5}),
         Phase(first=101, weights={"c": 1, "a": 1}),
         Phase(first=150, weights={"b": 1}),
     ]
-    mix = curriculum.mixture(legs, ["a", "b", "c"])
-    streams = [mixture.turn(mix, position)[0] for position in range(200)]
+    mix = curriculum.mixture(phases, ["a", "b", "c"])
+    streams = [mixture.stream_at(mix, position)[0] for position in range(200)]
     assert set(streams[:101]) == {0, 1}
     assert set(streams[101:150]) == {0, 2}
     assert set(streams[150:]) == {1}
@@ -147,14 +147,14 @@ def test_what_is_no_mixture_is_refused() -> None:
             mixture.mixture(weights)
     for pieces in ([], [(1, [1])], [(0, [1]), (0, [1])]):
         with pytest.raises(ValueError, match="pieces must begin with turn 0"):
-            mixture.drifting(pieces)
+            mixture.piecewise(pieces)
     with pytest.raises(ValueError, match="weights must be 0 or more, one per stream"):
-        mixture.drifting([(0, [1, 1]), (4, [0, 0])])
+        mixture.piecewise([(0, [1, 1]), (4, [0, 0])])
     with pytest.raises(ValueError, match="pieces must begin with a run of 4"):
-        mixture.drifting([(0, [1]), (6, [1])], run=4)
+        mixture.piecewise([(0, [1]), (6, [1])], run=4)
     with pytest.raises(ValueError, match="parts have 1 and 2 streams"):
         mixture.chained([(0, mixture.mixture([1])), (5, mixture.mixture([1, 1]))])
-    with pytest.raises(ValueError, match="does not end before the next leg"):
+    with pytest.raises(ValueError, match="does not end before the next phase"):
         curriculum.mixture(
             [
                 Phase(first=0, weights={"a": 1}),

@@ -83,7 +83,7 @@ def test_every_clip_is_read_once_per_pass_and_never_twice_in_a_micro_batch(one: 
 
 
 def plainly(batches: Iterable[MicroBatchPlan]) -> list[tuple[int, int, list[int], list[int]]]:
-    return [(b.position, b.cell, b.rows.tolist(), b.passes.tolist()) for b in batches]
+    return [(b.position, b.cell, b.rows.tolist(), b.epochs.tolist()) for b in batches]
 
 
 @given(plans, st.integers(0, 10**6))
@@ -300,7 +300,7 @@ def test_ids_hash_alike_however_they_come() -> None:
 
 @given(plans, st.sampled_from([1, 2, 3, 7]))
 def test_a_finite_pass_reads_every_clip_once(one: Plan, world: int) -> None:
-    parts = [list(order.finite_pass(one, rank, world)) for rank in range(world)]
+    parts = [list(order.one_epoch(one, rank, world)) for rank in range(world)]
     rows = [row for share in parts for batch in share for row in batch.rows.tolist()]
     assert sorted(rows) == list(range(one.num_clips))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
@@ -310,7 +310,7 @@ def test_a_finite_pass_reads_every_clip_once(one: Plan, world: int) -> None:
 
 @given(plans, st.floats(0.1, 5))
 def test_a_length_in_passes_is_the_fewest_steps_that_show_so_many_clips(one: Plan, passes: float) -> None:
-    steps = order.steps_for_passes(one, passes)
+    steps = order.steps_for_epochs(one, passes)
 
     def shown(step: int) -> int:
         counts = order.micro_batches_before(one, step)

@@ -29,9 +29,9 @@ RAMP = [
 
 # Of algorithm version 1; a change here is a new ALGORITHM_VERSION.
 GOLDEN_KINDS = {
-    "ramp": ({"legs": RAMP}, "1313037082ef347f7b04aaba18731be3"),
+    "ramp": ({"phases": RAMP}, "1313037082ef347f7b04aaba18731be3"),
     "one bucket per node": ({"run": 2}, "c35c79e98680d3b6dcae3627cc3178dc"),
-    "one bucket per step": ({"run": 4, "legs": RAMP}, "1d32d15bb15d67ce20328a4fd66ad65a"),
+    "one bucket per step": ({"run": 4, "phases": RAMP}, "1d32d15bb15d67ce20328a4fd66ad65a"),
     "blocks": ({"clips_per_block": 100, "blocks_together": 3}, "5ecbfee9ab8043bb1d0424b97eb00e86"),
 }
 
@@ -49,9 +49,9 @@ def test_the_order_of_each_kind_never_changes(kind: str) -> None:
 def test_every_kind_is_a_plan_of_its_own() -> None:
     kinds = [
         {},
-        {"legs": RAMP},
-        {"legs": RAMP[:3]},
-        {"legs": [*RAMP[:3], dataclasses.replace(RAMP[3], ramp="cosine")]},
+        {"phases": RAMP},
+        {"phases": RAMP[:3]},
+        {"phases": [*RAMP[:3], dataclasses.replace(RAMP[3], ramp="cosine")]},
         {"run": 2},
         {"run": 4},
         {"clips_per_block": 100},
@@ -69,7 +69,7 @@ def two_kinds(draw: st.DrawFn) -> tuple[Plan, Plan, int]:
     after["cells"] = [
         (clips, draw(st.integers(1, 12)), draw(st.integers(1, 50))) for clips, _, _ in before["cells"]
     ]
-    after["legs"] = draw(st.one_of(st.just(()), curricula(len(before["cells"]), after["run"])))
+    after["phases"] = draw(st.one_of(st.just(()), curricula(len(before["cells"]), after["run"])))
     return plan(**before), plan(**after), draw(st.integers(1, 25))
 
 
@@ -93,7 +93,7 @@ def test_blocks_that_begin_or_cease_in_a_run_are_refused() -> None:
     for before in kinds:
         for after in kinds:
             if before is not after:
-                with pytest.raises(StateError, match=r"cell-00 has been read with data\.blocks"):
+                with pytest.raises(StateError, match=r"cell-00: the run uses data\.blocks"):
                     continue_with(before, after, 3)
 
 
@@ -142,7 +142,7 @@ def test_a_step_of_one_cell_leaves_no_rank_waiting() -> None:
         for step in range(20):
             shares = order.shares(one, step, world)
             assert {len(share) for share in shares} == {12 // world}
-            assert len({order.turn(one, position)[0] for position in sum(shares, ())}) == 1
+            assert len({order.cell_at(one, position)[0] for position in sum(shares, ())}) == 1
 
 
 @pytest.mark.parametrize("world", [5, 7, 8, 24])

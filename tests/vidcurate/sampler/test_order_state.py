@@ -57,7 +57,7 @@ def refusal(state: LoaderState, now: Index, old: Index | None = None, *accept: s
     with pytest.raises(StateError) as caught:
         check_state(**given, accept=accept)
     message = str(caught.value)
-    assert message.startswith(f"the loader state of step 10 belongs to something else than {now.place} and")
+    assert message.startswith(f"the loader state of step 10 does not belong to {now.place} and")
     assert "--start-from-scratch" in message
     return message
 
@@ -86,7 +86,11 @@ CHANGES: dict[str, tuple[Clips, dict[str, Any], dict[str, str]]] = {
         {"plan": "1 clip with another fold, level, size, length or frame rate (train-00001.tar: clip/8)"},
     ),
     "other weights": (THEN, LEVEL_SETTINGS, {"plan": "another plan over the same clips"}),
-    "another M": (THEN, {"micro_batches_per_step": 8}, {"plan": "it has 3 micro-batches per step and the"}),
+    "another M": (
+        THEN,
+        {"micro_batches_per_step": 8},
+        {"plan": "the state has 3 micro-batches per step, the"},
+    ),
     "all at once": (
         {**but("clip/8", caption="edited"), **clips([30])},
         LEVEL_SETTINGS,
@@ -109,7 +113,7 @@ def test_each_kind_of_change_is_named_with_its_flag_and_needs_it(
     flags = [FLAGS[kind] for kind in wanted]
     for text in wanted.values():
         assert text in message
-    assert f"say that it is meant: {' '.join(flags)}, or begin" in message
+    assert f"accept the change with {' '.join(flags)}, or start" in message
     given = arguments(state, now, old, spec, SEED)
     assert {finding.kind for finding in check_state(**given, accept=flags).findings} == set(wanted)
     for left_out in flags:
@@ -125,20 +129,22 @@ def test_moved_and_resharded_clips_are_no_difference(state: LoaderState, old: In
 
 def test_what_nothing_accepts_says_to_begin_anew(state: LoaderState, old: Index, tmp_path: Path) -> None:
     every = tuple(FLAGS.values())
-    assert "it has the seed 5 and the recipe 6 (set seed=5)" in refusal(state, old, None, *every, seed=6)
+    assert "the state has seed 5, the recipe 6 (set seed=5)" in refusal(state, old, None, *every, seed=6)
     ours = replace(state, algorithm_version=0)
-    assert "version 0 of the order, this is version 1" in refusal(ours, old, None, *every)
+    assert "version 0 of the order, this program version 1" in refusal(ours, old, None, *every)
     more = make_index(tmp_path / "more", {**THEN, **clips([30])})
     unknown = refusal(state, more, None, *every)
-    assert "24 clips were indexed then" in unknown
-    assert "the index of then was not kept" in unknown
+    assert "the state has 24 clips" in unknown
+    assert "no copy of the old index" in unknown
     # An index of yet another time would name the wrong clips.
-    assert "was not kept" in refusal(state, more, make_index(tmp_path / "yet", clips(range(9))), *every)
+    assert "no copy of the old index" in refusal(
+        state, more, make_index(tmp_path / "yet", clips(range(9))), *every
+    )
     other = make_index(tmp_path / "other", clips(range(100, 124)))
-    assert "none of the 24 clips of then is among the 24 of now: another data set" in refusal(
+    assert "none of the 24 old clips is among the 24 new ones: another data set" in refusal(
         state, other, old, *every
     )
-    assert "say that it is meant" not in unknown
+    assert "accept the change" not in unknown
 
 
 def test_without_the_index_of_then_edited_content_is_seen_but_not_named(

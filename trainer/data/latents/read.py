@@ -185,7 +185,7 @@ class LatentLoader:
         return [self._finish(started) for started in current]
 
     def load(self, parts: Sequence[MicroBatchPlan]) -> list[LatentBatch]:
-        """Return these micro-batches (of `order.finite_pass`, for evaluation). Errors as for `step`."""
+        """Return these micro-batches (of `order.one_epoch`, for evaluation). Errors as for `step`."""
         return [self._finish(started) for started in [self._start(part) for part in parts]]
 
     def process_ids(self) -> list[int]:
@@ -222,7 +222,7 @@ class LatentLoader:
         kept: dict[int, _Started] = {}
         size = 0.0
         for position in itertools.chain.from_iterable(map(self._positions, steps)):
-            cell = self.plan.cells[order.turn(self.plan, position)[0]]
+            cell = self.plan.cells[order.cell_at(self.plan, position)[0]]
             size += cell.micro_batch_size * (self._clip_bytes[cell.name] + self._mean_text_bytes)
             if (kept and size > self.spec.prefetch_bytes) or len(kept) == _MOST_AHEAD:
                 break
@@ -259,7 +259,7 @@ class LatentLoader:
         return latents.tolist(), texts.tolist()
 
     def _start(self, part: MicroBatchPlan) -> _Started:
-        found, texts = self._found_in(self.plan.cells[part.cell], part.rows, part.passes)
+        found, texts = self._found_in(self.plan.cells[part.cell], part.rows, part.epochs)
         shape = (len(found), *self._shape(found[0]))
         latents = self._empty(*shape, dtype=self._latent_dtype)
         variance = self._empty(*shape, dtype=self._latent_dtype) if self._with_variance else None
@@ -318,7 +318,7 @@ class LatentLoader:
         index = self.folder.index
 
         def read(row: int) -> None:
-            passes = started.plan.passes[slot : slot + 1]
+            passes = started.plan.epochs[slot : slot + 1]
             (latent,), (text,) = self._found_in(self.plan.cells[started.plan.cell], np.array([row]), passes)
             started.rows[slot], started.texts[slot] = latent, self._text_buffer(text)
             self._read(started, slot, latent, text)

@@ -141,7 +141,7 @@ def _stage(stage: data_stages.StageData, recipe: TrainRecipe, needs: dict[str, A
         "compute_seconds_per_step": _compute_seconds(stage, counts),
         "clips_read": trained,
         "passes": trained / stage.plan.num_clips,
-        "steps_per_pass": plan_stats.steps_per_pass(stage.plan),
+        "steps_per_pass": plan_stats.steps_per_epoch(stage.plan),
         "buckets": [asdict(total) for total in _buckets(stage, counts, end)],
         "empty_buckets": list(plan_stats.empty_buckets(stage.plan, stage.stage.data.buckets)),
         "tokens_of_first_step": first.num_tokens,

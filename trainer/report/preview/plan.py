@@ -50,7 +50,7 @@ def micro_batches(
                     {
                         "slot": clip.slot,
                         "clip_id": clip.clip_id,
-                        "pass": int(part.passes[clip.slot]),
+                        "pass": int(part.epochs[clip.slot]),
                         "caption": clip.caption,
                     }
                     for clip in clips[part.position]
@@ -131,7 +131,7 @@ def showings(found: RunStages, clip_id: str, until: int) -> list[dict[str, Any]]
             step = stage.first_step + number + 1
             if number >= stage.num_steps or step > until:
                 break
-            cell = order.at_step(stage.plan, read).cells[order.turn(stage.plan, position)[0]].name
+            cell = order.at_step(stage.plan, read).cells[order.cell_at(stage.plan, position)[0]].name
             shown.append(
                 {
                     "clip_id": clip_id,

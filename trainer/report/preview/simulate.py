@@ -57,7 +57,7 @@ def _stage(stage: StageData, asked: Asked) -> dict[str, Any]:
             "asked": share.asked,
             "given": share.given,
             "exposures": exposure,
-            "cut_away": plan_stats.cut_away(stage.index, cell),
+            "cut_away": plan_stats.cropped_share(stage.index, cell),
             "frames_used": plan_stats.frames_used(stage.index, cell),
         }
         for cell, share, exposure in zip(
@@ -73,7 +73,7 @@ def _stage(stage: StageData, asked: Asked) -> dict[str, Any]:
         "micro_batches_per_step": plan.micro_batches_per_step,
         "clips": plan.num_clips,
         "clips_a_step": read_clips / last,
-        "steps_per_pass": plan_stats.steps_per_pass(plan),
+        "steps_per_pass": plan_stats.steps_per_epoch(plan),
         "phases": summary(stage)["phases"],
         "mix": [_at(stage, step) for step in sorted(_prefixes(stage))],
         "cells": cells,
@@ -102,7 +102,7 @@ def _prefixes(stage: StageData) -> set[int]:
 def _mix(stage: StageData, updates: int) -> tuple[plan_stats.CellShare, ...]:
     """Return asked and given of what the first updates read: windows that are skipped count for neither."""
     end = data_step(stage, updates)
-    return plan_stats.mix(stage.plan, end, unread(stage, end))
+    return plan_stats.cell_shares(stage.plan, end, unread(stage, end))
 
 
 def _at(stage: StageData, step: int) -> dict[str, Any]:

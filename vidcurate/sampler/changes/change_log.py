@@ -1,9 +1,9 @@
-"""The journal: the deliberate changes of data and recipe that a run has gone on after.
+"""Change log of a run (`journal`): the deliberate changes of data and recipe.
 
 Each entry says what changed at which step; entries that change the order name the file of the plan that
-holds from there on (`plan_file`). `replay` makes the plan with all of them from these files and the index of
-now. Files are named by the hash of their bytes, are never altered, and lie in one folder, the run's
-`journal`; a state names the newest journal file.
+is valid from there on (`plan_file`). `replay_changes` rebuilds the plan with all changes from these files and
+the current index. A file's name is the hash of its bytes, so no file ever changes. All files lie in one
+folder, the run's `journal`; a state names the newest log file.
 """
 
 import json
@@ -29,11 +29,11 @@ NAMED = 10  # clips of a kind, in an entry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What changed when `step` was the next step; `kinds` as in `loader_state.FLAGS`, or begin.
+    """One change before step `step`; `kinds` as in `order_state.FLAGS`, or begin.
 
-    The fingerprints are those from then on. `counts`: kind → clips. `clips`: kind → some of their ids;
-    `removed` are all that went. `plan_file`: of the plan from then on, "" where the order is as it was;
-    `with_gaps`: spares take the places of the clips removed.
+    The fingerprints are those after the change. `counts`: kind → number of clips. `clips`: kind → some of
+    their ids; `removed`: all removed ids. `plan_file`: the plan from this step on, "" when the order stays;
+    `with_gaps`: fallback clips take the places of the removed clips.
     """
 
     step: int
@@ -48,7 +48,7 @@ class Change:
     with_gaps: bool = False
 
     def to_text(self) -> str:
-        """Return the change as a few words."""
+        """Return the change as one line of text."""
         counts = ", ".join(f"{count} {kind}" for kind, count in self.counts.items() if count)
         return f"step {self.step}: {counts or ', '.join(self.kinds)}"
 
@@ -57,7 +57,7 @@ Journal = tuple[Change, ...]
 
 
 def read_change_log(folder: Path, name: str) -> Journal:
-    """Return the journal that a state names. Raises StateError when it is missing or altered."""
+    """Return the change log that a state names. Raises StateError when the file is missing or altered."""
     path = folder / f"{name}.json"
     kept = json.loads(plan_file.read_whole(path, name))
     if kept.pop("format") != FORMAT:
@@ -73,7 +73,7 @@ def _change_from(entry: dict[str, Any]) -> Change:
 
 
 def write_change_log(folder: Path, journal: Journal) -> str:
-    """Write a journal and return its name. Raises StorageError."""
+    """Write a change log and return its name. Raises StorageError."""
     kept = {"format": FORMAT, "changes": [asdict(change) for change in journal]}
     data = (json.dumps(kept, sort_keys=True) + "\n").encode()
     name = rng.hash_bytes(data)
@@ -81,8 +81,8 @@ def write_change_log(folder: Path, journal: Journal) -> str:
     return name
 
 
-def copy(folder: Path, into: Path, name: str) -> None:
-    """Copy a journal and the plans that it names to another run's folder. Raises StateError, StorageError."""
+def copy_change_log(folder: Path, into: Path, name: str) -> None:
+    """Copy a change log and its plan files to another run's folder. Raises StateError, StorageError."""
     for change in read_change_log(folder, name):
         if change.plan_file:
             plan_name = f"{change.plan_file}.parquet"
@@ -91,7 +91,7 @@ def copy(folder: Path, into: Path, name: str) -> None:
     plan_file.write_whole(into / f"{name}.json", plan_file.read_whole(folder / f"{name}.json", name))
 
 
-def extended(
+def extend_change_log(
     folder: Path,
     journal: Journal,
     state: LoaderState,
@@ -101,11 +101,11 @@ def extended(
     old_index: Index | None,
     first_plan: Callable[[], Plan],
 ) -> Journal:
-    """Return the journal with the accepted differences of `verdict`; the plans that it names are written.
+    """Return the change log plus the accepted differences of `verdict`, and write its plan files.
 
-    `plan`: that of now over `index`, made anew. `first_plan` makes, over `old_index`, the plan that the state
-    was saved with; it is asked for when nothing has changed the order before. Raises StateError when it
-    cannot be had, StorageError.
+    `plan`: the current plan over `index`. `first_plan` rebuilds, over `old_index`, the plan of the state;
+    called for the first change of the order only. Raises StateError when that plan cannot be rebuilt,
+    StorageError.
     """
     change = _change(state, verdict, index, plan)
     if change.kinds == ("content",):
@@ -145,12 +145,12 @@ def _change(state: LoaderState, verdict: StateComparison, index: Index, plan: Pl
 
 
 def _begin(folder: Path, state: LoaderState, index: Index, plan: Plan) -> Change:
-    """Return the entry of the plan that the run began with, which is written."""
+    """Write the plan that the run began with, and return its entry."""
     if plan.fingerprint != state.plan_fingerprint:
         raise StateError(
-            f"the plan that the loader state of step {state.step} was saved with cannot be made again "
-            f"({plan.fingerprint[:8]} instead of {state.plan_fingerprint[:8]}); the clips of {index.folder} "
-            "or the recipe kept in the checkpoint are not those of then. Begin anew with "
+            f"cannot rebuild the plan of the loader state of step {state.step} "
+            f"(fingerprint {plan.fingerprint[:8]} instead of {state.plan_fingerprint[:8]}): the clips of "
+            f"{index.folder} or the recipe in the checkpoint have changed. Start a new order with "
             "--start-from-scratch."
         )
     return Change(
@@ -166,9 +166,9 @@ def _begin(folder: Path, state: LoaderState, index: Index, plan: Plan) -> Change
 
 
 def replay_changes(folder: Path, journal: Journal, index: Index) -> Plan:
-    """Return the plan with all changes that a journal holds, its clips at their rows of `index`.
+    """Return the plan with all changes of a log, its clips at their rows of `index`.
 
-    The journal must hold a change of the order. Raises StateError when a file is missing or altered.
+    The log must hold a change of the order. Raises StateError when a file is missing or altered.
     """
     return _replay(folder, journal, _Lookup(journal, index))
 
@@ -190,9 +190,9 @@ def _replay(folder: Path, journal: Journal, lookup: "_Lookup") -> Plan:
 
 
 class _Lookup:
-    """Where clips lie in the index of now; those that are `gone` follow its rows.
+    """Clip-id hash → row of the current index; removed clips (`gone`) follow its rows.
 
-    Raises StateError when two clips share the hash of their ids, by which a plan file knows them.
+    Raises StateError when two clips share a hash, as plan files identify clips by hash.
     """
 
     def __init__(self, journal: Journal, index: Index) -> None:
@@ -212,8 +212,8 @@ class _Lookup:
         if len(twice):
             pair = [self._name(index, int(row)) for row in self._order[twice[0] : twice[0] + 2]]
             raise StateError(
-                f"the ids of the clips {pair[0]!r} and {pair[1]!r} have one hash, so an order over them "
-                "cannot go on after a change. Rename one and begin anew with --start-from-scratch."
+                f"the ids of the clips {pair[0]!r} and {pair[1]!r} have the same hash, so their order "
+                "cannot resume after a change. Rename one and start a new order with --start-from-scratch."
             )
 
     def _name(self, index: Index, row: int) -> str:
@@ -227,13 +227,13 @@ class _Lookup:
         return known
 
     def rows(self, hashes: rng.Words) -> Rows:
-        """Return the rows of the clips with these hashes. Raises StateError for one that nothing names."""
+        """Return the rows of the clips with these hashes. Raises StateError for an unknown hash."""
         places = self._places(hashes)
         unknown = len(hashes) - int(np.count_nonzero(self._sorted[places] == hashes))
         if unknown:
             raise StateError(
-                f"{unknown} clips of a plan in the journal are neither in the index nor named as removed; "
-                "the journal belongs to another run."
+                f"{unknown} clips of a plan in the journal are neither in the index nor listed as removed: "
+                "the journal belongs to another run. Copy the journal folder of this run."
             )
         return self._order[places]
 

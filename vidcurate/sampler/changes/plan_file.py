@@ -1,8 +1,8 @@
-"""A plan as a file: its cells with the hashes of their clips' ids, so that it can be had again later.
+"""Plan file: cells with the hashes of their clip ids, to rebuild a plan later.
 
-A plan is made from an index. When the clips are changed on purpose the order up to then hangs on clips that
-the new index does not have, or has elsewhere; this file knows them by the 64-bit hash of their ids. Its name
-is the hash of its bytes; it appears whole or not at all. 8 bytes a clip.
+A plan refers to rows of an index. After a change of the data, the order up to the change depends on clips
+that the new index lacks or has at other rows; this file identifies clips by the 64-bit hash of their ids. The
+file's name is the hash of its bytes, and the writer replaces it atomically. 8 bytes per clip.
 """
 
 import json
@@ -43,9 +43,9 @@ def _cell_facts(cell: Cell) -> dict[str, Any]:
 
 
 def write_plan(folder: Path, plan: Plan, hashes: rng.Words) -> str:
-    """Write a plan that no change has been made to and return the name of its file without the extension.
+    """Write a plan without changes and return the name of its file, without the extension.
 
-    `hashes`: of the id of each row of its index. Raises StorageError.
+    `hashes`: of the clip id of each row of the index. Raises StorageError.
     """
     facts = {
         "format": FORMAT,
@@ -69,9 +69,9 @@ def write_plan(folder: Path, plan: Plan, hashes: rng.Words) -> str:
 
 
 def write_whole(path: Path, data: Any) -> None:
-    """Write bytes to a file that appears whole or not at all. Raises StorageError.
+    """Write bytes to a file atomically. Raises StorageError.
 
-    One process writes into a folder at a time; what a killed one left is written over.
+    One process writes into a folder at a time and overwrites the partial file of a killed one.
     """
     partial = path.with_name(f".{path.name}.partial")
     try:
@@ -83,34 +83,36 @@ def write_whole(path: Path, data: Any) -> None:
         partial.replace(path)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        raise StorageError(f"{path}: cannot be written ({error.strerror or error}).") from error
+        raise StorageError(f"{path}: cannot write this file ({error.strerror or error}).") from error
 
 
 def read_whole(path: Path, name: str) -> bytes:
-    """Return the bytes of a file whose hash is `name`. Raises StateError when it is not there or another."""
+    """Return the bytes of a file with the hash `name`. Raises StateError when missing or altered."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise StateError(
-            f"{path}: cannot be read ({error.strerror}); the order of this run goes on after changes of its "
-            "data that are written there. Copy the journal folder of the run that made them, with it."
+            f"{path}: cannot read this file ({error.strerror}). It records changes of this run's data. Copy "
+            "the journal folder of the run that made the changes."
         ) from error
     if rng.hash_bytes(data) != name:
-        raise StateError(f"{path}: was altered after it was written; copy it anew from the run that made it.")
+        raise StateError(
+            f"{path}: this file was altered after the run wrote it. Copy it again from the run that made it."
+        )
     return data
 
 
 def read_plan(folder: Path, name: str, find_rows: FindRows) -> Plan:
-    """Return the plan that `write_plan` wrote, its clips at the rows that `find_rows` gives for their hashes.
+    """Return the plan that `write_plan` wrote; `find_rows` maps the hashes of clip ids to rows.
 
-    Raises StateError when the file is not there, was altered or is of another format.
+    Raises StateError when the file is missing, altered or of another format.
     """
     path = folder / f"{name}.parquet"
     data = read_whole(path, name)
     file = pq.ParquetFile(pa.BufferReader(data))
     facts = json.loads(file.metadata.metadata[_KEY])
     if facts["format"] != FORMAT:
-        raise StateError(f"{path}: its format is {facts['format']!r}, this version reads {FORMAT!r}.")
+        raise StateError(f"{path}: the format is {facts['format']!r}, this version reads {FORMAT!r}.")
     rows = find_rows(file.read().column("clip_hash").to_numpy())
     ends = np.cumsum([cell["clips"] for cell in facts["cells"]])
     cells = tuple(
@@ -144,4 +146,4 @@ def _cell(facts: dict[str, Any], rows: Rows) -> Cell:
 
 
 def _mixture(spans: list[tuple[int, list[tuple[int, list[int]]]]], run: int) -> mixture.Mixture:
-    return mixture.chained([(first, mixture.drifting(pieces, run=run)) for first, pieces in spans])
+    return mixture.chained([(first, mixture.piecewise(pieces, run=run)) for first, pieces in spans])

@@ -95,7 +95,7 @@ def test_latents_of_other_clips_are_no_way_on(shards: Path, tmp_path: Path) -> N
     encode(other, tmp_path / "latents")
     train(smoke(shards, run, *TRAINED, "stages.0.steps=2"))
 
-    with pytest.raises(StateError, match=r"none of the 12 clips of then .* another data set"):
+    with pytest.raises(StateError, match=r"none of the 12 old clips .* another data set"):
         train(smoke(shards, run, *TRAINED, *from_latents(tmp_path / "latents")))
     with pytest.raises(
         ShardError, match=r"its latents are of other clips than those of .* \(structure_finger"

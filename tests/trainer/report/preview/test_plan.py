@@ -179,7 +179,7 @@ def test_the_simulated_figures_are_those_of_the_steps(home: Path, capsys: pytest
         spent = total = 0
         for step in range(STEPS):
             loads = [
-                sum(opened.plan.costs[order.turn(opened.plan, position)[0]] for position in own)
+                sum(opened.plan.costs[order.cell_at(opened.plan, position)[0]] for position in own)
                 for own in order.shares(opened.plan, step, world)
             ]
             spent, total = spent + world * max(loads), total + sum(loads)

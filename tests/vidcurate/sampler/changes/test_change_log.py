@@ -136,7 +136,7 @@ def test_clips_removed_keep_their_places_through_fallbacks(tmp_path: Path) -> No
     # The next change that makes a plan anew lets go of the places.
     run.resume(30, {**run.made, **clips([100])})
     assert not run.changes[-1].with_gaps
-    assert all(not len(cell.past.missing) for cell in run.plan.cells if cell.past)
+    assert all(not len(cell.resumed.missing) for cell in run.plan.cells if cell.resumed)
     assert again.num_clips == run.plan.num_clips - 1
 
 
@@ -228,7 +228,7 @@ def test_steps_of_a_clip_and_exposures_hold_over_changes(tmp_path: Path) -> None
         for one, of_step in zip(alone, order.step_micro_batches(run.plan, step), strict=True):
             assert (one.position, one.cell) == (of_step.position, of_step.cell)
             assert one.rows.tolist() == of_step.rows.tolist()  # spares of clips that are gone among them
-            assert one.passes.tolist() == of_step.passes.tolist()
+            assert one.epochs.tolist() == of_step.epochs.tolist()
     seen: dict[str, list[int]] = {}
     last = order.positions(run.plan, 39).stop
     for position in range(last):
@@ -273,23 +273,23 @@ def test_a_journal_that_is_missing_or_altered_is_refused(tmp_path: Path) -> None
     for path in (run.journal_folder / f"{run.name}.json", run.journal_folder / f"{plan}.parquet"):
         data = path.read_bytes()
         path.write_bytes(data[:-3] + b"xyz")
-        with pytest.raises(StateError, match="was altered after it was written"):
+        with pytest.raises(StateError, match="was altered after the run wrote it"):
             run.replayed(fresh)
         path.unlink()
-        with pytest.raises(StateError, match="Copy the journal folder of the run that made them"):
+        with pytest.raises(StateError, match="Copy the journal folder of the run that made the changes"):
             run.replayed(fresh)
         path.write_bytes(data)
     copied = tmp_path / "copied"
-    change_log.copy(run.journal_folder, copied, run.name)
+    change_log.copy_change_log(run.journal_folder, copied, run.name)
     assert sorted(path.name for path in copied.iterdir()) == sorted(
         path.name for path in run.journal_folder.iterdir()
     )
 
 
-def test_a_plan_that_cannot_be_made_again_is_not_continued_from(tmp_path: Path) -> None:
+def test_a_plan_that_cannot_be_rebuilt_is_refused(tmp_path: Path) -> None:
     run = Run(tmp_path, clips(range(20)))
     run.spec = SPEC.model_copy(update={"micro_batches_per_step": 5})  # not what the state was saved with
-    with pytest.raises(StateError, match="cannot be made again"):
+    with pytest.raises(StateError, match="cannot rebuild the plan"):
         run.resume(4, {**run.made, **clips([50])})
 
 
