@@ -193,7 +193,8 @@ def _unknown(state: LoaderState, index: Index) -> Finding:
     return Finding(
         kind="unknown",
         text=f"the state has {state.num_clips} clips (structure {state.structure_fingerprint[:8]}), the "
-        f"index now {len(index)} ({index.structure_fingerprint[:8]}), and the run has no copy of the old index",
+        f"index now {len(index)} (structure {index.structure_fingerprint[:8]}), and the run has no copy of "
+        "the old index",
     )
 
 
