@@ -35,6 +35,7 @@ SECTIONS = {
         "train", "launch", "serve", "sample", "gallery", "train-report", "train-inspect", "plan",
         "precompute", "convert", "experiment", "cluster", "gpus",
     ),
+    "This installation": ("recipes", "version"),
 }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import sys
 
 from vidcurate.cli import analyse as analyse  # importing a file of commands adds them to the app
 from vidcurate.cli import curate as curate
+from vidcurate.cli import installation as installation
 from vidcurate.cli import scores as scores
 from vidcurate.cli import shards as shards
 from vidcurate.cli import training as training
