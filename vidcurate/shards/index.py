@@ -39,6 +39,7 @@ from vidcurate.shards.index_file import (
     stamp_of,
 )
 from vidcurate.shards.index_file import INDEX_NAME as INDEX_NAME
+from vidcurate.shards.index_trust import check_bounds, check_digest
 from vidcurate.shards.remote_index import RemoteShards, RemoteSpec, open_shards
 from vidcurate.storage import object_store
 
@@ -170,9 +171,10 @@ def _is_number(dtype: Any) -> bool:
 def read_index(place: Path | str, *, check_files: bool = True, remote: RemoteSpec | None = None) -> Index:
     """Open the index of the shards in a folder or at a URL, which is read as `remote` says.
 
-    Raises MissingError when there is none; ShardError when it is damaged or of another format, or (with
-    `check_files`) when a shard is missing or shorter than the index says; StorageError and InputError for a
-    URL. At a URL `check_files` also notes which version of each shard is there now: no other will be read.
+    Raises MissingError when there is none; ShardError when it is damaged, of another format, or holds a size or
+    rate that no clip has, or (with `check_files`) when a shard is missing or shorter than the index says, or the
+    manifest names another index; StorageError and InputError for a URL. At a URL `check_files` also notes which
+    version of each shard is there now: no other will be read.
     """
     where = object_store.place(place)
     shards = open_shards(where, INDEX_NAME, remote or RemoteSpec()) if isinstance(where, str) else None
@@ -180,6 +182,7 @@ def read_index(place: Path | str, *, check_files: bool = True, remote: RemoteSpe
     path = folder / INDEX_NAME
     stamp = stamp_of(path)
     table, sums = read_and_sum(folder, list(_FIRST))
+    check_bounds(table, path)
     shard = table.column("shard").chunk(0)
     names = shard.dictionary.to_pylist()
     order = np.argsort(np.array(names, dtype=object), kind="stable")
@@ -212,6 +215,8 @@ def read_index(place: Path | str, *, check_files: bool = True, remote: RemoteSpe
     )
     if check_files:
         _check_files(index)
+        if not shards:
+            check_digest(folder)
     return index
 
 

@@ -1,5 +1,6 @@
 """The index gives back what was written, reads any clip at its offset, and its fingerprints tell changes."""
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from blake3 import blake3
 
 from tests.call_count import calls_of
 from vidcurate.errors import MissingError, ShardError, StorageError
@@ -345,3 +347,52 @@ def test_a_hundred_thousand_clips_open_without_a_call_for_each(tmp_path: Path) -
     assert len(opened) == 100_000
     assert len(opened.shards) == 100
     assert calls < 20_000
+
+
+@pytest.mark.parametrize("value", [-1, 0, 1 << 30])
+@pytest.mark.parametrize("name", ["width", "height"])
+def test_a_size_that_no_clip_has_is_refused_by_clip(tmp_path: Path, name: str, value: int) -> None:
+    index_file.write_index(tmp_path, columns(3, **{name: [640, value, 640]}))
+
+    with pytest.raises(ShardError, match=rf"clip 'clip_0000001' has {name} {value}; it must lie in 1 to"):
+        index.read_index(tmp_path, check_files=False)
+
+
+@pytest.mark.parametrize("value", [-1.0, 0.0, 1e30, float("inf"), float("-inf"), float("nan")])
+def test_a_frame_rate_that_no_clip_has_is_refused_by_clip(tmp_path: Path, value: float) -> None:
+    index_file.write_index(tmp_path, columns(3, fps=[25.0, 25.0, value]))
+
+    with pytest.raises(ShardError, match="clip 'clip_0000002' has fps"):
+        index.read_index(tmp_path, check_files=False)
+
+
+@pytest.mark.parametrize("value", [-1, 0, 1 << 40])
+def test_a_number_of_frames_that_no_clip_has_is_refused_by_clip(tmp_path: Path, value: int) -> None:
+    index_file.write_index(tmp_path, columns(3, num_frames=[value, 5, 5]))
+
+    with pytest.raises(ShardError, match=rf"clip 'clip_0000000' has num_frames {value}"):
+        index.read_index(tmp_path, check_files=False)
+
+
+def test_an_index_that_the_manifest_does_not_name_is_refused(tmp_path: Path) -> None:
+    rows = columns()
+    write_shards(tmp_path, rows)
+    index_file.write_index(tmp_path, rows)
+    named = blake3((tmp_path / "index.parquet").read_bytes()).hexdigest()
+    (tmp_path / "manifest.json").write_text(json.dumps({"index": {"blake3": named}}))
+    assert len(index.read_index(tmp_path)) == 12
+
+    index_file.write_index(tmp_path, columns(level=[2] * 12))
+    with pytest.raises(ShardError, match=r"index\.parquet: is not the file that manifest\.json names"):
+        index.read_index(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"index": 3}'])
+def test_a_manifest_that_names_no_digest_is_refused(tmp_path: Path, text: str) -> None:
+    rows = columns()
+    write_shards(tmp_path, rows)
+    index_file.write_index(tmp_path, rows)
+    (tmp_path / "manifest.json").write_text(text)
+
+    with pytest.raises(ShardError, match=r"manifest\.json: names no digest"):
+        index.read_index(tmp_path)
