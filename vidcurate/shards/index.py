@@ -171,10 +171,10 @@ def _is_number(dtype: Any) -> bool:
 def read_index(place: Path | str, *, check_files: bool = True, remote: RemoteSpec | None = None) -> Index:
     """Open the index of the shards in a folder or at a URL, which is read as `remote` says.
 
-    Raises MissingError when there is none; ShardError when it is damaged, of another format, or holds a size or
-    rate that no clip has, or (with `check_files`) when a shard is missing or shorter than the index says, or the
-    manifest names another index; StorageError and InputError for a URL. At a URL `check_files` also notes which
-    version of each shard is there now: no other will be read.
+    Raises MissingError when there is none; ShardError when it is damaged, of another format, or holds a size
+    or rate that no clip has, or (with `check_files`) when a shard is missing or shorter than the index says,
+    or the manifest names another index; StorageError and InputError for a URL. At a URL `check_files` also
+    notes which version of each shard is there now: no other will be read.
     """
     where = object_store.place(place)
     shards = open_shards(where, INDEX_NAME, remote or RemoteSpec()) if isinstance(where, str) else None

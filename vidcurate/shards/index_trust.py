@@ -61,6 +61,6 @@ def check_digest(folder: Path) -> None:
     found = blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
     if found != wanted:
         raise ShardError(
-            f"{path}: is not the file that {_MANIFEST} names (BLAKE3 {found[:16]}…, not {str(wanted)[:16]}…). "
+            f"{path}: is not the file that {_MANIFEST} names (BLAKE3 {found[:9]}…, not {str(wanted)[:9]}…). "
             f"Copy both again from where they were built; `vidcurate verify {folder}` looks at the rest."
         )
