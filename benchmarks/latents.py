@@ -9,7 +9,7 @@ cache.
   the other, against numpy.fromfile of the same arrays, which compares nothing.
 - What a training loop waits for its data when a step takes 100 ms elsewhere, against reading when asked.
 - Micro-batches/s of 144p x 51 clips through `space_to_depth`: from their latents, against decoding H.264 and
-  encoding on line, in one process each.
+  encoding online, in one process each.
 """
 
 import argparse

@@ -10,10 +10,10 @@ pieces, and where a
 single clip does not fit, some blocks are lean or recomputed (`trainer.distributed.memory`). Every
 assumption is printed.
 
-Encoding is counted twice: ahead (each clip of a stage once) and on line (at every showing). Ranks are
+Encoding is counted twice: precomputed (each clip of a stage once) and online (at every showing). Ranks are
 simulated on the real order: the slowest rank's time over the mean, step by step, for micro-batches assigned
 round-robin, as published, and by cost. Published: 18,000 hours of H100 for 24,087 steps in three stages, the
-encoders on line; the projection is for the GPU of the measured table.
+encoders online; the projection is for the GPU of the measured table.
 """
 
 import argparse

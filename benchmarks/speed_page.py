@@ -142,7 +142,7 @@ def run_table(found: Figures) -> str:
             ]
         )
     stages = table(
-        ["", "steps", "published", "GPU hours of micro-batches", "updates", "encoding ahead", "on line"],
+        ["", "steps", "published", "GPU hours of micro-batches", "updates", "precomputing", "online"],
         lines,
     )
     ways = []
@@ -157,7 +157,7 @@ def run_table(found: Figures) -> str:
             ]
         )
     return f"{stages}\n\n" + table(
-        ["all three, with waiting", "encoded ahead", "on line", "published (H100)"], ways
+        ["all three, with waiting", "precomputed", "online", "published (H100)"], ways
     )
 
 
