@@ -63,7 +63,7 @@ LATENT_COLUMNS: dict[str, tuple[Any, str]] = {
     ),
     "variance_crc32": (pa.uint32(), "its CRC-32"),
     "failure_kind": (pa.string(), "why the clip could not be decoded; null: it could"),
-    "failure_reason": (pa.string(), "the same in words"),
+    "failure_reason": (pa.string(), "the same as text"),
 }
 TEXT_COLUMNS: dict[str, tuple[Any, str]] = {
     "clip_row": (pa.int64(), "row of the clip in index.parquet"),
