@@ -17,7 +17,7 @@ from rows import Row, as_table, cpu, keep, row
 from trainer.distributed.mesh import ALONE
 from trainer.health.watch import monitor, stop_requests
 from trainer.health.watch.spec import WatchSpec
-from trainer.run_folder import processes
+from trainer.run_folder import process_table
 
 STEP_SECONDS = 0.5
 STARTS = 30
@@ -54,7 +54,7 @@ def main() -> None:
                 watched.pulse.step(step)
             of_phase = (time.perf_counter() - began) / 100_000
             time.sleep(monitor.WATCHER_SECONDS + 3.0)
-            (watcher,) = processes.children(os.getpid())
+            (watcher,) = process_table.children(os.getpid())
             before = processor_seconds(os.getpid()), processor_seconds(watcher)
             time.sleep(given.seconds)
             after = processor_seconds(os.getpid()), processor_seconds(watcher)

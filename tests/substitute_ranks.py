@@ -1,7 +1,7 @@
 """Processes that stand for the ranks of a run: real ones, with real records, that do what a test needs.
 
 They load no torch, so that a test has many of them at once. The records are those of
-trainer.run_folder.processes.
+trainer.run_folder.process_records.
 """
 
 import os
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from trainer.run_folder import processes
+from trainer.run_folder import process_records, process_table
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_SECONDS = 120.0
@@ -22,7 +22,7 @@ LIMIT_SECONDS = 120.0
 RANK = """
 import faulthandler, os, signal, subprocess, sys, time
 from pathlib import Path
-from trainer.run_folder import processes
+from trainer.run_folder import process_records, process_table
 
 run, rank, world_size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 page = os.memfd_create("stacks")
@@ -30,11 +30,11 @@ faulthandler.register(signal.SIGUSR2, file=page)
 
 {body}
 
-record = processes.this_process(
+record = process_records.record_of_this_process(
     run, rank=rank, local_rank=rank, world_size=world_size, stack_descriptor=page
 )
-processes.write_process(run, record)
-held = processes.hold_record(run, rank)
+process_records.write_record(run, record)
+held = process_records.hold_record(run, rank)
 main()
 """
 
@@ -87,7 +87,7 @@ class Ranks:
             words = [sys.executable, "-c", code, str(self.run), str(rank), str(len(bodies))]
             self.started.append(subprocess.Popen(words, cwd=ROOT))
         until = time.monotonic() + LIMIT_SECONDS
-        while len(found := processes.read_process(self.run)) < len(bodies):
+        while len(found := process_records.read_records(self.run)) < len(bodies):
             assert time.monotonic() < until
             assert all(process.poll() is None for process in self.started)
             time.sleep(0.02)
@@ -108,7 +108,7 @@ def ranks_of(run: Path) -> Iterator[Ranks]:
 
 
 def is_alive(pid: int) -> bool:
-    return processes.state(pid) != "ended"
+    return process_table.state(pid) != "ended"
 
 
 def all_end(pids: Sequence[int], seconds: float = LIMIT_SECONDS) -> bool:

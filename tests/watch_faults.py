@@ -21,7 +21,7 @@ from trainer.distributed import mesh
 from trainer.health import clock_steps
 from trainer.health.watch import spec as watch_spec
 from trainer.health.watch.spec import SLOW_RANK_STEPS
-from trainer.run_folder import metrics, processes
+from trainer.run_folder import metrics
 from trainer.training import resume, step
 from trainer.training.guard import rerun_step
 from vidcurate.loader import loader
@@ -102,7 +102,7 @@ def begins_slowly(at: int) -> None:
         if tools.recipe.output not in trainings:
             trainings.add(tools.recipe.output)
             time.sleep(LONG_SECONDS)
-            print(f"watched by {len(processes.children(os.getpid()))} process", flush=True)
+            print(f"watched by {len(process_table.children(os.getpid()))} process", flush=True)
         return losses(layout, tools, *arguments)
 
     step.clip_losses = first_is_slow  # type: ignore[assignment]
@@ -159,12 +159,12 @@ def faulty(
         f"from tests.watch_faults import run; run({fault!r}, {rank}, {at}, {list(words)!r}, **{constants!r})"
     )
     started = forks.start(["-c", program], ranks=ranks)
-    began = {pid: processes.start_time(pid) for pid in started.pids}
+    began = {pid: process_table.start_time(pid) for pid in started.pids}
     try:
         yield started
     finally:
         for pid in started.pids:
-            if began[pid] is not None and processes.start_time(pid) == began[pid]:
+            if began[pid] is not None and process_table.start_time(pid) == began[pid]:
                 os.kill(pid, signal.SIGKILL)
         started.codes()
 

@@ -230,7 +230,7 @@ def _run_step(
 
     def check(computed: Computed) -> bool:
         is_made = guard.check(computed, batches)
-        saver.let_copies_end()  # the update overwrites tensors that a background save is copying
+        saver.wait_for_copies()  # the update overwrites tensors that a background save is copying
         return is_made
 
     try:

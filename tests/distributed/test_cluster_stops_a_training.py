@@ -12,7 +12,7 @@ from tests.ssh_hosts import SSHD, fake, serving
 from tests.trainer.shards_for_tests import TINY, make_shards, settings
 from trainer.__main__ import main
 from trainer.health.watch import heartbeat
-from trainer.run_folder import metrics, processes
+from trainer.run_folder import metrics, process_records
 
 
 @pytest.fixture
@@ -54,4 +54,4 @@ def test_a_training_is_seen_looked_into_and_stopped_and_has_saved(
     assert (
         reported.splitlines()[-1] == f"nothing of it runs any more; its newest checkpoint is step-{last:08d}"
     )
-    assert processes.read_process(run) == []
+    assert process_records.read_records(run) == []

@@ -19,7 +19,7 @@ from tests.ssh_hosts import named
 from tests.trainer.shards_for_tests import TINY, make_shards, settings
 from tests.trainer.smi_for_tests import process, put, put_dmesg, xml
 from trainer.__main__ import main
-from trainer.run_folder import metrics, processes
+from trainer.run_folder import metrics, process_records
 
 NODES = ("node1", "node2", "node3")
 LIMIT_SECONDS = 300.0
@@ -66,13 +66,15 @@ def training_in(path: Path, monkeypatch: pytest.MonkeyPatch) -> "Iterator[subpro
             assert launched.poll() is None, (path / "said").read_text()
             assert time.monotonic() < until
             time.sleep(0.1)
-        for record in processes.read_process(run):
+        for record in process_records.read_records(run):
             put_gpus(path / record.host, HOT if record.host == "node3" else GOOD, record.pid)
         yield launched
     finally:
         launched.kill()
         launched.wait()
-        for record in filter(processes.alive, processes.read_process(run)):  # of a test that failed
+        for record in filter(
+            process_records.is_alive, process_records.read_records(run)
+        ):  # of a test that failed
             os.kill(record.pid, signal.SIGKILL)
 
 
@@ -98,7 +100,7 @@ def test_the_commands_of_the_page_print_what_it_shows(
         python, flag, module, *words = shlex.split(line)
         assert (python, flag, module) == ("python", "-m", "trainer")
         if words[1] == "dump":
-            os.kill(processes.read_process(folder / "runs" / "first")[1].pid, signal.SIGSTOP)
+            os.kill(process_records.read_records(folder / "runs" / "first")[1].pid, signal.SIGSTOP)
             time.sleep(1.0)  # until the others wait for it
         assert main(words) == CODES[words[1]]
         out = capsys.readouterr().out

@@ -35,7 +35,7 @@ def words(shards: Path, run: Path, *more: str) -> list[str]:
 FULL_DISK = """
 import os, resource, signal, sys
 from trainer.run_folder.checkpoint import checkpoint
-from trainer.run_folder import processes
+from trainer.run_folder import process_table
 from trainer.__main__ import main
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -45,7 +45,7 @@ save = checkpoint.save
 def on_a_full_disk(run, step, *more):
     if step == 4 and os.environ.get("RANK", "0") in os.environ["FULL"]:
         limits = (int(os.environ["LIMIT"]), resource.RLIM_INFINITY)
-        for writer in processes.children(os.getpid()) or (os.getpid(),):
+        for writer in process_table.children(os.getpid()) or (os.getpid(),):
             resource.prlimit(writer, resource.RLIMIT_FSIZE, limits)
     return save(run, step, *more)
 

@@ -11,7 +11,7 @@ from tests.trainer.shards_for_tests import command_words, events, make_shards
 from tests.watch_faults import faulty, wait_for_steps
 from trainer.cli import exit_codes
 from trainer.run_folder import layout as run_folder_layout
-from trainer.run_folder import metrics, processes
+from trainer.run_folder import metrics, process_table
 from trainer.run_folder.checkpoint import checkpoint
 
 SPEC = ("sample=null", "stages.0.checkpoint_every=1000", "loader.num_workers=0", "watch.stall_seconds=8")
@@ -33,7 +33,7 @@ def test_a_rank_slower_than_the_others_is_named_with_what_it_is_slow_at(
         started.succeed()
 
     (slow,) = events(run, "slow_rank")  # told once, though two windows saw it
-    assert (slow["rank"], slow["host"], slow["by"]) == (1, processes.host_name(), "compute")
+    assert (slow["rank"], slow["host"], slow["by"]) == (1, process_table.host_name(), "compute")
     assert (slow["step"], slow["steps"], slow["policy"]) == (8, 8, "warn")
     assert slow["factor"] > 1.5
     assert slow["compute_seconds"] > 0.4
@@ -73,7 +73,7 @@ def test_a_clock_that_steps_back_is_reported_with_its_host_and_what_to_do(
         started.succeed()
     (step,) = events(run, "clock_step")
     assert step["seconds"] == pytest.approx(-17.0, abs=0.1)
-    assert step["host"] == processes.host_name()
+    assert step["host"] == process_table.host_name()
     assert "chronyd" in step["advice"]
     assert 0 < step["step"] < 400
     assert "the clock was set back by 17.0" in started.text()
@@ -109,6 +109,6 @@ def test_an_xid_in_the_kernels_log_ends_the_run_as_its_policy_says(
     assert started.codes() == codes, started.text()
     (event,) = events(run, "xid")
     assert (event["number"], event["action"], event["bus_id"]) == (number, action, "0000:3b:00")
-    assert event["host"] == processes.host_name()
+    assert event["host"] == process_table.host_name()
     assert event["step"] >= 1
-    assert f"error: rank 0 ends: Xid {number} on 0000:3b:00 on {processes.host_name()}" in started.text()
+    assert f"error: rank 0 ends: Xid {number} on 0000:3b:00 on {process_table.host_name()}" in started.text()

@@ -10,7 +10,7 @@ from tests.forked_runs import Forks
 from tests.trainer.shards_for_tests import command_words, events, make_shards, numbers
 from tests.watch_faults import SPEC, faulty, stall_of
 from trainer.cli import exit_codes
-from trainer.run_folder import processes
+from trainer.run_folder import process_table
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def test_a_rank_that_hangs_in_the_loader_is_named_and_all_end_to_begin_again(
     stall = stall_of(run)
     assert stall["kind"] == "stall"
     assert (stall["step"], stall["rank"], stall["phase"]) == (3, 1, "data")
-    assert stall["host"] == processes.host_name()
+    assert stall["host"] == process_table.host_name()
     assert stall["function"] == "waits_for_a_clip"
     assert stall["at"].startswith("watch_faults.py:")
     assert stall["why"].startswith("is not in the collective in which the others wait (")
@@ -42,7 +42,7 @@ def test_a_rank_that_hangs_in_the_loader_is_named_and_all_end_to_begin_again(
     assert [len(group["who"]) for group in summary["groups"]] == [2, 1]
     assert summary["did_not_move"] == 3
     text = (folder / "stacks.txt").read_text()
-    assert text.startswith(f"odd: {processes.host_name()} rank 1 is not in the collective")
+    assert text.startswith(f"odd: {process_table.host_name()} rank 1 is not in the collective")
     assert "waits_for_a_clip" in text
     assert {path.name for path in folder.glob("rank-*")} == {
         f"rank-{rank:05d}-{number}.json" for rank in range(3) for number in (1, 2)
@@ -80,4 +80,4 @@ def test_with_the_policy_warn_a_stall_is_reported_once_and_nothing_ends(
 
         assert stall["policy"] == "warn"
         assert len(events(run, "stall")) == 1
-        assert processes.state(started.pids[0]) != "ended"
+        assert process_table.state(started.pids[0]) != "ended"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.distributed.environment_names import KNOWN, NAMES, RENAMED
-from trainer.run_folder import processes
+from trainer.run_folder import process_table
 
 IN_QUESTION = re.compile(r"^(NCCL|TORCH|PYTORCH|GLOO|CUDA|OMP)_")
 NEAR = 0.84
@@ -111,7 +111,7 @@ def environment_at_start(pid: int) -> dict[str, str] | None:
 
 
 def _process_name(pid: int) -> str:
-    text = " ".join(word for word in processes.command_line(pid)[:6] if word)
+    text = " ".join(word for word in process_table.command_line(pid)[:6] if word)
     for name in (
         "torchrun",
         "torch.distributed.run",
@@ -132,7 +132,7 @@ def set_by(name: str, value: str, recipe: Mapping[str, str], pid: int | None = N
     if own is not None and own.get(name) != value:
         return "the recipe" if recipe.get(name) == value else "vidcurate"
     while own is not None:
-        above = processes.parent(pid)
+        above = process_table.parent(pid)
         theirs = environment_at_start(above) if above > 0 else None
         if theirs is None:
             break

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trainer.health.clock_steps import boot_time
+from trainer.run_folder import process_table
 from trainer.run_folder.layout import log_path
 from vidcurate.errors import InputError, StorageError
 
@@ -169,6 +170,6 @@ def _copy(log: int, begin: int, console: int, done: threading.Event) -> None:
 
 def process_start_time() -> float:
     """Return when this process started, in seconds since the epoch: before its first import."""
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # the 22nd of all, proc(5)
-    return boot_time() + since_boot
+    ticks = process_table.start_time(os.getpid())
+    assert ticks is not None
+    return boot_time() + ticks / os.sysconf("SC_CLK_TCK")

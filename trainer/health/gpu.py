@@ -18,7 +18,7 @@ from trainer.cli import commands
 from trainer.health import xid
 from trainer.health.timed_command import CommandResult, last_line, run_command
 from trainer.health.xid_log import XidLog, read_xids
-from trainer.run_folder import processes
+from trainer.run_folder import process_table
 
 MIB = 1 << 20
 SMI_SECONDS = 20.0
@@ -199,7 +199,7 @@ def _throttles(element: ElementTree.Element) -> tuple[str, ...]:
 
 def _user(pid: int) -> str | None:
     try:
-        return processes.user_name(Path(f"/proc/{pid}").stat().st_uid)
+        return process_table.user_name(Path(f"/proc/{pid}").stat().st_uid)
     except OSError:
         return None
 

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from trainer.cli import commands
-from trainer.run_folder import whole_file
+from trainer.run_folder import atomic_file
 from vidcurate.errors import InputError
 
 PAGE = "report.html"
@@ -37,10 +37,10 @@ def _run(given: argparse.Namespace) -> None:
     runs = [read_run(run) for run in given.runs]
     balances = [balance(run.lines, run.events) for run in runs]
     if given.cost_table is not None:
-        whole_file.write_atomically(given.cost_table, new_costs(runs[0]).model_dump_json(indent=1) + "\n")
+        atomic_file.write_atomically(given.cost_table, new_costs(runs[0]).model_dump_json(indent=1) + "\n")
     out = given.out or given.runs[0] / PAGE
     if given.out is not None or not given.json:
-        whole_file.write_atomically(out, page(runs, out.parent))
+        atomic_file.write_atomically(out, page(runs, out.parent))
     if given.json:
         reported = [
             run.to_json() | {"balance": asdict(found) if found else None}

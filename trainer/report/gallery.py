@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.run_folder import metrics, sample_rounds, whole_file
+from trainer.run_folder import atomic_file, metrics, sample_rounds
 from vidcurate.errors import InputError, VidcurateError
 
 PAGE = "gallery.html"
@@ -197,7 +197,7 @@ def write_gallery(run: Path, name: str | None = None) -> Path:
 
 def _put(path: Path, text: str) -> Path:
     """Write a file that the training and a server may both write, at any moment."""
-    return whole_file.write_atomically(path, text, by=f"{socket.gethostname()}-{os.getpid()}")
+    return atomic_file.write_atomically(path, text, by=f"{socket.gethostname()}-{os.getpid()}")
 
 
 def main(arguments: list[str] | None = None) -> int:

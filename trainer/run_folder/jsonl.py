@@ -1,7 +1,7 @@
-"""Lines added to a run's diaries: one write each, so that several processes can add to the same file.
+"""JSON lines of a run: append one line per write, so several processes can share a file.
 
-Stdlib only: the watcher writes events too, and starts in a few milliseconds. `trainer.run_folder.metrics`
-has the rest.
+Stdlib only: the monitor process writes events too, and starts in a few milliseconds.
+`trainer.run_folder.metrics` reads the lines.
 """
 
 import json
@@ -17,7 +17,7 @@ EVENTS = "events.jsonl"
 
 
 def to_json_value(value: object) -> object:
-    """Return numbers that JSON has no word for (nan, inf) as text, so that every line is JSON."""
+    """Return the value with nan and inf as text, because JSON has no such numbers."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
@@ -28,7 +28,7 @@ def to_json_value(value: object) -> object:
 
 
 def append_line(path: Path, line: dict[str, Any]) -> None:
-    """Add one line to a diary, in one write. Raises StorageError when the disk refuses."""
+    """Append one line to a JSONL file, in one write. Raises StorageError where the disk fails."""
     data = (json.dumps(to_json_value(line), ensure_ascii=False) + "\n").encode()
     try:
         handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -41,10 +41,10 @@ def append_line(path: Path, line: dict[str, Any]) -> None:
 
 
 def record_event(run: Path, event: str, step: int, /, **facts: Any) -> None:
-    """Add a line to RUN/events.jsonl: what happened at which step and when (`time`, seconds of the epoch)."""
+    """Append an event to RUN/events.jsonl: kind, step, `time` (seconds since the epoch) and `facts`."""
     append_event(run / EVENTS, event, step, **facts)
 
 
 def append_event(path: Path, event: str, step: int, /, **facts: Any) -> None:
-    """Add an event's line to the diary at `path`. Raises StorageError."""
+    """Append an event to the JSONL file `path`. Raises StorageError."""
     append_line(path, {"event": event, "step": step, "time": round(time.time(), 3), **facts})

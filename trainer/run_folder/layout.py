@@ -1,4 +1,4 @@
-"""Which checkpoints a run has, by the names in its folder. The report reads it, which loads no torch."""
+"""Names in a run folder: checkpoints and rank logs. Imports no torch, for the report."""
 
 import re
 from pathlib import Path
@@ -19,7 +19,7 @@ def step_of(path: Path) -> int:
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """Return the complete checkpoints of a run, oldest first; anything else there is passed over."""
+    """Return the complete checkpoints of a run, oldest first; ignore all other files."""
     found = []
     for path in run.iterdir() if run.is_dir() else ():
         match = _NAME.match(path.name)

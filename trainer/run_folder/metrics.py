@@ -1,8 +1,8 @@
-"""The run's diaries: `metrics.jsonl`, a line a step; `validation.jsonl`, a line a round; `events.jsonl`.
+"""Metrics files of a run: metrics.jsonl (per step), validation.jsonl, events.jsonl.
 
-They are the truth; anything else (a page, a tracker) is drawn from them. Losses are float32 means of
-per-clip losses, written with all their digits, so that two runs can be compared bit for bit. Step numbers
-count finished updates: line 100 and the checkpoint `step-00000100` belong together.
+All reports and trackers are derived from these files. Losses are float32 means of per-clip losses, written
+with all digits, so that two runs can be compared bit for bit. Step numbers count finished updates: line 100
+and the checkpoint `step-00000100` belong together.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.run_folder import whole_file
+from trainer.run_folder import atomic_file
 from trainer.run_folder.jsonl import EVENTS as EVENTS
 from trainer.run_folder.jsonl import append_event as append_event
 from trainer.run_folder.jsonl import record_event as record_event
@@ -23,7 +23,7 @@ from vidcurate.errors import StorageError
 METRICS = "metrics.jsonl"
 VALIDATION = "validation.jsonl"
 
-# What differs between two runs of the same recipe: everything else in a line must be equal.
+# Keys that differ between two runs of the same recipe; all other values of a line are equal.
 CLOCK_KEYS = (
     "time",
     "seconds",
@@ -41,7 +41,7 @@ TIMESTEP_BINS = 10
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return a diary's lines; none where there is no file. A last line cut short by a kill is left out.
+    """Return the lines of a JSONL file; none without a file. Skip a last line that a kill truncated.
 
     Raises StorageError for a line that is no JSON object.
     """
@@ -59,17 +59,17 @@ def _object(path: Path, number: int, line: str) -> dict[str, Any]:
         found = None
     if not isinstance(found, dict):
         raise StorageError(
-            f"{path}: line {number} is damaged ({line[:40]!r}); take it out: sed -i {number}d {path}"
+            f"{path}: line {number} is damaged ({line[:40]!r}); remove it: sed -i {number}d {path}"
         )
     return found
 
 
 def forget_after(run: Path, step: int) -> int:
-    """Drop the lines behind `step` of metrics and validation, and what a kill cut short.
+    """Drop the lines of metrics and validation after `step`, and lines that a kill truncated.
 
-    Return how many steps went; the event `steps_dropped` says how many, and from when until when they and
-    their rounds of validation were made. A run that was killed had gone past its last checkpoint; those steps
-    are trained, and written, again.
+    Return the number of dropped steps. The event `steps_dropped` records it, with the time in which these
+    steps and their validation rounds ran. A killed run had continued after its last checkpoint; the resumed
+    run trains and writes those steps again.
     """
     _keep(run / EVENTS, read_metrics(run / EVENTS))
     lines, rounds = read_metrics(run / METRICS), read_metrics(run / VALIDATION)
@@ -88,10 +88,10 @@ def forget_after(run: Path, step: int) -> int:
 
 
 def _keep(path: Path, lines: Iterable[dict[str, Any]]) -> None:
-    """Let a diary hold these lines and nothing else."""
+    """Rewrite a JSONL file with these lines, if they differ."""
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     if path.exists() and text != path.read_text(encoding="utf-8"):
-        whole_file.write_atomically(path, text, is_flushed=True)
+        atomic_file.write_atomically(path, text, is_flushed=True)
 
 
 def mean(losses: Iterable[float]) -> float:
@@ -109,14 +109,14 @@ def mean_by(losses: NDArray[np.float64], names: Sequence[str]) -> dict[str, floa
 
 
 def timestep_bins(timesteps: NDArray[np.float64]) -> list[str]:
-    """Return the tenth of [0, 1000] that each timestep lies in, as "300-400"; 1000 belongs to the last."""
+    """Return the bin of each timestep, a tenth of [0, 1000] such as "300-400"; 1000 is in the last."""
     width = 1000 // TIMESTEP_BINS
     bins = np.clip(timesteps // width, 0, TIMESTEP_BINS - 1).astype(int)
     return [f"{number * width}-{(number + 1) * width}" for number in bins]
 
 
 def seconds_as_text(seconds: float) -> str:
-    """Return a duration as people say it: 8 s, 3 min 20 s, 5 h 12 min."""
+    """Return a duration as text: 8 s, 3 min 20 s, 5 h 12 min."""
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole} s"
@@ -126,7 +126,7 @@ def seconds_as_text(seconds: float) -> str:
 
 
 def console_line(line: dict[str, Any], last_step: int, seconds_per_step: float) -> str:
-    """Return the line that the terminal shows for a metric line."""
+    """Return the console line of a metrics line."""
     left = seconds_as_text((last_step - line["step"]) * seconds_per_step)
     mfu = f"  MFU {100 * line['mfu']:.1f} %" if "mfu" in line else ""
     return (

@@ -13,7 +13,7 @@ from trainer.distributed import memory, mesh
 from trainer.distributed import rank as distributed_rank
 from trainer.distributed.mesh import World
 from trainer.recipe import recipe as recipes
-from trainer.run_folder import jsonl, metrics, processes, whole_file
+from trainer.run_folder import atomic_file, jsonl, metrics, process_table
 from trainer.run_folder.checkpoint import retention
 from trainer.run_folder.checkpoint.async_save import Saved
 from trainer.training import data_position
@@ -53,7 +53,7 @@ def record_start(
             run, start_report.kind, state.step, stage=stage.stage.name, world_size=world.size, **proof
         )
         text = json.dumps(recipes.to_json(context.recipe), indent=1) + "\n"
-        whole_file.write_atomically(run / "recipe.json", text, is_flushed=True)
+        atomic_file.write_atomically(run / "recipe.json", text, is_flushed=True)
     if start_report.kind == "start":
         return
     print_line(
@@ -115,7 +115,7 @@ def record_kernels(context: StepContext, step: int) -> None:
     for name, why in attention.first_refusals(choices).items():
         if not context.world.device.index:
             text = f"attention cannot use {name}, which is installed: {why}"
-            print(f"step {step}: {processes.host_name()}: {text}", file=sys.stderr, flush=True)
+            print(f"step {step}: {process_table.host_name()}: {text}", file=sys.stderr, flush=True)
 
 
 def to_text(event: dict[str, Any]) -> str:

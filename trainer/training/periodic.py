@@ -79,7 +79,7 @@ def validate_if_due(
     if not validation.is_due(context.recipe.validation, state.step, last_step):
         return
     context.pulse.phase("validate")
-    saver.let_copies_end()  # validation swaps the weights with their EMA in place
+    saver.wait_for_copies()  # validation swaps the weights with their EMA in place
     line = validation.validate(state, context, rounds[state.stage])
     if line is not None:
         training_log.print_line(context.world, validation.console_line(line))

@@ -14,7 +14,7 @@ from tests.substitute_ranks import LOOPS, WAITS, Ranks, ranks_of
 from trainer.__main__ import main
 from trainer.health.watch import flight_recorder, heartbeat, stacks
 from trainer.health.watch.flight_recorder import Collective
-from trainer.run_folder import processes
+from trainer.run_folder import process_records
 
 Capture = pytest.CaptureFixture[str]
 
@@ -127,9 +127,9 @@ def test_a_rank_that_has_ended_is_the_odd_one_and_its_id_is_not_looked_at(
     ranks: Ranks, tmp_path: Path, capsys: Capture
 ) -> None:
     ranks.start(WAITS, WAITS)
-    record = processes.read_process(ranks.run)[1]
+    record = process_records.read_records(ranks.run)[1]
     # The id is that of this test by now.
-    processes.write_process(ranks.run, replace(record, pid=os.getpid()))
+    process_records.write_record(ranks.run, replace(record, pid=os.getpid()))
 
     assert dump(ranks, tmp_path / "dump") == 0
 
@@ -140,7 +140,7 @@ def test_a_rank_that_has_ended_is_the_odd_one_and_its_id_is_not_looked_at(
 
 def test_a_rank_on_a_host_that_was_not_asked_is_said(ranks: Ranks, tmp_path: Path, capsys: Capture) -> None:
     ranks.start(WAITS, WAITS)
-    processes.write_process(ranks.run, replace(processes.read_process(ranks.run)[1], host="node7"))
+    process_records.write_record(ranks.run, replace(process_records.read_records(ranks.run)[1], host="node7"))
 
     assert dump(ranks, tmp_path / "dump") == 1
 

@@ -21,7 +21,7 @@ from trainer.cluster.node import facts
 from trainer.cluster.node import health as node_health
 from trainer.cluster.node import processes as node_processes
 from trainer.cluster.nodes import Node, Way
-from trainer.run_folder import processes
+from trainer.run_folder import process_table
 
 Capture = pytest.CaptureFixture[str]
 
@@ -70,7 +70,7 @@ def test_a_process_on_a_gpu_has_its_run_rank_and_user(tools: Path, ranks: Ranks,
     # Other runs may train on this machine.
     mine = [(one["rank"], one["num_workers"]) for one in node["runs"] if one["run"] == run]
     assert mine == [(0, 0), (1, 1)]
-    assert node["gpus"][0]["processes"][0]["user"] == processes.user_name(os.getuid())
+    assert node["gpus"][0]["processes"][0]["user"] == process_table.user_name(os.getuid())
     main(["cluster", "status", "local", "--seconds", "0", "--run", run])
     lines = capsys.readouterr().out.splitlines()
     assert all(len(line) <= 100 for line in lines if run not in line)

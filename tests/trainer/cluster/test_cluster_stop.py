@@ -30,7 +30,7 @@ from tests.substitute_ranks import (
 from tests.trainer.smi_for_tests import process, put, put_smi, xml
 from trainer.__main__ import main
 from trainer.cluster.node import processes as node_processes
-from trainer.run_folder import processes
+from trainer.run_folder import process_records
 
 Capture = pytest.CaptureFixture[str]
 
@@ -98,8 +98,8 @@ def test_a_rank_that_was_stopped_by_hand_is_woken_and_saves(ranks: Ranks) -> Non
 
 def test_a_process_that_got_the_id_of_a_rank_is_left_alone(ranks: Ranks, capsys: Capture) -> None:
     (pid,) = ranks.start(WAITS)
-    record = processes.read_process(ranks.run)[0]
-    processes.write_process(ranks.run, replace(record, start_time=record.start_time - 1))
+    record = process_records.read_records(ranks.run)[0]
+    process_records.write_record(ranks.run, replace(record, start_time=record.start_time - 1))
 
     assert stop(ranks) == 0
 
@@ -110,8 +110,8 @@ def test_a_process_that_got_the_id_of_a_rank_is_left_alone(ranks: Ranks, capsys:
 
 def test_a_rank_of_an_earlier_start_of_the_machine_is_not_looked_for(ranks: Ranks, capsys: Capture) -> None:
     (pid,) = ranks.start(WAITS)
-    processes.write_process(
-        ranks.run, replace(processes.read_process(ranks.run)[0], boot_id="of another start")
+    process_records.write_record(
+        ranks.run, replace(process_records.read_records(ranks.run)[0], boot_id="of another start")
     )
 
     assert stop(ranks) == 0
@@ -195,7 +195,7 @@ def test_a_supervisor_that_begins_again_is_ended_with_what_it_began(
     supervisor = subprocess.Popen(words, cwd=ROOT)
     ranks.started.append(supervisor)
     until = time.monotonic() + LIMIT_SECONDS
-    while not processes.read_process(ranks.run):
+    while not process_records.read_records(ranks.run):
         assert time.monotonic() < until
         time.sleep(0.02)
 
@@ -211,8 +211,8 @@ def test_a_supervisor_that_begins_again_is_ended_with_what_it_began(
 
 def test_a_rank_on_a_host_that_was_not_asked_is_left_and_said(ranks: Ranks, capsys: Capture) -> None:
     ranks.start(WAITS, WAITS)
-    record = processes.read_process(ranks.run)[1]
-    processes.write_process(ranks.run, replace(record, host="node7"))
+    record = process_records.read_records(ranks.run)[1]
+    process_records.write_record(ranks.run, replace(record, host="node7"))
 
     assert stop(ranks, "--grace-seconds", "60") == 1
 

@@ -13,7 +13,6 @@ import pytest
 
 from tests.substitute_ranks import WAITS, Ranks, is_alive, ranks_of
 from trainer.__main__ import main
-from trainer.run_folder import processes
 
 Capture = pytest.CaptureFixture[str]
 
@@ -43,10 +42,10 @@ def dump(run: Path, out: Path) -> int:
     return main(["cluster", "dump", "local", "--run", str(run), "--to", str(out), "--apart-seconds", "0.1"])
 
 
-def forged(run: Path, pid: int) -> processes.ProcessRecord:
+def forged(run: Path, pid: int) -> process_records.ProcessRecord:
     """Return a record in which everything about the process and the folder is true."""
-    mine = processes.this_process(run, rank=0, local_rank=0, world_size=1)
-    return replace(mine, pid=pid, start_time=processes.start_time(pid) or 0)
+    mine = process_records.record_of_this_process(run, rank=0, local_rank=0, world_size=1)
+    return replace(mine, pid=pid, start_time=process_table.start_time(pid) or 0)
 
 
 def copied(run: Path, copy: Path) -> None:
@@ -92,7 +91,7 @@ def test_a_forged_record_of_somebody_elses_process_is_not_believed(
 ) -> None:
     run = tmp_path / "run"
     run.mkdir()
-    processes.write_process(run, forged(run, stranger))
+    process_records.write_record(run, forged(run, stranger))
 
     stop(run)
 
@@ -103,7 +102,7 @@ def test_a_forged_record_of_somebody_elses_process_is_not_believed(
 def test_a_record_that_names_pid_1_lists_and_ends_nothing(tmp_path: Path, capsys: Capture) -> None:
     run = tmp_path / "run"
     run.mkdir()
-    processes.write_process(run, forged(run, 1))
+    process_records.write_record(run, forged(run, 1))
 
     assert main(["cluster", "stop", "local", "--run", str(run), "--dry-run", "--json"]) == 0
 
@@ -116,7 +115,7 @@ def test_another_users_record_of_roots_process_is_not_believed(
     ranks: Ranks, tmp_path: Path, capsys: Capture
 ) -> None:
     (pid,) = ranks.start(WAITS)
-    os.chown(processes.path(ranks.run, 0), 65534, 65534)
+    os.chown(process_records.record_path(ranks.run, 0), 65534, 65534)
 
     stop(ranks.run)
 

@@ -15,7 +15,7 @@ from tests.trainer.shards_for_tests import command_words, events, make_shards
 from trainer.report import command as report_command
 from trainer.report.goodput import PARTS, Ledger, ledger
 from trainer.report.read import read_run
-from trainer.run_folder import jsonl, metrics, processes
+from trainer.run_folder import jsonl, metrics, process_table
 
 KEPT = ("stages.0.steps=8", "stages.0.checkpoint_every=3", "stages.0.log_every=1", "validation.every=4")
 SAMPLED = ("sample.every=4", "sample.steps=1", "preflight.at_start=false")
@@ -88,7 +88,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
     until = time.monotonic() + 300
     while not any(step["step"] > 3 for step in metrics.read_metrics(home / "run" / metrics.METRICS)):
         assert time.monotonic() < until
-        assert processes.state(process.pids[0]) != "ended", process.text()
+        assert process_table.state(process.pids[0]) != "ended", process.text()
         time.sleep(0.005)
     os.kill(process.pids[0], signal.SIGKILL)
     assert process.codes() == [-signal.SIGKILL]

@@ -1,4 +1,4 @@
-"""The two diaries can be read after any kill, and say all digits."""
+"""Metrics files can be read after any kill, and have all digits."""
 
 import json
 import time

@@ -14,7 +14,7 @@ from trainer.distributed import memory
 from trainer.distributed.mesh import ALONE, World
 from trainer.distributed.step_time import Work
 from trainer.model.kernels.autotune import Choice
-from trainer.run_folder import processes
+from trainer.run_folder import process_table
 from trainer.train import train
 from trainer.training import log as training_log
 
@@ -91,7 +91,7 @@ def test_a_kernel_that_is_installed_and_not_taken_is_said_once_on_each_host(
         training_log.record_kernels(context, step)
     said = capsys.readouterr().err.splitlines()
     wanted = (
-        f"step 3: {processes.host_name()}: attention cannot use flash4, which is installed: "
+        f"step 3: {process_table.host_name()}: attention cannot use flash4, which is installed: "
         "first at 405 queries and 405 keys: ModuleNotFoundError: No module named 'cutlass.cute'"
     )
     assert said == [wanted] * lines

@@ -9,7 +9,7 @@ from typing import Any
 
 from trainer.cluster.node import processes as node_processes
 from trainer.health.watch import end_hung_run, heartbeat, stacks
-from trainer.run_folder import processes
+from trainer.run_folder import process_records
 
 AT_ONCE = 4  # ranks; each has several processes looked at together
 
@@ -34,7 +34,7 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     }
 
 
-def _look(here: Sequence[processes.ProcessRecord], seconds: float, run: Path) -> list[stacks.Stack]:
+def _look(here: Sequence[process_records.ProcessRecord], seconds: float, run: Path) -> list[stacks.Stack]:
     """Return the stacks of the ranks and all below them; of a rank that is dead, that it has ended.
 
     A rank's has the step, the phase and the collectives of its heartbeat.
@@ -52,8 +52,8 @@ def _look(here: Sequence[processes.ProcessRecord], seconds: float, run: Path) ->
     ]
 
 
-def _of_rank(record: processes.ProcessRecord, seconds: float, run: Path) -> tuple[stacks.Stack, ...]:
-    if processes.alive(record) and not processes.why_not_of_run(record, run):
+def _of_rank(record: process_records.ProcessRecord, seconds: float, run: Path) -> tuple[stacks.Stack, ...]:
+    if process_records.is_alive(record) and not process_records.why_not_of_run(record, run):
         return stacks.dump(record.pid, seconds, record)
     # Its id may be another process's by now, which is nobody's business here.
     ended = stacks.Stack(host=record.host, pid=record.pid, how="none", rank=record.rank, state="ended")

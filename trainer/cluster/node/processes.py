@@ -1,7 +1,7 @@
-"""The processes of this machine, and which of them belong to a run.
+"""Processes of this machine, and which of them belong to a run.
 
-A process is known by its id and its start time (field 22 of /proc/PID/stat, in clock ticks since boot): an id
-alone is given to another process sooner or later. The records are those of trainer.run_folder.processes.
+Id and start time (field 22 of /proc/PID/stat, in clock ticks since boot) identify a process; the kernel
+reuses an id alone. `trainer.run_folder.process_table` reads /proc, `process_records` has the ranks' records.
 """
 
 import os
@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.run_folder import processes
+from trainer.run_folder import process_records, process_table
 from vidcurate.errors import InputError
 
 LONGEST_COMMAND = 300
@@ -43,27 +43,25 @@ class Process:
         return asdict(self)
 
 
-def look(pid: int, root: Path = Path("/proc")) -> Process | None:
+def look(pid: int) -> Process | None:
     """Return the process, or None where there is none."""
-    folder = root / str(pid)
+    name, fields = process_table.read_stat(pid)
     try:
-        stat = (folder / "stat").read_text(errors="replace")
-        number = folder.stat().st_uid
-    except (OSError, ValueError):
+        number = (process_table.PROC / str(pid)).stat().st_uid
+    except OSError:
         return None
-    # The name stands in brackets and may hold anything, brackets too.
-    name = stat[stat.index("(") + 1 : stat.rindex(")")]
-    fields = stat[stat.rindex(")") + 2 :].split()
-    command = ""
-    with suppress(OSError):
-        words = (folder / "cmdline").read_bytes().rstrip(b"\0").decode(errors="replace").split("\0")
-        command = shlex.join(words) if words != [""] else ""
+    if not fields:
+        return None
+    words = [*process_table.command_line(pid)]
+    while words and not words[-1]:  # a program that rewrote its title may pad it with NULs
+        words.pop()
+    command = shlex.join(words)
     return Process(
         pid=pid,
         start_time=int(fields[19]),
         parent=int(fields[1]),
         state=fields[0],
-        user=processes.user_name(number),
+        user=process_table.user_name(number),
         command=(command or f"[{name}]")[:LONGEST_COMMAND],
     )
 
@@ -109,16 +107,16 @@ def starters(pid: int, all_of: dict[int, Process]) -> list[Process]:
 # ── a run's records ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def records(run: Path) -> list[processes.ProcessRecord]:
+def records(run: Path) -> list[process_records.ProcessRecord]:
     """Return the records of a run's ranks, by rank. Raises InputError, StateError for one that is none."""
     if not run.is_dir():
         raise InputError(f"{run}: no such folder on this node; a run's folder is seen by all its nodes.")
-    return processes.read_process(run)
+    return process_records.read_records(run)
 
 
-def is_here(record: processes.ProcessRecord) -> bool:
+def is_here(record: process_records.ProcessRecord) -> bool:
     """Whether the record is of this host; a name with and without its domain is one host."""
-    return record.host.partition(".")[0] == processes.host_name().partition(".")[0]
+    return record.host.partition(".")[0] == process_table.host_name().partition(".")[0]
 
 
 # ── a run without its records ───────────────────────────────────────────────────────────────────────────────
@@ -147,7 +145,7 @@ def named_run(process: Process) -> tuple[str, int | None] | None:
 
 
 def trainings(
-    all_of: dict[int, Process], recorded: Sequence[processes.ProcessRecord]
+    all_of: dict[int, Process], recorded: Sequence[process_records.ProcessRecord]
 ) -> dict[int, dict[str, Any]]:
     """Return the training processes of this machine by id: run, rank and, for a child, `worker_of`.
 
@@ -156,7 +154,7 @@ def trainings(
     found: dict[int, dict[str, Any]] = {}
     for record in recorded:
         process = all_of.get(record.pid)
-        if process is not None and is_here(record) and processes.alive(record):
+        if process is not None and is_here(record) and process_records.is_alive(record):
             found[record.pid] = {"run": record.run, "rank": record.rank, "worker_of": None}
     parents = {process.parent for process in all_of.values() if named_run(process) is not None}
     for pid, process in all_of.items():

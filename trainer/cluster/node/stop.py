@@ -17,7 +17,7 @@ from typing import Any
 from trainer.cluster.node import processes as node_processes
 from trainer.cluster.node.processes import Process
 from trainer.health import gpu as health_gpu
-from trainer.run_folder import processes
+from trainer.run_folder import process_records
 
 LOOK_SECONDS = 0.1
 WORKER_SECONDS = 10.0  # for the children of a rank that has ended to end by themselves
@@ -161,21 +161,25 @@ def newest(run: Path) -> str | None:
 
 
 def _ranks(
-    recorded: Sequence[processes.ProcessRecord], all_of: dict[int, Process], run: Path
+    recorded: Sequence[process_records.ProcessRecord], all_of: dict[int, Process], run: Path
 ) -> list[Ending]:
     found = []
     for record in recorded:
         process = all_of.get(record.pid)
-        is_alive = process is not None and processes.alive(record)
-        if process is not None and is_alive and not processes.why_not_of_run(record, run):
+        is_alive = process is not None and process_records.is_alive(record)
+        if process is not None and is_alive and not process_records.why_not_of_run(record, run):
             found.append(Ending(process=process, what=f"rank {record.rank}"))
     return found
 
 
-def _other(record: processes.ProcessRecord, all_of: dict[int, Process], run: Path) -> dict[str, Any]:
+def _other(record: process_records.ProcessRecord, all_of: dict[int, Process], run: Path) -> dict[str, Any]:
     """Say why a recorded process is not touched: gone, its id is another one's, or no rank of this run."""
     process = all_of.get(record.pid)
-    why = processes.why_not_of_run(record, run) if process is not None and processes.alive(record) else ""
+    why = (
+        process_records.why_not_of_run(record, run)
+        if process is not None and process_records.is_alive(record)
+        else ""
+    )
     is_gone = not why and (process is None or process.start_time == record.start_time)
     return {
         "rank": record.rank,

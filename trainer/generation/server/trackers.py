@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from trainer.recipe import recipe as recipes
 from trainer.recipe.recipe import TrainRecipe
 from trainer.report.gallery import SERVE
-from trainer.run_folder import metrics, sample_rounds, whole_file
+from trainer.run_folder import atomic_file, metrics, sample_rounds
 from trainer.training import trackers
 from trainer.training.trackers import Home, IsOver, Mirrors
 
@@ -55,7 +55,7 @@ class _Sent:
 
     def keep(self, name: str, value: object) -> None:
         self.known[name] = value
-        whole_file.write_beside(self.path, json.dumps(self.known))
+        atomic_file.replace_text(self.path, json.dumps(self.known))
 
 
 def _news(run: Path, sent: _Sent, is_over: IsOver) -> Iterator[tuple[Path, dict[str, Any]]]:

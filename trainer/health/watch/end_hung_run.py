@@ -18,8 +18,8 @@ from typing import Any
 
 from trainer.health.watch import flight_recorder, heartbeat, stack_groups, stacks
 from trainer.health.watch.stacks import Stack
-from trainer.run_folder import jsonl, processes, whole_file
-from trainer.run_folder.processes import ProcessRecord
+from trainer.run_folder import atomic_file, jsonl, process_records, process_table
+from trainer.run_folder.process_records import ProcessRecord
 
 NOW = "now.json"
 DUMP_SECONDS = 10.0
@@ -48,12 +48,12 @@ class Claim:
 
 
 def _me() -> str:
-    return f"{processes.host_name()}-{os.getpid()}"
+    return f"{process_table.host_name()}-{os.getpid()}"
 
 
 def _write(path: Path, values: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    whole_file.write_beside(path, json.dumps(values, ensure_ascii=False, indent=1) + "\n", by=_me())
+    atomic_file.replace_text(path, json.dumps(values, ensure_ascii=False, indent=1) + "\n", by=_me())
 
 
 def now_path(run: Path) -> Path:
@@ -122,7 +122,7 @@ def forget(run: Path) -> None:
 
 def _look(record: ProcessRecord, seen: heartbeat.RankState | None) -> list[Stack]:
     found = stacks.dump(record.pid, DUMP_SECONDS, record)
-    if not processes.alive(record) and found:
+    if not process_records.is_alive(record) and found:
         found = (replace(found[0], state="ended", how="none", threads=(), note="the process has ended"),)
     if seen is None:
         return list(found)
@@ -168,7 +168,7 @@ def take_part(
     folder = run / stacks.STACKS / now.folder
     # A rank that is gone does not come back, and those left may leave at once: there is no second look.
     apart = apart_seconds if now.kind == "stall" else 0.0
-    ranks = processes.read_process(run)
+    ranks = process_records.read_records(run)
     _dump_twice(folder, record, see, apart)
     summary, until = folder / "summary.json", time.monotonic() + ANSWER_SECONDS
     if not is_first:

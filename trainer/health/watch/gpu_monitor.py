@@ -19,7 +19,7 @@ from trainer.cli import exit_codes
 from trainer.health import clock_steps, gpu, xid, xid_log
 from trainer.health.gpu import Concern
 from trainer.health.xid_log import XidEvent
-from trainer.run_folder import jsonl, processes
+from trainer.run_folder import jsonl, process_table
 from vidcurate.errors import StorageError
 
 CODES: dict[xid.Action, int] = {"drain_node": exit_codes.BAD_NODE, "restart_job": exit_codes.RESTART}
@@ -48,7 +48,7 @@ def _watch(
     if not facts.has_tool and not facts.problem:
         return  # a host without GPUs
     if unread := [text for text in (facts.problem, log.problem) if text]:
-        of_reading = {"host": processes.host_name(), "cannot_read": unread}
+        of_reading = {"host": process_table.host_name(), "cannot_read": unread}
         _record(run, "watch", step(), of_reading, "; ".join(unread))
     # What was so before this run began is the preflight's affair.
     known = {_key(concern) for concern in gpu.concerns(facts)}
@@ -76,7 +76,7 @@ def _watch(
                 known.add(_key(concern))
         code = CODES.get(xid.worst(actions))
         if code is not None and end is not None:
-            end(code, f"{'; '.join(reasons)} on {processes.host_name()}")
+            end(code, f"{'; '.join(reasons)} on {process_table.host_name()}")
             return
 
 
@@ -113,7 +113,7 @@ def _record(run: Path, name: str, step: int, facts: dict[str, Any], to_text: str
 def _xid_facts(event: XidEvent) -> dict[str, Any]:
     policy = event.policy
     return {
-        "host": processes.host_name(),
+        "host": process_table.host_name(),
         "number": event.number,
         "bus_id": event.bus_id,
         "text": event.text,
@@ -126,7 +126,7 @@ def _xid_facts(event: XidEvent) -> dict[str, Any]:
 
 def _concern_facts(concern: Concern) -> dict[str, Any]:
     return {
-        "host": processes.host_name(),
+        "host": process_table.host_name(),
         "gpu": concern.gpu,
         "text": concern.text,
         "action": concern.action,

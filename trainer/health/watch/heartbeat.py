@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.run_folder import whole_file
+from trainer.run_folder import atomic_file
 from vidcurate.errors import StateError
 
 HEARTBEATS = "heartbeats"
@@ -166,7 +166,7 @@ def write_heartbeat(
         facts["collectives"] = list(collectives)
     wanted = path(run, rank)
     wanted.parent.mkdir(parents=True, exist_ok=True)
-    whole_file.write_beside(wanted, json.dumps(facts) + "\n")
+    atomic_file.replace_text(wanted, json.dumps(facts) + "\n")
 
 
 def read_heartbeat(run: Path) -> dict[int, dict[str, Any]]:

@@ -35,8 +35,8 @@ from trainer.health.watch.monitor_process import GOODBYE, Job
 from trainer.health.watch.spec import LostRankError, WatchSpec
 from trainer.health.watch.step_monitor import StepWatch
 from trainer.health.watch.stop_requests import Stop
-from trainer.run_folder import jsonl, processes
-from trainer.run_folder.processes import ProcessRecord
+from trainer.run_folder import jsonl, process_records
+from trainer.run_folder.process_records import ProcessRecord
 from vidcurate.errors import StateError, StorageError
 from vidcurate.executor.shared_memory import anonymous_file
 
@@ -233,7 +233,7 @@ def watching(spec: WatchSpec, run: Path, world: World, stop: Stop) -> Iterator[W
     faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)
     page = anonymous_file(heartbeat.PAGE_BYTES)
     local = os.environ.get("LOCAL_RANK", "0")
-    record = processes.this_process(
+    record = process_records.record_of_this_process(
         run,
         rank=world.rank,
         local_rank=int(local) if local.isdigit() else 0,
@@ -243,7 +243,7 @@ def watching(spec: WatchSpec, run: Path, world: World, stop: Stop) -> Iterator[W
     if world.is_first:
         end_hung_run.forget(run)
     try:
-        with processes.registered(run, record):
+        with process_records.registered(run, record):
             body = _Body(spec, run, record, page, stop)
             try:
                 yield Watched(body.pulse, StepWatch(spec, run, world, stop))
@@ -282,7 +282,7 @@ def _is_broken_line(error: RuntimeError) -> bool:
 
 def _who_is_gone(run: Path, record: ProcessRecord, body: _Body, error: RuntimeError) -> str:
     """Return the words for a broken collective, after the watchers (or this rank) have told of it."""
-    began, since = time.monotonic(), processes.path(run, record.rank).stat().st_mtime
+    began, since = time.monotonic(), process_records.record_path(run, record.rank).stat().st_mtime
     seen = heartbeat.read_page(body.memory)
     first = str(error).strip().splitlines()[0][:200]
     while time.monotonic() < began + GONE_SECONDS:
@@ -293,7 +293,9 @@ def _who_is_gone(run: Path, record: ProcessRecord, body: _Body, error: RuntimeEr
             break  # no watcher saw it
         time.sleep(0.1)
     gone = [
-        one for one in processes.read_process(run) if one.host == record.host and not processes.alive(one)
+        one
+        for one in process_records.read_records(run)
+        if one.host == record.host and not process_records.is_alive(one)
     ]
     with suppress(OSError):
         rank, host = (gone[0].rank, gone[0].host) if gone else (record.rank, record.host)

@@ -26,8 +26,8 @@ from typing import Any
 from trainer.cli import exit_codes
 from trainer.health.watch import end_hung_run, gpu_monitor, heartbeat
 from trainer.health.watch.heartbeat import RankState
-from trainer.run_folder import processes
-from trainer.run_folder.processes import ProcessRecord
+from trainer.run_folder import process_records
+from trainer.run_folder.process_records import ProcessRecord
 from vidcurate.errors import StateError
 
 GOODBYE = b"bye\n"
@@ -65,7 +65,7 @@ class Job:
 
 def job_from(text: str) -> Job:
     values: dict[str, Any] = json.loads(text)
-    return Job(**values | {"record": processes.from_json(values["record"])})
+    return Job(**values | {"record": process_records.from_json(values["record"])})
 
 
 class Watcher:
@@ -75,7 +75,7 @@ class Watcher:
         self.job, self.rank = job, job.record
         self.run = Path(job.record.run)
         self.page = mmap.mmap(job.page, heartbeat.PAGE_BYTES, prot=mmap.PROT_READ)
-        self.since = processes.path(self.run, self.rank.rank).stat().st_mtime
+        self.since = process_records.record_path(self.run, self.rank.rank).stat().st_mtime
         self.peers: dict[int, ProcessRecord] = {}
         self.assigned_with: end_hung_run.Claim | None = None
         self.assigned_at: tuple[int, str] | None = None  # step and phase of this rank then
@@ -145,19 +145,23 @@ class Watcher:
         if seen.phase in ("start", "end") or self.rank.world_size == 1:
             return None
         if len(self.peers) < self.rank.world_size:
-            found = {one.rank: one for one in processes.read_process(self.run)}
+            found = {one.rank: one for one in process_records.read_records(self.run)}
             current = {rank: one for rank, one in found.items() if one.world_size == self.rank.world_size}
             self.peers |= current
         for one in self.peers.values():
             is_here = one.host == self.rank.host and one.boot_id == self.rank.boot_id
-            if is_here and not processes.alive(one) and processes.path(self.run, one.rank).exists():
+            if (
+                is_here
+                and not process_records.is_alive(one)
+                and process_records.record_path(self.run, one.rank).exists()
+            ):
                 return one
         if seen.seconds < SETTLED_SECONDS or time.monotonic() < self.next_look_around:
             return None
         self.next_look_around = time.monotonic() + SETTLED_SECONDS
-        there = {path.name for path in processes.path(self.run, 0).parent.glob("rank-*.json")}
+        there = {path.name for path in process_records.record_path(self.run, 0).parent.glob("rank-*.json")}
         for one in self.peers.values():  # it ended in order, as after an error, and this one was not told
-            if processes.path(self.run, one.rank).name not in there:
+            if process_records.record_path(self.run, one.rank).name not in there:
                 return one
         return None
 
@@ -226,7 +230,7 @@ class Watcher:
         with suppress(OSError):
             os.write(1, (json.dumps({"code": code, "why": why}) + "\n").encode())
         until = time.monotonic() + ENDS_SECONDS
-        while processes.alive(self.rank):
+        while process_records.is_alive(self.rank):
             if time.monotonic() > until:
                 say(f"rank {self.rank.rank} does not end by itself: killed")
                 with suppress(ProcessLookupError):

@@ -23,7 +23,7 @@ from typing import Any
 from trainer.health.timed_command import run_command
 from trainer.health.watch import flight_recorder
 from trainer.health.watch.flight_recorder import Collective
-from trainer.run_folder import processes
+from trainer.run_folder import process_records, process_table
 from vidcurate.errors import StateError
 
 STACKS = "stacks"  # in a run's folder
@@ -214,9 +214,9 @@ def _by_py_spy(program: str, pid: int, seconds: float) -> tuple[tuple[Thread, ..
 
 def _by_signal(pid: int, descriptor: int, seconds: float) -> tuple[tuple[Thread, ...], str]:
     """Have a process write its stacks into the file that it keeps for this; return them, or none and why."""
-    if not processes.catches_usr2(pid):
+    if not process_table.catches_usr2(pid):
         return (), "it does not listen for SIGUSR2"
-    page = processes.PROC / str(pid) / "fd" / str(descriptor)
+    page = process_table.PROC / str(pid) / "fd" / str(descriptor)
     try:
         with page.open("rb") as file:
             before = file.seek(0, os.SEEK_END)
@@ -235,20 +235,22 @@ def _by_signal(pid: int, descriptor: int, seconds: float) -> tuple[tuple[Thread,
     return threads, "" if threads else f"SIGUSR2: no answer in {seconds:g} s"
 
 
-def _descriptor(pid: int, record: processes.ProcessRecord | None) -> int | None:
+def _descriptor(pid: int, record: process_records.ProcessRecord | None) -> int | None:
     """Return which of its files a process writes its stacks to; None: it does not listen, so is not asked."""
     if record is not None and record.pid == pid:
         return record.stack_descriptor
-    words = processes.command_line(pid)
-    if processes.is_loader_worker(pid) and words[-2].isdigit():
+    words = process_table.command_line(pid)
+    if process_table.is_loader_worker(pid) and words[-2].isdigit():
         return int(words[-2])
     return None
 
 
-def _look(pid: int, seconds: float, record: processes.ProcessRecord | None, program: str | None) -> Stack:
-    state = processes.state(pid)
+def _look(
+    pid: int, seconds: float, record: process_records.ProcessRecord | None, program: str | None
+) -> Stack:
+    state = process_table.state(pid)
     seen = Stack(
-        host=processes.host_name(),
+        host=process_table.host_name(),
         pid=pid,
         how="none",
         rank=record.rank if record else None,
@@ -274,15 +276,17 @@ def _look(pid: int, seconds: float, record: processes.ProcessRecord | None, prog
     )
 
 
-def dump(pid: int, seconds: float = 10.0, record: processes.ProcessRecord | None = None) -> tuple[Stack, ...]:
-    """Return the stacks of a process and of all below it, on this host, within about `seconds`.
+def dump(
+    pid: int, seconds: float = 10.0, record: process_records.ProcessRecord | None = None
+) -> tuple[Stack, ...]:
+    """Return the stacks of a process of this host and of its Python descendants, within about `seconds`.
 
-    `record` is the rank's (`processes.read`): with it the stacks carry its rank, and a process that py-spy
-    may not read is asked by SIGUSR2. Of the processes below only those of Python are looked at. It raises
-    nothing: what could not be seen has `how` none and the reason in `note`.
+    `record` is the rank's (`process_records.read_records`): with a record the stacks carry its rank, and a
+    process that py-spy may not read gets SIGUSR2. Raises nothing: a stack that cannot be read has `how` none
+    and the reason in `note`.
     """
     program = py_spy()
-    below = [child for child in processes.children(pid) if _is_python(child) and not _is_watcher(child)]
+    below = [child for child in process_table.children(pid) if _is_python(child) and not _is_watcher(child)]
     rounds = -(-(1 + len(below)) // AT_ONCE)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         looks = [pool.submit(_look, one, seconds / rounds, record, program) for one in (pid, *below)]
@@ -290,8 +294,8 @@ def dump(pid: int, seconds: float = 10.0, record: processes.ProcessRecord | None
 
 
 def _is_python(pid: int) -> bool:
-    return "python" in Path((processes.command_line(pid) or ("",))[0]).name
+    return "python" in Path((process_table.command_line(pid) or ("",))[0]).name
 
 
 def _is_watcher(pid: int) -> bool:
-    return any("trainer.health.watch.monitor_process" in word for word in processes.command_line(pid))
+    return any("trainer.health.watch.monitor_process" in word for word in process_table.command_line(pid))

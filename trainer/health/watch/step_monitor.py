@@ -10,7 +10,7 @@ from trainer.health.watch import spec as watch_spec
 from trainer.health.watch import throughput
 from trainer.health.watch.spec import Policy, WatchSpec
 from trainer.health.watch.stop_requests import Stop
-from trainer.run_folder import jsonl, processes
+from trainer.run_folder import jsonl, process_records
 
 
 class StepWatch:
@@ -45,7 +45,7 @@ class StepWatch:
 
     def _of_slow(self, slow: throughput.SlowRank) -> dict[str, Any]:
         if slow.rank not in self._hosts and self._world.is_first:
-            self._hosts = {one.rank: one.host for one in processes.read_process(self._run)}
+            self._hosts = {one.rank: one.host for one in process_records.read_records(self._run)}
         return {
             "rank": slow.rank,
             "host": self._hosts.get(slow.rank),

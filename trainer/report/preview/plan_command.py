@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cli import commands as cli_commands
-from trainer.run_folder import metrics, whole_file
+from trainer.run_folder import atomic_file, metrics
 from vidcurate.errors import InputError
 
 MOST_PICTURES = 2000  # on one page
@@ -60,7 +60,9 @@ def _show(given: argparse.Namespace) -> tuple[Any, str]:
                 f"--html: {count:,} clips are more than the {MOST_PICTURES:,} of one page; give fewer steps."
             )
         title = f"{found.recipe.name}: steps {first:,} to {last:,}"
-        whole_file.write_atomically(given.html, contact_sheet.page(title, plan.with_pictures(found, batches)))
+        atomic_file.write_atomically(
+            given.html, contact_sheet.page(title, plan.with_pictures(found, batches))
+        )
     words = plan_text.of_steps(batches, captions=given.captions)
     if not given.captions:
         batches = [

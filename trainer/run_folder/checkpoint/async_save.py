@@ -1,10 +1,10 @@
-"""Saves a run's checkpoints, now or in the background, one at a time.
+"""Asynchronous checkpoint saves: one at a time, in the foreground or background.
 
-In the background the tensors are copied to the host while the loop computes its next step (`copies`); before
-it changes one of them it calls `let_copies_end`. A process of each rank writes and hashes the rank's files
-(`save_process`), led by a thread of the rank; the threads talk over a line of their own, rename and move
-LATEST. An error there is raised by the next `wait`; the loop asks every rank after every step whether there
-is one.
+In the background, `device_copy` copies the tensors to the host while the training loop computes its next
+step; before the loop changes a tensor, it calls `wait_for_copies`. A save process beside each rank writes and
+hashes the rank's files (`save_process`), led by a thread of the rank. The threads communicate over a separate
+process group, rename the folder and move LATEST. The next `wait` raises an error of the background save; the
+loop asks every rank after every step whether there is one.
 """
 
 import threading
@@ -25,13 +25,13 @@ from trainer.run_folder.checkpoint.save_process import SaveProcess
 
 Parts = Mapping[str, Mapping[str, Tensor]]
 
-# How long a run that fails lets a save in the background end; with a rank gone it could not.
+# How long a failing run waits for a background save; after a lost rank the save cannot end.
 LAST_WAIT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """A checkpoint that is written. `stall_seconds` is how long the loop stood still for it in all."""
+    """A finished save. `stall_seconds`: how long the training loop waited for it in total."""
 
     path: Path
     step: int
@@ -48,7 +48,7 @@ class AsyncSaver:
         self._beside = device_copy.stream(world.device)
         self._copies = Copies()
         self._stall_seconds = 0.0
-        self._apart: SaveProcess | None = None
+        self._process: SaveProcess | None = None
         self._thread: threading.Thread | None = None
         self._saved: Saved | None = None
         self._error: Exception | None = None
@@ -64,18 +64,19 @@ class AsyncSaver:
         keep_before: int | None = None,
         in_background: bool = False,
     ) -> None:
-        """Write a checkpoint and delete what `keep_last`, `keep_every` and `keep_before` leave out.
+        """Write a checkpoint, then delete those that `keep_last`, `keep_every` and `keep_before` exclude.
 
-        `state` returns what state.json holds; all ranks ask it together. In the background this returns once
-        that is known and the copies are begun, and `wait` gives the result: until `let_copies_end` nobody
-        may change the tensors. The save before must be over (`wait`). Raises StorageError, on every rank.
+        `state` returns the content of state.json, a collective call. In the background, `save` returns after
+        `state` returned and the copies started, and `wait` returns the result: until `wait_for_copies` the
+        caller must not change the tensors. The previous save must be finished (`wait`). Raises StorageError,
+        on every rank.
         """
         assert self._thread is None, "a save is in progress; wait for it first"
         began = time.perf_counter()
 
-        def work(kept: Mapping[str, Any], apart: SaveProcess | None = None) -> None:
+        def work(kept: Mapping[str, Any], process: SaveProcess | None = None) -> None:
             world = self.world.background
-            path = checkpoint.save(self.run, step, tensors, kept, world, apart)
+            path = checkpoint.save(self.run, step, tensors, kept, world, process)
             deleted = mesh.run_on_first_rank(
                 lambda: retention.keep_checkpoints(self.run, keep_last, keep_every, keep_before), world
             )
@@ -87,34 +88,34 @@ class AsyncSaver:
             self._stall_seconds = time.perf_counter() - began
             return
 
-        def work_apart(kept: Mapping[str, Any], apart: SaveProcess, under_way: Copies) -> None:
+        def work_in_background(kept: Mapping[str, Any], process: SaveProcess, under_way: Copies) -> None:
             try:
                 under_way.wait()
-                work(kept, apart)
+                work(kept, process)
             except Exception as error:  # noqa: BLE001 - raised by `wait`
                 self._error = error
 
         with torch.no_grad():
-            pieces = {part: parts.pieces_of(values) for part, values in tensors.items()}
-        apart = self._process_for(pieces)
-        kept = state()  # before the copies: its own small ones would wait for them
+            shards = {part: parts.local_shards(values) for part, values in tensors.items()}
+        process = self._process_for(shards)
+        kept = state()  # before the copies: the small copies in `state` would wait for them
         self._copies = device_copy.begin_copy(
             (
-                (apart.tensors[part][name], piece)
-                for part, theirs in pieces.items()
-                for name, piece in theirs.items()
+                (process.tensors[part][name], shard)
+                for part, theirs in shards.items()
+                for name, shard in theirs.items()
             ),
             self._beside,
         )
         self._stall_seconds = time.perf_counter() - began
-        # A daemon: a rank that fails must end, even while the others' silence keeps the save waiting. It
-        # holds the tensors, so none is freed while it is copied, whatever the loop has instead by then.
-        arguments = (kept, apart, self._copies)
-        self._thread = threading.Thread(target=work_apart, args=arguments, name="saver", daemon=True)
+        # A daemon thread: a failing rank must exit even while the save waits for other ranks. The thread
+        # references the tensors, so that none is freed during its copy.
+        arguments = (kept, process, self._copies)
+        self._thread = threading.Thread(target=work_in_background, args=arguments, name="saver", daemon=True)
         self._thread.start()
 
-    def let_copies_end(self) -> None:
-        """Wait until the tensors of a save in the background are copied: from then on they may change."""
+    def wait_for_copies(self) -> None:
+        """Wait until the tensors of a background save are copied; afterwards they may change."""
         under_way, self._copies = self._copies, Copies()
         if not under_way.are_over:
             began = time.perf_counter()
@@ -122,27 +123,28 @@ class AsyncSaver:
             self._stall_seconds += time.perf_counter() - began
 
     def prepare(self, tensors: Parts) -> SaveProcess:
-        """Start the process for saves in the background, with memory for copies: seconds for a large model.
+        """Start the save process and allocate memory for copies: takes seconds for a large model.
 
-        Without it the first such save does; it is kept for all that follow. Raises StateError.
+        Without this call the first background save starts the process, which serves all later saves. Raises
+        StateError.
         """
-        return self._process_for({part: parts.pieces_of(values) for part, values in tensors.items()})
+        return self._process_for({part: parts.local_shards(values) for part, values in tensors.items()})
 
-    def _process_for(self, pieces: Parts) -> SaveProcess:
-        kinds = {part: parts.kinds(theirs) for part, theirs in pieces.items()}
-        if self._apart is None or not self._apart.fits(kinds):
-            if self._apart is not None:
-                self._apart.close()
-            self._apart = SaveProcess(kinds, pinned=self.world.device.type == "cuda")
-        return self._apart
+    def _process_for(self, shards: Parts) -> SaveProcess:
+        kinds = {part: parts.kinds(theirs) for part, theirs in shards.items()}
+        if self._process is None or not self._process.fits(kinds):
+            if self._process is not None:
+                self._process.close()
+            self._process = SaveProcess(kinds, pinned=self.world.device.type == "cuda")
+        return self._process
 
     @property
     def failed(self) -> bool:
-        """Whether a save in the background has failed on this rank; `wait` raises why."""
+        """Whether a background save has failed on this rank; `wait` raises the error."""
         return self._error is not None
 
     def take(self) -> Saved | None:
-        """Return the save that has ended since the last call, if one has; never waits, never raises."""
+        """Return the save that finished since the last call, if any; never waits, never raises."""
         if self._error is not None or (self._thread is not None and self._thread.is_alive()):
             return None
         self._thread = None
@@ -150,7 +152,7 @@ class AsyncSaver:
         return replace(saved, stall_seconds=self._stall_seconds) if saved else None  # the loop's to know
 
     def wait(self) -> Saved | None:
-        """Wait for the save in the background, if there is one, and return it. Raises its error."""
+        """Wait for the background save, if any, and return it. Raises its error."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -160,8 +162,8 @@ class AsyncSaver:
         return self.take()
 
     def close(self) -> None:
-        """Let the process end; after an error elsewhere a save in progress has LAST_WAIT_SECONDS."""
+        """End the save process; give a save in progress LAST_WAIT_SECONDS to finish."""
         if self._thread is not None:
             self._thread.join(LAST_WAIT_SECONDS)
-        if self._apart is not None:
-            self._apart.close()
+        if self._process is not None:
+            self._process.close()

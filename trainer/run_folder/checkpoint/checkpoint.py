@@ -1,17 +1,17 @@
-"""Checkpoints: a folder that is whole or absent, and says by itself whether it still is.
+"""Checkpoint folders: save atomically, find the newest, verify sizes and hashes, load.
 
     RUN/step-00000100/model/          the weights, by the model's names          (see parts.py)
                       ema/            their moving average, float32
                       optimizer/      exp_avg.<name>, exp_avg_sq.<name>
                       state.json      step, stage, data position, checksums, recipe, … (plain JSON)
-                      manifest.json   size and SHA-256 of each file of these; written last
-    RUN/LATEST                        the name of the newest one
+                      manifest.json   size and SHA-256 of each of these files; written last
+    RUN/LATEST                        the name of the newest checkpoint
 
-All ranks save together, each its own pieces. A save fills `RUN/.step-00000100.partial`, flushes it, renames
-it, then moves LATEST. A load trusts nothing: sizes, hashes, key names and shapes are checked, and files that
-the manifest does not name are not looked at. Any number of ranks reads what any other wrote, and a reader of
-one part needs no other: `rsync --exclude '*/optimizer'` leaves a checkpoint that can be sampled. A save in
-the background is written by a process beside each rank (save_process.py).
+All ranks save together, each its own shards. A save fills `RUN/.step-00000100.partial`, flushes it, renames
+it, then moves LATEST. A load checks sizes, hashes, key names and shapes, and ignores files that the manifest
+does not list. Any number of ranks can read what any other number wrote, and a reader of one part needs no
+other: `rsync --exclude '*/optimizer'` leaves a checkpoint that can be sampled. A process beside each rank
+writes background saves (save_process.py).
 """
 
 import hashlib
@@ -30,7 +30,7 @@ from torch import Tensor
 
 from trainer.distributed import mesh
 from trainer.distributed.mesh import ALONE, World
-from trainer.run_folder import whole_file
+from trainer.run_folder import atomic_file
 from trainer.run_folder.checkpoint import part_metadata, parts
 from trainer.run_folder.checkpoint.checksum import checksum as checksum
 from trainer.run_folder.layout import checkpoints as checkpoints
@@ -42,15 +42,15 @@ from vidcurate.errors import CheckpointError, MissingError, StorageError, Vidcur
 FORMAT = 2
 LATEST = "LATEST"
 PARTS = ("model", "ema", "optimizer")
-HASHING_THREADS = 4  # hashing leaves the interpreter to others
+HASHING_THREADS = 4  # hashing releases the GIL
 _NAME = re.compile(r"^step-(\d{8,})$")
 
 
-class Apart(Protocol):
-    """What writes a rank's pieces elsewhere: `trainer.run_folder.checkpoint.save_process`."""
+class ShardWriter(Protocol):
+    """Writes a rank's shards elsewhere: `trainer.run_folder.checkpoint.save_process`."""
 
-    def hand_of(self, part: str, folder: Path) -> parts.Hand:
-        """Return what writes the pieces of a part into `folder`."""
+    def shard_writer(self, part: str, folder: Path) -> parts.WriteShards:
+        """Return the function that writes the shards of a part into `folder`."""
 
     def digest(self, path: Path) -> str:
         """Return the SHA-256 of a file of the folder, in hex. Raises OSError."""
@@ -58,7 +58,7 @@ class Apart(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint that was read and verified. `parts` maps model, ema and optimizer to their tensors."""
+    """A verified checkpoint in memory. `parts` maps model, ema and optimizer to their tensors."""
 
     path: Path
     state: dict[str, Any]
@@ -89,13 +89,13 @@ def save(
     tensors: Mapping[str, Mapping[str, Tensor]],
     state: Mapping[str, Any],
     world: World = ALONE,
-    apart: Apart | None = None,
+    writer: ShardWriter | None = None,
 ) -> Path:
-    """Write RUN/step-…, then LATEST, and return the folder. `tensors` maps each of PARTS to its own.
+    """Write RUN/step-…, then LATEST, and return the folder. `tensors` maps each of PARTS to its tensors.
 
-    All ranks call it, over one file system. `apart` writes copies of this rank's pieces, where the tensors go
-    on changing. Raises StorageError, on every rank, when the disk refuses one of them; RUN then
-    holds what it held before.
+    A collective, over one file system. `writer` writes copies of this rank's shards, so that the training can
+    continue to change the tensors. Raises StorageError on every rank where the disk fails on one of them; RUN
+    is then unchanged.
     """
     final = run / folder_name(step)
     partial = run / f".{final.name}.partial"
@@ -105,17 +105,17 @@ def save(
         partial.mkdir(parents=True)
 
     def write() -> dict[str, Any]:
-        if apart:
+        if writer:
             written = [
                 path
                 for name in tensors
                 for path in parts.write_part(
-                    partial / name, tensors[name], world, apart.hand_of(name, partial / name)
+                    partial / name, tensors[name], world, writer.shard_writer(name, partial / name)
                 )
             ]
-            digests = {path: apart.digest(path) for path in written}
+            digests = {path: writer.digest(path) for path in written}
         else:
-            with ThreadPoolExecutor(HASHING_THREADS) as pool:  # a part is hashed while the next is written
+            with ThreadPoolExecutor(HASHING_THREADS) as pool:  # hash a part while the next is written
                 hashing = {
                     path: pool.submit(digest, path)
                     for name in tensors
@@ -125,7 +125,7 @@ def save(
         return {str(path.relative_to(partial)): _facts(path, found) for path, found in digests.items()}
 
     def finish(everyone: list[dict[str, Any]]) -> None:
-        whole_file.write_beside(partial / "state.json", _json(state), is_flushed=True)
+        atomic_file.replace_text(partial / "state.json", _json(state), is_flushed=True)
         files = {"state.json": _facts(partial / "state.json", digest(partial / "state.json"))}
         for rank, theirs in enumerate(everyone):
             for name in theirs:
@@ -133,7 +133,7 @@ def save(
                     raise OSError(f"{name} of rank {rank} is not here; the ranks need one common file system")
             files |= theirs
         manifest = {"format": FORMAT, "step": step, "files": files, "versions": _versions()}
-        whole_file.write_beside(partial / "manifest.json", _json(manifest), is_flushed=True)
+        atomic_file.replace_text(partial / "manifest.json", _json(manifest), is_flushed=True)
         for folder in (*(partial / name for name in tensors), partial):
             _flush(folder)
         _put(partial, final)
@@ -153,7 +153,7 @@ def save(
 
 
 def _facts(path: Path, digest: str) -> dict[str, Any]:
-    """Return what the manifest says of a file."""
+    """Return the manifest's entry of a file."""
     return {"size_bytes": path.stat().st_size, "sha256": digest}
 
 
@@ -162,7 +162,7 @@ def _versions() -> dict[str, str]:
 
 
 def _put(partial: Path, final: Path) -> None:
-    """Rename `partial` to `final`. An older folder of that name (a step trained again) makes way."""
+    """Rename `partial` to `final`, replacing an older folder of that name (a step trained again)."""
     old = final.with_name(f".{final.name}.replaced")
     shutil.rmtree(old, ignore_errors=True)
     if final.exists():
@@ -173,16 +173,16 @@ def _put(partial: Path, final: Path) -> None:
 
 
 def point(run: Path, name: str) -> None:
-    """Let LATEST name this checkpoint."""
-    whole_file.write_beside(run / LATEST, name + "\n", is_flushed=True)
+    """Make LATEST name this checkpoint."""
+    atomic_file.replace_text(run / LATEST, name + "\n", is_flushed=True)
     _flush(run)
 
 
 def latest(run: Path) -> Path | None:
-    """Return the checkpoint that LATEST names; None for a run that has none.
+    """Return the checkpoint that LATEST names; None for a run without checkpoints.
 
-    A single checkpoint is the newest without LATEST, too: a kill may have come between the first save and
-    its name. Raises CheckpointError when LATEST points at nothing, or is gone while there are several.
+    Without LATEST a single checkpoint is the newest: a kill may have come between the first save and LATEST.
+    Raises CheckpointError where LATEST names no checkpoint, or is missing while there are several.
     """
     pointer = run / LATEST
     there = checkpoints(run)
@@ -191,17 +191,17 @@ def latest(run: Path) -> Path | None:
             return there[0]
         if there:
             raise CheckpointError(
-                f"{pointer}: is missing while {there[-1].name} is there. "
-                f"To go on from it: echo {there[-1].name} > {pointer}"
+                f"{pointer}: is missing, but {there[-1].name} exists. "
+                f"To resume from it: echo {there[-1].name} > {pointer}"
             )
         return None
     name = pointer.read_text(encoding="utf-8").strip()
     if run / name in there and _NAME.match(name):
         return run / name
     instead = (
-        f"To go on from {there[-1].name}: echo {there[-1].name} > {pointer}"
+        f"To resume from {there[-1].name}: echo {there[-1].name} > {pointer}"
         if there
-        else "There is none left."
+        else "There is no checkpoint left."
     )
     raise CheckpointError(
         f"{pointer}: names {name!r}, which is not a complete checkpoint of this run. {instead}"
@@ -209,9 +209,9 @@ def latest(run: Path) -> Path | None:
 
 
 def find(path: Path) -> Path:
-    """Return the checkpoint meant by `path`: itself, or the one LATEST names when it is a run folder.
+    """Return the checkpoint at `path`, or for a run folder the one that LATEST names.
 
-    Raises MissingError where nothing is at `path`, CheckpointError for what is no checkpoint.
+    Raises MissingError where `path` does not exist, CheckpointError where it is no checkpoint.
     """
     if (path / "manifest.json").is_file():
         return path
@@ -232,7 +232,7 @@ def _json_file(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read ({error}).") from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: holds no JSON object.")
+        raise CheckpointError(f"{path}: is not a JSON object.")
     return value
 
 
@@ -252,7 +252,7 @@ def _check_format(path: Path, manifest: dict[str, Any]) -> None:
 
 
 def listed_files(path: Path, only: Sequence[str] = PARTS) -> dict[str, dict[str, Any]]:
-    """Return what the manifest says of the files of the parts `only`, and of state.json: name → facts.
+    """Return the manifest's entries of the parts `only` and of state.json: name → entry.
 
     Raises CheckpointError.
     """
@@ -268,9 +268,9 @@ def listed_files(path: Path, only: Sequence[str] = PARTS) -> dict[str, dict[str,
 
 
 def verify(path: Path, only: Sequence[str] = PARTS, world: World = ALONE) -> dict[str, Any]:
-    """Check the files of the parts `only`, and state.json, by size and SHA-256; return the manifest.
+    """Check size and SHA-256 of the files of the parts `only` and state.json; return the manifest.
 
-    The ranks share the work; all of them call it. Raises CheckpointError, on all of them, naming the file.
+    A collective: the ranks share the work. Raises CheckpointError on all ranks, naming the file.
     """
 
     def check() -> dict[str, Any]:
@@ -284,9 +284,9 @@ def verify(path: Path, only: Sequence[str] = PARTS, world: World = ALONE) -> dic
 
 
 def check_sizes(path: Path, only: Sequence[str]) -> None:
-    """Check that the files of the parts `only`, and state.json, are there with the manifest's sizes.
+    """Check that the files of the parts `only` and state.json exist with the manifest's sizes.
 
-    No tensor is read, so whoever waits for a copy to end may ask again and again. Raises CheckpointError.
+    Reads no tensor, so a caller that waits for a copy to end may poll. Raises CheckpointError.
     """
     for name, facts in listed_files(path, only).items():
         _check_size(path / name, facts)
@@ -321,16 +321,16 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def read_part(path: Path, part: str) -> dict[str, Tensor]:
-    """Return one part of the checkpoint folder `path`, verified, whole and on the CPU; it needs no other.
+    """Return one verified part of the checkpoint folder `path` as full tensors on the CPU.
 
-    Raises CheckpointError.
+    Needs no other part. Raises CheckpointError.
     """
     verify(path, (part,))
     return parts.read_part_tensors(path / part)
 
 
 def load(path: Path) -> Checkpoint:
-    """Return the checkpoint at `path` (see `find`), verified, all its tensors whole and on the CPU.
+    """Return the verified checkpoint at `path` (see `find`), all full tensors on the CPU.
 
     Raises CheckpointError.
     """

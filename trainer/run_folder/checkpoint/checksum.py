@@ -1,9 +1,9 @@
-"""A number for named tensors that says whether they are the same, however they lie over ranks and devices.
+"""Checksum of named tensors, independent of how they are sharded over devices.
 
-Each element's bits are mixed with its place in the tensor and added up modulo 2^64, where the tensor lies;
-the sums of a tensor's pieces add up to the sum of the whole. A SHA-256 would first have to fetch and join
-what lies on many GPUs, in the middle of training. This finds damage, not malice; the files of a checkpoint
-have their SHA-256.
+The checksum mixes each element's bits with its index in the tensor and adds them modulo 2^64, on the tensor's
+device; the sums of a tensor's shards add up to the sum of the full tensor. A SHA-256 would have to gather the
+shards from many GPUs during training. This detects damage, not malice; the files of a checkpoint have a
+SHA-256.
 """
 
 import hashlib
@@ -17,20 +17,20 @@ from trainer.distributed import mesh
 _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _ODD = 0xBF58476D1CE4E5B9 - (1 << 64)
-# Elements mixed at a time: as many as stay in a core's cache, or keep a GPU busy while the next is started.
+# Elements per chunk: as many as fit into a core's cache, or keep a GPU busy while the next kernel starts.
 _CHUNKS = {"cpu": 1 << 16, "cuda": 1 << 22}
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """Return this rank's piece as one row of whole numbers."""
+    """Return this rank's shard as one row of integers."""
     return mesh.local_shard(tensor).contiguous().reshape(-1).view(_INTEGER[tensor.element_size()])
 
 
 def _mixed_sums(alike: Sequence[Tensor], first: int) -> Tensor:
-    """Return the sum over each of these rows of one length and dtype, int64 where they lie.
+    """Return the sum of each of these rows of one length and dtype, int64 on their device.
 
-    `first`: the place of their first element. A GPU starts as few kernels for many small rows as for a
-    large one.
+    `first`: the index of their first element in the tensor. A GPU starts as few kernels for many small rows
+    as for a large one.
     """
     device, length = alike[0].device, len(alike[0])
     chunk = _CHUNKS[device.type]
@@ -49,18 +49,18 @@ def _mixed_sums(alike: Sequence[Tensor], first: int) -> Tensor:
     return sums
 
 
-def _sums_of_pieces(tensors: Sequence[Tensor], cuts: Sequence[mesh.ShardLocation]) -> Tensor:
-    """Return the sum over this rank's piece of each tensor, int64 [n], where the first one lies.
+def _sums_of_shards(tensors: Sequence[Tensor], locations: Sequence[mesh.ShardLocation]) -> Tensor:
+    """Return the sum over this rank's shard of each tensor, int64 [n], on the device of the first.
 
-    Tensors of the same shape that are cut alike are mixed together.
+    Tensors of the same shape and shard location are mixed together.
     """
     groups: dict[Hashable, list[int]] = {}
-    for number, (tensor, cut) in enumerate(zip(tensors, cuts, strict=True)):
-        groups.setdefault((tensor.device, tensor.dtype, tensor.shape, cut), []).append(number)
+    for number, (tensor, location) in enumerate(zip(tensors, locations, strict=True)):
+        groups.setdefault((tensor.device, tensor.dtype, tensor.shape, location), []).append(number)
     device = mesh.local_shard(tensors[0]).device
     places, found = [], []
     for numbers in groups.values():
-        tensor, (_, first_row) = tensors[numbers[0]], cuts[numbers[0]]
+        tensor, (_, first_row) = tensors[numbers[0]], locations[numbers[0]]
         first = first_row * (tensor.numel() // tensor.shape[0]) if first_row else 0
         found.append(_mixed_sums([_bits(tensors[number]) for number in numbers], first).to(device))
         places += numbers
@@ -73,14 +73,14 @@ def _sums_of_pieces(tensors: Sequence[Tensor], cuts: Sequence[mesh.ShardLocation
 def checksum(tensors: Mapping[str, Tensor]) -> str:
     """Return 64 hex digits over names, shapes, dtypes and values; the order of names does not matter.
 
-    Of tensors that lie over ranks, these must ask together; all get the same answer.
+    With sharded tensors this is a collective: all ranks must call it, and get the same result.
     """
     names = sorted(tensors)
     if not names:
         return hashlib.sha256().hexdigest()
     in_order = [tensors[name] for name in names]
-    cuts = mesh.shard_locations(in_order)
-    sums = mesh.sum_over_shards(_sums_of_pieces(in_order, cuts), cuts)
+    locations = mesh.shard_locations(in_order)
+    sums = mesh.sum_over_shards(_sums_of_shards(in_order, locations), locations)
     total = hashlib.sha256()
     for name, value in zip(names, sums.tolist(), strict=True):
         total.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)} {value}\n".encode())

@@ -1,8 +1,8 @@
-"""Weight files: PixArt and Open-Sora checkpoints in, Open-Sora safetensors out.
+"""Convert weights: read PixArt and Open-Sora checkpoints, write Open-Sora safetensors.
 
 A source is a .safetensors, .pt, .pth or .bin file, or a folder with one (sharded with its index, or not), or
-a part of a checkpoint such as step-00000100/model. A folder is written as a whole or not at all:
-`config.json` and `model.safetensors`, in shards where asked for. `python -m trainer convert` is the command.
+a part of a checkpoint such as step-00000100/model. Folders are written atomically: `config.json` and
+`model.safetensors`, or shards. `python -m trainer convert` is the command.
 """
 
 import json
@@ -27,28 +27,27 @@ from vidcurate.errors import CheckpointError, InputError, MissingError, StorageE
 
 CONFIG = "config.json"
 WHOLE = "model.safetensors"
-# In a folder, the first of these that is there is read; ColossalAI keeps its shards in model/.
+# In a folder, the first of these that exists is read; ColossalAI keeps its shards in model/.
 NAMES = (f"{WHOLE}.index.json", WHOLE, "pytorch_model.bin.index.json", "pytorch_model.bin", "ema.pt", "model")
-# What names of PixArt's begin with, in its own files, around them, and in diffusers'.
+# Prefixes of PixArt's names: in its own files, in the dictionary around them, in diffusers.
 PIXART = ("blocks.", "state_dict", "transformer_blocks.")
-# What Hugging Face's config.json holds besides the model's fields.
+# Keys of Hugging Face's config.json besides the model's fields.
 FOREIGN = {"model_type", "architectures", "torch_dtype", "dtype", "transformers_version", "_name_or_path"}
 FOREIGN |= {"auto_map", "input_size", "force_huggingface", "from_pretrained", "return_dict", "_commit_hash"}
 
 
 def read_tensors(source: Path) -> dict[str, object]:
-    """Return what `source` holds, on the CPU, in its own dtypes; a .pth may hold more than tensors' names.
+    """Return the content of `source` on the CPU, in its own dtypes; a .pth may have more than tensors.
 
-    A folder is searched for NAMES. Shards must hold what their index lists, no less and no more. Pickled
-    files are read as tensors only, never as code. Raises MissingError for no such file, CheckpointError for a
-    damaged one.
+    Searches a folder for NAMES. Shards must contain exactly what their index lists. Unpickles tensors only,
+    never code. Raises MissingError for no such file, CheckpointError for a damaged file.
     """
     if (source / part_metadata.METADATA).is_file():  # a part of a checkpoint of the trainer's
         return dict(checkpoint.read_part(source.parent, source.name))
     if source.is_dir():
         found = next((source / name for name in NAMES if (source / name).exists()), None)
         if found is None:
-            raise InputError(f"{source}: holds no weights; looked for {', '.join(NAMES)}.")
+            raise InputError(f"{source}: has no weights; looked for {', '.join(NAMES)}.")
         return read_tensors(found)
     if not source.is_file():
         raise MissingError(f"{source}: there is no such file.")
@@ -61,7 +60,7 @@ def read_tensors(source: Path) -> dict[str, object]:
     except (SafetensorError, pickle.UnpicklingError, EOFError, OSError, RuntimeError, ValueError) as error:
         raise CheckpointError(f"{source}: cannot be read as weights ({_first_line(error)}).") from error
     if not isinstance(loaded, dict):
-        raise CheckpointError(f"{source}: holds a {type(loaded).__name__}, not named tensors.")
+        raise CheckpointError(f"{source}: is a {type(loaded).__name__}, not named tensors.")
     return loaded
 
 
@@ -86,9 +85,9 @@ def _read_shards(index: Path) -> dict[str, object]:
 
 
 def read_open_sora(source: Path, config: STDiT3Config | None = None) -> dict[str, Tensor]:
-    """Return a whole STDiT3 state dict as stored at `source`, bit for bit and in its dtypes.
+    """Return the STDiT3 state dict stored at `source`, bit for bit and in its dtypes.
 
-    `config` says which model it must be; None takes config.json beside it, or XL/2. Raises CheckpointError,
+    `config` is the expected model; None means config.json beside `source`, or XL/2. Raises CheckpointError,
     naming the key, where a key is missing or unexpected, a shape differs, or the RoPE is not this model's.
     """
     config = config or read_config(source) or XL_2
@@ -100,7 +99,7 @@ def read_open_sora(source: Path, config: STDiT3Config | None = None) -> dict[str
         )
     shapes = state_shapes(config)
     for problem, names in (
-        ("misses", set(shapes) - set(held)),
+        ("lacks", set(shapes) - set(held)),
         ("has the unexpected", set(held) - set(shapes)),
     ):
         if names:
@@ -122,14 +121,14 @@ def read_open_sora(source: Path, config: STDiT3Config | None = None) -> dict[str
 def read_config(source: Path) -> STDiT3Config | None:
     """Return the configuration of config.json in or beside `source`; None where there is none.
 
-    A part of a checkpoint has that of its run. Hugging Face's own keys are passed over. Raises
-    CheckpointError for one that is nobody's.
+    A part of a checkpoint has that of its run. Ignores Hugging Face's own keys. Raises CheckpointError for
+    unknown keys.
     """
     path = (source if source.is_dir() else source.parent) / CONFIG
     if (source / part_metadata.METADATA).is_file():
         recipe = checkpoint.read_state(source.parent).get("recipe")
         if not isinstance(recipe, dict) or not isinstance(recipe.get("model"), dict):
-            raise CheckpointError(f"{source.parent}: its state.json holds no recipe of a model.")
+            raise CheckpointError(f"{source.parent}: its state.json has no recipe of a model.")
         return STDiT3Config.model_validate_json(json.dumps(recipe["model"]))
     if not path.is_file():
         return None
@@ -147,13 +146,13 @@ def read_config(source: Path) -> STDiT3Config | None:
 def write_open_sora(
     state: Mapping[str, Tensor], config: STDiT3Config, folder: Path, *, shard_bytes: int | None = None
 ) -> None:
-    """Write `folder` with config.json and the tensors, bit for bit; it appears whole or not at all.
+    """Write `folder` atomically, with config.json and the tensors, bit for bit.
 
     `shard_bytes` splits the tensors into shards of at most that many bytes, with an index, in the order of
-    their names. Raises InputError where `folder` is there already, StorageError where it cannot be written.
+    their names. Raises InputError where `folder` exists, StorageError where the disk fails.
     """
     if folder.exists():
-        raise InputError(f"{folder}: is there already; name a folder that is not.")
+        raise InputError(f"{folder}: exists already; name a new folder.")
     partial = folder.with_name(f".{folder.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)

@@ -1,11 +1,11 @@
-"""`python -m trainer convert`: arguments, and what became of the weights as text or JSON.
+"""Command `python -m trainer convert`: convert, check, export or show weights.
 
-    python -m trainer convert pixart   SOURCE FOLDER    convert, and print what became of every key
-    python -m trainer convert opensora SOURCE FOLDER    check names and shapes, and write anew
-    python -m trainer convert export   RUN    FOLDER    write the moving average of a checkpoint of ours
+    python -m trainer convert pixart   SOURCE FOLDER    convert, and print a report of every key
+    python -m trainer convert opensora SOURCE FOLDER    check names and shapes, and write a copy
+    python -m trainer convert export   RUN    FOLDER    write the EMA of one of the trainer's checkpoints
     python -m trainer convert show     SOURCE           print configuration, sizes, dtypes
 
-torch is loaded when the command runs, so that --help and a wrong argument answer at once.
+The command imports torch only when it runs, so that --help and a wrong argument answer at once.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from vidcurate.errors import InputError
 def _parser() -> argparse.ArgumentParser:
     parser = commands.parser(
         "convert",
-        "Weight files: PixArt and Open-Sora checkpoints in, Open-Sora safetensors out.",
+        "Convert weights: read PixArt and Open-Sora checkpoints, write Open-Sora safetensors.",
         "  python -m trainer convert pixart PixArt-Sigma-XL-2-2K-MS.pth weights/pixart-sigma\n"
         "  python -m trainer convert opensora OpenSora-STDiT-v3 weights/opensora\n"
         "  python -m trainer convert export runs/smoke weights/smoke --dtype bfloat16\n"
@@ -29,28 +29,30 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "action",
         choices=["pixart", "opensora", "export", "show"],
-        help="convert PixArt's, check and copy Open-Sora's, write a run's average, or print what is there",
+        help="convert PixArt's weights, check and copy Open-Sora's, write a run's EMA, or print a summary",
     )
     parser.add_argument("source", type=Path, help="a weights file, a folder with one, or a run to export")
     parser.add_argument("folder", type=Path, nargs="?", help="the folder to write (not for show)")
     parser.add_argument(
-        "--size", choices=["XL/2", "3B/2"], help="the model; default: config.json beside it, or XL/2"
+        "--size", choices=["XL/2", "3B/2"], help="the model; default: config.json beside SOURCE, or XL/2"
     )
     parser.add_argument(
         "--allow", action="append", default=[], metavar="KEY", help="an unexpected key to leave out"
     )
-    parser.add_argument("--seed", type=int, default=0, help="for what the source does not hold (default 0)")
-    parser.add_argument("--raw", action="store_true", help="with export: the weights, not their average")
     parser.add_argument(
-        "--dtype", choices=["float32", "bfloat16", "float16"], help="round what is written; default: as it is"
+        "--seed", type=int, default=0, help="seed of the weights that SOURCE lacks (default 0)"
+    )
+    parser.add_argument("--raw", action="store_true", help="with export: the weights, not their EMA")
+    parser.add_argument(
+        "--dtype", choices=["float32", "bfloat16", "float16"], help="dtype of the output; default: SOURCE's"
     )
     parser.add_argument("--shard-gb", type=float, help="split the output into shards of at most so many GB")
-    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit code: 0 done, 1 a file does not fit, 2 a wrong request."""
+    """Run the command; return its exit code: 0 done, 1 wrong file, 2 wrong request."""
     parser = _parser()
     given = parser.parse_args(arguments)
     if (given.folder is None) != (given.action == "show"):
@@ -60,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(given: argparse.Namespace) -> None:
     if given.folder is not None and given.folder.exists():
-        raise InputError(f"{given.folder}: is there already; name a folder that is not.")
+        raise InputError(f"{given.folder}: exists already; name a new folder.")
     with commands.loading():
         import torch
 

@@ -1,8 +1,7 @@
-"""Copies of tensors to the host that travel while the GPU goes on computing.
+"""Device-to-host copies of tensors, asynchronous on a separate CUDA stream.
 
-They run on a stream of their own and begin when all that was asked of the GPU before is done. Until they are
-over their sources must not change and must not be freed, and their targets, which are page-locked, not be
-read: `wait` first. From the host's own memory a copy is made at once.
+The copies start when the GPU's earlier work is done. Until they end, the sources must not change or be freed,
+and nobody may read the page-locked targets: call `wait` first. Copies from host memory are synchronous.
 """
 
 from collections.abc import Iterable
@@ -14,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Copies that were begun; any thread may ask. `event` comes after the last; None: all are made."""
+    """Copies in progress; any thread may call. `event` follows the last copy; None: all are done."""
 
     event: torch.cuda.Event | None = None
     device: int = -1  # the GPU's number
@@ -24,20 +23,20 @@ class Copies:
         return self.event is None or bool(self.event.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
-        """Let this thread sleep until they are over."""
+        """Block this thread until the copies are done."""
         if self.event is not None:
-            with torch.cuda.device(self.device):  # a new thread would wake another GPU
+            with torch.cuda.device(self.device):  # a new thread would initialise another GPU
                 self.event.synchronize()
 
 
 def stream(device: torch.device) -> torch.cuda.Stream | None:
-    """Return a stream for copies from this device, to be kept for all of them; None for the CPU."""
+    """Return a stream for copies from this device, to be reused; None for the CPU."""
     return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
 
 @torch.no_grad()
 def begin_copy(pairs: Iterable[tuple[Tensor, Tensor]], beside: torch.cuda.Stream | None) -> Copies:
-    """Begin to copy each second tensor into the first, on the stream `beside`; without one, do it."""
+    """Start to copy each second tensor into the first on the stream `beside`; without one, copy now."""
     if beside is None:
         for target, source in pairs:
             target.copy_(source)

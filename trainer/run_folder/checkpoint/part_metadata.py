@@ -1,10 +1,10 @@
-"""Metadata of a checkpoint part: torch's pickled `.metadata`, read as data only.
+"""Metadata of a checkpoint part: unpickle torch's `.metadata` without running code.
 
-A pickle names the functions it calls, and a checkpoint may come from anybody with a manifest that fits it. So
-the reader allows a literal list of (module, name) pairs, all of them plain containers of torch's distributed
-checkpoint (DCP), and no name with a dot, which Python would resolve attribute by attribute
-(`torch.distributed.checkpoint.filesystem` imports `os`: "os.system" is reachable from there). What the
-metadata says is then checked: plain file names inside the part, sizes that the files can hold.
+A pickle names the functions that it calls, and a checkpoint may come from anybody, with a matching manifest.
+So the reader allows a literal list of (module, name) pairs, all of them plain containers of torch's
+distributed checkpoint (DCP), and no name with a dot, which Python would resolve attribute by attribute
+(`torch.distributed.checkpoint.filesystem` imports `os`: "os.system" is reachable from there). Then the reader
+checks that file names are plain and inside the part, and that the files are large enough for the sizes.
 """
 
 import math

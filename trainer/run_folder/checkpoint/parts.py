@@ -1,11 +1,11 @@
-"""One part of a checkpoint (weights, average, moments): named tensors in a folder, by torch's own DCP.
+"""Checkpoint part (weights, EMA or moments): named tensors in a folder, in torch's DCP.
 
-    PART/__0_0.distcp, __1_0.distcp, …   what each rank wrote of them
-         .metadata                       names, shapes, dtypes, and where each piece lies
+    PART/__0_0.distcp, __1_0.distcp, …   the shards that each rank wrote
+         .metadata                       names, shapes, dtypes, and the file of each shard
 
-Tensors keep the model's names, so a part can be read alone, on any number of ranks, and by torch's own tools
-(`torch.distributed.checkpoint.format_utils`). A tensor that lies over ranks is written in pieces, a whole one
-by one of the ranks. The same tensors over the same ranks give the same bytes.
+Tensors keep the model's names, so a part can be read alone, on any number of ranks, and with torch's tools
+(`torch.distributed.checkpoint.format_utils`). Each rank writes its shards of sharded tensors; one rank writes
+a tensor that is not sharded. The same tensors over the same ranks give the same bytes.
 """
 
 import io
@@ -31,51 +31,51 @@ from trainer.distributed.mesh import World
 from trainer.run_folder.checkpoint.part_metadata import METADATA, read_metadata
 from vidcurate.errors import CheckpointError
 
-# torch says this of every save by a process that is alone, which here is as it should be.
+# torch warns of this at every save in a world of one process, which is expected here.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
 
 
-# Writes the pieces of a part that a plan names, in this process or another.
-Hand = Callable[[SavePlan], list[WriteResult]]
+# Writes the shards that a DCP plan lists, in this process or another.
+WriteShards = Callable[[SavePlan], list[WriteResult]]
 
 
 class _Writer(FileSystemWriter):
-    """torch's writer without what differs from save to save: the folder's path and a random number.
+    """torch's writer without what differs between saves: the folder's path and a random number.
 
-    With a `hand`, that writes the data.
+    With `write_shards`, that function writes the data.
     """
 
-    def __init__(self, folder: Path, hand: Hand | None = None) -> None:
+    def __init__(self, folder: Path, write_shards: WriteShards | None = None) -> None:
         super().__init__(folder)
-        self.hand = hand
+        self.write_shards = write_shards
 
     def storage_meta(self) -> StorageMeta:
         return StorageMeta(checkpoint_id="", save_id="")
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        if self.hand is None:
+        if self.write_shards is None:
             return super().write_data(plan, planner)
         done: Future[list[WriteResult]] = Future()
-        done.set_result(self.hand(plan))
+        done.set_result(self.write_shards(plan))
         return done
 
 
 class _Planner(DefaultSavePlanner):
-    """torch's planner, told which pieces to write instead of those of the tensors that it planned with.
+    """torch's planner, which writes the given `shards` instead of those that it planned with.
 
-    Where a hand writes, it has them.
+    Empty where a `WriteShards` function has the shards.
     """
 
-    def __init__(self, pieces: Mapping[str, Tensor]) -> None:
+    def __init__(self, shards: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self.pieces = pieces
+        self.shards = shards
 
     def resolve_data(self, write_item: WriteItem) -> Tensor | io.BytesIO:
-        return self.pieces[write_item.index.fqn].detach()
+        return self.shards[write_item.index.fqn].detach()
 
 
 class _Reader(FileSystemReader):
-    """torch's reader with a `.metadata` that is read as data."""
+    """torch's reader, which unpickles `.metadata` without running code."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         metadata = read_metadata(Path(self.path))
@@ -83,24 +83,27 @@ class _Reader(FileSystemReader):
         return metadata
 
 
-def pieces_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return this rank's piece of each tensor, not copied."""
+def local_shards(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return this rank's shard of each tensor, sharing its memory."""
     return {name: mesh.local_shard(value) for name, value in tensors.items()}
 
 
 def write_part(
-    folder: Path, tensors: Mapping[str, Tensor], world: World, hand: Hand | None = None
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    world: World,
+    write_shards: WriteShards | None = None,
 ) -> list[Path]:
-    """Write this rank's share of `tensors` into `folder`; return the files it wrote. All ranks call it.
+    """Write this rank's shards of `tensors` into `folder`; return the written files. A collective.
 
-    `hand` has copies of `pieces_of(tensors)`, made while nobody changed them; then only the names, shapes
-    and places of `tensors` are read. Raises OSError, on every rank, when one of them cannot write.
+    `write_shards` has copies of `local_shards(tensors)`; then this function reads only the names, shapes and
+    shard locations of `tensors`. Raises OSError on every rank where one of them cannot write.
     """
     try:
         dcp_save(
             dict(sorted(tensors.items())),
-            storage_writer=_Writer(folder, hand),
-            planner=_Planner({} if hand else pieces_of(tensors)),
+            storage_writer=_Writer(folder, write_shards),
+            planner=_Planner({} if write_shards else local_shards(tensors)),
             process_group=world.group,
             no_dist=world.size == 1,
         )
@@ -110,9 +113,9 @@ def write_part(
     return [*mine, folder / METADATA] if world.is_first else mine
 
 
-def write_planned(folder: Path, plan: SavePlan, pieces: Mapping[str, Tensor]) -> list[WriteResult]:
-    """Write those of `pieces` that a plan of `write` names, and return what became of them."""
-    results: list[WriteResult] = _Writer(folder).write_data(plan, _Planner(pieces)).wait()
+def write_planned(folder: Path, plan: SavePlan, shards: Mapping[str, Tensor]) -> list[WriteResult]:
+    """Write those of `shards` that a plan of `write_part` lists, and return torch's results."""
+    results: list[WriteResult] = _Writer(folder).write_data(plan, _Planner(shards)).wait()
     return results
 
 
@@ -136,12 +139,12 @@ Kinds = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
 def kinds(tensors: Mapping[str, Tensor]) -> Kinds:
-    """Return the dtype and whole shape of each tensor."""
+    """Return the dtype and full shape of each tensor."""
     return {name: (value.dtype, tuple(value.shape)) for name, value in tensors.items()}
 
 
 def stored_kinds(folder: Path) -> Kinds:
-    """Return the dtype and whole shape of each tensor of a part. Raises CheckpointError."""
+    """Return the dtype and full shape of each tensor of a part. Raises CheckpointError."""
     found = {}
     for name, facts in read_metadata(folder).state_dict_metadata.items():
         if not isinstance(facts, TensorStorageMetadata):
@@ -151,16 +154,16 @@ def stored_kinds(folder: Path) -> Kinds:
 
 
 def check_kinds(wanted: Kinds, given: Kinds, where: str) -> None:
-    """Raise CheckpointError for a missing or unexpected key, another shape or another dtype."""
+    """Raise CheckpointError for a missing or unexpected key, a different shape or dtype."""
     missing = [name for name in wanted if name not in given]
     unexpected = [name for name in given if name not in wanted]
     if missing or unexpected:
-        said = [
+        problems = [
             f"{word} {_few(names)}"
             for word, names in (("lacks", missing), ("has unknown", unexpected))
             if names
         ]
-        raise CheckpointError(f"{where}: {' and '.join(said)}; it belongs to another model.")
+        raise CheckpointError(f"{where}: {' and '.join(problems)}; it belongs to another model.")
     for name, kind in wanted.items():
         if given[name] != kind:
             raise CheckpointError(
@@ -170,10 +173,9 @@ def check_kinds(wanted: Kinds, given: Kinds, where: str) -> None:
 
 
 def fill(wanted: Mapping[str, Tensor], folder: Path) -> None:
-    """Read a part into the tensors of `wanted`, in place: whole ones and this rank's pieces of others.
+    """Read a part into the tensors of `wanted`, in place: full tensors and this rank's shards.
 
-    Each rank reads for itself. Raises CheckpointError, before anything is read, where names, shapes or
-    dtypes differ.
+    Each rank reads independently. Raises CheckpointError before reading where names, shapes or dtypes differ.
     """
     check_kinds(kinds(wanted), stored_kinds(folder), str(folder))
     try:
@@ -184,16 +186,16 @@ def fill(wanted: Mapping[str, Tensor], folder: Path) -> None:
 
 
 def read_part_tensors(folder: Path) -> dict[str, Tensor]:
-    """Return all tensors of a part, whole, on the CPU. Raises CheckpointError."""
+    """Return all full tensors of a part, on the CPU. Raises CheckpointError."""
     tensors = {name: torch.empty(shape, dtype=dtype) for name, (dtype, shape) in stored_kinds(folder).items()}
     fill(tensors, folder)
     return tensors
 
 
 def copy_into(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor], where: str) -> None:
-    """Copy the whole tensors `given`, which every rank holds, into those of `wanted`, in place.
+    """Copy the full tensors `given`, which every rank holds, into those of `wanted`, in place.
 
-    Raises CheckpointError, before anything is copied, where names, shapes or dtypes differ.
+    Raises CheckpointError before copying where names, shapes or dtypes differ.
     """
     check_kinds(kinds(wanted), kinds(given), where)
     for name, value in wanted.items():

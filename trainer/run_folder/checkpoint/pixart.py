@@ -1,9 +1,10 @@
-"""PixArt-Σ and PixArt-α checkpoints to STDiT3: names, shapes, and a report of every key.
+"""PixArt-Σ and PixArt-α checkpoints to STDiT3: names, shapes, report of every key.
 
-PixArt is an image model with the same blocks; its blocks become the spatial blocks. What it lacks (the
-temporal blocks, the fps embedder, the norms of queries and keys) begins as `initial_value` says. With those
-norms at 1 the attention differs much from PixArt's, so the loss starts high: that is as published. The
-published code does not rename PixArt-α's blocks and so starts them at random without a word; here they load.
+PixArt is an image model with the same blocks; its blocks become the spatial blocks. `initial_value`
+initialises what PixArt lacks (the temporal blocks, the fps embedder, the norms of queries and keys). With
+those norms at 1 the attention differs much from PixArt's, so the loss starts high, as in the published code.
+The published code does not rename PixArt-α's blocks and so silently initialises them at random; here they
+load.
 """
 
 import re
@@ -17,12 +18,12 @@ from torch import Tensor
 from trainer.model.stdit import STDiT3, STDiT3Config, initial_value
 from vidcurate.errors import CheckpointError
 
-# Keys of PixArt that STDiT3 has no use for: a fixed position table, and α-1024's embedding of size and ratio.
+# Keys of PixArt that STDiT3 does not use: a fixed position table, α-1024's embedding of size and ratio.
 UNUSED = re.compile(
     r"pos_embed|pos_embed\.pos_embed|csize_embedder\..*|ar_embedder\..*"
     r"|adaln_single\.emb\.(resolution|aspect_ratio)_embedder\..*"
 )
-# What PixArt cannot fill.
+# Keys of STDiT3 that PixArt lacks.
 NEW = re.compile(
     r"temporal_blocks\..*|fps_embedder\..*|rope\.freqs|spatial_blocks\.\d+\.attn\.[qk]_norm\.weight"
 )
@@ -44,7 +45,7 @@ DIFFUSERS_BLOCK = {
     "ff.net.0.proj": "mlp.fc1",
     "ff.net.2": "mlp.fc2",
 }
-# Several of theirs, one under the other, make one of ours.
+# Tensors of diffusers whose rows, concatenated, are one tensor of STDiT3.
 DIFFUSERS_JOINED = {
     "attn.qkv": ("attn1.to_q", "attn1.to_k", "attn1.to_v"),
     "cross_attn.kv_linear": ("attn2.to_k", "attn2.to_v"),
@@ -53,9 +54,9 @@ DIFFUSERS_JOINED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What became of every key. `loaded` and `initialised` are the model's names and cover it exactly.
+    """Report of every key. `loaded` and `initialised` are the model's names and cover the model exactly.
 
-    `reshaped` says for some of `loaded` what was done; `unused` and `allowed` are the source's names.
+    `reshaped`: name in `loaded` → the change of shape; `unused` and `allowed` are the source's names.
     """
 
     loaded: tuple[str, ...]
@@ -69,7 +70,7 @@ class Report:
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """Return the report for people."""
+        """Return the report as lines of text."""
         temporal = [name for name in self.initialised if name.startswith("temporal_blocks.")]
         others = [name for name in self.initialised if not name.startswith("temporal_blocks.")]
         norms = [name for name in others if name.endswith("_norm.weight")]
@@ -95,12 +96,12 @@ def convert_pixart(
     allow: Collection[str] = (),
     where: str = "PixArt checkpoint",
 ) -> tuple[dict[str, Tensor], Report]:
-    """Return a whole STDiT3 state dict, float32, made of a PixArt one, and the report.
+    """Convert a PixArt state dict to a complete STDiT3 state dict in float32; return it and the report.
 
-    `source` is the state dict, or the published file's dictionary around it, by PixArt's own names or those
-    of diffusers. `config` defaults to XL/2. `seed` is for what PixArt does not have. `allow` names unexpected
-    keys to pass over. Raises CheckpointError, naming the key, for an unexpected or missing one or a shape
-    that does not fit. Tensors on the meta device are checked all the same, and give a state without values.
+    `source` is the state dict, or the published file's dictionary around it, with PixArt's or diffusers'
+    names. `config` defaults to XL/2. `seed` is for the weights that PixArt lacks. `allow` names unexpected
+    keys to ignore. Raises CheckpointError, naming the key, for an unexpected or missing key or a wrong shape.
+    Tensors on the meta device are checked too, and give a state without values.
     """
     config = config or STDiT3Config()
     given = _tensors(source, where)
@@ -121,13 +122,13 @@ def convert_pixart(
     unexpected = sorted(name for name in given if name not in shapes or NEW.fullmatch(name))
     if unexpected:
         raise CheckpointError(
-            f"{where}: unexpected {_few(unexpected)}. If it may be left out, name it with --allow."
+            f"{where}: unexpected {_few(unexpected)}. To leave a key out, name it with --allow."
         )
     expected = {name for name in shapes if not NEW.fullmatch(name)}
     missing = sorted(expected - set(given) - optional)
     if missing:
         raise CheckpointError(
-            f"{where}: misses {_few(missing)}; is it a PixArt model of depth {config.depth}?"
+            f"{where}: lacks {_few(missing)}; is it a PixArt model of depth {config.depth}?"
         )
 
     blank = all(value.is_meta for value in given.values())
@@ -150,7 +151,7 @@ def convert_pixart(
 
 
 def state_shapes(config: STDiT3Config) -> dict[str, tuple[int, ...]]:
-    """Return the name and shape of every tensor in the model's state dict, without building it in memory."""
+    """Return the name and shape of every tensor in the model's state dict, without allocating memory."""
     with torch.device("meta"):
         return {name: tuple(value.shape) for name, value in STDiT3(config).state_dict().items()}
 
@@ -158,17 +159,17 @@ def state_shapes(config: STDiT3Config) -> dict[str, tuple[int, ...]]:
 def _tensors(source: Mapping[str, object], where: str) -> dict[str, Tensor]:
     inner = source.get("state_dict", source)
     if not isinstance(inner, Mapping) or not inner:
-        raise CheckpointError(f"{where}: holds no state dict.")
+        raise CheckpointError(f"{where}: has no state dict.")
     found: dict[str, Tensor] = {}
     for name, value in inner.items():
         if not isinstance(value, Tensor):
-            raise CheckpointError(f"{where}: {name} is a {type(value).__name__}; a state dict holds tensors.")
+            raise CheckpointError(f"{where}: {name} is a {type(value).__name__}; expected a tensor.")
         found[str(name)] = value
     return found
 
 
 def _from_diffusers(given: Mapping[str, Tensor], reshaped: dict[str, str], where: str) -> dict[str, Tensor]:
-    """Return the tensors by the model's names; names that are not diffusers' stay as they are."""
+    """Return the tensors with the model's names; names that are not diffusers' stay as they are."""
     found: dict[str, Tensor] = {}
     parts: dict[str, dict[str, Tensor]] = {}
     joined = {theirs: ours for ours, several in DIFFUSERS_JOINED.items() for theirs in several}

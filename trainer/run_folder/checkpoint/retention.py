@@ -13,16 +13,17 @@ from vidcurate.errors import StorageError
 
 
 def clean_partial(run: Path) -> None:
-    """Remove what saves that were killed left behind; no reader has looked at it."""
+    """Remove the partial folders of killed saves; no reader opens them."""
     for pattern in (".step-*.partial", ".step-*.replaced"):
         for path in run.glob(pattern):
             shutil.rmtree(path, ignore_errors=True)
 
 
 def keep_checkpoints(run: Path, last: int, every: int | None = None, before: int | None = None) -> list[str]:
-    """Delete all checkpoints but the newest `last` and those of steps that `every` divides; return the names.
+    """Delete checkpoints except the newest `last` and those at multiples of `every`; return their names.
 
-    The one that LATEST names is always kept, and the newest of step `before` or earlier. Raises StorageError.
+    Always keeps the checkpoint that LATEST names, and the newest at step `before` or earlier. Raises
+    StorageError.
     """
     newest, there = latest(run), checkpoints(run)
     old = [path for path in there if before is not None and step_of(path) <= before][-1:]
@@ -39,16 +40,16 @@ def keep_checkpoints(run: Path, last: int, every: int | None = None, before: int
 
 
 def delete_checkpoints(paths: Sequence[Path]) -> None:
-    """Delete checkpoints; the manifest goes first, so a kill leaves a folder that no reader takes."""
+    """Delete checkpoints, the manifest first, so that a kill leaves a folder that no reader opens."""
     for path in paths:
         (path / "manifest.json").unlink()
         shutil.rmtree(path)
 
 
 def stray_files(path: Path) -> list[str]:
-    """Return what lies in and beside a checkpoint and looks like part of one, but is none; nobody reads it.
+    """Return the files in and beside a checkpoint that look like part of one but are not.
 
-    In it: files that the manifest does not name. Beside it: step folders and files that are no checkpoint.
+    In it: files that the manifest does not list. Beside it: step folders and files that are no checkpoint.
     """
     named = {"manifest.json", *_json_file(path / "manifest.json").get("files", {})}
     inside = [str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()]

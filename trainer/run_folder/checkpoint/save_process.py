@@ -1,9 +1,9 @@
-"""A process beside a rank that writes the rank's share of checkpoints in the background.
+"""Save process beside a rank, which writes the rank's checkpoint files in the background.
 
-A thread of the rank would take the interpreter's lock thousands of times in a save, and the thread that
-starts kernels would wait for it: on four H200s the update after a save's begin took 5.9 s instead of 3.2
-(docs/decisions.md). The tensors are copied into memory that both have; then the process writes and hashes
-files, and the rank's thread only waits for its answer. It has no GPU, and ends with its rank however that
+A thread of the rank would take the GIL thousands of times in a save, and the thread that launches kernels
+would wait for it: on four H200s the update after the start of a save took 5.9 s instead of 3.2 s
+(docs/decisions.md). The rank copies the tensors into shared memory; the process writes and hashes files, and
+the rank's thread only waits for the answer. The process uses no GPU, and the kernel ends it when its rank
 ends.
 """
 
@@ -39,15 +39,15 @@ _PROGRAM = (
 
 
 class SaveProcess:
-    """The process, and `tensors`: part → name → a tensor in the memory that it shares.
+    """The process, and `tensors`: part → name → a tensor in shared memory.
 
-    To be made in the main thread: the process ends when the thread that started it does. `pinned` locks the
-    memory's pages, for fast copies from a GPU. Raises StateError where that is refused.
+    Create it in the main thread: the process ends with the thread that started it. `pinned` page-locks the
+    memory, for fast copies from a GPU. Raises StateError where the driver refuses.
     """
 
     def __init__(self, kinds: Mapping[str, parts.Kinds], *, pinned: bool) -> None:
         self._kinds = kinds
-        layout, size = _lay_out(kinds)
+        layout, size = _memory_layout(kinds)
         memory = anonymous_file(size)
         self.tensors = _tensors(layout, memory, size)
         if pinned:
@@ -67,27 +67,27 @@ class SaveProcess:
         self._channel.send(layout)
 
     def fits(self, kinds: Mapping[str, parts.Kinds]) -> bool:
-        """Return whether the memory was made for these tensors."""
+        """Return whether the shared memory has the layout of these tensors."""
         return kinds == self._kinds
 
-    def hand_of(self, part: str, folder: Path) -> Callable[[SavePlan], list[WriteResult]]:
-        """Return what writes the pieces of a part that a plan names into `folder`. It raises OSError."""
+    def shard_writer(self, part: str, folder: Path) -> Callable[[SavePlan], list[WriteResult]]:
+        """Return a function that writes the planned shards of a part into `folder`, or raises OSError."""
 
         def write(plan: SavePlan) -> list[WriteResult]:
             results: list[WriteResult] = self._ask("write", part, folder, plan)
-            # The plan's own objects, not copies of them: the metadata's bytes tell them apart.
+            # Use the plan's own objects: with copies the bytes of the pickled metadata would differ.
             own = {item.index: item.index for item in plan.items}
             return [replace(result, index=own[result.index]) for result in results]
 
         return write
 
     def digest(self, path: Path) -> str:
-        """Return the SHA-256 of a file; of one that it has written, it was begun then. Raises OSError."""
+        """Return the SHA-256 of a file; the process hashes a file that it wrote at once. Raises OSError."""
         found: str = self._ask("digest", path)
         return found
 
     def close(self) -> None:
-        """End the process: what it has answered for is on the disk."""
+        """End the process; all answered writes are on the disk."""
         self._channel.close()
         timed_command.kill(self._process)
 
@@ -97,18 +97,18 @@ class SaveProcess:
             answer = self._channel.recv()
         except (OSError, EOFError) as error:
             code = self._process.poll()
-            raise OSError(f"the process that writes it has ended ({code})") from error
+            raise OSError(f"the save process has ended ({code})") from error
         if isinstance(answer, Exception):
             raise answer
         return answer
 
 
-# ── the memory ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── shared memory ───────────────────────────────────────────────────────────────────────────────────────────
 
-Layout = dict[str, dict[str, tuple[torch.dtype, tuple[int, ...], int]]]  # …, where it begins
+Layout = dict[str, dict[str, tuple[torch.dtype, tuple[int, ...], int]]]  # part → name → dtype, shape, offset
 
 
-def _lay_out(kinds: Mapping[str, parts.Kinds]) -> tuple[Layout, int]:
+def _memory_layout(kinds: Mapping[str, parts.Kinds]) -> tuple[Layout, int]:
     layout: Layout = {}
     size = 0
     for part, theirs in kinds.items():

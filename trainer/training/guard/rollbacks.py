@@ -12,8 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from trainer.run_folder import atomic_file
 from trainer.run_folder import layout as run_folder_layout
-from trainer.run_folder import whole_file
 from trainer.run_folder.checkpoint import checkpoint, retention
 from trainer.training.guard import history
 from trainer.training.guard.history import Rollback
@@ -40,7 +40,7 @@ def read_rollbacks(run: Path) -> tuple[Rollback, ...]:
 def write_rollbacks(run: Path, rollbacks: tuple[Rollback, ...]) -> None:
     """Replace the file atomically. Raises StorageError."""
     text = json.dumps({"rollbacks": [asdict(back) for back in rollbacks]}, indent=1) + "\n"
-    whole_file.write_atomically(run / GUARD, text, is_flushed=True)
+    atomic_file.write_atomically(run / GUARD, text, is_flushed=True)
 
 
 def in_force(run: Path, saved: tuple[Rollback, ...]) -> tuple[Rollback, ...]:

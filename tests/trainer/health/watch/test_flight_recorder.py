@@ -133,7 +133,7 @@ def at(enqueued: int, completed: int, started: int = -1, ranks: tuple[int, ...] 
         # Nothing is recorded of the GPUs, or all have begun it: a link may hang, nobody is late.
         ({0: [at(9, 8)], 1: [at(9, 8)], 2: [at(9, 8)]}, (0, 1, 2), (), False),
         ({0: [at(9, 8, 9)], 1: [at(9, 8, 9)], 2: [at(9, 8, 9)]}, (0, 1, 2), (), False),
-        # Rank 2 told nothing, so it may be in the collective as well.
+        # Rank 2 recorded nothing, so it may be in the collective as well.
         ({0: [at(9, 8)], 1: [at(8, 8)]}, (0,), (), False),
         # Rank 1 waits for rank 2 in their pair, so it is not rank 1 that holds up rank 0.
         (

@@ -12,7 +12,7 @@ from trainer.cli import exit_codes
 from trainer.health import gpu, xid, xid_log
 from trainer.health.watch import gpu_monitor
 from trainer.health.xid_log import XidEvent
-from trainer.run_folder import processes
+from trainer.run_folder import process_table
 
 GPU = """<?xml version="1.0" ?><nvidia_smi_log><gpu id="00000000:3B:00.0"><product_name>Fake</product_name>
 <remapped_rows><remapped_row_pending>{pending}</remapped_row_pending></remapped_rows></gpu></nvidia_smi_log>"""
@@ -125,7 +125,7 @@ def test_a_gpu_that_gets_too_hot_is_named_on_the_console_and_ends_nothing(
     thread.join(LIMIT_SECONDS)
 
     said = [line for line in capfd.readouterr().err.splitlines() if "GPU 0" in line]
-    host = processes.host_name()
+    host = process_table.host_name()
     assert said == [
         f"step 6: {host}: GPU 0: runs slower (sw_thermal_slowdown); look at its cooling and power",
         f"step 6: {host}: GPU 0: a memory row waits to be replaced; {xid.RESET}",

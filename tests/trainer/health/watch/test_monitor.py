@@ -24,7 +24,7 @@ from trainer.health.watch import end_hung_run, heartbeat, monitor, stop_requests
 from trainer.health.watch.heartbeat import Pulse
 from trainer.health.watch.spec import WatchSpec
 from trainer.health.watch.throughput import OwnSeconds, SlowRanks, Throughput
-from trainer.run_folder import jsonl, processes
+from trainer.run_folder import jsonl, process_records, process_table
 from vidcurate.errors import StateError, StorageError
 
 LIMIT_SECONDS = 60.0
@@ -116,12 +116,12 @@ def test_a_run_that_ends_in_order_leaves_no_record_and_no_heartbeat(tmp_path: Pa
         until = time.monotonic() + LIMIT_SECONDS
         while 0 not in heartbeat.read_heartbeat(tmp_path) and time.monotonic() < until:
             time.sleep(0.02)
-        (record,) = processes.read_process(tmp_path)
-        assert processes.alive(record)
+        (record,) = process_records.read_records(tmp_path)
+        assert process_records.is_alive(record)
         beat = heartbeat.read_heartbeat(tmp_path)[0]
         assert beat["phase"] in ("start", "data")
         assert abs(beat["time"] - time.time()) < 60
-    assert processes.read_process(tmp_path) == []
+    assert process_records.read_records(tmp_path) == []
     assert heartbeat.read_heartbeat(tmp_path) == {}
 
 
@@ -150,7 +150,7 @@ def test_a_rank_with_thousands_of_open_files_is_watched_too(
     """select(2) knows descriptors below 1024 only; a rank has a socket for each of its peers."""
     monkeypatch.setattr(monitor, "BEAT_SECONDS", 0.02)
     monkeypatch.setattr(monitor, "TICK_SECONDS", 0.02)
-    before = processes.children(os.getpid())
+    before = process_table.children(os.getpid())
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
     files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
@@ -160,7 +160,7 @@ def test_a_rank_with_thousands_of_open_files_is_watched_too(
             monitor.watching(WatchSpec(stall_seconds=0.4), tmp_path, ALONE, stop) as watched,
         ):
             until = time.monotonic() + LIMIT_SECONDS
-            while set(processes.children(os.getpid())) <= set(before) and time.monotonic() < until:
+            while set(process_table.children(os.getpid())) <= set(before) and time.monotonic() < until:
                 time.sleep(0.01)  # until its watcher is there
             watched.pulse.step(7)
             while heartbeat.read_heartbeat(tmp_path).get(0, {}).get("step") != 7 and time.monotonic() < until:
@@ -173,7 +173,7 @@ def test_a_rank_with_thousands_of_open_files_is_watched_too(
 
 
 def test_a_watch_that_cannot_begin_leaves_no_file_open(tmp_path: Path) -> None:
-    (tmp_path / processes.PROCESSES).write_text("a file where the folder should be")
+    (tmp_path / process_records.PROCESSES).write_text("a file where the folder should be")
     before = open_files()
     with (
         pytest.raises(StorageError),
@@ -186,7 +186,7 @@ def test_a_watch_that_cannot_begin_leaves_no_file_open(tmp_path: Path) -> None:
 
 def test_sigusr2_writes_the_stacks_and_ends_nothing(tmp_path: Path) -> None:
     with stop_requests.listening() as stop, monitor.watching(WatchSpec(), tmp_path, ALONE, stop):
-        (record,) = processes.read_process(tmp_path)
+        (record,) = process_records.read_records(tmp_path)
         os.kill(os.getpid(), signal.SIGUSR2)
         text = Path(f"/proc/self/fd/{record.stack_descriptor}").read_text()
     assert "test_sigusr2_writes_the_stacks_and_ends_nothing" in text
@@ -341,10 +341,10 @@ def test_ranks_of_a_host_that_is_silent_are_named(tmp_path: Path, monkeypatch: p
     child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     assert child.stdout is not None
     child.stdout.readline()
-    here = processes.this_process(tmp_path, rank=0, local_rank=0, world_size=2)
-    mine = dataclasses.replace(here, pid=child.pid, start_time=processes.start_time(child.pid) or 0)
+    here = process_records.record_of_this_process(tmp_path, rank=0, local_rank=0, world_size=2)
+    mine = dataclasses.replace(here, pid=child.pid, start_time=process_table.start_time(child.pid) or 0)
     for record in (mine, dataclasses.replace(mine, rank=1, host="n9")):
-        processes.write_process(tmp_path, record)
+        process_records.write_record(tmp_path, record)
     now = claim(tmp_path, 0)
     assert now is not None
 

@@ -13,7 +13,7 @@ from tests.trainer.shards_for_tests import events
 from trainer.health.watch import end_hung_run, heartbeat, stacks
 from trainer.health.watch.heartbeat import Pulse
 from trainer.health.watch.monitor_process import Job, Watcher
-from trainer.run_folder import processes
+from trainer.run_folder import process_records, process_table
 from vidcurate.executor.shared_memory import anonymous_file
 
 Watch = tuple[Watcher, Pulse]
@@ -32,11 +32,11 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         assert child.stdout is not None
         child.stdout.readline()
         record = dataclasses.replace(
-            processes.this_process(tmp_path, rank=rank, local_rank=rank, world_size=2),
+            process_records.record_of_this_process(tmp_path, rank=rank, local_rank=rank, world_size=2),
             pid=child.pid,
-            start_time=processes.start_time(child.pid) or 0,
+            start_time=process_table.start_time(child.pid) or 0,
         )
-        processes.write_process(tmp_path, record)
+        process_records.write_record(tmp_path, record)
         page = anonymous_file(heartbeat.PAGE_BYTES)
         pulse = Pulse(mmap.mmap(page, heartbeat.PAGE_BYTES), stall_seconds=0.0, slow_seconds=60.0)
         job = Job(
@@ -117,7 +117,7 @@ def test_records_that_cannot_be_read_are_no_reason_to_watch_no_more(
 ) -> None:
     watcher, pulse = watch(0)
     pulse.step(0)  # its first step may take a minute
-    processes.path(tmp_path, 1).write_text("")
+    process_records.record_path(tmp_path, 1).write_text("")
 
     assert not watcher.step()
     assert not watcher.step()

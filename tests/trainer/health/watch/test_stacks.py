@@ -16,7 +16,7 @@ from trainer.cluster.node import processes as node_processes
 from trainer.health.watch import stack_groups, stacks
 from trainer.health.watch.flight_recorder import Collective
 from trainer.health.watch.stacks import Frame, Stack, Thread
-from trainer.run_folder import processes
+from trainer.run_folder import process_records, process_table
 
 ROOT = Path(__file__).resolve().parents[4]
 LIMIT_SECONDS = 60.0
@@ -51,14 +51,14 @@ with DecodePool(2, deadline_seconds=60.0) as pool:
 """
 
 
-def substitutes(name: str, record: processes.ProcessRecord) -> bool:
+def substitutes(name: str, record: process_records.ProcessRecord) -> bool:
     """Whether the process has come to the function in which it stays."""
     threads, _ = stacks._by_signal(record.pid, record.stack_descriptor, LIMIT_SECONDS)
     return len(threads) == 2 and name in [frame.function for thread in threads for frame in thread.frames]
 
 
 @pytest.fixture
-def hanging(tmp_path: Path) -> Iterator[dict[str, processes.ProcessRecord]]:
+def hanging(tmp_path: Path) -> Iterator[dict[str, process_records.ProcessRecord]]:
     """Return a record for each of two processes: one waits, one spins and never gives the GIL away."""
     program = tmp_path / "hangs.py"
     program.write_text(HANGS)
@@ -68,7 +68,7 @@ def hanging(tmp_path: Path) -> Iterator[dict[str, processes.ProcessRecord]]:
         started.append(child)
         assert child.stdout is not None
         found[name] = dataclasses.replace(
-            processes.this_process(tmp_path, rank=rank, local_rank=rank, world_size=2),
+            process_records.record_of_this_process(tmp_path, rank=rank, local_rank=rank, world_size=2),
             pid=child.pid,
             stack_descriptor=int(child.stdout.readline()),
         )
@@ -86,7 +86,7 @@ def hanging(tmp_path: Path) -> Iterator[dict[str, processes.ProcessRecord]]:
 
 @pytest.mark.parametrize("how", ["py-spy", "faulthandler"])
 def test_a_process_is_seen_where_it_stands_also_with_the_lock_held(
-    hanging: dict[str, processes.ProcessRecord], how: str, monkeypatch: pytest.MonkeyPatch
+    hanging: dict[str, process_records.ProcessRecord], how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if how == "faulthandler":
         monkeypatch.setattr(stacks, "py_spy", lambda: None)  # as on a machine without it
@@ -105,7 +105,7 @@ def test_a_process_is_seen_where_it_stands_also_with_the_lock_held(
 
 
 def test_a_program_that_may_not_trace_is_replaced_by_the_signal(
-    hanging: dict[str, processes.ProcessRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hanging: dict[str, process_records.ProcessRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = tmp_path / "bin" / "py-spy"
     fake.parent.mkdir()
@@ -125,7 +125,7 @@ def test_a_program_that_may_not_trace_is_replaced_by_the_signal(
 
 
 def test_py_spy_that_never_answers_is_not_waited_for(
-    hanging: dict[str, processes.ProcessRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hanging: dict[str, process_records.ProcessRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = tmp_path / "bin" / "py-spy"
     fake.parent.mkdir()
@@ -145,12 +145,14 @@ def test_py_spy_that_never_answers_is_not_waited_for(
         time.sleep(0.05)
 
 
-def test_a_stopped_process_and_one_that_has_ended_say_so(hanging: dict[str, processes.ProcessRecord]) -> None:
+def test_a_stopped_process_and_one_that_has_ended_say_so(
+    hanging: dict[str, process_records.ProcessRecord],
+) -> None:
     stopped, ended = hanging["waits_for_ever"], hanging["spins_with_the_lock"]
     os.kill(stopped.pid, signal.SIGSTOP)
     os.kill(ended.pid, signal.SIGKILL)
     until = time.monotonic() + LIMIT_SECONDS
-    while (processes.state(stopped.pid), processes.state(ended.pid)) != ("stopped", "ended"):
+    while (process_table.state(stopped.pid), process_table.state(ended.pid)) != ("stopped", "ended"):
         assert time.monotonic() < until
 
     (first,), (second,) = (stacks.dump(record.pid, 2.0, record) for record in (stopped, ended))
@@ -160,7 +162,7 @@ def test_a_stopped_process_and_one_that_has_ended_say_so(hanging: dict[str, proc
 
 
 @pytest.fixture
-def rank_that_decodes(tmp_path: Path) -> Iterator[tuple[processes.ProcessRecord, list[int]]]:
+def rank_that_decodes(tmp_path: Path) -> Iterator[tuple[process_records.ProcessRecord, list[int]]]:
     """Return the record of a process of its own that holds two decode workers, and their ids."""
     child = subprocess.Popen(
         [sys.executable, "-c", DECODES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
@@ -168,7 +170,7 @@ def rank_that_decodes(tmp_path: Path) -> Iterator[tuple[processes.ProcessRecord,
     assert child.stdin is not None
     assert child.stdout is not None
     page, *workers = map(int, child.stdout.readline().split())
-    record = processes.this_process(tmp_path, rank=5, local_rank=5, world_size=8)
+    record = process_records.record_of_this_process(tmp_path, rank=5, local_rank=5, world_size=8)
     yield dataclasses.replace(record, pid=child.pid, stack_descriptor=page), workers
     child.stdin.close()
     child.wait(60)
@@ -177,7 +179,9 @@ def rank_that_decodes(tmp_path: Path) -> Iterator[tuple[processes.ProcessRecord,
 
 @pytest.mark.parametrize("how", ["py-spy", "faulthandler"])
 def test_decode_workers_are_seen_below_their_rank(
-    rank_that_decodes: tuple[processes.ProcessRecord, list[int]], how: str, monkeypatch: pytest.MonkeyPatch
+    rank_that_decodes: tuple[process_records.ProcessRecord, list[int]],
+    how: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if how == "faulthandler":
         monkeypatch.setattr(stacks, "py_spy", lambda: None)
@@ -196,7 +200,7 @@ def test_decode_workers_are_seen_below_their_rank(
 
 
 def test_a_process_that_does_not_listen_for_the_signal_is_not_killed_by_it(
-    hanging: dict[str, processes.ProcessRecord], monkeypatch: pytest.MonkeyPatch
+    hanging: dict[str, process_records.ProcessRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stacks, "py_spy", lambda: None)
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
@@ -211,7 +215,9 @@ def test_a_process_that_does_not_listen_for_the_signal_is_not_killed_by_it(
     child.wait()
 
 
-def test_what_waits_does_not_move_between_two_dumps(hanging: dict[str, processes.ProcessRecord]) -> None:
+def test_what_waits_does_not_move_between_two_dumps(
+    hanging: dict[str, process_records.ProcessRecord],
+) -> None:
     record = hanging["waits_for_ever"]
     first, second = (stacks.dump(record.pid, LIMIT_SECONDS, record) for _ in range(2))
     assert stack_groups.unmoved(first, second) == list(second)

@@ -1,4 +1,4 @@
-"""A save in the background whose copies travel while the training goes on."""
+"""Background saves whose copies run while the training continues."""
 
 import gc
 import time
@@ -47,7 +47,7 @@ def process() -> Iterator[SaveProcess]:
 @pytest.fixture
 def one(tmp_path: Path, process: SaveProcess) -> AsyncSaver:
     one = AsyncSaver(tmp_path, ALONE)
-    one._apart = process
+    one._process = process
     return one
 
 
@@ -70,14 +70,14 @@ def test_tensors_that_change_when_the_copies_are_over_are_saved_as_they_were(
         assert one.take() is None  # and nothing is written
         Timer(SECONDS, go.set).start()
         began = time.perf_counter()
-        one.let_copies_end()
+        one.wait_for_copies()
         waited = time.perf_counter() - began
         assert go.is_set()
         change(there)
         saved = one.wait()
         assert saved is not None
-        assert 0.9 * waited < saved.stall_seconds < saved.seconds  # the wait is told
-        one.let_copies_end()  # nothing is under way
+        assert 0.9 * waited < saved.stall_seconds < saved.seconds  # the wait counts as stall
+        one.wait_for_copies()  # no copy in progress
 
     assert_is_of_before(tmp_path / "step-00000100")
     second = checkpoint.load(tmp_path).parts["ema"]
@@ -113,7 +113,7 @@ def test_copies_that_fail_are_raised_and_write_nothing(
     monkeypatch.setattr(device_copy, "begin_copy", lambda *_: device_copy.Copies(Lost()))  # type: ignore[arg-type]
     one.save(200, tensors(), lambda: STATE, keep_last=9, in_background=True)
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        one.let_copies_end()
+        one.wait_for_copies()
     with pytest.raises(RuntimeError, match="illegal memory access"):
         one.wait()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["LATEST", "step-00000100"]

@@ -67,7 +67,7 @@ def test_a_save_in_the_background_writes_the_same_bytes_and_the_tensors_as_they_
         one.save(step, tensors, lambda: STATE, keep_last=9, in_background=True)
         for values in tensors.values():
             for value in values.values():
-                value.add_(1)  # training goes on
+                value.add_(1)  # training continues
         saved = one.wait()
         assert saved is not None
         assert (saved.step, saved.path.name) == (step, f"step-{step:08d}")
@@ -226,7 +226,7 @@ DAMAGES = {
     "gone": (lambda c: (c / "optimizer/__0_0.distcp").unlink(), r"optimizer/__0_0\.distcp: is missing"),
     "half copied": (lambda c: (c / "manifest.json").unlink(), "is missing|names 'step-00000100'"),
     "no json": (lambda c: (c / "manifest.json").write_text("{"), r"manifest\.json: cannot be read"),
-    "other json": (lambda c: (c / "manifest.json").write_text("[]"), r"manifest\.json: holds no JSON object"),
+    "other json": (lambda c: (c / "manifest.json").write_text("[]"), r"manifest\.json: is not a JSON object"),
     "newer": (lambda c: edit(c / "manifest.json", format=99), "has format 99.*Upgrade vidcurate"),
     "older": (lambda c: edit(c / "manifest.json", format=1), "has format 1.*reads format 2. Train it again"),
     "unlisted": (lambda c: edit(c / "manifest.json", files={}), r"does not list model/\.metadata"),
@@ -243,7 +243,7 @@ DAMAGES = {
             (c.parent / "LATEST").unlink(),
             shutil.copytree(c, c.with_name("step-00000200")),
         ),
-        "LATEST: is missing while step-00000200",
+        "LATEST: is missing, but step-00000200",
     ),
 }
 

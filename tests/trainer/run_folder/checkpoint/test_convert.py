@@ -90,7 +90,7 @@ def test_every_file_that_does_not_fit_is_named(tmp_path: Path, model_state: dict
             convert.read_open_sora(path, config)
 
     renamed = {name.replace("final_layer", "last_layer"): value for name, value in model_state.items()}
-    refused(renamed, "misses final_layer.linear.bias and 2 more")
+    refused(renamed, "lacks final_layer.linear.bias and 2 more")
     refused(model_state | {"extra": torch.zeros(1)}, "has the unexpected extra; it is not this STDiT3")
     refused(
         model_state,
@@ -103,7 +103,7 @@ def test_every_file_that_does_not_fit_is_named(tmp_path: Path, model_state: dict
         convert.read_open_sora(tmp_path / "none.safetensors", TINY)
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(InputError, match=r"holds no weights; looked for model.safetensors.index.json"):
+    with pytest.raises(InputError, match=r"has no weights; looked for model.safetensors.index.json"):
         convert.read_open_sora(empty, TINY)
     broken = tmp_path / "broken.safetensors"
     broken.write_bytes((tmp_path / "model.safetensors").read_bytes()[:2000])
@@ -143,7 +143,7 @@ def test_shards_and_their_index_must_agree(tmp_path: Path, model_state: dict[str
 def test_a_folder_is_written_whole_or_not_at_all(tmp_path: Path, model_state: dict[str, Tensor]) -> None:
     taken = tmp_path / "taken"
     taken.mkdir()
-    with pytest.raises(InputError, match="is there already"):
+    with pytest.raises(InputError, match="exists already"):
         convert.write_open_sora(model_state, TINY, taken)
     stray = tmp_path / ".weights.partial"
     stray.mkdir()
@@ -177,7 +177,7 @@ def test_the_command_prints_and_writes(
     assert convert_command.main(["show", str(copy)]) == 0
     assert f"{len(model_state)} tensors" in capsys.readouterr().out
     assert convert_command.main(["opensora", str(source), str(copy)]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     assert convert_command.main(["pixart", str(source), str(tmp_path / "new")]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1

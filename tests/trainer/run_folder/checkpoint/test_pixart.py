@@ -180,14 +180,14 @@ def test_a_pixart_file_that_does_not_fit_is_refused_by_name(sigma: dict[str, Ten
         convert_pixart(sigma | {"blocks.0.attn.q_norm.weight": half((12,))}, TINY)
     without = {name: value for name, value in sigma.items() if name != "blocks.1.mlp.fc1.bias"}
     with pytest.raises(
-        CheckpointError, match=r"misses spatial_blocks.1.mlp.fc1.bias; is it a PixArt model of depth 2"
+        CheckpointError, match=r"lacks spatial_blocks.1.mlp.fc1.bias; is it a PixArt model of depth 2"
     ):
         convert_pixart(without, TINY)
     with pytest.raises(
         CheckpointError, match=r"x_embedder.proj.weight has shape \[48, 4, 2, 2\]; this model needs \[96, "
     ):
         convert_pixart(sigma, TINY.model_copy(update={"hidden_size": 96}))
-    with pytest.raises(CheckpointError, match="holds no state dict"):
+    with pytest.raises(CheckpointError, match="has no state dict"):
         convert_pixart({"state_dict": 3}, TINY)
     with pytest.raises(CheckpointError, match="epoch is a int"):
         convert_pixart({"epoch": 3}, TINY)

@@ -40,7 +40,7 @@ def test_a_save_whose_process_has_died_is_raised_and_leaves_what_was(tmp_path: P
     beside._process.kill()
     beside._process.wait()
     one.save(200, TENSORS, lambda: STATE, keep_last=9, in_background=True)
-    with pytest.raises(StorageError, match=r"the process that writes it has ended \(-9\)"):
+    with pytest.raises(StorageError, match=r"the save process has ended \(-9\)"):
         one.wait()
     one.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["LATEST", "step-00000100"]

@@ -8,46 +8,46 @@ from pathlib import Path
 
 import pytest
 
-from trainer.run_folder import processes
+from trainer.run_folder import process_records, process_table
 from vidcurate.errors import StateError
 
 
-def record(run: Path, rank: int = 0, world_size: int = 1) -> processes.ProcessRecord:
-    return processes.this_process(run, rank=rank, local_rank=rank, world_size=world_size)
+def record(run: Path, rank: int = 0, world_size: int = 1) -> process_records.ProcessRecord:
+    return process_records.record_of_this_process(run, rank=rank, local_rank=rank, world_size=world_size)
 
 
 def test_a_record_is_there_while_the_block_runs_and_gone_after_it(tmp_path: Path) -> None:
-    with processes.registered(tmp_path, record(tmp_path)) as mine:
-        (read,) = processes.read_process(tmp_path)
+    with process_records.registered(tmp_path, record(tmp_path)) as mine:
+        (read,) = process_records.read_records(tmp_path)
         assert read == mine
-        assert processes.alive(read)
+        assert process_records.is_alive(read)
         assert read.pid == os.getpid()
         assert read.run == str(tmp_path)
-        assert read.command == processes.command_line(os.getpid())
-    assert processes.read_process(tmp_path) == []
+        assert read.command == process_table.command_line(os.getpid())
+    assert process_records.read_records(tmp_path) == []
 
 
 def test_a_process_of_the_same_id_that_began_at_another_time_is_a_stranger(tmp_path: Path) -> None:
     mine = record(tmp_path)
-    assert not processes.alive(dataclasses.replace(mine, start_time=mine.start_time - 1))
-    assert not processes.alive(dataclasses.replace(mine, boot_id="another start of the machine"))
+    assert not process_records.is_alive(dataclasses.replace(mine, start_time=mine.start_time - 1))
+    assert not process_records.is_alive(dataclasses.replace(mine, boot_id="another start of the machine"))
 
 
 def test_a_process_that_was_killed_is_dead_before_anyone_has_waited_for_it(tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    began = processes.start_time(child.pid)
+    began = process_table.start_time(child.pid)
     assert began is not None
     theirs = dataclasses.replace(record(tmp_path), pid=child.pid, start_time=began)
-    assert processes.alive(theirs)
-    assert child.pid in processes.children(os.getpid())
+    assert process_records.is_alive(theirs)
+    assert child.pid in process_table.children(os.getpid())
 
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
 
-    assert not processes.alive(theirs)
-    assert child.pid not in processes.children(os.getpid())
+    assert not process_records.is_alive(theirs)
+    assert child.pid not in process_table.children(os.getpid())
     child.wait()
-    assert processes.state(child.pid) == "ended"
+    assert process_table.state(child.pid) == "ended"
 
 
 def test_a_program_that_has_written_its_own_title_has_a_name(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_program_that_has_written_its_own_title_has_a_name(tmp_path: Path) -> 
     folder = tmp_path / "17"
     folder.mkdir()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processes, "PROC", tmp_path)
+        patch.setattr(process_table, "PROC", tmp_path)
         for written, words in (
             (b"slurmstepd: [4711.0]", ("slurmstepd: [4711.0]",)),
             (b"python\0-m\0trainer\0", ("python", "-m", "trainer")),
@@ -63,7 +63,7 @@ def test_a_program_that_has_written_its_own_title_has_a_name(tmp_path: Path) -> 
             (b"", ()),
         ):
             (folder / "cmdline").write_bytes(written)
-            assert processes.command_line(17) == words
+            assert process_table.command_line(17) == words
 
 
 def test_children_are_found_over_generations() -> None:
@@ -76,9 +76,9 @@ def test_children_are_found_over_generations() -> None:
     assert child.stdout is not None
     child.stdout.readline()
 
-    below = processes.children(os.getpid())
+    below = process_table.children(os.getpid())
 
-    (grandchild,) = processes.children(child.pid)
+    (grandchild,) = process_table.children(child.pid)
     assert {child.pid, grandchild} <= set(below)
     os.kill(grandchild, 9)
     child.kill()
@@ -88,13 +88,13 @@ def test_children_are_found_over_generations() -> None:
 
 def test_the_first_rank_forgets_those_of_a_larger_world(tmp_path: Path) -> None:
     for rank in range(4):
-        processes.write_process(tmp_path, record(tmp_path, rank, 4))
-    with processes.registered(tmp_path, record(tmp_path, 0, 2)):
-        assert [one.rank for one in processes.read_process(tmp_path)] == [0, 1]
+        process_records.write_record(tmp_path, record(tmp_path, rank, 4))
+    with process_records.registered(tmp_path, record(tmp_path, 0, 2)):
+        assert [one.rank for one in process_records.read_records(tmp_path)] == [0, 1]
 
 
 def test_a_file_that_is_no_record_is_named(tmp_path: Path) -> None:
-    (tmp_path / processes.PROCESSES).mkdir()
-    processes.path(tmp_path, 0).write_text("{}")
-    with pytest.raises(StateError, match=r"rank-00000\.json: is no record of a process; remove it"):
-        processes.read_process(tmp_path)
+    (tmp_path / process_records.PROCESSES).mkdir()
+    process_records.record_path(tmp_path, 0).write_text("{}")
+    with pytest.raises(StateError, match=r"rank-00000\.json: is not a process record; remove it"):
+        process_records.read_records(tmp_path)

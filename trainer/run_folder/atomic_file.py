@@ -1,4 +1,4 @@
-"""Small files that appear whole or not at all: filled beside their place, then renamed. Stdlib only."""
+"""Atomic writes of small files: write a hidden file beside, then rename. Stdlib only."""
 
 import os
 from contextlib import suppress
@@ -7,10 +7,11 @@ from pathlib import Path
 from vidcurate.errors import StorageError
 
 
-def write_beside(path: Path, text: str, *, by: str = "", is_flushed: bool = False) -> Path:
-    """Write a file and return its path. Raises OSError.
+def replace_text(path: Path, text: str, *, by: str = "", is_flushed: bool = False) -> Path:
+    """Write a file atomically and return its path. Raises OSError.
 
-    `by` tells apart those who may write the same file at once; `is_flushed`: it outlives a loss of power.
+    `by` distinguishes processes that may write the same file at once; `is_flushed`: the text survives a power
+    cut.
     """
     partial = path.with_name(f".{path.name}{f'.{by}' if by else ''}.partial")
     try:
@@ -27,9 +28,9 @@ def write_beside(path: Path, text: str, *, by: str = "", is_flushed: bool = Fals
 
 
 def write_atomically(path: Path, text: str, *, by: str = "", is_flushed: bool = False) -> Path:
-    """Write a file as `write` does, its folder too. Raises StorageError, naming it."""
+    """Write a file as `replace_text` does, and create its folder. Raises StorageError, naming the file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return write_beside(path, text, by=by, is_flushed=is_flushed)
+        return replace_text(path, text, by=by, is_flushed=is_flushed)
     except OSError as error:
         raise StorageError(f"{path}: cannot be written ({error.strerror}).") from error
