@@ -21,7 +21,7 @@ from trainer.distributed import mesh
 from trainer.health import clock_steps
 from trainer.health.watch import spec as watch_spec
 from trainer.health.watch.spec import SLOW_RANK_STEPS
-from trainer.run_folder import metrics
+from trainer.run_folder import metrics, process_table
 from trainer.training import resume, step
 from trainer.training.guard import rerun_step
 from vidcurate.loader import loader
