@@ -13,6 +13,7 @@ import pytest
 
 from tests.substitute_ranks import WAITS, Ranks, is_alive, ranks_of
 from trainer.__main__ import main
+from trainer.run_folder import process_records, process_table
 
 Capture = pytest.CaptureFixture[str]
 
