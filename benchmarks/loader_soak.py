@@ -255,9 +255,8 @@ def soak(index: Index, reads: int, num_workers: int) -> None:
         kinds.update([event["kind"]] if event["event"] == "clip_substituted" else [])
         replaced += event["event"] == "worker_replaced"
 
-    spec = LoaderSpec(
-        num_workers=num_workers, prefetch_bytes=1 << 25, max_failure_share=1, max_worker_clips=10**9
-    )
+    spec = LoaderSpec(num_workers=num_workers, prefetch_bytes=1 << 25, max_failure_share=1)
+    LoaderSpec.max_worker_clips = 10**9
     words = f"clips of {plan.num_clips}, {num_workers} workers"
     notes: list[dict[str, float]] = []
     began, delivered, step = time.monotonic(), 0, 0

@@ -113,11 +113,8 @@ def main() -> None:
         url = f"http://127.0.0.1:{server.server_address[1]}"
         for number in range(given.rounds):
             for name, at_once in (("ours", 16), ("worker", given.workers), ("disk", 0)):
-                spec = RemoteSpec(
-                    cache_folder=Path(folder) / f"{name}-{number}",
-                    cache_bytes=CACHE_BYTES,
-                    requests_at_once=max(1, at_once),
-                )
+                spec = RemoteSpec(cache_folder=Path(folder) / f"{name}-{number}", cache_bytes=CACHE_BYTES)
+                RemoteSpec.requests_at_once = max(1, at_once)
                 index = read_index(url, remote=spec) if at_once else read_index(shards)
                 found[name].append(clips_per_second(index, given.workers, given.steps))
                 print(name, f"{found[name][-1]:.1f}", file=sys.stderr, flush=True)

@@ -24,6 +24,7 @@ from tests.loader_runs import (
 from vidcurate.errors import StorageError
 from vidcurate.loader.decode.worker_pool import DecodePool
 from vidcurate.loader.loader import Loader
+from vidcurate.loader.spec import LoaderSpec
 from vidcurate.sampler.plan import Plan
 from vidcurate.shards.index import Index
 
@@ -135,19 +136,20 @@ def test_storage_that_hangs_stops_the_run_and_never_costs_a_clip(opened: Index, 
 
 
 def test_workers_that_are_old_or_large_make_way_and_change_nothing(
-    opened: Index, plan: Plan, undisturbed: dict[int, Any]
+    opened: Index, plan: Plan, undisturbed: dict[int, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: set[int] = set()
     events: list[dict[str, Any]] = []
-    settings = spec(num_workers=1, max_worker_clips=6, prefetch_bytes=0)
+    settings = spec(num_workers=1, prefetch_bytes=0)
+    monkeypatch.setattr(LoaderSpec, "max_worker_clips", 6)
     with Loader(opened, plan, settings, on_event=events.append) as loader:
         for step in STEPS:
             assert sorted(map(reported, loader.step(step))) == undisturbed[step]
             seen |= set(loader.process_ids())
     assert len(seen) > 1  # a step is about ten clips
     assert events == []  # it is as it should be
-    tight = spec(num_workers=1, prefetch_bytes=0).model_copy(update={"max_worker_bytes": 1})
-    with Loader(opened, plan, tight, on_event=events.append) as loader:
+    monkeypatch.setattr(LoaderSpec, "max_worker_bytes", 1)
+    with Loader(opened, plan, settings, on_event=events.append) as loader:
         assert sorted(map(reported, loader.step(0))) == undisturbed[0]
     assert {event["reason"] for event in events} == {"memory"}
     assert all(event["private_bytes"] > 1 << 24 for event in events)

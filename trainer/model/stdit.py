@@ -47,9 +47,6 @@ PUBLISHED_FAULTS: tuple[Fault, ...] = get_args(Fault)
 class STDiT3Config(Recipe):
     """The fields of the original's configuration, and `reproduce`. The defaults are STDiT3-XL/2.
 
-    `class_dropout_prob` and the `enable_*` fields are kept for exchange: dropping captions is the caller's
-    (`drop_caption` of `forward`), and kernels and parallelism are laid around the model from outside.
-
     `reproduce` names the faults of the original to keep. "double_modulation" is the one that is on: it
     changes only the output on given frames, which neither the loss nor the sampler reads, and with it the
     output equals the original's everywhere.
@@ -77,16 +74,6 @@ class STDiT3Config(Recipe):
     """normalise queries and keys"""
     pred_sigma: bool = True
     """a second half of output channels, which nothing trains"""
-    class_dropout_prob: float = Field(default=0.1, ge=0, le=1)
-    """kept for exchange with the original; a stage's caption_dropout counts"""
-    enable_flash_attn: bool = False
-    """kept for exchange; not read"""
-    enable_layernorm_kernel: bool = False
-    """kept for exchange; not read"""
-    enable_sequence_parallelism: bool = False
-    """kept for exchange; not read"""
-    drop_path: float = 0.0
-    """must be 0"""
     freeze_y_embedder: bool = False
     """do not train the projection of the captions"""
     skip_y_embedder: bool = False
@@ -113,8 +100,6 @@ class STDiT3Config(Recipe):
             raise ValueError(f"hidden_size {self.hidden_size} needs an even width in {self.num_heads} heads")
         if self.patch_size[0] != 1 or min(self.patch_size) < 1:
             raise ValueError("patch_size must be (1, height, width): a frame mask speaks of single frames")
-        if self.drop_path:
-            raise ValueError("drop_path must be 0, as in every published recipe; the model draws nothing")
         return self
 
     @property

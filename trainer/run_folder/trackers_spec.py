@@ -10,8 +10,6 @@ class WandbSpec(Recipe):
 
     project: str
     """project of the run"""
-    entity: str | None = None
-    """user or team; null: your own"""
     name: str | None = None
     """name of the run there; null: the recipe's"""
     group: str | None = None

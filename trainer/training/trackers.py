@@ -41,7 +41,7 @@ ALERTS = (
     "ecc",
     "gave_up",
 )  # disables W&B's own crash reports
-INIT = ("project", "entity", "name", "group", "tags", "mode", "config")  # settings passed to W&B
+INIT = ("project", "name", "group", "tags", "mode", "config")  # settings passed to W&B
 
 
 # ── the training's side ─────────────────────────────────────────────────────────────────────────────────────

@@ -1,5 +1,7 @@
 """Loader settings: decode workers, prefetch, timeouts and failure limits."""
 
+from typing import ClassVar
+
 from pydantic import Field
 
 from vidcurate.loader.fallback import Event as Event
@@ -8,26 +10,20 @@ from vidcurate.shards.remote_index import RemoteSpec
 
 
 class LoaderSpec(Recipe):
-    """How clips are read; nothing here changes what is read.
-
-    `num_workers`: decode processes per rank; 0 decodes in the training process, without a deadline.
-    `prefetch_bytes`: frames decoded ahead, at most. `deadline_seconds`: a clip that takes longer loses its
-    worker, is tried once more and then replaced. `max_failure_share`: of the clips read (counted as at least
-    1,000); with more failures the run stops. `max_worker_clips`, `max_worker_bytes`: a worker that has read
-    so many clips, or holds so much memory between two of them, makes way for a fresh one.
-    """
+    """How clips are read; nothing here changes what is read."""
 
     num_workers: int = Field(default=0, ge=0)
-    """decode workers of each rank; 0 decodes in the training process"""
+    """decode workers of each rank; 0 decodes in the training process, without a deadline"""
     prefetch_bytes: int = Field(default=1 << 30, ge=0)
-    """most bytes of frames that wait"""
+    """most bytes of frames that are decoded ahead"""
     deadline_seconds: float = Field(default=60.0, gt=0)
-    """longest time for one clip; then its worker is replaced"""
+    """s; a clip that takes longer loses its worker, is tried once more and then replaced"""
     max_failure_share: float = Field(default=0.01, ge=0, le=1)
-    """share of clips that may fail before the run stops with their list"""
-    max_worker_clips: int = Field(default=20_000, gt=0)
+    """share of the clips read (counted as at least 1,000) that may fail; above it the run stops with the
+    list"""
+    max_worker_clips: ClassVar[int] = 20_000
     """clips after which a decode worker is replaced by a fresh one"""
-    max_worker_bytes: int = Field(default=4 << 30, ge=1 << 27)
+    max_worker_bytes: ClassVar[int] = 4 << 30
     """memory of a decode worker above which it is replaced by a fresh one"""
     remote: RemoteSpec = RemoteSpec()
     """how shards at a URL are fetched"""

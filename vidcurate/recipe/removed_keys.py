@@ -34,6 +34,13 @@ _COUNT = Removed("the count is a constant of trainer/recipe/guard_spec.py; max_r
 _PREFLIGHT = Removed("the threshold is a constant of trainer/health/checks/spec.py")
 _RATE = Removed("rates are compared with those of the other GPUs; write max_slowdown")
 _WATCH = Removed("the value is a constant of trainer/health/watch/spec.py")
+_READ = Removed("the value is a constant of vidcurate/loader/spec.py")
+_REMOTE = Removed("the value is a constant of vidcurate/shards/remote_index.py")
+_EXCHANGE = Removed("the key of Open-Sora's config.json has no effect here; the converter reads and drops it")
+_FRAMES = Removed("the value is a constant of vidcurate/curation/frame_scores/spec.py")
+_MODELS = Removed("the value is a constant of vidcurate/curation/model_scores/spec.py")
+_DEDUP = Removed("the value is a constant of vidcurate/curation/dedup/spec.py")
+_SPLIT = Removed("the value is a constant of vidcurate/curation/difficulty/spec.py")
 
 REMOVED: Mapping[str, Mapping[str, Removed]] = {
     "GuardSpec": {
@@ -77,6 +84,30 @@ REMOVED: Mapping[str, Mapping[str, Removed]] = {
         "clock_step_seconds": _WATCH,
         "on_clock_step": Removed("a clock that was set is recorded and ends no run"),
         "hardware_seconds": _WATCH,
+    },
+    "LoaderSpec": {"max_worker_clips": _READ, "max_worker_bytes": _READ},
+    "RemoteSpec": {"request_seconds": _REMOTE, "requests_at_once": _REMOTE},
+    "WandbSpec": {"entity": Removed("set WANDB_ENTITY in the environment")},
+    "STDiT3Config": {
+        "class_dropout_prob": Removed("write a stage's caption_dropout"),
+        "enable_flash_attn": _EXCHANGE,
+        "enable_layernorm_kernel": _EXCHANGE,
+        "enable_sequence_parallelism": _EXCHANGE,
+        "drop_path": _EXCHANGE,
+    },
+    "FramesSpec": {
+        "motion_pairs_per_second": _FRAMES,
+        "cut_window_frames": _FRAMES,
+        "min_scene_seconds": _FRAMES,
+    },
+    "ModelsSpec": {"text_short_side_px": _MODELS, "text_threshold": _MODELS, "batch_frames": _MODELS},
+    "PerceptualSpec": {"min_set_bits": _DEDUP},
+    "SemanticSpec": {"clips_per_cluster": _DEDUP},
+    "SplitSpec": {
+        "warn_effect_size": _SPLIT,
+        "warn_tail_ratio": _SPLIT,
+        "warn_ks_distance": _SPLIT,
+        "steps_per_increment": _SPLIT,
     },
 }
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -31,9 +32,9 @@ class RemoteSpec(Recipe):
     vidcurate-cache-UID in the system's folder for temporary files"""
     cache_bytes: int = Field(default=16 << 30, gt=0)
     """most bytes of fetched clips; those used least recently go first"""
-    request_seconds: float = Field(default=object_store.REQUEST_SECONDS, gt=0)
+    request_seconds: ClassVar[float] = object_store.REQUEST_SECONDS
     """longest time for one request; then it is made again, six times in all"""
-    requests_at_once: int = Field(default=16, ge=1)
+    requests_at_once: ClassVar[int] = 16
     """requests that one rank makes at a time"""
 
 

@@ -128,7 +128,7 @@ class ShardCache:
             if time.monotonic() > until:
                 raise StorageError(
                     f"{self.folder}: for {_FULL_SECONDS:g} s the {self.max_bytes:,} bytes have been full of "
-                    "entries that others are writing; raise cache_bytes, or lower requests_at_once."
+                    "entries that others are writing; raise cache_bytes."
                 )
             time.sleep(_LOOK_SECONDS)
         try:

@@ -51,7 +51,10 @@ def server(here: Index) -> Iterator[RangeServer]:
 
 
 def opened(server: RangeServer, cache: Path, **settings: Any) -> Index:
-    spec = RemoteSpec(**{"cache_folder": cache, "request_seconds": 20.0, **settings})
+    """Open the index with other constants of RemoteSpec."""
+    size = {"cache_bytes": settings.pop("cache_bytes")} if "cache_bytes" in settings else {}
+    constants = {"request_seconds": 20.0, "__module__": __name__, **settings}
+    spec = type("Spec", (RemoteSpec,), constants)(cache_folder=cache, **size)
     return index.read_index(server.url, remote=spec)
 
 

@@ -35,6 +35,15 @@ PIXART = ("blocks.", "state_dict", "transformer_blocks.")
 FOREIGN = {"model_type", "architectures", "torch_dtype", "dtype", "transformers_version", "_name_or_path"}
 FOREIGN |= {"auto_map", "input_size", "force_huggingface", "from_pretrained", "return_dict", "_commit_hash"}
 
+# Of the original's configuration, without effect here: read and dropped, and written with these values.
+WITHOUT_EFFECT = {
+    "class_dropout_prob": 0.1,
+    "enable_flash_attn": False,
+    "enable_layernorm_kernel": False,
+    "enable_sequence_parallelism": False,
+    "drop_path": 0.0,
+}
+
 
 def read_tensors(source: Path) -> dict[str, object]:
     """Return the content of `source` on the CPU, in its own dtypes; a .pth may have more than tensors.
@@ -134,7 +143,9 @@ def read_config(source: Path) -> STDiT3Config | None:
         return None
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-        kept = {name: value for name, value in fields.items() if name not in FOREIGN}
+        if fields.get("drop_path"):
+            raise ValueError("drop_path must be 0, as in every published recipe; the model draws nothing")
+        kept = {name: value for name, value in fields.items() if name not in FOREIGN | WITHOUT_EFFECT.keys()}
         return STDiT3Config(**kept)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         text = error.errors()[0] if isinstance(error, ValidationError) else _first_line(error)
@@ -158,7 +169,7 @@ def write_open_sora(
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         _write_tensors(state, partial, shard_bytes)
-        document = {"architectures": ["STDiT3"], "model_type": "STDiT3"} | config.model_dump(mode="json")
+        document = _exchanged(config)
         (partial / CONFIG).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         for path in [*partial.iterdir(), partial]:
             handle = os.open(path, os.O_RDONLY)
@@ -167,6 +178,16 @@ def write_open_sora(
         partial.rename(folder)
     except (OSError, SafetensorError) as error:
         raise StorageError(f"{folder}: cannot be written ({_first_line(error)}).") from error
+
+
+def _exchanged(config: STDiT3Config) -> dict[str, Any]:
+    """Return what config.json holds: the fields of the original's configuration in its order, and our own."""
+    document: dict[str, Any] = {"architectures": ["STDiT3"], "model_type": "STDiT3"}
+    for name, value in config.model_dump(mode="json").items():
+        document[name] = value
+        if name == "pred_sigma":
+            document |= WITHOUT_EFFECT
+    return document
 
 
 def _write_tensors(state: Mapping[str, Tensor], folder: Path, shard_bytes: int | None) -> None:

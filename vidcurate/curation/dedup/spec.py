@@ -1,7 +1,7 @@
 """What a search for duplicates may ask for, as recipe models."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -17,7 +17,7 @@ class PerceptualSpec(Recipe):
     """bits of 63 in which the hashes of two frames of the same picture may differ"""
     min_frames: Annotated[int, Field(ge=1, le=5)] = 3
     """frames of five that must be alike"""
-    min_set_bits: Annotated[int, Field(ge=1, le=31)] = 5
+    min_set_bits: ClassVar[int] = 5
     """a hash with fewer bits set, or fewer not set, says nothing: black, or one colour"""
     max_thumbnail_distance: Annotated[float, Field(ge=0)] = 8.0
     """levels of 255 by which the thumbnails may differ once brightness and contrast are made equal"""
@@ -40,7 +40,7 @@ class SemanticSpec(Recipe):
     score-models writes"""
     threshold: Similarity = 0.97
     """cosine from which two clips are twins"""
-    clips_per_cluster: Annotated[int, Field(ge=1)] = 1000
+    clips_per_cluster: ClassVar[int] = 1000
     """clips are compared with those of their own k-means cluster, of about this size; up to 20,000 clips all
     are compared with all"""
 

@@ -1,6 +1,6 @@
 """The settings of the stage that decodes."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -12,15 +12,15 @@ class FramesSpec(Recipe):
 
     short_side_px: Annotated[int, Field(ge=32, le=512)] = 72
     """every frame is scaled once, so that its shorter side is this; smaller ones stay as they are"""
-    motion_pairs_per_second: Annotated[float, Field(gt=0)] = 4.0
+    motion_pairs_per_second: ClassVar[float] = 4.0
     """of how many pairs of neighbouring frames the motion is measured"""
     details_per_second: Annotated[float, Field(gt=0)] = 1.0
     """on how many frames sharpness and black bars are measured, in the pixels of the display"""
     cut_threshold: Annotated[float, Field(gt=1)] = 3.5
     """how many times more than its neighbours a frame differs from the one before it at a cut"""
-    cut_window_frames: Annotated[int, Field(ge=1)] = 3
+    cut_window_frames: ClassVar[int] = 3
     """how many neighbours on either side that is"""
-    min_scene_seconds: Annotated[float, Field(ge=0)] = 0.6
+    min_scene_seconds: ClassVar[float] = 0.6
     """two cuts are at least this far apart"""
     time_limit_seconds: Annotated[float, Field(gt=0)] | None = 600.0
     """s for one clip; one that takes longer is killed and recorded as timeout. null: no limit"""

@@ -1,7 +1,7 @@
 """Which models score, as a recipe model."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -29,9 +29,9 @@ class ModelsSpec(Recipe):
     """the label that means a watermark; null: the only one that holds the word and no denial of it"""
     text_detector: Path | None = None
     """DBNet as ONNX, such as PP-OCR's detection model"""
-    text_short_side_px: Annotated[int, Field(ge=64, le=1536)] = 448
+    text_short_side_px: ClassVar[int] = 448
     """the shorter side of the frames in which text is looked for"""
-    text_threshold: Annotated[float, Field(gt=0, lt=1)] = 0.3
+    text_threshold: ClassVar[float] = 0.3
     """probability from which a pixel is text"""
     positions: Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], Field(min_length=1)] = (
         0.1,
@@ -41,7 +41,7 @@ class ModelsSpec(Recipe):
         0.9,
     )
     """places of the frames in the clip, rising; Open-Sora takes 0.1, 0.5, 0.9"""
-    batch_frames: Annotated[int, Field(ge=1)] = 64
+    batch_frames: ClassVar[int] = 64
     """frames that a model sees at once"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: the first GPU when there is one"""

@@ -231,7 +231,8 @@ def test_many_embeddings_are_compared_within_k_means_clusters(
     pl.DataFrame({"clip_id": [f"{n:04}" for n in range(2000)], "embedding": vectors.tolist()}).write_parquet(
         run / "embeddings.parquet"
     )
-    run_dedup(run, DedupSpec(semantic=SemanticSpec(threshold=0.99, clips_per_cluster=200)))
+    monkeypatch.setattr(SemanticSpec, "clips_per_cluster", 200)
+    run_dedup(run, DedupSpec(semantic=SemanticSpec(threshold=0.99)))
     found = copies(run)
     assert {name for name in found if found[name] == f"{int(name) - 1000:04}"} == set(found)
     assert len(found) > 190  # k-means parts few

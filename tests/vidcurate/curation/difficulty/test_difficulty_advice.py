@@ -116,7 +116,7 @@ def test_a_shift_that_chance_makes_asks_for_no_ramp() -> None:
     assert advice.increments(found, SplitSpec()) == 1
 
 
-def test_a_ramp_lasts_its_increments_and_no_longer_than_a_pass() -> None:
+def test_a_ramp_lasts_its_increments_and_no_longer_than_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     found = jump("noun_count", np.array([1.0, 2, 3] * 100), np.array([4.0, 5, 6] * 100), SplitSpec(), 1)
     assert found.effect_size == pytest.approx(3.67, abs=0.01)
 
@@ -124,10 +124,11 @@ def test_a_ramp_lasts_its_increments_and_no_longer_than_a_pass() -> None:
         return advice.ramps([found], {2: clips}, SplitSpec(**settings_))[0]  # type: ignore[arg-type]
 
     assert (ramp(10**6).increments, ramp(10**6).steps, ramp(10**6).share_of_pass) == (8, 7000, None)
-    assert ramp(10**6, steps_per_increment=20).steps == 140
     assert (ramp(28_000, clips_per_step=2).steps, ramp(28_000, clips_per_step=2).share_of_pass) == (7000, 0.5)
     assert ramp(2_000, clips_per_step=2).steps == 1000
     assert ramp(300).steps == 300
+    monkeypatch.setattr(SplitSpec, "steps_per_increment", 20)
+    assert ramp(10**6).steps == 140
 
 
 # ── the tail ────────────────────────────────────────────────────────────────────────────────────────
@@ -222,9 +223,12 @@ text_encoder: {kind: words, caption_channels: 8, model_max_length: 8}
 """
 
 
-def test_the_fragment_is_the_stages_of_a_training_recipe(tmp_path: Path) -> None:
+def test_the_fragment_is_the_stages_of_a_training_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SplitSpec, "steps_per_increment", 10)
     checked(tmp_path, list(range(600)))
-    spec = SplitSpec(levels=3, buckets=TABLE, steps_per_increment=10, passes=1.5)
+    spec = SplitSpec(levels=3, buckets=TABLE, passes=1.5)
     summary = difficulty_stage.run_split(tmp_path, spec)
 
     read = recipe.parse(REST + (tmp_path / "levels.yaml").read_text(), TrainRecipe)
