@@ -174,8 +174,13 @@ class WorkerProcesses(Generic[T]):
         with suppress(OSError):
             _send(worker.channel, list(job.items[len(job.rows) :]))
 
-    def _wait(self) -> Iterator[_Job[T]]:
-        """Wait for rows, deaths and timeouts; yield chunks that are finished or have lost their worker."""
+    def _wait(self) -> list[_Job[T]]:
+        """Wait for rows, deaths and timeouts; return chunks that are finished or have lost their worker.
+
+        Nothing is yielded in between: a consumer may take minutes, and a worker whose row waits in its pipe
+        meanwhile is not late.
+        """
+        done: list[_Job[T]] = []
         ready = set(map(id, self._selector.wait(self._selector.seconds_to_deadline())))
         for worker in list(self._workers):
             job = worker.job
@@ -185,10 +190,10 @@ class WorkerProcesses(Generic[T]):
                     job.tries += 1
                     if job.tries == _TRIES:
                         job.add(self._on_crash(job.items[len(job.rows)]))
-                    yield job
+                    done.append(job)
                 elif job is not None and job.is_finished:
                     worker.job, worker.due = None, float("inf")
-                    yield job
+                    done.append(job)
             elif worker.is_late:
                 self._selector.kill(worker, _KILL_SECONDS)
                 if job is None:
@@ -197,7 +202,8 @@ class WorkerProcesses(Generic[T]):
                         "Run the same command again, with fewer workers."
                     )
                 job.add(self._on_timeout(job.items[len(job.rows)]))
-                yield job
+                done.append(job)
+        return done
 
     def _read_message(self, worker: _Worker[T]) -> bool:
         """Handle one message of a worker; when the worker is dead, remove it and return False."""
