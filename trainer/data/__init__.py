@@ -1,5 +1,4 @@
 """Training data: stages over shards or precomputed latents, as model inputs.
 
-`stages` lays out the stages of a recipe, `open_stage` opens a loader, `model_inputs` encodes, `latents`
-precomputes.
+`stages` opens a recipe's stages, `open_stage` opens a loader, `model_inputs` encodes, `latents` precomputes.
 """

@@ -1,7 +1,7 @@
-"""The phases of a stage's curriculum as its updates meet them: windows of data steps may be skipped.
+"""Curriculum phases of a stage: the updates at which they start, given skipped data steps.
 
-To skip is deliberate, and a rollback skips too: so a phase that lies in a window is left out and said, while
-one that a stage is too short to come to is refused.
+A phase inside a skipped window (skipped on purpose, or by a rollback) is logged and left out. A phase that a
+stage is too short to reach is refused.
 """
 
 from typing import Any
@@ -14,9 +14,9 @@ from vidcurate.sampler.plan import Plan
 
 
 def skipped(plan: Plan, skip: Windows) -> dict[int, tuple[int, int]]:
-    """Return number → first and last data step, from 1, of the phases all of whose data steps are skipped.
+    """Return number → first and last data step, from 1, of the phases that are skipped entirely.
 
-    The last phase has no end, so it is never one of them.
+    The last phase has no end, so it is never skipped entirely.
     """
     ends = zip(plan.phases, plan.phases[1:], strict=False)
     return {
@@ -27,7 +27,7 @@ def skipped(plan: Plan, skip: Windows) -> dict[int, tuple[int, int]]:
 
 
 def first_updates(plan: Plan, skip: Windows) -> dict[int, int]:
-    """Return number → the stage's update, from 1, with which each phase begins that is read."""
+    """Return number → the stage's update, from 1, at which each phase that is read starts."""
     left_out = skipped(plan, skip)
     return {
         number: skip_windows.steps_before(skip, first + 1) + 1
@@ -37,17 +37,17 @@ def first_updates(plan: Plan, skip: Windows) -> dict[int, int]:
 
 
 def check(stage: Stage, plan: Plan, num_steps: int) -> None:
-    """Raise RecipeError for a phase that the stage is too short to come to."""
+    """Raise RecipeError for a phase that the stage is too short to reach."""
     for number, first in first_updates(plan, stage.skip).items():
         if first > num_steps:
             raise RecipeError(
-                f"stage {stage.name}: curriculum.{number} begins with step {first} and the stage has "
-                f"{num_steps}; make the stage longer or the phases before shorter."
+                f"stage {stage.name}: curriculum.{number} starts at step {first} and the stage has "
+                f"{num_steps}. Make the stage longer, or the earlier phases shorter."
             )
 
 
 def notes(plan: Plan, skip: Windows) -> list[dict[str, Any]]:
-    """Return the phases that are left out, as events."""
+    """Return the skipped phases, as events."""
     return [
         {"event": "phase_skipped", "phase": f"curriculum.{number}", "data_steps": list(steps)}
         for number, steps in skipped(plan, skip).items()

@@ -1,8 +1,8 @@
-"""A micro-batch as the model takes it: latents, text features and their mask, encoded now or ahead.
+"""Model inputs of a micro-batch: latents, text features and their mask.
 
-A clip is encoded alone, whatever is in its micro-batch, and rounded to the dtypes of the recipe's `encoded`.
-So `trainer.data.latents.command` keeps exactly the numbers that training on line computes, and both train
-the same.
+Inputs are encoded online or read from precomputed latents. A clip is encoded alone, whatever its micro-batch,
+and rounded to the dtypes of the recipe's `encoded`. Precomputed latents therefore equal the numbers of online
+training.
 """
 
 import hashlib
@@ -26,9 +26,9 @@ Batch = MicroBatch | LatentBatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoders:
-    """What turns clips into what the model takes. Weights are loaded when a clip is first encoded.
+    """The encoders that turn clips into model inputs. Weights are loaded at the first encoded clip.
 
-    `samples`: the model trains on draws from the posterior, not on its mean. `projection`: the model's frozen
+    `samples`: the model trains on samples of the posterior, not on its mean. `projection`: the model's frozen
     caption projection, for a model that skips its own.
     """
 
@@ -42,7 +42,7 @@ class Encoders:
     def latent(self, pixels: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return latent and variance [1, C, T', H', W'], rounded, of one clip's `pixels` [1, 3, T, H, W].
 
-        The variance is None unless the model trains on draws.
+        The variance is None unless the model trains on posterior samples.
         """
         dtype = DTYPES[self.kept.latent_dtype]
         if not self.samples:
@@ -83,7 +83,7 @@ def _padded(texts: Sequence[Tensor], length: int, device: torch.device) -> tuple
 
 @torch.no_grad()
 def of(batch: Batch, encoders: Encoders, *, seed: int, step: int, device: torch.device) -> Inputs:
-    """Return what the model takes of a micro-batch's clips in update number `step`."""
+    """Return the model inputs of a micro-batch's clips in update number `step`."""
     if isinstance(batch, LatentBatch):
         latents, texts = tensors.send(batch.latents, device), batch.texts
         variance = tensors.send(batch.variance, device) if batch.variance is not None else None
@@ -101,7 +101,7 @@ def of(batch: Batch, encoders: Encoders, *, seed: int, step: int, device: torch.
 
 
 def frozen_projection(model: nn.Module, device: torch.device) -> CaptionProjection:
-    """Return a copy of a model's caption projection, float32 on `device`. All ranks must ask together."""
+    """Return a copy of a model's caption projection, float32 on `device`; all ranks call it together."""
     own = {
         name: mesh.full_tensor(value).detach().float().cpu().clone()
         for name, value in model.state_dict().items()
@@ -111,7 +111,7 @@ def frozen_projection(model: nn.Module, device: torch.device) -> CaptionProjecti
 
 
 def weights_digest(module: nn.Module) -> str:
-    """Return the SHA-256 of a module's tensors by name: what a folder of latents says it was made with."""
+    """Return the SHA-256 of a module's tensors by name, stored in a latent folder's manifest."""
     total = hashlib.sha256()
     for name, value in sorted(module.state_dict().items()):
         total.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())

@@ -1,4 +1,4 @@
-"""Open the data of a stage: loader, clips and pixels of its micro-batches."""
+"""Stage loader: open a stage's clips or latents and read its micro-batches."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ from vidcurate.sampler.order import rolling_hash as rolling_hash
 
 
 def micro_batches(data: StageData) -> list[int]:
-    """Return how many micro-batches of each cell the whole stage reads."""
+    """Return the number of micro-batches of each cell that the whole stage reads."""
     end = data_step(data, data.num_steps)
     counts = dict(_before(data, end))
     for first, behind in unread(data, end):
@@ -47,7 +47,7 @@ def open_loader(
     on_event: Callable[[Event], None],
     pin: bool = False,
 ) -> Iterator[Loader | LatentLoader]:
-    """Open the stage's loader; `on_event` hears of clips replaced and workers restarted on this rank.
+    """Open the stage's loader; `on_event` receives this rank's replaced clips and restarted workers.
 
     `pin`: latents are read into page-locked memory, for a GPU.
     """

@@ -1,7 +1,7 @@
-"""Shards in, micro-batches out: of the trainer the file that knows the index, the order and the loader.
+"""Training stages: each stage's index, order, number of steps and cost per cell.
 
-`open_stages` opens every stage's data before anything heavy is built: how many steps a stage has, and which
-clips a step reads, is known before the first one. A stage reads clips, or their latents with the same order.
+`open_stages` opens every stage's data before anything heavy is built, so the number of steps and the clips of
+each step are known before step 1. A stage reads clips, or their latents in the same order.
 """
 
 import dataclasses
@@ -34,11 +34,11 @@ from vidcurate.shards.index import Index, find_clip, read_index
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageData:
-    """One stage with its clips and their order. `first_step` counts the updates of the stages before.
+    """One stage with its clips and their order. `first_step` counts the updates of earlier stages.
 
-    `folder`: the latents that it reads instead of clips; `missing`: what that folder lacks.
-    `changes`: the deliberate changes that the run has gone on after, kept in the file `journal`. `skip`: the
-    data steps that are not read, by the recipe or since a rollback; see `data_step`.
+    `folder`: the latents that the stage reads instead of clips; `missing`: latents that the folder lacks.
+    `changes`: the accepted changes of the data, stored in the file `journal`. `skip`: data steps skipped by
+    the recipe or a rollback; see `data_step`.
     """
 
     number: int
@@ -56,9 +56,9 @@ class StageData:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """What all ranks together read in one update: n clips in the order of positions.
+    """The clips that all ranks together read in one update: n clips in the order of positions.
 
-    `slots` maps a micro-batch's position to the place of its first clip among the n.
+    `slots` maps a micro-batch's position to the index of its first clip among the n.
     """
 
     clip_ids: tuple[str, ...]
@@ -72,16 +72,16 @@ class StepPlan:
 
 
 def stage_plan(index: Index, spec: DataSpec, seed: int) -> Plan:
-    """Return the order of a stage's clips. Raises InputError when no clip fits."""
+    """Return the order of a stage's clips. Raises InputError if no clip fits."""
     return plan_of(index, spec, seed=seed)
 
 
 def costs(plan: Plan, spec: DataSpec, recipe: TrainRecipe) -> tuple[int, ...]:
-    """Return what a micro-batch of each cell costs; ranks are balanced by it.
+    """Return the cost of a micro-batch of each cell, by which ranks are balanced.
 
-    By the measured table, if there is one, its microseconds; else its FLOPs, its captions as long as can be.
-    Pixels would count an image, which is one latent frame, as a third of what it costs, and would not see
-    that attention grows with the frame. Raises RecipeError for a table that lacks a bucket.
+    With a measured table: microseconds. Without: FLOPs, with captions of the maximum length. Pixels would
+    count an image, which is one latent frame, as a third of its cost, and would ignore that attention grows
+    with the frame. Raises RecipeError for a table that lacks a bucket.
     """
     if spec.buckets.cost_table:
         table, where = cost_table.read_cost_table(spec.buckets.cost_table), str(spec.buckets.cost_table)
@@ -104,10 +104,10 @@ def costs(plan: Plan, spec: DataSpec, recipe: TrainRecipe) -> tuple[int, ...]:
 
 
 def cost_unit(data: StageData, plan: Plan) -> tuple[str, float]:
-    """Return in what the costs of a plan of this stage are told, and what one of them is in it.
+    """Return the unit of the plan's costs, and the size of cost 1 in that unit.
 
-    s where a table gives them, else TFLOP of forward and backward; pixels for an older plan of a run that
-    went on with changed data.
+    Seconds with a table, else TFLOP of forward and backward; pixels for an older plan of a run that was
+    resumed with changed data.
     """
     if plan.costs is None:
         return "pixels", 1.0
@@ -117,9 +117,8 @@ def cost_unit(data: StageData, plan: Plan) -> tuple[str, float]:
 def open_stages(recipe: TrainRecipe, *, complete: bool = True) -> tuple[StageData, ...]:
     """Return every stage with its index, its plan and its number of steps.
 
-    Raises MissingError for shards or latents that are not there, ShardError for damaged ones, InputError when
-    no clip fits; RecipeError for latents of another recipe and, if they are to be `complete`, InputError for
-    missing ones.
+    Raises MissingError for missing shards or latents, ShardError for damaged ones, InputError if no clip
+    fits; RecipeError for latents of another recipe and, if `complete`, InputError for missing latents.
     """
     indexes: dict[Path | str, Index] = {}
     folders: dict[Path, LatentFolder] = {}
@@ -164,7 +163,7 @@ def data_step(data: StageData, stage_step: int) -> int:
 
 
 def update_of(data: StageData, step: int) -> int | None:
-    """Return the update that reads step `step` of the plan, both from 0; None for one that is skipped."""
+    """Return the update that reads step `step` of the plan, both from 0; None for a skipped step."""
     found = skip_windows.training_step(data.skip, step + 1)
     return None if found is None else found - 1
 
@@ -172,7 +171,7 @@ def update_of(data: StageData, step: int) -> int | None:
 def with_skips(
     stages: tuple[StageData, ...], skips: Callable[[int], Iterable[Sequence[int]]]
 ) -> tuple[StageData, ...]:
-    """Return the stages without the data steps that `skips` gives for each number, and their recipe's."""
+    """Return the stages with the skips of their recipe and those that `skips` gives per stage number."""
     return tuple(
         dataclasses.replace(stage, skip=skip_windows.merged((*stage.stage.skip, *skips(stage.number))))
         for stage in stages
@@ -180,7 +179,7 @@ def with_skips(
 
 
 def step_plan(data: StageData, stage_step: int, recipe: TrainRecipe) -> StepPlan:
-    """Return what the stage's update number `stage_step` (from 0) reads."""
+    """Return the clips that the stage's update number `stage_step` (from 0) reads."""
     step = data_step(data, stage_step)
     batches, cells = order.step_micro_batches(data.plan, step), order.at_step(data.plan, step).cells
     encoder, patch = video_encoder(recipe.video_encoder), recipe.model.patch_size
@@ -217,7 +216,7 @@ def step_plan(data: StageData, stage_step: int, recipe: TrainRecipe) -> StepPlan
 
 
 def rows_delivered(data: StageData, plan: StepPlan, first: int, clip_ids: Sequence[str]) -> list[int]:
-    """Return the rows of the clips that came for the places from `first` on of a step, spares among them."""
+    """Return the rows of the clips read for a step's positions from `first` on, fallback clips included."""
     planned = zip(plan.rows[first:].tolist(), plan.clip_ids[first:], strict=True)
     return [
         row if clip_id == due else find_clip(data.index, clip_id)
@@ -226,12 +225,12 @@ def rows_delivered(data: StageData, plan: StepPlan, first: int, clip_ids: Sequen
 
 
 def delivered(data: StageData, plan: StepPlan, rows: NDArray[np.int64], step: int) -> tuple[str, ...]:
-    """Return the ids of the clips at these rows. Raises VidcurateError for a place that no clip came for."""
+    """Return the ids of the clips at these rows. Raises VidcurateError if a clip was not read."""
     missing = np.flatnonzero(rows < 0)
     if len(missing):
         raise VidcurateError(
             f"step {step}: no rank has read clip {plan.clip_ids[missing[0]]!r} ({len(missing)} of "
-            f"{len(rows)} are missing); nothing was updated. This is an error of the trainer."
+            f"{len(rows)} are missing). No weight was updated. This is a bug of the trainer."
         )
     if np.array_equal(rows, plan.rows):
         return plan.clip_ids
@@ -239,9 +238,9 @@ def delivered(data: StageData, plan: StepPlan, rows: NDArray[np.int64], step: in
 
 
 def summary(data: StageData) -> dict[str, Any]:
-    """Return how many clips a stage reads, how many of its fold and levels fit no bucket, and the notes.
+    """Return a stage's number of clips, the clips that fit no bucket, and the notes.
 
-    `phases`: the step of the run, from 1, with which each phase of its curriculum begins that is read.
+    `phases`: the step of the run, from 1, at which each phase of its curriculum starts.
     """
     return {
         "clips": data.plan.num_clips,
@@ -255,7 +254,7 @@ def summary(data: StageData) -> dict[str, Any]:
 
 
 def unread(data: StageData, end: int) -> list[tuple[int, int]]:
-    """Return the windows that are not read before data step `end`, from 0, their own ends exclusive."""
+    """Return the skipped windows before data step `end`, from 0, with exclusive ends."""
     return [(first - 1, last) for first, last in skip_windows.before(data.skip, end + 1)]
 
 
@@ -266,19 +265,19 @@ def _before(data: StageData, step: int) -> Iterator[tuple[str, int]]:
 
 
 def check_projection(stages: tuple[StageData, ...], digest: str) -> None:
-    """Raise ShardError for latents whose texts another caption projection made than the model's."""
+    """Raise ShardError for latents whose captions were projected by another model's projection."""
     for data in stages:
         made_with = data.folder.manifest["weights"]["projection"] if data.folder else digest
         if made_with != digest:
             raise ShardError(
                 f"{data.stage.data.latents}: its texts were made by a caption projection with the digest "
-                f"{str(made_with)[:12]}, the model's has {digest[:12]}. Begin with the weights that were "
-                "given to trainer.data.latents.command (--ckpt-path), or encode the clips again with these."
+                f"{str(made_with)[:12]}, the model's has {digest[:12]}. Start from the weights that were "
+                "given to `python -m trainer precompute` (--ckpt-path), or encode the clips again."
             )
 
 
 def _levels_shown(spec: DataSpec) -> tuple[int, ...] | None:
-    """Return the levels that a stage shows at some time; None for all."""
+    """Return the levels that a stage ever shows; None for all."""
     if spec.levels is not None or spec.cells_by != "level":
         return spec.levels
     named = [*spec.weights, *(name for phase in spec.curriculum for name in phase.names)]
@@ -306,9 +305,9 @@ def validation_spec(spec: ValidationSpec, trained: DataSpec) -> DataSpec:
 
 
 def check_lengths(stages: tuple[StageData, ...], stage: int, stage_step: int) -> None:
-    """Raise RecipeError when a stage has become shorter than what of it is trained already."""
+    """Raise RecipeError if a stage has fewer steps than the run has already trained."""
     if stage < len(stages) and stages[stage].num_steps < stage_step:
         raise RecipeError(
-            f"stages.{stage} has {stages[stage].num_steps} steps and this run has already made {stage_step} "
-            "of it; give it at least as many."
+            f"stages.{stage} has {stages[stage].num_steps} steps and this run has already trained "
+            f"{stage_step} of them. Give it at least as many."
         )

@@ -1,9 +1,8 @@
-"""Prompts and seeds in, mp4 files out, from the weights of a checkpoint (the moving average by default).
+"""Clip sampling: from prompts and seeds to mp4 files, with a checkpoint's EMA or raw weights.
 
-The noise of a clip belongs to (seed, the prompt's number), so clip k is the same noise at every step of a run
-and on any machine, and clips are made one at a time, so it is the same clip in any round. A round of samples
-is a folder that is whole or absent (`trainer.run_folder.sample_rounds`). `python -m trainer sample RUN
---prompt "a red square moves right"` samples by hand.
+A clip's noise belongs to (seed, prompt number), so clip k has the same noise at every step of a run and on
+any machine. Clips are generated one at a time, so a clip does not depend on its round. A round of samples is
+a folder that is complete or absent (`trainer.run_folder.sample_rounds`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,9 +42,9 @@ def sample_clips(
 ) -> NDArray[np.uint8]:
     """Return one clip per prompt, uint8 [n, T, H, W, 3].
 
-    `weights` stand in for the model's own (None: its own), which may then be on the meta device. The noise is
-    that of `seed` and the prompts' numbers, which count from `first_number`. `between` is called before each
-    use of the model; what it raises ends the sampling.
+    `weights` replace the model's own (None: keep them); the model may then be on the meta device. The noise
+    depends on `seed` and the prompts' numbers, counted from `first_number`. `between` is called before each
+    use of the model; an exception from it ends the sampling.
     """
     device = next(iter((weights or model.state_dict()).values())).device
     encoder = video_encoder(recipe.video_encoder)
@@ -89,8 +88,10 @@ def sample_clips(
 
 
 def write_clip(path: Path, frames: NDArray[np.uint8], fps: float) -> None:
-    """Write one clip (T, H, W, 3) as mp4; an odd last row or column is cut. Raises StorageError."""
-    from vidcurate.media import encode  # PyAV is loaded where clips are written: training alone does without
+    """Write one clip (T, H, W, 3) as mp4, dropping an odd last row or column. Raises StorageError."""
+    from vidcurate.media import (
+        encode,
+    )  # PyAV is imported only where clips are written: training runs without it
 
     height, width = frames.shape[1] // 2 * 2, frames.shape[2] // 2 * 2
     try:
@@ -120,7 +121,7 @@ def sample_clip(
     entry: sample_rounds.Entry,
     between: Callable[[], None] | None = None,
 ) -> NDArray[np.uint8]:
-    """Return one clip of a round, uint8 [T, H, W, 3]. What is sampled together with it changes nothing."""
+    """Return one clip of a round, uint8 [T, H, W, 3]. Other clips of the round do not affect it."""
     clip: NDArray[np.uint8]
     (clip,) = sample_clips(
         model,
@@ -137,7 +138,7 @@ def sample_clip(
 
 
 def flow_at(recipe: TrainRecipe, stage: int) -> FlowSpec:
-    """Return how a run that stands in stage number `stage` (or behind the last one) draws timesteps."""
+    """Return the flow settings of a run in stage number `stage` (or behind the last stage)."""
     return recipe.stages[min(stage, len(recipe.stages) - 1)].flow
 
 
@@ -148,7 +149,7 @@ def is_sampled(run: Path, step: int) -> bool:
 def sample_round(
     run: Path, step: int, model: nn.Module, weights: Mapping[str, Tensor], recipe: TrainRecipe, stage: int
 ) -> list[Path]:
-    """Sample the recipe's prompts and seeds into RUN/samples/step-…, draw the gallery, return the files."""
+    """Sample the recipe's prompts and seeds into RUN/samples/step-…, update the gallery, return the files."""
     spec = recipe.sample
     assert spec is not None
     folder = sample_rounds.folder(run, sample_rounds.OWN, step)
@@ -165,7 +166,7 @@ def sample_round(
 
 
 def sampling_model(recipe: TrainRecipe) -> STDiT3:
-    """Return the recipe's model on the meta device. It projects captions itself, as samples have new ones."""
+    """Return the recipe's model on the meta device, with caption projection: samples have new captions."""
     with torch.device("meta"):
         return STDiT3(recipe.model.model_copy(update={"skip_y_embedder": False}))
 
@@ -175,12 +176,12 @@ def recipe_of(state: Mapping[str, Any], path: Path) -> TrainRecipe:
     try:
         return from_saved(state["recipe"])
     except (KeyError, ValueError) as error:
-        said = " ".join(str(error).split())[:300]
-        raise CheckpointError(f"{path}/state.json: holds no recipe that can be read ({said}).") from error
+        reason = " ".join(str(error).split())[:300]
+        raise CheckpointError(f"{path}/state.json: holds no readable recipe ({reason}).") from error
 
 
 def load_model(path: Path, *, raw: bool = False) -> tuple[STDiT3, TrainRecipe, dict[str, Any]]:
-    """Return the model with a checkpoint's moving average (`raw`: its weights), its recipe and its state.
+    """Return the model with a checkpoint's EMA (`raw`: its weights), the recipe and the state.
 
     Raises CheckpointError.
     """

@@ -53,21 +53,19 @@ def test_a_stage_with_a_curriculum_trains_and_resumes_where_it_stopped(shards: P
 
 def test_a_stage_too_short_for_its_phases_is_refused(shards: Path, tmp_path: Path) -> None:
     recipe = smoke(shards, tmp_path / "run", *MORE, "stages.0.steps=7")
-    with pytest.raises(
-        RecipeError, match=r"stage first: curriculum\.2 begins with step 8 and the stage has 7"
-    ):
+    with pytest.raises(RecipeError, match=r"stage first: curriculum\.2 starts at step 8 and the stage has 7"):
         data_stages.open_stages(recipe)
     # Where data steps of the phases before are skipped, its turn comes sooner.
     (stage,) = data_stages.open_stages(
         smoke(shards, tmp_path / "run", *MORE, "stages.0.steps=7", "stages.0.skip=[[2, 3]]")
     )
     assert data_stages.summary(stage)["phases"] == [1, 2, 6]
-    with pytest.raises(RecipeError, match=r"curriculum\.2 begins with step 6 and the stage has 5"):
+    with pytest.raises(RecipeError, match=r"curriculum\.2 starts at step 6 and the stage has 5"):
         data_stages.open_stages(
             smoke(shards, tmp_path / "run", *MORE, "stages.0.steps=5", "stages.0.skip=[[2, 3]]")
         )
     skips = ("stages.0.steps=7", "stages.0.skip=[[9, 20]]")
-    with pytest.raises(RecipeError, match=r"curriculum\.2 begins with step 8 and the stage has 7"):
+    with pytest.raises(RecipeError, match=r"curriculum\.2 starts at step 8 and the stage has 7"):
         data_stages.open_stages(smoke(shards, tmp_path / "run", *MORE, *skips))
     with pytest.raises(InputError, match="no clip of level 5"):
         data_stages.open_stages(

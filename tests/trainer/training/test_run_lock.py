@@ -30,7 +30,7 @@ HELD: list[tuple[Held, str]] = [
     (lambda folder: run_lock.locked(folder, ALONE), "another process is training into this folder"),
     (lambda folder: build.holding(folder / "part.lock"), "another process is encoding this part"),
     (shards_manifest.only_writer, "another build-shards is writing here"),
-    (served, "another server works on it"),
+    (served, "another server works on this run"),
 ]
 
 

@@ -1,8 +1,8 @@
-"""The folder of latents while it is made: what of its plan is there, and when it is finished.
+"""Latent folder under construction: plan, finished shards, locks, manifest.
 
-Any process can write any shard, and what a killed one left is kept where its digest fits the plan. Work in
+Any process can write any shard. A shard left by a killed process is kept if its digest fits the plan. Work in
 progress lies in `.build`: `plan.json`, records of finished shards, shards being written. A finished folder
-has a manifest instead; it goes first when shards are added.
+has a manifest instead; adding shards deletes the manifest first.
 """
 
 import fcntl
@@ -48,17 +48,17 @@ PLAN_NAME = "plan.json"
 
 @contextmanager
 def holding(path: Path, *, wait: bool = False) -> Iterator[None]:
-    """Hold a file or folder for this process; the lock goes with it, however it ends. Raises StageError."""
+    """Lock a file or folder until this process exits, however it exits. Raises StageError."""
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError as error:
-            raise StageError(f"{path}: another process is encoding this part; wait until it ends.") from error
+            raise StageError(f"{path}: another process is encoding this part. Wait until it ends.") from error
         try:
             yield
         finally:
-            fcntl.flock(handle, fcntl.LOCK_UN)  # a child between fork and exec has it open, too
+            fcntl.flock(handle, fcntl.LOCK_UN)  # a child between fork and exec has the file open, too
     finally:
         os.close(handle)
 
@@ -71,18 +71,19 @@ def _size(path: Path) -> int | None:
 
 
 def check_same(out: Path, have: Mapping[str, Any], want: Mapping[str, Any]) -> None:
-    """Raise StageError, naming the first difference, unless the folder holds what this request makes."""
+    """Raise StageError, naming the first difference, unless the folder was made for this request."""
     if found := difference({name: have.get(name) for name in want}, want):
         key, there, now = found
         raise StageError(
-            f"{out}: holds other latents: {key} is {there} there and {now} now; nothing was changed. {_AWAY}"
+            f"{out}: holds other latents: {key} is {there} there and {now} now. "
+            f"The folder is unchanged. {_AWAY}"
         )
 
 
 def is_finished(out: Path, shards: tuple[PlannedShard, ...], identity: Identity) -> bool:
-    """Say whether all of these shards are there already, whole.
+    """Return whether all of these shards exist, complete.
 
-    Raises StageError when the folder holds latents of other clips, encoders or dtypes.
+    Raises StageError if the folder holds latents of other clips, encoders or dtypes.
     """
     manifest = read_manifest(out)
     if manifest is None:
@@ -106,10 +107,10 @@ def begin(
     identity: Identity,
     weights: Mapping[str, Any],
 ) -> None:
-    """Make the folder ready for the plan. To be called by every process that takes part, in any order.
+    """Prepare the folder for the plan. Every participating process calls this, in any order.
 
-    `weights`: fingerprints of the encoders' weights. Raises StageError when the folder holds something else,
-    or latents that the plan does not; InputError for tars that nobody planned; StorageError (the disk).
+    `weights`: fingerprints of the encoders' weights. Raises StageError if the folder holds something else, or
+    latents that the plan lacks; InputError for unplanned tars; StorageError (the disk).
     """
     build = out / BUILD
     want = {"format": FORMAT, **identity, "weights": dict(weights)}
@@ -122,10 +123,10 @@ def begin(
             check_same(out, plan, want)
             if plan["digest"] != plan_digest(shards):
                 raise StageError(
-                    f"{out}: encoding of other clips or stages has begun here; finish it with the request "
-                    f"that began it. {_AWAY}"
+                    f"{out}: encoding of other clips or stages has started here. Finish it with the command "
+                    f"that started it. {_AWAY}"
                 )
-            # What a finished folder had goes before anything is written, or after a kill at this place.
+            # A finished folder loses its tables before anything is written, or after a kill here.
             for name in (MANIFEST_NAME, LATENTS_NAME, TEXTS_NAME, INDEX_NAME):
                 (out / name).unlink(missing_ok=True)
             there = [name for name in plan["replaces"] if (out / name).exists()]
@@ -138,7 +139,7 @@ def begin(
 
 
 def _lay_open(out: Path, index: Index, shards: tuple[PlannedShard, ...], want: Mapping[str, Any]) -> None:
-    """Make `.build` with the plan in it, and with a record of each shard of a finished folder that fits."""
+    """Create `.build` with the plan, and a record for each matching shard of a finished folder."""
     build, manifest = out / BUILD, read_manifest(out)
     named = {shard["name"] for shard in manifest["shards"]} if manifest else set()
     strangers = sorted(path.name for path in out.glob("*.tar") if path.name not in named)
@@ -165,7 +166,7 @@ def _lay_open(out: Path, index: Index, shards: tuple[PlannedShard, ...], want: M
 
 
 def _check_covers(out: Path, latents: Any, shards: tuple[PlannedShard, ...]) -> None:
-    """Raise StageError if the folder has latents that the plan does not: they would be lost."""
+    """Raise StageError if the folder has latents that the plan lacks: they would be lost."""
     names = ("num_frames", "height", "width", "frame_stride", "clip_row", "view")
     had = set(zip(*(numbers(latents, name).tolist() for name in names), strict=True))
     for shard in shards:
@@ -184,13 +185,14 @@ def _check_space(out: Path, shards: tuple[PlannedShard, ...], named: set[str]) -
     need = sum(shard.num_bytes for shard in shards if shard.bucket)
     if need > free:
         raise StorageError(
-            f"{out}: the latents need {need:,} bytes and {free:,} are free. Make room, give --out another "
+            f"{out}: the latents need {need:,} bytes and {free:,} are free. Free disk space, "
+            "give --out another "
             "disk, or set encoded.latent_dtype=bfloat16."
         )
 
 
 def finished(out: Path, shards: tuple[PlannedShard, ...]) -> dict[str, dict[str, Any]]:
-    """Return the facts of the plan's shards that are written, by name."""
+    """Return the facts of the plan's written shards, by name."""
     done: dict[str, dict[str, Any]] = {}
     for shard in shards:
         record = read_record(out / BUILD / f"{shard.name}.parquet")
@@ -202,14 +204,14 @@ def finished(out: Path, shards: tuple[PlannedShard, ...]) -> dict[str, dict[str,
 
 
 def finish(out: Path, shards: tuple[PlannedShard, ...]) -> bool:
-    """Write tables and manifest if every shard is there; say whether the folder is finished.
+    """Write tables and manifest if every shard exists; return whether the folder is finished.
 
-    Of several processes that end at once one does it. Raises StorageError (the disk).
+    If several processes finish at once, one of them writes. Raises StorageError (the disk).
     """
     build = out / BUILD
     try:
         with holding(out, wait=True):
-            if not (build / PLAN_NAME).exists():  # another process has been here
+            if not (build / PLAN_NAME).exists():  # another process was faster
                 return read_manifest(out) is not None
             done = finished(out, shards)
             if len(done) < len(shards):
@@ -221,7 +223,7 @@ def finish(out: Path, shards: tuple[PlannedShard, ...]) -> bool:
             }
             for name, table in tables.items():
                 write_table(out / name, table)
-            # A copy: a kill before the manifest begins here again.
+            # A copy: after a kill before the manifest, the next process starts here again.
             shutil.copyfile(build / INDEX_NAME, build / f".{INDEX_NAME}.partial")
             replace(build / f".{INDEX_NAME}.partial", out / INDEX_NAME)
             manifest = {
@@ -250,7 +252,7 @@ def _join(build: Path, shards: list[PlannedShard], name: str) -> Any:
 
 
 def _shapes(latents: Any) -> list[dict[str, Any]]:
-    """Return a line for each shape: what is kept of it."""
+    """Return one line per shape: what it contains."""
     shape = ["num_frames", "height", "width", "frame_stride"]
     found = (
         latents.append_column("failed", pc.is_valid(latents.column("failure_kind")).cast(pa.int64()))

@@ -1,7 +1,8 @@
-"""`python -m trainer precompute RECIPE --out FOLDER`: encode a recipe's clips once, ahead of training.
+"""Precompute command: encode a recipe's clips once, before training.
 
-The same command given again goes on where it stopped, or says that all is there. Several processes share the
-work with `--part i/n`; under torchrun each rank takes its part by itself.
+`python -m trainer precompute RECIPE --out FOLDER`. The same command resumes, or reports that everything is
+there. Several processes share the work with `--part i/n`; under torchrun each rank takes its part
+automatically.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from typing import Any
 from trainer.cli import commands
 from vidcurate.errors import InputError
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as for training: threads that spin starve the decoders
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as for training: spinning threads starve the decoders
 
 LINE_EVERY_SECONDS = 5.0
 
@@ -110,7 +111,7 @@ def _as_text(outcome: Any, part: tuple[int, int]) -> str:
 
 
 def _progress_bar() -> Callable[[int, int, str], None]:
-    """Return what tells, every few seconds on stderr, how far the work is, its rate and the time left."""
+    """Return a callback that prints progress, rate and time left on stderr every few seconds."""
     start = last = time.monotonic()
     first: int | None = None
 
@@ -128,7 +129,7 @@ def _progress_bar() -> Callable[[int, int, str], None]:
 
 
 def _run(given: argparse.Namespace) -> int:
-    # torch is loaded here, so that --help and a recipe's typing error answer at once.
+    # torch is imported here, so that --help and a typing error in the recipe answer at once.
     with commands.loading():
         from trainer.data.latents import precompute
         from trainer.recipe import recipe

@@ -63,7 +63,7 @@ LATENT_COLUMNS: dict[str, tuple[Any, str]] = {
     ),
     "variance_crc32": (pa.uint32(), "its CRC-32"),
     "failure_kind": (pa.string(), "why the clip could not be decoded; null: it could"),
-    "failure_reason": (pa.string(), "the same as text"),
+    "failure_reason": (pa.string(), "the error message"),
 }
 TEXT_COLUMNS: dict[str, tuple[Any, str]] = {
     "clip_row": (pa.int64(), "row of the clip in index.parquet"),
@@ -82,9 +82,9 @@ Shape = tuple[int, int, int, int]
 
 
 def shape_of(bucket: Bucket) -> Shape:
-    """Return (num_frames, height, width, frame_stride): what of a bucket its latents depend on.
+    """Return (num_frames, height, width, frame_stride): the part of a bucket that its latents depend on.
 
-    Raises InputError for a bucket with a frame rate of its own: latents keep that of their clips.
+    Raises InputError for a bucket with a separate frame rate: latents keep their clips' frame rate.
     """
     if bucket.fps is not None and bucket.num_frames > 1:
         raise InputError(
@@ -95,7 +95,7 @@ def shape_of(bucket: Bucket) -> Shape:
 
 
 def shape_name(shape: Shape) -> str:
-    """Return a shape as files are called: 51f-144x256, with -s2 behind it for a stride of 2."""
+    """Return a shape's file name: 51f-144x256, with -s2 appended for a stride of 2."""
     frames, height, width, stride = shape
     return f"{frames}f-{height}x{width}" + (f"-s{stride}" if stride > 1 else "")
 
@@ -127,7 +127,7 @@ class LatentFolder:
         return bool(self.manifest["kept"]["variance"])
 
     def find_latents(self, bucket: Bucket, clip_rows: Rows, view: int | Rows) -> Rows:
-        """Return the rows of `latents` with these clips in the bucket's shape and view, -1 where none is."""
+        """Return the rows of `latents` with these clips in the bucket's shape and view, -1 if missing."""
         number = self.shapes.get(shape_of(bucket))
         if number is None:
             return np.full(len(clip_rows), -1, dtype=np.int64)
@@ -135,7 +135,7 @@ class LatentFolder:
         return _find(self.latent_keys, self.latent_rows, wanted)
 
     def find_texts(self, clip_rows: Rows, caption: int | Rows) -> Rows:
-        """Return the rows of `texts` with these captions of these clips, -1 where there is none."""
+        """Return the rows of `texts` with these captions of these clips, -1 if missing."""
         wanted = np.asarray(caption) * len(self.index) + clip_rows
         return _find(self.text_keys, self.text_rows, wanted)
 
@@ -156,7 +156,7 @@ def _find(keys: Rows, rows: Rows, wanted: Rows) -> Rows:
 
 
 def numbers(table: Any, name: str) -> NDArray[Any]:
-    """Return a column without nulls as an array."""
+    """Return a column without nulls as a NumPy array."""
     array: NDArray[Any] = table.column(name).chunk(0).to_numpy(zero_copy_only=False)
     return array
 
@@ -165,7 +165,7 @@ def numbers(table: Any, name: str) -> NDArray[Any]:
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:
-    """Return the manifest of the folder, None when there is none. Raises ShardError for another file."""
+    """Return the folder's manifest, None without one. Raises ShardError for another file."""
     try:
         manifest = json.loads((path / MANIFEST_NAME).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -187,7 +187,7 @@ def schema_of(name: str) -> Any:
 
 
 def read_table(path: Path, name: str) -> Any:
-    """Return a table of the kind `name` (latents.parquet or texts.parquet), one chunk a column.
+    """Read a table of the kind `name` (latents.parquet or texts.parquet), one chunk a column.
 
     Raises ShardError for a file that is damaged or lacks a column.
     """
@@ -197,7 +197,7 @@ def read_table(path: Path, name: str) -> Any:
         table = pq.ParquetFile(path, read_dictionary=words, page_checksum_verification=True).read()
     except (OSError, pa.ArrowException) as error:
         raise ShardError(
-            f"{path}: cannot be read ({type(error).__name__}: {error}). Copy it anew."
+            f"{path}: cannot be read ({type(error).__name__}: {error}). Copy it again."
         ) from error
     missing = [name for name in columns if name not in table.column_names]
     if missing:
@@ -216,15 +216,15 @@ def _size(path: Path) -> int:
 
 
 def open_folder(path: Path) -> LatentFolder:
-    """Open a finished folder of latents.
+    """Open a finished latent folder.
 
-    Raises MissingError when there is none, ShardError when encoding has not finished, or when a file is
-    missing, damaged or shorter than the manifest says.
+    Raises MissingError if none exists; ShardError if encoding has not finished, or if a file is missing,
+    damaged or shorter than the manifest says.
     """
     manifest = read_manifest(path)
     if manifest is None:
         if (path / ".build").is_dir():
-            raise ShardError(f"{path}: encoding has not finished here; run the same command again.")
+            raise ShardError(f"{path}: encoding has not finished here. Run the same command again.")
         raise MissingError(
             f"{path}: no latents there (no {MANIFEST_NAME}). "
             f"Run `python -m trainer precompute RECIPE --out {path}` first."
@@ -241,12 +241,14 @@ def open_folder(path: Path) -> LatentFolder:
         if getattr(index, name) != manifest["clips"][name]:
             raise ShardError(
                 f"{path / INDEX_NAME}: its {name} is {getattr(index, name)[:8]}, the manifest says "
-                f"{manifest['clips'][name][:8]}; the files do not belong together. Copy them anew."
+                f"{manifest['clips'][name][:8]}; the files do not belong together. Copy them again."
             )
     for name in (LATENTS_NAME, TEXTS_NAME):
         size, needed = _size(path / name), manifest["tables"][name]["bytes"]
         if size != needed:
-            raise ShardError(f"{path / name}: has {size} bytes and the manifest says {needed}. Copy it anew.")
+            raise ShardError(
+                f"{path / name}: has {size} bytes and the manifest says {needed}. Copy it again."
+            )
     latents, texts = (read_table(path / name, name) for name in (LATENTS_NAME, TEXTS_NAME))
     shapes: dict[Shape, int] = {}
     for part in manifest["shapes"]:

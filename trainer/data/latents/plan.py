@@ -1,7 +1,7 @@
-"""What is to be encoded, in which shards: a pure function of clips, shapes and the recipe.
+"""Latent plan: which clips to encode into which shards, a pure function of the recipe.
 
-Clips are cut into shards by number, and each shard has a digest of what it is made from. So its bytes do not
-depend on who writes it.
+Clips are split into shards by number, and each shard has a digest of its inputs. Its bytes therefore do not
+depend on the process that writes it.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ Identity = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """The clips wanted in one shape: their rows of the index, ascending, and how many views of each."""
+    """The clips wanted in one shape: their rows of the index, ascending, and their number of views."""
 
     bucket: Bucket
     rows: Rows
@@ -30,7 +30,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedShard:
-    """One shard to write. `bucket` is None for texts. `num_bytes` is about its size."""
+    """One shard to write. `bucket` is None for texts. `num_bytes` is an estimate."""
 
     name: str
     bucket: Bucket | None
@@ -45,7 +45,7 @@ class PlannedShard:
 
     @property
     def num_units(self) -> int:
-        """Views or captions: what progress counts."""
+        """Number of views or captions, for the progress line."""
         return len(self.rows) * self.num_views
 
 
@@ -58,7 +58,7 @@ def identity_of(
     captions: tuple[str, ...],
     kept: Mapping[str, Any],
 ) -> Identity:
-    """Return what all latents of a folder have in common, as plain JSON values.
+    """Return what all latents of a folder share, as JSON values.
 
     `video` and `text` are the encoders' specifications, `captions` the keys of a clip's captions, `kept` the
     dtypes and whether the variance is kept.
@@ -83,9 +83,9 @@ def plan_shards(
     text_bytes: int,
     shard_bytes: int,
 ) -> tuple[PlannedShard, ...]:
-    """Return the shards of these clips: a series for each shape, then the texts of all clips.
+    """Return the shards of these clips: one series per shape, then the texts of all clips.
 
-    `latent_bytes`: of a view with its variance. `text_bytes`: the most that one caption can take.
+    `latent_bytes`: bytes of a view with its variance. `text_bytes`: upper bound per caption.
     """
     shards: list[PlannedShard] = []
     num_captions = len(identity["captions"])

@@ -1,8 +1,7 @@
-"""Encoding ahead: the clips of a recipe's stages, decoded and encoded once, into shards of latents and texts.
+"""Precompute latents and text features of a recipe's clips, into shards.
 
-The clips, their shapes and their views are those that training on line would ask for: they come from the same
-plan. Each is encoded alone, as on line, so its bytes depend on nothing else, and any number of processes may
-share the work, a shard each at a time.
+Clips, shapes and views come from the same plan as in online training. Each clip is encoded alone, as online,
+so its bytes depend on nothing else. Any number of processes may share the work, one shard each at a time.
 """
 
 import itertools
@@ -49,7 +48,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is to be encoded: the clips of these stages, in shards."""
+    """The clips of these stages to encode, in shards."""
 
     recipe: TrainRecipe
     stages: tuple[str, ...]
@@ -62,7 +61,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What was done. `is_finished`: the folder can be trained on; else other parts have shards to write."""
+    """Result of an encoding. `is_finished`: the folder is complete; otherwise other parts are missing."""
 
     out: str
     clips: int
@@ -82,8 +81,8 @@ class Outcome:
 def request_of(recipe: TrainRecipe, names: Sequence[str] = ()) -> Request:
     """Return what these stages (none: all) need encoded.
 
-    Raises InputError for an unknown stage or stages of different shards, RecipeError for a stage whose views
-    are not a fixed number, ShardError and InputError as the loader does.
+    Raises InputError for an unknown stage or stages with different shards, RecipeError for a stage without a
+    fixed number of views, ShardError and InputError as the loader does.
     """
     known = [stage.name for stage in recipe.stages]
     for name in names:
@@ -92,11 +91,13 @@ def request_of(recipe: TrainRecipe, names: Sequence[str] = ()) -> Request:
     chosen = [(number, stage) for number, stage in enumerate(recipe.stages) if stage.name in (names or known)]
     for number, stage in chosen:
         if stage.data.shards is None:
-            raise RecipeError(f"stages.{number}.data.shards is not set: encoding reads the clips. Set it.")
+            raise RecipeError(
+                f"stages.{number}.data.shards is not set, but encoding reads the clips. Set it."
+            )
         if stage.data.views is None:
             raise RecipeError(
-                f"stages.{number}.data.views is null: a new start frame at every showing cannot be encoded "
-                f"ahead. Set it, for encoding and for training: --set stages.{number}.data.views=1"
+                f"stages.{number}.data.views is null: a new start frame in every epoch cannot be "
+                f"precomputed. Set views, for encoding and for training: --set stages.{number}.data.views=1"
             )
     specs = [stage.data for _, stage in chosen]
     if recipe.validation:
@@ -108,7 +109,7 @@ def request_of(recipe: TrainRecipe, names: Sequence[str] = ()) -> Request:
         if len(kinds) > 1:
             raise InputError(
                 f"the stages have different {key} ({'; '.join(sorted(kinds))}); encode each group into a "
-                "folder of its own: --stage NAME."
+                "separate folder: --stage NAME."
             )
     assert specs[0].shards is not None
     index = read_index(specs[0].shards, remote=recipe.loader.remote)
@@ -142,9 +143,9 @@ def request_of(recipe: TrainRecipe, names: Sequence[str] = ()) -> Request:
 
 
 def forecast(request: Request) -> dict[str, Any]:
-    """Return what encoding will write, before anything is: clips and bytes of each shape, and of texts.
+    """Return what encoding will write: clips and bytes per shape, and of texts.
 
-    The bytes of latents are exact; those of texts are what they can be at most.
+    The bytes of latents are exact; those of texts are an upper bound.
     """
     recipe = request.recipe
     shapes = [
@@ -175,7 +176,7 @@ def forecast(request: Request) -> dict[str, Any]:
 def _frames(
     index: Index, tasks: Iterator[DecodeTask], pool: DecodePool | FetchingPool | None, most_ahead: int
 ) -> Iterator[NDArray[np.uint8] | MediaError]:
-    """Yield the frames (1, T, H, W, 3) of each task in turn, or why there are none; decode ahead of it."""
+    """Yield each task's frames (1, T, H, W, 3), or the decode error; decode ahead in threads."""
     ahead: deque[tuple[SharedArray, Any]] = deque()
     decode = decode_from(index)
     for task in tasks:
@@ -249,7 +250,7 @@ def _text_samples(request: Request, shard: PlannedShard, encoders: Encoders) -> 
 
 
 def _device() -> torch.device:
-    """Return the GPU of this process (LOCAL_RANK), if there is one."""
+    """Return this process's GPU (LOCAL_RANK), or the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     local = os.environ.get("LOCAL_RANK", "0")
@@ -257,14 +258,14 @@ def _device() -> torch.device:
 
 
 def _encoders(recipe: TrainRecipe, weights: str | None) -> tuple[Encoders, dict[str, str | None]]:
-    """Return the encoders, and the digests of their weights by name (None: it has none)."""
+    """Return the encoders, and the digests of their weights by name (None without weights)."""
     device = _device()
     projection = None
     if recipe.model.skip_y_embedder:
         if weights is None:
             raise InputError(
-                "model.skip_y_embedder is true: captions are kept as the model's projection makes them. Give "
-                "the weights that training begins with: --ckpt-path PATH."
+                "model.skip_y_embedder is true: the folder stores projected captions. Give "
+                "the weights that training starts from: --ckpt-path PATH."
             )
         projection = load_projection(weights, key="--ckpt-path").float().to(device)
     video, text = video_encoder(recipe.video_encoder), text_encoder(recipe.text_encoder, device)
@@ -298,12 +299,12 @@ def encode_ahead(
     weights: str | None = None,
     progress: Progress = lambda done, total, unit: None,
 ) -> Outcome:
-    """Write the request's latents and texts into `out`; of part i of n (from 1) every n-th shard.
+    """Write the request's latents and texts into `out`; part i of n (from 1) writes every n-th shard.
 
-    The bytes do not depend on the parts, nor on how often the work was killed and begun again. The last part
-    to end writes the tables. `weights`: where a frozen caption projection comes from. Raises StageError when
-    the folder holds something else or this part is being encoded, InputError, StorageError, ShardError, and
-    VidcurateError when too many clips fail.
+    The bytes do not depend on the parts, nor on kills and restarts. The last part writes the tables.
+    `weights`: source of a frozen caption projection. Raises StageError if the folder holds something else or
+    another process encodes this part, InputError, StorageError, ShardError, and VidcurateError if too many
+    clips fail.
     """
     number, count = part
     if not 1 <= number <= count:
@@ -314,7 +315,7 @@ def encode_ahead(
     build.begin(out, request.index, request.shards, request.identity, digests)
     mine = request.shards[number - 1 :: count]
     with ExitStack() as stack:
-        if not (out / BUILD).is_dir():  # the same part, begun twice, has just ended
+        if not (out / BUILD).is_dir():  # another process has just finished the same part
             return _outcome(out, written=0, is_finished=True, up_to_date=True)
         stack.enter_context(build.holding(out / BUILD / f"part-{number}-of-{count}.lock"))
         done = build.finished(out, mine)

@@ -1,8 +1,8 @@
-"""Micro-batches from latent shards: the clips and the order of the loader, without a decoder.
+"""Latent loader: micro-batches from latent shards, in the video loader's order.
 
-Threads read each array at its offset straight into the tensor that training uses, and compare its CRC-32. As
-the loader does, `step(t)` gives what the plan says, whatever was asked before; a clip that could not be
-decoded when it was encoded is replaced by the plan's spare, as it would be on line.
+Threads read each array from its offset straight into the training tensor and compare its CRC-32. As in the
+video loader, `step(t)` returns what the plan says, whatever was read before. A clip that failed to decode
+during encoding is replaced by the plan's fallback clip, as it would be online.
 """
 
 import itertools
@@ -29,18 +29,18 @@ from vidcurate.sampler import order
 from vidcurate.sampler.buckets import Bucket
 from vidcurate.sampler.plan import Cell, MicroBatchPlan, Plan
 
-_READ_THREADS = 4  # at least: a network file system answers several requests at once
+_READ_THREADS = 4  # at least: a network file system serves several requests in parallel
 _READ_TRIES = 4
 _SHAPE = ("channels", "latent_frames", "latent_height", "latent_width")
-_MOST_AHEAD = 128  # micro-batches and steps
+_MOST_AHEAD = 128  # number of micro-batches and steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentBatch:
-    """B clips of one shape, encoded: `latents` [B, C, T, H, W], and `variance` of the posterior or None.
+    """B encoded clips of one shape: `latents` [B, C, T, H, W], and the posterior's `variance` or None.
 
-    `texts`: for each clip the features of its caption's own tokens [L, C]. All in the dtype that they are
-    kept in, on the CPU. The other fields are those of `vidcurate.loader.loader.MicroBatch`.
+    `texts`: each clip's features of its caption's tokens [L, C]. All are on the CPU in their stored dtype.
+    The other fields are those of `vidcurate.loader.loader.MicroBatch`.
     """
 
     position: int
@@ -58,7 +58,7 @@ class LatentBatch:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """An array in a shard, and whose it is."""
+    """Location of an array in a shard, and its clip."""
 
     shard: str
     offset: int
@@ -69,9 +69,9 @@ class _Place:
 
 @dataclass(slots=True, kw_only=True)
 class _Started:
-    """A micro-batch that is being read: per slot the row of the latents' table, its text, and a future.
+    """A micro-batch being read: per slot the latent row, its text, and a future.
 
-    A slot that needs a spare has a future with a MediaError.
+    The future of a slot that needs a fallback clip has a MediaError.
     """
 
     plan: MicroBatchPlan
@@ -89,15 +89,15 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 def read_array(folder: LatentFolder, place: _Place, into: Tensor) -> None:
     """Fill a contiguous tensor with an array of a shard.
 
-    Raises ShardError, naming shard and clip, for bytes that end early or are not those that were written,
-    StorageError when the disk or the network refuses.
+    Raises ShardError, naming shard and clip, for truncated or changed bytes, StorageError for a failing disk
+    or network.
     """
     path = folder.path / place.shard
     wanted = _bytes_of(into)
     if len(wanted) != place.size:
         raise ShardError(
             f"{path}: clip {place.clip_id!r} has an array of {place.size} bytes where its shape needs "
-            f"{len(wanted)}; the table was altered. Copy it anew."
+            f"{len(wanted)}; the table was altered. Copy it again."
         )
     for attempt in range(_READ_TRIES):
         try:
@@ -110,15 +110,15 @@ def read_array(folder: LatentFolder, place: _Place, into: Tensor) -> None:
             if done < place.size:
                 raise ShardError(
                     f"{path}: ends {place.size - done} bytes before clip {place.clip_id!r} does. "
-                    "Copy it anew."
+                    "Copy it again."
                 )
             crc32 = zlib.crc32(wanted)
             if crc32 == place.crc32:
                 return
-            if attempt:  # the first read may have gone wrong on the way
+            if attempt:  # read again: the first transfer may have corrupted the bytes
                 raise ShardError(
                     f"{path}: clip {place.clip_id!r} has CRC-32 {crc32:08x}, the table says "
-                    f"{place.crc32:08x}. Copy the shard anew, or delete it and encode again."
+                    f"{place.crc32:08x}. Copy the shard again, or delete it and encode again."
                 )
         except OSError as error:
             if attempt + 1 == _READ_TRIES or isinstance(error, FileNotFoundError):
@@ -131,9 +131,8 @@ def read_array(folder: LatentFolder, place: _Place, into: Tensor) -> None:
 class LatentLoader:
     """The micro-batches of rank `rank` of `world_size`. Use as a context manager, or call `close`.
 
-    `num_views` as in the recipe, at most what the folder has. `variance`: read the posterior's, too. `pin`:
-    into page-locked memory, for a GPU.
-    `on_event` hears what the loader's does.
+    `num_views` as in the recipe, at most the folder's. `variance`: also read the posterior's variance. `pin`:
+    read into page-locked memory, for a GPU. `on_event` receives the same events as the video loader's.
     """
 
     def __init__(
@@ -154,7 +153,9 @@ class LatentLoader:
         self.folder, self.plan, self.spec = folder, plan, spec
         self.rank, self.world_size = rank, world_size
         if variance and not folder.has_variance:
-            raise InputError(f"{folder.path}: keeps no variance of the posterior; draws from it are wanted.")
+            raise InputError(
+                f"{folder.path}: stores no posterior variance, but the recipe samples the posterior."
+            )
         self._num_views, self._with_variance, self._pin = num_views, variance, pin
         self._on_event = on_event or (lambda event: None)
         self._failures = fallback.Failures(spec.max_failure_share)
@@ -177,8 +178,8 @@ class LatentLoader:
     def step(self, step: int) -> list[LatentBatch]:
         """Return this rank's micro-batches of optimizer step `step`, in the order in which to run them.
 
-        Any step may be asked for, any number of times. The steps behind it are read ahead. Raises ShardError,
-        StorageError, and VidcurateError when too many clips had failed.
+        Steps may be requested in any order and repeatedly. The loader prefetches the next steps. Raises
+        ShardError, StorageError, and VidcurateError if too many clips failed.
         """
         current = [self._begun(position) for position in self._positions(step)]
         self._prefetch(step + 1)
@@ -189,11 +190,11 @@ class LatentLoader:
         return [self._finish(started) for started in [self._start(part) for part in parts]]
 
     def process_ids(self) -> list[int]:
-        """Return no ids: nothing is decoded."""
+        """Return no process ids: this loader starts no decode process."""
         return []
 
     def close(self) -> None:
-        """End the threads. Tensors that were handed out stay usable."""
+        """Stop the threads. Returned tensors stay usable."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._started.clear()
 
@@ -216,7 +217,7 @@ class LatentLoader:
         return self._start(order.micro_batch(self.plan, position))
 
     def _prefetch(self, step: int) -> None:
-        """Begin what comes from `step` on while it fits into `prefetch_bytes`; drop all else."""
+        """Prefetch from `step` on within `prefetch_bytes`; drop everything else."""
         steps = range(step, step + _MOST_AHEAD)
         self._shares = {known: share for known, share in self._shares.items() if known in steps}
         kept: dict[int, _Started] = {}
@@ -246,7 +247,7 @@ class LatentLoader:
         return torch.empty(shape, dtype=dtype, pin_memory=self._pin)
 
     def _found_in(self, cell: Cell, clip_rows: Rows, passes: Rows) -> tuple[list[int], list[int]]:
-        """Return the rows of the latents and of the texts that these clips have in these passes."""
+        """Return the latent and text rows of these clips in these epochs."""
         bucket, index = cell.bucket, self.folder.index
         view = clip_view.view_number(passes, self._num_views)
         caption = clip_view.caption_number(passes, self._num_views, self.folder.num_captions)
@@ -274,7 +275,7 @@ class LatentLoader:
         return self._empty(length, channels, dtype=self._text_dtype)
 
     def _read(self, started: _Started, slot: int, latent: int, text: int) -> None:
-        """Fill a slot. Raises MediaError when the clip could not be decoded, ShardError, StorageError."""
+        """Fill a slot. Raises MediaError for a clip that failed to decode, ShardError, StorageError."""
         table, columns = self.folder.latents, self._columns
         kind = table.column("failure_kind")[latent].as_py()
         clip_id = table.column("clip_id")[latent].as_py()

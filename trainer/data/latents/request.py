@@ -1,7 +1,7 @@
-"""What a recipe asks of latents encoded ahead: of which clips, encoders and dtypes they are, and how large.
+"""Latent request: the clips, encoders, dtypes and sizes of latents that a recipe needs.
 
-The order of training is computed from the clips' index, of which a folder of latents holds a copy. So the
-same pure code plans a stage on clips and on their latents, and both have the same positions.
+The training order is computed from the clips' index, and a latent folder holds a copy of the index. The same
+code therefore plans a stage on clips and on their latents, with the same positions.
 """
 
 import shlex
@@ -25,17 +25,17 @@ from vidcurate.shards.index import Index, read_index
 from vidcurate.shards.index_file import INDEX_NAME
 
 NAMED_CLIPS = 3
-# Settings of an encoder that change its memory, not its numbers; and what a folder may have more of.
+# Encoder settings that change memory but no number, or that a folder may exceed.
 FREE_SETTINGS = ("micro_batch_size", "chunk_batch_size", "posterior")
 
 
 def samples_posterior(recipe: TrainRecipe) -> bool:
-    """Say whether the model trains on draws from the video encoder's posterior."""
+    """Return whether the model trains on samples of the video encoder's posterior."""
     return getattr(recipe.video_encoder, "posterior", "mean") == "sample"
 
 
 def identity(recipe: TrainRecipe, index: Index, captions: Sequence[str]) -> Identity:
-    """Return what latents of these clips under this recipe have in common."""
+    """Return what all latents of these clips under this recipe share."""
     video, text = (
         {name: value for name, value in recipes.to_json(spec).items() if name not in FREE_SETTINGS}
         for spec in (recipe.video_encoder, recipe.text_encoder)
@@ -58,21 +58,21 @@ def identity(recipe: TrainRecipe, index: Index, captions: Sequence[str]) -> Iden
 
 
 def latent_bytes(recipe: TrainRecipe, bucket: Bucket) -> int:
-    """Return the bytes of one view in this bucket, with its variance where that is kept."""
+    """Return the bytes of one view in this bucket, with its variance if stored."""
     shape = video_encoder(recipe.video_encoder).latent_shape(bucket.num_frames, bucket.height, bucket.width)
     arrays = 2 if samples_posterior(recipe) else 1
     return arrays * int(np.prod(shape)) * DTYPES[recipe.encoded.latent_dtype].itemsize
 
 
 def text_bytes(recipe: TrainRecipe) -> int:
-    """Return the most bytes that the features of one caption can take."""
+    """Return an upper bound of the bytes of one caption's features."""
     model, encoder = recipe.model, text_encoder(recipe.text_encoder)
     channels = model.hidden_size if model.skip_y_embedder else encoder.caption_channels
     return encoder.model_max_length * channels * DTYPES[recipe.encoded.text_dtype].itemsize
 
 
 def forecast(recipe: TrainRecipe, plan: Plan, spec: DataSpec) -> dict[str, int]:
-    """Return the bytes that a stage's latents take, and the most that its texts can."""
+    """Return the bytes of a stage's latents, and an upper bound of its texts'."""
     views = spec.views or 1
     return {
         "latents": sum(len(cell.rows) * views * latent_bytes(recipe, cell.bucket) for cell in plan.cells),
@@ -81,7 +81,7 @@ def forecast(recipe: TrainRecipe, plan: Plan, spec: DataSpec) -> dict[str, int]:
 
 
 def bytes_on_disk(folder: LatentFolder, plan: Plan, spec: DataSpec) -> dict[str, int]:
-    """Return the bytes of a stage's latents and texts as they lie in the folder."""
+    """Return the bytes of a stage's latents and texts as stored in the folder."""
     sizes, text_sizes = numbers(folder.latents, "size"), numbers(folder.texts, "size")
     total = {"latents": 0, "texts": 0}
     for cell in plan.cells:
@@ -104,14 +104,14 @@ class Missing:
     cell: str
     shape: Shape
     num_clips: int
-    clip_ids: tuple[str, ...]  # the first of them
+    clip_ids: tuple[str, ...]  # the first of the clips
 
     def to_json(self) -> dict[str, Any]:
         return {"cell": self.cell, "clips": self.num_clips, "clip_ids": list(self.clip_ids)}
 
 
 def missing(folder: LatentFolder, plan: Plan, spec: DataSpec) -> tuple[Missing, ...]:
-    """Return the cells of a plan that the folder does not hold whole."""
+    """Return the plan's cells that the folder does not hold completely."""
     found: list[Missing] = []
     for cell in plan.cells:
         lacks = np.zeros(len(cell.rows), dtype=np.bool_)
@@ -129,7 +129,7 @@ def missing(folder: LatentFolder, plan: Plan, spec: DataSpec) -> tuple[Missing, 
 
 
 def check_complete(stage_name: str, spec: DataSpec, lacking: Sequence[Missing]) -> None:
-    """Raise InputError, with the cells, some clips and the command, when latents are missing."""
+    """Raise InputError with the cells, some clips and the command if latents are missing."""
     if not lacking:
         return
     cells = ", ".join(
@@ -149,10 +149,10 @@ def check_complete(stage_name: str, spec: DataSpec, lacking: Sequence[Missing]) 
 
 
 def open_for(recipe: TrainRecipe, number: int, opened: dict[Path, LatentFolder]) -> LatentFolder:
-    """Open the latents of a stage (a folder once, kept in `opened`) and check that the recipe means them.
+    """Open a stage's latents (each folder once, cached in `opened`) and check them against the recipe.
 
-    Raises ShardError for a folder that is not whole or of other clips than `data.shards`, RecipeError for
-    latents of other encoders, dtypes or captions, naming the first setting that differs.
+    Raises ShardError for an incomplete folder or one with other clips than `data.shards`, RecipeError for
+    latents of other encoders, dtypes or captions, naming the first differing setting.
     """
     spec = recipe.stages[number].data
     assert spec.latents is not None
@@ -160,16 +160,16 @@ def open_for(recipe: TrainRecipe, number: int, opened: dict[Path, LatentFolder])
         opened[spec.latents] = open_folder(spec.latents)
     folder = opened[spec.latents]
     wanted = identity(recipe, folder.index, spec.captions)
-    if folder.has_variance:  # a folder with variances serves training on means as well
+    if folder.has_variance:  # a folder with variances also serves training on means
         wanted["kept"]["variance"] = True
     have = {name: folder.manifest[name] for name in wanted}
     if found := difference(have, wanted):
         key, there, now = found
         raise RecipeError(
             f"stages.{number}.data.latents {spec.latents}: {_key_of(key)} is {there} there and {now} in the "
-            "recipe; set it as it is there, or encode the clips again into another folder."
+            "recipe. Set the folder's value, or encode the clips again into another folder."
         )
-    # Clips are not read, so their shards need not be there; a URL is not asked.
+    # The clips are not read, so their shards may be missing; a URL is not requested.
     if isinstance(spec.shards, Path) and (spec.shards / INDEX_NAME).exists():
         clips = read_index(spec.shards, check_files=False)
         for name in ("structure_fingerprint", "content_fingerprint"):

@@ -1,4 +1,4 @@
-"""One clip as a sample of a shard: its arrays, what its JSON says, and its rows of the tables."""
+"""Latent sample of one clip: its arrays, its JSON, and its rows of the tables."""
 
 import hashlib
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from vidcurate.shards.index import Index
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One view of a clip: `latent` and `variance` [C, T, H, W] in the dtype to keep, or why there is none."""
+    """One view of a clip: `latent` and `variance` [C, T, H, W] in the stored dtype, or the decode error."""
 
     first_frame: int
     latent: Tensor | None = None

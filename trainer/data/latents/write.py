@@ -1,7 +1,7 @@
-"""Writing one shard of latents or texts: beside its name, flushed, recorded, then renamed.
+"""Latent shard writer: write a shard under a temporary name, flush, record, rename.
 
-The record, `.build/NAME.parquet`, holds the shard's rows of the table and says what it was made from. A tar
-whose record is there and fits is finished; whatever else a kill leaves behind is written again.
+The record, `.build/NAME.parquet`, holds the shard's table rows and its inputs. A tar with a matching record
+is finished; anything else left by a kill is written again.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from trainer.data.latents.folder import WORD, schema_of
 from vidcurate.errors import StorageError
 from vidcurate.shards.tar_write import TarWriter
 
-BUILD = ".build"  # the folder of everything unfinished, inside the folder of latents
+BUILD = ".build"  # subfolder of the latent folder for everything unfinished
 _RECORD_KEY = b"vidcurate"
 
 Row = dict[str, Any]
@@ -35,7 +35,7 @@ Row = dict[str, Any]
 class Sample:
     """One WebDataset sample. `arrays`: what follows the key in the member's name → the tensor.
 
-    Each of `rows` becomes a row of the table; it names its array under `array` and may name another under
+    Each of `rows` becomes a table row, which names its array under `array` and may name another one under
     `variance`. A row without `array` is a failure. A sample without arrays is not in the tar.
     """
 
@@ -46,7 +46,7 @@ class Sample:
 
 
 def raw(tensor: Tensor) -> NDArray[Any]:
-    """Return a tensor's values as numpy has them: bfloat16 as the uint16 of its bits."""
+    """Return a tensor as a NumPy array: bfloat16 as the uint16 of its bits."""
     tensor = tensor.detach().cpu().contiguous()
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(np.uint16)
@@ -54,7 +54,7 @@ def raw(tensor: Tensor) -> NDArray[Any]:
 
 
 def npy(array: NDArray[Any]) -> tuple[bytes, bytes]:
-    """Return header and data of an array as a .npy file."""
+    """Return header and data of an array in .npy format."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         header,
@@ -64,7 +64,7 @@ def npy(array: NDArray[Any]) -> tuple[bytes, bytes]:
 
 
 def _add(writer: TarWriter, sample: Sample, shard: str) -> list[Row]:
-    """Write a sample; return its rows with their places."""
+    """Write a sample; return its rows with their offsets."""
     places: dict[str, Row] = {}
     if sample.arrays:
         writer.add(
@@ -94,10 +94,10 @@ def _add(writer: TarWriter, sample: Sample, shard: str) -> list[Row]:
 def write_shard(
     out: Path, name: str, table: str, samples: Iterable[Sample], facts: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Write the tar `name` and its record; return the record's facts. `table`: the table that its rows join.
+    """Write the tar `name` and its record; return the record's facts. `table`: the table of its rows.
 
-    `facts` say what the shard is made from. A shard without a single array gets a record and no tar. Raises
-    StorageError when the disk refuses.
+    `facts` hold the shard's inputs. A shard without any array gets a record and no tar. Raises StorageError
+    if the disk fails.
     """
     final, build = out / name, out / BUILD
     partial = build / f".{name}.{os.getpid()}.partial"
@@ -127,14 +127,14 @@ def write_shard(
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise StorageError(
-            f"{final}: cannot be written ({error.strerror}). Make room and run the same command again: "
+            f"{final}: cannot be written ({error.strerror}). Free disk space and run the same command again: "
             "finished shards are kept."
         ) from error
     return done
 
 
 def as_table(name: str, rows: Iterable[Row]) -> Any:
-    """Return rows as a table of the kind `name`, its words as plain strings."""
+    """Return rows as a table of the kind `name`, with plain string columns."""
     rows = list(rows)
     fields = [(field.name, pa.string() if field.type == WORD else field.type) for field in schema_of(name)]
     return pa.table(
@@ -143,7 +143,7 @@ def as_table(name: str, rows: Iterable[Row]) -> Any:
 
 
 def write_table(path: Path, table: Any, facts: Mapping[str, Any] | None = None) -> None:
-    """Write a table, whole or not at all; the same rows give the same bytes."""
+    """Write a table atomically; the same rows give the same bytes."""
     words = [
         field.name for field in table.schema if pa.types.is_string(field.type) and field.name != "clip_id"
     ]
@@ -160,7 +160,7 @@ def write_table(path: Path, table: Any, facts: Mapping[str, Any] | None = None) 
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """Return the facts of a record, None when there is none or it is none of ours."""
+    """Return a record's facts; None without a record, or for a file of another kind."""
     try:
         facts: dict[str, Any] = json.loads((pq.read_metadata(path).metadata or {})[_RECORD_KEY])
     except (OSError, pa.ArrowException, KeyError, ValueError):
@@ -184,14 +184,14 @@ def _flush(path: Path) -> None:
 
 
 def replace(partial: Path, final: Path) -> None:
-    """Flush `partial` and give it its name, so that readers see the old file or the whole new one."""
+    """Flush `partial` and rename it, so that readers see the old file or the complete new one."""
     _flush(partial)
     partial.replace(final)
     _flush(final.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON, whole or not at all."""
+    """Write JSON atomically."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     partial.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     replace(partial, path)

@@ -1,8 +1,8 @@
-"""Which runs, which of their checkpoints are there, and whether one is whole.
+"""Checkpoints to serve: find runs and their complete checkpoints.
 
-A copy arrives file by file: rsync brings a folder's manifest before its tensors, and takes minutes. So a
-checkpoint is looked at by sizes first, which costs nothing, then by SHA-256; one that is not whole is left
-alone until one of its files changes.
+A copy arrives file by file: rsync brings a folder's manifest before its tensors, and takes minutes. A
+checkpoint is therefore checked by file sizes first, which costs nothing, then by SHA-256. An incomplete
+checkpoint is skipped until one of its files changes.
 """
 
 import hashlib
@@ -16,13 +16,13 @@ from trainer.run_folder import layout as run_folder_layout
 from trainer.run_folder.checkpoint import checkpoint
 from vidcurate.errors import CheckpointError, InputError
 
-RESUMES = ("start", "resume", "load", "load_from_scratch", "weights")  # events of a training that begins
+RESUMES = ("start", "resume", "load", "load_from_scratch", "weights")  # events of a training that starts
 
 
 def by_number(text: str, folder: Path) -> list[Path]:
     """Return the runs in `folder` with the numbers of `text` (`1,2,3`, or a file with numbers).
 
-    A run's number stands at the start of its name: 3, 003 and 003-STDiT3-XL-2 are run 3. Raises InputError.
+    A run's number starts its name: 3, 003 and 003-STDiT3-XL-2 are run 3. Raises InputError.
     """
     if Path(text).is_file():
         text = Path(text).read_text(encoding="utf-8")
@@ -46,7 +46,7 @@ def _only(number: int, names: list[str], folder: Path) -> str:
 
 
 def weights_digest(path: Path, part: str) -> str:
-    """Return the SHA-256 over the manifest's words of one part: another one means other weights.
+    """Return the SHA-256 over one part's manifest entries: it identifies the weights.
 
     Raises CheckpointError.
     """
@@ -56,12 +56,12 @@ def weights_digest(path: Path, part: str) -> str:
 
 
 def _signature(path: Path) -> str:
-    """Return a word that changes when a file of the checkpoint comes, goes or is written."""
+    """Return a string that changes when a file of the checkpoint is added, removed or written."""
     facts = []
     for file in sorted(path.rglob("*")):
         try:
             stat = file.stat()
-        except OSError:  # gone since it was listed
+        except OSError:  # deleted since the listing
             continue
         facts.append((str(file.relative_to(path)), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
     return hashlib.sha256(repr(facts).encode()).hexdigest()
@@ -69,7 +69,7 @@ def _signature(path: Path) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Waiting:
-    """The checkpoints that were found not to be whole, as they were then, and what was said of them."""
+    """Checkpoints found incomplete, with their state at that time and the reason that was logged."""
 
     left: dict[Path, str] = field(default_factory=dict)
     said: dict[Path, str] = field(default_factory=dict)
@@ -78,23 +78,23 @@ class Waiting:
         return path in self.left and self.left[path] == _signature(path)
 
     def leave(self, path: Path, reason: str) -> bool:
-        """Leave `path` alone until it changes; return whether the reason is one that was not said yet."""
+        """Skip `path` until it changes; return whether the reason is new."""
         self.left[path] = _signature(path)
-        kind = re.sub(r"\d+ bytes", "", reason)  # a file that grows is no news
+        kind = re.sub(r"\d+ bytes", "", reason)  # a growing file is not reported again
         is_news = self.said.get(path) != kind
         self.said[path] = kind
         return is_news
 
     def take(self, path: Path) -> None:
-        """Forget `path`: it is whole now, or gone."""
+        """Stop skipping `path`: it is complete now, or deleted."""
         self.left.pop(path, None)
         self.said.pop(path, None)
 
 
 def there(run: Path, part: str, waiting: Waiting) -> tuple[list[Path], list[tuple[Path, str]]]:
-    """Return the checkpoints of a run that look whole, newest first, and those found wanting, with reasons.
+    """Return a run's checkpoints that look complete, newest first, and the others with reasons.
 
-    What is gone again, deleted or replaced while it was looked at, is in neither.
+    A checkpoint deleted or replaced during the check is in neither list.
     """
     whole: list[Path] = []
     wanting: list[tuple[Path, str]] = []
@@ -111,12 +111,12 @@ def there(run: Path, part: str, waiting: Waiting) -> tuple[list[Path], list[tupl
 
 
 def is_run(folder: Path) -> bool:
-    """Say whether a training writes into the folder or has done so, or a copy of it has begun to arrive."""
+    """Return whether a training writes or has written into the folder, or a copy of it is arriving."""
     return any((folder / name).exists() for name in (jsonl.EVENTS, ".lock")) or any(folder.glob("step-*"))
 
 
 def is_done(run: Path) -> bool:
-    """Say whether the training has written its last step, and has not begun again since."""
+    """Return whether the training has written its last step and has not restarted since."""
     kinds = [line["event"] for line in metrics.read_metrics(run / jsonl.EVENTS)]
     last = [kind for kind in kinds if kind in RESUMES or kind == "done"]
     return last[-1:] == ["done"]

@@ -1,4 +1,4 @@
-"""`python -m trainer serve RUN …`: the command line of the inference server."""
+"""Serve command: `python -m trainer serve RUN …` starts the inference server."""
 
 import argparse
 import ipaddress
@@ -30,7 +30,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = commands.parser(
         "serve",
         "Sample every checkpoint of a run, newest first, with prompts and seeds that stay; measure the "
-        "validation loss; draw the gallery. Goes on until the run is done.",
+        "validation loss; draw the gallery. Runs until the training is done.",
         EXAMPLE,
     )
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="a run's folder, or a copy of it")
@@ -90,7 +90,7 @@ def _check_numbers(given: argparse.Namespace) -> None:
         if value is not None and not least <= value < float("inf"):
             raise InputError(f"--{name.replace('_', '-')} {value:g}: {least:g} is the least.")
     if given.once and given.http:
-        raise InputError("--once ends when all is sampled, --http goes on; leave one of them out.")
+        raise InputError("--once ends when all is sampled, --http never ends. Leave one of them out.")
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -130,9 +130,9 @@ def _token(given: argparse.Namespace, host: str) -> str | None:
 
 
 def _choose_gpus(given: argparse.Namespace, words: Sequence[str]) -> None:
-    """Let this process see the server's GPUs alone; for several, become the launcher of a process each.
+    """Restrict this process to the server's GPUs; with several GPUs, launch one process per GPU.
 
-    Called before torch looks. Raises InputError.
+    Must be called before torch initializes CUDA. Raises InputError.
     """
     if given.gpus is None:
         return
@@ -240,7 +240,7 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def main(words: Sequence[str]) -> int:
-    """Read the words behind `serve`, serve, and return the exit code."""
+    """Parse the arguments of `serve`, serve, and return the exit code."""
     given = _parser().parse_args(words)
 
     def act(given: argparse.Namespace) -> int:

@@ -1,7 +1,7 @@
-"""The server's act: look for a whole checkpoint that is not sampled yet, the newest first; sample it; again.
+"""Server loop: find the newest complete checkpoint that is not sampled yet, sample it, repeat.
 
-What is done stands in the run's folder and nowhere else, so a server that was killed goes on where it stood.
-Runs take turns. The first process looks and decides, all of them sample.
+All state is in the run's folder, so a killed server resumes where it stopped. Runs take turns. The first
+process decides, all processes sample.
 """
 
 import fcntl
@@ -34,7 +34,7 @@ REDRAW_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """What was asked for. `is_kept`: go on when the runs are done, as an endpoint does."""
+    """Settings of the server. `is_kept`: keep serving when the runs are done, as an HTTP endpoint does."""
 
     runs: tuple[Path, ...]
     presets: tuple[str, ...]
@@ -49,7 +49,7 @@ class Service:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What is to be done with one checkpoint: rounds, and the validation loss."""
+    """Work to do with one checkpoint: sample rounds, and the validation loss."""
 
     run: Path
     path: Path
@@ -59,11 +59,11 @@ class Job:
 
 @dataclass(slots=True, kw_only=True)
 class Standing:
-    """What the server has seen so far; only the first process's counts."""
+    """State of the server, valid on the first process only."""
 
     waiting: dict[Path, Waiting] = field(default_factory=dict)
     done: set[tuple[Path, str]] = field(default_factory=set)
-    unmeasured: set[Path] = field(default_factory=set)  # runs whose clips cannot be read here
+    unmeasured: set[Path] = field(default_factory=set)  # runs whose clips this machine cannot read
     validation_rounds: dict[Path, Any] = field(default_factory=dict)
     turn: int = 0
     drawn: dict[Path, tuple[float, int]] = field(default_factory=dict)
@@ -84,13 +84,13 @@ def _leave(run: Path, path: Path, reason: str, standing: Standing) -> None:
 
 def _tell_left(run: Path, path: Path, reason: str) -> None:
     if not (path / "manifest.json").is_file():
-        reason = "it was deleted while it was read"
-    say(f"{run.name} {path.name}: left alone: {reason}")
+        reason = "the checkpoint was deleted during reading"
+    say(f"{run.name} {path.name}: skipped: {reason}")
     jsonl.append_event(metrics_file(run), "left_alone", run_folder_layout.step_of(path), reason=reason)
 
 
 def _job_of(run: Path, path: Path, service: Service, standing: Standing) -> Job | None:
-    """Return what is still to be done with a checkpoint; None: nothing.
+    """Return the work left for a checkpoint; None if there is none.
 
     Raises CheckpointError, InputError.
     """
@@ -111,7 +111,7 @@ def _job_of(run: Path, path: Path, service: Service, standing: Standing) -> Job 
 
 
 def next_job(service: Service, standing: Standing) -> Job | None:
-    """Return what to do next; None where there is nothing now."""
+    """Return the next job; None if there is none now."""
     for number in range(len(service.runs)):
         run = service.runs[(standing.turn + number) % len(service.runs)]
         waiting = standing.waiting.setdefault(run, Waiting())
@@ -131,7 +131,7 @@ def next_job(service: Service, standing: Standing) -> Job | None:
 
 
 def _draw(run: Path, standing: Standing) -> None:
-    """Write the gallery again where the training has gone on, every few seconds at most."""
+    """Update the gallery of a training that has advanced, at most every few seconds."""
     log_file = run / metrics.METRICS
     size = log_file.stat().st_size if log_file.exists() else 0
     before, size_then = standing.drawn.get(run, (-REDRAW_SECONDS, -1))
@@ -141,7 +141,7 @@ def _draw(run: Path, standing: Standing) -> None:
 
 
 def _tell_waiting(service: Service, standing: Standing) -> None:
-    """Say what the server waits for, how often it looks and how it ends."""
+    """Print what the server waits for, its polling interval, and how it ends."""
     until, ends = (
         ("", "Ctrl-C ends it")
         if service.is_kept
@@ -160,7 +160,7 @@ def _tell_unsampled(service: Service, standing: Standing) -> None:
 
 
 class Server:
-    """One model, the runs it follows, and their trackers. A context manager: leaving it ends the trackers."""
+    """One model, the runs it follows, and their trackers. A context manager: leaving stops the trackers."""
 
     def __init__(self, service: Service, world: World, model: Model) -> None:
         self.service, self.world, self.model = service, world, model
@@ -183,7 +183,7 @@ class Server:
         return self._shown[run]
 
     def serve(self, job: Job) -> list[dict[str, Any]]:
-        """Do a job; return a line for each round made. All processes call it. Raises VidcurateError."""
+        """Do a job; return a line per finished round. All processes call it. Raises VidcurateError."""
         taken = take(job.path, raw=self.service.raw, world=self.world)
         self.taken = taken
         shown = self._tell(job.run, taken)
@@ -234,7 +234,7 @@ class Server:
             gallery.write_gallery(run)
 
     def act(self, on_round: Callable[[dict[str, Any]], None]) -> None:
-        """Follow the runs until they are done, or once over what is there; `on_round` hears of each round."""
+        """Follow the runs until they are done, or once over what is there; `on_round` receives each round."""
         waits = False
         while True:
             job = mesh.run_on_first_rank(lambda: next_job(self.service, self.standing), self.world)
@@ -273,9 +273,9 @@ class Server:
 
 @contextmanager
 def held(service: Service, world: World) -> Iterator[None]:
-    """Hold the runs against another server, and remove what one that was killed left behind.
+    """Lock the runs against another server, and delete what a killed server left behind.
 
-    Raises InputError for a folder that is no run, or that another server works on.
+    Raises InputError for a folder that is no run, or that another server has locked.
     """
     with ExitStack() as stack:
 
@@ -293,7 +293,7 @@ def _hold(run: Path, service: Service, stack: ExitStack) -> None:
     if not checkpoints.is_run(run):
         raise InputError(
             f"{run}: is no run folder (no {jsonl.EVENTS} and no step-… in it). Give the folder that "
-            "`output` named, once its training or its copy has begun."
+            "`output` named, once its training or its copy has started."
         )
     try:
         (run / gallery.SERVE).mkdir(exist_ok=True)
@@ -304,9 +304,9 @@ def _hold(run: Path, service: Service, stack: ExitStack) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         raise InputError(
-            f"{run}: another server works on it; stop that one, or give it more presets "
+            f"{run}: another server works on this run. Stop that server, or give it more presets "
             "(--preset may be repeated)."
         ) from error
-    stack.callback(fcntl.flock, lock, fcntl.LOCK_UN)  # a child between fork and exec has it open, too
+    stack.callback(fcntl.flock, lock, fcntl.LOCK_UN)  # a child between fork and exec has the file open, too
     for name in ("", *(preset + end for preset in service.presets for end in ("", "-raw"))):
         sample_rounds.clean_rounds(run, name, rounds.BY)

@@ -1,4 +1,4 @@
-"""The clip of one request: which run, which of its checkpoints, at which size; and the mp4 of it."""
+"""Clip generation for one HTTP request: choose run, checkpoint and size; return the mp4."""
 
 import re
 import tempfile
@@ -24,7 +24,7 @@ SIZES = ("num_frames", "height", "width")
 
 
 class Generator:
-    """Makes the clips of requests with a server's model. One thread calls it."""
+    """Generates the clips of requests with the server's model. One thread calls it."""
 
     def __init__(self, server: Server, limits: Limits) -> None:
         self.server, self.limits = server, limits
@@ -51,7 +51,7 @@ class Generator:
         return path
 
     def _take(self, path: Path) -> Taken:
-        """Return the checkpoint, from memory where the server or the last request has read it."""
+        """Return the checkpoint, from memory if the server or the last request has loaded it."""
         raw = self.server.service.raw
         try:
             digest = checkpoints.weights_digest(path, part_of(raw))
@@ -97,12 +97,12 @@ class Generator:
         return Answer(200, body, {"Content-Type": "video/mp4", **facts})
 
     def facts(self) -> dict[str, Any]:
-        """Return what /health tells."""
+        """Return the facts of /health."""
         newest = {str(run): step for run, step in dict(self.server.standing.newest).items()}
         return {"runs": [str(run) for run in self.server.service.runs], "newest_step": newest}
 
     def gauges(self) -> dict[str, float]:
-        """Return what /metrics tells besides the requests."""
+        """Return the gauges of /metrics, besides the request counters."""
         standing = self.server.standing
         steps = {
             f'newest_step{{run="{run.resolve().name}"}}': float(step)

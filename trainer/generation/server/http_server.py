@@ -1,11 +1,11 @@
-"""A clip of a prompt, now, over HTTP: POST /generate, GET /health, GET /metrics.
+"""HTTP endpoint for generation: POST /generate, GET /health, GET /metrics.
 
-One clip is made at a time, in a thread that takes turns with the server's rounds; requests wait in a short
-queue. Everything that comes in is bounded: the body, the clip's size, the queue, the connections, the time.
-Answers other than the mp4 are one line: JSON, or the lines of Prometheus.
+One thread generates one clip at a time and alternates with the server's rounds; requests wait in a short
+queue. Every input is bounded: body, clip size, queue, connections, time. Replies other than the mp4 are one
+line of JSON, or Prometheus text.
 
-On a loopback address anybody on the machine may ask, but no web page: the Host must be a loopback name and
-the body JSON, which a page of another origin cannot send. On any other address a token is needed.
+On a loopback address any local process may ask, but no web page: the Host must be a loopback name and the
+body JSON, which a page of another origin cannot send. Any other address needs a token.
 """
 
 import hmac
@@ -23,7 +23,7 @@ from typing import Any
 from trainer.generation.server.request import Answer, Limits, Refused, parse
 from vidcurate.errors import InputError
 
-SOCKET_SECONDS = 30.0  # for a client to send its whole request, and again to take the answer
+SOCKET_SECONDS = 30.0  # limit for a client to send its request, and again to receive the reply
 MAX_BODY_BYTES = 65_536
 DRAINED_BYTES = 1 << 20
 MAX_CONNECTIONS = 64
@@ -32,7 +32,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A request in the queue: what is asked, until when, and, in the end, the answer."""
+    """A request in the queue: its fields, its deadline, and finally its reply."""
 
     asked: dict[str, Any]
     deadline: float  # of time.monotonic
@@ -41,9 +41,9 @@ class Job:
     is_dropped: bool = False
 
     def check(self) -> None:
-        """Raise Refused when the time is over or nobody waits any more."""
+        """Raise Refused if the deadline has passed or the client has disconnected."""
         if self.is_dropped or time.monotonic() > self.deadline:
-            raise Refused(504, "the time limit is over; ask for fewer frames, pixels or steps.")
+            raise Refused(504, "the time limit has passed. Ask for fewer frames, pixels or steps.")
 
 
 def _unforeseen(error: Exception) -> Refused:
@@ -51,10 +51,10 @@ def _unforeseen(error: Exception) -> Refused:
 
 
 class Endpoint:
-    """The queue, the thread that works it off, and the counts. A context manager: it listens inside.
+    """Request queue, worker thread and counters. A context manager: the server listens inside.
 
-    `generate` makes the answer of a request; `facts` and `gauges` are what /health and /metrics show. Raises
-    InputError for an address where it cannot listen.
+    `generate` makes the reply of a request; `facts` and `gauges` are the content of /health and /metrics.
+    Raises InputError if the address cannot be bound.
     """
 
     def __init__(
@@ -100,23 +100,23 @@ class Endpoint:
                 job.answer = self.generate(job.asked, job.check)
             except Refused as refused:
                 job.answer = refused.answer
-            except Exception as error:  # noqa: BLE001 - told to the client, and the thread works on
+            except Exception as error:  # noqa: BLE001 - reported to the client; the thread continues
                 job.answer = _unforeseen(error).answer
             with self.lock:
                 self.seconds += time.monotonic() - began
             job.ended.set()
 
     def ask(self, asked: dict[str, Any]) -> Answer:
-        """Queue a request, wait for its answer, and return it. Raises Refused: 429 or 504."""
+        """Queue a request, wait for its reply, and return it. Raises Refused: 429 or 504."""
         limit = self.limits.time_limit_seconds
         job = Job(asked, time.monotonic() + limit)
         try:
             self.jobs.put_nowait(job)
         except queue.Full:
             raise Refused(
-                429, f"{self.limits.max_queue} requests are waiting already; ask again later."
+                429, f"{self.limits.max_queue} requests are waiting already. Ask again later."
             ) from None
-        if not job.ended.wait(limit + 1.0):  # a decode that cannot be interrupted may go on
+        if not job.ended.wait(limit + 1.0):  # a decode cannot be interrupted and may continue
             job.is_dropped = True
             job.check()
         assert job.answer is not None
@@ -127,7 +127,7 @@ class Endpoint:
             self.codes[code] += 1
 
     def prometheus(self) -> str:
-        """Return the counts in Prometheus' text format."""
+        """Return the counters in Prometheus text format."""
         with self.lock:
             codes, seconds = dict(self.codes), self.seconds
         lines = ["# TYPE vidcurate_serve_http_requests_total counter"]
@@ -164,11 +164,11 @@ class _Server(ThreadingHTTPServer):
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up is no event."""
+        """A disconnected client is not an error."""
 
 
 class _Arriving(io.RawIOBase):
-    """What a client sends, as long as its time is not over: bytes that drip in do not prolong it."""
+    """A socket file with one deadline for the whole request: slow clients cannot prolong it."""
 
     def __init__(self, connection: socket.socket, seconds: float) -> None:
         self._connection, self._until = connection, time.monotonic() + seconds
@@ -179,7 +179,7 @@ class _Arriving(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         left = self._until - time.monotonic()
         if left <= 0:
-            raise TimeoutError("the request did not come whole in its time")
+            raise TimeoutError("the request did not arrive completely in time")
         self._connection.settimeout(left)
         return self._connection.recv_into(buffer)
 
@@ -196,7 +196,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile = io.BufferedReader(_Arriving(self.connection, self.timeout))
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are counted (/metrics), not told."""
+        """Requests are counted in /metrics, not logged."""
 
     def _answer(self, answer: Answer) -> None:
         self.server.endpoint.count(answer.code)
@@ -216,7 +216,7 @@ class _Handler(BaseHTTPRequestHandler):
             answer = act()
         except Refused as refused:
             answer = refused.answer
-        except OSError:  # of the client's line: there is nobody to answer
+        except OSError:  # the client's connection failed: no reply is possible
             raise
         except Exception as error:  # noqa: BLE001 - `handle_error` is silent
             answer = _unforeseen(error).answer
@@ -270,7 +270,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             if int(length) <= MAX_BODY_BYTES:
                 return self.rfile.read(int(length))
-            self.rfile.read(min(int(length), DRAINED_BYTES))  # or the client would not read the answer
+            self.rfile.read(min(int(length), DRAINED_BYTES))  # or the client would not read the reply
         except TimeoutError as error:
-            raise Refused(408, f"the request did not come whole within {self.timeout:g} s.") from error
+            raise Refused(408, f"the request did not arrive completely within {self.timeout:g} s.") from error
         raise Refused(413, f"the body has {length} bytes; the limit is {MAX_BODY_BYTES}.")

@@ -1,7 +1,7 @@
-"""What the server samples: the published presets, or the recipe's own, with prompts and seeds that stay.
+"""Sampling presets: the published ones, or the recipe's own prompts, seeds and size.
 
-low4s, high4s and low16s are the settings by which the published runs were judged: 4 s (102 frames) or 16 s
-(408 frames) at 360p or 720p, 9:16. Steps, guidance and frames/s are the recipe's, or as published: 30, 7, 24.
+low4s, high4s and low16s are the settings that evaluate the published runs: 4 s (102 frames) or 16 s (408
+frames) at 360p or 720p, 9:16. Steps, guidance and frame rate are the recipe's, or as published: 30, 7, 24.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ PRESETS = {"low4s": (102, "360p"), "high4s": (102, "720p"), "low16s": (408, "360
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """What the command line changes of the recipe's way of sampling; None and () change nothing."""
+    """Overrides of the recipe's sampling by the command line; None and () change nothing."""
 
     prompts: tuple[str, ...] = ()
     seeds: tuple[int, ...] = ()
@@ -33,7 +33,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """One set of rounds: its name in RUN/samples, and how its clips are made."""
+    """One set of rounds: its name in RUN/samples, and its sampling settings."""
 
     name: str
     spec: SampleSpec
@@ -50,7 +50,7 @@ def size(preset: str) -> tuple[int, int, int]:
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:
-    """Return a file's prompts, one a line; empty lines are left out. Raises InputError."""
+    """Return a file's prompts, one per line, without empty lines. Raises InputError."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -62,9 +62,9 @@ def read_prompts(path: Path) -> tuple[str, ...]:
 
 
 def wanted(recipe: TrainRecipe, preset: str, changes: Changes, *, raw: bool) -> Wanted:
-    """Return what to sample of a run. The recipe's own rounds, unchanged, are those that it samples itself.
+    """Return the sampling settings of a run. Unchanged own rounds are those the training samples itself.
 
-    Raises InputError for a recipe that has no prompts, or no size, or an encoder too coarse for the size.
+    Raises InputError for a recipe without prompts or size, or an encoder too coarse for the size.
     """
     base = recipe.sample or SampleSpec(prompts=())
     given = {name: getattr(changes, name) for name in ("prompts", "seeds", "steps", "guidance")}

@@ -1,11 +1,11 @@
-"""What a client may ask of the endpoint, and how it is answered or refused."""
+"""Generation request: allowed fields, limits, and replies."""
 
 import json
 import math
 from dataclasses import dataclass, field
 from typing import Any
 
-# name → (kind, least, most); what is left out is as the run's recipe has it.
+# name → (kind, least, most); the run's recipe sets missing fields.
 FIELDS: dict[str, tuple[type, float, float]] = {
     "seed": (int, 0, 2**63 - 1),
     "num_frames": (int, 1, 10_000),
@@ -21,7 +21,7 @@ MAX_PROMPT = 4000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one request may ask for. `max_pixels` counts height x width x frames."""
+    """Limits of one request. `max_pixels` counts height x width x frames."""
 
     max_queue: int = 4
     max_pixels: int = 102 * 720 * 1280
@@ -30,7 +30,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An HTTP answer: code, body, headers."""
+    """An HTTP reply: code, body, headers."""
 
     code: int
     body: bytes
@@ -38,13 +38,13 @@ class Answer:
 
     @classmethod
     def of_json(cls, code: int, value: dict[str, Any], **headers: str) -> "Answer":
-        """Return an answer of one line of JSON."""
+        """Return a reply of one line of JSON."""
         body = (json.dumps(value, ensure_ascii=False) + "\n").encode()
         return cls(code, body, {"Content-Type": "application/json", **headers})
 
 
 class Refused(Exception):
-    """A request that is not done: an HTTP code and one line."""
+    """A refused request: an HTTP code and one line."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)

@@ -1,7 +1,7 @@
-"""One round: the clips of one checkpoint by one preset, shared by the processes, in a folder whole or absent.
+"""Sample round of the server: one checkpoint's clips by one preset, in one folder.
 
-A clip is made by itself and its noise belongs to (seed, prompt's number), so it does not matter which process
-makes it, or how many there are.
+The folder is complete or absent. Each clip is generated separately and its noise belongs to (seed, prompt
+number), so neither the process nor the number of processes matters.
 """
 
 import time
@@ -24,14 +24,14 @@ T = TypeVar("T")
 
 
 def is_there(run: Path, step: int, digest: str, wanted: Wanted, *, raw: bool) -> bool:
-    """Say whether this round is there already, from these very weights."""
+    """Return whether this round exists already, from these weights."""
     listing = sample_rounds.read_listing(sample_rounds.folder(run, wanted.name, step))
     kind = "raw" if raw else "ema"
     return listing is not None and sample_rounds.is_of(listing, wanted.spec, weights=kind, digest=digest)
 
 
 def progress(given: Sequence[T], what: str, tell: Callable[[str], None]) -> Iterator[T]:
-    """Yield `given`; tell, every few seconds, how many are done, the rate and the time left."""
+    """Yield `given`; print every few seconds the number done, the rate and the time left."""
     began = reported = time.monotonic()
     for number, one in enumerate(given):
         now = time.monotonic()

@@ -1,9 +1,9 @@
-"""The samples and validation losses in Weights & Biases or TensorBoard, over the step of the training.
+"""Server trackers: samples and validation losses in Weights & Biases or TensorBoard.
 
-Each tracker is a process that follows RUN/serve/served.jsonl and RUN/serve/validation.jsonl, as those of the
-training follow its diaries: what goes wrong there is one line here. In W&B it is a run of its own in the
-training's group, as two processes cannot write to one run (wandb#10349), and its axis is `train_step`, as
-newer checkpoints come before older ones. A line that is sent is not sent again after a restart.
+Each tracker is a process that follows RUN/serve/served.jsonl and RUN/serve/validation.jsonl, as the
+training's trackers follow its log files; a failed tracker is one line here. In W&B the server is a separate
+run in the training's group, as two processes cannot write to one run (wandb#10349). Its axis is `train_step`,
+as newer checkpoints come before older ones. A line that was sent is not sent again after a restart.
 """
 
 import json
@@ -29,12 +29,12 @@ GIF_FRAMES = 64
 
 
 def metrics_file(run: Path) -> Path:
-    """Return the server's own diary: what it sampled, and what it left alone."""
+    """Return the server's event file: what it sampled, and what it skipped."""
     return run / SERVE / SERVED
 
 
 class Shown(Mirrors):
-    """The trackers of one run's samples, as its recipe asks for them."""
+    """The trackers of one run's samples, as its recipe sets them."""
 
     def __init__(self, run: Path, recipe: TrainRecipe) -> None:
         home = Home(module=MODULE, logs=run / SERVE / "logs", events=metrics_file(run), what="the server")
@@ -46,7 +46,7 @@ class Shown(Mirrors):
 
 
 class _Sent:
-    """How many lines of each diary were sent, kept in a file beside what the tracker writes."""
+    """Number of lines sent of each log file, stored in a file beside the tracker's output."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -59,7 +59,7 @@ class _Sent:
 
 
 def _news(run: Path, sent: _Sent, is_over: IsOver) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield (diary, line) of what was not sent yet; a line counts as sent when the next is asked for."""
+    """Yield (name, line) of each line not sent yet; a line counts as sent when the next is requested."""
     paths = [metrics_file(run), run / SERVE / metrics.VALIDATION]
     seen = dict.fromkeys(paths, 0)
     for path, line in trackers.new_lines(paths, is_over):
@@ -70,7 +70,7 @@ def _news(run: Path, sent: _Sent, is_over: IsOver) -> Iterator[tuple[Path, dict[
 
 
 def _clips(run: Path, line: dict[str, Any]) -> list[tuple[str, Path, dict[str, Any]]]:
-    """Return (name, file, entry) of a `served` line's clips; none if its round was made anew since."""
+    """Return (name, file, entry) of a `served` line's clips; none if the round was replaced since."""
     listing = sample_rounds.read_listing(run / line["folder"])
     if listing is None or listing["digest"] != line["digest"]:
         return []
@@ -115,9 +115,9 @@ def _wandb(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
 
 
 def gif(frames: NDArray[np.uint8], fps: float) -> bytes:
-    """Return frames (T, H, W, 3) as a GIF that repeats, at most GIF_PX wide and high, GIF_FRAMES long.
+    """Return frames (T, H, W, 3) as a looping GIF, at most GIF_PX wide and high, GIF_FRAMES long.
 
-    Of a longer clip every second, third, … frame is taken, and stands as much longer.
+    A longer clip contributes every second, third, … frame, shown correspondingly longer.
     """
     import io
 
@@ -128,7 +128,7 @@ def gif(frames: NDArray[np.uint8], fps: float) -> bytes:
     size = max(1, round(frames.shape[2] * scale)), max(1, round(frames.shape[1] * scale))
     images = [Image.fromarray(frame).resize(size) for frame in frames[::stride]]
     out = io.BytesIO()
-    hold = max(20, round(1000 * stride / fps))  # ms; browsers slow down what is faster
+    hold = max(20, round(1000 * stride / fps))  # ms; browsers slow down faster GIFs
     images[0].save(out, "GIF", save_all=True, append_images=images[1:], duration=hold, loop=0)
     return out.getvalue()
 

@@ -1,7 +1,7 @@
-"""The validation loss of a checkpoint's weights, by the protocol of `trainer.training.validation`.
+"""Server validation: the validation loss of a checkpoint, by the training's protocol.
 
-It is measured where the run's clips can be read, in RUN/serve/validation.jsonl, and not where the training
-has measured the same weights at that step itself.
+The server measures where the run's clips are readable, and writes RUN/serve/validation.jsonl. It skips a step
+for which the training has measured the same weights.
 """
 
 import time
@@ -31,9 +31,9 @@ def metrics_file(run: Path) -> Path:
 
 
 def plan_rounds(recipe: TrainRecipe) -> tuple[TrainRecipe, tuple[Round, ...]]:
-    """Return the recipe with a validation section, its own or the default one, and what each stage reads.
+    """Return the recipe with a validation section (its own or the default), and each stage's round.
 
-    Raises VidcurateError where the clips cannot be read or there is none to validate on.
+    Raises VidcurateError if the clips cannot be read or if there is no clip to validate on.
     """
     spec = recipe.validation or ValidationSpec()
     recipe = recipe.model_copy(update={"validation": spec})
@@ -41,7 +41,7 @@ def plan_rounds(recipe: TrainRecipe) -> tuple[TrainRecipe, tuple[Round, ...]]:
 
 
 def is_there(run: Path, step: int, *, raw: bool, digest: str) -> bool:
-    """Say whether the loss of these weights at this step is in one of the two diaries."""
+    """Return whether one of the two validation files has the loss of these weights at this step."""
     kind = "raw" if raw else "ema"
     own = [line for line in metrics.read_metrics(metrics_file(run)) if line["digest"] == digest]
     lines = [*metrics.read_metrics(run / metrics.VALIDATION), *own]
@@ -49,21 +49,21 @@ def is_there(run: Path, step: int, *, raw: bool, digest: str) -> bool:
 
 
 def _before(run: Path, taken: Taken) -> dict[str, Any] | None:
-    """Return the line of the last step before this one, of the same weights."""
+    """Return the line of the last earlier step with the same weights."""
     lines = [*metrics.read_metrics(run / metrics.VALIDATION), *metrics.read_metrics(metrics_file(run))]
     earlier = [line for line in lines if line["step"] < taken.step and line["weights"] == taken.kind]
     return max(earlier, key=lambda line: int(line["step"]), default=None)
 
 
 def _tools(taken: Taken, recipe: TrainRecipe, model: Model, world: World) -> StepContext:
-    """Return what a round needs, around the server's own model. Its lock must be held."""
+    """Return a StepContext around the server's own model. The caller holds the model's lock."""
     own = model.of(taken)
     with torch.device("meta"):
         twin = STDiT3(recipe.model)
     twin.load_state_dict(own.state_dict(), assign=True)  # the same tensors, by the recipe's own settings
     twin.eval().requires_grad_(False)
     is_fast = recipe.blocks == "fast" and world.device.type == "cuda"
-    alone = mesh.World(rank=0, size=1, device=world.device)  # nothing of the model lies over the processes
+    alone = mesh.World(rank=0, size=1, device=world.device)  # the model is not sharded
     dtype = getattr(torch, recipe.precision)
     layout = parallelize.parallelize_model(
         twin,
@@ -91,7 +91,7 @@ def measure(
     model: Model,
     world: World,
 ) -> dict[str, Any]:
-    """Measure one round, add its line to RUN/serve/validation.jsonl and return it. All processes call it.
+    """Measure one round, append it to RUN/serve/validation.jsonl and return it. All processes call it.
 
     Raises VidcurateError.
     """

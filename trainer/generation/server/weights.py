@@ -1,8 +1,8 @@
-"""One model, built once, and the weights of one checkpoint after another in it.
+"""Server model: one model, and the weights of one checkpoint after another in it.
 
-Clips and validation losses are made under one lock, so that the rounds and the requests over HTTP take turns,
-a clip each. The weights of a checkpoint are read and verified once, and lie in the host's memory for as long
-as a round or a request holds them: a checkpoint that is deleted meanwhile is still sampled to the end.
+One lock serializes clips and validation losses, so rounds and HTTP requests alternate clip by clip. The
+weights of a checkpoint are read and verified once, and stay in host memory as long as a round or a request
+holds them: a checkpoint that is deleted meanwhile is still sampled to the end.
 """
 
 import threading
@@ -31,7 +31,7 @@ from vidcurate.errors import CheckpointError, VidcurateError
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Taken:
-    """A checkpoint's weights, verified, whole, on the CPU; the recipe and stage they were saved in."""
+    """A checkpoint's verified, unsharded weights on the CPU, with their recipe and stage."""
 
     path: Path
     step: int
@@ -53,7 +53,7 @@ def part_of(raw: bool) -> str:
 def take(path: Path, *, raw: bool, world: World) -> Taken:
     """Read and verify one part of a checkpoint; all ranks call it and share the hashing.
 
-    Raises CheckpointError, on all ranks, also where the checkpoint went or was replaced meanwhile.
+    Raises CheckpointError, on all ranks, also if the checkpoint is deleted or replaced meanwhile.
     """
     part = part_of(raw)
     read: dict[str, Any] = {}
@@ -64,7 +64,7 @@ def take(path: Path, *, raw: bool, world: World) -> Taken:
     def tensors() -> None:
         read["weights"], read["state"] = parts.read_part_tensors(path / part), checkpoint.read_state(path)
         if checkpoints.weights_digest(path, part) != digest:
-            raise CheckpointError(f"{path}: was replaced by another one while it was read.")
+            raise CheckpointError(f"{path}: was replaced during reading.")
 
     digest = mesh.run_on_all_ranks(verified, world)[0]
     checkpoint.verify(path, (part,), world)
@@ -82,7 +82,7 @@ def take(path: Path, *, raw: bool, world: World) -> Taken:
 
 
 class Model:
-    """The model on this process's device. `swaps` counts how often weights were copied in."""
+    """The model on this process's device. `swaps` counts the loaded weights."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -93,9 +93,9 @@ class Model:
         self._holds: Taken | None = None
 
     def of(self, taken: Taken) -> STDiT3:
-        """Return the model with a checkpoint's weights; the lock must be held while it is used.
+        """Return the model with a checkpoint's weights; the caller holds the lock while using it.
 
-        It is built anew only for a run whose model has other settings. Raises CheckpointError.
+        A run with other model settings needs a new model. Raises CheckpointError.
         """
         if self._model is None or self._config != taken.recipe.model:
             self._model, self._holds = None, None
@@ -112,10 +112,10 @@ class Model:
     def clip(
         self, taken: Taken, spec: SampleSpec, entry: Entry, between: Callable[[], None] | None = None
     ) -> NDArray[np.uint8]:
-        """Return one clip, uint8 [T, H, W, 3]: that of `trainer.generation.sample_clips` with the same
-        seed and number.
+        """Return one clip, uint8 [T, H, W, 3], equal to `trainer.generation.sample_clips`' for its seed and
+        number.
 
-        Raises VidcurateError where the device's memory is too small, and what `between` raises.
+        Raises VidcurateError if the device's memory is too small, and what `between` raises.
         """
         with self.lock:
             model = self.of(taken)
@@ -126,6 +126,6 @@ class Model:
                 torch.cuda.empty_cache()
                 raise VidcurateError(
                     f"{spec.num_frames} frames of {spec.height} x {spec.width} px: the memory of "
-                    f"{self.world.device} is too small ({str(error).splitlines()[0]}). Take a smaller "
+                    f"{self.world.device} is too small ({str(error).splitlines()[0]}). Choose a smaller "
                     "preset, or a device that nothing else uses."
                 ) from error

@@ -189,7 +189,7 @@ def test_texts_may_be_kept_as_the_frozen_projection_makes_them(shards: Path, tmp
     from safetensors.torch import save_file
 
     save_file(checkpoint.load(begin).parts["model"], weights)
-    with pytest.raises(InputError, match=r"Give the weights that training begins with: --ckpt-path PATH"):
+    with pytest.raises(InputError, match=r"Give the weights that training starts from: --ckpt-path PATH"):
         encode(shards, tmp_path / "latents", *more)
     encode(shards, tmp_path / "latents", *more, weights=str(weights))
 
@@ -201,7 +201,7 @@ def test_texts_may_be_kept_as_the_frozen_projection_makes_them(shards: Path, tmp
     assert same_weights(tmp_path / "line", tmp_path / "ahead")
     assert open_folder(tmp_path / "latents").texts.column("channels")[0].as_py() == 32  # the model's width
     with pytest.raises(
-        ShardError, match=r"made by a caption projection with the digest .* Begin with the weights"
+        ShardError, match=r"made by a caption projection with the digest .* Start from the weights"
     ):
         train(smoke(shards, tmp_path / "other", *more, *from_latents(tmp_path / "latents"), "seed=7"))
     with pytest.raises(RecipeError, match=r"set model\.freeze_y_embedder=true"):

@@ -159,7 +159,7 @@ def test_a_checkpoint_that_is_deleted_while_it_is_read_is_one_line(
 
     assert main(["serve", "--once", str(run)]) == 0
     printed = capsys.readouterr()
-    assert printed.err.count("deleted while it was read") == 1
+    assert printed.err.count("deleted during reading") == 1
     assert served(run) == [2]
 
 
@@ -322,7 +322,7 @@ def test_a_second_server_of_a_run_is_refused(run: Path, capsys: pytest.CaptureFi
     with (run / "serve" / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert main(["serve", "--once", str(run)]) == 2
-    assert "another server works on it" in capsys.readouterr().err
+    assert "another server works on this run" in capsys.readouterr().err
 
 
 def test_every_waiting_checkpoint_is_hashed_once_until_it_changes(

@@ -119,7 +119,7 @@ def test_runs_are_found_by_the_number_that_their_names_begin_with(tmp_path: Path
         ("DIR --poll-seconds 0", "0.05 is the least"),
         ("DIR --poll-seconds nan", "0.05 is the least"),
         ("DIR --gpus x", "write their numbers with commas"),
-        ("DIR --once --http :0", "leave one of them out"),
+        ("DIR --once --http :0", "Leave one of them out"),
         ("DIR --http nowhere", "write it as HOST:PORT"),
         ("DIR --http 0.0.0.0:0", "--token-file FILE"),
         ("DIR --http example.org:80", "--token-file FILE"),
