@@ -110,7 +110,7 @@ def read_array(folder: LatentFolder, place: _Place, into: Tensor) -> None:
             if done < place.size:
                 raise ShardError(
                     f"{path}: ends {place.size - done} bytes before clip {place.clip_id!r} does. "
-                    "Copy it again."
+                    "Copy this shard again."
                 )
             crc32 = zlib.crc32(wanted)
             if crc32 == place.crc32:
