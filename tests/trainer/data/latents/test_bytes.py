@@ -28,7 +28,7 @@ from vidcurate.shards.index import read_index
 def test_parts_write_the_bytes_of_one_process(shards: Path, latents: Path, tmp_path: Path) -> None:
     first = encode(shards, tmp_path / "out", part=(2, 2))
     assert not first.is_finished
-    with pytest.raises(ShardError, match="encoding has not finished here. Run the same command again"):
+    with pytest.raises(ShardError, match=r"encoding has not finished here\. Run the same command again"):
         open_folder(tmp_path / "out")
 
     last = encode(shards, tmp_path / "out", "loader.num_workers=1", part=(1, 2))
