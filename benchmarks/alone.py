@@ -1,4 +1,4 @@
-"""What each bucket of a stage costs alone: a micro-batch's seconds and memory, and an update's rest."""
+"""Cost of each bucket alone: a micro-batch's time and memory, and an update's rest."""
 
 import dataclasses
 import gc

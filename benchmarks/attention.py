@@ -1,4 +1,4 @@
-"""Attention of STDiT3-XL/2 on one GPU, by every kernel that is there: µs forward and backward, and distances.
+"""Attention kernels of STDiT3-XL/2 on one GPU: µs forward and backward, and errors.
 
     python benchmarks/attention.py [--keep]
 
@@ -124,7 +124,7 @@ def own_ragged(given: Given) -> "Kernel":  # noqa: F821
 
 
 def kernels(given: Given) -> list["Kernel"]:  # noqa: F821 - imported once there is a GPU
-    """Return every kernel that is there for these lengths, in the form that is right; ours comes first."""
+    """Return every available kernel for these lengths, in the right layout; the Triton kernel first."""
     from trainer.model.kernels import attention, flash_attention4
     from trainer.model.kernels.autotune import both_passes, right_form
 

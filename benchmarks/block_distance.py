@@ -1,4 +1,4 @@
-"""How far a block of XL/2 in bfloat16 lies from the readable one in float32, in each of its forms, on a GPU.
+"""Error of a bfloat16 block of XL/2 against plain float32, by form, on a GPU.
 
     python benchmarks/block_distance.py
 
@@ -27,7 +27,7 @@ FLOAT8_APART = 0.12  # each rounding to e4m3 is 0.026 of the norm
 
 
 def distances(temporal: bool, frames: int, places: int) -> dict[str, float]:
-    """Return how far a bfloat16 block lies from the plain one in float32, by form."""
+    """Return the relative error of a bfloat16 block against the plain one in float32, by form."""
     width = CONFIG.hidden_size
     with torch.device("cuda"):
         block = Block(width, CONFIG.num_heads, 4 * width, qk_norm=True, temporal=temporal)

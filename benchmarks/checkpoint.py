@@ -1,4 +1,4 @@
-"""How long a checkpoint takes: seconds and GB/s of a save and a load, and how long training stands still.
+"""Checkpoint time: seconds and GB/s of a save and a load, and the training's stall.
 
     python benchmarks/checkpoint.py [--size XL/2] [--folder FOLDER] [--repeats 3] [--keep]
     torchrun --nproc-per-node 2 benchmarks/checkpoint.py --sharding full

@@ -1,4 +1,4 @@
-"""The file by which ranks are balanced (`buckets.cost_table`): the seconds of a clip of each bucket."""
+"""Cost table (`buckets.cost_table`) for rank balance: seconds of a clip by bucket."""
 
 import json
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""How fast are the searches for twins, and how much memory do they need? A million clips.
+"""Dedup time and memory: the searches for copies among a million clips.
 
     python benchmarks/dedup.py [--rows 1000000]
 
@@ -6,8 +6,8 @@ By look: five 63-bit hashes a clip, one clip in a hundred the turned and noisy c
 what has no index: numpy over all pairs, one frame in one orientation, timed on 20,000 clips and scaled by the
 square. By words: captions of 10 to 110 words, one in a hundred with a word or two changed. The peer is
 datasketch (MinHash of 128 and MinHashLSH at the same threshold, over the same runs of three words), timed on
-4,000 captions and scaled; it is installed by hand (`pip install datasketch`). Each of ours runs in a process
-of its own, one thread, whose largest resident size is its memory. Seconds are those of the CPU.
+4,000 captions and scaled; it is installed by hand (`pip install datasketch`). Each search runs in a separate
+process, one thread, whose largest resident size is its memory. Seconds are those of the CPU.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The published encoders at full width: pixels and captions a second, memory, against a named peer.
+"""Encoders at full width: pixels and captions a second, memory, beside a named peer.
 
     python benchmarks/encoders.py [--parts frames,temporal,vae,decode,t5] [--size 480x848] [--small]
 

@@ -1,4 +1,4 @@
-"""Do the demo model's samples follow their prompts? Colour and motion of 32 samples, beside chance.
+"""Prompt following of the demo's model: colour and motion of 32 samples, beside chance.
 
     python benchmarks/follows.py demo/train [--picture demo/samples.png]
 

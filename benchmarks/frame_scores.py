@@ -1,4 +1,4 @@
-"""What do all scores of the pictures cost together, beside the dearest one alone and beside bare decoding?
+"""Frame scores: all in one decode, beside the most expensive alone and a bare decode.
 
     python benchmarks/frame_scores.py [--clips FOLDER] [--rounds N]
 

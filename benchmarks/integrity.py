@@ -1,4 +1,4 @@
-"""What does each level of the probe find, and what does it cost? Against `ffmpeg -v error -f null`.
+"""Probe levels: recall and cost of each, beside `ffmpeg -v error -f null`.
 
     python benchmarks/integrity.py [--clips FOLDER]
 

@@ -1,4 +1,4 @@
-"""How fast micro-batches come from latent shards, beside plain reads of the same bytes and beside decoding.
+"""Latent shards: micro-batches a second, beside plain reads and beside decoding.
 
     python benchmarks/latents.py [--clips 240] [--folder FOLDER]
 

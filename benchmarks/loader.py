@@ -1,9 +1,9 @@
-"""How many clips a second reach the trainer? Against other loaders, and against decoding alone.
+"""Loader: clips a second that reach the trainer, beside other loaders and bare decoding.
 
     python benchmarks/loader.py [--rounds N] [--workers N] [--clips N] [--data FOLDER] [--python PATH ...]
 
 Every contender (`loader_peers.py`) reads the same frames of the same clips with as many workers: to 16 frames
-of 256 x 256, and 51 frames of 240 x 426. Each runs in processes of its own, one after the other, in
+of 256 x 256, and 51 frames of 240 x 426. Each runs in separate processes, one after the other, in
 another order each round; the figures are medians over the rounds. CPU seconds are those of all processes of a
 contender: what a busy machine disturbs least. Memory is the largest sum over its processes, sampled five
 times a second, pages that they share counted once.

@@ -1,4 +1,4 @@
-"""The contenders of `benchmarks/loader.py`: each reads the same frames of the same clips with equal workers.
+"""Loaders compared by `benchmarks/loader.py`: same frames, clips and worker count.
 
     python benchmarks/loader_peers.py NAME FOLDER SHAPE WORKERS
 

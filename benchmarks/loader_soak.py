@@ -1,4 +1,4 @@
-"""Does the loader stay as it is over 100,000 clip reads: memory, file descriptors, threads?
+"""Loader soak: memory, file descriptors and threads over 100,000 clip reads.
 
     python benchmarks/loader_soak.py [--clips FOLDER] [--reads N] [--workers N] [--work FOLDER]
 

@@ -1,4 +1,4 @@
-"""Whether the fast path in bfloat16 learns as the readable one in float32: the same data, weights and steps.
+"""Loss parity of fast bfloat16 blocks and plain float32: same data, weights and steps.
 
     python benchmarks/loss_parity.py OUT [--forms fast,float8] [--seeds 1,2,3] [--together 3] [--keep]
     python benchmarks/loss_parity.py OUT --recipe tests/tiny.yaml --forms bfloat16 --steps 40

@@ -1,4 +1,4 @@
-"""Clips that are made up: their lengths and sizes drawn from a distribution, their order the real one."""
+"""Made-up clips: lengths and sizes from a distribution, the order as in training."""
 
 import argparse
 import dataclasses

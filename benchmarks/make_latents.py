@@ -131,7 +131,7 @@ def write_clips(folder: Path, buckets: list[Bucket], count: int) -> None:
         for column, value in row.items():
             rows.setdefault(column, []).append(value)
     folder.mkdir(parents=True)
-    (folder / "none.tar").write_bytes(bytes(count))  # what the index says lies there, and nobody reads
+    (folder / "none.tar").write_bytes(bytes(count))  # the clips' bytes by the index, which nothing reads
     write_index(folder, rows)
 
 

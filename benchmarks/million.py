@@ -1,10 +1,10 @@
-"""What does the table part of a curation cost for a million clips? Every stage, its time, CPU and memory.
+"""Table stages for a million clips: time, CPU and memory of each.
 
     python benchmarks/million.py [--rows 1000000]
 
 No video is read: what probe and score-frames would have found is drawn at random, with twins planted, and
-written as their tables. Every stage runs in a process of its own, from the tables on disk; memory is the
-largest resident size of that process, imports and all. The time stands beside that of the ingest, the memory
+written as their tables. Every stage runs in a separate process, from the tables on disk; memory is the
+largest resident size of that process, imports and all. The time is beside that of the ingest, the memory
 beside the limit of 4 GiB.
 """
 

@@ -1,4 +1,4 @@
-"""A run of the real command in a mixture of buckets, against what each bucket measured alone predicts.
+"""Training run over mixed buckets, beside the rate predicted from each bucket alone.
 
     python benchmarks/mixture.py OUT [--steps 300] [--set KEY=VALUE] [--keep]
     python benchmarks/mixture.py OUT --ranks 2 4 --per-rank 8 --steps 27 --warm-up 5 --keep
@@ -80,7 +80,7 @@ class Ran:
         return [line for line in self.lines[self.warm_up :] if line["step"] <= saved[0]]
 
     def wall(self, lines: list[dict[str, Any]]) -> float:
-        """Seconds of updates that follow each other, and of what lies between them."""
+        """Seconds of updates that follow each other, and of the time between them."""
         return float(lines[-1]["time"] - self.lines[lines[0]["step"] - 2]["time"])
 
     @property
@@ -223,7 +223,7 @@ def main() -> None:
         command = [sys.executable, str(HERE / "make_latents.py"), str(given.out), "--clips", str(given.clips)]
         made = subprocess.run([*command, *(["--recipe", str(given.recipe)] if given.recipe else [])])
         if made.returncode:
-            sys.exit(made.returncode)  # it has said why
+            sys.exit(made.returncode)  # the command printed why
     gpu = torch.cuda.is_available()
     settings = [
         f"stages.0.steps={given.steps}",

@@ -1,4 +1,4 @@
-"""How well and how fast are nouns counted? The built-in engine against a spaCy tagger on the same gold text.
+"""Noun counting: quality and speed of the built-in engine, beside a spaCy tagger.
 
     python benchmarks/nouns.py FOLDER [--test FILE] [--captions FILE.parquet] [--peer FOLDER]
 

@@ -1,4 +1,4 @@
-"""How long until step t is known? And how long to plan 20 M clips?
+"""Order: time to know any step t, and to plan 20 M clips.
 
     python benchmarks/order.py [--clips N] [--cells N] [--steps-only] [--out NAME]
 

@@ -1,4 +1,4 @@
-"""At which clock and power a GPU runs while something is measured: under its power limit the clock falls."""
+"""GPU clock and power during a measurement: at the power limit the clock falls."""
 
 import statistics
 import threading

@@ -1,4 +1,4 @@
-"""How fast is a probe? Against one ffprobe process per file and against decoding every frame.
+"""Probe speed, beside one ffprobe process per file and decoding every frame.
 
     python benchmarks/probe.py [--clips FOLDER]
 

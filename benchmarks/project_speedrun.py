@@ -1,4 +1,4 @@
-"""What the published speed run would cost with the measured step: steps, GPU hours, and who waits for whom.
+"""Projection of the published speedrun from measured steps: GPU hours, rank balance.
 
     python benchmarks/project_speedrun.py [--table benchmarks/results/train_step_h200.json]
 

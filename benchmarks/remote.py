@@ -1,4 +1,4 @@
-"""What does it cost that the shards lie far away? Clips a second from a web server that takes its time.
+"""Remote shards: clips a second from a web server with latency.
 
     python benchmarks/remote.py [--latency SECONDS] [--workers N] [--rounds N] [--clips N]
 

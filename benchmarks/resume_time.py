@@ -1,4 +1,4 @@
-"""How long from the start of a process to the first batch of a step far into a run, with 10 M clips?
+"""Resume time: from process start to the first batch far into a run, with 10 M clips.
 
     python benchmarks/resume_time.py [--clips 10000000] [--workers 2] [--folder MADE] [--keep]
 

@@ -1,4 +1,4 @@
-"""The form of a result: one row a figure, always beside a named peer of the same run, kept as JSON.
+"""Rows of a result: one figure each, beside a named peer of the same run, kept as JSON.
 
 `benchmarks/results/<script>[_<hardware>].json` is a list of rows {metric, value, unit, peer, peer_value,
 ratio, goal, hardware, command, date}; `make bench` prints all of them as one table.

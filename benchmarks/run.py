@@ -1,4 +1,4 @@
-"""Run the CPU benchmarks named on the command line (default: none) and print every kept result as one table.
+"""Run the CPU benchmarks named on the command line; print all kept results as a table.
 
 python benchmarks/run.py                # the table of benchmarks/results
 python benchmarks/run.py probe tables   # run these scripts first

@@ -1,4 +1,4 @@
-"""How fast are shards written? Against `cp` of the same files and against webdataset's ShardWriter.
+"""Shard writing speed, beside `cp` of the same files and webdataset's ShardWriter.
 
     python benchmarks/shards.py [--gigabytes N] [--passes N] [--folder DISK]
 

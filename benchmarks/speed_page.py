@@ -1,4 +1,4 @@
-"""Write the kept figures of the training step and of the projected run into docs/speed.md.
+"""Write the kept figures of the training step and of the projection into docs/speed.md.
 
     python benchmarks/speed_page.py
 

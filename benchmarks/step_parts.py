@@ -1,4 +1,4 @@
-"""The parts of a training step: which kernels make each of them, and what it must cost at least.
+"""Parts of a training step: the kernels of each, and a lower bound of its cost.
 
 The kernels of `trainer.model.kernels` have a name of their own for every job; cuBLAS's, cuDNN's and
 FlashAttention's say whose they are. A floor is the FLOPs of a part at the rate of a large product, or its

@@ -1,4 +1,4 @@
-"""What an update of XL/2 costs beside its micro-batches, phase by phase, on one GPU or several of a host.
+"""Update phases of XL/2 beside its micro-batches, on one GPU or several of a host.
 
     python benchmarks/step_phases.py [--sharding none] [--keep]
     torchrun --nproc-per-node 2 benchmarks/step_phases.py --sharding full [--keep]

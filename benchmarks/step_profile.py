@@ -1,4 +1,4 @@
-"""Where a token's time goes: the kernels of one fast micro-batch by part, each beside its own floor.
+"""Profile of one fast micro-batch: kernel time by part, each beside its floor.
 
     python benchmarks/step_profile.py [--shapes 240p_102f,720p_51f] [--keep]
 

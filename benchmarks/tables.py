@@ -1,4 +1,4 @@
-"""How fast is the table part, without video? 1 M rows in OpenVid's columns: ingest, filter, split.
+"""Table stages without video: ingest, filter and split of 1 M rows in OpenVid's columns.
 
     python benchmarks/tables.py [--rows 1000000] [--repeats 3]
 

@@ -1,4 +1,4 @@
-"""Learn the tables of the built-in noun counter from a Universal Dependencies treebank.
+"""Train the built-in noun counter's tables from a Universal Dependencies treebank.
 
     python benchmarks/train_noun_tables.py FOLDER [--out noun_tables.parquet]
 

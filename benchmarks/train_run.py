@@ -1,4 +1,4 @@
-"""A real run of XL/2 on latent shards, killed and resumed: tokens/s, memory, checkpoint times, the loss.
+"""Training run of XL/2 on latents, killed and resumed: tokens/s, memory, save time, loss.
 
     python benchmarks/train_run.py OUT --ranks 2 --steps 120 --kill-at 70 --then-ranks 1 [--keep]
     python benchmarks/train_run.py OUT --ranks 1 --steps 200 --kill-at 110 --keep

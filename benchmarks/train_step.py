@@ -1,4 +1,4 @@
-"""One full training step of STDiT3-XL/2 on one GPU: how many tokens a second, and where the time goes.
+"""Training step of STDiT3-XL/2 on one GPU: tokens a second, and time by phase.
 
     python benchmarks/train_step.py [--shapes 144p_51f,240p_102f] [--forms plain,compiled,fast]
 

@@ -1,4 +1,4 @@
-"""How many copies does `dedup` find by look, and how many clips does it wrongly take for copies?
+"""Dedup by look: copies found, and clips wrongly taken for copies.
 
     python benchmarks/twins.py [--clips FOLDER [--known A=B ...]] [--synthetic 60]
 

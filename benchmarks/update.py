@@ -1,4 +1,4 @@
-"""What an update of XL/2 costs beside its micro-batches, on one GPU: norm, AdamW and average, cast.
+"""Update of XL/2 on one GPU beside its micro-batches: norm, AdamW and average, cast.
 
     python benchmarks/update.py [--keep]
     python benchmarks/update.py --width 144 --depth 2     # a look at the script where there is no GPU

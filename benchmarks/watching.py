@@ -1,4 +1,4 @@
-"""Cost of watching a run for a rank: its start, one phase change, and the CPU time of thread and watcher.
+"""Cost of watching a run, for a rank: start, one phase change, CPU of thread and process.
 
     python benchmarks/watching.py [--seconds 30] [--keep]
 

@@ -1,4 +1,4 @@
-"""How fast is a what-if? 1 M clips with cached scores: one other threshold, and a sweep of 20.
+"""What-if speed: 1 M clips with cached scores, one other threshold, a sweep of 20.
 
     python benchmarks/whatif.py [--rows 1000000]
 
