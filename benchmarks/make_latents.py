@@ -117,7 +117,7 @@ def write_clips(folder: Path, buckets: list[Bucket], count: int) -> None:
             "json_offset": number,
             "json_size": 0,
             "video_offset": number,
-            "video_size": 0,
+            "video_size": 1,
             "video_extension": "none",
             "video_crc32c": 0,
             "json_crc32c": 0,
