@@ -270,10 +270,9 @@ def as_entries(weights: NDArray[np.float64], found: Features, classes: pl.DataFr
 def write(entries: pl.DataFrame, bias: int, path: Path) -> None:
     """Write the tables, with engine, bias and licence in the Parquet metadata."""
     about = json.dumps({"engine": ENGINE, "bias": bias, "scale": SCALE, "licence": LICENCE}, sort_keys=True)
-    partial = path.with_name(f".{path.name}.partial")
     arrow = entries.to_arrow().replace_schema_metadata({METADATA_KEY: about})
-    pq.write_table(arrow, partial, compression="zstd", compression_level=19)
-    atomic_file.replace(partial, path)
+    with atomic_file.atomic_path(path) as partial:
+        pq.write_table(arrow, partial, compression="zstd", compression_level=19)
     nouns_builtin.load_tables.cache_clear()
 
 

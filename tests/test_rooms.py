@@ -15,13 +15,13 @@ MOST_LINES = 350
 # belongs to the one around it. `vidcurate.errors` and the version may be imported by all.
 ROOMS = {
     "trainer.cli": "",
-    "vidcurate.executor": "",
     "vidcurate.recipe": "",
     "vidcurate.rng": "",
     "vidcurate.storage": "",
+    "vidcurate.executor": "vidcurate.storage",
     "trainer": "trainer.cli",
     "trainer.model": "vidcurate.recipe",
-    "trainer.run_folder": "vidcurate.recipe",
+    "trainer.run_folder": "vidcurate.recipe vidcurate.storage",
     "vidcurate.curation.clip_table": "vidcurate.storage",
     "vidcurate.media": "vidcurate.recipe vidcurate.storage",
     "trainer.health": "trainer.cli trainer.run_folder",
@@ -55,8 +55,8 @@ ROOMS = {
         "vidcurate.curation.clip_table vidcurate.curation.ingest vidcurate.executor vidcurate.storage"
     ),
     "vidcurate.curation.model_scores": (
-        "vidcurate.curation.clip_table vidcurate.curation.frame_scores vidcurate.executor "
-        "vidcurate.recipe vidcurate.storage"
+        "vidcurate.curation.clip_table vidcurate.curation.frame_scores vidcurate.executor vidcurate.recipe "
+        "vidcurate.storage"
     ),
     "vidcurate.curation.scenes": (
         "vidcurate.curation.clip_table vidcurate.curation.frame_scores vidcurate.curation.ingest "
@@ -66,11 +66,12 @@ ROOMS = {
     "trainer.health.checks": "trainer.distributed trainer.health trainer.model vidcurate.recipe",
     "trainer.health.watch": (
         "trainer.cli trainer.distributed trainer.health trainer.run_folder vidcurate.executor "
-        "vidcurate.recipe"
+        "vidcurate.recipe vidcurate.storage"
     ),
-    "trainer.report": "trainer.cli trainer.run_folder vidcurate.sampler",
+    "trainer.report": "trainer.cli trainer.run_folder vidcurate.sampler vidcurate.storage",
     "trainer.run_folder.checkpoint": (
-        "trainer.cli trainer.distributed trainer.health trainer.model trainer.run_folder vidcurate.executor"
+        "trainer.cli trainer.distributed trainer.health trainer.model trainer.run_folder vidcurate.executor "
+        "vidcurate.storage"
     ),
     "trainer.training.optim": "trainer.distributed trainer.model.kernels vidcurate.recipe",
     "vidcurate.curation.difficulty": (
@@ -81,11 +82,11 @@ ROOMS = {
         "vidcurate.executor vidcurate.media vidcurate.recipe vidcurate.rng vidcurate.sampler "
         "vidcurate.shards vidcurate.storage"
     ),
-    "vidcurate.sampler.changes": "vidcurate.rng vidcurate.sampler vidcurate.shards",
+    "vidcurate.sampler.changes": "vidcurate.rng vidcurate.sampler vidcurate.shards vidcurate.storage",
     "trainer.recipe": (
         "trainer.distributed trainer.health.checks trainer.health.watch trainer.model "
-        "trainer.model.encoders trainer.run_folder trainer.training.optim vidcurate.loader "
-        "vidcurate.media vidcurate.recipe vidcurate.sampler vidcurate.storage"
+        "trainer.model.encoders trainer.run_folder trainer.training.optim vidcurate.loader vidcurate.media "
+        "vidcurate.recipe vidcurate.sampler vidcurate.storage"
     ),
     "vidcurate.curation.report": (
         "vidcurate.curation.clip_table vidcurate.curation.difficulty vidcurate.curation.filter "
@@ -94,15 +95,16 @@ ROOMS = {
     ),
     "trainer.data": (
         "trainer.cli trainer.distributed trainer.model trainer.model.encoders trainer.recipe "
-        "vidcurate.executor vidcurate.loader vidcurate.sampler vidcurate.sampler.changes vidcurate.shards"
+        "vidcurate.executor vidcurate.loader vidcurate.sampler vidcurate.sampler.changes vidcurate.shards "
+        "vidcurate.storage"
     ),
     "trainer.generation": (
-        "trainer.cli trainer.model trainer.model.encoders trainer.recipe trainer.report "
-        "trainer.run_folder trainer.run_folder.checkpoint vidcurate.media"
+        "trainer.cli trainer.model trainer.model.encoders trainer.recipe trainer.report trainer.run_folder "
+        "trainer.run_folder.checkpoint vidcurate.media"
     ),
     "trainer.report.experiment": (
         "trainer.cli trainer.health trainer.health.watch trainer.recipe trainer.report trainer.run_folder "
-        "trainer.run_folder.checkpoint vidcurate.recipe"
+        "trainer.run_folder.checkpoint vidcurate.recipe vidcurate.storage"
     ),
     "vidcurate.curate": (
         "vidcurate.curation.caption_scores vidcurate.curation.clip_table vidcurate.curation.dedup "
@@ -113,8 +115,8 @@ ROOMS = {
     "trainer.training": (
         "trainer.cli trainer.data trainer.distributed trainer.generation trainer.health "
         "trainer.health.watch trainer.model trainer.model.encoders trainer.recipe trainer.run_folder "
-        "trainer.run_folder.checkpoint trainer.training.optim vidcurate.sampler "
-        "vidcurate.sampler.changes vidcurate.shards"
+        "trainer.run_folder.checkpoint trainer.training.optim vidcurate.sampler vidcurate.sampler.changes "
+        "vidcurate.shards vidcurate.storage"
     ),
     "vidcurate.cli": (
         "vidcurate.curate vidcurate.curation.caption_scores vidcurate.curation.clip_table "
@@ -130,7 +132,7 @@ ROOMS = {
     "trainer.generation.server": (
         "trainer.cli trainer.data trainer.distributed trainer.generation trainer.model "
         "trainer.model.encoders trainer.recipe trainer.report trainer.run_folder "
-        "trainer.run_folder.checkpoint trainer.training vidcurate.sampler"
+        "trainer.run_folder.checkpoint trainer.training vidcurate.sampler vidcurate.storage"
     ),
     "trainer.report.preview": (
         "trainer.cli trainer.data trainer.distributed trainer.model trainer.model.encoders trainer.recipe "
@@ -139,13 +141,13 @@ ROOMS = {
     ),
     "vidcurate.__main__": "vidcurate.cli",
     "trainer.training.preflight": (
-        "trainer.cli trainer.cluster trainer.data trainer.distributed trainer.health "
-        "trainer.health.checks trainer.recipe trainer.report.preview trainer.run_folder trainer.training"
+        "trainer.cli trainer.cluster trainer.data trainer.distributed trainer.health trainer.health.checks "
+        "trainer.recipe trainer.report.preview trainer.run_folder trainer.training vidcurate.storage"
     ),
     "trainer.train": (
-        "trainer.data trainer.distributed trainer.health.watch trainer.model "
-        "trainer.recipe trainer.run_folder trainer.run_folder.checkpoint trainer.training "
-        "trainer.training.optim trainer.training.preflight vidcurate.sampler"
+        "trainer.data trainer.distributed trainer.health.watch trainer.model trainer.recipe "
+        "trainer.run_folder trainer.run_folder.checkpoint trainer.training trainer.training.optim "
+        "trainer.training.preflight vidcurate.sampler"
     ),
     "trainer.__main__": (
         "trainer.cli trainer.recipe trainer.report.preview trainer.train trainer.training "

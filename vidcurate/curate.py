@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar, cast
 from pydantic import Field
 
 from vidcurate.curation.caption_scores.stage import ScoreSpec, run_score
-from vidcurate.curation.clip_table import table
+from vidcurate.curation.clip_table import run_lock
 from vidcurate.curation.clip_table.rejection_ledger import check_share
 from vidcurate.curation.dedup.spec import DedupSpec
 from vidcurate.curation.dedup.stage import run_dedup
@@ -108,7 +108,7 @@ def curate(
 
     def run_stage(name: str, work: Callable[[Progress], T | PartSummary], *, one_part: bool = False) -> T:
         """Run one stage and return its summary. With `one_part`, parts wait for each other."""
-        turn = table.alone(recipe.run) if one_part and executor.part else nullcontext()
+        turn = run_lock.alone(recipe.run, wait=True) if one_part and executor.part else nullcontext()
         with progress_bar(name) as progress, turn:
             summary = work(progress)
         summaries[name] = asdict(cast("Any", summary))
@@ -117,7 +117,7 @@ def curate(
             raise _Stop
         return summary
 
-    with suppress(_Stop):
+    with suppress(_Stop), nullcontext() if executor.part else run_lock.alone(recipe.run):
         _run_stages(recipe, executor, run_stage)
     return summaries
 

@@ -10,8 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from trainer.cli import commands
-from trainer.run_folder import atomic_file
 from vidcurate.errors import InputError
+from vidcurate.storage import atomic_file
 
 PAGE = "report.html"
 EXAMPLE = """\
@@ -37,10 +37,12 @@ def _run(given: argparse.Namespace) -> None:
     runs = [read_run(run) for run in given.runs]
     balances = [balance(run.lines, run.events) for run in runs]
     if given.cost_table is not None:
-        atomic_file.write_atomically(given.cost_table, new_costs(runs[0]).model_dump_json(indent=1) + "\n")
+        atomic_file.write_text(
+            given.cost_table, new_costs(runs[0]).model_dump_json(indent=1) + "\n", is_flushed=False
+        )
     out = given.out or given.runs[0] / PAGE
     if given.out is not None or not given.json:
-        atomic_file.write_atomically(out, page(runs, out.parent))
+        atomic_file.write_text(out, page(runs, out.parent), is_flushed=False)
     if given.json:
         reported = [
             run.to_json() | {"balance": asdict(found) if found else None}

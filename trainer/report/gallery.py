@@ -9,15 +9,14 @@ script, which is all that a browser lets a page from a disk read. It is written 
 import html
 import json
 import math
-import os
-import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.run_folder import atomic_file, metrics, sample_rounds
+from trainer.run_folder import metrics, sample_rounds
 from vidcurate.errors import InputError, VidcurateError
+from vidcurate.storage import atomic_file
 
 PAGE = "gallery.html"
 DATA = "gallery.js"
@@ -197,7 +196,7 @@ def write_gallery(run: Path, name: str | None = None) -> Path:
 
 def _put(path: Path, text: str) -> Path:
     """Write a file that the training and a server may both write, at any moment."""
-    return atomic_file.write_atomically(path, text, by=f"{socket.gethostname()}-{os.getpid()}")
+    return atomic_file.write_text(path, text, is_flushed=False)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.run_folder import atomic_file
 from trainer.run_folder.jsonl import EVENTS as EVENTS
 from trainer.run_folder.jsonl import append_event as append_event
 from trainer.run_folder.jsonl import record_event as record_event
 from vidcurate.errors import StorageError
+from vidcurate.storage import atomic_file
 
 METRICS = "metrics.jsonl"
 VALIDATION = "validation.jsonl"
@@ -91,7 +91,7 @@ def _keep(path: Path, lines: Iterable[dict[str, Any]]) -> None:
     """Rewrite a JSONL file with these lines, if they differ."""
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     if path.exists() and text != path.read_text(encoding="utf-8"):
-        atomic_file.write_atomically(path, text, is_flushed=True)
+        atomic_file.write_text(path, text)
 
 
 def mean(losses: Iterable[float]) -> float:

@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from trainer.run_folder import atomic_file, process_table
+from trainer.run_folder import process_table
 from vidcurate.errors import StateError, StorageError
+from vidcurate.storage import atomic_file
 
 PROCESSES = "processes"
 
@@ -98,7 +99,9 @@ def record_of_this_process(
 
 def write_record(run: Path, record: ProcessRecord) -> None:
     """Write a rank's record atomically. Raises StorageError."""
-    atomic_file.write_atomically(record_path(run, record.rank), json.dumps(record.to_json()) + "\n")
+    atomic_file.write_text(
+        record_path(run, record.rank), json.dumps(record.to_json()) + "\n", is_flushed=False
+    )
 
 
 def read_records(run: Path) -> list[ProcessRecord]:

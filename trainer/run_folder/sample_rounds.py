@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.run_folder import atomic_file
 from trainer.run_folder import layout as run_folder_layout
 from vidcurate.errors import StorageError
+from vidcurate.storage import atomic_file
 
 if TYPE_CHECKING:  # the import is heavy, and the report reads rounds without
     from trainer.run_folder.sample_spec import SampleSpec
@@ -118,7 +118,7 @@ def finish_round(partial: Path, where: Path, facts: dict[str, Any]) -> None:
     StorageError.
     """
     try:
-        atomic_file.replace_text(partial / LISTING, json.dumps(facts, indent=1) + "\n", is_flushed=True)
+        atomic_file.put(partial / LISTING, json.dumps(facts, indent=1) + "\n")
         shutil.rmtree(where, ignore_errors=True)
         partial.rename(where)
     except OSError as error:

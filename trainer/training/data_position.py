@@ -5,7 +5,6 @@ change becomes an entry of the stage's change log, in the run's folder beside co
 """
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Collection, Sequence
@@ -31,6 +30,7 @@ from vidcurate.sampler.order_state import LoaderState, StateComparison, check_st
 from vidcurate.sampler.plan import Plan
 from vidcurate.shards.index import Index, read_index
 from vidcurate.shards.index_file import INDEX_NAME
+from vidcurate.storage import atomic_file
 
 JOURNAL = "journal"
 
@@ -75,13 +75,10 @@ def keep_index(stage: StageData, run: Path) -> None:
     folder = _index_folder(run, index.structure_fingerprint, index.content_fingerprint)
     if (folder / INDEX_NAME).is_file():
         return
-    partial = folder / f".{INDEX_NAME}.partial"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(index.folder / INDEX_NAME, partial)
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.replace(folder / INDEX_NAME)
+        with atomic_file.atomic_path(folder / INDEX_NAME) as partial:
+            shutil.copyfile(index.folder / INDEX_NAME, partial)
     except OSError as error:
         raise StorageError(f"{folder}: cannot be written ({error}).") from error
 

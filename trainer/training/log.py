@@ -13,7 +13,7 @@ from trainer.distributed import memory, mesh
 from trainer.distributed import rank as distributed_rank
 from trainer.distributed.mesh import World
 from trainer.recipe import recipe as recipes
-from trainer.run_folder import atomic_file, jsonl, metrics, process_table
+from trainer.run_folder import jsonl, metrics, process_table
 from trainer.run_folder.checkpoint import retention
 from trainer.run_folder.checkpoint.async_save import Saved
 from trainer.training import data_position
@@ -21,6 +21,7 @@ from trainer.training.data_position import DataPosition
 from trainer.training.optim import adamw
 from trainer.training.state import StartReport, TrainState
 from trainer.training.step import StepContext
+from vidcurate.storage import atomic_file
 
 NEXT_CLIPS = 8
 
@@ -53,7 +54,7 @@ def record_start(
             run, start_report.kind, state.step, stage=stage.stage.name, world_size=world.size, **proof
         )
         text = json.dumps(recipes.to_json(context.recipe), indent=1) + "\n"
-        atomic_file.write_atomically(run / "recipe.json", text, is_flushed=True)
+        atomic_file.write_text(run / "recipe.json", text)
     if start_report.kind == "start":
         return
     print_line(

@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from trainer.health import timed_command
-from trainer.run_folder import atomic_file, jsonl, metrics
+from trainer.run_folder import jsonl, metrics
 from trainer.run_folder.layout import LOGS
 from trainer.run_folder.trackers_spec import TrackersSpec
+from vidcurate.storage import atomic_file
 
 POLL_SECONDS = 1.0
 CLOSE_SECONDS = 60.0  # limit for a tracker to send the rest when the run ends
@@ -279,7 +280,7 @@ def _wandb(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
     known: dict[str, Any] = (
         json.loads(kept.read_text()) if kept.exists() else {"id": secrets.token_hex(4), "steps": {}}
     )
-    atomic_file.replace_text(kept, json.dumps(known))
+    atomic_file.put(kept, json.dumps(known), is_flushed=False)
     there = wandb.init(
         **{name: settings[name] for name in INIT},
         dir=run,
@@ -299,7 +300,7 @@ def _wandb(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
                     title = f"{line['event']} at step {line['step']}"
                     there.alert(title, facts_of(line), level="WARN")
                 known["events"] = num_events
-                atomic_file.replace_text(kept, json.dumps(known))
+                atomic_file.put(kept, json.dumps(known), is_flushed=False)
             continue
         if line["step"] <= last.get(log_file, -1):
             known["steps"][log_file] = line["step"] - 1
@@ -308,7 +309,7 @@ def _wandb(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
             continue
         there.log({"step": line["step"], **numbers})
         known["steps"][log_file] = line["step"]
-        atomic_file.replace_text(kept, json.dumps(known))
+        atomic_file.put(kept, json.dumps(known), is_flushed=False)
     there.finish()
 
 

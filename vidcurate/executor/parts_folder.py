@@ -5,7 +5,6 @@ stage: each computes every n-th chunk, and `--merge` reads all chunks once every
 """
 
 import json
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, Literal
 
 from vidcurate.errors import InputError, StageError, StorageError
 from vidcurate.executor.worker_processes import Row
+from vidcurate.storage import atomic_file
 
 EngineName = Literal["local", "ray"]
 
@@ -105,12 +105,8 @@ def read_chunk(path: Path, length: int) -> list[Row] | None:
 
 def write_part(path: Path, rows: Any) -> None:
     """Write `rows` as JSON, atomically. Raises StorageError."""
-    partial = path.with_suffix(f".{os.getpid()}.partial")  # two runs of one chunk write the same bytes
-    try:
-        partial.write_text(json.dumps(rows), encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise StorageError(f"{path}: cannot write this file ({error.strerror}).") from error
+    with atomic_file.storage_errors(path):
+        atomic_file.put(path, json.dumps(rows), is_flushed=False)  # two runs of one chunk: the same bytes
 
 
 def _finished_parts(parts: Path) -> list[Part]:

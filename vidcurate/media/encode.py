@@ -9,6 +9,8 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
+from vidcurate.storage import atomic_file
+
 
 def write_video(
     path: Path,
@@ -29,7 +31,6 @@ def write_video(
     H and W must be even for 4:2:0 formats. The file appears whole or not at all. `rotation_degrees` is
     written as display rotation (clockwise); the pixels stay as given.
     """
-    partial = path.with_name(f".{path.stem}.partial{path.suffix}")
     options = {"crf": str(crf)} if crf is not None else {}
     if codec == "libx264":
         # Macroblock trees read memory that nothing wrote where a picture is narrow (seen at 64 px, 8 of 24
@@ -38,8 +39,12 @@ def write_video(
     if codec == "libx265":
         # The same fault in x265 where a picture is one coding unit of 64 px.
         options["x265-params"] = "log-level=none:pools=none:frame-threads=1:ctu=32"
-    container = av.open(os.fspath(partial), "w", options={"fflags": "+bitexact", **(container_options or {})})
-    try:
+    with (
+        atomic_file.atomic_path(path, suffix=path.suffix, is_flushed=False) as partial,
+        av.open(
+            os.fspath(partial), "w", options={"fflags": "+bitexact", **(container_options or {})}
+        ) as container,
+    ):
         stream: Any = container.add_stream(codec, rate=Fraction(fps).limit_denominator(1001), options=options)
         stream.width, stream.height, stream.pix_fmt = frames.shape[2], frames.shape[1], pixel_format
         stream.codec_context.gop_size = gop
@@ -54,9 +59,6 @@ def write_video(
                 container.mux(packet)
         for packet in stream.encode(None):
             container.mux(packet)
-    finally:
-        container.close()
-    partial.replace(path)
 
 
 def encode_image(image: NDArray[np.uint8], codec: str = "mjpeg") -> bytes:

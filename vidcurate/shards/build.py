@@ -28,7 +28,6 @@ from vidcurate.shards.folder import finished_by, open_set
 from vidcurate.shards.layout import LAYOUT, PlannedShard, ShardPlan, ShardSpec, make_plan
 from vidcurate.shards.manifest import MANIFEST_NAME, only_writer, read_manifest
 from vidcurate.shards.write_shard import BUILD, PLACES, Record, ShardTask, unpacked, write_json, write_shard
-from vidcurate.storage import atomic_file
 
 _LARGE_CLIP_BYTES = 1 << 20
 
@@ -197,8 +196,7 @@ def _finish(
         "failed": failed,
     }
     try:
-        write_json(out / BUILD / MANIFEST_NAME, manifest, indent=1)
-        atomic_file.replace(out / BUILD / MANIFEST_NAME, out / MANIFEST_NAME)
+        write_json(out / MANIFEST_NAME, manifest, indent=1)
     except OSError as error:
         raise StorageError(f"{out / MANIFEST_NAME}: cannot be written ({error.strerror}).") from error
     shutil.rmtree(out / BUILD, ignore_errors=True)

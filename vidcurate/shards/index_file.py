@@ -23,7 +23,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from vidcurate.errors import MissingError, ShardError, StorageError
+from vidcurate.errors import MissingError, ShardError
+from vidcurate.storage import atomic_file
 
 INDEX_NAME = "index.parquet"
 FORMAT = "vidcurate-index-2"
@@ -134,26 +135,10 @@ def write_index(folder: Path, rows: Mapping[str, Any]) -> str:
         table = table.append_column(name, hash_rows(table, columns))
     # Stored as plain strings (Parquet makes its own dictionaries), so that any reader sees text.
     table = table.replace_schema_metadata({_FORMAT_KEY: FORMAT.encode()})
-    partial = folder / f".{INDEX_NAME}.partial"
-    try:
-        pq.write_table(
-            table,
-            partial,
-            row_group_size=_ROWS_PER_GROUP,
-            **WRITTEN,
-        )
+    with atomic_file.storage_errors(path), atomic_file.atomic_path(path) as partial:
+        pq.write_table(table, partial, row_group_size=_ROWS_PER_GROUP, **WRITTEN)
         with partial.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-            os.fsync(file.fileno())
-        partial.replace(path)
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise StorageError(f"{path}: cannot be written ({error.strerror or error}).") from error
     return digest
 
 

@@ -1,8 +1,6 @@
 """The manifest of a set of shards, and the lock of the one process that may write the set."""
 
-import fcntl
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 
 from vidcurate.errors import ShardError, StageError
 from vidcurate.shards.layout import LAYOUT
+from vidcurate.storage import lock
 
 MANIFEST_NAME = "manifest.json"
 
@@ -17,18 +16,12 @@ MANIFEST_NAME = "manifest.json"
 @contextmanager
 def only_writer(out: Path) -> Iterator[None]:
     """Hold the folder for this process; the lock goes with the process, however it ends."""
-    handle = os.open(out, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise StageError(f"{out}: another build-shards is writing here; wait until it ends.") from error
-        try:
-            yield
-        finally:
-            fcntl.flock(handle, fcntl.LOCK_UN)  # a child between fork and exec has it open, too
-    finally:
-        os.close(handle)
+
+    def busy(holder: str) -> StageError:
+        return StageError(f"{out}: another build-shards is writing here; wait until it ends.")
+
+    with lock.exclusive(out, wait=False, busy=busy):
+        yield
 
 
 def read_manifest(out: Path) -> dict[str, Any] | None:

@@ -3,20 +3,16 @@
 A light module: obstore is loaded by the first request.
 """
 
-import fcntl
-import os
-import tempfile
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field
 
-from vidcurate.errors import MissingError, StorageError
+from vidcurate.errors import MissingError
 from vidcurate.recipe.recipe import Recipe
-from vidcurate.storage import object_store
+from vidcurate.storage import atomic_file, lock, object_store
 from vidcurate.storage.object_store import Pause, Stamp
 from vidcurate.storage.url_cache import ShardCache, default_folder, key_of
 
@@ -77,28 +73,10 @@ def open_shards(url: str, index_name: str, spec: RemoteSpec) -> RemoteShards:
         raise MissingError(f"{place}: is not there.")
     folder = cache.folder / "index" / key_of(place, stamp.tag, stamp.size_bytes)
     target = folder / index_name
-    try:
+    with atomic_file.storage_errors(target):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        with lock.exclusive(folder / ".lock"):
             if not target.exists():
-                _fetch(place, stamp, target, seconds)
-        finally:
-            os.close(handle)
-    except OSError as error:
-        raise StorageError(f"{target}: cannot be written ({error.strerror}).") from error
+                with atomic_file.atomic_writer(target) as file:
+                    object_store.download(place, stamp, file, seconds=seconds)
     return RemoteShards(url=url, spec=spec, cache=cache, index_folder=folder, stamps={})
-
-
-def _fetch(url: str, stamp: Stamp, target: Path, seconds: float) -> None:
-    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".partial-", delete=False) as partial:
-        try:
-            object_store.download(url, stamp, partial.file, seconds=seconds)
-            partial.flush()
-            os.fsync(partial.fileno())
-            os.replace(partial.name, target)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(partial.name)
-            raise

@@ -206,23 +206,17 @@ def write_shard(task: ShardTask) -> Record:
     """Write one shard: beside its name, flushed, recorded, renamed. Raises StorageError."""
     _end_with(task.parent)
     final, build = task.out / task.shard.name, task.out / BUILD
-    partial = build / f"{task.shard.name}.{os.getpid()}-{threading.get_ident()}.partial"
     try:
-        with partial.open("wb") as file:
-            writer = tar_write.TarWriter(file, blake3())
-            record = _fill(file, writer, task)
-            record["blake3"], record["bytes"] = writer.finish(), writer.position
-        if record["positions"]:
-            with partial.open("rb") as file:
-                os.fsync(file.fileno())
-            write_json(build / f"{task.shard.name}.json", record)
-            atomic_file.replace(partial, final)
-        else:  # a shard is never empty
-            partial.unlink()
-            final.unlink(missing_ok=True)
+        with atomic_file.atomic_path(final, folder=build) as partial:
+            with partial.open("wb") as file:
+                writer = tar_write.TarWriter(file, blake3())
+                record = _fill(file, writer, task)
+                record["blake3"], record["bytes"] = writer.finish(), writer.position
+            if not record["positions"]:  # a shard is never empty
+                partial.unlink()
+                final.unlink(missing_ok=True)
             write_json(build / f"{task.shard.name}.json", record)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise StorageError(
             f"{final}: cannot be written ({error.strerror}); it needs {task.shard.num_bytes:,} bytes. "
             "Make room and run the same command again: finished shards are kept."
@@ -231,6 +225,5 @@ def write_shard(task: ShardTask) -> Record:
 
 
 def write_json(path: Path, value: Any, indent: int | None = None) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
-    partial.write_text(json.dumps(value, indent=indent) + "\n", encoding="utf-8")
-    atomic_file.replace(partial, path)
+    """Write `value` as JSON, whole or not at all. Raises OSError."""
+    atomic_file.put(path, json.dumps(value, indent=indent) + "\n")

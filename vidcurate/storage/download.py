@@ -99,17 +99,13 @@ def kept(url: str, folder: Path) -> Path:
     require(url.rpartition("/")[0])
     path = folder / PurePosixPath(url).name
     if not path.exists():
-        partial = path.with_name(f".{path.name}.partial")
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            fetch(url, partial)
-            atomic_file.replace(partial, path)
+            with atomic_file.storage_errors(path):
+                folder.mkdir(parents=True, exist_ok=True)
+                with atomic_file.atomic_path(path) as partial:
+                    fetch(url, partial)
         except MediaError as error:
             raise InputError(f"{url}: {error}") from error
-        except OSError as error:
-            raise StorageError(f"{path}: cannot be written ({error.strerror}).") from error
-        finally:
-            partial.unlink(missing_ok=True)
     return path
 
 

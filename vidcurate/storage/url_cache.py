@@ -8,7 +8,6 @@ go. Whoever is killed leaves no lock, and what it was writing is removed by the 
 """
 
 import errno
-import fcntl
 import hashlib
 import os
 import tempfile
@@ -16,12 +15,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from vidcurate.errors import InputError, StorageError
+from vidcurate.storage import atomic_file, lock
 
 _TOTAL = ".total"
-_PARTIAL = ".partial-"
 _FULL_SECONDS = 120.0  # for others to end their writing
 _LOOK_SECONDS = 0.01
 _KEPT_SHARE = 0.9  # of the budget that a clearing leaves: so that not every write clears
@@ -85,13 +83,13 @@ class ShardCache:
         path = self.path_of(key)
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            with self._begun(path.parent, size) as partial:
-                partial.write(data)
-                partial.flush()
+            with self._begun(path, size) as (partial, handle):
+                with open(handle, "wb", closefd=False) as file:
+                    file.write(data)
                 with self._locked():
                     if path.exists():
                         self._add(-path.stat().st_size)
-                    os.replace(partial.name, path)
+                    partial.replace(path)
         except OSError as error:
             reason = "no room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
             raise StorageError(
@@ -104,12 +102,8 @@ class ShardCache:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        handle = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        with lock.exclusive(self.folder / ".lock"):
             yield
-        finally:
-            os.close(handle)
 
     def _total(self) -> int:
         try:
@@ -121,28 +115,33 @@ class ShardCache:
         (self.folder / _TOTAL).write_text(str(max(0, (self._total() if total is None else total) + size)))
 
     @contextmanager
-    def _begun(self, folder: Path, size: int) -> Iterator[Any]:
+    def _begun(self, path: Path, size: int) -> Iterator[tuple[Path, int]]:
         """Yield a file that is counted with its whole size from its first moment; no file after an error."""
         until = time.monotonic() + _FULL_SECONDS
-        while (partial := self._begin(folder, size)) is None:
+        while (begun := self._begin(path, size)) is None:
             if time.monotonic() > until:
                 raise StorageError(
                     f"{self.folder}: for {_FULL_SECONDS:g} s the {self.max_bytes:,} bytes have been full of "
                     "entries that others are writing; raise cache_bytes."
                 )
             time.sleep(_LOOK_SECONDS)
+        partial, handle = begun
         try:
-            with partial:
-                yield partial
+            yield partial, handle
         except BaseException:
             with self._locked():
                 with suppress(OSError):
-                    os.unlink(partial.name)
+                    partial.unlink()
                 self._add(-size)
             raise
+        finally:
+            os.close(handle)
 
-    def _begin(self, folder: Path, size: int) -> Any:
-        """Return a new file of `size` bytes, counted; None while what others write leaves no room for it."""
+    def _begin(self, path: Path, size: int) -> tuple[Path, int] | None:
+        """Return a new file of `size` bytes, counted, and its locked handle.
+
+        Return None while the entries that others are writing leave no space for this one.
+        """
         with self._locked():
             total = self._total()
             if total + size > self.max_bytes:
@@ -151,10 +150,9 @@ class ShardCache:
                 self._add(0, total)
                 return None
             self._add(size, total)
-            partial = tempfile.NamedTemporaryFile(dir=folder, prefix=_PARTIAL, delete=False)  # noqa: SIM115
-            fcntl.flock(partial, fcntl.LOCK_EX)  # says that its writer lives
-            partial.truncate(size)
-        return partial
+            partial, handle = atomic_file.create(path)
+            os.truncate(handle, size)
+        return partial, handle
 
     def _entries(self) -> Iterator[tuple[int, int, Path]]:
         """Yield (time of use in ns, bytes, path) of all that lies here, half-written files too."""
@@ -169,8 +167,8 @@ class ShardCache:
         total = 0
         entries = []
         for used, size, path in self._entries():
-            if path.name.startswith(_PARTIAL):
-                total += _remove_if_left(path, size)
+            if atomic_file.is_partial(path.name):
+                total += 0 if atomic_file.remove_if_left(path) else size
             else:
                 total += size
                 entries.append((used, size, path))
@@ -180,14 +178,3 @@ class ShardCache:
             path.unlink(missing_ok=True)
             total -= size
         return total
-
-
-def _remove_if_left(partial: Path, size: int) -> int:
-    """Remove a half-written file whose writer is gone; return the bytes that it still takes."""
-    with suppress(OSError), partial.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return size
-        partial.unlink(missing_ok=True)
-    return 0

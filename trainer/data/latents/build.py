@@ -5,9 +5,7 @@ progress lies in `.build`: `plan.json`, records of finished shards, shards being
 has a manifest instead; adding shards deletes the manifest first.
 """
 
-import fcntl
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -33,7 +31,6 @@ from trainer.data.latents.write import (
     as_table,
     file_facts,
     read_record,
-    replace,
     write_json,
     write_table,
 )
@@ -41,6 +38,7 @@ from vidcurate import __version__
 from vidcurate.errors import InputError, StageError, StorageError
 from vidcurate.shards.index import Index
 from vidcurate.shards.index_file import INDEX_NAME
+from vidcurate.storage import atomic_file, lock
 
 _AWAY = "Give --out another folder, or delete this one."
 PLAN_NAME = "plan.json"
@@ -49,18 +47,12 @@ PLAN_NAME = "plan.json"
 @contextmanager
 def holding(path: Path, *, wait: bool = False) -> Iterator[None]:
     """Lock a file or folder until this process exits, however it exits. Raises StageError."""
-    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError as error:
-            raise StageError(f"{path}: another process is encoding this part. Wait until it ends.") from error
-        try:
-            yield
-        finally:
-            fcntl.flock(handle, fcntl.LOCK_UN)  # a child between fork and exec has the file open, too
-    finally:
-        os.close(handle)
+
+    def busy(holder: str) -> StageError:
+        return StageError(f"{path}: another process is encoding this part. Wait until it ends.")
+
+    with lock.exclusive(path, wait=wait, busy=busy):
+        yield
 
 
 def _size(path: Path) -> int | None:
@@ -160,8 +152,8 @@ def _lay_open(out: Path, index: Index, shards: tuple[PlannedShard, ...], want: M
             table = tables[facts["table"]]
             rows = table.filter(pc.equal(table.column("shard"), facts["name"])).to_pylist()
             write_table(build / f"{facts['name']}.parquet", as_table(facts["table"], rows), facts)
-    shutil.copyfile(index.folder / INDEX_NAME, build / f".{INDEX_NAME}.partial")
-    replace(build / f".{INDEX_NAME}.partial", build / INDEX_NAME)
+    with atomic_file.atomic_path(build / INDEX_NAME) as partial:
+        shutil.copyfile(index.folder / INDEX_NAME, partial)
     write_json(build / PLAN_NAME, {**want, "digest": plan_digest(shards), "replaces": sorted(named)})
 
 
@@ -224,8 +216,8 @@ def finish(out: Path, shards: tuple[PlannedShard, ...]) -> bool:
             for name, table in tables.items():
                 write_table(out / name, table)
             # A copy: after a kill before the manifest, the next process starts here again.
-            shutil.copyfile(build / INDEX_NAME, build / f".{INDEX_NAME}.partial")
-            replace(build / f".{INDEX_NAME}.partial", out / INDEX_NAME)
+            with atomic_file.atomic_path(out / INDEX_NAME, folder=build) as partial:
+                shutil.copyfile(build / INDEX_NAME, partial)
             manifest = {
                 "format": FORMAT,
                 "version": __version__,

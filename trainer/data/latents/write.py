@@ -7,7 +7,6 @@ is finished; anything else left by a kill is written again.
 import hashlib
 import io
 import json
-import os
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from torch import Tensor
 from trainer.data.latents.folder import WORD, schema_of
 from vidcurate.errors import StorageError
 from vidcurate.shards.tar_write import TarWriter
+from vidcurate.storage import atomic_file
 
 BUILD = ".build"  # subfolder of the latent folder for everything unfinished
 _RECORD_KEY = b"vidcurate"
@@ -100,32 +100,29 @@ def write_shard(
     if the disk fails.
     """
     final, build = out / name, out / BUILD
-    partial = build / f".{name}.{os.getpid()}.partial"
     rows: list[Row] = []
     num_samples = 0
     try:
-        with partial.open("wb") as file:
-            writer = TarWriter(file)
-            for sample in samples:
-                rows += _add(writer, sample, name)
-                num_samples += bool(sample.arrays)
-            digest, size = writer.finish(), writer.position
-        done = {
-            **facts,
-            "name": name,
-            "table": table,
-            "samples": num_samples,
-            "bytes": size if num_samples else 0,
-            "sha256": digest if num_samples else None,
-        }
-        write_table(build / f"{name}.parquet", as_table(table, rows), done)
-        if num_samples:
-            replace(partial, final)
-        else:
-            partial.unlink()
-            final.unlink(missing_ok=True)
+        with atomic_file.atomic_path(final, folder=build) as partial:
+            with partial.open("wb") as file:
+                writer = TarWriter(file)
+                for sample in samples:
+                    rows += _add(writer, sample, name)
+                    num_samples += bool(sample.arrays)
+                digest, size = writer.finish(), writer.position
+            done = {
+                **facts,
+                "name": name,
+                "table": table,
+                "samples": num_samples,
+                "bytes": size if num_samples else 0,
+                "sha256": digest if num_samples else None,
+            }
+            write_table(build / f"{name}.parquet", as_table(table, rows), done)
+            if not num_samples:
+                partial.unlink()
+                final.unlink(missing_ok=True)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise StorageError(
             f"{final}: cannot be written ({error.strerror}). Free disk space and run the same command again: "
             "finished shards are kept."
@@ -148,15 +145,14 @@ def write_table(path: Path, table: Any, facts: Mapping[str, Any] | None = None) 
         field.name for field in table.schema if pa.types.is_string(field.type) and field.name != "clip_id"
     ]
     metadata = {_RECORD_KEY: json.dumps(facts, sort_keys=True).encode()} if facts else None
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    pq.write_table(
-        table.combine_chunks().replace_schema_metadata(metadata),
-        partial,
-        compression="zstd",
-        use_dictionary=words,
-        write_page_checksum=True,
-    )
-    replace(partial, path)
+    with atomic_file.atomic_path(path) as partial:
+        pq.write_table(
+            table.combine_chunks().replace_schema_metadata(metadata),
+            partial,
+            compression="zstd",
+            use_dictionary=words,
+            write_page_checksum=True,
+        )
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
@@ -175,23 +171,6 @@ def file_facts(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": digest}
 
 
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def replace(partial: Path, final: Path) -> None:
-    """Flush `partial` and rename it, so that readers see the old file or the complete new one."""
-    _flush(partial)
-    partial.replace(final)
-    _flush(final.parent)
-
-
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON atomically."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    replace(partial, path)
+    """Write JSON atomically. Raises OSError."""
+    atomic_file.put(path, json.dumps(value, indent=1, sort_keys=True) + "\n")

@@ -4,7 +4,6 @@ All state is in the run's folder, so a killed server resumes where it stopped. R
 process decides, all processes sample.
 """
 
-import fcntl
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +27,7 @@ from trainer.run_folder import layout as run_folder_layout
 from trainer.run_folder.checkpoint import checkpoint
 from trainer.training import validation
 from vidcurate.errors import CheckpointError, InputError, MissingError, VidcurateError
+from vidcurate.storage import lock
 
 REDRAW_SECONDS = 15.0
 
@@ -295,18 +295,17 @@ def _hold(run: Path, service: Service, stack: ExitStack) -> None:
             f"{run}: is no run folder (no {jsonl.EVENTS} and no step-… in it). Give the folder that "
             "`output` named, once its training or its copy has started."
         )
-    try:
-        (run / gallery.SERVE).mkdir(exist_ok=True)
-        lock = stack.enter_context((run / gallery.SERVE / ".lock").open("w"))
-    except OSError as error:
-        raise InputError(f"{run / gallery.SERVE}: cannot be written ({error.strerror}).") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        raise InputError(
+
+    def busy(holder: str) -> InputError:
+        return InputError(
             f"{run}: another server works on this run. Stop that server, or give it more presets "
             "(--preset may be repeated)."
-        ) from error
-    stack.callback(fcntl.flock, lock, fcntl.LOCK_UN)  # a child between fork and exec has the file open, too
+        )
+
+    try:
+        (run / gallery.SERVE).mkdir(exist_ok=True)
+        stack.enter_context(lock.exclusive(run / gallery.SERVE / ".lock", wait=False, busy=busy))
+    except OSError as error:
+        raise InputError(f"{run / gallery.SERVE}: cannot be written ({error.strerror}).") from error
     for name in ("", *(preset + end for preset in service.presets for end in ("", "-raw"))):
         sample_rounds.clean_rounds(run, name, rounds.BY)

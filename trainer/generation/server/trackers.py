@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from trainer.recipe import recipe as recipes
 from trainer.recipe.recipe import TrainRecipe
 from trainer.report.gallery import SERVE
-from trainer.run_folder import atomic_file, metrics, sample_rounds
+from trainer.run_folder import metrics, sample_rounds
 from trainer.training import trackers
 from trainer.training.trackers import Home, IsOver, Mirrors
+from vidcurate.storage import atomic_file
 
 SERVED = "served.jsonl"
 MODULE = "trainer.generation.server.trackers"
@@ -55,7 +56,7 @@ class _Sent:
 
     def keep(self, name: str, value: object) -> None:
         self.known[name] = value
-        atomic_file.replace_text(self.path, json.dumps(self.known))
+        atomic_file.put(self.path, json.dumps(self.known), is_flushed=False)
 
 
 def _news(run: Path, sent: _Sent, is_over: IsOver) -> Iterator[tuple[Path, dict[str, Any]]]:

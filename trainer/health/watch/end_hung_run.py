@@ -18,8 +18,9 @@ from typing import Any
 
 from trainer.health.watch import flight_recorder, heartbeat, stack_groups, stacks
 from trainer.health.watch.stacks import Stack
-from trainer.run_folder import atomic_file, jsonl, process_records, process_table
+from trainer.run_folder import jsonl, process_records, process_table
 from trainer.run_folder.process_records import ProcessRecord
+from vidcurate.storage import atomic_file
 
 NOW = "now.json"
 DUMP_SECONDS = 10.0
@@ -53,7 +54,7 @@ def _me() -> str:
 
 def _write(path: Path, values: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_file.replace_text(path, json.dumps(values, ensure_ascii=False, indent=1) + "\n", by=_me())
+    atomic_file.put(path, json.dumps(values, ensure_ascii=False, indent=1) + "\n", is_flushed=False)
 
 
 def now_path(run: Path) -> Path:

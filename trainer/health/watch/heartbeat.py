@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.run_folder import atomic_file
 from vidcurate.errors import StateError
+from vidcurate.storage import atomic_file
 
 HEARTBEATS = "heartbeats"
 PAGE_BYTES = mmap.PAGESIZE
@@ -166,7 +166,7 @@ def write_heartbeat(
         facts["collectives"] = list(collectives)
     wanted = path(run, rank)
     wanted.parent.mkdir(parents=True, exist_ok=True)
-    atomic_file.replace_text(wanted, json.dumps(facts) + "\n")
+    atomic_file.put(wanted, json.dumps(facts) + "\n", is_flushed=False)
 
 
 def read_heartbeat(run: Path) -> dict[int, dict[str, Any]]:

@@ -4,7 +4,6 @@ The steps are those of the newest complete checkpoint and of the last line of me
 ranks' heartbeats (RUN/heartbeats/rank-00000.json: {time, step, phase}) tell that something still moves.
 """
 
-import fcntl
 import json
 import os
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 from trainer.health.watch import heartbeat
 from trainer.run_folder import layout as run_folder_layout
 from trainer.run_folder import metrics
+from vidcurate.storage import lock
 
 TAIL_BYTES = 1 << 18  # more than a line of metrics.jsonl
 OFTEN_SECONDS = 1.0  # at most, between two looks at the heartbeats, where nothing holds up who looks
@@ -85,13 +85,9 @@ def is_free(run: Path, seconds: float, is_asked: Callable[[], bool] = lambda: Fa
     path = run / ".lock"
     until = time.monotonic() + seconds
     while path.exists():
-        with path.open("rb+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                fcntl.flock(file, fcntl.LOCK_UN)  # not by closing alone: see run_folder.py
-                return True
-            except OSError:
-                if time.monotonic() > until or is_asked():
-                    return False
+        if lock.is_free(path):
+            return True
+        if time.monotonic() > until or is_asked():
+            return False
         time.sleep(0.1)
     return True

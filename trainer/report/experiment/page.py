@@ -11,7 +11,7 @@ from trainer.report import svg
 from trainer.report.experiment.results import Pair, Row, Track, common_clips, over
 from trainer.report.experiment.spec import ExperimentSpec
 from trainer.report.svg import Curve, Mark
-from trainer.run_folder import atomic_file
+from vidcurate.storage import atomic_file
 
 WIDTH, HEIGHT = 860, 300
 BEGINS = {"next": "next stage", "restart": "stop and restart", "weights": "restart with the weights alone"}
@@ -125,6 +125,6 @@ def write_page(spec: ExperimentSpec, rows: Sequence[Row], tracks: Sequence[Track
     """Write the three files into `out`, each whole. Raises StorageError."""
     table = {"experiment": spec.name, "question": spec.question, "seeds": spec.seeds}
     text = json.dumps({**table, "arms": [asdict(row) for row in rows]}, indent=1) + "\n"
-    atomic_file.write_atomically(out / "table.json", text)
-    atomic_file.write_atomically(out / "table.md", markdown(spec, rows))
-    atomic_file.write_atomically(out / "plot.svg", plot(spec, tracks))
+    atomic_file.write_text(out / "table.json", text, is_flushed=False)
+    atomic_file.write_text(out / "table.md", markdown(spec, rows), is_flushed=False)
+    atomic_file.write_text(out / "plot.svg", plot(spec, tracks), is_flushed=False)

@@ -20,9 +20,9 @@ from trainer.health import timed_command
 from trainer.health.watch import progress
 from trainer.recipe import recipe as recipes
 from trainer.report.experiment.arms import Chain, Start
-from trainer.run_folder import atomic_file
 from trainer.run_folder.checkpoint import checkpoint
 from vidcurate.errors import StateError, StorageError, VidcurateError
+from vidcurate.storage import atomic_file
 
 Tell = Callable[[str], None]
 POLL_SECONDS = 0.2
@@ -67,7 +67,7 @@ def _run(start: Start, name: str, limit_seconds: float, stop: threading.Event) -
         return
     file = start.folder.with_name(f"{start.folder.name}.recipe.json")
     log = start.folder.with_name(f"{start.folder.name}.log")
-    atomic_file.write_atomically(file, json.dumps(recipes.to_json(start.recipe), indent=1) + "\n")
+    atomic_file.write_text(file, json.dumps(recipes.to_json(start.recipe), indent=1) + "\n", is_flushed=False)
     try:
         out = log.open("ab")
     except OSError as error:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cli import commands as cli_commands
-from trainer.run_folder import atomic_file, metrics
+from trainer.run_folder import metrics
 from vidcurate.errors import InputError
+from vidcurate.storage import atomic_file
 
 MOST_PICTURES = 2000  # on one page
 STEPS_COMPARED = 200
@@ -60,8 +61,8 @@ def _show(given: argparse.Namespace) -> tuple[Any, str]:
                 f"--html: {count:,} clips are more than the {MOST_PICTURES:,} of one page; give fewer steps."
             )
         title = f"{found.recipe.name}: steps {first:,} to {last:,}"
-        atomic_file.write_atomically(
-            given.html, contact_sheet.page(title, plan.with_pictures(found, batches))
+        atomic_file.write_text(
+            given.html, contact_sheet.page(title, plan.with_pictures(found, batches)), is_flushed=False
         )
     words = plan_text.of_steps(batches, captions=given.captions)
     if not given.captions:

@@ -16,7 +16,6 @@ writes background saves (save_process.py).
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -30,7 +29,6 @@ from torch import Tensor
 
 from trainer.distributed import mesh
 from trainer.distributed.mesh import ALONE, World
-from trainer.run_folder import atomic_file
 from trainer.run_folder.checkpoint import part_metadata, parts
 from trainer.run_folder.checkpoint.checksum import checksum as checksum
 from trainer.run_folder.layout import checkpoints as checkpoints
@@ -38,6 +36,7 @@ from trainer.run_folder.layout import folder_name as folder_name
 from trainer.run_folder.layout import step_of as step_of
 from vidcurate import __version__
 from vidcurate.errors import CheckpointError, MissingError, StorageError, VidcurateError
+from vidcurate.storage import atomic_file
 
 FORMAT = 2
 LATEST = "LATEST"
@@ -69,14 +68,6 @@ def digest(path: Path) -> str:
     """Return the SHA-256 of a file, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _json(value: object) -> str:
@@ -125,7 +116,7 @@ def save(
         return {str(path.relative_to(partial)): _facts(path, found) for path, found in digests.items()}
 
     def finish(everyone: list[dict[str, Any]]) -> None:
-        atomic_file.replace_text(partial / "state.json", _json(state), is_flushed=True)
+        atomic_file.put(partial / "state.json", _json(state))
         files = {"state.json": _facts(partial / "state.json", digest(partial / "state.json"))}
         for rank, theirs in enumerate(everyone):
             for name in theirs:
@@ -133,9 +124,9 @@ def save(
                     raise OSError(f"{name} of rank {rank} is not here; the ranks need one common file system")
             files |= theirs
         manifest = {"format": FORMAT, "step": step, "files": files, "versions": _versions()}
-        atomic_file.replace_text(partial / "manifest.json", _json(manifest), is_flushed=True)
+        atomic_file.put(partial / "manifest.json", _json(manifest))
         for folder in (*(partial / name for name in tensors), partial):
-            _flush(folder)
+            atomic_file.fsync_folder(folder)
         _put(partial, final)
         point(run, final.name)
 
@@ -168,14 +159,13 @@ def _put(partial: Path, final: Path) -> None:
     if final.exists():
         final.rename(old)
     partial.rename(final)
-    _flush(final.parent)
+    atomic_file.fsync_folder(final.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
 def point(run: Path, name: str) -> None:
     """Make LATEST name this checkpoint."""
-    atomic_file.replace_text(run / LATEST, name + "\n", is_flushed=True)
-    _flush(run)
+    atomic_file.put(run / LATEST, name + "\n")
 
 
 def latest(run: Path) -> Path | None:

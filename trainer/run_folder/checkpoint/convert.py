@@ -6,9 +6,7 @@ a part of a checkpoint such as step-00000100/model. Folders are written atomical
 """
 
 import json
-import os
 import pickle
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from trainer.model.stdit import XL_2, STDiT3Config
 from trainer.run_folder.checkpoint import checkpoint, part_metadata
 from trainer.run_folder.checkpoint.pixart import state_shapes
 from vidcurate.errors import CheckpointError, InputError, MissingError, StorageError
+from vidcurate.storage import atomic_file
 
 CONFIG = "config.json"
 WHOLE = "model.safetensors"
@@ -164,18 +163,11 @@ def write_open_sora(
     """
     if folder.exists():
         raise InputError(f"{folder}: exists already; name a new folder.")
-    partial = folder.with_name(f".{folder.name}.partial")
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        _write_tensors(state, partial, shard_bytes)
-        document = _exchanged(config)
-        (partial / CONFIG).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        for path in [*partial.iterdir(), partial]:
-            handle = os.open(path, os.O_RDONLY)
-            os.fsync(handle)
-            os.close(handle)
-        partial.rename(folder)
+        with atomic_file.atomic_folder(folder) as partial:
+            _write_tensors(state, partial, shard_bytes)
+            document = _exchanged(config)
+            (partial / CONFIG).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     except (OSError, SafetensorError) as error:
         raise StorageError(f"{folder}: cannot be written ({_first_line(error)}).") from error
 

@@ -12,12 +12,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trainer.run_folder import atomic_file
 from trainer.run_folder import layout as run_folder_layout
 from trainer.run_folder.checkpoint import checkpoint, retention
 from trainer.training.guard import history
 from trainer.training.guard.history import Rollback
 from vidcurate.errors import CheckpointError, StorageError
+from vidcurate.storage import atomic_file
 
 GUARD = "guard.json"
 SAMPLES = "samples"
@@ -40,7 +40,7 @@ def read_rollbacks(run: Path) -> tuple[Rollback, ...]:
 def write_rollbacks(run: Path, rollbacks: tuple[Rollback, ...]) -> None:
     """Replace the file atomically. Raises StorageError."""
     text = json.dumps({"rollbacks": [asdict(back) for back in rollbacks]}, indent=1) + "\n"
-    atomic_file.write_atomically(run / GUARD, text, is_flushed=True)
+    atomic_file.write_text(run / GUARD, text)
 
 
 def in_force(run: Path, saved: tuple[Rollback, ...]) -> tuple[Rollback, ...]:

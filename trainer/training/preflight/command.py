@@ -15,12 +15,13 @@ from trainer.health.checks.check import Bounded, Check
 from trainer.recipe import recipe as recipes
 from trainer.recipe.recipe import TrainRecipe
 from trainer.report.preview import dry_run
-from trainer.run_folder import atomic_file, jsonl
+from trainer.run_folder import jsonl
 from trainer.run_folder import layout as run_folder_layout
 from trainer.training.preflight import run_checks
 from trainer.training.preflight.run_checks import Preflight
 from trainer.training.state import Origin
 from vidcurate.errors import BadNodeError, StorageError, VidcurateError
+from vidcurate.storage import atomic_file
 
 FILE = "preflight.json"
 DATA_SECONDS = 60.0  # limit for opening the stages, and for reading one step's clips
@@ -35,7 +36,7 @@ def write_report(found: Preflight, run: Path, more: dict[str, Any]) -> None:
     """Write RUN/preflight.json and the event; an unwritable disk is already in the verdict."""
     try:
         text = json.dumps({**found.to_json(), **more}, indent=1) + "\n"
-        atomic_file.write_atomically(run / FILE, text, is_flushed=True)
+        atomic_file.write_text(run / FILE, text)
         jsonl.record_event(
             run,
             "preflight",

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from vidcurate.curation.caption_scores import language, nouns, t5_tokens, text_scores
 from vidcurate.curation.caption_scores.text_scores import TextScore
-from vidcurate.curation.clip_table import table
+from vidcurate.curation.clip_table import run_lock, table
 from vidcurate.curation.clip_table.schema import COLUMNS, require
 from vidcurate.executor.map_clips import Progress, no_progress
 from vidcurate.recipe.recipe import Recipe
@@ -78,6 +78,7 @@ def _measure(captions: pl.LazyFrame, scores: list[TextScore], progress: Progress
     return pl.concat(slices).cast(known)  # type: ignore[arg-type]
 
 
+@run_lock.holding_run
 def run_score(
     run: Path, spec: ScoreSpec, *, num_workers: int = 1, progress: Progress = no_progress
 ) -> ScoreSummary:

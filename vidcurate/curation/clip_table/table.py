@@ -7,12 +7,10 @@ package, the stage's settings and the digest of what it read. When all of that i
 up to date; when the table that it read has changed since, later stages refuse to go on from it.
 """
 
-import fcntl
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -24,7 +22,7 @@ import pyarrow.parquet as pq
 from vidcurate import __version__
 from vidcurate.curation.clip_table.schema import COLUMNS, STAGES, written_by
 from vidcurate.errors import InputError, StageError, StorageError, TableError
-from vidcurate.storage.atomic_file import replace
+from vidcurate.storage import atomic_file
 
 _METADATA_KEY = "vidcurate"
 _ROWS_PER_SLICE = 8192
@@ -178,21 +176,15 @@ def write(frame: pl.LazyFrame | pl.DataFrame, path: Path, origin: Provenance) ->
         for name in names
         if name in COLUMNS
     }
-    partial = path.with_name(f".{path.name}.partial")
-    try:
+    with atomic_file.storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        lazy.sink_parquet(
-            partial,
-            maintain_order=True,
-            row_group_size=16_384,  # 65,536 dense captions a group cost 600 MB more at the peak
-            metadata={_METADATA_KEY: origin.to_json(), "columns": json.dumps(words, sort_keys=True)},
-        )
-        replace(partial, path)
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be written ({error.strerror or error}).") from error
-    finally:
-        if path.parent.is_dir():
-            partial.unlink(missing_ok=True)
+        with atomic_file.atomic_path(path) as partial:
+            lazy.sink_parquet(
+                partial,
+                maintain_order=True,
+                row_group_size=16_384,  # 65,536 dense captions a group cost 600 MB more at the peak
+                metadata={_METADATA_KEY: origin.to_json(), "columns": json.dumps(words, sort_keys=True)},
+            )
 
 
 def from_rows(rows: Iterable[Mapping[str, Any]], names: Iterable[str]) -> pl.DataFrame:
@@ -212,21 +204,6 @@ def from_rows(rows: Iterable[Mapping[str, Any]], names: Iterable[str]) -> pl.Dat
     return pl.concat(slices)
 
 
-@contextmanager
-def alone(run: Path) -> Iterator[None]:
-    """Wait until no other process is inside this block with the same run folder. Raises StorageError."""
-    run.mkdir(parents=True, exist_ok=True)
-    with (run / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError as error:
-            raise StorageError(
-                f"{run}: the file system cannot lock ({error.strerror}); parts of a curation need that. "
-                "Run the stages one by one."
-            ) from error
-        yield
-
-
 def export(frame: pl.LazyFrame, path: Path) -> None:
     """Write a whole table for other tools: .parquet, .csv or .jsonl, by the suffix. Raises InputError."""
     writers: dict[str, Callable[[pl.LazyFrame, Path], object]] = {
@@ -236,9 +213,5 @@ def export(frame: pl.LazyFrame, path: Path) -> None:
     }
     if path.suffix not in writers:
         raise InputError(f"{path}: the suffix {path.suffix!r} is not known; write {', '.join(writers)}.")
-    partial = path.with_name(f".{path.name}.partial")
-    try:
+    with atomic_file.storage_errors(path), atomic_file.atomic_path(path) as partial:
         writers[path.suffix](frame, partial)
-        replace(partial, path)
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be written ({error.strerror or error}).") from error

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from vidcurate.curation.clip_table import table
+from vidcurate.curation.clip_table import run_lock, table
 from vidcurate.curation.clip_table.schema import COLUMNS, require
 from vidcurate.curation.dedup import clusters, exact, perceptual, preference
 from vidcurate.curation.dedup.search import EMBEDDINGS, Search, not_looked_for, search_all
@@ -99,6 +99,7 @@ def _take_part(clips: pl.DataFrame) -> pl.Series:
     return clips.select(pl.col("ingest_problem").is_null()).to_series()
 
 
+@run_lock.holding_run
 def run_dedup(
     run: Path,
     spec: DedupSpec,

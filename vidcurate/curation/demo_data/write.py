@@ -133,12 +133,6 @@ def _table(plan: list[Clip]) -> str:
     return text.getvalue()
 
 
-def _write_whole(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    atomic_file.replace(partial, path)
-
-
 def _is_ours(out: Path, truth: str) -> bool:
     """Say whether `out` holds (a part of) this very data set. Raises InputError for anything else."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
@@ -172,12 +166,12 @@ def write_demo_data(
         if todo or not was_there:
             videos.mkdir(parents=True, exist_ok=True)
             making.mkdir(exist_ok=True)
-            _write_whole(out / TRUTH, truth)
+            atomic_file.put(out / TRUTH, truth)
             for done, (number, clip) in enumerate(todo):
                 progress(len(plan) - len(todo) + done, len(plan), "clips")
                 _write_clip(clip, videos / clip.name, making, seed=int(np.uint32(seed)) + number)
             shutil.rmtree(making)
-            _write_whole(out / CAPTIONS, _table(plan))
+            atomic_file.put(out / CAPTIONS, _table(plan))
         progress(len(plan), len(plan), "clips")
         size_bytes = sum((videos / clip.name).stat().st_size for clip in plan)
     except OSError as error:

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from vidcurate import rng
-from vidcurate.curation.clip_table import rejection_ledger, table
+from vidcurate.curation.clip_table import rejection_ledger, run_lock, table
 from vidcurate.curation.clip_table.rejection_ledger import LEDGER
 from vidcurate.curation.clip_table.schema import COLUMNS, require
 from vidcurate.curation.difficulty import advice, cut
@@ -201,6 +201,7 @@ def _rows(clips: pl.LazyFrame, spec: SplitSpec, source: Path) -> pl.DataFrame:
     return kept
 
 
+@run_lock.holding_run
 def run_split(run: Path, spec: SplitSpec, *, progress: Progress = no_progress) -> SplitSummary:
     """Add `level` and `fold` to every kept clip; write split.parquet, levels.json and levels.yaml.
 

@@ -7,6 +7,7 @@ when its CRC-32 is right, so a file that is there with its size is done: the sam
 import http.client
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -17,7 +18,7 @@ from vidcurate.curation.clip_table.schema import require
 from vidcurate.curation.fetch import zips
 from vidcurate.curation.fetch.plan import COLUMNS
 from vidcurate.curation.fetch.zips import Member
-from vidcurate.errors import InputError, MediaError, StorageError
+from vidcurate.errors import InputError, MediaError
 from vidcurate.executor.map_clips import Progress, no_progress
 from vidcurate.storage import atomic_file, ranges
 from vidcurate.storage.ranges import Piece
@@ -103,22 +104,13 @@ def runs_of(files: Sequence[File]) -> list[list[File]]:
 def _write(file: File, stream: zips.Stream, folder: Path) -> None:
     """Write one file, whole or not at all. Raises MediaError, OSError (of the source), StorageError."""
     target = folder / file.path
-    partial = target.with_name(f".{target.name}.partial")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        out = partial.open("wb")
-    except OSError as error:
-        raise StorageError(f"{target}: cannot be written ({error.strerror}).") from error
-    try:
-        with out:
-            for data in zips.extract(stream, file.member):
-                try:
-                    out.write(data)
-                except OSError as error:
-                    raise StorageError(f"{target}: cannot be written ({error.strerror}).") from error
-        atomic_file.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
+    with ExitStack() as stack:
+        with atomic_file.storage_errors(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            out = stack.enter_context(atomic_file.atomic_writer(target))
+        for data in zips.extract(stream, file.member):
+            with atomic_file.storage_errors(target):
+                out.write(data)
 
 
 class _Fetch:

@@ -12,7 +12,7 @@ from typing import Any
 
 import polars as pl
 
-from vidcurate.curation.clip_table import rejection_ledger, table
+from vidcurate.curation.clip_table import rejection_ledger, run_lock, table
 from vidcurate.curation.clip_table.rejection_ledger import LEDGER
 from vidcurate.curation.filter.bind_rules import Plan, applied, plan_of, survivors
 from vidcurate.curation.filter.presets import PRESETS
@@ -142,6 +142,7 @@ def funnel_of(reported: pl.DataFrame, total: int) -> tuple[Funnel, ...]:
     return tuple(steps)
 
 
+@run_lock.holding_run
 def run_filter(run: Path, spec: FilterSpec, *, progress: Progress = no_progress) -> FilterSummary:
     """Judge every clip of the run; write RUN/filter.parquet, RUN/ledger.parquet and RUN/funnel.json.
 

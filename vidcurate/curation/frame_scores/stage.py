@@ -15,7 +15,7 @@ from typing import Any
 
 import polars as pl
 
-from vidcurate.curation.clip_table import table
+from vidcurate.curation.clip_table import run_lock, table
 from vidcurate.curation.clip_table.schema import COLUMNS, require
 from vidcurate.curation.frame_scores.spec import FramesSpec
 from vidcurate.errors import InputError, MediaError
@@ -105,6 +105,7 @@ def _with_scores(clips: pl.DataFrame, is_scored: pl.Series, rows: Iterator[dict[
     return pl.concat([clips, table.from_rows(whole, names)], how="horizontal")
 
 
+@run_lock.holding_run
 def run_frames(
     run: Path,
     spec: FramesSpec,

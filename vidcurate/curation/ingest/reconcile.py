@@ -15,7 +15,6 @@ import polars as pl
 from vidcurate.curation.clip_table.schema import MAX_KEY_BYTES, sample_key, sample_keys
 from vidcurate.curation.ingest.files import Listing, match, relative
 from vidcurate.curation.ingest.rows import BETWEEN_BAD
-from vidcurate.errors import StorageError
 from vidcurate.storage import atomic_file
 
 PROBLEMS = (
@@ -206,14 +205,7 @@ def lists(ledger: Ledger) -> dict[str, Any]:
 
 def write_report(path: Path, report: dict[str, Any]) -> None:
     """Write `report` as JSON, whole or not at all. Raises StorageError."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        atomic_file.replace(partial, path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise StorageError(f"{path}: cannot be written ({error.strerror or error}).") from error
+    atomic_file.write_json(path, report)
 
 
 def read_report(path: Path) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import polars as pl
 
-from vidcurate.curation.clip_table import table
+from vidcurate.curation.clip_table import run_lock, table
 from vidcurate.curation.clip_table.schema import COLUMNS
 from vidcurate.curation.ingest.adapters import folder, webdataset
 from vidcurate.curation.ingest.detect import TABLES, is_table, recognise_path, recognise_table
@@ -80,17 +80,15 @@ def run_ingest(run: Path, spec: IngestSpec, *, progress: Progress = no_progress)
     InputError and ColumnError for what cannot be read, ShardError for a damaged tar, StorageError.
     """
     scratch = run / _SCRATCH
-    is_new = not run.exists()
-    try:
-        scratch.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"{run}: the run folder cannot be made ({error.strerror}).") from error
-    try:
-        return _ingest(run, spec, scratch, progress)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-        if is_new and not any(run.iterdir()):
-            run.rmdir()  # a request that is refused leaves nothing behind
+    with run_lock.alone(run):
+        try:
+            scratch.mkdir(exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"{run}: the run folder cannot be written ({error.strerror}).") from error
+        try:
+            return _ingest(run, spec, scratch, progress)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _ingest(run: Path, spec: IngestSpec, scratch: Path, progress: Progress) -> IngestSummary:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from vidcurate.curation.clip_table import table
+from vidcurate.curation.clip_table import run_lock, table
 from vidcurate.curation.clip_table.schema import AGGREGATES, COLUMNS, require
 from vidcurate.curation.model_scores.spec import ModelsSpec
-from vidcurate.errors import InputError, StorageError
+from vidcurate.errors import InputError
 from vidcurate.executor.map_clips import Progress, no_progress
 from vidcurate.executor.parts_folder import (
     DEFAULT_EXECUTOR,
@@ -31,7 +31,7 @@ from vidcurate.executor.parts_folder import (
     make_parts,
     remove_parts,
 )
-from vidcurate.storage import download
+from vidcurate.storage import atomic_file, download
 
 if TYPE_CHECKING:
     from vidcurate.curation.model_scores.scorers import Models
@@ -120,15 +120,11 @@ def _part(parts: Path, number: int) -> tuple[Path, Path]:
 def _write_part(parts: Path, number: int, rows: list[dict[str, Any]], means: Any) -> None:
     """Write a chunk's rows and embeddings; the rows come last and say that both are whole."""
     said, vectors = _part(parts, number)
-    try:
+    with atomic_file.storage_errors(said):
         if means is not None:
-            with vectors.with_suffix(".partial").open("wb") as file:
+            with atomic_file.atomic_writer(vectors, is_flushed=False) as file:
                 np.save(file, means)
-            vectors.with_suffix(".partial").replace(vectors)
-        said.with_suffix(".partial").write_text(json.dumps(rows), encoding="utf-8")
-        said.with_suffix(".partial").replace(said)
-    except OSError as error:
-        raise StorageError(f"{said}: cannot be written ({error.strerror}).") from error
+        atomic_file.put(said, json.dumps(rows), is_flushed=False)
 
 
 def _score_chunks(
@@ -193,6 +189,7 @@ def _read_parts(parts: Path, count: int) -> tuple[list[dict[str, Any]], list[Any
     return rows, means
 
 
+@run_lock.holding_run
 def run_models(
     run: Path,
     spec: ModelsSpec,

@@ -2,7 +2,8 @@
 
 A file whose path, size and modification time are those remembered is not read again, good or bad. One that
 was copied or touched is recognised by the SHA-256 of its bytes, where that is known. Several runs may share
-such a file; of two that write at one moment the later one wins, and what the other knew is found again.
+such a file: each adds its entries to what the file holds by then, one at a time, under the lock
+`.NAME.lock` beside the file.
 """
 
 import json
@@ -14,8 +15,8 @@ import polars as pl
 
 from vidcurate.curation.probe.examine import VERSION
 from vidcurate.curation.probe.findings import Facts
-from vidcurate.errors import InputError, StorageError
-from vidcurate.storage import atomic_file
+from vidcurate.errors import InputError
+from vidcurate.storage import atomic_file, lock
 
 FILE = "known-files.parquet"
 _SCHEMA = {
@@ -63,16 +64,24 @@ def read_cache(path: Path) -> ProbeCache:
 
 
 def update_cache(path: Path, found: Iterable[tuple[Key, Facts]]) -> None:
-    """Add what was found to what the file remembers by now. Raises InputError, StorageError."""
+    """Add what was found to what the file remembers by now; other writers wait.
+
+    Where the file system cannot lock, of two writers at one moment the later one wins. Raises InputError,
+    StorageError.
+    """
+    with (
+        atomic_file.storage_errors(path),
+        lock.exclusive(path.with_name(f".{path.name}.lock"), is_removed=True, is_required=False),
+    ):
+        _merge(path, found)
+
+
+def _merge(path: Path, found: Iterable[tuple[Key, Facts]]) -> None:
     entries = {**read_cache(path).by_key, **dict(found)}
     rows = [
         (*key, facts.get("sha256"), VERSION, json.dumps(facts, sort_keys=True))
         for key, facts in sorted(entries.items(), key=lambda entry: entry[0])
     ]
     frame = pl.DataFrame(rows, schema=_SCHEMA, orient="row")
-    partial = path.with_name(f".{path.name}.partial")
-    try:
+    with atomic_file.atomic_path(path) as partial:
         frame.write_parquet(partial)
-        atomic_file.replace(partial, path)
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be written ({error.strerror or error}).") from error

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import polars as pl
 from pydantic import Field, field_validator
 
-from vidcurate.curation.clip_table import table
+from vidcurate.curation.clip_table import run_lock, table
 from vidcurate.curation.clip_table.schema import COLUMNS, require
 from vidcurate.curation.probe import cache, examine, findings
 from vidcurate.curation.probe.examine import Task
@@ -235,6 +235,7 @@ def _needs_another_try(target: Path) -> bool:
     return bool(pl.read_parquet(target, columns=["probe_status"])["probe_status"].is_in(_PASSING).any())
 
 
+@run_lock.holding_run
 def run_probe(
     run: Path,
     spec: ProbeSpec,

@@ -16,7 +16,7 @@ from markupsafe import Markup
 from vidcurate import __version__
 from vidcurate.curation.clip_table import costs, table
 from vidcurate.curation.report import contact_sheet, distributions, duplicates, facts, funnel, limits, svg
-from vidcurate.errors import InputError, StorageError
+from vidcurate.errors import InputError
 from vidcurate.executor.map_clips import Progress, no_progress
 from vidcurate.storage import atomic_file
 
@@ -155,16 +155,9 @@ def run_report(run: Path, *, videos: Path | None = None, progress: Progress = no
             "cards": cards,
         }
     )
-    target, partial = run / PAGE, run / f".{PAGE}.partial"
-    data = page.encode("utf-8", "replace")
-    try:
-        up_to_date = target.is_file() and target.read_bytes() == data
-        if not up_to_date:
-            partial.write_bytes(data)
-            atomic_file.replace(partial, target)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise StorageError(f"{target}: cannot be written ({error.strerror or error}).") from error
+    target, data = run / PAGE, page.encode("utf-8", "replace")
+    with atomic_file.storage_errors(target):
+        up_to_date = not atomic_file.write_if_absent(target, data)
     return ReportSummary(
         page=str(target),
         rows_in=totals["rows_in"],

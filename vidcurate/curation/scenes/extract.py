@@ -6,7 +6,6 @@ them and is a table that `ingest` takes. A row whose clip could not be cut stays
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +18,7 @@ import polars as pl
 from vidcurate.curation.clip_table import table
 from vidcurate.curation.clip_table.schema import COLUMNS, require, sample_keys
 from vidcurate.curation.scenes.spec import ExtractSpec
-from vidcurate.errors import InputError, MediaError, StorageError
+from vidcurate.errors import InputError, MediaError
 from vidcurate.executor import map_clips
 from vidcurate.executor.map_clips import Progress, no_progress
 from vidcurate.executor.parts_folder import remove_parts
@@ -123,7 +122,9 @@ def _cut(task: dict[str, Any], spec: ExtractSpec) -> dict[str, Any]:
     except MediaError as error:
         return {"extract_status": error.kind, "extract_problem": f"{source.name}: {_without(source, error)}"}
     name = f"{task['key']}.{cut.extension}"
-    _write(Path(task["folder"]) / name, cut.payload)
+    path = Path(task["folder"]) / name
+    with atomic_file.storage_errors(path):
+        atomic_file.put(path, cut.payload)
     facts = dict(cut.facts)
     return {
         "extract_status": "ok",
@@ -139,17 +140,6 @@ def _cut(task: dict[str, Any], spec: ExtractSpec) -> dict[str, Any]:
 
 def _without(source: Path, error: MediaError) -> str:
     return str(error).removeprefix(f"{source.name}: ")
-
-
-def _write(path: Path, payload: bytes) -> None:
-    partial_path = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial_path.write_bytes(payload)
-        atomic_file.replace(partial_path, path)
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be written ({error.strerror}).") from error
-    finally:
-        partial_path.unlink(missing_ok=True)
 
 
 def _timed_out(task: dict[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from vidcurate.sampler.order_state import LoaderState, StateComparison
 from vidcurate.sampler.plan import Plan, Rows
 from vidcurate.shards import index_diff
 from vidcurate.shards.index import Index
+from vidcurate.storage import atomic_file
 
 FORMAT = "vidcurate-journal-1"
 NAMED = 10  # clips of a kind, in an entry
@@ -77,7 +78,7 @@ def write_change_log(folder: Path, journal: Journal) -> str:
     kept = {"format": FORMAT, "changes": [asdict(change) for change in journal]}
     data = (json.dumps(kept, sort_keys=True) + "\n").encode()
     name = rng.hash_bytes(data)
-    plan_file.write_whole(folder / f"{name}.json", data)
+    atomic_file.write_bytes(folder / f"{name}.json", data)
     return name
 
 
@@ -87,8 +88,8 @@ def copy_change_log(folder: Path, into: Path, name: str) -> None:
         if change.plan_file:
             plan_name = f"{change.plan_file}.parquet"
             data = plan_file.read_whole(folder / plan_name, change.plan_file)
-            plan_file.write_whole(into / plan_name, data)
-    plan_file.write_whole(into / f"{name}.json", plan_file.read_whole(folder / f"{name}.json", name))
+            atomic_file.write_bytes(into / plan_name, data)
+    atomic_file.write_bytes(into / f"{name}.json", plan_file.read_whole(folder / f"{name}.json", name))
 
 
 def extend_change_log(

@@ -6,7 +6,6 @@ file's name is the hash of its bytes, and the writer replaces it atomically. 8 b
 """
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -17,11 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vidcurate import rng
-from vidcurate.errors import StateError, StorageError
+from vidcurate.errors import StateError
 from vidcurate.sampler import mixture
 from vidcurate.sampler.buckets import Bucket
 from vidcurate.sampler.plan import Cell, Plan, Rows
 from vidcurate.sampler.shard_blocks import Blocks
+from vidcurate.storage import atomic_file
 
 FORMAT = "vidcurate-plan-1"
 _KEY = b"vidcurate"
@@ -64,26 +64,8 @@ def write_plan(folder: Path, plan: Plan, hashes: rng.Words) -> str:
     pq.write_table(pa.table({"clip_hash": hashes[rows]}, schema=schema), sink, compression="none")
     data = sink.getvalue()
     name = rng.hash_bytes(data)
-    write_whole(folder / f"{name}.parquet", data)
+    atomic_file.write_bytes(folder / f"{name}.parquet", data)
     return name
-
-
-def write_whole(path: Path, data: Any) -> None:
-    """Write bytes to a file atomically. Raises StorageError.
-
-    One process writes into a folder at a time and overwrites the partial file of a killed one.
-    """
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise StorageError(f"{path}: cannot write this file ({error.strerror or error}).") from error
 
 
 def read_whole(path: Path, name: str) -> bytes:

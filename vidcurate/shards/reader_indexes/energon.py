@@ -18,7 +18,6 @@ import yaml
 from vidcurate.errors import StorageError
 from vidcurate.shards.reader_indexes.samples import Sample, samples_of
 from vidcurate.storage import atomic_file
-from vidcurate.storage.atomic_file import write_if_absent
 
 FOLDER = ".nv-meta"
 VERSION = "7.4.1"
@@ -104,19 +103,15 @@ def _write_database(path: Path, samples: Iterator[tuple[str, list[Sample]]]) -> 
 
 def put_folder(folder: Path, manifest: Mapping[str, Any]) -> bool:
     """Write .nv-meta unless it is there and fits; say whether it was. Raises OSError, StorageError."""
-    final, partial = folder / FOLDER, folder / f"{FOLDER}.partial"
+    final = folder / FOLDER
     if final.is_dir() and not list(problems(folder, manifest)):
         return False
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    for name, text in _files(manifest).items():
-        write_if_absent(partial / name, text.encode())
-    _write_database(partial / ".partial", samples_of(folder, manifest))
-    atomic_file.replace(partial / ".partial", partial / _DATABASE)
-    if final.exists():
-        shutil.rmtree(final)
-    partial.replace(final)
-    atomic_file.fsync_folder(folder)
+    with atomic_file.atomic_folder(final) as partial:
+        for name, text in _files(manifest).items():
+            (partial / name).write_bytes(text.encode())
+        _write_database(partial / _DATABASE, samples_of(folder, manifest))
+        if final.exists():
+            shutil.rmtree(final)
     return True
 
 

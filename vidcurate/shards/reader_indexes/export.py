@@ -20,6 +20,7 @@ from vidcurate.shards.manifest import only_writer, read_manifest
 from vidcurate.shards.reader_indexes import energon, wids
 from vidcurate.shards.reader_indexes.samples import Sample, samples_of
 from vidcurate.shards.write_shard import BUILD
+from vidcurate.storage import atomic_file
 from vidcurate.storage.atomic_file import write_if_absent
 
 READERS = ("energon", "dali", "wids")
@@ -115,7 +116,8 @@ def remove(folder: Path, shards: set[str]) -> None:
         is_partial = path.name.startswith(".") and ".partial" in path.name and path.is_file()
         if path.name != energon.FOLDER and (is_ours(path.name, shards) or is_partial):
             path.unlink()
-    shutil.rmtree(folder / f"{energon.FOLDER}.partial", ignore_errors=True)
+        elif atomic_file.is_partial(path.name):  # of a folder
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def problems(folder: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -61,7 +61,7 @@ for number, moment in enumerate(sys.argv[3:]):
             real = build.write_json
             build.write_json = lambda path, v: die() if path.name == "manifest.json" else real(path, v)
         elif moment == "record":
-            write.replace = die
+            write.atomic_file._rename = die
         moment = int(moment) if moment.isdigit() else 10**9
         encode(shards, out, progress=lambda done, total, unit: done >= moment and die())
         os._exit(0)

@@ -1,6 +1,7 @@
 """Weights in and out as Open-Sora has them, and everything that does not fit."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from trainer.run_folder.checkpoint.pixart import state_shapes
 from trainer.train import train
 from trainer.training.state import Origin
 from vidcurate.errors import CheckpointError, InputError, StorageError
+from vidcurate.storage import atomic_file
 
 TINY = STDiT3Config(hidden_size=48, depth=2, num_heads=4, caption_channels=20, model_max_length=10)
 
@@ -145,7 +147,8 @@ def test_a_folder_is_written_whole_or_not_at_all(tmp_path: Path, model_state: di
     taken.mkdir()
     with pytest.raises(InputError, match="exists already"):
         convert.write_open_sora(model_state, TINY, taken)
-    stray = tmp_path / ".weights.partial"
+    left = atomic_file.partial_path(tmp_path / "weights")  # by a killed process: no process has this id
+    stray = left.with_name(left.name.replace(f"-{os.getpid()}-", "-4194305-"))
     stray.mkdir()
     (stray / "half").write_text("")
     convert.write_open_sora(model_state, TINY, tmp_path / "weights")

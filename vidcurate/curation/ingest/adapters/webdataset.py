@@ -5,10 +5,10 @@ shard and the digest of its bytes. Such a folder is there whole or not at all, a
 unpacked again. The key of a member ends at the first dot of its name, as in webdataset.
 """
 
-import os
 import shutil
 import tarfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -81,8 +81,6 @@ def _read_text(archive: tarfile.TarFile, member: tarfile.TarInfo) -> str:
 def _write_video(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
     with _open(archive, member) as read, target.open("wb") as write:
         shutil.copyfileobj(read, write, _CHUNK_BYTES)
-        write.flush()
-        os.fsync(write.fileno())
         if write.tell() != member.size:
             raise tarfile.ReadError(f"it ends inside {member.name}")
 
@@ -140,13 +138,12 @@ def _shard(
 ) -> Iterator[dict[str, str | None]]:
     """Yield the rows of one shard, with its videos in `videos/folder` when it is through."""
     final = videos / folder
-    partial = None if final.is_dir() else videos / f".{folder}.partial"
-    if partial is not None:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
     names: set[str] = set()
     try:
-        with tarfile.open(shard, "r:") as archive:
+        with (
+            nullcontext() if final.is_dir() else atomic_file.atomic_folder(final) as partial,
+            tarfile.open(shard, "r:") as archive,
+        ):
             for key, members in _samples(archive):
                 yield _sample(archive, key, members, folder, partial, found, names, spec)
             with shard.open("rb") as file:
@@ -159,10 +156,6 @@ def _shard(
         raise StorageError(
             f"{videos}: {shard.name} cannot be unpacked ({error.strerror or error})."
         ) from error
-    if partial is not None:
-        atomic_file.fsync_folder(partial)
-        partial.rename(final)
-        atomic_file.fsync_folder(videos)
 
 
 def read_rows(
