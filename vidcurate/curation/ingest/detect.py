@@ -21,6 +21,8 @@ class TableSchema:
     signature: tuple[tuple[str, ...], ...]
     files: str
     read: Callable[[Source, IngestSpec, Path], Rows]
+    has_bare_names: bool = False
+    """whether the metadata lacks the folders in which people have the files (the zips of OpenVid-1M)"""
 
 
 TABLES: dict[str, TableSchema] = {
@@ -36,6 +38,7 @@ TABLES: dict[str, TableSchema] = {
         ),
         files="clips",
         read=openvid.read_rows,
+        has_bare_names=True,
     ),
     "miradata-v0": TableSchema(
         summary="MiraData v0: six captions, a place in the source by frames",

@@ -75,7 +75,7 @@ def list_folder(root: Path) -> Listing:
         leaves = False
         size: int | None = None
         if entry.is_symlink():
-            target = Path(entry.path).resolve()
+            target = Path(os.path.realpath(entry.path))  # of a loop, the link itself: then there is no file
             leaves = not target.is_relative_to(real)
             if target.is_dir():
                 links.append(path)
@@ -145,21 +145,24 @@ def _normal(path: str, roots: list[str]) -> tuple[str, bool]:
     return plain, plain == ".." or plain.startswith("../")
 
 
-def match(paths: pl.DataFrame, listing: Listing) -> pl.DataFrame:
+def match(paths: pl.DataFrame, listing: Listing, *, finds_by_name: bool) -> pl.DataFrame:
     """Find the file of each row: `paths` has path and leaves (both from `relative`).
 
     Returns, row by row: path (that of the file where one was found), size_bytes, leaves, is_there, by_name (a
-    bare name that was found below the root), is_ambiguous (a bare name that several folders hold).
+    bare name that was found below the root), is_ambiguous (a bare name that several folders hold). Names are
+    looked for with `finds_by_name`, and never among files that another row names by their path: that row's
+    caption belongs to the file.
     """
     wanted = paths.with_columns(pl.when(~pl.col("leaves")).then("path").alias("wanted"))
     files = listing.files.select("path", "size_bytes", pl.col("leaves").alias("link_leaves"))
     found = wanted.join(files, left_on="wanted", right_on="path", how="left", maintain_order="left")
     found = found.with_columns(by_name=pl.lit(False), is_ambiguous=pl.lit(False))
-    below = files.filter(pl.col("path").str.contains("/", literal=True))
     missing = pl.col("link_leaves").is_null() & ~pl.col("leaves")
+    below = files.filter(pl.col("path").str.contains("/", literal=True)) if finds_by_name else files.clear()
     if below.height and found.select(missing.any()).item():
         names = (
-            below.with_columns(name=pl.col("path").str.extract(r"([^/]+)$", 1))
+            below.join(wanted.select("wanted"), left_on="path", right_on="wanted", how="anti")
+            .with_columns(name=pl.col("path").str.extract(r"([^/]+)$", 1))
             .group_by("name")
             .agg(
                 pl.col("path").first().alias("path_below"),

@@ -93,7 +93,12 @@ def _with_keys(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def reconcile(
-    keys: pl.DataFrame, listing: Listing | None, extension: str, *, with_extra_files: bool
+    keys: pl.DataFrame,
+    listing: Listing | None,
+    extension: str,
+    *,
+    with_extra_files: bool,
+    finds_by_name: bool,
 ) -> Ledger:
     """Return the verdict on each row, and a row for each video file that no row means.
 
@@ -107,7 +112,7 @@ def reconcile(
     if listing is None:
         frame = frame.with_columns(**nothing, by_name=pl.lit(False), is_ambiguous=pl.lit(False))
     else:
-        found = match(frame.select("path", "leaves"), listing)
+        found = match(frame.select("path", "leaves"), listing, finds_by_name=finds_by_name)
         frame = frame.with_columns(
             found["path"],
             found["leaves"],

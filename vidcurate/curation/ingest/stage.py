@@ -140,7 +140,13 @@ def _write(
         if cells.is_empty():
             raise InputError(f"{spec.metadata}: a header and no rows; there is nothing to take in.")
         progress(0, cells.height, "rows")
-        ledger = reconcile(cells.select(KEYS), listing, spec.extension, with_extra_files=not plan.shards)
+        ledger = reconcile(
+            cells.select(KEYS),
+            listing,
+            spec.extension,
+            with_extra_files=not plan.shards,
+            finds_by_name=plan.schema in TABLES and TABLES[plan.schema].has_bare_names,
+        )
         origin, made_from = _origin(plan, spec, digest)
         report = {"made_from": made_from, **_report(plan, ledger, dropped, more, videos)}
         frame = _table(rows, cells, ledger, plan.schema, spec)

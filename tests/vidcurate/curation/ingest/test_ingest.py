@@ -81,6 +81,54 @@ def test_rows_and_files_are_reconciled_by_name(tmp_path: Path, videos: Path) -> 
     assert frame["sample_key"].n_unique() == frame.height
 
 
+def test_a_file_that_another_row_names_is_never_taken_for_a_missing_one(tmp_path: Path) -> None:
+    videos = tmp_path / "videos"
+    for name in ("0002.mp4", "setB/0001.mp4", "setC/0003.mp4"):
+        (videos / name).parent.mkdir(parents=True, exist_ok=True)
+        (videos / name).write_bytes(b"x")
+    names = ("0001.mp4", "0002.mp4", "setB/0001.mp4", "0003.mp4")
+    openvid = write_csv(
+        tmp_path / "t.csv", OPENVID, [openvid_row(name, f"caption of {name}") for name in names]
+    )
+    summary, frame, report = ingest(tmp_path / "run", openvid, videos=videos)
+
+    rows = {row["video_path"]: row for row in frame.to_dicts() if not row["ingest_problem"]}
+    assert {path: row["caption"] for path, row in rows.items()} == {
+        "0002.mp4": "caption of 0002.mp4",
+        "setB/0001.mp4": "caption of setB/0001.mp4",
+        "setC/0003.mp4": "caption of 0003.mp4",
+    }
+    assert summary.problems == {"missing_file": 1}
+    assert [row["path"] for row in report["found_by_name"]["listed"]] == ["0003.mp4"]
+
+
+def test_a_table_of_ones_own_says_where_its_files_lie_and_no_name_is_looked_for(tmp_path: Path) -> None:
+    videos = tmp_path / "videos" / "setC"
+    videos.mkdir(parents=True)
+    (videos / "0003.mp4").write_bytes(b"x")
+    (tmp_path / "t.csv").write_text("path,caption\n0003.mp4,A dog runs\n")
+
+    summary, _, report = ingest(
+        tmp_path / "run", tmp_path / "t.csv", videos=tmp_path / "videos", schema="table"
+    )
+
+    assert summary.problems == {"missing_file": 1, "extra_file": 1}
+    assert report["found_by_name"]["count"] == 0
+
+
+def test_links_that_run_in_a_circle_are_no_files_and_stop_nothing(tmp_path: Path, videos: Path) -> None:
+    (videos / "loop.mp4").symlink_to("loop.mp4")
+    (videos / "one.mp4").symlink_to("two.mp4")
+    (videos / "two.mp4").symlink_to("one.mp4")
+    (videos / "folder").symlink_to(".")
+    table = write_csv(tmp_path / "t.csv", OPENVID, [openvid_row("a.mp4"), openvid_row("loop.mp4")])
+
+    summary, frame, _ = ingest(tmp_path / "run", table, videos=videos)
+
+    assert row_of(frame, "a")["ingest_problem"] is None
+    assert row_of(frame, "loop")["ingest_problem"] == "missing_file"
+
+
 def test_no_path_that_leaves_the_folder_is_ever_opened(tmp_path: Path, videos: Path) -> None:
     (tmp_path / "secret.mp4").write_bytes(b"secret")
     outside = tmp_path / "outside"
@@ -198,7 +246,7 @@ def test_ids_are_unique_whatever_the_metadata_holds(ids: list[str]) -> None:
         {"clip_id": ids, "video_path": ids, "is_empty": False, "bad": "", "note": ""},
         schema_overrides={"clip_id": pl.String},
     )
-    ledger = reconcile.reconcile(keys, None, ".mp4", with_extra_files=False)
+    ledger = reconcile.reconcile(keys, None, ".mp4", with_extra_files=False, finds_by_name=True)
     named = ledger.frame["clip_id"].to_list()
     assert len(set(named)) == len(ids)
     assert [new for new, old in zip(named, ids, strict=True) if new == old] == list(dict.fromkeys(ids))
