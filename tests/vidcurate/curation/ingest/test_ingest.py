@@ -123,7 +123,7 @@ def test_links_that_run_in_a_circle_are_no_files_and_stop_nothing(tmp_path: Path
     (videos / "folder").symlink_to(".")
     table = write_csv(tmp_path / "t.csv", OPENVID, [openvid_row("a.mp4"), openvid_row("loop.mp4")])
 
-    summary, frame, _ = ingest(tmp_path / "run", table, videos=videos)
+    _, frame, _ = ingest(tmp_path / "run", table, videos=videos)
 
     assert row_of(frame, "a")["ingest_problem"] is None
     assert row_of(frame, "loop")["ingest_problem"] == "missing_file"
