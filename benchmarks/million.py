@@ -129,15 +129,17 @@ def dedup(csv: Path, run: Path) -> Any:
 
 
 def filter_(csv: Path, run: Path) -> Any:
-    from vidcurate.curation.filter.spec import FilterSpec, OutlierRule
+    from vidcurate.curation.filter.spec import FilterSpec, Limit, OutlierRule
     from vidcurate.curation.filter.stage import run_filter
 
     rules = FilterSpec(
-        min_short_side=480,
-        min_duration_seconds=2,
-        max_duration_seconds=16,
-        min_num_frames=51,
-        limits={"motion_px_per_frame_mean": {"min": 0.2}, "aesthetic_score": {"min": 3.5}},
+        limits={
+            "short_side": Limit(min=480),
+            "duration_seconds": Limit(min=2, max=16),
+            "num_frames": Limit(min=51),
+            "motion_px_per_frame_mean": {"min": 0.2},
+            "aesthetic_score": {"min": 3.5},
+        },
         outliers=(OutlierRule(column="noun_count", value=0.0001),),
     )
     return run_filter(run, rules).rows_kept

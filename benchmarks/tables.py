@@ -71,7 +71,7 @@ def measured(marks: tuple[float, float, float, float], cpu_before: float, kept: 
 def ours(csv: Path, run: Path) -> dict[str, float]:
     from vidcurate.curation.difficulty.spec import SplitSpec
     from vidcurate.curation.difficulty.stage import run_split
-    from vidcurate.curation.filter.spec import FilterSpec, OutlierRule
+    from vidcurate.curation.filter.spec import FilterSpec, Limit, OutlierRule
     from vidcurate.curation.filter.stage import run_filter
     from vidcurate.curation.ingest.spec import IngestSpec
     from vidcurate.curation.ingest.stage import run_ingest
@@ -80,10 +80,12 @@ def ours(csv: Path, run: Path) -> dict[str, float]:
     run_ingest(run, IngestSpec(metadata=csv))
     ingested = perf_counter()
     rules = FilterSpec(
-        min_duration_seconds=2,
-        max_duration_seconds=16,
-        min_num_frames=51,
-        limits={"motion_score": {"min": 1.0}, "temporal_consistency_score": {"min": 0.97}},
+        limits={
+            "duration_seconds": Limit(min=2, max=16),
+            "num_frames": Limit(min=51),
+            "motion_score": {"min": 1.0},
+            "temporal_consistency_score": {"min": 0.97},
+        },
         outliers=(OutlierRule(column="aesthetic_score", value=0.0001),),
     )
     kept = run_filter(run, rules).rows_kept

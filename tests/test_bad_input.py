@@ -140,13 +140,18 @@ REQUESTS: dict[str, tuple[Callable[[Path], object] | None, str, int, str]] = {
     ),
     "an unknown setting": (None, "filter HOME/run --set min_heigth=3", 2, "Did you mean min_height?"),
     "a setting without a value": (None, "filter HOME/run --set min_height", 2, "write it as key=value"),
-    "a setting of the wrong type": (None, "filter HOME/run --set min_height=tall", 2, 'min_height is "tall"'),
-    "a negative threshold": (None, "filter HOME/run --set min_height=-3", 2, "min_height is -3"),
+    "a setting of the wrong type": (
+        None,
+        "filter HOME/run --set min_height=tall",
+        2,
+        'limits.height.min is "tall"',
+    ),
+    "a negative threshold": (None, "filter HOME/run --set min_height=-3", 2, "limits.height.min is -3"),
     "a range that is empty": (
         None,
         "filter HOME/run --set min_height=9 --set max_height=3",
         2,
-        "min_height 9 is above max_height 3",
+        "min 9 is above max 3",
     ),
     "a quantile that is none": (
         None,

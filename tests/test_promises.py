@@ -40,7 +40,7 @@ run: {run}
 workers: {workers}
 ingest: {{metadata: data/captions.csv, videos: data/videos}}
 score: {{noun_engine: builtin}}
-filter: {{min_short_side: 32, min_num_frames: 8}}
+filter: {{limits: {{short_side: {{min: 32}}, num_frames: {{min: 8}}}}}}
 split: {{levels: 2, validation_fraction: 0.1}}
 shards: {{max_clips: 8}}
 """

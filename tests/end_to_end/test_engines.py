@@ -30,7 +30,7 @@ probe: {{level: full}}
 score: {{noun_engine: builtin}}
 frames: {{}}
 dedup: {{}}
-filter: {{min_short_side: 32, min_num_frames: 8}}
+filter: {{limits: {{short_side: {{min: 32}}, num_frames: {{min: 8}}}}}}
 split: {{levels: 2, validation_fraction: 0.1}}
 """
 SEED = 11

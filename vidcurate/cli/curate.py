@@ -154,10 +154,10 @@ def filter_(run: Run, recipe: RecipeFile = None, settings: Settings = None, to_j
 
     Example: vidcurate filter run --set min_duration_seconds=1 --set max_aspect_ratio=2
     """
-    from vidcurate.curation.filter.spec import FilterSpec
+    from vidcurate.curation.filter.spec import FilterSpec, as_limit
     from vidcurate.curation.filter.stage import check_limits, run_filter
 
-    spec = spec_of(FilterSpec, recipe, settings)
+    spec = spec_of(FilterSpec, recipe, [*map(as_limit, settings or [])])
     with stage_progress(run, "filter", quiet=to_json) as progress:
         summary = run_filter(run, spec, progress=progress)
     print_summary(asdict(summary), title=f"filter → {run}", to_json=to_json)

@@ -27,6 +27,10 @@ def _renamed(key: str) -> Removed:
     return Removed(f"write {key}", now=key)
 
 
+def _limit(column: str, word: str) -> Removed:
+    return Removed(f"write limits: {{{column}: {{{word}: …}}}}")
+
+
 _SENSITIVITY = Removed(
     "write sensitivity: low, normal or high; the thresholds are constants of trainer/recipe/guard_spec.py"
 )
@@ -94,6 +98,26 @@ REMOVED: Mapping[str, Mapping[str, Removed]] = {
         "enable_layernorm_kernel": _EXCHANGE,
         "enable_sequence_parallelism": _EXCHANGE,
         "drop_path": _EXCHANGE,
+    },
+    "FilterSpec": {
+        "min_height": _limit("height", "min"),
+        "max_height": _limit("height", "max"),
+        "min_width": _limit("width", "min"),
+        "max_width": _limit("width", "max"),
+        "min_short_side": _limit("short_side", "min"),
+        "min_aspect_ratio": _limit("aspect_ratio", "min"),
+        "max_aspect_ratio": _limit("aspect_ratio", "max"),
+        "min_duration_seconds": _limit("duration_seconds", "min"),
+        "max_duration_seconds": _limit("duration_seconds", "max"),
+        "min_num_frames": _limit("num_frames", "min"),
+        "max_num_frames": _limit("num_frames", "max"),
+        "min_fps": _limit("fps", "min"),
+        "max_fps": _limit("fps", "max"),
+        "max_file_size_bytes": _limit("file_size_bytes", "max"),
+        "min_caption_num_words": _limit("caption_num_words", "min"),
+        "max_caption_num_words": _limit("caption_num_words", "max"),
+        "min_noun_count": _limit("noun_count", "min"),
+        "max_noun_count": _limit("noun_count", "max"),
     },
     "FramesSpec": {
         "motion_pairs_per_second": _FRAMES,

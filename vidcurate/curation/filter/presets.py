@@ -23,15 +23,18 @@ PRESETS: dict[str, Preset] = {
         title="Lambda's Open-Sora tutorial: a caption, under 50 MiB, decodes without an error",
         source="LambdaLabsML/Open-Sora docs/tutorial/_tabs/dataset.md (2024-10)",
         settings={
-            "max_file_size_bytes": 50 * 2**20 - 1,
-            "limits": {"caption_num_words": {"min": 1}, "num_frames_damaged": {"max": 0}},
+            "limits": {
+                "file_size_bytes": {"max": 50 * 2**20 - 1},
+                "caption_num_words": {"min": 1},
+                "num_frames_damaged": {"max": 0},
+            },
         },
         left_out=(),
     ),
     "open-sora-1.2": Preset(
         title="Open-Sora 1.2, the Panda-70M stage: aesthetic score of 4.5 and more",
         source="hpcaitech/Open-Sora v1.2 report and docs/data_processing.md (--fmin 1, --aesmin)",
-        settings={"min_num_frames": 1, "limits": {"clip_aesthetic_mean": {"min": 4.5}}},
+        settings={"limits": {"num_frames": {"min": 1}, "clip_aesthetic_mean": {"min": 4.5}}},
         left_out=(
             "UniMatch flow above 3, used at times with an aesthetic score above 5 (issue 353)",
             "text boxes by DBNet++ (counted, no threshold published)",
@@ -40,7 +43,7 @@ PRESETS: dict[str, Preset] = {
     "open-sora-data-1.1": Preset(
         title="Open-Sora's data processing page: aesthetic score of 5 and more",
         source="hpcaitech/Open-Sora v1.2 docs/data_processing.md (--fmin 1, --aesmin 5)",
-        settings={"min_num_frames": 1, "limits": {"clip_aesthetic_mean": {"min": 5.0}}},
+        settings={"limits": {"num_frames": {"min": 1}, "clip_aesthetic_mean": {"min": 5.0}}},
         left_out=(),
     ),
     "open-sora-plan-1.3": Preset(
@@ -56,18 +59,19 @@ PRESETS: dict[str, Preset] = {
     "nemo-curator": Preset(
         title="NeMo Curator: short side of 256 px, aesthetic score of 3.5 and more",
         source="NVIDIA-NeMo/Curator video docs and nightly benchmark (3.5; the code's default is 0.5)",
-        settings={"min_short_side": 256, "limits": {"clip_aesthetic_mean": {"min": 3.5}}},
+        settings={"limits": {"short_side": {"min": 256}, "clip_aesthetic_mean": {"min": 3.5}}},
         left_out=("codec motion vectors: global mean of 0.00098, smallest of 256 patches 1e-6",),
     ),
     "videox-fun": Preset(
         title="VideoX-Fun: 3 to 10 s, 512 x 512 and more, text on at most 2 % of the picture",
         source="aigc-apps/VideoX-Fun video_caption/ and its scripts",
         settings={
-            "min_duration_seconds": 3.0,
-            "max_duration_seconds": 10.0,
-            "min_width": 512,
-            "min_height": 512,
-            "limits": {"text_area_mean": {"max": 0.02}},
+            "limits": {
+                "duration_seconds": {"min": 3.0, "max": 10.0},
+                "width": {"min": 512},
+                "height": {"min": 512},
+                "text_area_mean": {"max": 0.02},
+            },
         },
         left_out=(
             "SigLIP aesthetic score of 4.0 and more",
@@ -80,9 +84,8 @@ PRESETS: dict[str, Preset] = {
         title="MindONE's t2v curation: 2 to 30 s, aesthetic score, text area, CLIP match",
         source="mindspore-lab/mindone tools/t2v_curation",
         settings={
-            "min_duration_seconds": 2.0,
-            "max_duration_seconds": 30.0,
             "limits": {
+                "duration_seconds": {"min": 2.0, "max": 30.0},
                 "clip_aesthetic_mean": {"min": 5.0},
                 "text_area_mean": {"max": 0.2},
                 "clip_match_mean": {"min": 20.0},

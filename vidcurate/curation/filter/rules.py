@@ -10,7 +10,7 @@ import polars as pl
 
 from vidcurate.curation.clip_table import table
 from vidcurate.curation.clip_table.schema import COLUMNS
-from vidcurate.curation.filter.spec import FilterSpec, Limit
+from vidcurate.curation.filter.spec import NAMED, FilterSpec, Limit
 from vidcurate.errors import ColumnError
 
 UNKNOWN = "unknown"
@@ -47,10 +47,6 @@ _OF_SIDES: dict[str, Callable[[pl.Expr, pl.Expr], pl.Expr]] = {
     ),
     "aspect_ratio": lambda width, height: pl.when(width > 0).then(height / width),
 }
-_MEASURES = (
-    "height", "width", "short_side", "aspect_ratio", "duration_seconds", "num_frames", "fps",
-    "file_size_bytes", "caption_num_words", "noun_count",
-)  # fmt: skip
 
 
 def columns_of(measure: str) -> tuple[str, ...]:
@@ -61,10 +57,6 @@ def columns_of(measure: str) -> tuple[str, ...]:
 def _asked(spec: FilterSpec) -> dict[str, tuple[str, ...]]:
     """Return rule → the columns that it asks for."""
     asked: dict[str, tuple[str, ...]] = {}
-    for measure in _MEASURES:
-        for word in ("min", "max"):
-            if getattr(spec, f"{word}_{measure}", None) is not None:
-                asked[f"{word}_{measure}"] = columns_of(measure)
     for name, limit in spec.limits.items():
         if limit != Limit(missing=limit.missing):
             asked[f"limits.{name}"] = columns_of(name)
@@ -208,15 +200,12 @@ def structural(schema: Schema, spec: FilterSpec) -> list[Rule]:
 
 
 def ranges(schema: Schema, spec: FilterSpec, where: Path) -> list[Rule]:
-    """Return the rules of the settings min_…, max_… and limits, in their order. Raises ColumnError."""
+    """Return the rules of the limits, the NAMED columns first. Raises ColumnError."""
     check_columns(schema, spec, where)
     rules: list[Rule] = []
-    for measure in _MEASURES:
-        low, high = getattr(spec, f"min_{measure}", None), getattr(spec, f"max_{measure}", None)
-        if low is not None or high is not None:
-            rule = f"min_{measure}" if low is not None else f"max_{measure}"
-            rules += _range(measure, number(schema, measure, where, rule), low, high)
-    for name, limit in spec.limits.items():
+    first = [name for name in NAMED if name in spec.limits]
+    for name in dict.fromkeys([*first, *spec.limits]):
+        limit = spec.limits[name]
         if limit.min is not None or limit.max is not None:
             value = number(schema, name, where, f"limits.{name}")
             rules += _range(name, value, limit.min, limit.max, limit.missing)

@@ -2,16 +2,21 @@
 
 import difflib
 import json
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from vidcurate.curation.clip_table.schema import COLUMNS
 from vidcurate.curation.filter.presets import PRESETS
+from vidcurate.errors import RecipeError
 from vidcurate.recipe.recipe import Recipe
 
-Number = Annotated[float, Field(ge=0)] | None
-Whole = Annotated[int, Field(ge=0)] | None
+NAMED = (
+    "height", "width", "short_side", "aspect_ratio", "duration_seconds", "num_frames", "fps",
+    "file_size_bytes", "caption_num_words", "noun_count",
+)  # fmt: skip
+"""Columns and measures whose limits come first, in this order, and have a short form on the command line."""
+
 Share = Annotated[float, Field(ge=0, le=1)] | None
 
 
@@ -80,51 +85,16 @@ class FilterSpec(Recipe):
 
     Clips with an ingest problem, or that the probe found broken, are always rejected. A clip whose value is
     not known is rejected, except where a limit says `missing: keep`. A setting beside `preset` replaces the
-    preset's; null (for `limits` an empty one) takes a rule of the preset away.
+    preset's; null takes an end of a limit away, and an empty limit the whole.
     """
 
     preset: str | None = None
     """published thresholds to start from: `vidcurate presets` lists them"""
     allow_probe_status: tuple[str, ...] = ()
     """probe statuses besides `ok` that are kept, such as frame_count_mismatch"""
-    min_height: Whole = None
-    """px, as displayed"""
-    max_height: Whole = None
-    """px, as displayed"""
-    min_width: Whole = None
-    """px, as displayed"""
-    max_width: Whole = None
-    """px, as displayed"""
-    min_short_side: Whole = None
-    """px, the smaller of width and height"""
-    min_aspect_ratio: Number = None
-    """height / width"""
-    max_aspect_ratio: Number = None
-    """height / width"""
-    min_duration_seconds: Number = None
-    """s"""
-    max_duration_seconds: Number = None
-    """s"""
-    min_num_frames: Whole = None
-    """frames"""
-    max_num_frames: Whole = None
-    """frames"""
-    min_fps: Number = None
-    """frames/s"""
-    max_fps: Number = None
-    """frames/s"""
-    max_file_size_bytes: Whole = None
-    """B; the published speed run took files under 50 MiB"""
-    min_caption_num_words: Whole = None
-    """words"""
-    max_caption_num_words: Whole = None
-    """words"""
-    min_noun_count: Whole = None
-    """nouns"""
-    max_noun_count: Whole = None
-    """nouns"""
     limits: dict[str, Limit] = Field(default_factory=dict)
-    """any column of the table, also short_side and aspect_ratio: what it may hold"""
+    """column → what it may hold: any column of the table, also short_side (px, the smaller of width and
+    height) and aspect_ratio (height / width)"""
     keep_duplicates: bool = False
     """keep every copy that dedup found; false: of each cluster the best one that passes every other rule"""
     outliers: tuple[OutlierRule, ...] = ()
@@ -153,32 +123,51 @@ class FilterSpec(Recipe):
         return value
 
     @model_validator(mode="after")
-    def _ranges_are_ranges(self) -> Self:
-        for name in type(self).model_fields:
-            if name.startswith("min_") and hasattr(self, f"max_{name[4:]}"):
-                low, high = getattr(self, name), getattr(self, f"max_{name[4:]}")
-                if low is not None and high is not None and low > high:
-                    raise ValueError(
-                        f"{name} {low:g} is above max_{name[4:]} {high:g}: nothing could be kept"
-                    )
+    def _limits_can_be_met(self) -> Self:
         for column, limit in self.limits.items():
             for word in ("min", "max"):
-                name = f"{word}_{column}"
-                if getattr(limit, word) is not None and getattr(self, name, None) is not None:
-                    raise ValueError(f"{name} and limits.{column}.{word} say the same; keep one")
+                bound = getattr(limit, word)
+                if column in NAMED and bound is not None and bound < 0:
+                    raise ValueError(
+                        f"limits.{column}.{word} is {bound:g}, and no clip has a {column} below 0"
+                    )
         return self
+
+
+def as_limit(setting: str) -> str:
+    """Return `min_COLUMN=VALUE`, as the command line may write it, as `limits.COLUMN.min=VALUE`.
+
+    Only the NAMED columns have this short form; other settings stay. Raises RecipeError for a misspelled one.
+    """
+    name, equals, value = setting.partition("=")
+    word, _, column = name.partition("_")
+    if word not in ("min", "max") or name in FilterSpec.model_fields or "." in name:
+        return setting
+    if column not in NAMED:
+        near = difflib.get_close_matches(column, NAMED, n=1, cutoff=0.5)
+        hint = f"Did you mean {word}_{near[0]}?" if near else f"Write limits.{column}.{word}."
+        raise RecipeError(f"--set: {name} is not a setting. {hint}")
+    return f"limits.{column}.{word}{equals}{value}"
+
+
+def from_table(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that a table was filtered with; an older one has min_COLUMN instead of limits."""
+    kept = {name: value for name, value in settings.items() if name.partition("_")[2] not in NAMED}
+    limits = {name: dict(limit) for name, limit in (settings.get("limits") or {}).items()}
+    for name in settings.keys() - kept.keys():
+        word, _, column = name.partition("_")
+        if settings[name] is not None:
+            limits.setdefault(column, {})[word] = settings[name]
+    return {**kept, "limits": limits}
 
 
 def with_preset(spec: FilterSpec) -> FilterSpec:
     """Return `spec` with the rules of its preset written out; what `spec` sets itself stands."""
     if spec.preset is None:
         return spec
-    given = spec.model_dump(include=spec.model_fields_set)
+    given = json.loads(spec.model_dump_json(exclude_unset=True))
     published = PRESETS[spec.preset].settings
-    limits = {**published.get("limits", {}), **given.pop("limits", {})}
-    for name in given:  # a named rule takes the place of the preset's limit of the same name
-        word, _, column = name.partition("_")
-        if word in ("min", "max") and column in published.get("limits", {}) and column not in spec.limits:
-            limits[column] = {key: value for key, value in limits[column].items() if key != word}
-    merged = {**published, **given, "limits": limits}
-    return FilterSpec.model_validate_json(json.dumps(merged))
+    limits = {**published.get("limits", {})}
+    for column, limit in given.pop("limits", {}).items():
+        limits[column] = {**limits.get(column, {}), **limit} if limit else {}
+    return FilterSpec.model_validate_json(json.dumps({**published, **given, "limits": limits}))

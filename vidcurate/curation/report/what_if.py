@@ -15,7 +15,7 @@ import polars as pl
 
 from vidcurate.curation.clip_table import table
 from vidcurate.curation.filter.bind_rules import Masks, Plan, applied, plan_of, survivors
-from vidcurate.curation.filter.spec import FilterSpec, with_preset
+from vidcurate.curation.filter.spec import FilterSpec, as_limit, from_table, with_preset
 from vidcurate.curation.report import counts
 from vidcurate.errors import InputError
 from vidcurate.recipe import recipe as recipes
@@ -37,7 +37,7 @@ def settings_of(run: Path) -> FilterSpec:
     path = table.stage_path(run, "filter")
     if not path.exists():
         return FilterSpec()
-    return recipes.parse(json.dumps(table.provenance(path).settings), FilterSpec, where=str(path))
+    return recipes.parse(json.dumps(from_table(table.provenance(path).settings)), FilterSpec, where=str(path))
 
 
 def spec_of(
@@ -52,7 +52,9 @@ def spec_of(
     if recipe is not None:
         return with_preset(recipes.load(recipe, FilterSpec, settings=settings))
     start = {"preset": preset} if preset is not None else settings_of(run).model_dump(mode="json")
-    return with_preset(recipes.parse(json.dumps(start), FilterSpec, where="--set", settings=settings))
+    return with_preset(
+        recipes.parse(json.dumps(start), FilterSpec, where="--set", settings=[*map(as_limit, settings)])
+    )
 
 
 def read_what_if(run: Path, specs: Sequence[FilterSpec]) -> tuple[Facts, list[Plan]]:
@@ -148,7 +150,8 @@ def sweep(run: Path, start: FilterSpec, text: str) -> dict[str, Any]:
     key, values = points(text)
     document = json.dumps(start.model_dump(mode="json", exclude_defaults=True))
     specs = [
-        recipes.parse(document, FilterSpec, where="--sweep", settings=[f"{key}={value}"]) for value in values
+        recipes.parse(document, FilterSpec, where="--sweep", settings=[as_limit(f"{key}={value}")])
+        for value in values
     ]
     facts, plans = read_what_if(run, specs)
     found, known = [], Masks()

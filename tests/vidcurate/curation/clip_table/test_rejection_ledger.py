@@ -59,9 +59,12 @@ def run_of_many_rules(run: Path) -> Path:
         *(clip(f"c{n}", noun_count=n, motion_score=n / 7) for n in range(40)),
     )
     spec = FilterSpec(
-        min_height=100,
-        min_duration_seconds=0.1234567890123,
-        limits={"source_dataset": Limit(allowed=("openvid",)), "motion_score": Limit(max=30 / 7)},
+        limits={
+            "height": Limit(min=100),
+            "duration_seconds": Limit(min=0.1234567890123),
+            "source_dataset": Limit(allowed=("openvid",)),
+            "motion_score": Limit(max=30 / 7),
+        },
         outliers=(OutlierRule(column="noun_count", method="iqr", value=0.7, side="both"),),
     )
     filter_stage.run_filter(run, spec)

@@ -10,7 +10,7 @@ from tests.vidcurate.curation.dedup.test_dedup import LOOK, copies, found_in, lo
 from vidcurate.curation.clip_table import table
 from vidcurate.curation.dedup.spec import DedupSpec, PerceptualSpec
 from vidcurate.curation.dedup.stage import run_dedup
-from vidcurate.curation.filter.spec import FilterSpec
+from vidcurate.curation.filter.spec import FilterSpec, Limit
 from vidcurate.curation.filter.stage import run_filter
 from vidcurate.errors import ColumnError
 
@@ -104,7 +104,7 @@ def test_the_next_best_copy_is_kept_when_the_best_is_rejected(tmp_path: Path) ->
         "a": ("dedup", "duplicate", "copy of b"),
         "c": ("dedup", "duplicate", "copy of b"),
     }
-    assert verdicts(FilterSpec(max_duration_seconds=10)) == {
+    assert verdicts(FilterSpec(limits={"duration_seconds": Limit(max=10)})) == {
         "a": ("dedup", "duplicate", "copy of c"),
         "b": ("filter", "max_duration_seconds", "60.0"),
     }

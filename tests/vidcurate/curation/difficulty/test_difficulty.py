@@ -15,7 +15,7 @@ from vidcurate.curation.difficulty import cut, jumps
 from vidcurate.curation.difficulty import stage as difficulty_stage
 from vidcurate.curation.difficulty.spec import SplitSpec
 from vidcurate.curation.filter import stage as filter_stage
-from vidcurate.curation.filter.spec import FilterSpec
+from vidcurate.curation.filter.spec import FilterSpec, Limit
 from vidcurate.errors import ColumnError, InputError
 
 
@@ -97,7 +97,7 @@ def test_the_ledger_tells_what_the_split_dropped(tmp_path: Path) -> None:
         tmp_path / "score.parquet",
         table.Provenance(stage="score", settings={}, inputs={}),
     )
-    filter_stage.run_filter(tmp_path, FilterSpec(max_noun_count=47))
+    filter_stage.run_filter(tmp_path, FilterSpec(limits={"noun_count": Limit(max=47)}))
     filtered = (tmp_path / "ledger.parquet").read_bytes()
     spec = SplitSpec(levels=2, drop_hardest=0.02)
 
@@ -112,7 +112,7 @@ def test_the_ledger_tells_what_the_split_dropped(tmp_path: Path) -> None:
     assert difficulty_stage.run_split(tmp_path, spec).up_to_date
     # A filter that ran in between and came back leaves the same table and a ledger without the split's rows.
     filter_stage.run_filter(tmp_path, FilterSpec())
-    filter_stage.run_filter(tmp_path, FilterSpec(max_noun_count=47))
+    filter_stage.run_filter(tmp_path, FilterSpec(limits={"noun_count": Limit(max=47)}))
     assert (tmp_path / "ledger.parquet").read_bytes() == filtered
     difficulty_stage.run_split(tmp_path, spec)
     assert rules() == theirs + mine

@@ -18,7 +18,7 @@ from tests.vidcurate.curation.fetch.made import (
 )
 from vidcurate.curation.clip_table import table
 from vidcurate.curation.filter import stage as filter_stage
-from vidcurate.curation.filter.spec import FilterSpec
+from vidcurate.curation.filter.spec import FilterSpec, Limit
 from vidcurate.storage import ranges
 
 
@@ -47,7 +47,7 @@ def run(tmp_path: Path) -> Path:
         }
     )
     table.write(clips, folder / "score.parquet", table.Provenance(stage="score", settings={}, inputs={}))
-    filter_stage.run_filter(folder, FilterSpec(min_noun_count=1))
+    filter_stage.run_filter(folder, FilterSpec(limits={"noun_count": Limit(min=1)}))
     return folder
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vidcurate.curation.clip_table import table
 from vidcurate.curation.filter import stage as filter_stage
-from vidcurate.curation.filter.spec import FilterSpec, Limit, OutlierRule
+from vidcurate.curation.filter.spec import FilterSpec, Limit, OutlierRule, from_table
 from vidcurate.errors import ColumnError, RecipeError
 from vidcurate.recipe import recipe
 
@@ -100,7 +100,7 @@ def test_a_clip_gets_the_verdict_of_its_first_failing_rule(
 ) -> None:
     scored(tmp_path, clip("a", **facts))
 
-    summary = filter_stage.run_filter(tmp_path, FilterSpec(**settings_))
+    summary = filter_stage.run_filter(tmp_path, FilterSpec(**from_table(settings_)))
 
     assert verdicts(tmp_path) == {"a": verdict}
     assert (summary.rows_kept, summary.rows_rejected) == ((1, 0) if verdict == KEPT else (0, 1))
@@ -115,7 +115,9 @@ def test_no_row_is_lost(tmp_path: Path) -> None:
         clip("missing", ingest_problem="missing_file", height=None),
     )
 
-    summary = filter_stage.run_filter(tmp_path, FilterSpec(min_height=200, min_duration_seconds=1))
+    summary = filter_stage.run_filter(
+        tmp_path, FilterSpec(limits={"height": Limit(min=200), "duration_seconds": Limit(min=1)})
+    )
 
     assert summary.rows_in == 4 == summary.rows_kept + summary.rows_rejected
     assert summary.by_rule == {"missing_file": 1, "min_height": 1, "min_duration_seconds": 1}
@@ -200,9 +202,9 @@ def test_a_rule_without_its_column_names_the_stage_to_run(tmp_path: Path) -> Non
     table.write(frame, tmp_path / "ingest.parquet", table.Provenance(stage="ingest", settings={}, inputs={}))
 
     with pytest.raises(
-        ColumnError, match=r"min_noun_count needs the column noun_count.*Run `vidcurate score"
+        ColumnError, match=r"limits.noun_count needs the column noun_count.*Run `vidcurate score"
     ):
-        filter_stage.run_filter(tmp_path, FilterSpec(min_noun_count=1))
+        filter_stage.run_filter(tmp_path, FilterSpec(limits={"noun_count": Limit(min=1)}))
     with pytest.raises(ColumnError, match=r"limits\.beauty needs the column beauty"):
         filter_stage.run_filter(tmp_path, FilterSpec(limits={"beauty": Limit(min=1)}))
     with pytest.raises(ColumnError, match=r"outliers\.noun_count needs the column"):
@@ -245,9 +247,9 @@ def test_two_rules_of_one_kind_are_counted_together(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("min_height: -1", "min_height is -1"),
-        ("min_height: 5\nmax_height: 4", "min_height 5 is above max_height 4"),
-        ("min_heigth: 5", "Did you mean min_height?"),
+        ("limits: {height: {min: -1}}", "limits.height.min is -1, and no clip has a height below 0"),
+        ("limits: {height: {min: 5, max: 4}}", "min 5 is above max 4"),
+        ("min_height: 5", "min_height is no longer a setting: write limits: {height: {min: …}}."),
         ("limits: {a: {min: 2, max: 1}}", "min 2 is above max 1"),
         ("outliers: [{column: a, value: 0.7}]", "a tail quantile is a share between 0 and 0.5"),
         ("outliers: [{column: a, method: iqr, value: 0}]", "iqr needs a value above 0"),
@@ -264,12 +266,12 @@ def test_a_wrong_filter_is_refused(text: str, message: str) -> None:
 
 def test_the_same_filter_again_is_up_to_date_and_another_gives_another_table(tmp_path: Path) -> None:
     scored(tmp_path, clip("a"), clip("b", height=100))
-    first = filter_stage.run_filter(tmp_path, FilterSpec(min_height=200))
+    first = filter_stage.run_filter(tmp_path, FilterSpec(limits={"height": Limit(min=200)}))
     digest = table.digest(tmp_path / "filter.parquet")
 
-    again = filter_stage.run_filter(tmp_path, FilterSpec(min_height=200))
-    other = filter_stage.run_filter(tmp_path, FilterSpec(min_height=50))
-    back = filter_stage.run_filter(tmp_path, FilterSpec(min_height=200))
+    again = filter_stage.run_filter(tmp_path, FilterSpec(limits={"height": Limit(min=200)}))
+    other = filter_stage.run_filter(tmp_path, FilterSpec(limits={"height": Limit(min=50)}))
+    back = filter_stage.run_filter(tmp_path, FilterSpec(limits={"height": Limit(min=200)}))
 
     assert (first.up_to_date, again.up_to_date, other.up_to_date) == (False, True, False)
     assert other.rows_rejected == 0
@@ -295,7 +297,8 @@ def test_every_row_is_kept_or_rejected_with_its_reason(
     scored(run, *(clip(f"c{n}", height=h, noun_count=nouns) for n, (h, nouns) in enumerate(facts)))
 
     spec = FilterSpec(
-        min_height=height, outliers=(OutlierRule(column="noun_count", value=tail, side="both"),)
+        limits={"height": Limit(min=height)},
+        outliers=(OutlierRule(column="noun_count", value=tail, side="both"),),
     )
     summary = filter_stage.run_filter(run, spec)
 

@@ -133,7 +133,6 @@ def test_a_limit_that_does_not_fit_its_column_is_refused(tmp_path: Path, text: s
         ("limits: {a: {allowed: [b], forbidden: [b]}}", "nothing could be kept"),
         ("limits: {a: {allowed: []}}", "nothing could be kept"),
         ("limits: {a: {mn: 1}}", "Did you mean limits.a.min?"),
-        ("min_height: 1\nlimits: {height: {min: 2}}", "min_height and limits.height.min say the same"),
         ("preset: open-sora", "did you mean open-sora-1.2?"),
         ("preset: zzzzz", "known are lambda"),
         ("max_failure_share: 2", "max_failure_share is 2"),
@@ -155,26 +154,24 @@ def test_every_preset_is_a_filter_of_known_columns_with_a_source(name: str) -> N
 
     assert PRESETS[name].source
     assert spec.model_dump(exclude={"preset"}) != FilterSpec().model_dump(exclude={"preset"})
-    assert set(spec.limits) <= set(COLUMNS)
+    assert set(spec.limits) <= {*COLUMNS, "short_side"}
     assert {rule.column for rule in spec.outliers} <= set(COLUMNS)
 
 
 def test_what_a_recipe_sets_stands_before_its_preset() -> None:
     spec = filter_spec.with_preset(
         parse(
-            "preset: mindone\nmin_duration_seconds: 1\n"
-            "limits: {clip_match_mean: {min: 25}, text_area_mean: {}}"
+            "preset: mindone\n"
+            "limits: {duration_seconds: {min: 1}, clip_match_mean: {min: 25}, text_area_mean: {}}"
         )
     )
 
-    assert (spec.min_duration_seconds, spec.max_duration_seconds) == (1, 30)
+    assert spec.limits["duration_seconds"] == Limit(min=1, max=30)
     assert spec.limits["clip_match_mean"] == Limit(min=25)
     assert spec.limits["text_area_mean"] == Limit()
     assert spec.limits["clip_aesthetic_mean"] == Limit(min=5)
-    assert (
-        filter_spec.with_preset(parse("preset: mindone\nmax_duration_seconds: null")).max_duration_seconds
-        is None
-    )
+    without = filter_spec.with_preset(parse("preset: mindone\nlimits: {duration_seconds: {max: null}}"))
+    assert without.limits["duration_seconds"] == Limit(min=2)
 
 
 def test_a_preset_whose_columns_are_not_there_names_every_stage_to_run(tmp_path: Path) -> None:
@@ -252,7 +249,7 @@ def test_float32_is_checked_as_the_number_that_it_is(tmp_path: Path) -> None:
 
 def test_more_broken_clips_than_allowed_is_reported_after_everything_is_written(tmp_path: Path) -> None:
     scored(tmp_path, clip("a"), clip("b", probe_status="truncated"), clip("c", height=1), clip("d"))
-    spec = FilterSpec(min_height=100, max_failure_share=0.25)
+    spec = FilterSpec(limits={"height": Limit(min=100)}, max_failure_share=0.25)
     summary = filter_stage.run_filter(tmp_path, spec)
 
     filter_stage.check_limits(tmp_path, summary, spec)  # one of four is broken; the small one is a choice

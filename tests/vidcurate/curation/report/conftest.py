@@ -8,7 +8,7 @@ from vidcurate.curation.caption_scores.stage import ScoreSpec, run_score
 from vidcurate.curation.demo_data import write as demo_data_write
 from vidcurate.curation.difficulty.spec import SplitSpec
 from vidcurate.curation.difficulty.stage import run_split
-from vidcurate.curation.filter.spec import FilterSpec
+from vidcurate.curation.filter.spec import FilterSpec, Limit
 from vidcurate.curation.filter.stage import run_filter
 from vidcurate.curation.ingest.spec import IngestSpec
 from vidcurate.curation.ingest.stage import run_ingest
@@ -33,7 +33,16 @@ def run(demo: Path) -> Path:
     run_ingest(run, IngestSpec(metadata=demo / "captions.csv", videos=videos))
     run_probe(run, ProbeSpec(videos=videos))
     run_score(run, ScoreSpec(noun_engine="builtin"))
-    run_filter(run, FilterSpec(min_short_side=32, min_num_frames=8, max_aspect_ratio=2, min_aspect_ratio=0.5))
+    run_filter(
+        run,
+        FilterSpec(
+            limits={
+                "short_side": Limit(min=32),
+                "num_frames": Limit(min=8),
+                "aspect_ratio": Limit(max=2, min=0.5),
+            }
+        ),
+    )
     run_split(run, SplitSpec(levels=2, validation_fraction=0.1))
     run_build_shards(run, ShardSpec(), videos=videos, out=run / "shards", num_workers=1)
     run_report(run, videos=videos)

@@ -10,7 +10,7 @@ from vidcurate.curation.clip_table import table
 from vidcurate.curation.difficulty import stage as difficulty_stage
 from vidcurate.curation.difficulty.spec import SplitSpec
 from vidcurate.curation.filter import stage as filter_stage
-from vidcurate.curation.filter.spec import FilterSpec
+from vidcurate.curation.filter.spec import FilterSpec, Limit
 from vidcurate.curation.report import card
 from vidcurate.curation.report.card import CardSpec
 from vidcurate.errors import StageError
@@ -23,7 +23,7 @@ def checked(run: Path) -> Path:
         *(clip(f"m{n}", noun_count=n, source_dataset="my | own", height=2160, width=3840) for n in range(4)),
         clip("bad", ingest_problem="missing_file"),
     )
-    filter_stage.run_filter(run, FilterSpec(max_noun_count=17))
+    filter_stage.run_filter(run, FilterSpec(limits={"noun_count": Limit(max=17)}))
     difficulty_stage.run_split(run, SplitSpec(levels=2, validation_fraction=0))
     return run
 
@@ -43,7 +43,9 @@ def test_a_card_counts_what_is_kept_and_states_each_licence(tmp_path: Path) -> N
     assert "| my \\| own | 4 | 4 | 0.004444 | MIT |" in sources
     assert "| 1 | 11 |" in section(text, "Levels by noun_count")
     assert "| max_noun_count | filter | <= 17 | 2 | 22 |" in section(text, "Rules")
-    assert "max_noun_count: 17" in section(text, "Recipe, versions and hashes")
+    recipes = section(text, "Recipe, versions and hashes")
+    assert 'limits: {"noun_count": {' in recipes
+    assert '"max": 17.0' in recipes
 
 
 def test_the_histograms_of_a_card_count_every_kept_clip(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from vidcurate.curation.clip_table import table
 from vidcurate.curation.difficulty import stage as difficulty_stage
 from vidcurate.curation.difficulty.spec import SplitSpec
 from vidcurate.curation.filter import stage as filter_stage
-from vidcurate.curation.filter.spec import FilterSpec
+from vidcurate.curation.filter.spec import FilterSpec, Limit, as_limit
 from vidcurate.curation.report import what_if
 from vidcurate.errors import ColumnError, InputError, RecipeError
 from vidcurate.recipe import recipe
@@ -54,7 +54,7 @@ def test_a_what_if_says_what_the_filter_then_does(tmp_path: Path, given_: list[s
     run = many(tmp_path)
     found = tried(run, *given_)
 
-    filter_stage.run_filter(run, recipe.parse("", FilterSpec, settings=given_))
+    filter_stage.run_filter(run, recipe.parse("", FilterSpec, settings=[*map(as_limit, given_)]))
 
     kept = pl.read_parquet(run / "filter.parquet").filter("is_kept")["clip_id"]
     clips = pl.read_parquet(run / "score.parquet").filter(pl.col("clip_id").is_in(kept.implode()))
@@ -70,7 +70,7 @@ def test_a_what_if_says_what_the_filter_then_does(tmp_path: Path, given_: list[s
 
 def test_nothing_is_written(tmp_path: Path) -> None:
     run = many(tmp_path)
-    filter_stage.run_filter(run, FilterSpec(min_height=100))
+    filter_stage.run_filter(run, FilterSpec(limits={"height": Limit(min=100)}))
     difficulty_stage.run_split(run, SplitSpec(levels=2))
     before = {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in run.iterdir()}
 
@@ -83,7 +83,7 @@ def test_nothing_is_written(tmp_path: Path) -> None:
 def test_a_setting_is_tried_on_top_of_those_of_the_run(tmp_path: Path) -> None:
     run = many(tmp_path)
     filter_stage.run_filter(
-        run, recipe.parse("min_height: 200\nlimits: {motion_score: {max: 4}}", FilterSpec)
+        run, recipe.parse("limits: {height: {min: 200}, motion_score: {max: 4}}", FilterSpec)
     )
 
     found = tried(run, "max_noun_count=9")
@@ -102,7 +102,7 @@ def test_a_setting_is_tried_on_top_of_those_of_the_run(tmp_path: Path) -> None:
 
 def test_a_sweep_agrees_with_each_of_its_points(tmp_path: Path) -> None:
     run = many(tmp_path)
-    filter_stage.run_filter(run, FilterSpec(min_height=200))
+    filter_stage.run_filter(run, FilterSpec(limits={"height": Limit(min=200)}))
 
     found = what_if.sweep(run, what_if.spec_of(run), "min_duration_seconds=1:5:1")
 
@@ -116,7 +116,7 @@ def test_a_sweep_agrees_with_each_of_its_points(tmp_path: Path) -> None:
 
 def test_survivors_are_counted_by_the_levels_that_the_split_cut(tmp_path: Path) -> None:
     run = many(tmp_path)
-    filter_stage.run_filter(run, FilterSpec(min_height=200))
+    filter_stage.run_filter(run, FilterSpec(limits={"height": Limit(min=200)}))
     difficulty_stage.run_split(run, SplitSpec(levels=2))
     levels = table.scan(run, "split").collect()
 
@@ -175,11 +175,12 @@ def test_a_sweep_that_is_none_is_refused(text: str) -> None:
 
 def test_a_preset_begins_anew_and_a_typo_is_refused(tmp_path: Path) -> None:
     run = many(tmp_path)
-    filter_stage.run_filter(run, FilterSpec(min_height=200))
+    filter_stage.run_filter(run, FilterSpec(limits={"height": Limit(min=200)}))
 
     spec = what_if.spec_of(run, preset="videox-fun", settings=["min_width=null"])
 
-    assert (spec.min_height, spec.min_width, spec.max_duration_seconds) == (512, None, 10)
+    bounds = [spec.limits[name] for name in ("height", "width", "duration_seconds")]
+    assert bounds == [Limit(min=512), Limit(), Limit(min=3, max=10)]
     with pytest.raises(ColumnError, match=r"preset videox-fun: limits.text_area_mean needs the column"):
         what_if.what_if(run, spec)
     with pytest.raises(RecipeError, match="Did you mean min_height"):
@@ -202,6 +203,8 @@ def test_a_what_if_and_a_filter_never_differ(
     found = tried(run, *given_)
 
     assert (
-        filter_stage.run_filter(run, recipe.parse("", FilterSpec, settings=given_)).rows_kept
+        filter_stage.run_filter(
+            run, recipe.parse("", FilterSpec, settings=[*map(as_limit, given_)])
+        ).rows_kept
         == found["kept"]["clips"]
     )
