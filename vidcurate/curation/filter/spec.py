@@ -2,6 +2,7 @@
 
 import difflib
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -150,7 +151,7 @@ def as_limit(setting: str) -> str:
     return f"limits.{column}.{word}{equals}{value}"
 
 
-def from_table(settings: dict[str, Any]) -> dict[str, Any]:
+def from_table(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that a table was filtered with; an older one has min_COLUMN instead of limits."""
     kept = {name: value for name, value in settings.items() if name.partition("_")[2] not in NAMED}
     limits = {name: dict(limit) for name, limit in (settings.get("limits") or {}).items()}
