@@ -137,7 +137,7 @@ def test_a_job_that_is_cancelled_saves_and_does_not_come_back(tmp_path: Path, to
 
     reported, _ = job.communicate(timeout=LIMIT_SECONDS)
     assert (turns(tmp_path), job.returncode) == ([75], 75), reported
-    assert "the ranks ended with 75, as the job was told to end" in reported.splitlines()[-1]
+    assert "the ranks ended with 75 after the job's end was requested" in reported.splitlines()[-1]
 
 
 def test_failures_in_a_row_are_counted_over_the_tasks_of_an_array(tmp_path: Path) -> None:
