@@ -36,8 +36,7 @@ from trainer.distributed import memory
 from trainer.distributed.memory import Form
 from trainer.distributed.step_time import TERMS, Cost, Measured, Work, errors, fit
 from trainer.model.encoders.registry import video_encoder
-from trainer.model.flops import Shape
-from trainer.model.stdit import flops
+from trainer.model.flops import Shape, forward_flops
 from trainer.recipe import recipe as recipes
 from trainer.recipe.recipe import Stage, TrainRecipe
 from vidcurate.sampler import buckets, order
@@ -242,7 +241,7 @@ def simulate(
             plan = larger(plans[pieces], times)
             seconds = [runs(cell.bucket).seconds for cell in plan.cells]
             work = tuple(
-                cell.micro_batch_size * flops(recipe.model, *latent(recipe, cell.bucket), TEXT_TOKENS)
+                cell.micro_batch_size * forward_flops(recipe.model, *latent(recipe, cell.bucket), TEXT_TOKENS)
                 for cell in plan.cells
             )
             timed = tuple(round(s * 1e6) for s in seconds)
@@ -277,7 +276,7 @@ def project(stage: Stage, recipe: TrainRecipe, machine: Machine, given: argparse
     for cell, count, encoder in zip(plan.cells, counts, encoding, strict=True):
         shown = count * cell.micro_batch_size
         tokens += shown * work_of(recipe, cell.bucket, 1).tokens
-        work += shown * 3 * flops(recipe.model, *latent(recipe, cell.bucket), TEXT_TOKENS)
+        work += shown * 3 * forward_flops(recipe.model, *latent(recipe, cell.bucket), TEXT_TOKENS)
         training += count * runs(cell.bucket).seconds / 3600
         online += shown * encoder / 3600
         ahead += len(cell.rows) * encoder / 3600

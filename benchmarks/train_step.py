@@ -33,9 +33,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from trainer.model.flops import forward_flops
 from trainer.model.kernels import adamw
 from trainer.model.kernels.apply import apply_fused_blocks
-from trainer.model.stdit import STDiT3, STDiT3Config, flops
+from trainer.model.stdit import STDiT3, STDiT3Config
 
 CONFIG = STDiT3Config(freeze_y_embedder=True)
 TEXT_TOKENS = 300
@@ -285,7 +286,7 @@ def measure(shape: Shape, form: str, steps: int, warm_up: int) -> dict[str, floa
         runs = [timed_step(model, masters, batches) for _ in range(steps)]
     forward, backward, optimizer = (statistics.median(part) for part in zip(*runs, strict=True))
     seconds = statistics.median(sum(run) for run in runs) / 1000
-    work = 3 * shape.batch * flops(CONFIG, shape.frames, shape.height, shape.width, text)
+    work = 3 * shape.batch * forward_flops(CONFIG, shape.frames, shape.height, shape.width, text)
     return {
         "tokens_per_s": shape.batch * shape.tokens / seconds,
         "forward_ms": forward,

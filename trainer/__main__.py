@@ -29,7 +29,7 @@ COMMANDS = {
     "convert": "trainer.run_folder.checkpoint.convert_command",
     "experiment": "trainer.report.experiment.command",
     "gallery": "trainer.report.gallery",
-    "gpus": "trainer.health.gpu",
+    "gpus": "trainer.health.gpu_command",
     "inspect": "trainer.report.preview.inspect_command",
     "launch": "trainer.cluster.launch.command",
     "plan": "trainer.report.preview.plan_command",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.model.stdit import flops
+from trainer.model.flops import forward_flops
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -167,7 +167,7 @@ def test_an_image_has_no_attention_over_time_and_half_the_norms(benches: SimpleN
     assert floors["norm of q and k, rotation"] == pytest.approx(0.18, abs=0.001)
     # Forward and both gradients of all, as trainer.model.flops counts, but for captions and what is no block.
     whole = floors["linears"] + floors["attention in a frame and to captions"]
-    counted = 3 * flops(benches.profile.CONFIG, 1, 32, 32, 300) / 256 / 790e6
+    counted = 3 * forward_flops(benches.profile.CONFIG, 1, 32, 32, 300) / 256 / 790e6
     assert 0.9 < whole / counted < 1
 
 

@@ -18,7 +18,7 @@ from trainer.data.latents import request as latents_request
 from trainer.data.latents.folder import LatentFolder
 from trainer.data.latents.request import Missing
 from trainer.model.encoders.registry import video_encoder
-from trainer.model.stdit import flops
+from trainer.model.flops import forward_flops
 from trainer.recipe import skip_windows
 from trainer.recipe.recipe import DataSpec, Stage, TrainRecipe, ValidationSpec
 from trainer.recipe.skip_windows import Windows
@@ -98,7 +98,7 @@ def costs(plan: Plan, spec: DataSpec, recipe: TrainRecipe) -> tuple[int, ...]:
         for cell in plan.cells
     ]
     return tuple(
-        cell.micro_batch_size * flops(recipe.model, *shape, most_text)
+        cell.micro_batch_size * forward_flops(recipe.model, *shape, most_text)
         for cell, shape in zip(plan.cells, shapes, strict=True)
     )
 

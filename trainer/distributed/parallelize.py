@@ -1,4 +1,4 @@
-"""Data parallelism of the model over the ranks (replicated or FSDP2) and its dtype.
+"""Data parallelism of the model over ranks (replicated or FSDP2), and its dtype.
 
 The master weights (parameters, moments, EMA) are float32 and live in the model itself. A step is:
 `begin_step`, any number of micro-batches through `compute` and backward on each rank, `reduce_gradients`.

@@ -1,4 +1,4 @@
-"""Time of a micro-batch, predicted: a model of five terms fitted to measured steps.
+"""Time of a micro-batch, predicted by a model of five terms fitted to steps.
 
     seconds = a·N + b·N·S + c·N·T + d·text + e
 

@@ -1,12 +1,12 @@
-"""How far another host's clock is from this one's, and whether a time daemon keeps this one right.
+"""Clock offset between two hosts by NTP's time stamps; time daemon of this host.
 
 Four time stamps, as in NTP (RFC 5905, section 8): sent and arrived are read here, received and answered
-there. The offset is ((received − sent) + (answered − arrived)) / 2, and is wrong by at most half the round
+there. The offset is ((received − sent) + (answered − arrived)) / 2, with an error of at most half the round
 trip; so of several exchanges the quickest counts. The stamps travel as a line of text: over ssh, TCP or
 anything else that carries lines.
 
-Nodes of a published run whose daemon asked for the time every 34 minutes stepped their clocks backwards, and
-NCCL failed; chrony, which turns the clock's speed instead, ended that.
+Nodes of a published run whose daemon polled every 34 minutes stepped their clocks backwards, and NCCL failed;
+chrony, which slews the clock instead, solved that.
 """
 
 import ctypes

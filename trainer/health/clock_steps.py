@@ -1,7 +1,8 @@
-"""Whether this host's clock was set while the run went on: real time against the monotonic one, each second.
+"""Clock steps: detect that this host's clock was set during the run.
 
-A clock that steps back broke collectives in the published runs (NTP that polls every half hour). A daemon
-that slews moves the clock by at most 0.5 ms in a second and is not seen here. Stdlib only.
+The check compares real time with monotonic time, every second. A clock that steps back broke collectives in
+the published runs (NTP that polls every half hour). A daemon that slews moves the clock by at most 0.5 ms in
+a second, which is not a step. Stdlib only.
 """
 
 import time
@@ -42,11 +43,11 @@ class ClockStep:
 
     def to_text(self, host: str) -> str:
         way = "back" if self.seconds < 0 else "forward"
-        return f"{host}: the clock was set {way} by {abs(self.seconds):.3f} s while the run went on; {ADVICE}"
+        return f"{host}: the clock was set {way} by {abs(self.seconds):.3f} s during the run; {ADVICE}"
 
 
 class ClockWatch:
-    """Looks at the two clocks; `look` tells a step of `least_seconds` or more since it last looked."""
+    """Compares the two clocks; `look` returns a step of `least_seconds` or more since the last call."""
 
     def __init__(self, least_seconds: float, clocks: Callable[[], tuple[float, float]] | None = None) -> None:
         self._clocks = clocks or (lambda: read_clocks())

@@ -1,23 +1,18 @@
-"""The GPUs of this host as their driver tells of them.
+"""GPUs of this host: read nvidia-smi, list hardware faults the driver reports.
 
-Everything is asked of other programs, each with a limit, because the driver itself can hang. What is not
-there, not supported or not readable is None; a tool that hangs or makes no sense is one line, `problem`.
-Nothing here needs root, torch, or anything beyond Python; nothing here raises.
+nvidia-smi runs with a time-out, because the driver itself can hang. A value that is missing, unsupported or
+unreadable is None; a tool that hangs or prints garbage is one line, `problem`. Nothing here needs root or
+torch, or raises.
 """
 
-import argparse
-import json
 import re
 import socket
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-from trainer.cli import commands
 from trainer.health import xid
 from trainer.health.timed_command import CommandResult, last_line, run_command
-from trainer.health.xid_log import XidLog, read_xids
 from trainer.run_folder import process_table
 
 MIB = 1 << 20
@@ -44,9 +39,9 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU. None: not supported or not told.
+    """One GPU. None: not supported or not reported.
 
-    `unreadable` names readings that failed; `is_lost`: the driver says so in place of a reading.
+    `unreadable` names readings that failed; `is_lost`: the driver reports a lost GPU in place of a reading.
     """
 
     index: int
@@ -271,9 +266,9 @@ def _gpu(element: ElementTree.Element, index: int) -> Gpu:
 
 
 def concerns(hardware: Hardware) -> tuple[Concern, ...]:
-    """Return what is wrong with a host's GPUs by the driver's word, whatever runs on them.
+    """Return the hardware faults that the driver reports for a host's GPUs, whatever runs on them.
 
-    The PCIe generation is not judged: an idle GPU lowers it to save power. Its width stays.
+    The PCIe generation is not checked, because an idle GPU lowers it to save power; the width is.
     """
     found = [] if not hardware.problem else [_of_tool(hardware)]
     if hardware.gpus and hardware.device_files > len(hardware.gpus):
@@ -324,65 +319,3 @@ def _checked(gpu: Gpu) -> list[tuple[bool, str, xid.Action, str]]:
         ),
         (gpu.is_lost, "the GPU is lost", "drain_node", xid.REBOOT),
     ]
-
-
-# ── the command ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def to_json(hardware: Hardware, log: XidLog) -> dict[str, object]:
-    """Return facts, Xids with their policy, and what is wrong, as plain values."""
-    return {
-        **asdict(hardware),
-        "concerns": [asdict(concern) for concern in concerns(hardware)],
-        "xids": [asdict(event) | asdict(event.policy) for event in log.events],
-        "xid_source": log.source,
-        "xid_problem": log.problem,
-    }
-
-
-def _figure(value: float | None, unit: str) -> str:
-    return "?" if value is None else f"{value:,.0f} {unit}"
-
-
-def to_text(hardware: Hardware, log: XidLog) -> str:
-    """Return the facts as people read them, a line a GPU."""
-    lines = [f"{hardware.host}: {len(hardware.gpus)} GPUs, driver {hardware.driver or 'not there'}"]
-    for gpu in hardware.gpus:
-        used, total = gpu.memory_used_bytes, gpu.memory_total_bytes
-        lines.append(
-            f"  {gpu.index} {gpu.name}  {_figure(gpu.power_watts, 'W')}  "
-            f"{_figure(gpu.temperature_celsius, 'C')}  {_figure(gpu.utilisation_percent, '%')}  "
-            f"{_figure(gpu.sm_clock_mhz, 'MHz')}  {_figure(used and used / MIB, 'MiB')} of "
-            f"{_figure(total and total / MIB, 'MiB')}"
-        )
-        for process in gpu.processes:
-            memory = _figure(process.memory_bytes and process.memory_bytes / MIB, "MiB")
-            lines.append(f"    process {process.pid} of {process.user or '?'}: {process.name}, {memory}")
-    for concern in concerns(hardware):
-        where = "" if concern.gpu is None else f"GPU {concern.gpu}: "
-        lines.append(f"  {concern.action}: {where}{concern.text}; {concern.advice}")
-    for event in log.events:
-        lines.append(
-            f"  {event.policy.action}: Xid {event.number} on {event.bus_id}, {event.policy.meaning}; "
-            f"{event.policy.advice}"
-        )
-    return "\n".join([*lines, *([f"  {log.problem}"] if log.problem else [])])
-
-
-def main(words: Sequence[str]) -> int:
-    parser = commands.parser(
-        "gpus",
-        "The GPUs of this host, and what their driver complains of.",
-        "  python -m trainer gpus --json",
-    )
-    parser.add_argument("--json", action="store_true", help="print the facts as JSON")
-    parser.add_argument(
-        "--seconds", type=float, default=SMI_SECONDS, metavar="S", help="limit of nvidia-smi (20)"
-    )
-    given: argparse.Namespace = parser.parse_args(words)
-
-    def act() -> None:
-        hardware, log = read_gpus(given.seconds), read_xids()
-        print(json.dumps(to_json(hardware, log)) if given.json else to_text(hardware, log))
-
-    return commands.run_short_command(act)

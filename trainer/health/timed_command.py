@@ -1,7 +1,7 @@
-"""Other programs asked a question, and ended, with a limit that holds whatever they do.
+"""Timed commands: run other programs with a time-out that always holds.
 
 A tool that talks to a driver can hang where no signal reaches it (NVIDIA/NVSentinel#1576, scitix/sichek#123):
-it is killed, waited for a moment, and left behind. So no question here takes longer than its limit and a
+`run_command` kills it, waits a second, and leaves it behind. So no call takes longer than its time-out plus a
 second.
 """
 

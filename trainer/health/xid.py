@@ -1,8 +1,8 @@
-"""What the NVIDIA driver's Xid numbers mean for a run, as one table.
+"""Xid policies: what the NVIDIA driver's Xid numbers mean for a run, as one table.
 
-An Xid is a line of the driver in the kernel's log. Most say that a program was wrong, some that a GPU is. The
+An Xid is a driver message in the kernel log. Most mean that a program was wrong, some that a GPU is. The
 policy follows NVIDIA's catalogue and the list of leptonai/gpud; where the two disagree (NVSentinel#1357) the
-more careful word is taken, except for 45, which is what any killed program leaves (NVSentinel#1748).
+table has the more careful action, except for 45, which any killed program leaves (NVSentinel#1748).
 """
 
 from dataclasses import dataclass

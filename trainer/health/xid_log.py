@@ -1,7 +1,7 @@
-"""The driver's complaints about GPUs (Xid events) in the kernel's log, read where that needs no root.
+"""Xid log: read the driver's Xid events from the kernel log, without root.
 
-The first of dmesg, the journal and /dev/kmsg that may be read is the source; where none may, that is said in
-one line and is no error.
+Reads the first of dmesg, the journal and /dev/kmsg that this user may read; where none may be read, the
+result says so in one line and is no error.
 """
 
 import os

@@ -1,14 +1,15 @@
-"""What a step costs in floating-point operations, and how fast that was: TFLOP/s and MFU.
+"""FLOPs of a training step, and the rates TFLOP/s and MFU.
 
-MFU is model FLOPs over what the devices could have done in the same wall time (PaLM, arXiv 2204.02311,
+MFU is model FLOPs divided by the peak of the devices in the same wall time (PaLM, arXiv 2204.02311,
 appendix B). Model FLOPs are three times the forward pass of the real shapes, with the true number of caption
-tokens; what is computed twice to save memory does not count. Waiting for clips counts as time.
+tokens; recomputed blocks do not count twice. Waiting for clips counts as time.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 
-from trainer.model.stdit import STDiT3Config, flops
+from trainer.model.layers import WAVE_CHANNELS
+from trainer.model.stdit import STDiT3Config
 
 Shape = tuple[int, int, int]
 """Frames, rows and columns of a latent."""
@@ -24,13 +25,35 @@ PEAK_FLOPS = {
 }
 
 
+def forward_flops(config: STDiT3Config, num_frames: int, height: int, width: int, text_tokens: int) -> int:
+    """Return the FLOPs of one sample's forward pass; a training step takes 3 times as many.
+
+    `num_frames`, `height`, `width` are the latent's. A multiply-add counts as two. Counts the matmuls that
+    the mathematics needs: with the true number of caption tokens, without recomputation or padding of heads,
+    and without queries and keys for the temporal attention of an image.
+    """
+    d, (_, p, q) = config.hidden_size, config.patch_size
+    space = -(-height // p) * -(-width // q)
+    tokens = num_frames * space
+    hidden = int(d * config.mlp_ratio)
+    cross = tokens * (4 * d * d + 4 * text_tokens * d) + text_tokens * 4 * d * d
+    mlp = tokens * 4 * d * hidden
+    spatial = tokens * (8 * d * d + 4 * space * d) if space > 1 else tokens * 4 * d * d
+    temporal = tokens * (8 * d * d + 4 * num_frames * d) if num_frames > 1 else tokens * 4 * d * d
+    blocks = config.depth * (spatial + temporal + 2 * (cross + mlp))
+    patch = tokens * 2 * p * q * d * (config.in_channels + config.out_channels)
+    clocks = 2 * 2 * (WAVE_CHANNELS * d + d * d) + 2 * 6 * d * d
+    text = 0 if config.skip_y_embedder else text_tokens * 2 * (config.caption_channels * d + d * d)
+    return blocks + patch + clocks + text
+
+
 def flops_per_step(config: STDiT3Config, shapes: Sequence[Shape], text_tokens: Sequence[int]) -> int:
     """Return the FLOPs of one update: forward and backward of every clip, a multiply-add counted as two.
 
     `shapes` are the clips' latents, `text_tokens` those that each of them reads.
     """
     clips = Counter(zip(shapes, text_tokens, strict=True))
-    return 3 * sum(count * flops(config, *shape, tokens) for (shape, tokens), count in clips.items())
+    return 3 * sum(count * forward_flops(config, *shape, tokens) for (shape, tokens), count in clips.items())
 
 
 def rates(model_flops: int, seconds: float, device_name: str, world_size: int) -> dict[str, float]:

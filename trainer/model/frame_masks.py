@@ -1,8 +1,9 @@
-"""Frame masks of training: which latent frames are given, so that one model continues and fills in clips.
+"""Frame masks of training: which latent frames are given as conditioning.
 
-True = to be generated, False = given (clean, timestep 0). The names and what they mean are the published
-ones, the spelling of `intepolate` included. Short clips are safe here: the published code raises for
-`quarter_*` of 2 or 3 frames and leaves `image_head_tail` of 2 frames nothing to generate.
+With them one model continues and fills in clips. True = to be generated, False = given (clean, timestep 0).
+The names and their meaning are the published ones, the spelling of `intepolate` included. Short clips are
+safe here: the published code raises for `quarter_*` of 2 or 3 frames and leaves `image_head_tail` of 2 frames
+nothing to generate.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The layers of STDiT3, by the names of the published state dict. They take numbers, not a configuration."""
+"""Layers of STDiT3, with the published state dict's names and numeric arguments."""
 
 import math
 from typing import cast

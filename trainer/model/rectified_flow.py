@@ -1,4 +1,4 @@
-"""Rectified flow: the convention, the loss and the sampler. Pure functions; every random number is given.
+"""Rectified flow: convention, loss and sampler, as pure functions of given noise.
 
 The convention, stated here once:
 

@@ -1,8 +1,8 @@
-"""Counter-based randomness: every draw belongs to (seed, purpose, step, clip), never to a rank or a worker.
+"""Counter-based random numbers: functions of (seed, purpose, step, clip) alone.
 
-The key is hashed to the 128 bits of a Philox generator, so a draw depends on nothing that was drawn
-before it: any rank, any worker and any number of them meet the same numbers, and a resumed run meets
-those of the run that was never stopped. All drawing happens on the CPU in numpy; a GPU gets a copy.
+The key is hashed to the 128 bits of a Philox generator, so a draw depends on no earlier draw: any number of
+ranks and workers get the same numbers, and a resumed run gets those of a run that never stopped. numpy draws
+all numbers on the CPU; a GPU gets a copy.
 """
 
 import hashlib

@@ -1,14 +1,14 @@
-"""STDiT3, the model: a latent video, a timestep and a caption in; a velocity (and an unused sigma half) out.
+"""STDiT3 model: latent video, timestep and caption to velocity (and unused sigma).
 
 Names and shapes of the state dict are those of Open-Sora 1.2. The model knows no parallelism, no files
-and no random numbers but its initialisation. Peculiar to it:
+and no random numbers except its initialisation. Its particularities:
 
 - Modulation is selected on the small table [B, T, 6, D]: a frame that `x_mask` marks as given takes the
   row made for t = 0. The original computes both branches on the activations and selects there; the
   numbers are the same.
 - Nothing in `forward` waits for the device: no `.item()`, no lengths as Python numbers.
 - What the original computes in bfloat16 by accident (timesteps, size and fps, RoPE, position) is
-  computed in float32 here. `STDiT3Config.reproduce` brings each back by name; docs/model.md says why.
+  computed in float32 here. `STDiT3Config.reproduce` restores each of these by name; docs/model.md says why.
 """
 
 import math
@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from trainer.model import rng
 from trainer.model.layers import (
-    WAVE_CHANNELS,
     Block,
     CaptionEmbedder,
     FinalLayer,
@@ -314,25 +313,3 @@ def initial_value(name: str, shape: tuple[int, ...], config: STDiT3Config, seed:
     else:
         bound = math.sqrt(6 / (shape[0] + shape[1]))
     return torch.from_numpy(source.random(shape, np.float32)) * (2 * bound) - bound
-
-
-def flops(config: STDiT3Config, num_frames: int, height: int, width: int, text_tokens: int) -> int:
-    """Return the floating-point operations of one sample's forward pass; a training step takes 3 times that.
-
-    `num_frames`, `height`, `width` are the latent's. A multiply-add counts as two. Counted is what the
-    mathematics needs: matrix products with the true number of caption tokens, no recomputation, no padding of
-    heads, no queries and keys for the temporal attention of an image.
-    """
-    d, (_, p, q) = config.hidden_size, config.patch_size
-    space = -(-height // p) * -(-width // q)
-    tokens = num_frames * space
-    hidden = int(d * config.mlp_ratio)
-    cross = tokens * (4 * d * d + 4 * text_tokens * d) + text_tokens * 4 * d * d
-    mlp = tokens * 4 * d * hidden
-    spatial = tokens * (8 * d * d + 4 * space * d) if space > 1 else tokens * 4 * d * d
-    temporal = tokens * (8 * d * d + 4 * num_frames * d) if num_frames > 1 else tokens * 4 * d * d
-    blocks = config.depth * (spatial + temporal + 2 * (cross + mlp))
-    patch = tokens * 2 * p * q * d * (config.in_channels + config.out_channels)
-    clocks = 2 * 2 * (WAVE_CHANNELS * d + d * d) + 2 * 6 * d * d
-    text = 0 if config.skip_y_embedder else text_tokens * 2 * (config.caption_channels * d + d * d)
-    return blocks + patch + clocks + text

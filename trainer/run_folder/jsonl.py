@@ -1,4 +1,4 @@
-"""JSON lines of a run: append one line per write, so several processes can share a file.
+"""JSON lines of a run: append each in one write, so processes can share a file.
 
 Stdlib only: the monitor process writes events too, and starts in a few milliseconds.
 `trainer.run_folder.metrics` reads the lines.

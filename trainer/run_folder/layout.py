@@ -1,4 +1,4 @@
-"""Names in a run folder: checkpoints and rank logs. Imports no torch, for the report."""
+"""Names in a run folder: checkpoints and rank logs. Imports no torch."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Metrics files of a run: metrics.jsonl (per step), validation.jsonl, events.jsonl.
+"""Metrics of a run: metrics.jsonl (per step), validation.jsonl, events.jsonl.
 
 All reports and trackers are derived from these files. Losses are float32 means of per-clip losses, written
 with all digits, so that two runs can be compared bit for bit. Step numbers count finished updates: line 100

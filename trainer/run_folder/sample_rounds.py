@@ -1,4 +1,4 @@
-"""Sample rounds of a run: one folder of generated clips per round, written atomically.
+"""Sample rounds of a run: one folder of clips per round, written atomically.
 
     RUN/samples/step-00000100/       the recipe's own: 00-0.mp4 (prompt 0, seed 0), …
                               samples.json   the request and the list of clips; written last

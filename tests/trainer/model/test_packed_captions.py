@@ -166,7 +166,7 @@ def test_packing_asks_the_device_for_nothing() -> None:
 def _built(model: STDiT3, given: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Return what Triton would build for a forward and backward pass: it looks at these facts of a launch.
 
-    No kernel runs, so the numbers are what memory held; what is launched does not hang on them.
+    No kernel runs, so the numbers are what memory held; the launches do not depend on them.
     """
     found: set[str] = set()
 

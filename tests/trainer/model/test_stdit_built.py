@@ -9,7 +9,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.trainer.model.test_stdit import TINY, filled, inputs
-from trainer.model.stdit import GIANT_3B_2, XL_2, STDiT3, STDiT3Config, flops, initialise
+from trainer.model.flops import forward_flops
+from trainer.model.stdit import GIANT_3B_2, XL_2, STDiT3, STDiT3Config, initialise
 
 
 def test_parameters_are_counted_as_published() -> None:
@@ -116,10 +117,10 @@ def test_a_configuration_that_cannot_be_built_is_refused(fields: dict[str, objec
 
 def test_the_operations_are_those_of_the_shapes() -> None:
     # Per token, with 300 caption tokens: 240p of 51 frames, and 720p of 102 frames.
-    assert flops(XL_2, 15, 30, 53, 300) / 6075 == pytest.approx(2.227e9, rel=2e-3)
-    assert flops(XL_2, 30, 90, 160, 300) / 108_000 == pytest.approx(2.627e9, rel=1e-3)
+    assert forward_flops(XL_2, 15, 30, 53, 300) / 6075 == pytest.approx(2.227e9, rel=2e-3)
+    assert forward_flops(XL_2, 30, 90, 160, 300) / 108_000 == pytest.approx(2.627e9, rel=1e-3)
     # Counted by torch on the real matrix products of a small model.
     model, given = filled(), inputs(batch=1, frames=3, rows=4, columns=5, tokens=6)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         model(**given)
-    assert flops(TINY, 3, 4, 5, 6) == counter.get_total_flops()
+    assert forward_flops(TINY, 3, 4, 5, 6) == counter.get_total_flops()

@@ -1,7 +1,7 @@
-"""One check and its verdict, and the limit that every check has.
+"""Preflight check: result, verdict, and the time-out of every check.
 
-A check that hangs (a driver, a disk of another host) is left in its thread and named; what comes after it
-still runs.
+A check that hangs (a driver, a disk of another host) stays in its thread and is named; the checks after it
+still run.
 """
 
 import threading

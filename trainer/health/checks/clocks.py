@@ -1,4 +1,4 @@
-"""How far the nodes' clocks are from the first node's, by time stamps that travel over the ranks' board."""
+"""Clock check: offset of each node's clock from rank 0's, by time stamps."""
 
 import statistics
 import time

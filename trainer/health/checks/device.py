@@ -1,9 +1,9 @@
-"""What one rank's device computes, how fast, and how much of its memory is free.
+"""Device check: correctness and rate of matmuls, memory rate, free memory.
 
-The products are those of the model's own layers. Their result is known before: the factors are multiples of
-a quarter with three significant bits, so that every sum is exact in float32, TF32 or bfloat16's float32 sums,
-in any order; 64 different rows and columns, multiplied on the CPU in float64 by another library, are spread
-over the whole. A single wrong bit of any element is seen.
+The matmuls are those of the model's layers. Their result is known in advance: the factors are multiples of a
+quarter with three significant bits, so that every sum is exact in float32, TF32 or bfloat16's float32 sums,
+in any order; 64 distinct rows and columns, multiplied on the CPU in float64 by another library, are spread
+over the whole matrix. So a single wrong bit of any element is detected.
 """
 
 import time
@@ -161,10 +161,10 @@ def copy(device: torch.device, effort: Effort) -> list[Check]:
 
 
 def memory(device: torch.device, forecast_bytes: int | None, uncounted: str = "") -> list[Check]:
-    """Check that the device's memory is free, and is enough for what the recipe is forecast to need.
+    """Check that the device's memory is free, and enough for the prediction of the recipe's need.
 
-    `uncounted`: what the forecast leaves out, in words. A GPU that is shared on purpose is only told, where
-    what is left is enough for the forecast.
+    `uncounted`: text on what the prediction leaves out. A shared GPU only gets a warning where the rest of
+    its memory is enough.
     """
     if device.type != "cuda":
         return _host_memory(forecast_bytes, uncounted)

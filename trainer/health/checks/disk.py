@@ -1,6 +1,6 @@
-"""Whether a node can write what the run will write: permission, room, files, and at what rate.
+"""Disk check: can a node write the run folder; free space, inodes, write rate.
 
-The file that is tried has no name from the start, so that a kill leaves nothing behind.
+The test file is anonymous (O_TMPFILE), so that a kill leaves nothing behind.
 """
 
 import errno

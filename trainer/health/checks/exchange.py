@@ -1,7 +1,7 @@
-"""Where the ranks put what they found, and take what the others found, with a limit on every wait.
+"""Exchange of check results between the ranks over torch's store, with time-outs.
 
-torch's collectives wait for a rank that hangs; here a rank that says nothing is a fact like any other. The
-board is the store through which torch made the ranks meet.
+torch's collectives would wait for a rank that hangs; here a silent rank is a result like any other. The board
+uses the store of torch's rendezvous.
 """
 
 import json

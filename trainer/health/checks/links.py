@@ -1,7 +1,7 @@
-"""The links between the ranks: an all-reduce over all of them, then pairs, to find the one that is slow.
+"""Link check: all-reduce over all ranks, then pairs of ranks, to find a slow link.
 
 The pairs play a tournament, each rank against each other once, half of them at a time: n − 1 rounds for n
-players. The ranks of a node play among themselves, all nodes at once; then the nodes play, by their first
+ranks. The ranks of a node play among themselves, all nodes at once; then the nodes play, with their first
 ranks. So a run on 24 nodes of 8 GPUs has 7 + 23 rounds and not 191.
 """
 

@@ -1,4 +1,4 @@
-"""What one node says of itself: its GPUs by their driver's word, Xids, versions, who keeps its clock."""
+"""Node check: driver-reported GPU errors, Xids, versions, time daemon, leftovers."""
 
 import hashlib
 import platform

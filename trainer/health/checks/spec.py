@@ -1,4 +1,4 @@
-"""Recipe section `preflight`: the checks before the first step, and when they fail a node."""
+"""Recipe section `preflight`: checks before step 1, and when a node fails."""
 
 from typing import Annotated, Literal
 

@@ -1,4 +1,4 @@
-"""What the ranks found, put together: rates against the median, versions against most, a verdict a node."""
+"""Verdict per node: compare rates with the median and versions with the majority."""
 
 import statistics
 from collections import Counter

@@ -1,9 +1,10 @@
-"""What the watchers of all ranks do together when a step does not end, or a rank is gone.
+"""End a hung run: monitor processes dump stacks, name the odd rank, end all ranks.
 
-Collectives hang then, so they meet over the run's folder: the first to see it writes RUN/stacks/now.json, as
-the only one; every watcher dumps its own rank and the workers below it, twice; the first compares them, names
-the odd one, writes summary.json and the event `stall`; only then each ends its own rank. Every wait here has
-a limit, so a watcher that is gone itself holds nobody up. Stdlib only.
+Collectives hang then, so the monitor processes meet over the run folder. The first to see the hang, or a lost
+rank, writes RUN/stacks/now.json, as the only one. Every monitor process dumps its own rank and the workers
+below it, twice. The first compares the stacks, names the odd rank, writes summary.json and the event `stall`.
+Only then each monitor process ends its own rank. Every wait here has a time-out, so a monitor process that is
+gone itself delays nobody. Stdlib only.
 """
 
 import json
@@ -62,7 +63,7 @@ def now_path(run: Path) -> Path:
 
 
 def claimed(run: Path, since: float) -> Claim | None:
-    """Return what is being dealt with, None for nothing; `since`: the file time from which on it counts.
+    """Return the hang in progress, None without one; ignore files older than the file time `since`.
 
     File times are compared with file times, as clocks of hosts differ and may be what is wrong.
     """
@@ -113,7 +114,7 @@ def _new_folder(under: Path, name: str) -> str:
 
 
 def forget(run: Path) -> None:
-    """Remove what was being dealt with: at a new start, and when the ranks go on."""
+    """Remove the record of the hang: at a new start, and when the ranks continue."""
     with suppress(OSError):
         now_path(run).unlink(missing_ok=True)
 

@@ -1,9 +1,9 @@
-"""In which collective a rank waits, as torch's flight recorder has it, and which rank has not come to it.
+"""Flight recorder of torch: the collective that ranks wait in, and the late rank.
 
 The recorder is in torch's process groups (gloo's too, torch 2.13): for each group it counts the collectives
-that a rank has enqueued, that its GPU has begun (NCCL, only with TORCH_NCCL_ENABLE_TIMING=1) and that are
-completed, and keeps the last TORCH_FR_BUFFER_SIZE of them. It is asked inside the rank, by the thread that
-writes the heartbeat, and only while the rank stands in one phase.
+that a rank has enqueued, that its GPU has started (NCCL, only with TORCH_NCCL_ENABLE_TIMING=1) and that are
+completed, and keeps the last TORCH_FR_BUFFER_SIZE of them. The rank's heartbeat thread reads the recorder,
+and only while the rank's phase does not change.
 Source: torch, "Flight Recorder for Debugging Stuck Jobs", form of version 2.10.
 """
 
@@ -62,7 +62,7 @@ class Wait:
 
 
 class Recorder:
-    """The flight recorder of this process. A look costs under 0.1 ms while collectives go on.
+    """The flight recorder of this process. A look costs under 0.1 ms while collectives make progress.
 
     Only when they have stood still between two looks are the entries read (0.1 s for 2000 of them), once.
     """
@@ -72,7 +72,7 @@ class Recorder:
         self._found: tuple[Collective, ...] | None = None
 
     def look(self) -> tuple[Collective, ...]:
-        """Return how far each group has come; none while the collectives go on, or where none is recorded."""
+        """Return the progress of each group; none while collectives make progress, or without a recorder."""
         dumps = _dumps()
         status = [json.loads(dump(includeCollectives=False)).get("pg_status") for dump in dumps]
         if status != self._status or not status:
@@ -162,9 +162,9 @@ def from_json(values: Sequence[Mapping[str, Any]]) -> tuple[Collective, ...]:
 
 
 def waits(reported: Mapping[int, Sequence[Collective]]) -> list[Wait]:
-    """Return where ranks wait for others, by what each rank told; the wait that others come from first.
+    """Return where ranks wait for others, from each rank's records; the wait that causes others first.
 
-    Nobody is late in a group of which a member told nothing: that one may be where the others are.
+    Nobody is late in a group with a member without records: that member may be where the others are.
     """
     groups: dict[tuple[str, tuple[int, ...]], dict[int, Collective]] = {}
     for rank, found in reported.items():

@@ -1,9 +1,9 @@
-"""What the driver and the kernel say of this host's GPUs while the run goes on, tied to the step.
+"""GPU monitor of a host: log Xids and driver-reported errors during the run.
 
-One thread a host, in the watcher of its first rank, so that a driver that hangs holds up nothing. What
-changes is an event: `xid` for a line of the kernel's log, `ecc` for what nvidia-smi complains of (memory
-errors, rows that wait to be replaced, a GPU that is gone or too hot); a line on the console says the same.
-What cannot be read is said once, as an event `watch`. The policy is that of `trainer.health.xid`:
+One thread per host, in the monitor process of its first rank, so that a hanging driver delays nothing. A
+change is an event with the step: `xid` for a line of the kernel log, `ecc` for an error that nvidia-smi
+reports (memory errors, rows waiting for remapping, a GPU that is lost or too hot), and a console line. A
+source that cannot be read is logged once, as an event `watch`. `trainer.health.xid` has the policy:
 drain_node ends the rank with BAD_NODE, restart_job with RESTART.
 """
 
@@ -70,7 +70,7 @@ def _watch(
                 where = "" if concern.gpu is None else f"GPU {concern.gpu}: "
                 said = f"{where}{concern.text}; {concern.advice}"
                 _record(run, "ecc", step(), _concern_facts(concern), said)
-                # A driver that was slow to answer once is no reason to end a run that goes on.
+                # One slow answer of the driver is no reason to end a run that makes progress.
                 actions.append(concern.action if concern.gpu is not None else "warn")
                 reasons.append(concern.text)
                 known.add(_key(concern))
@@ -99,7 +99,7 @@ def _key(concern: Concern) -> tuple[int | None, str]:
 
 
 def _record(run: Path, name: str, step: int, facts: dict[str, Any], to_text: str) -> None:
-    """Add the event to the diary and, unless it is one to ignore, say it on the console."""
+    """Log the event and, unless its policy is ignore, print it on the console."""
     unwritten = ""
     try:
         jsonl.record_event(run, name, step, **facts)

@@ -1,11 +1,11 @@
-"""What a rank shows of itself: the step, the phase and since when, to its watcher and to the run's folder.
+"""Heartbeat of a rank: step, phase and time since, in shared memory and a file.
 
-The loop writes a few bytes of shared memory (`Pulse.phase`, under a microsecond, no disk and no device); they
-outlive the process that wrote them as long as its watcher looks. Every few seconds a thread copies them to
-RUN/heartbeats/rank-00000.json, for whoever has only the folder. Stdlib only.
+The training loop writes a few bytes of shared memory (`Pulse.phase`, under a microsecond, no disk and no
+device); they outlive the rank as long as its monitor process has them mapped. Every few seconds a thread
+copies them to RUN/heartbeats/rank-00000.json, for readers that only see the folder. Stdlib only.
 
-The reader is another process and may look in the middle of a write, or the writer be stopped there. So there
-are two places, written in turn, each with a number and a checksum: the newest whole one counts.
+The reader is another process and may read in the middle of a write, or the writer may be stopped there. So
+there are two slots, written in turn, each with a number and a checksum: the newest valid slot counts.
 """
 
 import json

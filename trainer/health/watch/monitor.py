@@ -1,10 +1,10 @@
-"""The run watched while it goes on: hung and lost ranks, slow ones, a rate that drops, clocks, hardware.
+"""Monitoring of a rank during training: record, heartbeat, clock, monitor process.
 
-`watching` is what a rank has around its training: a record of its process, a page of memory that says what it
-does, a thread that copies that to the run's folder and looks at the clock, and, some seconds later, a watcher
-beside it (`trainer.health.watch.monitor_process`). A run that is over by then never starts one.
-`trainer.health.watch.step_monitor` sees every
-step's figures. Nothing here touches a number of the training.
+`watching` surrounds a rank's training with a process record, a page of shared memory with its heartbeat, a
+thread that copies the heartbeat to the run folder and checks the clock, and, some seconds later, a monitor
+process beside the rank (`trainer.health.watch.monitor_process`). A run that ends earlier never starts one.
+`trainer.health.watch.step_monitor` checks the metrics of every step. Nothing here changes a number of the
+training.
 """
 
 import faulthandler
@@ -115,7 +115,7 @@ class _Body:
                 self._collectives = self._recorder.look()
             except (StateError, RuntimeError, ValueError) as error:
                 self._recorder = None
-                text = f"rank {self.record.rank}: collectives are not told: {error}"
+                text = f"rank {self.record.rank}: cannot read the flight recorder: {error}"
                 print(text, file=sys.stderr, flush=True)
         return self._collectives != before
 
@@ -124,7 +124,7 @@ class _Body:
         try:
             heartbeat.write_heartbeat(self.run, self.record.rank, heartbeat.read_page(self.memory), reported)
         except OSError as error:
-            self._say_once(f"heartbeats cannot be written ({error.strerror}); the run goes on without")
+            self._say_once(f"heartbeats cannot be written ({error.strerror}); the run continues without them")
 
     def _say_once(self, text: str) -> None:
         if not self._has_reported:
@@ -155,7 +155,7 @@ class _Body:
                 pass_fds=(self.page,),
             )
         except OSError as error:
-            self._say_once(f"its watcher cannot be started ({error.strerror}); the run goes on without")
+            self._say_once(f"its monitor process cannot be started ({error.strerror}); the run continues")
             self._wants_a_watcher = False
             return
         _may_look(self._watcher.pid)
@@ -165,7 +165,7 @@ class _Body:
         assert self._watcher is not None
         assert self._watcher.stdout is not None
         said = self._watcher.stdout.readline()
-        if not said:  # the watcher itself is gone: the run goes on without
+        if not said:  # the monitor process itself is gone: the run continues without it
             self._say_once("its watcher has ended; nothing watches this rank any more")
             self._watcher.stdout.close()
             self._watcher.stdout = None
@@ -281,7 +281,7 @@ def _is_broken_line(error: RuntimeError) -> bool:
 
 
 def _who_is_gone(run: Path, record: ProcessRecord, body: _Body, error: RuntimeError) -> str:
-    """Return the words for a broken collective, after the watchers (or this rank) have told of it."""
+    """Return the text for a broken collective, after the monitor processes (or this rank) reported it."""
     began, since = time.monotonic(), process_records.record_path(run, record.rank).stat().st_mtime
     seen = heartbeat.read_page(body.memory)
     first = str(error).strip().splitlines()[0][:200]

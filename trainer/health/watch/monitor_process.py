@@ -1,14 +1,14 @@
-"""The watcher of one rank: a small process beside it that still looks when the rank can do nothing.
+"""Monitor process beside a rank: detects hangs and lost ranks, and ends its rank.
 
-A thread of the rank would need the interpreter's lock, and just a rank that hangs in C code with the lock
-held, or that was stopped, has to be found; so this is a process of its own, with nothing but the standard
-library (12 MB). It reads the rank's page in shared memory once a second, so a disk that hangs looks like no
-stall, and it hears at once when the rank is gone. When a step does not end, or a rank is lost, it takes part
-in `trainer.health.watch.end_hung_run` and then ends its rank: by word, which gives the exit code, or by
-SIGKILL where the rank does not listen any more.
+A thread of the rank would need the GIL, and the rank to detect may hang in C code with the GIL held, or be
+stopped. So this is a separate process with only the standard library (12 MB). It reads the rank's heartbeat
+in shared memory once a second, so a hanging disk does not look like a stall, and notices at once when the
+rank is gone. When a step does not end, or a rank is lost, it takes part in
+`trainer.health.watch.end_hung_run` and then ends its rank: by a message with the exit code, or by SIGKILL
+where the rank does not respond.
 
-It is started by `trainer.health.watch.monitor`, some seconds after the rank: stdin says goodbye, stdout
-takes orders back.
+`trainer.health.watch.monitor` starts it some seconds after the rank. The end of stdin means that the rank
+ends; stdout carries orders back.
 """
 
 import json
@@ -32,14 +32,14 @@ from vidcurate.errors import StateError
 
 GOODBYE = b"bye\n"
 ENDS_SECONDS = 5.0
-"""how long a rank that was told to end may take before it is killed"""
+"""how long a rank may take to exit before SIGKILL"""
 SETTLED_SECONDS = 10.0
 """without progress, before ranks of other hosts are looked for in the run's folder, and how often"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What a watcher is told at its start. `page`: the descriptor of the rank's page."""
+    """Arguments of a monitor process. `page`: the file descriptor of the rank's heartbeat."""
 
     record: ProcessRecord
     page: int
@@ -124,7 +124,7 @@ class Watcher:
             return self.assign_with(now, is_first=False)
         if self.assigned_at is not None:
             if (seen.step, seen.phase) == self.assigned_at:
-                return False  # it was told, and the policy is to wait
+                return False  # already reported, and the policy is to wait
             self.assigned_with = self.assigned_at = None
             end_hung_run.forget(self.run)
         if self.is_late(seen):
@@ -160,7 +160,7 @@ class Watcher:
             return None
         self.next_look_around = time.monotonic() + SETTLED_SECONDS
         there = {path.name for path in process_records.record_path(self.run, 0).parent.glob("rank-*.json")}
-        for one in self.peers.values():  # it ended in order, as after an error, and this one was not told
+        for one in self.peers.values():  # the peer ended orderly, as after an error, without notice
             if process_records.record_path(self.run, one.rank).name not in there:
                 return one
         return None
@@ -171,7 +171,7 @@ class Watcher:
             return False
         return self.claim("lost", gone, seen)
 
-    # ── dealing with it ─────────────────────────────────────────────────────────────────────────────────────
+    # ── reactions ───────────────────────────────────────────────────────────────────────────────────────────
 
     def claim(self, kind: str, whom: ProcessRecord, seen: RankState) -> bool:
         why = "a word of an earlier start is in the way"
@@ -225,7 +225,7 @@ class Watcher:
         return self.end_with(exit_codes.HALT if policy == "stop" else exit_codes.RESTART, why)
 
     def end_with(self, code: int, why: str) -> bool:
-        """End the rank: it is told the exit code, and killed where it does not listen."""
+        """End the rank: send it the exit code, and SIGKILL where it does not respond."""
         self.is_ending = True
         with suppress(OSError):
             os.write(1, (json.dumps({"code": code, "why": why}) + "\n").encode())

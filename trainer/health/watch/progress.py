@@ -1,7 +1,7 @@
-"""How far a run has come, as its folder says it: to the supervisor, which is none of the ranks.
+"""Progress of a run, read from its folder, for the launch supervisor.
 
 The steps are those of the newest complete checkpoint and of the last line of metrics.jsonl. Between steps the
-ranks' heartbeats (RUN/heartbeats/rank-00000.json: {time, step, phase}) tell that something still moves.
+ranks' heartbeats (RUN/heartbeats/rank-00000.json: {time, step, phase}) show that the run still moves.
 """
 
 import json
@@ -27,7 +27,7 @@ def highest_step(run: Path) -> int:
 
 
 def _last_step(path: Path) -> int:
-    """Return the step of a diary's last whole line, reading its end only; 0 where there is none.
+    """Return the step of the last complete line of a JSONL file, reading its end only; 0 without one.
 
     A power loss can leave zeros where lines were.
     """

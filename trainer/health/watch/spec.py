@@ -1,4 +1,4 @@
-"""Recipe section `watch`: the hangs, slow ranks and hardware faults that end a run."""
+"""Recipe section `watch`: hangs, slow ranks, hardware faults that end a run."""
 
 from typing import Annotated, Literal
 
@@ -46,6 +46,6 @@ class WatchSpec(Recipe):
 
 
 class LostRankError(VidcurateError):
-    """Another rank is gone, so this one cannot go on; the run's folder is sound."""
+    """Another rank is gone, so this rank cannot continue; the run folder is sound."""
 
     exit_code = exit_codes.RESTART

@@ -1,4 +1,4 @@
-"""Stacks of a run's processes compared: equal ones are one group, the one that others wait for is named."""
+"""Stack groups: group equal stacks of a run's processes and name the odd rank."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ def group(stacks: Sequence[Stack]) -> list[list[Stack]]:
 
 
 def unmoved(first: Sequence[Stack], second: Sequence[Stack]) -> list[Stack]:
-    """Return those of the second dump whose main thread stands where it stood in the first."""
+    """Return those of the second dump whose main thread has the same stack as in the first."""
     before = {(stack.host, stack.pid): stack.frames for stack in first}
     return [stack for stack in second if stack.frames and before.get((stack.host, stack.pid)) == stack.frames]
 
@@ -72,7 +72,7 @@ def odd_one(groups: Sequence[Sequence[Stack]]) -> Odd | None:
 
 
 def waits(stacks: Sequence[Stack]) -> list[Wait]:
-    """Return in which collectives ranks wait; none where no flight recorder has told."""
+    """Return the collectives that ranks wait in; none without records of the flight recorder."""
     reported = {
         stack.rank: stack.collectives for stack in stacks if stack.rank is not None and stack.collectives
     }
@@ -99,7 +99,7 @@ def _place(stack: Stack) -> tuple[int, int] | None:
     return stack.step, PHASES.index(stack.phase)
 
 
-# ── in words ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── as text ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 MOST_FRAMES = 6
 MOST_NAMES = 8

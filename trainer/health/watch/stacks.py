@@ -1,9 +1,9 @@
-"""Where the processes of a run stand: stacks of ranks and workers.
+"""Stack dumps of a run's ranks and workers, by py-spy or by SIGUSR2.
 
-py-spy reads another process from outside, also one that holds the interpreter's lock or was stopped. Where it
-is not installed, or may not trace (a container without ptrace, Yama), the process writes its stacks itself
-when SIGUSR2 comes: `faulthandler` does it in the signal's handler, without the lock. Its file is an anonymous
-one, read through /proc/PID/fd, so a disk that hangs is not in the way. Both give one form. Stdlib only.
+py-spy reads another process from outside, even one that holds the GIL or is stopped. Where py-spy is missing,
+or may not trace (a container without ptrace, Yama), the process writes its own stacks on SIGUSR2:
+`faulthandler` does this in the signal handler, without the GIL. Its file is anonymous and read through
+/proc/PID/fd, so a hanging disk does not matter. Both give the same form. Stdlib only.
 """
 
 import json

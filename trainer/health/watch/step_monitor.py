@@ -1,4 +1,4 @@
-"""Every step's figures looked at: a rank slower than the others, a rate below the run's own."""
+"""Step monitor: find ranks slower than the others and a falling rate, every step."""
 
 import sys
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What asks a training to stop, a signal or what was seen of the run: the step in progress ends first."""
+"""Stop requests: signals and findings that end a training after the current step."""
 
 import signal
 from collections.abc import Iterator, Sequence

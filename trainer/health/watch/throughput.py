@@ -1,9 +1,9 @@
-"""How fast the ranks are: each one's own seconds of a step, a rank slower than the others, a falling rate.
+"""Throughput of ranks: seconds of each rank per step, slow ranks, a falling rate.
 
-A step takes as long as its slowest rank, and all ranks then measure the same: who is slow shows only in what
-a rank does before it waits for the others. That is its data wait and its micro-batches (nothing travels
-between them, see `trainer.distributed.parallelize`), by the device's own clock on a GPU. The seconds are
-exchanged in the sum that each step makes anyway.
+A step takes as long as its slowest rank, and all ranks then measure the same time: a slow rank shows only in
+its time before it waits for the others. That is its data wait and its micro-batches (without communication
+between them, see `trainer.distributed.parallelize`), measured on a GPU by the device's own clock. The ranks
+exchange the seconds in the sum that each step makes anyway.
 """
 
 import itertools
@@ -18,7 +18,7 @@ import torch
 from trainer.distributed.mesh import World
 
 LEAST_SECONDS = 0.05
-"""a rank slower by less than this a step is not told: on a small model it is the machine's noise"""
+"""a rank slower by less than this per step is not reported: on a small model this is noise"""
 MIXES = 256
 HISTORY = 100
 RECENT = 5
@@ -155,7 +155,7 @@ class Drop:
 
 
 class Throughput:
-    """The run's rate by mix of buckets: a drop of `share` against its own median, told once until it is over.
+    """The run's rate by mix of buckets: reports a drop of `share` below its median once until it is over.
 
     A step of long clips is slower than one of short ones: only like is compared with like.
     """

@@ -1,7 +1,7 @@
-"""The frozen projection of captions, applied ahead: T5's 4096 numbers a token become the model's width.
+"""Caption projection, frozen and precomputed: T5's 4096 channels to model width.
 
-Recipes that freeze `y_embedder` (all of Open-Sora 1.2) can store what it makes of a caption instead of the
-caption's features, 3.6 times smaller, and train with `model.skip_y_embedder`.
+Recipes that freeze `y_embedder` (all of Open-Sora 1.2) can store its output instead of the caption's
+features, 3.6 times smaller, and train with `model.skip_y_embedder`.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
-"""The published cleaning of captions: of DeepFloyd IF, taken over by PixArt and by Open-Sora's inference.
+"""Caption cleaning of DeepFloyd IF, as PixArt and Open-Sora's inference use it.
 
-It was written for alt texts of the web: it takes out addresses, mark-up, file names, codes and shop talk,
-brings dashes and quotes to one kind, and makes lower case. The rules run in this order, and all of them
-twice, as what one takes out can uncover work for another. Chinese characters are taken out.
+It was written for alt texts of the web: it removes addresses, mark-up, file names, codes, advertising and
+Chinese characters, unifies dashes and quotes, and makes lower case. The rules run in this order, and all of
+them twice, because one rule's output can match another.
 """
 
 import html

@@ -1,4 +1,4 @@
-"""The dtype that an encoder computes in, whatever is on around it."""
+"""Precision of an encoder: its dtype, whatever autocast is active around it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

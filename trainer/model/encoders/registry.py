@@ -1,8 +1,8 @@
-"""Encoders: pixels to latents and back, captions to features. What the trainer asks of them, and which exist.
+"""Encoder registry: video encoders (pixels, latents) and text encoders (captions).
 
-`VideoSpec` and `TextSpec` are the recipe's words for them. `space_to_depth` and `words` are real and need no
+`VideoSpec` and `TextSpec` are their recipe sections. `space_to_depth` and `words` are real and need no
 download; `vae` and `t5` are those of the published models. Sizes are known without weights and without the
-libraries that run them.
+libraries that run the encoders.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,10 @@
-"""A tiny real video encoder: an orthogonal transform of blocks of pixels. Nothing learned, nothing lost.
+"""Space-to-depth video encoder: an orthogonal block transform, tiny and lossless.
 
-A block of temporal x spatial x spatial pixels in 3 colours becomes one latent pixel. Colours and the three
-axes of the block are turned by orthonormal cosine transforms, so that the first channel is the block's
-brightness and later channels are colour and ever finer detail. In video these have very different sizes: each
-is divided by a fixed scale that falls with its frequency, so that latents have a variance near one, as the
-noise they are mixed with.
+A block of temporal x spatial x spatial pixels in 3 colours becomes one latent pixel. Orthonormal cosine
+transforms act on the colours and the three axes of the block, so that the first channel is the block's
+brightness and later channels are colour and finer detail. In video these have very different variances: a
+fixed scale that falls with frequency divides each, so that latents have a variance near one, like the noise
+that the loss mixes with them. Nothing is learned.
 """
 
 from dataclasses import dataclass

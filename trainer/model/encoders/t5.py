@@ -1,8 +1,8 @@
-"""The encoder of T5 v1.1 (DeepFloyd/t5-v1_1-xxl: 24 layers, width 4096), from transformers.
+"""T5 v1.1 text encoder (DeepFloyd/t5-v1_1-xxl: 24 layers, width 4096).
 
-Captions are cut to `model_max_length` tokens, the end token among them, and those of like length are encoded
-together, padded to the longest: padding is masked, so it changes no feature, and its own features are 0.
-transformers and the weights are loaded on first use; sizes are known without either.
+The encoder truncates captions to `model_max_length` tokens, end token included, and encodes captions of
+similar length together, padded to the longest: padding is masked, so it changes no feature, and its own
+features are 0. transformers and the weights are loaded at first use; sizes are known without either.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
-"""The temporal half of Open-Sora's VAE v1.2: latents of frames to latents of chunks, four frames to one.
+"""Temporal VAE of Open-Sora 1.2: per-frame latents to chunk latents, four to one.
 
-It runs on the spatial VAE's latents and keeps height and width. Every convolution looks back in time only,
-with zeros before the first frame; the group norms average over the whole chunk, so within a chunk a frame
-does see later ones. Chunks know nothing of each other. State-dict names are the original's
+It works on the spatial VAE's latents and keeps height and width. Every convolution is causal in time, with
+zeros before the first frame; the group norms average over the whole chunk, so within a chunk a frame does
+depend on later ones. Chunks are independent. State-dict names are the original's
 (hpcai-tech/OpenSora-VAE-v1.2, prefix `temporal_vae.`).
 """
 

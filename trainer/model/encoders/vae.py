@@ -1,11 +1,11 @@
-"""Open-Sora's VAE v1.2: SDXL's AutoencoderKL frame by frame, then the temporal VAE chunk by chunk.
+"""VAE of Open-Sora 1.2: SDXL's AutoencoderKL per frame, temporal VAE per chunk.
 
-A latent pixel stands for 8 x 8 pixels of 4 frames. Chunks are 17 frames, 5 latent frames; a shorter last one
-has one latent frame for each 4 begun, an image one. The latents of frames are multiplied by 0.18215, which
-is Stable Diffusion's constant and not SDXL's: the released weights were trained so (hpcaitech/Open-Sora#493).
-Latents of chunks are shifted and divided per channel, by constants that lie in the checkpoint.
+A latent pixel represents 8 x 8 pixels of 4 frames. Chunks are 17 frames, 5 latent frames; a shorter last
+chunk has one latent frame for each 4 frames begun, an image has one. Per-frame latents are multiplied by
+0.18215, which is Stable Diffusion's constant and not SDXL's: the released weights were trained so
+(hpcaitech/Open-Sora#493). Chunk latents are shifted and divided per channel, by constants in the checkpoint.
 
-diffusers and the weights are loaded on first use; sizes are known without either.
+diffusers and the weights are loaded at first use; sizes are known without either.
 """
 
 from collections.abc import Callable, Mapping
@@ -226,7 +226,7 @@ class VideoVae:
     def posterior(self, video: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and variance, float32 [B, 4, T', H/8, W/8], of `video`: uint8, or float in [-1, 1].
 
-        Of a frame's own posterior, which is narrow, the mean goes on to the temporal VAE, where the original
+        The mean of a frame's own posterior, which is narrow, goes to the temporal VAE, where the original
         draws from it. Raises InputError for fewer than 8 pixels, VidcurateError for values out of float16.
         """
         batch, _, frames, height, width = video.shape

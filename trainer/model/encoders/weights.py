@@ -1,6 +1,6 @@
-"""Where an encoder's weights come from: a folder or file here, or a name on the Hugging Face hub.
+"""Weights of encoders: from a local folder or file, or from the Hugging Face hub.
 
-Weights are loaded by name: a key that is missing, unknown or of another shape is an error that names it.
+Weights are loaded by name: a missing or unknown key, or a wrong shape, is an error that names the key.
 """
 
 import difflib

@@ -1,12 +1,12 @@
-"""A tiny real text encoder: every word is one vector, made by hashing its bytes. Nothing learned or loaded.
+"""Word-hash text encoder: one vector per word, made by hashing; tiny, no weights.
 
 A word's vector is the sum of random signs, one row of signs for each of its byte n-grams and for the whole
-word, so that `circle` and `circles` lie near each other and other words do not. The signs are the bits of
-SHAKE-256 of the n-gram: whole numbers, the same on every machine and under every version of anything.
+word, so that `circle` and `circles` are near each other and other words are not. The signs are the bits of
+SHAKE-256 of the n-gram: integers, the same on every machine and under every version of any library.
 
-The model's attention does not see where in the caption a token stands. So the words are followed by one
-token for each pair of neighbours ("red circle"), by which an adjective finds its noun; then the end token,
-which an empty caption has as well.
+The model's attention does not see the position of a caption token. So after the words comes one token for
+each pair of neighbours ("red circle"), which connects an adjective with its noun; then the end token, which
+an empty caption has too.
 """
 
 import hashlib

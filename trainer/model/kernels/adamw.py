@@ -1,8 +1,8 @@
-"""An update in one reading: the clipped gradient, AdamW and the moving average of many float32 tensors.
+"""AdamW kernel: gradient clipping, AdamW and EMA of many tensors in one launch.
 
 The mathematics is that of `torch.optim.AdamW` (decoupled weight decay, Loshchilov and Hutter 2019) and of
-`torch.lerp`. One launch does all tensors: a program finds its tensor and its place in it in a table of
-addresses, as 972 launches would take the host longer than the GPU needs for all of XL/2.
+`torch.lerp`, all float32. A Triton program finds its tensor and offset in a table of addresses, because 972
+launches would take the host longer than the GPU needs for all of XL/2.
 """
 
 from array import array

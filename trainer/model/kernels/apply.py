@@ -93,7 +93,7 @@ def fast_caption(
     total = sum(lengths)
     counts = tensors.send(torch.tensor(lengths), y.device)
     starts = counts.cumsum(0) - counts
-    row = torch.repeat_interleave(counts, output_size=total)  # as it is told the sum, the host goes on
+    row = torch.repeat_interleave(counts, output_size=total)  # output_size avoids a device-to-host sync
     place = torch.arange(total, device=y.device) - starts[row]
     text = y.flatten(0, 2).index_select(0, row * y.shape[2] + place.clamp(max=y.shape[2] - 1))
     if drop is not None:
@@ -103,15 +103,15 @@ def fast_caption(
         text = torch.where(drop[row][:, None], null[place], text)
     if not config.skip_y_embedder:
         text = apply(embedder.y_proj, text)
-    # Not the longest of these: by that number the attention's backward pass is cut into parts, and another
-    # number of parts is another kernel.
+    # Not the longest of these: the attention's backward pass is split by this number, and a different number
+    # of parts is a different kernel.
     return text, Ragged(starts.int(), counts.int(), longest=room, has_gaps=False)
 
 
 def apply_fused_blocks(model: STDiT3, *, float8: bool = False) -> None:
-    """Give `model` the fast way with captions, and every block of it the fast forward pass.
+    """Replace the caption path and the forward pass of every block of `model` by the fused ones.
 
-    With `float8` the blocks' largest products are of float8.
+    With `float8` the blocks' largest matmuls are in float8.
     """
     model._caption = partial(fast_caption, model)  # type: ignore[method-assign, assignment]
     for block in (*model.spatial_blocks, *model.temporal_blocks):

@@ -1,11 +1,10 @@
-"""Attention within a frame and to captions, forward and backward, by the fastest kernel for its lengths.
+"""Attention, spatial and to captions: choose the fastest kernel for the lengths.
 
-Three can do it on a GPU: cuDNN's; FlashAttention-4, on Hopper and where it is installed
-(`trainer.model.kernels.flash_attention4`); and the one of `trainer.model.kernels.flash_attention`, which
-alone is asked for captions of
-different lengths. Which is the fastest depends on the lengths (docs/decisions.md), so the first call with new
-ones compares and times them, forward and backward, and keeps the winner for the process
-(`trainer.model.kernels.autotune`); `news` tells what was found.
+There are three kernels on a GPU, forward and backward: cuDNN's; FlashAttention-4, on Hopper and where
+installed (`trainer.model.kernels.flash_attention4`); and `trainer.model.kernels.flash_attention`, the only
+one for captions of different lengths. Which is the fastest depends on the lengths (docs/decisions.md), so the
+first call with new lengths compares and times them, forward and backward, and keeps the winner for the
+process (`trainer.model.kernels.autotune`); `news` returns new choices for the log.
 """
 
 from collections.abc import Iterable

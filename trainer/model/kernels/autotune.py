@@ -1,8 +1,8 @@
-"""Which kernel does attention: the fastest of those whose numbers are those of the kernel that is trusted.
+"""Attention kernel choice: time the kernels that match a trusted one, keep one.
 
 A kernel of a library may be wrong in silence at one width of heads (Dao-AILab/flash-attention#2896), so each
 is held against the trusted one, on the first tensors of their lengths and a random gradient, before its time
-counts. One that raises, whatever it raises, is kept out; the training goes on without it.
+counts. A kernel that raises anything is excluded; the training continues without it.
 """
 
 import statistics

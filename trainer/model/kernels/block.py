@@ -1,8 +1,8 @@
-"""The block of STDiT3 as one function of autograd, with its backward pass written out.
+"""Fused block of STDiT3: one autograd function with an explicit backward pass.
 
-So nothing is kept which a kernel makes again on its way back (the input of qkv and of fc1 comes out of the
-norm's backward pass), no bias is summed in a reading of its own where another kernel holds the numbers, and
-no two gradients are added in a pass of their own. The mathematics is `trainer.model.layers.Block`'s.
+So the block saves nothing that a backward kernel recomputes (the input of qkv and of fc1 is an output of the
+norm's backward pass), sums no bias in a separate read where another kernel has the values, and adds no two
+gradients in a separate pass. The mathematics is `trainer.model.layers.Block`'s.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,8 @@ from trainer.model.kernels.matmul import (
     weight_gradient,
 )
 from trainer.model.kernels.mlp import bias_gradient
-from trainer.model.kernels.modulate import gated, gated_backward, normed, normed_backward, room_for_sums
+from trainer.model.kernels.modulate import gated, normed
+from trainer.model.kernels.modulate_backward import empty_sums, gated_backward, normed_backward
 from trainer.model.kernels.qk_norm import Wave, qk_norm, qk_norm_backward
 from trainer.model.kernels.temporal_attention import temporal_attention, temporal_attention_backward
 from trainer.model.kernels.tiles import add_up
@@ -182,7 +183,7 @@ class BlockFunction(torch.autograd.Function):
                 found[name] = weight_gradient(d, given)
 
         # One room for all sums over tokens: six of the table's rows, and three of biases.
-        sums = room_for_sums(9, s.x, s.table.shape[1])
+        sums = empty_sums(9, s.x, s.table.shape[1])
         dshift, dscale, dgate, dmlp_shift, dmlp_scale, dmlp_gate, proj_bias, cross_bias, fc2_bias = sums
 
         dout = dout.contiguous()

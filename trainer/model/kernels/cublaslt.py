@@ -1,4 +1,4 @@
-"""Matrix products in bfloat16 by cuBLASLt, which torch brings: any of its algorithms, with a GELU inside.
+"""Matmuls in bfloat16 by cuBLASLt through ctypes, with a fused GELU.
 
 The interface is that of the cuBLAS documentation, chapter "Using the cuBLASLt API", through ctypes. Row-major
 matrices are handed over as their column-major transposes: d = x w becomes dᵀ = wᵀ xᵀ.

@@ -1,9 +1,9 @@
-"""Attention, also to captions of different lengths: a short one costs what it holds, and no mask is built.
+"""FlashAttention in Triton, for captions of different lengths without a mask.
 
-A head of 72 columns is taken as 64 + 16 instead of being filled to 128. The method is FlashAttention-2's (Dao
-2023, arXiv:2307.08691): softmax on the fly forward, and two passes backward, one by keys and one by queries,
-without atomic sums, so that the same input gives the same bits. Where all lengths are equal another kernel
-may be faster: `trainer.model.kernels.attention` looks.
+A short caption costs only its own tokens. A head of 72 columns is computed as 64 + 16 instead of padded to
+128. The method is FlashAttention-2's (Dao 2023, arXiv:2307.08691): online softmax forward, and two passes
+backward, one by keys and one by queries, without atomic sums, so that the same input gives the same bits.
+Where all lengths are equal another kernel may be faster: `trainer.model.kernels.attention` chooses.
 """
 
 from typing import NamedTuple

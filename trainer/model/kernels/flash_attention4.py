@@ -1,9 +1,9 @@
-"""FlashAttention-4 (flash-attn-4, CuTe DSL), where it is installed: `pip install 'vidcurate[hopper]'`.
+"""FlashAttention-4 (CuTe DSL), where `pip install 'vidcurate[hopper]'` put it.
 
 It fills a head of 72 columns up to 80, where cuDNN fills it to 128. At a width whose multiples of 16 and 32
 differ, as 80 and 96 do, release 4.0.0b36 returns a wrong dQ on Hopper, in silence
 (Dao-AILab/flash-attention#2896): the backward kernel adds dQ up in rows of 80 columns, and what then makes
-bfloat16 of the sums is told to read rows of 96. `FLASH4.mended` has it read multiples of 16. In a release
+bfloat16 of the sums reads rows of 96. `FLASH4.mended` has it read multiples of 16. In a release
 that mends the fault otherwise this would be wrong in its turn. So the kernel as released is tried first, and
 neither is taken unseen (`trainer.model.kernels.autotune`). dQ is summed by atomic additions: its last bits
 differ from run to run.

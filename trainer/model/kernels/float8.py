@@ -1,11 +1,11 @@
-"""Rows of numbers as float8 (e4m3), each with a scale of its own, and a linear layer's products by them.
+"""Float8 (e4m3) quantisation of rows, and matmuls of a linear layer in float8.
 
-A product of float8 takes some 0.6 of the time of one of bfloat16, and keeps 3 bits of a number behind the
-first (the format: Micikevicius et al. 2022, arXiv:2209.05433). A row's scale comes from the row: there is no
-history to keep, to save or to share, so what a step computes depends on its clips and weights alone, on any
-number of ranks. Forward the tensor cores add up at their own precision, which is less than float32's; the
-gradients' products are added up in float32 (as NVIDIA's Transformer Engine does). The gradients of weights
-stay products of bfloat16.
+Each row has its own scale. A float8 matmul takes about 0.6 of the time of a bfloat16 one, and keeps 3 bits of
+mantissa (the format: Micikevicius et al. 2022, arXiv:2209.05433). A row's scale depends on the row alone:
+there is no history to keep, to save or to share, so what a step computes depends on its clips and weights
+alone, on any number of ranks. In the forward pass the tensor cores accumulate in their own precision, which
+is less than float32; the gradients' matmuls accumulate in float32 (as NVIDIA's Transformer Engine does). The
+gradients of weights stay bfloat16 matmuls.
 """
 
 from typing import NamedTuple

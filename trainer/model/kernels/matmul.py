@@ -1,4 +1,4 @@
-"""The products of a linear layer, forward and backward, each by the fastest way for its sizes.
+"""Matmuls of a linear layer, forward and backward, by the fastest implementation.
 
 torch takes the first algorithm that cuBLAS proposes, in little room; for the gradients of weights, where the
 tokens are summed, another one is up to 15 % faster. And cuBLASLt can apply a GELU (tanh), or its derivative,

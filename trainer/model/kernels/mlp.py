@@ -1,4 +1,4 @@
-"""A GELU (tanh) forward and backward, where its output or its gradient goes on into a product as float8.
+"""GELU (tanh) kernels, forward and backward, with float8 output for matmuls.
 
 The mathematics is that of the first half of `trainer.model.layers.Mlp`. The backward pass without float8
 is in `trainer.model.kernels.mlp`.

@@ -1,13 +1,11 @@
-"""Residual, gate, LayerNorm and modulation of a block in one pass over the activations, forward and backward.
+"""Modulation kernels, forward: residual, gate, LayerNorm, modulation in one pass.
 
 `normed`    x' = x (+ branch);  h = norm(x') (1 + scale) + shift
 `gated`     x' = x + gate * branch
 
 x, branch and h are [B, N, D]; shift, scale and gate are [B, F, D] with F frames of N / F tokens each (F = 1:
-all frames share them). Sums are float32 inside, and those over tokens are made in a fixed order, so that the
-same input gives the same bits. A backward pass also sums the branch's gradient, which is the gradient of the
-bias that the branch ended with, and makes h again, so that nobody has to keep it. The mathematics is
-`trainer.model.layers.Block`'s.
+all frames share them). Sums are float32. The mathematics is `trainer.model.layers.Block`'s;
+`trainer.model.kernels.modulate_backward` has the backward pass.
 """
 
 import torch
@@ -16,13 +14,10 @@ import triton.language as tl
 from torch import Tensor
 
 from trainer.model.kernels.float8 import Scaled, room, store_scaled
-from trainer.model.kernels.tiles import load_row, pieces, store_row
+from trainer.model.kernels.tiles import load_row, pieces
 from trainer.model.layers import NORM_EPS
 
 FORWARD = (1, 1)  # rows that one program reads, one after the other, and its warps
-NORMED_BACKWARD = (1, 3)  # warps, and rows in flight
-GATED_BACKWARD = (2, 2)  # rows of a tile, and warps
-CHUNK = 32  # at most so many tokens go into one sum, before the sums are added up
 
 
 @triton.jit
@@ -104,130 +99,7 @@ def _modulate_kernel(
                 tl.store(h_ptr + row + i2, n2.to(h_ptr.dtype.element_ty), mask=r2)
 
 
-@triton.jit
-def _normed_backward_kernel(
-    x_ptr,  # what was normed
-    moments_ptr,
-    shift_ptr,
-    scale_ptr,
-    dh_ptr,
-    dout_ptr,
-    dx_ptr,
-    h_ptr,
-    dshift_ptr,  # sums [frames, chunks, WIDTH]
-    dscale_ptr,
-    dbias_ptr,
-    tokens_per_frame,
-    rows,  # of a chunk
-    table_stride,
-    WIDTH: tl.constexpr,
-    FIRST: tl.constexpr,
-    SECOND: tl.constexpr,
-    STAGES: tl.constexpr,
-    BRANCH: tl.constexpr,
-):
-    frame = tl.program_id(1).to(tl.int64)
-    chunk = tl.program_id(0)
-    i1 = tl.arange(0, FIRST)
-    i2 = FIRST + tl.arange(0, SECOND)
-    m2 = i2 < WIDTH
-    table = frame * table_stride
-    shift1, shift2 = load_row(shift_ptr + table, i1, i2, m2)
-    scale1, scale2 = load_row(scale_ptr + table, i1, i2, m2)
-    scale1 += 1.0
-    scale2 += 1.0
-    a1 = tl.zeros((FIRST,), tl.float32)
-    a2 = tl.zeros((SECOND,), tl.float32)
-    b1 = tl.zeros((FIRST,), tl.float32)
-    b2 = tl.zeros((SECOND,), tl.float32)
-    c1 = tl.zeros((FIRST,), tl.float32)
-    c2 = tl.zeros((SECOND,), tl.float32)
-    end = tl.minimum((chunk + 1) * rows, tokens_per_frame)
-    for token in tl.range(chunk * rows, end, num_stages=STAGES):
-        line = frame * tokens_per_frame + token
-        row = line * WIDTH
-        mean = tl.load(moments_ptr + 2 * line)
-        rstd = tl.load(moments_ptr + 2 * line + 1)
-        x1, x2 = load_row(x_ptr + row, i1, i2, m2)
-        dh1, dh2 = load_row(dh_ptr + row, i1, i2, m2)
-        dx1, dx2 = load_row(dout_ptr + row, i1, i2, m2)
-        x1 = (x1 - mean) * rstd
-        x2 = tl.where(m2, (x2 - mean) * rstd, 0.0)
-        store_row(h_ptr + row, x1 * scale1 + shift1, x2 * scale2 + shift2, i1, i2, m2)
-        a1 += dh1
-        a2 += dh2
-        b1 += dh1 * x1
-        b2 += dh2 * x2
-        dh1 *= scale1
-        dh2 *= scale2
-        level = (tl.sum(dh1, 0) + tl.sum(dh2, 0)) / WIDTH
-        along = (tl.sum(dh1 * x1, 0) + tl.sum(dh2 * x2, 0)) / WIDTH
-        dx1 += rstd * (dh1 - level - x1 * along)
-        dx2 += rstd * (dh2 - level - x2 * along)
-        store_row(dx_ptr + row, dx1, dx2, i1, i2, m2)
-        if BRANCH:
-            c1 += dx1
-            c2 += dx2
-    place = (frame * tl.num_programs(0) + chunk) * WIDTH
-    store_row(dshift_ptr + place, a1, a2, i1, i2, m2)
-    store_row(dscale_ptr + place, b1, b2, i1, i2, m2)
-    if BRANCH:
-        store_row(dbias_ptr + place, c1, c2, i1, i2, m2)
-
-
-@triton.jit
-def _gated_backward_kernel(
-    branch_ptr,
-    gate_ptr,
-    dout_ptr,
-    dbranch_ptr,
-    dgate_ptr,  # sums [frames, chunks, WIDTH]
-    dbias_ptr,
-    tokens_per_frame,
-    rows,  # of a chunk
-    table_stride,
-    WIDTH: tl.constexpr,
-    FIRST: tl.constexpr,
-    SECOND: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    frame = tl.program_id(1).to(tl.int64)
-    chunk = tl.program_id(0)
-    i1 = tl.arange(0, FIRST)
-    i2 = FIRST + tl.arange(0, SECOND)
-    m2 = i2 < WIDTH
-    table = frame * table_stride
-    gate1, gate2 = load_row(gate_ptr + table, i1[None], i2[None], m2[None])
-    a1 = tl.zeros((TILE, FIRST), tl.float32)
-    a2 = tl.zeros((TILE, SECOND), tl.float32)
-    b1 = tl.zeros((TILE, FIRST), tl.float32)
-    b2 = tl.zeros((TILE, SECOND), tl.float32)
-    end = tl.minimum((chunk + 1) * rows, tokens_per_frame)
-    for start in range(chunk * rows, end, TILE):
-        token = start + tl.arange(0, TILE)[:, None]
-        row = (frame * tokens_per_frame + token) * WIDTH
-        p1 = row + i1[None]
-        p2 = row + i2[None]
-        r1 = (token < end) & (i1[None] < WIDTH)
-        r2 = (token < end) & m2[None]
-        d1 = tl.load(dout_ptr + p1, mask=r1, other=0.0).to(tl.float32)
-        d2 = tl.load(dout_ptr + p2, mask=r2, other=0.0).to(tl.float32)
-        a1 += d1 * tl.load(branch_ptr + p1, mask=r1, other=0.0).to(tl.float32)
-        a2 += d2 * tl.load(branch_ptr + p2, mask=r2, other=0.0).to(tl.float32)
-        d1 *= gate1
-        d2 *= gate2
-        tl.store(dbranch_ptr + p1, d1.to(dbranch_ptr.dtype.element_ty), mask=r1)
-        tl.store(dbranch_ptr + p2, d2.to(dbranch_ptr.dtype.element_ty), mask=r2)
-        b1 += d1
-        b2 += d2
-    place = (frame * tl.num_programs(0) + chunk) * WIDTH
-    tl.store(dgate_ptr + place + i1, tl.sum(a1, 0))
-    tl.store(dgate_ptr + place + i2, tl.sum(a2, 0), mask=m2)
-    tl.store(dbias_ptr + place + i1, tl.sum(b1, 0))
-    tl.store(dbias_ptr + place + i2, tl.sum(b2, 0), mask=m2)
-
-
-def _sizes(x: Tensor, table: Tensor) -> tuple[int, int, int, dict[str, int]]:
+def sizes(x: Tensor, table: Tensor) -> tuple[int, int, int, dict[str, int]]:
     """Return the frames, the tokens of one, the stride of the table, and the kernels' constants."""
     b, n, width = x.shape
     frames = b * table.shape[1]
@@ -249,7 +121,7 @@ def _forward(
     """Return x + gate * branch, its normed and modulated form, and its moments; empty if not asked for."""
     table = gate if gate is not None else shift
     assert table is not None
-    frames, tokens, stride, constants = _sizes(x, table)
+    frames, tokens, stride, constants = sizes(x, table)
     rows, warps = FORWARD
     out = x.new_empty(x.shape if branch is not None else (0,))
     count = frames * tokens if shift is not None else 0
@@ -293,84 +165,3 @@ def normed(
 def gated(x: Tensor, branch: Tensor, gate: Tensor) -> Tensor:
     """Return x + gate * branch."""
     return _forward(x, branch, gate, None, None)[0]
-
-
-def _chunks(tokens: int) -> tuple[int, int]:
-    """Return how many chunks the tokens of a frame make, and the rows of one."""
-    rows = triton.cdiv(tokens, triton.cdiv(tokens, CHUNK))
-    return triton.cdiv(tokens, rows), rows
-
-
-def room_for_sums(kinds: int, x: Tensor, frames: int) -> Tensor:
-    """Return float32 [kinds, B F, chunks, D] for the sums of backward passes over x [B, F S, D].
-
-    Added up over chunks they are by frame, and over frames, too, of all tokens.
-    """
-    b, n, width = x.shape
-    chunks, _ = _chunks(n // frames)
-    return torch.empty(kinds, b * frames, chunks, width, device=x.device, dtype=torch.float32)
-
-
-def normed_backward(
-    x: Tensor,
-    moments: Tensor,
-    shift: Tensor,
-    scale: Tensor,
-    dh: Tensor,
-    dout: Tensor,
-    dshift: Tensor,
-    dscale: Tensor,
-    dbias: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Return dx and h again; x and moments came from `normed`, dh and dout are the gradients of h and x'.
-
-    What a branch gets is dx. `dshift`, `dscale` and, with a branch, `dbias` are rooms for sums, and filled.
-    """
-    frames, tokens, stride, constants = _sizes(x, scale)
-    chunks, rows = _chunks(tokens)
-    warps, stages = NORMED_BACKWARD
-    dx, h = torch.empty_like(x), torch.empty_like(x)
-    _normed_backward_kernel[(chunks, frames)](
-        x,
-        moments,
-        shift,
-        scale,
-        dh,
-        dout,
-        dx,
-        h,
-        dshift,
-        dscale,
-        dscale if dbias is None else dbias,
-        tokens,
-        rows,
-        stride,
-        **constants,
-        STAGES=stages,
-        BRANCH=dbias is not None,
-        num_warps=warps,
-    )
-    return dx, h
-
-
-def gated_backward(branch: Tensor, gate: Tensor, dout: Tensor, dgate: Tensor, dbias: Tensor) -> Tensor:
-    """Return dbranch; what x gets is `dout`. `dgate` and `dbias` are rooms for sums, and filled."""
-    frames, tokens, stride, constants = _sizes(branch, gate)
-    chunks, rows = _chunks(tokens)
-    tile, warps = GATED_BACKWARD
-    dbranch = torch.empty_like(branch)
-    _gated_backward_kernel[(chunks, frames)](
-        branch,
-        gate,
-        dout,
-        dbranch,
-        dgate,
-        dbias,
-        tokens,
-        rows,
-        stride,
-        **constants,
-        TILE=tile,
-        num_warps=warps,
-    )
-    return dbranch

@@ -1,8 +1,7 @@
-"""The norms of queries and keys, and their rotation, in one pass over the projection's output; and one back.
+"""QK-norm and RoPE kernels: one pass over the qkv projection, and one backward.
 
-The pass back also sums the projection's bias.
-
-The mathematics is `trainer.model.layers.RmsNorm`, twice, and for attention over time the rotation by `Rope`.
+The backward pass also sums the projection's bias gradient. The mathematics is
+`trainer.model.layers.RmsNorm`, twice, and for temporal attention the rotation by `Rope`.
 """
 
 import torch

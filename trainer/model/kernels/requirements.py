@@ -1,4 +1,4 @@
-"""What Triton's kernels need of a machine beside its GPU. Imports no Triton."""
+"""Requirements of Triton's kernels beside a GPU. Imports no Triton."""
 
 import importlib.util
 import os
@@ -6,7 +6,7 @@ import shutil
 
 
 def missing(*, on_gpu: bool) -> str:
-    """Return what is not there, in words for an error; empty if all is.
+    """Return what is missing, as text for an error; empty if nothing is.
 
     On a GPU Triton compiles a launcher for each kernel: with CC, gcc or clang (triton/runtime/build.py). Its
     interpreter needs none.

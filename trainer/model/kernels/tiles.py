@@ -1,7 +1,7 @@
-"""The second half of a sum over tokens: kernels leave a sum for each of their programs, this adds them up.
+"""Tile sums: second stage of a sum over tokens, over the partial sums of programs.
 
-In a fixed order, so that the same input gives the same bits. torch's own sum over the first of few dimensions
-takes a kernel, one that clears its counters before, and one that casts after.
+The order is fixed, so that the same input gives the same bits. torch's own sum over the first of few
+dimensions takes three kernels: one that clears its counters, the sum, and one that casts.
 """
 
 import torch

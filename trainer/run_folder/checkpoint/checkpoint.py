@@ -1,4 +1,4 @@
-"""Checkpoint folders: save atomically, find the newest, verify sizes and hashes, load.
+"""Checkpoint folders: save atomically, find the newest, verify hashes, load.
 
     RUN/step-00000100/model/          the weights, by the model's names          (see parts.py)
                       ema/            their moving average, float32

@@ -1,4 +1,4 @@
-"""Convert weights: read PixArt and Open-Sora checkpoints, write Open-Sora safetensors.
+"""Convert weights: read PixArt and Open-Sora checkpoints, write safetensors.
 
 A source is a .safetensors, .pt, .pth or .bin file, or a folder with one (sharded with its index, or not), or
 a part of a checkpoint such as step-00000100/model. Folders are written atomically: `config.json` and

@@ -1,4 +1,4 @@
-"""Metadata of a checkpoint part: unpickle torch's `.metadata` without running code.
+"""Metadata of a checkpoint part: unpickle torch's `.metadata` without code.
 
 A pickle names the functions that it calls, and a checkpoint may come from anybody, with a matching manifest.
 So the reader allows a literal list of (module, name) pairs, all of them plain containers of torch's

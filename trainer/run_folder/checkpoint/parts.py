@@ -1,4 +1,4 @@
-"""Checkpoint part (weights, EMA or moments): named tensors in a folder, in torch's DCP.
+"""Checkpoint part (weights, EMA or moments): tensors in a folder, by torch's DCP.
 
     PART/__0_0.distcp, __1_0.distcp, …   the shards that each rank wrote
          .metadata                       names, shapes, dtypes, and the file of each shard

@@ -1,4 +1,4 @@
-"""Save process beside a rank, which writes the rank's checkpoint files in the background.
+"""Save process beside a rank: write its checkpoint files in the background.
 
 A thread of the rank would take the GIL thousands of times in a save, and the thread that launches kernels
 would wait for it: on four H200s the update after the start of a save took 5.9 s instead of 3.2 s

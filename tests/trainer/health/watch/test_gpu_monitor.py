@@ -1,4 +1,4 @@
-"""What the driver says while a run goes on: new Xids and new complaints are events, old ones are not."""
+"""GPU monitor of a run: new Xids and new driver errors are events, old ones are not."""
 
 import os
 import time
@@ -103,7 +103,7 @@ def test_of_thousands_of_lines_the_worst_counts_and_a_few_are_events(tools: Path
 def test_a_gpu_that_gets_too_hot_is_named_on_the_console_and_ends_nothing(
     tools: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Seen on two H200: one at 1,470 MHz held up the other by a tenth, which only the diary said."""
+    """Seen on two H200: one at 1,470 MHz held up the other by a tenth, which only the events showed."""
     (tools / "kernel.log").write_text("")
     change(tools, "No")
     ended: list[int] = []
@@ -163,5 +163,5 @@ def test_the_same_line_read_again_is_no_news_and_the_same_fault_later_is() -> No
 
     seen: dict[tuple[int, str, str], float] = {}
     assert len(gpu_monitor._new([at(10.0)], seen)) == 1
-    assert gpu_monitor._new([at(10.2)], seen) == []  # the log's times hang on when the clock was read
+    assert gpu_monitor._new([at(10.2)], seen) == []  # the times of the log depend on when the clock was read
     assert len(gpu_monitor._new([at(10.1), at(95.0)], seen)) == 1

@@ -1,4 +1,4 @@
-"""Heartbeats, clocks, slow ranks, rates, claims: what is judged from figures, each by itself."""
+"""Monitoring of a run: heartbeats, clocks, slow ranks, rates, claims, each alone."""
 
 import dataclasses
 import json
@@ -50,7 +50,7 @@ def test_a_step_has_one_limit_and_a_slow_phase_another(page: mmap.mmap) -> None:
     pulse.phase("forward_backward")
     seen = heartbeat.read_page(page)
     assert (seen.step, seen.phase, seen.limit_seconds) == (1, "forward_backward", 10)
-    assert seen.since == began  # the step's time goes on
+    assert seen.since == began  # the time of the step continues
     pulse.phase("save")
     seen = heartbeat.read_page(page)
     assert seen.limit_seconds == 100
@@ -139,7 +139,7 @@ def test_a_disk_that_refuses_heartbeats_is_reported_once_and_the_run_resumes(
         while "heartbeats cannot be written" not in reported and time.monotonic() < until:
             time.sleep(0.05)
             reported += capfd.readouterr().err
-        time.sleep(0.3)  # for a second time to be told, if it is
+        time.sleep(0.3)  # time for a wrong second report
         watched.pulse.step(1)
     assert (reported + capfd.readouterr().err).count("heartbeats cannot be written") == 1
 
@@ -240,7 +240,7 @@ def test_a_rank_that_waits_long_for_its_data_is_slow_by_data() -> None:
     assert [ranks.add(step) for _ in range(2)] == [[], []]
     (slow,) = ranks.add(step)
     assert (slow.rank, slow.by, slow.factor, slow.steps) == (1, "data", 1.9, 3)
-    assert [ranks.add(step) for _ in range(6)] == [[]] * 6  # told once
+    assert [ranks.add(step) for _ in range(6)] == [[]] * 6  # reported once
 
     for _ in range(3):  # it got better
         ranks.add(own((0.0, 1.0, 5.0), (0.0, 1.0, 5.0), (0.0, 1.0, 5.0)))
@@ -273,7 +273,7 @@ def test_a_rate_is_compared_with_that_of_the_same_buckets_only() -> None:
 
     found = [drop for _ in range(6) if (drop := rate.add(videos, 200.0))]
 
-    (drop,) = found  # told once
+    (drop,) = found  # reported once
     assert (drop.mix, drop.usual, drop.tokens_per_second, drop.share) == ("2x144p-51f", 400.0, 200.0, 0.5)
     assert rate.add(images, 1000.0) is None
     for _ in range(5):

@@ -264,7 +264,7 @@ def stack(rank: int, frames: tuple[Frame, ...], **facts: object) -> Stack:
             1,
             "does not say where it is, while the others wait in all_reduce 9 of nccl group 0",
         ),
-        # On a GPU nobody stands in a collective: all wait for the device, or for what comes before it.
+        # On a GPU no stack is inside a collective: all wait for the device, or for earlier work.
         (
             [stack(0, (LOOP,), step=7, phase="update"), stack(1, LOADER, step=7, phase="data")],
             1,

@@ -70,7 +70,7 @@ def _not_finite(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Kept]:
 
 
 class Clock:
-    """Time goes on by what a kernel says that it costs, whenever it runs."""
+    """Time advances by the cost that a kernel declares, whenever it runs."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -257,7 +257,7 @@ print(*(key[-2] for key in package._bwd_postprocess_convert.compile_cache.cache)
     not flash_attention4.is_installed(), reason="flash-attn-4 is not installed (extra hopper)"
 )
 def test_the_mended_backward_pass_compiles_for_hopper_at_heads_of_72() -> None:
-    """On a machine without a GPU, too: FlashAttention-4 compiles for the architecture that it is told."""
+    """On a machine without a GPU, too: FlashAttention-4 compiles for the given architecture."""
     target = {
         "FLASH_ATTENTION_ARCH": "sm_90", "CUTE_DSL_ARCH": "sm_90a", "FLASH_ATTENTION_NUM_SMS": "132",
     }  # fmt: skip
