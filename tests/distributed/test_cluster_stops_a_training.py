@@ -52,6 +52,6 @@ def test_a_training_is_seen_looked_into_and_stopped_and_has_saved(
     last = int((run / "LATEST").read_text().removeprefix("step-"))
     assert metrics.read_metrics(run / metrics.METRICS)[-1]["step"] == last
     assert (
-        reported.splitlines()[-1] == f"nothing of it runs any more; its newest checkpoint is step-{last:08d}"
+        reported.splitlines()[-1] == f"nothing of the run is left; its newest checkpoint is step-{last:08d}"
     )
     assert process_records.read_records(run) == []

@@ -210,7 +210,7 @@ def test_a_signal_while_nothing_runs_ends_the_launch_as_saved(
     assert launch(tmp_path, [{"0": {"exit": 1}}], ranks=1, backoff_seconds=60.0) == 75
 
     signalled.join()
-    assert "SIGTERM: nothing runs; the same command goes on from the newest checkpoint" in (
+    assert "SIGTERM: no rank runs; the same command resumes from the newest checkpoint" in (
         capsys.readouterr().err
     )
 

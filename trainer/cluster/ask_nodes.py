@@ -1,7 +1,7 @@
-"""Ask all nodes at once. Each answers with documents between marks, or is one line that says why not.
+"""Node queries: ask all nodes at once; each answers with JSON documents or an error.
 
-What a login script prints is passed over: only what stands between the marks is read. A node that refuses,
-says nothing, floods, or ends before its answer costs its own time limit, never another node's.
+A document stands between marks, so the output of a login script is ignored. A node that refuses, stays
+silent, floods, or exits early costs its own time limit, never another node's.
 """
 
 import json
@@ -20,19 +20,19 @@ from trainer.cluster.framing import END, unmarked
 from trainer.cluster.nodes import Node, Way, agent_on, environment_for
 from trainer.health import timed_command
 
-MOST_BYTES = 64 << 20  # of an answer, with what a login script prints
-LEAVE_SECONDS = 1.0  # for ssh or srun to end by itself
+MOST_BYTES = 64 << 20  # of an answer, login script output included
+LEAVE_SECONDS = 1.0  # for ssh or srun to exit on its own
 
 Document = dict[str, Any]
 
 
 class NodeError(Exception):
-    """A node gave no answer; the text says why, without the node's name."""
+    """A node gave no answer; the text is the reason, without the node's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a node said: its document, or the reason why there is none; and how long it took."""
+    """A node's answer: its document, or the reason without one; and how long it took."""
 
     node: Node
     document: Document | None = None
@@ -53,7 +53,7 @@ class Line:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=environment_for(node),
-                start_new_session=True,  # Ctrl-C is for this program; it ends ssh itself
+                start_new_session=True,  # Ctrl-C is for this program, which then stops ssh
             )
         except OSError as error:
             raise NodeError(f"{command[0]} cannot be run ({error.strerror})") from error
@@ -65,14 +65,14 @@ class Line:
 
     def send(self, document: Document) -> None:
         assert self.process.stdin is not None
-        with suppress(OSError):  # a connection that is gone is told by `receive`
+        with suppress(OSError):  # `receive` reports a lost connection
             self.process.stdin.write((json.dumps(document) + "\n").encode())
             self.process.stdin.flush()
 
     def receive(self, until: float) -> tuple[Document, int]:
-        """Return the next document, and time.time_ns() when its last byte had come.
+        """Return the next document, and time.time_ns() when its last byte arrived.
 
-        `until` is of time.monotonic(). Raises NodeError when none comes.
+        `until` is of time.monotonic(). Raises NodeError if no document arrives.
         """
         began = time.monotonic()
         while END not in self._read:
@@ -95,7 +95,7 @@ class Line:
         return document, came
 
     def _take(self, seconds: float) -> bool:
-        """Wait at most `seconds` for what the node prints, and keep it; False when nothing came."""
+        """Wait at most `seconds` for output from the node and store it; False if none came."""
         ready = self._selector.select(seconds)
         for key, _ in ready:
             data = os.read(key.fd, 1 << 18)
@@ -109,7 +109,7 @@ class Line:
         return bool(ready)
 
     def _why_it_ended(self, until: float) -> str:
-        while self.process.stderr in self._open:  # ssh's last word belongs to its end
+        while self.process.stderr in self._open:  # ssh's last message belongs to its end
             if not self._take(max(0.0, min(LEAVE_SECONDS, until - time.monotonic()))):
                 break
         with suppress(subprocess.TimeoutExpired):
@@ -117,14 +117,14 @@ class Line:
         said = [line.strip() for line in self._errors.decode(errors="replace").splitlines() if line.strip()]
         code = self.process.returncode
         if said and code:
-            # 255 is ssh's own word for its own failure.
+            # ssh itself fails with code 255.
             return said[-1] if code == 255 else f"{said[-1]} (ended with {code})"
         if printed := self._read.strip():
             return f"answered, but not as the trainer does: {_shortened(printed)}"
         return f"ended with {code} and said nothing" if code is not None else "closed the connection"
 
     def close(self) -> None:
-        """End the connection, and with it what it started there; never waits for long."""
+        """Close the connection and stop what it started there; never waits for long."""
         with suppress(OSError):
             assert self.process.stdin is not None
             self.process.stdin.close()
@@ -161,9 +161,9 @@ def ask_each(
     command: Callable[[Node], Sequence[str]],
     talk: Callable[[Line], Document],
 ) -> list[Answer]:
-    """Run `command` for every node at once and `talk` over its line; return the answers in their order.
+    """Run `command` for every node at once and `talk` to each; return the answers in order.
 
-    `talk` has limits of its own.
+    `talk` has its own timeouts.
     """
     answers: dict[Node, Answer] = {}
     lines: dict[Node, Line] = {}
@@ -187,7 +187,7 @@ def ask_each(
         for thread in threads:
             thread.join()
     except BaseException:
-        for line in list(lines.values()):  # Ctrl-C: the nodes stop what they do when the line goes
+        for line in list(lines.values()):  # Ctrl-C: the nodes stop when the connection closes
             with suppress(ProcessLookupError):
                 os.killpg(line.process.pid, signal.SIGTERM)
         raise
@@ -195,9 +195,9 @@ def ask_each(
 
 
 def begin_request(line: Line, request: Document, way: Way, limit_seconds: float) -> None:
-    """Send the agent its request, and wait until it says that it was reached.
+    """Send the agent its request, and wait until it acknowledges.
 
-    So a node that cannot be reached costs what a connection may take, however long the answer may. Raises
+    An unreachable node therefore costs only the connection timeout, however long the answer may take. Raises
     NodeError.
     """
     line.send(request | {"limit_seconds": limit_seconds})
@@ -209,11 +209,11 @@ def ask_nodes(
     request: Document,
     way: Way,
     limit_seconds: float,
-    tell: Callable[[Node, str], None] = lambda node, text: None,
+    on_progress: Callable[[Node, str], None] = lambda node, text: None,
 ) -> list[Answer]:
-    """Ask every node's agent the same; a node that has not answered after `limit_seconds` is an error.
+    """Send every node's agent the same request; no answer within `limit_seconds` is an error.
 
-    `tell` gets what a node tells before its answer.
+    `on_progress` receives the lines a node sends before its answer.
     """
 
     def talk(line: Line) -> Document:
@@ -221,8 +221,8 @@ def ask_nodes(
         begin_request(line, request, way, limit_seconds)
         while True:
             document, _ = line.receive(began + limit_seconds)
-            if "telling" not in document:
+            if "progress" not in document:
                 return document
-            tell(line.node, document["telling"])
+            on_progress(line.node, document["progress"])
 
     return ask_each(nodes, lambda node: agent_on(node, way), talk)

@@ -1,8 +1,8 @@
-"""`cluster clocks`: how far the nodes' clocks are apart, how they drift, and what keeps each of them.
+"""Cluster clocks: offsets between the nodes' clocks, their drift, and their time daemons.
 
-Four time stamps an exchange, over the connection that the agent answers on; the quickest of several counts,
-and is true to half its round trip (trainer.health.clock_offset). The limit is on the distance from the
-median of the other nodes: the clock of the machine that asks is not among those that train.
+Each exchange takes four time stamps over the agent's connection; the fastest of several exchanges counts,
+with an error of half its round trip (trainer.health.clock_offset). The limit applies to the distance from the
+median of the other nodes: the asking machine's clock does not matter for training.
 """
 
 import statistics
@@ -16,21 +16,21 @@ from trainer.cluster.nodes import Node, Way, agent_on
 from trainer.health import clock_offset
 
 SAMPLES = 12
-FEWEST = 3  # nodes; of fewer, the distance is that from this machine
-DISCIPLINE_SECONDS = 15.0  # chronyc, timedatectl and the kernel are asked in turn
+FEWEST = 3  # number of nodes; with fewer, the distance is that from this machine
+DISCIPLINE_SECONDS = 15.0  # time for chronyc, timedatectl and the kernel in turn
 EXCHANGE_SECONDS = 5.0
 
 
 def limit_seconds(way: Way, seconds: float) -> float:
-    """Return how long `clocks` takes at most."""
+    """Return the maximum duration of `clocks`."""
     return way.reach_seconds + DISCIPLINE_SECONDS + seconds + 2 * EXCHANGE_SECONDS
 
 
 def clocks(nodes: Sequence[Node], way: Way, seconds: float, max_offset_seconds: float) -> list[Answer]:
     """Measure every node's clock against this one, and again `seconds` later for the drift; 0: once.
 
-    Each document gets `distance_seconds`, its error, and `verdict`: near, far, or unsure where the round trip
-    is too long to say.
+    Each document gets `distance_seconds`, its error, and `verdict`: near, far, or unsure if the round trip is
+    too long.
     """
     limit = limit_seconds(way, seconds)
 
@@ -104,7 +104,7 @@ def to_text(answers: Sequence[Answer], max_offset_seconds: float) -> str:
     for text, names in advice.items():
         if text:
             lines += node_tables.wrapped(f"{', '.join(names)}: {text}", "  ")
-    for verdict, meaning in (("far", "are off by more than"), ("unsure", "cannot be told from")):
+    for verdict, meaning in (("far", "are off by more than"), ("unsure", "may exceed")):
         names = [one.node.name for one in said if one.document and one.document["verdict"] == verdict]
         if names:
             what = f"{', '.join(names)} {meaning} {1e3 * max_offset_seconds:g} ms"

@@ -1,4 +1,4 @@
-"""The words of `python -m trainer cluster`, and the exit code that each of its commands ends with."""
+"""Cluster command: arguments of `python -m trainer cluster`, and its exit codes."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Which node is off the median of the others, in what, and why as far as its own facts tell."""
+"""Node comparison: which node deviates from the median of the others, and the likely reason."""
 
 import statistics
 from collections import Counter
@@ -7,15 +7,18 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Document = Mapping[str, Any]
-FEWEST_OTHERS = 2  # with fewer there is no median to be off from
-# Reasons of a GPU's clocks that say nothing: it is idle, or as it was set.
+FEWEST_OTHERS = 2  # with fewer nodes there is no median to deviate from
+# Clock reasons of a GPU that mean nothing: idle, or as configured.
 QUIET = ("gpu_idle", "applications_clocks_setting", "display_clock_setting")
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A figure of a node, or of each of its GPUs. It is off where it differs to the bad side by more than
-    `absolute` and by more than the `share` of the others' median."""
+    """A value of a node, or of each of its GPUs.
+
+    A node is off if its value differs in the bad direction by more than `absolute` and by more than `share`
+    of the others' median.
+    """
 
     name: str
     unit: str
@@ -70,7 +73,7 @@ MEASURES = (
 
 
 def off_the_median(documents: Mapping[str, Document]) -> dict[str, list[str]]:
-    """Return for each node what is off the median of the other nodes, in words; nothing below three nodes."""
+    """Return each node's deviations from the median of the others as text; none below three nodes."""
     found: dict[str, list[str]] = {name: [] for name in documents}
     for name, document in documents.items():
         others = [other for key, other in documents.items() if key != name]
@@ -104,7 +107,7 @@ def _number(value: float) -> str:
 
 
 def _reason(document: Document, where: str) -> str:
-    """What the GPU itself gives as the reason of its clocks."""
+    """The GPU's own reason for its clocks."""
     for gpu in document["gpus"]:
         reasons = [reason for reason in gpu["throttle_reasons"] if reason not in QUIET]
         if where == f"GPU {gpu['index']}" and reasons:
@@ -113,7 +116,7 @@ def _reason(document: Document, where: str) -> str:
 
 
 def _words(document: Document, others: list[Document]) -> list[str]:
-    """What must be equal everywhere: the number of GPUs, their driver, the state of InfiniBand ports."""
+    """What must be equal on all nodes: the number of GPUs, their driver, the state of InfiniBand ports."""
     lines = []
     for key, title in (("driver", "driver"), ("num_gpus", "number of GPUs")):
         mine, theirs = _word(document, key), Counter(_word(other, key) for other in others)

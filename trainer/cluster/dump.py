@@ -1,4 +1,4 @@
-"""`cluster dump`: stacks of all ranks and loader workers on all nodes, twice, compared, written down."""
+"""Cluster dump: stacks of all ranks and loader workers, taken twice, compared, written."""
 
 import json
 import time
@@ -17,19 +17,19 @@ LOOKS = 2
 
 
 def limit_seconds(way: Way, seconds: float, apart_seconds: float) -> float:
-    """Return how long `dump` takes at most."""
+    """Return the maximum duration of `dump`."""
     return way.reach_seconds + LOOKS * 2 * seconds + apart_seconds
 
 
 def dump(nodes: Sequence[Node], way: Way, run: Path, seconds: float, apart_seconds: float) -> list[Answer]:
-    """Look at every node's ranks for at most `seconds`, and again `apart_seconds` later."""
+    """Sample every node's ranks for at most `seconds`, and again `apart_seconds` later."""
     request = {"action": "dump", "run": str(run.absolute()), "seconds": seconds}
     limit = limit_seconds(way, seconds, apart_seconds)
     return ask_nodes(nodes, request | {"apart_seconds": apart_seconds}, way, limit)
 
 
 def seen(answers: Sequence[Answer], which: str) -> list[Stack]:
-    """Return the stacks of all nodes of the "first" or "second" look, by rank; ranks before workers."""
+    """Return the stacks of all nodes of the "first" or "second" sample, by rank; ranks before workers."""
     found = [
         stacks.stack_from_json(values)
         for answer in answers
@@ -42,7 +42,7 @@ def seen(answers: Sequence[Answer], which: str) -> list[Stack]:
 
 
 def standing(first: Sequence[Stack], second: Sequence[Stack]) -> list[Stack]:
-    """Return those of the second look that stood where they were, and whose step is that of the first."""
+    """Return the stacks of the second sample that equal the first, at the same step."""
     steps = {(stack.host, stack.pid): stack.step for stack in first}
     return [
         stack
@@ -52,7 +52,7 @@ def standing(first: Sequence[Stack], second: Sequence[Stack]) -> list[Stack]:
 
 
 def odd_one(second: Sequence[Stack], still: Sequence[Stack]) -> stack_groups.Odd | None:
-    """Return the rank that the others wait for; None where no rank stands still: then none is waited for."""
+    """Return the rank that the others wait for; None if no rank stands still."""
     is_over = any(stack.state in ("ended", "stopped") for stack in second)
     if is_over or any(not stack.is_worker for stack in still):
         return stack_groups.odd_one(stack_groups.group(second))
@@ -60,9 +60,7 @@ def odd_one(second: Sequence[Stack], still: Sequence[Stack]) -> stack_groups.Odd
 
 
 def compared(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Return plain values: groups (the processes' names, frames), unmoved, collectives in which ranks wait,
-    and the odd one or None.
-    """
+    """Return JSON values: groups (process names, frames), unmoved, waiting collectives, and the odd rank."""
     first, second = seen(answers, "first"), seen(answers, "second")
     still = standing(first, second)
     odd = odd_one(second, still)
@@ -137,7 +135,7 @@ def to_text(answers: Sequence[Answer], folder: Path | None) -> str:
 
 
 def missing(answers: Sequence[Answer]) -> list[str]:
-    """Return a line for each rank that is recorded on a host from which no answer came."""
+    """Return a line for each rank recorded on a host that gave no answer."""
     said = [answer.document for answer in answers if answer.document is not None]
     hosts = {document["host"] for document in said}
     found = {

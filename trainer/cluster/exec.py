@@ -1,4 +1,4 @@
-"""`cluster exec`: one command on all nodes; nodes that print the same and end the same are one group."""
+"""Cluster exec: run one command on all nodes; group nodes with equal output and exit code."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from trainer.cluster.nodes import Node, Way
 
 
 def limit_seconds(way: Way, seconds: float) -> float:
-    """Return how long `run_everywhere` takes at most."""
+    """Return the maximum duration of `run_everywhere`."""
     return way.reach_seconds + seconds
 
 
@@ -23,7 +23,7 @@ def is_good(answers: Sequence[Answer]) -> bool:
 
 
 def groups(answers: Sequence[Answer]) -> list[tuple[list[str], dict[str, object]]]:
-    """Return the nodes that said the same with what they said; the largest group first."""
+    """Return groups of nodes with equal output; the largest group first."""
     found: dict[tuple[object, ...], tuple[list[str], dict[str, object]]] = {}
     for answer in answers:
         if answer.document is not None:
@@ -33,7 +33,7 @@ def groups(answers: Sequence[Answer]) -> list[tuple[list[str], dict[str, object]
 
 
 def to_text(answers: Sequence[Answer]) -> str:
-    """Return the groups' outputs in full: they are the answer, and are not cut to a width."""
+    """Return the groups' outputs in full, not cut to a width."""
     lines: list[str] = []
     for names, said in groups(answers):
         how = said["problem"] or f"exit code {said['code']}"

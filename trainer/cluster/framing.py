@@ -1,4 +1,4 @@
-"""An answer between two marks, so that what a login script prints around it does no harm."""
+"""Framing: a JSON document between two marks, so that login script output does no harm."""
 
 import json
 from typing import Any
@@ -7,13 +7,13 @@ BEGIN, END = b"<<<trainer-answer ", b" trainer-answer>>>"
 
 
 def marked(document: dict[str, Any]) -> bytes:
-    """Return the document on a line of its own, between the marks, which cannot stand inside it."""
+    """Return the document on one line, between marks that it cannot contain."""
     text = json.dumps(document).replace("<", "\\u003c").replace(">", "\\u003e")
     return b"\n" + BEGIN + text.encode() + END + b"\n"
 
 
 def unmarked(data: bytes) -> dict[str, Any]:
-    """Return the document that ends where `data` ends, without the mark. Raises ValueError for none."""
+    """Return the document that ends `data`, without its mark. Raises ValueError without a document."""
     _, mark, text = data.rpartition(BEGIN)
     document = json.loads(text) if mark else None
     if not isinstance(document, dict):

@@ -1,7 +1,7 @@
-"""`cluster health`: a verdict a node, with what is wrong and what to do; for launches to leave bad nodes out.
+"""Cluster health: a verdict per node, with findings and advice; for excluding bad nodes.
 
-bad: something that the policy (trainer.health.xid) drains a node for, a GPU missing, or no answer. watch:
-something else is wrong; the node can train. good: nothing was found.
+bad: a finding for which the policy (trainer.health.xid) drains a node, a missing GPU, or no answer. watch:
+any other finding; the node can train. good: no finding.
 """
 
 import statistics
@@ -33,7 +33,7 @@ def health(
 
 
 def _missing(answer: Answer, said: Sequence[Answer]) -> list[dict[str, Any]]:
-    """Fewer GPUs than the hostfile gives the node ranks, or than most of the other nodes have."""
+    """Return a finding for fewer GPUs than the hostfile's ranks, or than most other nodes have."""
     assert answer.document is not None
     here = answer.document["num_gpus"]
     others = [one.document["num_gpus"] for one in said if one.document is not None and one is not answer]

@@ -12,7 +12,7 @@ from pathlib import Path
 from trainer.health.timed_command import run_command
 from vidcurate.errors import InputError
 
-SSH_SECONDS = 10.0  # for its configuration
+SSH_SECONDS = 10.0  # ssh's timeout to print its configuration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ def read_hosts(path: Path) -> tuple[Host, ...]:
         if words[0].startswith("-") or len(words) > 2 or (len(words) == 2 and not slots.isdecimal()):
             raise InputError(f"{path}:{number}: {line.strip()!r}; write a host, or a host and slots=8.")
         if words[0] in (host.name for host in hosts):
-            raise InputError(f"{path}:{number}: {words[0]} is there twice; write its ranks as slots=…")
+            raise InputError(f"{path}:{number}: {words[0]} is there twice. Write its ranks as slots=…")
         if slots and not int(slots):
             raise InputError(f"{path}:{number}: {words[0]} has no slots; leave the line out.")
         hosts.append(Host(name=words[0], slots=int(slots) if slots else None))
@@ -49,7 +49,7 @@ def read_hosts(path: Path) -> tuple[Host, ...]:
 
 
 def address(host: Host, ssh: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Return where others find this host: MASTER_ADDR, or what ssh's configuration makes of its name."""
+    """Return the address of this host for others: MASTER_ADDR, or its name by ssh's configuration."""
     if "MASTER_ADDR" in environment:
         return environment["MASTER_ADDR"]
     reported = run_command([*ssh, "-G", "--", host.name], SSH_SECONDS)

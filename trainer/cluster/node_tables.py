@@ -1,4 +1,4 @@
-"""What the cluster commands print: plain tables that fit 100 columns, sizes and rates as people read them."""
+"""Node tables: plain text tables within 100 columns, sizes and rates with units."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,9 +10,9 @@ GIB = 1 << 30
 
 
 def table(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,), indent: str = "") -> list[str]:
-    """Return the lines of a table, its first row the heads; the last column is cut where the line is full.
+    """Return the lines of a table, its first row the headers; the last column is cut at the width.
 
-    `left`: the columns whose words begin at the left; the last does so always.
+    `left`: the left-aligned columns; the last column always is.
     """
     last = len(rows[0]) - 1
     widths = [max(len(row[column]) for row in rows) for column in range(last)]
@@ -67,17 +67,17 @@ def gpus(count: int) -> str:
 
 
 def silence(answer: Answer) -> list[str]:
-    """Return the line of a node that gave no answer; a long reason goes on below."""
+    """Return the line of a node without an answer; a long reason continues below."""
     return wrapped(f"{answer.node.name}  no answer: {answer.error}", "  ")
 
 
 def count(answers: Sequence[Answer]) -> str:
-    """Return the last line of an answer, where not all nodes gave one: 2 of 3 nodes answered."""
+    """Return the last line of a partial answer: 2 of 3 nodes answered."""
     return f"{sum(answer.document is not None for answer in answers)} of {len(answers)} nodes answered"
 
 
 def to_json(command: str, answers: Sequence[Answer], **more: Any) -> dict[str, Any]:
-    """Return the answers as plain values: command, nodes (node, error, seconds, what it said), and more."""
+    """Return the answers as JSON values: command, nodes (node, error, seconds, document), and more."""
     nodes = [
         {"node": answer.node.name, "error": answer.error or None, "seconds": round(answer.seconds, 3)}
         | (answer.document or {})

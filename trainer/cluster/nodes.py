@@ -21,7 +21,7 @@ from trainer.health import timed_command
 from vidcurate.errors import InputError, VidcurateError
 
 SLURM_SECONDS = 15.0  # for squeue and scontrol
-# How hostfiles are named, and no host is.
+# File name patterns of hostfiles, which no host has.
 FILE_NAMES = (
     ".txt",
     ".hosts",
@@ -35,13 +35,13 @@ FILE_NAMES = (
     ".yaml",
     ".json",
 )
-# Of the variables of a Slurm job, what its commands need; the rest describes the job that asks.
+# Variables of a Slurm job that its commands need; the others describe the asking job.
 SLURM_KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A machine. `slots`: how many ranks a hostfile gives it; `job`: the Slurm job that holds it."""
+    """A machine. `slots`: number of ranks by the hostfile; `job`: the Slurm job that holds it."""
 
     name: str
     through: Literal["ssh", "srun", "here"]
@@ -51,22 +51,21 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """How nodes are reached: the ssh command, and how long a connection may take to open."""
+    """How nodes are reached: the ssh command, and the connection timeout."""
 
     ssh: tuple[str, ...] = ("ssh",)
     connect_seconds: float = 10.0
 
     @property
     def reach_seconds(self) -> float:
-        """How long it may take until the program on the node has begun: Python may come from a slow disk."""
+        """Timeout until the program on the node has started: Python may come from a slow disk."""
         return 2 * self.connect_seconds
 
 
 def read_nodes(text: str, environment: Mapping[str, str] = os.environ) -> tuple[Node, ...]:
     """Return the nodes that `text` names, in its order.
 
-    Raises InputError for what names no node or a file that is not there, VidcurateError when Slurm does not
-    answer.
+    Raises InputError for an unknown node or a missing file, VidcurateError if Slurm does not answer.
     """
     if text == "slurm" or text.startswith("slurm:"):
         return _slurm_nodes(text.removeprefix("slurm").removeprefix(":"), environment)
@@ -89,11 +88,11 @@ def read_nodes(text: str, environment: Mapping[str, str] = os.environ) -> tuple[
 
 
 def command_on(node: Node, words: Sequence[str], way: Way) -> list[str]:
-    """Return the command line that runs `words` on the node, in the same folder as here."""
+    """Return the command line that runs `words` on the node, in the current folder."""
     if node.through == "here":
         return list(words)
     if node.through == "srun":
-        # One task beside those that train, on all that the job has there, and no words of srun's own.
+        # One task beside the training tasks, on all of the job's resources there, without srun's messages.
         step = ["srun", "--overlap", f"--jobid={node.job}", f"--nodelist={node.name}", "--nodes=1"]
         step += ["--ntasks=1", "--mem=0", "--quiet", "--unbuffered", "--input=all", f"--chdir={os.getcwd()}"]
         return [*step, *words]
@@ -104,7 +103,7 @@ def command_on(node: Node, words: Sequence[str], way: Way) -> list[str]:
 
 
 def agent_on(node: Node, way: Way) -> list[str]:
-    """Return the command line that starts the node's agent there, with this interpreter's path."""
+    """Return the command line that starts the node's agent with this interpreter's path."""
     return command_on(
         node, [sys.executable, "-u", *commands.SAFE_PATH, "-m", "trainer.cluster.node.agent"], way
     )
@@ -113,7 +112,7 @@ def agent_on(node: Node, way: Way) -> list[str]:
 def environment_for(node: Node, given: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the environment of the command that reaches the node.
 
-    A step of Slurm would take sizes and places from the variables of the job that asks.
+    A Slurm step would take sizes and places from the variables of the asking job.
     """
     if node.through != "srun":
         return dict(given)
@@ -136,7 +135,7 @@ def _slurm_nodes(job: str, environment: Mapping[str, str]) -> tuple[Node, ...]:
 
 
 def _slurm_says(*words: str) -> str:
-    """Return what a command of Slurm prints. Raises VidcurateError, naming it."""
+    """Return the output of a Slurm command. Raises VidcurateError, naming the command."""
     said = timed_command.run_command(words, SLURM_SECONDS)
     if not said.is_good:
         raise VidcurateError(f"{shlex.join(words)}: {said.problem}.")

@@ -1,4 +1,4 @@
-"""`cluster status`: who runs what on which GPU of which node, how hard it works, and which node is odd."""
+"""Cluster status: processes per GPU and node, their load, and which node is odd."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,14 +9,14 @@ from trainer.cluster.ask_nodes import Answer, ask_nodes
 from trainer.cluster.nodes import Node, Way
 
 GIB = 1 << 30
-LATE_SECONDS = 60.0  # without progress; below it a step may just be long
-MOST_LINES = 8  # of processes on one GPU
+LATE_SECONDS = 60.0  # without progress; a shorter time may be a long step
+MOST_LINES = 8  # number of processes on one GPU
 
 
 def status(
     nodes: Sequence[Node], way: Way, runs: Sequence[Path], seconds: float, limit_seconds: float
 ) -> list[Answer]:
-    """Ask the nodes; each answer's document gets `off`: what is off the others' median."""
+    """Ask the nodes; each document gets `off`: its deviations from the others' median."""
     request = {"action": "status", "runs": [str(run.absolute()) for run in runs], "seconds": seconds}
     answers = ask_nodes(nodes, request, way, limit_seconds)
     said = {answer.node.name: answer.document for answer in answers if answer.document is not None}
@@ -100,7 +100,7 @@ def _process(process: dict[str, Any]) -> str:
 
 
 def _runs(document: dict[str, Any]) -> list[str]:
-    """A line for each run that trains here, with its ranks."""
+    """Return a line for each run that trains here, with its ranks."""
     runs: dict[str, list[dict[str, Any]]] = {}
     for line in document["runs"]:
         runs.setdefault(line["run"], []).append(line)
@@ -118,7 +118,7 @@ def _runs(document: dict[str, Any]) -> list[str]:
 
 
 def _progress(rank: dict[str, Any]) -> str:
-    """Where its heartbeat says that it is: step 1200 update; and how long it has stood there, if it has."""
+    """Return a rank's step and phase from its heartbeat, and how long it has stood still, if so."""
     if rank["step"] is None:
         return ""
     still = rank["seconds_since_progress"] + rank["seconds_since_beat"]

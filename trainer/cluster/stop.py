@@ -1,4 +1,4 @@
-"""`cluster stop`: end a run on all its nodes at once, say what was ended and what is left."""
+"""Cluster stop: end a run on all its nodes at once; report what ended and what is left."""
 
 import sys
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ KILL_SECONDS = 5.0
 
 
 def limit_seconds(way: Way, grace_seconds: float, interrupt_seconds: float) -> float:
-    """Return how long `stop` takes at most, where a node hangs at every point."""
+    """Return the maximum duration of `stop`, if a node hangs at every point."""
     on_node = node_stop.limit_seconds(grace_seconds, interrupt_seconds, KILL_SECONDS)
     return way.reach_seconds + on_node
 
@@ -37,15 +37,17 @@ def stop(
         "interrupt_seconds": interrupt_seconds,
         "kill_seconds": KILL_SECONDS,
     }
-    return ask_nodes(nodes, request, way, limit_seconds(way, grace_seconds, interrupt_seconds), tell=_tell)
+    return ask_nodes(
+        nodes, request, way, limit_seconds(way, grace_seconds, interrupt_seconds), on_progress=_print_progress
+    )
 
 
-def _tell(node: Node, text: str) -> None:
+def _print_progress(node: Node, text: str) -> None:
     print(f"{node.name}: {text}", file=sys.stderr, flush=True)
 
 
 def not_asked(answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """Return the ranks that are recorded on hosts from which no answer came: rank and host."""
+    """Return rank and host of ranks recorded on hosts that gave no answer."""
     said = [answer.document for answer in answers if answer.document is not None]
     hosts = {document["host"].partition(".")[0] for document in said}
     found = {
@@ -58,7 +60,7 @@ def not_asked(answers: Sequence[Answer]) -> list[dict[str, Any]]:
 
 
 def is_over(answers: Sequence[Answer]) -> bool:
-    """Whether nothing of the run is left: every host with a recorded rank has answered so."""
+    """Return whether nothing of the run is left, confirmed by every host with a recorded rank."""
     said = [answer.document for answer in answers if answer.document is not None]
     return bool(said) and not not_asked(answers) and not any(document.get("left") for document in said)
 
@@ -80,7 +82,7 @@ def to_text(answers: Sequence[Answer], *, is_dry_run: bool) -> str:
         count = sum(len(document["would_end"]) for document in said)
         return "\n".join([*lines, f"{count} processes would be ended; nothing was done"])
     newest = next((document["newest"] for document in said if document["newest"]), "none")
-    state = "nothing of it runs any more" if is_over(answers) else "not all of it is known to have ended"
+    state = "nothing of the run is left" if is_over(answers) else "part of the run may still be running"
     return "\n".join([*lines, f"{state}; its newest checkpoint is {newest}"])
 
 

@@ -1,5 +1,5 @@
-"""Report: a run as pages and answers for people.
+"""Report: a run as HTML pages and text.
 
-`command` is `python -m trainer report`, `page` the HTML, `gallery` the samples, `goodput` where time
-went. `preview` shows what a recipe will do, `experiment` compares runs.
+`command` is `python -m trainer report`, `page` the HTML, `gallery` the samples, `goodput` the time ledger.
+`preview` shows what a recipe will do, `experiment` compares runs.
 """

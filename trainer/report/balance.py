@@ -1,9 +1,9 @@
-"""Predicted against actual time: of each rank, and of a micro-batch of each bucket; and a new cost table.
+"""Balance report: predicted and measured time per rank and bucket, and a new cost table.
 
-Pure, from the lines that `trainer.training.step_balance` writes. Counted are the updates of the run's last
-number of ranks,
-without the first ones of each start. Shares do not mind a cost table that is wrong by the same factor
-everywhere: the ranks are balanced all the same. A bucket whose factor is another one is what costs time.
+Pure functions of the lines that `trainer.training.step_balance` writes. They count the updates of the run's
+last number of ranks, without the first ones of each start. A cost table that is wrong by the same factor
+everywhere does not change the shares: the ranks are still balanced. A bucket with a different factor costs
+time.
 """
 
 import json
@@ -23,16 +23,16 @@ from vidcurate.sampler import cost_table
 from vidcurate.sampler.cost_table import CostTable
 
 UNSTEADY = 3
-"""updates after each start that do not count: memory is taken, kernels are built"""
+"""updates after each start that do not count: memory is allocated, kernels are compiled"""
 OFF = 0.1
-"""a bucket's factor further than this from the run's own is told"""
+"""a bucket whose factor differs more than this from the run's is reported"""
 
 _BUCKET = re.compile(r"(?P<resolution>.+)-(?P<frames>\d+)f-[\d.]+(-[\d.e+]+fps)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTime:
-    """One rank's share of all ranks' work, as the costs say and as it took."""
+    """One rank's share of all ranks' work, predicted and measured."""
 
     rank: int
     predicted: float
@@ -43,7 +43,7 @@ class RankTime:
 class BucketTime:
     """A bucket's micro-batches. `predicted` is in the run's unit; `measured` the median seconds of one.
 
-    `factor` is measured over predicted, `off` that over the run's own factor, less one.
+    `factor` is measured / predicted, `off` is factor / the run's factor − 1.
     """
 
     bucket: str
@@ -56,10 +56,10 @@ class BucketTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
-    """What `steps` updates on `ranks` ranks show.
+    """The balance of `steps` updates on `ranks` ranks.
 
-    `waste_…` is the share of the ranks' time that is waiting for the slowest, by costs and by the clock, and
-    `correlation` that of both over all (step, rank); None where there is one rank, or all costs are equal.
+    `waste_…` is the share of the ranks' time spent waiting for the slowest rank, predicted and measured;
+    `correlation` compares both over all (step, rank), None with one rank or equal costs.
     """
 
     unit: str
@@ -102,7 +102,7 @@ def _kind(line: Line) -> tuple[str, int]:
 
 
 def balance(lines: Sequence[Line], events: Sequence[Line]) -> Balance | None:
-    """Return predicted against actual; None for a run too short, or of an older version."""
+    """Return predicted against measured time; None for a run too short, or of an older version."""
     counted = _counted(lines, events)
     if not counted:
         return None
@@ -117,7 +117,7 @@ def balance(lines: Sequence[Line], events: Sequence[Line]) -> Balance | None:
             1 - sum(one[key][0] for one in several) / max(sum(one[key][1] for one in several), 1e-12)
             for key in ("predicted", "measured")
         ]
-        both = np.array([one["of_ranks"] for one in several])  # [steps, ranks that were kept, 2]
+        both = np.array([one["of_ranks"] for one in several])  # [steps, listed ranks, 2]
         totals = [ranks * sum(one[key][0] for one in several) for key in ("predicted", "measured")]
         of_ranks = both.sum(0) / np.maximum(totals, 1e-12)
         shares = tuple(
@@ -172,11 +172,11 @@ def _buckets(counted: Sequence[Line]) -> tuple[BucketTime, ...]:
 
 
 def new_costs(run: RunData) -> CostTable:
-    """Return the cost table by this run's own micro-batches; what it did not read stays as its table has it.
+    """Return a cost table from this run's micro-batches; buckets that it did not read keep their entry.
 
-    What a micro-batch takes whatever its size cannot be told from clips in equal numbers, so it stays, too; 0
-    without a table. Raises InputError for a run that has not measured enough, RecipeError for a table that
-    cannot be read.
+    The constant time per micro-batch cannot be measured from equal numbers of clips, so it is kept, too; 0
+    without a table. Raises InputError for a run that has not measured enough, RecipeError for an unreadable
+    table.
     """
     counted = _counted(run.lines, run.events)
     if not counted:
@@ -191,7 +191,7 @@ def new_costs(run: RunData) -> CostTable:
         for name, (batches, clips, _, seconds) in line["bucket_seconds"].items():
             found = _BUCKET.fullmatch(name)
             if found is None:
-                raise InputError(f"{run.path}: {name!r} in its lines is no bucket's name.")
+                raise InputError(f"{run.path}: {name!r} in its lines is not a bucket's name.")
             key = found["resolution"], found["frames"]
             kinds.setdefault(key, []).append((seconds - fixed * batches) / clips)
     table = {name: dict(row) for name, row in old.seconds_per_clip.items()} if old else {}
@@ -206,7 +206,7 @@ def new_costs(run: RunData) -> CostTable:
 
 
 def _table_of(run: Path, stage: str) -> CostTable | None:
-    """Return the cost table that a stage of the run is balanced by; None without one."""
+    """Return the cost table by which a stage of the run is balanced; None without one."""
     kept = run / "recipe.json"
     stages = json.loads(kept.read_text("utf-8"))["stages"] if kept.is_file() else []
     for each in stages:
@@ -216,11 +216,11 @@ def _table_of(run: Path, stage: str) -> CostTable | None:
     return None
 
 
-# ── in words ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── as text ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def to_text(found: Balance) -> list[str]:
-    """Return the figures as lines for people."""
+    """Return the balance as lines of text."""
     lines = []
     if found.waste_predicted is not None and found.waste_measured is not None:
         reported = "" if found.correlation is None else f", correlation {found.correlation:.2f}"

@@ -1,6 +1,6 @@
-"""`python -m trainer report RUN…`: one HTML file that shows a run, or several over each other.
+"""Report command: `python -m trainer report RUN…` writes one HTML file of one or several runs.
 
-It is drawn from the run's diaries, opens without a network and holds no script.
+The page is drawn from the run's log files, opens without a network and contains no script.
 """
 
 import argparse

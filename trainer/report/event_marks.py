@@ -1,4 +1,4 @@
-"""The events as flags: which get one, in which ink, with which words, leading to which row of the page."""
+"""Event marks: which events get a flag, its colour and text, and the table row it links to."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from trainer.report.read import RunData
 from trainer.report.svg import Mark
 
-# The ink of an event's flag; one that is not here is shown all the same.
+# The ink of an event's flag; unlisted events are shown, too.
 EVENT_INKS = {
     "guard": 6,
     "stall": 6,
@@ -39,10 +39,10 @@ MEANINGS = {
     7: "other",
 }
 BEGUN = ("start", "resume", "load", "load_from_scratch", "weights")
-QUIET = ("save", "stage", "done", "sample", "start")  # not flagged where more than MOST_FLAGS would stand
+QUIET = ("save", "stage", "done", "sample", "start")  # with more events, only those that matter get a flag
 MOST_FLAGS = 60
 MOST_EVENTS = 400
-BRIEF = 110  # letters of the line that stands for an event's facts
+BRIEF = 110  # letters of the line with an event's facts
 
 
 def ink(event: dict[str, Any]) -> int:
@@ -51,12 +51,12 @@ def ink(event: dict[str, Any]) -> int:
 
 
 def is_problem(event: dict[str, Any]) -> bool:
-    """Return whether an event is one that a person should look at."""
+    """Return whether a person should look at an event."""
     return ink(event) in (1, 6)
 
 
 def brief(event: dict[str, Any]) -> str:
-    """Return an event's facts in one short line, what decided first, empty ones left out, not escaped."""
+    """Return an event's facts in one short line, deciding ones first, without empty ones, not escaped."""
     first = [key for key in ("action", "reason", "why", "clip", "kind") if key in event]
     rest = [key for key in event if key not in (*first, "event", "step", "time")]
     shown = [key for key in first + rest if event[key] not in ([], {}, "", None)]

@@ -1,9 +1,9 @@
-"""One page that shows a run: its samples, prompts down and steps across, and its loss curve above them.
+"""Gallery page of a run: samples (prompts down, steps across) and the loss curve.
 
-`RUN/gallery.html` needs no network: beside it lie the videos and `RUN/gallery.js`, what it shows, drawn from
-`RUN/metrics.jsonl` and the rounds in `RUN/samples`. An open page reads that again every few seconds, as a
-script, which is all that a browser lets a page from a disk read. It is written after each round of samples;
-`python -m trainer gallery RUN` writes it by hand.
+`RUN/gallery.html` needs no network: its videos lie beside it, and `RUN/gallery.js` has its data, from
+`RUN/metrics.jsonl` and the rounds in `RUN/samples`. An open page reloads that script every few seconds, as a
+browser lets a page from disk read nothing else. Each round of samples updates the page; `python -m trainer
+gallery RUN` does so by hand.
 """
 
 import html
@@ -20,7 +20,7 @@ from vidcurate.storage import atomic_file
 
 PAGE = "gallery.html"
 DATA = "gallery.js"
-SERVE = "serve"  # what the inference server keeps in a run's folder
+SERVE = "serve"  # the inference server's folder in a run's folder
 OWN_TAB = "own"
 USAGE = """usage: python -m trainer gallery RUN
 
@@ -44,14 +44,14 @@ def _ticks(low: float, high: float, count: int) -> list[float]:
 
 
 def _thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return at most _MAX_POINTS points: the means of equal runs of them."""
+    """Return at most _MAX_POINTS points: means of equal groups."""
     size = math.ceil(len(points) / _MAX_POINTS)
     runs = [points[start : start + size] for start in range(0, len(points), size)]
     return [(run[-1][0], math.fsum(y for _, y in run) / len(run)) for run in runs]
 
 
 def _smooth(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the mean over the last tenth of what came before each point."""
+    """Return the mean over the last tenth of the values before each point."""
     smooth = []
     for number in range(len(points)):
         window = points[max(0, number - max(1, len(points) // 20)) : number + 1]
@@ -70,7 +70,7 @@ def _stage_starts(lines: list[dict[str, Any]]) -> list[tuple[int, str]]:
 def loss_curve(lines: list[dict[str, Any]], validation: Sequence[tuple[float, float]] = ()) -> str:
     """Return the loss of metric lines as an inline SVG: each step faint, its running mean on top.
 
-    `validation` are (step, loss) to be marked with a ring.
+    `validation` are (step, loss), marked with a ring.
     """
     points = [(float(line["step"]), line["loss"]) for line in lines if isinstance(line["loss"], float)]
     if len(points) < 2:
@@ -123,7 +123,7 @@ def _set(name: str, found: list[dict[str, Any]]) -> dict[str, Any]:
     for facts in found:
         for sample in facts["samples"]:
             key = (sample["number"], sample["seed"], sample["prompt"])
-            # A round that was made again has the same names: the page must not show what it has kept.
+            # A repeated round has the same names: the URL must change, or browsers show cached clips.
             file = f"{sample['file']}?{facts.get('time', 0):.0f}"
             rows.setdefault(key, {})[str(facts["step"])] = file
     asked, weights = found[-1].get("asked"), found[-1].get("weights")
@@ -144,7 +144,7 @@ def _set(name: str, found: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _validation(run: Path) -> list[tuple[float, float]]:
-    """Return (step, loss) of each round of validation, the training's own where both have measured one."""
+    """Return (step, loss) of each validation round; the training's own if the server has one, too."""
     found: dict[int, float] = {}
     for path in (run / SERVE / metrics.VALIDATION, run / metrics.VALIDATION):
         found |= {
@@ -162,7 +162,7 @@ def _about(lines: list[dict[str, Any]]) -> str:
 
 
 def _name(run: Path) -> str:
-    """Return what the run's recipe calls it, or the folder's name where there is no recipe."""
+    """Return the run's name by its recipe, or the folder's name without a recipe."""
     try:
         return str(json.loads((run / "recipe.json").read_text(encoding="utf-8"))["name"])
     except (OSError, ValueError, KeyError):
@@ -170,7 +170,7 @@ def _name(run: Path) -> str:
 
 
 def page_data(run: Path, name: str | None = None) -> dict[str, Any]:
-    """Return what the page shows, as plain JSON."""
+    """Return the page's data as JSON values."""
     lines = metrics.read_metrics(run / metrics.METRICS)
     sets = [(own, sample_rounds.rounds(run, own)) for own in sample_rounds.sets(run)]
     return {
@@ -182,9 +182,9 @@ def page_data(run: Path, name: str | None = None) -> dict[str, Any]:
 
 
 def write_gallery(run: Path, name: str | None = None) -> Path:
-    """Write RUN/gallery.html and what it shows, RUN/gallery.js; return the page's path.
+    """Write RUN/gallery.html and its data, RUN/gallery.js; return the page's path.
 
-    Raises InputError where there is no run, StorageError.
+    Raises InputError without a run, StorageError.
     """
     if not run.is_dir():
         raise InputError(f"{run}: no such run folder.")
@@ -195,7 +195,7 @@ def write_gallery(run: Path, name: str | None = None) -> Path:
 
 
 def _put(path: Path, text: str) -> Path:
-    """Write a file that the training and a server may both write, at any moment."""
+    """Write a file that the training and a server may write at the same time."""
     return atomic_file.write_text(path, text, is_flushed=False)
 
 

@@ -1,8 +1,8 @@
-"""Where a run's time went: a ledger from its diaries that adds up to the wall time exactly.
+"""Goodput: where a run's time went, a ledger that adds up to the wall time exactly.
 
-Pure. From the beginning of the first process to the last sign of the run every microsecond belongs to one of
-PARTS: where several would have it (a validation within steps that were made again), the later one in PARTS
-has. What no diary tells of is `other` within an attempt and `idle` between two.
+A pure function of the run's log files. From the start of the first process to the last sign of the run, every
+microsecond belongs to one of PARTS; if several claim it (a validation within repeated steps), the later one
+in PARTS counts. Time without a log entry is `other` within an attempt and `idle` between two.
 """
 
 import statistics
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 Line = dict[str, Any]
-Interval = tuple[int, int, str]  # microseconds of the epoch, a part
+Interval = tuple[int, int, str]  # microseconds since the epoch, a part
 
 PARTS = {
     "idle": "between two attempts: the last sign of one to the beginning of the next process",
-    "other": "within an attempt, told by no diary: writing diaries, waiting for another rank to end",
+    "other": "within an attempt, without a log entry: writing logs, waiting for another rank to end",
     "productive": "updates that the run still has",
     "start-up": "to a process's first update, and by how much that took longer than others (compiling)",
     "data wait": "waiting for clips",
@@ -26,12 +26,12 @@ PARTS = {
 }
 BEGINNINGS = ("start", "resume", "load", "load_from_scratch", "weights")
 ENDING = ("save", "sample", "stop", "done")
-OUTSIDE = ("restart", "excluded", "gave_up", "served")  # written by others than the training
+OUTSIDE = ("restart", "excluded", "gave_up", "served")  # written by processes besides the training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One process group's life. Times are seconds of the epoch; `step` is where it began."""
+    """One process group's life. Times are seconds since the epoch; `step` is its first step."""
 
     kind: str
     step: int
@@ -62,7 +62,7 @@ def _micro(seconds: float) -> int:
 def _attempts(
     lines: Sequence[Line], rounds: Sequence[Line], events: Sequence[Line]
 ) -> list[tuple[Line, int, int]]:
-    """Return (its event, began, ended) of each attempt, in order."""
+    """Return (event, start, end) of each attempt, in order."""
     begins = [event for event in events if event["event"] in BEGINNINGS]
     starts = [_micro(min(event.get("process_began", event["time"]), event["time"])) for event in begins]
     signs = [_micro(line["time"]) for line in (*lines, *rounds)]
@@ -83,7 +83,7 @@ def _attempts(
 
 
 def _painted(lines: Sequence[Line], rounds: Sequence[Line], events: Sequence[Line]) -> list[Interval]:
-    """Return what each line and event tells of, overlapping."""
+    """Return the intervals of each line and event, overlapping."""
     found: list[Interval] = []
     attempts = _attempts(lines, rounds, events)
     ends = {line["step"]: _micro(line["time"]) for line in lines}
@@ -113,7 +113,7 @@ def _painted(lines: Sequence[Line], rounds: Sequence[Line], events: Sequence[Lin
         if event["event"] == "sample" and "seconds" in event:
             found.append((at - _micro(event["seconds"]), at, "sampling"))
         if event["event"] == "save" and "stall_seconds" in event:
-            # One in the background holds the training up at its beginning and is told of at its end.
+            # A background save delays the training at its start and is logged at its end.
             begins = ends.get(event["step"], at - _micro(event["stall_seconds"]))
             found.append((begins, begins + _micro(event["stall_seconds"]), "checkpoint"))
         if "lost_from" in event:
@@ -146,7 +146,7 @@ def _parted(painted: Sequence[Interval], first: int, last: int) -> list[Interval
 
 
 def ledger(lines: Sequence[Line], rounds: Sequence[Line], events: Sequence[Line]) -> Ledger | None:
-    """Return where the time went; None for diaries without a beginning or without times (older runs).
+    """Return where the time went; None for logs without a start or without times (older runs).
 
     `lines`, `rounds` and `events` are those of metrics.jsonl, validation.jsonl and events.jsonl.
     """

@@ -1,4 +1,7 @@
-"""The report as one HTML file: curves, events, the ledger, slowest updates, samples. No script, no request."""
+"""Run report as one HTML file: curves, events, time ledger, slowest updates, samples.
+
+The page has no script and requests nothing.
+"""
 
 # ruff: noqa: E501
 

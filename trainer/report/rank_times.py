@@ -1,4 +1,4 @@
-"""The section on predicted against actual time: ranks, and micro-batches of each bucket."""
+"""Report section on predicted and measured time, per rank and bucket."""
 # ruff: noqa: E501
 
 import html
@@ -9,7 +9,7 @@ from trainer.report.read import RunData
 
 
 def section(runs: Sequence[RunData], names: Sequence[str]) -> str:
-    """Return the section; "" where no run has measured its micro-batches."""
+    """Return the section; "" if no run has measured its micro-batches."""
     parts = []
     for run, name in zip(runs, names, strict=True):
         found = balance(run.lines, run.events)

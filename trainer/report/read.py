@@ -1,4 +1,4 @@
-"""What the report shows of a run, read from its folder. Nothing is written here."""
+"""Run data for the report, read from the run's folder; this file writes nothing."""
 
 import json
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ SLOWEST = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunData:
-    """One run's diaries; events are in the order of their times."""
+    """One run's log lines; events are sorted by time."""
 
     path: Path
     name: str
@@ -25,11 +25,11 @@ class RunData:
 
     @property
     def slowest(self) -> list[dict[str, Any]]:
-        """The updates that took longest, the slowest first."""
+        """The slowest updates, the slowest first."""
         return sorted(self.lines, key=lambda line: -line["seconds"])[:SLOWEST]
 
     def to_json(self) -> dict[str, Any]:
-        """The figures of the page, as plain values."""
+        """The page's values as JSON values."""
         counts: dict[str, int] = {}
         for event in self.events:
             counts[event["event"]] = counts.get(event["event"], 0) + 1
@@ -50,7 +50,7 @@ class RunData:
 
 
 def read_run(run: Path) -> RunData:
-    """Return what a run's folder holds. Raises InputError for a folder that is no run."""
+    """Read a run's folder. Raises InputError for a folder that is no run."""
     lines = metrics.read_metrics(run / metrics.METRICS)
     events = metrics.read_metrics(run / jsonl.EVENTS)
     if not lines and not events:

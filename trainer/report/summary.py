@@ -1,4 +1,4 @@
-"""What stands first on a run's page: how the run ended or where it is, and which troubles it had."""
+"""Run summary at the top of the report: how the run ended or stands, and its problems."""
 # ruff: noqa: E501
 
 import html
@@ -8,18 +8,21 @@ from typing import Any
 from trainer.report import event_marks, timeline
 from trainer.report.read import RunData
 
-# Events behind which a run does not go on by itself, in words.
+# Events after which a run does not continue automatically, as text.
 ENDS = {
     "done": "Done",
     "stop": "Stopped on a signal and saved",
     "gave_up": "The launch gave up",
     "stall": "Hung, and ended",
 }
-STRICT = {"stop": "Stopped by the guard", "drain": "Ended by the guard for a bad node"}  # by a guard's action
+STRICT = {
+    "stop": "Stopped by the guard",
+    "drain": "Ended by the guard for a bad node",
+}  # by the guard's action
 
 
 def moment(seconds: float) -> str:
-    """Return a time of the epoch as a date and a time of day in UTC."""
+    """Return seconds since the epoch as date and time in UTC."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
@@ -33,7 +36,7 @@ def _linked(number: int, count: int, words: str) -> str:
 
 
 def standing(number: int, run: RunData) -> str:
-    """Return how run `number` of the page stands, in at most two sentences of HTML."""
+    """Return the state of run `number` of the page, in at most two sentences of HTML."""
     step = max([run.lines[-1]["step"] if run.lines else 0, *(event["step"] for event in run.events)])
     ended = None
     for count, event in enumerate(run.events):
@@ -42,7 +45,7 @@ def standing(number: int, run: RunData) -> str:
         elif event["event"] in event_marks.BEGUN:
             ended = None
     if ended is None:
-        how = f"Not done: it goes on, or was killed. Last step {step:,}"
+        how = f"Not done: still running, or killed. Last step {step:,}"
     else:
         how = f"{_linked(number, ended[0], _end(ended[1]) or '')} at step {ended[1]['step']:,}"
         reason = ended[1].get("reason") or ended[1].get("why")
@@ -61,7 +64,7 @@ def standing(number: int, run: RunData) -> str:
 
 
 def key_of_flags(run: RunData) -> str:
-    """Return what the bar, the strip and the inks of its flags mean, as HTML."""
+    """Return the legend of the bar, the strip and the flags' inks, as HTML."""
     inks = sorted({event_marks.ink(event) for _, event in event_marks.flagged(run)})
     keys = "".join(
         f'<span><i class="key dot ink-{ink}"></i>{event_marks.MEANINGS[ink]}</span>' for ink in inks
@@ -73,7 +76,7 @@ def key_of_flags(run: RunData) -> str:
 
 
 def after(run: RunData, event: dict[str, Any]) -> tuple[str, str]:
-    """Return when an event was: since the run's beginning, and as a time in UTC; "" where it has none."""
+    """Return an event's time, since the run's start and in UTC; "" without a time."""
     if "time" not in event:
         return "", ""
     since = timeline.lasting(event["time"] - run.ledger.began) if run.ledger else ""

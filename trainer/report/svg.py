@@ -1,7 +1,7 @@
-"""Curves as inline SVG: they need no script, follow the page's colours and say in words what they show.
+"""SVG charts: inline curves without scripts, in the page's colours, with text labels.
 
 A figure's inks are the classes `ink-0` to `ink-7`, coloured by STYLE for light and dark. `document` makes a
-file of its own out of figures, which a page of Markdown can show.
+separate file of figures, which Markdown pages can show.
 """
 
 import html
@@ -15,7 +15,7 @@ WIDTH, HEIGHT = 560, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 22, 12, 40
 
 Point = tuple[float, float]
-Place = Callable[[float], float]  # a value's place in the figure
+Place = Callable[[float], float]  # a value's position in the figure
 
 STYLE = """
 :root { --paper: #fcfcfa; --card: #ffffff; --well: #f1f1ec; --ink: #1f2328; --soft: #656b73; --line: #dfdfd8;
@@ -70,7 +70,7 @@ class Mark:
 
 
 def shown(value: float) -> str:
-    """Return a number as a reader wants it: thousands parted, no digits that say nothing."""
+    """Return a number with thousands separators and only meaningful digits."""
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else "–"
     if abs(value) >= 1e7:
@@ -92,9 +92,9 @@ def ticks(low: float, high: float, count: int) -> list[float]:
 
 
 def thinned(points: Sequence[Point]) -> tuple[list[Point], list[tuple[float, float, float]]]:
-    """Return at most MOST_POINTS means of equal runs of points, and the (x, least, most) of each run.
+    """Return at most MOST_POINTS means of equal groups of points, and each group's (x, least, most).
 
-    Where nothing has to go there is no band. So a single spike of a long run still shows: in the band.
+    Without averaging there is no band. With it, a single spike of a long run still shows in the band.
     """
     size = math.ceil(len(points) / MOST_POINTS)
     if size <= 1:
@@ -149,7 +149,7 @@ def chart(
     width: int = WIDTH,
     height: int = HEIGHT,
 ) -> str:
-    """Return the curves as one SVG; "" when none has a point. Names of curves belong into a legend."""
+    """Return the curves as one SVG; "" if none has a point. A legend names the curves."""
     curves = [curve for curve in curves if curve.points]
     if not curves:
         return ""
@@ -233,7 +233,7 @@ def legend(names: Sequence[tuple[str, int]]) -> str:
 def document(
     panels: Sequence[tuple[str, str]], names: Sequence[tuple[str, int]], *, width: int, height: int
 ) -> str:
-    """Return figures of one size under each other, with titles and one legend, as an SVG file of its own.
+    """Return figures of one size stacked, with titles and one legend, as a separate SVG file.
 
     `panels` are (title, figure of `chart`).
     """

@@ -1,4 +1,4 @@
-"""A run's life from left to right: a bar of what it did, under it its attempts and events, on one scale."""
+"""Timeline of a run: a bar of where time went, above its attempts and events."""
 # ruff: noqa: E501
 
 import html
@@ -53,7 +53,7 @@ def bar(found: Ledger) -> str:
 def strip(number: int, run: RunData, found: Ledger) -> str:
     """Return attempts as bars with the gaps between them, and events as flags, on the scale of `bar`."""
 
-    def at(seconds: float) -> str:  # events of others may lie outside of the run's own signs
+    def at(seconds: float) -> str:  # events of other processes may lie outside of the run's time
         return f"{100 * min(max((seconds - found.began) / (found.wall_seconds or 1.0), 0.0), 1.0):.3f}%"
 
     parts = ['<line class="grid" x1="0" x2="100%" y1="29" y2="29"/>']

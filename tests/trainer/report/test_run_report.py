@@ -234,10 +234,10 @@ def test_a_stopped_run_has_no_lost_time() -> None:
         ([event("done", 3, 140)], ">Done</a> at step 3; begun 1970-01-01 00:01:40, last sign"),
         ([event("stop", 3, 140, reason="SIGTERM")], ">Stopped on a signal and saved</a> at step 3 (SIGTERM)"),
         ([event("guard", 3, 140, action="stop", reason="nan")], ">Stopped by the guard</a> at step 3 (nan)"),
-        ([event("guard", 3, 140, action="warn")], "Not done: it goes on, or was killed. Last step 3"),
+        ([event("guard", 3, 140, action="warn")], "Not done: still running, or killed. Last step 3"),
         (
             [event("stop", 3, 140), event("resume", 3, 150)],
-            "Not done: it goes on, or was killed. Last step 3",
+            "Not done: still running, or killed. Last step 3",
         ),
     ],
 )

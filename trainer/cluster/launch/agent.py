@@ -1,12 +1,12 @@
-"""One host's part of a launch: it starts this host's ranks, tells of them, and ends them.
+"""Launch agent of one host: start the host's ranks, report on them, and end them.
 
-`trainer.cluster.launch.command` runs it on every host, over ssh or beside itself, and talks to it in lines
-of JSON. When that
-connection goes, whatever the reason, the ranks are asked to save and leave, and killed when they do not. The
-ranks are started and watched by torchrun's elastic agent (elastic.py).
+`trainer.cluster.launch.command` runs the agent on every host, over ssh or as a child process, and exchanges
+lines of JSON with it. When the connection closes, for any reason, the agent asks the ranks to save and exit,
+and kills those that do not. torchrun's elastic agent starts and watches the ranks (elastic.py).
 
-    it says     {ready, gpus, port}; {rank, out} or {rank, err} a line of a rank; {rank, exit, last}; {done}
-    it is told  the job, once; {signal: NAME} for every rank; {kill: s, after: s}: SIGTERM, then SIGKILL
+agent sends {ready, gpus, port}; {rank, out} or {rank, err} per line of a rank; {rank, exit, last}; {done}
+
+agent receives the job, once; {signal: NAME} for every rank; {kill: s, after: s}: SIGTERM, then SIGKILL
 """
 
 import json
@@ -22,22 +22,22 @@ from typing import Any
 
 from trainer.cli import commands
 
-LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")  # those of outgoing connections
+LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")  # the range of outgoing connections
 LEAST_PORT = 20_000
 
 _lock = threading.Lock()
 
 
 def say(message: dict[str, Any]) -> None:
-    with _lock, suppress(OSError):  # nobody listens any more: the ranks are being stopped for that
+    with _lock, suppress(OSError):  # nobody reads any more: the ranks are being stopped because of that
         os.write(1, (json.dumps(message) + "\n").encode())
 
 
 def free_port() -> int:
-    """Return a port that nobody has, and that the kernel gives to no connection before a rank listens on it.
+    """Return a free port that the kernel assigns to no connection before a rank listens on it.
 
-    That takes seconds; of the ports for outgoing connections, any of this host's programs could have it by
-    then (EADDRINUSE).
+    Starting a rank takes seconds; by then any program of this host could have taken a port of the range for
+    outgoing connections (EADDRINUSE).
     """
     try:
         first = int(LOCAL_PORTS.read_text(encoding="utf-8").split()[0])
@@ -58,31 +58,31 @@ def _read_job() -> dict[str, Any]:
     while not line.endswith(b"\n"):
         part = os.read(0, 1)
         if not part:
-            sys.exit(0)  # the launcher gave up before it began
+            sys.exit(0)  # the launcher gave up before the job
         line += part
     job: dict[str, Any] = json.loads(line)
     return job
 
 
 def main() -> None:
-    # The launcher says what is to be done. Not SIG_IGN: the ranks would inherit that.
+    # The launcher decides what to do. Not SIG_IGN: the ranks would inherit it.
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda *_: None)
     gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
     say({"ready": socket.gethostname(), "gpus": gpus, "port": free_port()})
     with commands.loading():
-        from trainer.cluster.launch import elastic  # it loads torch: the host has answered before that
+        from trainer.cluster.launch import elastic  # imports torch; the host has answered before
 
     job = _read_job()
     ranks = elastic.HostRanks(job, say)
     threading.Thread(target=_listen, args=(ranks, job["grace_seconds"]), daemon=True).start()
     ranks.run()
     say({"done": True})
-    os._exit(0)  # nothing of torch is left to be put away
+    os._exit(0)  # torch needs no cleanup here
 
 
 def _listen(ranks: Any, grace_seconds: float) -> None:
-    """Do what the launcher says; let the ranks save and leave when it says nothing more."""
+    """Follow the launcher's commands; let the ranks save and exit when the connection closes."""
     waiting = b""
     while data := os.read(0, 1 << 16):
         *lines, waiting = (waiting + data).split(b"\n")

@@ -1,7 +1,7 @@
-"""One attempt of a launch: ranks start on hosts that have answered, and all have ended when it returns.
+"""Launch attempt: start the ranks on the hosts that answered, and wait until all have exited.
 
-The first rank that fails ends all. The first signal goes to every rank once, which saves and leaves; the
-second one kills. Nothing waits without a limit.
+The first failing rank ends all others. The first signal goes to every rank once, which saves and exits; the
+second signal kills the ranks. Every wait has a timeout.
 """
 
 import queue
@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.cli import exit_codes
-from trainer.cluster.launch.connection import Connection, Messages, say, tell
+from trainer.cluster.launch.connection import Connection, Messages, say, send
 from vidcurate.errors import VidcurateError
 
-LAST_WORDS_SECONDS = 3.0  # for the other ranks to end by themselves, when one has failed
-SETTLE_SECONDS = 10.0  # for them to leave when they are told to
-LATE_SECONDS = 10.0  # for the news of an end
+LAST_WORDS_SECONDS = 3.0  # for the other ranks to exit on their own after a failure
+SETTLE_SECONDS = 10.0  # for ranks to exit after a signal
+LATE_SECONDS = 10.0  # for the message about an exit
 ENDED = (-signal.SIGTERM, -signal.SIGKILL)
 SAY_MORE = (exit_codes.HALT, exit_codes.BAD_NODE, exit_codes.WRONG_REQUEST)
 LEAVES = (-signal.SIGTERM, -signal.SIGUSR1)
-# Of the launcher's environment, what its ranks get; it travels inside the connection, not in a command line.
+# Variables of the launcher's environment for its ranks; sent over the connection, not in a command line.
 PASSED_ON = (
     "NCCL_",
     "TORCH",
@@ -41,16 +41,16 @@ PASSED_ON = (
 
 @dataclass(slots=True, kw_only=True)
 class Ended:
-    """How an attempt ended. `codes` maps a rank to its exit code, negative for a signal.
+    """Outcome of an attempt. `codes` maps a rank to its exit code, negative for a signal.
 
-    `failure` is the line about what failed first, "" when nothing did, or about a rank that then ended with a
+    `failure` is the line about the first failure, "" without one, or about a rank that then exited with a
     code that says more (78, 77, 2); `rank` is that rank, None for a host or a stall; `last_lines` are its
-    last words on stderr. `last_words` are those of each rank that ended with 77. `lost` maps hosts whose
-    connection broke to ssh's last word.
+    last stderr lines. `last_words` are those of each rank that exited with 77. `lost` maps hosts whose
+    connection broke to ssh's last message.
     """
 
     ranks_of: dict[str, range]
-    names: dict[str, str]  # host of the hostfile → what it calls itself
+    names: dict[str, str]  # host in the hostfile → its own host name
     codes: dict[int, int] = field(default_factory=dict)
     failure: str = ""
     rank: int | None = None
@@ -61,7 +61,7 @@ class Ended:
 
     @property
     def code(self) -> int:
-        """The code to act on. A rank that was ended because another had failed has none of its own."""
+        """The code to act on. A rank that was ended because of another's failure has no code."""
         own = [code for rank, code in self.codes.items() if rank == self.rank or code not in ENDED]
         return exit_codes.most_severe(own or [exit_codes.FAILED if self.failure else exit_codes.DONE])
 
@@ -94,7 +94,7 @@ def jobs(
     environment: Mapping[str, str],
     restarts: int,
 ) -> list[dict[str, Any]]:
-    """Return what each host's agent is told to do."""
+    """Return the job of each host's agent."""
     port = environment.get("MASTER_PORT", str(connections[0].ready["port"]))
     passed_on = {name: value for name, value in environment.items() if name.startswith(PASSED_ON)}
     return [
@@ -122,25 +122,25 @@ def attempt(
     grace_seconds: float,
     stalled: Callable[[], str],
 ) -> Ended:
-    """Start the jobs and pass on what the ranks print until all have ended.
+    """Start the jobs and pass on the ranks' output until all have exited.
 
-    `asked` are the signals that have come, and may grow; `stalled` says why the ranks have to be ended, ""
-    as long as they need not. Raises VidcurateError when a host does not end.
+    `asked` are the signals received so far, and may grow; `stalled` returns why the ranks must be ended, ""
+    if they need not. Raises VidcurateError if a host does not end.
     """
     names = {connection.host.name: connection.ready["ready"] for connection in connections}
     ended = Ended(ranks_of={}, names=names)
     first = 0
     for connection, job in zip(connections, given, strict=True):
-        tell(connection, job)
+        send(connection, job)
         ended.ranks_of[connection.host.name] = range(first, first + job["ranks"])
         first += job["ranks"]
-    reported = 0  # signals passed on
+    reported = 0  # number of signals passed on
     end: float | None = None
     is_strict = False
 
     def stop_all(seconds: float, after: float = 0.0) -> float:
         for connection in connections:
-            tell(connection, {"kill": seconds, "after": after})
+            send(connection, {"kill": seconds, "after": after})
         return time.monotonic() + after + seconds + LATE_SECONDS
 
     while not all(connection.is_over for connection in connections):
@@ -151,16 +151,16 @@ def attempt(
             end = stop_all(0.0)
         elif end is not None and time.monotonic() > end:
             late = ", ".join(connection.host.name for connection in connections if not connection.is_over)
-            raise VidcurateError(f"{late}: does not end; look there for processes that are left.")
+            raise VidcurateError(f"{late}: does not end. Check that host for remaining processes.")
         while reported < len(asked):
             number = asked[reported]
             reported += 1
             if reported == 1:
-                # The ranks know TERM and USR1; Ctrl-C means the same to a whole job: save and leave.
+                # The ranks handle TERM and USR1; Ctrl-C has the same meaning for a whole job: save and exit.
                 name = "SIGUSR1" if number == signal.SIGUSR1 else "SIGTERM"
                 say(f"{number.name}: every rank saves and leaves; once more kills them")
                 for connection in connections:
-                    tell(connection, {"signal": name})
+                    send(connection, {"signal": name})
                 end = time.monotonic() + grace_seconds
             else:
                 ended.killed_by_signal, end = True, stop_all(0.0)
@@ -187,7 +187,7 @@ def attempt(
 def _hear(
     connection: Connection, message: dict[str, Any] | None, ended: Ended, *, is_reported: bool
 ) -> tuple[str, bool]:
-    """Take one message; return the failure that it tells ("" for none) and whether its host has ended."""
+    """Handle one message; return the failure it reports ("" for none) and whether its host has ended."""
     host = connection.host.name
     ranks = ended.ranks_of[host]
     if message is None:
@@ -197,13 +197,13 @@ def _hear(
         return f"{host}: the connection ended ({ended.lost[host]}).", True
     if "exit" in message:
         code, rank = message["exit"], message["rank"]
-        # Before it can save, while it starts, a rank that is asked to leave just goes.
+        # A rank that is asked to exit while it starts cannot save yet.
         ended.codes[rank] = exit_codes.REQUEUE if is_reported and code in LEAVES else code
         if code == exit_codes.BAD_NODE:
             ended.last_words[rank] = message["last"]
         is_failure = ended.codes[rank] not in (exit_codes.DONE, exit_codes.REQUEUE)
         return _ended(host, message) if is_failure else "", all(r in ended.codes for r in ranks)
-    if "done" in message:  # asked to leave before its ranks had started
+    if "done" in message:  # asked to exit before its ranks had started
         ended.codes |= {rank: exit_codes.REQUEUE for rank in ranks if rank not in ended.codes}
         return "", True
     if "out" in message:
@@ -215,13 +215,13 @@ def _hear(
 
 
 def _says_more(code: int, ended: Ended) -> bool:
-    """Return whether a rank's code counts before that of the failure that was told."""
+    """Return whether a rank's code takes precedence over the failure reported before."""
     reported = exit_codes.FAILED if ended.rank is None else ended.codes[ended.rank]
     return code in SAY_MORE and exit_codes.most_severe([reported, code]) != reported
 
 
 def how(code: int) -> str:
-    """Return an exit code in words: ended with 1, was killed by SIGKILL."""
+    """Return an exit code as text: ended with 1, was killed by SIGKILL."""
     return f"ended with {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
 
 
@@ -236,7 +236,7 @@ def summary(connections: Sequence[Connection], given: Sequence[Mapping[str, Any]
 
 
 def plain(ended: Ended) -> dict[str, Any]:
-    """Return what the diaries keep of a failed attempt."""
+    """Return the facts of a failed attempt for the events."""
     facts = {
         "reason": ended.failure,
         "codes": {str(rank): code for rank, code in sorted(ended.codes.items())},

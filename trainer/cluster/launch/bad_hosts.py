@@ -1,8 +1,8 @@
-"""Which hosts to leave out: by RUN/preflight.json, by the guard's verdict, or by ranks that ended with 77.
+"""Bad hosts: which hosts to exclude, by preflight, by the guard, or by exit code 77.
 
-A preflight's error is raised on every rank, the well ones too: who says it is not who is meant. Any other 77
-a rank says of its own host.
-The guard's verdict counts without the code: a rank that takes long to leave is killed, and its 77 is lost.
+Every rank raises a preflight's error, healthy ranks too, so the reporting rank is not the bad one. Any other
+77 is about the rank's own host. The guard's verdict counts without the code: a rank that exits slowly is
+killed, and its 77 is lost.
 """
 
 import json
@@ -17,20 +17,20 @@ from trainer.cluster.launch.attempt import Ended
 from trainer.run_folder import jsonl, metrics
 
 PREFLIGHT = "preflight.json"
-SAYS_BAD = "bad node"  # and the nodes' names, and a colon: so a preflight's error begins
+SAYS_BAD = "bad node"  # a preflight's error starts so, followed by the nodes' names and a colon
 _SAYS_BAD = re.compile(rf"^error: ({SAYS_BAD} ([^:]+):.*)$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What was written before an attempt: no clock of another host is asked what is new."""
+    """State of the files before an attempt: new files are found without comparing hosts' clocks."""
 
     preflight: tuple[int, int] | None  # inode, ns of its last change
     num_events: int
 
 
 def seen(run: Path) -> Seen:
-    """Return what of a run's folder is there."""
+    """Return the current state of a run's folder."""
     try:
         with (run / PREFLIGHT).open("rb") as file:
             facts = os.fstat(file.fileno())
@@ -42,13 +42,13 @@ def seen(run: Path) -> Seen:
 
 
 def bad_hosts(run: Path, ended: Ended, before: Seen) -> dict[str, str]:
-    """Return {host of the hostfile: why} of the hosts to leave out; empty where nothing says which.
+    """Return {host of the hostfile: reason} of the hosts to exclude; empty if none is named.
 
-    `before`: what was there when the attempt began. A preflight of this attempt that calls a node bad (by its
-    own name, or by the ranks that are bad where several hosts have that name) counts first, then the guard's
-    event of a step that a rank computed wrongly. Else what the ranks that ended with 77 said: the hosts that
-    a preflight's error names, or their own, where those are not all. Where none did, the guard's event alone
-    counts.
+    `before`: the state when the attempt started. A preflight of this attempt that calls a node bad (by its
+    name, or by its bad ranks if several hosts share the name) counts first, then the guard's event about a
+    rank that computed wrong results. Otherwise the last lines of the ranks that exited with 77 count: the
+    hosts named in a preflight's error, or their own hosts, unless those are all hosts. Without such ranks,
+    the guard's event alone counts.
     """
     if exit_codes.BAD_NODE not in ended.codes.values():
         return _drained(run, ended, before)
@@ -73,9 +73,9 @@ def bad_hosts(run: Path, ended: Ended, before: Seen) -> dict[str, str]:
 
 
 def _said(ended: Ended) -> tuple[dict[str, str], dict[str, str]]:
-    """Return {host: why} twice, of the ranks that ended with 77: whom a preflight's error names; their own.
+    """Return {host: reason} twice, from ranks that exited with 77: hosts named by a preflight; their own.
 
-    A name that several hosts have, or none, says nothing.
+    A name of several hosts, or of none, is ignored.
     """
     named: dict[str, str] = {}
     own: dict[str, str] = {}
@@ -95,7 +95,7 @@ def _said(ended: Ended) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _drained(run: Path, ended: Ended, before: Seen) -> dict[str, str]:
-    """Return the hosts of the ranks that the guard has called bad in this attempt."""
+    """Return the hosts of the ranks that the guard called bad in this attempt."""
     # Ranks of an earlier attempt had other numbers.
     for event in reversed(metrics.read_metrics(run / jsonl.EVENTS)[before.num_events :]):
         if event["event"] == "guard" and event.get("action") == "drain":
@@ -106,7 +106,7 @@ def _drained(run: Path, ended: Ended, before: Seen) -> dict[str, str]:
 
 
 def _nodes(run: Path, before: Seen) -> list[dict[str, Any]]:
-    """Return the nodes of a preflight of this attempt; none where it made none."""
+    """Return the nodes in a preflight of this attempt; none without a preflight."""
     if seen(run).preflight == before.preflight:
         return []
     try:

@@ -1,7 +1,7 @@
-"""`python -m trainer launch RECIPE`: ranks on this host or those of a hostfile, kept going by a supervisor.
+"""Launch command: start ranks on this host or a hostfile's hosts, under a supervisor.
 
-The hosts see the same files under the same paths, as torchrun asks too. Nothing starts before every host has
-answered.
+`python -m trainer launch RECIPE`. All hosts see the same files under the same paths, as torchrun requires
+too. No rank starts before every host has answered.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
         "--min-hosts",
         type=int,
         metavar="N",
-        help="go on without bad or silent hosts while N are left (default: all at the start, then 1)",
+        help="continue without bad or silent hosts while N are left (default: all at the start, then 1)",
     )
     made.add_argument(
         "--restarts", type=int, default=3, metavar="K", help="give up after K restarts without progress (3)"
@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check(given: argparse.Namespace) -> None:
-    """Raise InputError for a number that makes no sense."""
+    """Raise InputError for a number out of range."""
     least = {"nproc_per_node": 1, "min_hosts": 1, "restarts": 0, "backoff_seconds": 0}
     for name, limit in least.items():
         value = getattr(given, name)
@@ -104,7 +104,7 @@ def _run(given: argparse.Namespace) -> int:
             name = "--" + flag.replace("_", "-")
             raise InputError(f"{name} starts no ranks; write `python -m trainer RECIPE {name}`.")
 
-    # torch is loaded here, so that --help and a wrong flag answer at once.
+    # torch is imported here, so that --help and a wrong flag answer at once.
     with commands.loading():
         from trainer.cli import exit_codes
         from trainer.cluster.launch import supervisor
@@ -146,7 +146,7 @@ def _run(given: argparse.Namespace) -> int:
         environment=os.environ,
         fits=fits,
     )
-    # Ranks that were ended took their mirrors with them, and `gave_up` is written after all of them.
+    # Killed ranks took their trackers with them, and `gave_up` is written after all of them.
     ends_here = code in (exit_codes.FAILED, exit_codes.BAD_NODE, exit_codes.HALT)
     if ends_here and (wanted.output / jsonl.EVENTS).exists():
         with trackers.Mirrors(wanted.trackers, wanted.output, recipe.to_json(wanted)) as mirrors:

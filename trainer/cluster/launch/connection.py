@@ -1,8 +1,7 @@
-"""The connection to one host's agent: over ssh, or to a process beside this one; lines of JSON both ways.
+"""Connection to one host's launch agent: lines of JSON over ssh, or to a local process.
 
-What the agent says comes into one queue for all hosts, as (connection, message); None is the last. What is no
-message (a login script prints) is only told. ssh is the user's own, with its configuration, and never asks
-for anything.
+The messages of all hosts arrive in one queue as (connection, message); None is the last. Other output (of a
+login script) is only printed. ssh is the user's own, with its configuration, and never prompts.
 """
 
 import json
@@ -30,7 +29,7 @@ AGENT = [sys.executable, "-u", *commands.SAFE_PATH, "-m", "trainer.cluster.launc
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Connection:
-    """`ready` is the agent's first message: {ready: its host's name, gpus, port}; empty before it came."""
+    """`ready` is the agent's first message: {ready: its host's name, gpus, port}; empty before."""
 
     host: Host
     process: "subprocess.Popen[str]"
@@ -47,9 +46,9 @@ def say(text: str) -> None:
 
 
 def connect(host: Host, ssh: Sequence[str], seconds: float, messages: Messages) -> Connection:
-    """Start the agent of a host (HERE: on this one) and return the connection, at once.
+    """Start the agent of a host (HERE: on this one) and return the connection at once.
 
-    Raises InputError where `ssh` cannot be run.
+    Raises InputError if `ssh` cannot be run.
     """
     command = AGENT
     if host is not HERE:
@@ -65,7 +64,7 @@ def connect(host: Host, ssh: Sequence[str], seconds: float, messages: Messages) 
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            start_new_session=True,  # Ctrl-C is told to the ranks, not to ssh
+            start_new_session=True,  # Ctrl-C goes to the ranks, not to ssh
         )
     except OSError as error:
         raise InputError(f"--ssh {shlex.join(ssh)}: cannot be run ({error.strerror}).") from error
@@ -88,7 +87,7 @@ def _read_messages(connection: Connection, messages: Messages, errors: threading
                 messages.put((connection, message))
             else:
                 say(f"{connection.host.name}: {text.rstrip()}")
-    errors.join(1.0)  # the last word belongs to the end
+    errors.join(1.0)  # the last line belongs to the end
     messages.put((connection, None))
 
 
@@ -101,15 +100,15 @@ def _read_errors(connection: Connection) -> None:
                 say(f"{connection.host.name}: {text.rstrip()}")
 
 
-def tell(connection: Connection, message: Mapping[str, Any]) -> None:
+def send(connection: Connection, message: Mapping[str, Any]) -> None:
     assert connection.process.stdin is not None
-    with suppress(OSError):  # a connection that is gone is told by its reader
+    with suppress(OSError):  # the reader reports a lost connection
         connection.process.stdin.write(json.dumps(message) + "\n")
         connection.process.stdin.flush()
 
 
 def hang_up(connections: Sequence[Connection]) -> None:
-    """Close the connections; an agent then ends what still runs. None is waited for longer than 5 seconds."""
+    """Close the connections; an agent then ends what still runs. Waits at most 5 seconds."""
     for connection in connections:
         assert connection.process.stdin is not None
         with suppress(OSError):
@@ -119,7 +118,7 @@ def hang_up(connections: Sequence[Connection]) -> None:
         if connection.ready:
             with suppress(subprocess.TimeoutExpired):
                 connection.process.wait(max(0.0, until - time.monotonic()))
-            if connection.host is HERE:  # the agent itself, not ssh: it ends when its ranks have
+            if connection.host is HERE:  # the agent itself, not ssh: it exits when its ranks have
                 if connection.process.poll() is None:
                     timed_command.wait_beside(connection.process)
                 continue
@@ -129,9 +128,9 @@ def hang_up(connections: Sequence[Connection]) -> None:
 def answers(
     connections: Sequence[Connection], messages: Messages, seconds: float, asked: Sequence[object]
 ) -> dict[str, str]:
-    """Wait until every host has answered, at most `seconds`; return {host: why} of those that have not.
+    """Wait until every host has answered, at most `seconds`; return {host: reason} of the others.
 
-    Returns early when something comes into `asked`, with what it knows by then.
+    Returns early, with the answers so far, when a signal is added to `asked`.
     """
     until = time.monotonic() + seconds
     gone: dict[str, str] = {}

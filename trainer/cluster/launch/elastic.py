@@ -1,10 +1,10 @@
-"""torchrun's elastic agent, as it is extended for this trainer's ranks: one for each host of a launch.
+"""Elastic agent: torchrun's agent adapted to this trainer's ranks, one per host of a launch.
 
-torch.distributed.elastic gives the store that all hosts meet at (its port is open from before the ranks start
-until they have ended), the ranks' numbers and their variables, as torchrun does. The processes are this
-file's: what torchrun's own agent does with them would lose checkpoints. It takes every exit code but 0 for a
-failure, kills 30 seconds after SIGTERM (pytorch#119856) and keeps SIGUSR1 to itself (pytorch#154849).
-Restarts are the supervisor's, which knows what an exit code means.
+torch.distributed.elastic provides the store where all hosts meet (its port is open from before the ranks
+start until they have exited), the ranks' numbers and their variables, as torchrun does. This file runs the
+processes, because torchrun's own agent would lose checkpoints: it takes every exit code but 0 for a failure,
+kills 30 seconds after SIGTERM (pytorch#119856) and keeps SIGUSR1 to itself (pytorch#154849). The supervisor,
+which knows the meaning of exit codes, does the restarts.
 """
 
 import ctypes
@@ -31,10 +31,10 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 
 from trainer.cli import exit_codes
 
-LAST_LINES = 20  # of a rank's console, for the one that failed
-SETTLE_SECONDS = 10.0  # for the other ranks of a host, when one has failed
-LAST_WORDS_SECONDS = 3.0  # before that: to end by themselves, with a verdict or a traceback
-PR_SET_PDEATHSIG = 1  # of Linux's prctl
+LAST_LINES = 20  # number of console lines of a failed rank
+SETTLE_SECONDS = 10.0  # for the other ranks of a host after a failure
+LAST_WORDS_SECONDS = 3.0  # before that: to exit on their own, with a verdict or a traceback
+PR_SET_PDEATHSIG = 1  # Linux's prctl option
 MEET_SECONDS = 300  # for all hosts to reach the store
 GOOD_ENDS = (exit_codes.DONE, exit_codes.REQUEUE)
 
@@ -42,8 +42,9 @@ Say = Callable[[dict[str, Any]], None]
 
 
 class HostRanks(SimpleElasticAgent):
-    """The ranks of one host. `run` starts them, and returns when they, and the other hosts' if all went well,
-    have ended.
+    """The ranks of one host.
+
+    `run` starts them, and returns when they, and the other hosts' if all went well, have exited.
     """
 
     def __init__(self, job: dict[str, Any], say: Say) -> None:
@@ -62,20 +63,20 @@ class HostRanks(SimpleElasticAgent):
         super().__init__(spec, exit_barrier_timeout=job["grace_seconds"])
         self.job, self.say = job, say
         self.processes: dict[int, subprocess.Popen[str]] = {}  # by rank
-        self._changing = threading.Lock()  # between "they start" and "they are to leave"
+        self._changing = threading.Lock()  # between "starting" and "asked to exit"
         self._followers: list[threading.Thread] = []
 
     # ── what the launcher asks for ──────────────────────────────────────────────────────────────────────────
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to every rank; where none has started yet, this host is done."""
+        """Send a signal to every rank; if none has started yet, this host is done."""
         with self._changing:
             if not self.processes:
                 self._leave()
             self._send(number)
 
     def end(self, seconds: float, after: float = 0.0) -> None:
-        """Wait `after` seconds for the ranks to end, send SIGTERM, and SIGKILL `seconds` later."""
+        """Wait `after` seconds for the ranks to exit, send SIGTERM, and SIGKILL `seconds` later."""
         self._wait(after)
         self.send(signal.SIGTERM)
         self._wait(seconds)
@@ -122,7 +123,7 @@ class HostRanks(SimpleElasticAgent):
         return {worker.local_rank: self.processes[worker.global_rank].pid for worker in worker_group.workers}
 
     def _variables(self, worker: Worker, group: WorkerGroup) -> dict[str, str]:
-        """Return what torchrun tells a rank of its place."""
+        """Return a rank's environment variables as torchrun sets them."""
         spec = group.spec
         facts = {
             "RANK": worker.global_rank,
@@ -165,7 +166,7 @@ class HostRanks(SimpleElasticAgent):
             follower.join()
 
     def _follow(self, process: "subprocess.Popen[str]", rank: int) -> None:
-        """Pass on what a rank prints, line by line, and say how it ended."""
+        """Pass on a rank's output, line by line, and report how it exited."""
         last: deque[str] = deque(maxlen=LAST_LINES)
 
         def read(pipe: IO[str], kind: str) -> None:
@@ -184,7 +185,7 @@ class HostRanks(SimpleElasticAgent):
             reader.start()
         code = process.wait()
         if code not in GOOD_ENDS:
-            _kill_group(process)  # what it had started and can no longer end
+            _kill_group(process)  # processes it had started and can no longer end
         for reader in readers:
             reader.join(2.0)  # a grandchild may hold the pipe open
         self.say({"rank": rank, "exit": code, "last": list(last)})
@@ -194,7 +195,7 @@ _prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 
 def _leave_with_the_agent() -> None:
-    """In a rank, before its program: have the kernel send SIGTERM when the agent dies, however it does."""
+    """In a rank, before its program: have the kernel send SIGTERM when the agent dies, for any reason."""
     if _prctl is not None:
         _prctl(PR_SET_PDEATHSIG, signal.SIGTERM.value)
 

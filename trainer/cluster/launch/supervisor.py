@@ -1,11 +1,11 @@
-"""Keeps a run going: begins again after a failure, without the hosts that are bad, until nothing comes of it.
+"""Supervisor of a launch: restart after failures, without bad hosts, until no restart helps.
 
-What an exit code asks for (exit_codes.py): 0 and 75 are passed on; 2 and 78 are never tried again; 77 is
-tried again without the host that RUN/preflight.json, the guard's event or the rank's own code names; anything
-else (1, 76, a signal, a connection that broke) is tried again from the newest checkpoint. Restarts without
-progress are counted: a higher step, saved or in the metrics, begins the count anew (NVRx calls the limit
-max_no_progress_cycles). A host that does not answer any more is left out. Each of these is a line in
-RUN/launch.jsonl and in RUN/events.jsonl: `restart`, `excluded`, `gave_up`.
+By exit code (exit_codes.py): 0 and 75 are passed on; 2 and 78 are never retried; 77 is retried without the
+host that RUN/preflight.json, the guard's event or the rank's own code names; anything else (1, 76, a signal,
+a broken connection) is retried from the newest checkpoint. Restarts without progress are counted; a higher
+step, saved or in the metrics, resets the count (NVRx calls the limit max_no_progress_cycles). A host that no
+longer answers is excluded. Each of these is a line in RUN/launch.jsonl and in RUN/events.jsonl: `restart`,
+`excluded`, `gave_up`.
 """
 
 import queue
@@ -32,21 +32,21 @@ LONGEST_WAIT_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """On what terms a launch goes on. `min_hosts` None: all at the first start, one after that."""
+    """Limits of a launch. `min_hosts` None: all hosts at the first start, one afterwards."""
 
-    restarts: int | None = 3  # in a row, without progress; None: the ranks run once, whatever comes of it
+    restarts: int | None = 3  # consecutive, without progress; None: run the ranks once, whatever happens
     min_hosts: int | None = None
     stall_seconds: float = 7200.0
     backoff_seconds: float = 5.0  # doubled with each restart without progress
     connect_seconds: float = 30.0
-    grace_seconds: float = 600.0  # for the ranks to save and leave, after a signal
+    grace_seconds: float = 600.0  # for the ranks to save and exit after a signal
     ssh: tuple[str, ...] = ("ssh",)
     per_host: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
 class _State:
-    """Of a launch, between two attempts."""
+    """State of a launch between two attempts."""
 
     hosts: tuple[Host, ...]
     best_step: int
@@ -63,12 +63,12 @@ def supervise(
     environment: Mapping[str, str],
     fits: Callable[[int], str] = lambda ranks: "",
 ) -> int:
-    """Run `command` as every rank on the hosts until it is done; return the exit code of the whole.
+    """Run `command` as every rank on the hosts until done; return the exit code of the whole.
 
-    0: every rank is done; 75: all left after a signal, 128 + its number: all were killed after a second one;
-    2, 78: as the rank that said so; 77: too few hosts are left; 1: given up. `fits` says why a number of
-    ranks does not suit the recipe, "" where it does. Raises VidcurateError when too few hosts answer at the
-    start, and InputError when their ranks do not suit it, before anything has started.
+    0: every rank is done; 75: all exited after a signal, 128 + its number: all were killed after a second
+    one; 2, 78: as the rank said; 77: too few hosts are left; 1: given up. `fits` returns why a number of
+    ranks does not suit the recipe, "" if it does. Raises VidcurateError if too few hosts answer at the start,
+    and InputError if their ranks do not suit the recipe, before anything has started.
     """
     state = _State(hosts=tuple(hosts), best_step=progress.highest_step(run))
     with attempt.signals() as asked:
@@ -90,7 +90,7 @@ def supervise(
 
 
 def final_code(ended: Ended, asked: Sequence[signal.Signals], *, is_once: bool = False) -> int | None:
-    """Return what the launch ends with after this attempt, or None where it is to begin again."""
+    """Return the launch's exit code after this attempt, or None to restart."""
     code = ended.code
     if ended.killed_by_signal:
         return 128 + asked[0]
@@ -112,7 +112,7 @@ def _attempt(
     fits: Callable[[int], str],
     asked: list[signal.Signals],
 ) -> Ended | int:
-    """Meet the hosts and let the ranks run until all have ended; an exit code where they cannot start."""
+    """Connect to the hosts and run the ranks until all have exited; an exit code if they cannot start."""
     messages: Messages = queue.Queue()
     connections = [connect(host, terms.ssh, terms.connect_seconds, messages) for host in state.hosts]
     try:
@@ -159,9 +159,9 @@ def _stall(heartbeats: progress.Heartbeats, limit_seconds: float) -> str:
 
 
 def _resume_without(run: Path, state: _State, absent: Mapping[str, str], terms: Terms) -> int | None:
-    """Leave out the hosts that do not answer, or return the exit code when too few are left.
+    """Exclude the hosts that do not answer, or return the exit code if too few are left.
 
-    Raises VidcurateError at the first start, where nothing has been written yet.
+    Raises VidcurateError at the first start, before anything has been written.
     """
     is_first = not state.restarts
     needed = terms.min_hosts or (len(state.hosts) if is_first else 1)
@@ -187,9 +187,9 @@ def _prepare_restart(
     terms: Terms,
     asked: Sequence[signal.Signals],
 ) -> int | None:
-    """Decide on the next attempt, record it and wait for its time; an exit code where there is none.
+    """Decide on the next attempt, record it and wait for its time; an exit code if there is none.
 
-    `bad`: host → why it is to be left out.
+    `bad`: host → reason to exclude it.
     """
     has_moved = facts["step_after"] > state.best_step
     state.best_step = max(state.best_step, facts["step_after"])
@@ -222,10 +222,12 @@ def _prepare_restart(
     while time.monotonic() < until and not asked:
         time.sleep(0.05)
     if asked:
-        say(f"{asked[0].name}: nothing runs; the same command goes on from the newest checkpoint")
+        say(f"{asked[0].name}: no rank runs; the same command resumes from the newest checkpoint")
         return exit_codes.REQUEUE
     if not progress.is_free(run, terms.grace_seconds):
-        return _give_up(run, "a process of the attempt before still trains into it.", exit_codes.FAILED)
+        return _give_up(
+            run, "a process of the previous attempt still trains into this folder.", exit_codes.FAILED
+        )
     return None
 
 
@@ -242,7 +244,7 @@ def _give_up(run: Path, reason: str, code: int, facts: Mapping[str, Any] | None 
 
 
 def _record(run: Path, event: str, step: int, /, **facts: Any) -> None:
-    """Add a line to the launch's diary and to the run's events."""
+    """Add a line to the launch's log and to the run's events."""
     run.mkdir(parents=True, exist_ok=True)
     jsonl.append_line(run / LOG_FILE, {"event": event, "step": step, "time": round(time.time(), 3), **facts})
     jsonl.record_event(run, event, step, **facts)

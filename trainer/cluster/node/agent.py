@@ -1,10 +1,10 @@
-"""One node's part of `python -m trainer cluster`: it reads one request, a line of JSON, and answers it.
+"""Node agent of the cluster tools: read one JSON request on stdin and answer it.
 
-    echo '{"action": "status", "limit_seconds": 20}' | python -m trainer.cluster.node.agent
+echo '{"action": "status", "limit_seconds": 20}' | python -m trainer.cluster.node.agent
 
-First it says that it was reached, so that a node which is not costs no more than a connection may take. It
-leaves by itself when its limit has passed or when the connection goes, so nothing of it stays behind on a
-node. It must start in a moment, and where training cannot.
+The agent first acknowledges, so that an unreachable node costs no more than the connection timeout. The agent
+exits when its limit has passed or the connection closes, so nothing stays behind on a node. It must start
+quickly, and on machines that cannot train.
 """
 
 import importlib
@@ -23,7 +23,7 @@ from trainer.cluster.framing import marked
 from trainer.cluster.node import processes
 from vidcurate.errors import VidcurateError
 
-# What is asked, and the module whose `answers(request)` it is.
+# action → module with `answers(request)`.
 ACTIONS = {
     "status": "trainer.cluster.node.status",
     "health": "trainer.cluster.node.health",
@@ -32,8 +32,8 @@ ACTIONS = {
     "stop": "trainer.cluster.node.stop",
     "dump": "trainer.cluster.node.dump",
 }
-LATE, ALONE = 3, 4  # exit codes: its limit has passed; nobody listens any more
-READS_ON = ("clocks",)  # its requests go on after the first line
+LATE, ALONE = 3, 4  # exit codes: the time limit has passed; nobody reads any more
+READS_ON = ("clocks",)  # actions whose requests continue after the first line
 
 
 def _say(document: dict[str, Any]) -> None:
@@ -43,7 +43,7 @@ def _say(document: dict[str, Any]) -> None:
 
 
 def _leave(code: int) -> None:
-    """Leave at once, with all that was started here: a command, py-spy, nvidia-smi."""
+    """Exit at once, with everything started here: a command, py-spy, nvidia-smi."""
     for process in processes.below([os.getpid()], processes.everything()):
         with suppress(OSError):
             os.kill(process.pid, signal.SIGKILL)
@@ -66,7 +66,7 @@ def main() -> None:
     if request.get("action") not in ACTIONS:
         _say({"refused": f"knows no {request.get('action')!r}; its trainer is of another version"})
         return
-    _say({"telling": "reached"})
+    _say({"progress": "reached"})
     threading.Thread(target=_leave_after, args=(request["limit_seconds"],), daemon=True).start()
     if request["action"] not in READS_ON:
         threading.Thread(target=_leave_when_alone, daemon=True).start()
@@ -77,7 +77,7 @@ def main() -> None:
             _say(document)
     except VidcurateError as error:
         _say({"refused": str(error)})
-    os._exit(0)  # a thread may hang in a file system that does not answer: nobody waits for it
+    os._exit(0)  # a thread may hang in a dead file system: do not wait for it
 
 
 if __name__ == "__main__":

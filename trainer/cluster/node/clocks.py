@@ -1,4 +1,4 @@
-"""The other side of the four time stamps: when a line came and was answered; and who keeps this clock."""
+"""Node clocks: time stamps of the received and answered line, and this clock's time daemon."""
 
 import sys
 import time
@@ -10,7 +10,7 @@ from trainer.health import clock_offset
 
 
 def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """First say who keeps the clock, and then answer every line that comes, until no more does."""
+    """First report the time daemon, then answer every line until input ends."""
     yield asdict(clock_offset.discipline())
     while sys.stdin.readline():
         received = time.time_ns()

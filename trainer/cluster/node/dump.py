@@ -1,4 +1,4 @@
-"""`dump` on a node: where its ranks of a run and their loader workers stand, twice."""
+"""Node dump: stacks of a run's ranks and their loader workers on this node, twice."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -11,11 +11,11 @@ from trainer.cluster.node import processes as node_processes
 from trainer.health.watch import end_hung_run, heartbeat, stacks
 from trainer.run_folder import process_records
 
-AT_ONCE = 4  # ranks; each has several processes looked at together
+AT_ONCE = 4  # number of ranks whose processes are sampled in parallel
 
 
 def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the one document. `request`: run, apart_seconds, seconds (for one look at all)."""
+    """Yield the one document. `request`: run, apart_seconds, seconds (for one sample of all)."""
     run = Path(request["run"])
     recorded = node_processes.records(run)
     here = [record for record in recorded if node_processes.is_here(record)]
@@ -35,9 +35,9 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _look(here: Sequence[process_records.ProcessRecord], seconds: float, run: Path) -> list[stacks.Stack]:
-    """Return the stacks of the ranks and all below them; of a rank that is dead, that it has ended.
+    """Return the stacks of the ranks and all their children; of a dead rank, that it has ended.
 
-    A rank's has the step, the phase and the collectives of its heartbeat.
+    A rank's stack has the step, the phase and the collectives of its heartbeat.
     """
     beats = heartbeat.read_heartbeat(run)
     rounds = -(-len(here) // AT_ONCE) or 1
@@ -55,6 +55,6 @@ def _look(here: Sequence[process_records.ProcessRecord], seconds: float, run: Pa
 def _of_rank(record: process_records.ProcessRecord, seconds: float, run: Path) -> tuple[stacks.Stack, ...]:
     if process_records.is_alive(record) and not process_records.why_not_of_run(record, run):
         return stacks.dump(record.pid, seconds, record)
-    # Its id may be another process's by now, which is nobody's business here.
+    # The kernel may have reused its id for another process.
     ended = stacks.Stack(host=record.host, pid=record.pid, how="none", rank=record.rank, state="ended")
     return (ended,)

@@ -1,4 +1,4 @@
-"""`exec` on a node: one command, without a shell, with a limit, and what it printed."""
+"""Node exec: one command, without a shell, with a timeout, and its output."""
 
 import os
 import signal
@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-MOST_BYTES = 1 << 20  # of what it prints; the rest is dropped, and that is said
-PIPE_SECONDS = 1.0  # for what a killed command, or one that left others behind, still has in its pipe
+MOST_BYTES = 1 << 20  # of output; the rest is dropped, and the answer says so
+PIPE_SECONDS = 1.0  # for what a killed command, or one that left children, still has in its pipe
 
 
 def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the exit code (None: it was ended), what stdout and stderr had in their order, and a problem."""
+    """Yield the exit code (None: killed), stdout and stderr in order, and a problem."""
     try:
         process = subprocess.Popen(
             request["command"],

@@ -1,6 +1,6 @@
-"""What the kernel tells of this machine: load, memory, disks, and what its network ports have carried.
+"""Node facts from the kernel: load, memory, disks, and traffic of the network ports.
 
-Read from /proc and /sys, which need no rights. What is not there is None or left out.
+Read from /proc and /sys, which need no permissions. Missing values are None or left out.
 """
 
 import os
@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 DISK_SECONDS = 3.0  # a network file system may never answer
-PORT_WORD_BYTES = 4  # InfiniBand counts data in words of four bytes
+PORT_WORD_BYTES = 4  # InfiniBand counts data in units of four bytes
 
-# The counters of a port: the file, and what it is called here. *_bytes become rates.
+# The counters of a port: the file, and its name here. *_bytes become rates.
 ETHERNET = {
     "rx_bytes": "received_bytes",
     "tx_bytes": "sent_bytes",
@@ -39,7 +39,7 @@ def _text(path: Path) -> str:
 
 
 def ports(system: Path = Path("/sys")) -> dict[str, dict[str, Any]]:
-    """Return the counters of the network ports, by name: eth0, mlx5_0/1; not of `lo`, nor of what is down."""
+    """Return the counters of the network ports that are up, by name (eth0, mlx5_0/1), without `lo`."""
     found: dict[str, dict[str, Any]] = {}
     for folder in sorted((system / "class/net").glob("*")):
         is_up = _text(folder / "operstate") in ("up", "unknown")
@@ -66,9 +66,9 @@ def _counters(folder: Path, names: dict[str, str], word_bytes: int) -> dict[str,
 def port_rates(
     before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]], seconds: float
 ) -> dict[str, dict[str, Any]]:
-    """Return what the ports carried between two readings: bytes per second, and errors since boot.
+    """Return each port's traffic between two readings: bytes per second, and errors since boot.
 
-    A counter that went back, as one that was reset or is full does, gives None.
+    A counter that decreased, because it was reset or wrapped, gives None.
     """
     rates: dict[str, dict[str, Any]] = {}
     for name, now in after.items():

@@ -1,4 +1,4 @@
-"""`health` on a node: what is wrong with it, each with the policy for it (trainer.health.xid)."""
+"""Node health: findings about this machine, each with its policy (trainer.health.xid)."""
 
 import time
 from collections import Counter
@@ -16,7 +16,7 @@ GIB = 1 << 30
 SMI_SHARE = 0.6  # of the whole limit, for nvidia-smi
 SHARE_OF_MEMORY = 0.05  # below it, the next large allocation may kill the run
 NVIDIA, DISPLAYS = "0x10de", ("0x0300", "0x0302")
-BUSY_PERCENT = 50.0  # a GPU that works this much has its link at full speed
+BUSY_PERCENT = 50.0  # a GPU this busy has its link at full speed
 
 
 def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -55,7 +55,7 @@ def pci_gpus(system: Path = Path("/sys")) -> dict[str, bool]:
     for folder in sorted((system / "bus/pci/devices").glob("*")):
         words = {name: _word(folder / name) for name in ("vendor", "class", "revision")}
         if words["vendor"] == NVIDIA and words["class"].startswith(DISPLAYS):
-            found[folder.name] = words["revision"] != "0xff"  # what a card that is gone reads as
+            found[folder.name] = words["revision"] != "0xff"  # reads so when a card is gone
     return found
 
 
@@ -76,7 +76,7 @@ def _of_bus(gpus: health_gpu.Hardware, on_bus: dict[str, bool]) -> Iterator[Conc
 
 
 def _of_links(gpus: health_gpu.Hardware) -> Iterator[Concern]:
-    """A busy GPU whose link is of a lower generation than it could be; an idle one lowers it itself."""
+    """Return a finding for a busy GPU whose PCIe link is slow; an idle GPU lowers its link itself."""
     for gpu in gpus.gpus:
         is_low = gpu.pcie_gen and gpu.pcie_gen_max and gpu.pcie_gen < gpu.pcie_gen_max
         if is_low and (gpu.utilisation_percent or 0.0) >= BUSY_PERCENT:
@@ -85,7 +85,7 @@ def _of_links(gpus: health_gpu.Hardware) -> Iterator[Concern]:
 
 
 def _of_xids(log: xid_log.XidLog) -> Iterator[Concern]:
-    """One for each number and GPU; those that the policy ignores are left out."""
+    """Return one finding per Xid number and GPU, without those that the policy ignores."""
     counts = Counter((event.bus_id, event.number) for event in log.events)
     last = {(event.bus_id, event.number): event for event in log.events}
     for (bus, number), count in counts.items():

@@ -26,7 +26,7 @@ STARTERS = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """A process as /proc shows it now. `state`: R, S, D …; Z has ended and waits for its parent."""
+    """A process as /proc shows it now. `state`: R, S, D …; Z has exited and waits for its parent."""
 
     pid: int
     start_time: int
@@ -44,7 +44,7 @@ class Process:
 
 
 def look(pid: int) -> Process | None:
-    """Return the process, or None where there is none."""
+    """Return the process, or None if there is none."""
     name, fields = process_table.read_stat(pid)
     try:
         number = (process_table.PROC / str(pid)).stat().st_uid
@@ -53,7 +53,7 @@ def look(pid: int) -> Process | None:
     if not fields:
         return None
     words = [*process_table.command_line(pid)]
-    while words and not words[-1]:  # a program that rewrote its title may pad it with NULs
+    while words and not words[-1]:  # a program that changed its title may pad it with NULs
         words.pop()
     command = shlex.join(words)
     return Process(
@@ -67,13 +67,13 @@ def look(pid: int) -> Process | None:
 
 
 def is_running(key: tuple[int, int]) -> bool:
-    """Whether the process of this id and start time runs; one that only waits for its parent does not."""
+    """Return whether the process with this id and start time runs; a zombie does not."""
     now = look(key[0])
     return now is not None and now.start_time == key[1] and now.state not in "ZX"
 
 
 def everything() -> dict[int, Process]:
-    """Return every process that can be seen here."""
+    """Return every visible process of this machine."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
     return {pid: process for pid in pids if (process := look(pid)) is not None}
 
@@ -95,7 +95,7 @@ def below(pids: Iterable[int], all_of: dict[int, Process]) -> list[Process]:
 
 
 def starters(pid: int, all_of: dict[int, Process]) -> list[Process]:
-    """Return the programs above a rank that started it and would start it again: torchrun, a launcher."""
+    """Return the programs above a rank that would restart it: torchrun, a launcher."""
     found = []
     while (process := all_of.get(pid)) is not None and process.parent > 1:
         pid = process.parent
@@ -108,14 +108,14 @@ def starters(pid: int, all_of: dict[int, Process]) -> list[Process]:
 
 
 def records(run: Path) -> list[process_records.ProcessRecord]:
-    """Return the records of a run's ranks, by rank. Raises InputError, StateError for one that is none."""
+    """Return the records of a run's ranks, by rank. Raises InputError, StateError for an invalid record."""
     if not run.is_dir():
         raise InputError(f"{run}: no such folder on this node; a run's folder is seen by all its nodes.")
     return process_records.read_records(run)
 
 
 def is_here(record: process_records.ProcessRecord) -> bool:
-    """Whether the record is of this host; a name with and without its domain is one host."""
+    """Return whether the record is of this host, compared without the domain."""
     return record.host.partition(".")[0] == process_table.host_name().partition(".")[0]
 
 
@@ -126,20 +126,20 @@ LOG = re.compile(r"(?P<run>.*)/logs/rank-(?P<rank>\d+)\.log")
 
 
 def named_run(process: Process) -> tuple[str, int | None] | None:
-    """Return the run that a process trains, and its rank, from its log or its command line; None for others.
+    """Return the run and rank of a process, from its log or its command line; None for others.
 
-    The run is the output folder where it can be seen, otherwise the recipe.
+    The run is the output folder if visible, otherwise the recipe.
     """
     match = TRAINING.search(process.command)
     if match is None:
         return None
-    with suppress(OSError):  # another user's files cannot be seen
+    with suppress(OSError):  # another user's files are not readable
         if log := LOG.fullmatch(os.readlink(f"/proc/{process.pid}/fd/2")):
             return log["run"], int(log["rank"])
     words = match["words"].split()
     recipes = [word for word in words if word.endswith((".yaml", ".yml", ".json"))]
     if not recipes or not (words[0].startswith("-") or words[0] == recipes[0]):
-        return None  # a tool beside the training: launch, serve, this one
+        return None  # another command: launch, serve, this one
     outputs = [word.removeprefix("output=").strip("'\"") for word in words if word.startswith("output=")]
     return [*outputs[-1:], *recipes][0], None
 
@@ -149,7 +149,7 @@ def trainings(
 ) -> dict[int, dict[str, Any]]:
     """Return the training processes of this machine by id: run, rank and, for a child, `worker_of`.
 
-    Recorded ones first; the rest is recognised by command lines.
+    Recorded ranks come first; the others are recognised by their command lines.
     """
     found: dict[int, dict[str, Any]] = {}
     for record in recorded:
@@ -158,7 +158,7 @@ def trainings(
             found[record.pid] = {"run": record.run, "rank": record.rank, "worker_of": None}
     parents = {process.parent for process in all_of.values() if named_run(process) is not None}
     for pid, process in all_of.items():
-        # A launcher has the same words as its ranks, which are its children.
+        # A launcher has the same arguments as its ranks, which are its children.
         if pid in found or (named := named_run(process)) is None or (pid in parents and named[1] is None):
             continue
         found[pid] = {"run": named[0], "rank": named[1], "worker_of": None}

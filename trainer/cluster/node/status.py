@@ -1,4 +1,4 @@
-"""`status` on a node: its GPUs and who is on them, its runs, its load, its disks and its network."""
+"""Node status: GPUs and their processes, runs, load, disks and network."""
 
 import time
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def _gpu(
     gpu: health_gpu.Gpu, all_of: dict[int, processes.Process], trained: dict[int, dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return a GPU's facts, its processes with their command, run and rank where those are known."""
+    """Return a GPU's facts, its processes with their command, run and rank if known."""
     people = []
     for process in gpu.processes:
         seen = all_of.get(process.pid)
@@ -50,7 +50,7 @@ def _gpu(
 
 
 def _runs(all_of: dict[int, processes.Process], trained: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a line a rank that runs here, with how many children it has."""
+    """Return one line per rank that runs here, with its number of children."""
     lines = []
     for pid, named in sorted(trained.items()):
         if named["worker_of"] is None:

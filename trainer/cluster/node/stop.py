@@ -1,9 +1,9 @@
-"""`stop` on a node: end the ranks of one run, by their records, politely and then firmly.
+"""Node stop: end a run's ranks on this node with TERM, then INT, then KILL.
 
-A rank that gets TERM saves and leaves, which takes as long as its disk does; who kills it before that loses
-the save (PrimeIntellect-ai/prime-rl#2664). So TERM has a long time, then comes INT, and KILL last. A process
-is touched only while its id and its start time are those of the record, through a handle (pidfd) that cannot
-come to mean another process between the look and the signal.
+A rank that gets TERM saves and exits, which takes as long as its disk does; killing it earlier loses the save
+(PrimeIntellect-ai/prime-rl#2664). TERM therefore has a long timeout, then follow INT and KILL. A process is
+signalled only while its id and start time match the record, through a handle (pidfd) that cannot refer to
+another process.
 """
 
 import os
@@ -20,18 +20,18 @@ from trainer.health import gpu as health_gpu
 from trainer.run_folder import process_records
 
 LOOK_SECONDS = 0.1
-WORKER_SECONDS = 10.0  # for the children of a rank that has ended to end by themselves
-STARTER_SECONDS = 10.0  # at least, for a launcher whose ranks have ended
+WORKER_SECONDS = 10.0  # for the children of an exited rank to exit on their own
+STARTER_SECONDS = 10.0  # at least, for a launcher whose ranks have exited
 SMI_SECONDS = 10.0
-AGAIN_SECONDS = 20.0  # the grace of ranks that were started again: they have nothing to save
-FREEZE_SECONDS = 1.0  # for a starter to stand still
-MOST_ROUNDS = 3  # a supervisor may start the ranks again before it is ended itself
-UNSEEN_BYTES = 1 << 30  # of a GPU's memory, that no process is seen to hold
+AGAIN_SECONDS = 20.0  # the grace of restarted ranks: they have nothing to save
+FREEZE_SECONDS = 1.0  # for a starter to stop
+MOST_ROUNDS = 3  # a supervisor may restart the ranks before it is ended itself
+UNSEEN_BYTES = 1 << 30  # of a GPU's memory, held by no visible process
 
 
 @dataclass(slots=True, kw_only=True)
 class Ending:
-    """One process that is to end, and how it did: `by` the name of the last signal, "itself" for none."""
+    """One process to end, and how it ended: `by` is the last signal's name, or "itself"."""
 
     process: Process
     what: str
@@ -55,7 +55,7 @@ class Ending:
 
 
 def limit_seconds(grace_seconds: float, interrupt_seconds: float, kill_seconds: float) -> float:
-    """Return how long `answers` may take on a node, all in all."""
+    """Return the maximum duration of `answers` on a node."""
     strict = interrupt_seconds + kill_seconds
     each_round = 3 * strict + WORKER_SECONDS + STARTER_SECONDS + FREEZE_SECONDS
     again = (MOST_ROUNDS - 1) * min(grace_seconds, AGAIN_SECONDS)
@@ -63,9 +63,9 @@ def limit_seconds(grace_seconds: float, interrupt_seconds: float, kill_seconds: 
 
 
 def send(ending: Ending, number: signal.Signals, *, wakes: bool = True) -> bool:
-    """Send a signal to the process, if it still is the one that was meant; False where it is gone.
+    """Send a signal to the process, if it still is the same one; False if it is gone.
 
-    `wakes`: one that was stopped (SIGSTOP, a debugger) is woken, or it would never hear it.
+    `wakes`: a process stopped by SIGSTOP or a debugger is continued, or it would never see the signal.
     """
     try:
         handle = os.pidfd_open(ending.process.pid)
@@ -88,7 +88,7 @@ def send(ending: Ending, number: signal.Signals, *, wakes: bool = True) -> bool:
 
 
 def wait(endings: Sequence[Ending], seconds: float) -> list[Ending]:
-    """Wait until all have ended, at most `seconds`; return those that run on."""
+    """Wait until all have ended, at most `seconds`; return those that still run."""
     until = time.monotonic() + seconds
     running = [ending for ending in endings if ending.seconds == 0.0]
     while running:
@@ -103,7 +103,7 @@ def wait(endings: Sequence[Ending], seconds: float) -> list[Ending]:
 
 
 def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield lines to tell while it lasts, and then the document.
+    """Yield progress lines, and then the document.
 
     `request`: run, is_dry_run, grace_seconds, interrupt_seconds, kill_seconds.
     """
@@ -135,10 +135,10 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for _ in range(MOST_ROUNDS):
         if not ranks:
             break
-        yield {"telling": f"TERM to {_as_text(ranks)}, with {grace_seconds:g} s to save and leave"}
+        yield {"progress": f"TERM to {_as_text(ranks)}, with {grace_seconds:g} s to save and leave"}
         ended += yield from _end(ranks, request, grace_seconds)
         grace_seconds = min(grace_seconds, AGAIN_SECONDS)
-        # A supervisor that was quicker has started the ranks again, under new records.
+        # A faster supervisor has restarted the ranks, under new records.
         known = {ending.process.key for ending in ended}
         again = [record for record in node_processes.records(run) if node_processes.is_here(record)]
         ranks = [
@@ -173,7 +173,7 @@ def _ranks(
 
 
 def _other(record: process_records.ProcessRecord, all_of: dict[int, Process], run: Path) -> dict[str, Any]:
-    """Say why a recorded process is not touched: gone, its id is another one's, or no rank of this run."""
+    """Return why a recorded process is not signalled: gone, its id reused, or no rank of this run."""
     process = all_of.get(record.pid)
     why = (
         process_records.why_not_of_run(record, run)
@@ -214,7 +214,7 @@ def _as_text(endings: Sequence[Ending]) -> str:
 def _end(
     ranks: list[Ending], request: dict[str, Any], grace_seconds: float
 ) -> Generator[dict[str, Any], None, list[Ending]]:
-    """End the ranks, what they leave behind, and what would start them again; return all of them."""
+    """End the ranks, their children, and what would restart them; return all of them."""
     workers: dict[tuple[int, int], Ending] = {}
     above = {
         process.key: Ending(process=process, what="starter of the ranks")
@@ -231,7 +231,7 @@ def _end(
         if not running:
             break
         if number != signal.SIGTERM:
-            yield {"telling": f"{number.name.removeprefix('SIG')} to {_as_text(running)}"}
+            yield {"progress": f"{number.name.removeprefix('SIG')} to {_as_text(running)}"}
         for process in _workers(running, node_processes.everything()):
             workers.setdefault(process.key, Ending(process=process, what=_whose(process, running)))
         for ending in running:
@@ -243,7 +243,7 @@ def _end(
         if not alone_seconds:
             known = {ending.process.key for ending in [*ranks, *workers.values(), *above.values()]}
             begun_again = [ending for ending in _frozen(above) if ending.process.key not in known]
-            # Where they stand: one that TERM woke could begin once more before it hears it.
+            # A starter that TERM woke could restart ranks before it handles the signal.
             killed = [starter for starter in above.values() if _begins_again(starter)]
             for starter in killed:
                 send(starter, signal.SIGKILL)
@@ -255,9 +255,9 @@ def _end(
 
 
 def _frozen(above: dict[tuple[int, int], Ending]) -> list[Ending]:
-    """Stop the starters where they stand, so that they begin nothing more; return what is below them.
+    """Stop the starters (SIGSTOP), so that they start nothing more; return their children.
 
-    A rank that was begun a moment ago loads for seconds before it has a record.
+    A rank that has just been started loads for seconds before it has a record.
     """
     for starter in above.values():
         send(starter, signal.SIGSTOP, wakes=False)
@@ -280,10 +280,10 @@ def _pids(endings: Sequence[Ending]) -> set[int]:
 
 
 def _alone_seconds(ranks: Sequence[Ending], above: dict[tuple[int, int], Ending], until: float) -> float:
-    """Return how long a starter may take to end by itself.
+    """Return how long a starter may take to exit on its own.
 
-    A launcher whose ranks have saved and left waits for those of other hosts, and starts nothing; to it a
-    signal may be the second one, which kills. torchrun takes any end for a failure and begins again.
+    A launcher whose ranks have saved and exited waits for those of other hosts, and starts nothing; a signal
+    may be its second one, which kills. torchrun takes any exit for a failure and restarts.
     """
     if any(map(_begins_again, above.values())) or any(rank.by != "TERM" for rank in ranks):
         return 0.0
@@ -295,7 +295,7 @@ def _begins_again(starter: Ending) -> bool:
 
 
 def _strictly(endings: Sequence[Ending], request: dict[str, Any], alone_seconds: float) -> None:
-    """Wait for processes to end by themselves, then TERM, then KILL."""
+    """Wait for processes to exit on their own, then TERM, then KILL."""
     running = wait(endings, alone_seconds)
     for number, seconds in (
         (signal.SIGTERM, request["interrupt_seconds"]),
@@ -310,7 +310,7 @@ def _strictly(endings: Sequence[Ending], request: dict[str, Any], alone_seconds:
 
 
 def _gpus_of(ranks: Sequence[Ending], all_of: dict[int, Process]) -> list[int]:
-    """Return the GPUs on which the ranks or their workers are, by the driver's word."""
+    """Return the GPUs of the ranks or their workers, as the driver reports them."""
     mine = _pids(ranks) | {process.pid for process in _workers(ranks, all_of)}
     return [
         gpu.index
@@ -320,7 +320,7 @@ def _gpus_of(ranks: Sequence[Ending], all_of: dict[int, Process]) -> list[int]:
 
 
 def _still_held(indexes: Sequence[int], ended: Sequence[Ending]) -> list[dict[str, Any]]:
-    """Return what still is on those GPUs: whose processes, and memory that no process is seen to hold."""
+    """Return what still uses those GPUs: processes with their owners, and memory of no visible process."""
     if not indexes:
         return []
     mine, all_of = _pids(ended), node_processes.everything()

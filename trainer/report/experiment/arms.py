@@ -1,7 +1,8 @@
-"""From an experiment to what is run: the process starts of each arm and seed, each a recipe and a folder.
+"""Experiment arms: the process starts of each arm and seed, each a recipe and a folder.
 
-Pure: nothing is read or written here. Segments that begin with `next` are stages of one start; a `restart` is
-a start in the same folder with more stages (or more steps); `weights` is a start in a new folder.
+Pure functions: nothing is read or written here. Segments that begin with `next` are stages of one start; a
+`restart` is a start in the same folder with more stages (or more steps); `weights` is a start in a new
+folder.
 """
 
 import json
@@ -20,9 +21,9 @@ from vidcurate.errors import RecipeError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """One process: the recipe it is given, and the step of its folder at which it ends.
+    """One process: its recipe, and the step of its folder at which it ends.
 
-    `ckpt_path`: the folder of the run whose last weights it begins with.
+    `ckpt_path`: the folder of the run whose last weights it starts from.
     """
 
     recipe: TrainRecipe
@@ -36,7 +37,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPart:
-    """One segment as it lies in its folder: its updates are those after `first`, up to `last`."""
+    """One segment in its folder: its updates are those after `first`, up to `last`."""
 
     folder: Path
     begins: str
@@ -46,7 +47,7 @@ class RunPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """One arm with one seed: the starts in turn, and its segments."""
+    """One arm with one seed: its starts in order, and its segments."""
 
     arm: ArmSpec
     seed: int
@@ -63,7 +64,7 @@ class Chain:
 
 
 def merged(base: Any, changes: Any) -> Any:
-    """Return `base` with `changes` in it: mappings key by key, anything else as a whole."""
+    """Return `base` with `changes` merged: mappings key by key, anything else as a whole."""
     if not isinstance(base, Mapping) or not isinstance(changes, Mapping):
         return changes
     return {**base, **{key: merged(base.get(key), value) for key, value in changes.items()}}
@@ -86,7 +87,7 @@ def _stage(pattern: Mapping[str, Any], segment: SegmentSpec, number: int) -> dic
 
 
 def chain(spec: ExperimentSpec, arm: ArmSpec, seed: int, out: Path) -> Chain:
-    """Return the starts and segments of one arm and seed. Raises RecipeError for changes that do not fit."""
+    """Return the starts and segments of one arm and seed. Raises RecipeError for invalid changes."""
     plain = merged(recipes.to_json(spec.recipe), arm.recipe)
     pattern = merged(plain["stages"][0], arm.stage)
     home = out / "runs" / arm.name / f"seed-{seed}"
@@ -120,5 +121,5 @@ def chain(spec: ExperimentSpec, arm: ArmSpec, seed: int, out: Path) -> Chain:
 
 
 def chains(spec: ExperimentSpec, out: Path) -> tuple[Chain, ...]:
-    """Return all arms with all seeds, the seeds of an arm after each other. Raises RecipeError."""
+    """Return all arms with all seeds, the seeds of an arm in a row. Raises RecipeError."""
     return tuple(chain(spec, arm, seed, out) for arm in spec.arms for seed in spec.seeds)

@@ -1,6 +1,7 @@
-"""`python -m trainer experiment FILE`: arms with seeds, each a real run, and a table and a plot of them.
+"""Experiment command: train arms with seeds, and write a table and a plot of them.
 
-The same command again goes on where it stopped; when all is there it writes the same table.
+`python -m trainer experiment FILE`. The same command resumes; once all runs are done, it writes the same
+table.
 """
 
 import argparse
@@ -114,7 +115,7 @@ def _forecast(chains: Sequence[Any], out: Path) -> dict[str, Any]:
 
 
 def _run(given: argparse.Namespace) -> int:
-    # torch is loaded here, so that --help and a typing error answer at once.
+    # torch is imported here, so that --help and a typing error answer at once.
     from dataclasses import asdict
 
     with commands.loading():

@@ -1,4 +1,4 @@
-"""An experiment's answer as files: table.json, table.md and plot.svg, the same bytes for the same runs."""
+"""Experiment results as files: table.json, table.md and plot.svg, reproducible byte for byte."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -122,7 +122,7 @@ def plot(spec: ExperimentSpec, tracks: Sequence[Track]) -> str:
 
 
 def write_page(spec: ExperimentSpec, rows: Sequence[Row], tracks: Sequence[Track], out: Path) -> None:
-    """Write the three files into `out`, each whole. Raises StorageError."""
+    """Write the three files into `out`, each atomically. Raises StorageError."""
     table = {"experiment": spec.name, "question": spec.question, "seeds": spec.seeds}
     text = json.dumps({**table, "arms": [asdict(row) for row in rows]}, indent=1) + "\n"
     atomic_file.write_text(out / "table.json", text, is_flushed=False)

@@ -1,8 +1,8 @@
-"""What an experiment's runs showed: read from their diaries, put beside each other over the clips seen.
+"""Experiment results: read the runs' log files and compare them over the clips seen.
 
-Nothing that a clock measured is used, so the same runs give the same table, interrupted or not. Differences
-are paired by seed: an arm and the first one share weights at the start, noise and validation for each seed.
-Standard errors are those of the mean over seeds.
+No measured time is used, so the same runs give the same table, interrupted or not. Differences are paired by
+seed: for each seed, an arm and the first arm share initial weights, noise and validation. Standard errors are
+those of the mean over seeds.
 """
 
 import math
@@ -16,7 +16,7 @@ from trainer.report.experiment.arms import Chain
 from trainer.run_folder import metrics
 from vidcurate.errors import StateError
 
-Pair = tuple[float, float | None]  # a mean and its standard error, None of a single value
+Pair = tuple[float, float | None]  # a mean and its standard error, None for a single value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +36,10 @@ class Track:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One arm over its seeds. Jumps are the mean loss of the window after a mark less that before it.
+    """One arm over its seeds. A jump is the mean loss of the window after a mark minus that before it.
 
-    `against`: final validation loss less the first arm's; `jump_there`: the first arm's jumps at the same
-    places; `equals`: arms before it whose losses are the same at every update of every seed, to the last bit.
+    `against`: final validation loss minus the first arm's; `jump_there`: the first arm's jumps at the same
+    places; `equals`: earlier arms whose losses are bit-identical at every update of every seed.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Row:
 
 
 def track(chain: Chain) -> Track:
-    """Return what a finished chain's diaries say. Raises StateError where updates are missing."""
+    """Return the losses of a finished chain. Raises StateError for missing updates."""
     clips: list[float] = []
     losses: list[float] = []
     grad_norms: list[float] = []
@@ -72,7 +72,7 @@ def track(chain: Chain) -> Track:
         if missing:
             raise StateError(
                 f"{part.folder}: {len(missing)} of {len(wanted)} updates are not in {metrics.METRICS}, the "
-                f"first is {missing[0]}; run the experiment again."
+                f"first is {missing[0]}; Run the experiment again."
             )
         if part.begins != "start":
             marks.append((len(losses), seen, part.begins))
@@ -113,9 +113,9 @@ def jumps(track: Track, marks: Sequence[tuple[int, float, str]], window: int) ->
 
 
 def common_clips(tracks: Sequence[Track]) -> dict[int, list[str]]:
-    """Return, for each seed, the clips that the last rounds of all arms have, sorted: those are compared.
+    """Return, for each seed, the sorted clips that the last rounds of all arms share: those are compared.
 
-    Which clips a round reads may hang on the seed, as the order of all clips does.
+    The clips of a round may depend on the seed, as the order of all clips does.
     """
     found: dict[int, set[str]] = {}
     for track in tracks:
@@ -130,7 +130,7 @@ def over(losses: dict[str, float], ids: Sequence[str]) -> float:
 
 
 def _peak(track: Track) -> float:
-    """Return the largest gradient norm after the first tenth, over the median there."""
+    """Return the largest gradient norm after the first tenth, divided by the median there."""
     rest = track.grad_norms[len(track.grad_norms) // 10 :]
     return float(np.max(rest) / np.median(rest))
 
@@ -165,7 +165,7 @@ def _row(
 
 
 def rows(chains: Sequence[Chain], tracks: Sequence[Track], window: int) -> tuple[Row, ...]:
-    """Return a row for each arm, in the order of the experiment; `tracks` belong to `chains`."""
+    """Return a row per arm, in the order of the experiment; `tracks` belong to `chains`."""
     arms: dict[str, list[Track]] = {}
     by_name = {}
     for chain, found in zip(chains, tracks, strict=True):

@@ -1,7 +1,7 @@
-"""Running an experiment's chains: each start is the real command in a process of its own.
+"""Experiment runner: each start is the real training command in a separate process.
 
-A start whose steps are done is passed over, one that was interrupted goes on from its checkpoint: so the same
-command given again finishes the experiment, with the same numbers.
+A finished start is skipped, an interrupted one resumes from its checkpoint. The same command therefore
+finishes the experiment, with the same numbers.
 """
 
 import json
@@ -30,13 +30,13 @@ END_SECONDS = 60.0  # for a training to save when the experiment is stopped
 
 
 class Stopped(VidcurateError):
-    """The experiment was stopped by a signal; the same command goes on."""
+    """A signal stopped the experiment; the same command resumes."""
 
     exit_code = exit_codes.REQUEUE
 
 
 def is_done(start: Start) -> bool:
-    """Say whether the start's last step is in a checkpoint. Raises CheckpointError."""
+    """Return whether a checkpoint has the start's last step. Raises CheckpointError."""
     newest = checkpoint.latest(start.folder) if start.folder.is_dir() else None
     return newest is not None and int(newest.name.removeprefix("step-")) >= start.ends
 
@@ -48,7 +48,7 @@ def words(start: Start, file: Path) -> list[str]:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Let a training save and leave, and kill it where it does not."""
+    """Let a training save and exit, and kill it after a timeout."""
     process.terminate()
     try:
         process.wait(END_SECONDS)
@@ -57,11 +57,12 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _run(start: Start, name: str, limit_seconds: float, stop: threading.Event) -> None:
-    """Run one start to its end. Raises VidcurateError, with the last line it said, when it fails."""
+    """Run one start to its end. Raises VidcurateError, with its last line, on failure."""
     if not progress.is_free(start.folder, limit_seconds, stop.is_set) and not stop.is_set():
         raise StateError(
-            f"{start.folder}: another process has been training into it for {limit_seconds:g} s, perhaps one "
-            "that a killed experiment has left; stop it, or give another --out."
+            f"{start.folder}: another process has been training into this folder for "
+            f"{limit_seconds:g} s, perhaps one that a killed experiment has left. Stop that process, "
+            "or give another --out."
         )
     if stop.is_set() or is_done(start):
         return
@@ -104,7 +105,7 @@ def _signals(stop: threading.Event) -> Iterator[None]:
 
 
 def run(chains: Sequence[Chain], *, jobs: int, limit_seconds: float, tell: Tell) -> None:
-    """Run all chains, `jobs` at a time; a start that takes longer than the limit is ended.
+    """Run all chains, `jobs` at a time; a start that exceeds the time limit is ended.
 
     The first failure stops the rest, after they have saved. Raises VidcurateError; Stopped after a signal.
     """
@@ -128,9 +129,9 @@ def run(chains: Sequence[Chain], *, jobs: int, limit_seconds: float, tell: Tell)
     with _signals(stop), ThreadPoolExecutor(jobs) as pool:
         futures = [pool.submit(follow, chain) for chain in chains]
         left = set(futures)
-        while left:  # with a limit, so that a signal is heard
+        while left:  # with a timeout, so that signals are handled
             _, left = wait(left, POLL_SECONDS, FIRST_EXCEPTION)
     for future in futures:
         future.result()
     if stop.is_set():
-        raise Stopped("the experiment was stopped; its trainings have saved, and the same command goes on.")
+        raise Stopped("the experiment was stopped; its trainings have saved. The same command resumes.")

@@ -19,11 +19,11 @@ class SegmentSpec(Recipe):
     """What an arm trains from one of its marks to the next."""
 
     begins: Literal["next", "restart", "weights"] = "next"
-    """next: as the next stage, in the same process; restart: that process ends, and another one goes on from
-    its last checkpoint; weights: another one begins with its last weights alone (--ckpt-path), without
-    optimizer, average and position. An arm's first segment begins the run, whatever stands here"""
+    """next: as the next stage, in the same process; restart: a new process resumes from the last
+    checkpoint; weights: a new run starts from the last weights only (--ckpt-path), without optimizer, EMA and
+    position. An arm's first segment starts the run in any case"""
     is_new_stage: bool = True
-    """false: no stage of its own, but more steps of the one before, whose data goes on where it stopped"""
+    """false: no separate stage, but more steps of the previous stage, whose data continues"""
     times: Count = 1
     """its length, in lengths of the recipe's stage"""
     stage: dict[str, Any] = Field(default_factory=dict)
@@ -33,8 +33,8 @@ class SegmentSpec(Recipe):
     def _resumes_or_changes(self) -> Self:
         if not self.is_new_stage and (self.stage or self.begins == "weights"):
             raise ValueError(
-                "a segment without a stage of its own goes on with the one before: leave out stage, and "
-                "begin with next or restart"
+                "a segment with is_new_stage: false continues the previous stage. Leave out stage, and "
+                "use begins: next or restart"
             )
         return self
 

@@ -1,6 +1,6 @@
-"""Steps as a page: each micro-batch with its clips' captions and the first frame that the model is shown.
+"""Contact sheet: an HTML page of micro-batches with each clip's caption and first frame.
 
-One HTML file that needs nothing else: the pictures are in it, there is no script and no request.
+The page contains the pictures, no script, and requests nothing.
 """
 
 import base64
@@ -60,7 +60,7 @@ def _clip(clip: dict[str, Any]) -> str:
 
 
 def page(title: str, batches: Iterable[dict[str, Any]]) -> str:
-    """Return the page of these micro-batches, records as `plan show` makes them, in the order of steps."""
+    """Return the page of these micro-batches, records of `plan show`, in the order of steps."""
     parts: list[str] = []
     step = None
     count = 0

@@ -1,6 +1,6 @@
-"""What a recipe amounts to, before anything is trained: `--dry-run`.
+"""Dry run: a recipe's steps, clips, memory and time before training (`--dry-run`).
 
-The figures come from the same plan that the loader reads, not from an estimate of it.
+The numbers come from the plan that the loader reads, not from an estimate.
 """
 
 from collections import Counter
@@ -25,16 +25,16 @@ from vidcurate.sampler import order, plan_stats
 from vidcurate.sampler.plan_stats import BucketTotal
 
 FIRST_CLIPS = 8
-NAMED_BUCKETS = 6  # of the empty ones, in words
-# Bytes of a trained parameter in float32: itself, its gradient, two moments, its average.
+NAMED_BUCKETS = 6  # number of empty buckets named in the text
+# Bytes of a trained parameter in float32: weight, gradient, two moments, EMA.
 TRAINED_BYTES, FROZEN_BYTES = 20, 8
 
 
-HOST_RANKS = 8  # that share one copy of the state, where the recipe leaves it to the hosts
+HOST_RANKS = 8  # that share one copy of the state, if the recipe leaves the number to the hosts
 
 
 def parameters(recipe: TrainRecipe) -> tuple[int, int]:
-    """Return how many parameters of the recipe's model are trained, and how many are frozen."""
+    """Return the number of trained and of frozen parameters of the recipe's model."""
     with torch.device("meta"):
         model = STDiT3(recipe.model)
     trained = sum(parameter.numel() for parameter in adamw.trained(model).values())
@@ -44,11 +44,11 @@ def parameters(recipe: TrainRecipe) -> tuple[int, int]:
 def memory_of(
     stages: Sequence[data_stages.StageData], recipe: TrainRecipe, state: tuple[int, int]
 ) -> list[dict[str, Any]]:
-    """Return of each stage the forecast of one GPU's memory; `state`: parameters trained and frozen.
+    """Return each stage's predicted memory of one GPU; `state`: number of trained and frozen parameters.
 
-    `largest_bytes` is that of the largest micro-batch, `least_bytes` what it can be brought down to by
-    `parallel.recompute_blocks: fit`. An encoder's bytes are those of its weights, None where they are
-    unknown. Once a stage's clips or a round of samples needed the encoders, they stay.
+    `largest_bytes` is that of the largest micro-batch, `least_bytes` what `parallel.recompute_blocks: fit`
+    can reduce it to. An encoder's bytes are those of its weights, None if unknown. Once a stage's clips or a
+    round of samples have loaded the encoders, they stay in memory.
     """
     needs, are_there = [], False
     for stage in stages:
@@ -63,13 +63,13 @@ def memory_of(
 
 
 def needed_bytes(found: Mapping[str, Any]) -> int:
-    """Return what a stage's forecast comes to, at the least, without encoders whose size is unknown."""
+    """Return a stage's minimum predicted memory, without encoders of unknown size."""
     encoders = (found["video_encoder_bytes"] or 0) + (found["text_encoder_bytes"] or 0)
     return int(found["state_bytes"] + found["least_bytes"] + encoders)
 
 
 def unknown_encoders(found: Mapping[str, Any]) -> str:
-    """Return the encoders whose size is unknown, in words; empty where there is none."""
+    """Return the encoders of unknown size as text; empty if there is none."""
     names = [name for name in ("video", "text") if found[f"{name}_encoder_bytes"] is None]
     return " and ".join(f"the {name} encoder ({name}_encoder.source cannot be read here)" for name in names)
 
@@ -153,7 +153,7 @@ def _stage(stage: data_stages.StageData, recipe: TrainRecipe, needs: dict[str, A
 
 
 def _compute_seconds(stage: data_stages.StageData, counts: Sequence[int]) -> float | None:
-    """Return the seconds of one GPU for the micro-batches of a mean step, by the recipe's cost table."""
+    """Return one GPU's seconds for the micro-batches of a mean step, by the recipe's cost table."""
     plan = order.at_step(stage.plan, data_stages.data_step(stage, stage.num_steps))
     unit, scale = data_stages.cost_unit(stage, plan)
     if unit != "s" or plan.costs is None:
@@ -162,7 +162,7 @@ def _compute_seconds(stage: data_stages.StageData, counts: Sequence[int]) -> flo
 
 
 def _buckets(stage: data_stages.StageData, counts: Sequence[int], end: int) -> list[BucketTotal]:
-    """Return the buckets' totals, of the micro-batches that are read: `counts`, of each cell."""
+    """Return the buckets' totals over the micro-batches that are read: `counts`, per cell."""
     read: Counter[str] = Counter()
     clips: Counter[str] = Counter()
     for cell, count in zip(order.at_step(stage.plan, end).cells, counts, strict=True):
@@ -175,7 +175,7 @@ def _buckets(stage: data_stages.StageData, counts: Sequence[int], end: int) -> l
 
 
 def _latents(stage: data_stages.StageData, recipe: TrainRecipe) -> dict[str, Any]:
-    """Return how large a stage's latents are and what of them is missing; of clips, what they would take."""
+    """Return the size of a stage's latents and the missing ones; for clips, the size they would have."""
     spec = stage.stage.data
     if stage.folder is None:
         return {"forecast_bytes": latents_request.forecast(recipe, stage.plan, spec)}
@@ -194,10 +194,10 @@ def _validation(rounds: Sequence[validation.Round]) -> dict[str, dict[str, int]]
 def dry_run(
     recipe: TrainRecipe, origin: Origin | None = None, settings: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return the plan of a run as plain values. Reads the indexes; writes and trains nothing.
+    """Return the plan of a run as JSON values. Reads the indexes; writes and trains nothing.
 
-    Where the run would go on from a checkpoint, `resume` says whether it can, and what was changed since.
-    Raises what `open_stages` raises; clips without latents are counted, not refused.
+    If the run would resume from a checkpoint, `resume` says whether it can, and what has changed. Raises what
+    `open_stages` raises; clips without latents are counted, not refused.
     """
     stages = data_stages.open_stages(recipe, complete=False)
     stages, continuing = data_position.preview_resume(stages, recipe, origin or Origin(), settings)
@@ -221,7 +221,7 @@ def dry_run(
 def _latents_as_text(latents: dict[str, Any]) -> str:
     if forecast := latents.get("forecast_bytes"):
         return (
-            f"  encoded ahead, one view a clip unless views says more: {forecast['latents'] / 1e9:.3g} GB of "
+            f"  precomputed, one view a clip unless views says more: {forecast['latents'] / 1e9:.3g} GB of "
             f"latents, at most {forecast['texts_at_most'] / 1e9:.3g} GB of text features"
         )
     size = latents["bytes"]
@@ -243,14 +243,14 @@ def _memory_as_text(found: dict[str, Any]) -> str:
     known = f"{encoders / 1e9:.3g} GB of the encoders' weights, " if encoders else ""
     unknown = unknown_encoders(found)
     return (
-        f"  memory of a GPU: {found['state_bytes'] / 1e9:.3g} GB of weights and what hangs on them{shared}, "
+        f"  memory of a GPU: {found['state_bytes'] / 1e9:.3g} GB of weights and training state{shared}, "
         f"{known}{found['largest_bytes'] / 1e9:.3g} GB of a micro-batch of {found['largest_cell']}{again}"
         f"{f'; not counted: {unknown}' if unknown else ''}"
     )
 
 
 def _continuing_as_text(continuing: dict[str, Any]) -> list[str]:
-    can = "refused" if continuing["error"] else "goes on"
+    can = "refused" if continuing["error"] else "resumes"
     lines = [f"{can} from {continuing['checkpoint']}, step {continuing['step']:,}"]
     for change in continuing["changes"]:
         accepted = "accepted" if change["accepted"] else "not accepted"
@@ -260,7 +260,7 @@ def _continuing_as_text(continuing: dict[str, Any]) -> list[str]:
 
 
 def to_text(report: dict[str, Any]) -> str:
-    """Return the report as people read it."""
+    """Return the report as text."""
     lines = [
         f"{report['name']} → {report['output']}: {report['steps']:,} steps, stages: "
         f"{', '.join(stage['name'] for stage in report['stages'])}",

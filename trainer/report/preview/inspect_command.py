@@ -1,6 +1,6 @@
-"""`python -m trainer inspect RUN`: arguments, and the answer as text or JSON.
+"""Inspect command: arguments of `python -m trainer inspect RUN`, and its text or JSON.
 
-torch is loaded when the command runs, so that --help and a wrong argument answer at once.
+torch is imported when the command runs, so that --help and a wrong argument answer at once.
 """
 
 import argparse

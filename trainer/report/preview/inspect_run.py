@@ -47,7 +47,7 @@ def describe(path: Path) -> dict[str, Any]:
 
 
 def describe_run(run: Path) -> dict[str, Any]:
-    """Return a run's checkpoints and the last lines of its diaries. Raises InputError for another folder."""
+    """Return a run's checkpoints and the last lines of its logs. Raises InputError for another folder."""
     lines, events = metrics.read_metrics(run / metrics.METRICS), metrics.read_metrics(run / jsonl.EVENTS)
     rounds = metrics.read_metrics(run / metrics.VALIDATION)
     if not lines and not events:

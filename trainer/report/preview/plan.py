@@ -1,8 +1,8 @@
 """Plan of a recipe or a run: which clips each step reads, and how two plans differ.
 
-The home of these questions is the trainer, because the order hangs on a stage of a recipe (its buckets,
-weights, seed and length) and the ranks' shares on what its model costs. The answers come from the functions
-that the loader asks.
+The trainer answers these questions, because the order depends on a stage of a recipe (its buckets, weights,
+seed and length), and the ranks' shares on the cost of its model. The answers come from the functions that the
+loader uses.
 """
 
 import re
@@ -102,7 +102,7 @@ def with_pictures(found: RunStages, batches: Sequence[dict[str, Any]]) -> Iterat
             clips.append(
                 {
                     **clip,
-                    "problem": f"{event['kind']}: {event['fallback']} stands in",
+                    "problem": f"{event['kind']}: shows {event['fallback']}",
                     "fallback": event["fallback"],
                 }
                 if event
@@ -127,7 +127,7 @@ def showings(found: RunStages, clip_id: str, until: int) -> list[dict[str, Any]]
             read = order.step_of(stage.plan, position)
             number = data_stages.update_of(stage, read)
             if number is None:
-                continue  # in a window that is skipped
+                continue  # in a skipped window
             step = stage.first_step + number + 1
             if number >= stage.num_steps or step > until:
                 break
@@ -155,7 +155,7 @@ def _row_of(stage: StageData, clip_id: str) -> int | None:
 
 
 def why_not(found: RunStages, clip_id: str) -> dict[str, str]:
-    """Return stage → why the clip is in no cell of it, for the stages whose index has it."""
+    """Return stage → why none of its cells has the clip, for the stages whose index has it."""
     reasons: dict[str, str] = {}
     for stage in found.stages:
         row = _row_of(stage, clip_id)
@@ -172,7 +172,7 @@ def why_not(found: RunStages, clip_id: str) -> dict[str, str]:
 
 
 def difference(old: RunStages, new: RunStages, steps_compared: int) -> dict[str, Any]:
-    """Return what differs of the data of two recipes or runs, stage by stage in their order."""
+    """Return the differences between the data of two recipes or runs, stage by stage."""
     from trainer.recipe import changes
     from trainer.recipe import recipe as recipes
 

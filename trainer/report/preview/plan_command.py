@@ -1,6 +1,6 @@
-"""`python -m trainer plan`: arguments, and the answer as text or JSON.
+"""Plan command: arguments of `python -m trainer plan`, and its text or JSON.
 
-torch is loaded when a command runs, so that --help and a wrong argument answer at once.
+torch is imported when a command runs, so that --help and a wrong argument answer at once.
 """
 
 import argparse
@@ -156,7 +156,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     simulation.add_argument(
         "--look", type=int, default=STEPS_COMPARED, metavar="N",
-        help=f"deal N steps of a stage to the ranks, spread over it ({STEPS_COMPARED})",
+        help=f"simulate N steps of a stage, spread over it ({STEPS_COMPARED})",
     )  # fmt: skip
     return parser
 

@@ -1,11 +1,11 @@
-"""The answers of `python -m trainer plan` as people read them."""
+"""Plan text: the answers of `python -m trainer plan` for the console."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 
 def of_steps(batches: Sequence[Mapping[str, Any]], *, captions: bool) -> str:
-    """Return micro-batches, one a line; with captions one clip a line."""
+    """Return micro-batches, one per line; with captions one clip per line."""
     lines: list[str] = []
     step = None
     for batch in batches:
@@ -23,7 +23,7 @@ def of_steps(batches: Sequence[Mapping[str, Any]], *, captions: bool) -> str:
 
 
 def of_clip(clip_id: str, until: int, shown: Sequence[Mapping[str, Any]], reasons: Mapping[str, str]) -> str:
-    """Return the steps that show a clip, one a line."""
+    """Return the steps that show a clip, one per line."""
     lines = [f"{clip_id}: shown {len(shown)} times up to step {until:,}"]
     lines += [
         f"  step {found['step']:>8,}  {found['stage']}  {found['cell']}  micro-batch {found['position']:,}"
@@ -44,7 +44,7 @@ def _pair(values: Sequence[Any], form: str = ",") -> str:
 
 
 def of_difference(report: Mapping[str, Any]) -> str:
-    """Return what differs, and nothing of what does not."""
+    """Return the differences between two plans."""
     lines = [f"{key}: {old} → {new}" for key, (old, new) in report["settings"].items()]
     for stage in report["stages"]:
         found: list[str] = []
@@ -83,7 +83,7 @@ def of_difference(report: Mapping[str, Any]) -> str:
 
 
 def of_simulation(report: Mapping[str, Any]) -> str:
-    """Return the figures of every stage."""
+    """Return the statistics of every stage."""
     lines: list[str] = []
     for stage in report["stages"]:
         phases = f", phases from steps {', '.join(map(str, stage['phases']))}" if stage["phases"][1:] else ""

@@ -1,4 +1,4 @@
-"""What a plan amounts to on so many ranks: `python -m trainer plan simulate`."""
+"""Plan simulation: balance, mixture and decoding for given numbers of ranks."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -15,11 +15,10 @@ PREFIXES = (1, 10, 100, 1_000, 10_000, 100_000)  # steps
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """For how many ranks, and what is known of their speed.
+    """Numbers of ranks to simulate, and their known speed.
 
-    `step_seconds`: None is not known. `clips_per_core_second`: what one core decodes; None: it is measured on
-    `measure` clips of each cell, on none where that is 0. `most_steps` of a stage are dealt to the ranks,
-    spread over it.
+    `step_seconds`: None if unknown. `clips_per_core_second`: what one core decodes; None: measure `measure`
+    clips of each cell (0: none). `most_steps` of a stage are assigned to ranks, spread over the stage.
     """
 
     worlds: Sequence[int]
@@ -30,7 +29,7 @@ class Asked:
 
 
 def report(found: RunStages, asked: Asked) -> dict[str, Any]:
-    """Return the figures of every stage, of what is read: data windows that are skipped count for nothing."""
+    """Return the statistics of every stage, without skipped data steps."""
     return {
         "name": found.recipe.name,
         "steps": found.num_steps,
@@ -93,20 +92,20 @@ def _world(stage: StageData, sample: Sequence[int], world_size: int) -> dict[str
 
 
 def _prefixes(stage: StageData) -> set[int]:
-    """Return after how many steps the mixture is looked at: round numbers, a curriculum's phases, the end."""
+    """Return the steps at which to check the mixture: round numbers, curriculum phases, the end."""
     last = stage.num_steps
     phases = [first - 1 - stage.first_step for first in summary(stage)["phases"]]
     return {step for step in (*PREFIXES, *phases) if 0 < step < last} | {last}
 
 
 def _mix(stage: StageData, updates: int) -> tuple[plan_stats.CellShare, ...]:
-    """Return asked and given of what the first updates read: windows that are skipped count for neither."""
+    """Return requested and given shares of the first updates, without skipped data steps."""
     end = data_step(stage, updates)
     return plan_stats.cell_shares(stage.plan, end, unread(stage, end))
 
 
 def _at(stage: StageData, step: int) -> dict[str, Any]:
-    """Return asked and given of each group of cells after a step, and how far off the worst cell is."""
+    """Return requested and given shares of each group of cells after a step, and the worst cell's error."""
     shares = _mix(stage, step)
     total = max(1, sum(share.given for share in shares))
     groups: dict[str, list[float]] = {}
@@ -122,7 +121,7 @@ def _at(stage: StageData, step: int) -> dict[str, Any]:
 
 
 def _decoding(stage: StageData, counts: Sequence[int], asked: Asked) -> dict[str, Any] | None:
-    """Return the core seconds of a mean step and, with its seconds, the cores that keep up; None: unknown."""
+    """Return the core seconds of a mean step and, with its seconds, the number of cores; None: unknown."""
     cells = order.at_step(stage.plan, data_step(stage, stage.num_steps)).cells
     if asked.clips_per_core_second:
         seconds = {cell.name: 1 / asked.clips_per_core_second for cell in cells}

@@ -1,6 +1,6 @@
-"""From what a user has at hand (a recipe, a run, a checkpoint) to its stages, and from a step to its stage.
+"""Stages of a recipe, run or checkpoint, and the stage of a step.
 
-Steps are counted over the whole run from 1, as in metrics.jsonl.
+Steps count over the whole run from 1, as in metrics.jsonl.
 """
 
 import json
@@ -21,7 +21,7 @@ from vidcurate.errors import InputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStages:
-    """A recipe with its stages laid out. `done`: steps that the run has made; 0 for a recipe."""
+    """A recipe with its opened stages. `done`: number of steps the run has made; 0 for a recipe."""
 
     recipe: TrainRecipe
     stages: tuple[StageData, ...]
@@ -33,11 +33,11 @@ class RunStages:
 
 
 def recipe_of(path: Path, settings: Sequence[str] = ()) -> TrainRecipe:
-    """Return the recipe at `path`: a YAML file, or that of a run's last start, or that a checkpoint keeps."""
+    """Return the recipe at `path`: a YAML file, a run's last recipe, or a checkpoint's."""
     if not path.is_dir():
         return recipes.load(path, settings)
     if settings:
-        raise InputError(f"--set: {path} is a run or a checkpoint, whose recipe is what it was.")
+        raise InputError(f"--set: {path} is a run or a checkpoint, whose recipe cannot change.")
     kept = path / "recipe.json"
     if kept.is_file():
         return recipes.from_saved(json.loads(kept.read_text("utf-8")))
@@ -46,11 +46,10 @@ def recipe_of(path: Path, settings: Sequence[str] = ()) -> TrainRecipe:
 
 
 def read_stages(path: Path, settings: Sequence[str] = ()) -> RunStages:
-    """Return the stages of a recipe, run or checkpoint; the shards must lie where its recipe says.
+    """Return the stages of a recipe, run or checkpoint; the shards must be where its recipe says.
 
-    A run or checkpoint is laid out as it was saved: with the journal of its changes, and where the shards
-    have changed since, over the index that was kept. Raises what `open_stages` does, CheckpointError,
-    StateError.
+    The stages of a run or checkpoint are those it was saved with: with its change log and, if the shards have
+    changed since, with the index that was kept. Raises what `open_stages` does, CheckpointError, StateError.
     """
     recipe = recipe_of(path, settings)
     stages = data_stages.open_stages(recipe, complete=False)

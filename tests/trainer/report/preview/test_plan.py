@@ -69,7 +69,7 @@ def test_the_shown_micro_batches_are_those_that_each_rank_loads(
 
     words = ("show", str(SMOKE), *words_of(home, *more), "--steps", f"1:{STEPS}", "--world", "2")
     shown = asked(capsys, *words, "--captions")
-    # A clip that cannot be decoded is planned all the same, and a spare stands in: its caption differs.
+    # A clip that cannot be decoded is still planned; its fallback clip has another caption.
     broken = "a red square moves left"
     reported = [
         (b["step"], b["position"], b["rank"], b["cell"], *(clip["caption"] for clip in b["clips"]))
