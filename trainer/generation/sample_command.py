@@ -1,6 +1,6 @@
 """`python -m trainer sample RUN`: arguments, and one mp4 file for each prompt.
 
-torch is loaded when the command runs, so that --help and a wrong argument answer at once.
+The command imports torch only when it runs, so that --help and a wrong argument answer at once.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Training commands: `vidcurate train RECIPE` and the other commands of `python -m trainer`.
+"""Training commands of `vidcurate`: each starts a command of `python -m trainer`.
 
 Each command replaces this process by `python -m trainer`, so arguments, signals and exit codes are those of
 the trainer, and vidcurate imports neither trainer nor torch. Python takes the package `trainer` that is

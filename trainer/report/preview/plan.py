@@ -1,4 +1,4 @@
-"""Plan of a recipe or a run: which clips each step reads, and how two plans differ.
+"""Plan of a recipe or a run: which clips each step reads; how two plans differ.
 
 The trainer answers these questions, because the order depends on a stage of a recipe (its buckets, weights,
 seed and length), and the ranks' shares on the cost of its model. The answers come from the functions that the
