@@ -68,7 +68,6 @@ ROOMS = {
         "trainer.cli trainer.distributed trainer.health trainer.run_folder vidcurate.executor "
         "vidcurate.recipe vidcurate.storage"
     ),
-    "trainer.report": "trainer.cli trainer.run_folder vidcurate.sampler vidcurate.storage",
     "trainer.run_folder.checkpoint": (
         "trainer.cli trainer.distributed trainer.health trainer.model trainer.run_folder vidcurate.executor "
         "vidcurate.storage"
@@ -92,6 +91,9 @@ ROOMS = {
         "vidcurate.curation.clip_table vidcurate.curation.difficulty vidcurate.curation.filter "
         "vidcurate.executor vidcurate.media vidcurate.recipe vidcurate.sampler vidcurate.shards "
         "vidcurate.storage"
+    ),
+    "trainer.report": (
+        "trainer.cli trainer.run_folder vidcurate.curation.report vidcurate.sampler vidcurate.storage"
     ),
     "trainer.data": (
         "trainer.cli trainer.distributed trainer.model trainer.model.encoders trainer.recipe "

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from trainer.report.curves import Mark
 from trainer.report.read import RunData
-from trainer.report.svg import Mark
 
 # The ink of an event's flag; unlisted events are shown, too.
 EVENT_INKS = {

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.report import event_marks, rank_times, summary, svg, timeline
+from trainer.report import curves, event_marks, rank_times, summary, timeline
+from trainer.report.curves import Curve, Mark
 from trainer.report.goodput import PARTS
 from trainer.report.read import RunData
-from trainer.report.svg import Curve, Mark
 from trainer.run_folder import sample_rounds
 from trainer.run_folder.metrics import seconds_as_text
 
@@ -55,8 +55,8 @@ def _value(line: dict[str, Any], name: str) -> float | str | None:
     return value
 
 
-def _curve(name: str, ink: int, points: Sequence[svg.Point]) -> Curve:
-    means, band = svg.thinned(points)
+def _curve(name: str, ink: int, points: Sequence[curves.Point]) -> Curve:
+    means, band = curves.thinned(points)
     return Curve(name=name, ink=ink, points=means, band=band)
 
 
@@ -64,7 +64,7 @@ def _panel(title: str, note: str, figure: str, names: Sequence[tuple[str, int]] 
     if not figure:
         return ""
     soft = f' <span class="soft">{html.escape(note)}</span>' if note else ""
-    shown = svg.legend(names) if len(names) > 1 else ""
+    shown = curves.legend(names) if len(names) > 1 else ""
     return f'<div class="panel"><h3>{html.escape(title)}{soft}</h3>{figure}{shown}</div>'
 
 
@@ -73,12 +73,12 @@ def _losses(runs: Sequence[RunData], names: Sequence[str], marks: Sequence[Mark]
         Curve(
             name=names[number],
             ink=number,
-            points=svg.finite([(line["step"], line["loss"]) for line in run.rounds]),
+            points=curves.finite([(line["step"], line["loss"]) for line in run.rounds]),
             errors=[line.get("standard_error") for line in run.rounds if isinstance(line["loss"], float)],
         )
         for number, run in enumerate(runs)
     ]
-    figure = svg.chart(validation, title="Validation loss", marks=marks)
+    figure = curves.chart(validation, title="Validation loss", marks=marks)
     return _panel("Validation loss", "± standard error", figure, _keys(names))
 
 
@@ -94,11 +94,11 @@ def _curves(runs: Sequence[RunData], names: Sequence[str]) -> str:
             _curve(
                 names[number],
                 number,
-                svg.finite([(line["step"], _value(line, key)) for line in run.lines]),
+                curves.finite([(line["step"], _value(line, key)) for line in run.lines]),
             )
             for number, run in enumerate(runs)
         ]
-        panels.append(_panel(title, note, svg.chart(drawn, title=title, marks=marks), _keys(names)))
+        panels.append(_panel(title, note, curves.chart(drawn, title=title, marks=marks), _keys(names)))
         if key == "loss":
             panels.append(_losses(runs, names, marks))
     for number, run in enumerate(runs):
@@ -113,14 +113,14 @@ def _curves(runs: Sequence[RunData], names: Sequence[str]) -> str:
                 _curve(
                     part,
                     ink,
-                    svg.finite([(line["step"], line.get(key, {}).get(part)) for line in run.lines]),
+                    curves.finite([(line["step"], line.get(key, {}).get(part)) for line in run.lines]),
                 )
-                for ink, part in enumerate(parts[: svg.INKS])
+                for ink, part in enumerate(parts[: curves.INKS])
             ]
-            more = f", {len(parts) - svg.INKS} more not shown" if len(parts) > svg.INKS else note
+            more = f", {len(parts) - curves.INKS} more not shown" if len(parts) > curves.INKS else note
             note = (names[number] if len(runs) > 1 else "") + more
-            figure = svg.chart(drawn, title=title, marks=marks if len(runs) == 1 else ())
-            panels.append(_panel(title, note.lstrip(", "), figure, _keys(parts[: svg.INKS])))
+            figure = curves.chart(drawn, title=title, marks=marks if len(runs) == 1 else ())
+            panels.append(_panel(title, note.lstrip(", "), figure, _keys(parts[: curves.INKS])))
     return f'<section id="curves"><h2>Curves</h2><div class="panels">{"".join(panels)}</div></section>'
 
 
@@ -302,7 +302,7 @@ def page(runs: Sequence[RunData], beside: Path) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, '
         'initial-scale=1"><meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
         'media-src \'self\' file:; style-src \'unsafe-inline\'"><meta name="color-scheme" content="light dark">'
-        f"<title>{title}: run report</title><style>{svg.STYLE}{STYLE}</style></head><body><header><h1>{title}: run report</h1>"
+        f"<title>{title}: run report</title><style>{curves.STYLE}{STYLE}</style></head><body><header><h1>{title}: run report</h1>"
         f"{heads}<nav>{links}</nav></header><main>{''.join(sections)}</main></body></html>\n"
     )
 

@@ -3,10 +3,11 @@
 
 import html
 
-from trainer.report import event_marks, svg
+from trainer.report import event_marks
 from trainer.report.goodput import Ledger
 from trainer.report.read import RunData
 from trainer.run_folder.metrics import seconds_as_text
+from vidcurate.curation.report import svg
 
 INKS = {
     "idle": "part-idle", "other": "part-other", "productive": "ink-2", "start-up": "ink-4", "data wait": "ink-1",

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer.report import svg
+from trainer.report import curves
+from trainer.report.curves import Curve, Mark
 from trainer.report.experiment.results import Pair, Row, Track, common_clips, over
 from trainer.report.experiment.spec import ExperimentSpec
-from trainer.report.svg import Curve, Mark
 from vidcurate.storage import atomic_file
 
 WIDTH, HEIGHT = 860, 300
@@ -113,12 +113,12 @@ def plot(spec: ExperimentSpec, tracks: Sequence[Track]) -> str:
         (f"Training loss, means of {spec.window_steps} updates; the band holds all seeds", losses),
         ("Validation loss, ± standard error over seeds", rounds),
     ):
-        figure = svg.chart(
+        figure = curves.chart(
             shown, title=title, x_name="clips seen", marks=flags, x_span=(0, most), width=WIDTH, height=HEIGHT
         )
         if figure:
             panels.append((title, figure))
-    return svg.document(panels, names, width=WIDTH, height=HEIGHT)
+    return curves.document(panels, names, width=WIDTH, height=HEIGHT)
 
 
 def write_page(spec: ExperimentSpec, rows: Sequence[Row], tracks: Sequence[Track], out: Path) -> None:

@@ -1,9 +1,9 @@
-"""In which language is the caption? py3langid (the extra `language`): 4.6 MB, no download, 140 languages.
+"""Caption language by py3langid (extra `language`): 4.6 MB, no download.
 
-The first 200 characters decide; some 5 thousand captions a second on one core, which is why it is off unless
-asked for. Naive Bayes over byte n-grams (langid.py, Lui and Baldwin 2012): a short caption has a low
-confidence, and a rule should ask for it beside the language (`forbidden` alone would reject short English
-ones).
+140 languages. The model reads the first 200 characters, some 5,000 captions per second on one core; so this
+score is off by default. Naive Bayes over byte n-grams (langid.py, Lui and Baldwin 2012): a short caption has
+a low confidence, and a rule should also require a confidence (`forbidden` alone would reject short English
+captions).
 """
 
 import importlib.metadata
@@ -32,7 +32,7 @@ def score() -> TextScore:
             from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
             loaded.append(LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True))
-        # A text without a letter has no language; the model would name its most frequent one.
+        # A text without a letter has no language; the model would return its most frequent one.
         texts = captions.str.slice(0, _CHARACTERS)
         spoken = texts.is_not_null() & texts.str.contains(r"\p{L}")
         found = [

@@ -1,9 +1,9 @@
-"""How many nouns has the caption? NOUN and PROPN together: the difficulty, counted by one engine a table.
-Beside it the two by themselves; which of them a noun is, is where engines differ most.
+"""Noun count of a caption (NOUN and PROPN): the difficulty of a clip.
+The stage also counts both kinds separately; engines disagree most on which of the two a noun is.
 
-Two engines fill the same columns: an installed spaCy pipeline, and the built-in one that needs no download.
-Their counts differ (docs/nouns.md), so `noun_engine` names the engine with its version in every row, and a
-table in which rows were counted by another engine is refused.
+Two engines fill the same columns: an installed spaCy pipeline, and the built-in model, which needs no
+download. Their counts differ (docs/nouns.md), so `noun_engine` names the engine with its version in every
+row, and the stage refuses a table whose rows another engine has counted.
 """
 
 from collections.abc import Callable
@@ -21,8 +21,10 @@ COLUMNS = ("noun_count", "proper_noun_count", "noun_count_without_proper", "noun
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """A counter: `name` as the column has it, `reason` why it was chosen, `load` to get it ready: a function
-    from captions to noun_count and proper_noun_count."""
+    """Noun engine: `name` as in the column, `reason` for the choice, `load` to prepare it.
+
+    `load` returns a function from captions to noun_count and proper_noun_count.
+    """
 
     name: str
     reason: str
@@ -30,10 +32,10 @@ class Engine:
 
 
 def choose(noun_engine: str, num_workers: int = 1) -> Engine:
-    """Return the engine for `auto`, `builtin` or `spacy:<package or folder>`, without loading it.
+    """Return the engine for `auto`, `builtin` or `spacy:<package or folder>`, without loading its model.
 
-    `auto` takes en_core_web_sm when it is installed, the built-in engine otherwise. Raises InputError for a
-    spaCy pipeline that is not there.
+    `auto` uses en_core_web_sm when installed, else the built-in engine. Raises InputError for a spaCy
+    pipeline that is not installed.
     """
     reason = f"asked for as {noun_engine}"
     if noun_engine == "auto":
@@ -56,7 +58,7 @@ def choose(noun_engine: str, num_workers: int = 1) -> Engine:
 
 
 def refuse_another_engine(clips: pl.LazyFrame, where: str, engine: str) -> None:
-    """Raise ColumnError when the table at `where` has counts of another, or of an unnamed, engine."""
+    """Raise ColumnError when the table at `where` has counts of another or an unnamed engine."""
     names = clips.collect_schema().names()
     if "noun_count" not in names:
         return
@@ -74,7 +76,7 @@ def refuse_another_engine(clips: pl.LazyFrame, where: str, engine: str) -> None:
             f"{rows:,} rows by {other or 'an unnamed engine'}" for other, rows in found.iter_rows()
         )
         raise ColumnError(
-            f"{where}: it comes with noun counts, {reported}, and this "
+            f"{where}: the table has noun counts already, {reported}, and this "
             f"run counts by {engine}. One table has one "
             "engine: set noun_engine to the same one, or leave out the column noun_count."
         )

@@ -1,13 +1,12 @@
-"""The built-in noun counter: a log-linear model over a token and its neighbours, for whole tables at once.
+"""Built-in noun counter: a log-linear model over tokens and their neighbours.
 
-No download, no Python per caption. A caption is cut at spaces, the distinct pieces (a few per cent of all)
-are cut into tokens by one regular expression in the manner of Universal Dependencies, and everything that
-does not depend on the neighbours is added up once per distinct token. What remains per token is two gathers
-of four 16-bit numbers and eight additions. All numbers are integers: the same caption has the same count on
-every machine and beside any other captions.
+No download, no Python per caption. Captions are split at spaces; one regular expression splits the distinct
+pieces (a few per cent of all) into tokens as Universal Dependencies does; features of a single token are
+summed once per distinct token. Each token then costs two gathers of four 16-bit numbers and eight additions.
+All numbers are integers: a caption has the same count on every machine and in any table.
 
-The numbers in `noun_tables.parquet` were learnt from UD English EWT (README.md beside it; the script is
-benchmarks/train_noun_tables.py). English only: a run of letters of another script is one token.
+The weights in `noun_tables.parquet` were trained on UD English EWT by benchmarks/train_noun_tables.py (see
+README.md in this folder). English only: a run of letters of another script is one token.
 """
 
 import json
@@ -27,14 +26,13 @@ METADATA_KEY = "vidcurate_nouns"
 # Captions are counted in pieces of about this size, so that memory does not grow with the table.
 _BYTES_PER_PIECE = 16_000_000
 
-# The four ways in which an entry of the tables adds to a token's score. Rows of single tokens speak to the
-# token itself, to the one after it, to the second after it and to the one before it. Rows of pairs (the
-# classes of two tokens that stand together) speak to the second of the two, to the first, to the token after
-# the pair and to the one before it.
+# Four weights per table entry. Entries of single tokens: weight for the token itself, the next token, the one
+# after that, and the previous token. Entries of pairs (classes of two adjacent tokens): weight for the second
+# token, the first, the token after the pair, and the token before it.
 WAYS = ("way_0", "way_1", "way_2", "way_3")
-MARK = ""  # what stands between captions, as a key: no token is empty
+MARK = ""  # key of the mark between captions: no token is empty
 
-# The pieces of EWT's tokenisation, first match wins; what it never joins is cut one sign at a time.
+# Tokens as in EWT, first match wins; other text is split into single characters.
 TOKEN = r"""(?x)
     (?:https?://|www\.)\S*[\w/]
   | [\w.+%-]+@[\w-]+(?:\.[\w-]+)+
@@ -54,25 +52,25 @@ TOKEN = r"""(?x)
   | \.{2,} | -{2,} | [!?]+ | ['’]{2} | <+ | >+ | [:;]-?[)(DP] | \S
 """
 
-# Of a word that the treebank does not know, the class is its longest of these endings.
+# The class of a word that is not in the treebank: the longest of these endings that it has.
 _ENDINGS = "ation|ness|ment|able|ing|ion|ity|ous|ive|est|ist|ies|ful|ary|ent|ant|ed|ly|er|al|ic|or|en|an|s|y"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
-    """The learnt numbers. `pairs` is int16 (classes * classes, 4), row first * classes + second."""
+    """Trained weights. `pairs` is int16 (classes * classes, 4), row first * classes + second."""
 
     engine: str
     bias: int
     singles: dict[str, pl.DataFrame]  # feature -> key, WAYS
-    mark: NDArray[np.int16]  # (4,): what the mark between captions says to its neighbours
+    mark: NDArray[np.int16]  # (4,): weights of the mark between captions
     classes_of_words: pl.DataFrame  # word, class
-    class_numbers: pl.DataFrame  # class, number (0 stands between captions)
+    class_numbers: pl.DataFrame  # class, number (0: the mark between captions)
     pairs: NDArray[np.int16]
 
 
 def _shape() -> pl.Expr:
-    """Return the look of a token in one letter or two."""
+    """Return the shape of a token: its kind of letters, digits or signs."""
     token = pl.col("token")
     return (
         pl.when(token.str.contains(r"^\d+$"))
@@ -107,7 +105,8 @@ def describe(tokens: pl.Series, classes_of_words: pl.DataFrame) -> pl.DataFrame:
     word = pl.col("word")
 
     def part(piece: pl.Expr, length: int) -> pl.Expr:
-        # A word no longer than its suffix is another key than the same letters at the end of a longer one.
+        # A word no longer than the suffix gets its own key, unlike the same letters at the end of a longer
+        # word.
         return pl.when(word.str.len_chars() > length).then(piece).otherwise(pl.lit("^") + word)
 
     described = (
@@ -145,8 +144,10 @@ def describe(tokens: pl.Series, classes_of_words: pl.DataFrame) -> pl.DataFrame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """Captions as token numbers. Before, between and behind captions stand two marks (number 0), so that no
-    caption is seen by its neighbours; token n > 0 is `distinct[n - 1]`."""
+    """Captions as token numbers; token n > 0 is `distinct[n - 1]`.
+
+    Two marks (number 0) precede, separate and follow the captions, so that no caption affects another.
+    """
 
     codes: NDArray[np.int32]
     distinct: pl.Series
@@ -176,7 +177,7 @@ def tokenise(captions: pl.Series) -> Tokens:
 
 
 def _shifted_sum(parts: NDArray[np.int16], shifts: tuple[int, int, int, int]) -> NDArray[np.int16]:
-    """Return, per token, the sum of the four parts that `shifts` tokens before it say of it."""
+    """Return, per token, the sum of the four weights given by the tokens `shifts` places before it."""
     total = np.zeros(len(parts), dtype=np.int16)
     for way, shift in enumerate(shifts):
         if shift >= 0:
@@ -187,7 +188,7 @@ def _shifted_sum(parts: NDArray[np.int16], shifts: tuple[int, int, int, int]) ->
 
 
 def scores(tokens: Tokens, tables: Tables) -> NDArray[np.int16]:
-    """Return the score of each entry of `tokens.codes`, int16: above 0 is a noun; a mark's means nothing."""
+    """Return the score of each entry of `tokens.codes`, int16: above 0 is a noun; ignore those of marks."""
     return _scores(tokens, describe(tokens.distinct, tables.classes_of_words), tables)
 
 
@@ -209,7 +210,7 @@ def _scores(tokens: Tokens, keys: pl.DataFrame, tables: Tables) -> NDArray[np.in
     side = tables.class_numbers.height + 2
     classes = numbers[tokens.codes]
     pairs = classes[:-1] * side + classes[1:]
-    # Four 16-bit numbers are fetched as one of 64 bits.
+    # One 64-bit gather fetches four 16-bit weights.
     single = singles.view(np.int64).ravel()[tokens.codes].view(np.int16).reshape(-1, 4)
     pair = np.zeros((len(tokens.codes), 4), dtype=np.int16)
     pair[:-1] = tables.pairs.view(np.int64).ravel()[pairs].view(np.int16).reshape(-1, 4)
@@ -217,11 +218,10 @@ def _scores(tokens: Tokens, keys: pl.DataFrame, tables: Tables) -> NDArray[np.in
 
 
 def names(tokens: Tokens, keys: pl.DataFrame, nouns: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Say which of `nouns` (places in `tokens.codes`) are proper. `keys` is what `describe` says of the
-    tokens.
+    """Return which of `nouns` (positions in `tokens.codes`) are proper nouns; `keys` are from `describe`.
 
-    A word that the treebank has as a name alone is one, a word that it has as a common noun alone is none;
-    any other is a name when it begins with a capital, unless it is known as both and begins a sentence.
+    A word that is only a proper noun in the treebank is one; a word that is only a common noun is not. Any
+    other is proper when it is capitalised, unless the treebank has both kinds and it begins a sentence.
     """
     word, is_common = pl.col("class"), pl.col("class").str.contains("NOUN")
     is_name = word.str.contains("PROPN")
@@ -242,7 +242,7 @@ def names(tokens: Tokens, keys: pl.DataFrame, nouns: NDArray[np.int64]) -> NDArr
 
 @cache
 def load_tables(path: Path = TABLES) -> Tables:
-    """Return the learnt numbers in the file at `path`. Raises TableError when it is not such a file."""
+    """Load the trained weights at `path`. Raises TableError for another or a damaged file."""
     try:
         metadata = json.loads((pq.read_schema(path).metadata or {})[METADATA_KEY.encode()])
         entries = pl.read_parquet(path)
@@ -281,7 +281,7 @@ def load_tables(path: Path = TABLES) -> Tables:
 
 
 def _count_piece(captions: pl.Series, tables: Tables) -> NDArray[np.int32]:
-    """Return (captions, 2): the nouns of each caption, and those of them that are proper."""
+    """Return (captions, 2): number of nouns, and number of proper nouns among them."""
     tokens = tokenise(captions)
     keys = describe(tokens.distinct, tables.classes_of_words)
     is_noun = _scores(tokens, keys, tables) > 0
@@ -295,14 +295,18 @@ def _count_piece(captions: pl.Series, tables: Tables) -> NDArray[np.int32]:
 
 
 def count(captions: pl.Series) -> pl.Series:
-    """Return the nouns (NOUN and PROPN) of each caption, Int32; null for a null. Raises TableError when the
-    shipped tables cannot be read."""
+    """Count the nouns (NOUN and PROPN) of each caption, Int32; null for null.
+
+    Raises TableError when the installed weights cannot be read.
+    """
     return count_kinds(captions)["noun_count"]
 
 
 def count_kinds(captions: pl.Series) -> pl.DataFrame:
-    """Return noun_count (NOUN and PROPN) and proper_noun_count (PROPN) of each caption, Int32; null for a
-    null. Raises TableError as `count`."""
+    """Count nouns (NOUN and PROPN) as noun_count and PROPN as proper_noun_count, Int32; null for null.
+
+    Raises TableError as `count` does.
+    """
     tables = load_tables()
     filled = captions.cast(pl.String).fill_null("")
     ends = filled.str.len_bytes().cast(pl.Int64).cum_sum().to_numpy()

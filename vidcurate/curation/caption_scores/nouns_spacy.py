@@ -1,7 +1,7 @@
-"""Noun counts by an installed spaCy pipeline. The only file that knows spaCy, which it imports when used.
+"""spaCy noun counts, by an installed pipeline (imported on use).
 
-Only the parts of the pipeline that decide parts of speech are run. The name in the column holds the package's
-version, or, for a pipeline given as a folder, a digest of its files: another model never passes for the same.
+Only the pipes that assign parts of speech run. The name in the column has the package's version or, for a
+pipeline folder, a digest of its files: two different models never share a name.
 """
 
 import hashlib
@@ -19,21 +19,21 @@ from vidcurate.errors import InputError
 DEFAULT = "en_core_web_sm"
 _NEEDED = ("tok2vec", "transformer", "tagger", "morphologizer", "attribute_ruler")
 _TAGGERS = ("tagger", "morphologizer")
-# A pipeline with a tagger and nothing that maps its tags to parts of speech: Penn Treebank and UD names.
+# Noun tags (Penn Treebank and UD) for a pipeline whose tagger's tags are not mapped to parts of speech.
 _NAME_TAGS = ("NNP", "NNPS", "PROPN")
 _NOUN_TAGS = ("NN", "NNS", "NOUN", *_NAME_TAGS)
 _BATCH = 256
 
 
 def is_installed(name: str) -> bool:
-    """Say whether spaCy and the package `name` are there, without importing them."""
+    """Return whether spaCy and the package `name` are installed, without importing them."""
     return importlib.util.find_spec("spacy") is not None and importlib.util.find_spec(name) is not None
 
 
 def engine(pipeline: str) -> str:
-    """Return the column's word for `pipeline` (a package or a folder), such as spacy:en_core_web_sm@3.8.0.
+    """Return the engine name of `pipeline` (a package or folder), such as spacy:en_core_web_sm@3.8.0.
 
-    Raises InputError when it is not there.
+    Raises InputError when the pipeline is not installed.
     """
     if importlib.util.find_spec("spacy") is None:
         raise InputError(
@@ -67,9 +67,9 @@ def engine(pipeline: str) -> str:
 
 
 def load(pipeline: str, num_workers: int = 1) -> Callable[[pl.Series], pl.DataFrame]:
-    """Return a function from captions to noun_count and proper_noun_count (Int32; null for a null).
+    """Return a function from captions to noun_count and proper_noun_count (Int32; null for null).
 
-    Raises InputError when the pipeline cannot be loaded or has nothing that tells parts of speech.
+    Raises InputError when spaCy cannot load the pipeline, or it does not tag parts of speech.
     """
     import spacy
     from spacy.symbols import NOUN, PROPN
@@ -82,8 +82,8 @@ def load(pipeline: str, num_workers: int = 1) -> Callable[[pl.Series], pl.DataFr
     factories = {nlp.get_pipe_meta(name).factory for name in parts}
     if not factories.intersection(_TAGGERS):
         raise InputError(
-            f"noun_engine spacy:{pipeline}: it has no tagger and no morphologizer (only "
-            f"{', '.join(nlp.pipe_names) or 'a tokenizer'}), so it cannot tell nouns. Give another one."
+            f"noun_engine spacy:{pipeline}: the pipeline has no tagger and no morphologizer (only "
+            f"{', '.join(nlp.pipe_names) or 'a tokenizer'}), so it cannot find nouns. Use another pipeline."
         )
     by_tag = not factories.intersection(("morphologizer", "attribute_ruler"))
     attribute = "TAG" if by_tag else "POS"
@@ -91,11 +91,11 @@ def load(pipeline: str, num_workers: int = 1) -> Callable[[pl.Series], pl.DataFr
         np.array([nlp.vocab.strings.add(tag) for tag in tags] if by_tag else parts_of_speech, np.uint64)
         for tags, parts_of_speech in ((_NOUN_TAGS, [NOUN, PROPN]), (_NAME_TAGS, [PROPN]))
     )
-    nlp.max_length = 2**31 - 1  # the limit is for parsers; a tagger takes any caption
+    nlp.max_length = 2**31 - 1  # the limit protects parsers; taggers need none
 
     def count(captions: pl.Series) -> pl.DataFrame:
         texts = captions.fill_null("").to_list()
-        # The zone frees the words of these captions from spaCy's store, which otherwise grows for ever.
+        # Without the memory zone spaCy's string store would grow with every caption.
         with nlp.memory_zone(), nlp.select_pipes(enable=parts):
             tagged = (
                 doc.to_array(attribute) for doc in nlp.pipe(texts, batch_size=_BATCH, n_process=num_workers)

@@ -1,7 +1,7 @@
-"""Scores of captions, one question a file; here they are put into the run's table.
+"""Stage `score`: caption scores as columns of the run's table.
 
-They are measured in slices of the table, so that memory does not grow with it, and a slice's rows do not see
-each other: the slices change nothing.
+The stage scores the table in slices, so that memory does not grow with the table. Rows do not depend on each
+other, so slicing does not change the scores.
 """
 
 from collections.abc import Callable
@@ -23,20 +23,22 @@ _ROWS_PER_SLICE = 65_536
 
 
 class ScoreSpec(Recipe):
-    """How to score. Scores that cost seconds for a million captions are always computed; the others are asked
-    for here, and their columns are not there otherwise."""
+    """Settings of the caption scores.
+
+    Scores that cost seconds per million captions are always computed. These settings enable the others; their
+    columns are missing otherwise.
+    """
 
     noun_engine: Annotated[str, Field(pattern=r"^(auto|builtin|spacy:.+)$")] = "auto"
-    """auto, builtin, or spacy:PIPELINE (an installed package or a folder); auto takes en_core_web_sm when it
-    is installed, else builtin"""
+    """auto, builtin, or spacy:PIPELINE (an installed package or a folder); auto: en_core_web_sm when
+    installed, else builtin"""
     language: bool = False
-    """find the language of each caption: minutes for a million, by the extra `language`"""
+    """detect the language of each caption: minutes per million captions; needs the extra `language`"""
     t5_tokenizer: str | None = None
-    """count tokens by this tokenizer: a folder, or a name such as google/t5-v1_1-xxl; needs transformers"""
+    """count tokens with this tokenizer: a folder, or a name such as google/t5-v1_1-xxl; needs transformers"""
 
 
-# Every score, in the order of its columns: given the settings and the number of processes it may use; None
-# where it is not asked for.
+# Every score, in column order: from settings and number of processes to a score, None when disabled.
 SCORES: dict[str, Callable[[ScoreSpec, int], TextScore | None]] = {
     "nouns": lambda spec, num_workers: nouns.score(spec.noun_engine, num_workers),
     "caption_length": lambda spec, num_workers: text_scores.length_score(),
@@ -49,7 +51,7 @@ SCORES: dict[str, Callable[[ScoreSpec, int], TextScore | None]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreSummary:
-    """What was scored. `rows_scored` counts the rows that have a caption."""
+    """Counts of a scored table. `rows_scored`: rows that have a caption."""
 
     rows_in: int
     rows_scored: int
@@ -84,9 +86,9 @@ def run_score(
 ) -> ScoreSummary:
     """Score every row of the run's table and write RUN/score.parquet.
 
-    `num_workers` is for the spaCy engine; the built-in one needs one thread. Raises InputError for an engine,
-    a tokenizer or a package that is not there, ColumnError for a table without captions or with noun counts
-    of another engine, StageError, StorageError.
+    `num_workers` is for the spaCy engine; the built-in engine needs one thread. Raises InputError for a
+    missing engine, tokenizer or package, ColumnError for a table without captions or with noun counts of
+    another engine, StageError, StorageError.
     """
     scores = [score for make in SCORES.values() if (score := make(spec, num_workers)) is not None]
     previous = table.previous_stage(run, "score")

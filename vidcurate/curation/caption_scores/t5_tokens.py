@@ -1,7 +1,7 @@
-"""How many tokens has the caption for T5? What the trainer cuts at its limit is not learnt.
+"""T5 token count of a caption, by the tokenizer that the trainer uses.
 
-Counted by the tokenizer that the trainer will use, its end mark included, nothing cut off. It is loaded by
-transformers (the extra `encode`) from a folder or, with a network, from the hub by name.
+The trainer truncates longer captions at its limit. The count includes the end token and truncates nothing.
+transformers (the extra `encode`) loads the tokenizer from a folder or, with a network, from the hub by name.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ _FILES = ("spiece.model", "tokenizer.json", "tokenizer_config.json")
 
 
 def _name(tokenizer: str) -> str:
-    """Return what the table's provenance says of it: the name, or a digest of the folder's files."""
+    """Return the tokenizer's name for the provenance: a hub name, or a digest of the folder's files."""
     folder = Path(tokenizer)
     if not folder.is_dir():
         return tokenizer

@@ -1,9 +1,8 @@
-"""What each stage of a run cost: a line a call in RUN/costs.jsonl, beside the tables and never in them.
+"""Stage costs of a run: RUN/costs.jsonl, one line per command.
 
-Times differ from run to run, tables must not: so this file is not among what the same input gives the same
-bytes of, and no stage reads it. A stage that was stopped, or done in parts, has a line for each call; those
-up to the one that finished it are added up. What a kill -9 ends has none, and what other machines did for a
-stage is not seen from here.
+Times differ from run to run, so they are kept out of the tables, and no stage reads this file. A stage that
+was stopped, or done in parts, has one line per call; `read_costs` adds up the lines up to the call that
+finished the stage. A process killed by kill -9 writes no line; work done on other machines is not measured.
 """
 
 import json
@@ -20,7 +19,7 @@ import pyarrow.parquet as pq
 from vidcurate.errors import StorageError, TableError
 
 COSTS = "costs.jsonl"
-# What each command leaves in the run folder once it is done.
+# The file that each command writes last.
 MADE = {
     "ingest": "ingest.parquet",
     "probe": "probe.parquet",
@@ -50,10 +49,9 @@ def _state(path: Path) -> tuple[int, int] | None:
 
 @contextmanager
 def measured(run: Path, command: str) -> Iterator[None]:
-    """Add a line to RUN/costs.jsonl with the time that the block took, s by the clock and s of CPU.
+    """Add a line to RUN/costs.jsonl with the wall time and CPU time of the block, s.
 
-    Nothing is written for a command that is not in MADE, nor for one that found its work done. Raises
-    StorageError.
+    Commands that are not in MADE, or that were up to date, get no line. Raises StorageError.
     """
     made = None if command not in MADE else run / MADE[command]
     before = None if made is None else _state(made)
@@ -80,7 +78,7 @@ def _append(path: Path, line: str) -> None:
     try:
         handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            os.write(handle, line.encode())  # one write: parts that run at once leave whole lines
+            os.write(handle, line.encode())  # one write call: lines of concurrent parts do not mix
         finally:
             os.close(handle)
     except OSError as error:
@@ -88,9 +86,9 @@ def _append(path: Path, line: str) -> None:
 
 
 def read_costs(run: Path) -> list[dict[str, Any]]:
-    """Return what each command cost that is known and whose result is there, in the order of the road.
+    """Return the cost of each finished command, in pipeline order.
 
-    Each: command, calls, rows (of the run), seconds, cpu_seconds, cpu_hours_per_million_clips. Raises
+    Each has command, calls, rows (of the run), seconds, cpu_seconds, cpu_hours_per_million_clips. Raises
     TableError for a damaged file.
     """
     try:
@@ -108,7 +106,9 @@ def read_costs(run: Path) -> list[dict[str, Any]]:
             )
             is_done = bool(reported["is_done"])
         except (ValueError, KeyError, TypeError) as error:
-            raise TableError(f"{run / COSTS}: line {number} cannot be read ({error}). Remove it.") from error
+            raise TableError(
+                f"{run / COSTS}: line {number} cannot be read ({error}). Remove the line."
+            ) from error
         open_calls.setdefault(command, []).append(call)
         if is_done:
             done[command] = open_calls.pop(command)

@@ -1,16 +1,16 @@
-"""The ledger of a run: why each rejected clip was rejected, in words that can be judged again.
+"""Rejection ledger of a run: every rule that a clip fails, in replayable form.
 
-`RUN/ledger.parquet` has a row for every rule that a clip fails: clip_id, order (the rule's), stage, rule,
-measure (what was looked at), value, threshold, is_verdict (true in one row of each rejected clip: the first
-rule that it fails), settings (digest of the stage's settings) and version. A value and a threshold are
-written so that the verdict follows from them alone: no video and no other table is needed to replay it.
+`RUN/ledger.parquet` has one row per clip and failed rule: clip_id, order (the rule's), stage, rule, measure
+(the measured quantity), value, threshold, is_verdict (true for the first rule that the clip fails), settings
+(digest of the stage's settings) and version. The verdict follows from value and threshold alone: a replay
+needs no video and no other table.
 
-    threshold                   a value is rejected when
-    >= a, <= b, >= a and <= b   it lies outside
-    one of ["en"], none of […]  it is not, or is, among the words
-    ok or truncated             the rule (the status) is none of these
-    any other words             the value is not these words
-    every one of them           the value is `unknown`
+    threshold                   a clip is rejected when its value
+    >= a, <= b, >= a and <= b   is outside the range
+    one of ["en"], none of […]  is not, or is, in the list
+    ok or truncated             (the rule names a status) is none of these
+    any other text              differs from this text
+    any of them                 is `unknown`
 """
 
 import hashlib
@@ -39,7 +39,7 @@ def digest_of(settings: str) -> str:
 
 
 def signed(entries: pl.DataFrame, settings: str) -> pl.DataFrame:
-    """Return entries (clip_id, order, stage, rule, measure, value, threshold, is_verdict) as ledger rows."""
+    """Add settings digest and version to entries (clip_id, order, stage, rule, measure, value, …)."""
     return entries.with_columns(
         pl.lit(digest_of(settings)).alias("settings"), pl.lit(__version__).alias("version")
     )
@@ -48,7 +48,7 @@ def signed(entries: pl.DataFrame, settings: str) -> pl.DataFrame:
 def replay_ledger(entries: pl.DataFrame) -> pl.Series:
     """Return, for each entry of a ledger, whether its value fails its threshold (Boolean).
 
-    Needs the columns rule, value and threshold. True in every row of a ledger that tells the truth.
+    Needs the columns rule, value and threshold. Every row of a correct ledger gives true.
     """
     threshold, value = pl.col("threshold"), pl.col("value")
     number = value.cast(pl.Float64, strict=False)
@@ -113,7 +113,10 @@ def rejected(run: Path) -> pl.LazyFrame:
 
 
 def overview(run: Path) -> dict[str, Any]:
-    """Return how many clips each rule rejected, and how many fail it, as plain values. Raises StageError."""
+    """Count, per rule, the clips that it rejected and those that fail it, as plain values.
+
+    Raises StageError.
+    """
     entries = read_ledger(run)
     rules = (
         entries.group_by("stage", "rule", "measure")
@@ -139,10 +142,10 @@ def overview(run: Path) -> dict[str, Any]:
 
 
 def check_ledger(run: Path) -> dict[str, int]:
-    """Replay every entry of the ledger and compare it with the table; return what was counted.
+    """Replay every entry of the ledger, compare the verdicts with the table, and return counts.
 
-    Raises TableError when an entry does not follow from its value and threshold, when a rejected clip has
-    none or more than one verdict, or when a kept clip has one. StageError.
+    Raises TableError when an entry does not follow from its value and threshold, when a rejected clip does
+    not have exactly one verdict, or when a kept clip has one; StageError.
     """
     entries = read_ledger(run).collect()
     newest = table.newest_stage(run)
@@ -161,7 +164,7 @@ def check_ledger(run: Path) -> dict[str, int]:
     ):
         odd = sorted({*reported} ^ {*rejected_ids} or set(reported.filter(reported.is_duplicated())))
         raise TableError(
-            f"{run / LEDGER}: its verdicts are not those of {newest}.parquet, first at {odd[0]}. "
+            f"{run / LEDGER}: verdicts differ from {newest}.parquet, first at {odd[0]}. "
             f"Run `vidcurate {table.command_of(newest)} {run}` again."
         )
     return {"rows_in": len(checked), "rows_rejected": len(reported), "entries_replayed": len(entries)}
@@ -170,7 +173,7 @@ def check_ledger(run: Path) -> dict[str, int]:
 def check_share(count: int, total: int, limit: float | None, *, what: str, key: str, see: str) -> None:
     """Raise FailureLimitError when `count` of `total` is a larger share than `limit` (None: no limit).
 
-    `what` says what happened to them, `key` is the setting, `see` where they are listed.
+    `what` is the verb phrase of the message, `key` the setting, `see` says where the rows are listed.
     """
     if limit is not None and total and count / total > limit:
         raise FailureLimitError(

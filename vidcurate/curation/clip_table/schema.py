@@ -1,7 +1,7 @@
-"""The words of the table: every column with its dtype, unit and meaning, and the making of safe keys.
+"""Table schema: every column with its dtype, unit and meaning; sample keys.
 
-One table runs through all stages, one row per clip. Columns only grow, rows never go. A clip id is a
-string from end to end: `12.10` is not `12.1`.
+All stages share one table with one row per clip. Stages add columns; no stage removes a row. A clip id is
+always a string: `12.10` is not `12.1`.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from vidcurate.errors import ColumnError, InputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One column: `stage` writes it; `unit` is "" where there is none."""
+    """Column of the table: `stage` writes it; `unit` is "" without a unit."""
 
     dtype: pl.DataType
     unit: str
@@ -29,10 +29,10 @@ def _column(stage: str, dtype: type[pl.DataType] | pl.DataType, unit: str, meani
     return Column(dtype=whole, unit=unit, meaning=meaning, stage=stage)
 
 
-# How a score of many frames becomes one of the clip; `first` is the first frame that has it.
+# Aggregates of a per-frame score over a clip; `first` is the first frame with a score.
 AGGREGATES: tuple[str, ...] = ("min", "mean", "median", "max", "first")
 
-# The order of the stages; a stage reads the table of the nearest earlier one that has been run.
+# Stages in order; each reads the table of the nearest earlier stage that has been run.
 STAGES: tuple[str, ...] = ("ingest", "probe", "score", "frames", "models", "dedup", "filter", "split")
 
 COLUMNS: dict[str, Column] = {
@@ -73,7 +73,7 @@ COLUMNS: dict[str, Column] = {
         "ingest", pl.Float64, "", "training suitability that came with the metadata"
     ),
     "camera_motion": _column("ingest", pl.String, "", "camera motion that came with the metadata"),
-    "desirable_filtering": _column("ingest", pl.String, "", "Panda-70M's word on whether a clip is worth it"),
+    "desirable_filtering": _column("ingest", pl.String, "", "Panda-70M's label of a clip's suitability"),
     # ── best known: from the metadata at ingest, from the file once it is probed ────────────────────
     "width": _column("ingest", pl.Int32, "px", "display width, after rotation; the best known so far"),
     "height": _column("ingest", pl.Int32, "px", "display height, after rotation; the best known so far"),
@@ -85,7 +85,7 @@ COLUMNS: dict[str, Column] = {
         "ingest",
         pl.String,
         "",
-        "why the row cannot go on: empty_caption, duplicate_id, missing_file, extra_file, "
+        "why later stages skip the row: empty_caption, duplicate_id, missing_file, extra_file, "
         "path_outside_root, bad_value; else null",
     ),
     # ── probe: what the file says, without decoding ─────────────────────────────────────────────────
@@ -93,17 +93,17 @@ COLUMNS: dict[str, Column] = {
         "probe",
         pl.String,
         "",
-        "ok, or what is wrong. Nothing can be said: missing, empty, unreadable, no_video_stream, timeout, "
-        "crashed, io_error, not_probed. Found and rejecting: truncated, no_frames, damaged_container, "
+        "ok, or what is wrong. Not checked: missing, empty, unreadable, no_video_stream, timeout, "
+        "crashed, io_error, not_probed. Rejecting findings: truncated, no_frames, damaged_container, "
         "damaged_packets, damaged_frames, missing_frames, frame_count_mismatch, duration_mismatch, "
         "decoder_complaints, or another finding that the recipe rejects",
     ),
-    "probe_problem": _column("probe", pl.String, "", "the problem in words; null when probe_status is ok"),
+    "probe_problem": _column("probe", pl.String, "", "the problem as text; null when probe_status is ok"),
     "integrity_level": _column(
         "probe", pl.String, "", "how far the file was examined: header, index, keyframes or full"
     ),
     "probe_findings": _column(
-        "probe", pl.String, "", "names of all findings, also of those that only note; null when there is none"
+        "probe", pl.String, "", "names of all findings, also of those that do not reject; null without one"
     ),
     "container": _column("probe", pl.String, "", "container format, FFmpeg's short name"),
     "codec": _column("probe", pl.String, "", "video codec"),
@@ -127,27 +127,28 @@ COLUMNS: dict[str, Column] = {
     "num_frames_from_decode": _column("probe", pl.Int64, "frames", "frames that decode, at the level full"),
     "duration_seconds_from_decode": _column("probe", pl.Float64, "s", "span of the decoded frames"),
     "num_damaged_packets": _column(
-        "probe", pl.Int64, "packets", "video packets that hold what no encoder writes; from keyframes on"
+        "probe",
+        pl.Int64,
+        "packets",
+        "video packets with bytes that no encoder writes; from level keyframes on",
     ),
     "num_corrupt_frames": _column(
-        "probe", pl.Int64, "frames", "frames that are marked as damaged or do not decode; from keyframes on"
+        "probe", pl.Int64, "frames", "frames marked as damaged or not decodable; from level keyframes on"
     ),
     "num_corrupt_audio_packets": _column(
-        "probe", pl.Int64, "packets", "packets of sound that do not decode, at the level full"
+        "probe", pl.Int64, "packets", "audio packets that do not decode, at the level full"
     ),
     "num_timestamp_gaps": _column(
-        "probe", pl.Int64, "frames", "frames missing between evenly spaced ones; null where they are not even"
+        "probe", pl.Int64, "frames", "frames missing between evenly spaced frames; null for uneven spacing"
     ),
     "file_sha256": _column(
-        "probe", pl.String, "", "SHA-256 of the file as hex; from keyframes on, or where something is wrong"
+        "probe", pl.String, "", "SHA-256 of the file as hex; from level keyframes on, or with a finding"
     ),
     "is_variable_fps": _column("probe", pl.Boolean, "", "packet durations differ by more than half a frame"),
     "bit_rate": _column("probe", pl.Int64, "bits/s", "bit rate of the whole file"),
     "has_audio": _column("probe", pl.Boolean, "", "the file has an audio stream"),
     "audio_codec": _column("probe", pl.String, "", "codec of the first audio stream"),
-    "missing_bytes": _column(
-        "probe", pl.Int64, "B", "bytes that the index promises behind the end of the file"
-    ),
+    "missing_bytes": _column("probe", pl.Int64, "B", "bytes that the index lists beyond the end of the file"),
     # ── score ───────────────────────────────────────────────────────────────────────────────────────
     "noun_count": _column("score", pl.Int32, "nouns", "NOUN and PROPN tokens of the caption: the difficulty"),
     "noun_engine": _column("score", pl.String, "", "engine, model and version that counted; one per table"),
@@ -163,10 +164,10 @@ COLUMNS: dict[str, Column] = {
         "score",
         pl.Int32,
         "tokens",
-        "tokens of the caption by the T5 tokenizer, its end mark among them; there when one is given",
+        "T5 tokens of the caption with the end token; only with t5_tokenizer set",
     ),
     "caption_language": _column(
-        "score", pl.String, "", "likeliest language of the caption, ISO 639-1; there when asked for"
+        "score", pl.String, "", "likeliest language of the caption, ISO 639-1; only with language set"
     ),
     "caption_language_confidence": _column(
         "score", pl.Float64, "share", "probability of caption_language among the known languages"
@@ -175,15 +176,15 @@ COLUMNS: dict[str, Column] = {
         "score",
         pl.String,
         "",
-        "what the caption begins with that says nothing of the clip, such as The video shows; null without",
+        "opening of the caption that does not describe the clip, such as The video shows; null without",
     ),
     "caption_repeats": _column(
         "score",
         pl.Int32,
         "rows",
-        "rows of the table with this caption, whatever its case and punctuation; 1 when it is the only one",
+        "rows of the table with this caption, ignoring case and punctuation; 1 for a unique caption",
     ),
-    # ── frames: what one decode of the pictures says; null where nothing was decoded ────────────────
+    # ── frames: scores from one decode of the frames; null where nothing was decoded ────────────────
     "frames_status": _column(
         "frames",
         pl.String,
@@ -192,7 +193,7 @@ COLUMNS: dict[str, Column] = {
         "unreadable, no_video_stream, no_frames, timeout, crashed",
     ),
     "frames_problem": _column(
-        "frames", pl.String, "", "the problem in words; null when frames_status is ok or not_scored"
+        "frames", pl.String, "", "the problem as text; null when frames_status is ok or not_scored"
     ),
     "num_frames_decoded": _column("frames", pl.Int32, "frames", "frames of the clip that decoded"),
     "num_frames_damaged": _column(
@@ -203,8 +204,8 @@ COLUMNS: dict[str, Column] = {
             "frames",
             pl.Float64,
             "px/frame",
-            f"{aggregate} over the frames of how far the picture moves from one frame to the next, "
-            "averaged over the picture, where its shorter side is 144 px",
+            f"{aggregate} over the frames of the mean optical flow to the next frame, "
+            "scaled to a shorter side of 144 px",
         )
         for aggregate in AGGREGATES
     },
@@ -213,8 +214,8 @@ COLUMNS: dict[str, Column] = {
             "frames",
             pl.Float64,
             "1/px",
-            f"{aggregate} over the frames of 1 / blur, where blur is the sigma of the Gaussian that would "
-            "blur a sharp edge as much as the picture's strongest edges are, in px as displayed; null "
+            f"{aggregate} over the frames of 1 / blur, where blur is the sigma, in px as displayed, of the "
+            "Gaussian that would blur a sharp edge as much as the frame's strongest edges; null "
             "without an edge",
         )
         for aggregate in AGGREGATES
@@ -232,18 +233,18 @@ COLUMNS: dict[str, Column] = {
         "frames",
         pl.Float64,
         "luma 0-255",
-        "mean over the frames of how far the brightness lies above, or below, both neighbours'",
+        "mean over the frames of how far the brightness is above, or below, that of both neighbours",
     ),
     "black_share": _column("frames", pl.Float64, "share", "black frames over all frames"),
-    "black_head_seconds": _column("frames", pl.Float64, "s", "length of the black that the clip begins with"),
-    "black_tail_seconds": _column("frames", pl.Float64, "s", "length of the black that the clip ends with"),
+    "black_head_seconds": _column("frames", pl.Float64, "s", "length of the black part at the start"),
+    "black_tail_seconds": _column("frames", pl.Float64, "s", "length of the black part at the end"),
     "frozen_share": _column(
         "frames",
         pl.Float64,
         "share",
-        "frames that show what the frame before them shows, over all but the first",
+        "frames that repeat the previous frame, over all frames but the first",
     ),
-    "frozen_longest_seconds": _column("frames", pl.Float64, "s", "the longest time in which nothing changes"),
+    "frozen_longest_seconds": _column("frames", pl.Float64, "s", "longest time without a change"),
     **{
         f"letterbox_{side}_px": _column(
             "frames", pl.Int32, "px", f"rows or columns at the {side}, as displayed, that are a black bar"
@@ -255,31 +256,31 @@ COLUMNS: dict[str, Column] = {
         "frames",
         pl.List(pl.Float64),
         "s",
-        "when each cut is: the time of the first frame behind it, from the clip's start",
+        "time of the first frame after each cut, from the clip's start",
     ),
     "perceptual_hashes": _column(
         "frames",
         pl.List(pl.UInt64),
         "",
         "64-bit DCT hash of the upright frame without its bars at 10, 30, 50, 70 and 90 % of the clip; 0 "
-        "where the frame is flat and cannot be compared",
+        "for a flat frame, which is not compared",
     ),
     "perceptual_thumbnail": _column(
         "frames",
         pl.List(pl.UInt8),
         "0-255",
-        "the upright picture in the middle of the clip without its bars: 8 x 8 cells of R, G, B, row by row",
+        "the upright middle frame of the clip without its bars: 8 x 8 cells of R, G, B, row by row",
     ),
     "packet_hash": _column(
         "frames",
         pl.String,
         "",
-        "hash of the clip's coded pictures without their container: equal for a file and its remux",
+        "hash of the clip's coded frames without their container: equal for a file and its remux",
     ),
     "is_audio_silent": _column(
         "frames", pl.Boolean, "", "the sound never rises above -60 dBFS; null without sound"
     ),
-    # ── models: scores by neural networks; null where a model was not asked for or nothing was decoded ──
+    # ── models: scores by neural networks; null without the model or a decoded frame ────────────────
     **{
         f"clip_aesthetic_{aggregate}": _column(
             "models",
@@ -294,7 +295,7 @@ COLUMNS: dict[str, Column] = {
             "models",
             pl.Float64,
             "cosine x 100",
-            f"{aggregate} over the frames of the match of picture and caption by CLIP",
+            f"{aggregate} over the frames of the CLIP similarity of frame and caption",
         )
         for aggregate in AGGREGATES
     },
@@ -312,7 +313,7 @@ COLUMNS: dict[str, Column] = {
             "models",
             pl.Float64,
             "share",
-            f"{aggregate} over the frames of the share of the picture that is written text",
+            f"{aggregate} over the frames of the share of the frame that is written text",
         )
         for aggregate in AGGREGATES
     },
@@ -320,42 +321,44 @@ COLUMNS: dict[str, Column] = {
         "models",
         pl.String,
         "",
-        "ok, or why there are no scores: not_scored (an earlier stage found it broken), or the decoder's "
-        "word as in frames_status",
+        "ok, or why there are no scores: not_scored (an earlier stage found it broken), or a decoder "
+        "status as in frames_status",
     ),
     "models_problem": _column(
-        "models", pl.String, "", "the problem in words; null when models_status is ok or not_scored"
+        "models", pl.String, "", "the problem as text; null when models_status is ok or not_scored"
     ),
     "models_used": _column(
         "models", pl.String, "", "the models that scored, each with a digest of its weights; one per table"
     ),
-    # ── dedup: which clips are the same; null for a clip without a twin ─────────────────────────────
+    # ── dedup: duplicate clips; null for a clip without a duplicate ─────────────────────────────────
     "duplicate_cluster": _column(
-        "dedup", pl.String, "", "the cluster of twins: the smallest clip_id in it; null without a twin"
+        "dedup", pl.String, "", "cluster of duplicates, named by its smallest clip_id; null without one"
     ),
     "duplicate_rank": _column(
-        "dedup", pl.Int32, "", "place in the cluster by preference; 1 is the one to keep"
+        "dedup", pl.Int32, "", "rank in the cluster by preference; 1 is the clip to keep"
     ),
-    "duplicate_of": _column("dedup", pl.String, "", "clip_id of the twin to keep; null for that one itself"),
+    "duplicate_of": _column(
+        "dedup", pl.String, "", "clip_id of the duplicate to keep; null for that clip itself"
+    ),
     "duplicate_kind": _column(
         "dedup",
         pl.String,
         "",
-        "what makes it a twin of duplicate_of: exact (the same bytes), packets (the same coded pictures), "
+        "how it duplicates duplicate_of: exact (the same bytes), packets (the same coded frames), "
         "perceptual, caption or semantic",
     ),
     "duplicate_distance": _column(
         "dedup",
         pl.Float64,
         "",
-        "how far it is from its twin: 0 for exact and packets, bits of 63 for perceptual, 1 - Jaccard for "
+        "distance to duplicate_of: 0 for exact and packets, bits of 63 for perceptual, 1 - Jaccard for "
         "caption, 1 - cosine for semantic",
     ),
     "duplicate_orientation": _column(
-        "dedup", pl.String, "", "for a perceptual twin: same, or how duplicate_of is turned to match"
+        "dedup", pl.String, "", "for a perceptual duplicate: same, or how duplicate_of is turned to match"
     ),
     "duplicate_kept_because": _column(
-        "dedup", pl.String, "", "in what duplicate_of is preferred, with both values"
+        "dedup", pl.String, "", "column by which duplicate_of is preferred, with both values"
     ),
     # ── filter: the verdict ─────────────────────────────────────────────────────────────────────────
     "is_kept": _column("filter", pl.Boolean, "", "no rule rejected the clip"),
@@ -373,7 +376,7 @@ COLUMNS: dict[str, Column] = {
 }
 
 
-# Columns of earlier stages that a stage states anew.
+# Columns of earlier stages that a stage overwrites.
 RESTATED: dict[str, tuple[str, ...]] = {
     "probe": ("width", "height", "fps", "num_frames", "duration_seconds", "file_size_bytes"),
     "split": ("is_kept", "reject_stage", "reject_rule", "reject_value", "reject_threshold"),
@@ -381,7 +384,7 @@ RESTATED: dict[str, tuple[str, ...]] = {
 
 
 def written_by(stage: str) -> set[str]:
-    """Return the columns that the stage's own file holds: what it adds, what it restates, and the clip id."""
+    """Return the columns in the stage's own file: those it adds or overwrites, and the clip id."""
     own = {name for name, column in COLUMNS.items() if column.stage == stage}
     return {"clip_id", *own, *RESTATED.get(stage, ())}
 
@@ -398,15 +401,15 @@ def require(columns: Iterable[str], names: Iterable[str], where: str, hint: str 
 
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
-MAX_KEY_BYTES = 80  # with an extension it stays under the 99 bytes that every tar reader takes
+MAX_KEY_BYTES = 80  # with an extension below the 99 bytes that every tar reader accepts
 
 
 def sample_key(clip_id: str) -> str:
-    """Return `clip_id` as a key that any WebDataset reader takes whole: ASCII letters, digits, _ and -.
+    """Return `clip_id` as a WebDataset key that any reader accepts: ASCII letters, digits, _ and -.
 
-    An id that is safe already is its own key. Otherwise unsafe runs become `_` and eight hex digits of the
-    id's SHA-256 follow, so that `12.1` and `12.10` stay apart. Dots split keys in webdataset (issues 237,
-    288) and datasets (PR 6888).
+    A safe id is its own key. Otherwise unsafe runs become `_` and eight hex digits of the id's SHA-256
+    follow, so that `12.1` and `12.10` differ. Dots split keys in webdataset (issues 237, 288) and datasets
+    (PR 6888).
     """
     if clip_id and len(clip_id) <= MAX_KEY_BYTES and clip_id[0] not in "_-" and not _UNSAFE.search(clip_id):
         return clip_id

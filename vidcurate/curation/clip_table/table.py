@@ -1,10 +1,10 @@
-"""The table of a run: a Parquet file for each stage, whole or absent, that says where it comes from.
+"""Stage tables of a run: one Parquet file per stage, with its provenance.
 
-`RUN/ingest.parquet` holds every row; each later file holds the same rows in the same order, the clip id and
-only the columns that its stage wrote, so that a verdict costs no copy of a million captions. `scan` joins
-them. `RUN/<stage>.parquet` carries in its Parquet metadata (key `vidcurate`) the stage, the version of this
-package, the stage's settings and the digest of what it read. When all of that is unchanged the stage is
-up to date; when the table that it read has changed since, later stages refuse to go on from it.
+`RUN/ingest.parquet` has every row; each later file has the same rows in the same order, the clip id and only
+the columns that its stage wrote, so that a filter does not copy a million captions. `scan` joins them. Files
+are written whole or not at all. The Parquet metadata (key `vidcurate`) of `RUN/<stage>.parquet` has the
+stage, the package version, the stage's settings and the digests of its inputs. When all of these are
+unchanged, the stage is up to date; when its input table has changed since, later stages refuse to read it.
 """
 
 import hashlib
@@ -30,9 +30,9 @@ _ROWS_PER_SLICE = 8192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """Where a table comes from. `settings` is the stage's specification as plain JSON values.
+    """Provenance of a table. `settings` is the stage's specification as plain JSON values.
 
-    `inputs` maps a name (an earlier stage, a file) to the digest of what was read under it.
+    `inputs` maps a name (an earlier stage, a file) to the digest of the data read.
     """
 
     stage: str
@@ -50,7 +50,7 @@ class Provenance:
 def digest(path: Path) -> str:
     """Return the SHA-256 of the file, as hex. Raises StorageError.
 
-    A file that this process has read before and that has not been touched since is not read again.
+    Digests of unchanged files are cached in this process.
     """
     try:
         facts = path.stat()
@@ -70,7 +70,7 @@ def stage_path(run: Path, stage: str) -> Path:
 
 
 def provenance(path: Path) -> Provenance:
-    """Return what the table at `path` says of itself. Raises TableError for a file that is none of ours."""
+    """Read the provenance of the table at `path`. Raises TableError for a file not written by vidcurate."""
     try:
         metadata = pq.read_metadata(path).metadata or {}
         fields = json.loads(metadata[_METADATA_KEY.encode()])
@@ -89,12 +89,12 @@ def previous_stage(run: Path, stage: str) -> str:
     Raises StageError when there is none, or when that table was made from one that has changed since.
     """
     if not run.is_dir():
-        raise StageError(f"{run}: no such run folder. Begin with `vidcurate ingest`.")
+        raise StageError(f"{run}: no such run folder. Run `vidcurate ingest` first.")
     for name in reversed(STAGES[: STAGES.index(stage)]):
         if stage_path(run, name).exists():
             _check_fresh(run, name)
             return name
-    raise StageError(f"{run}: no table that {stage} could read. Begin with `vidcurate ingest`.")
+    raise StageError(f"{run}: no table that {stage} could read. Run `vidcurate ingest` first.")
 
 
 def newest_stage(run: Path) -> str:
@@ -103,7 +103,7 @@ def newest_stage(run: Path) -> str:
         if stage_path(run, name).exists():
             _check_fresh(run, name)
             return name
-    raise StageError(f"{run}: no table of any stage. Begin with `vidcurate ingest`.")
+    raise StageError(f"{run}: no table of any stage. Run `vidcurate ingest` first.")
 
 
 def _check_fresh(run: Path, stage: str) -> None:
@@ -111,9 +111,7 @@ def _check_fresh(run: Path, stage: str) -> None:
         if name in STAGES:
             path = stage_path(run, name)
             if not path.exists():
-                raise StageError(
-                    f"{path}: {stage}.parquet was made from it and it is gone. Run {name} again."
-                )
+                raise StageError(f"{path}: missing; {stage}.parquet was made from it. Run {name} again.")
             if digest(path) != value:
                 raise StageError(
                     f"{stage_path(run, stage)}: made from an older {name}.parquet. "
@@ -129,7 +127,7 @@ def command_of(stage: str) -> str:
 
 
 def is_up_to_date(path: Path, wanted: Provenance) -> bool:
-    """Say whether `path` is a readable table made with exactly `wanted`."""
+    """Return whether `path` is a readable table with the provenance `wanted`."""
     if not path.exists():
         return False
     try:
@@ -139,7 +137,7 @@ def is_up_to_date(path: Path, wanted: Provenance) -> bool:
 
 
 def scan(run: Path, stage: str) -> pl.LazyFrame:
-    """Return the table as it stands after `stage`, lazily: its columns beside those of the stages before it.
+    """Return the table after `stage`, lazily: its columns joined to those of the stages before it.
 
     Raises StageError when the stage has not been run, TableError for a damaged file.
     """
@@ -160,10 +158,10 @@ def scan(run: Path, stage: str) -> pl.LazyFrame:
 
 
 def write(frame: pl.LazyFrame | pl.DataFrame, path: Path, origin: Provenance) -> None:
-    """Write `frame` to `path` as a stage's table: streamed, beside the final name, then renamed.
+    """Write `frame` to `path` as a stage's table: streamed to a temporary name, then renamed.
 
-    Of a stage that follows another only its own columns are written. The same frame and origin give the same
-    bytes. Raises StorageError when the disk refuses (the old table, if any, is then untouched).
+    A later stage writes only its own columns. The same frame and origin give the same bytes. Raises
+    StorageError when the write fails (an old table is then untouched).
     """
     lazy = frame.lazy()
     names = lazy.collect_schema().names()
@@ -182,15 +180,15 @@ def write(frame: pl.LazyFrame | pl.DataFrame, path: Path, origin: Provenance) ->
             lazy.sink_parquet(
                 partial,
                 maintain_order=True,
-                row_group_size=16_384,  # 65,536 dense captions a group cost 600 MB more at the peak
+                row_group_size=16_384,  # groups of 65,536 dense captions cost 600 MB more peak memory
                 metadata={_METADATA_KEY: origin.to_json(), "columns": json.dumps(words, sort_keys=True)},
             )
 
 
 def from_rows(rows: Iterable[Mapping[str, Any]], names: Iterable[str]) -> pl.DataFrame:
-    """Return rows as the columns `names` of the table, in their dtypes; what a row does not have is null.
+    """Return rows as the columns `names` of the table, in their dtypes; missing values are null.
 
-    The rows are taken in slices: as Python objects they take ten times the memory.
+    Converts in slices: as Python objects the rows need ten times the memory.
     """
     schema = {name: COLUMNS[name].dtype for name in names}
     left, slices = iter(rows), [pl.DataFrame(schema=schema)]
@@ -212,6 +210,6 @@ def export(frame: pl.LazyFrame, path: Path) -> None:
         ".jsonl": pl.LazyFrame.sink_ndjson,
     }
     if path.suffix not in writers:
-        raise InputError(f"{path}: the suffix {path.suffix!r} is not known; write {', '.join(writers)}.")
+        raise InputError(f"{path}: unknown suffix {path.suffix!r}. Use {', '.join(writers)}.")
     with atomic_file.storage_errors(path), atomic_file.atomic_path(path) as partial:
         writers[path.suffix](frame, partial)

@@ -78,7 +78,7 @@ def _page(values: dict[str, Any]) -> str:
     environment.filters["sign"] = lambda text: text.replace(">=", "≥").replace("<=", "≤")
     environment.filters["measure"] = distributions.measure_as_text
     environment.filters["time"] = _time_as_text
-    return environment.get_template(PAGE).render(values)
+    return environment.get_template(PAGE).render(values, chart_style=Markup(svg.STYLE))
 
 
 def _template(name: str) -> str:

@@ -9,9 +9,9 @@ import polars as pl
 from markupsafe import Markup
 
 from vidcurate.curation.clip_table.schema import AGGREGATES, COLUMNS
-from vidcurate.curation.report import svg
+from vidcurate.curation.report import histogram, svg
+from vidcurate.curation.report.histogram import Bars, Series, Span
 from vidcurate.curation.report.limits import Bound
-from vidcurate.curation.report.svg import Bars, Series, Span
 
 _MOST_INKS = 5
 
@@ -94,7 +94,7 @@ def histograms(checked: pl.LazyFrame, every: Sequence[Bound]) -> list[dict[str, 
                 "title": title,
                 "unit": unit,
                 "in_front": in_front,
-                "svg": svg.histogram(series, title=title, unit=unit, thresholds=thresholds),
+                "svg": histogram.histogram(series, title=title, unit=unit, thresholds=thresholds),
                 "only": only,
                 "words": _as_text(kept, unit),
                 "unknown": frame.height - known.height,
@@ -103,7 +103,7 @@ def histograms(checked: pl.LazyFrame, every: Sequence[Bound]) -> list[dict[str, 
     return drawn
 
 
-def _as_text(values: svg.Values, unit: str) -> str:
+def _as_text(values: histogram.Values, unit: str) -> str:
     values = values[np.isfinite(values)]
     if not values.size:
         return "nothing kept"
@@ -145,7 +145,7 @@ def levels(checked: pl.LazyFrame, reported: dict[str, Any] | None) -> dict[str, 
         **reported,
         "title": title,
         "histogram": _of_difficulty(checked, column, inks, title),
-        "spans": svg.spans(spans, title=f"{title} of each level"),
+        "spans": histogram.spans(spans, title=f"{title} of each level"),
         "shifting": [
             {"title": measure_as_text(name), "svg": _of_counts(name, found, inks)}
             for name, found in counted.items()
@@ -165,7 +165,7 @@ def _of_difficulty(checked: pl.LazyFrame, column: str, inks: dict[int, str], tit
         )
         for level, ink in inks.items()
     ]
-    return svg.histogram(series, title=f"{title} by level")
+    return histogram.histogram(series, title=f"{title} by level")
 
 
 def _of_counts(name: str, found: dict[str, Any], inks: dict[int, str]) -> Markup:
@@ -174,8 +174,10 @@ def _of_counts(name: str, found: dict[str, Any], inks: dict[int, str]) -> Markup
     is_whole = bool((edges == np.round(edges)).all() and (np.diff(edges) == 1).all())
     bars = Bars(edges=edges - 0.5 if is_whole else edges, counts=counts, is_whole=is_whole, num_beyond=0)
     middles = [row[len(row) // 2] if row else float("nan") for row in found["quantiles"]]
-    words = ", ".join(
+    medians = ", ".join(
         f"level {level}: median {svg.shown(middle)}" for level, middle in zip(inks, middles, strict=True)
     )
     names = [(f"in level {level}", ink) for level, ink in inks.items()]
-    return svg.drawn(bars, names, words=f"{measure_as_text(name)} by level: {words}")
+    return histogram.counted_histogram(
+        bars, names, description=f"{measure_as_text(name)} by level: {medians}"
+    )

@@ -1,50 +1,41 @@
-"""Small charts as inline SVG: they need no script, follow the page's colours and say in words what they show.
+"""SVG charts: number format, axes and colours that all report pages share.
 
-A figure's classes are coloured by report.html; `keep`, `drop` and `level-N` are its inks.
+Charts are inline SVG without scripts; each has a text description for screen readers. This module is light
+(standard library only): the training reports import it too.
 """
 
+import html
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
-import numpy as np
-from markupsafe import Markup, escape
-from numpy.typing import NDArray
+Scale = Callable[[float], float]  # a value's position in the figure, px
 
-Values = NDArray[np.float64]
-
-WIDTH, HEIGHT = 440, 190
-_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 10, 26, 30
-_MOST_BARS = 32
-_TAIL, _LONG = 0.95, 3.0  # beyond this quantile, a tail longer than this many times all before it
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
-    """One part of every bar, from the bottom up. `ink` is a class of the page."""
-
-    name: str
-    ink: str
-    values: Values
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bars:
-    """Counts per bar: `edges` has one more entry than `counts` has columns; `counts` is [series, bar]."""
-
-    edges: Values
-    counts: NDArray[np.int64]
-    is_whole: bool
-    num_beyond: int
+# Page colours, light and dark, and what every chart has.
+STYLE = """
+:root { --paper: #fcfcfa; --card: #ffffff; --well: #f1f1ec; --ink: #1f2328; --soft: #656b73;
+  --line: #dfdfd8; }
+@media (prefers-color-scheme: dark) { :root { --paper: #16181b; --card: #1d2024; --well: #24282d;
+  --ink: #e6e8ea; --soft: #9ba2aa; --line: #33383e; } }
+svg text { fill: var(--soft); font: 11px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif;
+  font-variant-numeric: tabular-nums; }
+svg .grid { stroke: var(--line); } svg .axis { stroke: var(--soft); }
+"""
 
 
 def shown(value: float) -> str:
-    """Return a number as a reader wants it: thousands parted, no digits that say nothing."""
+    """Format a number for readers: thousands separators, at most three significant decimals."""
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else "–"
     if abs(value) >= 100 or value == round(value):
         return f"{value:,.0f}"
     return f"{value:.3g}"
+
+
+def short(value: float) -> str:
+    """Format a number as `shown`, from ten million on with an exponent: 1.25e7."""
+    if math.isfinite(value) and abs(value) >= 1e7:
+        return f"{value:.3g}".replace("e+0", "e").replace("e+", "e")
+    return shown(value)
 
 
 def nice_step(rough: float) -> float:
@@ -54,217 +45,32 @@ def nice_step(rough: float) -> float:
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
-    """Return round values within [low, high], about `count` of them."""
+    """Return about `count` round values within [low, high]."""
     if not high > low:
         return [low]
     step = nice_step((high - low) / count)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [round(step * number, 12) for number in range(first, last + 1)]
+    return [float(f"{step * number:.12g}") for number in range(first, last + 1)]
 
 
-def bars(series: Sequence[Series], thresholds: Sequence[float] = ()) -> Bars:
-    """Count the series' finite values into bars with round edges.
-
-    Few whole numbers get a bar each. A long tail (see _TAIL) is counted in the last bar, unless a threshold
-    lies there.
-    """
-    parts = [part.values[np.isfinite(part.values)] for part in series]
-    every = np.concatenate(parts)
-    if every.size == 0:
-        return Bars(
-            edges=np.array([0.0, 1.0]),
-            counts=np.zeros((len(parts), 1), dtype=np.int64),
-            is_whole=False,
-            num_beyond=0,
-        )
-    low, high = float(every.min()), float(every.max())
-    tail = max(float(np.quantile(every, _TAIL, method="lower")), *thresholds, low)
-    num_beyond = 0
-    if high - low > _LONG * (tail - low) > 0:
-        high = tail
-    is_whole = bool((every == np.round(every)).all())
-    if is_whole and high - low < _MOST_BARS:
-        edges = np.arange(math.floor(low), math.floor(high) + 2, dtype=np.float64) - 0.5
-    else:
-        step = nice_step(max(high - low, abs(high) * 1e-6, 1e-9) / (_MOST_BARS - 4))
-        if is_whole:
-            step = max(step, 1.0)
-        first = math.floor(low / step + 1e-9)
-        last = max(math.ceil(high / step - 1e-9), first + 1)
-        if last * step <= high:  # a value on the edge opens a bar of its own
-            last += 1
-        edges = np.arange(first, last + 1, dtype=np.float64) * step
-        is_whole = False
-    num_beyond = int((every > edges[-1]).sum())
-    inside = [np.clip(part, edges[0], np.nextafter(edges[-1], -np.inf)) for part in parts]
-    counts = np.stack([np.histogram(part, bins=edges)[0] for part in inside]).astype(np.int64)
-    return Bars(edges=edges, counts=counts, is_whole=is_whole, num_beyond=num_beyond)
+def scale(low: float, high: float, start: float, end: float) -> Scale:
+    """Return the linear map from [low, high] to [start, end]; values outside are clamped."""
+    return lambda value: start + (min(max(value, low), high) - low) / (high - low) * (end - start)
 
 
-def _bar_name(found: Bars, bar: int, unit: str) -> str:
-    low, high = float(found.edges[bar]), float(found.edges[bar + 1])
-    ending = f" {unit}" if unit else ""
-    if found.is_whole:
-        return f"{shown(low + 0.5)}{ending}"
-    if bar == len(found.edges) - 2 and found.num_beyond:
-        return f"{shown(low)}{ending} and more"
-    return f"{shown(low)} to {shown(high)}{ending}"
+def opening(width: int, height: int, description: str) -> str:
+    """Return the start tag of a chart; `description` is its text for screen readers."""
+    return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{html.escape(description)}">'
 
 
-def histogram(
-    series: Sequence[Series], *, title: str, unit: str = "", thresholds: Sequence[tuple[str, float]] = ()
-) -> Markup:
-    """Return a stacked histogram of the series as SVG, with the thresholds drawn in.
-
-    `thresholds` are (word, value), such as ("min", 2.0).
-    """
-    found = bars(series, [value for _, value in thresholds])
-    parts = [(part.name, part.ink) for part in series]
-    return drawn(
-        found, parts, words=_described(title, series, unit, thresholds), unit=unit, thresholds=thresholds
-    )
-
-
-def drawn(
-    found: Bars,
-    series: Sequence[tuple[str, str]],
-    *,
-    words: str,
-    unit: str = "",
-    thresholds: Sequence[tuple[str, float]] = (),
-) -> Markup:
-    """Return counted bars as SVG. `series` are (name, ink) of the rows of `found.counts`, `words` say what is
-    shown."""
-    low, high = float(found.edges[0]), float(found.edges[-1])
-    # A threshold beyond every clip is drawn at its place when that is near, else at the margin.
-    reach = high - low
-    low = min([low, *(value for _, value in thresholds if low - 0.25 * reach <= value < low)])
-    high = max([high, *(value for _, value in thresholds if high < value <= high + 0.25 * reach)])
-    most = max(int(found.counts.sum(axis=0).max()), 1)
-    marks = [mark for mark in ticks(0, most, 3) if mark == round(mark)]
-
-    def across(value: float) -> float:
-        return _LEFT + (min(max(value, low), high) - low) / (high - low) * (WIDTH - _LEFT - _RIGHT)
-
-    def up(count: float) -> float:
-        return HEIGHT - _BOTTOM - count / most * (HEIGHT - _TOP - _BOTTOM)
-
-    parts = [_open(WIDTH, HEIGHT, words)]
-    for mark in marks:
-        parts.append(
-            f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{up(mark):.1f}" y2="{up(mark):.1f}"/>'
-            f'<text x="{_LEFT - 6}" y="{up(mark) + 4:.1f}" text-anchor="end">{mark:,.0f}</text>'
-        )
-    for bar in range(found.counts.shape[1]):
-        below = 0
-        left, right = across(float(found.edges[bar])), across(float(found.edges[bar + 1]))
-        inner = max(right - left - 1, 0.5)
-        for (name, ink), count in zip(series, found.counts[:, bar], strict=True):
-            if count:
-                top = up(below + int(count))
-                parts.append(
-                    f'<rect class="{ink}" x="{left + 0.5:.1f}" width="{inner:.1f}" y="{top:.1f}"'
-                    f' height="{max(up(below) - top, 0.8):.1f}"><title>{escape(_bar_name(found, bar, unit))}:'
-                    f" {int(count):,} {escape(name)}</title></rect>"
-                )
-                below += int(count)
-    bottom = HEIGHT - _BOTTOM
-    parts.append(f'<line class="axis" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{bottom}" y2="{bottom}"/>')
-    if found.num_beyond:
-        parts.append(
-            f'<text x="{WIDTH - _RIGHT}" y="{bottom + 16}" text-anchor="end">'
-            f"{shown(float(found.edges[-2]))} and more</text>"
-        )
-    for mark in _x_marks(found, low, high):
-        x = across(mark)
-        anchor = "end" if x > WIDTH - _RIGHT - 16 else "middle"  # nothing is cut off at the right
-        parts.append(f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="{anchor}">{shown(mark)}</text>')
-    parts.extend(_threshold(word, value, across(value), bottom) for word, value in thresholds)
-    parts.append("</svg>")
-    return Markup("".join(parts))
-
-
-def _x_marks(found: Bars, low: float, high: float) -> list[float]:
-    marks = ticks(low, high, 6)
-    if found.num_beyond:  # the end of the axis has words
-        marks = [mark for mark in marks if mark < low + 0.62 * (high - low)]
-    return [mark for mark in marks if mark == round(mark)] if found.is_whole else marks
-
-
-def _threshold(word: str, value: float, x: float, bottom: float) -> str:
-    is_right = x > WIDTH * 0.7
-    anchor, shift = ("end", -4) if is_right else ("start", 4)
+def horizontal_grid(y: float, left: float, right: float, label: str) -> str:
+    """Return a horizontal grid line with its label at the left."""
     return (
-        f'<line class="limit" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP - 14}" y2="{bottom}"/>'
-        f'<text class="limit" x="{x + shift:.1f}" y="{_TOP - 8}" text-anchor="{anchor}">'
-        f"{escape(word)} {shown(value)}</text>"
+        f'<line class="grid" x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'
     )
 
 
-def _described(
-    title: str, series: Sequence[Series], unit: str, thresholds: Sequence[tuple[str, float]]
-) -> str:
-    words = []
-    for part in series:
-        values = part.values[np.isfinite(part.values)]
-        if values.size:
-            words.append(
-                f"{values.size:,} {part.name}, from {shown(float(values.min()))}"
-                f" to {shown(float(values.max()))}, median {shown(float(np.median(values)))}"
-            )
-    limits = "".join(f"; {word} {shown(value)}" for word, value in thresholds)
-    return f"{title}{f' in {unit}' if unit else ''}: {'; '.join(words) or 'no values'}{limits}"
-
-
-def _open(width: int, height: int, words: str) -> str:
-    return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(words)}">'
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
-    """One level on a common axis: its range, its mean and one standard deviation about it."""
-
-    name: str
-    ink: str
-    low: float
-    high: float
-    mean: float
-    spread: float
-
-
-def spans(rows: Sequence[Span], *, title: str, unit: str = "") -> Markup:
-    """Return the spans as SVG, one under another: range as line, spread as band, mean as dot."""
-    left, right, row_height = 70, 16, max(34, 150 // len(rows))  # no lower than a histogram
-    width, height = WIDTH, row_height * len(rows) + 34
-    low, high = min(row.low for row in rows), max(row.high for row in rows)
-    high = high if high > low else low + 1
-
-    def across(value: float) -> float:
-        return left + (min(max(value, low), high) - low) / (high - low) * (width - left - right)
-
-    words = "; ".join(
-        f"{row.name}: {shown(row.low)} to {shown(row.high)}, mean {shown(row.mean)}" for row in rows
-    )
-    parts = [_open(width, height, f"{title}: {words}")]
-    bottom = row_height * len(rows) + 8
-    for mark in ticks(low, high, 6):
-        parts.append(
-            f'<line class="grid" x1="{across(mark):.1f}" x2="{across(mark):.1f}" y1="4" y2="{bottom}"/>'
-            f'<text x="{across(mark):.1f}" y="{bottom + 16}" text-anchor="middle">{shown(mark)}</text>'
-        )
-    for number, row in enumerate(rows):
-        middle = row_height * number + row_height / 2 + 4
-        from_x, to_x = across(row.mean - row.spread), across(row.mean + row.spread)
-        parts.append(
-            f"<g><title>{escape(row.name)}: {shown(row.low)} to {shown(row.high)} {escape(unit)}, mean"
-            f" {shown(row.mean)}, standard deviation {shown(row.spread)}</title>"
-            f'<text class="name" x="{left - 10}" y="{middle + 4:.1f}" text-anchor="end">'
-            f"{escape(row.name)}</text>"
-            f'<line class="range" x1="{across(row.low):.1f}" x2="{across(row.high):.1f}" y1="{middle:.1f}"'
-            f' y2="{middle:.1f}"/>'
-            f'<rect class="{row.ink}" x="{from_x:.1f}" width="{max(to_x - from_x, 2):.1f}"'
-            f' y="{middle - 8:.1f}" height="16" rx="3"/>'
-            f'<circle class="mean" cx="{across(row.mean):.1f}" cy="{middle:.1f}" r="4"/></g>'
-        )
-    parts.append("</svg>")
-    return Markup("".join(parts))
+def x_axis(y: float, left: float, right: float) -> str:
+    """Return the line of the x axis."""
+    return f'<line class="axis" x1="{left}" x2="{right}" y1="{y}" y2="{y}"/>'

@@ -126,7 +126,7 @@ def test_a_ledger_that_was_tampered_with_is_found(tmp_path: Path) -> None:
     with pytest.raises(TableError, match="entries do not follow from their values"):
         rejection_ledger.check_ledger(run)
     table.write(whole.filter(pl.col("clip_id") != "small"), path, origin)
-    with pytest.raises(TableError, match=r"its verdicts are not those of filter.parquet, first at small"):
+    with pytest.raises(TableError, match=r"verdicts differ from filter.parquet, first at small"):
         rejection_ledger.check_ledger(run)
 
 

@@ -62,7 +62,8 @@ def test_the_same_run_gives_the_same_bytes(run: Path, demo: Path) -> None:
 
 def test_the_page_is_for_light_and_dark_and_says_so(run: Path) -> None:
     text = (run / "report.html").read_text(encoding="utf-8")
-    light, dark = re.findall(r":root \{(.*?)\}", text, flags=re.DOTALL)[:2]
+    blocks = re.findall(r":root \{(.*?)\}", text, flags=re.DOTALL)  # the charts' colours, then the page's
+    light, dark = "".join(blocks[0::2]), "".join(blocks[1::2])
     names = re.findall(r"(--[\w-]+):", light)
     assert names
     assert names == re.findall(r"(--[\w-]+):", dark), "a colour has no dark twin"

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests.shard_runs import write_table
 from tests.vidcurate.curation.report.made import HOSTILE, Page, read_page, text_of
-from vidcurate.curation.report import svg
+from vidcurate.curation.report import histogram, svg
 from vidcurate.curation.report.build import run_report
-from vidcurate.curation.report.svg import Series, Span
+from vidcurate.curation.report.histogram import Series, Span
 
 
 def _hostile_run(folder: Path, words: list[str]) -> Path:
@@ -106,32 +106,32 @@ def _series(*values: list[float]) -> list[Series]:
 )
 def test_every_value_is_in_one_bar(parts: list[list[float]], limits: list[float]) -> None:
     series = _series(*parts)
-    found = svg.bars(series, limits)
+    found = histogram.bars(series, limits)
     known = [int(np.isfinite(part.values).sum()) for part in series]
     assert found.counts.sum(axis=1).tolist() == known
     assert (np.diff(found.edges) > 0).all()
     assert found.counts.shape[1] <= 40
-    Page(str(svg.histogram(series, title="t", thresholds=[("min", limit) for limit in limits])))
+    Page(str(histogram.histogram(series, title="t", thresholds=[("min", limit) for limit in limits])))
 
 
 def test_few_whole_numbers_have_a_bar_each() -> None:
-    found = svg.bars(_series([1, 1, 2, 4], [2]))
+    found = histogram.bars(_series([1, 1, 2, 4], [2]))
     assert found.edges.tolist() == [0.5, 1.5, 2.5, 3.5, 4.5]
     assert found.counts.tolist() == [[2, 1, 0, 1], [0, 1, 0, 0]]
 
 
 def test_a_long_tail_goes_into_the_last_bar() -> None:
     values = [*np.linspace(0, 10, 99).tolist(), 10_000.0]
-    found = svg.bars(_series(values))
+    found = histogram.bars(_series(values))
     assert found.edges[-1] < 20
     assert found.num_beyond == 1
-    assert "and more" in svg.histogram(_series(values), title="t")
+    assert "and more" in histogram.histogram(_series(values), title="t")
     # A limit out there keeps the axis.
-    assert svg.bars(_series(values), [9_000.0]).edges[-1] > 9_000
+    assert histogram.bars(_series(values), [9_000.0]).edges[-1] > 9_000
 
 
 def test_a_histogram_says_its_counts_and_limits_as_text() -> None:
-    drawn = svg.histogram(
+    drawn = histogram.histogram(
         [
             Series(name="kept", ink="keep", values=np.array([1.0, 2.0, 3.0])),
             Series(name="rejected", ink="drop", values=np.array([0.25])),
@@ -173,6 +173,6 @@ def test_levels_of_one_value_can_be_drawn() -> None:
     rows = [
         Span(name=f"level {n}", ink=f"level-{n}", low=2.0, high=2.0, mean=2.0, spread=0.0) for n in (1, 2)
     ]
-    page = Page(str(svg.spans(rows, title="nouns")))
+    page = Page(str(histogram.spans(rows, title="nouns")))
     assert len(page.named("circle")) == 2
     assert page.named("svg")[0]["aria-label"] == "nouns: level 1: 2 to 2, mean 2; level 2: 2 to 2, mean 2"

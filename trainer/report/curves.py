@@ -1,13 +1,16 @@
-"""SVG charts: inline curves without scripts, in the page's colours, with text labels.
+"""Line charts as inline SVG for the training reports.
 
-A figure's inks are the classes `ink-0` to `ink-7`, coloured by STYLE for light and dark. `document` makes a
-separate file of figures, which Markdown pages can show.
+STYLE colours the inks `ink-0` to `ink-7` for light and dark pages. `document` puts charts into one SVG file,
+for pages of Markdown.
 """
 
 import html
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from vidcurate.curation.report import svg
+from vidcurate.curation.report.svg import Scale, short
 
 INKS = 8
 MOST_POINTS = 400
@@ -15,36 +18,33 @@ WIDTH, HEIGHT = 560, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 22, 12, 40
 
 Point = tuple[float, float]
-Place = Callable[[float], float]  # a value's position in the figure
 
-STYLE = """
-:root { --paper: #fcfcfa; --card: #ffffff; --well: #f1f1ec; --ink: #1f2328; --soft: #656b73; --line: #dfdfd8;
-  --ink-0: #2a6fb5; --ink-1: #c8642b; --ink-2: #2f8f5b; --ink-3: #8a5cc0; --ink-4: #b8860b; --ink-5: #1f8a99;
-  --ink-6: #b5476f; --ink-7: #6b7280; }
-@media (prefers-color-scheme: dark) { :root { --paper: #16181b; --card: #1d2024; --well: #24282d;
-  --ink: #e6e8ea; --soft: #9ba2aa; --line: #33383e;
-  --ink-0: #68a6e0; --ink-1: #e0894f; --ink-2: #5fc08c; --ink-3: #b592e6; --ink-4: #d9b044; --ink-5: #55bccb;
-  --ink-6: #e07fa4; --ink-7: #9aa2ad; } }
-svg text { fill: var(--soft); font: 11px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif;
-  font-variant-numeric: tabular-nums; }
+STYLE = (
+    svg.STYLE
+    + """
+:root { --ink-0: #2a6fb5; --ink-1: #c8642b; --ink-2: #2f8f5b; --ink-3: #8a5cc0; --ink-4: #b8860b;
+  --ink-5: #1f8a99; --ink-6: #b5476f; --ink-7: #6b7280; }
+@media (prefers-color-scheme: dark) { :root { --ink-0: #68a6e0; --ink-1: #e0894f; --ink-2: #5fc08c;
+  --ink-3: #b592e6; --ink-4: #d9b044; --ink-5: #55bccb; --ink-6: #e07fa4; --ink-7: #9aa2ad; } }
 svg text.title { fill: var(--ink); font-size: 13px; font-weight: 600; }
-svg .grid { stroke: var(--line); } svg .axis { stroke: var(--soft); }
 svg .line { fill: none; stroke-width: 1.8; stroke-linejoin: round; stroke-linecap: round; }
 svg .band { stroke: none; opacity: .2; } svg .dot { stroke: var(--card); stroke-width: 1; }
 svg .error { stroke-width: 1.2; } svg .mark { stroke-width: 1.1; stroke-dasharray: 3 3; }
 svg .flag { stroke: var(--card); stroke-width: 1; } svg .dashed { stroke-dasharray: 6 4; }
-""" + "".join(
-    f"svg .ink-{n} {{ stroke: var(--ink-{n}); }} svg .band.ink-{n}, svg .dot.ink-{n}, svg .flag.ink-{n},"
-    f" svg rect.ink-{n} {{ fill: var(--ink-{n}); }} .key.ink-{n} {{ background: var(--ink-{n}); }}\n"
-    for n in range(INKS)
+"""
+    + "".join(
+        f"svg .ink-{n} {{ stroke: var(--ink-{n}); }} svg .band.ink-{n}, svg .dot.ink-{n}, svg .flag.ink-{n},"
+        f" svg rect.ink-{n} {{ fill: var(--ink-{n}); }} .key.ink-{n} {{ background: var(--ink-{n}); }}\n"
+        for n in range(INKS)
+    )
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Points by rising x. `band`: (x, low, high) drawn behind; `errors`: half the length of each dot's bar.
+    """Curve: points by rising x. `band`: (x, low, high) behind it; `errors`: half the length of error bars.
 
-    With `errors`, or `has_dots`, the points are drawn as dots too.
+    With `errors` or `has_dots` the chart also draws each point as a dot.
     """
 
     name: str
@@ -58,9 +58,9 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """An upright line at `x` with a flag; `words` are shown when the pointer rests on it.
+    """Vertical line at `x` with a flag; `words` appear as its tooltip.
 
-    `target`: the id of the place on the page that the flag leads to, "" for none.
+    `target`: id of the page element that the flag links to, "" for none.
     """
 
     x: float
@@ -69,32 +69,10 @@ class Mark:
     target: str = ""
 
 
-def shown(value: float) -> str:
-    """Return a number with thousands separators and only meaningful digits."""
-    if value == 0 or not math.isfinite(value):
-        return "0" if value == 0 else "–"
-    if abs(value) >= 1e7:
-        return f"{value:.3g}".replace("e+0", "e").replace("e+", "e")
-    if abs(value) >= 1000 or (abs(value) >= 1 and value == round(value)):
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
-
-
-def ticks(low: float, high: float, count: int) -> list[float]:
-    """Return round values (1, 2 or 5 times a power of ten apart) within [low, high], about `count`."""
-    if not high > low:
-        return [low]
-    rough = (high - low) / count
-    unit = 10.0 ** math.floor(math.log10(rough))
-    step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough * (1 - 1e-9))
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [float(f"{step * number:.12g}") for number in range(first, last + 1)]
-
-
 def thinned(points: Sequence[Point]) -> tuple[list[Point], list[tuple[float, float, float]]]:
     """Return at most MOST_POINTS means of equal groups of points, and each group's (x, least, most).
 
-    Without averaging there is no band. With it, a single spike of a long run still shows in the band.
+    Up to MOST_POINTS points stay unchanged, without a band. The band keeps single spikes visible.
     """
     size = math.ceil(len(points) / MOST_POINTS)
     if size <= 1:
@@ -121,7 +99,7 @@ def finite(points: Sequence[tuple[float, float | str | None]]) -> list[Point]:
 def span(curves: Sequence[Curve]) -> tuple[float, float, float, float]:
     """Return (first x, last x, low, high) of what the curves show, with a margin above and below.
 
-    The bands count up to three times the reach of the curves: one spike must not flatten all else.
+    Bands extend the range to at most three times that of the curves: one spike must not flatten the rest.
     """
     xs = [x for curve in curves for x, _ in curve.points]
     ys = [y for curve in curves for _, y in curve.points]
@@ -149,7 +127,7 @@ def chart(
     width: int = WIDTH,
     height: int = HEIGHT,
 ) -> str:
-    """Return the curves as one SVG; "" if none has a point. A legend names the curves."""
+    """Return the curves as one SVG chart without a legend (see `legend`); "" when none has a point."""
     curves = [curve for curve in curves if curve.points]
     if not curves:
         return ""
@@ -158,25 +136,17 @@ def chart(
     last = last if last > first else first + 1
     right, bottom = width - _RIGHT, height - _BOTTOM
 
-    def across(x: float) -> float:
-        return _LEFT + (min(max(x, first), last) - first) / (last - first) * (right - _LEFT)
-
-    def down(y: float) -> float:
-        return _TOP + (high - min(max(y, low), high)) / (high - low) * (bottom - _TOP)
-
-    ends = "; ".join(f"{curve.name} {shown(curve.points[-1][1])}" for curve in curves)
-    words = html.escape(f"{title} by {x_name}, at the end: {ends}")
-    parts = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{words}">']
-    for value in ticks(low, high, 4):
+    across = svg.scale(first, last, _LEFT, right)
+    down = svg.scale(low, high, bottom, _TOP)
+    ends = "; ".join(f"{curve.name} {short(curve.points[-1][1])}" for curve in curves)
+    parts = [svg.opening(width, height, f"{title} by {x_name}, at the end: {ends}")]
+    for value in svg.ticks(low, high, 4):
+        parts.append(svg.horizontal_grid(down(value), _LEFT, right, short(value)))
+    for value in svg.ticks(first, last, max(2, width // 90)):
         parts.append(
-            f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{down(value):.1f}" y2="{down(value):.1f}"/>'
-            f'<text x="{_LEFT - 6}" y="{down(value) + 4:.1f}" text-anchor="end">{shown(value)}</text>'
+            f'<text x="{across(value):.1f}" y="{bottom + 16}" text-anchor="middle">{short(value)}</text>'
         )
-    for value in ticks(first, last, max(2, width // 90)):
-        parts.append(
-            f'<text x="{across(value):.1f}" y="{bottom + 16}" text-anchor="middle">{shown(value)}</text>'
-        )
-    parts.append(f'<line class="axis" x1="{_LEFT}" x2="{right}" y1="{bottom}" y2="{bottom}"/>')
+    parts.append(svg.x_axis(bottom, _LEFT, right))
     parts.append(f'<text x="{right}" y="{height - 6}" text-anchor="end">{html.escape(x_name)}</text>')
     if y_name:
         parts.append(f'<text x="4" y="{height - 6}">{html.escape(y_name)}</text>')
@@ -194,7 +164,7 @@ def _mark(mark: Mark, x: float, bottom: float) -> str:
     return f'<a href="#{html.escape(mark.target)}" aria-label="{words}">{drawn}</a>' if mark.target else drawn
 
 
-def _drawn(curve: Curve, across: Place, down: Place) -> str:
+def _drawn(curve: Curve, across: Scale, down: Scale) -> str:
     ink, name = curve.ink % INKS, html.escape(curve.name)
     parts = [f"<g><title>{name}</title>"]
     if curve.band:
@@ -214,10 +184,10 @@ def _drawn(curve: Curve, across: Place, down: Place) -> str:
     if curve.errors or curve.has_dots or len(curve.points) == 1:
         for number, (x, y) in enumerate(curve.points):
             error = curve.errors[number] if number < len(curve.errors) else None
-            spread = f" ± {shown(error)}" if error else ""
+            spread = f" ± {short(error)}" if error else ""
             parts.append(
                 f'<circle class="dot ink-{ink}" cx="{across(x):.1f}" cy="{down(y):.1f}" r="3.2">'
-                f"<title>{name}: {shown(y)}{spread} at {shown(x)}</title></circle>"
+                f"<title>{name}: {short(y)}{spread} at {short(x)}</title></circle>"
             )
     return "".join([*parts, "</g>"])
 
@@ -233,7 +203,7 @@ def legend(names: Sequence[tuple[str, int]]) -> str:
 def document(
     panels: Sequence[tuple[str, str]], names: Sequence[tuple[str, int]], *, width: int, height: int
 ) -> str:
-    """Return figures of one size stacked, with titles and one legend, as a separate SVG file.
+    """Return charts of one size below each other, with titles and one legend, as a complete SVG file.
 
     `panels` are (title, figure of `chart`).
     """
@@ -241,11 +211,11 @@ def document(
     places: list[tuple[float, float]] = []
     x, y = 16.0, 18.0
     for name, _ in names:
-        room = 26 + 7.0 * len(name)
-        if x + room > width and x > 16:
+        needed = 26 + 7.0 * len(name)
+        if x + needed > width and x > 16:
             x, y = 16.0, y + row
         places.append((x, y))
-        x += room
+        x += needed
     top = y + 14
     total = top + len(panels) * (height + head)
     parts = [
