@@ -1,7 +1,6 @@
-"""What to do about the jumps: how long to ramp into a level, and how much of the hard tail to cut.
+"""Curriculum advice: ramp length between levels, and how much hard tail to drop.
 
-Both follow from the measured figures by the formulas of docs/difficulty.md; nothing here is a guess at what a
-model can bear.
+Both follow from the measured jumps by the formulas of docs/difficulty.md, not from guesses about a model.
 """
 
 import json
@@ -17,18 +16,18 @@ from vidcurate.curation.difficulty.spec import SplitSpec
 
 Floats = NDArray[np.float64]
 
-MAX_SHIFT = 0.5  # pooled standard deviations that the mean may move in an increment: Cohen's medium effect
-MAX_KS = 0.1  # KS distance that another column may move in an increment
-SURE = 3.0  # the largest of an exponential tail passes the fence with a chance of 1 - exp(-exp(-3)): 5 %
-MIN_TAIL = 8  # clips above the 99 % quantile that a tail is judged by
+MAX_SHIFT = 0.5  # largest shift of the mean per increment, pooled standard deviations: Cohen's medium effect
+MAX_KS = 0.1  # largest KS distance of another column per increment
+SURE = 3.0  # fence: an exponential tail exceeds it with probability 1 - exp(-exp(-3)) = 5 %
+MIN_TAIL = 8  # fewest clips above the 99 % quantile for a tail estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ramp:
-    """How to go from a level into the next: `increments` equal moves of the mixture, `steps` in all.
+    """Ramp from one level into the next: `increments` equal moves of the mixture, `steps` in all.
 
-    `because` names the column and the figure that ask for the most. `share_of_pass`: of one pass over the
-    level; None when `clips_per_step` is not set.
+    `because` names the column and figure that need the most increments. `share_of_pass`: share of one pass
+    over the level; None when `clips_per_step` is not set.
     """
 
     from_level: int
@@ -41,7 +40,7 @@ class Ramp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tail:
-    """The clips beyond the fence: `share` of all that are levelled, each above `above`."""
+    """Clips beyond the fence: `share` of all levelled clips, each above `above`."""
 
     clips: int
     share: float
@@ -49,11 +48,11 @@ class Tail:
 
 
 def increments(found: Jump, spec: SplitSpec) -> int:
-    """Return how many equal moves of the mixture keep each of them small in the column of `found`.
+    """Return the number of equal moves of the mixture that keep each move small in the column of `found`.
 
-    In a mixture with share w of the harder level the mean lies w of the way, and the cumulative distribution
-    moves by w times the KS distance: both are linear in w, so a jump of d needs d / limit moves. More than
-    1 / MAX_KS are never needed: each then exchanges a tenth of the clips.
+    With share w of the harder level in the mixture, the mean moves by w times the jump and the cumulative
+    distribution by w times the KS distance. Both are linear in w, so a jump of d needs d / limit moves, and
+    at most 1 / MAX_KS (each then exchanges a tenth of the clips).
     """
     if found.column == spec.column and found.effect_size is not None:
         return min(round(1 / MAX_KS), max(1, math.ceil(abs(found.effect_size) / MAX_SHIFT)))
@@ -73,7 +72,7 @@ def ramps(jumps: Sequence[Jump], train_clips: dict[int, int], spec: SplitSpec) -
     made = []
     for to_level in sorted({found.to_level for found in jumps}):
         here = [found for found in jumps if found.to_level == to_level]
-        worst = max(here, key=lambda found: increments(found, spec))  # of equals the difficulty, it is first
+        worst = max(here, key=lambda found: increments(found, spec))  # on a tie the first: the difficulty
         count = increments(worst, spec)
         steps = (count - 1) * spec.steps_per_increment
         in_a_pass = max(1, train_clips[to_level] // (spec.clips_per_step or 1))
@@ -92,11 +91,11 @@ def ramps(jumps: Sequence[Jump], train_clips: dict[int, int], spec: SplitSpec) -
 
 
 def tail(values: Floats) -> Tail | None:
-    """Return the clips that are too hard to belong to the tail of the others, None when there are none.
+    """Return the outlying clips beyond the fitted tail of the values, None without any.
 
-    Above the 99 % quantile u the excess over u is held against an exponential tail, whose scale is the median
-    excess over log 2 (so that the far end does not set its own measure). Of n such clips the largest is
-    expected near u + scale · log n; the fence lies 3 scales further.
+    The excess over the 99 % quantile u is modelled as exponential; its scale is the median excess / log 2, so
+    that outliers do not affect the scale. The largest of n such clips is expected near u + scale · log n; the
+    fence is 3 scales further.
     """
     if not len(values):
         return None
@@ -114,16 +113,16 @@ def tail(values: Floats) -> Tail | None:
 
 
 def tail_to_ratio(low: Floats, high: Floats, total: int, spec: SplitSpec) -> Tail | None:
-    """Return the hardest clips of `high` without which its tail ratio over `low` is at the limit.
+    """Return the hardest clips of `high` to drop so that its tail ratio over `low` meets the limit.
 
-    None when it is there already, or when `low` has no tail to hold it against. `total` is the number of all
-    clips that are levelled, of which `share` is taken.
+    None when the ratio meets the limit already, or when `low` has no tail to compare with. `total` is the
+    number of levelled clips, the base of `share`.
     """
     allowed = spec.warn_tail_ratio * float(np.quantile(low, TAIL))
     ordered = np.sort(high)
     if allowed <= 0 or float(np.quantile(ordered, TAIL)) <= allowed:
         return None
-    few, many = 0, len(ordered) - 1  # dropping `few` is not enough, dropping `many` leaves one clip
+    few, many = 0, len(ordered) - 1  # bisection: dropping `few` is too little, `many` leaves one clip
     while many - few > 1:
         middle = (few + many) // 2
         enough = float(np.quantile(ordered[: len(ordered) - middle], TAIL)) <= allowed
@@ -134,12 +133,12 @@ def tail_to_ratio(low: Floats, high: Floats, total: int, spec: SplitSpec) -> Tai
 
 
 def texts(made: Sequence[Ramp], cut: Tail | None, to_ratio: Tail | None, spec: SplitSpec) -> tuple[str, ...]:
-    """Return the advice in words."""
+    """Return the advice as sentences."""
     reported = []
     if cut is not None:
         reported.append(
             f"cut the hardest {100 * cut.share:.2g} % (drop_hardest: {drop_hardest(cut):g}): {cut.clips:,} "
-            f"clips with {spec.column} above {cut.above:g} lie beyond the tail of the others."
+            f"clips with {spec.column} above {cut.above:g} are beyond the tail of the others."
         )
     if to_ratio is not None:
         reported.append(
@@ -158,7 +157,7 @@ def texts(made: Sequence[Ramp], cut: Tail | None, to_ratio: Tail | None, spec: S
 
 
 def drop_hardest(cut: Tail) -> float:
-    """Return the setting that cuts these clips: between those of one clip fewer and of as many."""
+    """Return the `drop_hardest` share that drops exactly these clips."""
     return float(f"{cut.share * (cut.clips - 0.5) / cut.clips:.6g}")
 
 
@@ -170,10 +169,10 @@ def _stage(name: str, data: str, length: str) -> list[str]:
 
 
 def recipe_fragment(levels: int, ramps: tuple[Ramp, ...], spec: SplitSpec) -> str:
-    """Return RUN/levels.yaml: the `stages` of a training recipe, level after level with the advised ramps.
+    """Return RUN/levels.yaml: the `stages` of a training recipe, one per level, with the advised ramps.
 
     A ramp of m increments is m - 1 stages whose `weights` move from one level to the next. Without
-    `spec.buckets` each stage still needs its `buckets`.
+    `spec.buckets` the reader adds `buckets` to each stage.
     """
     table = (
         "" if spec.buckets is None else json.dumps(spec.buckets.model_dump(mode="json", exclude_unset=True))

@@ -1,4 +1,4 @@
-"""Where the levels are cut: equal shares of clips, frames or tokens, whatever the order of the rows."""
+"""Level cuts: equal shares of clips, frames or tokens, in any row order."""
 
 import numpy as np
 import polars as pl
@@ -15,10 +15,10 @@ Ints = NDArray[np.int64]
 
 
 def latent_tokens(num_frames: Ints, height: Ints, width: Ints) -> Ints:
-    """Return the tokens that STDiT makes of clips of this size in pixels; 0 where a size is not known.
+    """Return the number of STDiT tokens of clips of this size in pixels; 0 for an unknown size.
 
-    The published video encoder makes 5 latent frames of 17 frames (of a rest of r, r / 4 rounded up) and a
-    latent of 8 x 8 pixels (rounded down); a token is a patch of 2 x 2 latents (rounded up).
+    The published video encoder maps 17 frames to 5 latent frames (a remainder of r to r / 4, rounded up) and
+    8 x 8 pixels to one latent (rounded down); a token is a patch of 2 x 2 latents (rounded up).
     """
     frames = 5 * (num_frames // 17) + (num_frames % 17 + 3) // 4
     rows, columns = (height // 8 + 1) // 2, (width // 8 + 1) // 2
@@ -29,7 +29,7 @@ def latent_tokens(num_frames: Ints, height: Ints, width: Ints) -> Ints:
 def tokens_of(rows: pl.DataFrame, spec: SplitSpec) -> Ints | None:
     """Return the training tokens of each clip, None when the table has no sizes.
 
-    With `spec.buckets` those of the clip's bucket (0: it is in none), else those of its own size.
+    With `spec.buckets` the tokens of the clip's bucket (0: no bucket), else those of its own size.
     """
     names = ("num_frames", "height", "width")
     if not all(name in rows.columns for name in names):
@@ -48,20 +48,23 @@ def tokens_of(rows: pl.DataFrame, spec: SplitSpec) -> Ints | None:
 
 
 def weights_of(rows: pl.DataFrame, tokens: Ints | None, spec: SplitSpec) -> Floats:
-    """Return what each clip weighs in the balance. Raises InputError when nothing weighs anything."""
+    """Return each clip's weight in the balance of levels. Raises InputError when all weights are 0."""
     if spec.balance == "frames":
         return rows["num_frames"].cast(pl.Float64).fill_null(1.0).clip(1.0).to_numpy()
     if spec.balance == "tokens" and tokens is not None:
         if not tokens.any():
             reason = "no clip is in a bucket" if spec.buckets else "no clip has a known size"
-            raise InputError(f"balance is tokens and {reason}: every level would hold 0 tokens.")
+            raise InputError(f"balance is tokens, but {reason}. Set balance to clips or frames.")
         return tokens.astype(np.float64)
     return np.ones(len(rows))
 
 
 def _cuts(ends: Floats, levels: int) -> Ints:
-    """Return the last place of each level but the last: where the running total `ends` is nearest to an equal
-    share, and at least one place further on than the cut before, so that no level is empty."""
+    """Return the last position of each level but the last.
+
+    A cut is where the running total `ends` is nearest to an equal share, and at least one position after the
+    previous cut, so that no level is empty.
+    """
     cuts = np.empty(levels - 1, dtype=np.int64)
     for number in range(1, levels):
         nearest = int(np.argmin(np.abs(ends - ends[-1] * number / levels)))

@@ -1,4 +1,4 @@
-"""How far two neighbouring levels are apart, and what is too far."""
+"""Jump between neighbouring levels: effect size, KS distance, tail ratio."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,9 +15,9 @@ TAIL = 0.99
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jump:
-    """How far level `to_level` is from the one before it, in one column.
+    """Jump from the previous level to `to_level` in one column.
 
-    `ks_noise` is the KS distance that two samples of this size from one distribution pass once in twenty.
+    `ks_noise`: the KS distance that two samples of these sizes from one distribution exceed once in twenty.
     """
 
     column: str
@@ -31,7 +31,7 @@ class Jump:
 
 
 def jump(column: str, low: Floats, high: Floats, spec: SplitSpec, from_level: int) -> Jump:
-    """Return how far the values `high` (of level `from_level` + 1) are from `low`.
+    """Measure the jump from the values `low` to `high` (level `from_level` + 1).
 
     effect_size: difference of means over the pooled standard deviation (Cohen's d; None where neither level
     has a spread). ks_distance: the largest distance of the two cumulative distributions. tail_ratio: the 99 %
@@ -59,7 +59,7 @@ def jump(column: str, low: Floats, high: Floats, spec: SplitSpec, from_level: in
 
 
 def _warning(found: Jump, spec: SplitSpec) -> str | None:
-    """Return what to say of a jump above the limits."""
+    """Return the warning for a jump above a limit, None below all limits."""
     where = f"from level {found.from_level} to {found.to_level}"
     if found.column != spec.column:
         if found.ks_distance > spec.warn_ks_distance:
@@ -86,11 +86,11 @@ QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
 
 def histograms(parts: list[pl.DataFrame], columns: list[str]) -> dict[str, dict[str, Any]]:
-    """Return column → {edges, counts: one list a level, quantiles: one list a level}.
+    """Return column → {edges, counts: one list per level, quantiles: one list per level}.
 
-    The bins are those of all levels together: one a whole number where that makes 40 at most, else 40 of
-    equal width up to the 99.9 % quantile, the last of them open above. Counts of a level sum to its clips
-    whose value is known. `quantiles` are those of QUANTILES (linear), [] for a level without values.
+    All levels share the bins: one per whole number when that gives at most 40, else 40 of equal width up to
+    the 99.9 % quantile, the last open above. The counts of a level sum to its clips with a known value.
+    `quantiles` are those of QUANTILES (linear), [] for a level without values.
     """
     found: dict[str, dict[str, Any]] = {}
     for column in columns:

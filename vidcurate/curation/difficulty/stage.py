@@ -1,8 +1,8 @@
-"""Levels of growing difficulty, a train/validation split that no source crosses, and the jump between levels.
+"""Stage `split`: difficulty levels, train/validation folds, jumps between levels.
 
-The published curriculum (five levels by nouns per caption) diverged at the step from level 4 to 5 until the
-hardest 0.01 % was removed. So the jump between neighbours is measured and told before a GPU is booked; what
-the figures mean is in docs/difficulty.md. A clip's level and fold do not depend on the order of the rows.
+The published curriculum (five levels by nouns per caption) diverged from level 4 to 5 until the hardest 0.01
+% was removed. So this stage measures and reports the jump between neighbouring levels before training; see
+docs/difficulty.md. No source is in both folds. A clip's level and fold do not depend on the row order.
 """
 
 import itertools
@@ -32,13 +32,13 @@ __all__ = [
 ]  # fmt: skip
 
 LEVELS = "levels.json"
-# Columns besides the difficulty in which the jump between levels is measured.
+# Columns besides the difficulty whose jump between levels is measured.
 SHIFTING = ("caption_num_words", "num_frames", "duration_seconds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """What one level holds."""
+    """Counts and statistics of one level."""
 
     level: int
     clips: int
@@ -54,7 +54,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitSummary:
-    """What a split made; `rows_in` = `rows_kept` + `rows_rejected`."""
+    """Result of a split; `rows_in` = `rows_kept` + `rows_rejected`."""
 
     rows_in: int
     rows_kept: int
@@ -101,13 +101,13 @@ def _measure(parts: list[pl.DataFrame], columns: list[str], spec: SplitSpec) -> 
 
 
 def _cut(rows: pl.DataFrame, spec: SplitSpec, where: Path) -> pl.DataFrame:
-    """Return the rows to be levelled with `level` and `fold`. Raises InputError when they are too few."""
+    """Return the rows with `level` and `fold`. Raises InputError for too few rows."""
     distinct = rows[spec.column].n_unique()
     if spec.levels > (distinct if spec.ties == "together" else len(rows)):
         have = f"{distinct} different values" if spec.ties == "together" else f"{len(rows)} clips"
         raise InputError(
-            f"levels is {spec.levels} and {where} has {have} of {spec.column} among its kept clips. "
-            "Ask for fewer levels" + (" or set ties=split." if len(rows) >= spec.levels else ".")
+            f"levels is {spec.levels}, but {where} has {have} of {spec.column} among its kept clips. "
+            "Set fewer levels" + (" or set ties=split." if len(rows) >= spec.levels else ".")
         )
     values = rows[spec.column].cast(pl.Float64).to_numpy()
     tokens = cut.tokens_of(rows, spec)
@@ -130,12 +130,12 @@ def _cut(rows: pl.DataFrame, spec: SplitSpec, where: Path) -> pl.DataFrame:
 
 
 def _exact(value: pl.Expr, schema: pl.Schema) -> pl.Expr:
-    """Return the column so that its text reads back as the same number."""
+    """Return the column in a type whose text parses to the same number."""
     return value.cast(pl.Float64) if schema[value.meta.output_name()].is_float() else value
 
 
 def _drop(rows: pl.DataFrame, spec: SplitSpec) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return (rows to be levelled, verdicts on those that are not): no difficulty known, or the hardest."""
+    """Return (rows to split, verdicts on the dropped rows): unknown difficulty, or the hardest."""
     value = pl.col(spec.column)
     unknown = rows.filter(value.is_null()).select(
         "row",
@@ -160,7 +160,7 @@ def _drop(rows: pl.DataFrame, spec: SplitSpec) -> tuple[pl.DataFrame, pl.DataFra
 
 
 def _with_split(reported: pl.DataFrame, dropped: pl.DataFrame, spec: SplitSpec) -> pl.DataFrame:
-    """Return the filter's ledger and behind it the split's rejections, in place of an earlier split's."""
+    """Return the filter's ledger with this split's rejections instead of an earlier split's."""
     filtered = reported.filter(pl.col("stage") != "split")
     number = filtered["order"].max()
     mine = dropped.select(
@@ -178,7 +178,7 @@ def _with_split(reported: pl.DataFrame, dropped: pl.DataFrame, spec: SplitSpec) 
 
 
 def _rows(clips: pl.LazyFrame, spec: SplitSpec, source: Path) -> pl.DataFrame:
-    """Return the kept clips, each with its place in the table (`row`), and what a split asks of them."""
+    """Return the kept clips with their position in the table (`row`) and the columns that a split needs."""
     schema = clips.collect_schema()
     again = f"Run `vidcurate filter {source.parent}` first."
     require(schema, ("clip_id", "is_kept"), str(source), again)
@@ -187,7 +187,7 @@ def _rows(clips: pl.LazyFrame, spec: SplitSpec, source: Path) -> pl.DataFrame:
     require(schema, sizes[spec.balance], str(source), f"Run `vidcurate probe {source.parent}` first.")
     if not schema[spec.column].is_numeric():
         raise ColumnError(
-            f"{source}: difficulty is a number, and the column {spec.column} holds {schema[spec.column]}."
+            f"{source}: the difficulty must be a number; the column {spec.column} is {schema[spec.column]}."
         )
     wanted = ["clip_id", "source_id", spec.column, *SHIFTING, "height", "width"]
     kept = (
@@ -196,7 +196,7 @@ def _rows(clips: pl.LazyFrame, spec: SplitSpec, source: Path) -> pl.DataFrame:
         .filter("is_kept")
         .collect()
     )
-    if schema[spec.column].is_float():  # what is not a number is as unknown as what is missing
+    if schema[spec.column].is_float():  # NaN counts as missing
         kept = kept.with_columns(pl.col(spec.column).fill_nan(None))
     return kept
 
@@ -221,7 +221,7 @@ def run_split(run: Path, spec: SplitSpec, *, progress: Progress = no_progress) -
     rows, dropped = _drop(_rows(clips, spec, source), spec)
     if rows.is_empty():
         raise InputError(
-            f"{source}: no clip is kept, so there is nothing to split. Look at {run / 'funnel.json'}."
+            f"{source}: no clip is kept, so there is nothing to split. See {run / 'funnel.json'}."
         )
     rows = _cut(rows, spec, source)
     progress(1, 2, "steps")
@@ -263,7 +263,7 @@ def run_split(run: Path, spec: SplitSpec, *, progress: Progress = no_progress) -
 
 
 def _reported(ledger_path: Path) -> int:
-    """Return how many rejections by the split the ledger holds: a filter that ran again leaves them out."""
+    """Count the split's rejections in the ledger (0 after the filter has run again)."""
     counted: int = (
         pl.scan_parquet(ledger_path).filter(pl.col("stage") == "split").select(pl.len()).collect().item()
     )
@@ -271,7 +271,7 @@ def _reported(ledger_path: Path) -> int:
 
 
 def _joined(clips: pl.LazyFrame, rows: pl.DataFrame, dropped: pl.DataFrame) -> pl.DataFrame:
-    """Return every row's level and fold, and its verdict with those on the clips dropped here."""
+    """Return every row's level, fold and verdict, including the clips dropped here."""
     verdict = ("is_kept", "reject_stage", "reject_rule", "reject_value", "reject_threshold")
     every = clips.select("clip_id", *verdict).collect()
 

@@ -1,4 +1,4 @@
-"""The rules of a filter bound to the columns of one table: which clips survive, and what each rule says."""
+"""Filter rules bound to the columns of one table: which clips pass each rule."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ from vidcurate.curation.filter.spec import FilterSpec, OutlierRule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """`rules` are judged row by row; copies (when `drops_copies`) and `outliers`, each with its value, among
-    the rows that passed before."""
+    """Bound rules. `rules` apply row by row; duplicates (when `drops_copies`) and `outliers`, each with its
+    value, apply to the rows that passed all rules before."""
 
     rules: tuple[Rule, ...]
     drops_copies: bool
     outliers: tuple[tuple[OutlierRule, pl.Expr], ...]
 
     def checked(self) -> set[str]:
-        """Return the columns that the rules judge."""
+        """Return the columns that the rules check."""
         read = {"source_dataset" for rule, _ in self.outliers if rule.per_source_dataset}
         if self.drops_copies:
             read.update(filter_rules.DUPLICATE_COLUMNS)
@@ -33,7 +33,7 @@ class Plan:
         return read
 
     def columns(self) -> set[str]:
-        """Return the columns that the rules judge or tell of."""
+        """Return the columns that the rules check or copy into the ledger."""
         reported = self.checked()
         for rule in self.rules:
             reported.update(rule.name.meta.root_names(), rule.value.meta.root_names())
@@ -54,7 +54,7 @@ Masks = dict[str, pl.Series]
 
 
 def _masks(facts: pl.DataFrame, plan: Plan, known: Masks) -> list[pl.Series]:
-    """Return which rows fail each rule; what `known` has by a rule's expression is not judged again."""
+    """Return which rows fail each rule, reusing results in `known` (by the rule's expression)."""
     keys = [str(rule.fails) for rule in plan.rules]
     new = {key: rule.fails for key, rule in zip(keys, plan.rules, strict=True) if key not in known}
     found = facts.select(fails.fill_null(value=True).alias(key) for key, fails in new.items())
@@ -65,8 +65,8 @@ def _masks(facts: pl.DataFrame, plan: Plan, known: Masks) -> list[pl.Series]:
 def applied(facts: pl.DataFrame, plan: Plan, known: Masks | None = None) -> Iterator[tuple[Rule, pl.Series]]:
     """Yield each rule, in order, with the rows of `facts` that fail it (Boolean, no nulls).
 
-    The best copy, and the limits of an outlier rule, are looked for among the rows that no rule before
-    rejected. `known` keeps what the rules said of these facts, for the next plan that has some of the same.
+    The best duplicate and the limits of an outlier rule are computed over the rows that all earlier rules
+    passed. `known` caches the results on these facts for other plans with the same rules.
     """
     rejected = pl.Series([False]).new_from_index(0, len(facts))
     for rule, failed in zip(plan.rules, _masks(facts, plan, {} if known is None else known), strict=True):

@@ -1,8 +1,8 @@
-"""Outlier rules: limits found in the values themselves, exactly and without regard to their order.
+"""Outlier rules: limits computed from the values, exact in any row order.
 
-Quantiles are order statistics. Mean and deviation are exact sums (Shewchuk's, `math.fsum`), so that the
-number of threads and the order of the rows change no bit. Only the column under test is held in memory,
-8 bytes a clip.
+Quantiles are order statistics. Mean and deviation are exact sums (Shewchuk's, `math.fsum`): the number of
+threads and the order of the rows do not change them. Only the column under test is in memory, 8 bytes per
+clip.
 """
 
 import math
@@ -14,11 +14,11 @@ import polars as pl
 from vidcurate.curation.filter.rules import UNKNOWN, Rule, text
 from vidcurate.curation.filter.spec import OutlierRule
 
-Limits = tuple[float | None, float | None]  # (lowest, highest) value that is kept
+Limits = tuple[float | None, float | None]  # (lowest, highest) kept value
 
 
 def _both(values: pl.Series, rule: OutlierRule) -> tuple[float, float]:
-    """Return (lowest, highest) value that is kept; `values` has one at least, none of them null."""
+    """Return (lowest, highest) kept value; `values` is not empty and has no nulls."""
 
     def quantile(share: float, how: Literal["lower", "higher", "linear"]) -> float:
         found = values.quantile(share, how)
@@ -41,7 +41,7 @@ def _both(values: pl.Series, rule: OutlierRule) -> tuple[float, float]:
     mean = math.fsum(numbers / len(numbers))
     with np.errstate(over="ignore"):
         far = np.abs(numbers - mean)
-    most = float(far.max())  # squares of shares of it cannot overflow
+    most = float(far.max())  # scaled by this, squares cannot overflow
     if not 0 < most < math.inf:
         return mean - most, mean + most
     reach = rule.value * most * math.sqrt(math.fsum(np.square(far / most)) / len(numbers))
@@ -49,7 +49,7 @@ def _both(values: pl.Series, rule: OutlierRule) -> tuple[float, float]:
 
 
 def limits(values: pl.Series, rule: OutlierRule) -> Limits:
-    """Return the lowest and the highest of `values` that `rule` keeps; None where that end is open."""
+    """Return the lowest and the highest of `values` that `rule` keeps; None for an open end."""
     known = values.cast(pl.Float64).fill_nan(None).drop_nulls()
     if known.is_empty():
         return None, None
@@ -69,7 +69,7 @@ def _beyond(value: pl.Expr, found: Limits) -> tuple[pl.Expr, str]:
 
 
 def outlier(passed: pl.DataFrame, rule: OutlierRule, value: pl.Expr) -> Rule:
-    """Find the limits over the rows that passed so far, and return the rule that they make."""
+    """Compute the limits over the rows that passed so far, and return the resulting rule."""
     if rule.per_source_dataset:
         known = passed.select("source_dataset", value.alias("value"))
         fails, threshold = pl.lit(value=False), pl.lit("known")

@@ -1,7 +1,7 @@
-"""Published thresholds as data: what a recipe may start from, where it is from, and what is left out.
+"""Filter presets: published thresholds, their sources, and what they leave out.
 
-A number is taken over only where this table has a column in the same unit. A threshold on a score of another
-making (LPIPS, codec motion vectors, UniMatch flow, DOVER) says nothing about ours: it stands in `left_out`.
+A preset has a threshold only for a column of this table in the same unit. Thresholds on scores that this
+table does not have (LPIPS, codec motion vectors, UniMatch flow, DOVER) are listed in `left_out`.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """`settings` are those of a FilterSpec, as plain JSON values; `left_out` tells what is not in them."""
+    """Preset: `settings` of a FilterSpec as plain JSON values; `left_out` lists what they lack."""
 
     title: str
     source: str

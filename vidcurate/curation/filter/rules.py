@@ -1,4 +1,4 @@
-"""The rules as expressions over the table: what each one calls itself, when it fails, and what it tells."""
+"""Filter rules as expressions over the table: name, condition, value, threshold."""
 
 import difflib
 import json
@@ -20,10 +20,10 @@ Schema = Mapping[str, pl.DataType]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """`fails` is true or null where the rule rejects; the other expressions are text.
+    """Rule: `fails` is true or null where the rule rejects; the other expressions are text.
 
-    `measure` is the column (or short_side, aspect_ratio) that is judged. A value and a threshold are written
-    so that the verdict follows from the two texts alone (`ledger.replay`).
+    `measure` is the checked column (or short_side, aspect_ratio). The verdict follows from the texts of value
+    and threshold alone (`rejection_ledger.replay_ledger`).
     """
 
     stage: str
@@ -40,7 +40,7 @@ def text(number: float) -> str:
     return short if float(short) == number else repr(number)
 
 
-# What a rule can measure besides a column.
+# Measures that are computed from several columns.
 _OF_SIDES: dict[str, Callable[[pl.Expr, pl.Expr], pl.Expr]] = {
     "short_side": lambda width, height: (
         pl.when(height < width).then(height).when(height >= width).then(width)
@@ -50,12 +50,12 @@ _OF_SIDES: dict[str, Callable[[pl.Expr, pl.Expr], pl.Expr]] = {
 
 
 def columns_of(measure: str) -> tuple[str, ...]:
-    """Return the columns that a measure is made of."""
+    """Return the columns that a measure needs."""
     return ("width", "height") if measure in _OF_SIDES else (measure,)
 
 
 def _asked(spec: FilterSpec) -> dict[str, tuple[str, ...]]:
-    """Return rule → the columns that it asks for."""
+    """Return rule → the columns that it needs."""
     asked: dict[str, tuple[str, ...]] = {}
     for name, limit in spec.limits.items():
         if limit != Limit(missing=limit.missing):
@@ -67,10 +67,10 @@ def _asked(spec: FilterSpec) -> dict[str, tuple[str, ...]]:
 
 
 def check_columns(schema: Schema, spec: FilterSpec, where: Path) -> None:
-    """Raise ColumnError unless the table has every column that the rules ask for.
+    """Raise ColumnError unless the table has every column that the rules need.
 
-    A column that exists and was not computed yet is named with the command that computes it; of any other
-    the nearest one is named.
+    For a column that is not computed yet, the error names the command that computes it; for an unknown
+    column, the nearest one.
     """
     missing: dict[str, list[str]] = {}
     for rule, columns in _asked(spec).items():
@@ -83,14 +83,14 @@ def check_columns(schema: Schema, spec: FilterSpec, where: Path) -> None:
     for column, rules in missing.items():
         if column not in COLUMNS:
             near = difflib.get_close_matches(column, {*schema, *COLUMNS, *_OF_SIDES}, n=1, cutoff=0.5)
-            hint = f"Did you mean {near[0]}?" if near else "`vidcurate export` shows every column of a run."
+            hint = f"Did you mean {near[0]}?" if near else "Run `vidcurate export` to list all columns."
             raise ColumnError(
-                f"{where}: {of_preset}{rules[0]} needs the column {column}, which is not there. {hint}"
+                f"{where}: {of_preset}{rules[0]} needs the column {column}, which does not exist. {hint}"
             )
     needs = "; ".join(f"{', '.join(rules)} needs the column {name}" for name, rules in missing.items())
     commands = [f"vidcurate {table.command_of(stage)} {where.parent}" for stage in _stages(missing)]
     raise ColumnError(
-        f"{where}: {of_preset}{needs}, which is not there. Run `{'` and `'.join(commands)}` first."
+        f"{where}: {of_preset}{needs}, which is missing. Run `{'` and `'.join(commands)}` first."
     )
 
 
@@ -99,15 +99,15 @@ def _stages(columns: Iterable[str]) -> list[str]:
 
 
 def number(schema: Schema, measure: str, where: Path, rule: str) -> pl.Expr:
-    """Return a numeric column or measure; what is not a number (NaN) is as unknown as what is missing.
+    """Return a numeric column or measure; NaN counts as missing.
 
-    Floats come as Float64, so that their text reads back as the same number. Raises ColumnError when the
-    column holds no numbers.
+    Floats are cast to Float64, so that their text parses to the same number. Raises ColumnError for a column
+    that is not numeric.
     """
     parts = []
     for name in columns_of(measure):
         if not schema[name].is_numeric():
-            raise ColumnError(f"{where}: {rule} needs numbers, and the column {name} holds {schema[name]}.")
+            raise ColumnError(f"{where}: {rule} needs a numeric column; {name} is {schema[name]}.")
         column = pl.col(name)
         parts.append(column.cast(pl.Float64).fill_nan(None) if schema[name].is_float() else column)
     return _OF_SIDES[measure](*parts) if measure in _OF_SIDES else parts[0]
@@ -135,20 +135,20 @@ def _range(
 
 
 def _words(schema: Schema, column: str, limit: Limit, where: Path) -> list[Rule]:
-    """Return the rules on a column of words or of true and false. Raises ColumnError for another kind."""
+    """Return the rules on a text or Boolean column. Raises ColumnError for another kind."""
     kind = schema[column]
     rules = []
     for word, sign in (("allowed", "one of"), ("forbidden", "none of")):
-        words: tuple[str | bool, ...] | None = getattr(limit, word)
-        if words is None:
+        listed: tuple[str | bool, ...] | None = getattr(limit, word)
+        if listed is None:
             continue
         wanted = bool if kind == pl.Boolean else str
-        if kind not in (pl.Boolean, pl.String) or not all(isinstance(one, wanted) for one in words):
+        if kind not in (pl.Boolean, pl.String) or not all(isinstance(one, wanted) for one in listed):
             raise ColumnError(
-                f"{where}: limits.{column}.{word} is {json.dumps(words)}, and the column {column} holds "
+                f"{where}: limits.{column}.{word} is {json.dumps(listed)}, and the column {column} holds "
                 f"{kind}."
             )
-        found = pl.col(column).is_in(list(words))
+        found = pl.col(column).is_in(list(listed))
         rules.append(
             Rule(
                 stage="filter",
@@ -156,7 +156,7 @@ def _words(schema: Schema, column: str, limit: Limit, where: Path) -> list[Rule]
                 name=pl.lit(f"{word}_{column}"),
                 fails=(~found if word == "allowed" else found).fill_null(value=limit.missing == "reject"),
                 value=pl.col(column).cast(pl.String).fill_null(UNKNOWN),
-                threshold=pl.lit(f"{sign} {json.dumps([_plain(one) for one in words], ensure_ascii=False)}"),
+                threshold=pl.lit(f"{sign} {json.dumps([_plain(one) for one in listed], ensure_ascii=False)}"),
             )
         )
     return rules
@@ -167,7 +167,7 @@ def _plain(word: str | bool) -> str:
 
 
 def structural(schema: Schema, spec: FilterSpec) -> list[Rule]:
-    """Return the rules that always apply: what ingest could not take, what probe or decode found broken."""
+    """Return the rules that always apply: ingest problems, and files that probe or decoding found broken."""
     rules = [
         Rule(
             stage="ingest",
@@ -220,9 +220,9 @@ DUPLICATE_COLUMNS = ("clip_id", "duplicate_cluster", "duplicate_rank")
 
 
 def duplicate(passed: pl.DataFrame) -> Rule:
-    """Find the best of each cluster among the rows that passed so far, and return the rule that it makes.
+    """Find the best clip of each cluster among the rows that passed so far, and return the resulting rule.
 
-    Needs DUPLICATE_COLUMNS. A clip fails when its cluster has a best and that is another one.
+    Needs DUPLICATE_COLUMNS. A clip fails when another clip is the best of its cluster.
     """
     best = (
         passed.filter(pl.col("duplicate_cluster").is_not_null())

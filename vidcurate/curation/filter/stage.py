@@ -1,8 +1,9 @@
-"""The verdict: every clip kept or rejected by a named rule, with its value and what the rule asked for.
+"""Stage `filter`: keep or reject every clip by named rules.
 
-Rules are expressions over the table, tried in a fixed order; the first that fails gives the verdict, the
-ledger lists all that fail. A missing value fails unless its rule says otherwise: nothing is kept because
-nobody measured it. Outlier rules come last, each over the rows that passed everything before it.
+Rules are expressions over the table in a fixed order; the first rule that a clip fails gives the verdict, and
+the ledger lists every failed rule with value and threshold. A missing value fails unless its rule allows it,
+so an unmeasured clip is never kept by accident. Outlier rules come last, each over the rows that passed all
+before.
 """
 
 import json
@@ -41,13 +42,13 @@ __all__ = [
 ]  # fmt: skip
 
 FUNNEL = "funnel.json"
-# Stages whose rejections are failures: the clip is missing or broken. The others are choices.
+# Stages whose rejections are failures (a missing or broken clip), not choices.
 FAILING_STAGES = ("ingest", "probe", "frames", "models")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Funnel:
-    """What one rule did: rows that reached it, those it rejected, those it let on."""
+    """Counts of one rule: rows that reached it, rejected rows, kept rows."""
 
     rule: str
     stage: str
@@ -59,7 +60,7 @@ class Funnel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterSummary:
-    """What a filter found; `rows_in` = `rows_kept` + `rows_rejected`."""
+    """Counts of a filtered table; `rows_in` = `rows_kept` + `rows_rejected`."""
 
     rows_in: int
     rows_kept: int
@@ -70,11 +71,11 @@ class FilterSummary:
 
 
 def apply_rules(clips: pl.LazyFrame, spec: FilterSpec, where: Path) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return the verdicts (clip_id, is_kept, reject_…: a row a clip, in order), and the ledger.
+    """Return the verdicts (clip_id, is_kept, reject_…: one row per clip, in order), and the ledger.
 
-    The ledger has a row for each rule that a clip fails: row (the clip's place) and the columns of
-    `ledger.ORDER`. Only the columns that a rule asks for are read. `where` is the table's path, for messages.
-    Raises ColumnError when a rule needs a column that is not there.
+    The ledger has one row per clip and failed rule: row (the clip's position) and the columns of
+    `rejection_ledger.ORDER`. Reads only the columns that a rule needs. `where` is the table's path, for
+    messages. Raises ColumnError when a rule needs a column that the table lacks.
     """
     schema = clips.collect_schema()
     plan = plan_of(schema, spec, where)
@@ -100,7 +101,7 @@ def apply_rules(clips: pl.LazyFrame, spec: FilterSpec, where: Path) -> tuple[pl.
             )
             .collect()
         )
-    reported = pl.concat(entries).sort("row", maintain_order=True)  # of one row: in the order of the rules
+    reported = pl.concat(entries).sort("row", maintain_order=True)  # stable: rules stay in order within a row
     # The verdict on a clip is the ledger's entry for the first rule that it fails.
     reported = reported.with_columns(pl.col("row").is_first_distinct().alias("is_verdict"))
     verdicts = reported.filter("is_verdict")
@@ -144,9 +145,9 @@ def funnel_of(reported: pl.DataFrame, total: int) -> tuple[Funnel, ...]:
 
 @run_lock.holding_run
 def run_filter(run: Path, spec: FilterSpec, *, progress: Progress = no_progress) -> FilterSummary:
-    """Judge every clip of the run; write RUN/filter.parquet, RUN/ledger.parquet and RUN/funnel.json.
+    """Keep or reject every clip; write RUN/filter.parquet, RUN/ledger.parquet and RUN/funnel.json.
 
-    The limits on shares are not looked at: `check_limits` does. Raises ColumnError, StageError, StorageError.
+    `check_limits` checks the limits on shares. Raises ColumnError, StageError, StorageError.
     """
     spec = with_preset(spec)
     previous = table.previous_stage(run, "filter")

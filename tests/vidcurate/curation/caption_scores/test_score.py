@@ -123,7 +123,7 @@ def test_another_engine_scores_the_whole_table_again(
 
 
 def test_a_run_without_tables_or_captions_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StageError, match="Begin with `vidcurate ingest`"):
+    with pytest.raises(StageError, match="Run `vidcurate ingest` first"):
         run_score(tmp_path, BUILTIN)
     make_run(tmp_path)
     no_captions = pl.DataFrame({"clip_id": ["1"]})

@@ -55,7 +55,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_a_stage_reads_the_nearest_earlier_one(tmp_path: Path) -> None:
     with pytest.raises(StageError, match="no such run folder"):
         table.previous_stage(tmp_path / "none", "filter")
-    with pytest.raises(StageError, match="Begin with `vidcurate ingest`"):
+    with pytest.raises(StageError, match="Run `vidcurate ingest` first"):
         table.previous_stage(tmp_path, "filter")
     table.write(clips("a"), tmp_path / "ingest.parquet", origin())
     digest = table.digest(tmp_path / "ingest.parquet")

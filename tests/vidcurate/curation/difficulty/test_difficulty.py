@@ -126,7 +126,7 @@ def test_what_is_not_a_number_has_no_level(tmp_path: Path) -> None:
     rows = rows_of(tmp_path)
     assert rows["level"].to_list() == [2, None, 1, None]
     assert rows["reject_rule"].to_list() == [None, "no_motion_score", None, "no_motion_score"]
-    with pytest.raises(ColumnError, match="difficulty is a number, and the column source_id holds String"):
+    with pytest.raises(ColumnError, match="the difficulty must be a number; the column source_id is String"):
         difficulty_stage.run_split(tmp_path, SplitSpec(levels=2, column="source_id"))
 
 
@@ -237,8 +237,8 @@ def test_another_column_that_shifts_between_levels_is_reported(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("nouns", "spec", "message"),
     [
-        ([1, 1, 1], SplitSpec(levels=2), r"levels is 2 and .* has 1 different values .* ties=split"),
-        ([1, 2], SplitSpec(levels=3, ties="split"), r"levels is 3 and .* has 2 clips"),
+        ([1, 1, 1], SplitSpec(levels=2), r"levels is 2, but .* has 1 different values .* ties=split"),
+        ([1, 2], SplitSpec(levels=3, ties="split"), r"levels is 3, but .* has 2 clips"),
         ([None, None], SplitSpec(levels=1), "no clip is kept"),
     ],
 )

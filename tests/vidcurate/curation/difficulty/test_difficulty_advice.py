@@ -75,7 +75,7 @@ def test_tokens_are_counted_in_the_buckets_of_the_training(tmp_path: Path) -> No
 
 def test_a_balance_of_no_tokens_is_refused(tmp_path: Path) -> None:
     sized(tmp_path, [(5, 144, 256)] * 4)
-    with pytest.raises(InputError, match="balance is tokens and no clip is in a bucket"):
+    with pytest.raises(InputError, match="balance is tokens, but no clip is in a bucket"):
         difficulty_stage.run_split(tmp_path, SplitSpec(levels=2, balance="tokens", buckets=TABLE))
 
 

@@ -159,5 +159,5 @@ def test_a_directory_in_zip64_is_read_from_two_pieces(tmp_path: Path) -> None:
 
 
 def test_a_plan_of_no_run_is_refused(tmp_path: Path, parts: Path) -> None:
-    with pytest.raises(StageError, match="Begin with `vidcurate ingest`"):
+    with pytest.raises(StageError, match="Run `vidcurate ingest` first"):
         fetch_plan.run_fetch_plan(tmp_path / "none", [str(parts)], tmp_path / "plan.csv")

@@ -104,9 +104,9 @@ def test_sides_can_be_limited_by_their_names(tmp_path: Path) -> None:
             "limits: {noun_cuont: {min: 1}}",
             r"limits\.noun_cuont needs the column noun_cuont.*Did you mean noun_count",
         ),
-        ("limits: {qqq: {min: 1}}", r"the column qqq, which is not there. `vidcurate export` shows"),
+        ("limits: {qqq: {min: 1}}", r"the column qqq, which does not exist. Run `vidcurate export`"),
         ("limits: {sharpness_mean: {min: 1}}", r"column sharpness_mean.*Run `vidcurate score-frames"),
-        ("limits: {source_dataset: {min: 1}}", r"needs numbers, and the column source_dataset holds String"),
+        ("limits: {source_dataset: {min: 1}}", r"needs a numeric column; source_dataset is String"),
         (
             "limits: {width: {allowed: [big]}}",
             r'limits\.width\.allowed is \["big"\], and the column width holds Int32',

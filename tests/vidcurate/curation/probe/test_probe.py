@@ -148,7 +148,7 @@ def test_the_same_bytes_for_any_number_of_workers_and_a_second_run_is_up_to_date
 def test_wrong_requests_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such folder of videos"):
         probe_stage.run_probe(tmp_path, ProbeSpec(videos=tmp_path / "none"))
-    with pytest.raises(StageError, match="Begin with `vidcurate ingest`"):
+    with pytest.raises(StageError, match="Run `vidcurate ingest` first"):
         probe_stage.run_probe(tmp_path, ProbeSpec(videos=tmp_path))
 
 
