@@ -1,9 +1,9 @@
-"""Which captions say nearly the same? MinHash over runs of words, then the true overlap.
+"""Caption duplicates: MinHash over word trigrams, then exact Jaccard overlap.
 
-A caption is a set of runs of three words (Broder 1997), letters and digits alone, in lower case; in scripts
-without spaces each character is a word. Its signature of 128 minima is cut into bands, and captions that
-share a band are compared in full: the distance is 1 - Jaccard of their runs. What a band can miss is set by
-the threshold: a pair that just reaches it is found with a probability of 0.99 or more.
+A caption is a set of runs of three words (Broder 1997) of lower-case letters and digits; in scripts without
+spaces each character is a word. The signature of 128 minima is split into bands, and captions that share a
+band are compared in full: the distance is 1 - Jaccard of their runs. The number of bands follows from the
+threshold: a pair exactly at the threshold is found with a probability of at least 0.99.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ _RUN = 3
 _ROWS_PER_SLICE = 65_536
 _RUNS_AT_ONCE = 1 << 16  # small enough for the cache
 _PAIRS_AT_ONCE = 1 << 16
-# One character is a word in scripts that put no space between words.
+# In scripts without spaces each character is a word.
 _NO_SPACES = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
 WORD = rf"[{_NO_SPACES}]|[\p{{L}}\p{{M}}\p{{N}}&&[^{_NO_SPACES}]]+"
 
@@ -39,7 +39,7 @@ Halves = NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runs:
-    """Runs of words as hashes: those of caption c are `hashes[ends[c] : ends[c + 1]]`."""
+    """Hashed runs of words: those of caption c are `hashes[ends[c] : ends[c + 1]]`."""
 
     hashes: Words
     ends: Rows
@@ -47,7 +47,7 @@ class Runs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptionPairs:
-    """Pairs of rows whose captions overlap, and how many comparisons were not made (see `share_a_key`)."""
+    """Pairs of rows whose captions overlap, and the number of skipped comparisons (see `share_a_key`)."""
 
     pairs: Pairs
     comparisons_skipped: int
@@ -59,7 +59,7 @@ def _word_hash(word: str) -> int:
 
 
 def runs(captions: pl.Series) -> Runs:
-    """Return the runs of three words of each caption (String; a null has none); a shorter one is one run."""
+    """Return the runs of three words of each caption (String); a shorter caption is one run, null none."""
     words = captions.fill_null("").str.to_lowercase().str.extract_all(WORD)
     lengths = words.list.len().to_numpy().astype(np.int64)
     encoded = words.list.explode(keep_nulls=False, empty_as_null=False).to_arrow().dictionary_encode()
@@ -85,7 +85,7 @@ def _multipliers() -> tuple[Halves, Halves]:
 
 
 def signatures(found: Runs) -> Halves:
-    """Return the minima of HASHES orders of the runs, uint32 (captions, HASHES); no runs: all ones."""
+    """Return the MinHash signatures, uint32 (captions, HASHES); all ones without runs."""
     factors, offsets = _multipliers()
     count = len(found.ends) - 1
     result = np.full((count, HASHES), 2**32 - 1, dtype=np.uint32)
@@ -107,7 +107,7 @@ def signatures(found: Runs) -> Halves:
 
 
 def bands_for(threshold: float) -> tuple[int, int]:
-    """Return (bands, rows a band): the widest bands in which a pair at `threshold` meets at 0.99 or more."""
+    """Return (bands, rows per band): the widest bands that find a pair at `threshold` with 0.99 or more."""
     for rows in range(32, 1, -1):
         bands = HASHES // rows
         if 1 - (1 - threshold**rows) ** bands >= 0.99:
@@ -116,15 +116,14 @@ def bands_for(threshold: float) -> tuple[int, int]:
 
 
 def overlap(found: Runs, first: Rows, second: Rows) -> NDArray[np.float64]:
-    """Return the Jaccard overlap of the sets of runs of pairs of captions (2^16 at most); 0 where both are
-    empty."""
+    """Return the Jaccard overlap of pairs of captions (at most 2^16); 0 when both are empty."""
     sizes = np.diff(found.ends)
     sides = []
     for rows in (first, second):
         lengths = sizes[rows]
         begin = np.repeat(found.ends[rows] - (np.cumsum(lengths) - lengths), lengths)
         pair = np.repeat(np.arange(len(rows), dtype=np.uint64), lengths)
-        # One number to sort by: 16 bits of the pair, 48 of the hash.
+        # Sort key: 16 bits of the pair, 48 bits of the hash.
         keys = pair << np.uint64(48) | found.hashes[begin + np.arange(len(begin))] >> np.uint64(16)
         sides.append(sorted_unique(keys))
     both = np.sort(np.concatenate(sides))
@@ -158,8 +157,8 @@ def find_caption_pairs(
     rows = np.flatnonzero(speaks)
     marks = marks[rows] if len(rows) < count else marks
     bands, width = bands_for(threshold)
-    # The share of equal minima is the overlap with a standard deviation of 0.035 at 0.8; what lies four of
-    # them below the threshold is not compared in full.
+    # The share of equal minima estimates the overlap with a standard deviation of 0.035 at 0.8; pairs more
+    # than four deviations below the threshold are not compared in full.
     least = (threshold - 0.15) * HASHES
     first: list[Rows] = []
     second: list[Rows] = []
@@ -195,8 +194,7 @@ def _measured(captions: pl.Series, low: Rows, high: Rows, threshold: float) -> P
 
 
 def written_alike(captions: pl.Series) -> Rows:
-    """Return, per row, the number of the first row whose caption has the same words in the same order, itself
-    included; -1 for a caption without a word."""
+    """Return, per row, the first row with the same words in the same order; -1 without a word."""
     words = captions.fill_null("").str.to_lowercase().str.extract_all(WORD).list.join(" ")
     frame = words.alias("words").to_frame().with_row_index("row")
     first = frame.select(pl.col("row").first().over("words").cast(pl.Int64)).to_series().to_numpy()

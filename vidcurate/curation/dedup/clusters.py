@@ -1,9 +1,10 @@
-"""From twins to clusters: which clip is kept, and which are copies of it.
+"""Duplicate clusters: group pairs of duplicates, and choose the clip to keep.
 
-To be the same (bytes, coded pictures, all five hashes, all words) is transitive, so such clips are joined by
-union-find. To be alike is not: of a chain of a thousand clips, each like the next, the ends have nothing in
-common. So likeness is followed for one step: the best clip takes all that are like it, then the best of those
-that are left. Every copy is alike to the clip that is kept for it, and never by way of others.
+Equality (bytes, coded packets, all five hashes, all words) is transitive, so equal clips are joined by
+union-find. Similarity is not: in a chain of a thousand clips, each similar to the next, the ends have nothing
+in common. So similarity counts for one step only: the best clip takes all clips similar to it, then the best
+of the remaining clips does the same. Every duplicate is similar to the clip kept for it, never through a
+third clip.
 """
 
 from dataclasses import dataclass
@@ -13,13 +14,13 @@ from numpy.typing import NDArray
 
 from vidcurate.curation.dedup.pairs import Pairs, Rows
 
-Labels = NDArray[np.int64]  # per row: rows with the same number are the same; -1 is like none
+Labels = NDArray[np.int64]  # per row: rows with the same number are equal; -1 equals no row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clusters:
-    """Per row: `kept` (the row that is kept for it; itself when it has no twin), `link` (the place in the
-    kinds, -1 for itself), `distance`, `note` (seen from the kept row when `forward`)."""
+    """Clusters, per row: `kept` (the row kept for it; itself without a duplicate), `link` (index of the kind,
+    -1 for itself), `distance`, `note` (seen from the kept row when `forward`)."""
 
     kept: Rows
     link: NDArray[np.int8]
@@ -29,7 +30,7 @@ class Clusters:
 
 
 def joined(labels: list[Labels], count: int) -> Rows:
-    """Return, per row, a number that rows have in common when any of `labels` says that they are the same."""
+    """Return a group number per row: rows that are equal by any of `labels` share it."""
     parent = list(range(count))
 
     def root(row: int) -> int:
@@ -54,9 +55,9 @@ def joined(labels: list[Labels], count: int) -> Rows:
 
 
 def cluster(labels: list[Labels], likes: list[Pairs], place: Rows) -> Clusters:
-    """Return the clusters of rows 0 … n - 1. `place` is each row's place by preference, 0 is the best.
+    """Return the clusters of rows 0 … n - 1. `place` is each row's rank by preference, 0 is the best.
 
-    Link k < len(labels) means: the same by labels[k]; link len(labels) + k: alike by likes[k].
+    Link k < len(labels): equal by labels[k]; link len(labels) + k: similar by likes[k].
     """
     count = len(place)
     group = joined(labels, count)
@@ -71,7 +72,7 @@ def cluster(labels: list[Labels], likes: list[Pairs], place: Rows) -> Clusters:
     others = np.flatnonzero(kept != np.arange(count))
     link[others] = _same_by(labels, others, kept)
 
-    # Each group is now one node, its best row; nodes are joined in the order of preference.
+    # Each group is now one node, its best row; nodes join in order of preference.
     leader = np.full(count, -1, dtype=np.int64)
     edges = _edges(likes, kept)
     starts = np.searchsorted(edges["from"], np.arange(count))
@@ -90,7 +91,7 @@ def cluster(labels: list[Labels], likes: list[Pairs], place: Rows) -> Clusters:
                 forward[other] = edges["forward"][edge]
     led = np.flatnonzero((leader[kept] >= 0) & (leader[kept] != kept))
     by_way_of = kept[led]
-    # A copy of a led clip is alike to the leader in the same way as that clip.
+    # A copy of a clip has the same link to the kept clip as that clip.
     link[led], distance[led], note[led], forward[led] = (
         link[by_way_of], distance[by_way_of], note[by_way_of], forward[by_way_of],
     )  # fmt: skip
@@ -99,7 +100,7 @@ def cluster(labels: list[Labels], likes: list[Pairs], place: Rows) -> Clusters:
 
 
 def _same_by(labels: list[Labels], rows: Rows, kept: Rows) -> NDArray[np.int8]:
-    """Return the first label by which each of `rows` is the same as the row kept for it."""
+    """Return the first label by which each of `rows` equals the row kept for it."""
     result = np.full(len(rows), len(labels) - 1, dtype=np.int8)
     for number in reversed(range(len(labels))):
         label = labels[number]
@@ -108,8 +109,10 @@ def _same_by(labels: list[Labels], rows: Rows, kept: Rows) -> NDArray[np.int8]:
 
 
 def _edges(likes: list[Pairs], node_of: Rows) -> dict[str, NDArray[np.generic]]:
-    """Return the pairs between nodes, both ways, by node; of several between two nodes the first kind's and
-    closest. `forward` says that the pair's second stands for the node `from`."""
+    """Return the pairs between nodes, both ways, by node: the closest of the first kind between two nodes.
+
+    `forward`: the pair's second row belongs to the node `from`.
+    """
     parts = []
     for kind, pairs in enumerate(likes):
         one, other = node_of[pairs.first], node_of[pairs.second]

@@ -1,4 +1,4 @@
-"""Which files hold the same bytes? Only those whose size another file has are read."""
+"""Exact duplicates: SHA-256 of files that share their size with another file."""
 
 import hashlib
 from pathlib import Path
@@ -13,7 +13,7 @@ _BLOCK = 1 << 20
 
 
 def hash_file(path: str) -> dict[str, Any]:
-    """Return the SHA-256 of the file and of nothing else; null where it cannot be read."""
+    """Return the SHA-256 of the file; null when the file cannot be read."""
     whole = hashlib.sha256()
     try:
         with open(path, "rb") as file:

@@ -1,7 +1,7 @@
-"""The eight orientations of a picture, read off its hash alone.
+"""Picture orientations: rotate and mirror a picture by its hash alone.
 
 A bit of the hash is the sign of one DCT coefficient X[u, v] (u counts rows, v columns). A mirror image has
-the same coefficients with the sign of every odd one turned over, a transposed picture has them transposed. So
+the same coefficients with the sign of every odd one flipped, a transposed picture has them transposed. So
 the hash of a rotated or mirrored picture follows from the stored hash, without a second decode.
 """
 
@@ -19,10 +19,10 @@ def _mask(bits: NDArray[np.bool_]) -> np.uint64:
 
 
 MEAN = np.uint64(1)  # bit 0 is the mean, the same for every picture
-ODD_COLUMNS = _mask(_COLUMN % 2 == 1)  # turned over by a mirror left to right
-ODD_ROWS = _mask(_ROW % 2 == 1)  # turned over by a mirror top to bottom
+ODD_COLUMNS = _mask(_COLUMN % 2 == 1)  # flipped by a mirror left to right
+ODD_ROWS = _mask(_ROW % 2 == 1)  # flipped by a mirror top to bottom
 
-# What is done to a picture, in order: is it transposed, is it then mirrored left to right, top to bottom?
+# Orientation → (transposed, then mirrored left to right, then mirrored top to bottom).
 ORIENTATIONS: dict[str, tuple[bool, bool, bool]] = {
     "same": (False, False, False),
     "rotated 90": (True, True, False),
@@ -44,9 +44,9 @@ def transposed(hashes: Hashes) -> Hashes:
 
 
 def turned(hashes: Hashes, orientation: str) -> Hashes:
-    """Return the hashes of the pictures turned as `orientation` (a key of ORIENTATIONS, clockwise) says.
+    """Return the hashes of the pictures in `orientation` (a key of ORIENTATIONS, clockwise).
 
-    Exact up to coefficients of 0, whose bit is 0 on either side.
+    Exact except for coefficients of 0, whose bit is 0 for either sign.
     """
     transpose, left_right, top_bottom = ORIENTATIONS[orientation]
     result = transposed(hashes) if transpose else hashes
@@ -58,11 +58,11 @@ def turned(hashes: Hashes, orientation: str) -> Hashes:
 
 
 def without_mirrors(hashes: Hashes) -> Hashes:
-    """Return the hashes of whichever mirror image has X[0, 1], X[1, 0] and X[1, 1] positive.
+    """Return the hashes of the mirror image that has X[0, 1], X[1, 0] and X[1, 1] positive.
 
-    All mirror images of a picture give the same one as long as those three signs, its strongest ones as a
-    rule, are read alike. The signs of the odd-odd coefficients are set by X[1, 1] itself and not by the other
-    two, so that a wrong reading of one spoils only its own quarter. The three bits are 0 in the result.
+    All mirror images of a picture give the same hash when these three signs (usually of its strongest
+    coefficients) are read correctly. X[1, 1] alone sets the signs of the odd-odd coefficients, so that one
+    wrong sign changes only its own quarter. The three bits are 0 in the result.
     """
     result = hashes & ~MEAN
     for bit, which in (

@@ -1,4 +1,4 @@
-"""Likeness as a list of pairs, and the finding of pairs that share a key."""
+"""Duplicate pairs, and search for pairs that share a key."""
 
 from dataclasses import dataclass
 
@@ -8,17 +8,17 @@ from numpy.typing import NDArray
 Rows = NDArray[np.int64]
 Words = NDArray[np.uint64]
 
-# Entries of one bucket are compared with this many that follow them; a look or a phrase that thousands share
-# would otherwise cost the square of their number.
+# Each entry of a bucket is compared with this many that follow it: a hash or phrase shared by thousands of
+# clips would otherwise cost the square of their number.
 WINDOW = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairs:
-    """Pairs of rows that are alike, each once with `first` < `second`, in order.
+    """Pairs of similar rows, each once with `first` < `second`, in order.
 
-    `distance` is float64, 0 for the same; its unit is the kind's. `note` is a small number whose meaning is
-    the kind's.
+    `distance` is float64, 0 for equal rows; its unit and the meaning of `note` (a small number) depend on the
+    kind.
     """
 
     first: Rows
@@ -48,8 +48,10 @@ NO_PAIRS = pairs_of(
 
 
 def sorted_unique(values: NDArray[np.generic]) -> NDArray[np.generic]:
-    """Return the distinct values in order. (numpy.unique goes by a hash table since 2.3, which is several
-    times slower than a sort of 64-bit words.)"""
+    """Return the distinct values in order.
+
+    numpy.unique uses a hash table since 2.3, several times slower than a sort of 64-bit words.
+    """
     ordered = np.sort(values)
     new = np.ones(len(ordered), dtype=np.bool_)
     new[1:] = ordered[1:] != ordered[:-1]
@@ -64,11 +66,10 @@ def unique_pairs(first: Rows, second: Rows, count: int) -> tuple[Rows, Rows]:
 
 
 def share_a_key(keys: Words, rest: Words, key_bits: int) -> tuple[Rows, Rows, int]:
-    """Return (first, second) entries whose `keys` (below 2^key_bits) are equal, and how many pairs were not
-    looked at because their bucket holds more than WINDOW others.
+    """Return (first, second, skipped): entries with equal `keys` (below 2^key_bits), and skipped pairs.
 
-    Within a bucket the entries stand in the order of `rest` (its highest bits), so that those compared are
-    the likeliest.
+    In a bucket of more than WINDOW entries, pairs further apart are skipped. The entries are sorted by `rest`
+    (its highest bits), so that the likeliest pairs are compared.
     """
     count = len(keys)
     index_bits = max(count - 1, 1).bit_length()

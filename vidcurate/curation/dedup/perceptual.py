@@ -1,14 +1,13 @@
-"""Which clips look alike? Hashes of several frames compared bit by bit, in any orientation.
+"""Perceptual duplicates: hashes of five frames compared in any orientation.
 
-Two clips are twins when at least `min_frames` of their five frames are within `max_bits` of each other, all
-in one orientation; the distance of a pair is that of its `min_frames`-th best frame, so that a black or a
-titled frame at one end neither makes twins nor parts them. A frame whose hash has few bits set (black, one
-colour) says nothing and is not compared.
+Two clips are duplicates when at least `min_frames` of their five frames are within `max_bits` of each other,
+all in one orientation. The distance of a pair is that of its `min_frames`-th best frame, so that a black or
+title frame at one end neither creates nor hides a duplicate. A frame whose hash has few bits set (black, one
+colour) is uninformative and is not compared.
 
-A million clips make 5e11 pairs, so pairs are looked for by keys: a hash, freed of its orientation, is cut
-into six parts of ten bits, and two clips are compared when two parts of any one frame are equal (bit sampling
-after Indyk and Motwani 1998; multi-index hashing after Norouzi et al. 2012). docs/dedup.md has what that
-misses.
+A million clips make 5e11 pairs, so pairs are found by keys: a hash in canonical orientation is split into six
+parts of ten bits, and two clips are compared when two parts of one frame are equal (bit sampling after Indyk
+and Motwani 1998; multi-index hashing after Norouzi et al. 2012). docs/dedup.md has what this misses.
 """
 
 import itertools
@@ -23,14 +22,16 @@ from vidcurate.executor.map_clips import Progress, no_progress
 
 NAMES = tuple(ORIENTATIONS)
 _PARTS, _PART_BITS = 6, 10
-_SILENT = 99  # the distance of a frame that says nothing: more than any
+_SILENT = 99  # distance of an uninformative frame: more than any other
 _PAIRS_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PerceptualPairs:
-    """`pairs.note` is the place in NAMES of what was done to `second`. `silent_rows` have too few frames that
-    say something; `comparisons_skipped` were not made because too many clips share a key."""
+    """Perceptual pairs; `pairs.note` is the orientation of `second` as an index into NAMES.
+
+    `silent_rows` have too few informative frames; `comparisons_skipped`: too many clips share a key.
+    """
 
     pairs: Pairs
     silent_rows: int
@@ -38,14 +39,14 @@ class PerceptualPairs:
 
 
 def says_something(hashes: Words, min_set_bits: int) -> NDArray[np.bool_]:
-    """Say which hashes have at least `min_set_bits` set, and as many not."""
+    """Return which hashes have at least `min_set_bits` bits set, and as many not set."""
     set_bits = np.bitwise_count(hashes & ~MEAN)
     speaks: NDArray[np.bool_] = (set_bits >= min_set_bits) & (set_bits <= 63 - min_set_bits)
     return speaks
 
 
 def _parts(hashes: Words) -> list[Words]:
-    # Bits 0, 1, 8 and 9 are constant once mirrors are gone; the other 60 stand together.
+    # Bits 0, 1, 8 and 9 are constant in canonical orientation; the other 60 form the parts.
     packed = (hashes >> np.uint64(10) << np.uint64(6)) | (hashes >> np.uint64(2) & np.uint64(63))
     mask = np.uint64((1 << _PART_BITS) - 1)
     return [packed >> np.uint64(_PART_BITS * number) & mask for number in range(_PARTS)]
@@ -70,8 +71,8 @@ def _candidates(
             if number not in (one, other):
                 rest = rest << np.uint64(_PART_BITS) | parts[number]
         a, b, beyond = share_a_key(keys, rest << np.uint64(24), 2 * _PART_BITS)
-        # A wrong sign among the three that tell mirrors apart turns over a quarter of the bits: such a pair
-        # is found through another frame.
+        # A wrong sign among the three that distinguish mirror images flips a quarter of the bits: another
+        # frame finds such a pair.
         near = np.bitwise_count(entries[a] ^ entries[b]) <= max_bits
         first.append(a[near] % len(rows))
         second.append(b[near] % len(rows))
@@ -81,7 +82,7 @@ def _candidates(
 
 
 def frame_distances(a: Words, b: Words, speaks: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the bits in which the hashes differ, with _SILENT where either says nothing; all (P, F)."""
+    """Return the number of differing bits, _SILENT where either hash is uninformative; all (P, F)."""
     return np.where(speaks, np.bitwise_count((a ^ b) & ~MEAN), _SILENT).astype(np.int64)
 
 
@@ -94,7 +95,7 @@ def measure(
     min_frames: int,
     any_orientation: bool,
 ) -> tuple[NDArray[np.float64], NDArray[np.int8]]:
-    """Return (distance in bits, place in NAMES of the orientation) of pairs of rows of `hashes` (N, F)."""
+    """Return (distance in bits, index of the orientation in NAMES) of pairs of rows of `hashes` (N, F)."""
     a, b = hashes[first], hashes[second]
     both = speaks[first] & speaks[second]
     best = np.full(len(first), float(_SILENT))
@@ -116,7 +117,7 @@ def find_perceptual_pairs(
     any_orientation: bool = True,
     progress: Progress = no_progress,
 ) -> PerceptualPairs:
-    """Return the pairs of rows of `hashes` (uint64 (N, F), 0 for no frame) that are twins."""
+    """Return the duplicate pairs of rows of `hashes` (uint64 (N, F), 0 for no frame)."""
     speaks = says_something(hashes, min_set_bits)
     silent = np.sum(speaks, axis=1) < min_frames
     speaks[silent] = False

@@ -1,4 +1,4 @@
-"""Which of several copies is kept, and in what it is better."""
+"""Preference among duplicates: which clip is kept, and why."""
 
 from dataclasses import dataclass
 
@@ -10,14 +10,16 @@ from vidcurate.errors import ColumnError
 
 PIXELS = "pixels"
 HEALTHY = "healthy"
-# Values within a step are equal: a copy that is a frame longer is not better for it.
+# Values within one step are equal: a copy one frame longer is not better.
 STEPS = {"duration_seconds": 0.5}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preference:
-    """`names` in their order and each row's value of them (missing: -inf), float64 (rows, names); `place` is
-    the row's place, 0 is the best."""
+    """Preference of rows: values of the columns `names` (missing: -inf), float64 (rows, names).
+
+    `place` is the row's rank, 0 is the best.
+    """
 
     names: tuple[str, ...]
     values: NDArray[np.float64]
@@ -27,19 +29,19 @@ class Preference:
 def columns_of(
     prefer: tuple[str, ...], schema: pl.Schema, defaults: tuple[str, ...], where: str
 ) -> list[str]:
-    """Return the columns of `prefer` that the table has. Raises ColumnError for one that is not there and not
-    among the defaults, or that holds no numbers."""
+    """Return the columns of `prefer` that the table has.
+
+    Raises ColumnError for a missing column that is not a default, and for one that is not numeric.
+    """
     found = []
     for name in prefer:
         missing = {"width", "height"} - set(schema) if name == PIXELS else {name} - set(schema)
         if missing:
             if name not in defaults:
-                raise ColumnError(f"{where}: dedup.prefer names the column {name}, which is not there.")
+                raise ColumnError(f"{where}: dedup.prefer names the column {name}, which does not exist.")
             continue
         if name != PIXELS and not (schema[name].is_numeric() or schema[name] == pl.Boolean()):
-            raise ColumnError(
-                f"{where}: dedup.prefer needs numbers, and the column {name} holds {schema[name]}."
-            )
+            raise ColumnError(f"{where}: dedup.prefer needs numeric columns; {name} is {schema[name]}.")
         found.append(name)
     return found
 
@@ -60,7 +62,7 @@ def rank(clips: pl.DataFrame, names: list[str]) -> Preference:
         value = value.cast(pl.Float64)
         exprs.append(((value / step).round() * step if step else value).alias(name))
     table = clips.select(exprs).select(pl.all().fill_nan(None).fill_null(float("-inf")))
-    # lexsort goes by its last key first; the smaller id ends every tie.
+    # lexsort sorts by its last key first; the smaller id breaks ties.
     ids = clips["clip_id"].rank("ordinal").to_numpy()
     keys = [ids, *(-table[name].to_numpy() for name in reversed(table.columns))]
     order = np.lexsort(keys)
@@ -78,7 +80,7 @@ def _number(value: float) -> str:
 
 
 def because(found: Preference, kept: NDArray[np.int64], rows: NDArray[np.int64]) -> list[str]:
-    """Return, for each of `rows`, the first thing in which the row kept for it is better."""
+    """Return, for each of `rows`, the first column in which the row kept for it is better."""
     mine, theirs = found.values[rows], found.values[kept[rows]]
     differs = mine != theirs
     first = np.argmax(differs, axis=1) if differs.size else np.zeros(len(rows), dtype=np.int64)

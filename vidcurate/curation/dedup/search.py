@@ -1,4 +1,4 @@
-"""What each kind of likeness finds in a table, put together."""
+"""Duplicate search over a table: all kinds of similarity, combined."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,12 +14,12 @@ from vidcurate.curation.dedup.spec import DedupSpec, PerceptualSpec
 from vidcurate.executor.map_clips import Progress, no_progress
 
 EMBEDDINGS = "embeddings.parquet"
-_FRAMES = 5  # that are hashed
+_FRAMES = 5  # hashed frames per clip
 
 
 @dataclass(slots=True)
 class Search:
-    """What the kinds have found so far, over the rows that take part; `notes` counts what was left out."""
+    """Search results so far, over the participating rows; `notes` counts what was left out."""
 
     labels: list[NDArray[np.int64]] = field(default_factory=list)
     label_kinds: list[str] = field(default_factory=list)
@@ -28,8 +28,7 @@ class Search:
     notes: dict[str, int] = field(default_factory=lambda: {"silent_clips": 0, "comparisons_skipped": 0})
 
     def add_equal(self, kind: str, keys: pl.DataFrame) -> NDArray[np.int64]:
-        """Rows with the same values in all of `keys` are the same; a null in the first column is like
-        none."""
+        """Mark as equal the rows with the same values in all of `keys`; a null in the first column has no equal."""
         label = _numbered(keys)
         self.labels.append(label)
         self.label_kinds.append(kind)
@@ -54,7 +53,7 @@ def _interval(clips: pl.DataFrame) -> list[pl.Series]:
 
 
 def _numbers(clips: pl.DataFrame, column: str, dtype: type[np.generic], width: int) -> NDArray[Any]:
-    """Return a List column of whole numbers as (rows, width), 0 where there is none."""
+    """Return a List column of whole numbers as (rows, width), 0 for missing ones."""
     filled = clips[column].fill_null([])
     flat = [filled.list.get(number, null_on_oob=True).fill_null(0) for number in range(width)]
     return np.stack([part.to_numpy().astype(dtype) for part in flat], axis=1)
@@ -66,8 +65,10 @@ def twins_by_look(
     spec: PerceptualSpec,
     progress: Progress = no_progress,
 ) -> perceptual.PerceptualPairs:
-    """Return the pairs of rows whose hashes (rows, frames) agree, and whose thumbnails (rows, 192; all 0
-    where there is none) do not speak against it."""
+    """Return the pairs of rows whose hashes (rows, frames) agree and whose thumbnails do not differ.
+
+    Thumbnails are (rows, 192), all 0 for a missing one.
+    """
     found = perceptual.find_perceptual_pairs(
         hashes,
         max_bits=spec.max_bits,
@@ -136,12 +137,12 @@ def _meaning(search: Search, clips: pl.DataFrame, spec: DedupSpec, run: Path, pr
 
 
 def not_looked_for(clips: pl.DataFrame, spec: DedupSpec, videos: Path | None) -> dict[str, str]:
-    """Return the kinds that are left out, each with the reason."""
+    """Return the kinds that are not searched, each with the reason."""
     reasons = {}
     if not spec.exact:
         reasons["exact"] = "switched off"
     elif videos is None:
-        reasons["exact"] = "no folder of videos is known; say it with --videos"
+        reasons["exact"] = "no video folder is known; add --videos FOLDER"
     for kind, column, wanted in (
         ("packets", "packet_hash", spec.packets),
         ("perceptual", "perceptual_hashes", spec.perceptual is not None),
@@ -149,7 +150,7 @@ def not_looked_for(clips: pl.DataFrame, spec: DedupSpec, videos: Path | None) ->
         if not wanted:
             reasons[kind] = "switched off"
         elif column not in clips.columns:
-            reasons[kind] = f"the column {column} is not there; run `vidcurate score-frames` first"
+            reasons[kind] = f"the column {column} is missing; run `vidcurate score-frames` first"
     if spec.captions is None:
         reasons["caption"] = "switched off"
     if spec.semantic is None:
@@ -165,12 +166,14 @@ def search_all(
     run: Path,
     progress: Progress,
 ) -> Search:
-    """Look for every kind in `clips` that is not in `left_out`. `contents` is video_path, sha256 of the files
-    that were read, None when exact copies are not looked for."""
+    """Search `clips` for every kind that is not in `left_out`.
+
+    `contents` is video_path, sha256 of the files that were read; None without a search for exact copies.
+    """
     search = Search()
     if contents is not None:
         known = clips.join(contents, on="video_path", how="left", maintain_order="left")
-        # Files that were not read have no copy: each is its own content.
+        # A file that was not read has a unique size, hence no copy.
         content = pl.coalesce("sha256", pl.format("file:{}", "video_path"))
         search.add_equal("exact", known.select(content.alias("content"), *_interval(clips)))
     if "packets" not in left_out:

@@ -1,8 +1,7 @@
-"""Which clips mean the same? Cosine of embeddings, within clusters when there are many clips.
+"""Semantic duplicates: cosine of embeddings, within k-means clusters if many.
 
-Up to ALL_WITH_ALL clips every pair is compared. Beyond that k-means groups the clips and pairs are compared
-within a group (SemDeDup, Abbas et al. 2023, arXiv 2303.09540), which needs faiss: a pair that k-means parts
-is not found.
+Up to ALL_WITH_ALL clips every pair is compared. Beyond that k-means (faiss) groups the clips, and pairs are
+compared within a group (SemDeDup, Abbas et al. 2023, arXiv 2303.09540): a pair in two groups is not found.
 """
 
 import importlib.util
@@ -45,8 +44,8 @@ def read_embeddings(path: Path, clip_ids: pl.Series) -> tuple[Rows, Vectors]:
             raise ValueError(f"embedding has the shape {vectors.shape} for {len(held)} clip ids")
     except Exception as error:  # numpy and polars raise many kinds for a file that is not theirs
         raise InputError(
-            f"{path}: no embeddings can be read ({error}). It needs clip_id and embedding (a row a clip), as "
-            "`vidcurate score-models` writes."
+            f"{path}: no embeddings can be read ({error}). The file needs clip_id and embedding (one row per "
+            "clip). Write it with `vidcurate score-models`."
         ) from error
     places = (
         clip_ids.alias("clip_id")
@@ -63,7 +62,7 @@ def read_embeddings(path: Path, clip_ids: pl.Series) -> tuple[Rows, Vectors]:
 
 
 def _within(rows: Rows, vectors: Vectors, threshold: float) -> list[Pairs]:
-    """Return the pairs of `rows` whose cosine reaches `threshold`, all with all."""
+    """Return the pairs of `rows` whose cosine reaches `threshold`, comparing all pairs."""
     found = []
     for start in range(0, len(rows), _ROWS_AT_ONCE):
         block = vectors[start : start + _ROWS_AT_ONCE] @ vectors[start:].T

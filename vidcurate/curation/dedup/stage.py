@@ -1,8 +1,9 @@
-"""Which clips are the same? Clusters of twins, the one to keep, and why.
+"""Stage `dedup`: find duplicate clips, cluster them, and rank each cluster.
 
-Exact copies, the same coded pictures, twins by look, by words and by meaning: each kind finds pairs or equal
-keys by itself (a file each), `clusters` joins them, `preference` says which one is kept. Nothing is rejected
-here: the filter's rule `duplicate` keeps the best of a cluster that passes every other rule.
+Kinds of duplicates: exact copies, the same coded packets, similar frames, captions or embeddings. Each kind
+finds pairs or equal keys (one file per kind), `clusters` joins them, `preference` chooses the clip to keep.
+This stage rejects nothing: the filter's rule `duplicate` keeps the best of a cluster that passes all other
+rules.
 """
 
 import hashlib
@@ -41,8 +42,11 @@ _INVERSE = {"rotated 90": "rotated 270", "rotated 270": "rotated 90"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DedupSummary:
-    """What was found. `not_looked_for` says why a kind was left out; `silent_clips` show too few frames that
-    say anything; `comparisons_skipped` were not made because too many clips share a look or a phrase."""
+    """Counts of a duplicate search. `not_looked_for`: kinds not searched, with the reason.
+
+    `silent_clips` have too few informative frames; `comparisons_skipped`: too many clips share a hash or
+    phrase.
+    """
 
     rows_in: int
     rows_compared: int
@@ -57,7 +61,7 @@ class DedupSummary:
 
 
 def _columns(clips: pl.DataFrame, search: Search, preferred: preference.Preference) -> pl.DataFrame:
-    """Return clip_id and the columns of this stage for the rows that take part."""
+    """Return clip_id and the columns of this stage for the participating rows."""
     found = clusters.cluster(search.labels, search.likes, preferred.place)
     kinds = np.array([*search.label_kinds, *search.like_kinds, ""])
     ids = clips["clip_id"]
@@ -108,14 +112,14 @@ def run_dedup(
     num_workers: int = 1,
     progress: Progress = no_progress,
 ) -> DedupSummary:
-    """Look for duplicates in the run's table and write RUN/dedup.parquet.
+    """Find duplicates in the run's table and write RUN/dedup.parquet.
 
-    Clips with an ingest problem do not take part. `videos` is needed for exact copies. Resumes inside: hashes
-    of files that are done are kept until the table is written. Raises InputError for a folder or a file of
-    embeddings that cannot be used, ColumnError, StageError, StorageError.
+    Clips with an ingest problem do not participate. Exact copies need `videos`. A stopped stage resumes: file
+    hashes are kept until the table is written. Raises InputError for an unusable folder or file of
+    embeddings, ColumnError, StageError, StorageError.
     """
     if videos is not None and not videos.is_dir():
-        raise InputError(f"{videos}: no such folder of videos. Give the folder with --videos.")
+        raise InputError(f"{videos}: no such video folder. Set it with --videos FOLDER.")
     previous = table.previous_stage(run, "dedup")
     source = table.stage_path(run, previous)
     lazy = table.scan(run, previous)
@@ -137,7 +141,7 @@ def run_dedup(
     if spec.semantic is not None:
         path = spec.semantic.embeddings or run / EMBEDDINGS
         if not path.is_file():
-            raise InputError(f"{path}: no such file of embeddings. `vidcurate score-models` writes one.")
+            raise InputError(f"{path}: no such file of embeddings. Run `vidcurate score-models` to write it.")
         inputs["embeddings"] = table.digest(path)
     origin = table.Provenance(
         stage="dedup",
@@ -156,7 +160,7 @@ def run_dedup(
         search = search_all(part, spec, left_out, contents, run, progress)
         found = _columns(part, search, preference.rank(part, prefer))
         own = [name for name, column in COLUMNS.items() if column.stage == "dedup"]
-        # An id that stands twice takes part once; its other rows have an ingest problem.
+        # A repeated id participates once; its other rows have an ingest problem.
         whole = clips.select("clip_id", _take_part(clips).alias("takes_part")).join(
             found.with_columns(takes_part=True),
             on=["clip_id", "takes_part"],
@@ -172,7 +176,7 @@ def run_dedup(
 
 
 def _listing(paths: list[str], folder: Path) -> str:
-    """Return a digest of the files' names, sizes and times: what decides whether they are read again."""
+    """Return a digest of the files' names, sizes and times; when it changes, they are read again."""
     whole = hashlib.sha256()
     for path in paths:
         try:

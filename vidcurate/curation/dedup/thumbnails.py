@@ -1,9 +1,8 @@
-"""Are two clips whose hashes agree the same picture? Thumbnails compared cell by cell, in colour.
+"""Thumbnail comparison: reject pairs whose hashes agree but whose colours do not.
 
-The hashes know where things are and not what colour they have. A pair's thumbnails (8 x 8 cells) are laid on
-each other in the orientation that the hashes found, the second is made brighter and richer in contrast by
-whatever fits best (gains from 1/2 to 2), and what remains is the distance: the root of the mean square, in
-levels of 255.
+Hashes describe shapes, not colours. The thumbnails of a pair (8 x 8 cells) are aligned in the orientation
+that the hashes found; brightness and contrast of the second are fitted to the first (gains from 1/2 to 2);
+the distance is the root mean square of the residual, in levels of 255.
 """
 
 import numpy as np
@@ -20,7 +19,7 @@ Thumbnails = NDArray[np.float32]
 
 
 def turned(thumbnails: Thumbnails, orientation: str) -> Thumbnails:
-    """Return the thumbnails (N, 8, 8, 3) of the pictures turned as `orientation` says."""
+    """Return the thumbnails (N, 8, 8, 3) of the pictures in `orientation`."""
     transpose, left_right, top_bottom = ORIENTATIONS[orientation]
     result = thumbnails.swapaxes(1, 2) if transpose else thumbnails
     result = result[:, :, ::-1] if left_right else result
@@ -39,7 +38,7 @@ def residuals(one: Thumbnails, other: Thumbnails) -> NDArray[np.float64]:
 
 
 def distances(thumbnails: NDArray[np.uint8], known: NDArray[np.bool_], pairs: Pairs) -> NDArray[np.float64]:
-    """Return the distance of each of `pairs`, whose `note` is the orientation; 0 where one is not `known`.
+    """Return the distance of each of `pairs` (`note` is the orientation); 0 unless both are `known`.
 
     `thumbnails` is uint8 (rows, 192).
     """
@@ -52,7 +51,7 @@ def distances(thumbnails: NDArray[np.uint8], known: NDArray[np.bool_], pairs: Pa
                 thumbnails[rows[some]].reshape(-1, CELLS, CELLS, 3).astype(np.float32)
                 for rows in (pairs.first, pairs.second)
             )
-            # The fit is not the same both ways: a faint picture is near to anything that is turned down.
+            # The fit is not symmetric: with a low gain any picture fits a faint one.
             back = residuals(turned(other, name), one)
             result[some] = np.maximum(residuals(one, turned(other, name)), back)
     return result

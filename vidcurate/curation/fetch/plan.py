@@ -1,8 +1,8 @@
-"""What to download: the kept clips of a run against the zip parts that the data set is published in.
+"""Download plan: byte ranges of zip parts that hold the kept clips of a run.
 
-OpenVid-1M lies in 186 zips of some 40 GB, and its table does not say which holds a clip (OpenVid-1M issues
-19 and 21). The central directories do, and they are read by range: a filtered subset is then a list of byte
-ranges. `RUN/parts.parquet` keeps the directories, a row a member, for the next plan.
+OpenVid-1M consists of 186 zips of some 40 GB, and its table does not say which one holds a clip (OpenVid-1M
+issues 19 and 21). Their central directories do, and range requests read them: a filtered subset is then a
+list of byte ranges. `RUN/parts.parquet` caches the directories, one row per member, for the next plan.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ MEMBER = {
     "method": pl.Int32,
     "problem": pl.String,
 }
-# The columns of a plan. A file has a row for each piece of its part that it lies in.
+# Columns of a plan. A file has one row for each piece of its part that contains bytes of it.
 COLUMNS = (
     "video_path", "clips", "part", "name", "offset", "range_bytes", "compressed_bytes", "size_bytes", "crc32",
     "method", "range", "ranges", "place", "place_bytes", "first_byte", "last_byte",
@@ -43,12 +43,12 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchPlanSummary:
-    """What a plan holds; `files_wanted` = `files_planned` + `missing` + `conflicting` + `refused`.
+    """Counts of a plan; `files_wanted` = `files_planned` + `missing` + `conflicting` + `refused`.
 
-    `missing`: files that no part holds. `conflicting`: files that several members with different content are
-    named as. `refused`: files whose only members cannot be trusted. `duplicates`: members beyond the first
-    with the same content. `wrong_size`: files that are there already with another size than their member.
-    `extra`: members that no row of the table names. `not_wanted`: members that only rejected rows name.
+    `missing`: files that no part has. `conflicting`: files with several members of different content.
+    `refused`: files whose only members are unsafe. `duplicates`: further members with the same content.
+    `wrong_size`: downloaded files with another size than their member. `extra`: members that no row of the
+    table names. `not_wanted`: members that only rejected rows name.
     """
 
     clips_wanted: int
@@ -81,8 +81,8 @@ def _stamps(parts: Sequence[ZipPart]) -> dict[str, str]:
 def directory(run: Path, parts: Sequence[ZipPart], *, progress: Progress = no_progress) -> pl.DataFrame:
     """Return every member of the parts (columns of MEMBER), in the order of parts and bytes.
 
-    Kept in RUN/parts.parquet: of parts whose size and stamp are the same nothing is read again. Raises
-    InputError for a part that is no sound zip, StorageError.
+    RUN/parts.parquet caches them: parts with the same size and stamp are not read again. Raises InputError
+    for a damaged zip, StorageError.
     """
     path, stamps = run / PARTS, _stamps(parts)
     known: pl.DataFrame | None = None
@@ -129,7 +129,7 @@ def _files(clips: pl.LazyFrame) -> pl.DataFrame:
 
 
 def _matched(files: pl.DataFrame, members: pl.DataFrame) -> pl.DataFrame:
-    """Return a row for each pair of a wanted file and a member of its name (of its path where one has it)."""
+    """Return a row for each pair of a wanted file and a member with its name (its path, if any has it)."""
     found = (
         files.filter("is_wanted")
         .select("video_path", "base", "clips", "file_size_bytes")
@@ -153,11 +153,11 @@ def _matched(files: pl.DataFrame, members: pl.DataFrame) -> pl.DataFrame:
 def plan(
     run: Path, parts: Sequence[ZipPart], *, progress: Progress = no_progress
 ) -> tuple[pl.DataFrame, dict[str, Any]]:
-    """Return the files to fetch (a row a file) and the findings as plain values.
+    """Return the files to fetch (one row per file) and the findings as plain values.
 
-    A row: video_path, clips, part, name, offset, range_bytes, compressed_bytes, size_bytes, crc32, method, in
-    the order of parts and bytes. The findings have a count and a list for each kind of FetchPlanSummary.
-    Raises StageError, ColumnError, InputError, StorageError.
+    Columns: video_path, clips, part, name, offset, range_bytes, compressed_bytes, size_bytes, crc32, method;
+    rows in the order of parts and bytes. The findings have a count and a list for each kind of
+    FetchPlanSummary. Raises StageError, ColumnError, InputError, StorageError.
     """
     newest = table.newest_stage(run)
     clips = table.scan(run, newest)
@@ -212,9 +212,9 @@ def plan(
 
 
 def rows_of(planned: pl.DataFrame, parts: Sequence[ZipPart]) -> pl.DataFrame:
-    """Return the download list: a row a file and piece, with the piece's place and the bytes in it.
+    """Return the download list: one row per file and piece, with the piece's location and byte range.
 
-    `range` counts the rows of a file, `ranges` says how many it has: two where it straddles two pieces.
+    `range` counts the rows of a file, `ranges` is their number: two for a file that spans two pieces.
     """
     pieces = {part.name: part.pieces for part in parts}
     rows = []
@@ -239,12 +239,12 @@ def rows_of(planned: pl.DataFrame, parts: Sequence[ZipPart]) -> pl.DataFrame:
 def run_fetch_plan(
     run: Path, places: Sequence[str], out: Path, *, progress: Progress = no_progress
 ) -> FetchPlanSummary:
-    """Write the download list of a run's kept clips to `out` (.csv) and what was found beside it (.json).
+    """Write the download list of a run's kept clips to `out` (.csv) and the findings next to it (.json).
 
-    Raises InputError for a part that is no sound zip or cannot be reached, StageError, StorageError.
+    Raises InputError for a part that is damaged or unreachable, StageError, StorageError.
     """
     if out.suffix != ".csv":
-        raise InputError(f"{out}: a plan is a .csv file.")
+        raise InputError(f"{out}: a plan is a .csv file. Give --out a name that ends in .csv.")
     if not run.is_dir():
         table.newest_stage(run)  # says what is missing
     parts = zips.find_parts(places)

@@ -1,7 +1,7 @@
-"""Execute a download list: byte ranges of zip parts become files, each whole, checked, under its own name.
+"""Download stage: fetch the byte ranges of a plan, check each file, resume.
 
-Files that lie next to each other in a part are one request. A file is written beside its name and renamed
-when its CRC-32 is right, so a file that is there with its size is done: the same command fetches the rest.
+Adjacent files of a part share one request. A file gets its final name once its CRC-32 is verified, so an
+existing file of the right size is done, and the same command fetches the rest.
 """
 
 import http.client
@@ -23,14 +23,14 @@ from vidcurate.executor.map_clips import Progress, no_progress
 from vidcurate.storage import atomic_file, ranges
 from vidcurate.storage.ranges import Piece
 
-MAX_GAP_BYTES = 1 << 18  # read and thrown away rather than asking again
-MAX_RUN_BYTES = 1 << 26  # of one request
+MAX_GAP_BYTES = 1 << 18  # a gap up to this size is read and discarded instead of sending another request
+MAX_RUN_BYTES = 1 << 26  # largest request
 LISTED = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """A file to fetch: `spans` are the (piece, first byte, bytes) that hold its member."""
+    """File to fetch: `spans` are the (piece, first byte, number of bytes) of its member."""
 
     path: str
     member: Member
@@ -39,7 +39,7 @@ class File:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchSummary:
-    """What a fetch did; `files` = `files_there` + `files_fetched` + `files_failed`."""
+    """Counts of a fetch; `files` = `files_there` + `files_fetched` + `files_failed`."""
 
     files: int
     files_there: int
@@ -51,9 +51,9 @@ class FetchSummary:
 
 
 def read_fetch_plan(path: Path) -> list[File]:
-    """Return the files of a plan, in its order. Raises InputError, ColumnError, StorageError.
+    """Return the files of a plan, in order. Raises InputError, ColumnError, StorageError.
 
-    Every place is looked at: one whose size is not that of the plan is refused.
+    Checks the size of every zip piece: InputError when one differs from the plan.
     """
     try:
         rows = pl.read_csv(path, schema_overrides={"video_path": pl.String, "name": pl.String})
@@ -67,7 +67,7 @@ def read_fetch_plan(path: Path) -> list[File]:
         pieces[place] = ranges.piece(place)
         if pieces[place].size_bytes != size:
             raise InputError(
-                f"{place}: has {pieces[place].size_bytes:,} bytes, {path} was made of {size:,}. Run "
+                f"{place}: has {pieces[place].size_bytes:,} bytes, but {size:,} in {path}. Run "
                 "`vidcurate fetch-plan` again."
             )
     files: dict[str, File] = {}
@@ -78,7 +78,7 @@ def read_fetch_plan(path: Path) -> list[File]:
             files[row["video_path"]] = File(path=known.path, member=known.member, spans=(*known.spans, span))
             continue
         if zips.is_unsafe(row["video_path"]):
-            raise InputError(f"{path}: {row['video_path']!r} is no path inside a folder.")
+            raise InputError(f"{path}: {row['video_path']!r} leaves the target folder.")
         facts = {name: row[name] for name in Member.__dataclass_fields__ if name != "problem"}
         files[row["video_path"]] = File(
             path=row["video_path"], member=Member(**facts, problem=None), spans=(span,)
@@ -87,7 +87,7 @@ def read_fetch_plan(path: Path) -> list[File]:
 
 
 def runs_of(files: Sequence[File]) -> list[list[File]]:
-    """Return the files in runs of one request each: neighbours in one piece. A file in two is alone."""
+    """Group the files into one request each: neighbours in one piece. A file in two pieces is alone."""
     runs: list[list[File]] = []
     for file in sorted(files, key=lambda file: (file.spans[0][0].place, file.spans[0][1])):
         place, first, size = file.spans[0]
@@ -114,7 +114,7 @@ def _write(file: File, stream: zips.Stream, folder: Path) -> None:
 
 
 class _Fetch:
-    """The state that the workers share: what is done, what failed, and the progress."""
+    """Shared state of the download threads: finished files, failures, progress."""
 
     def __init__(self, folder: Path, files: int, progress: Progress) -> None:
         self._folder, self._files, self._progress = folder, files, progress
@@ -123,18 +123,20 @@ class _Fetch:
         self.failed: list[str] = []
 
     def run(self, files: list[File]) -> None:
-        """Fetch a run of neighbours; what is not done after a broken connection is asked for again."""
+        """Fetch a run of neighbours; after a broken connection, request the remaining files again."""
         left, attempt = list(files), 0
         while left:
             before = len(left)
             try:
                 self._stream(left)
             except (OSError, http.client.HTTPException) as error:
-                attempt = attempt + 1 if len(left) == before else 0  # progress begins the count anew
+                attempt = (
+                    attempt + 1 if len(left) == before else 0
+                )  # any progress resets the number of attempts
                 ranges.pause(attempt, left[0].spans[0][0].place, error)
 
     def _stream(self, left: list[File]) -> None:
-        """Take files from the front of `left` as they are done. Raises OSError when the source breaks off."""
+        """Write files and remove them from the front of `left`. Raises OSError when the source breaks off."""
         first = left[0].spans[0][1]
         end = left[-1].spans[0][1] + left[-1].spans[0][2]
         spans = left[0].spans if len(left) == 1 else ((left[0].spans[0][0], first, end - first),)
@@ -166,10 +168,10 @@ class _Fetch:
 def run_fetch(
     plan: Path, folder: Path, *, num_workers: int = 4, progress: Progress = no_progress
 ) -> FetchSummary:
-    """Fetch every file of `plan` into `folder` (as its video_path says) that is not there with its size.
+    """Fetch every file of `plan` into `folder` / video_path, except files that exist with the right size.
 
-    A member that is not what the directory said is listed in `failed` and not written. Raises InputError,
-    ColumnError, StorageError when a place cannot be reached or the disk refuses; what was fetched stays.
+    A member that does not match its directory entry is listed in `failed` and not written. Raises InputError,
+    ColumnError, StorageError for an unreachable piece or a failed write; finished files stay.
     """
     files = read_fetch_plan(plan)
     todo = [file for file in files if not _is_there(folder / file.path, file.member.size_bytes)]

@@ -1,9 +1,8 @@
-"""Zip parts of a data set: which members they hold and where, from their central directories alone.
+"""Zip parts of a data set: members and byte ranges from their central directories.
 
-A part of several pieces is read as one (`ranges.Joined`). The directory itself is read by the standard
-library, zip64 included. Nothing of a member is believed: names that leave a folder, encryption, sizes that
-cannot be, ranges that overlap or leave the file are refused by name, and a member's bytes count only when
-its CRC-32 is that of the directory.
+A part in several pieces is read as one file (`ranges.Joined`). The standard library reads the directory,
+zip64 included. Members are untrusted: names that leave the folder, encryption, impossible sizes, and ranges
+that overlap or leave the file are refused by name; a member's bytes must match the directory's CRC-32.
 """
 
 import re
@@ -20,14 +19,14 @@ from vidcurate.storage.ranges import Joined, Piece, is_url, piece
 
 MAX_DIRECTORY_BYTES = 1 << 30
 _HEADER_BYTES = 30
-_LARGEST_RATIO = 1032  # deflate makes at most this of a byte
+_LARGEST_RATIO = 1032  # largest expansion of deflate
 _PIECE = re.compile(r"(?P<stem>.+?)(?:\.zip)?(?:_part(?P<letters>[a-z]{2})|(?:\.zip)?\.(?P<digits>\d{3}))$")
 _UNSAFE = re.compile(r"[\x00-\x1f\\:]|^/|(?:^|/)\.\.(?:/|$)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZipPart:
-    """One zip, of one piece or of several that follow each other."""
+    """Zip part, in one piece or in several consecutive pieces."""
 
     name: str
     pieces: tuple[Piece, ...]
@@ -39,9 +38,9 @@ class ZipPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A file in a part: `range_bytes` from `offset` on hold its local header and its data.
+    """Member of a part: `range_bytes` from `offset` on are its local header and data.
 
-    `problem` is why it is refused (None: it can be fetched): unsafe_name, encrypted, unknown_method,
+    `problem`: why it is refused (None: it can be fetched): unsafe_name, encrypted, unknown_method,
     not_a_file, impossible_size, overlap.
     """
 
@@ -56,7 +55,7 @@ class Member:
 
 
 def _places(given: Sequence[str]) -> list[str]:
-    """Return the files and URLs that are meant: a folder's zips, the lines of a list, or the place itself."""
+    """Return files and URLs: the zips of a folder, the lines of a list, or the given place itself."""
     found: list[str] = []
     for place in given:
         path = Path(place)
@@ -99,26 +98,30 @@ def find_parts(given: Sequence[str]) -> list[ZipPart]:
         name = f"{found['stem']}.zip" if found else _base(place)
         if found is None:
             if name in whole:
-                raise InputError(f"{place}: a part called {name} is there already: {whole[name]}.")
+                raise InputError(
+                    f"{place}: another part has the name {name}: {whole[name]}. Remove one of them."
+                )
             whole[name] = place
             continue
         letters = found["letters"]
         number = (ord(letters[0]) - 97) * 26 + ord(letters[1]) - 97 if letters else int(found["digits"]) - 1
         if pieces.setdefault(name, {}).setdefault(number, place) != place:
-            raise InputError(f"{place}: this piece of {name} is there already: {pieces[name][number]}.")
+            raise InputError(
+                f"{place}: piece of {name} given twice, also as {pieces[name][number]}. Remove one of them."
+            )
     for name, numbered in pieces.items():
         if name in whole:
-            raise InputError(f"{whole[name]}: is there whole and in pieces; leave one out.")
+            raise InputError(f"{whole[name]}: given whole and in pieces. Remove one of them.")
         gaps = sorted(set(range(max(numbered) + 1)) - set(numbered))
         if gaps:
             raise InputError(
-                f"{name}: piece {gaps[0] + 1} of {max(numbered) + 1} is missing; there is "
+                f"{name}: piece {gaps[0] + 1} of {max(numbered) + 1} is missing. Found: "
                 f"{', '.join(numbered.values())}."
             )
     parts = {name: [place] for name, place in whole.items()}
     parts |= {name: [place for _, place in sorted(numbered.items())] for name, numbered in pieces.items()}
     if not parts:
-        raise InputError("no parts are given: a folder of zips, a zip, a URL, or a list of them.")
+        raise InputError("--parts is empty. Give a folder of zips, a zip, a URL, or a list of them.")
     return [
         ZipPart(name=name, pieces=tuple(piece(place) for place in parts[name]))
         for name in sorted(parts, key=_natural)
@@ -133,7 +136,7 @@ def _natural(name: str) -> list[tuple[int, int, str]]:
 
 
 def members(part: ZipPart) -> list[Member]:
-    """Return the files of a part in the order of their bytes. Raises InputError when it is no sound zip."""
+    """Return the members of a part in byte order. Raises InputError for a damaged zip."""
     where = f"{part.name} ({part.pieces[0].place})"
     try:
         with (
@@ -141,20 +144,20 @@ def members(part: ZipPart) -> list[Member]:
             zipfile.ZipFile(file) as archive,
         ):
             infos, end = archive.infolist(), archive.start_dir
-    # The last two: a version that Python does not know, and a name that is not the UTF-8 it is said to be.
+    # The last two: a version unknown to Python, and a name marked as UTF-8 that is not UTF-8.
     except (zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError) as error:
         raise InputError(
-            f"{where}: {part.size_bytes:,} bytes that are no whole zip ({error}). Fetch the part again, or "
+            f"{where}: {part.size_bytes:,} bytes are not a complete zip ({error}). Fetch the part again, or "
             "leave it out."
         ) from error
     if any(info.volume for info in infos):
-        raise InputError(f"{where}: is one disk of a zip of several; join them (zip -s 0) first.")
+        raise InputError(f"{where}: is one disk of a multi-disk zip. Join the disks with `zip -s 0` first.")
     infos.sort(key=lambda info: (info.header_offset, info.filename))
     found = []
     for number, info in enumerate(infos):
         following = infos[number + 1].header_offset if number + 1 < len(infos) else end
         before = number > 0 and infos[number - 1].header_offset == info.header_offset
-        if not info.filename.endswith("/"):  # `is_dir` fails for a name of no letters
+        if not info.filename.endswith("/"):  # `is_dir` fails for an empty name
             found.append(_member(info, following, end, shares_header=before))
     return found
 
@@ -193,12 +196,12 @@ def _member(info: zipfile.ZipInfo, following: int, end: int, *, shares_header: b
 
 
 def is_unsafe(name: str) -> bool:
-    """Say whether a name could leave the folder that it is written into, or is no name."""
+    """Return whether a name is empty or could leave its target folder."""
     return not name or _UNSAFE.search(name) is not None or not name.isprintable()
 
 
 class Stream:
-    """Bytes that arrive in chunks, read as they are needed; `place` is the offset of the next."""
+    """Byte stream that arrives in chunks; `place` is the offset of the next byte."""
 
     def __init__(self, source: Iterator[bytes], place: int) -> None:
         self._source, self._left, self.place = source, b"", place
@@ -219,14 +222,14 @@ class Stream:
 def extract(stream: Stream, member: Member) -> Iterator[bytes]:
     """Yield the content of `member`, whose local header is next in `stream`.
 
-    Raises MediaError when the header is another's, the data do not inflate to the size of the directory or
-    their CRC-32 is another: the last two after the last byte. OSError when the bytes end early.
+    Raises MediaError when the header belongs to another member, or when size or CRC-32 of the data differ
+    from the directory (known after the last byte). OSError when the stream ends early.
     """
     name = member.name
     header = b"".join(stream.take(_HEADER_BYTES))
     if header[:4] != b"PK\x03\x04":
         at = stream.place - _HEADER_BYTES
-        raise MediaError(f"{name}: there is no local header at byte {at}.", kind="bad_header")
+        raise MediaError(f"{name}: no local header at byte {at}.", kind="bad_header")
     flags, method = struct.unpack_from("<HH", header, 6)
     name_bytes, extra_bytes = struct.unpack_from("<HH", header, 26)
     if _HEADER_BYTES + name_bytes + extra_bytes + member.compressed_bytes > member.range_bytes:
@@ -255,7 +258,7 @@ def extract(stream: Stream, member: Member) -> Iterator[bytes]:
 
 
 def _content(stream: Stream, member: Member) -> Iterator[bytes]:
-    """Yield the member's bytes, inflated where they are deflated, never more than 1 MiB at once."""
+    """Yield the member's bytes, inflated if deflated, at most 1 MiB at once."""
     if member.method == zipfile.ZIP_STORED:
         yield from stream.take(member.compressed_bytes)
         return

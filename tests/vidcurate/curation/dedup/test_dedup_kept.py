@@ -77,9 +77,9 @@ def test_any_numeric_column_can_be_preferred_and_no_other(tmp_path: Path) -> Non
     run = make_run(tmp_path / "run", rows)
     run_dedup(run, DedupSpec(prefer=("aesthetic_score",)))
     assert copies(run) == {"a": "b"}
-    with pytest.raises(ColumnError, match="prefer names the column colour, which is not there"):
+    with pytest.raises(ColumnError, match="prefer names the column colour, which does not exist"):
         run_dedup(run, DedupSpec(prefer=("colour",)))
-    with pytest.raises(ColumnError, match="prefer needs numbers, and the column caption"):
+    with pytest.raises(ColumnError, match="prefer needs numeric columns; caption"):
         run_dedup(run, DedupSpec(prefer=("caption",)))
 
 

@@ -213,9 +213,9 @@ def test_a_rule_without_its_column_names_the_stage_to_run(tmp_path: Path) -> Non
 
 def test_a_rule_on_a_column_of_words_is_refused(tmp_path: Path) -> None:
     scored(tmp_path, clip("a"))
-    with pytest.raises(ColumnError, match=r"limits\.source_dataset needs numbers.*holds String"):
+    with pytest.raises(ColumnError, match=r"limits\.source_dataset needs a numeric column.*is String"):
         filter_stage.run_filter(tmp_path, FilterSpec(limits={"source_dataset": Limit(min=1)}))
-    with pytest.raises(ColumnError, match=r"outliers\.video_path needs numbers"):
+    with pytest.raises(ColumnError, match=r"outliers\.video_path needs a numeric column"):
         filter_stage.run_filter(tmp_path, FilterSpec(outliers=(OutlierRule(column="video_path"),)))
 
 
