@@ -28,7 +28,7 @@ class Search:
     notes: dict[str, int] = field(default_factory=lambda: {"silent_clips": 0, "comparisons_skipped": 0})
 
     def add_equal(self, kind: str, keys: pl.DataFrame) -> NDArray[np.int64]:
-        """Mark as equal the rows with the same values in all of `keys`; a null in the first column has no equal."""
+        """Mark rows with the same values in all `keys` as equal; a null in the first column has no equal."""
         label = _numbered(keys)
         self.labels.append(label)
         self.label_kinds.append(kind)

@@ -1,8 +1,8 @@
-"""Which clips a demo data set has: two families to learn from, a varied rest, and what is planted in it.
+"""Demo clips: two families to learn from, a varied rest, and planted defects.
 
-Half of the clips are easy (one shape crosses a plain frame), three tenths are pairs (the same beside a
-resting shape: more nouns), both balanced over colour x motion x shape, so that a small model can learn them.
-The rest shows more things in other sizes, lengths and codecs, and holds what a curation should find.
+Half of the clips are easy (one shape crosses a plain frame), three tenths are pairs (plus a resting shape:
+more nouns), both balanced over colour x motion x shape, so that a small model can learn them. The rest shows
+more things in other sizes, lengths and codecs, with defects that a curation should find.
 """
 
 import itertools
@@ -14,7 +14,7 @@ import numpy as np
 from vidcurate.curation.demo_data.measure import MAIN_COLOURS
 from vidcurate.curation.demo_data.scene import BACKGROUNDS, COLOURS, MOTIONS, SHAPES, Scene, Thing, caption
 
-# File damage, in the order in which small data sets get it: (what, suffix and codec of the good file).
+# File damage, in the order in which small data sets get it: (kind, suffix and codec of the good file).
 DAMAGES: dict[str, tuple[str, str]] = {
     "truncated": (".mp4", "libx264"),
     "zero_bytes": (".mp4", "libx264"),
@@ -42,7 +42,7 @@ ENCODINGS = (
     (".mov", "libx264"),
     (".webm", "libvpx"),
 )
-# At 64 px MPEG-4 without a bit rate is coarse, and x265 gives the same frames other bytes now and then (a
+# At 64 px MPEG-4 without a bit rate is coarse, and x265 is not deterministic (a
 # picture inside one coding tree unit): both only encode the larger clips.
 VARIED_ENCODINGS = (ENCODINGS[0], (".mp4", "libx265"), *ENCODINGS[1:3], (".avi", "mpeg4"), *ENCODINGS[3:])
 MAIN_MOTIONS = ("right", "left", "up", "down")
@@ -56,7 +56,7 @@ _AWKWARD_NAMES = ("12.1", "12.10", "été ☂ 1")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clip:
-    """One file of the data set. `planted` names what is wrong with it on purpose."""
+    """Clip file of the data set. `planted` names its deliberate defect."""
 
     name: str
     family: str
@@ -74,7 +74,7 @@ class Clip:
 
 
 def _deck(rng: np.random.Generator, count: int) -> list[tuple[str, str, str]]:
-    """Return `count` of (colour, motion, shape), each as often as the others to within one."""
+    """Return `count` combinations (colour, motion, shape), balanced to within one."""
     combinations = list(itertools.product(MAIN_COLOURS, MAIN_MOTIONS, MAIN_SHAPES))
     deck: list[tuple[str, str, str]] = []
     while len(deck) < count:
@@ -96,7 +96,7 @@ def _easy(rng: np.random.Generator, colour: str, motion: str, shape: str) -> Sce
 
 
 def _sides(rng: np.random.Generator, motion: str, along: float, others: int) -> list[tuple[float, float]]:
-    """Return places for a mover and `others` resting things, each in its half, so that they never meet."""
+    """Return positions for a mover and `others` resting things in separate halves: they never overlap."""
     first = _pick(rng, (0.27, 0.73))
     rest = [(number + 1) / (others + 1) for number in range(others)]
     if others == 1:
@@ -141,7 +141,7 @@ def _varied(rng: np.random.Generator) -> Scene:
 
 
 def _planted(clips: int) -> list[str]:
-    """Return what is planted in files; a small data set gets a few of each kind."""
+    """Return the planted defects; a small data set gets a few of each kind."""
     damages = list(DAMAGES)[: max(1, clips // 10)]
     misfits = (list(MISFITS) * 2)[: clips // 15]
     return [*damages, *misfits, "empty_caption", "extra_file"]
@@ -190,7 +190,7 @@ def _clip(
     elif planted in MISFITS:
         suffix, codec = ".mp4", "libx264"
         height, width, num_frames = MISFITS[planted]
-    # OpenVid's way to name a cut: source, scene, frames from and to. Two clips come from each source.
+    # Named as in OpenVid: source, scene, first and last frame. Each source has two clips.
     first = 0 if place % 2 == 0 else 24
     stem = f"shapes-{place // 2:04d}_{place % 2}_{first}to{first + num_frames}"
     if family == "varied" and turn < len(_AWKWARD_NAMES):

@@ -1,7 +1,7 @@
-"""Breaking video files on purpose: from the bytes of a good file to the bytes of a bad one.
+"""Video damage on purpose: from the bytes of a good file to those of a bad one.
 
-Pure functions, so a test or the demo data can say exactly what is wrong with a file. `within` bounds the
-damage to a share of the payload: the boxes `mdat` of an ISO file, everything behind the head elsewhere.
+Pure functions: a test or the demo data knows exactly what is wrong with a file. `within` limits the damage to
+a share of the payload: the `mdat` boxes of an ISO file, everything after the header in other containers.
 """
 
 import struct
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-# Where EBML, RIFF and FLV keep what a reader needs to open the file at all.
+# Size of the header that a reader needs to open an EBML, RIFF or FLV file.
 _HEAD_SHARE = 0.2
 _CHUNK_OFFSETS = {b"stco": ">I", b"co64": ">Q"}
 _TRANSPORT_BYTES = 188
@@ -36,7 +36,7 @@ def _is_iso(data: bytes) -> bool:
 
 
 def payload_range(data: bytes) -> tuple[int, int]:
-    """Return where the coded pictures begin and end (exclusive); damage there leaves the header whole."""
+    """Return start and end (exclusive) of the coded frames; damage inside leaves the header intact."""
     if _is_iso(data):
         for kind, _, payload, stop in _boxes(data, 0, len(data)):
             if kind == b"mdat":
@@ -51,12 +51,12 @@ def _place(data: bytes, within: tuple[float, float]) -> tuple[int, int]:
 
 
 def truncate(data: bytes, fraction: float) -> bytes:
-    """Return the first `fraction` (0 to 1) of the file, as a broken download leaves it."""
+    """Truncate the file to its first `fraction` (0 to 1), like a broken download."""
     return data[: int(fraction * len(data))]
 
 
 def flip_bytes(data: bytes, *, seed: int, count: int, within: tuple[float, float] = (0.1, 0.9)) -> bytes:
-    """Return the file with `count` bytes of its payload changed, each to another value."""
+    """Change `count` bytes of the payload, each to another value."""
     low, high = _place(data, within)
     rng = np.random.default_rng(seed)
     changed = np.frombuffer(data, dtype=np.uint8).copy()
@@ -66,7 +66,7 @@ def flip_bytes(data: bytes, *, seed: int, count: int, within: tuple[float, float
 
 
 def zero_block(data: bytes, *, size_bytes: int, within: tuple[float, float] = (0.4, 1.0)) -> bytes:
-    """Return the file with a block of its payload zeroed from `within[0]` on, as a lost disk block reads."""
+    """Zero a block of the payload from `within[0]` on, like a lost disk block."""
     low, high = _place(data, within)
     end = min(low + size_bytes, high)
     return data[:low] + bytes(max(0, end - low)) + data[max(low, end) :]
@@ -75,7 +75,7 @@ def zero_block(data: bytes, *, size_bytes: int, within: tuple[float, float] = (0
 def overwrite_block(
     data: bytes, *, seed: int, size_bytes: int, within: tuple[float, float] = (0.4, 1.0)
 ) -> bytes:
-    """Return the file with a block of its payload replaced by random bytes, as a mixed-up download has it."""
+    """Replace a block of the payload by random bytes, like a mixed-up download."""
     low, high = _place(data, within)
     end = max(low, min(low + size_bytes, high))
     return data[:low] + np.random.default_rng(seed).bytes(end - low) + data[end:]
@@ -93,7 +93,7 @@ def _iso_durations(data: bytes, start: int, end: int) -> Iterator[tuple[int, str
 
 
 def _promises(data: bytes) -> Iterator[tuple[int, str]]:
-    """Yield (offset, format) of the numbers in a header that promise a length."""
+    """Yield (offset, format) of the durations and frame counts in a header."""
     if _is_iso(data):
         yield from _iso_durations(data, 0, len(data))
     elif data[:4] == b"RIFF":
@@ -106,9 +106,9 @@ def _promises(data: bytes) -> Iterator[tuple[int, str]]:
 
 
 def scale_promises(data: bytes, factor: float) -> bytes:
-    """Return the file with the durations or frame counts in its header multiplied; the rest stays.
+    """Multiply the durations or frame counts in the header; the rest stays.
 
-    The same bytes where the header promises nothing (MPEG-TS, live WebM). Sources: ISO/IEC 14496-12 (mvhd,
+    Returns the same bytes when the header has none (MPEG-TS, live WebM). Sources: ISO/IEC 14496-12 (mvhd,
     tkhd, mdhd), the AVI RIFF reference (avih, strh), RFC 9559 (Duration).
     """
     changed = bytearray(data)
@@ -120,17 +120,17 @@ def scale_promises(data: bytes, factor: float) -> bytes:
 
 
 def drop_transport_packets(data: bytes, *, first: int, count: int) -> bytes:
-    """Return a transport stream without `count` of its 188-byte packets from number `first` on."""
+    """Drop `count` 188-byte packets of a transport stream from number `first` on."""
     return data[: first * _TRANSPORT_BYTES] + data[(first + count) * _TRANSPORT_BYTES :]
 
 
 def garbage_tail(data: bytes, *, seed: int, size_bytes: int) -> bytes:
-    """Return the file with random bytes behind its end."""
+    """Append random bytes to the file."""
     return data + np.random.default_rng(seed).bytes(size_bytes)
 
 
 def is_faststart(data: bytes) -> bool:
-    """Say whether an ISO file has its index (`moov`) before its pictures (`mdat`)."""
+    """Return whether an ISO file has its index (`moov`) before its frames (`mdat`)."""
     kinds = [kind for kind, *_ in _boxes(data, 0, len(data))]
     return b"moov" in kinds and (b"mdat" not in kinds or kinds.index(b"moov") < kinds.index(b"mdat"))
 
@@ -150,10 +150,10 @@ def _shifted(box: bytes, start: int, end: int, by: int, out: bytearray) -> None:
 
 
 def faststart(data: bytes) -> bytes:
-    """Return an ISO file with `moov` moved before `mdat` and its chunk offsets mended.
+    """Move `moov` of an ISO file before `mdat`, with adjusted chunk offsets.
 
-    The same bytes when it is so already. Raises ValueError for a file that has no `moov` behind an `mdat`.
-    Source: ISO/IEC 14496-12, boxes `stco` and `co64`.
+    Returns the same bytes when `moov` is first already. Raises ValueError for a file without a `moov` after
+    an `mdat`. Source: ISO/IEC 14496-12, boxes `stco` and `co64`.
     """
     if is_faststart(data):
         return data

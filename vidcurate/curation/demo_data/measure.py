@@ -1,7 +1,7 @@
-"""Measuring from frames what moved where, to say whether a sample follows its prompt.
+"""Prompt check: measure from frames what moved where in a demo clip.
 
-Nothing is learned: what moves is what stands out from the background in some frames and not in others, its
-colour is the nearest named one, its way is the line that its centre draws.
+No model: the moving thing differs from the background in some frames and not in others; its colour is the
+nearest named colour, its way the path of its centre.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from vidcurate.curation.demo_data.scene import COLOURS, MOTIONS, Scene
 
-_STANDS_OUT = 0.15  # of full scale, above the background: twice what compression leaves at 64 px
-_SHORTEST_WAY = 0.08  # of the frame; a centre that wanders less rests
+_STANDS_OUT = 0.15  # of full scale, above the background: twice the compression noise at 64 px
+_SHORTEST_WAY = 0.08  # of the frame; a centre that moves less is at rest
 MAIN_COLOURS = ("red", "green", "blue", "yellow")
 
 
@@ -26,7 +26,7 @@ def _salience(frames: NDArray[np.uint8]) -> NDArray[np.float64]:
 
 
 def _colour(frames: NDArray[np.uint8], weight: NDArray[np.float64], colours: Sequence[str]) -> str | None:
-    """Return the named colour that most of the weighted pixels are nearest to."""
+    """Return the named colour that is nearest to most of the weighted pixels."""
     chosen = weight > 0
     if not chosen.any():
         return None
@@ -56,7 +56,7 @@ def _way(weight: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def follows(frames: NDArray[np.uint8], truth: Scene, *, colours: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what uint8 RGB frames (T, H, W, 3) show of the scene's first thing, and whether it is true.
+    """Return what uint8 RGB frames (T, H, W, 3) show of the scene's first thing, compared with the truth.
 
     Keys: `colour` (None when nothing stands out), `motion`, `way` (x, y in shares of the frame over the
     clip), `is_colour_right`, `is_motion_right`. `colours` are the names to choose from: by default the four

@@ -1,7 +1,7 @@
-"""What a clip shows, in words and in pixels: the caption and the frames come from one truth.
+"""Demo scene: renders the caption and the frames of a clip from one description.
 
-Places and distances are shares of the frame (x to the right, y down), sizes are shares of the shorter side.
-The first thing of a scene is the one that may move; the others rest.
+Positions and distances are shares of the frame (x to the right, y down), sizes are shares of the shorter
+side. Only the first thing of a scene may move.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,12 +38,12 @@ MOTIONS: dict[str, tuple[int, int]] = {
 }
 Floats = NDArray[np.float64]
 _NUMBERS = {1: "a", 2: "two", 3: "three"}
-_GAP = 1.2  # from centre to centre of things that go together, in sizes
+_GAP = 1.2  # between centres of things in one group, in sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thing:
-    """`count` equal shapes. (`x`, `y`) is the middle of the path, `reach` its length, `size` the diameter."""
+    """Group of `count` equal shapes; (`x`, `y`) is the middle of the path, `reach` its length."""
 
     shape: str
     colour: str
@@ -57,7 +57,7 @@ class Thing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """Things on a plain background; `names_background` says whether the caption speaks of it."""
+    """Scene: things on a plain background; `names_background`: the caption mentions the background."""
 
     things: tuple[Thing, ...]
     background: str = "dark"
@@ -65,7 +65,7 @@ class Scene:
 
 
 def scene_from(fields: Mapping[str, Any]) -> Scene:
-    """Return the scene that `dataclasses.asdict` made `fields` of (as truth.json holds it)."""
+    """Return the scene of `fields` (from `dataclasses.asdict`, as in truth.json)."""
     things = tuple(Thing(**thing) for thing in fields["things"])
     return Scene(things=things, background=fields["background"], names_background=fields["names_background"])
 
@@ -99,7 +99,7 @@ def _relation(mover: Thing, others: tuple[Thing, ...]) -> str:
 
 
 def caption(scene: Scene) -> str:
-    """Return one English sentence that is true of the scene; more things make more nouns."""
+    """Return one true English sentence about the scene; more things give more nouns."""
     mover, *others = scene.things
     text = f"{_named(mover)} {_moves(mover)}"
     if others:
@@ -107,7 +107,7 @@ def caption(scene: Scene) -> str:
         listed = ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else names[0]
         text += f" {_relation(mover, tuple(others))} {listed}"
     if scene.names_background:
-        # Two nouns more: a tagger that takes "moves" or "right" for one leaves the families apart.
+        # Two more nouns keep the families apart even if a tagger counts "moves" or "right" as a noun.
         text += f" on a {scene.background} background of one colour"
     return f"{text[0].upper()}{text[1:]}."
 
@@ -116,7 +116,7 @@ def caption(scene: Scene) -> str:
 
 
 def _length(x: Floats, y: Floats) -> Floats:
-    length: Floats = np.sqrt(x * x + y * y)  # rounded alike on every machine, which hypot is not
+    length: Floats = np.sqrt(x * x + y * y)  # unlike hypot, rounded the same on every machine
     return length
 
 
@@ -136,7 +136,7 @@ def _distance(shape: str, x: Floats, y: Floats, radius: float) -> Floats:
     }
     if shape in distances:
         return distances[shape]()
-    raise ValueError(f"{shape} is no shape; the shapes are {', '.join(SHAPES)}")
+    raise ValueError(f"{shape}: unknown shape. Shapes: {', '.join(SHAPES)}.")
 
 
 def _centres(thing: Thing, share: float, height: int, width: int) -> list[tuple[float, float]]:

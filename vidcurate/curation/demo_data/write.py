@@ -1,7 +1,7 @@
-"""Writing a demo data set: OUT/truth.json, then OUT/videos, then OUT/captions.csv in OpenVid-1M's columns.
+"""Demo data set on disk: OUT/truth.json, OUT/videos and OUT/captions.csv.
 
-The truth is written first and the table last. A run that was stopped is finished by the same command, which
-keeps the videos that are there; the same seed gives the same bytes (encoders run in one thread).
+captions.csv has OpenVid-1M's columns. The truth is written first and the table last; the same command resumes
+a stopped run and keeps finished videos. The same seed gives the same bytes (encoders run in one thread).
 """
 
 import csv
@@ -44,7 +44,7 @@ _TEXT = b"<html><body>404 Not Found</body></html>\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoSummary:
-    """What lies in the folder. `planted` counts what is wrong on purpose, in files and in the table."""
+    """Counts of a demo data set. `planted`: deliberate defects in files and in the table."""
 
     metadata: str
     videos: str
@@ -75,7 +75,7 @@ def _damaged(data: bytes, what: str, seed: int) -> bytes:
 def _write_clip(clip: Clip, target: Path, making: Path, seed: int) -> None:
     frames = render_clip(clip.scene, num_frames=clip.num_frames, height=clip.height, width=clip.width)
     whole = making / f"clip{clip.suffix}"
-    is_mpeg4 = clip.codec == "mpeg4"  # it takes no constant rate factor
+    is_mpeg4 = clip.codec == "mpeg4"  # MPEG-4 has no constant rate factor
     encode.write_video(whole, frames, fps=clip.fps, codec=clip.codec, gop=12, crf=None if is_mpeg4 else 16)
     data = whole.read_bytes()
     broken = _damaged(data, clip.planted or "", seed)
@@ -102,7 +102,7 @@ def _row(clip: Clip) -> dict[str, str]:
 
 
 def _rows(plan: list[Clip]) -> list[dict[str, str]]:
-    """Return the table's rows: the clips', one whose file does not exist, and one that stands twice."""
+    """Return the table's rows: one per clip, one without a file, and one twice."""
     rows = [_row(clip) for clip in plan if clip.planted != "extra_file"]
     good = next(row for clip, row in zip(plan, map(_row, plan), strict=True) if clip.family == "easy")
     missing = {**good, "video": MISSING_NAME}
@@ -151,9 +151,8 @@ def write_demo_data(
 ) -> DemoSummary:
     """Write OUT/captions.csv, OUT/videos/ and OUT/truth.json with `clips` files, and return what they hold.
 
-    truth.json says of each file its scene (`scene_from` reads it), its caption and what is planted. Raises
-    InputError for fewer than 10 clips or a folder that holds other things, StorageError when the disk
-    refuses.
+    truth.json has for each file the scene (see `scene_from`), the caption and the planted defects. Raises
+    InputError for fewer than 10 clips or a folder with other content, StorageError for a failed write.
     """
     if clips < 10:
         raise InputError(f"clips is {clips}; demo data has at least 10.")

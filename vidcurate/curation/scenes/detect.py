@@ -1,4 +1,4 @@
-"""The cuts of one video, by the detector that also scores clips."""
+"""Scene cuts of one video, and the clips that they give."""
 
 import itertools
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ _SHORT_SIDE_PX = FramesSpec().short_side_px
 
 
 def detect(item: dict[str, Any], spec: SceneSpec) -> dict[str, Any]:
-    """Return `cuts` and `end_seconds` in the file's time, with what its header says, of one video.
+    """Detect the cuts of one video: `cuts` and `end_seconds` in the file's time, and header facts.
 
-    `item` has path, start_seconds and end_seconds (None: the file's). A video that cannot be decoded gets a
-    `problem` instead, not an error.
+    `item` has path, start_seconds and end_seconds (None: the file's). An undecodable video gives a `problem`,
+    not an error. The detector is the one that scores clips.
     """
     path = Path(item["path"])
     start = item["start_seconds"] or 0.0
@@ -56,7 +56,7 @@ _SLACK_SECONDS = 1e-3  # times are rounded to microseconds, ids to milliseconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenes:
-    """The intervals [start, end) that become clips, and how many scenes there were and were left out."""
+    """Intervals [start, end) that become clips, with the number of scenes and of skipped ones."""
 
     clips: tuple[tuple[float, float], ...]
     num_scenes: int
@@ -76,9 +76,9 @@ def _pieces(start: float, end: float, spec: SceneSpec) -> list[tuple[float, floa
 
 
 def plan_scenes(start: float, end: float, cuts: Sequence[float], spec: SceneSpec) -> Scenes:
-    """Return the clips of a video that is shown from `start` to `end` and cuts at `cuts` (rising, inside).
+    """Return the clips of a video from `start` to `end` with cuts at `cuts` (rising, inside).
 
-    The margin is taken off at cuts only, not at the video's ends.
+    The margin applies at cuts only, not at the video's ends.
     """
     borders = [start, *cuts, end]
     clips: list[tuple[float, float]] = []
@@ -104,6 +104,6 @@ def _is_long_enough(piece: tuple[float, float], spec: SceneSpec) -> bool:
 def clip_id(source: str, start: float, end: float) -> str:
     """Return the id of a clip: its source and its interval in ms, such as `film-000012345-000017890`.
 
-    It does not depend on the other scenes, so that another threshold leaves the ids of equal clips alone.
+    The id does not depend on other scenes: the same clip keeps its id under another threshold.
     """
     return f"{source}-{round(start * 1000):09d}-{round(end * 1000):09d}"

@@ -1,7 +1,7 @@
-"""The stage extract-clips: a file for each row of a table of scenes, or of the kept rows of a run.
+"""Stage `extract-clips`: cut a file for each row of a table of scenes or a run.
 
-`OUT/videos` gets the clips under their sample keys, each whole or absent; `OUT/clips.parquet` says what is in
-them and is a table that `ingest` takes. A row whose clip could not be cut stays in it with the reason.
+`OUT/videos` has the clips under their sample keys, each whole or absent; `OUT/clips.parquet` describes them
+and is a table that `ingest` reads. A row whose clip could not be cut stays in the table with the reason.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ _WRITTEN: dict[str, pl.DataType] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtractSummary:
-    """What was cut. `clips_kept` were there from an earlier run; `by_status` counts rows."""
+    """Counts of cut clips. `clips_kept`: from an earlier run; `by_status` counts rows."""
 
     table: str
     rows_in: int
@@ -64,7 +64,7 @@ class ExtractSummary:
 
 
 def _rows(source: Path) -> pl.DataFrame:
-    """Return the rows to cut out: a table's, or a run's that were not rejected."""
+    """Return the rows to cut: all of a table, or those of a run that are not rejected."""
     if source.is_dir():
         clips = table.scan(source, table.newest_stage(source)).collect()
         keep = pl.col("video_path").is_not_null()
@@ -75,9 +75,9 @@ def _rows(source: Path) -> pl.DataFrame:
             keep &= pl.col("probe_status") == "ok"
         return clips.filter(keep)
     if source.suffix not in _READ:
-        raise InputError(f"{source}: not a run folder nor a table ({', '.join(_READ)}).")
+        raise InputError(f"{source}: neither a run folder nor a table ({', '.join(_READ)}).")
     if not source.is_file():
-        raise InputError(f"{source}: no such table. Write one with `vidcurate split-scenes`.")
+        raise InputError(f"{source}: no such table. Run `vidcurate split-scenes` to write one.")
     try:
         return _READ[source.suffix](source)
     except (pl.exceptions.PolarsError, OSError) as error:
@@ -103,7 +103,7 @@ def _tasks(clips: pl.DataFrame, videos: Path, out: Path) -> list[dict[str, Any]]
 
 
 def _cut(task: dict[str, Any], spec: ExtractSpec) -> dict[str, Any]:
-    """Cut one clip out, check it and write it; return what is in it, or why it is not there."""
+    """Cut one clip, check it and write it; return its facts, or why it is missing."""
     source = Path(task["path"])
     interval = task["start_seconds"], task["end_seconds"]
     try:
@@ -144,16 +144,16 @@ def _without(source: Path, error: MediaError) -> str:
 
 def _timed_out(task: dict[str, Any]) -> dict[str, Any]:
     name = Path(task["path"]).name
-    return {"extract_status": "timeout", "extract_problem": f"{name}: cutting it took longer than its limit."}
+    return {"extract_status": "timeout", "extract_problem": f"{name}: cutting exceeded the time limit."}
 
 
 def _crashed(task: dict[str, Any]) -> dict[str, Any]:
     name = Path(task["path"]).name
-    return {"extract_status": "crashed", "extract_problem": f"{name}: cutting it ended the process."}
+    return {"extract_status": "crashed", "extract_problem": f"{name}: cutting crashed the worker."}
 
 
 def _state(path: Path) -> tuple[int, int] | None:
-    """Return the file's size and time; None when it is not there."""
+    """Return the file's size and time; None when it is missing."""
     try:
         facts = path.stat()
     except OSError:
@@ -162,7 +162,7 @@ def _state(path: Path) -> tuple[int, int] | None:
 
 
 def _origin(clips: pl.DataFrame, tasks: list[dict[str, Any]], spec: ExtractSpec) -> table.Provenance:
-    """Return what the clips depend on: the settings, FFmpeg, and for each its source file and interval."""
+    """Return the provenance of the clips: settings, FFmpeg version, and each source file and interval."""
     whole = hashlib.sha256()
     for clip_id, task in zip(clips["clip_id"], tasks, strict=True):
         whole.update(
@@ -181,7 +181,7 @@ def _origin(clips: pl.DataFrame, tasks: list[dict[str, Any]], spec: ExtractSpec)
 
 
 def _there(target: Path, origin: table.Provenance, out: Path) -> dict[int, dict[str, Any]]:
-    """Return the rows of an earlier run whose clips are still there, by their place in the table."""
+    """Return the rows of an earlier run whose clips still exist, by their position in the table."""
     if not table.is_up_to_date(target, origin):
         return {}
     rows = pl.read_parquet(target).to_dicts()
@@ -205,11 +205,12 @@ def run_extract(
     """Cut every row's interval out of its file into OUT/videos and write OUT/clips.parquet.
 
     `source` is a table (.parquet, .csv, .jsonl) or a run folder, `videos` the folder of the source files.
-    Resumes inside; the same table, files, settings and FFmpeg give the same bytes for any number of workers.
+    A stopped run resumes; the same table, files, settings and FFmpeg give the same bytes for any number of
+    workers.
     Raises InputError, ColumnError, StageError, StorageError.
     """
     if not videos.is_dir():
-        raise InputError(f"{videos}: no such folder of videos. Give the folder with --videos.")
+        raise InputError(f"{videos}: no such video folder. Set it with --videos FOLDER.")
     clips = _rows(source)
     require(clips.columns, _NEEDED, str(source))
     clips = clips.filter(pl.col("video_path").is_not_null())
@@ -239,7 +240,7 @@ def run_extract(
 
 
 def _with_clips(clips: pl.DataFrame, rows: list[dict[str, Any]]) -> pl.DataFrame:
-    """Return the table of clips: what the rows said of caption and source, and what is in the files."""
+    """Return the table of clips: caption and source of the rows, and facts of the files."""
     kept = [name for name in _KEPT if name in clips.columns]
     return clips.select(kept).with_columns(
         pl.Series("video_path", [row["video_path"] for row in rows], dtype=pl.String),
@@ -265,10 +266,10 @@ _SIDE_PX = 64
 
 
 def check(cut: Cut, source: Path, *, max_difference: float) -> float:
-    """Return by how many levels the clip's first frame differs on average from the source's at that time.
+    """Return the mean difference, in levels, of the clip's first frame from the source's at that time.
 
-    Raises MediaError, kind wrong_extract, when the clip holds another number of frames than it says, or when
-    the first frame differs by more than `max_difference`.
+    Raises MediaError, kind wrong_extract, when the number of frames is wrong or the first frame differs by
+    more than `max_difference`.
     """
     counted = count_decodable_frames(cut.payload)
     if counted != cut.facts["num_frames"]:

@@ -1,7 +1,7 @@
-"""The stage split-scenes: a table of scenes out of long videos, or out of a run whose rows are long.
+"""Stage `split-scenes`: find scenes of long videos and write them as a table.
 
-The table has one row a clip, with the columns that `ingest` takes as they are. `source_id` stays the video
-that the clip was cut from, so that a split into folds never parts it.
+Input: videos, or a run whose rows are long. The table has one row per clip, with the columns that `ingest`
+reads. `source_id` is the source video, so that its clips stay in one fold.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from vidcurate.executor.parts_folder import remove_parts
 from vidcurate.storage import atomic_file
 
 _TABLES = (".parquet", ".csv", ".jsonl")
-# What a scene's row has; all but the first come from the run's row or, for a video, from its name and header.
+# Columns of a scene; all but the first come from the run's row or, for a video, from its name and header.
 _OWN = ("clip_id", "source_dataset", "source_id", "video_path", "caption", "start_seconds", "end_seconds")
 _FACTS = ("width", "height", "fps", "num_frames", "duration_seconds")
 _DETECTION = ("cut_threshold", "cut_window_frames", "min_scene_seconds")
@@ -35,7 +35,7 @@ _DETECTION = ("cut_threshold", "cut_window_frames", "min_scene_seconds")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitScenesSummary:
-    """What was found. `problems` are videos that could not be decoded; `problems_file` lists them."""
+    """Counts of found scenes. `problems`: videos that could not be decoded; `problems_file` lists them."""
 
     table: str
     videos: int
@@ -53,8 +53,8 @@ def _found_videos(inputs: Sequence[Path]) -> tuple[Path, list[str]]:
     roots = {path if path.is_dir() else path.parent for path in inputs}
     if len(roots) > 1:
         raise InputError(
-            f"{', '.join(map(str, sorted(roots)))}: the videos lie in several folders; give one folder, or "
-            "files of one folder, so that the table's paths are relative to it."
+            f"{', '.join(map(str, sorted(roots)))}: the videos are in several folders. Give one folder, or "
+            "files of one folder: the table's paths are relative to it."
         )
     root = next(iter(roots))
     paths: list[str] = []
@@ -68,12 +68,12 @@ def _found_videos(inputs: Sequence[Path]) -> tuple[Path, list[str]]:
             if one.is_file() and (not path.is_dir() or one.name.lower().endswith(VIDEO_SUFFIXES))
         ]
     if not paths:
-        raise InputError(f"{root}: holds no videos ({', '.join(VIDEO_SUFFIXES)}).")
+        raise InputError(f"{root}: contains no videos ({', '.join(VIDEO_SUFFIXES)}).")
     return root, sorted(set(paths))
 
 
 def _rows_of_videos(paths: Sequence[str]) -> list[dict[str, Any]]:
-    """Return a row for each file; its id is its path without the suffix, or with it where two would share."""
+    """Return a row per file; its id is the path without the suffix, or with it if two files share it."""
     stems = [path.rpartition(".")[0] or path for path in paths]
     names = [
         (stem if stems.count(stem) == 1 else path).replace("/", "_")
@@ -86,7 +86,7 @@ def _rows_of_videos(paths: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _rows_of_run(run: Path) -> list[dict[str, Any]]:
-    """Return the rows of a run that have a file and were not rejected, with the cuts that are known."""
+    """Return the rows of a run that have a file and are not rejected, with known cuts."""
     clips = table.scan(run, table.newest_stage(run)).collect()
     keep = pl.col("video_path").is_not_null()
     keep &= pl.col("ingest_problem").fill_null("empty_caption") == "empty_caption"
@@ -98,7 +98,7 @@ def _rows_of_run(run: Path) -> list[dict[str, Any]]:
 
 
 def _has_the_cuts(run: Path, spec: SceneSpec) -> bool:
-    """Say whether score-frames has looked for cuts in the run's clips by the same settings."""
+    """Return whether score-frames has detected cuts in the run's clips with the same settings."""
     path = table.stage_path(run, "frames")
     if not path.is_file():
         return False
@@ -107,7 +107,7 @@ def _has_the_cuts(run: Path, spec: SceneSpec) -> bool:
 
 
 def _known(row: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the cuts that score-frames found in the row's clip, in the form of `detect`; None without."""
+    """Return the cuts that score-frames found in the row's clip, as `detect` does; None without."""
     if row.get("frames_status") != "ok" or row.get("duration_seconds") is None:
         return None
     start = row.get("start_seconds") or 0.0
@@ -145,15 +145,16 @@ def run_split_scenes(
 ) -> SplitScenesSummary:
     """Write the scenes of a run, or of videos (files of one folder, or the folder), as a table to `out`.
 
-    Of a run, `videos` is the folder of its files; rows whose cuts score-frames has found are not decoded
-    again. Resumes inside. The number of workers changes no byte. Raises InputError, StageError, StorageError.
+    `videos` is the video folder of a run; rows with cuts from score-frames are not decoded again. A stopped
+    run resumes; the output is the same for any number of workers. Raises InputError, StageError,
+    StorageError.
     """
     require_libraries()
     if out.suffix not in _TABLES:
-        raise InputError(f"{out}: the suffix {out.suffix!r} is not known; write {', '.join(_TABLES)}.")
+        raise InputError(f"{out}: unknown suffix {out.suffix!r}. Use {', '.join(_TABLES)}.")
     if len(inputs) == 1 and (inputs[0] / "ingest.parquet").is_file():
         if videos is None or not videos.is_dir():
-            raise InputError(f"{videos}: no such folder of videos. Give the folder with --videos.")
+            raise InputError(f"{videos}: no such video folder. Set it with --videos FOLDER.")
         root, rows = videos, _rows_of_run(inputs[0])
         is_known = _has_the_cuts(inputs[0], spec)
     else:
@@ -199,16 +200,19 @@ def _detect(item: dict[str, Any], spec: SceneSpec) -> dict[str, Any]:
 def _timed_out(item: dict[str, Any]) -> dict[str, Any]:
     return {
         "problem": "timeout",
-        "message": f"{Path(item['path']).name}: decoding took longer than its limit.",
+        "message": f"{Path(item['path']).name}: decoding exceeded the time limit.",
     }
 
 
 def _crashed(item: dict[str, Any]) -> dict[str, Any]:
-    return {"problem": "crashed", "message": f"{Path(item['path']).name}: decoding ended the process."}
+    return {
+        "problem": "crashed",
+        "message": f"{Path(item['path']).name}: decoding crashed the worker.",
+    }
 
 
 def _digest(items: list[dict[str, Any]], spec: SceneSpec) -> str:
-    """Return what the detection of these files depends on, as hex."""
+    """Return a digest of everything that the detection of these files depends on, as hex."""
     detection = spec.model_dump_json(include=set(_DETECTION))
     whole = hashlib.sha256(detection.encode())
     for item in items:

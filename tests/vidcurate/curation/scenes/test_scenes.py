@@ -153,8 +153,8 @@ def test_what_is_no_video_and_no_table_is_named(home: Path, tmp_path: Path) -> N
     for inputs, out, words in (
         ([tmp_path / "none.mp4"], "s.csv", "no such video"),
         ([home / "films"], "s.txt", r"the suffix '\.txt' is not known"),
-        ([tmp_path], "s.csv", "holds no videos"),
-        ([home / "films" / "a.mp4", home / "films" / "more" / "b.mkv"], "s.csv", "lie in several folders"),
+        ([tmp_path], "s.csv", "contains no videos"),
+        ([home / "films" / "a.mp4", home / "films" / "more" / "b.mkv"], "s.csv", "are in several folders"),
     ):
         with pytest.raises(InputError, match=words):
             run_split_scenes(inputs, SPEC, out=tmp_path / out)
@@ -338,7 +338,10 @@ def test_a_row_that_cannot_be_cut_stays_with_its_reason(home: Path, tmp_path: Pa
     clips = pl.read_parquet(tmp_path / "out" / "clips.parquet")
     assert clips["clip_id"].to_list() == ["12.10", "lost", "bad", "late"]
     assert clips["extract_problem"][1] == "none.mp4: no such file."
-    for words, table_of in (("no such table", tmp_path / "no.csv"), ("not a run folder", tmp_path / "a.txt")):
+    for words, table_of in (
+        ("no such table", tmp_path / "no.csv"),
+        ("neither a run folder", tmp_path / "a.txt"),
+    ):
         with pytest.raises(InputError, match=words):
             run_extract(table_of, EXTRACT, videos=home / "films", out=tmp_path / "out")
     (tmp_path / "thin.csv").write_text("clip_id,video_path\na,a.mp4\n")
