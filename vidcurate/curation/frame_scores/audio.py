@@ -1,4 +1,4 @@
-"""Is the sound of the clip silence? The first audio stream is decoded until it is heard."""
+"""Audio silence: decode the first audio stream until a sample is audible."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def peak(samples: np.ndarray[Any, Any]) -> float:
 
 
 class Audio:
-    """`is_silent` is None as long as no sample has been heard."""
+    """Silence of a clip's audio; `is_silent` is None until the first sample."""
 
     def __init__(self) -> None:
         self.is_silent: bool | None = None

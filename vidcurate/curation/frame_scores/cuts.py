@@ -1,9 +1,9 @@
-"""Where does the clip cut to another scene? PySceneDetect's AdaptiveDetector, fed from the one decode.
+"""Scene cuts inside a clip, by PySceneDetect's AdaptiveDetector.
 
-Its defaults here are the best of its published benchmark: threshold 3.5, window 3, at least 0.6 s between
-cuts. By itself the detector keeps silent about the first and last frames of a clip, which is where a clip
-that was cut one frame too late shows its neighbour (PySceneDetect 431): it is shown the first frame before
-the clip begins and the last one after it ends.
+The defaults are the best of its published benchmark: threshold 3.5, window 3, at least 0.6 s between cuts.
+The detector alone reports nothing for the first and last frames of a clip, where a clip that was cut one
+frame late shows its neighbour (PySceneDetect 431). So the first frame is repeated before the clip and the
+last one after.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from scenedetect.detectors import AdaptiveDetector
 
 from vidcurate.curation.frame_scores.scorer import Columns, FrameView, Pixels, rounded
 
-_TICKS_PER_SECOND = 1_000_000  # time is given in ticks, so that a variable frame rate is taken as it is
+_TICKS_PER_SECOND = 1_000_000  # time stamps in ticks: supports variable frame rates
 
 
 class Cuts:

@@ -1,8 +1,8 @@
-"""One decode of a clip for everything that looks at it: with `video` and `transcode`, what knows FFmpeg.
+"""Single decode of a clip, shared by all frame scorers (PyAV).
 
-Every packet of the clip is read once, every frame decoded once, in one thread, and scaled once. A frame
-belongs to the interval in which its middle lies, as in `transcode`: the scores of a clip inside a longer file
-are those of the clip cut out of it.
+Reads every packet once, decodes every frame once, in one thread, and scales it once. A frame belongs to the
+interval that contains its middle, as in `transcode`: the scores of a clip inside a longer file equal those of
+the extracted clip.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ _SMALL, _WHOLE = VideoReformatter(), VideoReformatter()
 
 @dataclass(slots=True)
 class Walked:
-    """What a walk has counted; whole when the walk has ended. `end_seconds` counts from the first frame."""
+    """Counts of a walk, final when the walk has ended. `end_seconds` counts from the first frame."""
 
     num_frames: int = 0
     num_damaged: int = 0
@@ -43,7 +43,7 @@ def _upright(image: NDArray[Any], rotation: int) -> Pixels:
 
 
 def _small_size(frame: Any, aspect: float, short_side_px: int) -> tuple[int, int]:
-    """Return (height, width) as coded of the frame in square pixels, never larger than it is."""
+    """Return (height, width) as coded for square pixels, never larger than the frame."""
     width = frame.width * aspect
     scale = min(1.0, short_side_px / min(frame.height, width))
     return max(1, round(frame.height * scale)), max(1, round(width * scale))
@@ -72,11 +72,11 @@ def walk(
     walked: Walked,
     audio: Audio | None = None,
 ) -> Iterator[FrameView]:
-    """Yield every frame of the clip in the order of display, and fill `walked` and `audio`.
+    """Yield every frame of the clip in display order, and fill `walked` and `audio`.
 
-    None means the start or the end of the file; without `audio` no sound is decoded, and with no details a
-    second no frame has its whole luma. Raises MediaError: the kinds of `video.opened`, unreadable
-    when decoding fails on the way, no_frames when there is none in the interval.
+    None means the start or the end of the file. Without `audio` no sound is decoded; with no details per
+    second no frame has full-size luma. Raises MediaError: the kinds of opening a file, unreadable when
+    decoding fails, no_frames for an empty interval.
     """
     start, end = start_seconds or 0.0, float("inf") if end_seconds is None else end_seconds
     with opened(path) as (container, stream):
@@ -148,7 +148,7 @@ def _is_inside(packet: Any, origin: float, half: float, start: float, end: float
 
 
 def _hearing(audio: Audio, start: float, end: float) -> Callable[[Any], None]:
-    """Return what decodes a packet of sound; sound that cannot be decoded leaves the pictures as they are."""
+    """Return a function that decodes an audio packet; audio errors do not affect the frame scores."""
     is_deaf = False
 
     def hear(packet: Any) -> None:

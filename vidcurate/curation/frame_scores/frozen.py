@@ -1,10 +1,10 @@
-"""In which frames does nothing happen? The share of frames that repeat what was shown, and the longest run.
+"""Frozen frames: share of repeated frames, and the longest frozen run.
 
-A frame repeats when it differs by no more than coding noise from the frame before it, and by no more than
-twice that from the last frame that did not repeat: a slow zoom changes little from frame to frame, but it
-adds up. Noise is half a level on average over the picture (FFmpeg's freezedetect allows a quarter; encoders
-that go on refining a still picture need more) and two levels in any block, so that a face that only blinks
-is not frozen. Film shown at video rate repeats every fourth or fifth frame: its longest run is two frames.
+A frame repeats when it differs by at most the coding noise from the previous frame, and by at most twice that
+from the last frame that did not repeat (the changes of a slow zoom are small but add up). Noise is half a
+level on average over the frame (FFmpeg's freezedetect allows a quarter; encoders that keep refining a still
+image need more) and two levels in any block, so that a blinking face is not frozen. Film at video rate
+repeats every fourth or fifth frame: its longest run is two frames.
 """
 
 import cv2
@@ -18,7 +18,7 @@ _BLOCK_PX = 6
 
 
 def _repeats(picture: Pixels, other: Pixels, noises: int) -> bool:
-    """Say whether two pictures differ by no more than `noises` times the noise."""
+    """Return whether two frames differ by at most `noises` times the noise."""
     change = cv2.absdiff(picture, other)
     if cv2.mean(change)[0] > noises * _NOISE:
         return False

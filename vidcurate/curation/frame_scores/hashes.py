@@ -1,11 +1,11 @@
-"""What does the clip look like, in 5 x 64 bits? The signs of the lowest frequencies of five of its pictures.
+"""Perceptual hashes of a clip: DCT signs of five frames, 64 bits each.
 
-The cosine transform of each picture says how much of each frequency is in it, as in pHash (Zauner 2010); bit
-8·v + u says whether the frequency (v down, u across) is positive, and the bit of the mean is 0. Taking the
-sign where pHash compares with the median makes the hashes of the turned and mirrored picture follow from the
-hash alone (`dedup.orientations`). The picture is taken at the size it has: so low frequencies do not see it.
-Five pictures, because a hash of the first takes all clips that fade in for one. Signs know neither colours
-nor how strong a frequency is: a thumbnail of the middle picture is kept for that.
+As in pHash (Zauner 2010), from the cosine transform of each frame: bit 8·v + u is 1 when the coefficient of
+frequency (v down, u across) is positive; the bit of the mean is 0. With signs, instead of pHash's comparison
+with the median, the hashes of rotated and mirrored frames follow from the hash alone (`dedup.orientations`).
+The frame is not resized first: low frequencies do not depend on its size. Five frames, because the first
+frame alone would match all clips that fade in. Signs have no colours and no magnitudes: the thumbnail of the
+middle frame has them.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from vidcurate.curation.frame_scores.letterbox import bars, bright_shares
 from vidcurate.curation.frame_scores.scorer import SLACK_SECONDS, Columns, FrameView, Pixels
 
 POSITIONS = (0.1, 0.3, 0.5, 0.7, 0.9)
-FLAT = 0  # the hash of a picture with nothing in it; no other picture has it
+FLAT = 0  # hash of a flat frame, and of no other
 _BITS_A_SIDE = 8
 _CELLS = 8
 _FLATTEST = 2.0  # levels of standard deviation
@@ -49,10 +49,10 @@ def hash_pictures(pictures: Sequence[Pixels]) -> list[int]:
 
 
 class Hashes:
-    """Five of the clip's pictures without their black bars.
+    """Hashes of five of the clip's frames without their black bars.
 
-    Which five they are is known at the end. Until then at most 512 frames are kept: when there are more,
-    every other one goes, and only every second, fourth, ... is taken from there on.
+    The five positions are known only at the end. Until then the scorer keeps at most 512 frames: when full,
+    it drops every other frame and halves its sampling rate.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Hashes:
         self._seen += 1
 
     def _inside(self) -> tuple[slice, slice]:
-        """Return the rows and columns of the small picture that are no bar in any of some frames."""
+        """Return the rows and columns of the small frame that are outside the bars of all sampled frames."""
         some = self._kept[:: max(1, len(self._kept) // _FRAMES_FOR_BARS)]
         shares = [bright_shares(look.grey) for look in some]
         rows, columns = (np.maximum.reduce([share[side] for share in shares]) for side in (0, 1))

@@ -1,8 +1,8 @@
-"""Has the picture black bars? The rows and columns that a crop would take off, as displayed.
+"""Letterbox: black bars of a clip in px, as displayed.
 
-A bar is black in every frame that is looked at, and ends at a straight edge: right behind it, in at least one
-frame, most of the row is not black. A dark scene has dark borders without such an edge, so it keeps them;
-so does a clip that is black throughout.
+A bar is black in every sampled frame and ends at a straight edge: in at least one frame, most of the row
+right after the bar is not black. A dark scene has dark borders without such an edge, so they are not bars; a
+fully black clip has none either.
 """
 
 import cv2
@@ -15,7 +15,7 @@ _BAR_LEVEL = 12  # of 255: black with the noise that coding adds
 _BAR_SHARE = 0.01  # of a row's pixels may be brighter in a bar
 _EDGE_SHARE = 0.5  # of a row's pixels are brighter behind it
 _EDGE_PX = 4  # rows over which coding smears the edge
-_LARGEST_SHARE = 0.45  # of the side; what leaves less than a tenth is no bar but a picture in the dark
+_LARGEST_SHARE = 0.45  # of the side; larger dark borders are a dark scene, not bars
 _SIDES = ("top", "bottom", "left", "right")
 Shares = tuple[NDArray[np.float64], NDArray[np.float64]]
 

@@ -1,6 +1,7 @@
-"""Which frames are black? Their share, and how much of it could be cut off the head and the tail.
+"""Luma scores: black frames, brightness and flicker.
 
-A frame is black when 98 % of its pixels are no brighter than a tenth of white: the definition, and the
+Black frames: their share, and the length of black at the start and the end of the clip. A frame is black when
+98 % of its pixels are no brighter than a tenth of white: the definition, and the
 defaults, of FFmpeg's blackdetect.
 """
 

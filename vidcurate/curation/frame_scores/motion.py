@@ -1,11 +1,10 @@
-"""How far does the picture move? Pixels from one frame to the next, averaged over the picture.
+"""Motion score: mean optical flow in px per frame.
 
-Dense inverse search (Kroeger et al. 2016, arXiv 1603.03590; OpenCV's) on the small grey picture, for pairs of
-neighbouring frames at a steady rate. The length of the flow is given for a shorter side of 144 px, whatever
-was measured on. Steps of less than half a pixel are read a tenth too long: there a fourth of what moves in
-four frames is taken. Codec vectors are nearly free but say what was cheap to code, and not every codec has
-them. Pairs that no motion explains (a cut, a flash) are left out: where following the flow removes less than
-a third of a large difference, it is no motion.
+Dense inverse search (Kroeger et al. 2016, arXiv 1603.03590; OpenCV's) on the small grey frame, for pairs of
+neighbouring frames at a steady rate. Flow lengths are scaled to a shorter side of 144 px. Flow below half a
+pixel is overestimated by a tenth: there the scorer uses a fourth of the flow over four frames. Codec motion
+vectors are nearly free, but reflect coding cost, and not every codec has them. Pairs without motion (a cut, a
+flash) are left out: compensating the flow removes less than a third of their large difference.
 """
 
 from collections import deque
@@ -16,7 +15,7 @@ import numpy as np
 from vidcurate.curation.frame_scores.scorer import SLACK_SECONDS, Columns, FrameView, Pixels, aggregates
 
 REPORTED_SHORT_SIDE_PX = 144
-_SMALLEST_PX = 16  # below it the flow has no coarse level to start from
+_SMALLEST_PX = 16  # smaller frames have no coarse level for the flow
 _SLOW_PX = 0.5
 _SLOW_FRAMES = 5
 _LARGE_DIFFERENCE = 12.0
@@ -35,31 +34,31 @@ def _is_explained(before: Pixels, behind: Pixels, flow: np.ndarray) -> bool:
 
 
 def mean_length(flow: np.ndarray) -> float:
-    """Return the mean length of the vectors of `flow` [H, W, 2], the same wherever it lies in memory.
+    """Return the mean length of the vectors of `flow` [H, W, 2], independent of its memory alignment.
 
-    cv2.magnitude's last bits depend on that: what stands before the first aligned address goes through other
-    instructions. numpy rounds each product, sum and root by itself.
+    The last bits of cv2.magnitude depend on alignment: it uses other instructions before the first aligned
+    address. numpy rounds each product, sum and root separately.
     """
     x, y = flow[..., 0], flow[..., 1]
     return float(np.sqrt(x * x + y * y).mean(dtype=np.float64))
 
 
 class Motion:
-    """`pairs_per_second` bounds how many pairs are measured, from the clip's fifth frame on."""
+    """Motion scorer; `pairs_per_second` limits the measured pairs, from the clip's fifth frame on."""
 
     def __init__(self, pairs_per_second: float) -> None:
         self._step_seconds = 1 / pairs_per_second
         self._next_seconds = 0.0
         self._before: deque[Pixels] = deque(maxlen=_SLOW_FRAMES)
         self._lengths: list[float] = []
-        # Finer steps than the preset's and fewer of them: small things keep their place.
+        # Finer and fewer pyramid steps than the preset: keeps small objects.
         self._flow = cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_ULTRAFAST)
         self._flow.setFinestScale(1)
         self._flow.setPatchStride(5)
         self._flow.setGradientDescentIterations(8)
 
     def _length(self, frames_back: int) -> float | None:
-        """Return how far the last frame's picture has come in that many frames; None if no motion tells."""
+        """Return the mean flow to the last frame over that many frames; None if no motion explains it."""
         before, behind = self._before[-1 - frames_back], self._before[-1]
         flow = self._flow.calc(before, behind, None)
         if not _is_explained(before, behind, flow):

@@ -1,8 +1,8 @@
-"""Are two files the same coded pictures? A hash over a clip's video packets, without their container.
+"""Packet hash: hash of a clip's coded frames without their container.
 
-H.264 and HEVC packets are taken apart into NAL units, of which those that hold picture data are hashed: MP4
-and Matroska put a length before each, transport streams and AVI a start code, and repeat the parameter sets.
-Packets of other codecs are hashed as they are.
+H.264 and HEVC packets are split into NAL units, and the hash covers the units with picture data: MP4 and
+Matroska prefix each unit by its length, transport streams and AVI by a start code, and they repeat the
+parameter sets. Packets of other codecs are hashed whole.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ def _by_start_code(data: bytes) -> Iterator[bytes]:
 
 
 class PacketHash:
-    """`codec` is FFmpeg's name, `extradata` the stream's configuration record."""
+    """Hash over packets; `codec` is FFmpeg's name, `extradata` the stream's configuration record."""
 
     def __init__(self, codec: str, extradata: bytes | None) -> None:
         self._hash = hashlib.blake2b(codec.encode(), digest_size=16)
@@ -42,7 +42,7 @@ class PacketHash:
         self._length_bytes = (record[at] & 3) + 1 if has_record and at is not None else 0
 
     def add(self, data: bytes) -> None:
-        """Take in the packet that is next in the order of decoding."""
+        """Add the next packet in decoding order."""
         self._count += 1
         if self._codec not in _SLICE_TYPES:
             self._hash.update(len(data).to_bytes(4, "big") + data)

@@ -1,4 +1,4 @@
-"""A few frames of a clip at the places where it is hashed, for scores that need more than a small picture."""
+"""Sampled frames of a clip, at the positions of its hashes and at any size."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from vidcurate.media.transcode import frame_rate, origin_seconds
 def frame_numbers(
     path: Path, start_seconds: float | None, end_seconds: float | None, positions: Sequence[float]
 ) -> list[int]:
-    """Return the display-order numbers in the file of the frames at these shares of the clip, not decoding.
+    """Return the display-order frame numbers in the file at these shares of the clip, without decoding.
 
     A short clip gives the same number several times. Raises MediaError, kind no_frames.
     """
@@ -33,7 +33,7 @@ def frame_numbers(
     stamps = np.sort(known) if len(known) == len(times) else np.arange(len(times)) * 2 * half
     inside = np.flatnonzero((stamps + half >= start) & (stamps + half < end))
     if not len(inside):
-        raise MediaError(f"{path.name}: no frame lies in the clip.", kind="no_frames")
+        raise MediaError(f"{path.name}: the clip contains no frame.", kind="no_frames")
     places = np.minimum((np.asarray(positions) * len(inside)).astype(int), len(inside) - 1)
     return [int(number) for number in inside[places]]
 
@@ -49,8 +49,8 @@ def read_sample(
 ) -> NDArray[np.uint8]:
     """Return uint8 RGB (len(positions), height, width, 3): the frames at these shares of the clip, in order.
 
-    `positions` rise from 0 to 1. Upright, scaled to cover the size, its centre kept; frames in which the
-    decoder concealed damage are taken. Raises MediaError as `video.read_frames` does, and kind no_frames.
+    `positions` rise from 0 to 1. Frames are upright, scaled to cover the size and centre-cropped; frames with
+    concealed damage are included. Raises MediaError as `read_frames` does, and kind no_frames.
     """
     numbers = frame_numbers(path, start_seconds, end_seconds, positions)
     wanted = sorted(set(numbers))

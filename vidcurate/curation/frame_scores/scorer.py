@@ -1,7 +1,7 @@
-"""What a score sees of a clip, and what a score is, so that every score is one file and one line in `frames`.
+"""Frame scorer protocol: what a scorer receives per frame and returns per clip.
 
-The walk decodes a frame once, scales it once and shows it to every score. A score keeps what it needs between
-frames and says its columns at the end; it opens no file and knows no decoder.
+The walk decodes and scales each frame once and passes it to every scorer. A scorer keeps its own state
+between frames and returns its columns at the end; it opens no file and does not depend on the decoder.
 """
 
 from collections.abc import Sequence
@@ -15,18 +15,18 @@ from vidcurate.curation.clip_table.schema import AGGREGATES
 
 Pixels = NDArray[np.uint8]
 Columns = dict[str, Any]
-# Containers round times: a frame that is due within this time is due.
+# Tolerance of frame times, s: containers round them.
 SLACK_SECONDS = 1e-3
-_DIGITS = 6  # behind them the last bit of a sum may differ between machines
+_DIGITS = 6  # further digits may differ between machines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameView:
-    """One decoded frame, upright, in square pixels and full range (0 is black, 255 is white).
+    """Decoded frame, upright, in square pixels and full range (0 is black, 255 is white).
 
-    `seconds` counts from the clip's first frame. `bgr` (h, w, 3) and `grey` (h, w) are the small picture,
-    `brightness` is the mean of its grey; `luma` (H, W) is the whole one in the pixels of the display, on some
-    frames only, else None.
+    `seconds` counts from the clip's first frame. `bgr` (h, w, 3) and `grey` (h, w) are the small frame,
+    `brightness` is the mean of `grey`; `luma` (H, W) is the full-size frame as displayed, on some frames
+    only, else None.
     """
 
     seconds: float
@@ -37,13 +37,13 @@ class FrameView:
 
 
 class FrameScorer(Protocol):
-    """A score of the pictures of one clip. A new one is made for each clip."""
+    """Scorer of the frames of one clip; each clip gets a new instance."""
 
     def see(self, look: FrameView) -> None:
-        """Take in the next frame, in the order of display."""
+        """Receive the next frame in display order."""
 
     def finish(self, end_seconds: float) -> Columns:
-        """Return the columns of the clip, which has had at least one frame and ends at `end_seconds`."""
+        """Return the columns of the clip, which has at least one frame and ends at `end_seconds`."""
 
 
 def aggregates(name: str, values: Sequence[float]) -> Columns:

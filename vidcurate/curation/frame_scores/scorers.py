@@ -1,4 +1,4 @@
-"""All scores of one clip: decoded once, shown to each, put together as one row."""
+"""Frame scorers of a clip: one decode feeds all of them and gives one table row."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from vidcurate.curation.frame_scores.sharpness import Sharpness
 from vidcurate.curation.frame_scores.spec import FramesSpec
 from vidcurate.errors import MediaError
 
-# Every score of the pictures. A new one is a file, its columns in `schema`, and a line here.
+# All frame scorers. A new one needs a file, its columns in `schema`, and a line here.
 SCORES: dict[str, Callable[[FramesSpec], FrameScorer]] = {
     "motion": lambda spec: Motion(spec.motion_pairs_per_second),
     "sharpness": lambda spec: Sharpness(),
@@ -33,7 +33,7 @@ SCORES: dict[str, Callable[[FramesSpec], FrameScorer]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClipFile:
-    """A clip as the stage hands it to its workers. None means the start or the end of the file."""
+    """Clip as passed to the workers. None means the start or the end of the file."""
 
     path: str
     start_seconds: float | None = None
@@ -66,7 +66,7 @@ def measure(
 
 
 def score_clip(clip: ClipFile, spec: FramesSpec) -> Columns:
-    """Return the clip's row; a clip that cannot be decoded gets a status and its problem, not an error."""
+    """Return the clip's row; an undecodable clip gets a status and a problem, not an error."""
     try:
         return {"frames_status": "ok", "frames_problem": None, **measure(clip, spec)}
     except MediaError as error:

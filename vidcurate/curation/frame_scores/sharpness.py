@@ -1,9 +1,9 @@
-"""How sharp is the clip? One over the blur of its strongest edges, in px as displayed.
+"""Sharpness score: 1 / blur of the strongest edges, in px as displayed.
 
-Blur is the sigma of a Gaussian. An edge that is blurred once more, by a known sigma, loses the more of its
-slope the sharper it was; from the ratio of the two slopes follows what it had (Zhuo and Sim 2011, Defocus map
-estimation from a single image). Unlike the variance of the Laplacian this does not depend on contrast and on
-how much there is to see, and a picture that was enlarged shows as what it is. The middle is measured.
+Blur is the sigma of a Gaussian. Blurring an edge again by a known sigma reduces its slope the more, the
+sharper the edge was; the ratio of the two slopes gives its blur (Zhuo and Sim 2011, Defocus map estimation
+from a single image). Unlike the variance of the Laplacian this does not depend on contrast or on the amount
+of detail, and it detects upscaled video. Only the middle of the frame is measured.
 """
 
 import cv2
@@ -18,16 +18,16 @@ _WEAKEST_EDGE = 5  # levels a px: below it is noise
 _FEWEST_EDGES = 16
 _LARGEST_PX = (432, 768)  # height and width of the middle that is measured
 _MARGIN_PX = 8  # over which coding smears a bar's edge
-# What the slope is measured with widens an edge too: variance 1/3 of a central difference.
+# The central difference that measures the slope widens an edge too: variance 1/3.
 _OWN_VARIANCE = 1 / 3
-_LEAST_BLUR_PX = 0.5  # pixels show no edge sharper than that
+_LEAST_BLUR_PX = 0.5  # pixels cannot show a sharper edge
 _WIDE_PX = 2.0
 _LARGEST_SCALE = 8
 _SMALLEST_PX = 16
 
 
 def _picture(luma: Pixels) -> Pixels:
-    """Return the middle of the picture without black bars: their edge is sharper than anything in it."""
+    """Return the middle of the frame without black bars: their edges are sharper than any content."""
     height, width = luma.shape
     top, left = max(0, height - _LARGEST_PX[0]) // 2, max(0, width - _LARGEST_PX[1]) // 2
     middle = luma[top : height - top, left : width - left]
@@ -37,7 +37,7 @@ def _picture(luma: Pixels) -> Pixels:
 
 
 def _slopes(picture: Pixels) -> tuple[Pixels, Pixels]:
-    """Return twice the slope along x and along y, without sign and without the picture's border."""
+    """Return twice the absolute slope along x and along y, without the frame's border."""
     across = cv2.absdiff(picture[1:-1, 2:], picture[1:-1, :-2])
     return across, cv2.absdiff(picture[2:, 1:-1], picture[:-2, 1:-1])
 
@@ -65,8 +65,8 @@ def _blur_px(picture: Pixels) -> float | None:
 def blur_px(luma: Pixels) -> float | None:
     """Return the blur of the strongest edges of luma (H, W), as the sigma of a Gaussian in px.
 
-    None where there is no edge worth the name. A blur that is wide beside the known one hardly changes the
-    slope: it is measured again on the picture at half the size.
+    None without a clear edge. A second blur hardly changes an edge that is much wider, so a wide blur is
+    measured again on the frame at half the size.
     """
     picture = _picture(luma)
     blur, scale = _blur_px(picture), 1

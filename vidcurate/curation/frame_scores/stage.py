@@ -1,7 +1,7 @@
-"""Scores of the pictures, all from one decode of each clip; here they are put into the run's table.
+"""Stage `score-frames`: frame scores from one decode of each clip.
 
-`clip.SCORES` lists every score, one question a file. A clip is decoded once, in a worker process, in one
-thread; a clip that cannot be decoded becomes a row with a status, and so does one that takes too long.
+`scorers.SCORES` lists the scorers, one file each. A worker process decodes a clip once, in one thread; an
+undecodable clip, or one that exceeds the time limit, becomes a row with a status.
 """
 
 import hashlib
@@ -27,12 +27,12 @@ from vidcurate.storage import download
 __all__ = ["FramesSpec", "FramesSummary", "run_frames"]
 
 _NEEDED = ("cv2", "scenedetect")
-_CLIPS_AT_ONCE = 8  # what a kill costs; a chunk of long clips is minutes
+_CLIPS_AT_ONCE = 8  # clips lost by a kill; a chunk of long clips takes minutes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FramesSummary:
-    """What was scored: rows of the table, clips decoded, their length, and rows by status."""
+    """Counts of a scored table: rows, decoded clips, their length, and rows by status."""
 
     rows_in: int
     rows_ok: int
@@ -45,11 +45,11 @@ class FramesSummary:
 
 
 def require_libraries() -> None:
-    """Raise InputError unless OpenCV and PySceneDetect are there (the extra `score`)."""
+    """Raise InputError unless OpenCV and PySceneDetect are installed (the extra `score`)."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise InputError(
-            f"{' and '.join(missing)} not installed: the pictures cannot be scored. "
+            f"{' and '.join(missing)} not installed: frames cannot be scored. "
             "Run `pip install 'vidcurate[score]'`."
         )
 
@@ -69,15 +69,15 @@ def _score(item: dict[str, Any], spec: FramesSpec) -> dict[str, Any]:
 
 
 def _timed_out(item: dict[str, Any]) -> dict[str, Any]:
-    return _status(item, "timeout", "decoding took longer than its limit.")
+    return _status(item, "timeout", "decoding exceeded the time limit.")
 
 
 def _crashed(item: dict[str, Any]) -> dict[str, Any]:
-    return _status(item, "crashed", "decoding ended the process.")
+    return _status(item, "crashed", "decoding crashed the worker.")
 
 
 def _to_score(clips: pl.DataFrame) -> pl.Series:
-    """Return which rows have a file that no earlier stage found broken; a caption they need not have."""
+    """Return which rows have a file that no earlier stage found broken; a caption is optional."""
     is_there = pl.col("video_path").is_not_null() & ~pl.col("video_path").str.starts_with("/")
     if "probe_status" in clips.columns:
         is_there &= pl.col("probe_status") == "ok"
@@ -116,9 +116,9 @@ def run_frames(
 ) -> FramesSummary | PartSummary:
     """Decode every clip of the run's table that is not known to be broken and write RUN/frames.parquet.
 
-    Resumes inside: chunks that are done are kept until the table is written; a part of the crew's writes
-    none. The crew changes no byte. Raises InputError when the folder or a library is not there, StageError
-    (parts that are missing), StorageError.
+    A stopped stage resumes: finished chunks are kept until the table is written. With `executor.part` no
+    table is written. The executor does not change the output. Raises InputError for a missing folder or
+    library, StageError for missing parts, StorageError.
     """
     require_libraries()
     download.require(videos)

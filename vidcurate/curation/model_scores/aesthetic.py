@@ -1,4 +1,4 @@
-"""LAION's aesthetic predictor: a stack of linear layers on CLIP's embedding, 1 (ugly) to 10.
+"""Aesthetic score: LAION's predictor on CLIP embeddings, 1 (ugly) to 10.
 
 The published head (improved-aesthetic-predictor, C. Schuhmann 2022) is 768-1024-128-64-16-1 with dropouts
 between and no other non-linearity; its file names the layers layers.0, 2, 4, 6 and 7. Here the sizes come
@@ -19,10 +19,10 @@ _WEIGHT = re.compile(r"(?:.*\.)?(\d+)\.weight$")
 
 
 class AestheticHead:
-    """The head of a file, for embeddings of `width`."""
+    """Aesthetic head loaded from a file, for embeddings of `width`."""
 
     def __init__(self, path: Path, width: int) -> None:
-        """Load the layers (no code is run). Raises InputError for a file that is no such head."""
+        """Load the layers (without executing code). Raises InputError for another kind of file."""
         try:
             if path.suffix == ".safetensors":
                 from safetensors.torch import load_file
@@ -43,8 +43,8 @@ class AestheticHead:
             weight, bias = tensors[name], tensors.get(name.removesuffix("weight") + "bias")
             if weight.ndim != 2 or weight.shape[1] != size or bias is None or bias.shape != weight.shape[:1]:
                 raise InputError(
-                    f"models.aesthetic_head is {path}: {name} has the shape {tuple(weight.shape)}, and takes "
-                    f"what is {size} wide with a bias; CLIP's embedding is {width} wide. Take the head that "
+                    f"models.aesthetic_head is {path}: {name} has the shape {tuple(weight.shape)}, but its "
+                    f"input is {size} wide with a bias; CLIP's embedding is {width} wide. Use the head that "
                     "was trained on this CLIP."
                 )
             self.layers.append((weight, bias))

@@ -1,4 +1,4 @@
-"""CLIP (Radford et al. 2021): pictures and captions as vectors of length 1 in one space."""
+"""CLIP (Radford et al. 2021): unit-length embeddings of frames and captions."""
 
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,13 @@ from vidcurate.curation.model_scores.frames import Frames, Vectors, reason_of
 from vidcurate.curation.model_scores.weights import need
 from vidcurate.errors import InputError
 
-# Means and deviations of the pictures that CLIP was trained on, by colour.
+# Mean and standard deviation of CLIP's training images, by colour.
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 DEVIATION = (0.26862954, 0.26130258, 0.27577711)
 
 
 def squares(frames: Frames, side: int) -> Frames:
-    """Return the centre squares of `frames` (N, H, W, 3) at `side` px: what CLIP sees of a wide picture."""
+    """Return the centre squares of `frames` (N, H, W, 3) at `side` px, as CLIP crops a wide frame."""
     height, width = frames.shape[1:3]
     short = min(height, width)
     top, left = (height - short) // 2, (width - short) // 2
@@ -43,10 +43,10 @@ def normalised(
 
 
 class Clip:
-    """A CLIP from transformers. `side` is the pictures' size in px, `width` that of its embeddings."""
+    """CLIP model from transformers; `side` is the frame size in px, `width` that of its embeddings."""
 
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
-        """Load model and tokenizer. Raises InputError for a folder that does not hold a CLIP."""
+        """Load model and tokenizer. Raises InputError for a folder without a CLIP."""
         transformers = need("transformers", "clip")
         try:
             config = transformers.AutoConfig.from_pretrained(folder)
@@ -77,7 +77,7 @@ class Clip:
 
     @torch.inference_mode()
     def texts(self, captions: list[str]) -> Vectors:
-        """Return the embeddings of `captions`, cut to what CLIP reads (77 tokens), float32 (N, width)."""
+        """Return the embeddings of `captions`, truncated to CLIP's 77 tokens, float32 (N, width)."""
         given = self.tokenizer(
             captions, padding=True, truncation=True, max_length=self.length, return_tensors="pt"
         ).to(self.device)

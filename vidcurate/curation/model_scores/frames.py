@@ -1,4 +1,4 @@
-"""The pictures of a clip for the models: one decode, the whole frame, at the size that the largest needs."""
+"""Frames of a clip for the models: one decode, at the largest size needed."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -25,7 +25,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def size_for(width: int, height: int, short_side_px: int) -> tuple[int, int]:
-    """Return (height, width) of the whole picture with this shorter side, never more than 4096 px long."""
+    """Return (height, width) of the whole frame with this shorter side, at most 4096 px long."""
     scale = short_side_px / min(width, height)
     return tuple(min(_LONGEST_PX, max(2, round(side * scale))) for side in (height, width))  # type: ignore[return-value]
 
@@ -52,13 +52,13 @@ def pictures(item: dict[str, Any], positions: tuple[float, ...], short_side_px: 
     return {"models_status": "ok", "models_problem": None, "frames": frames}
 
 
-_AHEAD = 4  # clips that wait decoded, for each process
+_AHEAD = 4  # decoded clips in the queue, per process
 
 
 def _crashed(item: dict[str, Any]) -> dict[str, Any]:
     return {
         "models_status": "crashed",
-        "models_problem": f"{item['path']}: decoding ended the process.",
+        "models_problem": f"{item['path']}: decoding crashed the worker.",
         "frames": None,
     }
 
@@ -74,8 +74,11 @@ def _alone(look: Any, item: dict[str, Any]) -> dict[str, Any]:
 def decoded(
     items: list[dict[str, Any]], positions: tuple[float, ...], short_side_px: int, num_workers: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield what `look.pictures` says of each item, in order. A clip that ends its process is tried once more
-    alone and becomes a row with the status crashed; with one worker it would end this process."""
+    """Yield the result of `pictures` for each item, in order.
+
+    A clip that crashes its worker is retried once, alone; if the retry crashes too, the row gets the status
+    crashed. With one worker the crash would end this process.
+    """
     look = partial(pictures, positions=positions, short_side_px=short_side_px)
     if num_workers == 1:
         yield from map(look, items)
@@ -87,6 +90,6 @@ def decoded(
             yield found
             done += 1
     except BrokenProcessPool:
-        # The pool does not say whose clip it was: those left are decoded one by one.
+        # The pool does not report which clip crashed: the remaining clips are decoded one by one.
         for item in items[done:]:
             yield _alone(look, item)

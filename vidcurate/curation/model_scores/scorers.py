@@ -1,4 +1,4 @@
-"""The models of a specification, loaded; and what they say of the pictures of some clips."""
+"""Scoring models: load those of a specification and score frames with them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ from vidcurate.curation.model_scores.watermark import Watermark
 from vidcurate.curation.model_scores.weights import file_of, folder_of
 from vidcurate.errors import InputError
 
-_MATCH_SCALE = 100.0  # that of the trained CLIPs, so that scores are what others publish
+_MATCH_SCALE = 100.0  # the scale of trained CLIPs, as in published scores
 
 
 def device_of(name: str) -> torch.device:
-    """Return the device for `auto`, `cpu` or `cuda`. Raises InputError for a GPU that is not there."""
+    """Return the device for `auto`, `cpu` or `cuda`. Raises InputError for a missing GPU."""
     has_gpu = torch.cuda.is_available()
     if name == "cuda" and not has_gpu:
         raise InputError("models.device is cuda: torch sees no GPU here. Set it to auto or cpu.")
@@ -30,7 +30,7 @@ def device_of(name: str) -> torch.device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Models:
-    """What was asked for, ready; None for what was not."""
+    """Loaded models; None for those that are not enabled."""
 
     spec: ModelsSpec
     clip: Clip | None
@@ -56,7 +56,7 @@ def load(spec: ModelsSpec) -> Models:
 
 
 def _in_batches(see: Callable[[Frames], Vectors], clips: list[Frames], size: int) -> list[Vectors]:
-    """Return what `see` says of the frames of each clip; clips of one picture size share batches."""
+    """Return the result of `see` for the frames of each clip; clips of one frame size share batches."""
     result: list[Vectors] = [np.empty(0, np.float32)] * len(clips)
     by_size: dict[tuple[int, ...], list[int]] = {}
     for number, frames in enumerate(clips):
@@ -73,7 +73,7 @@ def _in_batches(see: Callable[[Frames], Vectors], clips: list[Frames], size: int
 def columns_of(
     models: Models, clips: list[Frames], captions: list[str | None]
 ) -> tuple[list[dict[str, Any]], Vectors | None]:
-    """Return the columns of each clip, and their mean embeddings (clips, width) when CLIP is there.
+    """Return the columns of each clip, and their mean embeddings (clips, width) when CLIP is enabled.
 
     `clips` are frames uint8 (F, H, W, 3); a clip without a caption has no match.
     """

@@ -1,9 +1,9 @@
-"""Scores by neural networks, from one decode of a few frames of each clip; here they are put into the table.
+"""Stage `score-models`: scores by neural networks on a few frames of each clip.
 
-The files beside this one load torch, and are imported when a stage runs. Pictures are decoded by worker
-processes while the models see those of the clips before. A chunk of clips that is done lies in a parts
-folder, whole or not at all, so that a killed stage goes on; what shares a batch is fixed by the table, and
-the same table on the same device gives the same bytes.
+The other files of this folder load torch and are imported only when the stage runs. Worker processes decode
+frames while the models score those of earlier clips. The stage writes each finished chunk of clips to a parts
+folder, whole or not at all, so that a killed stage resumes. The table fixes which clips share a batch: the
+same table on the same device gives the same bytes.
 """
 
 import hashlib
@@ -40,14 +40,14 @@ __all__ = ["ModelsSpec", "ModelsSummary", "run_models"]
 
 EMBEDDINGS = "embeddings.parquet"
 _CLIPS_A_CHUNK = 32
-_CLIP_SIDE = 224  # the least that is decoded: what a CLIP of the usual size sees
+_CLIP_SIDE = 224  # smallest decoded size: input of the usual CLIP
 _NEEDED = ("clip_id", "video_path", "caption", "ingest_problem", "start_seconds", "end_seconds")
 _STATUSES = ("probe_status", "frames_status")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelsSummary:
-    """What was scored: rows, clips seen by the models, rows by status, the mean of each score's means."""
+    """Counts of a scored table: rows, scored clips, rows by status, the mean of each score's means."""
 
     rows_in: int
     rows_ok: int
@@ -59,7 +59,7 @@ class ModelsSummary:
 
 
 def scores_of(spec: ModelsSpec) -> list[str]:
-    """Return the scores that `spec` asks for, as the columns begin. Raises InputError when there is none."""
+    """Return the prefixes of the score columns that `spec` enables. Raises InputError without any."""
     wanted = {
         "clip_aesthetic": spec.aesthetic_head is not None,
         "clip_match": spec.clip is not None and spec.match,
@@ -69,7 +69,7 @@ def scores_of(spec: ModelsSpec) -> list[str]:
     found = [name for name, is_wanted in wanted.items() if is_wanted]
     if not found and not spec.embeddings:
         raise InputError(
-            "score-models: no model is named. Name one, for example --set clip=openai/clip-vit-large-patch14 "
+            "score-models: no model is set. Set one, for example --set clip=openai/clip-vit-large-patch14 "
             "or --set text_detector=det.onnx."
         )
     return found
@@ -118,7 +118,7 @@ def _part(parts: Path, number: int) -> tuple[Path, Path]:
 
 
 def _write_part(parts: Path, number: int, rows: list[dict[str, Any]], means: Any) -> None:
-    """Write a chunk's rows and embeddings; the rows come last and say that both are whole."""
+    """Write a chunk's embeddings, then its rows: existing rows mean that both are complete."""
     said, vectors = _part(parts, number)
     with atomic_file.storage_errors(said):
         if means is not None:
@@ -130,7 +130,7 @@ def _write_part(parts: Path, number: int, rows: list[dict[str, Any]], means: Any
 def _score_chunks(
     items: list[dict[str, Any]], models: "Models", parts: Path, executor: ExecutorSpec, progress: Progress
 ) -> PartSummary | None:
-    """Score the chunks of `items`, or of the crew's part of them, that are not in `parts` yet."""
+    """Score the chunks of `items` (or of the executor's part of them) that are not in `parts` yet."""
     from vidcurate.curation.model_scores.frames import decoded
     from vidcurate.curation.model_scores.scorers import columns_of
 
@@ -200,12 +200,12 @@ def run_models(
 ) -> ModelsSummary | PartSummary:
     """Score every clip that no earlier stage found broken and write RUN/models.parquet.
 
-    A part of the crew's writes no table; of the engines only `local` has the models. Raises InputError for
-    a folder, a model or a package that is not there, StageError, StorageError.
+    With `executor.part` no table is written; only the engine `local` runs models. Raises InputError for a
+    missing folder, model or package, StageError, StorageError.
     """
     if executor.engine != "local":
         raise InputError(
-            f"--engine {executor.engine}: the models run on this machine. Spread them with --part i/n."
+            f"--engine {executor.engine}: models run only on this machine. Use --part i/n to spread them."
         )
     download.require(videos)
     scores, used = scores_of(spec), names_of(spec)

@@ -1,8 +1,8 @@
-"""How much of the picture is written text? DBNet (Liao et al. 2020) as ONNX, run by OpenCV on the CPU.
+"""Text area: share of the frame that is written text, by DBNet on the CPU.
 
-The net marks the inner part of each line of text; boxes around the marks are grown as its authors grow them,
-and their area, each pixel counted once, is the share. Any DBNet that takes (1, 3, H, W) and gives
-(1, 1, H, W) fits, such as PP-OCR's detection models.
+DBNet (Liao et al. 2020) as ONNX, run by OpenCV. The net marks the inner part of each line of text; boxes
+around the marks are expanded as in the paper, and the share counts each covered pixel once. Any DBNet with
+input (1, 3, H, W) and output (1, 1, H, W) works, such as PP-OCR's detection models.
 """
 
 from pathlib import Path
@@ -23,10 +23,10 @@ _BOX_CHANCE = 0.5
 
 
 class TextDetector:
-    """A DBNet of a file."""
+    """Text detector: a DBNet loaded from an ONNX file."""
 
     def __init__(self, path: Path, threshold: float) -> None:
-        """Load the net and try it. Raises InputError for a file that OpenCV does not load, or no DBNet."""
+        """Load the net and run it once. Raises InputError for a file that is not a DBNet for OpenCV."""
         try:
             self.net = cv2.dnn.readNetFromONNX(str(path))
             self.threshold = threshold

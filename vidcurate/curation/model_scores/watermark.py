@@ -1,4 +1,4 @@
-"""Is there a watermark on the picture? Any image classifier of transformers that has a label for it."""
+"""Watermark score: any image classifier of transformers with a watermark label."""
 
 import json
 import re
@@ -18,7 +18,7 @@ _DENIAL = re.compile(r"\b(?:no|not|non|without|clean|free)\b")
 
 
 def label_of(labels: dict[int, str], wanted: str | None, where: str) -> int:
-    """Return the number of the label that means a watermark. Raises InputError when none or several do."""
+    """Return the index of the watermark label. Raises InputError when none or several match."""
     if wanted is not None:
         found = [number for number, label in labels.items() if label == wanted]
     else:
@@ -29,22 +29,22 @@ def label_of(labels: dict[int, str], wanted: str | None, where: str) -> int:
     if len(found) != 1:
         raise InputError(
             f"models.watermark is {where}: {'no label' if not found else 'more than one label'} means a "
-            f"watermark; it has {', '.join(labels.values())}. Say which with watermark_label."
+            f"watermark. Labels: {', '.join(labels.values())}. Set watermark_label to one of them."
         )
     return found[0]
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """Return what preprocessor_config.json says of the pictures that the model wants."""
+    """Read the input size and normalisation from preprocessor_config.json."""
     settings: dict[str, Any] = json.loads((folder / "preprocessor_config.json").read_text(encoding="utf-8"))
     return settings
 
 
 class Watermark:
-    """A classifier from transformers."""
+    """Watermark classifier from transformers."""
 
     def __init__(self, folder: Path, label: str | None, device: torch.device, dtype: torch.dtype) -> None:
-        """Load the model and how it wants its pictures. Raises InputError for a folder that holds none."""
+        """Load the model and its preprocessing. Raises InputError for a folder without a classifier."""
         transformers = need("transformers", "watermark")
         try:
             model, report = transformers.AutoModelForImageClassification.from_pretrained(
@@ -72,7 +72,7 @@ class Watermark:
     def probabilities(self, frames: Frames) -> Vectors:
         """Return the probability of a watermark in each of `frames` (uint8, N, H, W, 3), float32 (N,).
 
-        The whole picture is squeezed to the classifier's square: a watermark lies at the edge.
+        The whole frame is resized to the classifier's square, not cropped: watermarks are at the edges.
         """
         side = (self.side, self.side)
         small = np.stack([cv2.resize(image, side, interpolation=cv2.INTER_AREA) for image in frames])

@@ -1,4 +1,4 @@
-"""Where a model's files come from: a folder here, or a name on the Hugging Face hub."""
+"""Model weights: a local folder or file, or a name on the Hugging Face hub."""
 
 import hashlib
 import importlib
@@ -32,24 +32,24 @@ def need(package: str, setting: str) -> Any:
 
 
 def folder_of(source: str, setting: str) -> Path:
-    """Return the folder that `source` names; of a hub name, its files in the hub's cache.
+    """Return the model folder: `source` itself, or for a hub name the hub's cache.
 
-    Raises InputError for what is neither, StorageError when the hub does not give it.
+    Raises InputError for neither, StorageError when the download fails.
     """
     path = Path(source).expanduser()
     if path.is_dir():
         return path
     if not _HUB_NAME.fullmatch(source):
         raise InputError(
-            f"models.{setting} is {source}: no such folder, and no name on the hub (owner/name)."
+            f"models.{setting} is {source}: neither a folder nor a name on the hub (owner/name)."
         )
     hub = need("huggingface_hub", setting)
     try:
         return Path(hub.snapshot_download(source, allow_patterns=list(_PATTERNS)))
     except (OSError, ValueError, hub.errors.HfHubHTTPError) as error:
         raise StorageError(
-            f"models.{setting} is {source}: no such folder here, and the hub did not give it "
-            f"({type(error).__name__}). Run `hf download {source}` where there is a network, and give the "
+            f"models.{setting} is {source}: no such folder, and the download from the hub failed "
+            f"({type(error).__name__}). Run `hf download {source}` on a machine with a network, and set the "
             "folder that it prints."
         ) from error
 

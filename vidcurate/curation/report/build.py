@@ -121,7 +121,7 @@ def run_report(run: Path, *, videos: Path | None = None, progress: Progress = no
     TableError for a damaged file, StorageError.
     """
     if videos is not None and not videos.is_dir():
-        raise InputError(f"{videos}: no such folder of videos. Give the folder with --videos.")
+        raise InputError(f"{videos}: no such video folder. Set it with --videos FOLDER.")
     checked, is_checked = facts.verdicts(table.scan(run, table.newest_stage(run)))
     totals = _totals(checked)
     steps = funnel.by_rule(run, checked, totals["rows_in"])

@@ -336,7 +336,7 @@ def test_an_empty_table_and_a_run_without_one(tmp_path: Path) -> None:
     assert run_dedup(run, everything).rows_in == 0
     with pytest.raises(StageError, match="Run `vidcurate ingest` first"):
         run_dedup(tmp_path / "none", DedupSpec())
-    with pytest.raises(InputError, match="no such folder of videos"):
+    with pytest.raises(InputError, match="no such video folder"):
         run_dedup(run, DedupSpec(), videos=tmp_path / "none")
 
 

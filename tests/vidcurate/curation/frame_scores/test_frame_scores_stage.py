@@ -207,4 +207,4 @@ def test_a_clip_that_takes_too_long_is_a_row(home: Path, tmp_path: Path) -> None
 
     row = rows_of(tmp_path / "run").filter(pl.col("video_path") == name).row(0, named=True)
     assert row["frames_status"] == "timeout"
-    assert row["frames_problem"] == f"{name}: decoding took longer than its limit."
+    assert row["frames_problem"] == f"{name}: decoding exceeded the time limit."

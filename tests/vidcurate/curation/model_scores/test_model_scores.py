@@ -296,7 +296,7 @@ def test_embeddings_are_what_dedup_reads(run: tuple[Path, Path], clip_folder: Pa
 @pytest.mark.parametrize(
     ("settings", "reported"),
     [
-        ({}, "no model is named"),
+        ({}, "no model is set"),
         ({"clip": "no/such/folder"}, "models.clip is no/such/folder: no such folder"),
         ({"watermark": "somewhere"}, "models.watermark is somewhere: no such folder"),
         ({"text_detector": Path("none.onnx")}, r"models\.text_detector is none\.onnx: no such file"),
@@ -324,7 +324,7 @@ def test_files_that_are_no_such_models_are_named(
     refused("it ends 3 wide", clip=str(clip_folder), aesthetic_head=bad)
     refused("no CLIP that transformers loads .it is a vit", clip=str(classifier))
     refused("no ONNX net that OpenCV runs", text_detector=bad)
-    labels = "no label means a watermark; it has no watermark, watermark"
+    labels = "no label means a watermark. Labels: no watermark, watermark"
     refused(labels, watermark=str(classifier), watermark_label="logo")
     broken = tmp_path / "half"
     broken.mkdir()
