@@ -46,7 +46,7 @@ def good(tmp_path_factory: pytest.TempPathFactory, make_video: Make) -> Path:
     """A folder with videos, a table and a run that has been through every stage."""
     home = tmp_path_factory.mktemp("home")
     (home / "videos").mkdir()
-    captions = ("a dog runs", "a dog and a cat run", "a dog, a cat and a bird run on a road", "two dogs")
+    captions = ("a dog runs", "a dog and a cat run", "a dog, a cat and a bird run on a street", "two dogs")
     for number in range(len(captions)):
         shutil.copy(make_video(f"{number}.mp4", num_frames=48), home / "videos" / f"c{number}.mp4")
     write_csv(home / "clips.csv", *(line(f"c{n}.mp4", f'"{text}"') for n, text in enumerate(captions)))

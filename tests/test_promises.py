@@ -1,4 +1,4 @@
-"""The promises of the design, each with a test of that name, on the whole road; the rooms' tests go deeper.
+"""The promises of the design, each with a test of that name, on the pipeline; the rooms' tests go deeper.
 
 9 (a refactor changes no number) is test_a_refactor_changes_no_number in
 tests/trainer/training/test_kept_losses.py.

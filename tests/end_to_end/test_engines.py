@@ -239,9 +239,10 @@ def test_the_sbatch_template_of_the_docs_gives_the_same_bytes(home: Path, tmp_pa
 
 FAKE_SBATCH = r"""#!/usr/bin/env python3
 import os, re, subprocess, sys
-words = sys.argv[1:]
-command = words[words.index("--wrap") + 1]
-array = next((re.fullmatch(r"--array=1-(\d+)", word) for word in words if word.startswith("--array")), None)
+arguments = sys.argv[1:]
+command = arguments[arguments.index("--wrap") + 1]
+found = [re.fullmatch(r"--array=1-(\d+)", word) for word in arguments]
+array = next((one for one in found if one), None)
 for index in range(1, int(array[1]) + 1) if array else [None]:
     with open(os.environ["SBATCH_LOG"], "a") as log:
         log.write(f"{index}/{array[1]}\n" if array else "merge\n")

@@ -1,4 +1,4 @@
-"""The whole road teaches a small model what words mean: recipes/smoke.yaml on the demo data, from nothing."""
+"""The pipeline teaches a small model what words mean: recipes/smoke.yaml on the demo data, from scratch."""
 
 import os
 import re

@@ -104,7 +104,7 @@ def test_the_server_follows_survives_its_kill_and_shows_the_right_clip_of_each_s
 
     with process(tmp_path, "training", *command_words(shards, run, *SETTINGS)) as training:
         until((first / "manifest.json").is_file, "the first checkpoint")
-        training.send_signal(signal.SIGSTOP)  # it goes on when the server has shown what it does with this
+        training.send_signal(signal.SIGSTOP)  # resumed once the server has shown how it handles this
 
         copy_by_file(first, copied, count=2)  # manifest, state, and half of ema/.metadata
         with process(tmp_path, "killed", *follow) as killed:

@@ -44,7 +44,7 @@ def require(folder: str | Path) -> None:
     """Raise InputError unless `folder` is there, or is a URL and the library for URLs is installed."""
     if isinstance(folder, Path):
         if not folder.is_dir():
-            raise InputError(f"{folder}: no such video folder. Set it with --videos FOLDER.")
+            raise InputError(f"{folder}: no such folder of videos. Give the folder with --videos.")
         return
     if not is_url(folder):
         raise InputError(f"{folder}: no URL that is read; they begin with {', '.join(SCHEMES)}.")

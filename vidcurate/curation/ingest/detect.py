@@ -1,4 +1,4 @@
-"""Which schema a table follows, told by its columns; never a guess between two."""
+"""Schema detection: find the metadata schema from a table's columns."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from vidcurate.errors import InputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSchema:
-    """A kind of table: each entry of `signature` is a set of names of which one must be there."""
+    """Metadata schema: each entry of `signature` is a set of column names, one of which is required."""
 
     summary: str
     dataset: str
@@ -90,7 +90,7 @@ TABLES: dict[str, TableSchema] = {
 }
 # What --schema takes, and what each reads.
 SCHEMAS: dict[str, str] = {
-    "auto": "told by the columns",
+    "auto": "detected from the columns",
     **{name: schema.summary for name, schema in TABLES.items()},
     "folder": "a folder of videos with clip.txt or clip.json beside each",
     "webdataset": "finished WebDataset shards: a tar or a folder of tars",
@@ -98,7 +98,7 @@ SCHEMAS: dict[str, str] = {
 
 
 def is_table(path: Path) -> bool:
-    """Say whether `path` is a file to be read as a table. Raises InputError when there is nothing."""
+    """Return whether `path` is a table file. Raises InputError when it does not exist."""
     if not path.exists():
         raise InputError(f"{path}: no such metadata file or folder.")
     return path.is_file() and path.suffix.lower() != ".tar"
@@ -111,7 +111,7 @@ def recognise_path(path: Path) -> tuple[str, str]:
     tars = sum(1 for _ in path.glob("*.tar"))
     videos = holds_videos(path)
     if tars and videos:
-        raise InputError(f"{path}: holds both tars and videos. Say which: schema webdataset or folder.")
+        raise InputError(f"{path}: contains both tars and videos. Set schema to webdataset or folder.")
     if tars:
         return "webdataset", f"the folder holds .tar files ({tars})"
     if videos:

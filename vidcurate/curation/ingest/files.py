@@ -1,7 +1,7 @@
-"""What lies in the video folder, and which file a row means.
+"""Video folder listing, and matching of rows to files.
 
-The folder is listed once; a row's path is only compared with that list, so a path that leaves the folder is
-never opened. Links to folders are not followed in the listing: that is how a listing runs in circles.
+The folder is listed once and a row's path is only compared with that listing, so a path outside the folder is
+never opened. The listing does not follow links to folders, which could form cycles.
 """
 
 import hashlib
@@ -193,7 +193,7 @@ def match(paths: pl.DataFrame, listing: Listing, *, finds_by_name: bool) -> pl.D
 
 
 def _through_links(found: pl.DataFrame, listing: Listing) -> pl.DataFrame:
-    """Judge the rows whose path goes through a link to a folder, one by one: there are few."""
+    """Match the rows whose path goes through a link to a folder, one by one: there are few."""
     real = listing.root.resolve()
     rows = found.to_dicts()
     for row in rows:

@@ -1,7 +1,7 @@
-"""Rows against files and against each other: which can go on, and a name for what is wrong with the rest.
+"""Reconciliation of rows with files: duplicates, missing files, ingest problems.
 
-Works on the narrow part of the table (ids, paths, flags), which is held in memory; captions never are. A row
-has one `ingest_problem`, the first of PROBLEMS that applies; the lists of the reconciliation tell all.
+Works on the narrow columns (ids, paths, flags), which are in memory; captions never are. A row has one
+`ingest_problem`, the first of PROBLEMS that applies; reconcile.json lists all of them.
 """
 
 import json
@@ -25,13 +25,13 @@ PROBLEMS = (
     "bad_value",
     "empty_caption",
 )
-KEYS = ("clip_id", "video_path", "is_empty", "bad", "note")  # what a row of the metadata is judged by
+KEYS = ("clip_id", "video_path", "is_empty", "bad", "note")  # columns that decide a row's problem
 MAX_LISTED = 10_000  # entries of a list in reconcile.json; the table has every row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """The judged rows: first `num_rows` from the metadata, in order, then the extra files by path.
+    """Reconciled rows: first `num_rows` from the metadata, in order, then the extra files by path.
 
     `frame` has row (from 1; null for an extra file), clip_id, sample_key, base_id (before a `#2`), file_path,
     written_path (as in the metadata), file_size_bytes, ingest_problem, and a flag per kind of finding.

@@ -1,4 +1,4 @@
-"""Between an adapter and the table: rows under our names, and text that becomes numbers or a bad value.
+"""Adapter rows: text cells under table names, parsed to numbers or a bad value.
 
 An adapter hands on cells as text (or as numbers that it worked out itself) under the names of CELLS. What
 does not parse is never dropped: the row's `bad` says which column held what.

@@ -1,4 +1,4 @@
-"""A metadata table on disk as a lazy frame, and its column names as people write them.
+"""Metadata table as a lazy frame, with tolerant matching of column names.
 
 CSV cells are read as text, always: a reader that guesses turns the id 12.10 into 12.1. Names are matched
 without regard to case, spaces, hyphens and underscores, so `aesthetic score` is `aesthetic_score`. Text that

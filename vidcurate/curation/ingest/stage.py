@@ -1,9 +1,9 @@
-"""The ingest itself: recognise, read lazily, judge the ids and paths, stream the table out.
+"""Stage `ingest`: read metadata lazily, reconcile it with files, write the table.
 
-Two passes over the metadata. The first keeps every cell but the captions, typed, with the flags that rows are
-judged by (some 250 bytes a row, in memory); the second streams the captions into the table beside them, never
-all at once. The metadata is digested beside the first. One pass into a file of typed cells and a second over
-that was measured too: reading the captions of a CSV again costs little more than writing them twice.
+Two passes over the metadata. The first keeps every cell but the captions, typed, with the flags of the
+reconciliation (some 250 bytes per row, in memory); the second streams the captions into the table. A thread
+digests the metadata during the first pass. Writing typed cells to a file first was measured too: reading the
+captions of a CSV again costs little more than writing them twice.
 """
 
 import hashlib

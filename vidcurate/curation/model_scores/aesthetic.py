@@ -43,9 +43,9 @@ class AestheticHead:
             weight, bias = tensors[name], tensors.get(name.removesuffix("weight") + "bias")
             if weight.ndim != 2 or weight.shape[1] != size or bias is None or bias.shape != weight.shape[:1]:
                 raise InputError(
-                    f"models.aesthetic_head is {path}: {name} has the shape {tuple(weight.shape)}, but its "
-                    f"input is {size} wide with a bias; CLIP's embedding is {width} wide. Use the head that "
-                    "was trained on this CLIP."
+                    f"models.aesthetic_head is {path}: {name} has the shape {tuple(weight.shape)}, but must "
+                    f"take {size} inputs and have a bias; CLIP's embedding is {width} wide. Use the head "
+                    "that was trained on this CLIP."
                 )
             self.layers.append((weight, bias))
             size = int(weight.shape[0])

@@ -1,10 +1,10 @@
-"""Where a file ends by its container's own structure, and where that structure breaks; nothing is decoded.
+"""Container structure: where a file must end, and where its structure is broken.
 
-What each container promises: MP4 the size of every box and an index of every packet; Matroska and WebM
-the size of Segment, clusters and blocks (a live stream only of blocks), and often a CRC-32 of each cluster;
-AVI the size of its RIFF chunks; FLV the size of every tag, twice; a transport stream that packets are 188
-bytes long and counted by four bits. MPEG program and elementary streams promise nothing. A transport stream
-that is cut between two packets, or a fragmented MP4 between two fragments, keeps every promise it made.
+Nothing is decoded. What each container declares: MP4 the size of every box and an index of every packet;
+Matroska and WebM the size of Segment, clusters and blocks (a live stream only of blocks), and often a CRC-32
+of each cluster; AVI the size of its RIFF chunks; FLV the size of every tag, twice; a transport stream has
+packets of 188 bytes with four-bit counters. MPEG program and elementary streams declare nothing. A transport
+stream cut between two packets, or a fragmented MP4 cut between two fragments, cannot be detected.
 
 Sources: ISO/IEC 14496-12, RFC 8794 and RFC 9559, the AVI RIFF reference, Adobe's FLV specification 10.1,
 ISO/IEC 13818-1 §2.4.3.
@@ -24,11 +24,11 @@ from vidcurate.storage.file_window import FileBytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What the structure says. `cut` and `broken` are reasons in words, None where there is nothing to say.
+    """Bounds of a container. `cut` and `broken` are reasons as text, or None.
 
-    `cut` proves that the file was longer; `short` says that a box promises more than the file holds, which
-    some writers do wrongly. `trailing_bytes` lie behind the end and are no part of the container.
-    `movie_seconds` is what an MP4's movie header promises, where that is read nowhere else.
+    `cut` proves that the file was longer; `short`: a box declares more bytes than the file has, which some
+    writers do wrongly. `trailing_bytes` follow the end of the container. `movie_seconds` is the duration in
+    an MP4's movie header.
     """
 
     cut: str | None = None
@@ -180,7 +180,7 @@ _OF_FAMILY: dict[str, Callable[[FileBytes, bool], Bounds]] = {
 
 
 def family_of(path: Path) -> str:
-    """Return FFmpeg's short name of a file's container by its first bytes, "" for what is not known here."""
+    """Return FFmpeg's short name of a file's container by its first bytes, "" for an unknown one."""
     with path.open("rb") as file:
         head = file.read(12)
     if head[4:8] in (b"ftyp", b"moov", b"mdat", b"free", b"wide", b"skip"):
@@ -197,10 +197,10 @@ def family_of(path: Path) -> str:
 
 
 def read_bounds(path: Path, family: str, *, check_sums: bool = False) -> Bounds:
-    """Return what the structure of a file says; `family` is FFmpeg's short name of its container.
+    """Check the structure of a file; `family` is FFmpeg's short name of its container.
 
-    With `check_sums` the CRC-32 that a Matroska file keeps of its clusters are checked, which reads it whole.
-    A container that promises nothing gives empty bounds. Raises OSError.
+    With `check_sums` the CRC-32 of a Matroska file's clusters are checked, which reads the whole file. A
+    container that declares no sizes gives empty bounds. Raises OSError.
     """
     walk = _OF_FAMILY.get(family)
     with path.open("rb") as file:

@@ -1,9 +1,8 @@
-"""What is known of files already: a Parquet file of facts by name, size, time and content.
+"""Probe cache: facts of files checked before, by name, size, time and digest.
 
-A file whose path, size and modification time are those remembered is not read again, good or bad. One that
-was copied or touched is recognised by the SHA-256 of its bytes, where that is known. Several runs may share
-such a file: each adds its entries to what the file holds by then, one at a time, under the lock
-`.NAME.lock` beside the file.
+The probe does not read a file again when path, size and modification time match the cache, good or bad. The
+SHA-256 of its bytes, if cached, identifies a copied or touched file. Several runs may share a cache file: one
+run at a time adds its entries to the current content, under the lock `.NAME.lock` next to the file.
 """
 
 import json
@@ -39,9 +38,9 @@ class ProbeCache:
 
 
 def read_cache(path: Path) -> ProbeCache:
-    """Return what the file remembers, nothing where there is none.
+    """Read the cache file, empty when it does not exist.
 
-    Raises InputError when it is not such a file. Facts of another version of the prober are left out.
+    Raises InputError for another kind of file. Facts of another probe version are left out.
     """
     if not path.exists():
         return ProbeCache({})
@@ -64,10 +63,9 @@ def read_cache(path: Path) -> ProbeCache:
 
 
 def update_cache(path: Path, found: Iterable[tuple[Key, Facts]]) -> None:
-    """Add what was found to what the file remembers by now; other writers wait.
+    """Add new facts to the current content of the cache file; other writers wait.
 
-    Where the file system cannot lock, of two writers at one moment the later one wins. Raises InputError,
-    StorageError.
+    On a file system without locks the later of two concurrent writers wins. Raises InputError, StorageError.
     """
     with (
         atomic_file.storage_errors(path),

@@ -1,9 +1,9 @@
-"""Reading a file's packets and decoding its key frames, or everything, and counting what the decoder hides.
+"""Decoding check: read packets, decode key frames or all, count hidden damage.
 
-FFmpeg conceals damage: most broken pictures raise nothing. What tells is `is_corrupt` of a frame (an error
-flag or a concealment), a packet that raises, and what the decoders complain of at the level `error`, which
-is all that `ffmpeg -v error` shows. Complaints go through PyAV's log callback, which takes the GIL: this runs
-in a process with one thread, which may be killed (PyAV 751, 909), never in a loader.
+FFmpeg conceals damage: most broken frames raise no error. The signs are `is_corrupt` of a frame (an error
+flag or a concealment), a packet that raises, and decoder log messages at the level `error` (as `ffmpeg -v
+error` prints). Log messages go through PyAV's callback, which takes the GIL: run this in a process with one
+thread that may be killed (PyAV 751, 909), never in a loader.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ _MOST_COMPLAINTS = 100
 
 @dataclass(slots=True, kw_only=True)
 class Complaints:
-    """What FFmpeg has said so far at the level `error`, as (who, what), in order."""
+    """FFmpeg's log messages at the level `error` so far, as (source, message), in order."""
 
     heard: list[tuple[int, str, str]] = field(default_factory=list)
 
@@ -42,9 +42,9 @@ class Complaints:
 
 @contextmanager
 def listening() -> Iterator[Complaints]:
-    """Collect what FFmpeg complains of. Not for use beside other threads that decode."""
+    """Collect FFmpeg's error messages. Do not use while other threads decode."""
     av.logging.set_level(av.logging.ERROR)
-    av.logging.set_skip_repeated(False)  # else the last file's repetitions are told with the next one
+    av.logging.set_skip_repeated(False)  # else FFmpeg logs the last file's repetitions with the next file
     try:
         with av.logging.Capture() as lines:
             yield Complaints(heard=lines)
@@ -54,9 +54,9 @@ def listening() -> Iterator[Complaints]:
 
 @dataclass(slots=True, kw_only=True)
 class Decoded:
-    """What reading and decoding found. Frames and packets are the video's.
+    """Result of reading and decoding; frames and packets are those of the video stream.
 
-    `first_packet` and `first_frame` say in words which was found damaged first; `sha256` is the digest of the
+    `first_packet` and `first_frame` describe the first damaged one as text; `sha256` is the digest of the
     whole file.
     """
 
@@ -104,7 +104,7 @@ def decode(path: Path, container: Any, stream: Any, *, keyframes_only: bool) -> 
     streams = [stream]
     if keyframes_only:
         stream.codec_context.skip_frame = "NONKEY"
-        stream.codec_context.options = {"skip_loop_filter": "all"}  # nobody looks at these pictures
+        stream.codec_context.options = {"skip_loop_filter": "all"}  # the frames are not used
     else:
         streams += [other for other in container.streams.audio if other.codec_context is not None]
     for other in streams[1:]:

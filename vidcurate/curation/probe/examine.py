@@ -1,11 +1,11 @@
-"""How far a file can be trusted, in four steps of growing cost: header, index, keyframes, full.
+"""Integrity check of one file in four levels: header, index, keyframes, full.
 
-`header` opens the file. `index` holds the container's index and structure against the file's size: a
-truncation shows without decoding. `keyframes` reads every packet, looks at its bytes and decodes the key
-frames. `full` decodes everything, sound too. A file that is rejected at one step does not go on to the next.
+`header` opens the file. `index` compares the container's index and structure with the file's size, and finds
+truncation without decoding. `keyframes` reads every packet, checks its bytes and decodes the key frames.
+`full` decodes everything, audio too. A file rejected at one level is not checked at the next.
 
-Nothing here raises for a bad file: what is wrong becomes a finding (`findings`) or a failure. A disk or a
-network that refuses is asked again and is never held against the file.
+No function here raises for a bad file: problems become findings (`findings`) or a failure. I/O errors of disk
+or network are retried and do not reject the file.
 """
 
 import errno
@@ -30,9 +30,9 @@ from vidcurate.errors import MediaError
 from vidcurate.media import container as media_container
 from vidcurate.media import headers, packets
 
-VERSION = 1  # of the facts: what an older version found is found anew
+VERSION = 1  # of the facts: facts of another version are computed again
 
-# The disk or the network may answer the next time.
+# I/O errors that a retry may solve.
 TRANSIENT = {
     errno.EIO, errno.ETIMEDOUT, errno.ESTALE, errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ENOMEM,
     errno.EMFILE, errno.ENFILE, errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.ENOTCONN,
@@ -48,12 +48,12 @@ _LARGEST_COUNT_DIFFERENCE = 0.05
 
 
 class _Transient(Exception):
-    """The disk or the network refused; the file may be well."""
+    """I/O error of disk or network; the file may be intact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One file to examine. `known_by_digest` maps the SHA-256 of files of its size to what they were."""
+    """File to examine. `known_by_digest` maps the SHA-256 of known files of its size to their facts."""
 
     path: str
     level: str = "index"
@@ -62,7 +62,7 @@ class Task:
 
 
 def examine(task: Task) -> Facts:
-    """Return what is found of the file up to the task's level. A bad file gives findings, not an error."""
+    """Return the facts of the file up to the task's level. A bad file gives findings, not an error."""
     path = Path(task.path)
     for pause in (*_PAUSES_SECONDS, None):
         try:
@@ -85,7 +85,7 @@ def _examined(path: Path, task: Task) -> Facts:
             return _failure(path, "unreadable", "it is no regular file")
         facts = _climbed(path, before.st_size, task)
         if verdict(facts, task.rejecting)[0] != "ok":
-            # FFmpeg takes a read that fails for the end of the file: is it the file, or the disk?
+            # FFmpeg treats a failed read as the end of the file: check whether the disk failed.
             facts.setdefault("sha256", digest(path))
         after = path.stat()
     except FileNotFoundError:
@@ -100,7 +100,7 @@ def _examined(path: Path, task: Task) -> Facts:
 
 
 def _climbed(path: Path, size_bytes: int, task: Task) -> Facts:
-    """Go up the levels until the last one that was asked for, or the first that rejects. Raises OSError."""
+    """Check level after level, up to the requested level or the first that rejects. Raises OSError."""
     if task.known_by_digest:
         sha256 = digest(path)
         known = task.known_by_digest.get(sha256)
@@ -172,7 +172,7 @@ def _header_columns(header: headers.Header) -> Facts:
 
 
 def _index_columns(header: headers.Header, index: packets.PacketIndex, size_bytes: int) -> Facts:
-    """Frame rate: the header's, unless the packets say otherwise by more than a tenth (FLV says 1000)."""
+    """Return the index columns; the frame rate is the header's unless the packets differ by over a tenth."""
     fps = header.fps
     if index.duration_seconds and index.num_frames > 1:
         from_index = index.num_frames / index.duration_seconds
@@ -260,7 +260,7 @@ def _check_durations(
 
 
 def _is_near(reported: float, spanned: float, longest: float) -> bool:
-    """Say whether a promise fits the picture, or the longer of picture and sound, or what lies between."""
+    """Return whether a declared duration is between those of video and of the longest stream."""
     slack = max(0.25, 0.1 * spanned)
     return spanned - slack <= reported <= longest + slack
 
@@ -291,7 +291,7 @@ def _check_decode(facts: Facts, found: Decoded, index: packets.PacketIndex, *, k
 
 
 def _check_complaints(facts: Facts, heard: Complaints, header: headers.Header) -> None:
-    """Sort what FFmpeg complained of. At the index its decoders do not count: it tries them on opening."""
+    """Sort FFmpeg's error messages. At level index, decoder messages do not count (probing on opening)."""
     findings = facts["findings"]
     sound = header.audio_codec or ""
     containers = [name for name, _ in heard.lines if header.container in name.split(",")]

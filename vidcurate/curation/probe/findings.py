@@ -1,7 +1,7 @@
-"""What can be wrong with a file, by name, and what follows from it: a status, or a word in a column.
+"""Probe findings by name, and the status that follows from them.
 
-Facts about a file are one thing, the policy another: which findings reject is a setting, and changing it
-reads no file again.
+Facts and policy are separate: which findings reject is a setting, and changing the setting does not read
+files again.
 """
 
 from typing import Any
@@ -30,7 +30,7 @@ FINDINGS: dict[str, str] = {
     "audio_duration_differs": "sound and picture differ in length by a tenth and half a second",
     "damaged_audio": "sound that does not decode, or of which its decoder complains",
 }
-# What rejects unless a recipe says otherwise; no clean file of the corpus or of 54 real ones has one.
+# Default rejecting findings; no clean file of the corpus or of 54 real ones has one.
 REJECTING: tuple[str, ...] = (
     "truncated",
     "no_frames",
@@ -42,7 +42,7 @@ REJECTING: tuple[str, ...] = (
     "duration_mismatch",
     "decoder_complaints",
 )
-# Statuses of files of which nothing can be said. The last three may be different the next time.
+# Statuses of files without facts. The last three may be transient.
 FAILURES: dict[str, str] = {
     "missing": "no such file",
     "empty": "zero bytes",
@@ -57,7 +57,7 @@ Facts = dict[str, Any]  # plain JSON values: columns of the table, level, failur
 
 
 def verdict(facts: Facts, rejecting: tuple[str, ...]) -> tuple[str, str | None]:
-    """Return (status, problem in words) of a file: its failure, or the first finding that rejects, or ok."""
+    """Return (status, problem as text) of a file: its failure, or the first finding that rejects, or ok."""
     if facts.get("failure"):
         return facts["failure"], facts["problem"]
     found = facts["findings"]
@@ -68,15 +68,15 @@ def verdict(facts: Facts, rejecting: tuple[str, ...]) -> tuple[str, str | None]:
 
 
 def disagreements(facts: Facts) -> str | None:
-    """Return the names of everything found, in order and separated by commas, None when there is nothing."""
+    """Return the names of all findings in order, separated by commas; None without any."""
     return ", ".join(name for name in FINDINGS if name in facts.get("findings", {})) or None
 
 
 def is_done(facts: Facts, level: str, rejecting: tuple[str, ...], time_limit_seconds: float) -> bool:
-    """Say whether a file need not be read again to know what `level` has to say of it.
+    """Return whether the facts of a file suffice for `level`, so that it is not read again.
 
-    A file that is rejected at a lower level stays there. What failed for a reason that may pass is read
-    again: an I/O error, a crash, and a time limit that has been raised since.
+    A file rejected at a lower level stays rejected. Files with a transient failure are read again: an I/O
+    error, a crash, or a time limit that has been raised since.
     """
     failure = facts.get("failure")
     if failure == "timeout":

@@ -1,4 +1,4 @@
-"""Does a coded picture look like one? A look at the bytes of its packet, without decoding.
+"""Packet payload check: find bytes that no encoder writes, without decoding.
 
 An encoder never writes certain things: H.264 and HEVC forbid three bytes that look like a start code inside a
 unit (they escape them), the lengths of the units of a packet add up to it, and no codec of this list

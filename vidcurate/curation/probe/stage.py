@@ -1,8 +1,8 @@
-"""The stage that looks at every file: up to a level of integrity, remembering what it has seen.
+"""Stage `probe`: check every video file up to a level of integrity, with a cache.
 
-A video is probed once however many clips were cut from it. The columns of best knowledge (`width`, `fps`,
-`num_frames`, ...) take what was decoded before the index before the header before the metadata. What the
-levels find is `integrity`'s affair; here it becomes a status by the policy of the recipe.
+A video is probed once, even with many clips. The best-known columns (`width`, `fps`, `num_frames`, ...)
+prefer decoded values over the index, the index over the header, and the header over the metadata. `examine`
+finds facts; this stage turns them into a status by the recipe's policy.
 """
 
 import hashlib
@@ -31,42 +31,42 @@ from vidcurate.storage import download
 _BEST_KNOWN = ("width", "height", "fps", "num_frames", "duration_seconds", "file_size_bytes")
 # Columns whose name among the facts is shorter.
 _NAMES = {"file_sha256": "sha256", "integrity_level": "level"}
-# What may be different the next time, though the file is not.
+# Transient failures: the next try may succeed on the same file.
 _PASSING = ("io_error", "crashed")
 # Decoding takes seconds a file: a chunk that is lost with a kill is then short.
 _CHUNK_SIZES = {"header": 32, "index": 32, "keyframes": 16, "full": 4}
 
 
 class ProbeSettings(Recipe):
-    """How closely files are looked at, and what rejects them."""
+    """Probe settings: integrity level and rejecting findings."""
 
     level: Literal["header", "index", "keyframes", "full"] = "index"
     """how far to go: header, index (finds truncation, decodes nothing), keyframes, or full (decodes all)"""
     reject: tuple[str, ...] = REJECTING
-    """findings that reject a clip and spare it the levels above; every other one is only noted"""
+    """findings that reject a clip and end its check; all others are only recorded"""
     time_limit_seconds: Annotated[float, Field(gt=0)] = 120.0
-    """s for one file; one that takes longer is killed and recorded as timeout"""
+    """s per file; a longer check is killed and recorded as timeout"""
 
     @field_validator("reject")
     @classmethod
     def _findings_exist(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for name in value:
             if name not in FINDINGS:
-                raise ValueError(f"{name!r} is no finding; they are {', '.join(FINDINGS)}")
+                raise ValueError(f"{name!r}: unknown finding. Findings: {', '.join(FINDINGS)}")
         return value
 
 
 class ProbeSpec(ProbeSettings):
-    """How to probe. `videos` is the folder, or the URL of one, that `video_path` is relative to."""
+    """Probe settings with `videos`: the folder or URL that `video_path` is relative to."""
 
     videos: Path | str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeSummary:
-    """What a probe found: rows of the table by status, level and finding, and files.
+    """Counts of a probe: rows of the table by status, level and finding, and files.
 
-    `files_remembered` were known from an earlier run and not read again.
+    `files_remembered`: found in the cache and not read again.
     """
 
     rows_in: int
@@ -80,7 +80,7 @@ class ProbeSummary:
 
 
 def columns_of(facts: Facts, rejecting: tuple[str, ...] = REJECTING) -> dict[str, Any]:
-    """Return the probe columns of a file from what is known of it, with the verdict of the policy."""
+    """Return the probe columns of a file from its facts, with the status by the policy."""
     status, problem = findings.verdict(facts, rejecting)
     names = [name for name, column in COLUMNS.items() if column.stage == "probe"]
     row = {name: facts.get(_NAMES.get(name, name)) for name in (*names, *_BEST_KNOWN)}
@@ -123,7 +123,7 @@ def _timed_out(time_limit_seconds: float, task: Task) -> Facts:
 
 
 def _keys(paths: list[str], folder: Path | str) -> list[cache.Key | None]:
-    """Return name, size and time of each file, None for one that cannot be looked at from here."""
+    """Return name, size and time of each file, None for an inaccessible one."""
     if isinstance(folder, str):
         return [None] * len(paths)
     keys: list[cache.Key | None] = []
@@ -138,7 +138,7 @@ def _keys(paths: list[str], folder: Path | str) -> list[cache.Key | None]:
 
 
 def _listing(paths: list[str], keys: list[cache.Key | None]) -> str:
-    """Return a digest of the files' names, sizes and times: what decides whether a probe is out of date."""
+    """Return a digest of the files' names, sizes and times; when it changes, the probe is out of date."""
     whole = hashlib.sha256()
     for path, key in zip(paths, keys, strict=True):
         line = f"{path}\0missing\n" if key is None else f"{path}\0{key[1]}\0{key[2]}\n"
@@ -147,7 +147,7 @@ def _listing(paths: list[str], keys: list[cache.Key | None]) -> str:
 
 
 def _with_probe(clips: pl.DataFrame, paths: list[str], rows: list[dict[str, Any]]) -> pl.DataFrame:
-    """Join the files' rows to the clips and settle the columns of best knowledge."""
+    """Join the files' rows to the clips and compute the best-known columns."""
     names = [name for name, column in COLUMNS.items() if column.stage == "probe"]
     schema = {name: COLUMNS[name].dtype for name in (*names, *_BEST_KNOWN)}
     probed = pl.DataFrame(
@@ -186,7 +186,7 @@ def _tasks(
     spec: ProbeSpec,
     memory: cache.ProbeCache,
 ) -> dict[int, Task]:
-    """Return what is left to do, by the position of the file."""
+    """Return the remaining tasks, by the position of the file."""
 
     def is_done(found: Facts) -> bool:
         return findings.is_done(found, spec.level, spec.reject, spec.time_limit_seconds)
@@ -200,7 +200,7 @@ def _tasks(
             path=download.join(spec.videos, path),
             level=spec.level,
             rejecting=spec.reject,
-            # A digest costs a whole read, which only decoding makes worth it.
+            # A digest reads the whole file: worthwhile only before decoding.
             known_by_digest={digest: found for digest, found in twins.items() if is_done(found)}
             if spec.level in ("keyframes", "full")
             else {},
@@ -231,7 +231,7 @@ def _look(
 
 
 def _needs_another_try(target: Path) -> bool:
-    """Say whether the table holds files that failed for a reason that may have passed."""
+    """Return whether the table has files with a transient failure."""
     return bool(pl.read_parquet(target, columns=["probe_status"])["probe_status"].is_in(_PASSING).any())
 
 
@@ -244,12 +244,11 @@ def run_probe(
     executor: ExecutorSpec = DEFAULT_EXECUTOR,
     progress: Progress = no_progress,
 ) -> ProbeSummary | PartSummary:
-    """Probe every file of the run's table and write RUN/probe.parquet; a part of the crew's writes none.
+    """Probe every file of the run's table and write RUN/probe.parquet; with `executor.part` write no table.
 
-    What is found is remembered in `known_files` (default: RUN/known-files.parquet), which several runs may
-    share: a file that has not changed is read again only to reach a higher level. Resumes inside: chunks that
-    are done are kept until the table is written. Raises InputError when the folder is not there, StageError,
-    StorageError.
+    The cache `known_files` (default: RUN/known-files.parquet) keeps the facts, and several runs may share it:
+    an unchanged file is read again only to reach a higher level. A stopped probe resumes: finished chunks are
+    kept until the table is written. Raises InputError for a missing folder, StageError, StorageError.
     """
     download.require(spec.videos)
     previous = table.previous_stage(run, "probe")
@@ -257,7 +256,7 @@ def run_probe(
     require(clips.columns, ("clip_id", "video_path", "ingest_problem"), str(table.stage_path(run, previous)))
     there = clips.filter(
         pl.col("video_path").is_not_null()
-        & ~pl.col("video_path").str.starts_with("/")  # ingested without a folder: judged by none
+        & ~pl.col("video_path").str.starts_with("/")  # ingested without a video folder
         & ~pl.col("ingest_problem").fill_null("").is_in(["missing_file", "path_outside_root"])
     )
     paths: list[str] = there["video_path"].unique(maintain_order=True).to_list()
@@ -281,14 +280,14 @@ def run_probe(
     memory = cache.read_cache(memory_file)
     facts: list[Facts] = [memory.by_key.get(key, {}) if key else {} for key in keys]
     tasks = _tasks(paths, keys, facts, spec, memory)
-    # The parts belong to these files at this level: what is known by now decides which they are.
+    # The parts belong to these files at this level: the cache decides which they are.
     todo = hashlib.sha256("".join(f"{place}\n" for place in tasks).encode()).hexdigest()[:16]
     parts = run / f"{work}-{todo}"
     found = _look(tasks, spec, parts=parts, executor=executor, progress=progress)
     if isinstance(found, PartSummary):
         return found
     for place, new in found.items():
-        # What failed now keeps what was known of it before.
+        # A file that failed now keeps its cached facts.
         facts[place] = {**facts[place], **new} if new.get("failure") else new
     cache.update_cache(
         memory_file,
@@ -298,7 +297,7 @@ def run_probe(
             if (key := keys[place]) is not None and facts[place].get("failure") not in _PASSING
         ),
     )
-    # In this order: what a kill leaves undone, the next run finds in what is known.
+    # In this order: after a kill the next run finds the facts in the cache.
     rows = [columns_of(known_facts, spec.reject) for known_facts in facts]
     table.write(_with_probe(clips, paths, rows), target, origin)
     _forget(run, work)

@@ -1,7 +1,7 @@
-"""RUN/report.html: one page that shows what a curation did, and opens without a network.
+"""Report page RUN/report.html: what a curation did, on one offline page.
 
-No script, no link to anywhere, no time of day: the same run gives the same bytes. Captions are hostile input
-and are escaped by the template; a Content-Security-Policy keeps even a mistake from running.
+No script, no external link, no date: the same run gives the same bytes. Captions are hostile input: the
+template escapes them, and a Content-Security-Policy blocks scripts should escaping fail.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ _LONGEST_TEXT = 1200  # characters of a caption or a reason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportSummary:
-    """What the page shows. `up_to_date`: the page that was there had the same bytes."""
+    """Counts of the page. `up_to_date`: the existing page had the same bytes."""
 
     page: str
     rows_in: int
@@ -41,8 +41,7 @@ class ReportSummary:
 
 
 def _clean(value: Any) -> Any:
-    """Return text without the control characters that no page may hold, cut where it is very long; anything
-    else as it is."""
+    """Remove control characters from text and truncate very long text; return other values unchanged."""
     if isinstance(value, str) and not isinstance(value, Markup):
         text = "".join("\ufffd" if ord(sign) < 32 and sign not in "\t\n" else sign for sign in value)
         return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]} …"
@@ -102,7 +101,7 @@ def _totals(checked: pl.LazyFrame) -> dict[str, Any]:
 def _cards(
     checked: pl.LazyFrame, wanted: dict[str, list[str]], videos: Path | None, progress: Progress
 ) -> dict[tuple[str, str], contact_sheet.Card]:
-    """Return (kind, clip id) → its card, each made once; a `strip` has three frames, a `single` one."""
+    """Return (kind, clip id) → card, each built once; a `strip` has three frames, a `single` one."""
     pairs = list(dict.fromkeys((kind, clip) for kind, ids in wanted.items() for clip in ids))
     rows = {row["clip_id"]: row for row in contact_sheet.clips(checked, list({clip for _, clip in pairs}))}
     found = {}
@@ -114,11 +113,11 @@ def _cards(
 
 
 def run_report(run: Path, *, videos: Path | None = None, progress: Progress = no_progress) -> ReportSummary:
-    """Write RUN/report.html from whatever stages have been run, and return what it shows.
+    """Write RUN/report.html from the stages that have run, and return what it shows.
 
     `videos` is the folder that `video_path` is relative to; without it the contact sheets have no pictures.
-    Raises InputError when that folder is not there, StageError when there is no table or an outdated one,
-    TableError for a damaged file, StorageError.
+    Raises InputError for a missing folder, StageError for a missing or outdated table, TableError for a
+    damaged file, StorageError.
     """
     if videos is not None and not videos.is_dir():
         raise InputError(f"{videos}: no such video folder. Set it with --videos FOLDER.")
@@ -137,10 +136,10 @@ def run_report(run: Path, *, videos: Path | None = None, progress: Progress = no
         {
             "name": run.resolve().name,
             "version": __version__,
-            "is_judged": is_checked,
+            "is_filtered": is_checked,
             "totals": totals,
             "stages": facts.stages(run),
-            "road": funnel.by_stage(run, checked, steps, totals["rows_in"]),
+            "steps_by_stage": funnel.by_stage(run, checked, steps, totals["rows_in"]),
             "reconciled": facts.findings(run),
             "rules": funnel.with_examples(checked, steps),
             "failures": funnel.failures(checked, steps),

@@ -1,6 +1,7 @@
-"""The data card: what the kept clips are, where they come from, under which licence, how they were chosen.
+"""Data card of the kept clips: sources, licences, counts, rules, provenance.
 
-The same run gives the same bytes: no date, no path of this machine, sums that do not hang on threads.
+The same run gives the same bytes: no date, no path of this machine, sums independent of the number of
+threads.
 """
 
 import json
@@ -19,7 +20,7 @@ from vidcurate.recipe.recipe import Recipe
 from vidcurate.storage import atomic_file
 
 CARD = "card.md"
-# What the publishers of the data sets state: told beside a licence that the recipe leaves open.
+# Licences stated by the publishers, shown when the recipe sets none.
 PUBLISHED_LICENCES = {"openvid": "CC-BY-4.0", "miradata": "GPL-3.0"}
 _DURATIONS = (0, 1, 2, 4, 8, 16, 32, 64)  # s
 _SHORT_SIDES = (0, 144, 240, 360, 480, 720, 1080, 2160)  # px
@@ -27,14 +28,14 @@ _BAR = 40
 
 
 class CardSpec(Recipe):
-    """What a data card says that no table knows."""
+    """Settings of a data card: facts that are in no table."""
 
     name: str = "Data set"
     """the title"""
     description: str = ""
-    """a paragraph under the title"""
+    """a paragraph below the title"""
     licences: dict[str, str] = Field(default_factory=dict)
-    """source data set → its licence; a source without one is told as unknown"""
+    """source data set → its licence; a source without one is listed as unknown"""
 
 
 def _clips(run: Path) -> pl.DataFrame:
@@ -51,7 +52,7 @@ def _seconds(clips: pl.DataFrame) -> pl.Series | None:
 
 
 def _histogram(values: pl.Series, edges: tuple[int, ...], unit: str) -> list[dict[str, Any]]:
-    """Return {range, clips} of each bin [edge, next edge), the last open above, and of what is unknown."""
+    """Return {range, clips} of each bin [edge, next edge), the last open above, and of unknown values."""
     known = values.cast(pl.Float64).fill_nan(None).drop_nulls()
     bins = []
     for low, high in zip(edges, (*edges[1:], None), strict=True):
@@ -64,7 +65,7 @@ def _histogram(values: pl.Series, edges: tuple[int, ...], unit: str) -> list[dic
 
 
 def facts(run: Path, spec: CardSpec) -> dict[str, Any]:
-    """Return everything that a card says, as plain values. Raises StageError, TableError."""
+    """Return all facts of a card as plain values. Raises StageError, TableError."""
     clips = _clips(run)
     kept = clips.filter("is_kept")
     seconds = _seconds(kept)

@@ -1,4 +1,4 @@
-"""The contact sheets: which clips are shown, and a strip of three frames of each as a JPEG in the page."""
+"""Contact sheets: choose sample clips, and embed a strip of three frames as JPEG."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,9 @@ from vidcurate.media import decode, encode
 STRIP_HEIGHT = 96
 FRAMES = 3
 _GAP = 2
-_MOST_FRAMES_AT_ONCE = 96  # a clip up to this long is read in one go; in a longer one each frame is sought
+_MOST_FRAMES_AT_ONCE = (
+    96  # up to this length one read decodes the clip; in longer clips each frame needs a seek
+)
 _SECONDS = 20.0
 _NO_FILE = ("missing_file", "path_outside_root")
 COLUMNS = (
@@ -45,7 +47,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """One clip of a sheet. `image` is a data URI; None when no frame could be read, and `why` says why."""
+    """Card of one clip. `image` is a data URI, or None with the reason in `why`."""
 
     clip: Mapping[str, Any]
     image: str | None
@@ -55,7 +57,7 @@ class Card:
 
 
 def _evenly(rows: pl.DataFrame, count: int) -> pl.DataFrame:
-    """Return `count` rows spread over the frame, first and last among them."""
+    """Return `count` rows evenly spaced over the table, including the first and the last."""
     if rows.height <= count:
         return rows
     places = np.unique(np.linspace(0, rows.height - 1, count).round().astype(np.int64))
@@ -84,11 +86,11 @@ def choose_rejected(checked: pl.LazyFrame, rules: Sequence[str], count: int) -> 
         .head(count)
         .collect()
     )
-    rules = list(dict.fromkeys(rules))  # two stages may call a rule by one name
+    rules = list(dict.fromkeys(rules))  # two stages may have rules of the same name
     by_rule = {rule: rows.filter(pl.col("reject_rule") == rule)["clip_id"].to_list() for rule in rules}
     turns = max((len(ids) for ids in by_rule.values()), default=0)
     chosen = [(turn, rule) for turn in range(turns) for rule in rules if turn < len(by_rule[rule])][:count]
-    # Those of one rule stand together.
+    # Grouped by rule.
     return [by_rule[rule][turn] for rule in rules for turn, other in chosen if other == rule]
 
 

@@ -1,4 +1,4 @@
-"""Clips and hours by source, level and bucket: the counts that a what-if and a data card show."""
+"""Clip counts and hours by source, level and bucket, for what-if and data card."""
 
 import json
 import math
@@ -17,17 +17,17 @@ from vidcurate.recipe.recipe import parse
 from vidcurate.sampler import buckets
 from vidcurate.sampler.buckets import BucketSpec
 
-# The columns that a tally reads, where the table has them.
+# Columns that the counts need, if the table has them.
 COLUMNS = ("source_dataset", "duration_seconds", "num_frames", "height", "width")
 _RESOLUTIONS = ("144p", "240p", "360p", "480p", "720p", "1080p", "2k", "4k")
 _LENGTHS = ("1", "51", "102", "204", "408")
 
 
 def bucket_table(run: Path) -> tuple[BucketSpec, bool]:
-    """Return the bucket table to count by, and whether it is the split's own.
+    """Return the bucket table to count by, and whether the split has set it.
 
-    Without one: the published sizes from 144p to 4k and lengths from 51 to 408 frames, every clip at the
-    largest size that it fills and the longest length that it has.
+    Default: the published sizes from 144p to 4k and lengths from 51 to 408 frames; every clip is in the
+    bucket of the largest size that it fills and the longest length that it has.
     """
     path = table.stage_path(run, "split")
     reported = table.provenance(path).settings.get("buckets") if path.exists() else None
@@ -39,7 +39,7 @@ def bucket_table(run: Path) -> tuple[BucketSpec, bool]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Groups:
-    """What each row belongs to: its place in `names`."""
+    """Group of each row, as an index into `names`."""
 
     names: tuple[str, ...]
     place: NDArray[np.int64]
@@ -56,7 +56,7 @@ def by_value(values: pl.Series) -> Groups:
 def by_bucket(clips: pl.DataFrame, spec: BucketSpec) -> Groups:
     """Return rows grouped by resolution and length of their bucket, such as 720p-102f, or why they have none.
 
-    A draw of the table is left out of account: each clip is where it would be if it won.
+    Ignores the table's random draws: each clip is counted where it would be if the draw kept it.
     """
     sure = {
         size: {length: (1.0, clips_ or 1) for length, (_, clips_) in lengths.items()}
@@ -97,7 +97,7 @@ def level_cuts(run: Path) -> tuple[str, list[float]] | None:
 
 
 def by_level(values: pl.Series, ends: list[float]) -> Groups:
-    """Return rows grouped by the level that each value lies in, by the levels' ends; the last is open."""
+    """Return rows grouped by level, given the upper ends of the levels; the last level is open."""
     known = values.cast(pl.Float64).fill_nan(None)
     place = np.minimum(np.searchsorted(ends, known.fill_null(0.0).to_numpy(), side="left"), len(ends) - 1)
     place[known.is_null().to_numpy()] = len(ends)
@@ -106,7 +106,7 @@ def by_level(values: pl.Series, ends: list[float]) -> Groups:
 
 
 class ClipCounts:
-    """Counts rows by several groupings at once: a row's cell in all of them is worked out once."""
+    """Counts of rows by several groupings at once; each row's combined cell is computed once."""
 
     def __init__(self, groups: Mapping[str, Groups], seconds: pl.Series | None) -> None:
         self._groups = dict(groups)

@@ -1,4 +1,4 @@
-"""How the clips spread: a histogram of every column that holds a measure, and the levels with their jumps."""
+"""Distributions: a histogram per measured column, and the levels with their jumps."""
 
 import re
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from vidcurate.curation.report.limits import Bound
 
 _MOST_INKS = 5
 
-# What is drawn first: title, unit, the columns it needs, and its values.
+# The first histograms: title, unit, needed columns, and values.
 _FIRST: dict[str, tuple[str, str, tuple[str, ...], pl.Expr]] = {
     "duration_seconds": ("Duration", "s", ("duration_seconds",), pl.col("duration_seconds")),
     "short_side": ("Short side", "px", ("width", "height"), pl.min_horizontal("width", "height")),
@@ -32,13 +32,15 @@ _FIRST: dict[str, tuple[str, str, tuple[str, ...], pl.Expr]] = {
     "noun_count": ("Nouns in the caption", "nouns", ("noun_count",), pl.col("noun_count")),
 }
 _SCORING = ("score", "frames", "models")
-# Of a score with several aggregates this one stands in front, the others behind a click.
+# This aggregate of a score is always visible; the others are in a collapsed section.
 _IN_FRONT = "median"
 
 
 def _measures(schema: pl.Schema, limited: Sequence[str]) -> dict[str, tuple[str, str, pl.Expr, bool]]:
-    """Return measure → (title, unit, values, whether it stands in front) of every column that is a measure:
-    the sizes, what a stage scored, scores that came with the metadata, and what a limit is set on."""
+    """Return measure → (title, unit, values, whether always visible) of every measured column.
+
+    Measured columns: sizes, scores of the stages, scores of the metadata, and columns with a limit.
+    """
     found = {
         name: (title, unit, value, True)
         for name, (title, unit, needed, value) in _FIRST.items()
@@ -67,9 +69,10 @@ def _titled(name: str) -> str:
 
 
 def histograms(checked: pl.LazyFrame, every: Sequence[Bound]) -> list[dict[str, Any]]:
-    """Return a drawn histogram of each measure of which anything is known, kept and rejected apart, with the
-    limits drawn in. `only` is the value in words where every clip has the same. One column is held at a
-    time."""
+    """Return a histogram of each measure that has values: kept and rejected clips, with the limits.
+
+    `only` is the value as text when all clips have the same. Loads one column at a time.
+    """
     limited: dict[str, list[tuple[str, float]]] = {}
     for bound in every:
         limited.setdefault(bound.measure, []).append((bound.word, bound.value))
@@ -112,18 +115,18 @@ def _as_text(values: histogram.Values, unit: str) -> str:
 
 
 def measure_as_text(column: str) -> str:
-    """Return what a column is called in a sentence."""
+    """Return the name of a column for use in a sentence."""
     title = _FIRST[column][0] if column in _FIRST else column.replace("_", " ")
     return title[:1].lower() + title[1:]
 
 
 def _ink(level: int, levels: int) -> str:
-    """Return the class of a level: the page has five inks from light to dark."""
+    """Return the CSS class of a level: the page has five colours from light to dark."""
     return f"level-{1 + round((level - 1) * (_MOST_INKS - 1) / max(levels - 1, 1))}"
 
 
 def levels(checked: pl.LazyFrame, reported: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the split's figures with its drawings: the difficulty, its ranges, and what shifts along."""
+    """Return the split's figures with charts: the difficulty, its ranges, and columns that shift with it."""
     if reported is None:
         return None
     column, rows = reported["column"], reported["levels"]

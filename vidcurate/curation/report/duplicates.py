@@ -1,4 +1,4 @@
-"""The clusters of copies that dedup found: which clip is preferred, why, and what became of each."""
+"""Duplicate clusters for the report: preferred clip, reason, and outcome per copy."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ _READ = (
 def clusters(checked: pl.LazyFrame) -> dict[str, Any] | None:
     """Return the number of clusters and copies, and the largest clusters with their clips by preference.
 
-    None when no search for copies has been run.
+    None when dedup has not run.
     """
     if "duplicate_cluster" not in checked.collect_schema():
         return None
@@ -45,7 +45,7 @@ def clusters(checked: pl.LazyFrame) -> dict[str, Any] | None:
 
 
 def _as_text(clip: dict[str, Any]) -> str:
-    """Return why a clip is a copy, and in what the other is preferred."""
+    """Return why a clip is a duplicate, as text."""
     if clip["duplicate_of"] is None:
         return "preferred"
     turned = clip["duplicate_orientation"]

@@ -1,4 +1,4 @@
-"""What the report says, gathered from the files of a run as plain values; any stage may be missing."""
+"""Report facts from the files of a run, as plain values; any stage may be missing."""
 
 import json
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ FINDINGS = {
 
 
 def read_json(path: Path) -> Any:
-    """Return what the JSON file says, None when it is not there. Raises TableError when it is damaged."""
+    """Read a JSON file, None when it is missing. Raises TableError for a damaged file."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -42,9 +42,9 @@ def read_json(path: Path) -> Any:
 
 
 def verdicts(clips: pl.LazyFrame) -> tuple[pl.LazyFrame, bool]:
-    """Return the table with the verdict's columns, and whether a filter has been run.
+    """Return the table with the verdict columns, and whether a filter has run.
 
-    Before the filter a clip counts as rejected when ingest could not take it or the probe found it broken.
+    Before the filter a clip counts as rejected when it has an ingest problem or the probe found it broken.
     """
     columns = clips.collect_schema().names()
     if "is_kept" in columns:
@@ -67,7 +67,7 @@ def verdicts(clips: pl.LazyFrame) -> tuple[pl.LazyFrame, bool]:
 
 
 def findings(run: Path) -> dict[str, Any] | None:
-    """Return the reconciliation: how the metadata was recognised, and each finding that is not zero."""
+    """Return the reconciliation: the detected metadata schema, and each finding that is not zero."""
     reported = read_json(run / RECONCILE)
     if reported is None:
         return None
@@ -97,7 +97,7 @@ def findings(run: Path) -> dict[str, Any] | None:
 
 
 def _entry(one: Any) -> str:
-    """Return one listed finding in a few words."""
+    """Return one listed finding as short text."""
     if not isinstance(one, Mapping):
         return str(one)
     name = str(one.get("path") or one.get("clip_id") or "")
@@ -113,7 +113,7 @@ def _entry(one: Any) -> str:
 
 
 def _settings(value: Mapping[str, Any]) -> list[str]:
-    """Return the settings that say something, as `key: value`."""
+    """Return the settings that are set, as `key: value`."""
     return [
         f"{key}: {json.dumps(inner, ensure_ascii=False) if not isinstance(inner, str) else inner}"
         for key, inner in sorted(value.items())
@@ -122,7 +122,7 @@ def _settings(value: Mapping[str, Any]) -> list[str]:
 
 
 def stages(run: Path) -> list[dict[str, Any]]:
-    """Return each stage that has been run: version, settings, and digests of what it read and wrote."""
+    """Return each stage that has run: version, settings, and digests of inputs and output."""
     found = []
     for stage in STAGES:
         path = table.stage_path(run, stage)
@@ -149,7 +149,7 @@ def levels(run: Path) -> dict[str, Any] | None:
 
 
 def shards(run: Path) -> dict[str, Any] | None:
-    """Return what the shards' manifest says: its totals, shards by fold and level, and clips that failed."""
+    """Return totals, shards by fold and level, and failed clips from the shards' manifest."""
     manifest = read_json(run / MANIFEST)
     if manifest is None:
         return None

@@ -1,4 +1,4 @@
-"""Where the clips went: rule by rule, stage by stage, and the failures by name."""
+"""Rejection funnel: clips lost rule by rule and stage by stage, failures by name."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,7 @@ from vidcurate.curation.filter.stage import FAILING_STAGES, FUNNEL
 from vidcurate.curation.report.facts import read_json
 
 EXAMPLES = 3
-NAMED = 12  # clips of each kind of failure
+NAMED = 12  # listed clips per kind of failure
 
 
 def by_rule(run: Path, checked: pl.LazyFrame, total: int) -> list[dict[str, Any]]:
@@ -58,7 +58,7 @@ def with_examples(checked: pl.LazyFrame, steps: list[dict[str, Any]]) -> list[di
 
 
 def failures(checked: pl.LazyFrame, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rules by which clips are missing or broken, each with its clips by name and reason."""
+    """Return the rules that reject missing or broken clips, each with its clips and reasons."""
     failing = [step for step in steps if step["stage"] in FAILING_STAGES]
     named = _firsts(checked.filter(pl.col("reject_stage").is_in(list(FAILING_STAGES))), NAMED)
     return [
@@ -69,7 +69,7 @@ def failures(checked: pl.LazyFrame, steps: list[dict[str, Any]]) -> list[dict[st
 
 
 def _firsts(checked: pl.LazyFrame, count: int) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Return (stage, rule) → its first clips: two stages may call what they find by one name."""
+    """Return (stage, rule) → its first clips; two stages may have rules of the same name."""
     rows = (
         checked.filter(~pl.col("is_kept"))
         .select("clip_id", "reject_stage", "reject_rule", "reject_value", "reject_threshold")
@@ -89,7 +89,7 @@ def _firsts(checked: pl.LazyFrame, count: int) -> dict[tuple[str, str], list[dic
 def by_stage(
     run: Path, checked: pl.LazyFrame, steps: list[dict[str, Any]], total: int
 ) -> list[dict[str, Any]]:
-    """Return every stage that has been run: stage, said (what it found, in words), rejected, kept."""
+    """Return every stage that has run: stage, said (its findings as text), rejected, kept."""
     rejected: dict[str, int] = {}
     for step in steps:
         rejected[step["stage"]] = rejected.get(step["stage"], 0) + step["rejected"]
@@ -143,7 +143,7 @@ def _models(checked: pl.LazyFrame) -> str:
     return "; ".join(part for part in (_as_text(_counts(checked, "models_status")), used) if part)
 
 
-# What each stage has to say of the whole table.
+# Summary of each stage over the whole table, as text.
 _SAID: dict[str, Callable[[pl.LazyFrame], str]] = {
     "ingest": lambda checked: "",
     "probe": _probed,

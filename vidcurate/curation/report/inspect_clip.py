@@ -1,4 +1,4 @@
-"""What a run holds, and what happened to one clip: from its row in the metadata to its offset in a shard."""
+"""Run overview, and the history of one clip from its metadata row to its shard."""
 
 import difflib
 import json
@@ -19,9 +19,9 @@ SHARDS = "shards"
 
 
 def run_overview(run: Path) -> dict[str, Any]:
-    """Return, as plain values, the stages that were run, the verdicts, the levels and the shards.
+    """Return, as plain values, the stages that have run, the verdicts, the levels and the shards.
 
-    Raises StageError when `run` holds no table.
+    Raises StageError when `run` has no table.
     """
     newest = table.newest_stage(run)
     clips = table.scan(run, newest)
@@ -51,7 +51,7 @@ def run_overview(run: Path) -> dict[str, Any]:
 
 
 def _place(run: Path, clip_id: str) -> dict[str, Any] | None:
-    """Return where the clip lies in the run's shards, or None."""
+    """Return the clip's position in the run's shards, or None."""
     if not (run / SHARDS / "index.parquet").exists():
         return None
     rows = pl.scan_parquet(run / SHARDS / "index.parquet").filter(pl.col("clip_id") == clip_id).collect()
@@ -65,10 +65,10 @@ def _place(run: Path, clip_id: str) -> dict[str, Any] | None:
 
 
 def clip_fate(run: Path, clip_id: str) -> dict[str, Any]:
-    """Return, as plain values, what every stage knows of the clip, its ledger lines and its place in a shard.
+    """Return, as plain values, every stage's columns of the clip, its ledger rows and its shard position.
 
-    A column that a later stage states anew stands with that stage. Raises InputError, with the nearest ids,
-    when there is no such clip.
+    A column that a later stage overwrites is listed under that stage. Raises InputError with the nearest ids
+    for an unknown clip.
     """
     newest = table.newest_stage(run)
     clips = table.scan(run, newest)
@@ -76,7 +76,7 @@ def clip_fate(run: Path, clip_id: str) -> dict[str, Any]:
     if rows.is_empty():
         ids = clips.select("clip_id").collect()["clip_id"].to_list()
         near = difflib.get_close_matches(clip_id, ids, n=3, cutoff=0.4) or ids[:3]
-        raise InputError(f"{run}: no clip is called {clip_id!r}. Near it: {', '.join(near)}.")
+        raise InputError(f"{run}: no clip {clip_id!r}. Similar ids: {', '.join(near)}.")
     row = rows.row(0, named=True)
     fate: dict[str, Any] = {"clip_id": clip_id, "verdict": _verdict(row)}
     stages = [stage for stage in STAGES if table.stage_path(run, stage).exists()]
@@ -94,7 +94,7 @@ def clip_fate(run: Path, clip_id: str) -> dict[str, Any]:
 
 def _verdict(row: dict[str, Any]) -> str:
     if row.get("is_kept") is None:
-        return "not judged yet: run `vidcurate filter`"
+        return "not filtered yet: run `vidcurate filter`"
     if row["is_kept"]:
         return f"kept, level {row['level']}, {row['fold']}" if row.get("level") else "kept"
     return (

@@ -1,4 +1,4 @@
-"""The limits that clips were judged by, and the clips that lie nearest to each on either side."""
+"""Filter limits of a run, and the clips nearest to each limit on either side."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ NEAREST = 2  # clips on either side of a limit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """One end of a range: `measure` is a column, short_side or aspect_ratio; `word` is min or max."""
+    """Limit at one end of a range: `measure` is a column, short_side or aspect_ratio; `word` min or max."""
 
     rule: str
     measure: str
@@ -30,8 +30,10 @@ class Bound:
 
 
 def bounds(run: Path) -> list[Bound]:
-    """Return every limit on a number: those of the filter's settings, then those that outlier rules and the
-    split found (each that is the same for all clips), in order and without repeats."""
+    """Return every numeric limit: from the filter's settings, then from outlier rules and the split.
+
+    Only limits that are the same for all clips, in order, each once.
+    """
     found: dict[tuple[str, str, float], Bound] = {}
 
     def add(bound: Bound) -> None:
@@ -55,7 +57,7 @@ def bounds(run: Path) -> list[Bound]:
 
 
 def _reported(run: Path) -> list[tuple[str, str, str]]:
-    """Return (rule, measure, threshold) of the ledger's ranges that are one for all clips."""
+    """Return (rule, measure, threshold) of the ledger's ranges that are the same for all clips."""
     if not (run / LEDGER).exists():
         return []
     is_range = pl.col("threshold").str.contains(r"^(?:>=|<=) \S+(?: and <= \S+)?$")
@@ -73,8 +75,10 @@ def _reported(run: Path) -> list[tuple[str, str, str]]:
 
 
 def nearest(run: Path, checked: pl.LazyFrame, every: list[Bound]) -> list[dict[str, Any]]:
-    """Return, for each limit that has clips near it: rule, measure, threshold, and the ids of the nearest
-    clips that were kept and of the nearest that this rule rejected, each with its value."""
+    """Return rule, measure and threshold of each limit that has clips, with the nearest clips.
+
+    The nearest kept clips and the nearest clips rejected by this rule are (id, value).
+    """
     schema = checked.collect_schema()
     found = []
     for bound in every:

@@ -1,7 +1,7 @@
-"""What other thresholds would keep: a filter over the scores that the run has, of which nothing is written.
+"""What-if: count the clips that other thresholds would keep; writes nothing.
 
-A what-if reads the columns that its rules ask for once, and judges them by the filter's own rules: what it
-says is what `vidcurate filter` with the same settings would do.
+A what-if reads the columns of its rules once and applies the filter's own rules: the counts are those that
+`vidcurate filter` with the same settings would give.
 """
 
 import json
@@ -25,7 +25,7 @@ MAX_POINTS = 200  # of a sweep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """The columns that are judged, a row a clip, how the rows are counted, and which are kept now."""
+    """Columns that the rules check, one row per clip, with the groups to count and the rows kept now."""
 
     clips: pl.DataFrame
     counts: counts.ClipCounts
@@ -33,7 +33,7 @@ class Facts:
 
 
 def settings_of(run: Path) -> FilterSpec:
-    """Return the settings that the run was filtered with; those of no rule when it was not."""
+    """Return the filter settings of the run; settings without rules when no filter has run."""
     path = table.stage_path(run, "filter")
     if not path.exists():
         return FilterSpec()
@@ -48,7 +48,7 @@ def spec_of(
     Raises RecipeError, InputError.
     """
     if preset is not None and recipe is not None:
-        raise InputError(f"--preset {preset} and --recipe {recipe}: give one of them.")
+        raise InputError(f"--preset {preset} and --recipe {recipe} exclude each other. Give one of them.")
     if recipe is not None:
         return with_preset(recipes.load(recipe, FilterSpec, settings=settings))
     start = {"preset": preset} if preset is not None else settings_of(run).model_dump(mode="json")
@@ -58,7 +58,7 @@ def spec_of(
 
 
 def read_what_if(run: Path, specs: Sequence[FilterSpec]) -> tuple[Facts, list[Plan]]:
-    """Return what the rules of `specs` ask for and what is counted, and the rules. Raises ColumnError."""
+    """Read the columns that the rules of `specs` need, and return them with the rules. Raises ColumnError."""
     previous = table.previous_stage(run, "filter")
     clips, where = table.scan(run, previous), table.stage_path(run, previous)
     schema = clips.collect_schema()
@@ -90,7 +90,7 @@ def _counted(facts: Facts, kept: pl.Series) -> tuple[dict[str, Any], dict[str, d
 
 
 def what_if(run: Path, spec: FilterSpec) -> dict[str, Any]:
-    """Return what a filter with `spec` would keep, beside what is kept now, as plain values.
+    """Return what a filter with `spec` would keep, and what is kept now, as plain values.
 
     rows_in; kept and (when the run was filtered) now, each {clips, hours, share}; rules: in their order
     {rule, threshold, rejected (by it first), kept (after it)}; by_source, by_level (by the present cuts; when

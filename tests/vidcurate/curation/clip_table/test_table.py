@@ -77,7 +77,7 @@ def test_a_stage_refuses_a_table_made_from_an_older_one(tmp_path: Path) -> None:
     ):
         table.previous_stage(tmp_path, "filter")
     (tmp_path / "ingest.parquet").unlink()
-    with pytest.raises(StageError, match="ingest.parquet: missing"):
+    with pytest.raises(StageError, match=r"ingest\.parquet: missing"):
         table.previous_stage(tmp_path, "filter")
 
 

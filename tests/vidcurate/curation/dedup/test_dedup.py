@@ -267,7 +267,7 @@ def test_colours_part_what_hashes_alike(tmp_path: Path) -> None:
     ]
     run = make_run(tmp_path / "run", rows)
     run_dedup(run, DedupSpec())
-    assert copies(run) == {"b": "a", "d": "a"}  # what has no thumbnail is judged by its hashes
+    assert copies(run) == {"b": "a", "d": "a"}  # without a thumbnail the hashes decide
     run_dedup(run, DedupSpec(perceptual=PerceptualSpec(max_thumbnail_distance=255)))
     assert copies(run) == {"b": "a", "c": "a", "d": "a"}
 

@@ -211,7 +211,7 @@ def test_easy_clips_are_balanced_over_colour_motion_and_shape() -> None:
         Counter(thing.shape for thing in easy),
         Counter((thing.colour, thing.motion, thing.shape) for thing in easy),
     ):
-        # The last deck of 48 is not dealt to its end.
+        # The last group of 48 is not complete.
         assert max(counts.values()) - min(counts.values()) <= max(1, 0.2 * max(counts.values()))
 
 

@@ -37,7 +37,7 @@ NAMES = [f"clip{n:02d}.mp4" for n in range(20)]
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
-    """Serves byte ranges; `trouble` may answer in another way."""
+    """Serves byte ranges; `fault` may answer in another way."""
 
     problem: Callable[["Handler"], bool] = staticmethod(lambda _: False)
     asked: list[str]

@@ -98,7 +98,7 @@ def test_a_clips_match_is_the_cosine_of_its_frames_and_its_caption(
     assert found["models_status"].to_list() == ["ok", "ok", "ok", "ok", "unreadable", "ok"]
     assert "4.mp4" in found["models_problem"][4]
     assert found["clip_match_mean"].is_null().to_list() == [False, False, True, False, True, False]
-    # The same by transformers' own road: its processor, its cosine.
+    # The same by transformers' own pipeline: its processor, its cosine.
     model = transformers.CLIPModel.from_pretrained(clip_folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(clip_folder)
     frames = decode.read_frames(run[1] / "0.mp4", [0, 6], height=224, width=336)
@@ -297,8 +297,8 @@ def test_embeddings_are_what_dedup_reads(run: tuple[Path, Path], clip_folder: Pa
     ("settings", "reported"),
     [
         ({}, "no model is set"),
-        ({"clip": "no/such/folder"}, "models.clip is no/such/folder: no such folder"),
-        ({"watermark": "somewhere"}, "models.watermark is somewhere: no such folder"),
+        ({"clip": "no/such/folder"}, "models.clip is no/such/folder: neither a folder"),
+        ({"watermark": "somewhere"}, "models.watermark is somewhere: neither a folder"),
         ({"text_detector": Path("none.onnx")}, r"models\.text_detector is none\.onnx: no such file"),
     ],
 )
@@ -319,7 +319,7 @@ def test_files_that_are_no_such_models_are_named(
     bad.write_bytes(b"no")
     refused("aesthetic_head is .*bad.pth: cannot be read", clip=str(clip_folder), aesthetic_head=bad)
     torch.save(head_of((768, 1024, 128, 64, 16, 1)), bad)
-    refused("takes what is 48 wide", clip=str(clip_folder), aesthetic_head=bad)
+    refused("must take 48 inputs", clip=str(clip_folder), aesthetic_head=bad)
     torch.save(head_of((WIDTH, 64, 32, 16, 8, 3)), bad)
     refused("it ends 3 wide", clip=str(clip_folder), aesthetic_head=bad)
     refused("no CLIP that transformers loads .it is a vit", clip=str(classifier))

@@ -96,7 +96,7 @@ def test_each_level_finds_what_it_can_and_says_how_far_it_went(tmp_path: Path, v
 
 
 def spoil(path: Path) -> None:
-    """Give the file other bytes of the same size and time: whoever reads it now is told another story."""
+    """Give the file other bytes of the same size and time: whoever reads the file now finds other facts."""
     facts = path.stat()
     path.write_bytes(b"x" * facts.st_size)
     os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
@@ -177,7 +177,7 @@ def test_a_file_that_is_no_memory_is_refused_by_name(tmp_path: Path, videos: Pat
 
 
 def test_settings_that_do_not_exist_are_named() -> None:
-    with pytest.raises(RecipeError, match="'rotten' is no finding; they are truncated, no_frames"):
+    with pytest.raises(RecipeError, match="'rotten': unknown finding. Findings: truncated, no_frames"):
         parse("reject: [rotten]", ProbeSettings, where="recipe.yaml")
     with pytest.raises(RecipeError, match="level"):
         parse("level: deep", ProbeSettings, where="recipe.yaml")

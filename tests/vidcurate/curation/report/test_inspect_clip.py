@@ -44,7 +44,7 @@ def test_a_clips_fate_says_why_it_was_rejected(run: Path) -> None:
 
 
 def test_a_clip_that_is_not_there_brings_the_nearest_ones(run: Path) -> None:
-    with pytest.raises(InputError, match=r"no clip is called 'c9'\. Near it: c"):
+    with pytest.raises(InputError, match=r"no clip 'c9'\. Similar ids: c"):
         inspect_clip.clip_fate(run, "c9")
     with pytest.raises(StageError, match="no table of any stage"):
         inspect_clip.run_overview(run.parent / run.name / "..")

@@ -193,7 +193,7 @@ def test_what_cannot_be_reported_is_one_line(run: Path, demo: Path, tmp_path: Pa
     with pytest.raises(StageError, match="no table of any stage"):
         run_report(tmp_path)
     (tmp_path / "ingest.parquet").write_bytes((run / "ingest.parquet").read_bytes())
-    with pytest.raises(InputError, match=r"nowhere: no such folder of videos"):
+    with pytest.raises(InputError, match=r"nowhere: no such video folder"):
         run_report(tmp_path, videos=tmp_path / "nowhere")
     (tmp_path / "reconcile.json").write_text("{")
     with pytest.raises(TableError, match=r"reconcile\.json: cannot be read as JSON"):

@@ -185,7 +185,7 @@ def test_a_preset_begins_anew_and_a_typo_is_refused(tmp_path: Path) -> None:
         what_if.what_if(run, spec)
     with pytest.raises(RecipeError, match="Did you mean min_height"):
         what_if.spec_of(run, settings=["min_heigth=3"])
-    with pytest.raises(InputError, match="give one of them"):
+    with pytest.raises(InputError, match="Give one of them"):
         what_if.spec_of(run, preset="mindone", recipe=Path("x.yaml"))
 
 

@@ -152,7 +152,7 @@ def test_workers_and_a_second_run_change_no_byte(home: Path, tmp_path: Path) -> 
 def test_what_is_no_video_and_no_table_is_named(home: Path, tmp_path: Path) -> None:
     for inputs, out, words in (
         ([tmp_path / "none.mp4"], "s.csv", "no such video"),
-        ([home / "films"], "s.txt", r"the suffix '\.txt' is not known"),
+        ([home / "films"], "s.txt", r"unknown suffix '\.txt'"),
         ([tmp_path], "s.csv", "contains no videos"),
         ([home / "films" / "a.mp4", home / "films" / "more" / "b.mkv"], "s.csv", "are in several folders"),
     ):

@@ -1,4 +1,4 @@
-"""A folder of videos with the caption beside each: `clip.mp4` and `clip.txt` or `clip.json`.
+"""Folder adapter: videos with captions next to them, `clip.txt` or `clip.json`.
 
 A `.json` may hold any of the columns; a `.txt` is the caption. Where both are there, the caption is that of
 the `.json` and, when it has none, the text.

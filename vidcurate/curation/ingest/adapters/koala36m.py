@@ -1,4 +1,4 @@
-"""Koala-36M: one row per clip, `videoID` is `<YouTube id>_<scene>`, the scores under several names.
+"""Koala-36M adapter: one row per clip, `videoID` is `<YouTube id>_<scene>`.
 
 The published tables use `videoID, url, timestamp, caption, clarity_score, aesthetic_score, motion_score,
 video_training_suitability_score`; derived ones `vid`, `video_caption`, `suitability_score` and others, so

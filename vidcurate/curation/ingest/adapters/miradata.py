@@ -1,4 +1,4 @@
-"""MiraData v0 and v1: long clips with six captions each; which one is the caption is a choice.
+"""MiraData adapter (v0 and v1): long clips with six captions, one is chosen.
 
 v0 names a clip `<download>_<video id>-<scene>` and gives its place in the source by frames; the clips lie in
 numbered folders of the download tool, so a bare name is looked for below the root. v1 names a clip

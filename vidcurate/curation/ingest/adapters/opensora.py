@@ -1,8 +1,8 @@
-"""Open-Sora's training table: `path, text, num_frames, height, width, aspect_ratio, fps, resolution`.
+"""Open-Sora adapter: `path, text, num_frames, height, width, fps, resolution`, ….
 
-There `aspect_ratio` is height / width and `resolution` is height x width in pixels. Width and height are the
-truth here; where the two derived columns disagree with them the reconciliation says so, and the row goes on.
-Zeros stand for a video that the tool could not open.
+The column `aspect_ratio` is height / width and `resolution` is height x width in pixels. The adapter uses
+width and height; when the two derived columns disagree, the reconciliation reports it and the row stays
+valid. Zeros mean a video that the tool could not open.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""OpenVid-1M: one row per cut clip, no width and height, spaces in the column names.
+"""OpenVid-1M adapter: one row per clip, no width and height, spaces in names.
 
 The file name tells the source: `<video>_<scene>_<from>to<to>.mp4`, or `celebv_<11 letters>_<n>.mp4` for the
 faces, whose 11 letters are the same kind of YouTube id. Any other name is a source of its own, so that a

@@ -1,4 +1,4 @@
-"""Panda-70M: one row per source video, and in each cell a Python list with one entry per clip.
+"""Panda-70M adapter: one row per source video, a Python list in each cell.
 
 The cells are read with `ast.literal_eval`, which runs nothing, or taken as lists from Parquet. Lists of
 unequal length would pair captions with the wrong clips: such a source keeps one row, named, that says so.

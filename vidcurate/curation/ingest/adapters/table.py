@@ -1,4 +1,4 @@
-"""Any table with a clip and a caption, by a column map: `schema: table`.
+"""Table adapter: any table with a clip and a caption, by a column map.
 
 A column of ours that is not in the map is taken by one of the names that people give it. The same names
 serve the JSON beside a video and inside a shard.

@@ -1,4 +1,4 @@
-"""Finished WebDataset shards: a sample is the run of members with one key, `key.mp4`, `key.json`, `key.txt`.
+"""WebDataset adapter: unpack finished shards; samples share a member key.
 
 Later stages read files, so the videos are unpacked into the run folder, one folder per shard, named after the
 shard and the digest of its bytes. Such a folder is there whole or not at all, and one that is there is not
