@@ -177,7 +177,7 @@ def test_a_file_that_is_no_memory_is_refused_by_name(tmp_path: Path, videos: Pat
 
 
 def test_settings_that_do_not_exist_are_named() -> None:
-    with pytest.raises(RecipeError, match="'rotten': unknown finding. Findings: truncated, no_frames"):
+    with pytest.raises(RecipeError, match=r"'rotten': unknown finding\. Findings: truncated, no_frames"):
         parse("reject: [rotten]", ProbeSettings, where="recipe.yaml")
     with pytest.raises(RecipeError, match="level"):
         parse("level: deep", ProbeSettings, where="recipe.yaml")
