@@ -1,4 +1,4 @@
-"""Captions that mention left or right: they are false of a mirrored picture.
+"""Caption sides: find captions that mention left or right, false when mirrored.
 
 English words. A light module: decode workers import it.
 """
@@ -11,5 +11,5 @@ _SIDE = re.compile(
 
 
 def mentions_left_or_right(caption: str) -> bool:
-    """Say whether a caption has left, right, clockwise or one of their kin, in whatever sense."""
+    """Return whether a caption contains left, right, clockwise or a related word, in any sense."""
     return _SIDE.search(caption) is not None

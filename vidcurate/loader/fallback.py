@@ -1,7 +1,7 @@
-"""Clips that cannot be read: what stands in for them, and when there are too many.
+"""Fallback clips: replace clips that fail to decode, stop the run when too many fail.
 
-The spare of a place is named by the plan (`order.spares`), so every rank, every restart and every way of
-reading (frames, latents) puts the same clip there.
+The plan names the fallback clip of each slot (`order.fallback_clips`), so every rank, every restart and every
+reader (frames, latents) uses the same clip.
 """
 
 from collections.abc import Callable
@@ -14,12 +14,12 @@ from vidcurate.sampler.plan import MicroBatchPlan, Plan
 Event = dict[str, Any]
 T = TypeVar("T")
 
-_LEAST_READ = 1000  # clips, before which a share of failures is not judged by less
-_NAMED = 10  # clips in a message
+_LEAST_READ = 1000  # least number of clips in the denominator of the failure share
+_NAMED = 10  # most clips in a message
 
 
 class Failures:
-    """The clips that one rank read and those of them that failed; more than `max_share` end the run."""
+    """Counts of clips read and failed on one rank; a share above `max_share` ends the run."""
 
     def __init__(self, max_share: float) -> None:
         self._max_share = max_share
@@ -30,14 +30,14 @@ class Failures:
         self._num_read += num_clips
 
     def add_failed(self, clip_id: str, kind: str) -> None:
-        """Count a clip. Raises VidcurateError, with the last names, when it is one too many."""
+        """Count a failed clip. Raises VidcurateError, with the last ids, above the allowed share."""
         self._failed.append(f"{clip_id} ({kind})")
         if len(self._failed) > self._max_share * max(self._num_read, _LEAST_READ):
             names = ", ".join(dict.fromkeys(self._failed[-_NAMED:]))
             raise VidcurateError(
                 f"{len(self._failed)} of {self._num_read} clips read could not be decoded, more than "
                 f"max_failure_share {self._max_share:g} allows; the last: {names}. Build the shards without "
-                "them, or raise it."
+                "them, or raise max_failure_share."
             )
 
 
@@ -53,11 +53,11 @@ def substitute_clip(
     failures: Failures,
     on_event: Callable[[Event], None],
 ) -> tuple[int, T]:
-    """Return row and contents of the first spare for a slot that `read` can read.
+    """Return row and contents of the first fallback clip for a slot that `read` can read.
 
-    `failed` is the clip that belongs there, with its error; `rows`: what the slots hold by now. Slots are
-    settled one after the other, so the spares do not depend on which clip failed first. Raises VidcurateError
-    when there is none, or when too many fail.
+    `failed` is the planned clip of the slot, with its error; `rows`: the current rows of all slots. The
+    loader calls this slot by slot, so the fallback clips do not depend on which clip failed first. Raises
+    VidcurateError when no fallback clip is left, or when too many clips fail.
     """
     clip_id, error = failed
     failures.add_failed(clip_id, error.kind)
@@ -80,7 +80,7 @@ def substitute_clip(
         try:
             return row, read(row)
         except MediaError as another:
-            # Without the traceback, which holds this frame and so all that the frames of the clip hold.
+            # Drop the traceback: it references this frame and would keep the clip's buffers alive.
             clip_id, error = fallback, another.with_traceback(None)
             failures.add_failed(clip_id, error.kind)
     raise VidcurateError(

@@ -1,9 +1,9 @@
-"""The loader: the micro-batches of any step, with their frames, on one rank.
+"""Loader: the micro-batches of any step, with decoded frames, on one rank.
 
-It holds no position. `step(t)` gives what the plan says, whatever was asked before, how many workers decode,
-how many ranks there are and which of them died on the way. What it adds to the order is decoding ahead (in
-bytes, not in batches), and what happens to a clip that cannot be decoded: a spare that the plan names takes
-its place, and an event says so.
+The loader has no position. `step(t)` returns what the plan says, whatever calls came before, and whatever the
+number of workers and ranks. To the order it adds prefetching (limited in bytes, not in batches), and fallback
+clips: when a clip does not decode, the loader reads the fallback clip that the plan names and reports an
+event.
 """
 
 import itertools
@@ -47,14 +47,14 @@ __all__ = [
     "steps_of_clip",
 ]
 
-IMAGE_FPS = 120.0  # what Open-Sora tells the model of an image
-_MOST_AHEAD = 128  # micro-batches and steps: each holds two file descriptors
-_BEGUN_AT_ONCE = 2  # steps that are begun ahead while one is read
+IMAGE_FPS = 120.0  # frame rate that Open-Sora passes to the model for an image
+_MOST_AHEAD = 128  # most micro-batches and steps to prefetch: each holds two file descriptors
+_BEGUN_AT_ONCE = 2  # steps to start prefetching per step read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """B clips of one shape: `frames` uint8 (B, T, H, W, 3) RGB; `fps` float32 (B,), after the frame stride.
+    """Micro-batch of B clips: `frames` uint8 (B, T, H, W, 3) RGB; `fps` float32 (B,), after the stride.
 
     `level` int32 (B,), `start_frame` int64 (B,) in the clip's frames; `source` is the data set of each clip.
     """
@@ -73,7 +73,7 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Started:
-    """A micro-batch that is being decoded: a future per slot, or none where this process decodes itself."""
+    """Micro-batch being decoded: a future per slot, or none when this process decodes."""
 
     plan: MicroBatchPlan
     tasks: list[DecodeTask]
@@ -87,7 +87,7 @@ class _Started:
 
 
 def fps_of(index: Index, bucket: Bucket, rows: Sequence[int]) -> NDArray[np.float32]:
-    """Return the frame rates that a model is told of these clips in a bucket, float32 (B,)."""
+    """Return the frame rates that condition the model for these clips in a bucket, float32 (B,)."""
     if bucket.num_frames == 1:
         return np.full(len(rows), IMAGE_FPS, dtype=np.float32)
     rates = [bucket.fps or index.fps[row] for row in rows]
@@ -95,17 +95,17 @@ def fps_of(index: Index, bucket: Bucket, rows: Sequence[int]) -> NDArray[np.floa
 
 
 class Loader:
-    """The micro-batches of rank `rank` of `world_size`. Use as a context manager, or call `close`.
+    """Loader of rank `rank` of `world_size`. Use as a context manager, or call `close`.
 
-    `num_views` and `captions` (keys of the clips' JSON): what of a clip is shown in which pass, see `views`.
-    `crop` random: the picture is cut at a place of its own at every showing; `flip`: the share of showings
-    that are mirrored left to right, unless one of the `captions` names a side. Not with `num_views`.
-    `conversion` quick: pictures are made RGB faster, and are not those of `ffmpeg` (`video.picture`).
+    `num_views` and `captions` (keys of the clips' JSON): which frames and caption of a clip each epoch shows,
+    see `clip_view`. `crop` random: a new random crop at every showing; `flip`: the share of showings that are
+    mirrored left to right, unless one of the `captions` names a side. Not with `num_views`. `conversion`
+    quick: a faster conversion to RGB, whose frames differ slightly from those of `ffmpeg` (`media.scale`).
 
     `on_event` is called, from `step` and `load`, with {"event": "clip_substituted", step, position, clip_id,
     fallback, kind, reason} and {"event": "worker_replaced", reason, clip_id, exit_status, phase,
-    seconds_in_phase, state, stack}: see `heartbeat.Seen`; of shards at a URL with {"event":
-    "request_retried", url, reason}.
+    seconds_in_phase, state, stack}: see `worker_heartbeat.WorkerState`; for shards at a URL also with
+    {"event": "request_retried", url, reason}.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Loader:
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
         if not 0 <= rank < world_size:
-            raise InputError(f"rank {rank} of {world_size}: it must lie in 0 to {world_size - 1}.")
+            raise InputError(f"rank {rank} of {world_size}: the rank must lie in 0 to {world_size - 1}.")
         self.index, self.plan, self.spec = index, plan, spec
         self.rank, self.world_size = rank, world_size
         self._on_event = on_event or (lambda event: None)
@@ -148,9 +148,9 @@ class Loader:
     def step(self, step: int) -> list[MicroBatch]:
         """Return this rank's micro-batches of optimizer step `step`, in the order in which to run them.
 
-        Any step may be asked for, any number of times, with the same result. The steps behind it are decoded
-        ahead. Raises VidcurateError when too many clips fail, ShardError or StorageError when a shard cannot
-        be read.
+        Any step may be requested, any number of times, with the same result. The loader prefetches the
+        following steps. Raises VidcurateError when too many clips fail, ShardError or StorageError when a
+        shard cannot be read.
         """
         current = [self._begun(position) for position in self._positions(step)]
         self._prefetch(step + 1)
@@ -161,15 +161,15 @@ class Loader:
         return self._finish_all([self._start(part) for part in parts])
 
     def state(self, step: int, rolling_hash: str = "") -> LoaderState:
-        """Return the state in which `step` is the next step."""
+        """Return the loader state before step `step`."""
         return state_of(self.index, self.plan, step, rolling_hash)
 
     def process_ids(self) -> list[int]:
-        """Return the ids of the decode workers."""
+        """Return the process ids of the decode workers."""
         return self._pool.process_ids() if self._pool else []
 
     def close(self) -> None:
-        """End the workers. Frames that were handed out stay usable."""
+        """End the workers. Frames of returned micro-batches stay valid."""
         if self._pool:
             self._pool.close()
         self._started.clear()
@@ -192,9 +192,9 @@ class Loader:
         return self._start(order.micro_batch(self.plan, position))
 
     def _prefetch(self, step: int) -> None:
-        """Begin what comes from `step` on while it fits into `prefetch_bytes`; drop all else.
+        """Start decoding from `step` on, up to `prefetch_bytes`; cancel all other started micro-batches.
 
-        It grows by a step with each that is read, so that the first batch does not wait for many.
+        Each call starts at most two steps, so that the first batch does not wait for many others.
         """
         if self._pool is None:
             return
@@ -263,7 +263,7 @@ class Loader:
         return order.slot_seed(self.plan.seed, part.position, slot, purpose)
 
     def _decode(self, started: _Started, slot: int, task: DecodeTask, *, is_fallback: bool) -> str:
-        """Have the frames of one slot in place and return the caption. Raises MediaError."""
+        """Wait for the frames of one slot and return the caption. Raises MediaError."""
         if self._pool is None or started.buffer is None:
             frames, caption = self._decode_here(task)
             started.frames[slot] = frames
@@ -282,7 +282,8 @@ class Loader:
             try:
                 captions.append(self._decode(started, slot, task, is_fallback=False))
             except MediaError as error:
-                # Its traceback holds this frame, and with it the slab until the collector comes by.
+                # Drop the traceback: it references this frame and would keep the buffer alive until the
+                # next garbage collection.
                 known = error.with_traceback(None)
                 rows[slot], (tasks[slot], caption) = self._substitute(started, slot, rows, known)
                 captions.append(caption)
@@ -304,7 +305,7 @@ class Loader:
     def _substitute(
         self, started: _Started, slot: int, rows: list[int], error: MediaError
     ) -> tuple[int, tuple[DecodeTask, str]]:
-        """Return row, task and caption of the first spare that decodes. `rows`: what the slots hold now."""
+        """Return row, task and caption of the first fallback clip that decodes."""
 
         def read(row: int) -> tuple[DecodeTask, str]:
             task = self._task(started.plan, slot, row)

@@ -1,8 +1,8 @@
-"""Clips of shards at a URL: fetched ahead by threads, then decoded like any other.
+"""Remote clips: threads fetch clips of shards at a URL into a cache before decoding.
 
-A decode worker reads files of this machine only. So the network has no part in a worker's deadline, a slow
-server never looks like a clip that cannot be decoded, and many requests can be under way for few workers.
-What fails for good in the network ends the run; it is never a spare's affair.
+A decode worker reads local files only. So the network does not count towards a worker's timeout, a slow
+server never looks like an undecodable clip, and many requests can run for few workers. A network error that
+persists after the retries ends the run; no fallback clip hides it.
 """
 
 import os
@@ -24,24 +24,24 @@ from vidcurate.storage.checksum import crc32c
 from vidcurate.storage.object_store import Pause, sleep
 from vidcurate.storage.url_cache import key_of
 
-_TRIES = 5  # of a clip whose file went from the cache before it was read
+_TRIES = 5  # of a clip whose file the cache dropped before a worker read it
 _OPEN_FILE = "/proc/{}/fd/{}"
 
 
 def _ranges(task: DecodeTask) -> list[tuple[int, int]]:
-    """Return (first byte, bytes) of what holds JSON and video: one range where they lie together."""
+    """Return the ranges (first byte, size) of JSON and video: one range when they are adjacent."""
     gap = task.video_offset - task.json_offset - task.json_size
     if 0 <= gap <= MAX_GAP_BYTES:
         return [(task.json_offset, task.json_size + gap + task.video_size)]
     return [(task.json_offset, task.json_size), (task.video_offset, task.video_size)]
 
 
-def fetched(shards: RemoteShards, task: DecodeTask, pause: Pause = sleep) -> DecodeTask:
-    """Return the task as it is to be read from the cache, after fetching what is not there.
+def fetch_clip(shards: RemoteShards, task: DecodeTask, pause: Pause = sleep) -> DecodeTask:
+    """Fetch a clip into the cache, unless it is there, and return the task that reads the cached file.
 
-    Raises MediaError (crc_mismatch) for bytes that are not those of the index, also when fetched again;
-    ShardError for a shard that was changed, StorageError when it cannot be had, InputError for a clip that
-    the cache has no room for.
+    Raises MediaError (crc_mismatch) when the checksum differs from the index, also after a retry; ShardError
+    for a changed shard, StorageError when the server fails, InputError when the cache is too small for the
+    clip.
     """
     shard = task.shard.rpartition("/")[2]
     ranges = _ranges(task)
@@ -49,7 +49,7 @@ def fetched(shards: RemoteShards, task: DecodeTask, pause: Pause = sleep) -> Dec
     key = key_of(task.shard, shards.stamps.get(shard), ranges)
     path = shards.cache.find(key, size)
     if path is None:
-        for _ in range(2):  # the first time may have gone wrong on the way
+        for _ in range(2):  # one retry: the network may have altered the bytes
             data = b"".join(shards.read(shard, first, length, pause) for first, length in ranges)
             found = crc32c(data[-task.video_size :])
             if found == task.video_crc32c:
@@ -65,10 +65,11 @@ def fetched(shards: RemoteShards, task: DecodeTask, pause: Pause = sleep) -> Dec
 
 
 def _kept_open(local: DecodeTask) -> tuple[DecodeTask, int | None]:
-    """Return the task to be read from a file that stays when the cache lets it go, and that file.
+    """Open the cached file; return a task that reads the open descriptor, and the descriptor.
 
-    In a small cache, what is fetched meanwhile can push a clip out again and again before a slow worker reads
-    it. None, and the task as it is, where it has gone already, or the system shows no open files.
+    The open file survives eviction: in a small cache, later fetches can evict a clip again and again before a
+    slow worker reads it. Returns the unchanged task and None when the file was evicted already, or when the
+    system has no /proc.
     """
     try:
         file = os.open(local.shard, os.O_RDONLY)
@@ -81,8 +82,8 @@ def _kept_open(local: DecodeTask) -> tuple[DecodeTask, int | None]:
     return replace(local, shard=name), file
 
 
-def forget(shards: RemoteShards, local: DecodeTask) -> None:
-    """Remove what the cache holds of a clip: it is not what was written."""
+def drop_from_cache(shards: RemoteShards, local: DecodeTask) -> None:
+    """Remove a damaged clip from the cache."""
     shards.cache.drop("".join(local.shard.rsplit("/", 2)[1:]))
 
 
@@ -93,9 +94,9 @@ def _retried(url: str, reason: str) -> dict[str, Any]:
 def decode_from(
     index: Index, on_event: Callable[[dict[str, Any]], None] = lambda event: None
 ) -> Callable[[DecodeTask], tuple[Any, str]]:
-    """Return `decode_worker.decode` for the clips of this index, wherever its shards lie.
+    """Return `decode_clip.decode` for the clips of this index, for local and remote shards.
 
-    `on_event` hears of requests that are made again.
+    `on_event` receives an event for each retried request.
     """
     shards = index.remote
     if shards is None:
@@ -107,7 +108,7 @@ def decode_from(
 
     def read(task: DecodeTask) -> tuple[Any, str]:
         for tries in range(1, _TRIES + 1):
-            local = fetched(shards, task, pause)
+            local = fetch_clip(shards, task, pause)
             near, file = _kept_open(local) if tries > 1 else (local, None)
             try:
                 return decode(near)
@@ -123,20 +124,20 @@ def decode_from(
 
 
 def pool_for(index: Index, pool: DecodePool) -> "DecodePool | FetchingPool":
-    """Return the pool that decodes the clips of this index, wherever its shards lie."""
+    """Return the pool that decodes the clips of this index, for local and remote shards."""
     return FetchingPool(pool, index.remote) if index.remote else pool
 
 
 def _is_worth_another(shards: RemoteShards, local: DecodeTask, error: BaseException, tries: int) -> bool:
-    """Say whether a clip failed for want of its file in the cache, or because that was damaged there."""
+    """Return whether to retry: the cache evicted the file, or held a damaged one."""
     if isinstance(error, MediaError) and error.kind == "crc_mismatch" and tries == 1:
-        forget(shards, local)
+        drop_from_cache(shards, local)
         return True
     return isinstance(error, StorageError) and tries < _TRIES
 
 
 def _renamed(error: BaseException, local: DecodeTask, task: DecodeTask) -> BaseException:
-    """Return the error with the URL of the shard where it names the file in the cache."""
+    """Return the error with the shard's URL in place of the cached file's path."""
     text = str(error).replace(local.shard, task.shard)
     if isinstance(error, MediaError):
         return MediaError(text, kind=error.kind)
@@ -144,7 +145,7 @@ def _renamed(error: BaseException, local: DecodeTask, task: DecodeTask) -> BaseE
 
 
 class FetchingPool:
-    """A DecodePool for shards at a URL: the same calls, and each clip is fetched before it is handed on."""
+    """DecodePool for shards at a URL: the same interface; fetches each clip before a worker decodes it."""
 
     def __init__(self, pool: DecodePool, shards: RemoteShards) -> None:
         self._pool, self._shards = pool, shards
@@ -157,21 +158,21 @@ class FetchingPool:
     def submit(
         self, task: DecodeTask, buffer: SharedArray, offset: int, *, is_urgent: bool = False
     ) -> "Future[str]":
-        """As `DecodePool.submit`; the future also raises what `fetched` raises."""
+        """Queue a task as `DecodePool.submit` does; the future also raises what `fetch_clip` raises."""
         if self._closing.is_set():
             raise VidcurateError("the decode workers have stopped.")
         future: Future[str] = Future()
         with self._lock:
             self._open.add(future)
         future.add_done_callback(self._closed)
-        if is_urgent:  # somebody waits for it: not behind what is read ahead
+        if is_urgent:  # the caller waits for this clip: skip the queue of prefetched clips
             self._run(future, task, buffer, offset, True, 1)
         else:
             self._threads.submit(self._run, future, task, buffer, offset, False, 1)
         return future
 
     def take_events(self) -> list[dict[str, Any]]:
-        """Return what happened to workers and requests since the last call."""
+        """Return the events of workers and requests since the last call."""
         with self._lock:
             found = list(self._events)
             self._events.clear()
@@ -187,7 +188,7 @@ class FetchingPool:
         self.close()
 
     def close(self) -> None:
-        """End threads and workers, when the requests under way have ended. Open tasks are cancelled."""
+        """End threads and workers once the running requests have ended, and cancel open tasks."""
         self._closing.set()
         self._threads.shutdown(wait=False, cancel_futures=True)
         with self._lock:
@@ -205,7 +206,7 @@ class FetchingPool:
         with self._lock:
             self._events.append(_retried(url, reason))
         if self._closing.wait(seconds):
-            raise StorageError(f"{url}: given up, the loader was closed.")
+            raise StorageError(f"{url}: request stopped, as the loader was closed.")
 
     def _run(
         self,
@@ -220,17 +221,17 @@ class FetchingPool:
             return
         file: int | None = None
         try:
-            local = fetched(self._shards, task, self._pause)
+            local = fetch_clip(self._shards, task, self._pause)
             near, file = _kept_open(local) if tries > 1 else (local, None)
             inner = self._pool.submit(near, buffer, offset, is_urgent=is_urgent)
-        except BaseException as error:  # noqa: BLE001 - whoever waits for the clip must learn of it
+        except BaseException as error:  # noqa: BLE001 - the future raises it in the thread that waits
             if file is not None:
                 os.close(file)
             _settle(future, error=error)
             return
         future.add_done_callback(lambda done: done.cancelled() and inner.cancel())
 
-        def handed_on(inner: "Future[str]") -> None:
+        def on_decoded(inner: "Future[str]") -> None:
             if file is not None:
                 os.close(file)
             if inner.cancelled():
@@ -243,13 +244,13 @@ class FetchingPool:
             else:
                 _settle(future, inner, error and _renamed(error, near, task))
 
-        inner.add_done_callback(handed_on)
+        inner.add_done_callback(on_decoded)
 
 
 def _settle(
     future: "Future[str]", inner: "Future[str] | None" = None, error: BaseException | None = None
 ) -> None:
-    """Give a future its end, unless it was cancelled on the way."""
+    """Set a future's result or error, unless it was cancelled."""
     if not future.set_running_or_notify_cancel():
         return
     if error is not None:

@@ -1,4 +1,4 @@
-"""Decode tasks: from a planned clip to what a decode worker is asked for."""
+"""Decode tasks: make the task of a planned clip for a decode worker."""
 
 import base64
 
@@ -9,7 +9,7 @@ from vidcurate.shards.index import Index
 
 
 def num_starts(index: Index, row: int, bucket: Bucket) -> int:
-    """Return at how many frames a sample of this bucket can begin in a clip."""
+    """Return the number of possible start frames of a sample of this bucket in a clip."""
     return int(index.num_frames[row]) - bucket.num_clip_frames(float(index.fps[row])) + 1
 
 
@@ -24,7 +24,7 @@ def decode_task(
     mirror: tuple[str, ...] = (),
     conversion: Conversion = "ffmpeg",
 ) -> DecodeTask:
-    """Return what a decode worker needs for one clip in the bucket's shape, from `first_frame` on."""
+    """Return the decode task of one clip in the bucket's shape, from `first_frame` on."""
     return DecodeTask(
         clip_id=index.word("clip_id", row),
         shard=index.shard_place(row),
