@@ -39,7 +39,7 @@ def frames(path: Path, count: int, *, height: int, width: int) -> NDArray[np.uin
     """
     with media_container.opened(path) as (container, stream):
         frame = next(container.decode(stream))
-        transposed, mirrored, upside_down = scale.turn_of(frame)
+        transposed, mirrored, upside_down = scale.orientation_of(frame)
         coded = (width, height) if transposed else (height, width)
         crop, flags = scale.chain_of(frame.format, scale.pixel_shape(stream), *coded)
         del frame

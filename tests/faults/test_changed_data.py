@@ -140,7 +140,7 @@ def test_a_run_resumes_through_one_accepted_change_after_another(
     # Another number of micro-batches is another plan.
     other = "stages.0.data.micro_batches_per_step=3"
     assert command.main(words(fewer, run, 14, other)) == 2
-    assert "accept the change with --accept-plan" in capsys.readouterr().err
+    assert "say that it is meant: --accept-plan" in capsys.readouterr().err
     assert command.main(words(fewer, run, 14, other, "--accept-plan")) == 0
     assert [line["clips"] for line in numbers(run)][-4:] == [4, 6, 6, 6]
 

@@ -1,7 +1,7 @@
-"""Opening a video: one container at a time, closed by hand, and no threads of the codec's own.
+"""Container: open a video with PyAV, without codec threads, and always close it.
 
-Rules kept here, each for a documented freeze or leak (PyAV 1117, 1962, 2276; hpcaitech/Open-Sora 526): no
-codec threads, no log callback, the container closed on the way out whatever happens.
+Each rule here avoids a documented freeze or leak (PyAV 1117, 1962, 2276; hpcaitech/Open-Sora 526): no codec
+threads, no log callback, the container is always closed.
 """
 
 import io
@@ -19,9 +19,9 @@ from vidcurate.errors import MediaError
 av.logging.set_level(None)  # an integer level installs a callback that takes the GIL (PyAV 751, 909)
 
 _BUFFER_BYTES = 1 << 20
-# FFmpeg looks at a file before it is asked for a frame and decodes up to some tens of pictures: 2 to 18 ms of
-# a 720p clip. Who knows the frames' times needs none of that: one packet a stream, and no decoder for the
-# look, not even of the sound (none has the name "none"). The one that decodes is opened by PyAV afterwards.
+# FFmpeg probes a file when opening it and decodes up to some tens of frames: 2 to 18 ms for a 720p clip.
+# With known frame times no probing is needed: one packet per stream, and no decoder, not even for sound (no
+# decoder is called "none"). PyAV opens the real decoder afterwards.
 _BRIEF = {"probesize": "32", "codec_whitelist": "none"}
 
 
@@ -34,7 +34,7 @@ def reason_of(error: BaseException) -> str:
 def opened(source: Path | bytes, *, is_brief: bool = False) -> Iterator[tuple[Any, Any]]:
     """Yield (container, first real video stream), without codec threads; close on the way out.
 
-    `is_brief` opens faster and leaves more unknown: pixel format and shape, how far frames are reordered.
+    `is_brief` opens faster and leaves unknown: pixel format and shape, the reordering depth of frames.
     Raises MediaError, kind missing, empty, unreadable, no_video_stream.
     """
     name = source.name if isinstance(source, Path) else f"{len(source)} bytes"
@@ -71,7 +71,7 @@ def opened(source: Path | bytes, *, is_brief: bool = False) -> Iterator[tuple[An
 def packets_of(container: Any, *streams: Any) -> Iterator[Any]:
     """Yield the packets of these streams, and an empty one at the end, as PyAV's `demux` does.
 
-    A `demux` that is left before its end loses 150 bytes unless it is closed by hand.
+    An unfinished `demux` leaks 150 bytes unless the caller closes it.
     """
     with closing(container.demux(*streams)) as packets:
         yield from packets

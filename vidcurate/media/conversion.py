@@ -1,8 +1,8 @@
-"""How a picture that was scaled becomes RGB. It changes pixels, so it belongs to what is read, not to how.
+"""Conversion of scaled frames to RGB; a data setting, as it changes pixels.
 
-`ffmpeg`: the bytes that the `ffmpeg` program makes of its own accord. `quick`: scaled to 4:2:2 and then
-converted with vector instructions; docs/order-and-loader.md says what differs, and by how much. Both make the
-same of what is not 4:2:0 in 8 bits, and of pictures that keep their size.
+`ffmpeg`: the bytes that the `ffmpeg` program makes by default. `quick`: scale to 4:2:2, then convert with
+vector instructions; docs/order-and-loader.md shows what differs, and by how much. Both give the same bytes
+for formats other than 8-bit 4:2:0, and for frames that keep their size. A light module.
 """
 
 from typing import Literal

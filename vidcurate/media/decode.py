@@ -1,9 +1,10 @@
-"""Decoding: exactly the wanted frames of a clip, upright, in the wanted size.
+"""Decode exactly the wanted frames of a clip, upright, at the wanted size.
 
-With a frame map (kept in the index, or made by reading the packets) frames are told by their times, decoding
-begins at the last key frame before the first wanted one and stops at the last. Of what lies between, pictures
-that no other refers to are not decoded. Whatever goes wrong on this short way is tried once more on the plain
-one: whole probing, every frame from the start. Pixels are copied out before the container closes (PyAV 1117).
+With a frame map (from the index, or made by reading the packets), `read_frames` identifies frames by their
+times, begins at the last key frame before the first wanted one and stops at the last wanted one. In between,
+the decoder skips unwanted frames that no other frame references. When this fast path fails, `read_frames`
+retries on the full path: complete probing, every frame from the start. The pixels are copied before the
+container closes (PyAV 1117).
 """
 
 import gc
@@ -22,9 +23,9 @@ from vidcurate.media.container import opened, packets_of, reason_of
 from vidcurate.media.conversion import Conversion
 from vidcurate.media.frame_map import FrameMap
 from vidcurate.media.packets import frame_map_of
-from vidcurate.media.scale import Turn, cover, pixel_shape, turn_of
+from vidcurate.media.scale import Orientation, cover, orientation_of, pixel_shape
 
-# What no second look at the file can change.
+# Kinds of errors that the full path cannot repair.
 _FINAL = {"missing", "empty", "too_slow"}
 
 
@@ -42,7 +43,7 @@ def _check_time(deadline: float | None) -> None:
 def _decoded_from(
     container: Any, stream: Any, key_pts: int | None, wanted: set[int], deadline: float | None
 ) -> Iterator[Any]:
-    """Yield the frames with the wanted times, and others, from a key frame on; no more than is needed."""
+    """Yield frames from a key frame on, with those at the wanted times; decode no more than needed."""
     if key_pts is not None:
         container.seek(key_pts, stream=stream, backward=True)
     codec = stream.codec_context
@@ -55,13 +56,13 @@ def _decoded_from(
         if not left and packet.size:
             break
     else:
-        return  # the last, empty packet has had the decoder give out what it held back
+        return  # the last, empty packet has flushed the decoder
     yield from codec.decode(None)
 
 
 @dataclass(slots=True, kw_only=True)
 class _Wanted:
-    """The wanted frames of one clip and where they go, see `read_frames`; `filled` counts what is there."""
+    """Wanted frames of one clip and their output, see `read_frames`; `filled` counts the written slots."""
 
     name: str
     numbers: list[int]
@@ -72,14 +73,14 @@ class _Wanted:
     mirror: bool
     conversion: Conversion
     filled: int = 0
-    turn: Turn | None = None
+    turn: Orientation | None = None
     pixel_shape: float = 1.0
 
     def put(self, frame: Any, number: int, slots: Sequence[int], stream: Any) -> None:
         if frame.is_corrupt and not self.accept_corrupt:
             raise MediaError(f"{self.name}: frame {number} is damaged.", kind="corrupt_frame")
         if self.turn is None:
-            self.turn, self.pixel_shape = turn_of(frame), pixel_shape(stream)
+            self.turn, self.pixel_shape = orientation_of(frame), pixel_shape(stream)
         height, width = self.out.shape[1:3]
         image = cover(
             frame,
@@ -96,7 +97,7 @@ class _Wanted:
         self.filled += len(slots)
 
     def read_by_time(self, container: Any, stream: Any, frame_map: FrameMap, *, is_short: bool) -> None:
-        """Fill `out`; on the short way only what is needed is decoded."""
+        """Fill `out`; the fast path (`is_short`) decodes only what is needed."""
         slots = _slots(self.numbers)
         if self.numbers[-1] >= len(frame_map):
             return
@@ -117,7 +118,7 @@ class _Wanted:
                 return
 
     def read_by_count(self, container: Any, stream: Any) -> None:
-        """Fill `out` from the start of a file whose packets do not say when they are shown."""
+        """Fill `out` from the start of a file whose packets have no times."""
         slots = _slots(self.numbers)
         for number, frame in enumerate(_decoded(container, stream, self.deadline)):
             if number in slots:
@@ -126,7 +127,7 @@ class _Wanted:
                     return
 
     def read(self, source: Path | bytes, frame_map: FrameMap | None, *, is_short: bool) -> None:
-        """Fill `out` on the short or the plain way. Raises MediaError."""
+        """Fill `out` on the fast or the full path. Raises MediaError."""
         self.filled, self.turn = 0, None
         with opened(source, is_brief=is_short) as (container, stream):
             try:
@@ -140,7 +141,7 @@ class _Wanted:
                     f"({reason_of(error)}).",
                     kind="unreadable",
                 ) from error
-        gc.collect(0)  # the frame that `turn_of` looked at, and with it the decoder's memory
+        gc.collect(0)  # frees the frame that `orientation_of` read, and with it the decoder's memory
         if self.filled < len(self.numbers):
             raise MediaError(
                 f"{self.name}: frame {self.numbers[self.filled]} does not exist; {self.filled} of "
@@ -150,7 +151,7 @@ class _Wanted:
 
 
 def _slots(numbers: Sequence[int]) -> dict[int, list[int]]:
-    """Return frame number → its places in `numbers`."""
+    """Return frame number → its indices in `numbers`."""
     found: dict[int, list[int]] = {}
     for slot, number in enumerate(numbers):
         found.setdefault(number, []).append(slot)
@@ -173,12 +174,12 @@ def read_frames(
 ) -> NDArray[np.uint8]:
     """Return the frames with these display-order numbers (rising, from 0) as uint8 RGB (T, height, width, 3).
 
-    A number may stand several times. Rotation, reflection and sample aspect ratio are applied; the middle of
-    the picture is scaled to the size, or the part at `place` (32 bits, see `cut_of`); `mirror` turns it left
-    to right; `conversion` says how it becomes RGB. With `frame_map` the file is not searched for the frames.
-    They go into `out` where it is given: an array, or what else has its `shape` and takes `out[t] = frame`.
+    A number may occur several times. `read_frames` applies rotation, reflection and sample aspect ratio, and
+    scales the centre crop, or the crop at `place` (32 bits, see `crop_of`), to the size; `mirror` flips left
+    to right; `conversion` selects the conversion to RGB. With `frame_map`, no search for the frames is
+    needed. `out` receives the frames when given: an array, or an object with `shape` and `out[t] = frame`.
     Raises MediaError, kind unreadable, too_few_frames, corrupt_frame (the decoder concealed damage in a
-    wanted frame; `accept_corrupt` takes it), too_slow, or those of `read_header_and_index`.
+    wanted frame; `accept_corrupt` allows that), too_slow, or those of `read_header_and_index`.
     """
     numbers = list(frame_numbers)
     if not numbers or numbers != sorted(numbers) or numbers[0] < 0:
@@ -208,7 +209,7 @@ def read_frames(
 
 
 def count_decodable_frames(source: Path | bytes) -> int:
-    """Return how many frames decode from start to end. Raises MediaError when decoding fails on the way."""
+    """Return the number of frames that decode from start to end. Raises MediaError when decoding fails."""
     with opened(source) as (container, stream):
         try:
             return sum(1 for _ in _decoded(container, stream, None))

@@ -1,4 +1,4 @@
-"""Writing: frames to a video file, and a picture to bytes."""
+"""Encode frames to a video file, or an image to JPEG or PNG bytes."""
 
 import os
 from fractions import Fraction
@@ -24,20 +24,18 @@ def write_video(
     container_options: dict[str, str] | None = None,
     rotation_degrees: int = 0,
 ) -> None:
-    """Encode uint8 RGB frames (T, H, W, 3) to `path`, whose suffix picks the container.
+    """Encode uint8 RGB frames (T, H, W, 3) to `path`, whose suffix selects the container.
 
-    The same frames give the same bytes.
-
-    H and W must be even for 4:2:0 formats. The file appears whole or not at all. `rotation_degrees` is
-    written as display rotation (clockwise); the pixels stay as given.
+    The same frames give the same bytes. H and W must be even for 4:2:0 formats. The write is atomic.
+    `rotation_degrees` becomes the display rotation (clockwise) in the header; the pixels stay as given.
     """
     options = {"crf": str(crf)} if crf is not None else {}
     if codec == "libx264":
-        # Macroblock trees read memory that nothing wrote where a picture is narrow (seen at 64 px, 8 of 24
+        # x264's macroblock tree reads uninitialized memory for narrow frames (at 64 px, in 8 of 24
         # encodings): the same frames then give other bytes.
         options["x264-params"] = "mbtree=0"
     if codec == "libx265":
-        # The same fault in x265 where a picture is one coding unit of 64 px.
+        # The same fault in x265 for a frame of one 64 px coding unit.
         options["x265-params"] = "log-level=none:pools=none:frame-threads=1:ctu=32"
     with (
         atomic_file.atomic_path(path, suffix=path.suffix, is_flushed=False) as partial,

@@ -1,10 +1,10 @@
-"""When each frame of a clip is shown and at which frames decoding can begin: a seek without a scan.
+"""Frame map: display times and key frames of a clip, for seeking without a scan.
 
 A loader that wants frame 150 must know which frame that is. Rate x time is wrong for variable rates, edit
-lists and B-frames; reading all packets of the file is right and slow. So the map is made once, when a clip
-goes into a shard (`video.frame_map_of`), and kept in the index: about 20 bytes where the rate is constant.
+lists and B-frames; reading all packets of the file is right but slow. So `build-shards` makes the map once
+(`packets.frame_map_of`) and stores it in the index: about 20 bytes at a constant rate.
 
-A light module: no decoder is needed to read a map.
+A light module: reading a map needs no decoder.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,10 +22,10 @@ _MOST_FRAMES = 1 << 26  # 12 days at 60 frames/s: a map that claims more is dama
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameMap:
-    """The frames that a player shows, in its order: frame number n is shown at `pts[n]` x `time_base`.
+    """Frames in display order: a player shows frame n at `pts[n]` x `time_base`.
 
-    `pts` int64 (frames,), rising, in `time_base` seconds, as the container counts. `key_frames` int64: the
-    frame numbers at which decoding can begin, rising.
+    `pts` int64 (frames,), rising, in units of `time_base` seconds, as in the container. `key_frames` int64:
+    the frame numbers at which decoding can begin, rising.
     """
 
     time_base: Fraction
@@ -36,12 +36,12 @@ class FrameMap:
         return len(self.pts)
 
     def key_before(self, number: int) -> int:
-        """Return the last frame, not after frame `number`, at which decoding can begin; 0 where none is."""
+        """Return the last key frame up to frame `number`; 0 without one."""
         place = int(np.searchsorted(self.key_frames, number, side="right"))
         return int(self.key_frames[place - 1]) if place else 0
 
     def to_bytes(self) -> bytes:
-        """Return the map in its compact form, which `parse` reads. The same map gives the same bytes."""
+        """Serialize the map compactly for `parse`. Equal maps give equal bytes."""
         head = [_VERSION, self.time_base.numerator, self.time_base.denominator, len(self.pts)]
         first = _zigzag(int(self.pts[0])) if len(self.pts) else 0
         steps = _runs(np.diff(self.pts).tolist())
@@ -50,7 +50,7 @@ class FrameMap:
 
 
 def parse(data: bytes) -> FrameMap:
-    """Return the map in these bytes. Raises ShardError when they are no map."""
+    """Parse a serialized map. Raises ShardError for anything else."""
     numbers = _numbers(data)
     try:
         if next(numbers) != _VERSION:
@@ -78,7 +78,7 @@ def _unzigzag(value: int) -> int:
 
 
 def _runs(values: Sequence[int]) -> list[int]:
-    """Return value, count, value, count, … of equal neighbours."""
+    """Run-length encode: return value, count, value, count, …"""
     found: list[int] = []
     for value in values:
         if found and found[-2] == value:
@@ -89,7 +89,7 @@ def _runs(values: Sequence[int]) -> list[int]:
 
 
 def _spread(runs: Sequence[int]) -> NDArray[np.int64]:
-    """Undo `_runs`; all values and counts must be 1 or more."""
+    """Decode `_runs`; all values and counts must be 1 or more."""
     values, counts = np.array(runs[::2], dtype=np.int64), np.array(runs[1::2], dtype=np.int64)
     if len(runs) and (min(runs) < 1 or sum(runs[1::2]) > _MOST_FRAMES):
         raise ShardError("the frame map is damaged: its frames do not follow each other.")
@@ -97,7 +97,7 @@ def _spread(runs: Sequence[int]) -> NDArray[np.int64]:
 
 
 def _varints(values: Iterable[int]) -> bytes:
-    """Return whole numbers of 0 or more, seven bits a byte, the lowest first (as Protocol Buffers do)."""
+    """Encode non-negative integers as varints: 7 bits per byte, lowest first (as Protocol Buffers)."""
     out = bytearray()
     for value in values:
         while value > 127:

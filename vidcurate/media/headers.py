@@ -1,4 +1,4 @@
-"""What a container says of its video without a frame being decoded."""
+"""Headers: codec, size, frame rate and duration of a video, without decoding."""
 
 import os
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ from vidcurate.media.packets import PacketIndex, index_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What the container and the first video stream say of themselves.
+    """Header of a container and its first video stream.
 
     `width` and `height` are as displayed, after rotation; `sample_aspect_ratio` is a pixel's width over its
-    height as coded. None means that the header does not say.
+    height as coded. None means that the header has no value.
     """
 
     container: str
@@ -44,7 +44,7 @@ def _seconds(value: int | None, base: Fraction | None) -> float | None:
 
 
 def header_of(path: Path, container: Any, stream: Any) -> Header:
-    """Return what the header of an opened file says."""
+    """Return the header of an opened file."""
     codec = stream.codec_context
     family = container.format.name.split(",")[0]
     rotation = 0
@@ -76,9 +76,9 @@ def header_of(path: Path, container: Any, stream: Any) -> Header:
 
 
 def read_header_and_index(path: Path) -> tuple[Header, PacketIndex]:
-    """Return what the file at `path` says of itself, without decoding a frame on our side.
+    """Return header and packet index of the file at `path`, without decoding a frame.
 
-    mp4, mov and avi carry an index of their packets; of other containers the packets are read through.
+    mp4, mov and avi carry an index of their packets; for other containers this reads all packets.
     Raises MediaError, whose `kind` is one of missing, empty, unreadable, no_video_stream.
     """
     with opened(path) as (container, stream):

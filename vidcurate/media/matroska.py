@@ -1,7 +1,7 @@
-"""Where a Matroska or WebM file says that it ends, and where its structure breaks.
+"""Matroska and WebM structure: find truncation, damage and wrong CRC-32 sums.
 
-A Segment, a cluster and a block say how long they are; a file that ends before one does was cut short, which
-its frames do not tell. Masters may begin with a CRC-32 of what follows (FFmpeg writes one for every cluster).
+Segments, clusters and blocks store their length; a file that ends before one of them does is truncated, which
+its frames do not show. Master elements may begin with a CRC-32 of the rest (FFmpeg writes one per cluster).
 Sources: RFC 8794 (EBML) §4-6, §11.3.1 and RFC 9559 (Matroska) §5.1.
 """
 
@@ -14,7 +14,7 @@ _SEGMENT = 0x18538067
 _CLUSTER = 0x1F43B675
 _CRC32 = 0xBF
 _VOID = 0xEC
-# What may stand in a Segment, and in a cluster.
+# Elements allowed in a Segment, and in a cluster.
 _IN_SEGMENT = {
     0x114D9B74, 0x1549A966, 0x1654AE6B, _CLUSTER, 0x1C53BB6B, 0x1941A469, 0x1043A770, 0x1254C367,
     _VOID, _CRC32,
@@ -23,8 +23,8 @@ _IN_CLUSTER = {0xE7, 0xA3, 0xA0, 0xAB, 0xA7, 0x5854, 0xAF, _VOID, _CRC32}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Walk:
-    """What a walk over the elements found: reasons in words, None where there is nothing to say."""
+class StructureCheck:
+    """Result of `check_structure`: reasons as text, None for no fault."""
 
     cut: str | None = None
     broken: str | None = None
@@ -32,9 +32,9 @@ class Walk:
 
 
 def _number(data: FileBytes, at: int, size: int, *, is_id: bool) -> tuple[int | None, int] | None:
-    """Return (value, offset behind it) of an id or a size; a size of all ones is unknown, None.
+    """Return (value, offset after it) of an id or a size; the value None is an unknown size (all ones).
 
-    None where there is no such number or the file ends inside it.
+    Returns None for an invalid number, or when the file ends inside it.
     """
     if at >= size:
         return None
@@ -62,7 +62,7 @@ def _head(data: FileBytes, at: int, size: int) -> tuple[int, int | None, int] | 
 
 
 def _sum_is_right(data: FileBytes, payload: int, end: int) -> bool:
-    """Say whether a master's CRC-32 fits what follows it; true where it has none."""
+    """Return whether a master element's CRC-32 matches its contents; true without one."""
     head = _head(data, payload, end)
     if head is None or head[0] != _CRC32 or head[1] is None or head[1] - head[2] != 4:
         return True
@@ -71,7 +71,7 @@ def _sum_is_right(data: FileBytes, payload: int, end: int) -> bool:
 
 
 def _walk_children(data: FileBytes, start: int, end: int) -> str | None:
-    """Return where the elements of a cluster whose size is known stop being elements."""
+    """Return text about the first invalid element of a cluster of known size, None if all are valid."""
     at = start
     while at < end:
         head = _head(data, at, end)
@@ -81,55 +81,63 @@ def _walk_children(data: FileBytes, start: int, end: int) -> str | None:
     return None
 
 
-def walk(data: FileBytes, *, check_sums: bool = False) -> Walk:
-    """Walk over Segment, clusters and blocks of a file, without reading the blocks. Raises OSError."""
+def check_structure(data: FileBytes, *, check_sums: bool = False) -> StructureCheck:
+    """Check Segment, clusters and blocks of a file, without reading the blocks. Raises OSError."""
     size = data.size
     head = _head(data, 0, size)
     if head is None or head[0] != _EBML or head[1] is None:
-        return Walk(broken="it does not begin with an EBML header")
+        return StructureCheck(broken="it does not begin with an EBML header")
     segment = _head(data, head[1], size)
     if segment is None or segment[0] != _SEGMENT:
-        return Walk(cut=f"the file ends at byte {size}, before its Segment")
+        return StructureCheck(cut=f"the file ends at byte {size}, before its Segment")
     name, promised, at = segment
     if promised is not None and promised > size:
-        return Walk(cut=f"the index ends at byte {promised}, the file at byte {size}")
+        return StructureCheck(cut=f"the index ends at byte {promised}, the file at byte {size}")
     end = size if promised is None else promised
     trailing = size - end
     in_cluster = False  # inside a cluster whose size is unknown
     while at < end:
         head = _head(data, at, end)
         if head is None and end - at < 12 and promised is None:
-            return Walk(cut=f"the file ends at byte {size}, inside an element's head")
+            return StructureCheck(cut=f"the file ends at byte {size}, inside an element's head")
         if head is None:
-            return Walk(broken=f"at byte {at} is no element", trailing_bytes=trailing)
+            return StructureCheck(broken=f"at byte {at} is no element", trailing_bytes=trailing)
         name, stop, payload = head
         if not (name in _IN_SEGMENT or (in_cluster and name in _IN_CLUSTER)):
-            # A later version may bring new elements; behind an unknown size nothing else proves one.
+            # Later versions of the format may add elements; inside an unknown size they cannot be verified.
             if promised is None or stop is None or stop > end:
-                return Walk(broken=f"at byte {at} is no element of a Segment", trailing_bytes=trailing)
+                return StructureCheck(
+                    broken=f"at byte {at} is no element of a Segment", trailing_bytes=trailing
+                )
         elif name in _IN_SEGMENT and name not in (_VOID, _CRC32):
             in_cluster = name == _CLUSTER and stop is None
         if stop is None:
             if name != _CLUSTER:
-                return Walk(broken=f"the element at byte {at} has no size", trailing_bytes=trailing)
+                return StructureCheck(broken=f"the element at byte {at} has no size", trailing_bytes=trailing)
             at = payload
             continue
         if stop > end:
             if promised is None:
-                return Walk(cut=f"the element at byte {at} ends at byte {stop}, the file at byte {size}")
-            return Walk(broken=f"the element at byte {at} ends behind its Segment", trailing_bytes=trailing)
+                return StructureCheck(
+                    cut=f"the element at byte {at} ends at byte {stop}, the file at byte {size}"
+                )
+            return StructureCheck(
+                broken=f"the element at byte {at} ends behind its Segment", trailing_bytes=trailing
+            )
         if check_sums and name in _IN_SEGMENT and not _sum_is_right(data, payload, stop):
-            return Walk(broken=f"the CRC-32 of the element at byte {at} is wrong", trailing_bytes=trailing)
+            return StructureCheck(
+                broken=f"the CRC-32 of the element at byte {at} is wrong", trailing_bytes=trailing
+            )
         if name == _CLUSTER:
             odd = _walk_children(data, payload, stop)
             if odd:
-                return Walk(broken=odd, trailing_bytes=trailing)
+                return StructureCheck(broken=odd, trailing_bytes=trailing)
         at = stop
-    return Walk(trailing_bytes=trailing)
+    return StructureCheck(trailing_bytes=trailing)
 
 
 def segment_end_bytes(data: FileBytes) -> int | None:
-    """Return the offset at which the Segment ends by its own size, or None where the file does not say."""
+    """Return the offset at which the Segment ends by its own size; None when unknown."""
     size = data.size
     head = _head(data, 0, size)
     if head is None or head[0] != _EBML or head[1] is None:

@@ -1,7 +1,7 @@
-"""What PyAV does not show of an ISO base media file (mp4, mov, 3gp): display rotation and movie duration.
+"""MP4 boxes (mp4, mov, 3gp): display rotation and movie duration from the headers.
 
-PyAV gives the rotation only with a decoded frame, and of several durations the smallest; the headers have
-them for the price of a few reads. Source: ISO/IEC 14496-12, boxes `moov/{mvhd, trak/{tkhd, mdia/hdlr}}`.
+PyAV gives the rotation only with a decoded frame, and the smallest of several durations; reading the boxes
+costs a few reads. Source: ISO/IEC 14496-12, boxes `moov/{mvhd, trak/{tkhd, mdia/hdlr}}`.
 """
 
 import math
@@ -9,13 +9,13 @@ import struct
 from collections.abc import Iterator
 from typing import BinaryIO
 
-# A file without the whole of these boxes cannot be read, or lacks pictures.
+# A file in which one of these boxes is cut off cannot be read, or lacks frames.
 NEEDED = {b"ftyp", b"moov", b"moof", b"mdat"}
-_MAX_BOXES = 4096  # a hostile file may nest empty boxes for ever
+_MAX_BOXES = 4096  # a hostile file may repeat empty boxes without end
 
 
 def _boxes(file: BinaryIO, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
-    """Yield (type, payload start, payload end) of the boxes between two offsets, up to the first odd one."""
+    """Yield (type, payload start, payload end) of the boxes between two offsets; stop at an invalid one."""
     position = start
     for _ in range(_MAX_BOXES):
         if position + 8 > end:
@@ -63,7 +63,7 @@ def _track_rotation(file: BinaryIO, start: int, end: int) -> int | None:
 
 
 def rotation_degrees(file: BinaryIO, size_bytes: int) -> int:
-    """Return the clockwise turn (0, 90, 180, 270) that shows the first video track upright."""
+    """Return the clockwise rotation (0, 90, 180, 270) that shows the first video track upright."""
     movie = _find(file, (b"moov",), 0, size_bytes)
     if movie is None:
         return 0
@@ -76,7 +76,7 @@ def rotation_degrees(file: BinaryIO, size_bytes: int) -> int:
 
 
 def movie_seconds(file: BinaryIO, size_bytes: int) -> float | None:
-    """Return the duration in the movie header in seconds, None where it is not known (fragmented files)."""
+    """Return the duration in the movie header in seconds; None when unknown (fragmented files)."""
     header = _find(file, (b"moov", b"mvhd"), 0, size_bytes)
     if header is None:
         return None

@@ -1,9 +1,10 @@
-"""When each sample of an MP4 is shown, from its tables alone: no packet is read.
+"""MP4 sample tables: display times and key frames without reading a packet.
 
-FFmpeg copies every packet out of the file to say the same, 2 ms for a clip of 4 MB, as much as writing it to
-a shard. Only the plain case is read here, one picture track with at most the usual edit, which shows it from
-its first picture on; of everything else (fragments, gaps, other edits, sample groups, damage) `read` says
-None, and FFmpeg is asked. Source: ISO/IEC 14496-12, 8.6 (times and edits) and 8.7 (places).
+FFmpeg copies every packet out of the file for the same result: 2 ms for a clip of 4 MB, as much as writing
+the clip to a shard. This reads the plain case only: one video track with at most the usual edit, which begins at
+the first frame. For everything else (fragments, gaps, other edits, sample groups, damage)
+`read_sample_table` returns None, and the caller uses FFmpeg. Source: ISO/IEC 14496-12, 8.6 (times and edits)
+and 8.7 (offsets).
 """
 
 import struct
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from vidcurate.storage.file_window import FileBytes
 
 _MAX_HEADER_BYTES = 1 << 26
-# Codecs whose every sample is one picture that is shown.
+# Codecs in which every sample is one shown frame.
 _CODECS = {b"avc1", b"hvc1", b"hev1", b"mp4v"}
 _FOREIGN = {b"stps", b"sbgp", b"stz2", b"saiz", b"senc"}  # partial sync samples, groups, encryption
 
@@ -25,7 +26,7 @@ Boxes = dict[bytes, list[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """`shown` int64 (samples,): time of each picture in 1/`timescale` s, in decoding order; `is_key` bool."""
+    """Samples: display times `shown` int64 (n,) in 1/`timescale` s, in decoding order; `is_key` bool (n,)."""
 
     timescale: int
     shown: NDArray[np.int64]
@@ -86,7 +87,7 @@ def _table(boxes: Boxes, kind: bytes, dtype: str, columns: int, skip: int = 0) -
 
 
 def _times(stbl: Boxes, count: int) -> NDArray[np.int64] | None:
-    """Return when each sample is shown, before any edit."""
+    """Return the display time of each sample, before any edit."""
     steps = _table(stbl, b"stts", ">u4", 2)
     if steps is None or steps[:, 0].sum() != count or (steps < 1).any() or (steps[:, 1] >= 1 << 31).any():
         return None
@@ -101,7 +102,7 @@ def _times(stbl: Boxes, count: int) -> NDArray[np.int64] | None:
 
 
 def _is_whole(stbl: Boxes, sizes: NDArray[np.int64], size: int) -> bool:
-    """Say whether every sample lies inside the file."""
+    """Return whether every sample lies inside the file."""
     starts = _table(stbl, b"stco", ">u4", 1) if b"stco" in stbl else _table(stbl, b"co64", ">u8", 1)
     runs = _table(stbl, b"stsc", ">u4", 3)
     if starts is None or runs is None or not len(runs) or runs[0, 0] != 1 or (np.diff(runs[:, 0]) < 1).any():
@@ -121,7 +122,7 @@ def _is_whole(stbl: Boxes, sizes: NDArray[np.int64], size: int) -> bool:
 
 
 def _begins(trak: Boxes, shown: NDArray[np.int64], timescale: int, movie_scale: int) -> int | None:
-    """Return the time that an edit makes the zero, 0 without one; None for any but the usual edit."""
+    """Return the start time of the edit, 0 without one; None for any but the usual edit."""
     if b"edts" not in trak:
         return 0
     edits = _inside(trak, b"edts")
@@ -136,7 +137,7 @@ def _begins(trak: Boxes, shown: NDArray[np.int64], timescale: int, movie_scale: 
 
 
 def read_sample_table(data: FileBytes) -> Samples | None:
-    """Return the pictures of an MP4, None unless it is the plain case. Raises OSError."""
+    """Return the samples of an MP4, None unless it is the plain case. Raises OSError."""
     movie = _boxes(_header_of(data) or b"")
     if not movie or b"mvex" in movie or len(movie.get(b"mvhd", [])) != 1:
         return None

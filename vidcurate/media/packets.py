@@ -1,4 +1,4 @@
-"""The packets of a video: how many pictures they show, when, and at which of them decoding can begin."""
+"""Packets of a video: number of frames, their times and key frames, without decoding."""
 
 import io
 import os
@@ -16,23 +16,23 @@ from vidcurate.media.container import opened, packets_of
 from vidcurate.media.frame_map import FrameMap
 from vidcurate.storage.file_window import FileBytes
 
-# Containers in which a seek lands on the key frame that was asked for; in the others (MPEG program and
-# transport streams) a clip is decoded from its start.
+# Containers in which a seek is exact to the key frame; clips of the others (MPEG program and transport
+# streams) are decoded from their start.
 SEEKABLE = {"mov", "avi", "matroska", "flv"}
-# Containers whose header holds the index of every packet; elsewhere the packets are read one by one.
+# Containers whose header has an index of every packet; for others this file reads all packets.
 _INDEXED = {"mov", "avi"}
-# Containers that write when each picture is shown; of others FFmpeg finds out by decoding a few.
+# Containers with a display time per packet; for others FFmpeg derives the times by decoding some frames.
 _TIMED = {"mov", "matroska"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PacketIndex:
-    """The video packets that a player would show, counted without decoding.
+    """Video packets that a player would show, counted without decoding.
 
-    `num_hidden` counts the packets that an edit list hides. `end_offset_bytes` is where the file ends by its
-    own index or header (None where it does not say): behind the real end it proves a truncation.
-    `num_missing_frames` are holes in otherwise even times, None where the times are not even or not known;
-    `num_repeated_times` packets are shown at the same time as another.
+    `num_hidden` counts the packets that an edit list hides. `end_offset_bytes` is the end of the file by its
+    index or header (None when absent); an end beyond the real one proves a truncation. `num_missing_frames`
+    counts holes in otherwise even times, None when the times are uneven or unknown; `num_repeated_times`
+    counts packets with the same time as another.
     """
 
     num_frames: int
@@ -59,10 +59,10 @@ def _from_entries(entries: Any, base: Fraction | None, sound_end: int) -> Packet
 
 
 def _is_shown(packet: Any, codec: str) -> bool:
-    """Say whether a player shows the packet's picture.
+    """Return whether a player shows the packet's frame.
 
-    It does not where an edit list hides it, nor a VP8 picture that is only referred to (RFC 6386, 9.1; VP9
-    and AV1 put those into one packet with a shown one).
+    A player hides frames outside an edit list, and VP8 frames that are only references (RFC 6386, 9.1; VP9
+    and AV1 put those into one packet with a shown frame).
     """
     return packet.size > 0 and not packet.is_discard and (codec != "vp8" or bool(bytes(packet)[0] & 0x10))
 
@@ -77,16 +77,16 @@ def _from_packets(container: Any, stream: Any, end: int | None) -> PacketIndex:
                 timestamps.append(stamp if stamp is not None else len(timestamps))
                 keys += packet.is_keyframe
     except (av.FFmpegError, OSError):
-        # What was read before the damage counts; the probe compares it with the header.
+        # Count the packets before the damage; the probe compares the count with the header.
         return _index(timestamps, keys, stream.time_base, end)
     return _index(timestamps, keys, stream.time_base, end)
 
 
 def _holes(steps: NDArray[np.int64], usual: float) -> int | None:
-    """Return how many frames are missing between others that are evenly spaced, None if they are not.
+    """Return the number of missing frames between evenly spaced ones; None for uneven spacing.
 
-    Even means that three of four steps are the usual one (within a fiftieth, or a tick of a coarse clock) and
-    that the others are whole multiples of it. The first step is left out: some encoders begin late.
+    Even means that three of four steps equal the usual step (within a fiftieth, or a tick of a coarse clock)
+    and that the others are whole multiples of it. The first step does not count: some encoders begin late.
     """
     steps = steps[1:]
     if usual <= 0 or not len(steps):
@@ -111,7 +111,7 @@ def _index(
     if len(stamps) > 1 and base:
         usual = float(np.median(steps))
         missing = _holes(steps, usual)
-        # The last frame lasts as long as the usual one.
+        # The last frame lasts one usual step.
         duration = float((float(stamps[-1] - stamps[0]) + usual) * float(base))
         is_variable = bool(np.any(np.abs(steps - usual) > max(usual / 2, 1)))
     return PacketIndex(
@@ -127,16 +127,16 @@ def _index(
 
 
 def has_index(container: Any, stream: Any) -> bool:
-    """Say whether the header of an opened file holds the index of all its packets.
+    """Return whether the header of an opened file has the index of all its packets.
 
-    A fragmented file counts no frames in its header and indexes only what was read so far.
+    A fragmented file has no frame count in its header and indexes only the packets read so far.
     """
     family = container.format.name.split(",")[0]
     return family in _INDEXED and len(stream.index_entries) > 0 and bool(stream.frames)
 
 
 def index_of(path: Path, container: Any, stream: Any) -> PacketIndex:
-    """Return the packets of an opened file: from its index, or by reading them through."""
+    """Return the packet index of an opened file: from its header, or by reading all packets."""
     family = container.format.name.split(",")[0]
     if has_index(container, stream):
         entries = stream.index_entries
@@ -151,10 +151,10 @@ def index_of(path: Path, container: Any, stream: Any) -> PacketIndex:
 
 
 def frame_map_of(source: Path | bytes) -> FrameMap | None:
-    """Return when each frame of the clip is shown and where decoding can begin, without decoding.
+    """Return the frame map of a clip (display times and key frames), without decoding.
 
-    None where that cannot be known or used: a container in which no seek is exact, packets without times, two
-    pictures at one time, damage. Raises MediaError as `opened` does.
+    None for a container without exact seeks, packets without times, two frames at one time, and damage.
+    Raises MediaError as `opened` does.
     """
     plain = _map_in_tables(source)
     if plain is not None:
@@ -167,13 +167,13 @@ def frame_map_of(source: Path | bytes) -> FrameMap | None:
 
 
 def _map_in_tables(source: Path | bytes) -> FrameMap | None:
-    """Return the frame map of a plain MP4, None of all else."""
+    """Return the frame map of a plain MP4, None for anything else."""
     try:
         size = os.path.getsize(source) if isinstance(source, Path) else len(source)
         with source.open("rb") if isinstance(source, Path) else io.BytesIO(source) as file:
             samples = mp4_samples.read_sample_table(FileBytes(file, size))
     except OSError:
-        return None  # FFmpeg's opening says why
+        return None  # FFmpeg reports the reason when it opens the file
     if samples is None:
         return None
     pts = np.sort(samples.shown)

@@ -1,9 +1,9 @@
-"""Which frames of a clip stand for a sample at another frame rate: for each time, the nearest frame.
+"""Resample the frame rate: for each output time, the nearest frame of the clip.
 
-Of two frames equally near, the later. (FFmpeg's `fps` filter asks another question: which frame is shown in
-the middle of a time's slot.) Times count from the first frame of the sample. With a frame map the clip's own
-times decide, also at a variable rate; without one its frames are taken to be evenly spaced. All this is
-arithmetic on whole numbers or on one product of two doubles, so every machine finds the same frames.
+Of two equally near frames, the later. (FFmpeg's `fps` filter takes the frame shown in the middle of the
+output frame's interval.) Times count from the first frame of the sample. With a frame map, the clip's real
+times decide, also at a variable rate; without one the frames count as evenly spaced. The arithmetic uses
+integers or one product of two doubles, so every machine finds the same frames.
 """
 
 from fractions import Fraction
@@ -16,14 +16,14 @@ from vidcurate.media.frame_map import FrameMap
 
 
 def source_frames(ticks: Any, ratio: Any) -> Any:
-    """Return which evenly spaced frame is nearest to tick 0, 1, … of another clock: `ratio` frames a tick."""
+    """Return the evenly spaced frame nearest to each tick of another clock, `ratio` frames per tick."""
     return np.floor(ticks * ratio + 0.5)
 
 
 def num_ticks(num_frames: NDArray[Any], clip_fps: NDArray[np.float64], fps: float) -> NDArray[np.int64]:
-    """Return how many frames at `fps` the clips (n,) have; 1 for an image, 0 for less than two frames.
+    """Return the number of frames at `fps` of the clips (n,); 1 for an image, 0 for less than two frames.
 
-    A clip whose rate is not known (NaN) keeps its own number.
+    A clip of unknown rate (NaN) keeps its own number.
     """
     known = np.where(np.isnan(clip_fps), fps, clip_fps) / fps
     ticks = np.ceil((num_frames - 0.5) / known)
@@ -32,7 +32,7 @@ def num_ticks(num_frames: NDArray[Any], clip_fps: NDArray[np.float64], fps: floa
 
 
 def num_source_frames(num_frames: int, frame_stride: int, clip_fps: float, fps: float) -> int:
-    """Return how many of a clip's frames a sample of `num_frames` frames at `fps` spans."""
+    """Return the number of clip frames that a sample of `num_frames` frames at `fps` spans."""
     return int(source_frames((num_frames - 1) * frame_stride, clip_fps / fps)) + 1
 
 
@@ -47,8 +47,8 @@ def frame_numbers(
 ) -> list[int]:
     """Return the frames of a sample: every `frame_stride`-th from `first` on, at the clip's rate or at `fps`.
 
-    At a higher rate than the clip's a number stands several times. What lies behind the last frame is the
-    last frame, which happens only at a variable rate.
+    At a higher rate than the clip's, numbers repeat. Times beyond the last frame, which occur only at a
+    variable rate, use the last frame.
     """
     ticks = np.arange(num_frames, dtype=np.int64) * frame_stride
     if fps is None:

@@ -1,12 +1,11 @@
-"""From a decoded frame to a picture of the wanted size: cut, scaled and converted by FFmpeg.
+"""Scale a decoded frame: crop, resize and convert to RGB with FFmpeg filters.
 
-The picture is that of `crop, scale, format=rgb24`, as the `ffmpeg` program would run it: cutting first moves
-no byte and spares scaling what is thrown away. FFmpeg's one pass sums rows for RGB without vector
-instructions, but has them for planes; so a picture is scaled to 4:2:2 and then converted, wherever a frame of
-noise has shown that every byte comes out the same (it does not where one pass takes two rows for one: it
-cuts off what the other rounds). Colour matrix and range are those that the frame names (BT.601 and
-limited where it names none, as FFmpeg takes them); HDR is not tone-mapped, alpha is dropped. Turning comes
-last, on the small picture.
+The result equals `crop, scale, format=rgb24` of the `ffmpeg` program: cropping first copies no byte and
+avoids scaling pixels that the crop removes. FFmpeg's single pass to RGB sums rows without vector
+instructions, but has them for planes. So this scales to 4:2:2 and then converts, whenever a test with a frame
+of noise has shown that all bytes are equal (they differ when one pass merges two rows: one truncates what
+the other rounds). Colour matrix and range are those of the frame (BT.601 and limited by default, as in
+FFmpeg); HDR is not tone-mapped, alpha is dropped. Rotation comes last, on the small image.
 """
 
 import struct
@@ -23,20 +22,20 @@ from numpy.typing import NDArray
 from vidcurate.media.conversion import Conversion
 
 _MOST_SCALERS = 32  # 1 ms to make, about 1 MB each; most data sets have few sizes
-_MOST_SHAPES = 1000  # for which is known whether two passes make the same picture
+_MOST_SHAPES = 1000  # most cached results of `two_passes_are_exact`
 _TRIED_COLUMNS = 32
-_TRIED = "yuv420p"  # what nearly all videos are; others go through in one pass
+_TRIED = "yuv420p"  # format of nearly all videos; others take one pass
 _UNSPECIFIED = (
     2  # FFmpeg refuses transfer curves and primaries that it does not know (PyAV 2208); unused here
 )
-_BT709 = 1  # what FFmpeg takes for the matrix "RGB" of a picture that is none
+_BT709 = 1  # FFmpeg's choice for a YUV frame whose matrix says "RGB"
 
 
 Filters = tuple[tuple[str, str], ...]  # name and arguments
 
 
-def in_one_pass(crop: str, height: int, width: int, flags: str) -> Filters:
-    """Return the filters that cut, scale and convert as `ffmpeg` does by itself."""
+def one_pass_filters(crop: str, height: int, width: int, flags: str) -> Filters:
+    """Return the filters that crop, scale and convert as `ffmpeg` does by default."""
     return (
         *((("crop", crop),) if crop else ()),
         ("scale", f"{width}:{height}:flags={flags}"),
@@ -44,25 +43,25 @@ def in_one_pass(crop: str, height: int, width: int, flags: str) -> Filters:
     )
 
 
-def in_two_passes(crop: str, height: int, width: int, flags: str) -> Filters:
-    """Return the filters that scale to 4:2:2 and convert afterwards; colour is as wide as one pass has it."""
+def two_pass_filters(crop: str, height: int, width: int, flags: str) -> Filters:
+    """Return the filters that scale to 4:2:2, then convert; chroma is as wide as in one pass."""
     return (
         *((("crop", crop),) if crop else ()),
         ("scale", f"{width}:{height}:flags={flags}+accurate_rnd"),
         ("format", "yuv422p"),
-        ("scale", "flags=accurate_rnd"),  # without it FFmpeg converts by another, coarser arithmetic
+        ("scale", "flags=accurate_rnd"),  # by default FFmpeg's conversion is less accurate
         ("format", "rgb24"),
     )
 
 
-def quickly(crop: str, height: int, width: int, flags: str) -> Filters:
-    """Return the filters that scale to 4:2:2 and convert with vector instructions, which round otherwise."""
-    *scaled, _, rgb = in_two_passes(crop, height, width, flags)
+def quick_filters(crop: str, height: int, width: int, flags: str) -> Filters:
+    """Return the filters that scale to 4:2:2 and convert with vector instructions (other rounding)."""
+    *scaled, _, rgb = two_pass_filters(crop, height, width, flags)
     return (*scaled, ("scale", "flags=bicubic"), rgb)
 
 
 def graph_of(source: str, filters: Filters) -> Graph:
-    """Return the filters, ready for frames of this source."""
+    """Return the configured filter graph for frames of this source."""
     graph = Graph()
     graph.threads = 1
     chain = [graph.add("buffer", source), *(graph.add(*one) for one in filters), graph.add("buffersink")]
@@ -78,12 +77,12 @@ def _source_of(width: int, height: int, pixels: str, colours: str) -> str:
 def two_passes_are_exact(
     cut_height: int, cut_width: int, colours: str, height: int, width: int, flags: str
 ) -> bool:
-    """Say whether both ways make the same bytes of 4:2:0 noise of this size; 1 to 2 ms, asked once.
+    """Return whether one and two passes give equal bytes for 4:2:0 noise of this size; 1 to 2 ms, cached.
 
-    What can differ is how rows are summed, which no column changes: so the noise is as high as the picture
-    and a few columns wide, scaled in width by about as much.
+    Only the sums of rows can differ, and no column changes these: so the noise has the height of the frame
+    and a few columns, scaled in width by about the same factor.
     """
-    narrow = _TRIED_COLUMNS + width % 2  # FFmpeg converts odd widths by another way
+    narrow = _TRIED_COLUMNS + width % 2  # FFmpeg has separate code for odd widths
     cut_width = narrow if cut_width == width else max(2, round(cut_width / width * narrow / 2) * 2)
     width = narrow
     source = _source_of(cut_width, cut_height, _TRIED, colours)
@@ -92,7 +91,7 @@ def two_passes_are_exact(
     for plane in noise.planes:
         plane.update(chance.bytes(plane.buffer_size))
     pictures = []
-    for filters in (in_one_pass, in_two_passes):
+    for filters in (one_pass_filters, two_pass_filters):
         graph = graph_of(source, filters("", height, width, flags))
         graph.vpush(noise)
         pictures.append(graph.vpull().to_ndarray())
@@ -110,22 +109,25 @@ def _scaler(
     place: int | None,
     conversion: Conversion,
 ) -> Graph:
-    """Return the filters for frames of this kind: asked for each frame, so by nothing that must be made."""
+    """Return the filter graph for frames of this kind; called per frame, so the arguments are cheap."""
     shown = VideoFormat(pixels, *size)
     crop, flags = chain_of(shown, sample_aspect_ratio, height, width, place)
-    cut_height, cut_width, *_ = cut_of(shown, sample_aspect_ratio, height, width, place)
+    cut_height, cut_width, *_ = crop_of(shown, sample_aspect_ratio, height, width, place)
     colours = f"colorspace={colourspace:d}:range={colour_range:d}"
-    filters = in_one_pass
-    if pixels == _TRIED and (cut_height, cut_width) != (height, width):  # as it is, FFmpeg converts at once
+    filters = one_pass_filters
+    if pixels == _TRIED and (cut_height, cut_width) != (
+        height,
+        width,
+    ):  # without scaling, FFmpeg converts directly
         if conversion == "quick":
-            filters = quickly
+            filters = quick_filters
         elif two_passes_are_exact(cut_height, cut_width, colours, height, width, flags):
-            filters = in_two_passes
+            filters = two_pass_filters
     return graph_of(_source_of(*size, pixels, colours), filters(crop, height, width, flags))
 
 
 class _Scalers(threading.local):
-    """A thread's own: a graph that two threads push frames into gives one the other's pictures."""
+    """Filter graphs of one thread: a graph shared by two threads would mix up their frames."""
 
     def __init__(self) -> None:
         self.of = lru_cache(maxsize=_MOST_SCALERS)(_scaler)
@@ -133,15 +135,15 @@ class _Scalers(threading.local):
 
 _scalers = _Scalers()
 
-Turn = tuple[bool, bool, bool]
+Orientation = tuple[bool, bool, bool]
 
 
-def turn_of(frame: Any) -> Turn:
-    """Return whether the picture must be transposed, then flipped left to right, then upside down.
+def orientation_of(frame: Any) -> Orientation:
+    """Return whether to transpose the image, then flip it left to right, then upside down.
 
-    The display matrix maps (x, y) to (a·x + c·y, b·x + d·y); it says rotations and reflections alike
-    (ISO/IEC 14496-12, 8.3.2). Ask once a clip: a frame whose side data was looked at refers to itself, and
-    stays in memory until a cyclic collection.
+    The display matrix maps (x, y) to (a·x + c·y, b·x + d·y); it encodes rotations and reflections alike
+    (ISO/IEC 14496-12, 8.3.2). Call this once per clip: a frame whose side data was read references itself,
+    and stays in memory until a garbage collection.
     """
     matrix = frame.side_data.get(SideData.DISPLAYMATRIX)
     if matrix is None:
@@ -152,24 +154,24 @@ def turn_of(frame: Any) -> Turn:
     return False, a < 0, d < 0
 
 
-def cut_of(
+def crop_of(
     shown: VideoFormat, sample_aspect_ratio: float, height: int, width: int, place: int | None = None
 ) -> tuple[int, int, int, int]:
-    """Return (height, width, top, left) of a part of frames of this format that has the shape height x width.
+    """Return the largest crop (height, width, top, left) with the aspect ratio of height x width.
 
-    It is as large as fits, in the middle, or where the 32 bits of `place` say: all places that there are come
-    from equally many numbers. In whole samples of colour, so that brightness and colour stay together.
+    The crop is centred, or at the position that the 32 bits of `place` select, uniformly among all. It is a
+    whole number of chroma samples, so that luma and chroma stay aligned.
     """
     tall, wide = 4 // (shown.chroma_height(4) or 4), 4 // (shown.chroma_width(4) or 4)
     shape = width / height / sample_aspect_ratio
     cut_height = min(shown.height, max(tall, round(shown.width / shape / tall) * tall))
     cut_width = min(shown.width, max(wide, round(shown.height * shape / wide) * wide))
-    fallback_height, fallback_width = shown.height - cut_height, shown.width - cut_width
+    extra_height, extra_width = shown.height - cut_height, shown.width - cut_width
     if place is None:
-        return cut_height, cut_width, fallback_height // 2 // tall * tall, fallback_width // 2 // wide * wide
+        return cut_height, cut_width, extra_height // 2 // tall * tall, extra_width // 2 // wide * wide
     top, left = (
-        ((fallback // sample + 1) * place >> 32) * sample
-        for fallback, sample in ((fallback_height, tall), (fallback_width, wide))
+        ((extra // sample + 1) * place >> 32) * sample
+        for extra, sample in ((extra_height, tall), (extra_width, wide))
     )
     return cut_height, cut_width, top, left
 
@@ -177,8 +179,8 @@ def cut_of(
 def chain_of(
     shown: VideoFormat, sample_aspect_ratio: float, height: int, width: int, place: int | None = None
 ) -> tuple[str, str]:
-    """Return the crop ("" for none) and the scaler's flags that give frames this size before turning."""
-    cut_height, cut_width, top, left = cut_of(shown, sample_aspect_ratio, height, width, place)
+    """Return the crop filter ("" for none) and the scaler's flags for this size before rotation."""
+    cut_height, cut_width, top, left = crop_of(shown, sample_aspect_ratio, height, width, place)
     is_whole = (cut_height, cut_width) == (shown.height, shown.width)
     shrinks = height * width < cut_height * cut_width
     return (
@@ -188,7 +190,7 @@ def chain_of(
 
 
 def _pixels(frame: VideoFrame) -> NDArray[np.uint8]:
-    """Return a view of a frame of packed RGB: `to_ndarray` copies it where its rows are padded."""
+    """Return a view of a packed RGB frame; `to_ndarray` would copy frames with padded rows."""
     plane = frame.planes[0]
     return np.ndarray((frame.height, frame.width, 3), np.uint8, plane, strides=(plane.line_size, 3, 1))
 
@@ -198,18 +200,18 @@ def cover(
     height: int,
     width: int,
     sample_aspect_ratio: float,
-    turn: Turn | None = None,
+    turn: Orientation | None = None,
     *,
     place: int | None = None,
     mirror: bool = False,
     conversion: Conversion = "ffmpeg",
 ) -> NDArray[np.uint8]:
-    """Return the middle of the frame, upright, as uint8 RGB (height, width, 3): a view of FFmpeg's memory.
+    """Crop and scale a frame upright, to uint8 RGB (height, width, 3): a view of FFmpeg's memory.
 
-    `turn` is that of the clip (`turn_of` its first frame) where the caller knows it. `place`: of the cut, as
-    for `cut_of`. `mirror`: left to right, as seen upright.
+    `turn` is the clip's orientation (`orientation_of` its first frame), when known. `place`: position of the
+    crop, as for `crop_of`. `mirror`: flip left to right, as seen upright.
     """
-    transposed, mirrored, upside_down = turn_of(frame) if turn is None else turn
+    transposed, mirrored, upside_down = orientation_of(frame) if turn is None else turn
     if transposed:
         height, width = width, height
     frame.color_trc = frame.color_primaries = _UNSPECIFIED
@@ -236,5 +238,5 @@ def cover(
 
 
 def pixel_shape(stream: Any) -> float:
-    """Return a pixel's width over its height, from the container or else from the decoder."""
+    """Return a pixel's width over its height, from the container, else from the decoder, else 1."""
     return float(stream.sample_aspect_ratio or stream.codec_context.sample_aspect_ratio or 1)

@@ -1,9 +1,9 @@
-"""Cutting a clip out of its file: with `video`, the only files that know FFmpeg.
+"""Transcode or trim a clip out of its file.
 
-`trim_video` copies the coded packets, `transcode_video` decodes and encodes anew. Both promise never to show
-a frame from outside the interval (a frame belongs to the interval in which its middle lies), for a frame of
-the neighbouring scene is what a cut is made to remove. Sound is not carried over. The same file, interval
-and FFmpeg give the same bytes: one thread, no clock, no random ids.
+`trim_video` copies the coded packets, `transcode_video` decodes and encodes again. Neither ever shows a frame
+from outside the interval (a frame belongs to the interval that contains its middle), as that frame may belong
+to the neighbouring scene. Both drop sound. The same file, interval and FFmpeg give the same bytes: one
+thread, no clock, no random ids.
 """
 
 import io
@@ -24,18 +24,18 @@ from vidcurate.media.packets import SEEKABLE
 from vidcurate.media.scale import cover
 from vidcurate.recipe.recipe import Recipe
 
-# Codecs that mp4 carries; others are cut into Matroska.
+# Codecs that mp4 carries; `trim_video` writes others to Matroska.
 _MP4_CODECS = {"h264", "hevc", "av1", "vp9", "mpeg4"}
 _FORMATS = {"mp4": "mp4", "mkv": "matroska"}
 # Rates above are time bases that a header gives for a frame rate (FLV says 1000).
 _MAX_FPS = 240
-# x264's macroblock tree (AVX-512) reads memory that nobody wrote when the width is not a multiple of 64: the
-# same frames gave other bytes in 34 of 40 trials, and in none without it.
+# x264's macroblock tree (AVX-512) reads uninitialized memory when the width is not a multiple of 64: the
+# same frames gave other bytes in 34 of 40 trials, and in none without the macroblock tree.
 _X264 = "mbtree=0"
 
 
 class TranscodeSpec(Recipe):
-    """How `mode: transcode` encodes: H.264 in MP4, 4:2:0, constant frame rate, upright square pixels."""
+    """Encoder settings of `mode: transcode`: H.264 in MP4, 4:2:0, constant rate, upright, square pixels."""
 
     crf: int = Field(default=18, ge=0, le=51, description="quality; lower is better and larger")
     gop_frames: int = Field(default=48, ge=1, description="most frames from one key frame to the next")
@@ -53,7 +53,7 @@ class TranscodeSpec(Recipe):
 
 
 class ProxySpec(TranscodeSpec):
-    """How `mode: proxy` encodes: small, and with key frames so close that any frame is a few frames away."""
+    """Encoder settings of `mode: proxy`: small, with a key frame every few frames for fast seeks."""
 
     crf: int = Field(default=20, ge=0, le=51, description="quality; lower is better and larger")
     gop_frames: int = Field(default=8, ge=1, description="most frames from one key frame to the next")
@@ -66,7 +66,7 @@ class ProxySpec(TranscodeSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """A clip cut out of its file. `facts` are the columns that are no longer what the file's table said."""
+    """Clip cut out of its file. `facts` are the table columns whose values the cut changes."""
 
     payload: bytes
     extension: str
@@ -74,14 +74,14 @@ class Cut:
 
 
 def ffmpeg_version() -> str:
-    """Return what the bytes of a cut depend on besides their source: PyAV's version and FFmpeg's."""
+    """Return the versions of PyAV and FFmpeg, on which the bytes of a cut depend."""
     return f"PyAV {av.__version__} (FFmpeg {av.ffmpeg_version_info})"
 
 
 def frame_rate(container: Any, stream: Any) -> Fraction:
-    """Return the frame rate in the header or, where that is none, the one that the packets keep.
+    """Return the frame rate of the header, else of the packets.
 
-    Raises MediaError, kind cannot_cut, where neither says.
+    Raises MediaError, kind cannot_cut, when both are unknown.
     """
     rate = stream.average_rate
     if rate and rate <= _MAX_FPS:
@@ -95,12 +95,12 @@ def frame_rate(container: Any, stream: Any) -> Fraction:
 
 
 def origin_seconds(stream: Any) -> float:
-    """Return the time stamp that the file begins with: times of clips count from there."""
+    """Return the first time stamp of the file: times of clips count from there."""
     return float((stream.start_time or 0) * stream.time_base)
 
 
 def seek_before(container: Any, stream: Any, start: float | None) -> None:
-    """Go to a key frame at or before `start` seconds; a container that cannot stays where it is."""
+    """Seek to a key frame at or before `start` seconds; do nothing in containers without exact seeks."""
     if start and container.format.name.split(",")[0] in SEEKABLE:
         target = int((start + origin_seconds(stream)) / stream.time_base)
         container.seek(max(target, stream.start_time or 0), stream=stream, backward=True)
@@ -123,10 +123,10 @@ def _wanted_packets(
         time = float(packet.pts * stream.time_base) - origin
         if not packets and not (packet.is_keyframe and time + half >= start):
             continue
-        # Frames behind an open key frame that are shown before it need the pictures before the cut.
+        # Leading frames of an open GOP reference frames before the cut.
         if packets and time < times[0]:
             continue
-        # The first packet from behind the end may be what earlier frames are predicted from: stop there.
+        # Frames may reference the first packet after the end: stop there.
         if time + half >= end:
             break
         packets.append(packet)
@@ -139,9 +139,9 @@ def _wanted_packets(
 
 
 def _decoding_times(packets: list[Any]) -> list[int]:
-    """Return the time stamps to decode by: the packets' own or, where one has none, rising ones made of pts.
+    """Return the decoding times: the packets' own or, when one is missing, rising ones made from pts.
 
-    Matroska has none in the file, and after a seek FFmpeg cannot tell the first ones.
+    Matroska files have no decoding times, and after a seek FFmpeg cannot derive the first ones.
     """
     own = [packet.dts for packet in packets]
     if None not in own:
@@ -155,9 +155,9 @@ def _decoding_times(packets: list[Any]) -> list[int]:
 def trim_video(source: Path, start_seconds: float | None, end_seconds: float | None) -> Cut:
     """Return the part from the first key frame in the interval to its end (exclusive), without re-encoding.
 
-    The part begins at a key frame, so up to one key-frame interval later than asked; where frames refer
-    forwards it ends up to one such group earlier. None means the start or the end of the file. Raises
-    MediaError, kind cannot_cut when there is no key frame inside or the packets carry no times.
+    The part begins at a key frame, so up to one key-frame interval after `start_seconds`; with B-frames it
+    may end up to one group of frames early. None means the start or the end of the file. Raises MediaError,
+    kind cannot_cut when the interval has no key frame or the packets have no times.
     """
     start, end = start_seconds or 0.0, float("inf") if end_seconds is None else end_seconds
     target = io.BytesIO()
@@ -217,10 +217,10 @@ def _frames_in(
 def first_frame(
     source: Path, start_seconds: float, end_seconds: float, *, height: int, width: int
 ) -> NDArray[np.uint8]:
-    """Return the interval's first frame as uint8 RGB (height, width, 3), as `video.read_frames` shows it.
+    """Return the interval's first frame as uint8 RGB (height, width, 3), as `decode.read_frames` does.
 
-    Found by a seek in time, which does not read the rest of a long file. Raises MediaError, kind no_frames,
-    corrupt_frame or unreadable.
+    Seeks by time, without reading the rest of a long file. Raises MediaError, kind no_frames, corrupt_frame
+    or unreadable.
     """
     with opened(source) as (container, stream):
         aspect = float(stream.sample_aspect_ratio or 1)
@@ -235,9 +235,9 @@ def first_frame(
 
 
 def _held(frames: Iterator[tuple[float, Any]], rate: Fraction, fps: Fraction) -> Iterator[tuple[float, Any]]:
-    """Yield (time, frame) for each slot of the constant frame rate `fps`: the frame shown in its middle.
+    """Yield (time, frame) for each output frame at the constant rate `fps`: the frame shown in its middle.
 
-    A frame that lasts several slots is yielded several times, one shorter than a slot perhaps never.
+    Repeats frames that last longer than an output frame, and may skip shorter ones.
     """
     slot, origin = 0, 0.0
     shown: tuple[float, Any] | None = None
@@ -256,7 +256,7 @@ def _held(frames: Iterator[tuple[float, Any]], rate: Fraction, fps: Fraction) ->
 
 
 def _even_size(frame: Any, aspect: float, short_side: int | None) -> tuple[int, int]:
-    """Return the (height, width) as displayed, scaled down on request, both even."""
+    """Return (height, width) as displayed, both even, scaled down to `short_side` if given."""
     height, width = float(frame.height), frame.width * aspect
     if int(frame.rotation) % 180 == 90:
         height, width = width, height
@@ -267,9 +267,9 @@ def _even_size(frame: Any, aspect: float, short_side: int | None) -> tuple[int, 
 def transcode_video(
     source: Path, start_seconds: float | None, end_seconds: float | None, spec: TranscodeSpec
 ) -> Cut:
-    """Return the interval decoded and encoded anew, exact to the frame. None means the file's start or end.
+    """Decode and re-encode the interval, exact to the frame. None means the file's start or end.
 
-    Rotation and pixel shape are applied, the frame rate becomes constant: `spec.fps` or the file's average.
+    Applies rotation and pixel shape; the frame rate becomes constant: `spec.fps` or the file's average.
     Raises MediaError, kind cannot_cut when the interval holds no frame, corrupt_frame when one is damaged.
     """
     start, end = start_seconds or 0.0, float("inf") if end_seconds is None else end_seconds

@@ -53,14 +53,14 @@ def test_a_picture_in_two_passes_is_that_of_one(
     still = (False, False, False)
     for place in (None, 0, 2**31 + 12345):
         crop, flags = scale.chain_of(frame.format, 1.0, *wanted, place)
-        cut_height, cut_width, *_ = scale.cut_of(frame.format, 1.0, *wanted, place)
+        cut_height, cut_width, *_ = scale.crop_of(frame.format, 1.0, *wanted, place)
         named = f"colorspace={colours[0]}:range={colours[1]}"
 
         shown = scale.cover(frame, *wanted, 1.0, still, place=place)
 
         assert scale.two_passes_are_exact(cut_height, cut_width, named, *wanted, flags)
-        assert np.array_equal(shown, _by(scale.in_one_pass(crop, *wanted, flags), frame))
-        assert np.array_equal(shown, _by(scale.in_two_passes(crop, *wanted, flags), frame))
+        assert np.array_equal(shown, _by(scale.one_pass_filters(crop, *wanted, flags), frame))
+        assert np.array_equal(shown, _by(scale.two_pass_filters(crop, *wanted, flags), frame))
 
 
 def test_where_two_passes_round_otherwise_one_is_taken() -> None:
@@ -68,7 +68,9 @@ def test_where_two_passes_round_otherwise_one_is_taken() -> None:
 
     shown = scale.cover(frame, *wanted, 1.0, (False, False, False))
 
-    one, two = (_by(way("", *wanted, "area"), frame) for way in (scale.in_one_pass, scale.in_two_passes))
+    one, two = (
+        _by(way("", *wanted, "area"), frame) for way in (scale.one_pass_filters, scale.two_pass_filters)
+    )
     assert not scale.two_passes_are_exact(360, 640, "colorspace=2:range=0", *wanted, "area")
     assert np.array_equal(shown, one)
     assert not np.array_equal(shown, two)
@@ -95,7 +97,9 @@ def test_a_narrow_frame_tells_of_a_whole_one_whether_two_passes_are_exact(
         plane.update(chance.bytes(plane.buffer_size))
     noise.colorspace = 2
 
-    one, two = (_by(way("", *wanted, flags), noise) for way in (scale.in_one_pass, scale.in_two_passes))
+    one, two = (
+        _by(way("", *wanted, flags), noise) for way in (scale.one_pass_filters, scale.two_pass_filters)
+    )
 
     reported = scale.two_passes_are_exact(*size, "colorspace=2:range=0", *wanted, flags)
     assert reported == np.array_equal(one, two)

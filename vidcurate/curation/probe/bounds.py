@@ -71,7 +71,7 @@ def _mp4(data: FileBytes, check_sums: bool) -> Bounds:
 
 
 def _matroska(data: FileBytes, check_sums: bool) -> Bounds:
-    walk = matroska.walk(data, check_sums=check_sums)
+    walk = matroska.check_structure(data, check_sums=check_sums)
     return Bounds(cut=walk.cut, broken=walk.broken, trailing_bytes=walk.trailing_bytes)
 
 
