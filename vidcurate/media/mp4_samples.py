@@ -1,8 +1,8 @@
 """MP4 sample tables: display times and key frames without reading a packet.
 
-FFmpeg copies every packet out of the file for the same result: 2 ms for a clip of 4 MB, as much as writing
-the clip to a shard. This reads the plain case only: one video track with at most the usual edit, which begins at
-the first frame. For everything else (fragments, gaps, other edits, sample groups, damage)
+FFmpeg copies every packet out of the file for the same result: 2 ms for a clip of 4 MB, as much as
+writing the clip to a shard. This reads the plain case only: one video track with at most the usual edit,
+which begins at the first frame. For everything else (fragments, gaps, other edits, sample groups, damage)
 `read_sample_table` returns None, and the caller uses FFmpeg. Source: ISO/IEC 14496-12, 8.6 (times and edits)
 and 8.7 (offsets).
 """

@@ -1,10 +1,10 @@
-"""Writing the planned shards: WebDataset tars, then `index.parquet`, then `manifest.json`.
+"""Build shards: WebDataset tars, then `index.parquet`, then `manifest.json`.
 
-Nothing half written ever has a name that a reader takes. All work in progress lies in `OUT/.build`: the plan
-(`plan.json`), the shards being written, and for each finished shard a record of what is in it (`NAME.json`,
-flushed before the tar gets its name). A run that was killed leaves that folder, and the next one keeps every
-shard whose record fits the plan and writes the rest. A finished folder has no `.build`; before any of its
-shards is touched again, the manifest and the index go first.
+No unfinished file has a name that a reader accepts. All work in progress lies in `OUT/.build`: the plan
+(`plan.json`), the partial shards, and a record of each finished shard (`NAME.json`, flushed before the rename
+of the tar). A killed run leaves that folder; the next run keeps every shard whose record matches the plan and
+writes the others. A finished folder has no `.build`; before `build-shards` changes a finished folder, it
+removes the manifest and the index.
 """
 
 import os
@@ -36,9 +36,9 @@ __all__ = ["ShardSpec", "ShardSummary", "read_manifest", "run_build_shards"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSummary:
-    """What was done. rows_in = rows_rejected + rows_kept and rows_kept = rows_written + rows_failed.
+    """Summary of a run: rows_in = rows_rejected + rows_kept, rows_kept = rows_written + rows_failed.
 
-    `failed` names each clip that could not be read, with the reason; the manifest has the same in full.
+    `failed` lists each failed clip with the reason; the manifest has the details.
     """
 
     rows_in: int
@@ -71,7 +71,7 @@ def _summary(manifest: Mapping[str, Any], *, num_shards_written: int, up_to_date
 def _tasks(
     plan: ShardPlan, todo: list[PlannedShard], *, out: Path, videos: Path, spec: ShardSpec
 ) -> Iterator[ShardTask]:
-    """Yield the shards' tasks one by one: their rows take memory."""
+    """Yield the tasks one by one, as their rows take memory."""
     for shard in todo:
         rows = tuple(plan.clips[shard.rows].iter_rows(named=True))
         yield ShardTask(out=out, videos=videos, shard=shard, rows=rows, spec=spec, parent=os.getpid())
@@ -84,10 +84,10 @@ def _named(task: ShardTask) -> tuple[str, Record]:
 def _write_shards(
     plan: ShardPlan, todo: list[PlannedShard], *, out: Path, videos: Path, spec: ShardSpec, num_workers: int
 ) -> Iterator[tuple[str, Record]]:
-    """Write the shards, one task each; yield (name, record) as they are finished.
+    """Write the shards, one task each; yield (name, record) as they finish.
 
-    Copying large clips is reading, hashing and writing, all of it outside the interpreter's lock: threads do
-    it without the second that processes take to start. Small clips and cuts need processes.
+    Copying large clips is reading, hashing and writing without the GIL: threads do that without the second
+    that processes take to start. Small clips and cuts need processes.
     """
     num_clips = sum(len(shard.rows) for shard in todo)
     is_large = sum(shard.num_bytes for shard in todo) >= num_clips * _LARGE_CLIP_BYTES
@@ -148,7 +148,7 @@ def _failed(plan: ShardPlan, records: Mapping[str, Record]) -> list[dict[str, An
 def _finish(
     out: Path, plan: ShardPlan, spec: ShardSpec, inputs: Mapping[str, str], records: Mapping[str, Record]
 ) -> dict[str, Any]:
-    """Write index and manifest, forget the work in progress, return the manifest."""
+    """Write index and manifest, remove the work folder, return the manifest."""
     index_file.write_index(out, _index_rows(plan, records))
     opened = index.read_index(out)
     prints = index.shard_fingerprints(opened)
@@ -214,10 +214,10 @@ def run_build_shards(
 ) -> ShardSummary:
     """Write the kept clips of the newest table in `run` as shards into `out`; `videos` has their files.
 
-    Samples are `key.json`, `key.<extension>` and `key.txt`, grouped by fold and level (issue 2). The bytes do
-    not depend on `num_workers`, nor on how often the run was killed and begun again. Raises StageError (no
-    table, nothing kept, `out` holds another set), InputError (a folder, an id or an interval that does not
-    fit), StorageError (the disk), ShardError (a damaged set, or a worker that died).
+    Samples are `key.json`, `key.<extension>` and `key.txt`, grouped by fold and level. The bytes depend
+    neither on `num_workers` nor on how often the run was killed and resumed. Raises StageError (no table, no
+    kept clip, `out` holds another set), InputError (a wrong folder, id or interval), StorageError (the disk),
+    ShardError (a damaged set, or a worker that died).
     """
     stage = table.newest_stage(run)
     inputs = {stage: table.digest(table.stage_path(run, stage))}
@@ -232,7 +232,7 @@ def run_build_shards(
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StorageError(f"{out}: cannot be made ({error.strerror}).") from error
+        raise StorageError(f"{out}: cannot make this folder ({error.strerror}).") from error
     with only_writer(out):
         records = open_set(out, plan, spec, inputs)
         todo = [shard for shard in plan.shards if shard.name not in records]

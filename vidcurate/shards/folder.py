@@ -1,8 +1,8 @@
-"""The folder of a set of shards: what may lie in it, what of it can be kept, and when it must not be touched.
+"""Folder of a set of shards: which shards to keep, and which folders to refuse.
 
-A finished set is tars, `index.parquet` and `manifest.json`. A set in the making has the folder `.build`
-instead of the last two: the plan (`plan.json`, which also lists every tar that this package put there), the
-shards being written, and a record of each finished one.
+A finished set has tars, `index.parquet` and `manifest.json`. An unfinished set has the folder `.build`
+instead of the last two: the plan (`plan.json`, which also lists every tar that this package wrote), the
+partial shards, and a record of each finished one.
 """
 
 import json
@@ -32,7 +32,7 @@ _WAYS_ON = "Give --out another folder, or set overwrite: true to replace what is
 
 
 def _read_json(path: Path) -> Any:
-    """Return what the file says, None when it is not there or half written."""
+    """Return the parsed file; None when it is missing or incomplete."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -47,9 +47,9 @@ def _size(path: Path) -> int | None:
 
 
 def finished_by(out: Path, spec: ShardSpec, inputs: Mapping[str, str], videos: Path) -> dict[str, Any] | None:
-    """Return the manifest of the set in `out` when this very request made it and all of it is still there.
+    """Return the manifest in `out` if the same request made the set and the set is still complete.
 
-    None too when a clip that failed then could be read now.
+    None also when a clip that failed then is readable now.
     """
     if (out / BUILD).exists():
         return None
@@ -67,7 +67,7 @@ def finished_by(out: Path, spec: ShardSpec, inputs: Mapping[str, str], videos: P
 
 
 def _records_of_finished(out: Path, plan: ShardPlan, manifest: Mapping[str, Any]) -> dict[str, Record]:
-    """Return the records of a finished set's shards that fit the plan, made from its index."""
+    """Return the records of a finished set's shards that match the plan, made from its index."""
     planned = {shard.name: shard for shard in plan.shards}
     failing = {clip["shard"] for clip in manifest["failed"]}
     listed = [
@@ -103,11 +103,11 @@ def _records_of_finished(out: Path, plan: ShardPlan, manifest: Mapping[str, Any]
 
 
 def open_set(out: Path, plan: ShardPlan, spec: ShardSpec, inputs: Mapping[str, str]) -> dict[str, Record]:
-    """Make `out` ready for this plan and return the records of the shards that need not be written.
+    """Prepare `out` for this plan and return the records of the shards to keep.
 
-    Raises StageError when the folder holds another set and `overwrite` is not set, InputError when it holds
-    tars that no set of ours names, StorageError when the rest would not fit on the disk; the folder is then
-    as it was.
+    Raises StageError when the folder holds another set and `overwrite` is not set, InputError when the folder
+    holds tars that `build-shards` did not write, StorageError when the other shards do not fit on the disk;
+    after an error the folder is unchanged.
     """
     build = out / BUILD
     building, manifest = _read_json(build / "plan.json"), read_manifest(out)
@@ -171,5 +171,5 @@ def _check_space(out: Path, need: int, stale: list[Path]) -> None:
     if need > free:
         raise StorageError(
             f"{out}: the shards need {need:,} bytes and {free:,} are free. "
-            "Make room or give --out another disk."
+            "Free disk space or give --out another disk."
         )

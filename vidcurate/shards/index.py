@@ -1,10 +1,10 @@
-"""index.parquet: where each clip lies in the shards, and what a sampler must know of it.
+"""Index of shards (index.parquet): where each clip lies, and what the sampler needs.
 
-One row per clip, sorted by shard and offset. Every row carries two hashes of 16 bytes: of its structure (id,
-fold, level, shape: what decides the order of training) and of its content (payload and caption). The
-fingerprint of any set of clips is the hash of the sum of theirs. So it does not depend on how the clips lie
-in shards, a moved or re-sharded data set keeps its own, and a shard's fingerprint names the shard that
-differs. Opening adds the hashes up and never recomputes them: `check_index` does.
+One row per clip, sorted by shard and offset. Every row has two hashes of 16 bytes: of its structure (id,
+fold, level, shape: the inputs of the training order) and of its content (payload and caption). The
+fingerprint of a set of clips is the hash of the sum of their hashes. So a fingerprint does not depend on the
+distribution over shards, a moved or re-sharded data set keeps its fingerprint, and the fingerprint of a shard
+shows which shard differs. `read_index` adds up the hashes; `check_index` recomputes them.
 
 A light module: decode workers and GPU machines import it (no polars, no av, no torch).
 """
@@ -43,22 +43,22 @@ from vidcurate.shards.index_trust import check_bounds, check_digest
 from vidcurate.shards.remote_index import RemoteShards, RemoteSpec, open_shards
 from vidcurate.storage import object_store
 
-# Read when an index is opened: what an order over its clips is made of. All else is read on first use,
+# Columns that `read_index` reads: the inputs of an order. Others are read on first use,
 _FIRST = (
     *("clip_id", "fold", "level", "width", "height", "fps", "num_frames"),
     *("shard", "video_offset", "video_size"),
 )
-# and these by row group: what besides is needed to read a clip.
+# and these by row group: the inputs for reading a clip.
 _PLACES = ("source_dataset", "json_offset", "json_size", "json_crc32c", "video_crc32c", "frame_map")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """An open index.parquet; row i of every array is the same clip.
+    """Open index.parquet; row i of every array is the same clip.
 
-    `table` holds what an order is made of; `words` and `numbers` read other columns when they are first asked
-    for. In the arrays an unknown whole number is 0 and an unknown `fps` is NaN. `shards` are the file names,
-    sorted, and `shard_number` counts in them. `stamp` tells the file from one that has taken its place.
+    `table` holds the inputs of an order; `words` and `numbers` read other columns on first use. In the arrays
+    an unknown integer is 0 and an unknown `fps` is NaN. `shards` are the sorted file names, and
+    `shard_number` is an index into them. `stamp` identifies this version of the file.
     """
 
     folder: Path
@@ -79,7 +79,7 @@ class Index:
 
     @property
     def place(self) -> Path | str:
-        """The folder of the shards, or its URL."""
+        """Folder of the shards, or its URL."""
         return self.remote.url if self.remote else self.folder
 
     def shard_place(self, row: int) -> str:
@@ -93,8 +93,8 @@ class Index:
     def words(self, column: str) -> Any:
         """Return a column (clip_id, sample_key, source_id, fold, …) as one pyarrow array.
 
-        One that is not read when the index is opened is read on first use. Raises ShardError when that
-        cannot be, or another index has taken this one's place.
+        Reads columns outside `table` on first use. Raises ShardError when reading fails, or when another
+        index has replaced this one.
         """
         if column in self.table.column_names:
             return self.table.column(column).chunk(0)
@@ -103,7 +103,7 @@ class Index:
         return self._kept[column]
 
     def numbers(self, column: str) -> NDArray[Any]:
-        """Return a column of numbers that is read on first use, as the arrays are. Errors as for `words`."""
+        """Return a column of numbers as an array, read on first use. Raises as `words` does."""
         name = f"numbers of {column}"
         if name not in self._kept:
             self._kept[name] = numbers_of(self.words(column))
@@ -113,7 +113,7 @@ class Index:
     def at(self, column: str, row: int) -> Any:
         """Return the value of any column in one row, None for null.
 
-        Of where clips lie, and of their frame maps, only what is near is read. Errors as for `words`.
+        Reads offsets and frame maps by row group. Raises as `words` does.
         """
         if column in _PLACES and column not in self._kept:
             return self._places.at(column, row)
@@ -140,12 +140,14 @@ class Index:
         path = self.folder / INDEX_NAME
         now = stamp_of(path)
         if not now:
-            raise ShardError(f"{path}: is gone since it was opened. Put it back and start again.")
+            raise ShardError(
+                f"{path}: this index was removed while in use. Restore the file and start again."
+            )
         if now != self.stamp:
-            raise ShardError(f"{path}: another index has taken its place since it was opened. Start again.")
+            raise ShardError(f"{path}: another index replaced this one while in use. Start again.")
 
     def word(self, column: str, row: int) -> str:
-        """Return one value of a text column, "" where there is none."""
+        """Return one value of a text column, "" for null."""
         return self.at(column, row) or ""
 
     @property
@@ -155,7 +157,7 @@ class Index:
 
     @property
     def frame_maps(self) -> Any:
-        """The frame map of every clip as one pyarrow array of bytes, null where there is none."""
+        """Frame maps of all clips as one pyarrow array of bytes, null for none."""
         return self.words("frame_map")
 
 
@@ -169,12 +171,12 @@ def _is_number(dtype: Any) -> bool:
 
 
 def read_index(place: Path | str, *, check_files: bool = True, remote: RemoteSpec | None = None) -> Index:
-    """Open the index of the shards in a folder or at a URL, which is read as `remote` says.
+    """Open the index of the shards in a folder or at a URL (read with the settings `remote`).
 
-    Raises MissingError when there is none; ShardError when it is damaged, of another format, or holds a size
-    or rate that no clip has, or (with `check_files`) when a shard is missing or shorter than the index says,
+    Raises MissingError when the index is missing; ShardError when it is damaged, of another format, or holds
+    an impossible size or rate, or (with `check_files`) when a shard is missing or shorter than the index says,
     or the manifest names another index; StorageError and InputError for a URL. At a URL `check_files` also
-    notes which version of each shard is there now: no other will be read.
+    records the current version of each shard: reads of other versions then fail.
     """
     where = object_store.place(place)
     shards = open_shards(where, INDEX_NAME, remote or RemoteSpec()) if isinstance(where, str) else None
@@ -261,7 +263,7 @@ def shard_fingerprints(index: Index) -> dict[str, tuple[str, str]]:
 def check_index(index: Index) -> None:
     """Recompute every hash of the index (a few seconds per million clips).
 
-    Raises ShardError that names the first shard and clip whose row was changed without its hash.
+    Raises ShardError, naming the first shard and clip whose row does not match its hash.
     """
     wanted = dict.fromkeys(itertools.chain(HASHED, *HASHED.values()))
     table = read_columns(index.folder, list(wanted))

@@ -1,7 +1,7 @@
-"""How two indexes differ, clip by clip: what was added, removed, edited, or has another shape.
+"""Index diff: clips that were added, removed, edited or reshaped between two indexes.
 
-Shards whose fingerprints occur in both are not looked at, whatever they are called. The clips of the others
-are matched by id. So clips that were only moved or re-sharded are no difference.
+`compare_indexes` skips shards whose fingerprints occur in both indexes, whatever their names, and matches the
+clips of the others by id. So moved or re-sharded clips are no difference.
 """
 
 from collections import Counter
@@ -16,14 +16,14 @@ from vidcurate.shards.index import Index, shard_fingerprints
 
 Rows = NDArray[np.int64]
 
-_NAMED = 3  # clips and shards in a message
+_NAMED = 3  # most clips and shards in a message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Rows of the clips that are in one index only or are not the same in both.
+    """Rows of the clips that are in one index only or differ.
 
-    `removed` counts in the old index, the others in the new. `edited`: another caption or other bytes.
+    `removed` are rows of the old index, the others of the new. `edited`: another caption or other bytes.
     `reshaped`: another fold, level, size, length or frame rate.
     """
 
@@ -36,7 +36,7 @@ class Difference:
 
     @property
     def num_shared(self) -> int:
-        """Clips that both have."""
+        """Number of clips in both indexes."""
         return len(self.old) - len(self.removed)
 
 

@@ -1,6 +1,6 @@
-"""The file index.parquet: its columns, how it is written, and how they are read, all of them or a few.
+"""Index file index.parquet: its columns, writing the file, and reading some columns.
 
-Every row carries two hashes of 16 bytes: of its structure and of its content (`index` says what for).
+Every row has two hashes of 16 bytes: of its structure and of its content (see `index`).
 
 A light module: decode workers and GPU machines import it (no polars, no av, no torch).
 """
@@ -66,7 +66,7 @@ COLUMNS: dict[str, tuple[Any, str]] = {
     "content_hash": (pa.binary(_HASH_BYTES), "BLAKE2b of id, video CRC-32C, video size and caption"),
 }
 SCHEMA = pa.schema([(name, dtype) for name, (dtype, _) in COLUMNS.items()])
-# Which columns each hash of a row is of.
+# Columns that each hash of a row covers.
 HASHED = {
     "structure_hash": ("clip_id", "fold", "level", "width", "height", "num_frames", "fps"),
     "content_hash": ("clip_id", "video_crc32c", "video_size", "caption"),
@@ -84,7 +84,7 @@ Hashes = NDArray[np.uint64]  # (clips, 2)
 
 
 def hash_rows(table: Any, columns: tuple[str, ...]) -> Any:
-    """Return the 16-byte hash of each row's `columns`, written as a JSON list."""
+    """Return the 16-byte hash of each row's `columns`, hashed as a JSON list."""
     lists = [table.column(name).to_pylist() for name in columns]
     return pa.array(
         [
@@ -113,9 +113,9 @@ def write_index(folder: Path, rows: Mapping[str, Any]) -> str:
     """Write `folder`/index.parquet from columns of equal length and return the file's SHA-256, as hex.
 
     `rows` has every column of COLUMNS but the two hashes, as arrays or lists in any order of rows; frame
-    maps, renditions and the places of a caption's own member may be left out. The file appears whole or not
-    at all; the same rows give the same bytes. Raises ShardError when a clip id or a key occurs twice,
-    StorageError when the disk refuses.
+    maps, renditions and the offsets of a caption's own member are optional. The write is atomic; the same
+    rows give the same bytes. Raises ShardError when a clip id or a key occurs twice, StorageError for errors
+    of the disk.
     """
     path = folder / INDEX_NAME
     names = [name for name in SCHEMA.names if name not in HASHED]
@@ -144,10 +144,10 @@ def write_index(folder: Path, rows: Mapping[str, Any]) -> str:
 
 @contextmanager
 def _arrow_at_its_best() -> Iterator[None]:
-    """Let Arrow use a few cores, and an allocator that does not ask for huge pages.
+    """Let Arrow use a few cores, and an allocator that does not request huge pages.
 
-    It takes OMP_NUM_THREADS for the number of its own threads, which launchers of ranks set to 1. Its usual
-    allocator has the kernel look for huge pages, which takes seconds when memory is in pieces.
+    Arrow takes its number of threads from OMP_NUM_THREADS, which launchers of ranks set to 1. Arrow's default
+    allocator makes the kernel search for huge pages, which takes seconds with fragmented memory.
     """
     with _arrow:
         threads, pool = pa.cpu_count(), pa.default_memory_pool()
@@ -199,7 +199,7 @@ def _in_one_chunk(table: Any, columns: list[str]) -> Any:
 
 
 def _sums_of_hashes(file: Any) -> dict[str, Hashes]:
-    """Return what the hashes of all clips add up to. They are looked through, not kept: 320 MB of 10 M."""
+    """Return the sums of the hashes of all clips, without keeping the hashes: 320 MB for 10 M clips."""
     sums = {name: np.zeros(2, dtype=np.uint64) for name in HASHED}
     for batch in file.iter_batches(_ROWS_PER_GROUP, columns=list(HASHED), use_threads=False):
         for name in HASHED:
@@ -209,7 +209,7 @@ def _sums_of_hashes(file: Any) -> dict[str, Hashes]:
 
 
 def stamp_of(path: Path) -> tuple[int, ...]:
-    """Return what tells a file from one that takes its place; () where there is none."""
+    """Return (inode, size, mtime), which identifies a version of a file; () for a missing file."""
     try:
         found = path.stat()
     except OSError:
@@ -220,24 +220,24 @@ def stamp_of(path: Path) -> tuple[int, ...]:
 def read_columns(folder: Path, names: list[str]) -> Any:
     """Return these columns of the index in `folder` as a pyarrow table, each in one chunk.
 
-    They have the types of SCHEMA. Raises MissingError when there is no index, ShardError when it is damaged
-    or of another format.
+    The columns have the types of SCHEMA. Raises MissingError when there is no index, ShardError when the
+    index is damaged or of another format.
     """
     with _opened(folder / INDEX_NAME) as open_file:
         return _in_one_chunk(open_file().read(columns=names), names)
 
 
 def read_and_sum(folder: Path, names: list[str]) -> tuple[Any, dict[str, Hashes]]:
-    """Return `read_columns` and, at the same time, what each of the two hashes adds up to over all clips."""
+    """Return `read_columns` and the sums of both hashes over all clips, read in parallel."""
     with _opened(folder / INDEX_NAME) as open_file, ThreadPoolExecutor(1) as beside:
         summing = beside.submit(_sums_of_hashes, open_file())
         return _in_one_chunk(open_file().read(columns=names), names), summing.result()
 
 
 class RowGroups:
-    """Some columns of an index, of which a row group is read when one of its rows is asked for, and kept.
+    """Lazy reader of some columns of an index, which reads and caches whole row groups.
 
-    The file stays open, so that one that takes its place is not read. Threads may share it.
+    The file stays open, so a file that replaces it is never read. Thread-safe.
     """
 
     def __init__(self, folder: Path, columns: Sequence[str]) -> None:
@@ -265,7 +265,7 @@ class RowGroups:
 
 
 def numbers_of(column: Any) -> NDArray[Any]:
-    """Return a column of numbers, in one chunk, as an array; what is null is 0 or NaN."""
+    """Return a one-chunk column of numbers as an array, with 0 or NaN for null."""
     floating = pa.types.is_floating(column.type)
     filled = pc.fill_null(column, float("nan") if floating else 0) if column.null_count else column
     array: NDArray[Any] = filled.to_numpy(zero_copy_only=False)

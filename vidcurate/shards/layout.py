@@ -1,8 +1,8 @@
-"""Which clip goes into which shard, decided before a byte is written.
+"""Layout of shards: which clip goes into which shard, decided before writing.
 
-The plan is a pure function of the judged table and the specification: it reads no video (only where the table
-has no file size it asks the disk), so neither the number of workers nor a run that was killed can change it.
-Within a fold and level the clips are in the order of a keyed hash of their ids, so that every shard is a
+The plan is a pure function of the filtered table and the specification: `make_plan` reads no video (and asks
+the disk only for file sizes that the table lacks), so neither the number of workers nor a killed run can
+change the plan. Within a fold and level, a keyed hash of the clip ids decides the order, so every shard is a
 random sample of its group and a sequential reader sees mixed sources.
 """
 
@@ -25,12 +25,12 @@ from vidcurate.media.transcode import ProxySpec, TranscodeSpec, ffmpeg_version
 from vidcurate.recipe.recipe import Recipe
 from vidcurate.shards import tar_write
 
-LAYOUT = "vidcurate-shards-2"  # changes whenever the same plan would give other bytes
+LAYOUT = "vidcurate-shards-2"  # change this whenever the same plan gives other bytes
 
 _VERDICT = {
     "sample_key", "is_kept", "reject_stage", "reject_rule", "reject_value", "reject_threshold",
     "ingest_problem", "probe_status", "probe_problem", "missing_bytes", "file_size_bytes",
-    # how far a file was examined changes no shard
+    # the integrity level changes no shard
     "integrity_level", "probe_findings", "num_damaged_packets", "num_corrupt_frames",
     "num_corrupt_audio_packets", "num_timestamp_gaps", "file_sha256",
 }  # fmt: skip
@@ -39,14 +39,14 @@ _FILE_FACTS = {
     "sample_aspect_ratio", "is_variable_fps", "bit_rate", "has_audio", "audio_codec",
 }  # fmt: skip
 _UNRECONCILED = re.compile(r"_from_(metadata|header|index|decode)$")
-ENCODED = ("transcode", "proxy")  # the modes that encode every clip anew
-_PROXY_BYTES_PER_PIXEL = 0.05  # a guess for the plan: what H.264 takes at these settings, rather too much
+ENCODED = ("transcode", "proxy")  # modes that re-encode every clip
+_PROXY_BYTES_PER_PIXEL = 0.05  # estimate for the plan: upper range of H.264 at these settings
 _EXTENSION = re.compile(r"[a-z0-9]{1,8}")
 _ROWS_AT_ONCE = 65_536
 
 
 class ShardSpec(Recipe):
-    """How shards are cut and filled."""
+    """Settings of `build-shards`: shard sizes, mode and encoding."""
 
     max_clips: int = Field(default=1000, ge=1, description="most clips of a shard")
     max_bytes: int = Field(
@@ -71,16 +71,16 @@ class ShardSpec(Recipe):
         return self.model_dump(mode="json", exclude={"overwrite", *ENCODED} - {self.mode})
 
     def encoding(self) -> TranscodeSpec:
-        """Return how the mode encodes clips anew."""
+        """Return the encoder settings of the mode."""
         return self.proxy if self.mode == "proxy" else self.transcode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedShard:
-    """One shard: `rows` number the plan's clips in the order in which they are written.
+    """One planned shard: `rows` are row numbers of the plan's clips in writing order.
 
-    `num_bytes` is the size of the tar: exact when bytes are copied, estimated from the share of the file when
-    clips are cut. `digest` names what the shard is made of.
+    `num_bytes` is the size of the tar: exact for copies, estimated for cut clips from their share of the
+    file. `digest` is the hash of all inputs of the shard.
     """
 
     name: str
@@ -93,7 +93,7 @@ class PlannedShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardPlan:
-    """All shards of a run. `clips` are the kept rows of the table of `stage`."""
+    """Plan of all shards of a run. `clips` are the kept rows of the table of `stage`."""
 
     clips: pl.DataFrame
     shards: tuple[PlannedShard, ...]
@@ -108,22 +108,22 @@ def shard_name(fold: str, level: int, number: int) -> str:
 
 
 def extension_of(video_path: str) -> str:
-    """Return the lower-case extension of a video's member in the tar; `bin` where the file has none."""
+    """Return the lower-case extension of a video's member in the tar; `bin` when the file has none."""
     extension = PurePosixPath(video_path).suffix[1:].lower()
     usable = _EXTENSION.fullmatch(extension) and extension not in ("json", "txt")
     return extension if usable else "bin"
 
 
 def is_cut(row: Mapping[str, Any], mode: str) -> bool:
-    """Say whether the clip of `row` is cut out of its file under `mode`, rather than copied whole."""
+    """Return whether `mode` cuts the clip of `row` out of its file, rather than copies the file."""
     return mode in ENCODED or bool(row.get("start_seconds")) or row.get("end_seconds") is not None
 
 
 def clip_facts(row: Mapping[str, Any], mode: str) -> dict[str, Any]:
-    """Return what the JSON of a clip says: every known fact that is true of the bytes in the shard.
+    """Return the contents of a clip's JSON: every known fact that is true of the bytes in the shard.
 
-    Verdicts are left out, and so are values that another column reconciles; facts of the file (codec, sound,
-    rotation) stay only when its bytes are copied.
+    Leaves out filter results and values that another column reconciles; keeps facts of the file (codec,
+    sound, rotation) only for copies.
     """
     without = _FILE_FACTS if is_cut(row, mode) else set()
     return {
@@ -144,8 +144,8 @@ def to_json(facts: Mapping[str, Any]) -> bytes:
 def read_clips(run: Path, stage: str) -> tuple[pl.DataFrame, int]:
     """Return the kept rows of `stage` with fold and level, and how many rows the table has.
 
-    Without a split every clip is in fold train, level 0; without a filter every clip is kept that ingest and
-    probe found no fault with. Raises StageError when none is kept, InputError when an id occurs twice.
+    Without a split every clip is in fold train, level 0; without a filter every clip that passed ingest and
+    probe counts as kept. Raises StageError when no clip is kept, InputError when an id occurs twice.
     """
     lazy = table.scan(run, stage)
     names = lazy.collect_schema().names()
@@ -180,7 +180,7 @@ def read_clips(run: Path, stage: str) -> tuple[pl.DataFrame, int]:
 
 
 def _sizes(clips: pl.DataFrame, videos: Path) -> list[int]:
-    """Return the bytes of each clip's file: what the table says, else what the disk says, else 0."""
+    """Return the size of each clip's file in bytes: from the table, else from the disk, else 0."""
     known = (
         clips["file_size_bytes"].to_list() if "file_size_bytes" in clips.columns else [None] * clips.height
     )
@@ -190,13 +190,13 @@ def _sizes(clips: pl.DataFrame, videos: Path) -> list[int]:
             try:
                 size = (videos / (name or "")).stat().st_size
             except OSError:
-                size = 0  # the clip will fail when it is written, by name
+                size = 0  # writing this clip will fail and report its name
         sizes.append(size)
     return sizes
 
 
 def _share(row: Mapping[str, Any], mode: str) -> float:
-    """Return the share of the file's duration that the clip takes; 1 where it is not known."""
+    """Return the clip's share of the file's duration; 1 when unknown."""
     whole = row.get("duration_seconds_from_header") or row.get("duration_seconds_from_index")
     if not is_cut(row, mode) or not whole:
         return 1.0
@@ -206,7 +206,7 @@ def _share(row: Mapping[str, Any], mode: str) -> float:
 
 
 def _proxy_pixels(row: Mapping[str, Any], spec: ProxySpec) -> float:
-    """Return how many pixels the proxy of a clip has, infinity where its size or length is not known."""
+    """Return the number of pixels of a clip's proxy; infinity when its size or length is unknown."""
     height, width, frames = row.get("height"), row.get("width"), row.get("num_frames")
     if not height or not width or not frames:
         return float("inf")
@@ -215,7 +215,7 @@ def _proxy_pixels(row: Mapping[str, Any], spec: ProxySpec) -> float:
 
 
 def _measure(clips: pl.DataFrame, spec: ShardSpec) -> Iterator[tuple[int, bytes]]:
-    """Yield for each clip its bytes in a tar and the digest of what it is made of."""
+    """Yield for each clip its size in a tar in bytes and the digest of its inputs."""
     tool = ffmpeg_version().encode() if spec.mode != "copy" else b""
     for part in clips.iter_slices(_ROWS_AT_ONCE):
         for row in part.iter_rows(named=True):
@@ -258,9 +258,9 @@ def mixed_order(
 def cut(
     groups: Sequence[tuple[str, int]], sizes: Sequence[int], spec: ShardSpec
 ) -> Iterator[tuple[str, tuple[str, int], int, int]]:
-    """Yield (name, group, first, end) of the shards for clips in order, each with its group and bytes.
+    """Yield (name, group, first, end) of each shard, for clips in order with their groups and sizes.
 
-    A shard takes clips of one group until the next would pass `max_clips` or `max_bytes`; it is never empty.
+    A shard takes clips of one group until the next would pass `max_clips` or `max_bytes`; no shard is empty.
     Raises InputError when a group would need more than a million shards.
     """
     first, total, number = 0, tar_write.END_BYTES, 0

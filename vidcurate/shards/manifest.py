@@ -1,4 +1,4 @@
-"""The manifest of a set of shards, and the lock of the one process that may write the set."""
+"""Manifest of a set of shards, and the lock that allows one writer."""
 
 import json
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ MANIFEST_NAME = "manifest.json"
 
 @contextmanager
 def only_writer(out: Path) -> Iterator[None]:
-    """Hold the folder for this process; the lock goes with the process, however it ends."""
+    """Lock the folder for this process; the kernel releases the lock when the process ends."""
 
     def busy(holder: str) -> StageError:
         return StageError(f"{out}: another build-shards is writing here; wait until it ends.")
@@ -25,9 +25,9 @@ def only_writer(out: Path) -> Iterator[None]:
 
 
 def read_manifest(out: Path) -> dict[str, Any] | None:
-    """Return the manifest of the shards in `out`, None when there is none.
+    """Return the manifest of the shards in `out`, None when the file is missing.
 
-    Raises ShardError when there is a manifest.json that this package did not write.
+    Raises ShardError for a manifest.json that this package did not write.
     """
     path = out / MANIFEST_NAME
     try:

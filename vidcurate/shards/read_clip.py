@@ -1,4 +1,4 @@
-"""The bytes of one clip in its shard: one seek, one read, and the checksum of the index compared."""
+"""Read one clip from its shard: one seek, one read, and a checksum comparison."""
 
 import json
 from typing import Any
@@ -35,26 +35,26 @@ def _read_checked(index: Index, row: int, part: str) -> bytes:
     if len(data) != size or found != known:
         raise ShardError(
             f"{_place(index, row)} has {len(data)} bytes of {part} with CRC-32C {found:08x}, the index says "
-            f"{size} and {known:08x}. Build this shard again or copy it anew."
+            f"{size} and {known:08x}. Build or copy this shard again."
         )
     return data
 
 
 def read_clip_bytes(index: Index, row: int) -> bytes:
-    """Return the bytes of one clip's video: one seek, one read, and its CRC-32C compared.
+    """Return the bytes of one clip's video, after comparing the CRC-32C with the index.
 
-    Raises ShardError that names shard and clip when the file cannot be read or holds other bytes.
+    Raises ShardError, naming shard and clip, when the file cannot be read or holds other bytes.
     """
     return _read_checked(index, row, "video")
 
 
 def read_clip_facts(index: Index, row: int) -> dict[str, Any]:
-    """Return the JSON of one clip. Raises ShardError that names shard and clip when it is not there."""
+    """Return the JSON of one clip. Raises ShardError, naming shard and clip, when it is missing."""
     data = _read_checked(index, row, "json")
     try:
         facts: dict[str, Any] = json.loads(data)
     except ValueError as error:
         raise ShardError(
-            f"{_place(index, row)} has no readable JSON there. Build this shard again or copy it anew."
+            f"{_place(index, row)} has no readable JSON there. Build or copy this shard again."
         ) from error
     return facts

@@ -1,4 +1,4 @@
-"""Shards that lie at a URL: their index, fetched once, and ranges of the shards as they were then.
+"""Remote index: shards at a URL, with the index in a local cache and pinned versions.
 
 A light module: obstore is loaded by the first request.
 """
@@ -36,7 +36,7 @@ class RemoteSpec(Recipe):
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteShards:
-    """The folder at `url`, and the versions (`stamps`, by file name) of its shards when it was opened."""
+    """Folder at `url`, and the versions (`stamps`, by file name) of its shards at opening."""
 
     url: str
     spec: RemoteSpec
@@ -48,22 +48,22 @@ class RemoteShards:
         return f"{self.url}/{shard}"
 
     def read(self, shard: str, first: int, size: int, pause: Pause = object_store.sleep) -> bytes:
-        """Return bytes of a shard. Raises ShardError for another version of it, StorageError."""
+        """Return bytes of a shard. Raises ShardError when the shard has changed, StorageError."""
         stamp, seconds = self.stamps.get(shard), self.spec.request_seconds
         return object_store.read_range(self.url_of(shard), first, size, stamp, seconds=seconds, pause=pause)
 
     def with_stamps(self, shards: Iterable[str]) -> "RemoteShards":
-        """Return these with the present versions of all `shards`. Raises StorageError for a missing one."""
+        """Return a copy with the current versions of all `shards`. Raises StorageError for a missing one."""
         return replace(
             self, stamps=object_store.stamps_of(self.url, shards, seconds=self.spec.request_seconds)
         )
 
 
 def open_shards(url: str, index_name: str, spec: RemoteSpec) -> RemoteShards:
-    """Fetch the index at `url` unless this version of it is here already; the stamps of shards come later.
+    """Fetch the index at `url` into the cache, unless this version is cached; `with_stamps` adds the stamps.
 
-    Of the processes of a machine one fetches and the others wait for it. Raises MissingError where there is
-    none, InputError, ShardError, StorageError.
+    One process of a machine fetches, the others wait. Raises MissingError when there is no index, InputError,
+    ShardError, StorageError.
     """
     cache = ShardCache(spec.cache_folder or default_folder(), spec.cache_bytes)
     url, seconds = url.rstrip("/"), spec.request_seconds

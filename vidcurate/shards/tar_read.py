@@ -1,8 +1,8 @@
-"""Reading a tar without trust: every header is held against what `tar.header` would have written.
+"""Read an untrusted tar: compare every header with what `tar_write.header` writes.
 
-A tar from elsewhere may name files outside, link, claim sizes that it does not have, or hide members behind
-extended headers; readers disagree on all of these. `members` walks the headers, hands out what is sound and
-says of the rest what is wrong. It extracts nothing and never holds more than a piece of a file in memory.
+A tar from elsewhere may name files outside the folder, contain links, claim wrong sizes, or hide members
+behind extended headers; readers disagree on all of these. `members` yields the valid members and reports what
+is wrong with the others. It extracts nothing and never holds more than a piece of a file in memory.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ _TYPES = {
     b"S": "a GNU sparse file", b"M": "a GNU continuation", b"V": "a GNU volume label",
     b"D": "a GNU directory dump",
 }  # fmt: skip
-# Name, first byte and end of the fields that are the same in every header of ours (POSIX ustar).
+# Name, first byte and end of the fields that are the same in all our headers (POSIX ustar).
 _FIELDS = [
     ("mode", 100, 108), ("uid", 108, 116), ("gid", 116, 124), ("mtime", 136, 148), ("link name", 157, 257),
     ("magic", 257, 265), ("user name", 265, 297), ("group name", 297, 329), ("device", 329, 345),
@@ -31,12 +31,12 @@ _TEMPLATE = tar_write.header("name.json", 0)
 
 _CHUNK_BYTES = 1 << 20
 
-Tell = Callable[[str, str], None]  # (member or "", what is wrong)
+Report = Callable[[str, str], None]  # (member or "", what is wrong)
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A file in a tar: its header begins at `header_offset`, its `size` bytes at `offset`."""
+    """File in a tar: its header begins at `header_offset`, its `size` bytes at `offset`."""
 
     name: str
     header_offset: int
@@ -53,7 +53,7 @@ class Member:
 
     @property
     def end(self) -> int:
-        """The first byte behind the payload and its padding."""
+        """First byte after the payload and its padding."""
         return self.header_offset + tar_write.member_size(self.size)
 
 
@@ -63,7 +63,7 @@ def _octal(field: bytes) -> int | None:
 
 
 def name_problem(name: str) -> str | None:
-    """Return why a member's name cannot stand in a shard, None when it can."""
+    """Return why a shard may not contain a member of this name; None for a valid name."""
     parts = PurePosixPath(name).parts
     if name.startswith("/") or ".." in parts or "\\" in name or name[1:2] == ":":
         return "is a path outside of the shard"
@@ -84,64 +84,64 @@ def name_problem(name: str) -> str | None:
     return None
 
 
-def _read_header(block: bytes, at: int, tell: Tell) -> tuple[str, int] | None:
-    """Return name and size; None when the rest of the tar cannot be found from here."""
+def _read_header(block: bytes, at: int, report: Report) -> tuple[str, int] | None:
+    """Return name and size; None when the position of the next header is unknown."""
     name = block[:100].partition(b"\0")[0].decode("latin-1")
     shown = name if name.isascii() and name.isprintable() else ascii(name)
     stated, real = _octal(block[148:156]), sum(block) - sum(block[148:156]) + 8 * 32
     if stated != real:
         said = "no number" if stated is None else str(stated)
-        tell(shown, f"the header at byte {at:,} has the checksum {said}, its bytes sum up to {real}")
+        report(shown, f"the header at byte {at:,} has the checksum {said}, its bytes sum up to {real}")
         return None
     size = _octal(block[124:136])
     if size is None or block[124] & 0x80:
-        tell(shown, f"the header at byte {at:,} gives its size in a form that is not 11 octal digits")
+        report(shown, f"the header at byte {at:,} gives its size in a form that is not 11 octal digits")
         return None
     kind = block[156:157]
     if kind != b"0":
-        tell(
+        report(
             shown, f"is {_TYPES.get(kind, f'of the unknown type {kind!r}')}; a shard holds plain files alone"
         )
         return ("", size) if kind not in (b"1", b"2", b"3", b"4", b"5", b"6") else ("", 0)
     if block[:100] != name.encode("latin-1").ljust(100, b"\0"):
-        tell(shown, "has bytes behind the end of its name")
+        report(shown, "has bytes behind the end of its name")
     for field, first, end in _FIELDS:
         if block[first:end] != _TEMPLATE[first:end]:
-            tell(shown, f"its {field} is {block[first:end].rstrip(bytes(1))!r}, a shard has "
+            report(shown, f"its {field} is {block[first:end].rstrip(bytes(1))!r}, a shard has "
                  f"{_TEMPLATE[first:end].rstrip(bytes(1))!r}")  # fmt: skip
     problem = name_problem(name)
     if problem:
-        tell(shown, problem)
+        report(shown, problem)
     return name, size
 
 
-def members(data: FileBytes, tell: Tell) -> Iterator[Member]:
-    """Yield the plain files of a tar in order, each whole inside the file; `tell` hears what is wrong.
+def members(data: FileBytes, report: Report) -> Iterator[Member]:
+    """Yield the plain, complete files of a tar in order; `report` receives what is wrong.
 
-    What `tell` is told breaks a rule of docs/shards.md; the walk goes on while the next header can be found.
+    Every report breaks a rule of docs/shards.md. The scan continues while it finds the next header.
     """
     at, seen = 0, set[str]()
     while True:
         block = data.read(at, tar_write.BLOCK_BYTES)
         if len(block) < tar_write.BLOCK_BYTES:
-            tell("", f"ends at byte {data.size:,} without the two zero blocks of a tar's end")
+            report("", f"ends at byte {data.size:,} without the two zero blocks of a tar's end")
             return
         if not any(block):
-            _check_end(data, at, tell)
+            _check_end(data, at, report)
             return
-        found = _read_header(block, at, tell)
+        found = _read_header(block, at, report)
         if found is None:
-            tell("", f"cannot be read from byte {at:,} on")
+            report("", f"cannot be read from byte {at:,} on")
             return
         member = Member(found[0], at, at + tar_write.BLOCK_BYTES, found[1])
         if member.end > data.size:
-            tell(member.name, f"claims {member.size:,} bytes and the shard ends after "
+            report(member.name, f"claims {member.size:,} bytes and the shard ends after "
                  f"{max(0, data.size - member.offset):,}")  # fmt: skip
             return
         if any(data.read(member.offset + member.size, member.end - member.offset - member.size)):
-            tell(member.name, "has bytes other than zero in the padding behind it")
+            report(member.name, "has bytes other than zero in the padding behind it")
         if member.name in seen:
-            tell(member.name, "occurs more than once")
+            report(member.name, "occurs more than once")
         elif member.name:
             seen.add(member.name)
             yield member
@@ -149,10 +149,10 @@ def members(data: FileBytes, tell: Tell) -> Iterator[Member]:
 
 
 def problem_at_end(data: FileBytes, at: int) -> str | None:
-    """Return why the tar does not end where a reader stopped, at byte `at`; None where it ends there.
+    """Return why the tar does not end at byte `at`, where a reader stopped; None when it does.
 
-    For tars of any writer: `tarfile` stops without a word at a damaged or cut header behind the first one. A
-    tar ends with zero blocks (POSIX: two; one at the end of the file is taken, some writers stop there).
+    For tars of any writer: `tarfile` stops silently at a damaged or truncated header after the first one. A
+    tar ends with zero blocks (POSIX: two; one at the end of the file is accepted, as some writers do that).
     """
     block = data.read(at, tar_write.BLOCK_BYTES)
     if not block:
@@ -171,9 +171,9 @@ def problem_at_end(data: FileBytes, at: int) -> str | None:
     return None
 
 
-def _check_end(data: FileBytes, at: int, tell: Tell) -> None:
+def _check_end(data: FileBytes, at: int, report: Report) -> None:
     extra = data.size - at - tar_write.END_BYTES
     if extra < 0:
-        tell("", f"ends at byte {data.size:,} with less than the two zero blocks of a tar's end")
+        report("", f"ends at byte {data.size:,} with less than the two zero blocks of a tar's end")
     elif extra > 0 or any(data.read(at, tar_write.END_BYTES)):
-        tell("", f"has {extra or tar_write.BLOCK_BYTES:,} bytes behind its end at byte {at:,}")
+        report("", f"has {extra or tar_write.BLOCK_BYTES:,} bytes behind its end at byte {at:,}")

@@ -1,7 +1,7 @@
-"""Tar files that are the same bytes every time: plain USTAR, nothing in them from a machine or a clock.
+"""Write reproducible tar files: plain USTAR, independent of machine and clock.
 
 Time 0, owner 0, mode 0644, regular files only, names of at most 99 ASCII characters, no PAX or GNU records:
-what every WebDataset reader takes (webdataset, wids, Energon and DALI disagree on the rest). The end is two
+every WebDataset reader accepts this (webdataset, wids, Energon and DALI disagree on the rest). The end is two
 zero blocks, without the padding to 10,240 bytes that tape drives needed.
 """
 
@@ -25,18 +25,18 @@ _TYPE_SUM = sum(_TYPE)
 
 
 def member_size(size_bytes: int) -> int:
-    """Return how many bytes a member takes in the tar: its header, its payload and the padding."""
+    """Return the size of a member in the tar in bytes: header, payload and padding."""
     return BLOCK_BYTES + -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
 def header(name: str, size_bytes: int) -> bytes:
     """Return the 512 bytes before a payload of `size_bytes`.
 
-    Raises ShardError for a name or a size that some reader would not take.
+    Raises ShardError for a name or a size that some reader does not accept.
     """
     if not name or name[0] == "." or len(name) > MAX_NAME_BYTES or not name.isascii() or " " in name:
         raise ShardError(
-            f"{name!r} cannot be a tar member: it needs 1 to {MAX_NAME_BYTES} ASCII characters, "
+            f"{name!r} cannot be a tar member: the name needs 1 to {MAX_NAME_BYTES} ASCII characters, "
             "no space and no leading dot."
         )
     if size_bytes > MAX_MEMBER_BYTES:
@@ -50,18 +50,17 @@ def header(name: str, size_bytes: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A place in a tar being written, to which `TarWriter.take_back` can return."""
+    """Position in a tar being written, to which `TarWriter.roll_back` can return."""
 
     position: int
     digest: Any
 
 
 class TarWriter:
-    """One tar being written to an open file: it knows its position and the digest of all bytes so far.
+    """Writer of one tar to an open file, with the position and the digest of all bytes so far.
 
-    `file` is a binary file opened for writing at its start, `digest` a hash object of hashlib's kind (SHA-256
-    when none is given). Whatever the file raises when the disk refuses (OSError) comes through; nothing is
-    closed or flushed to disk here.
+    `file` is a binary file opened for writing at its start, `digest` a hash object as in hashlib (default:
+    SHA-256). Raises the file's OSError; never closes the file or flushes it to disk.
     """
 
     def __init__(self, file: BinaryIO, digest: Any = None) -> None:
@@ -86,10 +85,10 @@ class TarWriter:
         return offset
 
     def add_chunks(self, name: str, size_bytes: int, chunks: Iterable[bytes]) -> tuple[int, int]:
-        """Write a member piece by piece; return the offset of its payload and the payload's CRC-32C.
+        """Write a member in chunks; return the offset of its payload and the payload's CRC-32C.
 
-        Raises ShardError when the chunks are not `size_bytes` long together, and whatever `chunks` raises;
-        the tar then ends in the middle of the member, and `take_back` must follow.
+        Raises ShardError when the chunks do not add up to `size_bytes`, and whatever `chunks` raises; the
+        tar then ends in the middle of the member, and the caller must call `roll_back`.
         """
         self._write(header(name, size_bytes))
         offset, crc = self.position, 0
@@ -97,22 +96,22 @@ class TarWriter:
             crc = crc32c(chunk, crc)
             self._write(chunk)
         if self.position - offset != size_bytes:
-            raise ShardError(f"{name}: {size_bytes} bytes were announced and {self.position - offset} came.")
+            raise ShardError(f"{name}: expected {size_bytes} bytes, got {self.position - offset}.")
         self._pad()
         return offset, crc
 
     def mark(self) -> Mark:
-        """Return the present place."""
+        """Return the current position."""
         return Mark(self.position, self._digest.copy())
 
-    def take_back(self, mark: Mark) -> None:
-        """Forget everything written since `mark`."""
+    def roll_back(self, mark: Mark) -> None:
+        """Remove everything written since `mark`."""
         self._file.seek(mark.position)
         self._file.truncate()
         self._digest = mark.digest.copy()
         self.position = mark.position
 
     def finish(self) -> str:
-        """Write the end of the tar and return the digest of the whole, as hex."""
+        """Write the end of the tar and return the digest of the file, as hex."""
         self._write(bytes(END_BYTES))
         return str(self._digest.hexdigest())

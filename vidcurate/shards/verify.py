@@ -1,8 +1,8 @@
-"""Is a set of shards what its manifest and its index say? Every rule of docs/shards.md, one line per problem.
+"""Verify shards against manifest, index and every rule of docs/shards.md.
 
 Three levels. `index` reads the headers of the tars and no payload; `bytes` reads everything and compares the
-CRC-32C of every part and the BLAKE3 of every shard; `decode` also decodes every video and holds it against
-its frame map. Nothing is written and nothing is trusted: tars, index and manifest may come from elsewhere.
+CRC-32C of every part and the BLAKE3 of every shard; `decode` also decodes every video and compares it with
+its frame map. `verify` writes nothing and trusts nothing: tars, index and manifest may come from elsewhere.
 """
 
 import os
@@ -24,7 +24,7 @@ from vidcurate.shards import index, index_file
 from vidcurate.shards import index_file as shards_index_file
 from vidcurate.shards.manifest import MANIFEST_NAME, read_manifest
 from vidcurate.shards.reader_indexes import export as reader_indexes_export
-from vidcurate.shards.verify_shard import COPY, LEVELS, ROW, Found, Level, Problem, Task, check_shard
+from vidcurate.shards.verify_shard import COPY, LEVELS, ROW, Level, Problem, ShardResult, Task, check_shard
 from vidcurate.shards.write_shard import BUILD
 from vidcurate.storage import object_store
 
@@ -35,7 +35,7 @@ _REQUESTS_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What was looked at and what is wrong with it; sound when `problems` is empty."""
+    """Result of `verify`: counts and problems; the set is valid when `problems` is empty."""
 
     folder: str
     level: str
@@ -47,33 +47,33 @@ class Verdict:
 
 
 def _open_index(folder: Path, manifest: dict[str, Any] | None, problems: list[Problem]) -> index.Index | None:
-    """Return the index when it can be read; say what is wrong with it."""
+    """Return the index if readable; append its problems."""
 
-    def tell(what: str) -> None:
+    def add_problem(what: str) -> None:
         problems.append(Problem(shards_index_file.INDEX_NAME, "", what))
 
     path = folder / shards_index_file.INDEX_NAME
     if not path.exists():
-        tell(f"is not there. {COPY}")
+        add_problem(f"is not there. {COPY}")
         return None
     entry = manifest["index"] if manifest else None
     if entry and (path.stat().st_size, blake3(path.read_bytes()).hexdigest()) != (
         entry["bytes"],
         entry["blake3"],
     ):
-        tell("is not the one that the manifest names: another size or BLAKE3")
+        add_problem("is not the one that the manifest names: another size or BLAKE3")
     try:
         opened_index = index.read_index(folder, check_files=False)
         index.check_index(opened_index)
     except (MissingError, ShardError) as error:
-        tell(str(error).removeprefix(f"{path}: "))
+        add_problem(str(error).removeprefix(f"{path}: "))
         return None
     for name in ("clip_id", "sample_key"):
         counts = pc.value_counts(opened_index.words(name))
         for value in counts.filter(pc.greater(counts.field("counts"), 1)).field("values").to_pylist():
             rows = pc.indices_nonzero(pc.equal(opened_index.words(name), value)).to_pylist()
             where = " and ".join(opened_index.word("shard", row) for row in rows)
-            tell(f"the {name} {value!r} occurs {len(rows)} times, in {where}; it must be unique")
+            add_problem(f"the {name} {value!r} occurs {len(rows)} times, in {where}; it must be unique")
     return opened_index
 
 
@@ -113,7 +113,7 @@ def _strays(folder: Path, named: set[str]) -> Iterator[Problem]:
 
 
 def _rows_of(known: index.Index, folder: Path) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yield (shard, rows of the index), shard by shard: all at once would take memory."""
+    """Yield (shard, rows of the index), shard by shard to save memory."""
     table = index_file.read_columns(folder, ROW)
     starts = np.searchsorted(known.shard_number, np.arange(len(known.shards) + 1)).tolist()
     for name, first, end in zip(known.shards, starts, starts[1:], strict=False):
@@ -123,7 +123,7 @@ def _rows_of(known: index.Index, folder: Path) -> Iterator[tuple[str, list[dict[
 def _tasks(
     shards: dict[str, Task], folder: Path, entries: dict[str, Any], known: index.Index | None
 ) -> Iterator[Task]:
-    """Yield the task of every shard, with what manifest and index say of it."""
+    """Yield the task of every shard, with its entries in manifest and index."""
     rest = set(shards)
     for name, rows in _rows_of(known, folder) if known else ():
         rest.discard(name)
@@ -135,11 +135,11 @@ def _tasks(
 def verify(
     place: Path | str, level: Level = "bytes", *, num_workers: int = 1, progress: Progress = no_progress
 ) -> Verdict:
-    """Check the shards in a folder or at a URL and return everything that is wrong with them.
+    """Check the shards in a folder or at a URL and return all problems.
 
-    At a URL files that belong to nothing, and those of other readers, are not looked for. Raises InputError
-    when there is no such folder or nothing of a set in it, StorageError when a URL cannot be read; whatever
-    else is wrong, in any file, is a problem in the verdict.
+    At a URL, `verify` looks neither for unknown files nor for files of other readers. Raises InputError for a
+    missing folder or a folder without any file of a set, StorageError when a URL cannot be read; every other
+    fault, in any file, is a problem in the result.
     """
     if isinstance(place, Path):
         if not place.is_dir():
@@ -154,7 +154,7 @@ def verify(
 
 
 def _shards(place: Path | str, names: set[str], level: Level) -> dict[str, Task]:
-    """Return the shards that are named or lie in the folder, and not yet what is said of them."""
+    """Return the tasks of the shards in `names` or in the folder, without manifest and index entries."""
     if isinstance(place, Path):
         names = names | {path.name for path in place.glob("*.tar")}
         return {n: Task(place=str(place / n), level=level, entry=None, rows=None) for n in names}
@@ -204,7 +204,7 @@ def _verify(place: Path | str, folder: Path, level: Level, num_workers: int, pro
         else in_processes(check_shard, tasks, min(num_workers, len(shards)), doing="read shards")
     )
     done = num_members = bytes_read = 0
-    by_shard: list[Found] = []
+    by_shard: list[ShardResult] = []
     where: dict[str, str] = {}
     progress(0, total >> 20, "MiB")
     for found in results:

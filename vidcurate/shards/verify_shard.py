@@ -1,4 +1,4 @@
-"""One shard held against the rules, the index and the manifest; `verify` does so with a whole set."""
+"""Verify one shard against the rules, the index and the manifest; see `verify`."""
 
 import json
 import os
@@ -26,12 +26,12 @@ ROW = [
     "sample_key", "clip_id", "caption", "shard", "video_extension", "num_frames", "frame_map",
     *(f"{part}_{fact}" for part in _PARTS for fact in ("offset", "size", "crc32c")),
 ]  # fmt: skip
-COPY = "Copy it anew, or delete it and run `vidcurate build-shards` again."
+COPY = "Copy this file again, or delete it and run `vidcurate build-shards` again."
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One broken rule: in which file, at which member of it ("" for the file), and what is wrong."""
+    """One broken rule: the file, its member ("" for the whole file), and what is wrong."""
 
     file: str
     member: str
@@ -43,9 +43,9 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One shard: `entry` of the manifest and `rows` of the index, None where these do not name it.
+    """Task of one shard: `entry` of the manifest and `rows` of the index, None when these lack the shard.
 
-    `place`: its path, or its URL with the `stamp` of its version, None where it is not there.
+    `place`: its path, or its URL with the `stamp` of its version (None for a missing file).
     """
 
     place: str
@@ -60,8 +60,8 @@ class Task:
 
 
 @dataclass(slots=True)
-class Found:
-    """What a shard holds."""
+class ShardResult:
+    """Result of one shard: counts, keys and problems."""
 
     name: str
     size: int = 0
@@ -70,24 +70,24 @@ class Found:
     keys: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
-    def tell(self, member: str, what: str) -> None:
+    def add_problem(self, member: str, what: str) -> None:
         self.problems.append(Problem(self.name, member, what))
 
 
-def _samples(found: Found, every: Sequence[Member]) -> None:
-    """Check that each sample lies in one piece, with the same parts in the same order."""
+def _samples(found: ShardResult, every: Sequence[Member]) -> None:
+    """Check that the parts of each sample are adjacent and in the same order."""
     parts: dict[str, list[str]] = {}
     last = None
     for member in every:
         if member.key in parts and member.key != last:
-            found.tell(
+            found.add_problem(
                 member.name, "lies apart from the rest of its sample; readers would see two half samples"
             )
         parts.setdefault(member.key, []).append(member.extension)
         last = member.key
     for key, extensions in parts.items():
         if len(extensions) != 3 or extensions[0] != "json" or extensions[2] != "txt":
-            found.tell(
+            found.add_problem(
                 key, f"its sample has {', '.join(extensions)}; each sample is json, video, txt in this order"
             )
     found.keys = list(parts)
@@ -100,57 +100,57 @@ def _names(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield part, f"{row['sample_key']}.{extension}"
 
 
-def _payload(row: dict[str, Any], part: str, data: bytes, found: Found, name: str) -> None:
-    """Check that the text of a part is what the index says; its bytes are already known to be sound."""
+def _payload(row: dict[str, Any], part: str, data: bytes, found: ShardResult, name: str) -> None:
+    """Compare the text of a part with the index, after its checksum was found right."""
     if part == "text" and data != (row["caption"] or "").encode():
-        found.tell(name, f"is not the caption that the index has of clip {row['clip_id']!r}")
+        found.add_problem(name, f"is not the caption that the index has of clip {row['clip_id']!r}")
     if part != "json":
         return
     try:
         facts = json.loads(data)
         said = facts.get("clip_id"), facts.get("caption") or ""
     except (ValueError, AttributeError):
-        found.tell(name, "is no JSON object")
+        found.add_problem(name, "is no JSON object")
         return
     for what, value, expected in zip(
         ("clip_id", "caption"), said, (row["clip_id"], row["caption"] or ""), strict=True
     ):
         if value != expected:
-            found.tell(name, f"has the {what} {value!r}, the index says {expected!r}")
+            found.add_problem(name, f"has the {what} {value!r}, the index says {expected!r}")
 
 
-def _decode(row: dict[str, Any], data: bytes, found: Found, name: str) -> None:
-    """Decode a video and hold its frames against the frame map and the number in the index."""
+def _decode(row: dict[str, Any], data: bytes, found: ShardResult, name: str) -> None:
+    """Decode a video and compare its frames with the frame map and the number in the index."""
     try:
         with opened(data) as (container, stream):
             times = sorted(frame.pts for frame in container.decode(stream) if frame.pts is not None)
         made = frame_map_of(data)
     except (MediaError, OSError, ValueError) as error:
-        found.tell(name, f"cannot be decoded ({reason_of(error)})")
+        found.add_problem(name, f"cannot be decoded ({reason_of(error)})")
         return
     known = row["frame_map"]
     if row["num_frames"] is not None and len(times) != row["num_frames"]:
-        found.tell(name, f"has {len(times)} frames, the index says {row['num_frames']}")
+        found.add_problem(name, f"has {len(times)} frames, the index says {row['num_frames']}")
     if known != (made.to_bytes() if made else None):
-        found.tell(name, "its packets give another frame map than the index has")
+        found.add_problem(name, "its packets give another frame map than the index has")
     elif known is not None and parse(known).pts.tolist() != times:
-        found.tell(
+        found.add_problem(
             name,
             f"decodes to {len(times)} frames at other times than the {len(parse(known))} of its frame map",
         )
 
 
-def _against_index(data: FileBytes, task: Task, every: Sequence[Member], found: Found) -> None:
+def _against_index(data: FileBytes, task: Task, every: Sequence[Member], found: ShardResult) -> None:
     here = {member.name: member for member in every}
     for row in task.rows or ():
         for part, name in _names(row):
             member = here.pop(name, None)
             offset, size, known = (row[f"{part}_{fact}"] for fact in ("offset", "size", "crc32c"))
             if member is None:
-                found.tell(name, f"is not there; the index has it at byte {offset:,}")
+                found.add_problem(name, f"is not there; the index has it at byte {offset:,}")
                 continue
             if (member.offset, member.size) != (offset, size):
-                found.tell(
+                found.add_problem(
                     name,
                     f"has {member.size:,} bytes at byte {member.offset:,}, "
                     f"the index says {size:,} at {offset:,}",
@@ -161,13 +161,13 @@ def _against_index(data: FileBytes, task: Task, every: Sequence[Member], found: 
             payload = data.read(offset, size)
             found.bytes_read += size
             if crc32c(payload) != known:
-                found.tell(name, f"has CRC-32C {crc32c(payload):08x}, the index says {known:08x}")
+                found.add_problem(name, f"has CRC-32C {crc32c(payload):08x}, the index says {known:08x}")
                 continue
             _payload(row, part, payload, found, name)
             if task.level == "decode" and part == "video":
                 _decode(row, payload, found, name)
     for name in here:
-        found.tell(name, "is not in the index")
+        found.add_problem(name, "is not in the index")
 
 
 @contextmanager
@@ -182,12 +182,12 @@ def _bytes_of(task: Task) -> Iterator[FileBytes]:
         yield FileBytes(cast(BinaryIO, RangeFile(task.place, task.stamp)), task.stamp.size_bytes)
 
 
-def check_shard(task: Task) -> Found:
-    found = Found(task.name)
+def check_shard(task: Task) -> ShardResult:
+    found = ShardResult(task.name)
     try:
         with _bytes_of(task) as data:
             found.size = data.size
-            every = list(members(data, found.tell))
+            every = list(members(data, found.add_problem))
             found.members = len(every)
             _samples(found, every)
             if task.rows is not None:
@@ -195,22 +195,22 @@ def check_shard(task: Task) -> Found:
             if task.entry is not None:
                 _against_manifest(data, task, found)
     except FileNotFoundError:
-        found.tell("", f"is not there. {COPY}")
+        found.add_problem("", f"is not there. {COPY}")
     except OSError as error:
-        found.tell("", f"cannot be read ({error.strerror})")
+        found.add_problem("", f"cannot be read ({error.strerror})")
     except (ShardError, StorageError) as error:
-        found.tell("", str(error).removeprefix(f"{task.place}: "))
+        found.add_problem("", str(error).removeprefix(f"{task.place}: "))
     return found
 
 
-def _against_manifest(data: FileBytes, task: Task, found: Found) -> None:
+def _against_manifest(data: FileBytes, task: Task, found: ShardResult) -> None:
     assert task.entry is not None
     if data.size != task.entry["bytes"]:
-        found.tell("", f"has {data.size:,} bytes, the manifest says {task.entry['bytes']:,}. {COPY}")
+        found.add_problem("", f"has {data.size:,} bytes, the manifest says {task.entry['bytes']:,}. {COPY}")
     elif task.level != "index":
         digest = blake3()
         for piece in data.pieces(0, data.size):
             digest.update(piece)
         if digest.hexdigest() != task.entry["blake3"]:
-            found.tell("", f"has BLAKE3 {digest.hexdigest()[:16]}…, the manifest says "
+            found.add_problem("", f"has BLAKE3 {digest.hexdigest()[:16]}…, the manifest says "
                        f"{task.entry['blake3'][:16]}…. {COPY}")  # fmt: skip

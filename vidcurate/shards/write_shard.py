@@ -1,8 +1,8 @@
-"""Writing one shard, in a worker: beside its name, flushed, recorded, then renamed.
+"""Write one shard in a worker: to a partial file, flushed, recorded, then renamed.
 
-A clip whose file is not what the table says (gone, another size, unreadable, not to be cut) is left out and
-named in the record with the reason; what was written of it is taken back. Trouble with the disk that is
-written to is no clip's fault and ends the shard.
+When a clip's file differs from the table (missing, another size, unreadable, impossible to cut), the writer
+removes what it wrote of the clip, and the record names the clip with the reason. An error of the output disk
+is no clip's fault and ends the shard.
 """
 
 import base64
@@ -26,14 +26,14 @@ from vidcurate.shards.layout import PlannedShard, ShardSpec, clip_facts, extensi
 from vidcurate.storage import atomic_file
 from vidcurate.storage.checksum import crc32c
 
-BUILD = ".build"  # the folder of everything unfinished, inside the folder of the shards
-_CHUNK_BYTES = 1 << 18  # stays in a core's cache while it is hashed and written
-# The disk begins to write after this many bytes: waiting for it at the end took a third of the time.
+BUILD = ".build"  # folder of unfinished work, inside the folder of the shards
+_CHUNK_BYTES = 1 << 18  # fits into a core's cache while being hashed and written
+# Start writing back to disk after this many bytes: one fsync at the end took a third of the time.
 _WRITE_OUT_BYTES = 16 << 20
 _WATCH_SECONDS = 0.5
-# Failures that another run may not meet: a file was missing or a mount was gone.
+# Failures that a later run may not see: a file was missing or a mount was away.
 MAY_HEAL = ("missing", "size_changed", "unreadable")
-# The columns of the index that only the writing can know, and those that a cut changes.
+# Columns of the index that only the writer knows, and those that a cut changes.
 PLACES = (
     "json_offset", "json_size", "json_crc32c",
     "video_offset", "video_size", "video_crc32c", "video_extension",
@@ -41,15 +41,14 @@ PLACES = (
 )  # fmt: skip
 CHANGED_BY_A_CUT = ("width", "height", "fps", "num_frames", "duration_seconds")
 
-# What is in a finished shard, as plain JSON values: plan_sha256, blake3, bytes, positions (of the planned
-# clips that were written), one list for each of PLACES (frame maps as base64), changed (position -> columns)
-# and failed.
+# Record of a finished shard, plain JSON values: plan_sha256, blake3, bytes, positions (of the written clips
+# in the plan), one list for each of PLACES (frame maps as base64), changed (position -> columns) and failed.
 Record = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardTask:
-    """What a worker needs to write one shard; it travels to another process."""
+    """Task of writing one shard; picklable."""
 
     out: Path
     videos: Path
@@ -60,7 +59,7 @@ class ShardTask:
 
 
 def problem_of(videos: Path, video_path: str | None, size_bytes: int) -> tuple[str, str] | None:
-    """Return (kind, reason) when the file is not what the table says, else None."""
+    """Return (kind, reason) when the file differs from the table, else None."""
     if not video_path:
         return "missing", "the table names no file"
     inside = PurePosixPath(video_path)
@@ -82,7 +81,7 @@ def problem_of(videos: Path, video_path: str | None, size_bytes: int) -> tuple[s
 
 
 def _chunks(path: Path, size_bytes: int) -> Iterator[bytes]:
-    """Yield the bytes of a file piece by piece. Raises MediaError when they are not `size_bytes`."""
+    """Yield the bytes of a file in chunks. Raises MediaError when the file has not `size_bytes` bytes."""
     done = 0
     try:
         with path.open("rb", buffering=0) as file:
@@ -100,7 +99,7 @@ def _chunks(path: Path, size_bytes: int) -> Iterator[bytes]:
 def _add_sample(
     writer: tar_write.TarWriter, row: Mapping[str, Any], task: ShardTask
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Write JSON, video and caption of one clip; return its places and the facts that a cut changed.
+    """Write JSON, video and caption of one clip; return its PLACES and the facts that a cut changed.
 
     Raises MediaError when the clip's file cannot be read or cut.
     """
@@ -137,35 +136,33 @@ def _add_sample(
 
 
 def _frame_map(video: Path | bytes) -> str | None:
-    """Return the packed frame map as base64, None where the packets do not say when a frame is shown."""
+    """Return the packed frame map as base64; None when the packets have no usable times."""
     try:
         found = frame_map_of(video)
-    except (
-        MediaError
-    ):  # a file that FFmpeg cannot open is the filter's affair: its bytes are kept as they are
+    except MediaError:  # the filter decides about files that FFmpeg cannot open; copy them as they are
         return None
     return packed(found.to_bytes()) if found else None
 
 
 def packed(data: bytes | None) -> str | None:
-    """Return bytes as a record keeps them."""
+    """Encode bytes for a record, as base64."""
     return None if data is None else base64.b64encode(data).decode()
 
 
 def unpacked(text: str | None) -> bytes | None:
-    """Undo `packed`."""
+    """Decode the result of `packed`."""
     return None if text is None else base64.b64decode(text)
 
 
 def _write_out(file: BinaryIO, first: int, end: int) -> None:
-    """Have the disk begin to write these bytes, without waiting for it."""
+    """Start writing these bytes back to disk, without waiting."""
     if hasattr(os, "posix_fadvise"):
         file.flush()
         os.posix_fadvise(file.fileno(), first, end - first, os.POSIX_FADV_DONTNEED)
 
 
 def _fill(file: BinaryIO, writer: tar_write.TarWriter, task: ShardTask) -> Record:
-    """Write all clips of the shard that can be read; return its record, yet without size and digest."""
+    """Write all readable clips of the shard; return its record, without size and digest."""
     places: list[list[Any]] = []
     written_out = 0
     record: Record = {"plan_sha256": task.shard.digest, "positions": [], "changed": {}, "failed": []}
@@ -174,7 +171,7 @@ def _fill(file: BinaryIO, writer: tar_write.TarWriter, task: ShardTask) -> Recor
         try:
             place, changed = _add_sample(writer, row, task)
         except MediaError as error:
-            writer.take_back(mark)
+            writer.roll_back(mark)
             reason = str(error).rstrip(".")
             record["failed"].append({"position": position, "kind": error.kind, "reason": reason})
             continue
@@ -191,19 +188,19 @@ def _fill(file: BinaryIO, writer: tar_write.TarWriter, task: ShardTask) -> Recor
 
 @cache
 def _end_with(parent: int) -> None:
-    """End this worker soon after its parent: a pool's idle workers outlive a SIGKILL of it by minutes."""
+    """Exit soon after the parent: idle workers of joblib's pool outlive a killed parent by minutes."""
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(_WATCH_SECONDS)
-        os._exit(1)  # what it was writing has no name that a reader takes
+        os._exit(1)  # readers ignore the partial file
 
     if os.getpid() != parent:
         threading.Thread(target=watch, daemon=True).start()
 
 
 def write_shard(task: ShardTask) -> Record:
-    """Write one shard: beside its name, flushed, recorded, renamed. Raises StorageError."""
+    """Write one shard to a partial file, flush, record, then rename. Raises StorageError."""
     _end_with(task.parent)
     final, build = task.out / task.shard.name, task.out / BUILD
     try:
@@ -219,7 +216,7 @@ def write_shard(task: ShardTask) -> Record:
     except OSError as error:
         raise StorageError(
             f"{final}: cannot be written ({error.strerror}); it needs {task.shard.num_bytes:,} bytes. "
-            "Make room and run the same command again: finished shards are kept."
+            "Free disk space and run the same command again: finished shards are kept."
         ) from error
     return record
 

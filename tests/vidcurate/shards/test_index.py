@@ -128,12 +128,12 @@ def test_an_index_that_another_has_replaced_is_not_read_on(folder: Path) -> None
     assert opened.at("json_size", 0) == 2
     index_file.write_index(folder, columns(caption=["other words"] * 12))
     assert opened.at("json_crc32c", 11) == crc32c(b"{}")  # of the file that is open
-    with pytest.raises(ShardError, match=r"index\.parquet: another index has taken its place since"):
+    with pytest.raises(ShardError, match=r"index\.parquet: another index replaced this one while in use"):
         _ = opened.captions
-    with pytest.raises(ShardError, match=r"index\.parquet: another index has taken its place since"):
+    with pytest.raises(ShardError, match=r"index\.parquet: another index replaced this one while in use"):
         late.at("json_size", 0)
     (folder / "index.parquet").unlink()
-    with pytest.raises(ShardError, match=r"index\.parquet: is gone since it was opened"):
+    with pytest.raises(ShardError, match=r"index\.parquet: this index was removed while in use"):
         _ = opened.captions
 
 

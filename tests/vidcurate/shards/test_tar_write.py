@@ -69,7 +69,7 @@ def test_what_is_taken_back_leaves_no_trace(tmp_path: Path) -> None:
         writer.add("b.json", b"{}" * 4000)
         with pytest.raises(RuntimeError):
             writer.add_chunks("b.mp4", 900, broken())
-        writer.take_back(mark)
+        writer.roll_back(mark)
         writer.add("c.json", b"[]")
         digest = writer.finish()
     data, expected, _ = written({"a.json": b"{}", "c.json": b"[]"})
@@ -91,7 +91,7 @@ def test_chunks_and_whole_payloads_give_the_same_bytes_and_the_crc() -> None:
 
 def test_a_payload_of_another_length_than_announced_is_refused() -> None:
     writer = tar_write.TarWriter(io.BytesIO())
-    with pytest.raises(ShardError, match="10 bytes were announced and 4 came"):
+    with pytest.raises(ShardError, match="expected 10 bytes, got 4"):
         writer.add_chunks("a.mp4", 10, [b"four"])
 
 

@@ -135,7 +135,10 @@ def test_a_shard_that_is_gone_short_or_long_is_named(shards: Path) -> None:
     short.write_bytes(short.read_bytes()[:-700])
     long.write_bytes(long.read_bytes() + bytes(9))
     said = "\n".join(reported(shards))
-    assert f"{gone.name}: is not there. Copy it anew, or delete it and run `vidcurate build-shards`" in said
+    assert (
+        f"{gone.name}: is not there. Copy this file again, or delete it and run `vidcurate build-shards`"
+        in said
+    )
     assert f"{short.name}: ends at byte" in said
     assert f"{short.name}: has {short.stat().st_size:,} bytes, the manifest says" in said
     assert f"{long.name}: has 9 bytes behind its end" in said
@@ -293,7 +296,7 @@ def test_the_command_prints_a_line_for_each_problem_and_ends_with_1(
     out, err = capsys.readouterr()
     assert out.splitlines()[:2] == [
         "notes.txt: is a file that the manifest does not name",
-        f"{gone.name}: is not there. Copy it anew, or delete it and run `vidcurate build-shards` again.",
+        f"{gone.name}: is not there. Copy this file again, or delete it and run `vidcurate build-shards` again.",
     ]
     assert err.splitlines()[-1].startswith(
         f"error: {shards}: 2 problems in 2 files, the first: notes.txt: is"

@@ -1,7 +1,7 @@
-"""The index files of Megatron-Energon: SHARD.tar.idx, and the folder .nv-meta of the set.
+"""Energon index files: SHARD.tar.idx, and the folder .nv-meta of the set.
 
-The layout is that of `energon prepare` 7.4.1, whose SHARD.tar.idx are the same bytes. `index.uuid` is made
-from the shards' digests, so that the same shards have the same one.
+The layout is that of `energon prepare` 7.4.1 of Megatron-Energon, which writes the same bytes to
+SHARD.tar.idx. `index.uuid` is a hash of the shards' digests, so the same shards give the same uuid.
 """
 
 import json
@@ -102,7 +102,7 @@ def _write_database(path: Path, samples: Iterator[tuple[str, list[Sample]]]) -> 
 
 
 def put_folder(folder: Path, manifest: Mapping[str, Any]) -> bool:
-    """Write .nv-meta unless it is there and fits; say whether it was. Raises OSError, StorageError."""
+    """Write .nv-meta unless it is up to date; return whether it was written. Raises OSError, StorageError."""
     final = folder / FOLDER
     if final.is_dir() and not list(problems(folder, manifest)):
         return False

@@ -1,11 +1,11 @@
-"""The index files that other readers of WebDataset tars want beside them: Energon's, DALI's and wids'.
+"""Export index files of other WebDataset readers: Energon, DALI and wids.
 
     energon    SHARD.tar.idx: where each sample begins; .nv-meta/: counts, splits, a table of all parts
     dali       SHARD.idx: a line of text for each sample
     wids       index.json: url, samples, bytes and MD5 of each shard
 
-All of it follows from manifest.json and index.parquet, but for wids' MD5, for which the tars are read once.
-Each file, and the folder .nv-meta, appears whole or not at all; what is there and fits is kept.
+All of this follows from manifest.json and index.parquet, except for wids' MD5, for which `export` reads the
+tars once. `export` writes each file, and the folder .nv-meta, atomically; files that are up to date stay.
 """
 
 import shutil
@@ -28,7 +28,7 @@ READERS = ("energon", "dali", "wids")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InteropSummary:
-    """What was asked for, how many files were written and how many were there already."""
+    """Readers, and the numbers of files written and kept."""
 
     readers: tuple[str, ...]
     shards: int
@@ -102,7 +102,7 @@ def export(
 
 
 def is_ours(name: str, shards: set[str]) -> bool:
-    """Say whether a file beside these shards is an index file that `export` writes."""
+    """Return whether a file beside these shards is an index file that `export` writes."""
     stem = name.removesuffix(".idx")
     return name in (energon.FOLDER, wids.NAME) or (
         name != stem and (stem in shards or f"{stem}.tar" in shards)
@@ -110,7 +110,7 @@ def is_ours(name: str, shards: set[str]) -> bool:
 
 
 def remove(folder: Path, shards: set[str]) -> None:
-    """Remove every index file of these shards, so that no reader pairs it with others. Raises OSError."""
+    """Remove every index file of these shards, so that no reader uses it with others. Raises OSError."""
     shutil.rmtree(folder / energon.FOLDER, ignore_errors=True)
     for path in folder.iterdir():
         is_partial = path.name.startswith(".") and ".partial" in path.name and path.is_file()
@@ -121,9 +121,9 @@ def remove(folder: Path, shards: set[str]) -> None:
 
 
 def problems(folder: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (file, what is wrong) of the index files in `folder`, those of a reader that has any.
+    """Yield (file, what is wrong) of the index files in `folder`, for each reader that has any.
 
-    MD5 sums are compared with the BLAKE3 that they were taken under, not computed anew.
+    Compares the BLAKE3 stored with each MD5 sum, without recomputing the MD5.
     """
     names = [entry["name"] for entry in manifest["shards"]]
     has_offsets = (folder / energon.FOLDER).exists() or any(

@@ -1,4 +1,4 @@
-"""The samples of each shard as the index has them, in the form that index files of other readers need."""
+"""Samples of each shard from the index, for the index files of other readers."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _PLACES = [
 
 @dataclass(frozen=True, slots=True)
 class SamplePart:
-    """A member of a sample: its payload is `size` bytes at `offset` of the tar."""
+    """Member of a sample: its payload is `size` bytes at `offset` of the tar."""
 
     extension: str
     offset: int
@@ -26,19 +26,19 @@ class SamplePart:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A sample of a shard: its parts in the order of the tar."""
+    """Sample of a shard: its parts in the order of the tar."""
 
     key: str
     parts: tuple[SamplePart, ...]
 
     @property
     def begin(self) -> int:
-        """The first byte of the first header."""
+        """First byte of the first header."""
         return self.parts[0].offset - tar_write.BLOCK_BYTES
 
     @property
     def end(self) -> int:
-        """The first byte behind the last part's padding."""
+        """First byte after the last part's padding."""
         return self.parts[-1].offset - tar_write.BLOCK_BYTES + tar_write.member_size(self.parts[-1].size)
 
 

@@ -1,4 +1,4 @@
-"""The index file of wids, the random-access reader of WebDataset: index.json."""
+"""wids index file index.json, for the random-access reader of WebDataset."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ _PROGRESS = ".index.json.partial.jsonl"
 
 
 def known_md5(folder: Path) -> dict[tuple[str, str], str]:
-    """Return the MD5 by (shard, BLAKE3) that an earlier run found out, from its list or from index.json."""
+    """Return (shard, BLAKE3) → MD5 of an earlier run, from its progress file or from index.json."""
     entries: list[Any] = []
     with suppress(
         OSError, ValueError, KeyError, TypeError
@@ -40,7 +40,7 @@ def _md5(path: Path) -> tuple[str, str]:
 
 
 def to_json(folder: Path, manifest: Mapping[str, Any], md5: Mapping[str, str]) -> bytes:
-    """Return index.json. `blake3` is ours: it ties each MD5 to the bytes it was taken of."""
+    """Return index.json. `blake3`, our addition, ties each MD5 to the bytes of its shard."""
     shards = [
         {
             "url": entry["name"], "md5sum": md5[entry["name"]], "nsamples": entry["clips"],
