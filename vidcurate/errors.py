@@ -1,28 +1,27 @@
-"""Every error that a user can meet, as one tree.
+"""Errors that a user can meet, as one tree.
 
     VidcurateError                  exit code 1: the work failed
-    ├── RequestError                exit code 2: what was asked for is wrong, nothing was written
+    ├── RequestError                exit code 2: the request is wrong, nothing was written
     │   ├── RecipeError             a YAML recipe or a --set
     │   ├── InputError              a metadata file, a folder or an argument
-    │   │   └── MissingError        a file or a folder that is named and is not there
-    │   ├── ColumnError             a column that is missing or of the wrong kind
-    │   └── StageError              a stage was asked for before, or against, the one it needs
-    ├── MediaError                  one video that cannot be read; in a stage it becomes a ledger row
+    │   │   └── MissingError        a named file or folder does not exist
+    │   ├── ColumnError             a column that is missing or of the wrong type
+    │   └── StageError              a stage that needs another stage first
+    ├── MediaError                  one unreadable video; a stage records it as a ledger row
     ├── TableError                  a stage's table that is damaged or does not belong here
-    ├── ShardError                  a shard or an index that does not hold what it says
-    ├── StateError                  a loader or training state that belongs to other data or another recipe
+    ├── ShardError                  a shard or an index with the wrong contents
+    ├── StateError                  a loader or training state of other data or another recipe
     ├── CheckpointError             a checkpoint that is incomplete, altered or of another model
-    ├── StorageError                the disk or the network refused
-    ├── BadNodeError                exit code 77: a node failed its preflight; begin again without it
-    └── FailureLimitError           exit code 3: the work is done, and more failed than was allowed
+    ├── StorageError                an error of the disk or the network
+    ├── BadNodeError                exit code 77: a node failed its preflight; restart without it
+    └── FailureLimitError           exit code 3: the work is done, and more failed than the limit allows
 
-A message names the thing, gives the value, says what is needed and, where there is one, the next step.
-It is one line: the command line prints it as it is.
+A message says what failed, the value and what to do, in one line: the command line prints the message as is.
 """
 
 
 class VidcurateError(Exception):
-    """The work failed. `exit_code` is what the command line ends with."""
+    """Base of all errors: the work failed. The command line exits with `exit_code`."""
 
     exit_code = 1
 
@@ -31,33 +30,33 @@ class VidcurateError(Exception):
 
 
 class RequestError(VidcurateError):
-    """What was asked for is wrong; nothing was written."""
+    """Wrong request; nothing was written."""
 
     exit_code = 2
 
 
 class RecipeError(RequestError):
-    """A recipe (or a --set) holds an unknown key or a value that does not fit."""
+    """Unknown key or wrong value in a recipe (or a --set)."""
 
 
 class InputError(RequestError):
-    """A metadata file, a folder or an argument cannot be used as given."""
+    """Unusable metadata file, folder or argument."""
 
 
 class MissingError(InputError):
-    """A file or a folder that is named is not there."""
+    """Missing file or folder."""
 
 
 class ColumnError(RequestError):
-    """A column is missing or of the wrong kind."""
+    """Missing column, or column of the wrong type."""
 
 
 class StageError(RequestError):
-    """A stage was asked for before the one it needs, or after that one changed."""
+    """Stage that needs another stage first, or whose input stage has changed."""
 
 
 class MediaError(VidcurateError):
-    """One video cannot be read. `kind` is the short word that the table records."""
+    """Unreadable video. `kind` is the short name that the table records."""
 
     def __init__(self, message: str, *, kind: str = "unreadable") -> None:
         super().__init__(message)
@@ -72,32 +71,32 @@ def _media_error(message: str, kind: str) -> MediaError:
 
 
 class TableError(VidcurateError):
-    """A stage's table is damaged or does not belong where it lies."""
+    """Stage table that is damaged or belongs to another run."""
 
 
 class ShardError(VidcurateError):
-    """A shard or an index does not hold what it says."""
+    """Shard or index with the wrong contents."""
 
 
 class StateError(VidcurateError):
-    """A loader or training state belongs to other data or another recipe."""
+    """Loader or training state of other data or another recipe."""
 
 
 class CheckpointError(VidcurateError):
-    """A checkpoint is incomplete, altered or of another model."""
+    """Checkpoint that is incomplete, altered or of another model."""
 
 
 class StorageError(VidcurateError):
-    """The disk or the network refused."""
+    """Error of the disk or the network."""
 
 
 class BadNodeError(VidcurateError):
-    """A node failed its preflight: it computes wrongly, hangs, or lacks what the run needs."""
+    """Node that failed its preflight: the node computes wrongly, hangs, or lacks what the run needs."""
 
     exit_code = 77
 
 
 class FailureLimitError(VidcurateError):
-    """The work is done and written, and a larger share of it failed than the limit that was set allows."""
+    """Failure share above the limit; the work is done and written."""
 
     exit_code = 3

@@ -1,9 +1,9 @@
-"""Random numbers that are a function of a name, never of what was drawn before.
+"""Random numbers as hashes of a name, independent of earlier draws.
 
-Every choice of the data path (which clips a bucket keeps, the order of a pass, a start frame, the noise of a
-step) is a hash of what it is about. So workers, ranks, restarts and other choices cannot shift it. The mixer
-is the finaliser of splitmix64 (Steele, Lea & Flood, OOPSLA 2014), the ids are folded in 8 bytes at a time.
-Arithmetic is modulo 2^64; arrays are numpy uint64, scalars Python ints.
+Every random choice of the data pipeline (which clips a bucket keeps, an epoch's order, a start frame, the
+noise of a step) is a hash of the name of the choice. So workers, ranks, restarts and other choices cannot
+shift it. The mixing function is the finaliser of splitmix64 (Steele, Lea & Flood, OOPSLA 2014); ids are hashed
+8 bytes at a time. Arithmetic is modulo 2^64; arrays are numpy uint64, scalars Python ints.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ MOST_THREADS = 4
 
 
 def mix(words: Words) -> Words:
-    """Return the words scrambled by a bijection of the 64-bit numbers."""
+    """Mix the words with a bijection of the 64-bit numbers."""
     mixed = words + _STEP
     mixed ^= mixed >> np.uint64(30)
     mixed *= _MULTIPLY_1
@@ -42,18 +42,18 @@ def mix(words: Words) -> Words:
 
 
 def key(*parts: int | str) -> int:
-    """Return the 64-bit number that belongs to these parts; ("1", 2), (1, 2) and (12,) all differ."""
+    """Hash the parts to 64 bits; ("1", 2), (1, 2) and (12,) all differ."""
     text = "\0".join(f"{type(part).__name__}:{part}" for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def scale_to_range(number: int, limit: int) -> int:
-    """Turn the 64-bit `number` into one of 0 … limit − 1."""
+    """Scale the 64-bit `number` to 0 … limit − 1."""
     return (number * limit) >> 64
 
 
 def uniform(words: Words, draw_key: int) -> NDArray[np.float64]:
-    """Return one number in [0, 1) per word, a different one for each key."""
+    """Return a uniform number in [0, 1) per word, different for each key."""
     return (mix(words ^ np.uint64(draw_key)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
@@ -61,7 +61,7 @@ def id_hashes(ids: Any) -> Words:
     """Return a 64-bit hash of each id, uint64 (n,).
 
     `ids` is a sequence of strings or a pyarrow string array (millions per second). The hash of an id depends
-    on nothing but its UTF-8 bytes. Raises InputError for a missing id.
+    on its UTF-8 bytes alone. Raises InputError for a missing id.
     """
     if isinstance(ids, pa.ChunkedArray):
         parts = [id_hashes(chunk) for chunk in ids.chunks]
@@ -90,9 +90,9 @@ def id_hashes(ids: Any) -> Words:
 
 
 def by_chunks(count: int, work: Callable[[slice], T]) -> list[T]:
-    """Return `work` of each stretch of `count` rows, in their order; done by a few threads where many.
+    """Return `work` of each chunk of `count` rows, in order, in a few threads when there are many chunks.
 
-    The temporaries of a stretch stay in the cache. For work of numpy's, which lets other threads run.
+    A chunk's temporaries fit into the CPU cache. For numpy work, which releases the GIL.
     """
     firsts = range(0, count, _ROWS_PER_CHUNK)
     stretches = [slice(first, min(count, first + _ROWS_PER_CHUNK)) for first in firsts]
@@ -105,7 +105,7 @@ def by_chunks(count: int, work: Callable[[slice], T]) -> list[T]:
 def _hash_chunk(data: NDArray[np.uint8], ends: NDArray[np.int64]) -> Words:
     padded = np.zeros(len(data) + 8, dtype=np.uint8)
     padded[: len(data)] = data
-    # Every 8 bytes of the text as one word, at any offset.
+    # Overlapping view: the 8 bytes at any offset as one word.
     words: Words = np.ndarray(len(data) + 1, dtype="<u8", buffer=padded.data, strides=(1,))
     starts, lengths = ends[:-1], np.diff(ends)
     hashes = mix(lengths.astype(np.uint64))
@@ -123,10 +123,10 @@ def _hash_chunk(data: NDArray[np.uint8], ends: NDArray[np.int64]) -> Words:
 
 
 def sort_by_hash(hashes: Words) -> NDArray[np.int64]:
-    """Return the places of the hashes in rising order, as numpy's argsort; of equal ones either is first.
+    """Return the argsort of the hashes; equal hashes in any order.
 
-    Sorts numbers whose low bits are their places: several times as fast as sorting places by numbers, and
-    ends of the hashes that this hides are put right afterwards, where their beginnings are the same.
+    Sorts the hashes with their low bits replaced by their indices: several times as fast as numpy's argsort.
+    Afterwards sorts again where the remaining high bits are equal.
     """
     if len(hashes) < _ROWS_PER_CHUNK:
         return np.argsort(hashes)
@@ -144,12 +144,12 @@ def sort_by_hash(hashes: Words) -> NDArray[np.int64]:
 
 
 def hash_bytes(data: bytes | memoryview) -> str:
-    """Return 32 hex digits that stand for these bytes."""
+    """Return the hash of these bytes, 32 hex digits."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def hash_text(texts: Sequence[str]) -> str:
-    """Return 32 hex digits that stand for these texts in this order."""
+    """Return the hash of these texts in this order, 32 hex digits."""
     digest = hashlib.blake2b(digest_size=16)
     for text in texts:
         data = text.encode()
@@ -159,7 +159,7 @@ def hash_text(texts: Sequence[str]) -> str:
 
 # ── permutations ────────────────────────────────────────────────────────────────────────────────────────────
 
-SMALL = 4096  # up to here a permutation is sorted out whole: a Feistel network is uneven on small ranges
+SMALL = 4096  # largest permutation made by sorting: a Feistel network is uneven on small ranges
 _ROUNDS = 8
 
 
@@ -171,24 +171,24 @@ def _small_permutation(count: int, draw_key: int) -> NDArray[np.int64]:
 
 
 def permute(count: int, draw_key: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return what stands at these positions (0 … count − 1) in the order of 0 … count − 1 that the key names.
+    """Return the values at these positions of the permutation of 0 … count − 1 with this key.
 
-    Costs as much as there are positions, however large `count` is: a Feistel network over a grid of about
-    sqrt(count) x sqrt(count), walked on while it lands outside (Black & Rogaway, CT-RSA 2002).
+    The cost depends on the number of positions, not on `count`: a Feistel network over a grid of about
+    sqrt(count) x sqrt(count), with cycle walking for values outside (Black & Rogaway, CT-RSA 2002).
     """
     if count <= SMALL:
         return _small_permutation(count, draw_key)[positions]
-    return _walk(count, draw_key, positions, range(_ROUNDS))
+    return _cycle_walk(count, draw_key, positions, range(_ROUNDS))
 
 
 def unpermute(count: int, draw_key: int, values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the positions at which `permute` has these values."""
+    """Return the positions of these values in `permute`: its inverse."""
     if count <= SMALL:
         return np.argsort(_small_permutation(count, draw_key), kind="stable")[values]
-    return _walk(count, draw_key, values, range(_ROUNDS - 1, -1, -1))
+    return _cycle_walk(count, draw_key, values, range(_ROUNDS - 1, -1, -1))
 
 
-def _walk(count: int, draw_key: int, start: NDArray[np.int64], rounds: range) -> NDArray[np.int64]:
+def _cycle_walk(count: int, draw_key: int, start: NDArray[np.int64], rounds: range) -> NDArray[np.int64]:
     tall = math.isqrt(count - 1) + 1
     wide = -(-count // tall)
     backwards = rounds.step < 0
@@ -199,14 +199,14 @@ def _walk(count: int, draw_key: int, start: NDArray[np.int64], rounds: range) ->
         high, low = np.divmod(cells[outside], np.uint64(wide))
         for number in rounds:
             if number % 2 == 0:
-                high = _turn(high, mix(low ^ keys[number]), tall, backwards)
+                high = _rotate(high, mix(low ^ keys[number]), tall, backwards)
             else:
-                low = _turn(low, mix(high ^ keys[number]), wide, backwards)
+                low = _rotate(low, mix(high ^ keys[number]), wide, backwards)
         cells[outside] = high * np.uint64(wide) + low
         outside = outside[cells[outside] >= count]
     return cells.astype(np.int64)
 
 
-def _turn(values: Words, by: Words, size: int, backwards: bool) -> Words:
+def _rotate(values: Words, by: Words, size: int, backwards: bool) -> Words:
     by = by % np.uint64(size)
     return (values + (np.uint64(size) - by if backwards else by)) % np.uint64(size)

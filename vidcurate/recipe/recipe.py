@@ -1,9 +1,9 @@
-"""Strict YAML or JSON to frozen models.
+"""Recipe loader: strict YAML or JSON to frozen models.
 
-A recipe is a whole file, readable alone: no inheritance, no interpolation. An unknown key is an error
-that names the file, the line and the nearest key that exists; so is a value of the wrong kind. Numbers
-follow YAML 1.2 (`1e-4` is a number, `on` is a word). `--set a.b=c` goes through the same door. A file that
-ends in `.json` is JSON, and reading it loads no YAML reader: a GPU machine need not have one.
+A recipe is one complete file: no inheritance, no interpolation. An unknown key is an error that names the
+file, the line and the nearest known key; so is a value of the wrong type. Numbers follow YAML 1.2 (`1e-4` is
+a number, `on` is a word). `--set a.b=c` obeys the same rules. A file that ends in `.json` is JSON, and
+reading it needs no YAML package on a GPU machine.
 """
 
 import difflib
@@ -76,7 +76,7 @@ def _line_of(path: Path_, lines: dict[Path_, int]) -> int | None:
 
 
 def _in_document(path: Path_, document: Any) -> Path_:
-    """Return `path` without the parts, before the last, that name a union's member."""
+    """Return `path` without the inner parts that name a union's member."""
     kept: list[str | int] = []
     for part in path[:-1]:
         if isinstance(document, dict) and part not in document:
@@ -117,7 +117,7 @@ def _complaint(
 
 
 def _other_kind(document: dict[str, Any], model: type[BaseModel], where: str) -> str:
-    """Return what the document is where it is a recipe for another command than the model's, or ""."""
+    """Return a message when the document is a recipe for another command, or ""."""
     for name, keys, command in KINDS:
         if keys <= document.keys() and keys.isdisjoint(model.model_fields):
             return f"{where}: this is {name}; give it to `{command} {where}`."
@@ -152,7 +152,7 @@ def _no_constant(name: str) -> float:
 
 
 def _value(text: str) -> Any:
-    """Return the value of a `--set`: what is JSON is read as JSON, which YAML reads alike; the rest is YAML.
+    """Return the value of a `--set`: parsed as JSON if possible (YAML gives the same), else as YAML.
 
     Without a YAML reader a plain word or path is itself, and anything else a ValueError.
     """
@@ -170,7 +170,7 @@ def _value(text: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Turn YAML's keys into strings, as JSON has them (`51:` in a bucket table is the key "51")."""
+    """Convert YAML keys to strings, as in JSON (`51:` in a bucket table is the key "51")."""
     if isinstance(value, dict):
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""YAML 1.2 as recipes are written in it, with the line of every key. Only reading YAML loads this file."""
+"""YAML 1.2 text of recipes, with the line of every key; imported only to read YAML."""
 
 import re
 from typing import Any
@@ -50,9 +50,9 @@ def _key(node: yaml.Node) -> str:
 
 
 def document(text: str, where: str) -> tuple[Any, dict[Path_, int]]:
-    """Return what the text says, and the line of each key (from 1) by its path.
+    """Parse the text; return the document, and the line of each key (from 1) by its path.
 
-    Raises RecipeError for what is not YAML and for a key that is given twice.
+    Raises RecipeError for invalid YAML and for a repeated key.
     """
     lines: dict[Path_, int] = {}
     try:
@@ -68,7 +68,7 @@ def document(text: str, where: str) -> tuple[Any, dict[Path_, int]]:
 
 
 def value(text: str) -> Any:
-    """Return one value. Raises ValueError for what is not YAML."""
+    """Parse one value. Raises ValueError for invalid YAML."""
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:

@@ -296,7 +296,8 @@ def test_the_command_prints_a_line_for_each_problem_and_ends_with_1(
     out, err = capsys.readouterr()
     assert out.splitlines()[:2] == [
         "notes.txt: is a file that the manifest does not name",
-        f"{gone.name}: is not there. Copy this file again, or delete it and run `vidcurate build-shards` again.",
+        f"{gone.name}: is not there. Copy this file again, or delete it and run "
+        "`vidcurate build-shards` again.",
     ]
     assert err.splitlines()[-1].startswith(
         f"error: {shards}: 2 problems in 2 files, the first: notes.txt: is"
