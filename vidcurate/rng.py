@@ -2,8 +2,8 @@
 
 Every random choice of the data pipeline (which clips a bucket keeps, an epoch's order, a start frame, the
 noise of a step) is a hash of the name of the choice. So workers, ranks, restarts and other choices cannot
-shift it. The mixing function is the finaliser of splitmix64 (Steele, Lea & Flood, OOPSLA 2014); ids are hashed
-8 bytes at a time. Arithmetic is modulo 2^64; arrays are numpy uint64, scalars Python ints.
+shift it. The mixing function is the finaliser of splitmix64 (Steele, Lea & Flood, OOPSLA 2014), which hashes
+ids 8 bytes at a time. Arithmetic is modulo 2^64; arrays are numpy uint64, scalars Python ints.
 """
 
 import hashlib
