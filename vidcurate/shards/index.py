@@ -174,7 +174,7 @@ def read_index(place: Path | str, *, check_files: bool = True, remote: RemoteSpe
     """Open the index of the shards in a folder or at a URL (read with the settings `remote`).
 
     Raises MissingError when the index is missing; ShardError when it is damaged, of another format, or holds
-    an impossible size or rate, or (with `check_files`) when a shard is missing or shorter than the index says,
+    an impossible size or rate, or (with `check_files`) when a shard is missing or shorter than in the index,
     or the manifest names another index; StorageError and InputError for a URL. At a URL `check_files` also
     records the current version of each shard: reads of other versions then fail.
     """
