@@ -299,9 +299,7 @@ def test_the_command_prints_a_line_for_each_problem_and_ends_with_1(
         f"{gone.name}: is not there. Copy this file again, or delete it and run "
         "`vidcurate build-shards` again.",
     ]
-    assert err.splitlines()[-1].startswith(
-        f"error: {shards}: 2 problems in 2 files; first: notes.txt: is"
-    )
+    assert err.splitlines()[-1].startswith(f"error: {shards}: 2 problems in 2 files; first: notes.txt: is")
     with pytest.raises(SystemExit):
         cli_main.main([*cli_says, "--json"])
     whole = json.loads(capsys.readouterr().out)
