@@ -53,7 +53,7 @@ def main() -> None:
             for step in range(100_000):
                 watched.pulse.step(step)
             of_phase = (time.perf_counter() - began) / 100_000
-            time.sleep(monitor.WATCHER_SECONDS + 3.0)
+            time.sleep(monitor.MONITOR_START_SECONDS + 3.0)
             (watcher,) = process_table.children(os.getpid())
             before = processor_seconds(os.getpid()), processor_seconds(watcher)
             time.sleep(given.seconds)

@@ -206,7 +206,7 @@ def _run_stage(
             periodic.validate_if_due(state, context, services.rounds, last_step, saver)
             if sync.stop and state.step < last_step:
                 training_log.record_save(saver.wait(), context)
-                signal_name = stop_requests.foremost(mesh.all_gather(services.stop.name, world))
+                signal_name = stop_requests.deciding_name(mesh.all_gather(services.stop.name, world))
                 if world.is_first:
                     jsonl.record_event(run, "stop", state.step, signal=signal_name)
                 return line, signal_name

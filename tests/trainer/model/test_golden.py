@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from trainer.model import rectified_flow
-from trainer.model.stdit import PUBLISHED_FAULTS, Fault, STDiT3, STDiT3Config
+from trainer.model.stdit import PUBLISHED_FAULTS, Fault, STDiT3
+from trainer.run_folder.checkpoint.convert import read_config
 
 FORWARD = ["plain", "mask", "xmask", "mask_xmask", "xmask_allone", "hires", "oddsize", "image", "cfg"]
 TRAINING = ["train_plain", "train_mask", "train_xmask", "train_drop"]
@@ -36,9 +37,9 @@ def arguments(cases: dict[str, Tensor], name: str) -> dict[str, Tensor]:
 
 
 def build(golden: Path, *faults: Fault) -> STDiT3:
-    fields = json.loads((golden / "config.json").read_text())
-    config = STDiT3Config(**fields, reproduce=faults) if faults else STDiT3Config(**fields)
-    model = STDiT3(config)
+    config = read_config(golden)  # without the published keys that have no effect
+    assert config is not None
+    model = STDiT3(config.model_copy(update={"reproduce": faults}) if faults else config)
     model.load_state_dict(load_file(golden / "stdit3_tiny.safetensors"), strict=True)
     return model.eval()
 

@@ -42,22 +42,22 @@ from vidcurate.executor.shared_memory import anonymous_file
 
 TICK_SECONDS = 1.0
 BEAT_SECONDS = 5.0
-STANDS_SECONDS = 10.0
-"""in one phase, from which on a heartbeat says in which collective the rank waits"""
-WATCHER_SECONDS = 10.0
-"""after the start, until the watcher begins: hundreds of short runs of a test need none"""
+IDLE_SECONDS = 10.0
+"""time in one phase after which the heartbeat names the collective that the rank waits in"""
+MONITOR_START_SECONDS = 10.0
+"""from the start of the rank to that of its monitor process: short runs need none"""
 APART_SECONDS = 5.0
-"""between the two dumps of a stall"""
+"""between the two stack dumps of a stall"""
 GONE_SECONDS = 12.0
-"""how long a rank whose collective broke waits for the watchers to say who is gone"""
+"""how long a rank with a broken collective waits for the monitor processes to name the lost rank"""
 LAST_WORDS_SECONDS = 0.3
 
 
 # ── the thread of a rank ────────────────────────────────────────────────────────────────────────────────────
 
 
-class _Body:
-    """A rank's thread: it writes the heartbeat, looks at the clock, starts the watcher and obeys it."""
+class _RankThread:
+    """A rank's thread: writes the heartbeat, checks the clock, runs the monitor process."""
 
     def __init__(self, spec: WatchSpec, run: Path, record: ProcessRecord, page: int, stop: Stop) -> None:
         self.spec, self.run, self.record, self.stop = spec, run, record, stop
@@ -68,49 +68,48 @@ class _Body:
             stall_seconds=spec.stall_seconds or float("inf"),
             slow_seconds=watch_spec.SLOW_PHASE_SECONDS if spec.stall_seconds else float("inf"),
         )
-        self._watcher: subprocess.Popen[bytes] | None = None
-        self._bell = os.pipe()
+        self._monitor_process: subprocess.Popen[bytes] | None = None
+        self._stop_pipe = os.pipe()
         self._has_reported = False
         self._recorder = flight_recorder.Recorder() if record.world_size > 1 else None
         self._collectives: tuple[Collective, ...] = ()
-        self._stands_seconds = min(STANDS_SECONDS, (spec.stall_seconds or STANDS_SECONDS) / 4)
+        self._idle_seconds = min(IDLE_SECONDS, (spec.stall_seconds or IDLE_SECONDS) / 4)
         self._clock = ClockWatch(watch_spec.CLOCK_STEP_SECONDS) if record.local_rank == 0 else None
-        self._wants_a_watcher = record.local_rank == 0 or spec.stall_seconds is not None
+        self._needs_monitor_process = record.local_rank == 0 or spec.stall_seconds is not None
         self._thread = threading.Thread(target=self._live, name="trainer-watch", daemon=True)
         self._thread.start()
 
     def _live(self) -> None:
-        first = min(WATCHER_SECONDS, (self.spec.stall_seconds or WATCHER_SECONDS) / 4)
+        first = min(MONITOR_START_SECONDS, (self.spec.stall_seconds or MONITOR_START_SECONDS) / 4)
         began, next_beat = time.monotonic(), 0.0
         while True:
             now = time.monotonic()
-            if self._has_come_to_stand(now) or now >= next_beat:
+            if self._collectives_changed(now) or now >= next_beat:
                 self._beat()
                 next_beat = now + BEAT_SECONDS
-            if self._watcher is None and now - began >= first and self._wants_watcher():
-                self._start_watcher()
+            if self._monitor_process is None and now - began >= first and self._needs_monitor_process:
+                self._start_monitor_process()
             if self._clock and (step := self._clock.look()):
-                self._tell_clock(step)
+                self._report_clock_step(step)
             heard = select.poll()  # not select: a rank that talks to thousands has descriptors above 1023
-            heard.register(self._bell[0], select.POLLIN)
-            if self._watcher is not None and self._watcher.stdout is not None:
-                heard.register(self._watcher.stdout, select.POLLIN)
-            wait = TICK_SECONDS if self._watcher else min(TICK_SECONDS, max(0.01, first - (now - began)))
+            heard.register(self._stop_pipe[0], select.POLLIN)
+            if self._monitor_process is not None and self._monitor_process.stdout is not None:
+                heard.register(self._monitor_process.stdout, select.POLLIN)
+            wait = (
+                TICK_SECONDS if self._monitor_process else min(TICK_SECONDS, max(0.01, first - (now - began)))
+            )
             ready = [descriptor for descriptor, _ in heard.poll(1000 * wait)]
-            if self._bell[0] in ready:
+            if self._stop_pipe[0] in ready:
                 return
             if ready:
-                self._obey()
+                self._follow_order()
 
-    def _wants_watcher(self) -> bool:
-        return self._wants_a_watcher
-
-    def _has_come_to_stand(self, now: float) -> bool:
-        """Ask the flight recorder of a rank that stands; return whether it says something new."""
+    def _collectives_changed(self, now: float) -> bool:
+        """Read the flight recorder of a rank without progress; return whether it changed."""
         if self._recorder is None:
             return False
         before, self._collectives = self._collectives, ()
-        if now - heartbeat.read_page(self.memory).phase_since >= self._stands_seconds:
+        if now - heartbeat.read_page(self.memory).phase_since >= self._idle_seconds:
             try:
                 self._collectives = self._recorder.look()
             except (StateError, RuntimeError, ValueError) as error:
@@ -131,7 +130,7 @@ class _Body:
             self._has_reported = True
             print(f"rank {self.record.rank}: {text}", file=sys.stderr, flush=True)
 
-    def _start_watcher(self) -> None:
+    def _start_monitor_process(self) -> None:
         spec, is_first_here = self.spec, self.record.local_rank == 0
         job = Job(
             record=self.record,
@@ -148,7 +147,7 @@ class _Body:
         root = str(Path(__file__).resolve().parents[3])
         try:
             # -S: it needs no installed package, and starts in half the time.
-            self._watcher = subprocess.Popen(
+            self._monitor_process = subprocess.Popen(
                 [sys.executable, "-S", "-P", "-c", program, root, job.as_text()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -156,26 +155,26 @@ class _Body:
             )
         except OSError as error:
             self._say_once(f"its monitor process cannot be started ({error.strerror}); the run continues")
-            self._wants_a_watcher = False
+            self._needs_monitor_process = False
             return
-        _may_look(self._watcher.pid)
+        _allow_ptrace(self._monitor_process.pid)
 
-    def _obey(self) -> None:
-        """End this process when its watcher says so: the main thread hangs, so nothing is left to do."""
-        assert self._watcher is not None
-        assert self._watcher.stdout is not None
-        said = self._watcher.stdout.readline()
+    def _follow_order(self) -> None:
+        """Exit when the monitor process orders it: the main thread hangs."""
+        assert self._monitor_process is not None
+        assert self._monitor_process.stdout is not None
+        said = self._monitor_process.stdout.readline()
         if not said:  # the monitor process itself is gone: the run continues without it
-            self._say_once("its watcher has ended; nothing watches this rank any more")
-            self._watcher.stdout.close()
-            self._watcher.stdout = None
+            self._say_once("its monitor process has ended; nothing monitors this rank any more")
+            self._monitor_process.stdout.close()
+            self._monitor_process.stdout = None
             return
         order = json.loads(said)
         print(f"error: rank {self.record.rank} ends: {order['why']}.", file=sys.stderr, flush=True)
         time.sleep(LAST_WORDS_SECONDS)  # the first rank's log is copied to the console ten times a second
         os._exit(order["code"])
 
-    def _tell_clock(self, step: ClockStep) -> None:
+    def _report_clock_step(self, step: ClockStep) -> None:
         facts = {"host": self.record.host, "seconds": step.seconds, "within_seconds": step.within_seconds}
         with suppress(StorageError):
             seen = heartbeat.read_page(self.memory)
@@ -183,40 +182,40 @@ class _Body:
         print(step.to_text(self.record.host), file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        os.write(self._bell[1], b"x")
+        os.write(self._stop_pipe[1], b"x")
         self._thread.join()
-        for end in self._bell:
+        for end in self._stop_pipe:
             os.close(end)
-        if self._watcher is not None:
-            _part_with(self._watcher)
-        with suppress(OSError):  # a finished run is as it was; after a crash the last one stays
+        if self._monitor_process is not None:
+            _end_monitor_process(self._monitor_process)
+        with suppress(OSError):  # after a crash the last heartbeat stays
             heartbeat.path(self.run, self.record.rank).unlink(missing_ok=True)
 
 
-def _may_look(watcher: int) -> None:
-    """Let the watcher, and what it starts, trace this process where the kernel (Yama) asks for it."""
+def _allow_ptrace(process: int) -> None:
+    """Allow the monitor process and its children to ptrace this process, for Yama."""
     import ctypes
 
     with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(0x59616D61, watcher, 0, 0, 0)  # PR_SET_PTRACER
+        ctypes.CDLL(None).prctl(0x59616D61, process, 0, 0, 0)  # PR_SET_PTRACER
 
 
-def _part_with(watcher: "subprocess.Popen[bytes]") -> None:
-    assert watcher.stdin is not None
+def _end_monitor_process(process: "subprocess.Popen[bytes]") -> None:
+    assert process.stdin is not None
     with suppress(OSError):
-        watcher.stdin.write(GOODBYE)
-        watcher.stdin.close()
+        process.stdin.write(GOODBYE)
+        process.stdin.close()
     try:
-        watcher.wait(2.0)
+        process.wait(2.0)
     except subprocess.TimeoutExpired:
-        timed_command.kill(watcher)
-    if watcher.stdout is not None:
-        watcher.stdout.close()
+        timed_command.kill(process)
+    if process.stdout is not None:
+        process.stdout.close()
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What the loop tells: what it does, and what each step took."""
+    """For the training loop: `pulse` takes the phase, `steps` the metrics of each step."""
 
     pulse: Pulse
     steps: StepWatch
@@ -224,7 +223,7 @@ class Watched:
 
 @contextmanager
 def watching(spec: WatchSpec, run: Path, world: World, stop: Stop) -> Iterator[Watched]:
-    """Watch this rank while the block runs.
+    """Monitor this rank while the block runs.
 
     A collective that breaks because another rank is gone is raised as LostRankError (exit code 76). Raises
     StorageError when the run's folder cannot be written.
@@ -244,14 +243,14 @@ def watching(spec: WatchSpec, run: Path, world: World, stop: Stop) -> Iterator[W
         end_hung_run.forget(run)
     try:
         with process_records.registered(run, record):
-            body = _Body(spec, run, record, page, stop)
+            body = _RankThread(spec, run, record, page, stop)
             try:
                 yield Watched(body.pulse, StepWatch(spec, run, world, stop))
             except RuntimeError as error:
-                if world.size == 1 or not _is_broken_line(error):
+                if world.size == 1 or not _is_broken_collective(error):
                     raise
-                _leave_in_time()
-                raise LostRankError(_who_is_gone(run, record, body, error)) from error
+                _exit_within_limit()
+                raise LostRankError(_describe_lost_rank(run, record, body, error)) from error
             finally:
                 body.pulse.phase("end")
                 body.close()
@@ -266,8 +265,8 @@ def watching(spec: WatchSpec, run: Path, world: World, stop: Stop) -> Iterator[W
 LEAVE_SECONDS = 30.0
 
 
-def _leave_in_time() -> None:
-    """End this process in LEAVE_SECONDS at the latest: to take leave of ranks that are gone can hang, too."""
+def _exit_within_limit() -> None:
+    """Exit within LEAVE_SECONDS: to destroy process groups with lost ranks can hang."""
     timer = threading.Timer(LEAVE_SECONDS, os._exit, [exit_codes.RESTART])
     timer.daemon = True
     timer.start()
@@ -276,11 +275,11 @@ def _leave_in_time() -> None:
 _BROKEN = re.compile(r"gloo|connection (closed|reset|refused)|broken pipe|nccl|socket timeout|tcpstore", re.I)
 
 
-def _is_broken_line(error: RuntimeError) -> bool:
+def _is_broken_collective(error: RuntimeError) -> bool:
     return "Dist" in type(error).__name__ or _BROKEN.search(str(error)) is not None
 
 
-def _who_is_gone(run: Path, record: ProcessRecord, body: _Body, error: RuntimeError) -> str:
+def _describe_lost_rank(run: Path, record: ProcessRecord, body: _RankThread, error: RuntimeError) -> str:
     """Return the text for a broken collective, after the monitor processes (or this rank) reported it."""
     began, since = time.monotonic(), process_records.record_path(run, record.rank).stat().st_mtime
     seen = heartbeat.read_page(body.memory)
@@ -290,7 +289,7 @@ def _who_is_gone(run: Path, record: ProcessRecord, body: _Body, error: RuntimeEr
         if now is not None and (run / "stacks" / now.folder / "summary.json").exists():
             return f"rank {now.rank} on {now.host} is gone, at step {seen.step + 1} ({first})"
         if now is None and time.monotonic() > began + GONE_SECONDS / 6:
-            break  # no watcher saw it
+            break  # no monitor process saw it
         time.sleep(0.1)
     gone = [
         one

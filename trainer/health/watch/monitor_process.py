@@ -68,8 +68,8 @@ def job_from(text: str) -> Job:
     return Job(**values | {"record": process_records.from_json(values["record"])})
 
 
-class Watcher:
-    """One rank watched until it ends, in order or not."""
+class RankMonitor:
+    """Monitors one rank until it ends, orderly or not."""
 
     def __init__(self, job: Job) -> None:
         self.job, self.rank = job, job.record
@@ -77,13 +77,13 @@ class Watcher:
         self.page = mmap.mmap(job.page, heartbeat.PAGE_BYTES, prot=mmap.PROT_READ)
         self.since = process_records.record_path(self.run, self.rank.rank).stat().st_mtime
         self.peers: dict[int, ProcessRecord] = {}
-        self.assigned_with: end_hung_run.Claim | None = None
-        self.assigned_at: tuple[int, str] | None = None  # step and phase of this rank then
+        self.handled: end_hung_run.Claim | None = None
+        self.handled_at: tuple[int, str] | None = None  # step and phase of this rank then
         self.has_complained = False
         self.next_look_around = 0.0
         self.is_ending = False
-        self.lost_seconds = 0.0  # in which this process stood still itself, and so did its rank
-        self.stands_since = 0.0  # the progress that was seen last, and how much had been lost by then
+        self.lost_seconds = 0.0  # time in which the machine or job was suspended, so that no rank could move
+        self.stands_since = 0.0  # start of the last phase seen, and lost_seconds at that time
         self.lost_by_then = 0.0
 
     def see(self) -> RankState:
@@ -109,23 +109,23 @@ class Watcher:
         self.lost_seconds += max(0.0, seconds - self.job.look_seconds)
 
     def is_late(self, seen: RankState) -> bool:
-        """Whether the rank has stood for longer than its limit while this process was there to see it."""
+        """Return whether the rank made no progress within its limit while this process ran."""
         if seen.since != self.stands_since:
             self.stands_since, self.lost_by_then = seen.since, self.lost_seconds
         return seen.seconds - (self.lost_seconds - self.lost_by_then) > seen.limit_seconds
 
     def step(self) -> bool:
-        """Look once; return whether the rank was ended."""
+        """Check once; return whether this process ended the rank."""
         seen = self.see()
         if not self.job.stalls:
             return False
         now = end_hung_run.claimed(self.run, self.since)
-        if now is not None and now != self.assigned_with:
-            return self.assign_with(now, is_first=False)
-        if self.assigned_at is not None:
-            if (seen.step, seen.phase) == self.assigned_at:
+        if now is not None and now != self.handled:
+            return self.handle(now, is_first=False)
+        if self.handled_at is not None:
+            if (seen.step, seen.phase) == self.handled_at:
                 return False  # already reported, and the policy is to wait
-            self.assigned_with = self.assigned_at = None
+            self.handled = self.handled_at = None
             end_hung_run.forget(self.run)
         if self.is_late(seen):
             return self.claim("stall", self.rank, seen)
@@ -133,7 +133,7 @@ class Watcher:
             gone = self.gone(seen)
         except (OSError, StateError) as error:
             if not self.has_complained:
-                say(f"rank {self.rank.rank}: lost ranks cannot be looked for now ({error})")
+                say(f"rank {self.rank.rank}: cannot check for lost ranks now ({error})")
             self.has_complained = True
             return False
         return self.lost(gone) if gone else False
@@ -174,9 +174,9 @@ class Watcher:
     # ── reactions ───────────────────────────────────────────────────────────────────────────────────────────
 
     def claim(self, kind: str, whom: ProcessRecord, seen: RankState) -> bool:
-        why = "a word of an earlier start is in the way"
+        why = "the record of an earlier start exists"
         try:
-            for _ in range(2):  # another's word can be gone again when it is read: the ranks moved on
+            for _ in range(2):  # a peer's record may be gone again when this process reads it
                 mine = end_hung_run.claim(
                     self.run,
                     kind=kind,
@@ -188,20 +188,22 @@ class Watcher:
                 )
                 now = mine or end_hung_run.claimed(self.run, self.since)
                 if now is not None:
-                    return self.assign_with(now, is_first=mine is not None)
+                    return self.handle(now, is_first=mine is not None)
         except OSError as error:
             why = str(error)
-        say(f"rank {self.rank.rank}: {kind} at step {seen.step}, and the run's folder refuses ({why})")
-        policy, self.assigned_at = self.policy(kind), (seen.step, seen.phase)
+        say(
+            f"rank {self.rank.rank}: {kind} at step {seen.step}, and the run folder cannot be written ({why})"
+        )
+        policy, self.handled_at = self.policy(kind), (seen.step, seen.phase)
         return policy != "warn" and self.end(f"{kind} at step {seen.step}", policy)
 
     def policy(self, kind: str) -> str:
-        """Nobody waits for a rank that is gone."""
+        """Return the policy for a hang; a lost rank always means restart."""
         return self.job.on_stall if kind == "stall" else "restart"
 
-    def assign_with(self, now: end_hung_run.Claim, *, is_first: bool) -> bool:
+    def handle(self, now: end_hung_run.Claim, *, is_first: bool) -> bool:
         seen, policy = self.see(), self.policy(now.kind)
-        self.assigned_with, self.assigned_at = now, (seen.step, seen.phase)
+        self.handled, self.handled_at = now, (seen.step, seen.phase)
         try:
             end_hung_run.take_part(
                 self.run,
@@ -213,9 +215,7 @@ class Watcher:
                 apart_seconds=self.job.apart_seconds,
             )
         except OSError as error:
-            say(
-                f"rank {self.rank.rank}: {now.kind} at step {now.step}, and its stacks are not kept ({error})"
-            )
+            say(f"rank {self.rank.rank}: {now.kind} at step {now.step}; cannot write its stacks ({error})")
         if policy == "warn":
             return False
         what = f"rank {now.rank} on {now.host} is lost" if now.kind == "lost" else now.kind
@@ -232,7 +232,7 @@ class Watcher:
         until = time.monotonic() + ENDS_SECONDS
         while process_records.is_alive(self.rank):
             if time.monotonic() > until:
-                say(f"rank {self.rank.rank} does not end by itself: killed")
+                say(f"rank {self.rank.rank} does not exit: killed")
                 with suppress(ProcessLookupError):
                     os.kill(self.rank.pid, signal.SIGKILL)
                 return True
@@ -247,17 +247,17 @@ def say(text: str) -> None:
 
 def main(text: str) -> None:
     """Watch the rank of the job `text` (JSON) until it ends."""
-    # What is sent to a whole process group is for the rank; it says when the watcher may go.
+    # Signals to the process group are for the rank, which ends this process itself.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     job = job_from(text)
-    watcher = Watcher(job)
+    monitor = RankMonitor(job)
     if job.hardware_seconds is not None:
         gpu_monitor.start(
-            watcher.run,
+            monitor.run,
             job.hardware_seconds,
-            step=lambda: watcher.see().step,
-            end=watcher.end_with if job.on_hardware == "act" else None,
+            step=lambda: monitor.see().step,
+            end=monitor.end_with if job.on_hardware == "act" else None,
         )
-    watcher.watch()
-    os._exit(0)  # a thread that asks the driver is not waited for
+    monitor.watch()
+    os._exit(0)  # do not wait for the GPU monitor thread

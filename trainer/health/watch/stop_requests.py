@@ -9,7 +9,7 @@ NAMES = tuple(number.name for number in STOP_SIGNALS)
 
 
 class Stop:
-    """The name of the first stop signal that came, else of what was seen of the run; "" before."""
+    """`name`: the first stop signal that arrived, else the finding that ends the run; "" before."""
 
     def __init__(self) -> None:
         self.name = ""
@@ -19,8 +19,8 @@ class Stop:
             self.name = signal.Signals(number).name
 
 
-def foremost(names: Sequence[str]) -> str:
-    """Return of the ranks' names, "" among them, the one that ends the run: a signal's before any other."""
+def deciding_name(names: Sequence[str]) -> str:
+    """Return the name that ends the run, of all ranks' names ("" is none): a signal before a finding."""
     asked = [name for name in names if name]
     return next((name for name in asked if name in NAMES), asked[0] if asked else "a signal")
 

@@ -302,8 +302,8 @@ def test_a_signal_counts_before_what_a_policy_asks_for() -> None:
         assert stop.name == "SIGTERM"
         os.kill(os.getpid(), signal.SIGUSR1)
         assert stop.name == "SIGTERM"
-    assert stop_requests.foremost(["", "slow_rank", "SIGUSR1"]) == "SIGUSR1"
-    assert stop_requests.foremost(["", "slow_rank"]) == "slow_rank"
+    assert stop_requests.deciding_name(["", "slow_rank", "SIGUSR1"]) == "SIGUSR1"
+    assert stop_requests.deciding_name(["", "slow_rank"]) == "slow_rank"
 
 
 # ── meeting over the run's folder ───────────────────────────────────────────────────────────────────────────

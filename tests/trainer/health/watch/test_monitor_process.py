@@ -12,11 +12,11 @@ import pytest
 from tests.trainer.shards_for_tests import events
 from trainer.health.watch import end_hung_run, heartbeat, stacks
 from trainer.health.watch.heartbeat import Pulse
-from trainer.health.watch.monitor_process import Job, Watcher
+from trainer.health.watch.monitor_process import Job, RankMonitor
 from trainer.run_folder import process_records, process_table
 from vidcurate.executor.shared_memory import anonymous_file
 
-Watch = tuple[Watcher, Pulse]
+Watch = tuple[RankMonitor, Pulse]
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
             hardware_seconds=None,
             on_hardware="warn",
         )
-        return Watcher(job), pulse
+        return RankMonitor(job), pulse
 
     yield make
     for child in children:
@@ -109,7 +109,7 @@ def test_a_folder_that_refuses_ends_no_rank_whose_policy_is_to_wait(
     assert not watcher.step()
     assert not watcher.step()
 
-    assert capsys.readouterr().err.count("the run's folder refuses") == 1
+    assert capsys.readouterr().err.count("the run folder cannot be written") == 1
 
 
 def test_records_that_cannot_be_read_are_no_reason_to_watch_no_more(
@@ -122,4 +122,4 @@ def test_records_that_cannot_be_read_are_no_reason_to_watch_no_more(
     assert not watcher.step()
     assert not watcher.step()
 
-    assert capsys.readouterr().err.count("rank 0: lost ranks cannot be looked for now") == 1
+    assert capsys.readouterr().err.count("rank 0: cannot check for lost ranks now") == 1
