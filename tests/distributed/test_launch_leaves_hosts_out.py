@@ -1,4 +1,4 @@
-"""A launch over ssh goes on without a host that is bad or silent: a real sshd, ranks that end as asked."""
+"""Launch over ssh, with a real sshd: a bad or silent host is excluded, ranks exit when asked."""
 
 import json
 import socket

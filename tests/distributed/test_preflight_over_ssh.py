@@ -1,4 +1,4 @@
-"""A host that computes wrongly: its preflight finds it, and a launch over a real ssh goes on without it."""
+"""Preflight over a real ssh: a host that computes wrongly is found, and the launch excludes it."""
 
 import json
 from pathlib import Path

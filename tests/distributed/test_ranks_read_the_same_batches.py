@@ -65,7 +65,7 @@ def undisturbed(opened: Index, num_steps: int) -> dict[int, list[Any]]:
 def start(
     forks: Forks, opened: Index, folder: Path, step: int, world: int, last: int, workers: tuple[int, ...]
 ) -> Forked:
-    """Start `world` ranks that go on at `step`, as from a checkpoint."""
+    """Start `world` ranks that continue at `step`, as from a checkpoint."""
     folder.mkdir(exist_ok=True)
     given = {
         "shards": str(opened.folder),
@@ -126,7 +126,7 @@ def strike(ranks: list[int], victim: str, dice: random.Random) -> None:
 def test_killed_at_random_moments_and_resumed_on_1_2_3_ranks_it_reads_the_same(
     forks: Forks, opened: Index, tmp_path: Path, kills: int
 ) -> None:
-    """A worker, a rank or all ranks are killed; after a rank the run goes on from where all had come to."""
+    """A worker, a rank or all ranks are killed; after a killed rank the run continues where all ranks had arrived."""
     dice = random.Random(kills)
     victims = [*["worker", "rank", "all"] * (kills // 3), *["all"] * (kills % 3)]
     dice.shuffle(victims)

@@ -1,4 +1,4 @@
-"""`python -m trainer` over data and recipes that change: what it refuses, accepts and goes on with."""
+"""Changed data and recipes: which changes a resumed run refuses and accepts."""
 
 import json
 import shutil
@@ -110,7 +110,7 @@ def test_a_run_resumes_through_one_accepted_change_after_another(
     assert reported["clip_ids"]["added"] == ["clip-012", "clip-014", "clip-013", "clip-015"]
     check_hashes(run)
 
-    # The same command goes on without a flag, and over shards that only lie elsewhere under other names.
+    # The same command resumes without a flag, and over shards that only lie elsewhere under other names.
     assert command.main(words(more_shards, run, 7)) == 0
     elsewhere = shutil.copytree(more_shards, tmp_path / "elsewhere")
     (elsewhere / "train-level1-000000.tar").rename(elsewhere / "a.tar")

@@ -1,4 +1,4 @@
-"""`python -m trainer` killed while it accepts changed data: nothing is lost, and the same command goes on.
+"""Changed data accepted by a run that is killed meanwhile: nothing is lost, the same command resumes.
 
 SIGKILL comes before the n-th file operation inside the run's folder (an audit hook sees each of them), from
 the reading of the old state over journal, plan and index to the checkpoint of the last step. Then the same
@@ -68,7 +68,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
     assert command.main([str(SMOKE), *(word for value in given for word in ("--set", value))]) == 0
     more = make_shards(folder / "more", num_clips=16)
     other = make_shards(folder / "other", num_clips=11, crf=30)
-    continued = shutil.copytree(run, folder / "gone-on")  # it has a journal already
+    continued = shutil.copytree(run, folder / "continued")  # it has a journal already
     appended = Case(continued, more, ("--append",))
     assert command.main([word.replace("steps=6", "steps=5") for word in appended.words(continued)]) == 0
     return {

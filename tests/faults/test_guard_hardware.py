@@ -1,4 +1,4 @@
-"""What is not finite, and what one rank computes wrongly: named by rank, told apart from bad data."""
+"""Guard on bad hardware: non-finite or wrong results of a rank are named and separated from bad data."""
 
 import math
 import socket

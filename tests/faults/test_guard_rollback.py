@@ -1,4 +1,4 @@
-"""A poisoned window: the run goes back, leaves it out, and is then one that was told so from the start."""
+"""Guard rollback over a poisoned window: the run equals one whose recipe skips the window from the start."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -29,11 +29,11 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reported(recipe: Path, forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
-    """Of a number of ranks the run that was told to leave the window out."""
+    """Of a number of ranks the run whose recipe skips the window."""
 
     @cache
     def run_on(ranks: int) -> Path:
-        run = tmp_path_factory.mktemp("told") / f"run-{ranks}"
+        run = tmp_path_factory.mktemp("skips") / f"run-{ranks}"
         # Skipped are the window, the margin behind it, and that before it as far as the checkpoint.
         forks.start(words(recipe, run, "stages.0.skip=[[36, 41]]"), ranks=ranks).succeed()
         return run
@@ -84,7 +84,7 @@ def _what_is_shown_of_a_step_is_what_was_trained_in_it(run: Path, poisoned: list
     later = inspect_run.clips_of_step(run, 36)[0]["clip_id"]
     assert [shown["step"] for shown in plan.showings(found, later, STEPS)] == [36]
 
-    (stage,) = dry_run.dry_run(found.recipe)["stages"]  # it says how the run would go on: without the window
+    (stage,) = dry_run.dry_run(found.recipe)["stages"]  # the resumed run skips the window
     assert stage["skip"] == [[36, 41]]
     read = Counter(part["cell"] for part in plan.micro_batches(found, 1, STEPS))
     assert {cell["name"]: cell["micro_batches"] for cell in stage["cells"]} == read

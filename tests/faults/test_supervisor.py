@@ -39,7 +39,7 @@ def test_a_rank_that_hung_is_restarted_and_the_line_says_from_where_to_where(
 
 
 EARLIER = {"when": ["process-0-1"]}  # ends when rank 1 has come up, or that had no time for a word
-LATER = {"outlives": 0, "after": 0.3}  # than rank 0, whose end is told by then
+LATER = {"outlives": 0, "after": 0.3}  # than rank 0, whose end is reported by then
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_some_exit_codes_are_never_tried_again(tmp_path: Path, codes: tuple[int,
 def test_of_ranks_that_end_at_about_the_same_time_the_code_that_says_most_counts(
     tmp_path: Path, first: int, then: int, code: int, rank: int | None
 ) -> None:
-    """`rank` is the one the diary names; None where the launch just ends."""
+    """`rank` is the one the event names; None where the launch just ends."""
     ends: dict[str, dict[str, Any]] = {"0": {"exit": first, **EARLIER}, "1": {"exit": then, **LATER}}
 
     assert launch(tmp_path, [ends, {}]) == code

@@ -32,7 +32,7 @@ def test_a_rank_slower_than_the_others_is_named_with_what_it_is_slow_at(
     with faulty(forks, words, "is_slow", rank=1, ranks=3, slow_rank_steps=8) as started:
         started.succeed()
 
-    (slow,) = events(run, "slow_rank")  # one event, though two windows saw it
+    (slow,) = events(run, "slow_rank")  # one event for two windows
     assert (slow["rank"], slow["host"], slow["by"]) == (1, process_table.host_name(), "compute")
     assert (slow["step"], slow["steps"], slow["policy"]) == (8, 8, "warn")
     assert slow["factor"] > 1.5

@@ -1,4 +1,4 @@
-"""A stage with a curriculum trains and goes on where it stopped; one too short for its phases is refused."""
+"""Curriculum stages train and resume; a stage too short for its phases is refused."""
 
 import json
 import shutil
@@ -96,7 +96,7 @@ def test_a_phase_that_is_skipped_whole_is_left_out_and_said(
         return [note["phase"] for note in notes if note["event"] == "phase_skipped"]
 
     assert skipped("[[1, 7]]") == ["curriculum.0", "curriculum.1"]
-    assert skipped("[[1, 2], [4, 6], [8, 20]]") == []  # the last phase goes on behind any window
+    assert skipped("[[1, 2], [4, 6], [8, 20]]") == []  # the last phase continues after any window
 
 
 def test_validation_reads_the_levels_that_some_phase_shows(shards: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Trackers mirror the diaries, and nothing they do can touch the training."""
+"""Trackers follow the log files, and nothing they do can affect the training."""
 
 import importlib
 import json

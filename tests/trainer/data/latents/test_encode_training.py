@@ -139,7 +139,7 @@ def test_what_has_no_weights_takes_none_and_what_is_not_here_is_unknown(
 
 
 def reported(given: TrainRecipe) -> tuple[dict[str, Any], str]:
-    """Return the first stage's memory by the dry run, and all of it in words."""
+    """Return the first stage's memory by the dry run, and all of it as text."""
     report = dry_run.dry_run(given)
     return report["stages"][0]["memory"], dry_run.to_text(report)
 

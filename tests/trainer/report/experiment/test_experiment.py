@@ -1,4 +1,4 @@
-"""An experiment's arms really run, its restarts really restart, and its table hangs on nothing else."""
+"""Experiment with real runs: arms, restarts, and a table that depends on nothing else."""
 
 import io
 import json

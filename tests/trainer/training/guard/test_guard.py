@@ -1,4 +1,4 @@
-"""The guard's judgement: spikes by bucket and timestep, slow or instant, policies, windows, its memory."""
+"""Guard checks: spikes by bucket and timestep, divergence, policies, windows, history."""
 
 import json
 import math
@@ -20,7 +20,7 @@ SPEC = Thresholds(divergence_window=40)
 
 
 def figures(step: int, *, times: float = 1.0, bucket: str = "", grad_norm: float = 1.0) -> StepStats:
-    """Return a step of 8 clips whose losses hang on bucket and timestep, with log-normal noise of 0.3."""
+    """Return a step of 8 clips whose losses depend on bucket and timestep, with log-normal noise of 0.3."""
     random = np.random.default_rng(step)
     buckets = [bucket or ("small" if random.random() < 0.5 else "large")] * 8
     bins = [int(value) for value in random.integers(0, 10, 8)]
@@ -122,7 +122,7 @@ def test_one_spike_that_recovers_is_no_divergence() -> None:
         found += of_step
 
     assert {each.kind for each in found} == {"spike"}
-    assert found[-1].first_step == 210  # the trouble of step 212 began there
+    assert found[-1].first_step == 210  # the problem of step 212 began there
 
 
 def test_a_spike_at_the_end_of_a_rise_is_one_of_a_divergence() -> None:
