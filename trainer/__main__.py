@@ -1,4 +1,4 @@
-"""Train a recipe: `python -m trainer RECIPE`, in one process, under torchrun, or on many hosts.
+"""Entry point `python -m trainer RECIPE`: train here, under torchrun, or on hosts.
 
 `python -m trainer COMMAND` runs one of the tools in COMMANDS.
 

@@ -1,4 +1,4 @@
-"""Train the model a recipe describes: resume, then for each stage repeat the training step.
+"""Train a recipe: resume, then for each stage repeat the training step.
 
 One step: each rank reads its micro-batches, encodes them and sums the gradient of the mean loss over all
 clips of the step; the ranks reduce the gradient; the guard checks it; AdamW updates the weights and their

@@ -126,7 +126,7 @@ def strike(ranks: list[int], victim: str, dice: random.Random) -> None:
 def test_killed_at_random_moments_and_resumed_on_1_2_3_ranks_it_reads_the_same(
     forks: Forks, opened: Index, tmp_path: Path, kills: int
 ) -> None:
-    """A worker, a rank or all ranks are killed; after a killed rank the run continues where all ranks had arrived."""
+    """A killed worker, rank or all ranks: the run continues where all ranks had arrived."""
     dice = random.Random(kills)
     victims = [*["worker", "rank", "all"] * (kills // 3), *["all"] * (kills % 3)]
     dice.shuffle(victims)

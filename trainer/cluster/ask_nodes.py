@@ -1,4 +1,4 @@
-"""Node queries: ask all nodes at once; each answers with JSON documents or an error.
+"""Node queries: ask all nodes at once; each answers with JSON or an error.
 
 A document stands between marks, so the output of a login script is ignored. A node that refuses, stays
 silent, floods, or exits early costs its own time limit, never another node's.

@@ -1,4 +1,4 @@
-"""Cluster clocks: offsets between the nodes' clocks, their drift, and their time daemons.
+"""Cluster clocks: offsets between nodes' clocks, drift, and time daemons.
 
 Each exchange takes four time stamps over the agent's connection; the fastest of several exchanges counts,
 with an error of half its round trip (trainer.health.clock_offset). The limit applies to the distance from the

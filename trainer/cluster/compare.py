@@ -1,4 +1,4 @@
-"""Node comparison: which node deviates from the median of the others, and the likely reason."""
+"""Node comparison: deviations from the other nodes' median, and likely reasons."""
 
 import statistics
 from collections import Counter

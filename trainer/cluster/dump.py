@@ -1,4 +1,4 @@
-"""Cluster dump: stacks of all ranks and loader workers, taken twice, compared, written."""
+"""Cluster dump: stacks of all ranks and loader workers, taken twice and compared."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Cluster exec: run one command on all nodes; group nodes with equal output and exit code."""
+"""Cluster exec: run a command on all nodes; group nodes with equal output."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Framing: a JSON document between two marks, so that login script output does no harm."""
+"""Framing: a JSON document between two marks, safe from login script output."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Cluster health: a verdict per node, with findings and advice; for excluding bad nodes.
+"""Cluster health: a verdict per node with advice, for excluding bad nodes.
 
 bad: a finding for which the policy (trainer.health.xid) drains a node, a missing GPU, or no answer. watch:
 any other finding; the node can train. good: no finding.

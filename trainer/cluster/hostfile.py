@@ -1,4 +1,4 @@
-"""A hostfile: one host a line, the first is the master; `slots` are the ranks of a host.
+"""Hostfile: one host per line, the first is the master; `slots` are its ranks.
 
 # nodes.txt
 node1 slots=8

@@ -1,4 +1,4 @@
-"""Which nodes are meant, and the command line that starts a program on one of them.
+"""Nodes of a command: parse NODES, and build the ssh or srun command line.
 
 nodes.txt            a hostfile, as trainer.cluster.hostfile reads it: HOST slots=8 a line     over ssh
 node1,node2          names, as ssh knows them                                        over ssh

@@ -1,4 +1,4 @@
-"""Cluster stop: end a run on all its nodes at once; report what ended and what is left."""
+"""Cluster stop: end a run on all its nodes at once; report what is left."""
 
 import sys
 from collections.abc import Sequence

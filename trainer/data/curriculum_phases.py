@@ -1,4 +1,4 @@
-"""Curriculum phases of a stage: the updates at which they start, given skipped data steps.
+"""Curriculum phases of a stage: the updates at which they start.
 
 A phase inside a skipped window (skipped on purpose, or by a rollback) is logged and left out. A phase that a
 stage is too short to reach is refused.

@@ -1,4 +1,4 @@
-"""Clip sampling: from prompts and seeds to mp4 files, with a checkpoint's EMA or raw weights.
+"""Clip sampling: from prompts and seeds to mp4 files, with a checkpoint's weights.
 
 A clip's noise belongs to (seed, prompt number), so clip k has the same noise at every step of a run and on
 any machine. Clips are generated one at a time, so a clip does not depend on its round. A round of samples is

@@ -1,4 +1,4 @@
-"""Balance report: predicted and measured time per rank and bucket, and a new cost table.
+"""Balance report: predicted and measured time per rank and bucket.
 
 Pure functions of the lines that `trainer.training.step_balance` writes. They count the updates of the run's
 last number of ranks, without the first ones of each start. A cost table that is wrong by the same factor

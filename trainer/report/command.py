@@ -1,4 +1,4 @@
-"""Report command: `python -m trainer report RUN…` writes one HTML file of one or several runs.
+"""Report command: `python -m trainer report RUN…` writes one HTML file.
 
 The page is drawn from the run's log files, opens without a network and contains no script.
 """

@@ -1,4 +1,4 @@
-"""Event marks: which events get a flag, its colour and text, and the table row it links to."""
+"""Event marks: which events get a flag, its colour, text and link."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Goodput: where a run's time went, a ledger that adds up to the wall time exactly.
+"""Goodput: where a run's time went, a ledger that adds up to the wall time.
 
 A pure function of the run's log files. From the start of the first process to the last sign of the run, every
 microsecond belongs to one of PARTS; if several claim it (a validation within repeated steps), the later one

@@ -1,4 +1,4 @@
-"""Run report as one HTML file: curves, events, time ledger, slowest updates, samples.
+"""Run report as one HTML file: curves, events, time ledger, samples.
 
 The page has no script and requests nothing.
 """

@@ -1,4 +1,4 @@
-"""Run summary at the top of the report: how the run ended or stands, and its problems."""
+"""Run summary at the top of the report: the run's state and its problems."""
 # ruff: noqa: E501
 
 import html

@@ -1,4 +1,4 @@
-"""Data position of a checkpoint: save, compare with the current data, and continue.
+"""Data position of a checkpoint: save, compare with current data, continue.
 
 A deliberate change of the data needs a flag that names it (`vidcurate.sampler.order_state.FLAGS`). Each
 change becomes an entry of the stage's change log, in the run's folder beside copies of the indexes.

@@ -1,4 +1,4 @@
-"""Periodic work of a training: checkpoints, sampled clips and validation, each when its step is due."""
+"""Periodic work of a training: checkpoints, sampled clips and validation."""
 
 import time
 from typing import Any

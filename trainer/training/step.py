@@ -1,4 +1,4 @@
-"""Training step: from a rank's micro-batches to updated weights and the step's metrics.
+"""Training step: from a rank's micro-batches to updated weights and metrics.
 
 Everything random (noise, timestep, frame mask, dropped caption) is drawn for (seed, step, clip), so the
 result does not depend on which rank or process computes a clip. The step's loss is the mean over its clips on

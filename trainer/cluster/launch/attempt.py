@@ -1,4 +1,4 @@
-"""Launch attempt: start the ranks on the hosts that answered, and wait until all have exited.
+"""Launch attempt: start the ranks on all hosts and wait until they have exited.
 
 The first failing rank ends all others. The first signal goes to every rank once, which saves and exits; the
 second signal kills the ranks. Every wait has a timeout.

@@ -1,4 +1,4 @@
-"""Bad hosts: which hosts to exclude, by preflight, by the guard, or by exit code 77.
+"""Bad hosts: which hosts to exclude, by preflight, guard, or exit code 77.
 
 Every rank raises a preflight's error, healthy ranks too, so the reporting rank is not the bad one. Any other
 77 is about the rank's own host. The guard's verdict counts without the code: a rank that exits slowly is

@@ -1,4 +1,4 @@
-"""Launch command: start ranks on this host or a hostfile's hosts, under a supervisor.
+"""Launch command: start ranks on one or many hosts, under a supervisor.
 
 `python -m trainer launch RECIPE`. All hosts see the same files under the same paths, as torchrun requires
 too. No rank starts before every host has answered.

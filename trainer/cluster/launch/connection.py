@@ -1,4 +1,4 @@
-"""Connection to one host's launch agent: lines of JSON over ssh, or to a local process.
+"""Connection to a host's launch agent: lines of JSON over ssh or a pipe.
 
 The messages of all hosts arrive in one queue as (connection, message); None is the last. Other output (of a
 login script) is only printed. ssh is the user's own, with its configuration, and never prompts.

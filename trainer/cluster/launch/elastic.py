@@ -1,4 +1,4 @@
-"""Elastic agent: torchrun's agent adapted to this trainer's ranks, one per host of a launch.
+"""Elastic agent: torchrun's agent adapted to this trainer, one per host.
 
 torch.distributed.elastic provides the store where all hosts meet (its port is open from before the ranks
 start until they have exited), the ranks' numbers and their variables, as torchrun does. This file runs the

@@ -1,4 +1,4 @@
-"""Supervisor of a launch: restart after failures, without bad hosts, until no restart helps.
+"""Supervisor of a launch: restart after failures, excluding bad hosts.
 
 By exit code (exit_codes.py): 0 and 75 are passed on; 2 and 78 are never retried; 77 is retried without the
 host that RUN/preflight.json, the guard's event or the rank's own code names; anything else (1, 76, a signal,

@@ -1,4 +1,4 @@
-"""Node clocks: time stamps of the received and answered line, and this clock's time daemon."""
+"""Node clocks: time stamps of each line, and this clock's time daemon."""
 
 import sys
 import time

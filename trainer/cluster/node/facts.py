@@ -1,4 +1,4 @@
-"""Node facts from the kernel: load, memory, disks, and traffic of the network ports.
+"""Node facts from the kernel: load, memory, disks, network traffic.
 
 Read from /proc and /sys, which need no permissions. Missing values are None or left out.
 """

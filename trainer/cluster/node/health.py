@@ -1,4 +1,4 @@
-"""Node health: findings about this machine, each with its policy (trainer.health.xid)."""
+"""Node health: findings about this machine, each with its policy."""
 
 import time
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The folder of latents: which clips it holds in which shapes and views, and where each lies.
+"""Latent folder on disk: tables of clips, shapes, views and their offsets.
 
     index.parquet     the clips: the index of their own shards, byte for byte
     latents.parquet   a row for each clip, shape and view: shard, offset, size, CRC-32; or why there is none

@@ -1,4 +1,4 @@
-"""Latent plan: which clips to encode into which shards, a pure function of the recipe.
+"""Latent plan: which clips to encode into which shards, a pure function.
 
 Clips are split into shards by number, and each shard has a digest of its inputs. Its bytes therefore do not
 depend on the process that writes it.

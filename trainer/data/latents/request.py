@@ -1,4 +1,4 @@
-"""Latent request: the clips, encoders, dtypes and sizes of latents that a recipe needs.
+"""Latent request: clips, encoders, dtypes and sizes that a recipe needs.
 
 The training order is computed from the clips' index, and a latent folder holds a copy of the index. The same
 code therefore plans a stage on clips and on their latents, with the same positions.

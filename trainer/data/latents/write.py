@@ -1,4 +1,4 @@
-"""Latent shard writer: write a shard under a temporary name, flush, record, rename.
+"""Latent shard writer: write under a temporary name, flush, record, rename.
 
 The record, `.build/NAME.parquet`, holds the shard's table rows and its inputs. A tar with a matching record
 is finished; anything else left by a kill is written again.

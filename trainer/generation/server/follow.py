@@ -1,4 +1,4 @@
-"""Server loop: find the newest complete checkpoint that is not sampled yet, sample it, repeat.
+"""Server loop: find the newest checkpoint not sampled yet, sample it, repeat.
 
 All state is in the run's folder, so a killed server resumes where it stopped. Runs take turns. The first
 process decides, all processes sample.

@@ -1,4 +1,4 @@
-"""Clip generation for one HTTP request: choose run, checkpoint and size; return the mp4."""
+"""Clip generation for an HTTP request: choose run, checkpoint and size."""
 
 import re
 import tempfile

@@ -1,4 +1,4 @@
-"""Sampling presets: the published ones, or the recipe's own prompts, seeds and size.
+"""Sampling presets: the published ones, or the recipe's prompts, seeds, size.
 
 low4s, high4s and low16s are the settings that evaluate the published runs: 4 s (102 frames) or 16 s (408
 frames) at 360p or 720p, 9:16. Steps, guidance and frame rate are the recipe's, or as published: 30, 7, 24.

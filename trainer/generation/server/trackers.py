@@ -1,4 +1,4 @@
-"""Server trackers: samples and validation losses in Weights & Biases or TensorBoard.
+"""Server trackers: samples and validation losses in W&B or TensorBoard.
 
 Each tracker is a process that follows RUN/serve/served.jsonl and RUN/serve/validation.jsonl, as the
 training's trackers follow its log files; a failed tracker is one line here. In W&B the server is a separate

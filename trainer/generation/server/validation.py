@@ -1,4 +1,4 @@
-"""Server validation: the validation loss of a checkpoint, by the training's protocol.
+"""Server validation: a checkpoint's validation loss, by the training's protocol.
 
 The server measures where the run's clips are readable, and writes RUN/serve/validation.jsonl. It skips a step
 for which the training has measured the same weights.

@@ -1,4 +1,4 @@
-"""Experiment arms: the process starts of each arm and seed, each a recipe and a folder.
+"""Experiment arms: the process starts of each arm and seed.
 
 Pure functions: nothing is read or written here. Segments that begin with `next` are stages of one start; a
 `restart` is a start in the same folder with more stages (or more steps); `weights` is a start in a new

@@ -1,4 +1,4 @@
-"""Experiment results as files: table.json, table.md and plot.svg, reproducible byte for byte."""
+"""Experiment results as files: table.json, table.md and plot.svg."""
 
 import json
 from collections.abc import Mapping, Sequence

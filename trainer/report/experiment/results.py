@@ -1,4 +1,4 @@
-"""Experiment results: read the runs' log files and compare them over the clips seen.
+"""Experiment results: read the runs' logs and compare them over the clips seen.
 
 No measured time is used, so the same runs give the same table, interrupted or not. Differences are paired by
 seed: for each seed, an arm and the first arm share initial weights, noise and validation. Standard errors are

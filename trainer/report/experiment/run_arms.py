@@ -1,4 +1,4 @@
-"""Experiment runner: each start is the real training command in a separate process.
+"""Experiment runner: each start is the real training command in a process.
 
 A finished start is skipped, an interrupted one resumes from its checkpoint. The same command therefore
 finishes the experiment, with the same numbers.

@@ -1,4 +1,4 @@
-"""What an experiment asks: one recipe, some arms that differ from it by name, and the seeds of each.
+"""Experiment spec: one recipe, named arms that change it, and seeds.
 
 The recipe has one stage, the pattern of every segment. An arm is a chain of segments: each says how it
 begins, what it changes in the pattern, and how many times the pattern's steps it lasts.

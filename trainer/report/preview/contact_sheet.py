@@ -1,4 +1,4 @@
-"""Contact sheet: an HTML page of micro-batches with each clip's caption and first frame.
+"""Contact sheet: an HTML page of micro-batches with first frames and captions.
 
 The page contains the pictures, no script, and requests nothing.
 """

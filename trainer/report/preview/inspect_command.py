@@ -1,4 +1,4 @@
-"""Inspect command: arguments of `python -m trainer inspect RUN`, and its text or JSON.
+"""Inspect command: arguments and output of `python -m trainer inspect RUN`.
 
 torch is imported when the command runs, so that --help and a wrong argument answer at once.
 """

@@ -1,4 +1,4 @@
-"""Guard decisions: choose one action from the findings, within each policy's limit."""
+"""Guard decisions: choose an action from the findings, within policy limits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Guard history: statistics of a stage's previous steps, saved with every checkpoint.
+"""Guard history: statistics of a stage's previous steps, in every checkpoint.
 
 A new stage starts a new history, as its clips, lengths and learning rates differ. Logarithms are rounded when
 they are added, so values read back from JSON equal the saved ones.

@@ -1,4 +1,4 @@
-"""Guard in the training loop: check each step before its update and act on findings.
+"""Guard in the training loop: check each step before its update, and act.
 
 All ranks check the same values and decide alike. Rank 0 writes each decision as one `guard` event and one
 console line. `detect` and `decide` hold the checks, `rerun_step` computes a step again, `rollback` restores a

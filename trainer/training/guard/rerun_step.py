@@ -1,4 +1,4 @@
-"""Rerun of a suspicious step, to tell bad data from a device that computes wrongly.
+"""Rerun of a suspicious step, to separate bad data from a faulty device.
 
 Every rank computes its share of the step again, and the share of the previous rank, which it reads again. A
 rank whose second result differs from its first is suspect. If all ranks reproduce their own results but

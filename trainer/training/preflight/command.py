@@ -1,4 +1,4 @@
-"""Preflight commands: the check at every start, and `--preflight` alone with the data."""
+"""Preflight commands: the check at every start, and `--preflight` alone."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Preflight checks of all ranks: node, device, disk, clocks, links, then one verdict.
+"""Preflight checks of all ranks: node, device, disk, clocks, links, verdict.
 
 Every wait has a timeout, so a hanging rank becomes a line in the table. Rank 0 makes the verdict for all
 ranks.
