@@ -28,8 +28,8 @@ from rows import Row, as_table, cpu, keep, row
 HERE = Path(__file__).resolve().parent
 PEER = "float32"
 FORMS = {
-    "float32": ["precision=float32", "blocks=readable"],
-    "bfloat16": ["precision=bfloat16", "blocks=readable"],
+    "float32": ["precision=float32", "blocks=eager"],
+    "bfloat16": ["precision=bfloat16", "blocks=eager"],
     "fast": ["precision=bfloat16", "blocks=fast"],
     "float8": ["precision=bfloat16", "blocks=fast", "float8_products=true"],
 }

@@ -365,7 +365,7 @@ def main() -> None:
     parser.add_argument("--sizes", default="1280x720:71.1,1920x1080:27.9,854x480:1.0")
     parser.add_argument("--fps", type=float, default=24.0)
     parser.add_argument("--gib", type=float, default=130.0, help="of a GPU's memory that may be used")
-    parser.add_argument("--form", choices=("fast", "readable"), default="fast")
+    parser.add_argument("--form", choices=("fast", "eager"), default="fast")
     parser.add_argument("--vae-tflops", type=float, default=200.0)
     parser.add_argument("--t5-tflops", type=float, default=500.0)
     parser.add_argument("--reduce-ms", type=float, default=25.0)
@@ -392,7 +392,7 @@ def main() -> None:
     print_fit(machine, steps)
 
     if given.cost_table:
-        blocks = "fast" if machine.form.fast else "readable"
+        blocks = "fast" if machine.form.fast else "eager"
         measured_on = f"{table[0]['hardware']}, {blocks} blocks"
         write_cost_table(given.cost_table, measured_on, *clip_costs(recipe, machine))
 

@@ -293,8 +293,6 @@ def validation_spec(spec: ValidationSpec, trained: DataSpec) -> DataSpec:
             "levels": spec.levels or _levels_shown(trained),
             "weights": {},
             "curriculum": (),
-            "one_bucket_per": "micro_batch",
-            "ranks_per_node": None,
             "blocks": None,
             "small_cells": "shrink",
             "crop": "center",

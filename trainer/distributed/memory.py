@@ -44,7 +44,7 @@ class Form:
     item_bytes: int = 2
 
 
-def form_of(blocks: Literal["readable", "fast"], precision: Literal["bfloat16", "float32"]) -> Form:
+def form_of(blocks: Literal["eager", "fast"], precision: Literal["bfloat16", "float32"]) -> Form:
     """Return the form of a recipe's `blocks` and `precision`."""
     return Form(fast=blocks == "fast", item_bytes=2 if precision == "bfloat16" else 4)
 

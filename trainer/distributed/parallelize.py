@@ -282,19 +282,17 @@ def _check_kernels(model: STDiT3, world: World, dtype: torch.dtype) -> None:
         raise InputError(
             f"blocks is fast and the model has heads of {model.config.head_dim} and qk_norm "
             f"{model.config.qk_norm}; the kernels take heads of {LEAST_HEAD_DIM} or more, with qk_norm. "
-            "Set blocks=readable."
+            "Set blocks=eager."
         )
     if missing := requirements.missing(on_gpu=world.device.type == "cuda"):
-        raise InputError(
-            f"blocks is fast and this machine lacks {missing}; install it, or set blocks=readable."
-        )
+        raise InputError(f"blocks is fast and this machine lacks {missing}; install it, or set blocks=eager.")
     if world.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        raise InputError("blocks is fast and there is no GPU here; set blocks=readable.")
+        raise InputError("blocks is fast and there is no GPU here; set blocks=eager.")
     if world.device.type == "cuda" and dtype == torch.float32:
         # A Triton kernel would multiply float32 as TF32, which keeps 10 of its 23 bits.
         raise InputError(
             "blocks is fast and precision is float32, which the kernels multiply as TF32 on a GPU; set "
-            "precision=bfloat16, or blocks=readable."
+            "precision=bfloat16, or blocks=eager."
         )
 
 

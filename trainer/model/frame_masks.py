@@ -1,8 +1,8 @@
 """Frame masks of training: which latent frames are given as conditioning.
 
 With them one model continues and fills in clips. True = to be generated, False = given (clean, timestep 0).
-The names and their meaning are the published ones, the spelling of `intepolate` included. Short clips are
-safe here: the published code raises for `quarter_*` of 2 or 3 frames and leaves `image_head_tail` of 2 frames
+The names and their meaning are the published ones; only `interpolate` is spelled `intepolate` there. Short
+clips are safe here: the published code raises for `quarter_*` of 2 or 3 frames and leaves `image_head_tail` of 2 frames
 nothing to generate.
 """
 
@@ -69,7 +69,7 @@ def _identity(mask: Mask, source: np.random.Generator) -> None:
 STRATEGIES: dict[str, Callable[[Mask, np.random.Generator], None]] = {
     "identity": _identity,
     "random": _random,
-    "intepolate": _interpolate,
+    "interpolate": _interpolate,
     "quarter_random": _somewhere(_quarter),
     "quarter_head": _at_ends(_quarter, head=True, tail=False),
     "quarter_tail": _at_ends(_quarter, head=False, tail=True),

@@ -210,8 +210,8 @@ class TrainRecipe(Recipe):
     """decay of the moving average of the weights, from which samples are drawn"""
     precision: Literal["float32", "bfloat16"] = "float32"
     """of the model's arithmetic; losses, averages and the optimizer stay in float32"""
-    blocks: Literal["readable", "fast"] = "readable"
-    """how a block is computed: readable (plain torch) or fast (Triton kernels, on a GPU)"""
+    blocks: Literal["eager", "fast"] = "eager"
+    """how a block is computed: eager (plain torch) or fast (Triton kernels, on a GPU)"""
     float8_products: bool = False
     """with fast blocks: the largest products (qkv, fc1, fc2; not the gradients of weights) of numbers rounded
     to float8, each row with a scale of its own; on an H100 or later. It changes the numbers"""

@@ -105,10 +105,14 @@ def _complaint(
         return f"{place}: {name} is not a setting; the settings here are {', '.join(known) or 'none'}."
     if error["type"] == "missing":
         return f"{place}: {name} is missing and has no default; add it."
-    if error["type"] == "literal_error":
-        titles = frozenset(node.get("title", "") for node in _nodes(model, tuple(error["loc"])))
-        if gone := removed_keys.message(titles, f"{path[-1]}={error['input']}"):
-            return f"{place}: {name}: {error['input']} is no longer a choice: {gone}."
+    titles = frozenset(node.get("title", "") for node in _nodes(model, tuple(error["loc"])))
+    for word in error["input"] if isinstance(error["input"], dict) else ():
+        if gone := removed_keys.message(titles, f"{path[-1] if path else ''}.{word}"):
+            return f"{place}: {name}.{word} is no longer a setting: {gone}."
+    if error["type"] == "literal_error" and (
+        gone := removed_keys.message(titles, f"{path[-1]}={error['input']}")
+    ):
+        return f"{place}: {name}: {error['input']} is no longer a choice: {gone}."
     message = error["msg"].removeprefix("Value error, ")
     given = json.dumps(error["input"], default=str)
     if len(given) > 80:
@@ -227,7 +231,9 @@ def parse(text: str, model: type[M], *, where: str = "recipe", settings: Sequenc
         return model.model_validate_json(json.dumps(document))
     except ValidationError as error:
         problems = error.errors(include_url=False)
-        problems.sort(key=lambda problem: problem["type"] != "extra_forbidden")
+        problems.sort(
+            key=lambda problem: (problem["type"] != "extra_forbidden", problem["type"] == "missing")
+        )
         complaint = _complaint(problems[0], model, where, lines, document)
         raise RecipeError(_other_kind(document, model, where) or complaint) from error
     except (TypeError, ValueError) as error:

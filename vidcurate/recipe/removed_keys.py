@@ -13,7 +13,7 @@ ANY = "any value"
 
 
 class Removed(NamedTuple):
-    """A former key, or a former value of one (`key=value`)."""
+    """A former key, a former value of one (`key=value`), or a former word in a mapping (`key.word`)."""
 
     message: str
     """what to write instead, or why the key is gone"""
@@ -89,6 +89,13 @@ REMOVED: Mapping[str, Mapping[str, Removed]] = {
         "on_clock_step": Removed("a clock that was set is recorded and ends no run"),
         "hardware_seconds": _WATCH,
     },
+    "DataSpec": {
+        "one_bucket_per": Removed("a micro-batch is of one bucket, a step is mixed", "micro_batch"),
+        "ranks_per_node": Removed("nodes are mixed like any ranks", None),
+        "small_cells=refuse": Removed("write merge, which refuses what fits no other bucket", now="merge"),
+    },
+    "Stage": {"mask_ratios.intepolate": Removed("write interpolate", now="interpolate")},
+    "TrainRecipe": {"blocks=readable": Removed("write eager", now="eager")},
     "LoaderSpec": {"max_worker_clips": _READ, "max_worker_bytes": _READ},
     "RemoteSpec": {"request_seconds": _REMOTE, "requests_at_once": _REMOTE},
     "WandbSpec": {"entity": Removed("set WANDB_ENTITY in the environment")},
@@ -184,5 +191,8 @@ def _upgraded(value: Any, nodes: Sequence[Mapping[str, Any]], definitions: Mappi
             for place in (node.get("properties", {}).get(name), node.get("additionalProperties"))
             if isinstance(place, dict)
         ]
+        if isinstance(inner, dict):
+            words = {word: former.get(f"{key}.{word}") for word in inner}
+            inner = {row.now if (row := words[word]) else word: each for word, each in inner.items()}
         kept[name] = replaced.now if replaced else _upgraded(inner, within, definitions)
     return kept

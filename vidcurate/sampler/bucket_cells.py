@@ -124,13 +124,13 @@ def _distance(small: CellClips, other: CellClips, buckets: Sequence[Bucket]) -> 
 
 
 def resolve_small_cells(
-    parts: Sequence[CellClips], buckets: Sequence[Bucket], choice: Literal["shrink", "merge", "refuse"]
+    parts: Sequence[CellClips], buckets: Sequence[Bucket], choice: Literal["shrink", "merge"]
 ) -> tuple[list[CellClips], list[dict[str, object]]]:
-    """Merge, shrink or refuse cells with fewer clips than a micro-batch; return the cells and notes.
+    """Merge or shrink cells with fewer clips than a micro-batch; return the cells and notes.
 
     merge: each small cell, the smallest first, goes to the nearest bucket of the same group. shrink: small
-    cells stay (with smaller micro-batches). Raises InputError for the choice refuse, and for a small cell
-    that fits no other bucket.
+    cells stay (with smaller micro-batches). Raises InputError for a small cell that fits no
+    other bucket.
     """
     left = list(parts)
     notes: list[dict[str, object]] = []
@@ -138,15 +138,6 @@ def resolve_small_cells(
         small = [part for part in left if len(part.members) < part.bucket.micro_batch_size]
         if not small:
             break
-        if choice == "refuse":
-            named = ", ".join(
-                f"{part.name} ({len(part.members)} of {part.bucket.micro_batch_size})" for part in small[:3]
-            )
-            raise InputError(
-                f"{len(small)} cells have fewer clips than a micro-batch: {named}"
-                f"{', …' if len(small) > 3 else ''}; set small_cells to merge or shrink, or change the "
-                "bucket table."
-            )
         least = min(small, key=lambda part: (len(part.members), part.name))
         near = [
             (distance, part)

@@ -61,7 +61,6 @@ def plan_of(index: Index, spec: PlanSpec, *, seed: int) -> Plan:
         micro_batches_per_step=spec.micro_batches_per_step,
         left_out=left_out,
         phases=phases,
-        run=spec.run,
         notes=notes,
     )
 
@@ -103,7 +102,7 @@ def plan_from(
     fold: str | None = "train",
     levels: Sequence[int] | None = None,
     weights: Mapping[str, float] | None = None,
-    small_cells: Literal["merge", "shrink", "refuse"] = "merge",
+    small_cells: Literal["merge", "shrink"] = "merge",
 ) -> Plan:
     """Return the plan of the most common settings; `plan_of` takes all of them."""
     spec = PlanSpec(

@@ -77,28 +77,16 @@ class PlanSpec(Recipe):
     """level (or source) → its share of the clips shown; empty: every clip equally often"""
     curriculum: tuple[PhaseSpec, ...] = ()
     """phases with weights of their own, in turn; the last goes on to the end"""
-    one_bucket_per: Literal["micro_batch", "node", "step"] = "micro_batch"
-    """what is of one bucket throughout: each micro-batch, those that a node runs at one time, or a step"""
-    ranks_per_node: Count | None = None
-    """with one_bucket_per: node, the ranks that run one bucket at the same time"""
     blocks: BlocksSpec | None = None
     """shuffle within blocks of shards; null: over all clips"""
-    small_cells: Literal["merge", "shrink", "refuse"] = "merge"
+    small_cells: Literal["merge", "shrink"] = "merge"
     """of a cell with fewer clips than a micro-batch: merge it into the nearest bucket, one that fits into
-    none is refused; shrink its micro-batches, or refuse"""
+    none is refused by name; or shrink its micro-batches"""
 
     @model_validator(mode="after")
     def _plan_is_one(self) -> Self:
         if self.curriculum:
             self._check_curriculum()
-        group = self.ranks_per_node
-        if (self.one_bucket_per == "node") != (group is not None):
-            raise ValueError("one_bucket_per: node and ranks_per_node belong together; give both or neither")
-        if group is not None and self.micro_batches_per_step % group:
-            raise ValueError(
-                f"micro_batches_per_step is {self.micro_batches_per_step}; with one bucket per node it must "
-                f"be a multiple of ranks_per_node={group}"
-            )
         return self
 
     def _check_curriculum(self) -> None:
@@ -117,10 +105,3 @@ class PlanSpec(Recipe):
                 raise ValueError(f"{where} names other things than cells_by={self.cells_by}")
             if number == 0 and phase.ramp_steps:
                 raise ValueError(f"{where} is the first phase, there is nothing to ramp from")
-
-    @property
-    def run(self) -> int:
-        """Micro-batches in a row that are of one cell."""
-        if self.one_bucket_per == "step":
-            return self.micro_batches_per_step
-        return self.ranks_per_node or 1

@@ -22,7 +22,6 @@ MORE = (
     "stages.0.checkpoint_every=5",
     "sample=null",
     f"stages.0.data.curriculum={PHASES}",
-    "stages.0.data.one_bucket_per=step",
     "stages.0.data.blocks={shards_per_block: 1, blocks_together: 1}",
 )
 
@@ -104,7 +103,7 @@ def test_validation_reads_the_levels_that_some_phase_shows(shards: Path, tmp_pat
     assert recipe.validation is not None
     spec = data_stages.validation_spec(recipe.validation, recipe.stages[0].data)
     assert spec.levels == (1, 2)
-    assert (spec.curriculum, spec.run, spec.blocks) == ((), 1, None)
+    assert (spec.curriculum, spec.blocks) == ((), None)
     assert data_stages.stage_plan(data_stages.open_stages(recipe)[0].index, spec, recipe.seed).num_clips == 2
 
 

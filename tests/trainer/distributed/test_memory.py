@@ -145,7 +145,7 @@ def test_peaks_of_readable_blocks_on_an_h200_are_predicted_within_a_tenth(
     assert predicted == pytest.approx(measured_gib, rel=0.1), name
 
 
-@pytest.mark.parametrize("form", [Form(fast=True), Form(fast=False)], ids=["fast", "readable"])
+@pytest.mark.parametrize("form", [Form(fast=True), Form(fast=False)], ids=["fast", "eager"])
 @pytest.mark.parametrize(
     "work",
     [

@@ -38,7 +38,7 @@ def test_the_names_mean_what_was_published(num_frames: int) -> None:
         assert given["image_tail"] == [last]
         assert given["image_head_tail"] == [0, last]
         assert len(given["image_random"]) == 1
-        assert given["intepolate"] in (list(range(0, num_frames, 2)), list(range(1, num_frames, 2)))
+        assert given["interpolate"] in (list(range(0, num_frames, 2)), list(range(1, num_frames, 2)))
         head, tail = given["quarter_head"], given["quarter_tail"]
         assert head == list(range(len(head)))
         assert tail == list(range(num_frames - len(tail), num_frames))
@@ -68,7 +68,7 @@ def test_the_rest_of_the_ratios_is_identity() -> None:
 @pytest.mark.parametrize(
     ("ratios", "message"),
     [
-        ({"interpolate": 0.1}, "interpolate is not a mask strategy; they are identity, random, intepolate"),
+        ({"intepolate": 0.1}, "intepolate is not a mask strategy; they are identity, random, interpolate"),
         ({"random": -0.1}, "mask ratio random is -0.1; a ratio lies between 0 and 1"),
         ({"random": 0.7, "image_head": 0.5}, "mask ratios sum to 1.2"),
         ({"identity": 0.5, "random": 0.1}, "mask ratios sum to 0.6"),
@@ -80,7 +80,7 @@ def test_ratios_that_do_not_fit_are_named(ratios: dict[str, float], message: str
 
 
 def test_strategies_come_as_often_as_their_ratios_say() -> None:
-    ratios = {"random": 0.05, "intepolate": 0.005, "image_head": 0.2, "quarter_tail": 0.1}
+    ratios = {"random": 0.05, "interpolate": 0.005, "image_head": 0.2, "quarter_tail": 0.1}
     clips = [f"clip-{number}" for number in range(4000)]
     _, names = frame_masks.draw_masks(ratios, 15, seed=1, step=2, clip_ids=clips)
     for name, ratio in frame_masks.check_ratios(ratios).items():

@@ -30,7 +30,8 @@ MODELS = models()
 def test_a_former_key_or_value_is_refused_with_what_to_write_instead(name: str, key: str) -> None:
     former, equals, value = key.partition("=")
     row = REMOVED[name][key]
-    text = json.dumps({former: value if equals else 1})
+    section, dot, word = former.partition(".")
+    text = json.dumps({section: {word: 0.1} if dot else value if equals else 1})
 
     with pytest.raises(RecipeError) as refused:
         recipe.parse(text, MODELS[name], where="r.yaml")
@@ -46,9 +47,10 @@ def test_a_former_key_or_value_is_refused_with_what_to_write_instead(name: str, 
 def test_a_former_key_is_none_of_now_and_its_new_name_is(name: str, key: str) -> None:
     former, equals, _ = key.partition("=")
     keys, row = MODELS[name].model_fields, REMOVED[name][key]
+    section, dot, _ = former.partition(".")
 
-    assert (former in keys) == bool(equals)
-    if row.now is not None and not equals:
+    assert (section in keys) == bool(equals or dot)
+    if row.now is not None and not equals and not dot:
         assert row.now in keys
         assert row.now in row.message
 
@@ -69,9 +71,17 @@ def with_former_keys(document: dict[str, Any]) -> dict[str, Any]:
 
     def add(place: dict[str, Any], name: str) -> None:
         for key, row in REMOVED.get(name, {}).items():
-            if "=" not in key and row.now is None:
+            if "." in key:
+                mapping, _, word = key.partition(".")
+                place[mapping] = {
+                    word if name == row.now else name: one for name, one in place[mapping].items()
+                }
+            elif "=" in key:
+                former, _, value = key.partition("=")
+                place[former] = value if place[former] == row.now else place[former]
+            elif row.now is None:
                 place[key] = 7 if row.default is ANY else row.default
-            elif "=" not in key and row.now in place:
+            elif row.now in place:
                 place[key] = place.pop(row.now)
 
     parts = {
@@ -82,6 +92,7 @@ def with_former_keys(document: dict[str, Any]) -> dict[str, Any]:
         "RemoteSpec": document["loader"]["remote"],
         "STDiT3Config": document["model"],
     }
+    add(document, "TrainRecipe")
     for name, place in parts.items():
         add(place, name)
     for stage in document["stages"]:
@@ -91,7 +102,7 @@ def with_former_keys(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_run_whose_saved_recipe_has_former_keys_can_be_resumed() -> None:
-    now = recipes.load(SMOKE, ["guard.max_rollbacks=5"])
+    now = recipes.load(SMOKE, ["guard.max_rollbacks=5", "stages.0.mask_ratios={interpolate: 0.1}"])
 
     older = with_former_keys(recipes.to_json(now))
 

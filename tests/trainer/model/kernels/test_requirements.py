@@ -39,5 +39,5 @@ def test_a_c_compiler_on_the_path_is_enough(tools: Path, name: str) -> None:
 def test_fast_blocks_without_a_c_compiler_are_refused(tools: Path) -> None:
     config = STDiT3Config(hidden_size=32, depth=1, num_heads=2, caption_channels=8, model_max_length=6)
     on_a_gpu = dataclasses.replace(ALONE, device=torch.device("cuda"))
-    with pytest.raises(InputError, match=r"lacks a C compiler for Triton .* or set blocks=readable"):
+    with pytest.raises(InputError, match=r"lacks a C compiler for Triton .* or set blocks=eager"):
         parallelize.parallelize_model(STDiT3(config, 0), ParallelSpec(), on_a_gpu, torch.bfloat16, fast=True)
