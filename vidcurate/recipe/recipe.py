@@ -231,7 +231,7 @@ def parse(text: str, model: type[M], *, where: str = "recipe", settings: Sequenc
         return model.model_validate_json(json.dumps(document))
     except ValidationError as error:
         problems = error.errors(include_url=False)
-        problems.sort(key=lambda problem: (p["type"] != "extra_forbidden", p["type"] == "missing"))
+        problems.sort(key=lambda found: (found["type"] != "extra_forbidden", found["type"] == "missing"))
         complaint = _complaint(problems[0], model, where, lines, document)
         raise RecipeError(_other_kind(document, model, where) or complaint) from error
     except (TypeError, ValueError) as error:
