@@ -99,15 +99,18 @@ def remove_leftovers(folder: Path) -> None:
                 remove_if_left(path)
 
 
-def create(final: Path, *, folder: Path | None = None, suffix: str = "") -> tuple[Path, int]:
-    """Create an empty temporary file for `final`; return its path and an open, locked handle. Raises OSError.
+def create(
+    final: Path, *, folder: Path | None = None, suffix: str = "", is_locked: bool = True
+) -> tuple[Path, int]:
+    """Create an empty temporary file for `final`; return its path and an open handle. Raises OSError.
 
-    The lock says that the writer lives; closing the handle ends it.
+    A lock says that the writer lives; closing the handle releases the lock.
     """
     path = partial_path(final, folder=folder, suffix=suffix)
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-    with suppress(OSError):  # a file system without locks: `remove_if_left` has the process id
-        lock.take(handle)
+    if is_locked:
+        with suppress(OSError):  # a file system without locks: `remove_if_left` has the process id
+            lock.take(handle)
     return path, handle
 
 
@@ -147,7 +150,8 @@ def atomic_path(
     A block that raises, or removes the temporary file, leaves `final` as it was. Raises OSError.
     """
     remove_leftovers(folder or final.parent)
-    partial, handle = create(final, folder=folder, suffix=suffix)
+    # Small files that are not flushed (heartbeats) are written often: no lock traffic on a network disk.
+    partial, handle = create(final, folder=folder, suffix=suffix, is_locked=is_flushed)
     try:
         yield partial
         if partial.exists():

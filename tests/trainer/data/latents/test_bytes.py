@@ -49,7 +49,7 @@ from tests.trainer.data.latents.made import encode
 from trainer.data.latents import build, write
 import trainer.data.latents.precompute
 
-def die(*_): os.kill(os.getpid(), signal.SIGKILL)
+def die(*_, **__): os.kill(os.getpid(), signal.SIGKILL)
 
 shards, out = map(Path, sys.argv[1:3])
 for number, moment in enumerate(sys.argv[3:]):
