@@ -41,6 +41,8 @@ def rows(num_clips: int = 40) -> list[dict[str, Any]]:
                 "noun_count": i % 13,
                 "aesthetic_score": float("nan") if i == 3 else i / 7,
                 "width_from_metadata": 1,
+                "probe_status": "ok",
+                "integrity_level": "keyframes",
                 "is_kept": not rejected,
                 "reject_rule": "caption_words" if rejected else None,
                 "level": None if rejected else 1 + i % 3,

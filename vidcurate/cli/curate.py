@@ -201,6 +201,9 @@ def build_shards(
             metavar="READERS",
         ),
     ] = None,
+    unprobed: Annotated[
+        bool, typer.Option("--unprobed", help="Also write clips that probe never looked at.")
+    ] = False,
     workers: Workers = None,
     recipe: RecipeFile = None,
     settings: Settings = None,
@@ -216,7 +219,7 @@ def build_shards(
     from vidcurate.shards.layout import ShardSpec
     from vidcurate.shards.reader_indexes import export as reader_indexes_export
 
-    spec = spec_of(ShardSpec, recipe, settings)
+    spec = spec_of(ShardSpec, recipe, [*(settings or []), *(["unprobed=true"] if unprobed else [])])
     readers = reader_indexes_export.readers_of(also) if also else ()
     with stage_progress(run, "build-shards", quiet=to_json) as progress:
         summary = run_build_shards(

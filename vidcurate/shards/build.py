@@ -25,7 +25,14 @@ from vidcurate.media import transcode
 from vidcurate.shards import index, index_file
 from vidcurate.shards import index_file as shards_index_file
 from vidcurate.shards.folder import finished_by, open_set
-from vidcurate.shards.layout import LAYOUT, PlannedShard, ShardPlan, ShardSpec, make_plan
+from vidcurate.shards.layout import (
+    LAYOUT,
+    PlannedShard,
+    ShardPlan,
+    ShardSpec,
+    integrity_levels,
+    make_plan,
+)
 from vidcurate.shards.manifest import MANIFEST_NAME, only_writer, read_manifest
 from vidcurate.shards.write_shard import BUILD, PLACES, Record, ShardTask, unpacked, write_json, write_shard
 
@@ -178,6 +185,7 @@ def _finish(
         "plan_sha256": plan.digest,
         "structure_fingerprint": opened.structure_fingerprint,
         "content_fingerprint": opened.content_fingerprint,
+        "integrity_levels": integrity_levels(plan.clips),
         "totals": {
             "rows_in": plan.rows_in,
             "rows_rejected": plan.rows_in - plan.clips.height,

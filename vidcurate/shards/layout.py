@@ -63,12 +63,15 @@ class ShardSpec(Recipe):
     overwrite: bool = Field(
         default=False, description="replace a different set of shards in the same folder instead of refusing"
     )
+    unprobed: bool = Field(
+        default=False, description="write clips that probe never looked at, damaged ones among them, too"
+    )
     transcode: TranscodeSpec = Field(default=TranscodeSpec(), description="how mode: transcode encodes")
     proxy: ProxySpec = Field(default=ProxySpec(), description="how mode: proxy encodes")
 
     def lasting(self) -> dict[str, Any]:
         """Return the settings that decide the bytes of the shards, as plain JSON values."""
-        return self.model_dump(mode="json", exclude={"overwrite", *ENCODED} - {self.mode})
+        return self.model_dump(mode="json", exclude={"overwrite", "unprobed", *ENCODED} - {self.mode})
 
     def encoding(self) -> TranscodeSpec:
         """Return the encoder settings of the mode."""
@@ -179,6 +182,27 @@ def read_clips(run: Path, stage: str) -> tuple[pl.DataFrame, int]:
     return clips, rows_in
 
 
+def integrity_levels(clips: pl.DataFrame) -> dict[str, int]:
+    """Return how many clips were checked up to which level of integrity; "none" for those never probed."""
+    if "probe_status" not in clips.columns:
+        return {"none": clips.height}
+    level = pl.col("integrity_level") if "integrity_level" in clips.columns else pl.lit("header")
+    seen = pl.when(pl.col("probe_status").is_null()).then(pl.lit("none")).otherwise(level.fill_null("header"))
+    counts = clips.group_by(seen.alias("level")).len().sort("level")
+    return {str(name): int(count) for name, count in counts.iter_rows()}
+
+
+def check_probed(clips: pl.DataFrame, where: Path) -> None:
+    """Raise StageError where a kept clip was never probed: it may be empty, cut, or no video at all."""
+    unprobed = clips.filter("probe_status" not in clips.columns or pl.col("probe_status").is_null())
+    if unprobed.height:
+        raise StageError(
+            f"{where}: {unprobed.height} of {clips.height} kept clips were never probed (first: "
+            f"{unprobed['clip_id'][0]!r}): they may be cut, empty or no videos. Run `vidcurate probe` and "
+            "filter again, or build with --unprobed."
+        )
+
+
 def _sizes(clips: pl.DataFrame, videos: Path) -> list[int]:
     """Return the size of each clip's file in bytes: from the table, else from the disk, else 0."""
     known = (
@@ -281,10 +305,12 @@ def cut(
 def make_plan(run: Path, stage: str, spec: ShardSpec, *, videos: Path) -> ShardPlan:
     """Return the plan for the kept clips of `stage`.
 
-    Raises StageError when no clip is kept, InputError when an id occurs twice or a clip is an interval of its
-    file while `mode` is copy.
+    Raises StageError when no clip is kept or one was never probed, InputError when an id occurs twice or a
+    clip is an interval of its file while `mode` is copy.
     """
     clips, rows_in = read_clips(run, stage)
+    if not spec.unprobed:
+        check_probed(clips, table.stage_path(run, stage))
     sizes = _sizes(clips, videos)
     clips = clips.with_columns(_size=pl.Series(sizes, dtype=pl.Int64))
     measured = list(_measure(clips, spec))

@@ -101,7 +101,9 @@ def test_shards_of_build_shards_are_read_and_a_copy_of_their_folder_is_the_same(
     for clip_id, path in videos(tmp_path / "videos", facts).items():
         fact = next(fact for fact in facts if fact["clip_id"] == clip_id)
         known = {name: value for name, value in fact.items() if name not in ("number", "video_extension")}
-        table_rows.append({**known, "video_path": path.name, "is_kept": True, "duration_seconds": 1.0})
+        table_rows.append(
+            {**known, "video_path": path.name, "is_kept": True, "probe_status": "ok", "duration_seconds": 1.0}
+        )
     run = write_table(tmp_path / "run", table_rows)
     run_build_shards(
         run, ShardSpec(max_clips=5), videos=tmp_path / "videos", out=tmp_path / "shards", num_workers=1

@@ -24,7 +24,7 @@ def intervals(tmp_path: Path, make_video: Callable[..., Path]) -> Path:
             "clip_id": f"cut{i}", "source_id": "long", "video_path": "long.mp4", "caption": "a square",
             "codec": "h264", "width": 96, "height": 64, "fps": 24.0, "num_frames": 48,
             "duration_seconds": 2.0, "duration_seconds_from_header": 2.0, "start_seconds": start,
-            "end_seconds": end, "fold": "train", "level": 1, "is_kept": True,
+            "end_seconds": end, "fold": "train", "level": 1, "is_kept": True, "probe_status": "ok",
         }
         for i, (start, end) in enumerate([(0.5, 1.5), (0.9, 1.9), (1.6, 1.9), (None, None)])
     ]  # fmt: skip

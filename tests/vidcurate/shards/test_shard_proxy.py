@@ -68,7 +68,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "clip_id": kind, "source_id": kind, "video_path": f"{kind}.mp4", "caption": kind, "fps": 24.0,
                 "codec": "h264", "rotation_degrees": 90 if kind == "turned" else 0, "height": height,
                 "width": width, "num_frames": 24, "duration_seconds": 1.0, "fold": "train", "level": 1,
-                "is_kept": True,
+                "is_kept": True, "probe_status": "ok",
             }
             for kind, (height, width) in CLIPS.items()
         ],
@@ -124,7 +124,7 @@ def test_proxies_are_sound_named_and_the_same_bytes_for_any_number_of_workers(bu
 
 
 def test_a_shard_of_proxies_is_planned_by_their_size_not_by_that_of_their_files(tmp_path: Path) -> None:
-    facts = {"caption": "a", "fold": "train", "level": 1, "is_kept": True}
+    facts = {"caption": "a", "fold": "train", "level": 1, "is_kept": True, "probe_status": "ok"}
     shape = {"height": 360, "width": 640, "num_frames": 30}
     table_rows = [
         {"clip_id": f"c{i}", "source_id": "a", "video_path": f"{i}.mp4", **facts, **shape} for i in range(3)
@@ -142,7 +142,8 @@ def test_renditions_are_named_row_by_row(tmp_path: Path, make_video: Callable[..
     (tmp_path / "videos").mkdir()
     shutil.copy(make_video("clip.mp4", num_frames=48, gop=12), tmp_path / "videos" / "a.mp4")
     facts = {
-        "source_id": "a", "video_path": "a.mp4", "caption": "a", "fold": "train", "level": 1, "is_kept": True,
+        "source_id": "a", "video_path": "a.mp4", "caption": "a", "fold": "train", "level": 1,
+        "is_kept": True, "probe_status": "ok",
         "fps": 24.0, "duration_seconds": 2.0,
     }  # fmt: skip
     make_run(

@@ -292,3 +292,18 @@ def test_two_builds_in_one_folder_are_refused(folder: Path) -> None:
                 build(folder)
 
     build(folder, progress=while_writing)
+
+
+def test_clips_that_were_never_probed_are_refused_and_written_only_when_asked_for(tmp_path: Path) -> None:
+    known = [{**row, "probe_status": None, "integrity_level": None} for row in rows(8)]
+    run = make_run(tmp_path, known)
+    words = {"videos": tmp_path / "videos", "out": tmp_path / "shards"}
+
+    with pytest.raises(StageError, match=r"8 of 8 kept clips were never probed \(first: .*--unprobed"):
+        run_build_shards(run, ShardSpec(), **words)
+    assert not (tmp_path / "shards").exists()
+
+    run_build_shards(run, ShardSpec(unprobed=True), **words)
+    manifest = shards_manifest.read_manifest(tmp_path / "shards")
+    assert manifest is not None
+    assert manifest["integrity_levels"] == {"none": 8}
