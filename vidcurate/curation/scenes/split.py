@@ -16,6 +16,7 @@ import polars as pl
 
 from vidcurate.curation.clip_table import table
 from vidcurate.curation.clip_table.schema import COLUMNS
+from vidcurate.curation.frame_scores.spec import FramesSpec
 from vidcurate.curation.frame_scores.stage import require_libraries
 from vidcurate.curation.ingest.files import VIDEO_SUFFIXES
 from vidcurate.curation.scenes.detect import clip_id, plan_scenes
@@ -102,8 +103,8 @@ def _has_the_cuts(run: Path, spec: SceneSpec) -> bool:
     path = table.stage_path(run, "frames")
     if not path.is_file():
         return False
-    used = table.provenance(path).settings
-    return all(used.get(name) == getattr(spec, name) for name in _DETECTION)
+    used = {name: getattr(FramesSpec(), name) for name in _DETECTION} | table.provenance(path).settings
+    return all(used[name] == getattr(spec, name) for name in _DETECTION)
 
 
 def _known(row: dict[str, Any]) -> dict[str, Any] | None:
