@@ -114,13 +114,12 @@ def _ingest(run: Path, spec: IngestSpec, scratch: Path, progress: Progress) -> I
 
 
 def _origin(plan: _Plan, spec: IngestSpec, digest: Future[str] | None) -> tuple[table.Provenance, str]:
-    """Return where the table comes from, and a digest of that; waits for the metadata's."""
+    """Return the table's provenance and its digest; waits for the digest of the metadata."""
     settings = spec.model_dump(mode="json", by_alias=True, exclude={"metadata", "videos"})
-    metadata = {"metadata": digest.result()} if digest is not None else {}
     origin = table.Provenance(
         stage="ingest",
         settings={**settings, "schema": plan.schema},
-        inputs={**plan.inputs, **metadata},
+        inputs={**plan.inputs, **({"metadata": digest.result()} if digest is not None else {})},
     )
     return origin, hashlib.sha256(origin.to_json().encode()).hexdigest()
 
@@ -317,7 +316,6 @@ def _report(
 ) -> dict[str, Any]:
     counted = dict(ledger.frame["ingest_problem"].drop_nulls().value_counts().iter_rows())
     problems = {word: counted[word] for word in PROBLEMS if word in counted}
-    root = _place(videos) if ledger.num_absolute_paths else None
     return {
         "schema": plan.schema,
         "reason": plan.reason,
@@ -327,7 +325,7 @@ def _report(
         "problems": problems,
         "dropped_columns": dropped,
         "videos": _place(videos),
-        "root_of_absolute_paths": root,
+        "root_of_absolute_paths": _place(videos) if ledger.num_absolute_paths else None,
         **lists(ledger),
         "captions_without_a_video": {"count": len(plan.alone), "listed": plan.alone},
         **more,
