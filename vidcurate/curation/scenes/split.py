@@ -103,8 +103,8 @@ def _has_the_cuts(run: Path, spec: SceneSpec) -> bool:
     path = table.stage_path(run, "frames")
     if not path.is_file():
         return False
-    used = {name: getattr(FramesSpec(), name) for name in _DETECTION} | table.provenance(path).settings
-    return all(used[name] == getattr(spec, name) for name in _DETECTION)
+    used, default = table.provenance(path).settings, FramesSpec()
+    return all(used.get(name, getattr(default, name)) == getattr(spec, name) for name in _DETECTION)
 
 
 def _known(row: dict[str, Any]) -> dict[str, Any] | None:
