@@ -62,7 +62,7 @@ Frames = NDArray[np.uint8]
 
 @pytest.fixture(autouse=True)
 def same_chance() -> None:
-    """What a test draws does not hang on the tests before it; a test that wants another seed sets it."""
+    """Seed the random numbers, so that a test's draws do not depend on earlier tests."""
     random.seed(0)
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 folder = Path(os.environ["FAKE_SLURM"])
 options = [word for word in sys.argv[1:] if word.startswith("--")][: int(os.environ["SBATCH_OPTIONS"])]
-script, *words = sys.argv[1 + len(options) :]
+script, *arguments = sys.argv[1 + len(options) :]
 given = re.findall(r"^#SBATCH (--\\S+)", Path(script).read_text(), re.M) + options
 settings = dict((option.partition("=")[::2]) for option in given)
 assert "--requeue" in settings, "the script does not allow to be requeued"
@@ -27,7 +27,7 @@ environment["SLURM_CPUS_PER_TASK"] = settings["--cpus-per-task"]
 for turn in range(9):
     (folder / "requeue").unlink(missing_ok=True)
     environment["SLURM_RESTART_COUNT"] = str(turn)
-    batch = subprocess.Popen(["bash", script, *words], env=environment, start_new_session=True)
+    batch = subprocess.Popen(["bash", script, *arguments], env=environment, start_new_session=True)
     while batch.poll() is None:
         time.sleep(0.02)
         if (folder / "time-limit").exists():
@@ -52,10 +52,10 @@ SRUN = """
 import os, signal, subprocess, sys, threading
 from pathlib import Path
 
-words = sys.argv[1:]
-assert f"--cpus-per-task={os.environ['SLURM_CPUS_PER_TASK']}" in words, words
-while words[0].startswith("-"):
-    words.pop(0)
+arguments = sys.argv[1:]
+assert f"--cpus-per-task={os.environ['SLURM_CPUS_PER_TASK']}" in arguments, arguments
+while arguments[0].startswith("-"):
+    arguments.pop(0)
 
 
 def copy(pipe, to):
@@ -68,16 +68,16 @@ for number in range(int(os.environ["SLURM_NTASKS"])):
     place = {"SLURM_PROCID": str(number), "SLURM_LOCALID": str(number), "SLURM_STEP_ID": "0"}
     place["SLURM_STEP_NODELIST"] = "127.0.0.1"
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    task = subprocess.Popen(words, env=os.environ | place, start_new_session=True, **pipes)
+    task = subprocess.Popen(arguments, env=os.environ | place, start_new_session=True, **pipes)
     tasks.append(task)
     for pipe, to in ((task.stdout, 1), (task.stderr, 2)):
         copiers.append(threading.Thread(target=copy, args=(pipe, to), daemon=True))
         copiers[-1].start()
 signal.signal(signal.SIGUSR1, lambda n, _: [task.send_signal(n) for task in tasks])
 signal.signal(signal.SIGTERM, lambda n, _: [task.kill() for task in tasks])
-told = Path(os.environ["FAKE_SLURM"]) / ".tasks"
-told.write_text(" ".join(str(task.pid) for task in tasks))
-told.rename(told.with_name("tasks"))
+started = Path(os.environ["FAKE_SLURM"]) / ".tasks"
+started.write_text(" ".join(str(task.pid) for task in tasks))
+started.rename(started.with_name("tasks"))
 codes = [task.wait() for task in tasks]
 for copier in copiers:
     copier.join(5)

@@ -74,7 +74,7 @@ class Forks:
         reported: Path | None = None,
         **environment: str,
     ) -> Forked:
-        """Start a run in a folder; what it says on stderr goes to `told`, where that is given."""
+        """Start a run in a folder; `reported`, if given, receives its stderr."""
         if self._last is not None:
             self._last.codes()  # of a test that did not wait for it
         self._count += 1
@@ -83,7 +83,7 @@ class Forks:
             "arguments": list(arguments),
             "ranks": ranks,
             "said": str(said),
-            "told": str(reported or said),
+            "reported": str(reported or said),
             "folder": str(folder),
             "environment": environment,
         }
@@ -98,7 +98,7 @@ class Forks:
 
         It has to end with 0.
         """
-        words, reported = shlex.split(command), self.folder / f"told-{self._count + 1}.txt"
+        words, reported = shlex.split(command), self.folder / f"reported-{self._count + 1}.txt"
         done = self.start(words, folder=folder, reported=reported, COLUMNS="100")
         assert done.codes() == [0], f"{command}\n{done.text()}\n{reported.read_text()}"
         return done.text()
@@ -136,7 +136,7 @@ def program(patch: str, words: Sequence[str]) -> list[str]:
 def _run(job: dict[str, Any], rank: int, port: int) -> int:
     """Be one rank: run the trainer, a command as its words say it, or, for `["-c", PROGRAM]`, a program."""
     os.environ.update(job["environment"])
-    for stream, path in ((1, job["said"]), (2, job["told"])):
+    for stream, path in ((1, job["said"]), (2, job["reported"])):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), stream)
     os.chdir(job["folder"])
     if job["ranks"] > 1:
@@ -204,7 +204,7 @@ def _serve() -> None:
 
 
 def _end_with(act: Callable[[], int]) -> NoReturn:
-    """Act, and end this process as a program would: a fork must not go on as its parent."""
+    """Act, and end this process as a program would: a fork must not continue as its parent."""
     code = 1
     try:
         code = act()

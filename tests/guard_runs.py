@@ -1,4 +1,4 @@
-"""Runs with troubles in them: shards whose clips of some data steps are poisoned, and how runs compare."""
+"""Runs with faults: shards with poisoned clips in some data steps, and comparisons of runs."""
 
 import importlib.util
 import json
@@ -12,7 +12,7 @@ from trainer.recipe import recipe as recipes
 from trainer.run_folder.checkpoint import checkpoint, checksum
 
 ROOT = Path(__file__).resolve().parents[1]
-STEPS, POISONED = 44, (37, 38)  # the guard needs some thirty steps of this size before it judges
+STEPS, POISONED = 44, (37, 38)  # the guard needs some thirty steps of this size before it checks
 
 
 def _make_latents() -> ModuleType:

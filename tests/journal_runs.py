@@ -1,4 +1,4 @@
-"""Data sets without videos that are changed on purpose, and the state of a run that goes on after it."""
+"""Change log runs: data sets without videos, deliberate changes, and the state of the resumed run."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -122,7 +122,7 @@ class Run:
         mixed_by: int | None = None,
         accept: Iterable[str] = tuple(FLAGS.values()),
     ) -> Plan:
-        """Change data or recipe when `step` is the next one, and go on if `accept` allows it."""
+        """Change data or recipe when `step` is the next one, and resume if `accept` allows it."""
         state, old_index, old_spec = LoaderState.from_json(self.state(step).to_json()), self.index, self.spec
         self.made, self.spec = self.made if made is None else made, spec or self.spec
         index = self._index(mixed_by)

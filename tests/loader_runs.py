@@ -1,4 +1,4 @@
-"""Small shards of real videos whose clips can be told apart by their pictures, and readings of them."""
+"""Loader runs: small shards of real videos whose clips are identifiable by their frames."""
 
 import hashlib
 import json

@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 ONLY_RANKS = """
 import sys
 
-words = sys.orig_argv
-if "-m" in words and words[words.index("-m") + 1] == "trainer" and "launch" not in words:
+arguments = sys.orig_argv
+if "-m" in arguments and arguments[arguments.index("-m") + 1] == "trainer" and "launch" not in arguments:
 """
 
 # After the line of each step, wait until the test says that it has read the step's line through the launcher:

@@ -14,7 +14,7 @@ from trainer.cluster.launch.connection import HERE
 from trainer.cluster.launch.supervisor import Terms
 from trainer.run_folder import jsonl, metrics
 
-# For each attempt a rank is told to which step it comes, what it writes, and how it ends. Diary and
+# For each attempt a rank gets the step that it reaches, what it writes, and how it ends. Log and
 # heartbeats are those of a trainer's rank. What has to come before is waited for: `when`, files of the run
 # (process-ATTEMPT-RANK is there when that rank has written all it writes), and `outlives`, a rank whose end
 # the agent has seen.
@@ -35,8 +35,8 @@ def wait_for(condition):
 
 
 if rank == 0:
-    with open(run / "metrics.jsonl", "a") as diary:
-        diary.write(json.dumps({"step": what.get("step", 0)}) + "\\n")
+    with open(run / "metrics.jsonl", "a") as log:
+        log.write(json.dumps({"step": what.get("step", 0)}) + "\\n")
 for name, text in what.get("writes", {}).items():
     (run / name).write_text(text)
 mine = f"process-{attempt}-{rank}"

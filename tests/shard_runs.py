@@ -1,4 +1,4 @@
-"""A judged table with its videos (random bytes), and the building of shards from it."""
+"""Shard runs: a filtered table with its videos (random bytes), and shards built from the table."""
 
 import hashlib
 from collections.abc import Callable
@@ -19,7 +19,7 @@ IDS = ["12.1", "12.10", "a b/ü", "日本", "plain_id", "x" * 120]
 
 
 def rows(num_clips: int = 40) -> list[dict[str, Any]]:
-    """Return a judged table: three levels, two folds, one clip in ten rejected, ids that are no safe keys."""
+    """Return a table: three levels, two folds, one clip in ten rejected, ids that are unsafe keys."""
     found = []
     for i in range(num_clips):
         rejected = i % 10 == 9

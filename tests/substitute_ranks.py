@@ -73,7 +73,7 @@ child.stdout.readline()
 
 
 class Ranks:
-    """The stand-ins of one test; all that is left of them is killed at its end."""
+    """The substitute ranks of one test; the fixture kills the remaining ones at its end."""
 
     def __init__(self, run: Path) -> None:
         self.run = run

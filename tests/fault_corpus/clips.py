@@ -87,7 +87,7 @@ def _encoder(output: Any, form: Form) -> Any:
 
 
 def write_clip(path: Path, form: Form, *, seed: int = 0, sound_seconds: float | None = None) -> None:
-    """Write one clean clip: NUM_FRAMES frames at FPS, and as much sound unless told otherwise."""
+    """Write one clean clip: NUM_FRAMES frames at FPS, and equally long sound by default."""
     seconds = NUM_FRAMES / FPS if sound_seconds is None else sound_seconds
     output = av.open(os.fspath(path), "w", options={"fflags": "+bitexact", **form.options})
     try:

@@ -1,4 +1,4 @@
-"""A read that fails for a moment is made again; one that goes on failing stops the run: no spare for it."""
+"""Loader retries: a short read error is retried; a lasting one stops the run, without a fallback clip."""
 
 import errno
 import io
@@ -110,7 +110,7 @@ def test_a_shard_that_comes_back_within_two_seconds_is_waited_for_and_one_that_d
                 assert sorted(map(reported, loader.step(0))) == undisturbed
                 returns.join()
             else:
-                with pytest.raises(StorageError, match=rf"{shard}: clip '.*' cannot be read \(Is a dir"):
+                with pytest.raises(StorageError, match=rf"{shard}: cannot read clip '.*' \(Is a dir"):
                     loader.step(0)
                 come_back()
         assert events == []

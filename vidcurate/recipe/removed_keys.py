@@ -50,7 +50,7 @@ REMOVED: Mapping[str, Mapping[str, Removed]] = {
     "GuardSpec": {
         "rerun": Removed("a suspicious step is always computed again; hardware: warn only records it"),
         "rerun_tolerance": _SENSITIVITY,
-        "most_warnings": Removed("warnings have no limit; choose a firmer policy for the finding"),
+        "most_warnings": Removed("warnings have no limit; choose a stricter policy for the finding"),
         "most_skips": _COUNT,
         "most_scalings": _COUNT,
         "most_rollbacks": _renamed("max_rollbacks"),

@@ -22,7 +22,7 @@ def test_a_line_says_rate_and_time_left_without_what_was_done_before(
     assert found, last
     rate, left = float(found[1]), 60 * int(found[2]) + int(found[3])
     assert 0 < rate <= 50
-    least, most = 90 / (rate + 0.06), 90 / (rate - 0.06)  # it is told to a tenth
+    least, most = 90 / (rate + 0.06), 90 / (rate - 0.06)  # the log shows one decimal
     assert least - 1 <= left <= most + 1
 
 

@@ -55,7 +55,7 @@ def test_a_former_key_is_none_of_now_and_its_new_name_is(name: str, key: str) ->
         assert row.now in row.message
 
 
-def test_the_line_and_the_whole_name_of_a_former_key_are_told() -> None:
+def test_the_error_has_line_and_full_name_of_a_former_key() -> None:
     text = f"{SMOKE.read_text()}\nguard:\n  spike: skip\n  most_rollbacks: 1\n"
 
     with pytest.raises(RecipeError) as refused:

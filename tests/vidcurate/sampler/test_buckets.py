@@ -1,4 +1,4 @@
-"""A clip's bucket is the published one where that is asked for, and else hangs on the clip alone."""
+"""Buckets: the published assignment on request, else a function of the clip alone."""
 
 import json
 from pathlib import Path
@@ -196,7 +196,7 @@ def test_the_aspect_ratio_is_the_nearest(frames: int, height: int, width: int) -
         assert frames >= bucket.num_frames
 
 
-# ── draws hang on the clip ──────────────────────────────────────────────────────────────────────────────────
+# ── draws depend on the clip ────────────────────────────────────────────────────────────────────────────────
 
 clips = st.lists(
     st.tuples(

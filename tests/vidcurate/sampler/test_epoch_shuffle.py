@@ -1,4 +1,4 @@
-"""A stream goes on exactly where a change found it: nothing of the past moves, nothing repeats too early."""
+"""Epoch shuffle: a stream resumes exactly at a change, without early repeats or changes of earlier places."""
 
 from dataclasses import dataclass
 

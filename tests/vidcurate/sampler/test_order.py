@@ -289,7 +289,7 @@ def test_ids_hash_alike_however_they_come() -> None:
     for form in (array, array.cast(pa.large_string()), pa.chunked_array([array[:3], array[3:]])):
         assert np.array_equal(vidcurate_rng.id_hashes(form), hashes)
     assert np.array_equal(vidcurate_rng.id_hashes(array[5:20]), hashes[5:20])
-    # Golden: every draw and every order hangs on these.
+    # Golden: every draw and every order depends on these.
     assert hashes[[0, 1, 5]].tolist() == [0xE220A8397B1DCDAF, 0x5E025F9ADE9EAF3E, 0xCBE0B0512E86AB3B]
     with pytest.raises(InputError, match="1 of 2 clips have no id"):
         vidcurate_rng.id_hashes(pa.array(["a", None]))

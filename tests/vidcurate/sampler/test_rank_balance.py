@@ -1,4 +1,4 @@
-"""Dealing micro-batches to ranks by cost."""
+"""Rank balance: assign micro-batches to ranks by cost."""
 
 from itertools import chain, product
 

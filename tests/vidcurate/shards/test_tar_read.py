@@ -121,7 +121,7 @@ LYING = {
         "gives its size in a form that is not 11 octal digits",
     ),
     "a negative size": (header(size=b"\xff" * 12) + padded(b"{}"), "not 11 octal digits"),
-    "a size in words": (header(size=b"many".ljust(12, b"\0")) + padded(b"{}"), "not 11 octal digits"),
+    "a size of letters": (header(size=b"many".ljust(12, b"\0")) + padded(b"{}"), "not 11 octal digits"),
     "a wrong checksum": (header(chksum=b"000000\0 ") + padded(b"{}"), "has the checksum 0, its"),
     "no checksum": (header(chksum=b"x" * 8) + padded(b"{}"), "has the checksum no number"),
     "garbage": (random.Random(0).randbytes(1024), "has the checksum"),

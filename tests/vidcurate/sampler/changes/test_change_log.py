@@ -1,4 +1,4 @@
-"""After a deliberate change the past is what it was, and every cell goes on exactly where it stood."""
+"""Change log: a deliberate change alters no earlier step, and every cell resumes exactly where it was."""
 
 import tempfile
 from dataclasses import dataclass, replace
@@ -184,7 +184,7 @@ def test_a_cell_that_was_away_and_a_clip_that_comes_back_resume(tmp_path: Path) 
         if cell.name.startswith("level-2") and "clip/2" not in names:  # as if it had never been away
             for first in range(0, len(shown[cell.name]) - len(names) + 1, len(names)):
                 assert sorted(shown[cell.name][first : first + len(names)]) == sorted(names)
-    # A clip whose place a spare had, and which is back.
+    # A clip that a fallback clip had replaced, and which is back.
     run.resume(60, {name: clip for name, clip in run.made.items() if name != "clip/4"})
     assert run.changes[-1].with_gaps
     run.resume(66, clips(range(24)))
@@ -227,7 +227,7 @@ def test_steps_of_a_clip_and_exposures_hold_over_changes(tmp_path: Path) -> None
         alone = [order.micro_batch(run.plan, position) for position in order.positions(run.plan, step)]
         for one, of_step in zip(alone, order.step_micro_batches(run.plan, step), strict=True):
             assert (one.position, one.cell) == (of_step.position, of_step.cell)
-            assert one.rows.tolist() == of_step.rows.tolist()  # spares of clips that are gone among them
+            assert one.rows.tolist() == of_step.rows.tolist()  # with fallback clips for removed ones
             assert one.epochs.tolist() == of_step.epochs.tolist()
     seen: dict[str, list[int]] = {}
     last = order.positions(run.plan, 39).stop
@@ -247,7 +247,7 @@ def test_steps_of_a_clip_and_exposures_hold_over_changes(tmp_path: Path) -> None
         planned[name] = len(found)
         spared |= set(seen[name]) - set(found)
     begin, end = order.positions(run.plan, 13).start, order.positions(run.plan, 19).start
-    assert all(begin <= position < end for position in spared)  # spares stand in until the plan is made anew
+    assert all(begin <= position < end for position in spared)  # until the next plan
     for cell, (least, most) in zip(run.plan.cells, order.exposures(run.plan, 40), strict=True):
         counts = [planned[name] for name in run.names(run.plan, cell.rows.tolist())]
         assert (least, most) == (min(counts), max(counts))
