@@ -6,7 +6,6 @@ so its bytes depend on nothing else. Any number of processes may share the work,
 
 import itertools
 import os
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -15,11 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 import vidcurate.loader.torch
 from trainer.data import stages as data_stages
-from trainer.data.latents import build
+from trainer.data.latents import build, decode_clips
 from trainer.data.latents import request as latents_request
 from trainer.data.latents.folder import Shape, numbers, open_folder, shape_name, shape_of
 from trainer.data.latents.plan import Identity, PlannedShard, Wanted, plan_shards
@@ -32,13 +30,11 @@ from trainer.model.encoders.t5 import T5
 from trainer.model.encoders.vae import VideoVae
 from trainer.recipe.recipe import TrainRecipe
 from vidcurate.errors import InputError, MediaError, RecipeError
-from vidcurate.executor.shared_memory import SharedArray
 from vidcurate.loader import clip_view
 from vidcurate.loader.decode.decode_clip import DecodeTask, caption_of
 from vidcurate.loader.decode.worker_pool import DecodePool
 from vidcurate.loader.fallback import Failures
-from vidcurate.loader.remote_clips import FetchingPool, decode_from, pool_for
-from vidcurate.loader.spec import LoaderSpec
+from vidcurate.loader.remote_clips import FetchingPool
 from vidcurate.loader.tasks import decode_task, num_starts
 from vidcurate.shards.index import Index, read_index
 from vidcurate.shards.read_clip import read_clip_facts
@@ -173,35 +169,6 @@ def forecast(request: Request) -> dict[str, Any]:
 # ── what is encoded ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _frames(
-    index: Index, tasks: Iterator[DecodeTask], pool: DecodePool | FetchingPool | None, most_ahead: int
-) -> Iterator[NDArray[np.uint8] | MediaError]:
-    """Yield each task's frames (1, T, H, W, 3), or the decode error; decode ahead in threads."""
-    ahead: deque[tuple[SharedArray, Any]] = deque()
-    decode = decode_from(index)
-    for task in tasks:
-        if pool is None:
-            try:
-                yield decode(task)[0][None]
-            except MediaError as error:
-                yield error
-            continue
-        buffer = SharedArray((1, task.num_frames, task.height, task.width, 3))
-        ahead.append((buffer, pool.submit(task, buffer, 0)))
-        if len(ahead) > most_ahead:
-            yield _settled(*ahead.popleft())
-    while ahead:
-        yield _settled(*ahead.popleft())
-
-
-def _settled(buffer: SharedArray, future: Any) -> NDArray[np.uint8] | MediaError:
-    try:
-        future.result()
-    except MediaError as error:
-        return error
-    return buffer.array
-
-
 def _latent_samples(
     request: Request,
     shard: PlannedShard,
@@ -224,7 +191,7 @@ def _latent_samples(
 
     clip_bytes = 3 * bucket.num_frames * bucket.height * bucket.width
     most_ahead = max(2 * spec.num_workers, min(64, spec.prefetch_bytes // clip_bytes))
-    found = zip(tasks(), _frames(index, tasks(), pool, most_ahead), strict=True)
+    found = zip(tasks(), decode_clips.frames(index, tasks(), pool, most_ahead), strict=True)
     for row in shard.rows.tolist():
         seen: list[View] = []
         for task, frames in itertools.islice(found, shard.num_views):
@@ -283,14 +250,6 @@ def _encoders(recipe: TrainRecipe, weights: str | None) -> tuple[Encoders, dict[
     }
 
 
-def _pool(stack: ExitStack, index: Index, spec: LoaderSpec) -> DecodePool | FetchingPool | None:
-    if not spec.num_workers:
-        return None
-    pool = pool_for(index, DecodePool(spec.num_workers, deadline_seconds=spec.deadline_seconds))
-    stack.callback(pool.close)
-    return pool
-
-
 def encode_ahead(
     request: Request,
     out: Path,
@@ -320,7 +279,7 @@ def encode_ahead(
         stack.enter_context(build.holding(out / BUILD / f"part-{number}-of-{count}.lock"))
         done = build.finished(out, mine)
         todo = [shard for shard in mine if shard.name not in done]
-        pool = _pool(stack, request.index, request.recipe.loader)
+        pool = decode_clips.decode_pool(stack, request.index, request.recipe.loader)
         failures = Failures(request.recipe.loader.max_failure_share)
         units = sum(shard.num_units for shard in mine)
         at = units - sum(shard.num_units for shard in todo)
