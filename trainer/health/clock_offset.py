@@ -25,7 +25,7 @@ ANSWERER = (
     " received=time.time_ns()\n"
     " sys.stdout.write(f'{line.strip()} {received} {time.time_ns()}\\n'); sys.stdout.flush()"
 )
-"""the other side as a program for `python3 -c`: it answers every line, and needs nothing installed"""
+"""the answering side as a program for `python3 -c`: it answers every line and needs no package"""
 
 CHRONY = (
     "use chrony: it asks often and turns the clock's speed instead of stepping it; allow steps only at boot "
@@ -44,7 +44,7 @@ class Stamps:
 
     @property
     def round_trip_seconds(self) -> float:
-        """How long the line was under way, there and back, without the other side's work."""
+        """Seconds of travel in both directions, without the other side's processing."""
         return max(0, (self.arrived - self.sent) - (self.answered - self.received)) * NANO
 
     @property
@@ -110,9 +110,9 @@ def measure(exchange: Callable[[str], str], samples: int = 8) -> Offset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discipline:
-    """Who keeps this host's clock. `is_synchronised` and `offset_seconds` are None where nobody can say.
+    """Time daemon of this host. `is_synchronised` and `offset_seconds` are None where unknown.
 
-    `advice` is one line of what to do, "" where all is well.
+    `advice` is one line of what to do, "" where nothing is wrong.
     """
 
     daemon: str | None
@@ -123,9 +123,9 @@ class Discipline:
 
 
 def discipline(seconds: float = 5.0) -> Discipline:
-    """Return what disciplines this host's clock: chrony, systemd-timesyncd, or what the kernel knows.
+    """Return what disciplines this host's clock: chrony, systemd-timesyncd, or the kernel's state.
 
-    Each is asked for at most `seconds`. Raises nothing.
+    Each query takes at most `seconds`. Raises nothing.
     """
     chrony = run_command(["chronyc", "-n", "tracking"], seconds)
     if chrony.is_good and (found := from_chrony(chrony.text)):

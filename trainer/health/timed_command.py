@@ -21,10 +21,10 @@ MOST_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:
-    """What a program said. `problem` is one line where it gave no answer, "" where it did.
+    """Output of a program. `problem` is one line where the program failed, else "".
 
-    `kind`: answered, missing (there is no such program), hung (its limit passed), failed (it ended with an
-    error; `text` has what it printed all the same).
+    `kind`: answered, missing (no such program), hung (time-out), failed (it exited with an error; `text` has
+    its output nevertheless).
     """
 
     kind: Literal["answered", "missing", "hung", "failed"]
@@ -38,7 +38,7 @@ class CommandResult:
 
 
 def last_line(text: str) -> str:
-    """Return the last line of `text` that says something, cut to a console's width."""
+    """Return the last non-empty line of `text`, cut to a console's width."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:160] if lines else ""
 
@@ -46,10 +46,10 @@ def last_line(text: str) -> str:
 def run_command(
     command: Sequence[str], seconds: float, *, environment: Mapping[str, str] | None = None, stdin: str = ""
 ) -> CommandResult:
-    """Run `command` for at most `seconds` and return what it printed. Raises nothing.
+    """Run `command` for at most `seconds` and return its output. Raises nothing.
 
-    The program gets a session of its own, so that what it started is killed with it; English answers are
-    asked for (LC_ALL=C).
+    The program runs in a new session, so that its children are killed with it, and with LC_ALL=C for English
+    output.
     """
     began = time.monotonic()
     name = os.path.basename(command[0])
@@ -84,7 +84,7 @@ def run_command(
 
 
 def kill(process: "subprocess.Popen[Any]") -> None:
-    """Kill a process and wait for it a moment: one that waits for a dead disk cannot even be killed."""
+    """Kill a process and wait for it briefly: a process that waits for a dead disk cannot be killed."""
     process.kill()
     try:
         process.wait(LEFT_BEHIND_SECONDS)
@@ -93,12 +93,12 @@ def kill(process: "subprocess.Popen[Any]") -> None:
 
 
 def wait_beside(process: "subprocess.Popen[Any]") -> None:
-    """Have a thread wait for a process that is ending and is not gone yet, or nobody would."""
+    """Start a thread that reaps a process which is ending, so that it does not stay a zombie."""
     threading.Thread(target=process.wait, name="waits for an end", daemon=True).start()
 
 
 def _leave(process: "subprocess.Popen[str]") -> None:
-    """Kill a program with all that it started; wait for it a moment, and no longer."""
+    """Kill a program and its children; wait at most LEFT_BEHIND_SECONDS."""
     with suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired, ValueError, OSError):

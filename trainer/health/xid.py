@@ -10,12 +10,12 @@ from typing import Literal
 
 Action = Literal["ignore", "warn", "restart_job", "drain_node"]
 ACTIONS: tuple[Action, ...] = ("ignore", "warn", "restart_job", "drain_node")
-"""from the mildest to the hardest"""
+"""from the mildest to the most severe"""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What an Xid means, what a run does about it by itself, and what a person should do."""
+    """Meaning of an Xid, the run's automatic action, and advice for a person."""
 
     action: Action
     meaning: str
@@ -74,10 +74,10 @@ UNKNOWN = Policy("warn", "an Xid that this table does not have", "look it up in 
 
 
 def policy(number: int) -> Policy:
-    """Return what Xid `number` means and what is done about it; an unknown one is a warning."""
+    """Return the policy of Xid `number`; an unknown Xid is a warning."""
     return POLICIES.get(number, UNKNOWN)
 
 
 def worst(actions: "list[Action] | tuple[Action, ...]") -> Action:
-    """Return the hardest of `actions`, "ignore" of none."""
+    """Return the most severe of `actions`, "ignore" of none."""
     return max(actions, key=ACTIONS.index, default="ignore")

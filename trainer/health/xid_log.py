@@ -20,7 +20,7 @@ LOG_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class XidEvent:
-    """One Xid of the kernel log. `time` is in seconds of the epoch, None where the line does not say."""
+    """One Xid of the kernel log. `time`: seconds since the epoch, None where the line has no time."""
 
     number: int
     bus_id: str
@@ -34,7 +34,7 @@ class XidEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class XidLog:
-    """The Xids since boot, oldest first. `source` None: no log could be read, and `problem` says which."""
+    """The Xids since boot, oldest first. `source` None: no log was readable, and `problem` lists them."""
 
     events: tuple[XidEvent, ...] = ()
     source: str | None = None
@@ -45,7 +45,7 @@ XID_LINE = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)(?:, *(.*)
 
 
 def xid_of(line: str, at: float | None = None) -> XidEvent | None:
-    """Return the Xid that a line of the kernel log tells of, None where it tells of none."""
+    """Return the Xid of a line of the kernel log, None where it has none."""
     match = XID_LINE.search(line.rstrip())
     if match is None:
         return None
@@ -71,7 +71,7 @@ def _from_journal(text: str) -> tuple[XidEvent, ...]:
 
 
 def _from_kmsg(path: Path, seconds: float) -> tuple[XidEvent, ...]:
-    """Read the kernel's ring as it is now, a record a read. Raises OSError where it may not be read."""
+    """Read the kernel's ring buffer, one record per read. Raises OSError without permission."""
     boot, found, until = boot_time(), [], time.monotonic() + seconds
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
@@ -95,7 +95,7 @@ def _from_kmsg(path: Path, seconds: float) -> tuple[XidEvent, ...]:
 
 
 def read_xids(seconds: float = LOG_SECONDS, kmsg: Path = Path("/dev/kmsg")) -> XidLog:
-    """Return the Xids since boot, from dmesg, the journal, or /dev/kmsg: the first that may be read."""
+    """Return the Xids since boot, from the first readable of dmesg, the journal and /dev/kmsg."""
     problems = []
     said = run_command(["dmesg"], seconds)
     if said.is_good:

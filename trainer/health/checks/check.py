@@ -26,7 +26,7 @@ OF_ACTION: dict[xid.Action, Verdict] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """What was looked at and found. `figure` is its number in `unit`, for comparing; `value` says it."""
+    """Result of a check. `figure`: its number in `unit`, for comparisons; `value`: the result as text."""
 
     name: str
     verdict: Verdict
@@ -46,7 +46,7 @@ class Check:
 
 
 def worst(verdicts: "list[Verdict]") -> Verdict:
-    """Return the hardest of `verdicts`, "ok" of none."""
+    """Return the most severe of `verdicts`, "ok" of none."""
     return max(verdicts, key=VERDICTS.index, default="ok")
 
 

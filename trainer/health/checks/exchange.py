@@ -16,7 +16,7 @@ from trainer.distributed.mesh import World
 
 
 class Board:
-    """Values by name, as JSON, that any rank puts and any rank takes. A world of one keeps them itself."""
+    """JSON values by name, in torch's store; every rank can put and take. A world of one uses a dict."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -31,7 +31,7 @@ class Board:
             self._store.set(name, text)
 
     def is_first_to(self, name: str, rank: int) -> bool:
-        """Return whether no other rank has asked this; where the board is gone, rank 1 is the first."""
+        """Return whether this rank asks first; where the store is gone, rank 1 is the first."""
         if self._store is None:
             return True
         try:
@@ -40,7 +40,7 @@ class Board:
             return rank == 1
 
     def take(self, name: str, seconds: float) -> Any:
-        """Return the value called `name`, waiting for it at most `seconds`; None where it does not come."""
+        """Return the value `name`, waiting at most `seconds`; None after the time-out."""
         if self._store is None:
             return json.loads(self._own[name]) if name in self._own else None
         try:
@@ -50,7 +50,7 @@ class Board:
         return json.loads(self._store.get(name))
 
     def take_all(self, name: str, seconds: float) -> dict[int, Any]:
-        """Return every rank's `name/RANK`; of a rank that says nothing within `seconds` altogether, None."""
+        """Return every rank's `name/RANK`; None for a rank that is silent for `seconds` in total."""
         until = time.monotonic() + seconds
         return {
             rank: self.take(f"{name}/{rank}", until - time.monotonic()) for rank in range(self.world.size)

@@ -143,15 +143,15 @@ def _gated_backward_kernel(
 
 
 def _chunks(tokens: int) -> tuple[int, int]:
-    """Return how many chunks the tokens of a frame make, and the rows of one."""
+    """Return the number of chunks of a frame's tokens, and the rows of a chunk."""
     rows = triton.cdiv(tokens, triton.cdiv(tokens, CHUNK))
     return triton.cdiv(tokens, rows), rows
 
 
 def empty_sums(kinds: int, x: Tensor, frames: int) -> Tensor:
-    """Return float32 [kinds, B F, chunks, D] for the sums of backward passes over x [B, F S, D].
+    """Return an empty float32 [kinds, B F, chunks, D] for partial sums of backward passes over x [B, F S, D].
 
-    Added up over chunks they are by frame, and over frames, too, of all tokens.
+    Summed over chunks they are per frame; summed also over frames, of all tokens.
     """
     b, n, width = x.shape
     chunks, _ = _chunks(n // frames)
@@ -169,9 +169,9 @@ def normed_backward(
     dscale: Tensor,
     dbias: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Return dx and h again; x and moments came from `normed`, dh and dout are the gradients of h and x'.
+    """Return dx and the recomputed h; x and moments are `normed`'s, dh and dout the gradients of h and x'.
 
-    What a branch gets is dx. `dshift`, `dscale` and, with a branch, `dbias` are rooms for sums, and filled.
+    dx is also the branch's gradient. Fills `dshift`, `dscale` and, with a branch, `dbias` (`empty_sums`).
     """
     frames, tokens, stride, constants = sizes(x, scale)
     chunks, rows = _chunks(tokens)
@@ -201,7 +201,7 @@ def normed_backward(
 
 
 def gated_backward(branch: Tensor, gate: Tensor, dout: Tensor, dgate: Tensor, dbias: Tensor) -> Tensor:
-    """Return dbranch; what x gets is `dout`. `dgate` and `dbias` are rooms for sums, and filled."""
+    """Return dbranch; x's gradient is `dout`. Fills `dgate` and `dbias` (`empty_sums`)."""
     frames, tokens, stride, constants = sizes(branch, gate)
     chunks, rows = _chunks(tokens)
     tile, warps = GATED_BACKWARD
