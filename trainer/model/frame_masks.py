@@ -1,10 +1,8 @@
 """Frame masks of training: which latent frames are given as conditioning.
 
-With them one model continues and fills in clips. True = to be generated, False = given (clean, timestep
-0).
-The names and their meaning are the published ones; `interpolate` is misspelled there. Short clips are
-safe here: the published code raises for `quarter_*` of 2 or 3 frames and leaves `image_head_tail` of 2
-frames
+With them one model continues and fills in clips. True = to be generated, False = given (clean, timestep 0).
+The names and their meaning are the published ones; `interpolate` is misspelled there. Short clips are safe
+here: the published code raises for `quarter_*` of 2 or 3 frames and leaves `image_head_tail` of 2 frames
 nothing to generate.
 """
 
