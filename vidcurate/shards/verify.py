@@ -43,6 +43,8 @@ class Verdict:
     clips: int
     members: int
     bytes_read: int
+    integrity_levels: dict[str, int]
+    """clips by the level of integrity that probe had checked; "none" for those never probed"""
     problems: tuple[Problem, ...]
 
 
@@ -234,5 +236,6 @@ def _verify(place: Path | str, folder: Path, level: Level, num_workers: int, pro
         clips=len(where),
         members=num_members,
         bytes_read=bytes_read,
+        integrity_levels=dict((manifest or {}).get("integrity_levels", {})),
         problems=tuple(problems),
     )

@@ -152,6 +152,7 @@ def _shards(run: Path) -> dict[str, Any] | None:
         return None
     return {
         "totals": reported["totals"],
+        "integrity_levels": reported.get("integrity_levels", {}),
         "failed": len(reported["failed"]),
         "structure_fingerprint": reported["structure_fingerprint"],
         "content_fingerprint": reported["content_fingerprint"],

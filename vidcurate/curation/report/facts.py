@@ -167,6 +167,7 @@ def shards(run: Path) -> dict[str, Any] | None:
         "groups": [groups[key] for key in sorted(groups)],
         "failed": manifest["failed"][:LISTED],
         "more_failed": max(0, len(manifest["failed"]) - LISTED),
+        "integrity_levels": manifest.get("integrity_levels", {}),
         "structure": manifest["structure_fingerprint"],
         "content": manifest["content_fingerprint"],
     }
