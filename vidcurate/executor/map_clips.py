@@ -1,4 +1,4 @@
-"""Map a function over clips, in local processes or on Ray; a restart skips done clips.
+"""Map a function over clips, locally or on Ray; a restart skips finished chunks.
 
 The chunks depend on neither the engine nor the number of workers. `map_clips` returns the rows in the order
 of the items and writes a finished chunk to the parts folder atomically. So the same input gives the same

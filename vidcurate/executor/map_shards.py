@@ -1,4 +1,4 @@
-"""Map a function over shards, in threads or processes; results come as they finish."""
+"""Map a function over shards in threads or processes; yield results as they end."""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait

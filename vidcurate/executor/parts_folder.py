@@ -1,4 +1,4 @@
-"""Parts folder of a stage: finished chunks of clips, which parts are done, and merging.
+"""Parts folder of a stage: finished chunks of clips, finished parts, merging.
 
 Each chunk of clips is one JSON file that appears whole or not at all. `--part i/n` lets n machines share a
 stage: each computes every n-th chunk, and `--merge` reads all chunks once every part is done.

@@ -1,4 +1,4 @@
-"""Ray actors that map a function over chunks of clips, one actor per requested CPU.
+"""Ray actors that map a function over chunks of clips, one actor per CPU.
 
 An actor lives as long as the stage. The actor passes its chunks to a worker process on its node, so crashes
 and timeouts become rows exactly as they do locally. When an actor is lost with its node, `RayWorkers` starts

@@ -1,4 +1,4 @@
-"""Fallback clips: replace clips that fail to decode, stop the run when too many fail.
+"""Fallback clips: replace clips that fail to decode; stop when too many fail.
 
 The plan names the fallback clip of each slot (`order.fallback_clips`), so every rank, every restart and every
 reader (frames, latents) uses the same clip.

@@ -1,4 +1,4 @@
-"""Remote clips: threads fetch clips of shards at a URL into a cache before decoding.
+"""Remote clips: fetch clips of shards at a URL into a cache before decoding.
 
 A decode worker reads local files only. So the network does not count towards a worker's timeout, a slow
 server never looks like an undecodable clip, and many requests can run for few workers. A network error that

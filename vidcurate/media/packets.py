@@ -1,4 +1,4 @@
-"""Packets of a video: number of frames, their times and key frames, without decoding."""
+"""Packets of a video: number of frames, times and key frames, without decoding."""
 
 import io
 import os

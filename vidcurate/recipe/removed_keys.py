@@ -1,4 +1,4 @@
-"""Removed and renamed recipe keys: what the strict loader says of each, and how a saved recipe is upgraded.
+"""Removed and renamed recipe keys: error messages, and upgrade of saved recipes.
 
 `REMOVED` maps a recipe model to its former keys. A person's recipe with such a key is refused with the
 message of the table. A recipe that a run has saved holds every default, so `upgrade` renames its keys and

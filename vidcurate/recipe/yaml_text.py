@@ -1,4 +1,4 @@
-"""YAML 1.2 text of recipes, with the line of every key; imported only to read YAML."""
+"""YAML 1.2 text of recipes, with the line of every key; loaded only for YAML."""
 
 import re
 from typing import Any

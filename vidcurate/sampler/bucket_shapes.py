@@ -1,4 +1,4 @@
-"""Bucket shapes: a bucket's frames, height and width, and which clips fit its lengths.
+"""Bucket shapes: frames, height and width of a bucket, and which clips fit.
 
 A light module, below `buckets`, which reads the table, and `buckets_opensora`.
 """

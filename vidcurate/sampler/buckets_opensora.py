@@ -1,4 +1,4 @@
-"""Open-Sora v1.2's bucket assignment: random draws by row number, strict length test.
+"""Open-Sora v1.2's buckets: random draws by row number, strict length test.
 
 `published: true` in a bucket table asks for this. One new row moves the draws of all rows after it;
 `buckets.assign` draws by clip id instead.

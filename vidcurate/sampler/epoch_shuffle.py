@@ -1,4 +1,4 @@
-"""Epoch shuffle: the endless stream of one cell's clips, each epoch in a new order.
+"""Epoch shuffle: endless stream of one cell's clips, each epoch in a new order.
 
 An epoch is one exact pass over the clips of a cell. A clip is an ordinal. A stream of n clips has n places
 per epoch, and place p is offset p mod n of epoch p div n. Micro-batches of m clips follow each other in the

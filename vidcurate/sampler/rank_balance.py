@@ -1,4 +1,4 @@
-"""Rank balance: assign a step's micro-batches to ranks so that the slowest is fast.
+"""Rank balance: assign a step's micro-batches to ranks with nearly equal cost.
 
 A light module: plain Python.
 """

@@ -1,4 +1,4 @@
-"""Shard blocks: shuffle an epoch a few blocks of shards at a time, for a small cache.
+"""Shard blocks: shuffle an epoch a few blocks at a time, for a small cache.
 
 For remote shards. A block is a number of consecutive shards. An epoch takes the blocks in a keyed random
 order, a few together, and shuffles the clips of those few; then the next few. So at any moment the loader

@@ -1,4 +1,4 @@
-"""Index of shards (index.parquet): where each clip lies, and what the sampler needs.
+"""Index of shards (index.parquet): clip locations and inputs of the sampler.
 
 One row per clip, sorted by shard and offset. Every row has two hashes of 16 bytes: of its structure (id,
 fold, level, shape: the inputs of the training order) and of its content (payload and caption). The

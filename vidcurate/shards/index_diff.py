@@ -1,4 +1,4 @@
-"""Index diff: clips that were added, removed, edited or reshaped between two indexes.
+"""Index diff: clips added, removed, edited or reshaped between two indexes.
 
 `compare_indexes` skips shards whose fingerprints occur in both indexes, whatever their names, and matches the
 clips of the others by id. So moved or re-sharded clips are no difference.

@@ -1,4 +1,4 @@
-"""Index file index.parquet: its columns, writing the file, and reading some columns.
+"""Index file index.parquet: its columns; write the file, read some columns.
 
 Every row has two hashes of 16 bytes: of its structure and of its content (see `index`).
 

@@ -1,4 +1,4 @@
-"""Trust in index.parquet: bounds of its numbers, and its digest against the manifest.
+"""Trust in index.parquet: bounds of its numbers, digest against the manifest.
 
 A light module: GPU machines import it (no polars, no av, no torch).
 """

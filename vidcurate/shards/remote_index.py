@@ -1,4 +1,4 @@
-"""Remote index: shards at a URL, with the index in a local cache and pinned versions.
+"""Remote index: shards at a URL, with a cached index and pinned versions.
 
 A light module: obstore is loaded by the first request.
 """

@@ -1,4 +1,4 @@
-"""Decode one clip: read its bytes from the shard, check them, return the wanted frames.
+"""Decode one clip: read and check its bytes, return the wanted frames.
 
 `worker_process` runs this for the loader, one clip at a time.
 """

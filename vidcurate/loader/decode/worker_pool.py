@@ -1,4 +1,4 @@
-"""Decode worker pool of one rank: timeout, retry and replacement of decode processes.
+"""Decode worker pool of one rank: timeout, retry and replacement of workers.
 
 One thread of the parent sends tasks, one at a time per worker, and receives the results; only file
 descriptors and short lines pass between the processes, the frames lie in shared memory. When a task crashes

@@ -1,4 +1,4 @@
-"""Decode worker process: serves decode tasks from a socket until its parent closes it.
+"""Decode worker process: serves decode tasks from a socket until it closes.
 
 `worker_pool` starts it as a fresh interpreter (never forked, never re-importing the caller's main module), so
 the worker loads numpy and PyAV and nothing else: 45 MB instead of 220 MB with torch, and no GPU context.
