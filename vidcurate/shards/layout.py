@@ -182,19 +182,23 @@ def read_clips(run: Path, stage: str) -> tuple[pl.DataFrame, int]:
     return clips, rows_in
 
 
+def _is_unprobed() -> pl.Expr:
+    return pl.col("probe_status").fill_null("not_probed") == "not_probed"
+
+
 def integrity_levels(clips: pl.DataFrame) -> dict[str, int]:
     """Return how many clips were checked up to which level of integrity; "none" for those never probed."""
     if "probe_status" not in clips.columns:
         return {"none": clips.height}
     level = pl.col("integrity_level") if "integrity_level" in clips.columns else pl.lit("header")
-    seen = pl.when(pl.col("probe_status").is_null()).then(pl.lit("none")).otherwise(level.fill_null("header"))
+    seen = pl.when(_is_unprobed()).then(pl.lit("none")).otherwise(level.fill_null("header"))
     counts = clips.group_by(seen.alias("level")).len().sort("level")
     return {str(name): int(count) for name, count in counts.iter_rows()}
 
 
 def check_probed(clips: pl.DataFrame, where: Path) -> None:
     """Raise StageError where a kept clip was never probed: it may be empty, cut, or no video at all."""
-    unprobed = clips.filter("probe_status" not in clips.columns or pl.col("probe_status").is_null())
+    unprobed = clips if "probe_status" not in clips.columns else clips.filter(_is_unprobed())
     if unprobed.height:
         raise StageError(
             f"{where}: {unprobed.height} of {clips.height} kept clips were never probed (first: "
