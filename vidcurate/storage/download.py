@@ -30,9 +30,22 @@ _RETRY = {
 _REQUEST_SECONDS = 60.0
 
 
-def digest(folder: str, paths: Iterable[str]) -> str:
-    """Return a digest of where these files lie. Of what lies there it says nothing: nobody has looked."""
-    return hashlib.sha256("\n".join([folder, *paths]).encode()).hexdigest()
+def digest(folder: str | Path, paths: Iterable[str]) -> str:
+    """Return a digest of the folder's place and of its files' names, sizes and times.
+
+    When the digest changes, what was read from these files is out of date. The place counts: a damaged copy
+    may have the same names, sizes and times. At a URL only the place and the names count.
+    """
+    if isinstance(folder, str):
+        return hashlib.sha256("\n".join([folder, *paths]).encode()).hexdigest()
+    whole = hashlib.sha256(f"{folder.resolve()}\n".encode())
+    for path in paths:
+        try:
+            facts = (folder / path).stat()
+            whole.update(f"{path}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
+        except OSError:
+            whole.update(f"{path}\0missing\n".encode())
+    return whole.hexdigest()
 
 
 def join(folder: str | Path, path: str) -> str:

@@ -23,7 +23,7 @@ from vidcurate.curation.dedup.spec import CaptionSpec, DedupSpec, PerceptualSpec
 from vidcurate.errors import InputError
 from vidcurate.executor.map_clips import Progress, no_progress
 from vidcurate.executor.parts_folder import remove_parts
-from vidcurate.storage import atomic_file
+from vidcurate.storage import atomic_file, download
 
 __all__ = ["CaptionSpec", "DedupSpec", "DedupSummary", "PerceptualSpec", "SemanticSpec", "run_dedup"]
 
@@ -137,7 +137,7 @@ def run_dedup(
     if videos is not None and "exact" not in left_out:
         files = part.filter(pl.col("video_path").is_not_null() & ~pl.col("video_path").str.starts_with("/"))
         to_read = exact.to_read(files)
-        inputs["videos"] = _listing(to_read, videos)
+        inputs["videos"] = download.digest(videos, to_read)
     if spec.semantic is not None:
         path = spec.semantic.embeddings or run / EMBEDDINGS
         if not path.is_file():
@@ -173,18 +173,6 @@ def run_dedup(
         )
         remove_parts(parts)
     return _summary(target, said, up_to_date)
-
-
-def _listing(paths: list[str], folder: Path) -> str:
-    """Return a digest of the files' names, sizes and times; when it changes, they are read again."""
-    whole = hashlib.sha256()
-    for path in paths:
-        try:
-            facts = (folder / path).stat()
-            whole.update(f"{path}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
-        except OSError:
-            whole.update(f"{path}\0missing\n".encode())
-    return whole.hexdigest()
 
 
 def _summary(target: Path, said: Path, up_to_date: bool) -> DedupSummary:

@@ -85,20 +85,6 @@ def _to_score(clips: pl.DataFrame) -> pl.Series:
     return clips.select((is_there & is_sound).alias("is_there"))["is_there"]
 
 
-def _listing(paths: list[str], folder: Path | str) -> str:
-    """Return a digest of the files' names, sizes and times: when it changes the scores are out of date."""
-    if isinstance(folder, str):
-        return download.digest(folder, paths)
-    whole = hashlib.sha256()
-    for path in paths:
-        try:
-            facts = (folder / path).stat()
-            whole.update(f"{path}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
-        except OSError:
-            whole.update(f"{path}\0missing\n".encode())
-    return whole.hexdigest()
-
-
 def _with_scores(clips: pl.DataFrame, is_scored: pl.Series, rows: Iterator[dict[str, Any]]) -> pl.DataFrame:
     names = [name for name, column in COLUMNS.items() if column.stage == "frames"]
     whole = (next(rows) if scored else {"frames_status": "not_scored"} for scored in is_scored)
@@ -136,7 +122,7 @@ def run_frames(
     origin = table.Provenance(
         stage="frames",
         settings=json.loads(spec.model_dump_json(exclude={"time_limit_seconds"})),
-        inputs={previous: table.digest(source), "videos": _listing(paths, videos)},
+        inputs={previous: table.digest(source), "videos": download.digest(videos, paths)},
     )
     target = table.stage_path(run, "frames")
     up_to_date = table.is_up_to_date(target, origin)

@@ -100,19 +100,6 @@ def _is_scored(clips: pl.DataFrame) -> pl.Series:
     return clips.select((fit & pl.col("ingest_problem").is_null()).fill_null(value=False)).to_series()
 
 
-def _listing(paths: list[str], folder: Path | str) -> str:
-    if isinstance(folder, str):
-        return download.digest(folder, paths)
-    whole = hashlib.sha256()
-    for path in paths:
-        try:
-            facts = (folder / path).stat()
-            whole.update(f"{path}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
-        except OSError:
-            whole.update(f"{path}\0missing\n".encode())
-    return whole.hexdigest()
-
-
 def _part(parts: Path, number: int) -> tuple[Path, Path]:
     return parts / f"{number:06d}.json", parts / f"{number:06d}.npy"
 
@@ -228,7 +215,9 @@ def run_models(
         },
         inputs={
             previous: table.digest(source),
-            "videos": _listing(scored["video_path"].unique(maintain_order=True).to_list(), videos),
+            "videos": download.digest(
+                videos, scored["video_path"].unique(maintain_order=True).to_list()
+            ),
         },
     )
     target, embedded = table.stage_path(run, "models"), run / EMBEDDINGS

@@ -1,7 +1,8 @@
-"""Probe cache: facts of files checked before, by name, size, time and digest.
+"""Probe cache: facts of files checked before, by absolute path, size, time and digest.
 
-The probe does not read a file again when path, size and modification time match the cache, good or bad. The
-SHA-256 of its bytes, if cached, identifies a copied or touched file. Several runs may share a cache file: one
+The probe does not read a file again when absolute path, size and modification time match the cache, good or
+bad: a file in another folder is another file. The SHA-256 of its bytes, if cached, identifies a copied or
+touched file. Several runs may share a cache file: one
 run at a time adds its entries to the current content, under the lock `.NAME.lock` next to the file.
 """
 
@@ -26,7 +27,7 @@ _SCHEMA = {
     "version": pl.Int32,
     "facts": pl.String,
 }
-Key = tuple[str, int, int]  # path relative to the video folder, size in bytes, modification time in ns
+Key = tuple[str, int, int]  # absolute path with the video folder's links resolved, size in bytes, modification time in ns
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from vidcurate.errors import MediaError
 from vidcurate.media import container as media_container
 from vidcurate.media import headers, packets
 
-VERSION = 1  # of the facts: facts of another version are computed again
+VERSION = 2  # of the facts: facts of another version are computed again
 
 # I/O errors that a retry may solve.
 TRANSIENT = {

@@ -123,9 +123,10 @@ def _timed_out(time_limit_seconds: float, task: Task) -> Facts:
 
 
 def _keys(paths: list[str], folder: Path | str) -> list[cache.Key | None]:
-    """Return name, size and time of each file, None for an inaccessible one."""
+    """Return absolute path, size and time of each file, None for an inaccessible one."""
     if isinstance(folder, str):
         return [None] * len(paths)
+    place = folder.resolve()
     keys: list[cache.Key | None] = []
     for path in paths:
         try:
@@ -133,17 +134,8 @@ def _keys(paths: list[str], folder: Path | str) -> list[cache.Key | None]:
         except OSError:
             keys.append(None)
         else:
-            keys.append((path, facts.st_size, facts.st_mtime_ns))
+            keys.append((str(place / path), facts.st_size, facts.st_mtime_ns))
     return keys
-
-
-def _listing(paths: list[str], keys: list[cache.Key | None]) -> str:
-    """Return a digest of the files' names, sizes and times; when it changes, the probe is out of date."""
-    whole = hashlib.sha256()
-    for path, key in zip(paths, keys, strict=True):
-        line = f"{path}\0missing\n" if key is None else f"{path}\0{key[1]}\0{key[2]}\n"
-        whole.update(line.encode())
-    return whole.hexdigest()
 
 
 def _with_probe(clips: pl.DataFrame, paths: list[str], rows: list[dict[str, Any]]) -> pl.DataFrame:
@@ -266,9 +258,7 @@ def run_probe(
         settings=json.loads(spec.model_dump_json(exclude={"videos"})),
         inputs={
             previous: table.digest(table.stage_path(run, previous)),
-            "videos": download.digest(spec.videos, paths)
-            if isinstance(spec.videos, str)
-            else _listing(paths, keys),
+            "videos": download.digest(spec.videos, paths),
         },
     )
     target = table.stage_path(run, "probe")

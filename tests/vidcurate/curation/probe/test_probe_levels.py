@@ -311,3 +311,36 @@ def test_the_hidden_damage_among_the_real_clips_is_found_by_name(shared: Path) -
     flipped = probe_file(str(clips / "bitflip_h264.mp4"), "full")
     assert (flipped["probe_status"], flipped["num_corrupt_frames"]) == ("damaged_frames", 1)
     assert probe_stage.columns_of(examine(Task(path=str(clips / "opencv_tree.avi"))))["num_frames"] == 68
+
+
+def test_a_copy_in_another_folder_is_read_though_names_sizes_and_times_agree(
+    tmp_path: Path, videos: Path
+) -> None:
+    memory = tmp_path / "shared.parquet"
+    for run in ("one", "two"):
+        ingested(tmp_path / run, ["good.mp4"])
+    other = tmp_path / "other"
+    shutil.copytree(videos, other)  # keeps the times
+    spoil(other / "good.mp4")
+
+    first = run_probe(tmp_path / "one", ProbeSpec(videos=videos, level="full"), known_files=memory)
+    second = run_probe(tmp_path / "one", ProbeSpec(videos=other, level="full"), known_files=memory)
+    elsewhere = run_probe(tmp_path / "two", ProbeSpec(videos=other), known_files=memory)
+    back = run_probe(tmp_path / "one", ProbeSpec(videos=videos, level="full"), known_files=memory)
+
+    assert (first.by_status, second.by_status) == ({"ok": 1}, {"unreadable": 1})
+    assert (second.up_to_date, second.files_remembered) == (False, 0)
+    assert elsewhere.by_status == {"unreadable": 1}
+    assert (back.by_status, back.files_remembered) == ({"ok": 1}, 1)
+
+
+def test_a_folder_is_the_same_place_by_any_path(
+    tmp_path: Path, videos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ingested(tmp_path, ["good.mp4"])
+    (tmp_path / "link").symlink_to(videos)
+    monkeypatch.chdir(tmp_path)
+    run_probe(tmp_path, ProbeSpec(videos=videos))
+
+    for path in (Path("videos"), Path("link"), videos / ".." / "videos"):
+        assert run_probe(tmp_path, ProbeSpec(videos=path)).up_to_date
