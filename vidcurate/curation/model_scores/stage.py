@@ -215,9 +215,7 @@ def run_models(
         },
         inputs={
             previous: table.digest(source),
-            "videos": download.digest(
-                videos, scored["video_path"].unique(maintain_order=True).to_list()
-            ),
+            "videos": download.digest(videos, scored["video_path"].unique(maintain_order=True).to_list()),
         },
     )
     target, embedded = table.stage_path(run, "models"), run / EMBEDDINGS

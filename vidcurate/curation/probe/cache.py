@@ -27,7 +27,9 @@ _SCHEMA = {
     "version": pl.Int32,
     "facts": pl.String,
 }
-Key = tuple[str, int, int]  # absolute path with the video folder's links resolved, size in bytes, modification time in ns
+Key = tuple[
+    str, int, int
+]  # absolute path with the video folder's links resolved, size in bytes, modification time in ns
 
 
 @dataclass(frozen=True, slots=True)
