@@ -1,4 +1,4 @@
-"""vidcurate: captioned video in; a scored clip table, difficulty levels, verified shards and a loader out.
+"""Video curation: captioned video to a scored table, levels, shards and a loader.
 
 Importing the package loads nothing heavy: the names below are imported when they are first used. Inside the
 project, import the file and not the face.

@@ -1,4 +1,4 @@
-"""Recipe section `guard`: the policy for each finding; the thresholds of the findings."""
+"""Recipe section `guard`: policy for each finding, thresholds of the findings."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
@@ -41,7 +41,7 @@ CHOICES: dict[Kind, tuple[Policy, ...]] = {
 
 # What follows a finding, however sensitive the guard is.
 MOST: dict[Policy, int] = {"skip": 10, "scale_lr": 3}
-"""how often a policy may be used before the next firmer one takes its place; warnings have no limit"""
+"""uses of a policy before the guard takes the next stricter one; warnings have no limit"""
 LR_FACTOR = 0.5
 """what scale_lr multiplies the learning rate with"""
 LR_STEPS = 200
@@ -118,9 +118,9 @@ class GuardSpec(Recipe):
     lr: Literal["ignore", "warn", "stop"] = "warn"
     """a last learning rate that is not what the schedule says of that step"""
     hardware: Literal["warn", "drain"] = "drain"
-    """a suspicious step that comes out otherwise when it is computed again: end with 77, or go on"""
+    """a suspicious step whose rerun gives other numbers: exit with 77, or warn and continue"""
     max_rollbacks: Annotated[int, Field(ge=0)] = 3
-    """rollbacks of the whole run; after them the next firmer policy takes over"""
+    """rollbacks of the whole run; after them the guard takes the next stricter policy"""
     sensitivity: Literal["low", "normal", "high"] = "normal"
     """thresholds of the findings: low takes twice the distance of normal, high three quarters of it"""
 
@@ -139,7 +139,7 @@ class GuardSpec(Recipe):
         return self.max_rollbacks if policy == "rollback" else MOST.get(policy)
 
     def delay_steps(self) -> int:
-        """Return how many steps may lie between a trouble and its finding, where one leads to a rollback."""
+        """Return the most steps between a fault and the finding that rolls the run back."""
         delays = [0]
         if self.divergence == "rollback":
             delays.append(2 * self.thresholds.divergence_window)

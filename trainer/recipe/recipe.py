@@ -137,7 +137,7 @@ class Stage(Recipe):
     keep_every: Count | None = None
     """checkpoints of steps that this divides are kept for good, whatever keep_last says"""
     checkpoint_in_background: bool = False
-    """go on training while a checkpoint is written, from a copy in the host's memory"""
+    """write checkpoints from a copy in the host's memory while training continues"""
     log_every: Count = 10
     """steps between lines on the console; metrics.jsonl has every step"""
 
@@ -224,7 +224,7 @@ class TrainRecipe(Recipe):
     validation: ValidationSpec | None = None
     """the loss on clips that are not trained; null measures none"""
     guard: GuardSpec = GuardSpec()
-    """what the run does about its own troubles; without a finding it changes no number"""
+    """checks of loss, gradients and weights, and a policy for each finding; a run without a finding is unchanged"""
     trackers: TrackersSpec = TrackersSpec()
     """where the numbers are shown besides metrics.jsonl"""
     environment: dict[str, str] = Field(default_factory=dict)
@@ -233,7 +233,7 @@ class TrainRecipe(Recipe):
     preflight: PreflightSpec = PreflightSpec()
     """what is checked before the first step, and when a node is bad; it changes no number of the run"""
     watch: WatchSpec = WatchSpec()
-    """what is watched while the run goes on: hung, lost and slow ranks, the rate, clocks, the hardware"""
+    """what monitors check during the run: hung, lost and slow ranks, the rate, clocks, the hardware"""
 
     @field_validator("environment")
     @classmethod
@@ -266,7 +266,7 @@ class TrainRecipe(Recipe):
         if model.skip_y_embedder and not model.freeze_y_embedder:
             raise ValueError(
                 "model.skip_y_embedder takes captions as its projection made them before training; set "
-                "model.freeze_y_embedder=true, or the projection would go on learning"
+                "model.freeze_y_embedder=true, or the projection would continue to train"
             )
         if self.float8_products and (self.blocks, self.precision) != ("fast", "bfloat16"):
             raise ValueError(

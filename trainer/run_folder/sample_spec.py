@@ -32,4 +32,4 @@ class SampleSpec(Recipe):
     width: Count = 256
     """px"""
     fps: Annotated[float, Field(gt=0)] = 24.0
-    """frames/s that the model is told and the file plays at"""
+    """frames/s: passed to the model as conditioning and used for the mp4"""

@@ -1,4 +1,4 @@
-"""What of a recipe decides the order of the clips, but for the seed and the clips themselves."""
+"""Recipe section of the plan: what orders the clips, but for seed and clips."""
 
 from typing import Annotated, Literal, Self
 
@@ -76,7 +76,7 @@ class PlanSpec(Recipe):
     weights: Shares = Field(default_factory=dict)
     """level (or source) → its share of the clips shown; empty: every clip equally often"""
     curriculum: tuple[PhaseSpec, ...] = ()
-    """phases with weights of their own, in turn; the last goes on to the end"""
+    """phases with weights of their own, in turn; the last lasts to the end of training"""
     blocks: BlocksSpec | None = None
     """shuffle within blocks of shards; null: over all clips"""
     small_cells: Literal["merge", "shrink"] = "merge"
@@ -97,9 +97,7 @@ class PlanSpec(Recipe):
             last = number + 1 == len(self.curriculum)
             has_length = phase.steps is not None or phase.passes is not None
             if has_length == last:
-                what = (
-                    "goes on to the end; leave out its steps and passes" if last else "needs steps or passes"
-                )
+                what = "lasts to the end; leave out its steps and passes" if last else "needs steps or passes"
                 raise ValueError(f"{where} {what}")
             if (phase.levels and self.cells_by != "level") or (phase.sources and self.cells_by != "source"):
                 raise ValueError(f"{where} names other things than cells_by={self.cells_by}")

@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all: filled beside their final name, then renamed.
+"""Atomic files and folders: written under a temporary name, then renamed.
 
 The temporary name is hidden and unique (`.NAME.HOST-PID-RANDOM.partial`), so two writers of one file never
 share it: the later rename wins, and readers see one whole file or the other. An error removes the temporary

@@ -1,4 +1,4 @@
-"""Files in object stores and on web servers, by URL: fetched whole to this machine, looked at, forgotten.
+"""Download of whole files by URL, from object stores and web servers.
 
 `s3://`, `gs://`, `az://` and `http(s)://` go through obstore (the extra `remote`), which takes its settings
 from the environment (AWS_…, GOOGLE_…, AZURE_…) and asks again when a server is busy. What is not there is

@@ -1,6 +1,6 @@
-"""File locks (flock): one process at a time does a piece of work, and a killed one leaves nothing locked.
+"""File locks (flock): one process at a time does a piece of work.
 
-The kernel releases a lock when its holder exits, however that happens. The lock is close-on-exec, and a
+The kernel releases a lock when its holder exits, even killed, so nothing stays locked. The lock is close-on-exec, and a
 forked child closes its copy at once, so workers that outlive a killed parent do not keep the lock.
 """
 

@@ -1,4 +1,4 @@
-"""Objects in object stores and on web servers, by URL: how large they are, and ranges of their bytes.
+"""Objects in stores and on web servers, by URL: sizes and byte ranges.
 
 `s3://`, `gs://`, `az://` and `http(s)://` go through obstore (the extra `remote`), which takes its settings
 from the environment (AWS_…, GOOGLE_…, AZURE_…). Each object has a stamp, its size and ETag, taken when its

@@ -1,4 +1,4 @@
-"""What was read by URL, kept on this machine: a folder of entries that never outgrows its bytes.
+"""URL cache: a folder on this machine that never exceeds its limit of bytes.
 
 An entry is named by what it holds (object, version, range), written beside its place and renamed, so a reader
 finds it whole or not at all, and two writers of one entry write the same bytes. All processes of a machine

@@ -128,7 +128,7 @@ def test_levels_come_in_turn_with_ramps(clips: Index) -> None:
 def test_a_curriculum_is_refused_where_it_says_nothing_or_two_things() -> None:
     for text, complaint in (
         ("[{levels: [1]}, {levels: [2]}]", "curriculum.0 needs steps or passes"),
-        ("[{levels: [1], steps: 4}]", "curriculum.0 goes on to the end"),
+        ("[{levels: [1], steps: 4}]", "curriculum.0 lasts to the end"),
         ("[{levels: [1], weights: {'1': 1}}]", "one of levels, sources and weights"),
         ("[{levels: [1], ramp_steps: 4}]", "there is nothing to ramp from"),
         (

@@ -38,6 +38,6 @@ class SplitSpec(Recipe):
     """optimizer steps that an increment of a ramp lasts: 1 / (1 - beta2) of the optimizer"""
     clips_per_step: Annotated[int, Field(ge=1)] | None = None
     """clips of one optimizer step over all ranks; a ramp is never longer than one pass over its level, and
-    with this it is told as a share of one (null: 1, and no share)"""
+    with this the report gives the ramp as a share of that pass (null: 1, and no share)"""
     passes: Annotated[float, Field(gt=0)] = 2.0
     """passes over a level in levels.yaml; the published curriculum made two"""

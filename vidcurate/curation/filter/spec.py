@@ -1,4 +1,7 @@
-"""What a filter may ask for, as recipe models. Thresholds are inclusive; keeping nothing is an error."""
+"""Filter rules of a recipe.
+
+Thresholds are inclusive; keeping nothing is an error.
+"""
 
 import difflib
 import json
