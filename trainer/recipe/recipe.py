@@ -224,7 +224,7 @@ class TrainRecipe(Recipe):
     validation: ValidationSpec | None = None
     """the loss on clips that are not trained; null measures none"""
     guard: GuardSpec = GuardSpec()
-    """checks of loss, gradients and weights, and a policy for each finding; a run without a finding is unchanged"""
+    """checks of loss, gradients and weights, a policy for each; without a finding no number changes"""
     trackers: TrackersSpec = TrackersSpec()
     """where the numbers are shown besides metrics.jsonl"""
     environment: dict[str, str] = Field(default_factory=dict)

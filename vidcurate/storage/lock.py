@@ -1,7 +1,8 @@
 """File locks (flock): one process at a time does a piece of work.
 
-The kernel releases a lock when its holder exits, even killed, so nothing stays locked. The lock is close-on-exec, and a
-forked child closes its copy at once, so workers that outlive a killed parent do not keep the lock.
+The kernel releases a lock when its holder exits, even killed, so nothing stays locked. The lock is
+close-on-exec, and a forked child closes its copy at once, so workers that outlive a killed parent do not
+keep the lock.
 """
 
 import fcntl

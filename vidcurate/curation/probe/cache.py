@@ -1,4 +1,4 @@
-"""Probe cache: facts of files checked before, by absolute path, size, time and digest.
+"""Probe cache: facts of checked files, by absolute path, size, time and digest.
 
 The probe does not read a file again when absolute path, size and modification time match the cache, good or
 bad: a file in another folder is another file. The SHA-256 of its bytes, if cached, identifies a copied or
