@@ -17,7 +17,8 @@ from typing import Any
 from blake3 import blake3
 
 from vidcurate import __version__
-from vidcurate.curation.clip_table import table
+from vidcurate.curation.clip_table import run_lock, table
+from vidcurate.curation.clip_table.rejection_ledger import record_unwritten
 from vidcurate.errors import InputError, StorageError
 from vidcurate.executor.map_clips import Progress, no_progress
 from vidcurate.executor.map_shards import in_processes, in_threads
@@ -211,6 +212,7 @@ def _finish(
     return manifest
 
 
+@run_lock.holding_run
 def run_build_shards(
     run: Path,
     spec: ShardSpec,
@@ -223,7 +225,8 @@ def run_build_shards(
     """Write the kept clips of the newest table in `run` as shards into `out`; `videos` has their files.
 
     Samples are `key.json`, `key.<extension>` and `key.txt`, grouped by fold and level. The bytes depend
-    neither on `num_workers` nor on how often the run was killed and resumed. Raises StageError (no table, no
+    neither on `num_workers` nor on how often the run was killed and resumed. The run's ledger names the clips
+    that could not be written. Raises StageError (no table, no
     kept clip, `out` holds another set), InputError (a wrong folder, id or interval), StorageError (the disk),
     ShardError (a damaged set, or a worker that died).
     """
@@ -231,6 +234,7 @@ def run_build_shards(
     inputs = {stage: table.digest(table.stage_path(run, stage))}
     finished = finished_by(out, spec, inputs, videos)
     if finished is not None:
+        record_unwritten(run, finished["failed"], spec.model_dump_json())
         summary = _summary(finished, num_shards_written=0, up_to_date=True)
         progress(summary.rows_kept, summary.rows_kept, "clips")
         return summary
@@ -255,4 +259,5 @@ def run_build_shards(
             done += sizes[name]
             progress(done, total, "clips")
         manifest = _finish(out, plan, spec, inputs, records)
+    record_unwritten(run, manifest["failed"], spec.model_dump_json())
     return _summary(manifest, num_shards_written=len(todo), up_to_date=False)

@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 
 from tests.shard_runs import build, contents, make_run
+from vidcurate.curation.clip_table import rejection_ledger
+from vidcurate.curation.report import inspect_clip
+from vidcurate.curation.report.build import run_report
 from vidcurate.media import decode, packets
 from vidcurate.shards import index
 from vidcurate.shards.layout import ShardSpec
@@ -25,6 +28,8 @@ def intervals(tmp_path: Path, make_video: Callable[..., Path]) -> Path:
             "codec": "h264", "width": 96, "height": 64, "fps": 24.0, "num_frames": 48,
             "duration_seconds": 2.0, "duration_seconds_from_header": 2.0, "start_seconds": start,
             "end_seconds": end, "fold": "train", "level": 1, "is_kept": True, "probe_status": "ok",
+            "source_dataset": "made", "ingest_problem": None,
+            "reject_stage": None, "reject_rule": None, "reject_value": None, "reject_threshold": None,
         }
         for i, (start, end) in enumerate([(0.5, 1.5), (0.9, 1.9), (1.6, 1.9), (None, None)])
     ]  # fmt: skip
@@ -93,3 +98,28 @@ def test_a_damaged_source_fails_by_name_when_it_is_cut(intervals: Path) -> None:
     summary = build(intervals, ShardSpec(mode="transcode"))
     assert summary.rows_failed == 4
     assert "not a video that FFmpeg opens" in summary.failed[0]
+
+
+def test_a_kept_clip_that_cannot_be_cut_has_its_fate_in_ledger_inspect_and_report(intervals: Path) -> None:
+    run = intervals / "run"
+    build(intervals, ShardSpec(mode="trim"), out="run/shards")
+    reason = "no key frame between 1.6 s and 1.9 s; use mode: transcode"
+
+    entry = rejection_ledger.read_ledger(run).collect().row(0, named=True)
+    assert (entry["clip_id"], entry["stage"], entry["rule"]) == ("cut2", "build-shards", "cannot_cut")
+    assert (entry["value"], entry["threshold"]) == (reason, "written to a shard")
+    assert rejection_ledger.check_ledger(run) == {"rows_in": 4, "rows_rejected": 1, "entries_replayed": 1}
+    assert rejection_ledger.overview(run)["by_stage"] == {"build-shards": 1}
+    assert rejection_ledger.rejected(run).collect()["clip_id"].to_list() == ["cut2"]
+    assert inspect_clip.clip_fate(run, "cut2")["verdict"] == (
+        f"kept until build-shards, which could not write it: cannot_cut ({reason})"
+    )
+    assert inspect_clip.clip_fate(run, "cut1")["verdict"] == "kept, level 1, train"
+    summary = run_report(run)
+    assert (summary.rows_kept, summary.rows_rejected) == (3, 1)
+    assert "build-shards" in (run / "report.html").read_text(encoding="utf-8")
+
+    build(intervals, ShardSpec(mode="transcode"), out="run/other")  # this build writes every clip
+    assert rejection_ledger.read_ledger(run).collect().is_empty()
+    build(intervals, ShardSpec(mode="trim"), out="run/shards")  # up to date, and the ledger says so again
+    assert len(rejection_ledger.read_ledger(run).collect()) == 1

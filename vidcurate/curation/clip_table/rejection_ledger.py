@@ -11,10 +11,14 @@ needs no video and no other table.
     ok or truncated             (the rule names a status) is none of these
     any other text              differs from this text
     any of them                 is `unknown`
+
+`build-shards` adds a verdict for each kept clip that the last build could not write; the clip's row in the
+table stays kept, because the table is the build's input.
 """
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +30,13 @@ from vidcurate.errors import FailureLimitError, StageError, TableError
 
 LEDGER = "ledger.parquet"
 UNKNOWN = "unknown"
+BUILD = "build-shards"
+_WRITTEN = "written to a shard"
 ORDER = (
     "clip_id", "order", "stage", "rule", "measure", "value", "threshold", "is_verdict", "settings", "version",
 )  # fmt: skip
+
+_SCHEMA = dict.fromkeys(ORDER, pl.String) | {"order": pl.Int32, "is_verdict": pl.Boolean}
 
 _NUMBER = r"(-?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|inf))"
 
@@ -88,6 +96,42 @@ def read_ledger(run: Path) -> pl.LazyFrame:
     return pl.scan_parquet(path)
 
 
+def unwritten(run: Path) -> pl.DataFrame:
+    """Return the clips that the last build of shards could not write: clip_id, rule, value, threshold."""
+    columns = ("clip_id", "rule", "value", "threshold")
+    if not (run / LEDGER).exists():
+        return pl.DataFrame(schema=dict.fromkeys(columns, pl.String))
+    return read_ledger(run).filter(pl.col("stage") == BUILD).select(columns).collect()
+
+
+def record_unwritten(run: Path, failed: Sequence[Mapping[str, Any]], settings: str) -> None:
+    """Replace the ledger's rows of stage `build-shards` by one for each of `failed` (clip_id, kind, reason).
+
+    Rewrites RUN/ledger.parquet only when they change; `settings` is the build's specification as JSON text.
+    Raises StorageError.
+    """
+    path = run / LEDGER
+    rows = [(clip["clip_id"], clip["kind"], clip["reason"], _WRITTEN) for clip in failed]
+    if unwritten(run).rows() == rows:
+        return
+    earlier = pl.DataFrame(schema=_SCHEMA)
+    origin = table.Provenance(stage=BUILD, settings={}, inputs={})
+    if path.exists():
+        earlier = read_ledger(run).filter(pl.col("stage") != BUILD).select(ORDER).collect()
+        origin = table.provenance(path)
+    last = earlier["order"].max()
+    found = pl.DataFrame(rows, schema=["clip_id", "rule", "value", "threshold"], orient="row").select(
+        pl.col("clip_id").cast(pl.String),
+        pl.lit(last + 1 if isinstance(last, int) else 0, dtype=pl.Int32).alias("order"),
+        pl.lit(BUILD).alias("stage"),
+        pl.col("rule").cast(pl.String),
+        pl.lit("file").alias("measure"),
+        pl.col("value", "threshold").cast(pl.String),
+        pl.lit(value=True).alias("is_verdict"),
+    )
+    table.write(pl.concat([earlier, signed(found, settings).select(ORDER)]), path, origin)
+
+
 def rejected(run: Path) -> pl.LazyFrame:
     """Return one row for each rejected clip, in the table's order: its verdict and other rules that fail.
 
@@ -145,7 +189,7 @@ def check_ledger(run: Path) -> dict[str, int]:
     """Replay every entry of the ledger, compare the verdicts with the table, and return counts.
 
     Raises TableError when an entry does not follow from its value and threshold, when a rejected clip does
-    not have exactly one verdict, or when a kept clip has one; StageError.
+    not have exactly one verdict, or when a kept clip has one that is not of `build-shards`; StageError.
     """
     entries = read_ledger(run).collect()
     newest = table.newest_stage(run)
@@ -158,7 +202,8 @@ def check_ledger(run: Path) -> dict[str, int]:
             f"{rule}, {value} against {threshold}. Run `vidcurate filter {run}` again."
         )
     reported = entries.filter("is_verdict")["clip_id"]
-    rejected_ids = checked.filter(~pl.col("is_kept"))["clip_id"]
+    is_rejected = ~pl.col("is_kept") | pl.col("clip_id").is_in(unwritten(run)["clip_id"].implode())
+    rejected_ids = checked.filter(is_rejected)["clip_id"]
     if reported.n_unique() != len(reported) or not reported.sort().equals(
         rejected_ids.sort(), check_names=False
     ):

@@ -160,8 +160,8 @@ def _drop(rows: pl.DataFrame, spec: SplitSpec) -> tuple[pl.DataFrame, pl.DataFra
 
 
 def _with_split(reported: pl.DataFrame, dropped: pl.DataFrame, spec: SplitSpec) -> pl.DataFrame:
-    """Return the filter's ledger with this split's rejections instead of an earlier split's."""
-    filtered = reported.filter(pl.col("stage") != "split")
+    """Return the filter's ledger with this split's rejections instead of those of later stages."""
+    filtered = reported.filter(~pl.col("stage").is_in(["split", rejection_ledger.BUILD]))
     number = filtered["order"].max()
     mine = dropped.select(
         "clip_id",

@@ -122,6 +122,7 @@ def run_report(run: Path, *, videos: Path | None = None, progress: Progress = no
     if videos is not None and not videos.is_dir():
         raise InputError(f"{videos}: no such video folder. Set it with --videos FOLDER.")
     checked, is_checked = facts.verdicts(table.scan(run, table.newest_stage(run)))
+    checked = facts.with_unwritten(run, checked)
     totals = _totals(checked)
     steps = funnel.by_rule(run, checked, totals["rows_in"])
     every = limits.bounds(run)

@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from vidcurate.curation.clip_table import table
+from vidcurate.curation.clip_table import rejection_ledger, table
 from vidcurate.curation.clip_table.schema import STAGES
 from vidcurate.curation.difficulty.stage import LEVELS
 from vidcurate.errors import TableError
@@ -64,6 +64,32 @@ def verdicts(clips: pl.LazyFrame) -> tuple[pl.LazyFrame, bool]:
         reject_threshold=pl.lit(None, dtype=pl.String),
     )
     return checked.with_columns(is_kept=pl.col("reject_rule").is_null()), False
+
+
+def with_unwritten(run: Path, checked: pl.LazyFrame) -> pl.LazyFrame:
+    """Return the verdicts with those of `build-shards`: kept clips that the last build could not write."""
+    failed = rejection_ledger.unwritten(run)
+    if failed.is_empty():
+        return checked
+    names = ("rule", "value", "threshold")
+    joined = checked.join(
+        failed.lazy().rename({name: f"build_{name}" for name in names}),
+        on="clip_id",
+        how="left",
+        maintain_order="left",
+    )
+    is_failed = pl.col("is_kept") & pl.col("build_rule").is_not_null()
+    return joined.with_columns(
+        pl.when(is_failed)
+        .then(pl.lit(rejection_ledger.BUILD))
+        .otherwise("reject_stage")
+        .alias("reject_stage"),
+        *(
+            pl.when(is_failed).then(f"build_{name}").otherwise(f"reject_{name}").alias(f"reject_{name}")
+            for name in names
+        ),
+        (pl.col("is_kept") & ~is_failed).alias("is_kept"),
+    ).drop(f"build_{name}" for name in names)
 
 
 def findings(run: Path) -> dict[str, Any] | None:

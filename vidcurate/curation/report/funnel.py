@@ -6,13 +6,14 @@ from typing import Any
 
 import polars as pl
 
-from vidcurate.curation.clip_table import table
+from vidcurate.curation.clip_table import rejection_ledger, table
 from vidcurate.curation.clip_table.schema import STAGES
 from vidcurate.curation.filter.stage import FAILING_STAGES, FUNNEL
 from vidcurate.curation.report.facts import read_json
 
 EXAMPLES = 3
 NAMED = 12  # listed clips per kind of failure
+_FAILING = (*FAILING_STAGES, rejection_ledger.BUILD)
 
 
 def by_rule(run: Path, checked: pl.LazyFrame, total: int) -> list[dict[str, Any]]:
@@ -59,8 +60,8 @@ def with_examples(checked: pl.LazyFrame, steps: list[dict[str, Any]]) -> list[di
 
 def failures(checked: pl.LazyFrame, steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rules that reject missing or broken clips, each with its clips and reasons."""
-    failing = [step for step in steps if step["stage"] in FAILING_STAGES]
-    named = _firsts(checked.filter(pl.col("reject_stage").is_in(list(FAILING_STAGES))), NAMED)
+    failing = [step for step in steps if step["stage"] in _FAILING]
+    named = _firsts(checked.filter(pl.col("reject_stage").is_in(list(_FAILING))), NAMED)
     return [
         {**step, "clips": clips, "more": step["rejected"] - len(clips)}
         for step in failing
@@ -94,7 +95,7 @@ def by_stage(
     for step in steps:
         rejected[step["stage"]] = rejected.get(step["stage"], 0) + step["rejected"]
     found, left = [], total
-    for stage in STAGES:
+    for stage in (*STAGES, rejection_ledger.BUILD):
         if table.stage_path(run, stage).exists() or rejected.get(stage):
             count = rejected.get(stage, 0)
             left -= count

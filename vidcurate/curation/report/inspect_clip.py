@@ -9,7 +9,7 @@ import polars as pl
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from vidcurate.curation.clip_table import table
+from vidcurate.curation.clip_table import rejection_ledger, table
 from vidcurate.curation.clip_table.rejection_ledger import LEDGER
 from vidcurate.curation.clip_table.schema import COLUMNS, STAGES, written_by
 from vidcurate.errors import InputError
@@ -85,6 +85,10 @@ def clip_fate(run: Path, clip_id: str) -> dict[str, Any]:
         facts = {name: row[name] for name in COLUMNS if name in own and row.get(name) is not None}
         if facts:
             fate[stage] = facts
+    for kind, reason in (
+        rejection_ledger.unwritten(run).filter(clip_id=clip_id).select("rule", "value").rows()
+    ):
+        fate["verdict"] = f"kept until build-shards, which could not write it: {kind} ({reason})"
     if (run / LEDGER).exists():
         ledger = pl.scan_parquet(run / LEDGER).filter(pl.col("clip_id") == clip_id).sort("order").collect()
         fate["ledger"] = ledger.select("stage", "rule", "value", "threshold").to_dicts()
