@@ -61,18 +61,18 @@ def _run(arguments: argparse.Namespace) -> int:
         accept=tuple(arguments.accept or ()),
     )
     wanted = recipe.load(arguments.recipe, arguments.settings)
-    if arguments.dry_run:
-        report = dry_run.dry_run(wanted, origin, arguments.settings)
-        print(json.dumps(report, indent=1) if arguments.json else dry_run.to_text(report))
-        if report["resume"] and report["resume"]["error"]:
-            raise StateError(report["resume"]["error"])
-        return 0
-    if arguments.preflight:
-        found = preflight.run_preflight(wanted, origin, arguments.settings)
-        if found is not None:
-            print(json.dumps(found) if arguments.json else found["verdict"])
-        return exit_codes.DONE
     with outcome.missing_after_first_step(wanted.output):
+        if arguments.dry_run:
+            report = dry_run.dry_run(wanted, origin, arguments.settings)
+            print(json.dumps(report, indent=1) if arguments.json else dry_run.to_text(report))
+            if report["resume"] and report["resume"]["error"]:
+                raise StateError(report["resume"]["error"])
+            return exit_codes.DONE
+        if arguments.preflight:
+            found = preflight.run_preflight(wanted, origin, arguments.settings)
+            if found is not None:
+                print(json.dumps(found) if arguments.json else found["verdict"])
+            return exit_codes.DONE
         ended = train.train(wanted, origin, arguments.settings, check_nodes=not arguments.no_preflight)
     if ended.is_first_rank:
         print(json.dumps(ended.to_json()) if arguments.json else ended.to_text())

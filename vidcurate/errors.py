@@ -6,12 +6,13 @@
     │   ├── InputError              a metadata file, a folder or an argument
     │   │   └── MissingError        a named file or folder does not exist
     │   ├── ColumnError             a column that is missing or of the wrong type
-    │   └── StageError              a stage that needs another stage first
+    │   ├── StageError              a stage that needs another stage first
+    │   └── StateError              a loader or training state of other data, another recipe or model
     ├── MediaError                  one unreadable video; a stage records it as a ledger row
     ├── TableError                  a stage's table that is damaged or does not belong here
     ├── ShardError                  a shard or an index with the wrong contents
-    ├── StateError                  a loader or training state of other data or another recipe
     ├── CheckpointError             a checkpoint that is incomplete, altered or of another model
+    │   └── CheckpointFormatError   exit code 2: a checkpoint that another version has written
     ├── StorageError                an error of the disk or the network
     ├── BadNodeError                exit code 77: a node failed its preflight; restart without it
     └── FailureLimitError           exit code 3: the work is done, and more failed than the limit allows
@@ -55,6 +56,10 @@ class StageError(RequestError):
     """Stage that needs another stage first, or whose input stage has changed."""
 
 
+class StateError(RequestError):
+    """Loader or training state of other data, another recipe or another model; a restart cannot help."""
+
+
 class MediaError(VidcurateError):
     """Unreadable video. `kind` is the short name that the table records."""
 
@@ -78,12 +83,14 @@ class ShardError(VidcurateError):
     """Shard or index with the wrong contents."""
 
 
-class StateError(VidcurateError):
-    """Loader or training state of other data or another recipe."""
-
-
 class CheckpointError(VidcurateError):
     """Checkpoint that is incomplete, altered or of another model."""
+
+
+class CheckpointFormatError(CheckpointError):
+    """Checkpoint in the format of another version; a restart cannot help."""
+
+    exit_code = 2
 
 
 class StorageError(VidcurateError):

@@ -19,6 +19,7 @@ EVENT_INKS = {
     "clock_step": 1,
 }
 EVENT_INKS |= {
+    "checkpoint_damaged": 1,
     "clip_substituted": 1,
     "worker_replaced": 1,
     "tracker_failed": 1,
@@ -32,7 +33,7 @@ EVENT_INKS |= {
 # What the inks say, on the page.
 MEANINGS = {
     0: "begun",
-    1: "slower, or a clip or worker replaced",
+    1: "slower, a clip or worker replaced, a checkpoint damaged",
     3: "data or plan changed",
     4: "saved and left on a signal",
     6: "guard, stall, GPU, node left out, given up",

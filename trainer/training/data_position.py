@@ -17,12 +17,12 @@ from trainer.data.stages import StageData
 from trainer.distributed import mesh
 from trainer.distributed.mesh import ALONE, World
 from trainer.recipe.recipe import DataSpec, TrainRecipe
-from trainer.run_folder.checkpoint import checkpoint
+from trainer.run_folder.checkpoint import checkpoint, whole
 from trainer.training import resume
 from trainer.training.guard import history, rollbacks
 from trainer.training.guard.history import GuardState
 from trainer.training.state import Origin
-from vidcurate.errors import RecipeError, StateError, StorageError
+from vidcurate.errors import MissingError, RequestError, StateError, StorageError
 from vidcurate.sampler import order
 from vidcurate.sampler.changes import change_log
 from vidcurate.sampler.changes.change_log import Change, Journal
@@ -207,15 +207,25 @@ def preview_resume(
     The report is None for a run that starts at step 0. If the resume would be refused, the stages are
     unchanged and the report's `error` has the reason. Raises CheckpointError.
     """
-    path = checkpoint.latest(recipe.output) if recipe.output.is_dir() else None
-    if path is None and origin.load and not origin.start_from_scratch:
+    path, damaged = whole.likely_resume_point(recipe.output)
+    is_itself = path is not None
+    if path is None and origin.load:
         path = checkpoint.find(origin.load)
+        if origin.start_from_scratch:
+            resume.check_model(checkpoint.read_state(path)["recipe"], recipe, path)
+            return stages, None
     if path is None:
+        if origin.ckpt_path and not origin.ckpt_path.exists():
+            raise MissingError(f"{origin.ckpt_path}: there is no such file.")
         return stages, None
     saved = checkpoint.read_state(path)
     number, position = saved["stage_number"], saved["loader"]
     report: dict[str, Any] = {"checkpoint": str(path), "step": saved["step"], "changes": [], "error": None}
+    report["damaged"] = [one.reason for one in damaged]
     try:
+        if is_itself:
+            resume.check_same_origin(path, saved, recipe, origin)
+        resume.check_model(saved["recipe"], recipe, path)
         resume.check_recipe(path, saved, recipe, settings, origin.accept)
         if number < len(stages):
             verdict = verdict_of(stages[number], position, path.parent, recipe.seed)
@@ -233,7 +243,9 @@ def preview_resume(
                     into=Path(into),
                     accept=origin.accept,
                 ).stages
-    except (RecipeError, StateError) as error:
+    except MissingError:
+        raise  # the exit code depends on whether the run has made steps
+    except RequestError as error:
         report["error"] = str(error)
     guard = guard_of(saved, recipe.output if path.parent == recipe.output else None)
     return data_stages.with_skips(stages, guard.windows), report

@@ -14,6 +14,7 @@ from trainer.distributed import rank as distributed_rank
 from trainer.distributed.mesh import World
 from trainer.recipe import recipe as recipes
 from trainer.run_folder import jsonl, metrics, process_table
+from trainer.run_folder import layout as run_folder_layout
 from trainer.run_folder.checkpoint import retention
 from trainer.run_folder.checkpoint.async_save import Saved
 from trainer.training import data_position
@@ -63,6 +64,17 @@ def record_start(
     for key, value in proof.items():
         if key not in ("path", "process_began") and value not in ({}, [], None, 0):
             print_line(world, f"  {key}: {', '.join(value) if isinstance(value, list) else value}")
+
+
+def record_damaged(path: Path, reason: str, kept_as: Path, resumed_from: Path, world: World) -> None:
+    """Print and record a damaged checkpoint that was set aside."""
+    print_line(
+        world, f"{path.name} is damaged ({reason}) Kept as {kept_as.name}; resuming from {resumed_from.name}."
+    )
+    if world.is_first:
+        facts = {"path": path.name, "kept_as": kept_as.name, "resumed_from": resumed_from.name}
+        step = run_folder_layout.step_of(path)
+        jsonl.record_event(path.parent, "checkpoint_damaged", step, **facts, reason=reason)
 
 
 def record_data_change(continued: DataPosition, state: TrainState, context: StepContext) -> None:

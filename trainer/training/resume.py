@@ -21,7 +21,7 @@ from trainer.training.guard import history
 from trainer.training.optim import adamw
 from trainer.training.optim import ema as optim_ema
 from trainer.training.state import Origin, StartReport, TrainState
-from vidcurate.errors import CheckpointError, InputError, RecipeError
+from vidcurate.errors import CheckpointError, InputError, RecipeError, StateError
 from vidcurate.sampler.order_state import FLAGS
 
 
@@ -66,19 +66,23 @@ def _alternatives(path: Path) -> str:
     )
 
 
-def _check_model(saved: dict[str, Any], now: TrainRecipe, path: Path) -> None:
+def check_model(saved: dict[str, Any], now: TrainRecipe, path: Path) -> None:
+    """Raise StateError for a recipe of another model than the checkpoint's."""
     for key, (before, after) in changes.changes(saved["model"], now.model).items():
-        raise CheckpointError(
+        raise StateError(
             f"{path}: model.{key} is {before!r} in the checkpoint and {after!r} in the recipe; "
             "a checkpoint loads into the model it was made from."
         )
 
 
-def _fill(path: Path, state: TrainState, recipe: TrainRecipe, world: World) -> dict[str, Any]:
+def _fill(
+    path: Path, state: TrainState, recipe: TrainRecipe, world: World, is_verified: bool = False
+) -> dict[str, Any]:
     """Verify a checkpoint and load it, each rank its shards; return its state.json."""
-    checkpoint.verify(path, world=world)
+    if not is_verified:
+        checkpoint.verify(path, world=world)
     saved = checkpoint.read_state(path)
-    _check_model(saved["recipe"], recipe, path)
+    check_model(saved["recipe"], recipe, path)
     _check_optimizer(saved["optimizer"], state, path)
 
     def read() -> None:
@@ -92,7 +96,7 @@ def _fill(path: Path, state: TrainState, recipe: TrainRecipe, world: World) -> d
 def _check_optimizer(saved: str, state: TrainState, path: Path) -> None:
     now = type(state.optimizer).__name__
     if saved != now:
-        raise CheckpointError(
+        raise StateError(
             f"{path}: was saved with the optimizer {saved} and this trainer has {now}, whose moments have "
             f"another meaning. Load the weights only: --ckpt-path {path}"
         )
@@ -193,12 +197,14 @@ def resume_from(
     kind: str,
     world: World = ALONE,
     accept: Sequence[str] = (),
+    is_verified: bool = False,
 ) -> StartReport:
     """Load everything from the checkpoint at `path`, its position included.
 
-    Raises RecipeError for a changed recipe that this run does not accept, CheckpointError.
+    Raises RecipeError for a changed recipe that this run does not accept, StateError for another model,
+    CheckpointError.
     """
-    saved = _fill(path, state, recipe, world)
+    saved = _fill(path, state, recipe, world, is_verified)
     _check_position(saved, path)
     changed = check_recipe(path, saved, recipe, settings, accept)
     _restore_counts(state, saved)
@@ -247,25 +253,21 @@ def start(
     state: TrainState,
     settings: Sequence[str] = (),
     world: World = ALONE,
+    verified: Path | None = None,
 ) -> StartReport:
     """Load the run's newest checkpoint, else `origin`; with neither, leave `state` unchanged.
 
     The same command can be repeated: a run with a checkpoint resumes from it. Its origin must be the same.
-    Raises InputError, RecipeError, CheckpointError.
+    `verified`: a checkpoint whose hashes need not be computed again. Raises InputError, RecipeError,
+    StateError, CheckpointError.
     """
     check_origin(origin)
     newest = mesh.run_on_first_rank(lambda: checkpoint.latest(recipe.output), world)
     state.origin = origin.word
     if newest is not None:
         saved = checkpoint.read_state(newest)
-        is_itself = origin.load is not None and not origin.start_from_scratch and _same(origin.load, newest)
-        if origin.word not in (None, saved["origin"]) and not is_itself:
-            began = f"began from {saved['origin']}" if saved["origin"] else "began without a checkpoint"
-            raise InputError(
-                f"{recipe.output} already holds a run that {began} and is at step {saved['step']}; with "
-                f"{origin.word} this would be another. Leave the flag out to resume, or --set output=NEW."
-            )
-        return resume_from(newest, state, recipe, settings, "resume", world, origin.accept)
+        check_same_origin(newest, saved, recipe, origin)
+        return resume_from(newest, state, recipe, settings, "resume", world, origin.accept, newest == verified)
     if origin.ckpt_path:
         return _load_weights(origin.ckpt_path, state, recipe)
     if origin.load and origin.start_from_scratch:
@@ -277,6 +279,17 @@ def start(
         path = checkpoint.find(origin.load)
         return resume_from(path, state, recipe, settings, "load", world, origin.accept)
     return StartReport(kind="start")
+
+
+def check_same_origin(newest: Path, saved: dict[str, Any], recipe: TrainRecipe, origin: Origin) -> None:
+    """Raise InputError if the run of the checkpoint `newest` began from another origin."""
+    is_itself = origin.load is not None and not origin.start_from_scratch and _same(origin.load, newest)
+    if origin.word not in (None, saved["origin"]) and not is_itself:
+        began = f"began from {saved['origin']}" if saved["origin"] else "began without a checkpoint"
+        raise InputError(
+            f"{recipe.output} already holds a run that {began} and is at step {saved['step']}; with "
+            f"{origin.word} this would be another. Leave the flag out to resume, or --set output=NEW."
+        )
 
 
 def _same(path: Path, newest: Path) -> bool:

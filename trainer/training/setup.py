@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -16,8 +17,9 @@ from trainer.model.encoders.registry import text_encoder, video_encoder
 from trainer.model.stdit import STDiT3
 from trainer.recipe import recipe as recipes
 from trainer.recipe.recipe import TrainRecipe
-from trainer.run_folder.checkpoint import checksum
+from trainer.run_folder.checkpoint import checksum, whole
 from trainer.training import data_position, resume
+from trainer.training import log as training_log
 from trainer.training.data_position import DataPosition
 from trainer.training.guard import rollbacks
 from trainer.training.optim import adamw
@@ -38,6 +40,16 @@ class Training:
     @property
     def last_step(self) -> int:
         return self.stages[-1].first_step + self.stages[-1].num_steps
+
+
+def _resume_point(recipe: TrainRecipe, world: World) -> Path | None:
+    """Return the run's newest whole checkpoint; report the damaged ones that were set aside."""
+    found, damaged = whole.resume_point(recipe.output, world)
+    for one in damaged:
+        assert found is not None
+        assert one.kept_as is not None
+        training_log.record_damaged(one.path, one.reason, one.kept_as, found, world)
+    return found
 
 
 def set_up(
@@ -79,8 +91,10 @@ def set_up(
         text=text_encoder(recipe.text_encoder),
         pulse=pulse,
     )
-    mesh.run_on_first_rank(lambda: rollbacks.finish_rollback(recipe.output), world)
-    start_report = resume.start(recipe, origin, state, settings, world)
+    verified = _resume_point(recipe, world)
+    if mesh.run_on_first_rank(lambda: rollbacks.finish_rollback(recipe.output), world):
+        verified = _resume_point(recipe, world)  # LATEST may name another checkpoint now
+    start_report = resume.start(recipe, origin, state, settings, world, verified)
     if start_report.kind == "resume":
         state.guard.rollbacks = mesh.run_on_first_rank(
             lambda: rollbacks.in_force(recipe.output, state.guard.rollbacks), world

@@ -74,7 +74,7 @@ def test_a_recipe_that_changes_the_past_is_refused(
 
 
 def test_another_model_is_refused_by_the_setting_that_differs(shards: Path, half_run: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"model\.depth is 1 in the checkpoint and 2 in the recipe"):
+    with pytest.raises(StateError, match=r"model\.depth is 1 in the checkpoint and 2 in the recipe"):
         train(smoke(shards, half_run, *SHORT, "model.depth=2"))
 
 

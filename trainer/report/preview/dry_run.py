@@ -18,7 +18,7 @@ from trainer.distributed.step_time import Work
 from trainer.model.encoders.registry import text_encoder, video_encoder
 from trainer.model.stdit import STDiT3
 from trainer.recipe.recipe import TrainRecipe
-from trainer.training import data_position, validation
+from trainer.training import data_position, resume, validation
 from trainer.training.optim import adamw
 from trainer.training.state import Origin
 from vidcurate.sampler import order, plan_stats
@@ -199,6 +199,7 @@ def dry_run(
     If the run would resume from a checkpoint, `resume` says whether it can, and what has changed. Raises what
     `open_stages` raises; clips without latents are counted, not refused.
     """
+    resume.check_origin(origin or Origin())
     stages = data_stages.open_stages(recipe, complete=False)
     stages, continuing = data_position.preview_resume(stages, recipe, origin or Origin(), settings)
     trained, frozen = parameters(recipe)
@@ -252,6 +253,7 @@ def _memory_as_text(found: dict[str, Any]) -> str:
 def _continuing_as_text(continuing: dict[str, Any]) -> list[str]:
     can = "refused" if continuing["error"] else "resumes"
     lines = [f"{can} from {continuing['checkpoint']}, step {continuing['step']:,}"]
+    lines += [f"  damaged, will be set aside: {reason}" for reason in continuing["damaged"]]
     for change in continuing["changes"]:
         accepted = "accepted" if change["accepted"] else "not accepted"
         flag = f"{accepted}: {change['flag']}" if change["flag"] else "nothing accepts this"

@@ -35,7 +35,7 @@ from trainer.run_folder.layout import checkpoints as checkpoints
 from trainer.run_folder.layout import folder_name as folder_name
 from trainer.run_folder.layout import step_of as step_of
 from vidcurate import __version__
-from vidcurate.errors import CheckpointError, MissingError, StorageError, VidcurateError
+from vidcurate.errors import CheckpointError, CheckpointFormatError, MissingError, StorageError, VidcurateError
 from vidcurate.storage import atomic_file
 
 FORMAT = 2
@@ -232,11 +232,11 @@ def _check_format(path: Path, manifest: dict[str, Any]) -> None:
         return
     by = f"format {found}, written by vidcurate {manifest.get('versions', {}).get('vidcurate', '?')}"
     if isinstance(found, int) and found < FORMAT:
-        raise CheckpointError(
+        raise CheckpointFormatError(
             f"{path}: has {by} before its first release; this is {__version__}, which reads format {FORMAT}. "
             "Train it again, or take its model.safetensors with --ckpt-path."
         )
-    raise CheckpointError(
+    raise CheckpointFormatError(
         f"{path}: has {by}; this is {__version__}, which knows formats up to {FORMAT}. Upgrade vidcurate."
     )
 

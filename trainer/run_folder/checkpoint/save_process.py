@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from trainer.health import timed_command
 from trainer.run_folder.checkpoint import checkpoint, parts
-from vidcurate.errors import StateError
+from vidcurate.errors import StorageError
 from vidcurate.executor.die_with_parent import die_with_parent
 from vidcurate.executor.shared_memory import anonymous_file
 
@@ -42,7 +42,7 @@ class SaveProcess:
     """The process, and `tensors`: part → name → a tensor in shared memory.
 
     Create it in the main thread: the process ends with the thread that started it. `pinned` page-locks the
-    memory, for fast copies from a GPU. Raises StateError where the driver refuses.
+    memory, for fast copies from a GPU. Raises StorageError where the driver refuses.
     """
 
     def __init__(self, kinds: Mapping[str, parts.Kinds], *, pinned: bool) -> None:
@@ -135,7 +135,7 @@ def _pin(tensors: Mapping[str, Mapping[str, Tensor]], size: int) -> None:
     first = min(value.data_ptr() for values in tensors.values() for value in values.values() if value.numel())
     code = int(torch.cuda.cudart().cudaHostRegister(first, size, 0))  # type: ignore[no-untyped-call]
     if code:
-        raise StateError(
+        raise StorageError(
             f"{size / 2**30:.1f} GiB for copies of the tensors cannot be page-locked (cudaHostRegister: "
             f"{code}); raise the limit of locked memory, or set checkpoint_in_background false."
         )

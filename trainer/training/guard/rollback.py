@@ -13,7 +13,7 @@ from trainer.distributed import mesh
 from trainer.recipe import guard_spec
 from trainer.run_folder import layout as run_folder_layout
 from trainer.run_folder import metrics
-from trainer.run_folder.checkpoint import checkpoint
+from trainer.run_folder.checkpoint import whole
 from trainer.run_folder.checkpoint.async_save import AsyncSaver
 from trainer.training import log as training_log
 from trainer.training import resume
@@ -23,23 +23,17 @@ from trainer.training.guard.decide import Halted, RollbackRequested
 from trainer.training.guard.history import Rollback
 from trainer.training.state import TrainState
 from trainer.training.step import StepContext
-from vidcurate.errors import CheckpointError
 
 
 def _last_good(before: int, context: StepContext) -> Path | None:
     """Return the newest checkpoint below step `before` whose hashes match; None if there is none."""
     run, world = context.recipe.output, context.world
     there = mesh.run_on_first_rank(lambda: run_folder_layout.checkpoints(run), world)
-    for path in reversed(there):
-        if run_folder_layout.step_of(path) >= before:
-            continue
-        try:
-            checkpoint.verify(path, world=world)
-        except CheckpointError as error:
-            training_log.print_line(world, f"guard: {error}")
-            continue
-        return path
-    return None
+    older = [path for path in reversed(there) if run_folder_layout.step_of(path) < before]
+    found, damaged = whole.first_whole(older, world)
+    for one in damaged:
+        training_log.print_line(world, f"guard: {one.reason}")
+    return found
 
 
 def _window(stage: StageData, first: int, last: int, to_step: int, margin: int) -> tuple[int, int]:

@@ -1,0 +1,142 @@
+"""A damaged checkpoint ends no run: a start falls back to the newest whole one, and says so."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.shards_for_tests import command_words, events, make_shards, numbers, smoke
+from tests.trainer.training.states import SHORT, same
+from trainer import __main__ as trainer_command
+from trainer.report.preview.dry_run import dry_run, to_text
+from trainer.run_folder import layout as run_folder_layout
+from trainer.run_folder.checkpoint import checkpoint
+from trainer.train import train
+from vidcurate.errors import CheckpointError
+
+LONGER = (*SHORT, "stages.0.steps=6")
+
+
+def flip_a_bit(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("file", ["model/__0_0.distcp", "optimizer/.metadata", "state.json", "manifest.json"])
+def test_a_run_resumes_from_the_newest_whole_checkpoint(
+    shards: Path, short_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], file: str
+) -> None:
+    run = shutil.copytree(short_run, tmp_path / "run")
+    if file == "manifest.json":
+        (run / "step-00000004" / file).write_text("{")
+    else:
+        flip_a_bit(run / "step-00000004" / file)
+    damaged = {path.name: path.read_bytes() for path in (run / "step-00000004" / "model").iterdir()}
+
+    assert train(smoke(shards, run, *SHORT)).step == 4
+
+    assert same(run, short_run)
+    assert numbers(run) == numbers(short_run)
+    aside = run / "damaged-step-00000004"
+    assert {path.name: path.read_bytes() for path in (aside / "model").iterdir()} == damaged
+    assert [path.name for path in run_folder_layout.checkpoints(run)] == ["step-00000002", "step-00000004"]
+    (event,) = events(run, "checkpoint_damaged")
+    assert (event["step"], event["path"], event["kept_as"]) == (4, "step-00000004", aside.name)
+    assert event["resumed_from"] == "step-00000002"
+    assert file in event["reason"]
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "is damaged" in line]
+    assert line.endswith("Kept as damaged-step-00000004; resuming from step-00000002.")
+
+
+def test_a_second_damaged_checkpoint_of_the_same_step_keeps_the_first(
+    shards: Path, short_run: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(short_run, tmp_path / "run")
+    for _ in range(2):
+        flip_a_bit(run / "step-00000004" / "ema" / "__0_0.distcp")
+        train(smoke(shards, run, *SHORT))
+
+    assert sorted(path.name for path in run.glob("damaged-*")) == [
+        "damaged-step-00000004",
+        "damaged-step-00000004-2",
+    ]
+    assert same(run, short_run)
+
+
+def test_without_a_whole_checkpoint_nothing_is_moved(shards: Path, short_run: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(short_run, tmp_path / "run")
+    for step in (2, 4):
+        flip_a_bit(run / f"step-{step:08d}" / "model" / "__0_0.distcp")
+
+    with pytest.raises(CheckpointError, match="None of the 2 checkpoints of this run is whole"):
+        train(smoke(shards, run, *SHORT))
+
+    assert len(run_folder_layout.checkpoints(run)) == 2
+    assert (run / "LATEST").read_text() == "step-00000004\n"
+
+
+def test_the_dry_run_says_which_checkpoint_is_damaged_and_changes_nothing(
+    shards: Path, short_run: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(short_run, tmp_path / "run")
+    (run / "step-00000004" / "ema" / "__0_0.distcp").write_bytes(b"cut")
+
+    report = dry_run(smoke(shards, run, *SHORT))
+
+    assert report["resume"]["checkpoint"] == str(run / "step-00000002")
+    assert "damaged, will be set aside: " in to_text(report)
+    assert (run / "step-00000004").is_dir()
+
+
+def test_a_newer_format_is_no_damage(shards: Path, short_run: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(short_run, tmp_path / "run")
+    manifest = run / "step-00000004" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"format": 2', '"format": 99'))
+
+    words = command_words(shards, run, *SHORT)
+    assert trainer_command.main(words) == 2
+    assert trainer_command.main([*words, "--dry-run"]) == 2
+    assert not list(run.glob("damaged-*"))
+
+
+REFUSED = {
+    "another model": ["model.depth=2"],
+    "another seed": ["seed=1"],
+    "another optimizer setting": ["stages.0.optim.lr=5e-4", "seed=2"],
+}
+
+
+@pytest.mark.parametrize("settings", REFUSED.values(), ids=REFUSED)
+def test_run_and_dry_run_refuse_with_2_and_the_same_line(
+    shards: Path, half_run: Path, capfd: pytest.CaptureFixture[str], settings: list[str]
+) -> None:
+    words = command_words(shards, half_run, *SHORT, *settings)
+    said = []
+    for flags in ([], ["--dry-run"]):
+        assert trainer_command.main([*words, *flags]) == 2
+        said.append([line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")])
+
+    assert len(said[0]) == 1
+    assert said[0] == said[1]
+
+
+def test_run_and_dry_run_refuse_other_clips_and_another_origin_alike(
+    shards: Path, short_run: Path, half_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    other = make_shards(tmp_path / "other", num_clips=16)
+    cases = [
+        (2, other, half_run, []),
+        (2, shards, half_run, ["--load", str(short_run), "--start-from-scratch"]),
+        (1, shards, half_run, ["--load", str(tmp_path / "nowhere")]),  # it may have been there at the start
+        (2, shards, tmp_path / "new", ["--load", str(tmp_path / "nowhere")]),
+        (2, shards, tmp_path / "new", ["--start-from-scratch"]),
+        (2, shards, tmp_path / "new", ["--ckpt-path", str(tmp_path / "nowhere")]),
+    ]
+    for code, data, run, flags in cases:
+        said = []
+        for more in ([], ["--dry-run"]):
+            assert trainer_command.main([*command_words(data, run, *SHORT), *flags, *more]) == code
+            said.append([line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")])
+        assert said[0] == said[1], flags
+    assert checkpoint.latest(half_run) == half_run / "step-00000002"
