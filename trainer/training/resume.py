@@ -267,7 +267,9 @@ def start(
     if newest is not None:
         saved = checkpoint.read_state(newest)
         check_same_origin(newest, saved, recipe, origin)
-        return resume_from(newest, state, recipe, settings, "resume", world, origin.accept, newest == verified)
+        return resume_from(
+            newest, state, recipe, settings, "resume", world, origin.accept, newest == verified
+        )
     if origin.ckpt_path:
         return _load_weights(origin.ckpt_path, state, recipe)
     if origin.load and origin.start_from_scratch:

@@ -35,7 +35,13 @@ from trainer.run_folder.layout import checkpoints as checkpoints
 from trainer.run_folder.layout import folder_name as folder_name
 from trainer.run_folder.layout import step_of as step_of
 from vidcurate import __version__
-from vidcurate.errors import CheckpointError, CheckpointFormatError, MissingError, StorageError, VidcurateError
+from vidcurate.errors import (
+    CheckpointError,
+    CheckpointFormatError,
+    MissingError,
+    StorageError,
+    VidcurateError,
+)
 from vidcurate.storage import atomic_file
 
 FORMAT = 2
