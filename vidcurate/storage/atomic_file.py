@@ -17,10 +17,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vidcurate.errors import StorageError
+from vidcurate.errors import StorageError, VidcurateError
 from vidcurate.storage import lock
 
 _NAME = re.compile(r"\..*\.(?P<host>[^./]*)-(?P<pid>\d+)-[0-9a-f]{8}\.partial(\.\w+)?", re.DOTALL)
+_RUST_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+_FOOTER_ERROR = "Invalid thrift: transport error"  # polars, when a Parquet footer cannot be written
 _MOST_NAME_BYTES = 255
 _MOST_HOST_LETTERS = 40
 _FOREIGN_SECONDS = 86_400.0  # untouched for so long, a temporary file of another host is of a killed writer
@@ -222,10 +224,30 @@ def write_if_absent(path: Path, data: bytes) -> bool:
     return True
 
 
+def _os_error(error: Exception) -> str | None:
+    """Return the reason of an OSError, also of one that a Rust library raised as an error of its own."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    if isinstance(error, VidcurateError):
+        return None
+    code = _RUST_OS_ERROR.search(str(error))
+    if code is not None:
+        return os.strerror(int(code[1]))
+    is_footer = type(error).__name__ == "ComputeError" and str(error).endswith(_FOOTER_ERROR)
+    return "its last bytes were refused: is the disk full?" if is_footer else None
+
+
 @contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Raise StorageError, naming `path` and the reason, for an OSError of the block."""
+    """Raise StorageError, naming `path` and the reason, for an OSError of the block.
+
+    polars raises ComputeError for an OSError while it writes Parquet; only the message has the number, and
+    for the footer not even the message.
+    """
     try:
         yield
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be written ({error.strerror or error}).") from error
+    except Exception as error:
+        reason = _os_error(error)
+        if reason is None:
+            raise
+        raise StorageError(f"{path}: cannot be written ({reason}).") from error

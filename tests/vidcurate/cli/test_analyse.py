@@ -1,6 +1,9 @@
 """The commands about rules: their answers, and the exit code that says that too much failed."""
 
 import json
+import re
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -147,3 +150,41 @@ def test_a_wrong_request_is_one_line_and_leaves_with_2(
     assert (code, out) == (2, "")
     assert message in err
     assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["probe", "filter", "export"])
+def test_a_full_disk_is_one_line_and_the_same_command_continues(
+    tmp_path: Path, command: str
+) -> None:
+    """RLIMIT_FSIZE fails a write as a full disk does: in the middle of the file."""
+    demo_data_write.write_demo_data(tmp_path / "data", clips=12)
+    program = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop(1)),) * 2); "
+        "from vidcurate.cli.main import main; main(sys.argv[1:])"
+    )
+
+    def start(limit: int, *words: object) -> subprocess.CompletedProcess[str]:
+        arguments = [sys.executable, "-c", program, str(limit), *map(str, words)]
+        return subprocess.run(arguments, capture_output=True, text=True)
+
+    run, big = tmp_path / "run", 1 << 30
+    ingest = ["ingest", tmp_path / "data/captions.csv", "--videos", tmp_path / "data/videos", "--out", run]
+    assert start(big, *ingest).returncode == 0
+    words = [command, run, *([tmp_path / "table.parquet"] if command == "export" else [])]
+    if command == "filter":
+        assert start(big, "probe", run).returncode == 0
+    before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+
+    for limit in (16, 1500):
+        ended = start(limit, *words)
+        assert ended.returncode == 1, ended.stderr
+        assert ended.stderr.count("\n") == 1 and "Traceback" not in ended.stderr
+        assert re.fullmatch(r"error: .+ cannot be written \((File too large|its last bytes .+)\)\.\n", ended.stderr)
+        after = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+        assert {name: after[name] for name in before if name != "costs.jsonl"} == {
+            name: data for name, data in before.items() if name != "costs.jsonl"
+        }
+        assert not [path for path in run.rglob("*") if path.name.endswith(".partial")]
+
+    assert start(big, *words).returncode == 0
+    assert start(big, "inspect", run).returncode == 0

@@ -5,12 +5,13 @@ was stopped, or done in parts, has one line per call; `read_costs` adds up the l
 finished the stage. A process killed by kill -9 writes no line; work done on other machines is not measured.
 """
 
+import errno
 import json
 import os
 import resource
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,14 +72,18 @@ def measured(run: Path, command: str) -> Iterator[None]:
                 "cpu_seconds": round(_cpu_seconds() - cpu, 3),
                 "is_done": is_done,
             }
-            _append(run / COSTS, json.dumps(line) + "\n")
+            with nullcontext() if is_whole else suppress(StorageError):  # the error of the block is the cause
+                _append(run / COSTS, json.dumps(line) + "\n")
 
 
 def _append(path: Path, line: str) -> None:
     try:
         handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            os.write(handle, line.encode())  # one write call: lines of concurrent parts do not mix
+            data, before = line.encode(), os.fstat(handle).st_size
+            if os.write(handle, data) < len(data):  # one write call: lines of concurrent parts do not mix
+                os.ftruncate(handle, before)  # a full disk took a part of the line
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(handle)
     except OSError as error:

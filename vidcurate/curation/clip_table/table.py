@@ -203,7 +203,10 @@ def from_rows(rows: Iterable[Mapping[str, Any]], names: Iterable[str]) -> pl.Dat
 
 
 def export(frame: pl.LazyFrame, path: Path) -> None:
-    """Write a whole table for other tools: .parquet, .csv or .jsonl, by the suffix. Raises InputError."""
+    """Write a whole table for other tools: .parquet, .csv or .jsonl, by the suffix. Raises InputError.
+
+    A CSV cell has no lists: there a column of lists or structs is JSON text.
+    """
     writers: dict[str, Callable[[pl.LazyFrame, Path], object]] = {
         ".parquet": pl.LazyFrame.sink_parquet,
         ".csv": pl.LazyFrame.sink_csv,
@@ -211,5 +214,16 @@ def export(frame: pl.LazyFrame, path: Path) -> None:
     }
     if path.suffix not in writers:
         raise InputError(f"{path}: unknown suffix {path.suffix!r}. Use {', '.join(writers)}.")
+    if path.suffix == ".csv":
+        frame = frame.with_columns(
+            _as_json(name) for name, dtype in frame.collect_schema().items() if dtype.is_nested()
+        )
     with atomic_file.storage_errors(path), atomic_file.atomic_path(path) as partial:
         writers[path.suffix](frame, partial)
+
+
+def _as_json(name: str) -> pl.Expr:
+    """Return a nested column as JSON text: polars encodes structs only, so the value goes into one and out."""
+    text = pl.struct(pl.col(name).alias("x")).struct.json_encode()
+    value = text.str.strip_prefix('{"x":').str.strip_suffix("}")
+    return pl.when(pl.col(name).is_not_null()).then(value).alias(name)

@@ -98,3 +98,25 @@ def test_someone_elses_parquet_is_not_taken(tmp_path: Path) -> None:
         table.scan(tmp_path, "probe")
     with pytest.raises(StageError, match="Run `vidcurate split-by-difficulty` first"):
         table.scan(tmp_path, "split")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_a_table_with_lists_is_exported_in_every_format(tmp_path: Path, suffix: str) -> None:
+    frame = pl.DataFrame(
+        {
+            "clip_id": ["a", "b", "c"],
+            "cuts": pl.Series([[0.5, 2.0], [], None], dtype=pl.List(pl.Float64)),
+            "hashes": pl.Series([[2**64 - 1], None, [1, 2]], dtype=pl.List(pl.UInt64)),
+        }
+    )
+    path = tmp_path / f"clips{suffix}"
+
+    table.export(frame.lazy(), path)
+
+    if suffix == ".csv":
+        written = pl.read_csv(path)
+        assert written["cuts"].to_list() == ["[0.5,2.0]", "[]", None]
+        assert written["hashes"].to_list() == [f"[{2**64 - 1}]", None, "[1,2]"]
+    else:
+        read = pl.read_ndjson if suffix == ".jsonl" else pl.read_parquet
+        assert read(path)["cuts"].to_list() == [[0.5, 2.0], [], None]

@@ -184,6 +184,35 @@ def test_panda_rows_are_exploded_and_a_bad_row_is_named_not_fatal(tmp_path: Path
     assert second["duration_seconds"] == 56.0
 
 
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "[" * 100_000,
+        "-" * 200_000 + "1",
+        "[" * 199 + "]" * 199,
+        "a" + "[0]" * 100_000,
+        "not " * 100_000 + "1",
+        f"[0x{'f' * 20_000}]",
+        f"[[0x{'f' * 20_000}]]",
+        r"['\ud800']",
+        r"[['\ud800', '1']]",
+    ],
+    ids=["brackets", "minus", "nested", "index", "not", "long", "long inside", "surrogate", "surrogate inside"],
+)
+@pytest.mark.parametrize("column", [2, 3, 4])
+def test_a_hostile_panda_cell_is_a_bad_value(tmp_path: Path, cell: str, column: int) -> None:
+    row = ["hostile", "u", "[['0:00:01', '0:00:03']]", "['one']", "[0.1]", "['desirable']", "[[]]"]
+    row[column] = cell
+    table = write_csv(tmp_path / "panda.csv", PANDA, [PANDA_ROWS[0], row])
+
+    summary, frame, _ = ingest(tmp_path / "run", table)
+
+    assert summary.rows_in == 3
+    assert frame["ingest_problem"].to_list()[:2] == [None, None]
+    if "[[" not in cell or column == 2:
+        assert frame["ingest_problem"].to_list()[2] is not None
+
+
 def test_panda_lists_in_parquet_need_no_parsing(tmp_path: Path) -> None:
     path = tmp_path / "panda.parquet"
     pl.DataFrame(

@@ -53,6 +53,25 @@ def _word(value: Any) -> str | None:
     return None if value is None else str(value).strip() or None
 
 
+def _words(entries: list[Any] | None) -> list[str | None] | None:
+    """Return the entries as text, None when one has no text: an integer too long to print, half a surrogate pair."""
+    if entries is None:
+        return None
+    try:
+        words = [_word(entry) for entry in entries]
+        "".join(word for word in words if word).encode()
+    except (ValueError, RecursionError):
+        return None
+    return words
+
+
+def _start_of(value: Any) -> str:
+    try:
+        return str(value)[:80].encode("utf-8", "replace").decode()
+    except (ValueError, RecursionError):
+        return "a value without text"
+
+
 def _unusable(video: str | None, label: str, cell: Any) -> list[_Clip]:
     return [{"source_id": video, "clip_id": video, "bad": f"{label}={str(cell)[:80]}"}]
 
@@ -64,7 +83,8 @@ def _clips(row: dict[str, Any], labels: dict[str, str]) -> list[_Clip]:
     for name, cell in row.items():
         if name == "source_id":
             continue
-        entries = _entries(cell)
+        found = _entries(cell)
+        entries = found if name == "timestamp" else _words(found)
         if not entries:
             return _unusable(video, labels[name], cell)
         lists[name] = entries
@@ -75,18 +95,18 @@ def _clips(row: dict[str, Any], labels: dict[str, str]) -> list[_Clip]:
         return _unusable(video, labels["timestamp"], reported)
     clips: list[_Clip] = []
     for place, entry in enumerate(lists["timestamp"]):
-        span = _entries(entry) or []
-        bad = None if len(span) == 2 else f"{labels['timestamp']}={str(entry)[:80]}"
+        span = _words(_entries(entry)) or []
+        bad = None if len(span) == 2 else f"{labels['timestamp']}={_start_of(entry)}"
         clip: _Clip = {
             "source_id": video,
             "clip_id": f"{video}_{place:05d}" if video else None,
-            "start_seconds": _word(span[0]) if bad is None else None,
-            "end_seconds": _word(span[1]) if bad is None else None,
+            "start_seconds": span[0] if bad is None else None,
+            "end_seconds": span[1] if bad is None else None,
             "bad": bad,
         }
         for name in lists:
             if name != "timestamp":
-                clip[name] = _word(lists[name][place])
+                clip[name] = lists[name][place]
         clips.append(clip)
     return clips
 
