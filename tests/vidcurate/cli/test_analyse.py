@@ -153,9 +153,7 @@ def test_a_wrong_request_is_one_line_and_leaves_with_2(
 
 
 @pytest.mark.parametrize("command", ["probe", "filter", "export"])
-def test_a_full_disk_is_one_line_and_the_same_command_continues(
-    tmp_path: Path, command: str
-) -> None:
+def test_a_full_disk_is_one_line_and_the_same_command_continues(tmp_path: Path, command: str) -> None:
     """RLIMIT_FSIZE fails a write as a full disk does: in the middle of the file."""
     demo_data_write.write_demo_data(tmp_path / "data", clips=12)
     program = (
@@ -179,7 +177,9 @@ def test_a_full_disk_is_one_line_and_the_same_command_continues(
         ended = start(limit, *words)
         assert ended.returncode == 1, ended.stderr
         assert ended.stderr.count("\n") == 1 and "Traceback" not in ended.stderr
-        assert re.fullmatch(r"error: .+ cannot be written \((File too large|its last bytes .+)\)\.\n", ended.stderr)
+        assert re.fullmatch(
+            r"error: .+ cannot be written \((File too large|its last bytes .+)\)\.\n", ended.stderr
+        )
         after = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
         assert {name: after[name] for name in before if name != "costs.jsonl"} == {
             name: data for name, data in before.items() if name != "costs.jsonl"

@@ -223,7 +223,7 @@ def export(frame: pl.LazyFrame, path: Path) -> None:
 
 
 def _as_json(name: str) -> pl.Expr:
-    """Return a nested column as JSON text: polars encodes structs only, so the value goes into one and out."""
+    """Return a nested column as JSON text. polars encodes structs only: the value goes into one and out."""
     text = pl.struct(pl.col(name).alias("x")).struct.json_encode()
     value = text.str.strip_prefix('{"x":').str.strip_suffix("}")
     return pl.when(pl.col(name).is_not_null()).then(value).alias(name)

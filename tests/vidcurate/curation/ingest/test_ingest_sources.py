@@ -197,7 +197,17 @@ def test_panda_rows_are_exploded_and_a_bad_row_is_named_not_fatal(tmp_path: Path
         r"['\ud800']",
         r"[['\ud800', '1']]",
     ],
-    ids=["brackets", "minus", "nested", "index", "not", "long", "long inside", "surrogate", "surrogate inside"],
+    ids=[
+        "brackets",
+        "minus",
+        "nested",
+        "index",
+        "not",
+        "long",
+        "long inside",
+        "surrogate",
+        "surrogate inside",
+    ],
 )
 @pytest.mark.parametrize("column", [2, 3, 4])
 def test_a_hostile_panda_cell_is_a_bad_value(tmp_path: Path, cell: str, column: int) -> None:

@@ -54,7 +54,7 @@ def _word(value: Any) -> str | None:
 
 
 def _words(entries: list[Any] | None) -> list[str | None] | None:
-    """Return the entries as text, None when one has no text: an integer too long to print, half a surrogate pair."""
+    """Return the entries as text, None when one has none (a lone surrogate, an integer too long to print)."""
     if entries is None:
         return None
     try:
