@@ -275,7 +275,7 @@ def bare_decode_and_scale(job: Job) -> Iterator[Any]:
     yield from _bare(job, is_scaled=True)
 
 
-def vidcurate(job: Job, conversion: Any = "ffmpeg") -> Iterator[Any]:
+def vidcurate(job: Job) -> Iterator[Any]:
     """Warm up with the last clips of pass 0 and read pass 1, whose frames are those of `wanted`."""
     from loader import plan_of
 
@@ -287,20 +287,15 @@ def vidcurate(job: Job, conversion: Any = "ffmpeg") -> Iterator[Any]:
     plan = plan_of(index, job.frames, job.height, job.width)
     ahead = 2 * job.workers * BATCH * job.bytes  # as torch's DataLoader has it
     spec = LoaderSpec(num_workers=job.workers, prefetch_bytes=ahead)
-    with Loader(index, plan, spec, conversion=conversion) as loader:
+    with Loader(index, plan, spec) as loader:
         batches = len(job.wanted) // BATCH
         for step in range(batches - WARM, 2 * batches + WARM):
             for batch in loader.step(step):
                 yield batch.frames
 
 
-def vidcurate_quick(job: Job) -> Iterator[Any]:
-    yield from vidcurate(job, "quick")
-
-
 CONTENDERS: dict[str, Callable[[Job], Iterator[Any]]] = {
     "vidcurate": vidcurate,
-    "vidcurate, quick": vidcurate_quick,
     "webdataset + PyAV": webdataset,
     "mosaicml-streaming + PyAV": streaming,
     "Megatron-Energon": energon,

@@ -73,7 +73,6 @@ def open_loader(
             captions=spec.captions,
             crop=spec.crop,
             flip=spec.flip,
-            conversion=spec.conversion,
             **ours,
         )
     with loader:

@@ -29,7 +29,7 @@ def flat(value: Any, name: str = "") -> dict[str, Any]:
 
 
 # Stage settings that change numbers but not the order: accepted if this command's `--set` names them.
-TAKEN_BY_SET = r"(optim\..*|data\.(conversion|crop|flip))$"
+TAKEN_BY_SET = r"(optim\..*|data\.(crop|flip))$"
 
 # Settings that may change at any resume, because they change no number.
 FREE = re.compile(

@@ -30,7 +30,6 @@ from trainer.run_folder.trackers_spec import TrackersSpec
 from trainer.training.optim.adamw import OptimSpec
 from vidcurate.errors import InputError
 from vidcurate.loader.spec import LoaderSpec
-from vidcurate.media.conversion import Conversion
 from vidcurate.recipe import recipe as strict
 from vidcurate.recipe import removed_keys
 from vidcurate.recipe.recipe import Recipe
@@ -75,8 +74,6 @@ class DataSpec(PlanSpec):
     """where a picture is cut to its bucket's shape: in the middle, or at a place drawn for each showing"""
     flip: Annotated[float, Field(ge=0, le=1)] = 0.0
     """share of the showings that are mirrored left to right; never a clip with a caption that names a side"""
-    conversion: Conversion = "ffmpeg"
-    """how a scaled picture becomes RGB: as the ffmpeg program makes it, or (quick) at less cost"""
 
     @field_validator("shards")
     @classmethod
@@ -92,7 +89,7 @@ class DataSpec(PlanSpec):
             raise ValueError("data needs shards (clips) or latents (clips encoded ahead); neither is given")
         if self.latents is not None and self.views is None:
             raise ValueError("latents hold fixed views of a clip; set views to how many, as in views: 1")
-        plain = {"crop": "center", "flip": 0.0, "conversion": "ffmpeg"}
+        plain = {"crop": "center", "flip": 0.0}
         other = [f"{key}: {getattr(self, key)}" for key in plain if getattr(self, key) != plain[key]]
         if self.views is not None and other:
             raise ValueError(

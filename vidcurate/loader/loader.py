@@ -25,7 +25,6 @@ from vidcurate.loader.fallback import Event as Event
 from vidcurate.loader.remote_clips import FetchingPool, decode_from, pool_for
 from vidcurate.loader.spec import LoaderSpec
 from vidcurate.loader.tasks import decode_task, num_starts
-from vidcurate.media.conversion import Conversion
 from vidcurate.sampler import order
 from vidcurate.sampler.buckets import Bucket
 from vidcurate.sampler.build_plan import PlannedClip, clips_of_step, plan_from, steps_of_clip
@@ -99,8 +98,7 @@ class Loader:
 
     `num_views` and `captions` (keys of the clips' JSON): which frames and caption of a clip each epoch shows,
     see `clip_view`. `crop` random: a new random crop at every showing; `flip`: the share of showings that are
-    mirrored left to right, unless one of the `captions` names a side. Not with `num_views`. `conversion`
-    quick: a faster conversion to RGB, whose frames differ slightly from those of `ffmpeg` (`media.scale`).
+    mirrored left to right, unless one of the `captions` names a side. Not with `num_views`.
 
     `on_event` is called, from `step` and `load`, with {"event": "clip_substituted", step, position, clip_id,
     fallback, kind, reason} and {"event": "worker_replaced", reason, clip_id, exit_status, phase,
@@ -120,7 +118,6 @@ class Loader:
         captions: Sequence[str] = ("caption",),
         crop: Literal["center", "random"] = "center",
         flip: float = 0.0,
-        conversion: Conversion = "ffmpeg",
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
         if not 0 <= rank < world_size:
@@ -131,7 +128,7 @@ class Loader:
         self._started: dict[int, _Started] = {}
         self._shares: dict[int, tuple[int, ...]] = {}
         self._num_views, self._captions = num_views, tuple(captions)
-        self._crop, self._flip, self._conversion = crop, flip, conversion
+        self._crop, self._flip = crop, flip
         self._failures = fallback.Failures(spec.max_failure_share)
         self._decode_here = decode_from(index, self._on_event)
         self._pool: DecodePool | FetchingPool | None = None
@@ -256,7 +253,6 @@ class Loader:
             caption=caption,
             place=self._draw(part, slot, "crop") >> 32 if self._crop == "random" else None,
             mirror=self._captions if is_mirrored else (),
-            conversion=self._conversion,
         )
 
     def _draw(self, part: MicroBatchPlan, slot: int, purpose: str) -> int:

@@ -3,7 +3,6 @@
 import base64
 
 from vidcurate.loader.decode.decode_clip import DecodeTask
-from vidcurate.media.conversion import Conversion
 from vidcurate.sampler.buckets import Bucket
 from vidcurate.shards.index import Index
 
@@ -22,7 +21,6 @@ def decode_task(
     caption: str = "caption",
     place: int | None = None,
     mirror: tuple[str, ...] = (),
-    conversion: Conversion = "ffmpeg",
 ) -> DecodeTask:
     """Return the decode task of one clip in the bucket's shape, from `first_frame` on."""
     return DecodeTask(
@@ -45,5 +43,4 @@ def decode_task(
         fps=bucket.fps if bucket.num_frames > 1 else None,
         place=place,
         mirror=mirror,
-        conversion=conversion,
     )

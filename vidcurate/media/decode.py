@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from vidcurate.errors import MediaError
 from vidcurate.media.container import opened, packets_of, reason_of
-from vidcurate.media.conversion import Conversion
 from vidcurate.media.frame_map import FrameMap
 from vidcurate.media.packets import frame_map_of
 from vidcurate.media.scale import Orientation, cover, orientation_of, pixel_shape
@@ -71,7 +70,6 @@ class _Wanted:
     accept_corrupt: bool
     place: int | None
     mirror: bool
-    conversion: Conversion
     filled: int = 0
     turn: Orientation | None = None
     pixel_shape: float = 1.0
@@ -90,7 +88,6 @@ class _Wanted:
             self.turn,
             place=self.place,
             mirror=self.mirror,
-            conversion=self.conversion,
         )
         for slot in slots:
             self.out[slot] = image
@@ -170,14 +167,13 @@ def read_frames(
     out: Any = None,
     place: int | None = None,
     mirror: bool = False,
-    conversion: Conversion = "ffmpeg",
 ) -> NDArray[np.uint8]:
     """Return the frames with these display-order numbers (rising, from 0) as uint8 RGB (T, height, width, 3).
 
     A number may occur several times. `read_frames` applies rotation, reflection and sample aspect ratio, and
     scales the centre crop, or the crop at `place` (32 bits, see `crop_of`), to the size; `mirror` flips left
-    to right; `conversion` selects the conversion to RGB. With `frame_map`, no search for the frames is
-    needed. `out` receives the frames when given: an array, or an object with `shape` and `out[t] = frame`.
+    to right. With `frame_map`, no search for the frames is needed. `out` receives the frames when
+    given: an array, or an object with `shape` and `out[t] = frame`.
     Raises MediaError, kind unreadable, too_few_frames, corrupt_frame (the decoder concealed damage in a
     wanted frame; `accept_corrupt` allows that), too_slow, or those of `read_header_and_index`.
     """
@@ -193,7 +189,6 @@ def read_frames(
         accept_corrupt=accept_corrupt,
         place=place,
         mirror=mirror,
-        conversion=conversion,
     )
     if frame_map is None and numbers[0]:
         frame_map = frame_map_of(source)

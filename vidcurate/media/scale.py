@@ -19,8 +19,6 @@ from av.filter import Graph
 from av.sidedata.sidedata import Type as SideData
 from numpy.typing import NDArray
 
-from vidcurate.media.conversion import Conversion
-
 _MOST_SCALERS = 32  # 1 ms to make, about 1 MB each; most data sets have few sizes
 _MOST_SHAPES = 1000  # most cached results of `two_passes_are_exact`
 _TRIED_COLUMNS = 32
@@ -52,12 +50,6 @@ def two_pass_filters(crop: str, height: int, width: int, flags: str) -> Filters:
         ("scale", "flags=accurate_rnd"),  # by default FFmpeg's conversion is less accurate
         ("format", "rgb24"),
     )
-
-
-def quick_filters(crop: str, height: int, width: int, flags: str) -> Filters:
-    """Return the filters that scale to 4:2:2 and convert with vector instructions (other rounding)."""
-    *scaled, _, rgb = two_pass_filters(crop, height, width, flags)
-    return (*scaled, ("scale", "flags=bicubic"), rgb)
 
 
 def graph_of(source: str, filters: Filters) -> Graph:
@@ -107,7 +99,6 @@ def _scaler(
     height: int,
     width: int,
     place: int | None,
-    conversion: Conversion,
 ) -> Graph:
     """Return the filter graph for frames of this kind; called per frame, so the arguments are cheap."""
     shown = VideoFormat(pixels, *size)
@@ -115,14 +106,13 @@ def _scaler(
     cut_height, cut_width, *_ = crop_of(shown, sample_aspect_ratio, height, width, place)
     colours = f"colorspace={colourspace:d}:range={colour_range:d}"
     filters = one_pass_filters
-    if pixels == _TRIED and (cut_height, cut_width) != (
-        height,
-        width,
-    ):  # without scaling, FFmpeg converts directly
-        if conversion == "quick":
-            filters = quick_filters
-        elif two_passes_are_exact(cut_height, cut_width, colours, height, width, flags):
-            filters = two_pass_filters
+    is_scaled = (cut_height, cut_width) != (height, width)  # without scaling, FFmpeg converts directly
+    if (
+        pixels == _TRIED
+        and is_scaled
+        and two_passes_are_exact(cut_height, cut_width, colours, height, width, flags)
+    ):
+        filters = two_pass_filters
     return graph_of(_source_of(*size, pixels, colours), filters(crop, height, width, flags))
 
 
@@ -204,7 +194,6 @@ def cover(
     *,
     place: int | None = None,
     mirror: bool = False,
-    conversion: Conversion = "ffmpeg",
 ) -> NDArray[np.uint8]:
     """Crop and scale a frame upright, to uint8 RGB (height, width, 3): a view of FFmpeg's memory.
 
@@ -226,7 +215,6 @@ def cover(
         height,
         width,
         place,
-        conversion,
     )
     graph.vpush(frame)
     image = _pixels(graph.vpull())

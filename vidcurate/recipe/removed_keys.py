@@ -92,6 +92,7 @@ REMOVED: Mapping[str, Mapping[str, Removed]] = {
     "DataSpec": {
         "one_bucket_per": Removed("a micro-batch is of one bucket, a step is mixed", "micro_batch"),
         "ranks_per_node": Removed("nodes are mixed like any ranks", None),
+        "conversion": Removed("scaled frames have the bytes that the ffmpeg program makes", "ffmpeg"),
         "small_cells=refuse": Removed("write merge, which refuses what fits no other bucket", now="merge"),
     },
     "Stage": {"mask_ratios.intepolate": Removed("write interpolate", now="interpolate")},

@@ -120,5 +120,5 @@ def test_ranks_are_balanced_by_the_measured_table(shards: Path, tmp_path: Path) 
     assert max(sizes) == 2
     assert stage.plan.costs == tuple(500_000 + 250_000 * size for size in sizes)
     costs.write_text(json.dumps(reported | {"seconds_per_clip": {"32px": {"16": 0.25}}}))
-    with pytest.raises(RecipeError, match="no seconds_per_clip of 32px with 8 frames"):
+    with pytest.raises(RecipeError, match="no seconds_per_clip for 32px with 8 frames"):
         data_stages.open_stages(recipe)

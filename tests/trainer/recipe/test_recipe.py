@@ -109,7 +109,7 @@ def test_the_digest_is_of_what_the_recipe_says_not_of_how_it_is_written(tmp_path
         ("stages.0.steps=7", True),  # not fewer than the 7 that are made
         ("stages.0.steps=6", False),
         ("stages.0.optim.lr=1e-5", False),  # taken only from --set
-        ("stages.0.data.conversion=quick", False),  # so is this
+        ("stages.0.data.crop=random", False),  # so is this
         ("stages.0.data.levels=[1]", False),
         ("stages.0.caption_dropout=0.2", False),
         ("seed=1", False),
@@ -159,7 +159,7 @@ def test_windows_to_skip_are_taken_where_set_names_them_and_they_lie_ahead() -> 
     assert refused_changes(changes(older, now), now, 0, 7, []) == []
 
 
-@pytest.mark.parametrize("setting", ["conversion=quick", "crop=random", "flip=0.5"])
+@pytest.mark.parametrize("setting", ["crop=random", "flip=0.5"])
 def test_how_a_clip_is_shown_is_taken_where_set_names_it(setting: str) -> None:
     key, saved = f"stages.0.data.{setting}", recipes.to_json(with_settings())
     now = with_settings(key)

@@ -243,26 +243,24 @@ def test_cuts_and_mirrors_resume_bit_for_bit_and_validate_plain(shards: Path, tm
     assert (spec.crop, spec.flip) == ("center", 0.0)
 
 
-def test_another_conversion_is_refused_by_name_and_taken_where_it_is_meant(
-    shards: Path, half_run: Path
-) -> None:
-    key = "stages.0.data.conversion"
-    now = smoke(shards, half_run, *SHORT, f"{key}=quick")
+def test_another_crop_is_refused_by_name_and_taken_where_it_is_meant(shards: Path, half_run: Path) -> None:
+    key = "stages.0.data.crop"
+    now = smoke(shards, half_run, *SHORT, f"{key}=random")
     with pytest.raises(
         RecipeError,
-        match=rf"^{key} was 'ffmpeg' when .* was saved and is 'quick' now\. Restore the value or say that "
-        rf"it is meant: --set {key}=quick\.",
+        match=rf"^{key} was 'center' when .* was saved and is 'random' now\. Restore the value or say that "
+        rf"it is meant: --set {key}=random\.",
     ):
         train(now)
 
-    train(now, settings=[f"{key}=quick"])
+    train(now, settings=[f"{key}=random"])
 
     (resumed,) = events(half_run, "resume")
-    assert resumed["changed"][key] == ["ffmpeg", "quick"]
+    assert resumed["changed"][key] == ["center", "random"]
     assert [line["step"] for line in numbers(half_run)] == [1, 2, 3, 4]
 
 
 def test_what_latents_do_not_have_is_refused_beside_views(shards: Path, tmp_path: Path) -> None:
-    for key in ("crop=random", "flip=0.5", "conversion=quick"):
+    for key in ("crop=random", "flip=0.5"):
         with pytest.raises(RecipeError, match=rf"{key.replace('=', ': ')} is not for views: 2"):
             smoke(shards, tmp_path, f"stages.0.data.{key}", "stages.0.data.views=2")

@@ -10,10 +10,9 @@ from tests import loader_runs
 from tests.trainer.shards_for_tests import make_shards
 from vidcurate.loader.caption_sides import mentions_left_or_right
 from vidcurate.loader.decode import decode_clip
-from vidcurate.loader.loader import Loader, MicroBatch
+from vidcurate.loader.loader import Loader
 from vidcurate.loader.spec import LoaderSpec
 from vidcurate.media import decode, encode
-from vidcurate.media.conversion import Conversion
 from vidcurate.recipe.recipe import parse
 from vidcurate.sampler import order
 from vidcurate.sampler.buckets import BucketSpec
@@ -133,18 +132,3 @@ def test_words_that_name_a_side() -> None:
         assert mentions_left_or_right(sided)
     for not_sided in ("a bright light", "she leaves", "copyrighted", "upright", ""):
         assert not mentions_left_or_right(not_sided)
-
-
-def test_the_conversion_reaches_the_worker_and_changes_nothing_but_pixels(opened: Index) -> None:
-    small = parse(SQUARE.replace("[32, 32]", "[24, 24]"), BucketSpec)
-    plan = plan_from(opened, small, seed=7, micro_batches_per_step=2)
-
-    def read(conversion: Conversion, workers: int) -> list[MicroBatch]:
-        with Loader(opened, plan, LoaderSpec(num_workers=workers), conversion=conversion) as loader:
-            return loader.step(3)
-
-    usual, here, there = read("ffmpeg", 0), read("quick", 0), read("quick", 1)
-    for one, other, same in zip(usual, here, there, strict=True):
-        assert np.array_equal(other.frames, same.frames)
-        assert (one.clip_ids, one.start_frame.tolist()) == (other.clip_ids, other.start_frame.tolist())
-        assert 0 < np.abs(one.frames.astype(int) - other.frames).max() <= 8

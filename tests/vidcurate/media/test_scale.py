@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.frame_oracle import psnr
 from vidcurate.media import scale
 
 
@@ -103,59 +102,3 @@ def test_a_narrow_frame_tells_of_a_whole_one_whether_two_passes_are_exact(
 
     reported = scale.two_passes_are_exact(*size, "colorspace=2:range=0", *wanted, flags)
     assert reported == np.array_equal(one, two)
-
-
-def _exactly(frame: av.VideoFrame, height: int, width: int) -> NDArray[np.float64]:
-    """Return the whole frame (BT.601) as float RGB: colour interpolated, then means of areas."""
-    luma, blue, red = (
-        np.frombuffer(plane, np.uint8).reshape(plane.height, plane.line_size)[:, : plane.width].astype(float)
-        for plane in frame.planes
-    )
-    rows = np.clip(
-        np.arange(luma.shape[0]) / 2 - 0.25, 0, blue.shape[0] - 1
-    )  # between two rows of brightness
-    columns = np.clip(np.arange(luma.shape[1]) / 2, 0, blue.shape[1] - 1)  # on the left of two columns
-
-    def between(plane: NDArray[np.float64], places: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
-        low = np.floor(places).astype(int)
-        high = np.minimum(low + 1, plane.shape[axis] - 1)
-        share = np.expand_dims(places - low, 1 - axis)
-        mixed: NDArray[np.float64] = plane.take(low, axis) * (1 - share) + plane.take(high, axis) * share
-        return mixed
-
-    blue, red = ((between(between(c, rows, 0), columns, 1) - 128) / 224 for c in (blue, red))
-    luma = (luma - 16) / 219
-    colours = [luma + 1.402 * red, luma - 0.344136 * blue - 0.714136 * red, luma + 1.772 * blue]
-    rgb = np.clip(np.stack(colours, -1), 0, 1) * 255
-    tall, wide = rgb.shape[0] // height, rgb.shape[1] // width
-    means: NDArray[np.float64] = rgb.reshape(height, tall, width, wide, 3).mean((1, 3))
-    return means
-
-
-def test_the_quick_conversion_is_nearer_to_exact_colours_than_that_of_ffmpeg() -> None:
-    frame = _frame(720, 768, seed=5)
-    rows, columns = np.indices((720, 768))
-    smooth = 118 + 90 * np.sin(rows / 61) * np.cos(columns / 47)
-    frame.planes[0].update(
-        np.pad(smooth, ((0, 0), (0, frame.planes[0].line_size - 768))).astype(np.uint8).tobytes()
-    )
-    for plane, pace in zip(frame.planes[1:], (31, 53), strict=True):
-        rows, columns = np.indices((plane.height, plane.line_size))
-        plane.update((128 + 60 * np.sin(rows / pace + columns / 29)).astype(np.uint8).tobytes())
-    still = (False, False, False)
-
-    usual = scale.cover(frame, 240, 256, 1.0, still)
-    quick = scale.cover(frame, 240, 256, 1.0, still, conversion="quick")
-
-    exact = _exactly(frame, 240, 256)
-    assert 0 < np.abs(usual.astype(int) - quick).max() <= 5
-    assert psnr(quick, exact) > psnr(usual, exact) + 0.3
-
-
-@pytest.mark.parametrize("pixels", ["yuv420p10le", "yuv444p", "rgb24"])
-def test_pictures_of_other_kinds_or_kept_in_size_are_those_of_ffmpeg(pixels: str) -> None:
-    still = (False, False, False)
-    other, same = _frame(360, 640, seed=2).reformat(format=pixels), _frame(240, 426, seed=3)
-    for frame in (other, same):
-        usual = scale.cover(frame, 240, 426, 1.0, still)
-        assert np.array_equal(scale.cover(frame, 240, 426, 1.0, still, conversion="quick"), usual)

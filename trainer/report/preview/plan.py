@@ -88,7 +88,6 @@ def with_pictures(found: RunStages, batches: Sequence[dict[str, Any]]) -> Iterat
                 captions=spec.captions,
                 crop=spec.crop,
                 flip=spec.flip,
-                conversion=spec.conversion,
                 on_event=events.append,
             ) as loader:
                 (read,) = loader.load([order.micro_batch(stage.plan, batch["position"])])

@@ -12,7 +12,6 @@ from typing import Any
 
 from vidcurate.errors import MediaError, ShardError, StorageError
 from vidcurate.loader.caption_sides import mentions_left_or_right
-from vidcurate.media.conversion import Conversion
 from vidcurate.media.frame_map import parse
 from vidcurate.media.resample import frame_numbers
 from vidcurate.storage.checksum import crc32c
@@ -44,7 +43,6 @@ class DecodeTask:
     fps: float | None = None  # frame rate to resample to; None: the clip's own
     place: int | None = None  # 32 bits: position of the crop; None: centre
     mirror: tuple[str, ...] = ()  # keys of captions: mirror unless one names a side; (): never mirror
-    conversion: Conversion = "ffmpeg"
 
     @property
     def size_bytes(self) -> int:
@@ -168,7 +166,6 @@ def decode(
             frame_map=frame_map,
             place=task.place,
             mirror=mirror,
-            conversion=task.conversion,
             out=out,
         )
         return frames, caption
