@@ -45,7 +45,7 @@ def score_frames(
 
     The same command resumes a stopped stage; the bytes are the same.
 
-    Example: vidcurate score-frames run --videos demo/videos --set details_per_second=2
+    Example: vidcurate score-frames run --videos demo/videos --set time_limit_seconds=60
     """
     from vidcurate.curation.frame_scores.spec import FramesSpec
     from vidcurate.curation.frame_scores.stage import run_frames

@@ -131,15 +131,26 @@ REMOVED: Mapping[str, Mapping[str, Removed]] = {
         "motion_pairs_per_second": _FRAMES,
         "cut_window_frames": _FRAMES,
         "min_scene_seconds": _FRAMES,
+        "short_side_px": _FRAMES,
+        "details_per_second": _FRAMES,
+        "cut_threshold": _FRAMES,
     },
-    "ModelsSpec": {"text_short_side_px": _MODELS, "text_threshold": _MODELS, "batch_frames": _MODELS},
-    "PerceptualSpec": {"min_set_bits": _DEDUP},
+    "ModelsSpec": {
+        "text_short_side_px": _MODELS,
+        "text_threshold": _MODELS,
+        "batch_frames": _MODELS,
+        "positions": _MODELS,
+        "match": Removed("clip always scores the match of frames and caption"),
+        "device": Removed("the first GPU is used; set CUDA_VISIBLE_DEVICES= for the CPU"),
+    },
+    "PerceptualSpec": {"min_set_bits": _DEDUP, "min_frames": _DEDUP},
     "SemanticSpec": {"clips_per_cluster": _DEDUP},
     "SplitSpec": {
         "warn_effect_size": _SPLIT,
         "warn_tail_ratio": _SPLIT,
         "warn_ks_distance": _SPLIT,
         "steps_per_increment": _SPLIT,
+        "passes": _SPLIT,
     },
 }
 

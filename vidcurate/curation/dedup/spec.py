@@ -15,7 +15,7 @@ class PerceptualSpec(Recipe):
 
     max_bits: Annotated[int, Field(ge=0, le=20)] = 8
     """bits of 63 in which the hashes of two frames of the same picture may differ"""
-    min_frames: Annotated[int, Field(ge=1, le=5)] = 3
+    min_frames: ClassVar[int] = 3
     """frames of five that must be alike"""
     min_set_bits: ClassVar[int] = 5
     """a hash with fewer bits set, or fewer not set, says nothing: black, or one colour"""

@@ -39,5 +39,5 @@ class SplitSpec(Recipe):
     clips_per_step: Annotated[int, Field(ge=1)] | None = None
     """clips of one optimizer step over all ranks; a ramp is never longer than one pass over its level, and
     with this the report gives the ramp as a share of that pass (null: 1, and no share)"""
-    passes: Annotated[float, Field(gt=0)] = 2.0
+    passes: ClassVar[float] = 2.0
     """passes over a level in levels.yaml; the published curriculum made two"""

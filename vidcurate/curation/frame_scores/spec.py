@@ -10,13 +10,13 @@ from vidcurate.recipe.recipe import Recipe
 class FramesSpec(Recipe):
     """How the pictures are scored. Every score is always computed, from one decode of the clip."""
 
-    short_side_px: Annotated[int, Field(ge=32, le=512)] = 72
+    short_side_px: ClassVar[int] = 72
     """every frame is scaled once, so that its shorter side is this; smaller ones stay as they are"""
     motion_pairs_per_second: ClassVar[float] = 4.0
     """of how many pairs of neighbouring frames the motion is measured"""
-    details_per_second: Annotated[float, Field(gt=0)] = 1.0
+    details_per_second: ClassVar[float] = 1.0
     """on how many frames sharpness and black bars are measured, in the pixels of the display"""
-    cut_threshold: Annotated[float, Field(gt=1)] = 3.5
+    cut_threshold: ClassVar[float] = 3.5
     """how many times more than its neighbours a frame differs from the one before it at a cut"""
     cut_window_frames: ClassVar[int] = 3
     """how many neighbours on either side that is"""

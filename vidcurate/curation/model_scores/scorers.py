@@ -15,17 +15,13 @@ from vidcurate.curation.model_scores.spec import ModelsSpec
 from vidcurate.curation.model_scores.text_area import TextDetector
 from vidcurate.curation.model_scores.watermark import Watermark
 from vidcurate.curation.model_scores.weights import file_of, folder_of
-from vidcurate.errors import InputError
 
 _MATCH_SCALE = 100.0  # the scale of trained CLIPs, as in published scores
 
 
-def device_of(name: str) -> torch.device:
-    """Return the device for `auto`, `cpu` or `cuda`. Raises InputError for a missing GPU."""
-    has_gpu = torch.cuda.is_available()
-    if name == "cuda" and not has_gpu:
-        raise InputError("models.device is cuda: torch sees no GPU here. Set it to auto or cpu.")
-    return torch.device("cuda" if has_gpu and name != "cpu" else "cpu")
+def device_of() -> torch.device:
+    """Return the first GPU, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +37,7 @@ class Models:
 
 def load(spec: ModelsSpec) -> Models:
     """Load every model of `spec`. Raises InputError, StorageError."""
-    device, dtype = device_of(spec.device), getattr(torch, spec.dtype)
+    device, dtype = device_of(), getattr(torch, spec.dtype)
     clip = Clip(folder_of(spec.clip, "clip"), device, dtype) if spec.clip else None
     head = None
     if spec.aesthetic_head is not None and clip is not None:
@@ -82,13 +78,10 @@ def columns_of(
     means = None
     if models.clip is not None:
         seen = _in_batches(models.clip.pictures, clips, size)
-        if models.spec.match:
-            read = [caption or "" for caption in captions]
-            texts = [models.clip.texts(read[start : start + size]) for start in range(0, len(read), size)]
-            for row, frames, text, caption in zip(
-                columns, seen, np.concatenate(texts), captions, strict=True
-            ):
-                row |= aggregates("clip_match", (_MATCH_SCALE * frames @ text).tolist() if caption else [])
+        read = [caption or "" for caption in captions]
+        texts = [models.clip.texts(read[start : start + size]) for start in range(0, len(read), size)]
+        for row, frames, text, caption in zip(columns, seen, np.concatenate(texts), captions, strict=True):
+            row |= aggregates("clip_match", (_MATCH_SCALE * frames @ text).tolist() if caption else [])
         if models.aesthetic is not None:
             for row, frames in zip(columns, seen, strict=True):
                 row |= aggregates("clip_aesthetic", models.aesthetic.scores(frames).tolist())

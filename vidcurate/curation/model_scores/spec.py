@@ -1,9 +1,9 @@
 """Which models score, as a recipe model."""
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from vidcurate.recipe.recipe import Recipe
 
@@ -15,10 +15,8 @@ class ModelsSpec(Recipe):
     """
 
     clip: str | None = None
-    """CLIP, for match, aesthetic_head and embeddings: openai/clip-vit-large-patch14 is what the published
-    scores are made with"""
-    match: bool = True
-    """how well frames and caption match by CLIP; false: not scored"""
+    """CLIP, for the match of frames and caption, aesthetic_head and embeddings; the published scores are made
+    with openai/clip-vit-large-patch14"""
     aesthetic_head: Path | None = None
     """MLP on CLIP's embedding (.pth or .safetensors), such as LAION's sac+logos+ava1-l14-linearMSE.pth"""
     embeddings: bool = False
@@ -33,18 +31,10 @@ class ModelsSpec(Recipe):
     """the shorter side of the frames in which text is looked for"""
     text_threshold: ClassVar[float] = 0.3
     """probability from which a pixel is text"""
-    positions: Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], Field(min_length=1)] = (
-        0.1,
-        0.3,
-        0.5,
-        0.7,
-        0.9,
-    )
+    positions: ClassVar[tuple[float, ...]] = (0.1, 0.3, 0.5, 0.7, 0.9)
     """places of the frames in the clip, rising; Open-Sora takes 0.1, 0.5, 0.9"""
     batch_frames: ClassVar[int] = 64
     """frames that a model sees at once"""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: the first GPU when there is one"""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """arithmetic of CLIP and the classifier; half precision is for GPUs"""
 
@@ -54,8 +44,4 @@ class ModelsSpec(Recipe):
         for name, wanted in needs_clip.items():
             if wanted and self.clip is None:
                 raise ValueError(f"{name} needs clip: name the CLIP that it stands on")
-        if self.clip is not None and not (self.match or any(needs_clip.values())):
-            raise ValueError("clip is named, and nothing uses it: set match, aesthetic_head or embeddings")
-        if list(self.positions) != sorted(self.positions):
-            raise ValueError("positions must rise")
         return self

@@ -62,7 +62,7 @@ def scores_of(spec: ModelsSpec) -> list[str]:
     """Return the prefixes of the score columns that `spec` enables. Raises InputError without any."""
     wanted = {
         "clip_aesthetic": spec.aesthetic_head is not None,
-        "clip_match": spec.clip is not None and spec.match,
+        "clip_match": spec.clip is not None,
         "watermark": spec.watermark is not None,
         "text_area": spec.text_detector is not None,
     }
@@ -284,6 +284,6 @@ def _summary(target: Path, scores: list[str], used: str, spec: ModelsSpec, up_to
         by_status=by_status,
         means=means,
         models_used=used,
-        device=str(device_of(spec.device)),
+        device=str(device_of()),
         up_to_date=up_to_date,
     )

@@ -228,14 +228,14 @@ def test_the_fragment_is_the_stages_of_a_training_recipe(
 ) -> None:
     monkeypatch.setattr(SplitSpec, "steps_per_increment", 10)
     checked(tmp_path, list(range(600)))
-    spec = SplitSpec(levels=3, buckets=TABLE, passes=1.5)
+    spec = SplitSpec(levels=3, buckets=TABLE)
     summary = difficulty_stage.run_split(tmp_path, spec)
 
     read = recipe.parse(REST + (tmp_path / "levels.yaml").read_text(), TrainRecipe)
 
     named = [stage.name for stage in read.stages if stage.name.startswith("level")]
     assert named == ["level-1", "level-2", "level-3"]
-    assert [stage.data.levels for stage in read.stages if stage.passes == 1.5] == [(1,), (2,), (3,)]
+    assert [stage.data.levels for stage in read.stages if stage.passes == 2] == [(1,), (2,), (3,)]
     assert all(stage.data.buckets == TABLE for stage in read.stages)
     mixed = [stage for stage in read.stages if stage.data.levels == (1, 2)]
     assert len(mixed) == summary.ramps[0].increments - 1
