@@ -84,7 +84,7 @@ ROOMS = {
     "vidcurate.sampler.changes": "vidcurate.rng vidcurate.sampler vidcurate.shards vidcurate.storage",
     "trainer.recipe": (
         "trainer.distributed trainer.health.checks trainer.health.watch trainer.model "
-        "trainer.model.encoders trainer.run_folder trainer.training.optim vidcurate.loader vidcurate.media "
+        "trainer.model.encoders trainer.run_folder trainer.training.optim vidcurate.loader "
         "vidcurate.recipe vidcurate.sampler vidcurate.storage"
     ),
     "vidcurate.curation.report": (
