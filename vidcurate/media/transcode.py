@@ -35,7 +35,7 @@ _X264 = "mbtree=0"
 
 
 class TranscodeSpec(Recipe):
-    """Encoder settings of `mode: transcode`: H.264 in MP4, 4:2:0, constant rate, upright, square pixels."""
+    """Encoder settings of clips: H.264 in MP4, 4:2:0, constant rate, upright, square pixels."""
 
     crf: int = Field(default=18, ge=0, le=51, description="quality; lower is better and larger")
     gop_frames: int = Field(default=48, ge=1, description="most frames from one key frame to the next")
@@ -49,18 +49,6 @@ class TranscodeSpec(Recipe):
         gt=0,
         le=_MAX_FPS,
         description="frame rate: each frame is the one shown at its time; null: the file's average",
-    )
-
-
-class ProxySpec(TranscodeSpec):
-    """Encoder settings of `mode: proxy`: small, with a key frame every few frames for fast seeks."""
-
-    crf: int = Field(default=20, ge=0, le=51, description="quality; lower is better and larger")
-    gop_frames: int = Field(default=8, ge=1, description="most frames from one key frame to the next")
-    short_side_px: int | None = Field(
-        default=256,
-        ge=16,
-        description="scale larger clips down so that their shorter side is this; never up",
     )
 
 

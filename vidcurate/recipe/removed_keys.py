@@ -107,6 +107,7 @@ REMOVED: Mapping[str, Mapping[str, Removed]] = {
         "enable_sequence_parallelism": _EXCHANGE,
         "drop_path": _EXCHANGE,
     },
+    "ShardSpec": {"proxy": Removed("write its keys in transcode; mode: proxy has defaults of its own there")},
     "FilterSpec": {
         "min_height": _limit("height", "min"),
         "max_height": _limit("height", "max"),

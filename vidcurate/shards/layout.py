@@ -17,11 +17,11 @@ from typing import Any, Literal
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from vidcurate.curation.clip_table import schema, table
 from vidcurate.errors import InputError, StageError
-from vidcurate.media.transcode import ProxySpec, TranscodeSpec, ffmpeg_version
+from vidcurate.media.transcode import TranscodeSpec, ffmpeg_version
 from vidcurate.recipe.recipe import Recipe
 from vidcurate.shards import tar_write
 
@@ -40,6 +40,7 @@ _FILE_FACTS = {
 }  # fmt: skip
 _UNRECONCILED = re.compile(r"_from_(metadata|header|index|decode)$")
 ENCODED = ("transcode", "proxy")  # modes that re-encode every clip
+PROXY = {"crf": 20, "gop_frames": 8, "short_side_px": 256}  # defaults of `transcode` with mode: proxy
 _PROXY_BYTES_PER_PIXEL = 0.05  # estimate for the plan: upper range of H.264 at these settings
 _EXTENSION = re.compile(r"[a-z0-9]{1,8}")
 _ROWS_AT_ONCE = 65_536
@@ -66,16 +67,26 @@ class ShardSpec(Recipe):
     unprobed: bool = Field(
         default=False, description="write clips that probe never looked at, damaged ones among them, too"
     )
-    transcode: TranscodeSpec = Field(default=TranscodeSpec(), description="how mode: transcode encodes")
-    proxy: ProxySpec = Field(default=ProxySpec(), description="how mode: proxy encodes")
+    transcode: TranscodeSpec = Field(
+        default=TranscodeSpec(),
+        description="how mode: transcode and mode: proxy encode; the defaults of mode: proxy are crf 20, "
+        "gop_frames 8 and short_side_px 256",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _proxy_defaults(cls, values: Any) -> Any:
+        """Fill in what a recipe with mode: proxy leaves out: small clips, many key frames for fast seeks."""
+        if not isinstance(values, dict) or values.get("mode") != "proxy":
+            return values
+        given = values.get("transcode", {})
+        given = given.model_dump(exclude_unset=True) if isinstance(given, TranscodeSpec) else given
+        return {**values, "transcode": {**PROXY, **given} if isinstance(given, dict) else given}
 
     def lasting(self) -> dict[str, Any]:
         """Return the settings that decide the bytes of the shards, as plain JSON values."""
-        return self.model_dump(mode="json", exclude={"overwrite", "unprobed", *ENCODED} - {self.mode})
-
-    def encoding(self) -> TranscodeSpec:
-        """Return the encoder settings of the mode."""
-        return self.proxy if self.mode == "proxy" else self.transcode
+        plain = self.model_dump(mode="json", exclude={"overwrite", "unprobed", "transcode"})
+        return plain | ({self.mode: self.transcode.model_dump(mode="json")} if self.mode in ENCODED else {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +244,7 @@ def _share(row: Mapping[str, Any], mode: str) -> float:
     return float(min(1.0, max(0.0, wanted / whole)))
 
 
-def _proxy_pixels(row: Mapping[str, Any], spec: ProxySpec) -> float:
+def _proxy_pixels(row: Mapping[str, Any], spec: TranscodeSpec) -> float:
     """Return the number of pixels of a clip's proxy; infinity when its size or length is unknown."""
     height, width, frames = row.get("height"), row.get("width"), row.get("num_frames")
     if not height or not width or not frames:
@@ -259,7 +270,7 @@ def _measure(clips: pl.DataFrame, spec: ShardSpec) -> Iterator[tuple[int, bytes]
             caption = (row.get("caption") or "").encode()
             video = size * _share(row, spec.mode)
             if spec.mode == "proxy":
-                video = min(video, _proxy_pixels(row, spec.proxy) * _PROXY_BYTES_PER_PIXEL)
+                video = min(video, _proxy_pixels(row, spec.transcode) * _PROXY_BYTES_PER_PIXEL)
             parts = (len(payload), round(video), len(caption))
             text = payload + f" {size} {row['sample_key']} ".encode()
             digest = hashlib.blake2b(

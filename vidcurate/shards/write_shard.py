@@ -116,7 +116,7 @@ def _add_sample(
         if task.spec.mode == "trim":
             cut = transcode.trim_video(path, *interval)
         else:
-            cut = transcode.transcode_video(path, *interval, task.spec.encoding())
+            cut = transcode.transcode_video(path, *interval, task.spec.transcode)
         facts |= cut.facts
         changed = {name: cut.facts[name] for name in CHANGED_BY_A_CUT if name in cut.facts}
     payload = to_json(facts)

@@ -13,14 +13,15 @@ from tests.shard_runs import build, contents, make_run
 from vidcurate.media import container as media_container
 from vidcurate.media import decode, encode
 from vidcurate.media.frame_map import parse
-from vidcurate.media.transcode import ProxySpec
+from vidcurate.media.transcode import TranscodeSpec
+from vidcurate.recipe.recipe import parse as parse_recipe
 from vidcurate.shards import index, index_file
 from vidcurate.shards.layout import ShardSpec, make_plan
 from vidcurate.shards.manifest import read_manifest
 from vidcurate.shards.read_clip import read_clip_bytes, read_clip_facts
 from vidcurate.shards.verify import verify
 
-SPEC = ShardSpec(mode="proxy", proxy=ProxySpec(short_side_px=48, gop_frames=6, fps=24.0))
+SPEC = ShardSpec(mode="proxy", transcode=TranscodeSpec(short_side_px=48, gop_frames=6, fps=24.0))
 # Shape as displayed and frames of the clips, all 128 x 96 px with 24 frames in their files.
 CLIPS = {"plain": (96, 128), "turned": (128, 96), "wide": (96, 256), "uneven": (96, 128)}
 
@@ -158,3 +159,12 @@ def test_renditions_are_named_row_by_row(tmp_path: Path, make_video: Callable[..
         found = index_file.read_columns(tmp_path / mode, ["clip_id", "rendition"]).to_pydict()
         assert set(found["rendition"]) == expected
         assert mode != "trim" or found["rendition"][found["clip_id"].index("part")] == "trim"
+
+
+def test_the_defaults_of_an_encoding_are_those_of_its_mode() -> None:
+    proxy = ShardSpec(mode="proxy", transcode=TranscodeSpec(crf=30)).transcode
+    assert (proxy.crf, proxy.gop_frames, proxy.short_side_px) == (30, 8, 256)
+    whole = parse_recipe("mode: proxy\ntranscode: {short_side_px: null}", ShardSpec).transcode
+    assert (whole.crf, whole.gop_frames, whole.short_side_px) == (20, 8, None)
+    assert ShardSpec(mode="transcode").transcode == TranscodeSpec()
+    assert ShardSpec(mode="proxy").lasting()["proxy"]["gop_frames"] == 8
