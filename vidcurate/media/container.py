@@ -77,5 +77,10 @@ def packets_of(container: Any, *streams: Any) -> Iterator[Any]:
         yield from packets
 
 
+def codec_of(stream: Any) -> str:
+    """Return the codec of a stream by FFmpeg's name of the codec, not of its decoder: av1, not libdav1d."""
+    return str(stream.codec_context.codec.canonical_name)
+
+
 def _is_cover(stream: Any) -> bool:
     return bool(stream.disposition & type(stream.disposition).attached_pic)

@@ -8,17 +8,19 @@ from typing import Any
 
 import av
 
-from vidcurate.media import mp4_boxes
-from vidcurate.media.container import opened
+from vidcurate.media import matroska, mp4_boxes
+from vidcurate.media.container import codec_of, opened
 from vidcurate.media.packets import PacketIndex, index_of
+from vidcurate.storage.file_window import FileBytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
     """Header of a container and its first video stream.
 
-    `width` and `height` are as displayed, after rotation; `sample_aspect_ratio` is a pixel's width over its
-    height as coded. None means that the header has no value.
+    `width` and `height` are as displayed: the coded width times `sample_aspect_ratio` (a pixel's width over
+    its height as coded), then the rotation. `codec` and `audio_codec` name codecs, `audio_decoder` the
+    decoder, which FFmpeg's messages name. None means that the header has no value.
     """
 
     container: str
@@ -37,6 +39,7 @@ class Header:
     bit_rate: int | None
     has_audio: bool
     audio_codec: str | None
+    audio_decoder: str | None
 
 
 def _seconds(value: int | None, base: Fraction | None) -> float | None:
@@ -48,22 +51,30 @@ def header_of(path: Path, container: Any, stream: Any) -> Header:
     codec = stream.codec_context
     family = container.format.name.split(",")[0]
     rotation = 0
-    if family == "mov":
+    if family in ("mov", "matroska"):
+        size = os.path.getsize(path)
         with path.open("rb") as file:
-            rotation = mp4_boxes.rotation_degrees(file, os.path.getsize(path))
-    turned = rotation % 180 == 90
+            if family == "mov":
+                rotation = mp4_boxes.rotation_degrees(file, size)
+            else:
+                rotation = matroska.rotation_degrees(FileBytes(file, size))
+    pixel_shape = float(stream.sample_aspect_ratio or 1)
+    width, height = max(1, round(codec.width * pixel_shape)), codec.height
+    if rotation % 180 == 90:
+        width, height = height, width
     audio = container.streams.audio[0] if container.streams.audio else None
+    hears = audio is not None and audio.codec_context is not None
     duration = container.duration
     return Header(
         container=family,
-        codec=codec.name,
+        codec=codec_of(stream),
         pixel_format=codec.pix_fmt,
         coded_width=codec.width,
         coded_height=codec.height,
-        width=codec.height if turned else codec.width,
-        height=codec.width if turned else codec.height,
+        width=width,
+        height=height,
         rotation_degrees=rotation,
-        sample_aspect_ratio=float(stream.sample_aspect_ratio or 1),
+        sample_aspect_ratio=pixel_shape,
         fps=float(stream.average_rate) if stream.average_rate else None,
         num_frames=stream.frames or None,
         duration_seconds=_seconds(stream.duration, stream.time_base)
@@ -71,7 +82,8 @@ def header_of(path: Path, container: Any, stream: Any) -> Header:
         audio_duration_seconds=_seconds(audio.duration, audio.time_base) if audio is not None else None,
         bit_rate=container.bit_rate or None,
         has_audio=audio is not None,
-        audio_codec=audio.codec_context.name if audio is not None and audio.codec_context else None,
+        audio_codec=codec_of(audio) if hears else None,
+        audio_decoder=audio.codec_context.name if hears else None,
     )
 
 

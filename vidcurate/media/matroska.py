@@ -1,10 +1,14 @@
-"""Matroska and WebM structure: find truncation, damage and wrong CRC-32 sums.
+"""Matroska and WebM structure: truncation, damage, wrong CRC-32 sums, display rotation.
 
 Segments, clusters and blocks store their length; a file that ends before one of them does is truncated, which
 its frames do not show. Master elements may begin with a CRC-32 of the rest (FFmpeg writes one per cluster).
-Sources: RFC 8794 (EBML) §4-6, §11.3.1 and RFC 9559 (Matroska) §5.1.
+PyAV gives the display rotation only with a decoded frame.
+Sources: RFC 8794 (EBML) §4-6, §11.3.1 and RFC 9559 (Matroska) §5.1, §5.1.4.1.28.41 (Projection).
 """
 
+import math
+import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from vidcurate.storage.file_window import FileBytes
@@ -134,6 +138,58 @@ def check_structure(data: FileBytes, *, check_sums: bool = False) -> StructureCh
                 return StructureCheck(broken=odd, trailing_bytes=trailing)
         at = stop
     return StructureCheck(trailing_bytes=trailing)
+
+
+_TRACKS, _TRACK, _TRACK_TYPE, _VIDEO, _PROJECTION = 0x1654AE6B, 0xAE, 0x83, 0xE0, 0x7670
+_YAW, _ROLL = 0x7673, 0x7675
+_VIDEO_TRACK = b"\x01"
+_MOST_ELEMENTS = 4096  # a hostile file may repeat empty elements without end
+
+
+def _children(data: FileBytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (id, payload offset, end offset) of the elements of known size; stop at an invalid one."""
+    for _ in range(_MOST_ELEMENTS):
+        head = _head(data, start, end)
+        if head is None or head[1] is None or head[1] > end:
+            return
+        yield head[0], head[2], head[1]
+        start = head[1]
+
+
+def _degrees(data: FileBytes, pose: dict[int, tuple[int, int]], name: int) -> float:
+    start, end = pose.get(name, (0, 0))
+    forms = {4: ">f", 8: ">d"}
+    return float(struct.unpack(forms[end - start], data[start:end])[0]) if end - start in forms else 0.0
+
+
+def rotation_degrees(data: FileBytes) -> int:
+    """Return the clockwise rotation (0, 90, 180, 270) that shows the first video track upright.
+
+    FFmpeg reads the same: the roll of the track's projection, counter-clockwise, unless a yaw of half a turn
+    mirrors the picture. Raises OSError.
+    """
+    size = data.size
+    ebml = _head(data, 0, size)
+    if ebml is None or ebml[0] != _EBML or ebml[1] is None:
+        return 0
+    segment = _head(data, ebml[1], size)
+    if segment is None or segment[0] != _SEGMENT:
+        return 0
+    for name, start, end in _children(data, segment[2], size):
+        if name == _CLUSTER:
+            return 0
+        for kind, track, stop in _children(data, start, end) if name == _TRACKS else ():
+            parts = {part: (at, upto) for part, at, upto in _children(data, track, stop)}
+            is_video = _TRACK_TYPE in parts and data[slice(*parts[_TRACK_TYPE])] == _VIDEO_TRACK
+            if kind != _TRACK or not is_video:
+                continue
+            video = {part: (at, upto) for part, at, upto in _children(data, *parts.get(_VIDEO, (0, 0)))}
+            pose = {part: (at, upto) for part, at, upto in _children(data, *video.get(_PROJECTION, (0, 0)))}
+            roll, yaw = _degrees(data, pose, _ROLL), _degrees(data, pose, _YAW)
+            if not math.isfinite(roll):
+                return 0
+            return round((roll if abs(yaw) == 180 else -roll) / 90) * 90 % 360
+    return 0
 
 
 def segment_end_bytes(data: FileBytes) -> int | None:

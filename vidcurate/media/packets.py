@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vidcurate.media import matroska, mp4_samples
-from vidcurate.media.container import opened, packets_of
+from vidcurate.media.container import codec_of, opened, packets_of
 from vidcurate.media.frame_map import FrameMap
 from vidcurate.storage.file_window import FileBytes
 
@@ -72,7 +72,7 @@ def _from_packets(container: Any, stream: Any, end: int | None) -> PacketIndex:
     keys = 0
     try:
         for packet in packets_of(container, stream):
-            if _is_shown(packet, stream.codec_context.name):
+            if _is_shown(packet, codec_of(stream)):
                 stamp = packet.pts if packet.pts is not None else packet.dts
                 timestamps.append(stamp if stamp is not None else len(timestamps))
                 keys += packet.is_keyframe
@@ -188,7 +188,7 @@ def _map_in(container: Any, stream: Any) -> FrameMap | None:
         return None
     times: list[int] = []
     keys: list[int] = []
-    codec, base = stream.codec_context.name, stream.time_base
+    codec, base = codec_of(stream), stream.time_base
     try:
         for packet in packets_of(container, stream):
             if not _is_shown(packet, codec):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from vidcurate.errors import MediaError
-from vidcurate.media.container import opened, packets_of, reason_of
+from vidcurate.media.container import codec_of, opened, packets_of, reason_of
 from vidcurate.media.packets import SEEKABLE
 from vidcurate.media.scale import cover
 from vidcurate.recipe.recipe import Recipe
@@ -150,7 +150,7 @@ def trim_video(source: Path, start_seconds: float | None, end_seconds: float | N
     start, end = start_seconds or 0.0, float("inf") if end_seconds is None else end_seconds
     target = io.BytesIO()
     with opened(source) as (container, stream):
-        extension = "mp4" if stream.codec_context.name in _MP4_CODECS else "mkv"
+        extension = "mp4" if codec_of(stream) in _MP4_CODECS else "mkv"
         try:
             rate = frame_rate(container, stream)
             seek_before(container, stream, start)

@@ -75,8 +75,13 @@ COLUMNS: dict[str, Column] = {
     "camera_motion": _column("ingest", pl.String, "", "camera motion that came with the metadata"),
     "desirable_filtering": _column("ingest", pl.String, "", "Panda-70M's label of a clip's suitability"),
     # ── best known: from the metadata at ingest, from the file once it is probed ────────────────────
-    "width": _column("ingest", pl.Int32, "px", "display width, after rotation; the best known so far"),
-    "height": _column("ingest", pl.Int32, "px", "display height, after rotation; the best known so far"),
+    "width": _column(
+        "ingest",
+        pl.Int32,
+        "px",
+        "width as displayed (pixel shape, then rotation); the best known so far",
+    ),
+    "height": _column("ingest", pl.Int32, "px", "height as displayed, after rotation; the best known so far"),
     "fps": _column("ingest", pl.Float64, "frames/s", "frame rate; the best known so far"),
     "num_frames": _column("ingest", pl.Int64, "frames", "frames of the clip; the best known so far"),
     "duration_seconds": _column("ingest", pl.Float64, "s", "duration of the clip; the best known so far"),
@@ -106,7 +111,7 @@ COLUMNS: dict[str, Column] = {
         "probe", pl.String, "", "names of all findings, also of those that do not reject; null without one"
     ),
     "container": _column("probe", pl.String, "", "container format, FFmpeg's short name"),
-    "codec": _column("probe", pl.String, "", "video codec"),
+    "codec": _column("probe", pl.String, "", "video codec as FFmpeg names it, not its decoder: av1"),
     "pixel_format": _column("probe", pl.String, "", "pixel format as coded"),
     "coded_width": _column("probe", pl.Int32, "px", "width as coded, before rotation"),
     "coded_height": _column("probe", pl.Int32, "px", "height as coded, before rotation"),

@@ -20,7 +20,7 @@ from vidcurate.curation.frame_scores.audio import Audio
 from vidcurate.curation.frame_scores.packet_hash import PacketHash
 from vidcurate.curation.frame_scores.scorer import SLACK_SECONDS, FrameView, Pixels
 from vidcurate.errors import MediaError
-from vidcurate.media.container import opened, packets_of, reason_of
+from vidcurate.media.container import codec_of, opened, packets_of, reason_of
 from vidcurate.media.transcode import frame_rate, origin_seconds, seek_before
 
 cv2.setNumThreads(1)
@@ -105,7 +105,7 @@ def _walk(
     half, origin = 0.5 / rate, origin_seconds(stream)
     seek_before(container, stream, start)
     aspect = float(stream.sample_aspect_ratio or 1)
-    hashed = PacketHash(stream.codec_context.name, stream.codec_context.extradata)
+    hashed = PacketHash(codec_of(stream), stream.codec_context.extradata)
     sound = next((one for one in container.streams.audio if one.codec_context is not None), None)
     sound = None if audio is None else sound
     hear = _hearing(audio or Audio(), start, end)

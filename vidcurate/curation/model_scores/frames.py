@@ -33,10 +33,9 @@ def size_for(width: int, height: int, short_side_px: int) -> tuple[int, int]:
 def pictures(item: dict[str, Any], positions: tuple[float, ...], short_side_px: int) -> dict[str, Any]:
     """Return the clip's status and, when it is ok, its frames: uint8 (positions, height, width, 3) RGB.
 
-    `item` is path, start_seconds, end_seconds, width and height as displayed, sample_aspect_ratio.
+    `item` is path, start_seconds, end_seconds, width and height as displayed.
     """
-    shown = max(1, round((item["width"] or 1) * (item["sample_aspect_ratio"] or 1)))
-    height, width = size_for(shown, item["height"] or 1, short_side_px)
+    height, width = size_for(item["width"] or 1, item["height"] or 1, short_side_px)
     try:
         with download.local(item["path"]) as path:
             frames = read_sample(

@@ -201,7 +201,7 @@ def run_models(
     lazy = table.scan(run, previous)
     schema = lazy.collect_schema().names()
     require(schema, _NEEDED, str(source))
-    wanted = {*_NEEDED, *_STATUSES, "width", "height", "sample_aspect_ratio"}
+    wanted = {*_NEEDED, *_STATUSES, "width", "height"}
     clips = lazy.select(name for name in schema if name in wanted).collect()
     is_scored = _is_scored(clips)
     scored = clips.filter(is_scored)
@@ -227,9 +227,7 @@ def run_models(
         from vidcurate.curation.model_scores.scorers import load
 
         items = [
-            {"sample_aspect_ratio": None, "width": None, "height": None}
-            | row
-            | {"path": download.join(videos, row["video_path"])}
+            {"width": None, "height": None} | row | {"path": download.join(videos, row["video_path"])}
             for row in scored.drop([name for name in _STATUSES if name in scored.columns]).iter_rows(
                 named=True
             )

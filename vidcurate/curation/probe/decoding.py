@@ -18,7 +18,7 @@ import av.logging
 import numpy as np
 
 from vidcurate.curation.probe.payload import checker
-from vidcurate.media.container import packets_of, reason_of
+from vidcurate.media.container import codec_of, packets_of, reason_of
 
 _MOST_COMPLAINTS = 100
 
@@ -109,7 +109,7 @@ def decode(path: Path, container: Any, stream: Any, *, keyframes_only: bool) -> 
         streams += [other for other in container.streams.audio if other.codec_context is not None]
     for other in streams[1:]:
         other.codec_context.thread_count = 1
-    check = checker(stream.codec_context.name, stream.codec_context.extradata)
+    check = checker(codec_of(stream), stream.codec_context.extradata)
     times: list[int] = []
     for packet in _packets(container, streams, found):
         if packet.stream.index != stream.index:

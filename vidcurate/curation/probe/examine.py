@@ -293,7 +293,7 @@ def _check_decode(facts: Facts, found: Decoded, index: packets.PacketIndex, *, k
 def _check_complaints(facts: Facts, heard: Complaints, header: headers.Header) -> None:
     """Sort FFmpeg's error messages. At level index, decoder messages do not count (probing on opening)."""
     findings = facts["findings"]
-    sound = header.audio_codec or ""
+    sound = header.audio_decoder or ""
     containers = [name for name, _ in heard.lines if header.container in name.split(",")]
     of_container = heard.of(*containers)
     of_sound = heard.of(sound, sound.removesuffix("float"))

@@ -112,7 +112,7 @@ def _vp9(packet: bytes) -> str | None:
 def checker(codec: str, extradata: bytes | None) -> Check | None:
     """Return a function from a packet's bytes to what is wrong with them, or None for codecs not known here.
 
-    `codec` is FFmpeg's name of the decoder, `extradata` the stream's (it says how long lengths are).
+    `codec` is FFmpeg's name of the codec, `extradata` the stream's (it says how long lengths are).
     """
     if codec in _IS_SLICE:
         place = 4 if codec == "h264" else 21

@@ -1,0 +1,65 @@
+"""Headers of real files: the codec's own name, the display rotation, and the size as displayed."""
+
+import os
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import pytest
+
+from tests.conftest import moving_square
+from vidcurate.media import decode
+from vidcurate.media.headers import read_header_and_index
+
+Make = Callable[..., Path]
+
+
+def with_pixel_shape(path: Path, shape: Fraction, rotation_degrees: int = 0) -> Path:
+    """Write 12 coded frames of 96 x 64 whose pixels have this shape."""
+    with av.open(os.fspath(path), "w") as container:
+        stream: Any = container.add_stream("libx264", rate=24)
+        stream.width, stream.height, stream.pix_fmt = 96, 64, "yuv420p"
+        stream.codec_context.sample_aspect_ratio = shape
+        if rotation_degrees:
+            stream.set_display_rotation(-rotation_degrees)
+        for image in moving_square(12):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+        container.mux(stream.encode(None))
+    return path
+
+
+@pytest.mark.parametrize("degrees", [0, 90, 180, 270])
+@pytest.mark.parametrize("name", ["clip.mp4", "clip.mkv", "clip.webm"])
+def test_the_header_turns_as_the_decoder_does(make_video: Make, name: str, degrees: int) -> None:
+    codec = {"codec": "libvpx-vp9"} if name.endswith("webm") else {}
+    path = make_video(name, num_frames=4, rotation_degrees=degrees, **codec)
+
+    header, _ = read_header_and_index(path)
+
+    with av.open(os.fspath(path)) as container:
+        turned = -int(next(container.decode(video=0)).rotation) % 360
+    assert header.rotation_degrees == turned == degrees
+    assert (header.width, header.height) == ((64, 96) if degrees % 180 else (96, 64))
+    assert (header.coded_width, header.coded_height) == (96, 64)
+
+
+@pytest.mark.parametrize(("suffix", "degrees"), [("mp4", 0), ("mp4", 90), ("mkv", 0), ("mkv", 270)])
+def test_width_and_height_count_the_shape_of_pixels(tmp_path: Path, suffix: str, degrees: int) -> None:
+    path = with_pixel_shape(tmp_path / f"clip.{suffix}", Fraction(3, 4), degrees)
+
+    header, _ = read_header_and_index(path)
+
+    assert header.sample_aspect_ratio == pytest.approx(0.75)
+    assert (header.width, header.height) == ((64, 72) if degrees else (72, 64))
+    # The frame read at this size shows the whole picture, with nothing cut off.
+    frame = decode.read_frames(path, [11], height=header.height, width=header.width)[0]
+    corner = frame[:10, -8:] if degrees == 90 else frame[-8:, :8] if degrees == 270 else frame[:10, :8]
+    assert abs(int(corner[4, 4, 0]) - 88) <= 12
+
+
+@pytest.mark.skipif("libsvtav1" not in av.codec.codecs_available, reason="this PyAV writes no AV1")
+def test_the_codec_is_not_the_name_of_its_decoder(make_video: Make) -> None:
+    header, _ = read_header_and_index(make_video("clip.mp4", num_frames=4, codec="libsvtav1", crf=40))
+    assert header.codec == "av1"
