@@ -63,7 +63,7 @@ def header_of(path: Path, container: Any, stream: Any) -> Header:
     if rotation % 180 == 90:
         width, height = height, width
     audio = container.streams.audio[0] if container.streams.audio else None
-    hears = audio is not None and audio.codec_context is not None
+    decoder = audio.codec_context.name if audio is not None and audio.codec_context is not None else None
     duration = container.duration
     return Header(
         container=family,
@@ -82,8 +82,8 @@ def header_of(path: Path, container: Any, stream: Any) -> Header:
         audio_duration_seconds=_seconds(audio.duration, audio.time_base) if audio is not None else None,
         bit_rate=container.bit_rate or None,
         has_audio=audio is not None,
-        audio_codec=codec_of(audio) if hears else None,
-        audio_decoder=audio.codec_context.name if hears else None,
+        audio_codec=codec_of(audio) if decoder else None,
+        audio_decoder=decoder,
     )
 
 
