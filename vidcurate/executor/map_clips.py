@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from vidcurate.errors import StorageError
+from vidcurate.executor.one_reason import OneReason, ReasonOf
 from vidcurate.executor.parts_folder import (
     ExecutorSpec,
     PartSummary,
@@ -26,6 +27,7 @@ from vidcurate.executor.parts_folder import (
     finish_part,
     make_parts,
     read_chunk,
+    remove_chunks,
     write_part,
 )
 from vidcurate.executor.worker_processes import Row as Row
@@ -107,7 +109,7 @@ def map_clips_in_parts(
     parts: Path | None = None,
     progress: Progress = no_progress,
     unit: str = "clips",
-    failed: Callable[[Row], bool] | None = None,
+    reason_of: ReasonOf | None = None,
     video_seconds: Sequence[float] | None = None,
 ) -> Iterator[Row] | PartSummary:
     """Map `function` over the items; return the rows in their order, or the summary of a part.
@@ -116,23 +118,26 @@ def map_clips_in_parts(
     a cluster, or when items have a time limit; `on_crash` and `on_timeout` (default: `on_crash`) run in this
     process. `parts` is the folder of finished chunks. The caller names the folder after the inputs of the
     result, and removes it with `remove_parts` once the result is written; the returned iterator reads the
-    rows from the folder, one chunk at a time. A part and a merge need `parts`. `failed` and `video_seconds`
-    (one per item) are for the progress line. Raises what `function` raises, StageError when a merge lacks a
-    part, StorageError.
+    rows from the folder, one chunk at a time. A part and a merge need `parts`. `reason_of` says why a row
+    failed (`one_reason`); its count and `video_seconds` (one per item) are for the progress line. Raises what
+    `function` raises, VidcurateError when every item fails for one reason (the chunks are then removed),
+    StageError when a merge lacks a part, StorageError.
     """
     chunks = [items[start : start + chunk_size] for start in range(0, len(items), chunk_size)]
     mine = chunks_of_part(len(chunks), executor.part)
     if parts is not None and not executor.merge:
         make_parts(parts)
     counts = _Counts(progress, sum(len(chunks[number]) for number in mine), unit)
-    counts.failed = None if failed is None else 0
+    reasons = OneReason(reason_of or (lambda row: None))
+    counts.failed = None if reason_of is None else 0
     counts.hours = None if video_seconds is None else 0.0
     found: dict[int, list[Row]] = {}  # the rows, when there is no parts folder
 
     def count(number: int, rows: list[Row]) -> None:
         counts.done += len(rows)
-        if failed is not None and counts.failed is not None:
-            counts.failed += sum(map(failed, rows))
+        reasons.add(rows)
+        if reason_of is not None:
+            counts.failed = reasons.failed
         if video_seconds is not None and counts.hours is not None:
             start = number * chunk_size
             counts.hours += sum(video_seconds[start : start + len(rows)]) / 3600
@@ -157,6 +162,11 @@ def map_clips_in_parts(
             write_part(chunk_file(parts, number), rows)
         count(number, rows)
         counts.report()
+        error = reasons.error(counts.done, counts.total, unit)
+        if error is not None:
+            if parts is not None:
+                remove_chunks(parts, mine)  # a later run, with the cause mended, computes them again
+            raise error
     if executor.part is not None and parts is not None:
         return finish_part(parts, executor.part, counts.total, done_before)
     return _rows(chunks, parts, found)

@@ -6,6 +6,8 @@ stage: each computes every n-th chunk, and `--merge` reads all chunks once every
 
 import json
 import shutil
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -87,6 +89,14 @@ def make_parts(parts: Path) -> None:
 def remove_parts(parts: Path) -> None:
     """Remove a parts folder once the stage has written its result."""
     shutil.rmtree(parts, ignore_errors=True)
+
+
+def remove_chunks(parts: Path, numbers: Iterable[int]) -> None:
+    """Remove these chunks, and the folder when it is then empty."""
+    for number in numbers:
+        chunk_file(parts, number).unlink(missing_ok=True)
+    with suppress(OSError):
+        parts.rmdir()
 
 
 def chunk_file(parts: Path, number: int) -> Path:

@@ -76,6 +76,12 @@ def _crashed(item: dict[str, Any]) -> dict[str, Any]:
     return _status(item, "crashed", "decoding crashed the worker.")
 
 
+def _reason(row: dict[str, Any]) -> str | None:
+    if row["frames_status"] == "ok":
+        return None
+    return "" if row["frames_status"] == "empty" else row["frames_problem"]
+
+
 def _to_score(clips: pl.DataFrame) -> pl.Series:
     """Return which rows have a file that no earlier stage found broken; a caption is optional."""
     is_there = pl.col("video_path").is_not_null() & ~pl.col("video_path").str.starts_with("/")
@@ -142,7 +148,7 @@ def run_frames(
             chunk_size=_CLIPS_AT_ONCE,
             parts=parts,
             progress=progress,
-            failed=lambda row: row["frames_status"] != "ok",
+            reason_of=_reason,
             video_seconds=scored["duration_seconds"].fill_null(0.0).to_list(),
         )
         if isinstance(rows, PartSummary):

@@ -53,6 +53,12 @@ FAILURES: dict[str, str] = {
     "io_error": "the disk or the network refused, also when asked again",
 }
 
+# Statuses that a missing codec, a library or a lost mount can give to every file.
+_OF_THE_INSTALLATION = (
+    "missing", "unreadable", "no_video_stream", "timeout", "crashed", "io_error", "damaged_frames",
+    "missing_frames", "decoder_complaints",
+)  # fmt: skip
+
 Facts = dict[str, Any]  # plain JSON values: columns of the table, level, failure, findings
 
 
@@ -65,6 +71,14 @@ def verdict(facts: Facts, rejecting: tuple[str, ...]) -> tuple[str, str | None]:
         if name in found and name in rejecting:
             return name, found[name]
     return "ok", None
+
+
+def reason(facts: Facts, rejecting: tuple[str, ...]) -> str | None:
+    """Return why a file is rejected, None for a good one, "" where only the file can be the cause."""
+    status, problem = verdict(facts, rejecting)
+    if status == "ok":
+        return None
+    return problem if status in _OF_THE_INSTALLATION else ""
 
 
 def disagreements(facts: Facts) -> str | None:

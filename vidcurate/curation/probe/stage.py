@@ -201,9 +201,23 @@ def _tasks(
 
 
 def _look(
-    tasks: dict[int, Task], spec: ProbeSpec, *, parts: Path, executor: ExecutorSpec, progress: Progress
+    tasks: dict[int, Task],
+    spec: ProbeSpec,
+    *,
+    parts: Path,
+    executor: ExecutorSpec,
+    progress: Progress,
+    is_one_good: bool,
 ) -> dict[int, Facts] | PartSummary:
-    """Examine the files of the tasks in processes that may be killed."""
+    """Examine the files of the tasks in processes that may be killed.
+
+    `is_one_good`: this probe knows a good file already, so the remaining ones may all be broken.
+    """
+
+    def reason_of(found: Facts) -> str | None:
+        reason = findings.reason(found, spec.reject)
+        return "" if reason and is_one_good else reason
+
     found = map_clips.map_clips_in_parts(
         _examine,
         list(tasks.values()),
@@ -215,7 +229,7 @@ def _look(
         parts=parts,
         progress=progress,
         unit="files",
-        failed=lambda facts: findings.verdict(facts, spec.reject)[0] != "ok",
+        reason_of=reason_of,
     )
     if isinstance(found, PartSummary):
         return found
@@ -273,7 +287,8 @@ def run_probe(
     # The parts belong to these files at this level: the cache decides which they are.
     todo = hashlib.sha256("".join(f"{place}\n" for place in tasks).encode()).hexdigest()[:16]
     parts = run / f"{work}-{todo}"
-    found = _look(tasks, spec, parts=parts, executor=executor, progress=progress)
+    is_one_good = any(one and findings.verdict(one, spec.reject)[0] == "ok" for one in facts)
+    found = _look(tasks, spec, parts=parts, executor=executor, progress=progress, is_one_good=is_one_good)
     if isinstance(found, PartSummary):
         return found
     for place, new in found.items():

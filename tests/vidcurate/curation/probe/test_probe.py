@@ -6,9 +6,10 @@ import polars as pl
 import pytest
 
 from vidcurate.curation.clip_table import table
+from vidcurate.curation.probe import examine
 from vidcurate.curation.probe import stage as probe_stage
 from vidcurate.curation.probe.stage import ProbeSpec
-from vidcurate.errors import InputError, StageError
+from vidcurate.errors import InputError, StageError, VidcurateError
 from vidcurate.executor.parts_folder import ExecutorSpec
 
 Make = Callable[..., Path]
@@ -168,3 +169,35 @@ def test_the_broken_files_among_the_real_clips_are_named(shared: Path) -> None:
         "trunc_moov_first_60pct.mp4": "unreadable",
         "trunc_moov_last_60pct.mp4": "unreadable",
     }
+
+
+def test_a_missing_codec_stops_the_probe_and_is_named(
+    tmp_path: Path, videos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a decoder PyAV gives a stream no codec context, so every file "holds no video stream"."""
+    names = [f"{number}.mp4" for number in range(9)]
+    for name in names:
+        shutil.copy(videos / "good.mp4", videos / name)
+    ingested(tmp_path, [{"clip_id": name, "video_path": name} for name in names])
+    look = probe_stage._examine
+    monkeypatch.setattr(probe_stage, "_examine", without_codec)
+
+    with pytest.raises(
+        VidcurateError,
+        match=r"all 9 files failed for one reason, so no table was written\. The first: 0\.mp4: holds no "
+        r"video stream\. `vidcurate version` prints",
+    ):
+        probe_stage.run_probe(tmp_path, ProbeSpec(videos=videos))
+
+    assert not (tmp_path / "probe.parquet").exists()
+    assert not list(tmp_path.glob(".probe-*"))
+    monkeypatch.setattr(probe_stage, "_examine", look)
+    assert probe_stage.run_probe(tmp_path, ProbeSpec(videos=videos)).rows_ok == 9  # type: ignore[union-attr]
+    for name in names[1:]:
+        (videos / name).write_bytes(b"a page of the network, not a video")
+    assert probe_stage.run_probe(tmp_path, ProbeSpec(videos=videos)).rows_ok == 1  # type: ignore[union-attr]
+
+
+def without_codec(task: examine.Task) -> dict:  # type: ignore[type-arg]
+    problem = f"{Path(task.path).name}: holds no video stream."
+    return {"failure": "no_video_stream", "problem": problem, "findings": {}}
