@@ -18,7 +18,7 @@ import numpy as np
 from rows import keep, row
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from trainer.generation.sample_clips import load_model, sample_clips
+from trainer.generation.sample_clips import load_model, pipeline_of, sample_clips
 from vidcurate.curation.demo_data.choose import demo_prompts
 from vidcurate.curation.demo_data.measure import follows
 from vidcurate.media import encode
@@ -54,8 +54,8 @@ def main() -> None:
     model, recipe, state = load_model(given.run)
     prompts = demo_prompts(32)
     assert recipe.sample is not None, "the recipe says no size of samples"
-    flow = recipe.stages[0].flow
-    clips = sample_clips(model, None, recipe, flow, recipe.sample, [text for text, _ in prompts], seed=7)
+    pipeline = pipeline_of(recipe, 0, model)
+    clips = sample_clips(pipeline, recipe.sample, [text for text, _ in prompts], seed=7)
     seen = [follows(clip, scene) for clip, (_, scene) in zip(clips, prompts, strict=True)]
     rows = []
     for name in ("colour", "motion"):

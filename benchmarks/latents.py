@@ -189,7 +189,9 @@ def online(folder: Path) -> tuple[float, float]:
     for round_ in range(3):
         for name, recipe in (("ahead", ahead), ("line", clips)):
             (stage,) = data_stages.open_stages(recipe)
-            with open_stage.open_loader(stage, recipe, rank=0, world_size=1, on_event=_silent) as loader:
+            with open_stage.open_loader(
+                stage, recipe.loader, recipe.video_encoder, rank=0, world_size=1, on_event=_silent
+            ) as loader:
                 began = time.perf_counter()
                 for step in range(4 * round_, 4 * round_ + 4):
                     for batch in loader.step(step):

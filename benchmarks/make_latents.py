@@ -215,7 +215,7 @@ def make(
                     0,
                     (scale * latent(number, clip_id, view, shape, seed)).to(dtype),
                     torch.full(shape, 1e-3, dtype=dtype)
-                    if latents_request.samples_posterior(recipe)
+                    if latents_request.samples_posterior(recipe.video_encoder)
                     else None,
                 )
                 for view in range(shard.num_views)

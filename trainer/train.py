@@ -175,7 +175,8 @@ def _run_stage(
     durations: list[float] = []
     with open_stage.open_loader(
         stage,
-        context.recipe,
+        context.recipe.loader,
+        context.recipe.video_encoder,
         rank=world.rank,
         world_size=world.size,
         on_event=events.append,
@@ -224,7 +225,9 @@ def _run_step(
     state, stage, context, saver = guard.state, guard.stage, guard.context, services.saver
     run, world = context.recipe.output, context.world
     start = time.perf_counter()
-    plan = data_stages.step_plan(stage, state.stage_step, context.recipe)
+    plan = data_stages.step_plan(
+        stage, state.stage_step, context.recipe.video_encoder, context.recipe.model.patch_size
+    )
     batches, failure = _read(read, state.stage_step, events)
     data_seconds = time.perf_counter() - start
 

@@ -60,7 +60,7 @@ def test_the_recipe_for_one_gpu_trains_half_of_the_parameters_in_the_memory_that
 
     for settings, shown in ((), "595 million"), (("model.only_train_temporal=false",), "1,202 million"):
         recipe = recipes.load(path, settings)
-        trained, frozen = parameters(recipe)
+        trained, frozen = parameters(recipe.model)
         state = memory.state_bytes(trained, frozen, item_bytes=2)
         assert f"{trained / 1e6:,.0f} million" == shown
         assert f"| {state / 1e9:.1f} GB" in page

@@ -57,8 +57,10 @@ def test_after_a_rollback_the_run_is_one_that_was_reported_to_skip_the_window(
     assert (event["action"], event["finding"], event["shape"]) == ("rollback", "spike", "instant")
     assert (event["to_step"], event["skip"]) == (35, [36, 41])
     assert event["verdict"]["cause"] == "data"
+    found = preview_stages.read_stages(recipe)
+    of_run = found.recipe
     poisoned = data_stages.step_plan(
-        preview_stages.read_stages(recipe).stages[0], 36, preview_stages.recipe_of(recipe)
+        found.stages[0], 36, of_run.video_encoder, of_run.model.patch_size
     ).clip_ids
     assert set(event["clip_ids"]) <= set(poisoned)
     assert "guard: step 37: the loss" in started.text()

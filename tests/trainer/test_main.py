@@ -92,7 +92,9 @@ def test_a_dry_run_writes_nothing_and_its_numbers_are_the_loaders(
     shown: dict[str, Counter[str]] = {}
     order: list[str] = []
     after: list[int] = []
-    with open_stage.open_loader(stage, recipe, rank=0, world_size=1, on_event=pytest.fail) as loader:
+    with open_stage.open_loader(
+        stage, recipe.loader, recipe.video_encoder, rank=0, world_size=1, on_event=pytest.fail
+    ) as loader:
         for step in range(report["steps"]):
             for batch in sorted(loader.step(step), key=lambda batch: batch.position):
                 batches[batch.cell] += 1
@@ -238,7 +240,9 @@ def test_inspect_lists_the_clips_of_a_step_with_their_captions(
     assert inspect_command.main([str(run), "--step", "2", "--json"]) == 0
 
     listed = json.loads(capsys.readouterr().out)
-    assert [clip["clip_id"] for clip in listed] == list(data_stages.step_plan(stage, 1, recipe).clip_ids)
+    assert [clip["clip_id"] for clip in listed] == list(
+        data_stages.step_plan(stage, 1, recipe.video_encoder, recipe.model.patch_size).clip_ids
+    )
     assert all(clip["caption"].startswith("a ") for clip in listed)
     assert inspect_command.main([str(run), "--step", "4"]) == 2
     assert "has the steps 1 to 3" in capsys.readouterr().err

@@ -11,10 +11,11 @@ import vidcurate.loader.torch
 from trainer.data.latents import request as latents_request
 from trainer.data.latents.read import LatentLoader
 from trainer.data.stages import StageData, _before, data_step, unread
-from trainer.recipe.recipe import TrainRecipe
+from trainer.model.encoders.registry import VideoSpec
 from vidcurate.loader.fallback import Event
 from vidcurate.loader.loader import Loader
 from vidcurate.loader.loader import MicroBatch as MicroBatch
+from vidcurate.loader.spec import LoaderSpec
 from vidcurate.sampler import order
 from vidcurate.sampler.build_plan import PlannedClip, clips_of_step
 from vidcurate.sampler.order import rolling_hash as rolling_hash
@@ -40,7 +41,8 @@ def clips(data: StageData, stage_step: int) -> tuple[PlannedClip, ...]:
 @contextmanager
 def open_loader(
     data: StageData,
-    recipe: TrainRecipe,
+    loader_spec: LoaderSpec,
+    encoder_spec: VideoSpec,
     *,
     rank: int,
     world_size: int,
@@ -58,9 +60,9 @@ def open_loader(
         loader = LatentLoader(
             data.folder,
             data.plan,
-            recipe.loader,
+            loader_spec,
             num_views=spec.views or 1,
-            variance=latents_request.samples_posterior(recipe),
+            variance=latents_request.samples_posterior(encoder_spec),
             pin=pin,
             **ours,
         )
@@ -68,7 +70,7 @@ def open_loader(
         loader = Loader(
             data.index,
             data.plan,
-            recipe.loader,
+            loader_spec,
             num_views=spec.views,
             captions=spec.captions,
             crop=spec.crop,

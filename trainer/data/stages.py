@@ -17,8 +17,9 @@ from trainer.data import curriculum_phases
 from trainer.data.latents import request as latents_request
 from trainer.data.latents.folder import LatentFolder
 from trainer.data.latents.request import Missing
-from trainer.model.encoders.registry import video_encoder
+from trainer.model.encoders.registry import VideoSpec, video_encoder
 from trainer.model.flops import forward_flops
+from trainer.model.stdit import STDiT3Config
 from trainer.recipe import skip_windows
 from trainer.recipe.recipe import DataSpec, Stage, TrainRecipe, ValidationSpec
 from trainer.recipe.skip_windows import Windows
@@ -76,7 +77,7 @@ def stage_plan(index: Index, spec: DataSpec, seed: int) -> Plan:
     return plan_of(index, spec, seed=seed)
 
 
-def costs(plan: Plan, spec: DataSpec, recipe: TrainRecipe) -> tuple[int, ...]:
+def costs(plan: Plan, spec: DataSpec, encoder_spec: VideoSpec, model: STDiT3Config) -> tuple[int, ...]:
     """Return the cost of a micro-batch of each cell, by which ranks are balanced.
 
     With a measured table: microseconds. Without: FLOPs, with captions of the maximum length. Pixels would
@@ -92,13 +93,13 @@ def costs(plan: Plan, spec: DataSpec, recipe: TrainRecipe) -> tuple[int, ...]:
                 cost_table.seconds_per_clip(table, cell.bucket.resolution, cell.bucket.num_frames, where)
             ]
         )
-    encoder, most_text = video_encoder(recipe.video_encoder), recipe.model.model_max_length
+    encoder = video_encoder(encoder_spec)
     shapes = [
         encoder.latent_shape(cell.bucket.num_frames, cell.bucket.height, cell.bucket.width)[1:]
         for cell in plan.cells
     ]
     return tuple(
-        cell.micro_batch_size * forward_flops(recipe.model, *shape, most_text)
+        cell.micro_batch_size * forward_flops(model, *shape, model.model_max_length)
         for cell, shape in zip(plan.cells, shapes, strict=True)
     )
 
@@ -122,11 +123,12 @@ def open_stages(recipe: TrainRecipe, *, complete: bool = True) -> tuple[StageDat
     """
     indexes: dict[Path | str, Index] = {}
     folders: dict[Path, LatentFolder] = {}
+    encoding = latents_request.encoding_of(recipe)
     stages: list[StageData] = []
     first_step = 0
     for number, stage in enumerate(recipe.stages):
         spec = stage.data
-        folder = latents_request.open_for(recipe, number, folders) if spec.latents else None
+        folder = latents_request.open_for(spec, number, encoding, folders) if spec.latents else None
         if folder:
             index = folder.index
         else:
@@ -134,7 +136,7 @@ def open_stages(recipe: TrainRecipe, *, complete: bool = True) -> tuple[StageDat
             index = indexes.get(spec.shards) or read_index(spec.shards, remote=recipe.loader.remote)
             indexes[spec.shards] = index
         plan = stage_plan(index, spec, recipe.seed)
-        plan = dataclasses.replace(plan, costs=costs(plan, spec, recipe))
+        plan = dataclasses.replace(plan, costs=costs(plan, spec, recipe.video_encoder, recipe.model))
         missing = latents_request.missing(folder, plan, spec) if folder else ()
         if complete:
             latents_request.check_complete(stage.name, spec, missing)
@@ -178,11 +180,16 @@ def with_skips(
     )
 
 
-def step_plan(data: StageData, stage_step: int, recipe: TrainRecipe) -> StepPlan:
-    """Return the clips that the stage's update number `stage_step` (from 0) reads."""
+def step_plan(
+    data: StageData, stage_step: int, encoder_spec: VideoSpec, patch: tuple[int, int, int]
+) -> StepPlan:
+    """Return the clips that the stage's update number `stage_step` (from 0) reads.
+
+    `patch`: the model's patch size, by which tokens are counted.
+    """
     step = data_step(data, stage_step)
     batches, cells = order.step_micro_batches(data.plan, step), order.at_step(data.plan, step).cells
-    encoder, patch = video_encoder(recipe.video_encoder), recipe.model.patch_size
+    encoder = video_encoder(encoder_spec)
     shapes: dict[int, tuple[int, int, int]] = {}
     for number in {batch.cell for batch in batches}:
         bucket = cells[number].bucket

@@ -6,8 +6,9 @@ a folder that is complete or absent (`trainer.run_folder.sample_rounds`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,9 +17,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from trainer.model import rectified_flow, rng
-from trainer.model.encoders.registry import text_encoder, video_encoder
+from trainer.model.encoders.registry import TextEncoder, VideoEncoder, text_encoder, video_encoder
 from trainer.model.rectified_flow import FlowSpec
-from trainer.model.stdit import STDiT3
+from trainer.model.stdit import STDiT3, STDiT3Config
 from trainer.recipe.recipe import TrainRecipe, from_saved
 from trainer.report import gallery
 from trainer.run_folder import sample_rounds
@@ -27,12 +28,40 @@ from trainer.run_folder.sample_spec import SampleSpec
 from vidcurate.errors import CheckpointError, StorageError
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """A model with its encoders and settings, as sampling uses them.
+
+    `weights` replace the model's own (None: keep them); the model may then be on the meta device.
+    """
+
+    model: nn.Module
+    weights: Mapping[str, Tensor] | None
+    video: VideoEncoder
+    text: TextEncoder
+    flow: FlowSpec
+    precision: Literal["float32", "bfloat16"]
+    cut_null_caption: bool
+
+
+def pipeline_of(
+    recipe: TrainRecipe, stage: int, model: nn.Module, weights: Mapping[str, Tensor] | None = None
+) -> Pipeline:
+    """Return the pipeline of a run in stage number `stage` (or behind the last stage)."""
+    return Pipeline(
+        model=model,
+        weights=weights,
+        video=video_encoder(recipe.video_encoder),
+        text=text_encoder(recipe.text_encoder),
+        flow=recipe.stages[min(stage, len(recipe.stages) - 1)].flow,
+        precision=recipe.precision,
+        cut_null_caption="cut_null_caption" in recipe.model.reproduce,
+    )
+
+
 @torch.no_grad()
 def sample_clips(
-    model: nn.Module,
-    weights: Mapping[str, Tensor] | None,
-    recipe: TrainRecipe,
-    flow_spec: FlowSpec,
+    pipeline: Pipeline,
     spec: SampleSpec,
     prompts: Sequence[str],
     *,
@@ -42,16 +71,15 @@ def sample_clips(
 ) -> NDArray[np.uint8]:
     """Return one clip per prompt, uint8 [n, T, H, W, 3].
 
-    `weights` replace the model's own (None: keep them); the model may then be on the meta device. The noise
-    depends on `seed` and the prompts' numbers, counted from `first_number`. `between` is called before each
-    use of the model; an exception from it ends the sampling.
+    The noise depends on `seed` and the prompts' numbers, counted from `first_number`. The sampler calls
+    `between` before each use of the model; an exception from it ends the sampling.
     """
+    model, weights, flow_spec = pipeline.model, pipeline.weights, pipeline.flow
     device = next(iter((weights or model.state_dict()).values())).device
-    encoder = video_encoder(recipe.video_encoder)
-    shape = encoder.latent_shape(spec.num_frames, spec.height, spec.width)
+    shape = pipeline.video.latent_shape(spec.num_frames, spec.height, spec.width)
     names = [f"prompt-{first_number + number}" for number in range(len(prompts))]
     start = rng.normal(seed, "sample", 0, names, shape).to(device)
-    y, mask = text_encoder(recipe.text_encoder).encode(prompts)
+    y, mask = pipeline.text.encode(prompts)
 
     def forward(*arguments: Any, **keywords: Any) -> Tensor:
         if between is not None:
@@ -76,12 +104,12 @@ def sample_clips(
         mask.to(device),
         null,
         scale=spec.guidance,
-        cut_null_caption="cut_null_caption" in recipe.model.reproduce,
+        cut_null_caption=pipeline.cut_null_caption,
         conditions={"fps": row(spec.fps), "height": row(spec.height), "width": row(spec.width)},
     )
-    with torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bfloat16"):
+    with torch.autocast(device.type, torch.bfloat16, enabled=pipeline.precision == "bfloat16"):
         latent = rectified_flow.sample(velocity, start, rectified_flow.sampling_timesteps(spec.steps, ratio))
-    pixels = encoder.decode(latent, num_frames=spec.num_frames)
+    pixels = pipeline.video.decode(latent, num_frames=spec.num_frames)
     eight_bit = ((pixels + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
     frames: NDArray[np.uint8] = eight_bit.permute(0, 2, 3, 4, 1).cpu().numpy()
     return frames
@@ -113,10 +141,7 @@ def read_clip(path: Path, spec: Mapping[str, Any]) -> NDArray[np.uint8]:
 
 
 def sample_clip(
-    model: nn.Module,
-    weights: Mapping[str, Tensor] | None,
-    recipe: TrainRecipe,
-    flow_spec: FlowSpec,
+    pipeline: Pipeline,
     spec: SampleSpec,
     entry: sample_rounds.Entry,
     between: Callable[[], None] | None = None,
@@ -124,10 +149,7 @@ def sample_clip(
     """Return one clip of a round, uint8 [T, H, W, 3]. Other clips of the round do not affect it."""
     clip: NDArray[np.uint8]
     (clip,) = sample_clips(
-        model,
-        weights,
-        recipe,
-        flow_spec,
+        pipeline,
         spec,
         [entry.prompt],
         seed=entry.seed,
@@ -137,38 +159,32 @@ def sample_clip(
     return clip
 
 
-def flow_at(recipe: TrainRecipe, stage: int) -> FlowSpec:
-    """Return the flow settings of a run in stage number `stage` (or behind the last stage)."""
-    return recipe.stages[min(stage, len(recipe.stages) - 1)].flow
-
-
 def is_sampled(run: Path, step: int) -> bool:
     return sample_rounds.read_listing(sample_rounds.folder(run, sample_rounds.OWN, step)) is not None
 
 
-def sample_round(
-    run: Path, step: int, model: nn.Module, weights: Mapping[str, Tensor], recipe: TrainRecipe, stage: int
-) -> list[Path]:
-    """Sample the recipe's prompts and seeds into RUN/samples/step-…, update the gallery, return the files."""
-    spec = recipe.sample
-    assert spec is not None
+def sample_round(run: Path, step: int, pipeline: Pipeline, spec: SampleSpec, name: str) -> list[Path]:
+    """Sample the prompts and seeds of `spec` into RUN/samples/step-…, update the gallery, return the files.
+
+    `name`: the run's, for the gallery's title.
+    """
     folder = sample_rounds.folder(run, sample_rounds.OWN, step)
     partial = sample_rounds.begin_round(folder, "training")
     made = sample_rounds.entries(spec)
     for entry in made:
-        frames = sample_clip(model, weights, recipe, flow_at(recipe, stage), spec, entry)
+        frames = sample_clip(pipeline, spec, entry)
         write_clip(partial / entry.file, frames, spec.fps)
     sample_rounds.finish_round(
         partial, folder, sample_rounds.listing(sample_rounds.OWN, step, spec, weights="ema")
     )
-    gallery.write_gallery(run, recipe.name)
+    gallery.write_gallery(run, name)
     return [folder / entry.file for entry in made]
 
 
-def sampling_model(recipe: TrainRecipe) -> STDiT3:
-    """Return the recipe's model on the meta device, with caption projection: samples have new captions."""
+def sampling_model(config: STDiT3Config) -> STDiT3:
+    """Return the model on the meta device, with caption projection: samples have new captions."""
     with torch.device("meta"):
-        return STDiT3(recipe.model.model_copy(update={"skip_y_embedder": False}))
+        return STDiT3(config.model_copy(update={"skip_y_embedder": False}))
 
 
 def recipe_of(state: Mapping[str, Any], path: Path) -> TrainRecipe:
@@ -190,6 +206,6 @@ def load_model(path: Path, *, raw: bool = False) -> tuple[STDiT3, TrainRecipe, d
     weights = checkpoint.read_part(path, part)
     state = checkpoint.read_state(path)
     recipe = recipe_of(state, path)
-    model = sampling_model(recipe).to_empty(device="cpu")
+    model = sampling_model(recipe.model).to_empty(device="cpu")
     parts.copy_into(model.state_dict(), weights, str(path / part))
     return model.eval().requires_grad_(False), recipe, state

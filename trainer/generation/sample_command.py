@@ -72,9 +72,9 @@ def _run(given: argparse.Namespace) -> None:
 
     model, recipe, state = sample_clips.load_model(given.path, raw=given.raw)
     spec = _spec(recipe, given, given.path).model_copy(update={"seeds": (given.seed,)})
+    pipeline = sample_clips.pipeline_of(recipe, state["stage_number"], model)
     for entry in sample_rounds.entries(spec):
         path = given.out / entry.file
-        flow_spec = sample_clips.flow_at(recipe, state["stage_number"])
-        frames = sample_clips.sample_clip(model, None, recipe, flow_spec, spec, entry)
+        frames = sample_clips.sample_clip(pipeline, spec, entry)
         sample_clips.write_clip(path, frames, spec.fps)
         print(f"{path}  {entry.prompt}", flush=True)

@@ -16,6 +16,8 @@ from trainer.data import stages as data_stages
 from trainer.data.stages import StageData
 from trainer.distributed import mesh
 from trainer.distributed.mesh import ALONE, World
+from trainer.model.encoders.registry import VideoSpec
+from trainer.model.stdit import STDiT3Config
 from trainer.recipe.recipe import DataSpec, TrainRecipe
 from trainer.run_folder.checkpoint import checkpoint, whole
 from trainer.training import resume
@@ -97,7 +99,7 @@ def saved_index(stage: StageData, saved: dict[str, Any], run: Path) -> Index:
     return _kept_index(run, _state(saved), stage.index) or stage.index
 
 
-def verdict_of(stage: StageData, saved: dict[str, Any], run: Path, seed: int) -> StateComparison:
+def verdict_of(stage: StageData, saved: dict[str, Any], run: Path) -> StateComparison:
     """Return how a stage's data and recipe differ from a position that `run` has saved."""
     state = _state(saved)
     return compare_states(
@@ -105,7 +107,7 @@ def verdict_of(stage: StageData, saved: dict[str, Any], run: Path, seed: int) ->
         stage.index,
         stage.plan,
         old_index=_kept_index(run, state, stage.index),
-        replan=lambda old: data_stages.stage_plan(old, stage.stage.data, seed),
+        replan=lambda old: data_stages.stage_plan(old, stage.stage.data, stage.plan.seed),
     )
 
 
@@ -114,7 +116,8 @@ def continue_data(
     number: int,
     saved: dict[str, Any],
     saved_recipe: dict[str, Any],
-    recipe: TrainRecipe,
+    encoder_spec: VideoSpec,
+    model: STDiT3Config,
     *,
     run: Path,
     into: Path,
@@ -135,14 +138,14 @@ def continue_data(
         stage.index,
         stage.plan,
         old_index=old_index,
-        replan=lambda old: data_stages.stage_plan(old, stage.stage.data, recipe.seed),
+        replan=lambda old: data_stages.stage_plan(old, stage.stage.data, stage.plan.seed),
         accept=accept,
     )
     _check_latents(stage, saved)
 
     def first_plan() -> Plan:
         spec = DataSpec.model_validate_json(json.dumps(saved_recipe["stages"][number]["data"]))
-        return data_stages.stage_plan(stage.index if old_index is None else old_index, spec, recipe.seed)
+        return data_stages.stage_plan(stage.index if old_index is None else old_index, spec, stage.plan.seed)
 
     def write() -> str:
         """Write the whole change log into this run's folder and return its name."""
@@ -168,7 +171,7 @@ def continue_data(
     if any(change.plan_file for change in changes):
         plan = change_log.replay_changes(into, changes, stage.index)
         plan = replace(plan, left_out=stage.plan.left_out, notes=stage.plan.notes)
-        plan = replace(plan, costs=data_stages.costs(plan, stage.stage.data, recipe))
+        plan = replace(plan, costs=data_stages.costs(plan, stage.stage.data, encoder_spec, model))
     now = replace(stage, plan=plan, changes=changes, journal=name)
     return DataPosition(
         stages=_in_place(stages, now), verdict=verdict, change=changes[-1] if verdict.findings else None
@@ -212,7 +215,7 @@ def preview_resume(
     if path is None and origin.load:
         path = checkpoint.find(origin.load)
         if origin.start_from_scratch:
-            resume.check_model(checkpoint.read_state(path)["recipe"], recipe, path)
+            resume.check_model(checkpoint.read_state(path)["recipe"]["model"], recipe.model, path)
             return stages, None
     if path is None:
         if origin.ckpt_path and not origin.ckpt_path.exists():
@@ -224,11 +227,11 @@ def preview_resume(
     report["damaged"] = [one.reason for one in damaged]
     try:
         if is_itself:
-            resume.check_same_origin(path, saved, recipe, origin)
-        resume.check_model(saved["recipe"], recipe, path)
+            resume.check_same_origin(path, saved, recipe.output, origin)
+        resume.check_model(saved["recipe"]["model"], recipe.model, path)
         resume.check_recipe(path, saved, recipe, settings, origin.accept)
         if number < len(stages):
-            verdict = verdict_of(stages[number], position, path.parent, recipe.seed)
+            verdict = verdict_of(stages[number], position, path.parent)
             report["changes"] = [
                 {**asdict(finding), "accepted": finding.flag in origin.accept} for finding in verdict.findings
             ]
@@ -238,7 +241,8 @@ def preview_resume(
                     number,
                     position,
                     saved["recipe"],
-                    recipe,
+                    recipe.video_encoder,
+                    recipe.model,
                     run=path.parent,
                     into=Path(into),
                     accept=origin.accept,

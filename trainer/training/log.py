@@ -44,8 +44,11 @@ def record_start(
         None if is_over else adamw.learning_rate(stage.stage.optim, state.stage_step, stage.num_steps)
     )
     proof["structure_fingerprint"] = stage.index.structure_fingerprint
-    ids = () if is_over else data_stages.step_plan(stage, state.stage_step, context.recipe).clip_ids
-    proof["next_clip_ids"] = list(ids[:NEXT_CLIPS])
+    proof["next_clip_ids"] = []
+    if not is_over:
+        encoder_spec, patch = context.recipe.video_encoder, context.recipe.model.patch_size
+        plan = data_stages.step_plan(stage, state.stage_step, encoder_spec, patch)
+        proof["next_clip_ids"] = list(plan.clip_ids[:NEXT_CLIPS])
     proof["changed"] = {key: list(values) for key, values in start_report.changed.items()}
     if world.is_first:
         retention.clean_partial(run)

@@ -62,8 +62,9 @@ def sample_if_due(state: TrainState, context: StepContext, last_step: int) -> No
 
     def write() -> None:
         start = time.perf_counter()
-        model = sample_clips.sampling_model(context.recipe)
-        paths = sample_clips.sample_round(run, state.step, model, weights, context.recipe, state.stage)
+        model = sample_clips.sampling_model(context.recipe.model)
+        pipeline = sample_clips.pipeline_of(context.recipe, state.stage, model, weights)
+        paths = sample_clips.sample_round(run, state.step, pipeline, spec, context.recipe.name)
         seconds = round(time.perf_counter() - start, 3)
         jsonl.record_event(run, "sample", state.step, clips=len(paths), seconds=seconds)
         text = f"step {state.step}: sampled {len(paths)} clips in {seconds:.1f} s"

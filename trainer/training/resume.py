@@ -13,6 +13,7 @@ from torch import Tensor
 
 from trainer.distributed import mesh
 from trainer.distributed.mesh import ALONE, World
+from trainer.model.stdit import STDiT3Config
 from trainer.recipe import changes, skip_windows
 from trainer.recipe import recipe as recipes
 from trainer.recipe.recipe import TrainRecipe
@@ -66,9 +67,9 @@ def _alternatives(path: Path) -> str:
     )
 
 
-def check_model(saved: dict[str, Any], now: TrainRecipe, path: Path) -> None:
+def check_model(saved: dict[str, Any], now: STDiT3Config, path: Path) -> None:
     """Raise StateError for a recipe of another model than the checkpoint's."""
-    for key, (before, after) in changes.changes(saved["model"], now.model).items():
+    for key, (before, after) in changes.changes(saved, now).items():
         raise StateError(
             f"{path}: model.{key} is {before!r} in the checkpoint and {after!r} in the recipe; "
             "a checkpoint loads into the model it was made from."
@@ -76,13 +77,13 @@ def check_model(saved: dict[str, Any], now: TrainRecipe, path: Path) -> None:
 
 
 def _fill(
-    path: Path, state: TrainState, recipe: TrainRecipe, world: World, is_verified: bool = False
+    path: Path, state: TrainState, model: STDiT3Config, world: World, is_verified: bool = False
 ) -> dict[str, Any]:
     """Verify a checkpoint and load it, each rank its shards; return its state.json."""
     if not is_verified:
         checkpoint.verify(path, world=world)
     saved = checkpoint.read_state(path)
-    check_model(saved["recipe"], recipe, path)
+    check_model(saved["recipe"]["model"], model, path)
     _check_optimizer(saved["optimizer"], state, path)
 
     def read() -> None:
@@ -204,7 +205,7 @@ def resume_from(
     Raises RecipeError for a changed recipe that this run does not accept, StateError for another model,
     CheckpointError.
     """
-    saved = _fill(path, state, recipe, world, is_verified)
+    saved = _fill(path, state, recipe.model, world, is_verified)
     _check_position(saved, path)
     changed = check_recipe(path, saved, recipe, settings, accept)
     _restore_counts(state, saved)
@@ -214,19 +215,19 @@ def resume_from(
     return StartReport(kind=kind, path=path, changed=changed, proof=proof, recipe=saved["recipe"])
 
 
-def restore(path: Path, state: TrainState, recipe: TrainRecipe, world: World = ALONE) -> dict[str, Any]:
+def restore(path: Path, state: TrainState, model: STDiT3Config, world: World = ALONE) -> dict[str, Any]:
     """Load everything from a checkpoint of this run, for a rollback; return its checksums.
 
     The recipe is not compared: the running training has accepted it. Raises CheckpointError.
     """
-    saved = _fill(path, state, recipe, world)
+    saved = _fill(path, state, model, world)
     _check_position(saved, path)
     _restore_counts(state, saved)
     _restore_position(state, saved)
     return _proof(state, saved, path)
 
 
-def _load_weights(path: Path, state: TrainState, recipe: TrainRecipe) -> StartReport:
+def _load_weights(path: Path, state: TrainState, model: STDiT3Config) -> StartReport:
     """Load weights only: from a file, an Open-Sora folder, or a checkpoint of this trainer.
 
     Of a checkpoint, the raw weights are loaded; PATH/ema names its EMA.
@@ -237,7 +238,7 @@ def _load_weights(path: Path, state: TrainState, recipe: TrainRecipe) -> StartRe
 
     if path.is_dir() and ((path / checkpoint.LATEST).exists() or (path / "manifest.json").exists()):
         path = checkpoint.find(path) / "model"
-    given = convert.read_open_sora(path, recipe.model)
+    given = convert.read_open_sora(path, model)
     wanted = dict(state.model.state_dict())
     # Published weights are bfloat16 or float16; training keeps float32.
     cast = {name: value.to(wanted[name].dtype) for name, value in given.items()}
@@ -266,15 +267,15 @@ def start(
     state.origin = origin.word
     if newest is not None:
         saved = checkpoint.read_state(newest)
-        check_same_origin(newest, saved, recipe, origin)
+        check_same_origin(newest, saved, recipe.output, origin)
         return resume_from(
             newest, state, recipe, settings, "resume", world, origin.accept, newest == verified
         )
     if origin.ckpt_path:
-        return _load_weights(origin.ckpt_path, state, recipe)
+        return _load_weights(origin.ckpt_path, state, recipe.model)
     if origin.load and origin.start_from_scratch:
         path = checkpoint.find(origin.load)
-        saved = _fill(path, state, recipe, world)
+        saved = _fill(path, state, recipe.model, world)
         _restore_counts(state, saved)
         return StartReport(kind="load_from_scratch", path=path, proof=_proof(state, saved, path))
     if origin.load:
@@ -283,13 +284,13 @@ def start(
     return StartReport(kind="start")
 
 
-def check_same_origin(newest: Path, saved: dict[str, Any], recipe: TrainRecipe, origin: Origin) -> None:
+def check_same_origin(newest: Path, saved: dict[str, Any], run: Path, origin: Origin) -> None:
     """Raise InputError if the run of the checkpoint `newest` began from another origin."""
     is_itself = origin.load is not None and not origin.start_from_scratch and _same(origin.load, newest)
     if origin.word not in (None, saved["origin"]) and not is_itself:
         began = f"began from {saved['origin']}" if saved["origin"] else "began without a checkpoint"
         raise InputError(
-            f"{recipe.output} already holds a run that {began} and is at step {saved['step']}; with "
+            f"{run} already holds a run that {began} and is at step {saved['step']}; with "
             f"{origin.word} this would be another. Leave the flag out to resume, or --set output=NEW."
         )
 

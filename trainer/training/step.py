@@ -60,7 +60,7 @@ class StepContext:
             video=self.video,
             text=self.text,
             kept=self.recipe.encoded,
-            samples=latents_request.samples_posterior(self.recipe),
+            samples=latents_request.samples_posterior(self.recipe.video_encoder),
             projection=self.projection,
         )
 

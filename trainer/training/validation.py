@@ -129,7 +129,12 @@ def losses(context: StepContext, given: Round) -> tuple[NDArray[np.float64], int
     with (
         context.layout.gathered_weights(),
         open_stage.open_loader(
-            given.data, context.recipe, rank=0, world_size=1, on_event=events.append
+            given.data,
+            context.recipe.loader,
+            context.recipe.video_encoder,
+            rank=0,
+            world_size=1,
+            on_event=events.append,
         ) as loader,
     ):
 

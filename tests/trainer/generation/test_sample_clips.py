@@ -31,7 +31,7 @@ def clips(run: Path, prompts: tuple[str, ...] = PROMPTS, seed: int = 0, **option
     model, recipe, _ = sample_clips.load_model(run)
     assert recipe.sample is not None
     spec = recipe.sample.model_copy(update=options)
-    return sample_clips.sample_clips(model, None, recipe, recipe.stages[0].flow, spec, prompts, seed=seed)
+    return sample_clips.sample_clips(sample_clips.pipeline_of(recipe, 0, model), spec, prompts, seed=seed)
 
 
 def test_a_run_samples_when_it_is_time(run: Path) -> None:
@@ -85,11 +85,12 @@ def test_weights_beside_the_model_give_what_the_model_with_them_gives(run: Path)
     average, recipe, _ = sample_clips.load_model(run)
     raw, _, _ = sample_clips.load_model(run, raw=True)
     assert recipe.sample is not None
-    arguments = (recipe, recipe.stages[0].flow, recipe.sample, PROMPTS)
+    replaced = sample_clips.pipeline_of(recipe, 0, raw, average.state_dict())
+    own = sample_clips.pipeline_of(recipe, 0, average)
 
-    beside = sample_clips.sample_clips(raw, average.state_dict(), *arguments, seed=0)
+    beside = sample_clips.sample_clips(replaced, recipe.sample, PROMPTS, seed=0)
 
-    assert np.array_equal(beside, sample_clips.sample_clips(average, None, *arguments, seed=0))
+    assert np.array_equal(beside, sample_clips.sample_clips(own, recipe.sample, PROMPTS, seed=0))
 
 
 def test_guidance_of_one_is_the_caption_alone_and_prompts_matter(run: Path) -> None:
@@ -100,11 +101,8 @@ def test_guidance_of_one_is_the_caption_alone_and_prompts_matter(run: Path) -> N
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     assert recipe.sample is not None
-    spec = recipe.sample
-    made = [
-        sample_clips.sample_clips(model, None, recipe, recipe.stages[0].flow, spec, [prompt], seed=0)
-        for prompt in PROMPTS
-    ]
+    pipeline = sample_clips.pipeline_of(recipe, 0, model)
+    made = [sample_clips.sample_clips(pipeline, recipe.sample, [prompt], seed=0) for prompt in PROMPTS]
     assert not np.array_equal(*made)
 
 

@@ -70,7 +70,9 @@ def test_a_line_takes_the_loss_apart_by_bucket_level_source_and_timestep(
         drops = rng.caption_drops(recipe.seed, line["step"] - 1, ids, stage.stage.caption_dropout).tolist()
         dropped.update(drops)
         read = lengths_read(recipe.model, words, drops)  # the null caption is read whole
-        shapes = data_stages.step_plan(stage, line["step"] - 1, recipe).latent_shapes
+        shapes = data_stages.step_plan(
+            stage, line["step"] - 1, recipe.video_encoder, recipe.model.patch_size
+        ).latent_shapes
         assert line["model_flops"] == flops_per_step(recipe.model, shapes, read)
     assert dropped == {True, False}
     first = metrics.read_metrics(short_run / metrics.METRICS)[0]
@@ -101,8 +103,10 @@ def test_the_gradient_is_that_of_the_mean_over_all_clips_of_the_step(shards: Pat
         video=video_encoder(recipe.video_encoder),
         text=text_encoder(recipe.text_encoder),
     )
-    plan = data_stages.step_plan(stage, 0, recipe)
-    with open_stage.open_loader(stage, recipe, rank=0, world_size=1, on_event=pytest.fail) as loader:
+    plan = data_stages.step_plan(stage, 0, recipe.video_encoder, recipe.model.patch_size)
+    with open_stage.open_loader(
+        stage, recipe.loader, recipe.video_encoder, rank=0, world_size=1, on_event=pytest.fail
+    ) as loader:
         batches = loader.step(0)
     assert len({len(batch.clip_ids) for batch in batches}) == 2  # cells of 2 and of 3 clips
 

@@ -75,7 +75,9 @@ def test_a_loss_is_that_of_the_formula_written_out(shards: Path, run: Path) -> N
     recipe = smoke(shards, run, *ON)
     (given,) = validation.plan_rounds(recipe.validation, data_stages.open_stages(recipe), recipe.seed)
     model = STDiT3(recipe.model, recipe.seed)  # of step 0, when the average is the weights
-    with open_stage.open_loader(given.data, recipe, rank=0, world_size=1, on_event=pytest.fail) as loader:
+    with open_stage.open_loader(
+        given.data, recipe.loader, recipe.video_encoder, rank=0, world_size=1, on_event=pytest.fail
+    ) as loader:
         batch = next(batch for batch in loader.load(given.parts) if "clip-009" in batch.clip_ids)
     row = batch.clip_ids.index("clip-009")
     latent = video_encoder(recipe.video_encoder).encode(open_stage.pixels(batch, torch.device("cpu")))[
@@ -169,7 +171,11 @@ def test_levels_named_for_validation_are_read_in_every_stage_whatever_it_trains(
 
     assert set(of_stage.clip_ids) == {"clip-008", "clip-010"}
     assert set(of_all.clip_ids) == {"clip-008", "clip-009", "clip-010", "clip-011"}
-    assert set(data_stages.step_plan(data_stages.open_stages(both)[0], 0, both).levels) == {"1"}
+    assert set(
+        data_stages.step_plan(
+            data_stages.open_stages(both)[0], 0, both.video_encoder, both.model.patch_size
+        ).levels
+    ) == {"1"}
 
 
 def test_a_round_over_latents_may_end_within_a_micro_batch(shards: Path, tmp_path: Path) -> None:

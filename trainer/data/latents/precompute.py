@@ -118,7 +118,8 @@ def request_of(recipe: TrainRecipe, names: Sequence[str] = ()) -> Request:
             count = max(spec.views or 1, before.num_views if before else 1)
             bucket = before.bucket if before else cell.bucket
             wanted[shape] = Wanted(bucket=bucket, rows=rows, num_views=count)
-    identity = latents_request.identity(recipe, index, specs[0].captions)
+    encoding = latents_request.encoding_of(recipe)
+    identity = latents_request.identity(encoding, index, specs[0].captions)
     return Request(
         recipe=recipe,
         stages=tuple(stage.name for _, stage in chosen),
@@ -130,9 +131,9 @@ def request_of(recipe: TrainRecipe, names: Sequence[str] = ()) -> Request:
             wanted,
             identity,
             latent_bytes={
-                shape: latents_request.latent_bytes(recipe, part.bucket) for shape, part in wanted.items()
+                shape: latents_request.latent_bytes(encoding, part.bucket) for shape, part in wanted.items()
             },
-            text_bytes=latents_request.text_bytes(recipe),
+            text_bytes=latents_request.text_bytes(encoding),
             shard_bytes=recipe.encoded.shard_bytes,
         ),
     )
@@ -143,14 +144,14 @@ def forecast(request: Request) -> dict[str, Any]:
 
     The bytes of latents are exact; those of texts are an upper bound.
     """
-    recipe = request.recipe
+    encoding = latents_request.encoding_of(request.recipe)
     shapes = [
         {
             "shape": shape_name(shape),
             "clips": len(part.rows),
             "views": part.num_views,
-            "bytes_per_view": latents_request.latent_bytes(recipe, part.bucket),
-            "bytes": len(part.rows) * part.num_views * latents_request.latent_bytes(recipe, part.bucket),
+            "bytes_per_view": latents_request.latent_bytes(encoding, part.bucket),
+            "bytes": len(part.rows) * part.num_views * latents_request.latent_bytes(encoding, part.bucket),
         }
         for shape, part in sorted(request.wanted.items())
     ]
@@ -161,7 +162,7 @@ def forecast(request: Request) -> dict[str, Any]:
         "shapes": shapes,
         "latent_bytes": sum(line["bytes"] for line in shapes),
         "texts": texts,
-        "text_bytes_at_most": texts * latents_request.text_bytes(recipe),
+        "text_bytes_at_most": texts * latents_request.text_bytes(encoding),
         "shards": len(request.shards),
     }
 
@@ -240,7 +241,7 @@ def _encoders(recipe: TrainRecipe, weights: str | None) -> tuple[Encoders, dict[
         video=video,
         text=text,
         kept=recipe.encoded,
-        samples=latents_request.samples_posterior(recipe),
+        samples=latents_request.samples_posterior(recipe.video_encoder),
         projection=projection,
     )
     return encoders, {

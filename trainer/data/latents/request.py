@@ -14,8 +14,9 @@ import numpy as np
 
 from trainer.data.latents.folder import LatentFolder, Rows, Shape, numbers, open_folder, shape_of
 from trainer.data.latents.plan import Identity, difference, identity_of
-from trainer.model.encoders.precision import DTYPES
-from trainer.model.encoders.registry import text_encoder, video_encoder
+from trainer.model.encoders.precision import DTYPES, EncodedSpec
+from trainer.model.encoders.registry import TextSpec, VideoSpec, text_encoder, video_encoder
+from trainer.model.stdit import STDiT3Config
 from trainer.recipe import recipe as recipes
 from trainer.recipe.recipe import DataSpec, TrainRecipe
 from vidcurate.errors import InputError, RecipeError, ShardError
@@ -29,27 +30,44 @@ NAMED_CLIPS = 3
 FREE_SETTINGS = ("micro_batch_size", "chunk_batch_size", "posterior")
 
 
-def samples_posterior(recipe: TrainRecipe) -> bool:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoding:
+    """Settings of a recipe that decide the bytes of its latents and text features."""
+
+    video: VideoSpec
+    text: TextSpec
+    kept: EncodedSpec
+    model: STDiT3Config  # whose caption projection may be applied before training
+
+
+def encoding_of(recipe: TrainRecipe) -> Encoding:
+    """Return the recipe's settings of latents and text features."""
+    return Encoding(
+        video=recipe.video_encoder, text=recipe.text_encoder, kept=recipe.encoded, model=recipe.model
+    )
+
+
+def samples_posterior(spec: VideoSpec) -> bool:
     """Return whether the model trains on samples of the video encoder's posterior."""
-    return getattr(recipe.video_encoder, "posterior", "mean") == "sample"
+    return getattr(spec, "posterior", "mean") == "sample"
 
 
-def identity(recipe: TrainRecipe, index: Index, captions: Sequence[str]) -> Identity:
-    """Return what all latents of these clips under this recipe share."""
+def identity(encoding: Encoding, index: Index, captions: Sequence[str]) -> Identity:
+    """Return what all latents of these clips in this encoding share."""
     video, text = (
         {name: value for name, value in recipes.to_json(spec).items() if name not in FREE_SETTINGS}
-        for spec in (recipe.video_encoder, recipe.text_encoder)
+        for spec in (encoding.video, encoding.text)
     )
     return identity_of(
         index,
         video=video,
         text=text,
-        projected=recipe.model.skip_y_embedder,
+        projected=encoding.model.skip_y_embedder,
         captions=tuple(captions),
         kept={
-            "latent_dtype": recipe.encoded.latent_dtype,
-            "text_dtype": recipe.encoded.text_dtype,
-            "variance": samples_posterior(recipe),
+            "latent_dtype": encoding.kept.latent_dtype,
+            "text_dtype": encoding.kept.text_dtype,
+            "variance": samples_posterior(encoding.video),
         },
     )
 
@@ -57,26 +75,26 @@ def identity(recipe: TrainRecipe, index: Index, captions: Sequence[str]) -> Iden
 # ── how large ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def latent_bytes(recipe: TrainRecipe, bucket: Bucket) -> int:
+def latent_bytes(encoding: Encoding, bucket: Bucket) -> int:
     """Return the bytes of one view in this bucket, with its variance if stored."""
-    shape = video_encoder(recipe.video_encoder).latent_shape(bucket.num_frames, bucket.height, bucket.width)
-    arrays = 2 if samples_posterior(recipe) else 1
-    return arrays * int(np.prod(shape)) * DTYPES[recipe.encoded.latent_dtype].itemsize
+    shape = video_encoder(encoding.video).latent_shape(bucket.num_frames, bucket.height, bucket.width)
+    arrays = 2 if samples_posterior(encoding.video) else 1
+    return arrays * int(np.prod(shape)) * DTYPES[encoding.kept.latent_dtype].itemsize
 
 
-def text_bytes(recipe: TrainRecipe) -> int:
+def text_bytes(encoding: Encoding) -> int:
     """Return an upper bound of the bytes of one caption's features."""
-    model, encoder = recipe.model, text_encoder(recipe.text_encoder)
+    model, encoder = encoding.model, text_encoder(encoding.text)
     channels = model.hidden_size if model.skip_y_embedder else encoder.caption_channels
-    return encoder.model_max_length * channels * DTYPES[recipe.encoded.text_dtype].itemsize
+    return encoder.model_max_length * channels * DTYPES[encoding.kept.text_dtype].itemsize
 
 
-def forecast(recipe: TrainRecipe, plan: Plan, spec: DataSpec) -> dict[str, int]:
+def forecast(encoding: Encoding, plan: Plan, spec: DataSpec) -> dict[str, int]:
     """Return the bytes of a stage's latents, and an upper bound of its texts'."""
     views = spec.views or 1
     return {
-        "latents": sum(len(cell.rows) * views * latent_bytes(recipe, cell.bucket) for cell in plan.cells),
-        "texts_at_most": plan.num_clips * len(spec.captions) * text_bytes(recipe),
+        "latents": sum(len(cell.rows) * views * latent_bytes(encoding, cell.bucket) for cell in plan.cells),
+        "texts_at_most": plan.num_clips * len(spec.captions) * text_bytes(encoding),
     }
 
 
@@ -148,18 +166,19 @@ def check_complete(stage_name: str, spec: DataSpec, lacking: Sequence[Missing]) 
 # ── whether they belong to the recipe ───────────────────────────────────────────────────────────────────────
 
 
-def open_for(recipe: TrainRecipe, number: int, opened: dict[Path, LatentFolder]) -> LatentFolder:
-    """Open a stage's latents (each folder once, cached in `opened`) and check them against the recipe.
+def open_for(
+    spec: DataSpec, number: int, encoding: Encoding, opened: dict[Path, LatentFolder]
+) -> LatentFolder:
+    """Open the latents of stage `number` (each folder once, in `opened`) and check them against the recipe.
 
     Raises ShardError for an incomplete folder or one with other clips than `data.shards`, RecipeError for
     latents of other encoders, dtypes or captions, naming the first differing setting.
     """
-    spec = recipe.stages[number].data
     assert spec.latents is not None
     if spec.latents not in opened:
         opened[spec.latents] = open_folder(spec.latents)
     folder = opened[spec.latents]
-    wanted = identity(recipe, folder.index, spec.captions)
+    wanted = identity(encoding, folder.index, spec.captions)
     if folder.has_variance:  # a folder with variances also serves training on means
         wanted["kept"]["variance"] = True
     have = {name: folder.manifest[name] for name in wanted}

@@ -73,7 +73,7 @@ class Generator:
             if recipe.sample is None and preset == presets.OWN:
                 raise InputError("the recipe has no sample section, so no size; start with a --preset.")
             spec = presets.wanted(recipe, preset, changes, raw=service.raw).spec.model_copy(update=given)
-            presets.check_size(recipe, *(getattr(spec, name) for name in SIZES))
+            presets.check_size(recipe.video_encoder, *(getattr(spec, name) for name in SIZES))
         except InputError as error:
             raise Refused(400, str(error)) from error
         check_pixels(spec.num_frames, spec.height, spec.width, self.limits)

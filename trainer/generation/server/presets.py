@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.model.encoders.registry import video_encoder
+from trainer.model.encoders.registry import VideoSpec, video_encoder
 from trainer.recipe.recipe import TrainRecipe
 from trainer.run_folder import sample_rounds
 from trainer.run_folder.sample_spec import SampleSpec
@@ -79,17 +79,17 @@ def wanted(recipe: TrainRecipe, preset: str, changes: Changes, *, raw: bool) -> 
         )
     if not spec.prompts:
         raise InputError(f"{recipe.name}: its recipe has no prompts; give them with --prompts FILE.")
-    check_size(recipe, spec.num_frames, spec.height, spec.width)
+    check_size(recipe.video_encoder, spec.num_frames, spec.height, spec.width)
     is_own = preset == OWN and spec == base and not raw
     return Wanted(name=sample_rounds.OWN if is_own else preset + "-raw" * raw, spec=spec)
 
 
-def check_size(recipe: TrainRecipe, num_frames: int, height: int, width: int) -> None:
-    """Raise InputError for a size that the recipe's video encoder, or mp4, cannot make."""
+def check_size(encoder_spec: VideoSpec, num_frames: int, height: int, width: int) -> None:
+    """Raise InputError for a size that the video encoder, or mp4, cannot make."""
     asked = f"{num_frames} frames of {height} x {width} px"
     if min(num_frames, height, width) < 1 or height % 2 or width % 2:
         raise InputError(f"{asked}: height and width must be even and all of them at least 1.")
-    if min(video_encoder(recipe.video_encoder).latent_shape(num_frames, height, width)) < 1:
+    if min(video_encoder(encoder_spec).latent_shape(num_frames, height, width)) < 1:
         raise InputError(f"{asked}: is smaller than the video encoder's blocks.")
 
 

@@ -99,7 +99,7 @@ class Model:
         """
         if self._model is None or self._config != taken.recipe.model:
             self._model, self._holds = None, None
-            meta = sample_clips.sampling_model(taken.recipe)
+            meta = sample_clips.sampling_model(taken.recipe.model)
             self._model = meta.to_empty(device=self.world.device).eval().requires_grad_(False)
             self._config = taken.recipe.model
         if self._holds is not taken:
@@ -119,9 +119,9 @@ class Model:
         """
         with self.lock:
             model = self.of(taken)
-            flow_spec = sample_clips.flow_at(taken.recipe, taken.stage)
+            pipeline = sample_clips.pipeline_of(taken.recipe, taken.stage, model)
             try:
-                return sample_clips.sample_clip(model, None, taken.recipe, flow_spec, spec, entry, between)
+                return sample_clips.sample_clip(pipeline, spec, entry, between)
             except torch.OutOfMemoryError as error:
                 torch.cuda.empty_cache()
                 raise VidcurateError(

@@ -13,10 +13,11 @@ import torch
 from trainer.data import open_stage
 from trainer.data import stages as data_stages
 from trainer.data.latents import request as latents_request
+from trainer.data.latents.request import Encoding
 from trainer.distributed import memory
 from trainer.distributed.step_time import Work
 from trainer.model.encoders.registry import text_encoder, video_encoder
-from trainer.model.stdit import STDiT3
+from trainer.model.stdit import STDiT3, STDiT3Config
 from trainer.recipe.recipe import TrainRecipe
 from trainer.training import data_position, resume, validation
 from trainer.training.optim import adamw
@@ -33,10 +34,10 @@ TRAINED_BYTES, FROZEN_BYTES = 20, 8
 HOST_RANKS = 8  # that share one copy of the state, if the recipe leaves the number to the hosts
 
 
-def parameters(recipe: TrainRecipe) -> tuple[int, int]:
-    """Return the number of trained and of frozen parameters of the recipe's model."""
+def parameters(config: STDiT3Config) -> tuple[int, int]:
+    """Return the number of trained and of frozen parameters of a model."""
     with torch.device("meta"):
-        model = STDiT3(recipe.model)
+        model = STDiT3(config)
     trained = sum(parameter.numel() for parameter in adamw.trained(model).values())
     return trained, sum(parameter.numel() for parameter in model.parameters()) - trained
 
@@ -108,8 +109,8 @@ def _model_memory(
     }
 
 
-def _stage(stage: data_stages.StageData, recipe: TrainRecipe, needs: dict[str, Any]) -> dict[str, Any]:
-    first = data_stages.step_plan(stage, 0, recipe)
+def _stage(stage: data_stages.StageData, encoding: Encoding, needs: dict[str, Any]) -> dict[str, Any]:
+    first = data_stages.step_plan(stage, 0, encoding.video, encoding.model.patch_size)
     counts = open_stage.micro_batches(stage)
     end = data_stages.data_step(stage, stage.num_steps)
     exposures = order.exposures(stage.plan, end, data_stages.unread(stage, end))
@@ -136,7 +137,7 @@ def _stage(stage: data_stages.StageData, recipe: TrainRecipe, needs: dict[str, A
         "skip": [list(window) for window in stage.skip],
         "micro_batches_per_step": stage.plan.micro_batches_per_step,
         **data_stages.summary(stage),
-        "latents": _latents(stage, recipe),
+        "latents": _latents(stage, encoding),
         "memory": needs,
         "compute_seconds_per_step": _compute_seconds(stage, counts),
         "clips_read": trained,
@@ -174,11 +175,11 @@ def _buckets(stage: data_stages.StageData, counts: Sequence[int], end: int) -> l
     ]
 
 
-def _latents(stage: data_stages.StageData, recipe: TrainRecipe) -> dict[str, Any]:
+def _latents(stage: data_stages.StageData, encoding: Encoding) -> dict[str, Any]:
     """Return the size of a stage's latents and the missing ones; for clips, the size they would have."""
     spec = stage.stage.data
     if stage.folder is None:
-        return {"forecast_bytes": latents_request.forecast(recipe, stage.plan, spec)}
+        return {"forecast_bytes": latents_request.forecast(encoding, stage.plan, spec)}
     return {
         "bytes": latents_request.bytes_on_disk(stage.folder, stage.plan, spec),
         "missing_clips": sum(part.num_clips for part in stage.missing),
@@ -202,8 +203,9 @@ def dry_run(
     resume.check_origin(origin or Origin())
     stages = data_stages.open_stages(recipe, complete=False)
     stages, continuing = data_position.preview_resume(stages, recipe, origin or Origin(), settings)
-    trained, frozen = parameters(recipe)
+    trained, frozen = parameters(recipe.model)
     needs = memory_of(stages, recipe, (trained, frozen))
+    encoding = latents_request.encoding_of(recipe)
     return {
         "name": recipe.name,
         "output": str(recipe.output),
@@ -212,7 +214,7 @@ def dry_run(
         "trained_parameters": trained,
         "weights_and_optimizer_bytes": trained * TRAINED_BYTES + frozen * FROZEN_BYTES,
         "steps": stages[-1].first_step + stages[-1].num_steps,
-        "stages": [_stage(stage, recipe, found) for stage, found in zip(stages, needs, strict=True)],
+        "stages": [_stage(stage, encoding, found) for stage, found in zip(stages, needs, strict=True)],
         "validation": _validation(
             validation.plan_rounds(recipe.validation, stages, recipe.seed, complete=False)
         ),

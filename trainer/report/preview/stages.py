@@ -11,6 +11,8 @@ from typing import Any
 
 from trainer.data import stages as data_stages
 from trainer.data.stages import StageData
+from trainer.model.encoders.registry import VideoSpec
+from trainer.model.stdit import STDiT3Config
 from trainer.recipe import recipe as recipes
 from trainer.recipe.recipe import TrainRecipe
 from trainer.run_folder import metrics
@@ -60,7 +62,7 @@ def read_stages(path: Path, settings: Sequence[str] = ()) -> RunStages:
     lines = metrics.read_metrics(run / metrics.METRICS) if is_run else []
     state = checkpoint.read_state(newest) if newest else None
     if state and state["stage_number"] < len(stages):
-        stages = _as_saved(stages, state, recipe, run)
+        stages = _as_saved(stages, state, recipe.video_encoder, recipe.model, run)
     if state:
         stages = data_stages.with_skips(
             stages, data_position.guard_of(state, run if is_run else None).windows
@@ -70,18 +72,22 @@ def read_stages(path: Path, settings: Sequence[str] = ()) -> RunStages:
 
 
 def _as_saved(
-    stages: tuple[StageData, ...], state: dict[str, Any], recipe: TrainRecipe, run: Path
+    stages: tuple[StageData, ...],
+    state: dict[str, Any],
+    encoder_spec: VideoSpec,
+    model: STDiT3Config,
+    run: Path,
 ) -> tuple[StageData, ...]:
     number, saved = state["stage_number"], state["loader"]
     stage = stages[number]
     index = data_position.saved_index(stage, saved, run)
     if index is not stage.index:
-        plan = data_stages.stage_plan(index, stage.stage.data, recipe.seed)
-        plan = replace(plan, costs=data_stages.costs(plan, stage.stage.data, recipe))
+        plan = data_stages.stage_plan(index, stage.stage.data, stage.plan.seed)
+        plan = replace(plan, costs=data_stages.costs(plan, stage.stage.data, encoder_spec, model))
         stages = (*stages[:number], replace(stage, index=index, plan=plan), *stages[number + 1 :])
     into = run / data_position.JOURNAL
     return data_position.continue_data(
-        stages, number, saved, state["recipe"], recipe, run=run, into=into
+        stages, number, saved, state["recipe"], encoder_spec, model, run=run, into=into
     ).stages
 
 

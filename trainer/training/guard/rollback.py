@@ -78,7 +78,7 @@ def roll_back(
         metrics.forget_after(run, to_step)
 
     mesh.run_on_first_rank(carry_out, world)
-    resume.restore(target, state, context.recipe, world)
+    resume.restore(target, state, context.recipe.model, world)
     state.guard.rollbacks = rollbacks
     training_log.print_line(
         world, f"guard: rolled back to step {to_step}; skipping data steps {first}–{last} of this stage"

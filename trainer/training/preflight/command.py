@@ -12,6 +12,7 @@ from trainer.data.stages import StageData
 from trainer.distributed import environment, mesh
 from trainer.distributed.mesh import World
 from trainer.health.checks.check import Bounded, Check
+from trainer.model.encoders.registry import VideoSpec
 from trainer.recipe import recipe as recipes
 from trainer.recipe.recipe import TrainRecipe
 from trainer.report.preview import dry_run
@@ -21,6 +22,7 @@ from trainer.training.preflight import run_checks
 from trainer.training.preflight.run_checks import Preflight
 from trainer.training.state import Origin
 from vidcurate.errors import BadNodeError, StorageError, VidcurateError
+from vidcurate.loader.spec import LoaderSpec
 from vidcurate.storage import atomic_file
 
 FILE = "preflight.json"
@@ -107,15 +109,19 @@ def _of_data(
 
     found = bounded.run("dataset", dataset)
     if found[0].verdict == "ok":
-        found += bounded.run("first step", lambda: _read_first_step(stages[0], recipe, world))
+        found += bounded.run(
+            "first step", lambda: _read_first_step(stages[0], recipe.loader, recipe.video_encoder, world)
+        )
     return tuple(stages), found, failures
 
 
-def _read_first_step(stage: StageData, recipe: TrainRecipe, world: World) -> list[Check]:
+def _read_first_step(
+    stage: StageData, spec: LoaderSpec, encoder_spec: VideoSpec, world: World
+) -> list[Check]:
     """Read this rank's clips of the stage's first step, as the training would."""
     events: list[dict[str, Any]] = []
     with open_stage.open_loader(
-        stage, recipe, rank=world.rank, world_size=world.size, on_event=events.append, pin=False
+        stage, spec, encoder_spec, rank=world.rank, world_size=world.size, on_event=events.append, pin=False
     ) as loader:
         batches = loader.step(0)
     value = f"{len(batches)} micro-batches read"
@@ -125,10 +131,10 @@ def _read_first_step(stage: StageData, recipe: TrainRecipe, world: World) -> lis
     return [Check(name="first step", verdict="warn" if replaced else "ok", value=value)]
 
 
-def _same(recipe: TrainRecipe, stages: tuple[StageData, ...]) -> dict[str, str]:
+def _same(digest: str, stages: tuple[StageData, ...]) -> dict[str, str]:
     """Return what must be equal on all ranks: the recipe, the clips and their order."""
     return {
-        "recipe": recipes.digest(recipe)[:12],
+        "recipe": digest[:12],
         "dataset": " ".join(stage.index.structure_fingerprint[:12] for stage in stages),
         "order": " ".join(stage.plan.fingerprint[:12] for stage in stages),
     }
@@ -146,7 +152,7 @@ def run_preflight(recipe: TrainRecipe, origin: Origin, settings: Sequence[str]) 
         stages, checks, failures = _of_data(recipe, world, bounded)
         if all(mesh.all_gather(bool(failures), world)):
             raise failures[0]  # the request is wrong, not a node
-        same = _same(recipe, stages) if stages else {}
+        same = _same(recipes.digest(recipe), stages) if stages else {}
         found = run_checks.run_checks(recipe, world, stages, full=True, data_checks=checks, same=same)
         more: dict[str, Any] = {}
         if world.is_first and stages:

@@ -196,7 +196,7 @@ def run_checks(
     )
     hosts, pids, gpus = _hosts(rank)
     leaders = [hosts.index(host) for host in dict.fromkeys(hosts)]
-    state = parameters(recipe)
+    state = parameters(recipe.model)
     checks = [*data_checks, *_of_device(rank, stages, state)]
     if world.rank in leaders:
         here = [number for number, host in enumerate(hosts) if host == hosts[world.rank]]

@@ -191,7 +191,9 @@ def test_a_view_holds_what_the_encoder_makes_of_its_frames(
     (stage,) = data_stages.open_stages(recipe)
     encoder = video_encoder(recipe.video_encoder)
     folder, starts = open_folder(latents), set()
-    with open_stage.open_loader(stage, recipe, rank=0, world_size=1, on_event=pytest.fail) as loader:
+    with open_stage.open_loader(
+        stage, recipe.loader, recipe.video_encoder, rank=0, world_size=1, on_event=pytest.fail
+    ) as loader:
         for step in range(6):
             for batch in loader.step(step):
                 assert isinstance(batch, MicroBatch)
@@ -223,7 +225,7 @@ def test_the_forecast_is_what_is_written(shards: Path, latents: Path, tmp_path: 
         for line in folder.manifest["shapes"]
     }
     (stage,) = data_stages.open_stages(recipe)
-    expected = latents_request.forecast(recipe, stage.plan, stage.stage.data)
+    expected = latents_request.forecast(latents_request.encoding_of(recipe), stage.plan, stage.stage.data)
     there = latents_request.bytes_on_disk(folder, stage.plan, stage.stage.data)
     assert report["latent_bytes"] == expected["latents"] == there["latents"]
     assert 0 < there["texts"] < report["text_bytes_at_most"] == expected["texts_at_most"]

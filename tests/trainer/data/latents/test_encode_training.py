@@ -205,7 +205,7 @@ def test_a_stage_of_latents_counts_the_encoders_once_something_else_has_loaded_t
         assert found["video_encoder_bytes"] == video.device_bytes, name
         assert found["text_encoder_bytes"] == text.device_bytes, name
         assert bool(video.device_bytes) == bool(text.device_bytes) == bool(more)
-    state = dry_run.parameters(clips)
+    state = dry_run.parameters(clips.model)
     (of_clips,), (of_latents,) = (
         data_stages.open_stages(each) for each in (clips, recipe(made, tmp_path, *ahead))
     )

@@ -59,7 +59,9 @@ def test_a_shard_cut_while_it_is_read_names_shard_and_clip(
     for path in broken.glob("8f-*.tar"):
         os.truncate(path, 600)
     with (
-        open_stage.open_loader(stage, recipe, rank=0, world_size=1, on_event=pytest.fail) as loader,
+        open_stage.open_loader(
+            stage, recipe.loader, recipe.video_encoder, rank=0, world_size=1, on_event=pytest.fail
+        ) as loader,
         pytest.raises(
             ShardError, match=r"8f-.*\.tar: ends \d+ bytes before clip 'clip-\d+' does\. Copy this shard"
         ),

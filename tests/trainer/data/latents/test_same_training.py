@@ -126,7 +126,7 @@ def test_the_ranks_read_what_one_rank_reads(shards: Path, latents: Path, tmp_pat
         steps: list[list[Any]] = [[] for _ in range(4)]
         for rank in range(size):
             with open_stage.open_loader(
-                stage, recipe, rank=rank, world_size=size, on_event=pytest.fail
+                stage, recipe.loader, recipe.video_encoder, rank=rank, world_size=size, on_event=pytest.fail
             ) as loader:
                 for step in range(4):
                     for batch in loader.step(step):
@@ -145,7 +145,9 @@ def test_the_ranks_read_what_one_rank_reads(shards: Path, latents: Path, tmp_pat
     assert read(2) == alone
     assert read(3) == alone
     assert [clip for step in alone for _, ids, _, _ in step for clip in ids] == [
-        clip for step in range(4) for clip in data_stages.step_plan(stage, step, recipe).clip_ids
+        clip
+        for step in range(4)
+        for clip in data_stages.step_plan(stage, step, recipe.video_encoder, recipe.model.patch_size).clip_ids
     ]
 
 

@@ -62,7 +62,7 @@ def test_the_shown_micro_batches_are_those_that_each_rank_loads(
     loaded = []
     for rank in range(2):
         with open_stage.open_loader(
-            stage, recipe, rank=rank, world_size=2, on_event=lambda event: None
+            stage, recipe.loader, recipe.video_encoder, rank=rank, world_size=2, on_event=lambda event: None
         ) as loader:
             for step in range(STEPS):
                 loaded += [(step + 1, b.position, rank, b.cell, *b.captions) for b in loader.step(step)]
@@ -294,7 +294,14 @@ def test_steps_before_a_change_have_the_buckets_of_then(tmp_path: Path) -> None:
 
     (stage,) = found.stages
     assert stage.plan.cells[1].name != order.at_step(stage.plan, 0).cells[1].name
-    read = [set(data_stages.step_plan(stage, update, found.recipe).buckets) for update in range(6)]
+    read = [
+        set(
+            data_stages.step_plan(
+                stage, update, found.recipe.video_encoder, found.recipe.model.patch_size
+            ).buckets
+        )
+        for update in range(6)
+    ]
     assert read == [set(line["loss_by_bucket"]) for line in numbers(run)]
 
 
