@@ -42,9 +42,9 @@ class Training:
         return self.stages[-1].first_step + self.stages[-1].num_steps
 
 
-def _resume_point(recipe: TrainRecipe, world: World) -> Path | None:
+def _resume_point(run: Path, world: World) -> Path | None:
     """Return the run's newest whole checkpoint; report the damaged ones that were set aside."""
-    found, damaged = whole.resume_point(recipe.output, world)
+    found, damaged = whole.resume_point(run, world)
     for one in damaged:
         assert found is not None
         assert one.kept_as is not None
@@ -91,9 +91,9 @@ def set_up(
         text=text_encoder(recipe.text_encoder),
         pulse=pulse,
     )
-    verified = _resume_point(recipe, world)
+    verified = _resume_point(recipe.output, world)
     if mesh.run_on_first_rank(lambda: rollbacks.finish_rollback(recipe.output), world):
-        verified = _resume_point(recipe, world)  # LATEST may name another checkpoint now
+        verified = _resume_point(recipe.output, world)  # LATEST may name another checkpoint now
     start_report = resume.start(recipe, origin, state, settings, world, verified)
     if start_report.kind == "resume":
         state.guard.rollbacks = mesh.run_on_first_rank(

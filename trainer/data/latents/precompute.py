@@ -21,6 +21,7 @@ from trainer.data.latents import build, decode_clips
 from trainer.data.latents import request as latents_request
 from trainer.data.latents.folder import Shape, numbers, open_folder, shape_name, shape_of
 from trainer.data.latents.plan import Identity, PlannedShard, Wanted, plan_shards
+from trainer.data.latents.request import Encoding
 from trainer.data.latents.samples import View, latent_sample, text_sample
 from trainer.data.latents.write import BUILD, Sample, write_shard
 from trainer.data.model_inputs import Encoders, weights_digest
@@ -35,6 +36,7 @@ from vidcurate.loader.decode.decode_clip import DecodeTask, caption_of
 from vidcurate.loader.decode.worker_pool import DecodePool
 from vidcurate.loader.fallback import Failures
 from vidcurate.loader.remote_clips import FetchingPool
+from vidcurate.loader.spec import LoaderSpec
 from vidcurate.loader.tasks import decode_task, num_starts
 from vidcurate.shards.index import Index, read_index
 from vidcurate.shards.read_clip import read_clip_facts
@@ -46,7 +48,8 @@ Progress = Callable[[int, int, str], None]
 class Request:
     """The clips of these stages to encode, in shards."""
 
-    recipe: TrainRecipe
+    encoding: Encoding
+    loader: LoaderSpec
     stages: tuple[str, ...]
     index: Index
     captions: tuple[str, ...]
@@ -121,7 +124,8 @@ def request_of(recipe: TrainRecipe, names: Sequence[str] = ()) -> Request:
     encoding = latents_request.encoding_of(recipe)
     identity = latents_request.identity(encoding, index, specs[0].captions)
     return Request(
-        recipe=recipe,
+        encoding=encoding,
+        loader=recipe.loader,
         stages=tuple(stage.name for _, stage in chosen),
         index=index,
         captions=specs[0].captions,
@@ -144,7 +148,7 @@ def forecast(request: Request) -> dict[str, Any]:
 
     The bytes of latents are exact; those of texts are an upper bound.
     """
-    encoding = latents_request.encoding_of(request.recipe)
+    encoding = request.encoding
     shapes = [
         {
             "shape": shape_name(shape),
@@ -177,12 +181,10 @@ def _latent_samples(
     pool: DecodePool | FetchingPool | None,
     failures: Failures,
 ) -> Iterator[Sample]:
-    index, bucket, spec = request.index, shard.bucket, request.recipe.loader
+    index, bucket, spec = request.index, shard.bucket, request.loader
     assert bucket is not None
     device = _device()
-    shape = video_encoder(request.recipe.video_encoder).latent_shape(
-        bucket.num_frames, bucket.height, bucket.width
-    )
+    shape = video_encoder(request.encoding.video).latent_shape(bucket.num_frames, bucket.height, bucket.width)
 
     def tasks() -> Iterator[DecodeTask]:
         for row, view in itertools.product(shard.rows.tolist(), range(shard.num_views)):
@@ -225,23 +227,23 @@ def _device() -> torch.device:
     return torch.device("cuda", int(local) % torch.cuda.device_count() if local.isdigit() else 0)
 
 
-def _encoders(recipe: TrainRecipe, weights: str | None) -> tuple[Encoders, dict[str, str | None]]:
+def _encoders(encoding: Encoding, weights: str | None) -> tuple[Encoders, dict[str, str | None]]:
     """Return the encoders, and the digests of their weights by name (None without weights)."""
     device = _device()
     projection = None
-    if recipe.model.skip_y_embedder:
+    if encoding.model.skip_y_embedder:
         if weights is None:
             raise InputError(
                 "model.skip_y_embedder is true: the folder stores projected captions. Give "
                 "the weights that training starts from: --ckpt-path PATH."
             )
         projection = load_projection(weights, key="--ckpt-path").float().to(device)
-    video, text = video_encoder(recipe.video_encoder), text_encoder(recipe.text_encoder, device)
+    video, text = video_encoder(encoding.video), text_encoder(encoding.text, device)
     encoders = Encoders(
         video=video,
         text=text,
-        kept=recipe.encoded,
-        samples=latents_request.samples_posterior(recipe.video_encoder),
+        kept=encoding.kept,
+        samples=latents_request.samples_posterior(encoding.video),
         projection=projection,
     )
     return encoders, {
@@ -271,7 +273,7 @@ def encode_ahead(
         raise InputError(f"--part {number}/{count}: it must lie in 1/{count} to {count}/{count}.")
     if build.is_finished(out, request.shards, request.identity):
         return _outcome(out, written=0, is_finished=True, up_to_date=True)
-    encoders, digests = _encoders(request.recipe, weights)
+    encoders, digests = _encoders(request.encoding, weights)
     build.begin(out, request.index, request.shards, request.identity, digests)
     mine = request.shards[number - 1 :: count]
     with ExitStack() as stack:
@@ -280,8 +282,8 @@ def encode_ahead(
         stack.enter_context(build.holding(out / BUILD / f"part-{number}-of-{count}.lock"))
         done = build.finished(out, mine)
         todo = [shard for shard in mine if shard.name not in done]
-        pool = decode_clips.decode_pool(stack, request.index, request.recipe.loader)
-        failures = Failures(request.recipe.loader.max_failure_share)
+        pool = decode_clips.decode_pool(stack, request.index, request.loader)
+        failures = Failures(request.loader.max_failure_share)
         units = sum(shard.num_units for shard in mine)
         at = units - sum(shard.num_units for shard in todo)
         progress(at, units, "views and texts")

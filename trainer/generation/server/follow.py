@@ -21,6 +21,7 @@ from trainer.generation.server.checkpoints import Waiting
 from trainer.generation.server.presets import Changes, Wanted, wanted
 from trainer.generation.server.trackers import Shown, metrics_file
 from trainer.generation.server.weights import Model, Taken, part_of, take
+from trainer.recipe import recipe as recipes
 from trainer.report import gallery
 from trainer.run_folder import jsonl, metrics, sample_rounds
 from trainer.run_folder import layout as run_folder_layout
@@ -98,7 +99,11 @@ def _job_of(run: Path, path: Path, service: Service, standing: Standing) -> Job 
     if (path, digest) in standing.done:
         return None
     recipe = sample_clips.recipe_of(checkpoint.read_state(path), path)
-    asked = [wanted(recipe, preset, service.changes, raw=service.raw) for preset in service.presets]
+    sample, encoder_spec, raw = recipe.sample, recipe.video_encoder, service.raw
+    asked = [
+        wanted(sample, encoder_spec, preset, service.changes, raw=raw, name=recipe.name)
+        for preset in service.presets
+    ]
     sets = tuple(one for one in asked if not rounds.is_there(run, step, digest, one, raw=service.raw))
     validates = service.validates and run not in standing.unmeasured
     validates = validates and not server_validation.is_there(run, step, raw=service.raw, digest=digest)
@@ -179,7 +184,7 @@ class Server:
         if not self.service.tracks or not self.world.is_first:
             return None
         if run not in self._shown:
-            self._shown[run] = Shown(run, taken.recipe)
+            self._shown[run] = Shown(run, taken.recipe.trackers, recipes.to_json(taken.recipe))
         return self._shown[run]
 
     def serve(self, job: Job) -> list[dict[str, Any]]:

@@ -72,7 +72,10 @@ class Generator:
             preset = service.presets[0]
             if recipe.sample is None and preset == presets.OWN:
                 raise InputError("the recipe has no sample section, so no size; start with a --preset.")
-            spec = presets.wanted(recipe, preset, changes, raw=service.raw).spec.model_copy(update=given)
+            own = presets.wanted(
+                recipe.sample, recipe.video_encoder, preset, changes, raw=service.raw, name=recipe.name
+            )
+            spec = own.spec.model_copy(update=given)
             presets.check_size(recipe.video_encoder, *(getattr(spec, name) for name in SIZES))
         except InputError as error:
             raise Refused(400, str(error)) from error

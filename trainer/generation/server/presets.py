@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.model.encoders.registry import VideoSpec, video_encoder
-from trainer.recipe.recipe import TrainRecipe
 from trainer.run_folder import sample_rounds
 from trainer.run_folder.sample_spec import SampleSpec
 from vidcurate.errors import InputError
@@ -61,25 +60,28 @@ def read_prompts(path: Path) -> tuple[str, ...]:
     return prompts
 
 
-def wanted(recipe: TrainRecipe, preset: str, changes: Changes, *, raw: bool) -> Wanted:
+def wanted(
+    sample: SampleSpec | None, encoder_spec: VideoSpec, preset: str, changes: Changes, *, raw: bool, name: str
+) -> Wanted:
     """Return the sampling settings of a run. Unchanged own rounds are those the training samples itself.
 
-    Raises InputError for a recipe without prompts or size, or an encoder too coarse for the size.
+    `sample` is the recipe's section, `name` the recipe's name for messages. Raises InputError for a recipe
+    without prompts or size, or an encoder too coarse for the size.
     """
-    base = recipe.sample or SampleSpec(prompts=())
-    given = {name: getattr(changes, name) for name in ("prompts", "seeds", "steps", "guidance")}
+    base = sample or SampleSpec(prompts=())
+    given = {key: getattr(changes, key) for key in ("prompts", "seeds", "steps", "guidance")}
     spec = base.model_copy(update={key: value for key, value in given.items() if value not in (None, ())})
     if preset != OWN:
         sizes = zip(("num_frames", "height", "width"), size(preset), strict=True)
         spec = spec.model_copy(update=dict(sizes))
-    elif recipe.sample is None:
+    elif sample is None:
         raise InputError(
-            f"{recipe.name}: its recipe has no sample section, which would say a size; "
+            f"{name}: its recipe has no sample section, which would say a size; "
             f"take a preset: --preset {', '.join(PRESETS)}."
         )
     if not spec.prompts:
-        raise InputError(f"{recipe.name}: its recipe has no prompts; give them with --prompts FILE.")
-    check_size(recipe.video_encoder, spec.num_frames, spec.height, spec.width)
+        raise InputError(f"{name}: its recipe has no prompts; give them with --prompts FILE.")
+    check_size(encoder_spec, spec.num_frames, spec.height, spec.width)
     is_own = preset == OWN and spec == base and not raw
     return Wanted(name=sample_rounds.OWN if is_own else preset + "-raw" * raw, spec=spec)
 

@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.recipe import recipe as recipes
-from trainer.recipe.recipe import TrainRecipe
 from trainer.report.gallery import SERVE
 from trainer.run_folder import metrics, sample_rounds
+from trainer.run_folder.trackers_spec import TrackersSpec
 from trainer.training import trackers
 from trainer.training.trackers import Home, IsOver, Mirrors
 from vidcurate.storage import atomic_file
@@ -37,9 +36,9 @@ def metrics_file(run: Path) -> Path:
 class Shown(Mirrors):
     """The trackers of one run's samples, as its recipe sets them."""
 
-    def __init__(self, run: Path, recipe: TrainRecipe) -> None:
+    def __init__(self, run: Path, spec: TrackersSpec, recipe: dict[str, Any]) -> None:
         home = Home(module=MODULE, logs=run / SERVE / "logs", events=metrics_file(run), what="the server")
-        super().__init__(recipe.trackers, run, recipes.to_json(recipe), home)
+        super().__init__(spec, run, recipe, home)
         self.begin()
 
 

@@ -30,14 +30,14 @@ def metrics_file(run: Path) -> Path:
     return run / SERVE / metrics.VALIDATION
 
 
-def plan_rounds(recipe: TrainRecipe) -> tuple[TrainRecipe, tuple[Round, ...]]:
-    """Return the recipe with a validation section (its own or the default), and each stage's round.
+def plan_rounds(recipe: TrainRecipe) -> tuple[Round, ...]:
+    """Return each stage's round of validation, by the recipe's section or the default.
 
     Raises VidcurateError if the clips cannot be read or if there is no clip to validate on.
     """
     spec = recipe.validation or ValidationSpec()
     recipe = recipe.model_copy(update={"validation": spec})
-    return recipe, validation.plan_rounds(recipe.validation, data_stages.open_stages(recipe), recipe.seed)
+    return validation.plan_rounds(spec, data_stages.open_stages(recipe), recipe.seed)
 
 
 def is_there(run: Path, step: int, *, raw: bool, digest: str) -> bool:
@@ -55,9 +55,9 @@ def _before(run: Path, taken: Taken) -> dict[str, Any] | None:
     return max(earlier, key=lambda line: int(line["step"]), default=None)
 
 
-def _tools(taken: Taken, recipe: TrainRecipe, model: Model, world: World) -> StepContext:
+def _tools(taken: Taken, model: Model, world: World) -> StepContext:
     """Return a StepContext around the server's own model. The caller holds the model's lock."""
-    own = model.of(taken)
+    recipe, own = taken.recipe, model.of(taken)
     with torch.device("meta"):
         twin = STDiT3(recipe.model)
     twin.load_state_dict(own.state_dict(), assign=True)  # the same tensors, by the recipe's own settings
@@ -87,7 +87,7 @@ def _tools(taken: Taken, recipe: TrainRecipe, model: Model, world: World) -> Ste
 def measure(
     run: Path,
     taken: Taken,
-    rounds: tuple[TrainRecipe, Sequence[Round]],
+    rounds: Sequence[Round],
     model: Model,
     world: World,
 ) -> dict[str, Any]:
@@ -95,11 +95,11 @@ def measure(
 
     Raises VidcurateError.
     """
-    recipe, given = rounds[0], rounds[1][min(taken.stage, len(rounds[1]) - 1)]
+    given = rounds[min(taken.stage, len(rounds) - 1)]
     before = mesh.run_on_first_rank(lambda: _before(run, taken), world)
     began = time.perf_counter()
     with model.lock:
-        table, substituted = validation.losses(_tools(taken, recipe, model, world), given)
+        table, substituted = validation.losses(_tools(taken, model, world), given)
     line = {"step": taken.step, "stage": given.data.stage.name, "weights": taken.kind}
     line |= validation.summary(table, given, before)
     line |= {

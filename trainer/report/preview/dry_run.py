@@ -15,6 +15,8 @@ from trainer.data import stages as data_stages
 from trainer.data.latents import request as latents_request
 from trainer.data.latents.request import Encoding
 from trainer.distributed import memory
+from trainer.distributed.memory import Form
+from trainer.distributed.parallelize import ParallelSpec
 from trainer.distributed.step_time import Work
 from trainer.model.encoders.registry import text_encoder, video_encoder
 from trainer.model.stdit import STDiT3, STDiT3Config
@@ -23,6 +25,7 @@ from trainer.training import data_position, resume, validation
 from trainer.training.optim import adamw
 from trainer.training.state import Origin
 from vidcurate.sampler import order, plan_stats
+from vidcurate.sampler.plan import Plan
 from vidcurate.sampler.plan_stats import BucketTotal
 
 FIRST_CLIPS = 8
@@ -52,6 +55,7 @@ def memory_of(
     round of samples have loaded the encoders, they stay in memory.
     """
     needs, are_there = [], False
+    form, encoding = memory.form_of(recipe.blocks, recipe.precision), latents_request.encoding_of(recipe)
     for stage in stages:
         end = stage.first_step + stage.num_steps
         are_there |= stage.folder is None or (recipe.sample is not None and recipe.sample.every < end)
@@ -59,7 +63,7 @@ def memory_of(
             "video_encoder_bytes": video_encoder(recipe.video_encoder).predicted_bytes() if are_there else 0,
             "text_encoder_bytes": text_encoder(recipe.text_encoder).predicted_bytes() if are_there else 0,
         }
-        needs.append(_model_memory(stage, recipe, state) | encoders)
+        needs.append(_model_memory(stage.plan, recipe.parallel, form, encoding, state) | encoders)
     return needs
 
 
@@ -76,15 +80,13 @@ def unknown_encoders(found: Mapping[str, Any]) -> str:
 
 
 def _model_memory(
-    stage: data_stages.StageData, recipe: TrainRecipe, state: tuple[int, int]
+    plan: Plan, spec: ParallelSpec, form: Form, encoding: Encoding, state: tuple[int, int]
 ) -> dict[str, Any]:
-    spec, model = recipe.parallel, recipe.model
-    form = memory.form_of(recipe.blocks, recipe.precision)
-    encoder = video_encoder(recipe.video_encoder)
+    model, encoder = encoding.model, video_encoder(encoding.video)
     wanted = spec.recompute_blocks
     plans = [*memory.plans(model, form)] if wanted == "fit" else [memory.plan_of(model, wanted)]
     works: dict[str, Work] = {}
-    for cell in stage.plan.cells:
+    for cell in plan.cells:
         bucket = cell.bucket
         _, frames, rows, columns = encoder.latent_shape(bucket.num_frames, bucket.height, bucket.width)
         works[cell.name] = Work(

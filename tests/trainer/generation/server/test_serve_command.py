@@ -28,6 +28,10 @@ COARSE = (  # an encoder so coarse that a published preset is a few thousand tok
 )
 
 
+def _wanted(recipe: recipes.TrainRecipe, preset: str, changes: Changes, *, raw: bool) -> presets.Wanted:
+    return presets.wanted(recipe.sample, recipe.video_encoder, preset, changes, raw=raw, name=recipe.name)
+
+
 @pytest.mark.parametrize(
     ("preset", "size"),
     [("low4s", (102, 360, 640)), ("high4s", (102, 720, 1280)), ("low16s", (408, 360, 640))],
@@ -35,7 +39,7 @@ COARSE = (  # an encoder so coarse that a published preset is a few thousand tok
 def test_the_presets_are_the_published_sizes(preset: str, size: tuple[int, int, int]) -> None:
     recipe = recipes.load(SMOKE)
 
-    wanted = presets.wanted(recipe, preset, Changes(), raw=False)
+    wanted = _wanted(recipe, preset, Changes(), raw=False)
 
     assert presets.size(preset) == size
     assert (wanted.spec.num_frames, wanted.spec.height, wanted.spec.width) == size
@@ -46,20 +50,20 @@ def test_the_presets_are_the_published_sizes(preset: str, size: tuple[int, int, 
 def test_without_a_sample_section_a_preset_is_as_published() -> None:
     recipe = recipes.load(SMOKE, ["sample=null"])
 
-    spec = presets.wanted(recipe, "low4s", Changes(prompts=("x",)), raw=False).spec
+    spec = _wanted(recipe, "low4s", Changes(prompts=("x",)), raw=False).spec
 
     assert (spec.steps, spec.guidance, spec.fps, spec.seeds) == (30, 7.0, 24.0, (0,))
     with pytest.raises(InputError, match="--prompts FILE"):
-        presets.wanted(recipe, "low4s", Changes(), raw=False)
+        _wanted(recipe, "low4s", Changes(), raw=False)
     with pytest.raises(InputError, match="--preset low4s"):
-        presets.wanted(recipe, presets.OWN, Changes(prompts=("x",)), raw=False)
+        _wanted(recipe, presets.OWN, Changes(prompts=("x",)), raw=False)
 
 
 def test_a_set_is_named_by_what_differs_from_the_recipes_own() -> None:
     recipe = recipes.load(SMOKE)
 
     def name(preset: str, raw: bool, **changes: object) -> str:
-        return presets.wanted(recipe, preset, Changes(**changes), raw=raw).name  # type: ignore[arg-type]
+        return _wanted(recipe, preset, Changes(**changes), raw=raw).name  # type: ignore[arg-type]
 
     assert name("own", False) == ""
     assert name("own", False, prompts=recipe.sample.prompts) == ""  # type: ignore[union-attr]
