@@ -173,7 +173,7 @@ def test_missing_clips_are_listed_with_the_command_and_counted_by_the_dry_run(
     whole = dry_run.dry_run(smoke(shards, tmp_path / "run", *TRAINED, *from_latents(latents)))
     clips = dry_run.dry_run(smoke(shards, tmp_path / "run", *TRAINED))
     assert whole["stages"][0]["latents"]["missing"] == []
-    assert "encoded ahead" in dry_run.to_text(clips)
+    assert "precomputed, one view a clip" in dry_run.to_text(clips)
     for key in ("clips", "steps", "cells", "first_clip_ids", "plan_fingerprint", "structure_fingerprint"):
         assert whole["stages"][0][key] == clips["stages"][0][key]
 
