@@ -12,7 +12,6 @@ from trainer.data.stages import StageData
 from trainer.distributed import environment, mesh
 from trainer.distributed.mesh import World
 from trainer.health.checks.check import Bounded, Check
-from trainer.model.encoders.registry import VideoSpec
 from trainer.recipe import recipe as recipes
 from trainer.recipe.recipe import TrainRecipe
 from trainer.report.preview import dry_run
@@ -22,7 +21,6 @@ from trainer.training.preflight import run_checks
 from trainer.training.preflight.run_checks import Preflight
 from trainer.training.state import Origin
 from vidcurate.errors import BadNodeError, StorageError, VidcurateError
-from vidcurate.loader.spec import LoaderSpec
 from vidcurate.storage import atomic_file
 
 FILE = "preflight.json"
@@ -107,28 +105,26 @@ def _of_data(
         value = f"{len(stages)} stages, {steps:,} steps, {clips:,} clips"
         return [Check(name="dataset", verdict="ok", value=value)]
 
+    def first_step() -> list[Check]:
+        """Read this rank's clips of the first step, as the training would."""
+        events: list[dict[str, Any]] = []
+        ranks = {"rank": world.rank, "world_size": world.size}
+        with open_stage.open_loader(
+            stages[0], recipe.loader, recipe.video_encoder, **ranks, on_event=events.append
+        ) as loader:
+            batches = loader.step(0)
+        value = f"{len(batches)} micro-batches read"
+        replaced = [event["clip_id"] for event in events if event["event"] == "clip_substituted"]
+        if replaced:
+            value += f", {len(replaced)} clips cannot be read ({', '.join(replaced[:3])})"
+        return [Check(name="first step", verdict="warn" if replaced else "ok", value=value)]
+
     found = bounded.run("dataset", dataset)
     if found[0].verdict == "ok":
         found += bounded.run(
             "first step", lambda: _read_first_step(stages[0], recipe.loader, recipe.video_encoder, world)
         )
     return tuple(stages), found, failures
-
-
-def _read_first_step(
-    stage: StageData, spec: LoaderSpec, encoder_spec: VideoSpec, world: World
-) -> list[Check]:
-    """Read this rank's clips of the stage's first step, as the training would."""
-    events: list[dict[str, Any]] = []
-    with open_stage.open_loader(
-        stage, spec, encoder_spec, rank=world.rank, world_size=world.size, on_event=events.append, pin=False
-    ) as loader:
-        batches = loader.step(0)
-    value = f"{len(batches)} micro-batches read"
-    replaced = [event["clip_id"] for event in events if event["event"] == "clip_substituted"]
-    if replaced:
-        value += f", {len(replaced)} clips cannot be read ({', '.join(replaced[:3])})"
-    return [Check(name="first step", verdict="warn" if replaced else "ok", value=value)]
 
 
 def _same(digest: str, stages: tuple[StageData, ...]) -> dict[str, str]:
