@@ -108,9 +108,13 @@ def _of_data(
     def first_step() -> list[Check]:
         """Read this rank's clips of the first step, as the training would."""
         events: list[dict[str, Any]] = []
-        ranks = {"rank": world.rank, "world_size": world.size}
         with open_stage.open_loader(
-            stages[0], recipe.loader, recipe.video_encoder, **ranks, on_event=events.append
+            stages[0],
+            recipe.loader,
+            recipe.video_encoder,
+            rank=world.rank,
+            world_size=world.size,
+            on_event=events.append,
         ) as loader:
             batches = loader.step(0)
         value = f"{len(batches)} micro-batches read"
@@ -121,9 +125,7 @@ def _of_data(
 
     found = bounded.run("dataset", dataset)
     if found[0].verdict == "ok":
-        found += bounded.run(
-            "first step", lambda: _read_first_step(stages[0], recipe.loader, recipe.video_encoder, world)
-        )
+        found += bounded.run("first step", first_step)
     return tuple(stages), found, failures
 
 
