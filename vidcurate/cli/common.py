@@ -176,6 +176,8 @@ def print_summary(summary: dict[str, Any], *, title: str, to_json: bool) -> None
     if to_json:
         print(json.dumps(summary, default=str))
         return
+    from vidcurate.curation.report.records import Records
+
     grid = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
     records = {name: value for name, value in summary.items() if _is_records(value)}
     for name, value in summary.items():
@@ -184,13 +186,9 @@ def print_summary(summary: dict[str, Any], *, title: str, to_json: bool) -> None
     console = screen()
     console.print(grid)
     for name, rows in records.items():
-        inner = Table(title=name, title_justify="left", box=None, padding=(0, 2, 0, 0))
-        columns = [column for column in rows[0] if column != "warning"]  # printed in full above the table
-        for column in columns:
-            inner.add_column(column.replace("_", " "), overflow="fold")
-        for record in rows:
-            inner.add_row(*("" if record[column] is None else _cell(record[column]) for column in columns))
-        console.print(inner)
+        # A warning is printed in full above the table.
+        columns = [{key: row[key] for key in row if key != "warning"} for row in rows]
+        console.print(Records(name, columns, _cell))
 
 
 def _is_records(value: Any) -> bool:

@@ -1,7 +1,9 @@
+import io
 import re
 import time
 
 import pytest
+from rich.console import Console
 
 from vidcurate.executor import progress
 
@@ -31,3 +33,34 @@ def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
         tell(1, 2, "files")
 
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize(
+    ("what", "done", "total", "unit"),
+    [
+        ("score-frames", 1_234_567, 12_345_678, "clips (1,234.56 h of video, 0.1234 h/s, 12,345 failed)"),
+        ("build-shards", 999_999, 1_000_000, "clips"),
+        ("probe", 3, 320, "files (0 failed)"),
+    ],
+)
+def test_the_bar_keeps_count_total_and_time_left_at_every_width(
+    width: int, what: str, done: int, total: int, unit: str
+) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, width=width, force_terminal=True, color_system=None)
+    with progress.Bar(progress._FittedColumn(console), console=console) as bar:
+        bar.add_task(what, total=total, completed=done, unit=unit, rate=10.0)
+        bar.refresh()
+
+    line = [
+        part
+        for part in re.split(r"[\r\n]", re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", screen.getvalue()))
+        if part
+    ][-1]
+    assert len(line.rstrip()) <= width
+    assert line.startswith(f"{what} ")
+    assert f" {done:,}/{total:,} " in line
+    assert re.search(r" (\d+:)?\d+:\d\d left$", line.rstrip()), line
+    assert ("━" in line) or width == 60
+    assert (unit in line) is (unit == "clips" or total == 320 or width == 120)

@@ -12,6 +12,7 @@ from rich.table import Table
 from vidcurate.curation.clip_table import rejection_ledger, table
 from vidcurate.curation.clip_table.rejection_ledger import LEDGER
 from vidcurate.curation.clip_table.schema import COLUMNS, STAGES, written_by
+from vidcurate.curation.report.records import Records
 from vidcurate.errors import InputError
 from vidcurate.shards.index import read_index
 
@@ -124,10 +125,5 @@ def render(found: dict[str, Any]) -> RenderableType:
                 inner.add_row(f"  {key}", str(fact))
             parts.append(inner)
         elif isinstance(value, list) and value and isinstance(value[0], dict):
-            inner = Table(title=name.replace("_", " "), title_justify="left", box=None)
-            for key in value[0]:
-                inner.add_column(f"  {key}")
-            for record in value:
-                inner.add_row(*(f"  {fact}" for fact in record.values()))
-            parts.append(inner)
+            parts.append(Records(name.replace("_", " "), value))
     return Group(*parts)

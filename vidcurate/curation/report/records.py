@@ -1,0 +1,54 @@
+"""Tables of records for the terminal: no number is broken, at any width."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.table import Table
+
+_GAP = 2  # blank columns between two columns
+
+
+class Records:
+    """Rows of equal keys as a table; where the numbers alone are wider than the screen, one block per row."""
+
+    def __init__(
+        self, title: str, rows: Sequence[Mapping[str, Any]], cell: Callable[[Any], str] = str
+    ) -> None:
+        self._title = title
+        self._rows = [{key: "" if row[key] is None else cell(row[key]) for key in rows[0]} for row in rows]
+        self._words = {
+            key for key in rows[0] if any(isinstance(row[key], str | list | tuple | dict) for row in rows)
+        }
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self._table() if self._least_width() <= options.max_width else self._blocks()
+
+    def _least(self, key: str) -> int:
+        """Return the least width of a column: its longest number, or the longest word of its title."""
+        title = max(map(len, key.split("_")))
+        return max(title, 0 if key in self._words else max(len(row[key]) for row in self._rows))
+
+    def _least_width(self) -> int:
+        return sum(self._least(key) + _GAP for key in self._rows[0])
+
+    def _table(self) -> RenderableType:
+        table = Table(title=self._title, title_justify="left", box=None, padding=(0, _GAP, 0, 0))
+        for key in self._rows[0]:
+            table.add_column(key.replace("_", " "), overflow="fold", min_width=self._least(key))
+        for row in self._rows:
+            table.add_row(*row.values())
+        return table
+
+    def _blocks(self) -> RenderableType:
+        table = Table(
+            title=self._title, title_justify="left", show_header=False, box=None, padding=(0, _GAP, 0, 0)
+        )
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        for number, row in enumerate(self._rows):
+            if number:
+                table.add_row("", "")
+            for key, value in row.items():
+                table.add_row(key.replace("_", " "), value)
+        return table
