@@ -5,12 +5,24 @@
 stdout carries the result (the last line, or JSON), stderr the progress. Exit codes: trainer.cli.exit_codes.
 """
 
+# ruff: noqa: E402
+import os
+import signal
+import sys
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+
+    def _end_at_once(number: int, frame: object) -> None:
+        os.write(2, b"interrupted; the same command continues\n")
+        os._exit(130)
+
+    # The imports below take time; trainer.cli.commands takes over afterwards.
+    signal.signal(signal.SIGINT, _end_at_once)
+
 import argparse
 import difflib
 import importlib
 import json
-import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 

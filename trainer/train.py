@@ -36,7 +36,7 @@ from trainer.recipe.recipe import TrainRecipe
 from trainer.run_folder import jsonl, metrics
 from trainer.run_folder.checkpoint.async_save import AsyncSaver
 from trainer.run_folder.trackers_spec import TrackersSpec
-from trainer.training import data_position, periodic, resume, run_lock, validation
+from trainer.training import data_position, outcome, periodic, resume, run_lock, validation
 from trainer.training import log as training_log
 from trainer.training.guard import rollback
 from trainer.training.guard.decide import RollbackRequested
@@ -87,8 +87,9 @@ def train(
     try:
         run = recipe.output
         with (
-            stop_requests.listening() as stop,
+            stop_requests.listening(is_first=world.is_first) as stop,
             run_lock.locked(run, world),
+            outcome.end_recorded(run, world, stop),
             distributed_rank.rank_log(run, world.rank, world.size),
             monitor.watching(recipe.watch, run, world, stop) as watched,
             _deterministic_on_cpu(world),

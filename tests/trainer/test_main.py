@@ -198,7 +198,7 @@ def test_shards_that_are_gone_from_a_run_that_has_begun_are_no_wrong_request(
 
     said = capsys.readouterr().err
     assert "unmounted/index.parquet: no such index" in said
-    assert "is at step 3" in said
+    assert "has reached step 3" in said
     assert said.count("\n") == 1
 
 

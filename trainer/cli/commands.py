@@ -6,14 +6,18 @@ Results are printed to stdout, progress to stderr. An error of the project is on
 import argparse
 import gc
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from trainer.cli import exit_codes
 from vidcurate.errors import VidcurateError
 
+INTERRUPTED = "interrupted; the same command continues"
 # Python's option that leaves the working directory out of the module search path, where this process has it.
 SAFE_PATH = ["-P"] if sys.flags.safe_path else []
 
@@ -59,9 +63,10 @@ def run_long_command(
     With `given.traceback` this function raises the error itself.
     """
     try:
-        return act(given)
+        with interrupts(signal.default_int_handler):
+            return act(given)
     except KeyboardInterrupt:
-        print(f"error: interrupted; the same command resumes {resumes}.", file=sys.stderr)
+        print(f"{INTERRUPTED} {resumes}.", file=sys.stderr)
         return exit_codes.INTERRUPTED
     except VidcurateError as error:
         if given.traceback:
@@ -70,9 +75,32 @@ def run_long_command(
         return error.exit_code
 
 
+def end_at_once(number: int, frame: object) -> None:
+    """End the process on Ctrl-C with one line: a signal handler for while nothing has been written yet."""
+    os.write(2, f"{INTERRUPTED}\n".encode())
+    os._exit(exit_codes.INTERRUPTED)
+
+
+@contextmanager
+def interrupts(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Handle Ctrl-C by `handler` inside the block; leave an ignored Ctrl-C ignored."""
+    before = signal.getsignal(signal.SIGINT)
+    if before == signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @contextmanager
 def loading() -> Iterator[None]:
     """Import modules with the garbage collector off, and exclude their objects from later collections.
+
+    Ctrl-C ends the process with one line meanwhile: an import that KeyboardInterrupt cuts off can end in any
+    error.
 
     Torch and its dependencies are a million permanent objects: collecting over them repeatedly, and once more
     at exit, is a third of a command's start and exit time.
@@ -82,7 +110,9 @@ def loading() -> Iterator[None]:
         return
     gc.disable()
     try:
-        yield
+        custom = signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        with nullcontext() if custom else interrupts(end_at_once):
+            yield
     finally:
         gc.freeze()
         gc.enable()

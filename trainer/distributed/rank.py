@@ -142,13 +142,17 @@ def rank_log(run: Path, rank: int, world_size: int) -> Iterator[None]:
     try:
         yield
     except BaseException:
+        sys.stderr.flush()
+        if rank == 0:  # the console gets the error's line from the command, the file the traceback
+            done.set()
+            copier.join()
         traceback.print_exc(file=sys.stderr)
         raise
     finally:
         sys.stderr.flush()
         os.dup2(console, 2)
         done.set()
-        if rank == 0:
+        if rank == 0 and copier.is_alive():
             copier.join()
         os.close(console)
         os.close(log)

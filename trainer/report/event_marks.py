@@ -13,6 +13,8 @@ EVENT_INKS = {
     "xid": 6,
     "ecc": 6,
     "gave_up": 6,
+    "failed": 6,
+    "refused": 6,
     "excluded": 6,
     "slow_rank": 1,
     "throughput_drop": 1,
@@ -36,7 +38,7 @@ MEANINGS = {
     1: "slower, a clip or worker replaced, a checkpoint damaged",
     3: "data or plan changed",
     4: "saved and left on a signal",
-    6: "guard, stall, GPU, node left out, given up",
+    6: "guard, stall, GPU, node left out, given up, ended on an error",
     7: "other",
 }
 BEGUN = ("start", "resume", "load", "load_from_scratch", "weights")

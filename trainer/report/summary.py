@@ -14,6 +14,8 @@ ENDS = {
     "stop": "Stopped on a signal and saved",
     "gave_up": "The launch gave up",
     "stall": "Hung, and ended",
+    "failed": "Ended on an error",
+    "refused": "The last start was refused",
 }
 STRICT = {
     "stop": "Stopped by the guard",
@@ -27,6 +29,8 @@ def moment(seconds: float) -> str:
 
 
 def _end(event: dict[str, Any]) -> str | None:
+    if event.get("saved") is False:
+        return "Stopped at once by a second Ctrl-C"
     return STRICT.get(str(event.get("action"))) if event["event"] == "guard" else ENDS.get(event["event"])
 
 
@@ -40,6 +44,8 @@ def standing(number: int, run: RunData) -> str:
     step = max([run.lines[-1]["step"] if run.lines else 0, *(event["step"] for event in run.events)])
     ended = None
     for count, event in enumerate(run.events):
+        if event["event"] == "refused" and ended is not None and ended[1]["event"] == "done":
+            continue  # the run stays done
         if _end(event) is not None:
             ended = (count, event)
         elif event["event"] in event_marks.BEGUN:

@@ -143,8 +143,9 @@ def save(
     except (OSError, VidcurateError) as error:
         if world.is_first:
             shutil.rmtree(partial, ignore_errors=True)
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise StorageError(
-            f"{final}: the checkpoint cannot be written ({error}); the ones before it are untouched."
+            f"{final}: the checkpoint cannot be written ({why}); the ones before it are untouched."
         ) from error
     return final
 

@@ -54,7 +54,10 @@ class _Writer(FileSystemWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         if self.write_shards is None:
-            return super().write_data(plan, planner)
+            try:
+                return super().write_data(plan, planner)
+            except RuntimeError as error:
+                raise _disk_error(error) from error
         done: Future[list[WriteResult]] = Future()
         done.set_result(self.write_shards(plan))
         return done
@@ -119,10 +122,19 @@ def write_planned(folder: Path, plan: SavePlan, shards: Mapping[str, Tensor]) ->
     return results
 
 
+def _disk_error(error: BaseException) -> BaseException:
+    """Return the OSError behind an error of torch's zip writer, which hides a full disk; else the error."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, OSError):
+        found = found.__cause__ or found.__context__
+    return found or error
+
+
 def _cause(error: CheckpointException) -> str:
     """Return the first rank's failure in one line."""
     rank, (cause, _) = min(error.failures.items())
-    text = str(cause).strip().partition("\n")[0] or type(cause).__name__
+    reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
+    text = reason.strip().partition("\n")[0] or type(cause).__name__
     return text if len(error.failures) == 1 and rank == 0 else f"rank {rank}: {text}"
 
 
