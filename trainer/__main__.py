@@ -5,7 +5,6 @@
 stdout carries the result (the last line, or JSON), stderr the progress. Exit codes: trainer.cli.exit_codes.
 """
 
-# ruff: noqa: E402
 import os
 import signal
 import sys
