@@ -47,6 +47,11 @@ SMALL: dict[str, Any] = {
 DTYPE = "bfloat16"
 
 
+def spec_of(spec: Any, **constants: int) -> Any:
+    """Return a subclass of an encoder's settings with other constants."""
+    return type(spec.__name__, (spec,), {"__module__": __name__, **constants})
+
+
 def filled(module: nn.Module, device: torch.device) -> Any:
     """Return a module of the meta device on `device`, with random weights under which values stay finite."""
     module = module.to(DTYPES[DTYPE]).to_empty(device=device).eval().requires_grad_(False)
@@ -138,7 +143,7 @@ class Bench:
         return torch.randint(0, 256, shape, dtype=torch.uint8, device=self.device)
 
     def vae(self, batch: int, chunks: int, weights: Any) -> VideoVae:
-        encoder = VideoVae(VaeSpec(dtype=DTYPE, micro_batch_size=batch, chunk_batch_size=chunks))
+        encoder = VideoVae(spec_of(VaeSpec, micro_batch_size=batch, chunk_batch_size=chunks)(dtype=DTYPE))
         encoder._vae = weights
         return encoder
 
@@ -245,7 +250,8 @@ def t5(bench: Bench) -> list[Row]:
         return {"input_ids": [*torch.randint(2, 32000, (int(text) - 1,), generator=source).tolist(), 1]}
 
     captions = [str(int(length)) for length in lengths]
-    encoder = T5(T5Spec(caption_channels=width, dtype=DTYPE, micro_batch_size=bench.batch), bench.device)
+    spec = spec_of(T5Spec, micro_batch_size=bench.batch)(caption_channels=width, dtype=DTYPE)
+    encoder = T5(spec, bench.device)
     encoder._loaded = (tokenizer, model)
     ids = torch.randint(2, 32000, (len(captions), 300), generator=source).to(bench.device)
     real = (torch.arange(300)[None] < lengths[:, None]).long().to(bench.device)

@@ -295,7 +295,7 @@ def validation_spec(spec: ValidationSpec, trained: DataSpec) -> DataSpec:
     """Return the validation data of a stage that trains on `trained`: the other fold, in whole cells."""
     return trained.model_copy(
         update={
-            "fold": spec.fold,
+            "fold": "validation",
             "buckets": spec.buckets or trained.buckets,
             "levels": spec.levels or _levels_shown(trained),
             "weights": {},

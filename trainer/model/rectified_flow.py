@@ -36,16 +36,12 @@ Velocity = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 class FlowSpec(Recipe):
     """How timesteps are drawn in training, and whether size and length of the clip shift them.
 
-    The defaults are those of all published stages. `loc` and `scale` belong to logit-normal draws. Sampling
-    uses `shift` and `shift_scale` as well.
+    The defaults are those of all published stages, and so are mean 0 and deviation 1 of the logit-normal.
+    Sampling uses `shift` and `shift_scale` as well.
     """
 
     timesteps: Literal["logit-normal", "uniform"] = "logit-normal"
     """distribution of the timesteps before the shift"""
-    loc: float = 0.0
-    """mean of the logit-normal"""
-    scale: float = Field(default=1.0, gt=0)
-    """standard deviation of the logit-normal"""
     shift: bool = True
     """move timesteps towards noise with resolution and length"""
     shift_scale: float = Field(default=1.0, gt=0)
@@ -57,7 +53,7 @@ def training_timesteps(spec: FlowSpec, draws: Tensor, ratio: Tensor) -> Tensor:
 
     `draws` are standard normal for "logit-normal" and uniform in [0, 1) for "uniform".
     """
-    timesteps = draw_timesteps(draws, spec.timesteps, loc=spec.loc, scale=spec.scale)
+    timesteps = draw_timesteps(draws, spec.timesteps)
     return shift_timesteps(timesteps, ratio) if spec.shift else timesteps
 
 

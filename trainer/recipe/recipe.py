@@ -161,24 +161,20 @@ class Stage(Recipe):
 
 
 class ValidationSpec(Recipe):
-    """The loss on clips that are not trained, at ten fixed timesteps.
+    """The moving average's loss on clips that are not trained, at ten fixed timesteps.
 
-    The clips are those of the stage's shards in `fold`, in the stage's levels unless `levels` names others;
-    each round reads the same.
+    The clips are those of the stage's shards in the fold `validation`, in the stage's levels unless `levels`
+    names others; each round reads the same.
     """
 
     every: Count = 1000
     """steps between rounds; there is one before the first step and after the last, too"""
-    fold: str = "validation"
-    """the fold that is read"""
     clips_per_bucket: Count = 64
     """clips of each bucket, over its levels; all of them where there are fewer"""
     buckets: BucketSpec | None = None
     """shapes to validate in; null: the stage's own"""
     levels: tuple[int, ...] | None = None
     """levels to validate on, the same in every stage; null: those that the stage shows"""
-    weights: Literal["ema", "raw"] = "ema"
-    """the moving average, or the weights that are trained"""
 
 
 class TrainRecipe(Recipe):

@@ -42,7 +42,7 @@ ALERTS = (
     "ecc",
     "gave_up",
 )  # disables W&B's own crash reports
-INIT = ("project", "name", "group", "tags", "mode", "config")  # settings passed to W&B
+INIT = ("project", "name", "group", "config")  # settings passed to W&B
 
 
 # ── the training's side ─────────────────────────────────────────────────────────────────────────────────────
@@ -72,10 +72,11 @@ class Mirrors:
         self._home = home or Home(
             module="trainer.training.trackers", logs=run / LOGS, events=run / jsonl.EVENTS, what="the run"
         )
-        wandb = spec.wandb.model_dump(mode="json") | {"config": config} if spec.wandb else None
-        for name in ("name", "group"):
-            if wandb and wandb[name] is None:
-                wandb[name] = config["name"]
+        wandb: dict[str, Any] | None = None
+        if spec.wandb:
+            wandb = {"project": spec.wandb.project, "config": config}
+            for key, variable in (("name", "WANDB_NAME"), ("group", "WANDB_RUN_GROUP")):
+                wandb[key] = os.environ.get(variable) or config["name"]
         self._wanted = {"tensorboard": {} if spec.tensorboard else None, "wandb": wandb}
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._step = 0

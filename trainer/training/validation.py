@@ -152,14 +152,10 @@ def losses(context: StepContext, given: Round) -> tuple[NDArray[np.float64], int
 
 
 def losses_of_state(state: TrainState, context: StepContext, given: Round) -> tuple[NDArray[np.float64], int]:
-    """Return `losses` of the EMA, or of the raw weights if the recipe says so.
+    """Return `losses` of the EMA.
 
     Weights and EMA are unchanged afterwards.
     """
-    spec = context.recipe.validation
-    assert spec is not None
-    if spec.weights == "raw":
-        return losses(context, given)
     ema.swap(state.ema, state.model)
     try:
         return losses(context, given)
@@ -227,14 +223,13 @@ def validate(state: TrainState, context: StepContext, given: Round) -> dict[str,
 
     The line does not depend on the number of ranks.
     """
-    path, spec = context.recipe.output / metrics.VALIDATION, context.recipe.validation
-    assert spec is not None
+    path = context.recipe.output / metrics.VALIDATION
     written = mesh.run_on_first_rank(lambda: metrics.read_metrics(path)[-1:], context.world)
     if written and written[0]["step"] >= state.step:
         return None
     began = time.perf_counter()
     table, substituted = losses_of_state(state, context, given)
-    line = {"step": state.step, "stage": given.data.stage.name, "weights": spec.weights}
+    line = {"step": state.step, "stage": given.data.stage.name, "weights": "ema"}
     line |= summary(table, given, written[0] if written else None)
     line |= {
         "clips_substituted": substituted,

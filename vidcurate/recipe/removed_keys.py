@@ -41,6 +41,7 @@ _WATCH = Removed("the value is a constant of trainer/health/watch/spec.py")
 _READ = Removed("the value is a constant of vidcurate/loader/spec.py")
 _REMOTE = Removed("the value is a constant of vidcurate/shards/remote_index.py")
 _EXCHANGE = Removed("the key of Open-Sora's config.json has no effect here; the converter reads and drops it")
+_VAE = Removed("the value is a constant of trainer/model/encoders/vae.py")
 _FRAMES = Removed("the value is a constant of vidcurate/curation/frame_scores/spec.py")
 _MODELS = Removed("the value is a constant of vidcurate/curation/model_scores/spec.py")
 _DEDUP = Removed("the value is a constant of vidcurate/curation/dedup/spec.py")
@@ -77,6 +78,7 @@ REMOVED: Mapping[str, Mapping[str, Removed]] = {
         "min_link_gb_per_second": _RATE,
         "min_write_mb_per_second": _RATE,
         "max_clock_offset_seconds": _PREFLIGHT,
+        "different_versions": Removed("a node with versions other than most nodes' is bad"),
         "xid_hours": Removed("Xids of the last 24 hours count; `xid: {NUMBER: ignore}` leaves one out"),
     },
     "WatchSpec": {
@@ -99,7 +101,23 @@ REMOVED: Mapping[str, Mapping[str, Removed]] = {
     "TrainRecipe": {"blocks=readable": Removed("write eager", now="eager")},
     "LoaderSpec": {"max_worker_clips": _READ, "max_worker_bytes": _READ},
     "RemoteSpec": {"request_seconds": _REMOTE, "requests_at_once": _REMOTE},
-    "WandbSpec": {"entity": Removed("set WANDB_ENTITY in the environment")},
+    "WandbSpec": {
+        "entity": Removed("set WANDB_ENTITY in the environment"),
+        "name": Removed("set WANDB_NAME in the environment"),
+        "group": Removed("set WANDB_RUN_GROUP in the environment"),
+        "tags": Removed("set WANDB_TAGS in the environment"),
+        "mode": Removed("set WANDB_MODE in the environment"),
+    },
+    "FlowSpec": {
+        "loc": Removed("the logit-normal has mean 0, as in all published stages", 0.0),
+        "scale": Removed("the logit-normal has deviation 1, as in all published stages", 1.0),
+    },
+    "VaeSpec": {"micro_batch_size": _VAE, "chunk_batch_size": _VAE},
+    "T5Spec": {"micro_batch_size": Removed("the value is a constant of trainer/model/encoders/t5.py")},
+    "ValidationSpec": {
+        "fold": Removed("the fold validation is read; split.validation_fraction sets its size"),
+        "weights": Removed("the moving average is validated; the inference server validates raw weights"),
+    },
     "STDiT3Config": {
         "class_dropout_prob": Removed("write a stage's caption_dropout"),
         "enable_flash_attn": _EXCHANGE,

@@ -17,7 +17,12 @@ from trainer.train import train
 from trainer.training import trackers
 
 SHORT = ("stages.0.steps=3", "stages.0.log_every=1", "sample=null")
-WANDB = "trackers.wandb={project: vidcurate-tests, mode: offline, tags: [a test]}"
+WANDB = "trackers.wandb={project: vidcurate-tests}"
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
 
 
 @pytest.fixture(scope="module")
@@ -190,8 +195,12 @@ def test_a_log_file_of_events_that_was_replaced_loses_none_and_repeats_none(tmp_
     assert lines == ["guard", "stall", "xid"]
 
 
-def test_wandb_keeps_the_run_offline_and_one_identity_over_two_starts(shards: Path, tmp_path: Path) -> None:
+def test_wandb_keeps_the_run_offline_and_one_identity_over_two_starts(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = tmp_path / "run"
+    monkeypatch.setenv("WANDB_NAME", "a name")
+    monkeypatch.setenv("WANDB_TAGS", "a test")
     train(smoke(shards, run, *SHORT, WANDB, "stages.0.steps=2"))
     train(smoke(shards, run, *SHORT, WANDB))
 
@@ -202,6 +211,8 @@ def test_wandb_keeps_the_run_offline_and_one_identity_over_two_starts(shards: Pa
         if record.HasField("run"):
             ids.add(record.run.run_id)
             assert record.run.project == "vidcurate-tests"
+            assert (record.run.display_name, record.run.run_group) == ("a name", "tiny")
+            assert list(record.run.tags) == ["a test"]
         values = {"/".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
         if "loss" in values:
             losses.setdefault(int(values["step"]), []).append(float(values["loss"]))

@@ -138,7 +138,6 @@ def test_the_number_of_clips_and_the_shapes_can_be_chosen(shards: Path, tmp_path
     more = (
         "validation.every=9",
         "validation.clips_per_bucket=1",
-        "validation.weights=raw",
         "stages.0.steps=1",
     )
     table = "validation.buckets={sizes: {16px: {'1.00': [16, 16]}}, table: {16px: {4: [1.0, 3]}}}"

@@ -13,6 +13,12 @@ from vidcurate.errors import RecipeError
 from vidcurate.recipe import recipe
 from vidcurate.recipe.removed_keys import ANY, REMOVED, Removed, upgrade
 
+SETTINGS = (
+    "guard.max_rollbacks=5",
+    "stages.0.mask_ratios={interpolate: 0.1}",
+    "validation={every: 9}",
+    "trackers.wandb={project: p}",
+)
 ROWS = [(name, key) for name, keys in REMOVED.items() for key in keys]
 
 
@@ -91,18 +97,21 @@ def with_former_keys(document: dict[str, Any]) -> dict[str, Any]:
         "LoaderSpec": document["loader"],
         "RemoteSpec": document["loader"]["remote"],
         "STDiT3Config": document["model"],
+        "ValidationSpec": document["validation"],
+        "WandbSpec": document["trackers"]["wandb"],
     }
     add(document, "TrainRecipe")
     for name, place in parts.items():
         add(place, name)
     for stage in document["stages"]:
         add(stage["data"], "DataSpec")
+        add(stage["flow"], "FlowSpec")
         add(stage, "Stage")
     return document
 
 
 def test_a_run_whose_saved_recipe_has_former_keys_can_be_resumed() -> None:
-    now = recipes.load(SMOKE, ["guard.max_rollbacks=5", "stages.0.mask_ratios={interpolate: 0.1}"])
+    now = recipes.load(SMOKE, [*SETTINGS])
 
     older = with_former_keys(recipes.to_json(now))
 

@@ -26,8 +26,7 @@ from vidcurate.shards.index import Index, read_index
 from vidcurate.shards.index_file import INDEX_NAME
 
 NAMED_CLIPS = 3
-# Encoder settings that change memory but no number, or that a folder may exceed.
-FREE_SETTINGS = ("micro_batch_size", "chunk_batch_size", "posterior")
+FREE_SETTINGS = ("posterior",)  # encoder settings that a folder may exceed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Recipe section `preflight`: checks before step 1, and when a node fails."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
@@ -28,7 +28,5 @@ class PreflightSpec(Recipe):
     """how long one check may take; one that takes longer is named, and its node is bad"""
     max_slowdown: Annotated[float, Field(gt=0, lt=1)] = 0.3
     """a GPU that is slower than the median of its kind by more than this share makes its node bad"""
-    different_versions: Literal["bad", "warn"] = "bad"
-    """what a node is whose driver, NCCL, torch, Python or vidcurate is another than most nodes'"""
     xid: dict[Number, Action] = Field(default_factory=dict)
     """changes of the policy for Xids: number → ignore, warn, restart_job or drain_node"""

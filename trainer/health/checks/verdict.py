@@ -119,7 +119,7 @@ def _against(
     )
 
 
-def different(reports: Sequence[Report], spec: PreflightSpec) -> dict[int, list[Check]]:
+def different(reports: Sequence[Report]) -> dict[int, list[Check]]:
     """Return rank → what of its versions is another than most ranks', or rank 0's where none has most."""
     found: dict[int, list[Check]] = {}
     names = sorted({name for report in reports for name in report.versions})
@@ -133,7 +133,7 @@ def different(reports: Sequence[Report], spec: PreflightSpec) -> dict[int, list[
                 found.setdefault(rank, []).append(
                     Check(
                         name=name,
-                        verdict=spec.different_versions,
+                        verdict="bad",
                         value=value,
                         limit=f"{usual}, as on most ranks",
                         advice="install the same on every node",

@@ -6,7 +6,7 @@ features are 0. transformers and the weights are loaded at first use; sizes are 
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -40,7 +40,7 @@ class T5Spec(Recipe):
     """of weights, arithmetic and features"""
     clean: bool = False
     """clean captions as the published inference does: lower case, no addresses, mark-up or codes"""
-    micro_batch_size: int = Field(default=8, ge=1)
+    micro_batch_size: ClassVar[int] = 8
     """captions that are encoded at once; bounds the memory"""
 
 

@@ -10,10 +10,9 @@ diffusers and the weights are loaded at first use; sizes are known without eithe
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from trainer.model.encoders.precision import DTYPES, Dtype, own_precision
@@ -61,9 +60,9 @@ class VaeSpec(Recipe):
     """of weights and arithmetic; latents are float32 in any case"""
     posterior: Literal["mean", "sample"] = "mean"
     """train on the posterior's mean, or on a draw from it that belongs to (seed, step, clip)"""
-    micro_batch_size: int = Field(default=4, ge=1)
+    micro_batch_size: ClassVar[int] = 4
     """frames that the frame VAE takes at once; bounds the memory"""
-    chunk_batch_size: int = Field(default=1, ge=1)
+    chunk_batch_size: ClassVar[int] = 1
     """chunks of 17 frames that the temporal VAE takes at once; bounds the memory"""
 
 

@@ -252,7 +252,7 @@ def _check(rank: _Rank, hosts: list[str], answers: dict[int, Any], began: float)
         for number in stuck:
             more.setdefault(number, []).append(_stuck(rank.bounded.seconds))
     more = clocks.against_most(more)
-    for number, odd in verdict.different(reports, spec).items():
+    for number, odd in verdict.different(reports).items():
         more.setdefault(number, []).extend(odd)
     nodes = verdict.nodes(hosts, verdict.compared(reports, spec), more)
     seconds = time.monotonic() - began

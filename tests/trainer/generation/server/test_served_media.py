@@ -60,10 +60,14 @@ def test_tensorboard_shows_each_clip_at_its_step_once_also_after_a_restart(tmp_p
 
 
 @pytest.mark.soak
-def test_wandb_gets_a_run_of_its_own_in_the_group_with_the_trainings_step_as_axis(tmp_path: Path) -> None:
+def test_wandb_gets_a_run_of_its_own_in_the_group_with_the_trainings_step_as_axis(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from wandb.proto import wandb_internal_pb2
 
-    run = trained(tmp_path, "trackers.wandb={project: vidcurate-tests, mode: offline}")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+
+    run = trained(tmp_path, "trackers.wandb={project: vidcurate-tests}")
     (training,) = (run / "wandb").glob("offline-run-*/run-*.wandb")
     assert main(["serve", "--once", str(run)]) == 0
     assert main(["serve", "--once", "--seeds", "3", str(run)]) == 0

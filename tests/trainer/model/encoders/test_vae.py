@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -259,9 +260,14 @@ def test_a_convolution_looks_back_only_and_sees_zeros_before_the_first_frame(str
     torch.testing.assert_close(out[:, :, :1], first)
 
 
+class WideSpec(VaeSpec):
+    micro_batch_size: ClassVar[int] = 64
+    chunk_batch_size: ClassVar[int] = 8
+
+
 def test_latents_are_the_same_whatever_is_computed_at_once(folder: Path, encoder: VideoVae) -> None:
     video = pixels(40, batch=2)
-    wide = VideoVae(VaeSpec(source=str(folder), dtype="float32", micro_batch_size=64, chunk_batch_size=8))
+    wide = VideoVae(WideSpec(source=str(folder), dtype="float32"))
     latent = encoder.encode(video)
     assert torch.equal(latent, encoder.encode(video))
     torch.testing.assert_close(wide.encode(video), latent, atol=1e-5, rtol=1e-5)
