@@ -1,8 +1,9 @@
 """Distributions: a histogram per measured column, and the levels with their jumps."""
 
+import math
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
@@ -84,11 +85,16 @@ def histograms(checked: pl.LazyFrame, every: Sequence[Bound]) -> list[dict[str, 
         if known.is_empty():
             continue
         kept, dropped = (known.filter(is_in)["value"].to_numpy() for is_in in ("is_kept", ~pl.col("is_kept")))
+        thresholds = limited.get(name, [])
+        if unit == "B":
+            divisor, unit = _bytes_unit(float(known["value"].max()))  # type: ignore[arg-type]
+            kept, dropped = kept / divisor, dropped / divisor
+            known = known.with_columns(pl.col("value") / divisor)
+            thresholds = [(word, limit / divisor) for word, limit in thresholds]
         series = [
             Series(name="kept", ink="keep", values=kept),
             Series(name="rejected", ink="drop", values=dropped),
         ]
-        thresholds = limited.get(name, [])
         low, high = float(known["value"].min()), float(known["value"].max())  # type: ignore[arg-type]
         only = svg.shown(low) + (f" {unit}" if unit else "") if low == high and not thresholds else ""
         drawn.append(
@@ -106,11 +112,21 @@ def histograms(checked: pl.LazyFrame, every: Sequence[Bound]) -> list[dict[str, 
     return drawn
 
 
+def _bytes_unit(most: float) -> tuple[float, str]:
+    """Return (bytes, name) of the unit in which `most` bytes are at least one."""
+    power = min(int(math.log(max(most, 1.0), 1024)), 4)
+    return float(1024**power), ("B", "KiB", "MiB", "GiB", "TiB")[power]
+
+
 def _as_text(values: histogram.Values, unit: str) -> str:
     values = values[np.isfinite(values)]
     if not values.size:
         return "nothing kept"
-    low, middle, high = (svg.shown(float(np.quantile(values, share))) for share in (0.05, 0.5, 0.95))
+    # A count has no half: for whole numbers the quantiles are values that a clip has.
+    method: Literal["nearest", "linear"] = "nearest" if (values == np.round(values)).all() else "linear"
+    low, middle, high = (
+        svg.shown(float(np.quantile(values, share, method=method))) for share in (0.05, 0.5, 0.95)
+    )
     return f"kept: median {middle}{f' {unit}' if unit else ''}, 90 % within {low} to {high}"
 
 

@@ -139,12 +139,22 @@ def _entry(one: Any) -> str:
 
 
 def _settings(value: Mapping[str, Any]) -> list[str]:
-    """Return the settings that are set, as `key: value`."""
-    return [
-        f"{key}: {json.dumps(inner, ensure_ascii=False) if not isinstance(inner, str) else inner}"
-        for key, inner in sorted(value.items())
-        if inner not in (None, [], {}, "")
-    ]
+    """Return the settings that are set, as `key: value`; a key inside another is `outer.inner`."""
+    found = []
+    for key, inner in sorted(value.items()):
+        if isinstance(inner, Mapping):
+            found += [f"{key}.{one}" for one in _settings(inner)]
+        elif inner not in (None, [], ""):
+            found.append(f"{key}: {_setting(inner)}")
+    return found
+
+
+def _setting(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_setting, value))
+    if isinstance(value, Mapping):
+        return " ".join(_settings(value))
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def stages(run: Path) -> list[dict[str, Any]]:

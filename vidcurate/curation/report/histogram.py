@@ -11,7 +11,16 @@ import numpy as np
 from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
-from vidcurate.curation.report.svg import horizontal_grid, nice_step, opening, scale, shown, ticks, x_axis
+from vidcurate.curation.report.svg import (
+    horizontal_grid,
+    nice_step,
+    opening,
+    scale,
+    shown,
+    spaced,
+    ticks,
+    x_axis,
+)
 
 Values = NDArray[np.float64]
 
@@ -151,7 +160,7 @@ def counted_histogram(
             f'<text x="{WIDTH - _RIGHT}" y="{bottom + 16}" text-anchor="end">'
             f"{shown(float(found.edges[-2]))} and more</text>"
         )
-    for mark in _x_marks(found, low, high):
+    for mark in spaced(_x_marks(found, low, high), across):
         x = across(mark)
         anchor = "end" if x > WIDTH - _RIGHT - 16 else "middle"  # keeps the last label inside the figure
         parts.append(f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="{anchor}">{shown(mark)}</text>')
@@ -162,9 +171,10 @@ def counted_histogram(
 
 def _x_marks(found: Bars, low: float, high: float) -> list[float]:
     marks = ticks(low, high, 6)
+    is_whole = found.is_whole or bool((found.edges == np.round(found.edges)).all())
     if found.num_beyond:  # the axis ends with "… and more"
         marks = [mark for mark in marks if mark < low + 0.62 * (high - low)]
-    return [mark for mark in marks if mark == round(mark)] if found.is_whole else marks
+    return [mark for mark in marks if mark == round(mark)] if is_whole else marks
 
 
 def _threshold(label: str, value: float, x: float, bottom: float) -> str:
@@ -205,7 +215,10 @@ class Span:
 
 
 def spans(rows: Sequence[Span], *, title: str, unit: str = "") -> Markup:
-    """Return the spans as SVG, one below another: range as line, spread as band, mean as dot."""
+    """Return the spans as SVG, one below another: range as line, spread as band, mean as dot.
+
+    When all ranges end at whole numbers, as counts do, the axis has whole numbers only.
+    """
     left, right, row_height = 70, 16, max(34, 150 // len(rows))  # at least as high as a histogram
     width, height = WIDTH, row_height * len(rows) + 34
     low, high = min(row.low for row in rows), max(row.high for row in rows)
@@ -217,7 +230,9 @@ def spans(rows: Sequence[Span], *, title: str, unit: str = "") -> Markup:
     )
     parts = [opening(width, height, f"{title}: {description}")]
     bottom = row_height * len(rows) + 8
-    for mark in ticks(low, high, 6):
+    is_whole = all(end == round(end) for row in rows for end in (row.low, row.high))
+    marks = [mark for mark in ticks(low, high, 6) if not is_whole or mark == round(mark)]
+    for mark in spaced(marks, across):
         parts.append(
             f'<line class="grid" x1="{across(mark):.1f}" x2="{across(mark):.1f}" y1="4" y2="{bottom}"/>'
             f'<text x="{across(mark):.1f}" y="{bottom + 16}" text-anchor="middle">{shown(mark)}</text>'

@@ -6,7 +6,7 @@ Charts are inline SVG without scripts; each has a text description for screen re
 
 import html
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 Scale = Callable[[float], float]  # a value's position in the figure, px
 
@@ -51,6 +51,19 @@ def ticks(low: float, high: float, count: int) -> list[float]:
     step = nice_step((high - low) / count)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [float(f"{step * number:.12g}") for number in range(first, last + 1)]
+
+
+def spaced(marks: Sequence[float], scale: Scale, px_per_letter: float = 7.5) -> list[float]:
+    """Return every mark, or every 2nd, 3rd …, so that no label of `shown` reaches the next one."""
+    for step in range(1, len(marks) + 1):
+        chosen = list(marks[::step])
+        widths = [px_per_letter * len(shown(mark)) for mark in chosen]
+        if all(
+            scale(right) - scale(left) > (before + after) / 2 + px_per_letter
+            for left, right, before, after in zip(chosen, chosen[1:], widths, widths[1:], strict=False)
+        ):
+            return chosen
+    return list(marks[:1])
 
 
 def scale(low: float, high: float, start: float, end: float) -> Scale:

@@ -14,7 +14,7 @@ from vidcurate.curation.difficulty.spec import SplitSpec
 from vidcurate.curation.difficulty.stage import run_split
 from vidcurate.curation.filter.spec import FilterSpec
 from vidcurate.curation.filter.stage import run_filter
-from vidcurate.curation.report import contact_sheet, funnel
+from vidcurate.curation.report import contact_sheet, facts, funnel
 from vidcurate.curation.report.build import run_report
 from vidcurate.errors import InputError, StageError, StorageError, TableError
 
@@ -211,3 +211,33 @@ def test_an_old_table_is_not_reported(run: Path, tmp_path: Path) -> None:
     write_table(tmp_path, [{"clip_id": "x", "source_id": "x", "source_dataset": "x"}], "ingest")
     with pytest.raises(StageError, match="made from an older"):
         run_report(tmp_path)
+
+
+def test_a_table_of_many_columns_names_each_cell_for_a_narrow_screen(run: Path) -> None:
+    text = text_of(run)
+    tables = re.findall(r"<table.*?</table>", text, flags=re.DOTALL)
+    assert len(tables) > 5
+    for one in tables:
+        is_funnel = 'class="bar"' in one
+        assert is_funnel or 'class="stack"' in one
+        heads = [
+            re.sub(r"<[^>]+>", "", head) for head in re.findall(r"<th scope=\"col\"[^>]*>(.*?)</th>", one)
+        ]
+        for row in re.findall(r"<tr>(.*?)</tr>", one.split("<tbody>")[1], flags=re.DOTALL):
+            names = re.findall(r'data-label="([^"]*)"', row)
+            assert names == ([] if is_funnel else heads)
+    style = re.findall(r"@media \(max-width: 40rem\) \{(.*?)@media print", text, flags=re.DOTALL)[0]
+    assert "attr(data-label)" in style
+
+
+def test_settings_are_words_and_hashes_are_whole_or_cut_on_purpose(run: Path) -> None:
+    assert facts._settings(
+        {"limits": {"motion": {"min": 2, "max": None}}, "reject": ["a", "b"], "x": {}}
+    ) == [
+        "limits.motion.min: 2",
+        "reject: a, b",
+    ]
+    page = text_of(run).partition('<section id="provenance">')[2]
+    assert not re.search(r"[{}]", page)
+    assert 'class="hash"' in page
+    assert ".hash { white-space: nowrap" in text_of(run)

@@ -1,6 +1,8 @@
 """Histograms and axes; input that is not to be believed."""
 
+import itertools
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.shard_runs import write_table
 from tests.vidcurate.curation.report.made import HOSTILE, Page, read_page, text_of
-from vidcurate.curation.report import histogram, svg
+from vidcurate.curation.report import distributions, histogram, svg
 from vidcurate.curation.report.build import run_report
 from vidcurate.curation.report.histogram import Series, Span
 
@@ -176,3 +178,36 @@ def test_levels_of_one_value_can_be_drawn() -> None:
     page = Page(str(histogram.spans(rows, title="nouns")))
     assert len(page.named("circle")) == 2
     assert page.named("svg")[0]["aria-label"] == "nouns: level 1: 2 to 2, mean 2; level 2: 2 to 2, mean 2"
+
+
+def labels(drawn: object) -> list[str]:
+    return re.findall(r'y="\d+" text-anchor="(?:middle|end)">([^<]+)</text>', str(drawn))
+
+
+def test_counts_have_no_half_labels() -> None:
+    rows = [Span(name=f"level {n}", ink="level-1", low=n, high=n + 1, mean=n, spread=0.1) for n in (1, 2)]
+    assert labels(histogram.spans(rows, title="nouns")) == ["1", "2", "3"]
+    drawn = histogram.histogram(
+        [Series(name="kept", ink="keep", values=np.array([1.0, 2.0, 3.0]))], title="n"
+    )
+    assert labels(drawn)[-3:] == ["1", "2", "3"]
+    assert distributions._as_text(np.array([1.0, 2.0, 2.0, 3.0]), "nouns") == (
+        "kept: median 2 nouns, 90 % within 1 to 3"
+    )
+
+
+def test_labels_do_not_overlap() -> None:
+    values = np.array([12_345_678_901.0, 98_765_432_101.0])
+    drawn = str(histogram.histogram([Series(name="kept", ink="keep", values=values)], title="bytes"))
+    found = re.findall(r'<text x="([\d.]+)" y="\d+" text-anchor="middle">([^<]+)</text>', drawn)
+    ends = [(float(x) - 3.5 * len(text), float(x) + 3.5 * len(text)) for x, text in found]
+    assert len(ends) > 1
+    assert all(before[1] < after[0] for before, after in itertools.pairwise(ends))
+
+
+@pytest.mark.parametrize(
+    ("most", "unit"),
+    [(0.0, "B"), (1023.0, "B"), (1024.0, "KiB"), (5.2e6, "MiB"), (3e9, "GiB"), (1e20, "TiB")],
+)
+def test_sizes_have_a_unit_that_fits(most: float, unit: str) -> None:
+    assert distributions._bytes_unit(most)[1] == unit
