@@ -87,12 +87,31 @@ def _in_document(path: Path_, document: Any) -> Path_:
     return (*kept, *path[-1:])
 
 
+def _shown(setting: str) -> str:
+    """Return a `--set` as the user gave it, shortened."""
+    return f"--set {setting if len(setting) <= 80 else setting[:77] + '...'}"
+
+
+def _option(path: Path_, error: Any, given: Mapping[Path_, str]) -> str:
+    """Return the `--set` that gave the value at `path`, "" for a value of the file."""
+    for at, setting in reversed(given.items()):
+        is_inside = path[: len(at)] == at
+        if is_inside and not (error["type"] == "missing" and path != at and len(path) <= len(at)):
+            return _shown(setting)
+    return ""
+
+
 def _complaint(
-    error: Any, model: type[BaseModel], where: str, lines: dict[Path_, int], document: dict[str, Any]
+    error: Any,
+    model: type[BaseModel],
+    where: str,
+    lines: dict[Path_, int],
+    document: dict[str, Any],
+    given: Mapping[Path_, str],
 ) -> str:
     path = _in_document(tuple(error["loc"]), document)
     line = _line_of(path, lines)
-    place = f"{where}:{line}" if line else where
+    place = _option(path, error, given) or (f"{where}:{line}" if line else where)
     name = _dotted(path)
     if error["type"] == "extra_forbidden":
         nodes = _nodes(model, tuple(error["loc"]))
@@ -114,10 +133,15 @@ def _complaint(
     ):
         return f"{place}: {name}: {error['input']} is no longer a choice: {gone}."
     message = error["msg"].removeprefix("Value error, ")
-    given = json.dumps(error["input"], default=str)
-    if len(given) > 80:
-        given = given[:77] + "..."
-    return f"{place}: {name} is {given}: {message[:1].lower()}{message[1:]}."
+    message = f"{message[:1].lower()}{message[1:]}"
+    if error["type"] == "value_error" and isinstance(error["input"], dict):  # of several keys together
+        several = [setting for at, setting in given.items() if at[: len(path)] == path and at != path]
+        with_ = f" (with {', '.join(map(_shown, several[:3]))})" if several else ""
+        return f"{place}: {f'{name}: ' if path else ''}{message}{with_}."
+    value = json.dumps(error["input"], default=str)
+    if len(value) > 80:
+        value = value[:77] + "..."
+    return f"{place}: {name} is {value}: {message}."
 
 
 def _other_kind(document: dict[str, Any], model: type[BaseModel], where: str) -> str:
@@ -132,14 +156,14 @@ def _override(document: dict[str, Any], setting: str) -> Path_:
     """Apply one `a.b.0.c=value` to the raw document and return its path."""
     name, equals, text = setting.partition("=")
     if not equals or not name:
-        raise RecipeError(f"--set {setting}: write it as key=value, for example --set seed=7.")
+        raise RecipeError(f"{_shown(setting)}: write it as key=value, for example --set seed=7.")
     path: list[str | int] = [int(part) if part.isdigit() else part for part in name.split(".")]
     place: Any = document
     for number, part in enumerate(path[:-1]):
         if isinstance(place, list):
             if not isinstance(part, int) or part >= len(place):
                 raise RecipeError(
-                    f"--set {setting}: {_dotted(path[:number])} has {len(place)}, counted from 0."
+                    f"{_shown(setting)}: {_dotted(path[:number])} has {len(place)}, counted from 0."
                 )
             place = place[part]
         else:
@@ -147,7 +171,7 @@ def _override(document: dict[str, Any], setting: str) -> Path_:
     try:
         place[path[-1] if isinstance(place, list) else str(path[-1])] = _value(text)
     except (ValueError, TypeError, IndexError) as error:
-        raise RecipeError(f"--set {setting}: cannot be applied ({error}).") from error
+        raise RecipeError(f"{_shown(setting)}: cannot be applied ({str(error)[:200]}).") from error
     return tuple(path)
 
 
@@ -162,6 +186,8 @@ def _value(text: str) -> Any:
     """
     try:
         return json.loads(text, parse_constant=_no_constant)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
     except ValueError:
         pass
     try:
@@ -198,6 +224,8 @@ def _from_json(text: str, where: str) -> Any:
         raise RecipeError(f"{where}:{error.lineno}: not JSON: {error.msg}.") from error
     except RecipeError as error:
         raise RecipeError(f"{where}: {error}") from error
+    except RecursionError as error:
+        raise RecipeError(f"{where}: is nested too deep.") from error
     except ValueError as error:
         raise RecipeError(f"{where}: {error}.") from error
 
@@ -222,8 +250,10 @@ def parse(text: str, model: type[M], *, where: str = "recipe", settings: Sequenc
     if not isinstance(document, dict):
         raise RecipeError(f"{where}: a recipe is a mapping of settings, not a {type(document).__name__}.")
     document = _plain(document)
+    given: dict[Path_, str] = {}
     for setting in settings:
         path = _override(document, setting)
+        given[path] = setting
         for place in [place for place in lines if place[: len(path)] == path]:
             del lines[place]
     try:
@@ -232,9 +262,9 @@ def parse(text: str, model: type[M], *, where: str = "recipe", settings: Sequenc
     except ValidationError as error:
         problems = error.errors(include_url=False)
         problems.sort(key=lambda found: (found["type"] != "extra_forbidden", found["type"] == "missing"))
-        complaint = _complaint(problems[0], model, where, lines, document)
+        complaint = _complaint(problems[0], model, where, lines, document, given)
         raise RecipeError(_other_kind(document, model, where) or complaint) from error
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise RecipeError(f"{where}: {error}.") from error
 
 

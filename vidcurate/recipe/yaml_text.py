@@ -10,6 +10,14 @@ from vidcurate.errors import RecipeError
 Path_ = tuple[str | int, ...]
 
 
+# A recipe has a few hundred values, in fewer than ten levels.
+MOST_LETTERS = 1 << 20
+MOST_VALUES = 100_000
+MOST_LEVELS = 50
+# What the constructors of PyYAML raise besides its own errors: `!!int ""`, an integer of 5,000 digits.
+_WRONG_SCALAR = (ValueError, TypeError, AttributeError, LookupError, OverflowError)
+
+
 class _Loader(yaml.SafeLoader):
     """SafeLoader with YAML 1.2's numbers and booleans."""
 
@@ -27,22 +35,43 @@ _Loader.add_implicit_resolver(
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(true|false)$"), list("tf"))
 
 
-def _lines(node: yaml.Node, path: Path_, where: str, lines: dict[Path_, int]) -> None:
-    """Record the line of each key in `lines`; a key given twice is an error."""
-    lines.setdefault(path, node.start_mark.line + 1)
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            inner = (*path, _key(key))
-            if inner in lines:
-                raise RecipeError(
-                    f"{where}:{key.start_mark.line + 1}: {'.'.join(map(str, inner))} is given twice "
-                    f"(first on line {lines[inner]}); keep one."
-                )
-            lines[inner] = key.start_mark.line + 1
-            _lines(value, inner, where, lines)
-    elif isinstance(node, yaml.SequenceNode):
-        for number, value in enumerate(node.value):
-            _lines(value, (*path, number), where, lines)
+class _Lines:
+    """Collects the line of each key; a key given twice is an error, and so is a document without an end.
+
+    Aliases make a small text a tree of any size, or one that holds itself: the values are counted.
+    """
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.lines: dict[Path_, int] = {}
+        self.count = 0
+
+    def add(self, node: yaml.Node, path: Path_, around: tuple[int, ...] = ()) -> None:
+        self.count += 1
+        line = node.start_mark.line + 1
+        if id(node) in around:
+            raise RecipeError(f"{self.where}:{line}: an alias refers to what it is a part of; write it out.")
+        if self.count > MOST_VALUES:
+            raise RecipeError(f"{self.where}: has more than {MOST_VALUES:,} values, its aliases written out.")
+        if len(path) > MOST_LEVELS:
+            raise RecipeError(f"{self.where}:{line}: is nested more than {MOST_LEVELS} levels deep.")
+        self.lines.setdefault(path, line)
+        around = (*around, id(node))
+        if isinstance(node, yaml.MappingNode):
+            given: set[Path_] = set()
+            for key, value in node.value:
+                inner = (*path, _key(key))
+                if inner in given:
+                    raise RecipeError(
+                        f"{self.where}:{key.start_mark.line + 1}: {'.'.join(map(str, inner))} is given twice "
+                        f"(first on line {self.lines[inner]}); keep one."
+                    )
+                given.add(inner)
+                self.lines[inner] = key.start_mark.line + 1
+                self.add(value, inner, around)
+        elif isinstance(node, yaml.SequenceNode):
+            for number, value in enumerate(node.value):
+                self.add(value, (*path, number), around)
 
 
 def _key(node: yaml.Node) -> str:
@@ -52,24 +81,31 @@ def _key(node: yaml.Node) -> str:
 def document(text: str, where: str) -> tuple[Any, dict[Path_, int]]:
     """Parse the text; return the document, and the line of each key (from 1) by its path.
 
-    Raises RecipeError for invalid YAML and for a repeated key.
+    Raises RecipeError for invalid YAML, for a repeated key, and for a document that is too large, too deep or
+    refers to itself.
     """
-    lines: dict[Path_, int] = {}
+    found = _Lines(where)
+    if len(text) > MOST_LETTERS:
+        raise RecipeError(f"{where}: has {len(text):,} letters; a recipe has at most {MOST_LETTERS:,}.")
     try:
         node = yaml.compose(text, Loader=_Loader)
         if node is not None:
-            _lines(node, (), where, lines)
-        return yaml.load(text, Loader=_Loader), lines
+            found.add(node, ())
+        return yaml.load(text, Loader=_Loader), found.lines
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{where}:{mark.line + 1}" if mark else where
         problem = getattr(error, "problem", None) or str(error)
         raise RecipeError(f"{place}: not YAML: {problem}.") from error
+    except RecursionError as error:
+        raise RecipeError(f"{where}: is nested more than {MOST_LEVELS} levels deep.") from error
+    except _WRONG_SCALAR as error:
+        raise RecipeError(f"{where}: a value cannot be read ({str(error)[:200]}).") from error
 
 
 def value(text: str) -> Any:
-    """Parse one value. Raises ValueError for invalid YAML."""
+    """Parse one value. Raises ValueError for invalid YAML, and for what `document` refuses."""
     try:
-        return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from error
+        return document(text, "value")[0]
+    except RecipeError as error:
+        raise ValueError(str(error).rstrip(".")) from error

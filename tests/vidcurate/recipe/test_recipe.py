@@ -170,4 +170,4 @@ def test_a_set_value_is_not_blamed_on_the_line_that_it_replaces() -> None:
     text = "verbose: false\nmodel:\n  lr: 1.0\n  depth: 3\n"
     with pytest.raises(RecipeError) as error:
         recipe.parse(text, Whole, where="r.yaml", settings=["model={depth: x}"])
-    assert str(error.value).startswith('r.yaml:1: model.depth is "x"')
+    assert str(error.value).startswith('--set model={depth: x}: model.depth is "x"')

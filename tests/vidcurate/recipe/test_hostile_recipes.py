@@ -1,0 +1,121 @@
+"""A recipe made to harm is one line in no time, in a file and in --set; errors name the option that made them."""
+
+import time
+from typing import Self
+
+import pytest
+from pydantic import model_validator
+
+from vidcurate.errors import RecipeError
+from vidcurate.recipe import recipe
+from vidcurate.recipe.recipe import Recipe
+
+
+class Inner(Recipe):
+    low: int = 0
+    high: int = 1
+    names: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.low > self.high:
+            raise ValueError(f"low is {self.low} and high is {self.high}; low must not be above high")
+        return self
+
+
+class Whole(Recipe):
+    depth: int = 1
+    inner: Inner = Inner()
+
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12)
+)
+MERGES = "a0: &a0 {k: v}\n" + "".join(
+    f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}\n" for n in range(1, 12)
+)
+HOSTILE = {
+    "alias bomb": BOMB,
+    "bomb of merges": MERGES,
+    "self in a list": "depth: &a [*a]\n",
+    "self in a mapping": "inner: &a {low: *a}\n",
+    "self in a merge": "inner: &a {<<: *a}\n",
+    "5,000 brackets": "depth: " + "[" * 5000 + "]" * 5000,
+    "5,000 braces": "depth: " + "{a: " * 5000 + "1" + "}" * 5000,
+    "5,000 open brackets": "depth: " + "[" * 5000,
+    "60 levels": "depth: " + "[" * 60 + "]" * 60,
+    "integer of 5,000 digits": "depth: " + "9" * 5000,
+    "hexadecimal integer": "depth: 0x" + "f" * 50_000,
+    "octal integer": "depth: 0" + "7" * 50_000,
+    "sexagesimal integer": "depth: 1" + ":59" * 5000,
+    "float without end": "depth: 1e999999999",
+    "empty integer": 'depth: !!int ""',
+    "object": "depth: !!python/object/apply:os.system [true]",
+    "timestamp": "depth: !!timestamp 99",
+    "key of lists": "? [a, [b]]\n: 1\n",
+    "NUL": "depth: \x00",
+    "too long": "# " + "x" * (1 << 21),
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_recipe_is_one_short_line_at_once(text: str) -> None:
+    began = time.process_time()
+
+    with pytest.raises(RecipeError) as caught:
+        recipe.parse(text, Whole, where="r.yaml")
+
+    assert time.process_time() - began < 2
+    assert str(caught.value).startswith("r.yaml")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "value", ["[" * 5000, "[" * 5000 + "]" * 5000, "9" * 5000, "&a [*a]", "{a: " * 2000, '!!int ""', "[1e"]
+)
+def test_a_hostile_set_is_one_short_line(value: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        recipe.parse("", Whole, where="r.yaml", settings=[f"depth={value}"])
+
+    assert str(caught.value).startswith("--set depth=")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("text", ["[" * 5000 + "]" * 5000, '{"depth": ' + "9" * 5000 + "}"])
+def test_a_hostile_json_recipe_is_one_line(text: str) -> None:
+    with pytest.raises(RecipeError, match=r"^r\.json"):
+        recipe.parse(text, Whole, where="r.json")
+
+
+def test_aliases_of_a_sane_size_are_read() -> None:
+    read = recipe.parse("inner: &a {low: 1, high: 2}\n", Whole)
+    assert read.inner.high == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["depth=x"], '--set depth=x: depth is "x": input should be a valid integer.'),
+        (["dept=3"], "--set dept=3: dept is not a setting. Did you mean depth?"),
+        (["inner.lo=3"], "--set inner.lo=3: inner.lo is not a setting. Did you mean inner.low?"),
+        (["inner={low: x}"], '--set inner={low: x}: inner.low is "x"'),
+        (["depth=1", "depth=y"], '--set depth=y: depth is "y"'),
+        (["inner.low=9"], "r.yaml:2: inner: low is 9 and high is 2; low must not be above high (with --set "),
+        ([], 'r.yaml:1: depth is "file"'),
+    ],
+)
+def test_an_error_of_a_set_names_the_option_and_not_a_line(settings: list[str], said: str) -> None:
+    text = "depth: 2\ninner: {high: 2}\n" if settings else "depth: file\n"
+    with pytest.raises(RecipeError) as caught:
+        recipe.parse(text, Whole, where="r.yaml", settings=settings)
+
+    assert str(caught.value).startswith(said)
+
+
+def test_an_error_of_several_keys_names_them_and_shows_no_json() -> None:
+    with pytest.raises(RecipeError) as caught:
+        recipe.parse("depth: 2\ninner:\n  low: 5\n", Whole, where="r.yaml")
+
+    assert str(caught.value) == "r.yaml:2: inner: low is 5 and high is 1; low must not be above high."
