@@ -94,7 +94,7 @@ def _shown(setting: str) -> str:
 
 def _option(path: Path_, error: Any, given: Mapping[Path_, str]) -> str:
     """Return the `--set` that gave the value at `path`, "" for a value of the file."""
-    for at, setting in reversed(given.items()):
+    for at, setting in reversed(list(given.items())):
         is_inside = path[: len(at)] == at
         if is_inside and not (error["type"] == "missing" and path != at and len(path) <= len(at)):
             return _shown(setting)
