@@ -1,4 +1,4 @@
-"""A recipe made to harm is one line in no time, in a file and in --set; errors name the option that made them."""
+"""A recipe made to harm is one line at once, in a file and in --set; an error names its option."""
 
 import time
 from typing import Self
