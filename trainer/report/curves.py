@@ -16,6 +16,8 @@ INKS = 8
 MOST_POINTS = 400
 WIDTH, HEIGHT = 560, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 22, 12, 40
+_LOG_FROM = 3.0  # from this ratio of the largest to the least value on, a logarithmic axis helps
+_MOST_LOG_TICKS = 7
 
 Point = tuple[float, float]
 
@@ -116,6 +118,35 @@ def span(curves: Sequence[Curve]) -> tuple[float, float, float, float]:
     return min(xs), max(xs), bottom, high + margin
 
 
+def is_for_log(curves: Sequence[Curve]) -> bool:
+    """Return whether a logarithmic axis helps: all values positive, largest far from least."""
+    ys = [y for curve in curves for _, y in curve.points]
+    return bool(ys) and min(ys) > 0 and max(ys) >= _LOG_FROM * min(ys)
+
+
+def _log10(value: float) -> float:
+    return math.log10(max(value, 1e-300))
+
+
+def _logged(curve: Curve) -> Curve:
+    """Return the curve with the logarithms of its values, for the range of an axis."""
+    return Curve(
+        name=curve.name,
+        ink=curve.ink,
+        points=[(x, _log10(y)) for x, y in curve.points],
+        band=[(x, _log10(least), _log10(most)) for x, least, most in curve.band],
+    )
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Return 1, 2 and 5 times the powers of ten within [low, high]; with more than 7 the powers alone."""
+    powers = range(math.floor(_log10(low)), math.ceil(_log10(high)) + 1)
+    found = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
+    found = [float(f"{value:.12g}") for value in found if low <= value <= high]
+    tens = [value for value in found if math.log10(value).is_integer()]
+    return tens if len(found) > _MOST_LOG_TICKS and len(tens) > 1 else found
+
+
 def chart(
     curves: Sequence[Curve],
     *,
@@ -126,21 +157,27 @@ def chart(
     x_span: tuple[float, float] | None = None,
     width: int = WIDTH,
     height: int = HEIGHT,
+    is_log: bool = False,
 ) -> str:
-    """Return the curves as one SVG chart without a legend (see `legend`); "" when none has a point."""
+    """Return the curves as one SVG chart without a legend (see `legend`); "" when none has a point.
+
+    `is_log`: the y axis is logarithmic (`is_for_log` says for which curves that helps).
+    """
     curves = [curve for curve in curves if curve.points]
     if not curves:
         return ""
-    first, last, low, high = span(curves)
+    first, last, low, high = span([_logged(curve) for curve in curves] if is_log else curves)
     first, last = x_span or (first, last)
     last = last if last > first else first + 1
     right, bottom = width - _RIGHT, height - _BOTTOM
 
     across = svg.scale(first, last, _LEFT, right)
-    down = svg.scale(low, high, bottom, _TOP)
+    placed = svg.scale(low, high, bottom, _TOP)
+    down: Scale = (lambda y: placed(_log10(y))) if is_log else placed
+    marked = log_ticks(10**low, 10**high) if is_log else svg.ticks(low, high, 4)
     ends = "; ".join(f"{curve.name} {short(curve.points[-1][1])}" for curve in curves)
     parts = [svg.opening(width, height, f"{title} by {x_name}, at the end: {ends}")]
-    for value in svg.ticks(low, high, 4):
+    for value in marked:
         parts.append(svg.horizontal_grid(down(value), _LEFT, right, short(value)))
     for value in svg.ticks(first, last, max(2, width // 90)):
         parts.append(

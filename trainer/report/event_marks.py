@@ -60,7 +60,7 @@ def is_problem(event: dict[str, Any]) -> bool:
 
 def brief(event: dict[str, Any]) -> str:
     """Return an event's facts in one short line, deciding ones first, without empty ones, not escaped."""
-    first = [key for key in ("action", "reason", "why", "clip", "kind") if key in event]
+    first = [key for key in ("action", "reason", "why", "clip", "clip_id", "kind") if key in event]
     rest = [key for key in event if key not in (*first, "event", "step", "time")]
     shown = [key for key in first + rest if event[key] not in ([], {}, "", None)]
     text = ", ".join(f"{key.replace('_', ' ')} {_short(event[key])}" for key in shown)
@@ -85,7 +85,7 @@ def fact(value: Any) -> str:
 
 def flagged(run: RunData) -> list[tuple[int, dict[str, Any]]]:
     """Return the events that get a flag, with their numbers: all, or the ones that matter."""
-    every = list(enumerate(run.events))
+    every = list(enumerate(run.shown_events))
     loud = [pair for pair in every if pair[1]["event"] not in QUIET]
     chosen = every if len(every) <= MOST_FLAGS else loud
     return chosen[:MOST_FLAGS]

@@ -6,6 +6,8 @@ browser lets a page from disk read nothing else. Each round of samples updates t
 gallery RUN` does so by hand.
 """
 
+import base64
+import hashlib
 import html
 import json
 import math
@@ -189,9 +191,16 @@ def write_gallery(run: Path, name: str | None = None) -> Path:
     if not run.is_dir():
         raise InputError(f"{run}: no such run folder.")
     data = page_data(run, name)
-    page = Path(__file__).with_name("gallery_page.html").read_text(encoding="utf-8")
+    page = _with_policy(Path(__file__).with_name("gallery_page.html").read_text(encoding="utf-8"))
     _put(run / DATA, f"gallery({json.dumps(data, ensure_ascii=False)});\n")
     return _put(run / PAGE, page.replace("TITLE", html.escape(data["name"])))
+
+
+def _with_policy(page: str) -> str:
+    """Return the page with the hash of its script in its content security policy: no other script may run."""
+    script = page.partition("<script>")[2].partition("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return page.replace("SCRIPT_HASH", f"'sha256-{digest}'", 1)
 
 
 def _put(path: Path, text: str) -> Path:

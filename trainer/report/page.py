@@ -36,8 +36,6 @@ TABLES = {
     "loss_by_level": "Loss by level",
     "loss_by_timestep": "Loss by timestep",
 }
-
-
 SECTIONS = {
     "goodput": "Where the time went",
     "ranks": "Predicted and actual time",
@@ -49,9 +47,8 @@ SECTIONS = {
 
 
 def _value(line: dict[str, Any], name: str) -> float | str | None:
-    if name == "data_share":
-        return float(line["data_seconds"]) / max(float(line["seconds"]), 1e-9)
-    value: float | str | None = line.get(name)
+    share = float(line["data_seconds"]) / max(float(line["seconds"]), 1e-9) if name == "data_share" else None
+    value: float | str | None = line.get(name, share)
     return value
 
 
@@ -64,8 +61,7 @@ def _panel(title: str, note: str, figure: str, names: Sequence[tuple[str, int]] 
     if not figure:
         return ""
     soft = f' <span class="soft">{html.escape(note)}</span>' if note else ""
-    shown = curves.legend(names) if len(names) > 1 else ""
-    return f'<div class="panel"><h3>{html.escape(title)}{soft}</h3>{figure}{shown}</div>'
+    return f'<div class="panel"><h3>{html.escape(title)}{soft}</h3>{figure}{curves.legend(names) if len(names) > 1 else ""}</div>'
 
 
 def _losses(runs: Sequence[RunData], names: Sequence[str], marks: Sequence[Mark]) -> str:
@@ -78,8 +74,16 @@ def _losses(runs: Sequence[RunData], names: Sequence[str], marks: Sequence[Mark]
         )
         for number, run in enumerate(runs)
     ]
-    figure = curves.chart(validation, title="Validation loss", marks=marks)
-    return _panel("Validation loss", "± standard error", figure, _keys(names))
+    return _loss_panel("Validation loss", "± standard error", validation, marks, _keys(names))
+
+
+def _loss_panel(
+    title: str, note: str, drawn: Sequence[Curve], marks: Sequence[Mark], keys: Sequence[tuple[str, int]]
+) -> str:
+    """Return a panel of losses, on a logarithmic axis where they differ by a multiple."""
+    is_log = curves.is_for_log(drawn)
+    note = ", ".join(part for part in (note, "logarithmic" if is_log else "") if part)
+    return _panel(title, note, curves.chart(drawn, title=title, marks=marks, is_log=is_log), keys)
 
 
 def _keys(names: Sequence[str]) -> list[tuple[str, int]]:
@@ -98,17 +102,18 @@ def _curves(runs: Sequence[RunData], names: Sequence[str]) -> str:
             )
             for number, run in enumerate(runs)
         ]
-        panels.append(_panel(title, note, curves.chart(drawn, title=title, marks=marks), _keys(names)))
         if key == "loss":
+            panels.append(_loss_panel(title, note, drawn, marks, _keys(names)))
             panels.append(_losses(runs, names, marks))
+        else:
+            panels.append(_panel(title, note, curves.chart(drawn, title=title, marks=marks), _keys(names)))
     for number, run in enumerate(runs):
         for key, title in TABLES.items():
             parts = sorted({part for line in run.lines for part in line.get(key, {})}, key=_natural)
             if len(parts) == 1:  # its loss is the loss
                 continue
-            note = ""
-            if key == "loss_by_timestep":
-                parts, note = parts[::2], ", every second tenth; 0 is data, 1000 is noise"
+            note = ", every second tenth; 0 is data, 1000 is noise" if key == "loss_by_timestep" else ""
+            parts = parts[::2] if note else parts
             drawn = [
                 _curve(
                     part,
@@ -119,8 +124,8 @@ def _curves(runs: Sequence[RunData], names: Sequence[str]) -> str:
             ]
             more = f", {len(parts) - curves.INKS} more not shown" if len(parts) > curves.INKS else note
             note = (names[number] if len(runs) > 1 else "") + more
-            figure = curves.chart(drawn, title=title, marks=marks if len(runs) == 1 else ())
-            panels.append(_panel(title, note.lstrip(", "), figure, _keys(parts[: curves.INKS])))
+            own = marks if len(runs) == 1 else ()
+            panels.append(_loss_panel(title, note.lstrip(", "), drawn, own, _keys(parts[: curves.INKS])))
     return f'<section id="curves"><h2>Curves</h2><div class="panels">{"".join(panels)}</div></section>'
 
 
@@ -165,7 +170,7 @@ def _events(runs: Sequence[RunData], names: Sequence[str]) -> str:
     parts = []
     for number, (run, name) in enumerate(zip(runs, names, strict=True)):
         rows = []
-        for count, event in enumerate(run.events[: event_marks.MOST_EVENTS]):
+        for count, event in enumerate(run.shown_events[: event_marks.MOST_EVENTS]):
             after, moment = summary.after(run, event)
             facts = "".join(
                 f"<dt>{html.escape(key)}</dt><dd>{html.escape(event_marks.fact(value))}</dd>"
@@ -182,7 +187,7 @@ def _events(runs: Sequence[RunData], names: Sequence[str]) -> str:
                 f'<tr id="{event_marks.target(number, count)}"><td class="n moment">{moment}</td><td class="n">{after}</td><td class="n">{event["step"]:,}</td>'
                 f'<th scope="row"><i class="key ink-{ink}"></i>{html.escape(str(event["event"]))}</th><td>{reported}</td></tr>'
             )
-        more = len(run.events) - event_marks.MOST_EVENTS
+        more = len(run.shown_events) - event_marks.MOST_EVENTS
         title = f"<h3>{html.escape(name)}</h3>" if len(runs) > 1 else ""
         parts.append(
             f'{title}<div class="scroll"><table><thead><tr><th class="n moment">time (UTC)</th><th class="n">after</th><th class="n">step</th><th>event</th>'
@@ -306,8 +311,6 @@ def page(runs: Sequence[RunData], beside: Path) -> str:
         f"{heads}<nav>{links}</nav></header><main>{''.join(sections)}</main></body></html>\n"
     )
 
-
-# ruff: noqa: E501
 
 STYLE = """
 * { box-sizing: border-box; }

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ from trainer.run_folder import jsonl, metrics
 from vidcurate.errors import InputError
 
 SLOWEST = 10
+TIMES = "times"  # key of a shown event: number of events that the report shows as this one
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: `shown_events` is cached
 class RunData:
     """One run's log lines; events are sorted by time."""
 
@@ -22,6 +24,24 @@ class RunData:
     rounds: tuple[dict[str, Any], ...]
     events: tuple[dict[str, Any], ...]
     ledger: Ledger | None
+
+    @cached_property
+    def shown_events(self) -> tuple[dict[str, Any], ...]:
+        """The events, those of one damaged clip as one: the first, with TIMES and the steps of the others."""
+        shown: list[dict[str, Any]] = []
+        place: dict[str, int] = {}
+        for event in self.events:
+            clip = event.get("clip_id") if event["event"] == "clip_substituted" else None
+            if not isinstance(clip, str):
+                shown.append(event)
+            elif clip in place:
+                first = shown[place[clip]]
+                times = first.get(TIMES, 1) + 1
+                shown[place[clip]] = {**first, TIMES: times, "last_step": event["step"]}
+            else:
+                place[clip] = len(shown)
+                shown.append(event)
+        return tuple(shown)
 
     @property
     def slowest(self) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ import html
 from datetime import UTC, datetime
 from typing import Any
 
-from trainer.report import event_marks, timeline
+from trainer.report import event_marks, read, timeline
 from trainer.report.read import RunData
 
 # Events after which a run does not continue automatically, as text.
@@ -43,7 +43,7 @@ def standing(number: int, run: RunData) -> str:
     """Return the state of run `number` of the page, in at most two sentences of HTML."""
     step = max([run.lines[-1]["step"] if run.lines else 0, *(event["step"] for event in run.events)])
     ended = None
-    for count, event in enumerate(run.events):
+    for count, event in enumerate(run.shown_events):
         if event["event"] == "refused" and ended is not None and ended[1]["event"] == "done":
             continue  # the run stays done
         if _end(event) is not None:
@@ -59,10 +59,10 @@ def standing(number: int, run: RunData) -> str:
     if run.ledger:
         how += f"; begun {moment(run.ledger.began)}, last sign {moment(run.ledger.began + run.ledger.wall_seconds)} UTC"
     first: dict[str, tuple[int, int]] = {}
-    for count, event in enumerate(run.events):
+    for count, event in enumerate(run.shown_events):
         if event_marks.is_problem(event):
             before, times = first.get(event["event"], (count, 0))
-            first[event["event"]] = (before, times + 1)
+            first[event["event"]] = (before, times + event.get(read.TIMES, 1))
     problems = ", ".join(
         f"{times:,} × {_linked(number, count, name)}" for name, (count, times) in first.items()
     )

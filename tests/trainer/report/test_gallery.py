@@ -1,6 +1,9 @@
 """The gallery's page and what it shows, as they are written; tests/end_to_end has them in a browser."""
 
+import base64
+import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +75,15 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
 
     page = gallery.write_gallery(run).read_text()
 
-    assert "http" not in page
+    assert "://" not in page
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', page)
+    script = page.partition("<script>")[2].partition("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert policy == (
+        f"default-src 'none'; script-src 'sha256-{digest}' 'self' file:; style-src 'unsafe-inline'; "
+        "media-src 'self' file:; img-src data:"
+    )
+    assert not re.search(r"<[^>]+ on\w+=", page)  # the policy forbids handlers in tags
     assert "<title>run &lt;&amp;&gt; 1: samples</title>" in page
     (run / "recipe.json").write_text('{"name": "speedrun"}')
     assert "<title>speedrun: samples</title>" in gallery.write_gallery(run).read_text()

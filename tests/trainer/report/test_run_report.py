@@ -13,6 +13,7 @@ import pytest
 from tests.forked_runs import Forks
 from tests.trainer.shards_for_tests import command_words, events, make_shards
 from trainer.report import command as report_command
+from trainer.report import curves
 from trainer.report.goodput import PARTS, Ledger, ledger
 from trainer.report.read import read_run
 from trainer.run_folder import jsonl, metrics, process_table
@@ -265,3 +266,51 @@ def test_an_event_says_its_facts_in_a_line_and_long_times_are_reported_in_hours(
     assert "<summary>reason it was time, path step-3, seconds 0.1235</summary>" in page
     assert '<td class="n moment">1970-01-02 02:03:04</td><td class="n">1 d 2:03:04</td>' in page
     assert ">20 h</text>" in page
+
+
+def test_the_events_of_one_damaged_clip_are_one_flag_and_one_row(tmp_path: Path) -> None:
+    facts = {"kind": "corrupt_frame", "reason": "frame 3 is damaged.", "fallback": "other"}
+    jsonl.append_line(tmp_path / jsonl.EVENTS, event("start", 0, 0, process_began=0.0))
+    for step in range(1, 24):
+        one = event("clip_substituted", step, float(step), clip_id="a/bad", **facts)
+        jsonl.append_line(tmp_path / jsonl.EVENTS, one)
+    jsonl.append_line(tmp_path / jsonl.EVENTS, event("clip_substituted", 24, 24.0, clip_id="b", **facts))
+    for step in range(1, 30):
+        jsonl.append_line(tmp_path / metrics.METRICS, {**line(step, step + 0.5), "stage": "one"})
+
+    assert report_command.main([str(tmp_path)]) == 0
+
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("</i>clip_substituted</th>") == 2
+    assert "<dt>times</dt><dd>23</dd><dt>last_step</dt><dd>23</dd>" in page
+    assert '24 × <a href="#event-0-1">clip_substituted</a>' in page
+    assert len(set(re.findall(r'href="#(event-0-\d+)"', page))) == 3
+    assert len(read_run(tmp_path).events) == 25
+
+
+@pytest.mark.parametrize(
+    ("losses", "is_log"), [([1.0, 0.9, 0.8], False), ([20.0, 1.0, 0.05], True), ([8.0, 0.0, 1.0], False)]
+)
+def test_losses_that_fall_far_have_a_logarithmic_axis(
+    tmp_path: Path, losses: list[float], is_log: bool
+) -> None:
+    for step, loss in enumerate(losses, start=1):
+        jsonl.append_line(
+            tmp_path / metrics.METRICS, {**line(step, step + 0.5), "stage": "one", "loss": loss}
+        )
+
+    assert report_command.main([str(tmp_path)]) == 0
+
+    panel = re.findall(r'<div class="panel"><h3>Loss.*?</div>', (tmp_path / "report.html").read_text())[0]
+    assert ("logarithmic" in panel) is is_log
+    if is_log:
+        heights = {
+            text: float(y) for y, text in re.findall(r'y="([\d.]+)" text-anchor="end">([\d.]+)</text>', panel)
+        }
+        assert heights["0.1"] - heights["1"] == pytest.approx(heights["1"] - heights["10"], abs=0.2)
+
+
+def test_logarithmic_ticks_are_round() -> None:
+    assert curves.log_ticks(0.04, 9.0) == [0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0]
+    assert curves.log_ticks(0.9, 6.0) == [1.0, 2.0, 5.0]
+    assert curves.log_ticks(1e-6, 1e3) == [1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0]
