@@ -13,12 +13,10 @@ from trainer.data.latents.read import LatentLoader
 from trainer.data.stages import StageData, _before, data_step, unread
 from trainer.model.encoders.registry import VideoSpec
 from vidcurate.loader.fallback import Event
-from vidcurate.loader.loader import Loader
-from vidcurate.loader.loader import MicroBatch as MicroBatch
+from vidcurate.loader.loader import Loader, MicroBatch
 from vidcurate.loader.spec import LoaderSpec
 from vidcurate.sampler import order
 from vidcurate.sampler.build_plan import PlannedClip, clips_of_step
-from vidcurate.sampler.order import rolling_hash as rolling_hash
 
 
 def micro_batches(data: StageData) -> list[int]:

@@ -24,11 +24,9 @@ from trainer.recipe import skip_windows
 from trainer.recipe.recipe import DataSpec, Stage, TrainRecipe, ValidationSpec
 from trainer.recipe.skip_windows import Windows
 from vidcurate.errors import RecipeError, ShardError, VidcurateError
-from vidcurate.loader.loader import MicroBatch as MicroBatch
 from vidcurate.sampler import cost_table, order
 from vidcurate.sampler.build_plan import plan_of
 from vidcurate.sampler.changes.change_log import Journal
-from vidcurate.sampler.order import rolling_hash as rolling_hash
 from vidcurate.sampler.plan import Plan
 from vidcurate.shards.index import Index, find_clip, read_index
 

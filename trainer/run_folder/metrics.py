@@ -14,9 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.run_folder.jsonl import EVENTS as EVENTS
-from trainer.run_folder.jsonl import append_event as append_event
-from trainer.run_folder.jsonl import record_event as record_event
+from trainer.run_folder.jsonl import EVENTS, record_event
 from vidcurate.errors import StorageError
 from vidcurate.storage import atomic_file
 

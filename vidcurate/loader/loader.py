@@ -21,7 +21,7 @@ from vidcurate.executor.shared_memory import SharedArray, SharedArrayPool
 from vidcurate.loader import clip_view, fallback
 from vidcurate.loader.decode.decode_clip import DecodeTask
 from vidcurate.loader.decode.worker_pool import DecodePool
-from vidcurate.loader.fallback import Event as Event
+from vidcurate.loader.fallback import Event
 from vidcurate.loader.remote_clips import FetchingPool, decode_from, pool_for
 from vidcurate.loader.spec import LoaderSpec
 from vidcurate.loader.tasks import decode_task, num_starts

@@ -4,7 +4,6 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from vidcurate.loader.fallback import Event as Event
 from vidcurate.recipe.recipe import Recipe
 from vidcurate.shards.remote_index import RemoteSpec
 

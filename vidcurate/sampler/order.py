@@ -20,14 +20,11 @@ import numpy as np
 
 from vidcurate import rng
 from vidcurate.sampler import epoch_shuffle, mixture, rank_balance
-from vidcurate.sampler.plan import ALGORITHM_VERSION as ALGORITHM_VERSION
-from vidcurate.sampler.plan import Cell as Cell
-from vidcurate.sampler.plan import MicroBatchPlan as MicroBatchPlan
-from vidcurate.sampler.plan import Plan as Plan
-from vidcurate.sampler.plan import ResumedStream as ResumedStream
-from vidcurate.sampler.plan import Rows as Rows
-from vidcurate.sampler.plan import make_cell as make_cell
-from vidcurate.sampler.plan import make_plan as make_plan
+from vidcurate.sampler.plan import (
+    Cell,
+    MicroBatchPlan,
+    Plan,
+)
 
 # ── position → clips ────────────────────────────────────────────────────────────────────────────────────────
 

@@ -29,6 +29,7 @@ from vidcurate.shards.index_file import (
     COLUMNS,
     FORMAT,
     HASHED,
+    INDEX_NAME,
     Hashes,
     RowGroups,
     hash_rows,
@@ -38,7 +39,6 @@ from vidcurate.shards.index_file import (
     read_columns,
     stamp_of,
 )
-from vidcurate.shards.index_file import INDEX_NAME as INDEX_NAME
 from vidcurate.shards.index_trust import check_bounds, check_digest
 from vidcurate.shards.remote_index import RemoteShards, RemoteSpec, open_shards
 from vidcurate.storage import object_store

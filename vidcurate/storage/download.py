@@ -18,8 +18,7 @@ from typing import Any
 
 from vidcurate.errors import InputError, MediaError, StorageError
 from vidcurate.storage import atomic_file, object_store
-from vidcurate.storage.object_store import SCHEMES
-from vidcurate.storage.object_store import is_url as is_url
+from vidcurate.storage.object_store import SCHEMES, is_url
 
 _PAUSES_SECONDS = (0.2, 1.0)  # before each further try of a file that broke off in the middle
 _RETRY = {

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.cli import commands, training_arguments
-from trainer.cluster.hostfile import Host as Host
-from trainer.cluster.hostfile import read_hosts as read_hosts
+from trainer.cluster.hostfile import read_hosts
 from trainer.cluster.launch.connection import HERE
 from vidcurate.errors import InputError
 

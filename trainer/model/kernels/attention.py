@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
 
 from trainer.model.kernels import flash_attention4
-from trainer.model.kernels.autotune import Choice, Gradients, Kernel, choose
-from trainer.model.kernels.autotune import Kept as Kept
+from trainer.model.kernels.autotune import Choice, Gradients, Kept, Kernel, choose
 from trainer.model.kernels.flash_attention import Ragged, flash_attention, flash_attention_backward
 
 Key = tuple[int, int, int, int, torch.dtype]  # sequences times heads, queries, keys, a head's width

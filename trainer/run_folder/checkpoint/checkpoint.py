@@ -30,10 +30,7 @@ from torch import Tensor
 from trainer.distributed import mesh
 from trainer.distributed.mesh import ALONE, World
 from trainer.run_folder.checkpoint import part_metadata, parts
-from trainer.run_folder.checkpoint.checksum import checksum as checksum
-from trainer.run_folder.layout import checkpoints as checkpoints
-from trainer.run_folder.layout import folder_name as folder_name
-from trainer.run_folder.layout import step_of as step_of
+from trainer.run_folder.layout import checkpoints, folder_name
 from vidcurate import __version__
 from vidcurate.errors import (
     CheckpointError,

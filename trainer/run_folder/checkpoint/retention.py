@@ -5,10 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.run_folder.checkpoint.checkpoint import _json_file, latest
-from trainer.run_folder.checkpoint.checksum import checksum as checksum
-from trainer.run_folder.layout import checkpoints as checkpoints
-from trainer.run_folder.layout import folder_name as folder_name
-from trainer.run_folder.layout import step_of as step_of
+from trainer.run_folder.layout import checkpoints, step_of
 from vidcurate.errors import StorageError
 
 

@@ -18,14 +18,11 @@ from typing import Any
 
 from vidcurate.curation.probe.bounds import Bounds, family_of, read_bounds
 from vidcurate.curation.probe.decoding import Complaints, Decoded, decode, digest, listening
-from vidcurate.curation.probe.findings import FAILURES as FAILURES
-from vidcurate.curation.probe.findings import FINDINGS as FINDINGS
-from vidcurate.curation.probe.findings import LEVELS as LEVELS
-from vidcurate.curation.probe.findings import REJECTING as REJECTING
-from vidcurate.curation.probe.findings import Facts as Facts
-from vidcurate.curation.probe.findings import disagreements as disagreements
-from vidcurate.curation.probe.findings import is_done as is_done
-from vidcurate.curation.probe.findings import verdict as verdict
+from vidcurate.curation.probe.findings import (
+    REJECTING,
+    Facts,
+    verdict,
+)
 from vidcurate.errors import MediaError
 from vidcurate.media import container as media_container
 from vidcurate.media import headers, packets
