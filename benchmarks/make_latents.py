@@ -39,7 +39,8 @@ from trainer.recipe import recipe as recipes
 from trainer.recipe.recipe import TrainRecipe
 from vidcurate.errors import InputError, VidcurateError
 from vidcurate.sampler import order
-from vidcurate.sampler.buckets import Bucket, all_buckets
+from vidcurate.sampler.bucket_shapes import Bucket
+from vidcurate.sampler.buckets import all_buckets
 from vidcurate.shards.index import Index
 from vidcurate.shards.index_file import write_index
 

@@ -28,7 +28,8 @@ from rows import Row, keep, row
 from vidcurate import rng as vidcurate_rng
 from vidcurate.sampler import buckets, order, shard_blocks
 from vidcurate.sampler import plan as sampler_plan
-from vidcurate.sampler.buckets import Bucket, BucketSpec
+from vidcurate.sampler.bucket_shapes import Bucket
+from vidcurate.sampler.buckets import BucketSpec
 from vidcurate.sampler.curriculum import Phase
 
 M = 64

@@ -41,7 +41,7 @@ from trainer.recipe import recipe as recipes
 from trainer.recipe.recipe import Stage, TrainRecipe
 from vidcurate.sampler import buckets, order
 from vidcurate.sampler import plan as sampler_plan
-from vidcurate.sampler.buckets import Bucket
+from vidcurate.sampler.bucket_shapes import Bucket
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes/speedrun.yaml"
 PUBLISHED_STEPS = {"stage-1": 2_210, "stage-2": 7_100, "stage-3": 14_780}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from vidcurate import rng
 from vidcurate.sampler import order
 from vidcurate.sampler import plan as sampler_plan
-from vidcurate.sampler.buckets import Bucket
+from vidcurate.sampler.bucket_shapes import Bucket
 from vidcurate.sampler.curriculum import Phase
 from vidcurate.sampler.plan import Plan
 

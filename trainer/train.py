@@ -36,7 +36,7 @@ from trainer.recipe.recipe import TrainRecipe
 from trainer.run_folder import jsonl, metrics
 from trainer.run_folder.checkpoint.async_save import AsyncSaver
 from trainer.run_folder.trackers_spec import TrackersSpec
-from trainer.training import data_position, outcome, periodic, resume, run_lock, validation
+from trainer.training import data_position, outcome, periodic, resume, validation
 from trainer.training import log as training_log
 from trainer.training.guard import rollback
 from trainer.training.guard.decide import RollbackRequested
@@ -45,7 +45,7 @@ from trainer.training.guard.in_loop import StepGuard
 from trainer.training.optim import adamw
 from trainer.training.outcome import Outcome
 from trainer.training.preflight import command as preflight
-from trainer.training.setup import Training, set_up
+from trainer.training.setup import Training, locked_run, set_up
 from trainer.training.state import Origin, TrainState
 from trainer.training.step import Computed, StepContext, StepSync, train_step
 from trainer.training.trackers import Mirrors
@@ -88,7 +88,7 @@ def train(
         run = recipe.output
         with (
             stop_requests.listening(is_first=world.is_first) as stop,
-            run_lock.locked(run, world),
+            locked_run(run, world),
             outcome.end_recorded(run, world, stop),
             distributed_rank.rank_log(run, world.rank, world.size),
             monitor.watching(recipe.watch, run, world, stop) as watched,

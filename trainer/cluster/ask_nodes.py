@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.cluster.framing import END, unmarked
+from trainer.cluster.node.agent import BEGIN, END
 from trainer.cluster.nodes import Node, Way, agent_on, environment_for
 from trainer.health import timed_command
 
@@ -24,6 +24,15 @@ MOST_BYTES = 64 << 20  # of an answer, login script output included
 LEAVE_SECONDS = 1.0  # for ssh or srun to exit on its own
 
 Document = dict[str, Any]
+
+
+def unmarked(data: bytes) -> Document:
+    """Return the document that ends `data`, without its mark. Raises ValueError without a document."""
+    _, mark, text = data.rpartition(BEGIN)
+    document = json.loads(text) if mark else None
+    if not isinstance(document, dict):
+        raise ValueError("no document stands between the marks")
+    return document
 
 
 class NodeError(Exception):

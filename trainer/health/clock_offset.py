@@ -19,14 +19,6 @@ from trainer.health.timed_command import run_command
 
 NANO = 1e-9
 
-ANSWERER = (
-    "import sys,time\n"
-    "for line in iter(sys.stdin.readline,''):\n"
-    " received=time.time_ns()\n"
-    " sys.stdout.write(f'{line.strip()} {received} {time.time_ns()}\\n'); sys.stdout.flush()"
-)
-"""the answering side as a program for `python3 -c`: it answers every line and needs no package"""
-
 CHRONY = (
     "use chrony: it asks often and turns the clock's speed instead of stepping it; allow steps only at boot "
     "(makestep 1.0 3)"

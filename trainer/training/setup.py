@@ -1,7 +1,8 @@
-"""Training setup before step 1: model, encoders, resumed state and data position."""
+"""Training setup before step 1: run lock, model, encoders, resumed state, data position."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from trainer.training.guard import rollbacks
 from trainer.training.optim import adamw
 from trainer.training.state import Origin, StartReport, TrainState
 from trainer.training.step import StepContext
+from vidcurate.errors import InputError
+from vidcurate.storage import lock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +43,28 @@ class Training:
     @property
     def last_step(self) -> int:
         return self.stages[-1].first_step + self.stages[-1].num_steps
+
+
+@contextmanager
+def locked_run(run: Path, world: World) -> Iterator[None]:
+    """Create the run's folder and lock it: a second training would corrupt its files."""
+
+    def busy(holder: str) -> InputError:
+        return InputError(
+            f"output {run}: another process is training into this folder. Wait for it, or stop it."
+        )
+
+    with ExitStack() as stack:
+
+        def take() -> None:
+            try:
+                run.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(lock.exclusive(run / ".lock", wait=False, busy=busy))
+            except OSError as error:
+                raise InputError(f"output {run}: cannot be written ({error.strerror}).") from error
+
+        mesh.run_on_first_rank(take, world)
+        yield
 
 
 def _resume_point(run: Path, world: World) -> Path | None:

@@ -26,7 +26,7 @@ from vidcurate.loader.remote_clips import FetchingPool, decode_from, pool_for
 from vidcurate.loader.spec import LoaderSpec
 from vidcurate.loader.tasks import decode_task, num_starts
 from vidcurate.sampler import order
-from vidcurate.sampler.buckets import Bucket
+from vidcurate.sampler.bucket_shapes import Bucket
 from vidcurate.sampler.build_plan import PlannedClip, clips_of_step, plan_from, steps_of_clip
 from vidcurate.sampler.order_state import LoaderState, check_state, state_of
 from vidcurate.sampler.plan import MicroBatchPlan, Plan

@@ -3,7 +3,7 @@
 import base64
 
 from vidcurate.loader.decode.decode_clip import DecodeTask
-from vidcurate.sampler.buckets import Bucket
+from vidcurate.sampler.bucket_shapes import Bucket
 from vidcurate.shards.index import Index
 
 

@@ -26,7 +26,6 @@ _TRIED = "yuv420p"  # format of nearly all videos; others take one pass
 _UNSPECIFIED = (
     2  # FFmpeg refuses transfer curves and primaries that it does not know (PyAV 2208); unused here
 )
-_BT709 = 1  # FFmpeg's choice for a YUV frame whose matrix says "RGB"
 
 
 Filters = tuple[tuple[str, str], ...]  # name and arguments

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from vidcurate import rng
 from vidcurate.errors import InputError
 from vidcurate.sampler import plan
-from vidcurate.sampler.buckets import Bucket
+from vidcurate.sampler.bucket_shapes import Bucket
 from vidcurate.sampler.curriculum import Phase
 from vidcurate.sampler.spec import PhaseSpec, PlanSpec
 from vidcurate.shards.index import Index

@@ -23,15 +23,15 @@ from vidcurate.recipe.recipe import Recipe
 from vidcurate.sampler import cost_table
 from vidcurate.sampler.bucket_shapes import (
     MIN_AREA_SHARE,
+    REASONS,
+    Assignment,
+    Bucket,
     Integers,
     Length,
     Resolution,
     fits_length,
     nearest_aspect,
 )
-from vidcurate.sampler.bucket_shapes import REASONS as REASONS
-from vidcurate.sampler.bucket_shapes import Assignment as Assignment
-from vidcurate.sampler.bucket_shapes import Bucket as Bucket
 from vidcurate.sampler.buckets_opensora import assign_opensora
 from vidcurate.sampler.resolutions import AREAS, Sizes, published_sizes
 

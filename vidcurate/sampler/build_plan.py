@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from vidcurate import rng
 from vidcurate.errors import InputError
 from vidcurate.media import resample
-from vidcurate.sampler import bucket_cells, order
-from vidcurate.sampler import buckets as bucketing
+from vidcurate.sampler import bucket_cells, buckets, order
 from vidcurate.sampler import plan as sampler_plan
-from vidcurate.sampler.buckets import Bucket, BucketSpec
+from vidcurate.sampler.bucket_shapes import REASONS, Assignment, Bucket
+from vidcurate.sampler.buckets import BucketSpec
 from vidcurate.sampler.plan import Plan
 from vidcurate.sampler.spec import PlanSpec
 from vidcurate.shards.index import Index, find_clip
@@ -43,9 +43,7 @@ def plan_of(index: Index, spec: PlanSpec, *, seed: int) -> Plan:
     hashes = rng.id_hashes(index.words("clip_id"))
     bucket, reason, buckets = _assigned(index, spec.buckets, hashes, wanted, seed)
     left_out = {
-        name: np.flatnonzero(wanted & (reason == number))
-        for number, name in enumerate(bucketing.REASONS)
-        if number
+        name: np.flatnonzero(wanted & (reason == number)) for number, name in enumerate(REASONS) if number
     }
     is_video = np.array([bucket.num_frames > 1 for bucket in buckets], dtype=np.bool_)
     unknown = np.flatnonzero(np.isnan(index.fps))
@@ -74,11 +72,11 @@ def _assigned(
     avoids copies. The published draws depend on the row number among the wanted clips.
     """
 
-    def assign(rows: Any) -> bucketing.Assignment:
+    def assign(rows: Any) -> Assignment:
         lengths = index.num_frames[rows]
         if spec.fps is not None:
             lengths = resample.num_ticks(lengths, index.fps[rows], spec.fps)
-        return bucketing.assign(spec, hashes[rows], lengths, index.height[rows], index.width[rows], seed)
+        return buckets.assign(spec, hashes[rows], lengths, index.height[rows], index.width[rows], seed)
 
     count = int(np.count_nonzero(wanted))
     if not spec.published and 2 * count > len(index):

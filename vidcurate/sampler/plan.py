@@ -14,7 +14,7 @@ from vidcurate import rng
 from vidcurate.errors import InputError
 from vidcurate.sampler import curriculum, epoch_shuffle
 from vidcurate.sampler import mixture as sampler_mixture
-from vidcurate.sampler.buckets import Bucket
+from vidcurate.sampler.bucket_shapes import Bucket
 from vidcurate.sampler.curriculum import Phase
 from vidcurate.sampler.shard_blocks import Blocks
 

@@ -13,7 +13,8 @@ from tests.substitute_ranks import LIMIT_SECONDS, all_end
 from tests.trainer.smi_for_tests import put
 from trainer.__main__ import main
 from trainer.cluster import ask_nodes, command
-from trainer.cluster.framing import END, marked, unmarked
+from trainer.cluster.ask_nodes import unmarked
+from trainer.cluster.node.agent import END, marked
 from trainer.cluster.nodes import Node, Way, agent_on, command_on, environment_for, read_nodes
 from vidcurate.errors import InputError, VidcurateError
 

@@ -22,7 +22,7 @@ from trainer.model.tensors import send
 from trainer.recipe import recipe as recipes
 from trainer.recipe.recipe import TrainRecipe
 from trainer.training.step import StepContext, clip_losses
-from vidcurate.sampler.buckets import Bucket
+from vidcurate.sampler.bucket_shapes import Bucket
 
 META = torch.device("meta")
 MOST_BESIDE = 60  # operations; views do not count

@@ -41,10 +41,17 @@ def test_the_quickest_exchange_counts() -> None:
         clock_offset.best([])
 
 
+# Answers every line with the times of receipt and answer.
+ANSWERER = (
+    "import sys,time\n"
+    "for line in iter(sys.stdin.readline,''):\n"
+    " received=time.time_ns()\n"
+    " sys.stdout.write(f'{line.strip()} {received} {time.time_ns()}\\n'); sys.stdout.flush()"
+)
+
+
 def test_a_program_at_the_other_end_of_a_pipe_answers() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", clock_offset.ANSWERER], stdin=-1, stdout=-1, text=True
-    ) as other:
+    with subprocess.Popen([sys.executable, "-c", ANSWERER], stdin=-1, stdout=-1, text=True) as other:
         assert other.stdin is not None
         assert other.stdout is not None
 

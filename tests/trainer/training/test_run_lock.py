@@ -14,7 +14,7 @@ from trainer.distributed.mesh import ALONE
 from trainer.generation.server import follow
 from trainer.generation.server.presets import Changes
 from trainer.health.watch import progress
-from trainer.training import run_lock
+from trainer.training import setup
 from vidcurate.errors import VidcurateError
 from vidcurate.shards import manifest as shards_manifest
 
@@ -27,7 +27,7 @@ def served(run: Path) -> AbstractContextManager[object]:
 
 
 HELD: list[tuple[Held, str]] = [
-    (lambda folder: run_lock.locked(folder, ALONE), "another process is training into this folder"),
+    (lambda folder: setup.locked_run(folder, ALONE), "another process is training into this folder"),
     (lambda folder: build.holding(folder / "part.lock"), "another process is encoding this part"),
     (shards_manifest.only_writer, "another build-shards is writing here"),
     (served, "another server works on this run"),
@@ -67,6 +67,6 @@ def test_a_second_process_is_refused_and_the_next_one_is_not(
 def test_to_ask_whether_a_run_is_free_does_not_hold_it(tmp_path: Path) -> None:
     (tmp_path / ".lock").touch()
     assert progress.is_free(tmp_path, 0.0)
-    with run_lock.locked(tmp_path, ALONE):
+    with setup.locked_run(tmp_path, ALONE):
         assert not progress.is_free(tmp_path, 0.0)
     assert progress.is_free(tmp_path, 0.0)

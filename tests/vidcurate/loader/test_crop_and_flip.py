@@ -8,8 +8,8 @@ import pytest
 
 from tests import loader_runs
 from tests.trainer.shards_for_tests import make_shards
-from vidcurate.loader.caption_sides import mentions_left_or_right
 from vidcurate.loader.decode import decode_clip
+from vidcurate.loader.decode.decode_clip import mentions_left_or_right
 from vidcurate.loader.loader import Loader
 from vidcurate.loader.spec import LoaderSpec
 from vidcurate.media import decode, encode

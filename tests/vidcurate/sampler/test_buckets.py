@@ -14,7 +14,8 @@ from vidcurate import rng
 from vidcurate.errors import InputError, RecipeError
 from vidcurate.recipe import recipe
 from vidcurate.sampler import buckets
-from vidcurate.sampler.buckets import REASONS, Assignment, BucketSpec
+from vidcurate.sampler.bucket_shapes import REASONS, Assignment
+from vidcurate.sampler.buckets import BucketSpec
 from vidcurate.sampler.resolutions import AREAS, published_sizes
 
 TABLE = {

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from trainer.cluster.framing import marked
 from trainer.cluster.node import processes
 from vidcurate.errors import VidcurateError
 
@@ -32,8 +31,15 @@ ACTIONS = {
     "stop": "trainer.cluster.node.stop",
     "dump": "trainer.cluster.node.dump",
 }
+BEGIN, END = b"<<<trainer-answer ", b" trainer-answer>>>"  # a login script's output is outside the marks
 LATE, ALONE = 3, 4  # exit codes: the time limit has passed; nobody reads any more
 READS_ON = ("clocks",)  # actions whose requests continue after the first line
+
+
+def marked(document: dict[str, Any]) -> bytes:
+    """Return the document on one line, between marks that the document cannot contain."""
+    text = json.dumps(document).replace("<", "\\u003c").replace(">", "\\u003e")
+    return b"\n" + BEGIN + text.encode() + END + b"\n"
 
 
 def _say(document: dict[str, Any]) -> None:

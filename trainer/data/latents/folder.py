@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from vidcurate.errors import InputError, MissingError, ShardError
-from vidcurate.sampler.buckets import Bucket
+from vidcurate.sampler.bucket_shapes import Bucket
 from vidcurate.shards.index import Index, read_index
 from vidcurate.shards.index_file import INDEX_NAME
 

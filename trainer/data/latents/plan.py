@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from trainer.data.latents.folder import FORMAT, LATENTS_NAME, TEXTS_NAME, Rows, Shape, shape_name
-from vidcurate.sampler.buckets import Bucket
+from vidcurate.sampler.bucket_shapes import Bucket
 from vidcurate.shards.index import Index
 
 Identity = dict[str, Any]

@@ -26,7 +26,7 @@ from vidcurate.loader.fallback import Event
 from vidcurate.loader.loader import fps_of
 from vidcurate.loader.spec import LoaderSpec
 from vidcurate.sampler import order
-from vidcurate.sampler.buckets import Bucket
+from vidcurate.sampler.bucket_shapes import Bucket
 from vidcurate.sampler.plan import Cell, MicroBatchPlan, Plan
 
 _READ_THREADS = 4  # at least: a network file system serves several requests in parallel

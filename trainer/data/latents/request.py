@@ -20,7 +20,7 @@ from trainer.model.stdit import STDiT3Config
 from trainer.recipe import recipe as recipes
 from trainer.recipe.recipe import DataSpec, TrainRecipe
 from vidcurate.errors import InputError, RecipeError, ShardError
-from vidcurate.sampler.buckets import Bucket
+from vidcurate.sampler.bucket_shapes import Bucket
 from vidcurate.sampler.plan import Plan
 from vidcurate.shards.index import Index, read_index
 from vidcurate.shards.index_file import INDEX_NAME

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trainer.data.latents.write import Row, Sample
 from vidcurate.errors import MediaError
-from vidcurate.sampler.buckets import Bucket
+from vidcurate.sampler.bucket_shapes import Bucket
 from vidcurate.shards.index import Index
 
 

@@ -14,8 +14,6 @@ from typing import Any
 
 from vidcurate.errors import StateError
 
-NOT_KNOWN = -1
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:

@@ -15,6 +15,7 @@ from vidcurate.curation.clip_table import table
 from vidcurate.curation.difficulty.stage import LEVELS
 from vidcurate.recipe.recipe import parse
 from vidcurate.sampler import buckets
+from vidcurate.sampler.bucket_shapes import REASONS
 from vidcurate.sampler.buckets import BucketSpec
 
 # Columns that the counts need, if the table has them.
@@ -76,7 +77,7 @@ def by_bucket(clips: pl.DataFrame, spec: BucketSpec) -> Groups:
     frames, height, width = (few[name].to_numpy() for name in names)
     found = buckets.assign(certain, np.zeros(len(few), dtype=np.uint64), frames, height, width, 0)
     of_bucket = [f"{one.resolution}-{one.num_frames}f" for one in found.buckets]
-    every = [*of_bucket, *(f"no bucket: {word}" for word in buckets.REASONS), "no bucket: size unknown"]
+    every = [*of_bucket, *(f"no bucket: {word}" for word in REASONS), "no bucket: size unknown"]
     place = np.where(found.bucket >= 0, found.bucket, len(of_bucket) + found.reason.astype(np.int64))
     unknown = (frames <= 0) | (height <= 0) | (width <= 0)
     place[unknown] = len(every) - 1

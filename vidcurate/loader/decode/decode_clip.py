@@ -5,19 +5,27 @@
 
 import base64
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from vidcurate.errors import MediaError, ShardError, StorageError
-from vidcurate.loader.caption_sides import mentions_left_or_right
 from vidcurate.media.frame_map import parse
 from vidcurate.media.resample import frame_numbers
 from vidcurate.storage.checksum import crc32c
 
 _READ_TRIES = 4
+_SIDE = re.compile(  # English words
+    r"\b(?:left|right)(?:s|most|wards?|-?hand(?:ed)?)?\b|\b(?:anti-?|counter-?)?clockwise\b", re.IGNORECASE
+)
 MAX_GAP_BYTES = 1 << 16  # between a clip's JSON and its video: read through rather than twice
+
+
+def mentions_left_or_right(caption: str) -> bool:
+    """Return whether a caption contains left, right, clockwise or a related word: false when mirrored."""
+    return _SIDE.search(caption) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from vidcurate import rng
 from vidcurate.errors import StateError
 from vidcurate.sampler import mixture
-from vidcurate.sampler.buckets import Bucket
+from vidcurate.sampler.bucket_shapes import Bucket
 from vidcurate.sampler.plan import Cell, Plan, Rows
 from vidcurate.sampler.shard_blocks import Blocks
 from vidcurate.storage import atomic_file

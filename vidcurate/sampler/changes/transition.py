@@ -131,14 +131,3 @@ def with_removed_clips(before: Plan, removed: Rows, step: int) -> Plan | None:
         first_position=order.positions(before, step).start,
         before=before,
     )
-
-
-def remap_rows(plan: Plan, place: Rows, num_rows: int, gone: tuple[str, ...]) -> Plan:
-    """Return the plan with row i renumbered to `place[i]`; rows from `num_rows` on are the clips `gone`."""
-    return replace(
-        plan,
-        cells=tuple(replace(cell, rows=place[cell.rows]) for cell in plan.cells),
-        left_out={},
-        num_rows=num_rows,
-        gone=gone,
-    )
