@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from vidcurate import rng
 from vidcurate.errors import InputError
 from vidcurate.media import resample
-from vidcurate.sampler import bucket_cells, buckets, order
+from vidcurate.sampler import bucket_cells, order
+from vidcurate.sampler import buckets as bucketing
 from vidcurate.sampler import plan as sampler_plan
 from vidcurate.sampler.bucket_shapes import REASONS, Assignment, Bucket
 from vidcurate.sampler.buckets import BucketSpec
@@ -76,7 +77,7 @@ def _assigned(
         lengths = index.num_frames[rows]
         if spec.fps is not None:
             lengths = resample.num_ticks(lengths, index.fps[rows], spec.fps)
-        return buckets.assign(spec, hashes[rows], lengths, index.height[rows], index.width[rows], seed)
+        return bucketing.assign(spec, hashes[rows], lengths, index.height[rows], index.width[rows], seed)
 
     count = int(np.count_nonzero(wanted))
     if not spec.published and 2 * count > len(index):
