@@ -26,12 +26,12 @@ from vidcurate.media import transcode
 from vidcurate.shards import index, index_file
 from vidcurate.shards import index_file as shards_index_file
 from vidcurate.shards.folder import finished_by, open_set
+from vidcurate.shards.kept_clips import integrity_levels
 from vidcurate.shards.layout import (
     LAYOUT,
     PlannedShard,
     ShardPlan,
     ShardSpec,
-    integrity_levels,
     make_plan,
 )
 from vidcurate.shards.manifest import MANIFEST_NAME, only_writer, read_manifest

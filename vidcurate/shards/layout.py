@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from vidcurate.curation.clip_table import schema, table
-from vidcurate.errors import InputError, StageError
+from vidcurate.errors import InputError
 from vidcurate.media.transcode import TranscodeSpec, ffmpeg_version
 from vidcurate.recipe.recipe import Recipe
 from vidcurate.shards import tar_write
+from vidcurate.shards.kept_clips import check_probed, read_clips
 
 LAYOUT = "vidcurate-shards-2"  # change this whenever the same plan gives other bytes
 
@@ -153,69 +154,6 @@ def clip_facts(row: Mapping[str, Any], mode: str) -> dict[str, Any]:
 def to_json(facts: Mapping[str, Any]) -> bytes:
     """Return the bytes of a clip's JSON: sorted keys, UTF-8."""
     return json.dumps(facts, sort_keys=True, ensure_ascii=False, allow_nan=False, default=str).encode()
-
-
-def read_clips(run: Path, stage: str) -> tuple[pl.DataFrame, int]:
-    """Return the kept rows of `stage` with fold and level, and how many rows the table has.
-
-    Without a split every clip is in fold train, level 0; without a filter every clip that passed ingest and
-    probe counts as kept. Raises StageError when no clip is kept, InputError when an id occurs twice.
-    """
-    lazy = table.scan(run, stage)
-    names = lazy.collect_schema().names()
-    conditions = [pl.col("is_kept")] if "is_kept" in names else []
-    if not conditions and "ingest_problem" in names:
-        conditions.append(pl.col("ingest_problem").is_null())
-    if "is_kept" not in names and "probe_status" in names:
-        conditions.append(pl.col("probe_status") == "ok")
-    if "fold" in names:
-        conditions.append(pl.col("fold").is_not_null())
-    else:
-        lazy = lazy.with_columns(fold=pl.lit("train"), level=pl.lit(0, dtype=pl.Int32))
-    rows_in = int(lazy.select(pl.len()).collect().item())
-    numbers = pl.col(pl.Float32, pl.Float64)
-    clips = (
-        lazy.filter(*conditions)
-        .with_columns(pl.col("level").fill_null(0), pl.when(numbers.is_finite()).then(numbers).name.keep())
-        .collect()
-    )
-    where = table.stage_path(run, stage)
-    if clips.height == 0:
-        raise StageError(f"{where}: none of its {rows_in} clips is kept, so there is nothing to write.")
-    if "sample_key" not in names:
-        clips = clips.with_columns(sample_key=pl.Series(schema.sample_keys(clips["clip_id"])))
-    for name in ("clip_id", "sample_key"):
-        twice = clips.filter(pl.col(name).is_duplicated())[name]
-        if len(twice):
-            raise InputError(
-                f"{where}: {name} {twice.min()!r} occurs more than once; shards need unique ids."
-            )
-    return clips, rows_in
-
-
-def _is_unprobed() -> pl.Expr:
-    return pl.col("probe_status").fill_null("not_probed") == "not_probed"
-
-
-def integrity_levels(clips: pl.DataFrame) -> dict[str, int]:
-    """Return how many clips were checked up to which level of integrity; "none" for those never probed."""
-    if "probe_status" not in clips.columns:
-        return {"none": clips.height}
-    level = pl.col("integrity_level") if "integrity_level" in clips.columns else pl.lit("header")
-    seen = pl.when(_is_unprobed()).then(pl.lit("none")).otherwise(level.fill_null("header"))
-    counts = clips.group_by(seen.alias("level")).len().sort("level")
-    return {str(name): int(count) for name, count in counts.iter_rows()}
-
-
-def check_probed(clips: pl.DataFrame, where: Path) -> None:
-    """Raise StageError where a kept clip was never probed: it may be empty, cut, or no video at all."""
-    unprobed = clips if "probe_status" not in clips.columns else clips.filter(_is_unprobed())
-    if unprobed.height:
-        raise StageError(
-            f"{where}: {unprobed.height} of {clips.height} kept clips were never probed (first: "
-            f"{unprobed['clip_id'][0]!r}): they may be cut, empty or no videos. Run `vidcurate probe` and "
-            "filter again, or build with --unprobed."
-        )
 
 
 def _sizes(clips: pl.DataFrame, videos: Path) -> list[int]:
