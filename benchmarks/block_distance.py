@@ -30,7 +30,7 @@ def distances(temporal: bool, frames: int, places: int) -> dict[str, float]:
     """Return the relative error of a bfloat16 block against the plain one in float32, by form."""
     width = CONFIG.hidden_size
     with torch.device("cuda"):
-        block = Block(width, CONFIG.num_heads, 4 * width, qk_norm=True, temporal=temporal)
+        block = Block(width, CONFIG.num_heads, 4 * width, temporal=temporal)
         given = [torch.randn(2, count, width) for count in (frames * places, TEXT_TOKENS)]
         given.append(0.3 * torch.randn(2, frames, 6, width))
         mask = (torch.arange(TEXT_TOKENS) < torch.tensor([[120], [TEXT_TOKENS]]))[:, None, None]

@@ -70,7 +70,7 @@ ROOMS = {
     ),
     "trainer.run_folder.checkpoint": (
         "trainer.cli trainer.distributed trainer.health trainer.model trainer.run_folder vidcurate.executor "
-        "vidcurate.storage"
+        "vidcurate.recipe vidcurate.storage"
     ),
     "trainer.training.optim": "trainer.distributed trainer.model.kernels vidcurate.recipe",
     "vidcurate.curation.difficulty": (

@@ -104,8 +104,8 @@ HARMS: dict[str, tuple[Harm, tuple[str, ...], str]] = {
     "a missing average": (lose_average, (), r"manifest\.json: does not list ema/\.metadata"),
     "another model": (
         lambda home: None,
-        ("model.qk_norm=false",),
-        r"model\.qk_norm is True in the checkpoint",
+        ("model.freeze_y_embedder=true",),
+        r"model\.freeze_y_embedder is False in the checkpoint",
     ),
     "other clips": (
         other_shards,

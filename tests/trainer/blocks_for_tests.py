@@ -8,7 +8,7 @@ from trainer.model import layers
 
 def random_block(*, temporal: bool, width: int, heads: int = 1) -> layers.Block:
     """Return a block none of whose weights is zero."""
-    block = layers.Block(width, heads, 4 * width, qk_norm=True, temporal=temporal)
+    block = layers.Block(width, heads, 4 * width, temporal=temporal)
     with torch.no_grad():
         for name, parameter in block.named_parameters():
             parameter.normal_(0, 0.1)

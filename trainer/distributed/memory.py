@@ -95,9 +95,8 @@ def _block_token_bytes(
     if alone:
         return bytes_kept + 4 * heads
     bytes_kept += item * 5 * width  # q, k, v in one tensor; q and k as attention reads them
-    if config.qk_norm:
-        wide = 4 * width if item != 4 else 0
-        bytes_kept += 2 * (item * width + wide + 4 * heads)
+    wide = 4 * width if item != 4 else 0
+    bytes_kept += 2 * (item * width + wide + 4 * heads)
     return bytes_kept + 2 * 4 * heads
 
 

@@ -278,11 +278,10 @@ FLOAT8_CAPABILITY = (9, 0)  # least compute capability for float8 matmuls with a
 
 def _check_kernels(model: STDiT3, world: World, dtype: torch.dtype) -> None:
     """Raise InputError unless the kernels support this model and have a GPU, or Triton's interpreter."""
-    if model.config.head_dim < LEAST_HEAD_DIM or not model.config.qk_norm:
+    if model.config.head_dim < LEAST_HEAD_DIM:
         raise InputError(
-            f"blocks is fast and the model has heads of {model.config.head_dim} and qk_norm "
-            f"{model.config.qk_norm}; the kernels take heads of {LEAST_HEAD_DIM} or more, with qk_norm. "
-            "Set blocks=eager."
+            f"blocks is fast and the model has heads of {model.config.head_dim}; the kernels take heads of "
+            f"{LEAST_HEAD_DIM} or more. Set blocks=eager."
         )
     if missing := requirements.missing(on_gpu=world.device.type == "cuda"):
         raise InputError(f"blocks is fast and this machine lacks {missing}; install it, or set blocks=eager.")

@@ -172,12 +172,11 @@ class RmsNorm(nn.Module):
 class SelfAttention(nn.Module):
     """Attention among the tokens of one frame, or among the frames at one place."""
 
-    def __init__(self, width: int, heads: int, *, qk_norm: bool) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads, self.head_dim = heads, width // heads
         self.qkv = nn.Linear(width, 3 * width)
-        self.q_norm: nn.Module = RmsNorm(self.head_dim) if qk_norm else nn.Identity()
-        self.k_norm: nn.Module = RmsNorm(self.head_dim) if qk_norm else nn.Identity()
+        self.q_norm, self.k_norm = RmsNorm(self.head_dim), RmsNorm(self.head_dim)
         self.proj = nn.Linear(width, width)
 
     def forward(self, x: Tensor, wave: tuple[Tensor, Tensor] | None = None) -> Tensor:
@@ -202,8 +201,7 @@ class SelfAttention(nn.Module):
         width = self.heads * self.head_dim
         bias = self.qkv.bias[2 * width :]
         for norm in (self.q_norm, self.k_norm):
-            if isinstance(norm, RmsNorm):
-                bias = bias + 0.0 * norm.weight.sum()
+            bias = bias + 0.0 * norm.weight.sum()
         return apply(self.proj, F.linear(x, self.qkv.weight[2 * width :], bias))
 
 
@@ -232,11 +230,11 @@ def _normed(x: Tensor) -> Tensor:
 class Block(nn.Module):
     """Self-attention (over space, or over time), attention to the caption, MLP."""
 
-    def __init__(self, width: int, heads: int, hidden: int, *, qk_norm: bool, temporal: bool) -> None:
+    def __init__(self, width: int, heads: int, hidden: int, *, temporal: bool) -> None:
         super().__init__()
         self.temporal = temporal
         self.scale_shift_table = nn.Parameter(torch.empty(6, width))
-        self.attn = SelfAttention(width, heads, qk_norm=qk_norm)
+        self.attn = SelfAttention(width, heads)
         self.cross_attn = CrossAttention(width, heads)
         self.mlp = Mlp(width, hidden, width)
 

@@ -13,7 +13,7 @@ and no random numbers except its initialisation. Its particularities:
 
 import math
 from collections.abc import Sequence
-from typing import Literal, cast, get_args
+from typing import ClassVar, Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -65,12 +65,10 @@ class STDiT3Config(Recipe):
     """side in pixels at which the position embedding is itself"""
     in_channels: int = Field(default=4, gt=0)
     """channels of a latent"""
-    patch_size: tuple[int, int, int] = (1, 2, 2)
+    patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
     """frames, rows and columns of latents in one token; the first is 1"""
-    mlp_ratio: float = Field(default=4.0, gt=0)
+    mlp_ratio: ClassVar[float] = 4.0
     """hidden width of an MLP over hidden_size"""
-    qk_norm: bool = True
-    """normalise queries and keys"""
     pred_sigma: bool = True
     """a second half of output channels, which nothing trains"""
     freeze_y_embedder: bool = False
@@ -82,7 +80,7 @@ class STDiT3Config(Recipe):
     reproduce: tuple[Fault, ...] = ("double_modulation",)
     """faults of the original to bring back, by name (docs/model.md)"""
 
-    @field_validator("patch_size", "reproduce", mode="before")
+    @field_validator("reproduce", mode="before")
     @classmethod
     def _tuple(cls, value: object) -> object:
         if isinstance(value, (set, frozenset)):
@@ -97,8 +95,6 @@ class STDiT3Config(Recipe):
             )
         if self.hidden_size % self.num_heads or (self.hidden_size // self.num_heads) % 2:
             raise ValueError(f"hidden_size {self.hidden_size} needs an even width in {self.num_heads} heads")
-        if self.patch_size[0] != 1 or min(self.patch_size) < 1:
-            raise ValueError("patch_size must be (1, height, width): a frame mask speaks of single frames")
         return self
 
     @property
@@ -159,10 +155,7 @@ class STDiT3(nn.Module):
         self.t_block = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
         self.y_embedder = CaptionEmbedder(config.model_max_length, config.caption_channels, width)
         self.spatial_blocks, self.temporal_blocks = (
-            nn.ModuleList(
-                Block(width, heads, hidden, qk_norm=config.qk_norm, temporal=temporal)
-                for _ in range(config.depth)
-            )
+            nn.ModuleList(Block(width, heads, hidden, temporal=temporal) for _ in range(config.depth))
             for temporal in (False, True)
         )
         self.final_layer = FinalLayer(

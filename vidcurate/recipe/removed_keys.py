@@ -120,6 +120,9 @@ REMOVED: Mapping[str, Mapping[str, Removed]] = {
     },
     "STDiT3Config": {
         "class_dropout_prob": Removed("write a stage's caption_dropout"),
+        "patch_size": Removed("a token is 1 x 2 x 2 latents, as in all published weights", [1, 2, 2]),
+        "mlp_ratio": Removed("an MLP is 4 times as wide as a token, as in all published weights", 4.0),
+        "qk_norm": Removed("queries and keys are always normalised", True),
         "enable_flash_attn": _EXCHANGE,
         "enable_layernorm_kernel": _EXCHANGE,
         "enable_sequence_parallelism": _EXCHANGE,

@@ -105,7 +105,6 @@ def test_only_what_is_asked_for_is_trained() -> None:
     [
         ({"hidden_size": 30}, "multiple of 4"),
         ({"hidden_size": 32, "num_heads": 5}, "even width in 5 heads"),
-        ({"patch_size": [2, 2, 2]}, "a frame mask speaks of single frames"),
         ({"reproduce": ["fp8"]}, "bf16_timesteps"),
         ({"hidden": 32}, "Extra inputs"),
     ],

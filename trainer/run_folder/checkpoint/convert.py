@@ -22,6 +22,7 @@ from trainer.model.stdit import XL_2, STDiT3Config
 from trainer.run_folder.checkpoint import checkpoint, part_metadata
 from trainer.run_folder.checkpoint.pixart import state_shapes
 from vidcurate.errors import CheckpointError, InputError, MissingError, StorageError
+from vidcurate.recipe import removed_keys
 from vidcurate.storage import atomic_file
 
 CONFIG = "config.json"
@@ -34,6 +35,8 @@ PIXART = ("blocks.", "state_dict", "transformer_blocks.")
 FOREIGN = {"model_type", "architectures", "torch_dtype", "dtype", "transformers_version", "_name_or_path"}
 FOREIGN |= {"auto_map", "input_size", "force_huggingface", "from_pretrained", "return_dict", "_commit_hash"}
 
+# Of the original's configuration, the same in all published weights: another value is refused.
+FIXED = {"patch_size": [1, 2, 2], "mlp_ratio": 4.0, "qk_norm": True}
 # Of the original's configuration, without effect here: read and dropped, and written with these values.
 WITHOUT_EFFECT = {
     "class_dropout_prob": 0.1,
@@ -137,14 +140,19 @@ def read_config(source: Path) -> STDiT3Config | None:
         recipe = checkpoint.read_state(source.parent).get("recipe")
         if not isinstance(recipe, dict) or not isinstance(recipe.get("model"), dict):
             raise CheckpointError(f"{source.parent}: its state.json has no recipe of a model.")
-        return STDiT3Config.model_validate_json(json.dumps(recipe["model"]))
+        model = removed_keys.upgrade(recipe["model"], STDiT3Config.model_json_schema())
+        return STDiT3Config.model_validate_json(json.dumps(model))
     if not path.is_file():
         return None
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
         if fields.get("drop_path"):
             raise ValueError("drop_path must be 0, as in every published recipe; the model draws nothing")
-        kept = {name: value for name, value in fields.items() if name not in FOREIGN | WITHOUT_EFFECT.keys()}
+        for name, value in FIXED.items():
+            if fields.get(name, value) != value:
+                raise ValueError(f"{name} must be {json.dumps(value)}, as in all published weights")
+        dropped = FOREIGN | WITHOUT_EFFECT.keys() | FIXED.keys()
+        kept = {name: value for name, value in fields.items() if name not in dropped}
         return STDiT3Config(**kept)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         text = error.errors()[0] if isinstance(error, ValidationError) else _first_line(error)
@@ -175,11 +183,21 @@ def write_open_sora(
 def _exchanged(config: STDiT3Config) -> dict[str, Any]:
     """Return what config.json holds: the fields of the original's configuration in its order, and our own."""
     document: dict[str, Any] = {"architectures": ["STDiT3"], "model_type": "STDiT3"}
-    for name, value in config.model_dump(mode="json").items():
+    for name, value in _fields(config).items():
         document[name] = value
         if name == "pred_sigma":
             document |= WITHOUT_EFFECT
     return document
+
+
+def _fields(config: STDiT3Config) -> dict[str, Any]:
+    """Return the fields of the configuration as JSON values, in the original's order, with FIXED."""
+    fields: dict[str, Any] = {}
+    for name, value in config.model_dump(mode="json").items():
+        fields[name] = value
+        if name == "in_channels":
+            fields |= FIXED
+    return fields
 
 
 def _write_tensors(state: Mapping[str, Tensor], folder: Path, shard_bytes: int | None) -> None:
@@ -218,7 +236,7 @@ def facts(state: Mapping[str, Tensor], config: STDiT3Config) -> dict[str, Any]:
         "tensors": len(state),
         "parameters": sum(value.numel() for name, value in state.items() if name != "y_embedder.y_embedding"),
         "dtypes": sorted({str(value.dtype).removeprefix("torch.") for value in state.values()}),
-        "config": config.model_dump(mode="json"),
+        "config": _fields(config),
     }
 
 

@@ -283,5 +283,5 @@ def test_fast_blocks_in_float32_on_a_gpu_are_refused() -> None:
 
 
 def test_heads_that_the_kernels_cannot_hold_are_refused() -> None:
-    with pytest.raises(InputError, match="heads of 8 and qk_norm True; the kernels take heads of 16 or more"):
+    with pytest.raises(InputError, match="heads of 8; the kernels take heads of 16 or more"):
         parallelize.parallelize_model(_model(heads=5), ParallelSpec(), ALONE, torch.float32, fast=True)

@@ -220,3 +220,15 @@ def test_a_runs_average_or_its_weights_go_out_as_open_sora_has_them(
 
     assert convert_command.main(["export", str(tmp_path / "shards"), str(tmp_path / "no")]) == 1
     assert "neither a checkpoint" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kept"),
+    [("mlp_ratio", 3.0, "4.0"), ("patch_size", [1, 4, 4], r"\[1, 2, 2\]"), ("qk_norm", False, "true")],
+)
+def test_a_configuration_with_another_fixed_value_is_refused(
+    tmp_path: Path, name: str, value: object, kept: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 1152, name: value}))
+    with pytest.raises(CheckpointError, match=f"{name} must be {kept}, as in all published weights"):
+        convert.read_config(tmp_path)
