@@ -16,13 +16,13 @@ from torch import Tensor
 from trainer.model import tensors
 from trainer.model.kernels.block import BlockFunction, Shape, Weights
 from trainer.model.kernels.flash_attention import Ragged
-from trainer.model.layers import Block, RmsNorm, apply
+from trainer.model.layers import Block, apply
 from trainer.model.stdit import STDiT3
 
 
 def _weights_of(block: Block) -> Weights:
     attention, cross, mlp = block.attn, block.cross_attn, block.mlp
-    norms = (cast(RmsNorm, norm).weight for norm in (attention.q_norm, attention.k_norm))
+    norms = (norm.weight for norm in (attention.q_norm, attention.k_norm))
     linears = (attention.proj, cross.q_linear, cross.kv_linear, cross.proj, mlp.fc1, mlp.fc2)
     rest = (part for linear in linears for part in (linear.weight, linear.bias))
     return Weights(block.scale_shift_table, attention.qkv.weight, attention.qkv.bias, *norms, *rest)
