@@ -54,11 +54,11 @@ def increments(found: Jump, spec: SplitSpec) -> int:
     distribution by w times the KS distance. Both are linear in w, so a jump of d needs d / limit moves, and
     at most 1 / MAX_KS (each then exchanges a tenth of the clips).
     """
+    if found.ks_distance <= found.ks_noise:
+        return 1  # chance alone explains the jump between levels of so few clips
     if found.column == spec.column and found.effect_size is not None:
         return min(round(1 / MAX_KS), max(1, math.ceil(abs(found.effect_size) / MAX_SHIFT)))
-    if found.column == spec.column or found.ks_distance > found.ks_noise:
-        return max(1, math.ceil(round(found.ks_distance / MAX_KS, 9)))
-    return 1
+    return max(1, math.ceil(round(found.ks_distance / MAX_KS, 9)))
 
 
 def _because(found: Jump, spec: SplitSpec) -> str:
@@ -115,9 +115,12 @@ def tail(values: Floats) -> Tail | None:
 def tail_to_ratio(low: Floats, high: Floats, total: int, spec: SplitSpec) -> Tail | None:
     """Return the hardest clips of `high` to drop so that its tail ratio over `low` meets the limit.
 
-    None when the ratio meets the limit already, or when `low` has no tail to compare with. `total` is the
-    number of levelled clips, the base of `share`.
+    None when the ratio meets the limit already, when `low` has no tail to compare with, and when a level has
+    fewer than MIN_TAIL clips above its 99 % quantile: such a quantile is the value of one clip. `total` is
+    the number of levelled clips, the base of `share`.
     """
+    if min(len(low), len(high)) * (1 - TAIL) < MIN_TAIL - 1e-6:
+        return None
     allowed = spec.warn_tail_ratio * float(np.quantile(low, TAIL))
     ordered = np.sort(high)
     if allowed <= 0 or float(np.quantile(ordered, TAIL)) <= allowed:

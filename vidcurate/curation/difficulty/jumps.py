@@ -11,6 +11,7 @@ from vidcurate.curation.difficulty.spec import SplitSpec
 
 Floats = NDArray[np.float64]
 TAIL = 0.99
+MIN_CLIPS = 10  # fewest clips of either level for a warning: of fewer, single clips decide every figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,8 @@ def jump(column: str, low: Floats, high: Floats, spec: SplitSpec, from_level: in
         tail_ratio=tails[1] / tails[0] if tails[0] > 0 else None,
         warning=None,
     )
-    return Jump(**{**asdict(found), "warning": _warning(found, spec)})
+    is_sure = min(len(low), len(high)) >= MIN_CLIPS and found.ks_distance > found.ks_noise
+    return Jump(**{**asdict(found), "warning": _warning(found, spec) if is_sure else None})
 
 
 def _warning(found: Jump, spec: SplitSpec) -> str | None:

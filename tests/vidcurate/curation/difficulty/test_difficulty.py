@@ -205,8 +205,20 @@ def test_the_jump_has_the_values_of_its_formulas() -> None:
     assert found.effect_size == pytest.approx(3 / np.sqrt((2 + 14) / 4))
     assert found.ks_distance == pytest.approx(2 / 3)
     assert found.tail_ratio == pytest.approx(7.92 / 2.98)
+    assert found.warning is None  # of three clips, single ones decide every figure
+
+
+def test_a_jump_is_a_warning_from_ten_clips_on() -> None:
+    low, high = np.arange(1.0, 11.0), np.arange(30.0, 40.0)
+
+    found = jumps.jump("noun_count", low, high, SplitSpec(), 1)
     assert found.warning is not None
-    assert "the top 1 % of noun_count grows 2.66 times" in found.warning
+    assert "the top 1 % of noun_count grows 3.93 times" in found.warning
+    assert jumps.jump("noun_count", low[:9], high, SplitSpec(), 1).warning is None
+    other = jumps.jump("num_frames", low, high, SplitSpec(), 1)
+    assert other.warning is not None
+    few = jumps.jump("num_frames", low[:3], high[:3], SplitSpec(), 1)
+    assert (few.ks_distance, few.warning) == (1.0, None)
 
 
 def test_levels_of_one_value_each_have_no_effect_size(tmp_path: Path) -> None:

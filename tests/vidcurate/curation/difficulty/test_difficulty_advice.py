@@ -192,6 +192,20 @@ def test_without_the_hardest_clips_the_tail_ratio_is_at_its_limit() -> None:
     assert advice.tail_to_ratio(low, left, 5000, SplitSpec()) is None
 
 
+def test_seventeen_clips_are_not_asked_to_lose_a_third(tmp_path: Path) -> None:
+    checked(tmp_path, [1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 4, 4, 4, 5, 9, 12, 30])
+
+    summary = difficulty_stage.run_split(tmp_path, SplitSpec(levels=5))
+
+    assert summary.tail_to_ratio is None
+    assert summary.warnings == ()
+    assert not [line for line in summary.advice if "hardest" in line]
+    rng = np.random.default_rng(0)
+    low, high = rng.uniform(10, 20, 800), 20 + rng.exponential(15, 800)
+    assert advice.tail_to_ratio(low, high, 5000, SplitSpec()) is not None
+    assert advice.tail_to_ratio(low, high[:799], 5000, SplitSpec()) is None
+
+
 def test_few_or_equal_values_have_no_tail() -> None:
     assert advice.tail(np.array([])) is None
     assert advice.tail(np.full(10_000, 3.0)) is None
