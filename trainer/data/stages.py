@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.data import curriculum_phases
+from trainer.data import curriculum_phases, data_checks
 from trainer.data.latents import request as latents_request
 from trainer.data.latents.folder import LatentFolder
 from trainer.data.latents.request import Missing
@@ -140,6 +140,8 @@ def open_stages(recipe: TrainRecipe, *, complete: bool = True) -> tuple[StageDat
             latents_request.check_complete(stage.name, spec, missing)
         num_steps = stage.steps or order.steps_for_epochs(plan, stage.passes or 0.0)
         curriculum_phases.check(stage, plan, num_steps)
+        if not folder:
+            data_checks.check_captions(index, plan, spec)
         stages.append(
             StageData(
                 number=number,

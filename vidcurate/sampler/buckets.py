@@ -35,6 +35,8 @@ from vidcurate.sampler.bucket_shapes import (
 from vidcurate.sampler.buckets_opensora import assign_opensora
 from vidcurate.sampler.resolutions import AREAS, Sizes, published_sizes
 
+# An own size may differ so much from the ratio that names it; the published ones do by up to 3 %.
+MOST_KEY_ERROR = 0.15
 Chance = float | tuple[float, float]
 Table = dict[str, dict[str, tuple[Chance, int | Literal["auto"] | None]]]
 
@@ -82,6 +84,11 @@ class BucketSpec(Recipe):
             for key, (height, width) in table.items():
                 if height < 1 or width < 1 or _number(key, key) <= 0:
                     raise ValueError(f"{name}.{key} needs a ratio, a height and a width above 0")
+                if abs(height / width / _number(key, key) - 1) > MOST_KEY_ERROR:
+                    raise ValueError(
+                        f"{name}.{key} is the ratio of [{height}, {width}], which is {height / width:.2f} "
+                        "(height / width); clips would go to the wrong shape"
+                    )
         return sizes
 
     @model_validator(mode="after")

@@ -21,6 +21,19 @@ from vidcurate.sampler.spec import PlanSpec
 from vidcurate.shards.index import Index, find_clip
 
 
+def _empty_fold(index: Index, fold: str) -> str:
+    """Return the message for a fold without a clip, with the folds that exist and the setting to change."""
+    counts = {value["values"]: value["counts"] for value in pc.value_counts(index.words("fold")).to_pylist()}
+    there = ", ".join(f"{name or 'none'} {count:,}" for name, count in sorted(counts.items(), key=str))
+    remedy = ""
+    if fold == "validation":
+        remedy = (
+            " Split again with a validation_fraction that gives a source to it (vidcurate split-by-difficulty "
+            "--set validation_fraction=0.2, then build-shards), or train without the section validation."
+        )
+    return f"{index.place}: no clip is in the fold {fold} (clips by fold: {there}).{remedy}"
+
+
 def plan_of(index: Index, spec: PlanSpec, *, seed: int) -> Plan:
     """Return the plan over the clips of `index` that `spec` describes.
 
@@ -33,6 +46,8 @@ def plan_of(index: Index, spec: PlanSpec, *, seed: int) -> Plan:
         folds = index.words("fold")
         number = pc.index(folds.dictionary, spec.fold).as_py()
         wanted = folds.indices.fill_null(-1).to_numpy(zero_copy_only=False) == (number if number >= 0 else -2)
+        if len(index) and not wanted.any():
+            raise InputError(_empty_fold(index, spec.fold))
     where = f"fold {spec.fold}" if spec.fold else "any fold"
     if spec.levels is not None:
         levels, level_names = bucket_cells.groups_of(index, "level")

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from trainer.data import open_stage
+from trainer.data import data_checks, open_stage
 from trainer.data import stages as data_stages
 from trainer.data.latents import request as latents_request
 from trainer.data.latents.request import Encoding
@@ -139,6 +139,9 @@ def _stage(stage: data_stages.StageData, encoding: Encoding, needs: dict[str, An
         "skip": [list(window) for window in stage.skip],
         "micro_batches_per_step": stage.plan.micro_batches_per_step,
         **data_stages.summary(stage),
+        "shape_notes": data_checks.losses_of_shape(
+            stage.plan, video_encoder(encoding.video), encoding.model
+        ),
         "latents": _latents(stage, encoding),
         "memory": needs,
         "compute_seconds_per_step": _compute_seconds(stage, counts),
@@ -315,6 +318,7 @@ def to_text(report: dict[str, Any]) -> str:
         if empty := stage["empty_buckets"]:
             more = f", … {len(empty) - NAMED_BUCKETS} more" if len(empty) > NAMED_BUCKETS else ""
             lines.append(f"  no clip in {len(empty)} buckets: {', '.join(empty[:NAMED_BUCKETS])}{more}")
+        lines += [f"  note: {note}" for note in stage["shape_notes"]]
         lines.append(_memory_as_text(stage["memory"]))
         lines.append(_latents_as_text(stage["latents"]))
         for reason, count in stage["clips_left_out"].items():
