@@ -42,10 +42,12 @@ def check_captions(index: Index, plan: Plan, spec: DataSpec) -> None:
 
 
 def _kept(size: int, blocks: int, encoder: VideoEncoder, axis: int) -> int:
-    """Return the largest size not above `size` that the encoder cuts nothing of; `axis`: 2 rows, 3 columns."""
-    while size > 1 and encoder.latent_shape(1, *((size - 1, 1 << 12) if axis == 2 else (1 << 12, size - 1)))[
-        axis
-    ] == blocks:
+    """Return the largest size up to `size` that the encoder encodes whole; `axis`: 2 rows, 3 columns."""
+    while (
+        size > 1
+        and encoder.latent_shape(1, *((size - 1, 1 << 12) if axis == 2 else (1 << 12, size - 1)))[axis]
+        == blocks
+    ):
         size -= 1
     return size
 
@@ -58,8 +60,8 @@ def losses_of_shape(plan: Plan, encoder: VideoEncoder, model: STDiT3Config) -> l
         height, width = _kept(bucket.height, rows, encoder, 2), _kept(bucket.width, columns, encoder, 3)
         if (height, width) != (bucket.height, bucket.width):
             notes.append(
-                f"{bucket.name}: [{bucket.height}, {bucket.width}] is trained as [{height}, {width}]; the video "
-                "encoder's blocks divide no more of it"
+                f"{bucket.name}: [{bucket.height}, {bucket.width}] is trained as [{height}, {width}]; the "
+                "video encoder's blocks divide no more of it"
             )
     values = model.in_channels * math.prod(model.patch_size)
     if model.hidden_size < values:

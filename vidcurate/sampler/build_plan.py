@@ -28,8 +28,8 @@ def _empty_fold(index: Index, fold: str) -> str:
     remedy = ""
     if fold == "validation":
         remedy = (
-            " Split again with a validation_fraction that gives a source to it (vidcurate split-by-difficulty "
-            "--set validation_fraction=0.2, then build-shards), or train without the section validation."
+            " Split again with a validation_fraction that gives a source to it (vidcurate "
+            "split-by-difficulty --set validation_fraction=0.2, then build-shards), or train without the section validation."
         )
     return f"{index.place}: no clip is in the fold {fold} (clips by fold: {there}).{remedy}"
 

@@ -15,7 +15,9 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_caption_key_that_no_clip_has_is_refused_with_the_keys_there(shards: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"captions names 'captoin', which none of 8 clips .*caption, clip_id"):
+    with pytest.raises(
+        InputError, match=r"captions names 'captoin', which none of 8 clips .*caption, clip_id"
+    ):
         dry_run(smoke(shards, tmp_path / "run", "stages.0.data.captions=[caption, captoin]"))
     dry_run(smoke(shards, tmp_path / "run", "stages.0.data.captions=[caption, clip_id]"))
 
@@ -33,7 +35,9 @@ def test_the_dry_run_names_sizes_that_the_encoder_cuts(shards: Path, tmp_path: P
 def test_the_dry_run_names_a_model_narrower_than_its_patches(shards: Path, tmp_path: Path) -> None:
     report = dry_run(smoke(shards, tmp_path / "run"))
     (note,) = report["stages"][0]["shape_notes"]
-    assert note.startswith("model.hidden_size 32 is smaller than a patch's 192 values (48 channels x 1 x 2 x 2)")
+    assert note.startswith(
+        "model.hidden_size 32 is smaller than a patch's 192 values (48 channels x 1 x 2 x 2)"
+    )
 
     wide = smoke(shards, tmp_path / "run", "model.hidden_size=192", "model.num_heads=4")
     assert dry_run(wide)["stages"][0]["shape_notes"] == []

@@ -153,7 +153,10 @@ def test_the_number_of_clips_and_the_shapes_can_be_chosen(shards: Path, tmp_path
 def test_shards_without_such_clips_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     shards = make_shards(tmp_path / "shards", num_clips=4)
 
-    with pytest.raises(InputError, match=r"no clip is in the fold validation \(clips by fold: train 4\)\. .*validation_fraction"):
+    with pytest.raises(
+        InputError,
+        match=r"no clip is in the fold validation \(clips by fold: train 4\)\. .*validation_fraction",
+    ):
         train(smoke(shards, tmp_path / "run", *ON))
 
     assert not (tmp_path / "run").exists()

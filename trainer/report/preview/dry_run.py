@@ -139,9 +139,7 @@ def _stage(stage: data_stages.StageData, encoding: Encoding, needs: dict[str, An
         "skip": [list(window) for window in stage.skip],
         "micro_batches_per_step": stage.plan.micro_batches_per_step,
         **data_stages.summary(stage),
-        "shape_notes": data_checks.losses_of_shape(
-            stage.plan, video_encoder(encoding.video), encoding.model
-        ),
+        "shape_notes": data_checks.losses_of_shape(stage.plan, video_encoder(encoding.video), encoding.model),
         "latents": _latents(stage, encoding),
         "memory": needs,
         "compute_seconds_per_step": _compute_seconds(stage, counts),
