@@ -4,16 +4,20 @@ The command imports torch only when it runs, so that --help and a wrong argument
 """
 
 import argparse
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.cli import commands
-from vidcurate.errors import InputError
+from vidcurate.errors import InputError, StorageError
 
 if TYPE_CHECKING:
     from trainer.recipe.recipe import TrainRecipe
     from trainer.run_folder.sample_spec import SampleSpec
+
+
+REQUESTED = "requested"
 
 
 def _spec(recipe: "TrainRecipe", given: argparse.Namespace, path: Path) -> "SampleSpec":
@@ -50,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--prompt", action="append", default=[], help="may be repeated; default: the recipe's"
     )
-    parser.add_argument("--out", type=Path, default=Path("samples"), help="folder for the mp4 files")
+    parser.add_argument("--out", type=Path, help="folder for the mp4 files (RUN/samples/requested)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, help="Euler steps")
     parser.add_argument("--guidance", type=float, help="guidance scale; 1 is none")
@@ -58,6 +62,25 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--fps", type=float, help="frames per second")
     parser.add_argument("--raw", action="store_true", help="the weights themselves, not their moving average")
     return parser
+
+
+def _new_file(folder: Path, name: str) -> Path:
+    """Create an empty file of this name in the folder, or with -2, -3, … where it exists; return its path.
+
+    Raises StorageError.
+    """
+    file = folder / name
+    for number in itertools.count(2):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file.open("xb").close()
+        except FileExistsError:
+            file = folder / f"{Path(name).stem}-{number}{Path(name).suffix}"
+        except OSError as error:
+            raise StorageError(f"{file}: cannot be written ({error.strerror}); give --out FOLDER.") from error
+        else:
+            break
+    return file
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,12 +92,17 @@ def _run(given: argparse.Namespace) -> None:
     with commands.loading():
         from trainer.generation import sample_clips
         from trainer.run_folder import sample_rounds
+        from trainer.run_folder.checkpoint import checkpoint
 
-    model, recipe, state = sample_clips.load_model(given.path, raw=given.raw)
+    path = checkpoint.find(given.path)
+    model, recipe, state = sample_clips.load_model(path, raw=given.raw)
+    folder, before = given.out, ""
+    if folder is None:
+        folder, before = path.parent / sample_rounds.SAMPLES / REQUESTED, f"{path.name}-"
     spec = _spec(recipe, given, given.path).model_copy(update={"seeds": (given.seed,)})
     pipeline = sample_clips.pipeline_of(recipe, state["stage_number"], model)
     for entry in sample_rounds.entries(spec):
-        path = given.out / entry.file
         frames = sample_clips.sample_clip(pipeline, spec, entry)
-        sample_clips.write_clip(path, frames, spec.fps)
-        print(f"{path}  {entry.prompt}", flush=True)
+        file = _new_file(folder, f"{before}{entry.file}")
+        sample_clips.write_clip(file, frames, spec.fps)
+        print(f"{file}  {entry.prompt}", flush=True)

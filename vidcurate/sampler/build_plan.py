@@ -29,7 +29,8 @@ def _empty_fold(index: Index, fold: str) -> str:
     if fold == "validation":
         remedy = (
             " Split again with a validation_fraction that gives a source to it (vidcurate "
-            "split-by-difficulty --set validation_fraction=0.2, then build-shards), or train without the section validation."
+            "split-by-difficulty --set validation_fraction=0.2, then build-shards), or train without the "
+            "section validation."
         )
     return f"{index.place}: no clip is in the fold {fold} (clips by fold: {there}).{remedy}"
 

@@ -1,0 +1,47 @@
+"""The command `sample` writes beside the run, and over nothing."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.shards_for_tests import make_shards, smoke
+from trainer.generation import sample_command
+from trainer.run_folder import sample_rounds
+from trainer.train import train
+
+SMALL = ["--prompt", "a red square", "--size", "2x16x16", "--steps", "1"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("sampled")
+    train(smoke(make_shards(home / "shards"), home / "run", "stages.0.steps=2", "sample=null"))
+    return home / "run"
+
+
+def test_clips_lie_in_the_run_and_a_second_command_keeps_the_first(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert sample_command.main([str(run), *SMALL]) == 0
+    first = run / "samples" / "requested" / "step-00000002-00-0.mp4"
+    before = first.read_bytes()
+
+    assert sample_command.main([str(run / "step-00000002"), *SMALL, "--guidance", "2"]) == 0
+
+    second = first.with_name("step-00000002-00-0-2.mp4")
+    assert [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()] == [str(first), str(second)]
+    assert first.read_bytes() == before
+    assert second.stat().st_size > 0
+    assert not list(tmp_path.iterdir())
+    assert sample_rounds.rounds(run) == []
+
+
+def test_out_overwrites_nothing(run: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "00-0.mp4"
+    kept.write_bytes(b"mine")
+
+    assert sample_command.main([str(run), *SMALL, "--out", str(tmp_path)]) == 0
+
+    assert kept.read_bytes() == b"mine"
+    assert (tmp_path / "00-0-2.mp4").stat().st_size > 0
