@@ -33,7 +33,7 @@ split: {{levels: 2, validation_fraction: 0.1}}
 """
 SECTIONS = [
     "funnel", "spread", "levels", "copies", "reconciled", "failures", "kept", "rejected", "borderline",
-    "shards", "costs", "stages",
+    "shards", "costs", "provenance",
 ]  # fmt: skip
 LIGHT, DARK = (252, 252, 250), (22, 24, 27)  # --paper of either scheme
 SCHEMES = {"light": (1, LIGHT), "dark": (0, DARK)}  # Blink's number, the colour behind everything

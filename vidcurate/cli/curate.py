@@ -1,6 +1,7 @@
 """Pipeline commands, from metadata to shards and the report."""
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -82,6 +83,27 @@ def ingest(
     with stage_progress(out, "ingest", quiet=to_json) as progress:
         summary = run_ingest(out, spec, progress=progress)
     print_summary(asdict(summary), title=f"ingest → {out}", to_json=to_json)
+    if videos is not None and (hint := _other_folder(out, videos, summary.problems.get("missing_file", 0))):
+        count, folder = hint
+        print(
+            f"hint: {count:,} rows name a file that is not below {videos}, but below {folder}. "
+            f"Run `vidcurate ingest {metadata} --videos {folder} --out {out}`.",
+            file=sys.stderr,
+        )
+
+
+def _other_folder(run: Path, videos: Path, missing: int) -> tuple[int, Path] | None:
+    """Return the number of missing rows and the folder that holds their files, None without such a folder."""
+    if not missing:
+        return None
+    import polars as pl
+
+    from vidcurate.curation.ingest.files import better_root
+
+    rows = pl.scan_parquet(run / "ingest.parquet").filter(pl.col("ingest_problem") == "missing_file")
+    paths = rows.select(pl.col("video_path").drop_nulls()).head(100).collect()["video_path"].to_list()
+    folder = better_root(paths, videos)
+    return None if folder is None else (missing, folder)
 
 
 @app.command()

@@ -186,3 +186,32 @@ def test_a_full_disk_is_one_line_and_the_same_command_continues(tmp_path: Path, 
 
     assert start(big, *words).returncode == 0
     assert start(big, "inspect", run).returncode == 0
+
+
+def test_paths_that_repeat_the_folder_of_videos_bring_the_command_that_helps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b", "c"):
+        path = tmp_path / "data" / "videos" / "part" / f"{name}.mp4"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"video")
+    table = tmp_path / "captions.csv"
+
+    def hint(prefix: str, folder: str) -> str:
+        rows = "".join(f"{prefix}{name}.mp4,text\n" for name in ("a", "b", "c"))
+        table.write_text(f"video_path,caption\n{rows}")
+        code, _, err = call(capsys, "ingest", "captions.csv", "--videos", folder, "--out", "run")
+        assert code == 0
+        return "".join(line for line in err.splitlines() if line.startswith("hint: "))
+
+    helps = "hint: 3 rows name a file that is not below {}, but below {}. Run `vidcurate ingest captions.csv "
+    helps += "--videos {} "
+    assert hint("videos/part/", "data/videos").startswith(helps.format("data/videos", "data", "data"))
+    assert hint("part/", "data/videos/part").startswith(
+        helps.format("data/videos/part", "data/videos", "data/videos")
+    )
+    below = str(tmp_path / "data" / "videos")
+    assert hint("part/", "data").startswith(helps.format("data", below, below))
+    assert hint("part/", "data/videos") == ""
+    assert hint("elsewhere/", "data/videos") == ""

@@ -7,7 +7,7 @@ never opened. The listing does not follow links to folders, which could form cyc
 import hashlib
 import os
 import posixpath
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,8 @@ VIDEO_SUFFIXES = tuple(
         *("mpeg", "mpg", "mts", "mxf", "ogv", "ts", "vob", "webm", "wmv", "y4m"),
     )
 )
+
+_MOST_FOLDERS = 64  # folders below the root in which `better_root` looks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,3 +210,26 @@ def _through_links(found: pl.DataFrame, listing: Listing) -> pl.DataFrame:
                 row["path"] = target.relative_to(real).as_posix()
                 row["size_bytes"] = target.stat().st_size
     return pl.DataFrame(rows, schema=found.schema)
+
+
+def better_root(paths: Sequence[str], root: Path) -> Path | None:
+    """Return the folder below which at least half of these missing `paths` are files, None without one.
+
+    Two mistakes are common: the paths repeat the name of the folder (`videos/a.mp4` with `--videos videos`),
+    or they leave out one folder below it.
+    """
+    real = root.resolve()
+    above = [parent for parent in (real.parent, real.parent.parent) if parent != parent.parent]
+    repeats = [folder for folder in above if any(_is_below(path, real, folder) for path in paths)]
+    try:
+        below = sorted(entry for entry in real.iterdir() if entry.is_dir())[:_MOST_FOLDERS]
+    except OSError:
+        below = []
+    for folder in [*repeats, *below]:
+        if paths and 2 * sum((folder / path).is_file() for path in paths) >= len(paths):
+            return root.parent if folder == real.parent else folder
+    return None
+
+
+def _is_below(path: str, real: Path, folder: Path) -> bool:
+    return path.startswith(f"{real.relative_to(folder).as_posix()}/")
