@@ -202,7 +202,7 @@ def test_the_page_has_a_picture_and_a_caption_of_every_clip(
 
     broken = sum(clip["clip_id"] == "clip-004" for clip in clips)
     assert broken  # it has 3 frames: its fallback clip is named, not shown
-    assert page.count("too_few_frames: clip-") == broken
+    assert page.count("too_few_frames: shows clip-") == broken
     assert page.count('<img src="data:image/jpeg;base64,') == len(clips) - broken
     assert page.count("<figure>") == len(clips)
     assert all(clip["caption"] in page for clip in clips)
