@@ -24,7 +24,6 @@ from vidcurate.executor.map_clips import Progress, no_progress
 from vidcurate.executor.map_shards import in_processes, in_threads
 from vidcurate.media import transcode
 from vidcurate.shards import index, index_file
-from vidcurate.shards import index_file as shards_index_file
 from vidcurate.shards.folder import finished_by, open_set
 from vidcurate.shards.kept_clips import integrity_levels
 from vidcurate.shards.layout import (
@@ -197,9 +196,9 @@ def _finish(
             "bytes": sum(shard["bytes"] for shard in shards),
         },
         "index": {
-            "name": shards_index_file.INDEX_NAME,
-            "bytes": (out / shards_index_file.INDEX_NAME).stat().st_size,
-            "blake3": blake3((out / shards_index_file.INDEX_NAME).read_bytes()).hexdigest(),
+            "name": index_file.INDEX_NAME,
+            "bytes": (out / index_file.INDEX_NAME).stat().st_size,
+            "blake3": blake3((out / index_file.INDEX_NAME).read_bytes()).hexdigest(),
         },
         "shards": shards,
         "failed": failed,

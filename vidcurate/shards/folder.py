@@ -13,7 +13,6 @@ from typing import Any
 
 from vidcurate.errors import InputError, StageError, StorageError
 from vidcurate.shards import index_file
-from vidcurate.shards import index_file as shards_index_file
 from vidcurate.shards.layout import ShardPlan, ShardSpec
 from vidcurate.shards.manifest import MANIFEST_NAME, read_manifest
 from vidcurate.shards.reader_indexes import export as reader_indexes_export
@@ -27,6 +26,7 @@ from vidcurate.shards.write_shard import (
     problem_of,
     write_json,
 )
+from vidcurate.storage.atomic_file import size_of
 
 _WAYS_ON = "Give --out another folder, or set overwrite: true to replace what is there."
 
@@ -36,13 +36,6 @@ def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None
-
-
-def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except OSError:
         return None
 
 
@@ -56,9 +49,9 @@ def finished_by(out: Path, spec: ShardSpec, inputs: Mapping[str, str], videos: P
     manifest = read_manifest(out)
     if manifest is None or manifest["spec"] != spec.lasting() or manifest["inputs"] != inputs:
         return None
-    if _size(out / shards_index_file.INDEX_NAME) != manifest["index"]["bytes"]:
+    if size_of(out / index_file.INDEX_NAME) != manifest["index"]["bytes"]:
         return None
-    if any(_size(out / shard["name"]) != shard["bytes"] for shard in manifest["shards"]):
+    if any(size_of(out / shard["name"]) != shard["bytes"] for shard in manifest["shards"]):
         return None
     for clip in manifest["failed"]:
         if clip["kind"] in MAY_HEAL and not problem_of(videos, clip["video_path"], clip["file_size_bytes"]):
@@ -116,8 +109,8 @@ def open_set(out: Path, plan: ShardPlan, spec: ShardSpec, inputs: Mapping[str, s
     if building:
         ours |= {*building["shards"], *building["replaces"]}
     strangers = sorted(path.name for path in out.glob("*.tar") if path.name not in ours)
-    if strangers or (not building and not manifest and (out / shards_index_file.INDEX_NAME).exists()):
-        stranger = strangers[0] if strangers else shards_index_file.INDEX_NAME
+    if strangers or (not building and not manifest and (out / index_file.INDEX_NAME).exists()):
+        stranger = strangers[0] if strangers else index_file.INDEX_NAME
         raise InputError(f"{out}: holds {stranger}, which build-shards did not write. Choose another folder.")
     current = building or manifest
     if current and current["plan_sha256"] != plan.digest and not spec.overwrite:
@@ -127,7 +120,7 @@ def open_set(out: Path, plan: ShardPlan, spec: ShardSpec, inputs: Mapping[str, s
     for shard in plan.shards:
         record = found.get(shard.name) or _read_json(build / f"{shard.name}.json")
         fits = record and record["plan_sha256"] == shard.digest and not record["failed"]
-        if fits and _size(out / shard.name) == record["bytes"]:
+        if fits and size_of(out / shard.name) == record["bytes"]:
             done[shard.name] = record
     stale = [out / name for name in sorted(ours) if name not in done and (out / name).exists()]
     _check_space(out, sum(s.num_bytes for s in plan.shards if s.name not in done), stale)
@@ -144,7 +137,7 @@ def open_set(out: Path, plan: ShardPlan, spec: ShardSpec, inputs: Mapping[str, s
             reader_indexes_export.remove(out, ours)
         for path in (
             out / MANIFEST_NAME,
-            out / shards_index_file.INDEX_NAME,
+            out / index_file.INDEX_NAME,
             *stale,
             *build.glob("*.partial"),
         ):

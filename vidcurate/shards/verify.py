@@ -21,7 +21,6 @@ from vidcurate.errors import InputError, MissingError, ShardError
 from vidcurate.executor.map_clips import Progress, no_progress
 from vidcurate.executor.map_shards import in_processes
 from vidcurate.shards import index, index_file
-from vidcurate.shards import index_file as shards_index_file
 from vidcurate.shards.manifest import MANIFEST_NAME, read_manifest
 from vidcurate.shards.reader_indexes import export as reader_indexes_export
 from vidcurate.shards.verify_shard import COPY, LEVELS, ROW, Level, Problem, ShardResult, Task, check_shard
@@ -52,9 +51,9 @@ def _open_index(folder: Path, manifest: dict[str, Any] | None, problems: list[Pr
     """Return the index if readable; append its problems."""
 
     def add_problem(what: str) -> None:
-        problems.append(Problem(shards_index_file.INDEX_NAME, "", what))
+        problems.append(Problem(index_file.INDEX_NAME, "", what))
 
-    path = folder / shards_index_file.INDEX_NAME
+    path = folder / index_file.INDEX_NAME
     if not path.exists():
         add_problem(f"is not there. {COPY}")
         return None
@@ -148,7 +147,7 @@ def verify(
             raise InputError(f"{place}: no such folder of shards.")
         return _verify(place, place, level, num_workers, progress)
     with tempfile.TemporaryDirectory(prefix="vidcurate-verify-") as folder:
-        for name in (MANIFEST_NAME, shards_index_file.INDEX_NAME):
+        for name in (MANIFEST_NAME, index_file.INDEX_NAME):
             if stamp := object_store.stamp_if_there(f"{place}/{name}"):
                 with (Path(folder) / name).open("wb") as file:
                     object_store.download(f"{place}/{name}", stamp, file)
@@ -186,15 +185,15 @@ def _verify(place: Path | str, folder: Path, level: Level, num_workers: int, pro
         problems.append(Problem(MANIFEST_NAME, "", str(error).removeprefix(f"{folder / MANIFEST_NAME}: ")))
     tars = [path.name for path in folder.glob("*.tar")]
     is_here = isinstance(place, Path)
-    if not tars and manifest is None and not (folder / shards_index_file.INDEX_NAME).exists():
+    if not tars and manifest is None and not (folder / index_file.INDEX_NAME).exists():
         raise InputError(
-            f"{place}: holds no shards: no *.tar, no {MANIFEST_NAME}, no {shards_index_file.INDEX_NAME}."
+            f"{place}: holds no shards: no *.tar, no {MANIFEST_NAME}, no {index_file.INDEX_NAME}."
         )
     known = _open_index(folder, manifest, problems)
     entries = {entry["name"]: entry for entry in manifest["shards"]} if manifest else {}
     if manifest and known:
         _manifest_against_index(manifest, known, problems)
-    named = {MANIFEST_NAME, shards_index_file.INDEX_NAME, *(entries if manifest else tars)}
+    named = {MANIFEST_NAME, index_file.INDEX_NAME, *(entries if manifest else tars)}
     if is_here:
         problems += _strays(folder, named)
     shards = _shards(place, {*entries, *(known.shards if known else ())}, level)

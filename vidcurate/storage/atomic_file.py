@@ -216,6 +216,14 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
+def size_of(path: Path) -> int | None:
+    """Return a file's size in bytes; None if there is no such file."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
 def write_if_absent(path: Path, data: bytes) -> bool:
     """Write a file unless it is there with these bytes; say whether it was written. Raises OSError."""
     if path.is_file() and path.read_bytes() == data:

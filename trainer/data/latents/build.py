@@ -39,6 +39,7 @@ from vidcurate.errors import InputError, StageError, StorageError
 from vidcurate.shards.index import Index
 from vidcurate.shards.index_file import INDEX_NAME
 from vidcurate.storage import atomic_file, lock
+from vidcurate.storage.atomic_file import size_of
 
 _AWAY = "Give --out another folder, or delete this one."
 PLAN_NAME = "plan.json"
@@ -53,13 +54,6 @@ def holding(path: Path, *, wait: bool = False) -> Iterator[None]:
 
     with lock.exclusive(path, wait=wait, busy=busy):
         yield
-
-
-def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return None
 
 
 def check_same(out: Path, have: Mapping[str, Any], want: Mapping[str, Any]) -> None:
@@ -87,9 +81,9 @@ def is_finished(out: Path, shards: tuple[PlannedShard, ...], identity: Identity)
         if failed_whole.get(shard.name) == shard.digest:
             continue
         facts = have.get(shard.name)
-        if not facts or facts["digest"] != shard.digest or _size(out / shard.name) != facts["bytes"]:
+        if not facts or facts["digest"] != shard.digest or size_of(out / shard.name) != facts["bytes"]:
             return False
-    return all(_size(out / name) == facts["bytes"] for name, facts in manifest["tables"].items())
+    return all(size_of(out / name) == facts["bytes"] for name, facts in manifest["tables"].items())
 
 
 def begin(
@@ -173,7 +167,7 @@ def _check_covers(out: Path, latents: Any, shards: tuple[PlannedShard, ...]) -> 
 
 
 def _check_space(out: Path, shards: tuple[PlannedShard, ...], named: set[str]) -> None:
-    free = shutil.disk_usage(out).free + sum(_size(out / name) or 0 for name in named)
+    free = shutil.disk_usage(out).free + sum(size_of(out / name) or 0 for name in named)
     need = sum(shard.num_bytes for shard in shards if shard.bucket)
     if need > free:
         raise StorageError(
@@ -189,7 +183,7 @@ def finished(out: Path, shards: tuple[PlannedShard, ...]) -> dict[str, dict[str,
     for shard in shards:
         record = read_record(out / BUILD / f"{shard.name}.parquet")
         if record and record["digest"] == shard.digest:
-            size = _size(out / shard.name)
+            size = size_of(out / shard.name)
             if size == record["bytes"] or (record["sha256"] is None and size is None):
                 done[shard.name] = record
     return done

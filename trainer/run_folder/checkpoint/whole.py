@@ -5,7 +5,7 @@ checkpoint must not end an unattended run, so a start falls back to the one befo
 RUN/damaged-step-…, a name that no reader takes for a checkpoint.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,15 +28,18 @@ class Damaged:
     kept_as: Path | None = None
 
 
-def first_whole(paths: Sequence[Path], world: World) -> tuple[Path | None, tuple[Damaged, ...]]:
-    """Return the first checkpoint of `paths` whose files match their hashes, and the damaged ones before it.
+def first_whole(
+    paths: Sequence[Path], check: Callable[[Path], object]
+) -> tuple[Path | None, tuple[Damaged, ...]]:
+    """Return the first checkpoint of `paths` that passes `check`, and the damaged ones before it.
 
-    A collective. Raises CheckpointFormatError for a checkpoint of another version, which is not damaged.
+    A collective if `check` is one. Raises CheckpointFormatError for a checkpoint of another version, which is
+    not damaged.
     """
     damaged: list[Damaged] = []
     for path in paths:
         try:
-            checkpoint.verify(path, world=world)
+            check(path)
         except CheckpointFormatError:
             raise
         except CheckpointError as error:
@@ -58,7 +61,10 @@ def resume_point(run: Path, world: World) -> tuple[Path | None, tuple[Damaged, .
     A collective. LATEST names the returned checkpoint afterwards. Without a whole checkpoint the folder stays
     as it was: raises CheckpointError for the newest one. Raises StorageError where the disk refuses.
     """
-    whole, damaged = first_whole(mesh.run_on_first_rank(lambda: _newest_first(run), world), world)
+    whole, damaged = first_whole(
+        mesh.run_on_first_rank(lambda: _newest_first(run), world),
+        lambda path: checkpoint.verify(path, world=world),
+    )
     if not damaged:
         return whole, ()
     if whole is None:
@@ -69,20 +75,15 @@ def resume_point(run: Path, world: World) -> tuple[Path | None, tuple[Damaged, .
 
 def likely_resume_point(run: Path) -> tuple[Path | None, tuple[Damaged, ...]]:
     """Return what `resume_point` would, by sizes instead of hashes; change nothing. For the dry run."""
-    damaged: list[Damaged] = []
-    for path in _newest_first(run):
-        try:
-            checkpoint.check_sizes(path, checkpoint.PARTS)
-            checkpoint.read_state(path)
-        except CheckpointFormatError:
-            raise
-        except CheckpointError as error:
-            damaged.append(Damaged(path=path, reason=str(error)))
-            continue
-        return path, tuple(damaged)
-    if damaged:
+
+    def check(path: Path) -> None:
+        checkpoint.check_sizes(path, checkpoint.PARTS)
+        checkpoint.read_state(path)
+
+    whole, damaged = first_whole(_newest_first(run), check)
+    if damaged and whole is None:
         raise CheckpointError(damaged[0].reason)
-    return None, ()
+    return whole, damaged
 
 
 def _set_aside(run: Path, whole: Path, damaged: Sequence[Damaged]) -> tuple[Damaged, ...]:

@@ -64,7 +64,7 @@ def find_problems(memory: StageHistory, stats: StepStats, limits: Thresholds) ->
     if not stats.is_finite:
         return (_nonfinite(stats),)
     found = [_spike(memory, stats, limits), _gradient(memory, stats, limits)]
-    found.append(_divergence(memory, stats.step, limits))
+    found.append(_divergence(memory, limits))
     return tuple(each for each in found if each is not None)
 
 
@@ -186,7 +186,7 @@ def rise_of(memory: StageHistory, limits: Thresholds) -> tuple[float, float, int
     return float(np.mean(rises)), error, begins[int(np.argmax(rises))]
 
 
-def _divergence(memory: StageHistory, step: int, limits: Thresholds) -> Problem | None:
+def _divergence(memory: StageHistory, limits: Thresholds) -> Problem | None:
     rise, error, since = rise_of(memory, limits)
     if rise < math.log1p(limits.divergence_rise) or rise < limits.divergence_z * error:
         return None

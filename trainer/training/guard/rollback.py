@@ -13,7 +13,7 @@ from trainer.distributed import mesh
 from trainer.recipe import guard_spec
 from trainer.run_folder import layout as run_folder_layout
 from trainer.run_folder import metrics
-from trainer.run_folder.checkpoint import whole
+from trainer.run_folder.checkpoint import checkpoint, whole
 from trainer.run_folder.checkpoint.async_save import AsyncSaver
 from trainer.training import log as training_log
 from trainer.training import resume
@@ -30,7 +30,7 @@ def _last_good(before: int, context: StepContext) -> Path | None:
     run, world = context.recipe.output, context.world
     there = mesh.run_on_first_rank(lambda: run_folder_layout.checkpoints(run), world)
     older = [path for path in reversed(there) if run_folder_layout.step_of(path) < before]
-    found, damaged = whole.first_whole(older, world)
+    found, damaged = whole.first_whole(older, lambda path: checkpoint.verify(path, world=world))
     for one in damaged:
         training_log.print_line(world, f"guard: {one.reason}")
     return found

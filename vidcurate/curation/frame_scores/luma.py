@@ -39,13 +39,15 @@ class Black:
         }
 
 
-class Flicker:
+class _MeanLuma:
     def __init__(self) -> None:
         self._means: list[float] = []
 
     def see(self, look: FrameView) -> None:
         self._means.append(look.brightness)
 
+
+class Flicker(_MeanLuma):
     def finish(self, end_seconds: float) -> Columns:
         steps = np.diff(self._means)
         if len(steps) < 2:
@@ -55,12 +57,6 @@ class Flicker:
         return {"flicker": rounded(heights.mean())}
 
 
-class Brightness:
-    def __init__(self) -> None:
-        self._means: list[float] = []
-
-    def see(self, look: FrameView) -> None:
-        self._means.append(look.brightness)
-
+class Brightness(_MeanLuma):
     def finish(self, end_seconds: float) -> Columns:
         return aggregates("brightness", self._means)

@@ -244,7 +244,7 @@ def run_models(
             table.write(_embeddings(scored, rows, means), embedded, origin)
         table.write(_columns(clips, is_scored, rows, scores, used), target, origin)
     remove_parts(parts)
-    return _summary(target, scores, used, spec, up_to_date)
+    return _summary(target, scores, used, up_to_date)
 
 
 def _embeddings(scored: pl.DataFrame, rows: list[dict[str, Any]], means: list[Any]) -> pl.DataFrame:
@@ -267,7 +267,7 @@ def _columns(
     )
 
 
-def _summary(target: Path, scores: list[str], used: str, spec: ModelsSpec, up_to_date: bool) -> ModelsSummary:
+def _summary(target: Path, scores: list[str], used: str, up_to_date: bool) -> ModelsSummary:
     from vidcurate.curation.model_scores.scorers import device_of
 
     done = pl.read_parquet(target)

@@ -143,7 +143,5 @@ def problems(folder: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[str, s
         yield from energon.problems(folder, manifest)
     if (folder / wids.NAME).exists():
         md5 = {name: md5 for (name, _), md5 in wids.known_md5(folder).items()}
-        if md5.keys() != set(names) or (folder / wids.NAME).read_bytes() != wids.to_json(
-            folder, manifest, md5
-        ):
+        if md5.keys() != set(names) or (folder / wids.NAME).read_bytes() != wids.to_json(manifest, md5):
             yield wids.NAME, "is not what the manifest gives; run `vidcurate export-index` again"

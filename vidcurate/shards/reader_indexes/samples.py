@@ -7,7 +7,6 @@ from typing import Any
 
 from vidcurate.errors import ShardError
 from vidcurate.shards import index_file, tar_write
-from vidcurate.shards import index_file as shards_index_file
 
 _PLACES = [
     "sample_key", "video_extension", "json_offset", "json_size", "video_offset", "video_size", "text_offset",
@@ -50,8 +49,7 @@ def samples_of(folder: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[str,
     for entry in manifest["shards"]:
         if entry["name"] not in first:
             raise ShardError(
-                f"{folder / shards_index_file.INDEX_NAME}: has no clip in {entry['name']}. "
-                "Run `vidcurate verify`."
+                f"{folder / index_file.INDEX_NAME}: has no clip in {entry['name']}. Run `vidcurate verify`."
             )
         rows = columns.slice(first[entry["name"]], entry["clips"]).to_pylist()
         yield (

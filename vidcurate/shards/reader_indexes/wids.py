@@ -39,7 +39,7 @@ def _md5(path: Path) -> tuple[str, str]:
         return path.name, hashlib.file_digest(file, "md5").hexdigest()
 
 
-def to_json(folder: Path, manifest: Mapping[str, Any], md5: Mapping[str, str]) -> bytes:
+def to_json(manifest: Mapping[str, Any], md5: Mapping[str, str]) -> bytes:
     """Return index.json. `blake3`, our addition, ties each MD5 to the bytes of its shard."""
     shards = [
         {
@@ -67,6 +67,6 @@ def put_index(
             file.write(json.dumps({"url": name, "blake3": digests[name], "md5sum": value}) + "\n")
             file.flush()
             progress(sizes[name])
-    written = write_if_absent(folder / NAME, to_json(folder, manifest, md5))
+    written = write_if_absent(folder / NAME, to_json(manifest, md5))
     (folder / _PROGRESS).unlink()
     return written
