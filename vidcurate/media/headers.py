@@ -20,7 +20,8 @@ class Header:
 
     `width` and `height` are as displayed: the coded width times `sample_aspect_ratio` (a pixel's width over
     its height as coded), then the rotation. `codec` and `audio_codec` name codecs, `audio_decoder` the
-    decoder, which FFmpeg's messages name. None means that the header has no value.
+    decoder, which FFmpeg's messages name. `is_trimmed`: an edit
+    list hides frames that `num_frames` counts. None means that the header has no value.
     """
 
     container: str
@@ -34,6 +35,7 @@ class Header:
     sample_aspect_ratio: float
     fps: float | None
     num_frames: int | None
+    is_trimmed: bool
     duration_seconds: float | None
     audio_duration_seconds: float | None
     bit_rate: int | None
@@ -50,12 +52,16 @@ def header_of(path: Path, container: Any, stream: Any) -> Header:
     """Return the header of an opened file."""
     codec = stream.codec_context
     family = container.format.name.split(",")[0]
-    rotation = 0
+    rotation, num_frames, is_trimmed = 0, stream.frames or None, False
+    duration = _seconds(stream.duration, stream.time_base)
     if family in ("mov", "matroska"):
         size = os.path.getsize(path)
         with path.open("rb") as file:
             if family == "mov":
                 rotation = mp4_boxes.rotation_degrees(file, size)
+                is_trimmed = mp4_boxes.is_trimmed(file, size)
+                if num_frames and mp4_boxes.is_fragmented(file, size):
+                    num_frames = duration = None  # they count the frames before the first fragment
             else:
                 rotation = matroska.rotation_degrees(FileBytes(file, size))
     pixel_shape = float(stream.sample_aspect_ratio or 1)
@@ -64,7 +70,7 @@ def header_of(path: Path, container: Any, stream: Any) -> Header:
         width, height = height, width
     audio = container.streams.audio[0] if container.streams.audio else None
     decoder = audio.codec_context.name if audio is not None and audio.codec_context is not None else None
-    duration = container.duration
+    has_duration = container.duration and (num_frames or not stream.frames)
     return Header(
         container=family,
         codec=codec_of(stream),
@@ -76,9 +82,9 @@ def header_of(path: Path, container: Any, stream: Any) -> Header:
         rotation_degrees=rotation,
         sample_aspect_ratio=pixel_shape,
         fps=float(stream.average_rate) if stream.average_rate else None,
-        num_frames=stream.frames or None,
-        duration_seconds=_seconds(stream.duration, stream.time_base)
-        or (duration / av.time_base if duration else None),
+        num_frames=num_frames,
+        is_trimmed=is_trimmed,
+        duration_seconds=duration or (container.duration / av.time_base if has_duration else None),
         audio_duration_seconds=_seconds(audio.duration, audio.time_base) if audio is not None else None,
         bit_rate=container.bit_rate or None,
         has_audio=audio is not None,

@@ -1,7 +1,8 @@
-"""MP4 boxes (mp4, mov, 3gp): display rotation and movie duration from the headers.
+"""MP4 boxes (mp4, mov, 3gp): rotation, movie duration, fragments and edits from the headers.
 
 PyAV gives the rotation only with a decoded frame, and the smallest of several durations; reading the boxes
-costs a few reads. Source: ISO/IEC 14496-12, boxes `moov/{mvhd, trak/{tkhd, mdia/hdlr}}`.
+costs a few reads. Source: ISO/IEC 14496-12, boxes
+`moov/{mvhd, mvex, trak/{tkhd, edts/elst, mdia/{hdlr, mdhd}}}`.
 """
 
 import math
@@ -11,6 +12,8 @@ from typing import BinaryIO
 
 # A file in which one of these boxes is cut off cannot be read, or lacks frames.
 NEEDED = {b"ftyp", b"moov", b"moof", b"mdat"}
+# Shorter edits only skip the decoder's delay, or round to the movie's clock.
+_EDIT_SLACK_SECONDS = 0.2
 _MAX_BOXES = 4096  # a hostile file may repeat empty boxes without end
 
 
@@ -75,15 +78,63 @@ def rotation_degrees(file: BinaryIO, size_bytes: int) -> int:
     return 0
 
 
+def is_fragmented(file: BinaryIO, size_bytes: int) -> bool:
+    """Return whether fragments follow the movie header, whose counts and durations then leave them out."""
+    return _find(file, (b"moov", b"mvex"), 0, size_bytes) is not None
+
+
+def _video_track(file: BinaryIO, size_bytes: int) -> tuple[int, int] | None:
+    movie = _find(file, (b"moov",), 0, size_bytes)
+    for kind, payload, stop in _boxes(file, *movie) if movie else ():
+        if kind == b"trak" and (handler := _find(file, (b"mdia", b"hdlr"), payload, stop)):
+            file.seek(handler[0] + 8)
+            if file.read(4) == b"vide":
+                return payload, stop
+    return None
+
+
+def _scale_and_length(file: BinaryIO, place: tuple[int, int] | None) -> tuple[int, int]:
+    """Return (ticks per second, ticks) of an mvhd or mdhd box; (0, 0) for none or a short one."""
+    if place is None:
+        return 0, 0
+    file.seek(place[0])
+    body = file.read(32)
+    if len(body) < 32:
+        return 0, 0
+    scale, length = struct.unpack(">II", body[12:20]) if body[0] == 0 else struct.unpack(">IQ", body[20:32])
+    return scale, length
+
+
+def is_trimmed(file: BinaryIO, size_bytes: int) -> bool:
+    """Return whether an edit list hides a frame or more of the first video track, by its durations.
+
+    FFmpeg's index then leaves frames out that the sample tables count.
+    """
+    track = _video_track(file, size_bytes)
+    edits = _find(file, (b"edts", b"elst"), *track) if track else None
+    if track is None or edits is None:
+        return False
+    movie_scale, _ = _scale_and_length(file, _find(file, (b"moov", b"mvhd"), 0, size_bytes))
+    scale, length = _scale_and_length(file, _find(file, (b"mdia", b"mdhd"), *track))
+    file.seek(edits[0])
+    body = file.read(min(edits[1] - edits[0], 8 + 20 * _MAX_BOXES))
+    if len(body) < 8 or not movie_scale or not scale:
+        return False
+    form, step = (">Ii", 12) if body[0] == 0 else (">Qq", 20)
+    count = min(struct.unpack(">I", body[4:8])[0], (len(body) - 8) // step)
+    rows = [struct.unpack_from(form, body, 8 + step * number) for number in range(count)]
+    shown = sum(duration for duration, start in rows if start >= 0) / movie_scale
+    delay = min((start for _, start in rows if start >= 0), default=0) / scale
+    return 0 < shown < length / scale - delay - _EDIT_SLACK_SECONDS or delay > _EDIT_SLACK_SECONDS
+
+
 def movie_seconds(file: BinaryIO, size_bytes: int) -> float | None:
     """Return the duration in the movie header in seconds; None when unknown (fragmented files)."""
     header = _find(file, (b"moov", b"mvhd"), 0, size_bytes)
-    if header is None:
+    if header is None or is_fragmented(file, size_bytes):
         return None
     file.seek(header[0])
-    body = file.read(32)
-    if len(body) < 32:
-        return None
-    scale, length = struct.unpack(">II", body[12:20]) if body[0] == 0 else struct.unpack(">IQ", body[20:32])
-    unknown = (1 << 32) - 1 if body[0] == 0 else (1 << 64) - 1
+    is_short = file.read(1) == b"\0"
+    scale, length = _scale_and_length(file, header)
+    unknown = (1 << 32) - 1 if is_short else (1 << 64) - 1
     return length / scale if scale and length not in (0, unknown) else None

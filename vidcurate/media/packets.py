@@ -2,7 +2,8 @@
 
 import io
 import os
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
-from vidcurate.media import matroska, mp4_samples
+from vidcurate.media import matroska, mp4_boxes, mp4_samples
 from vidcurate.media.container import codec_of, opened, packets_of
 from vidcurate.media.frame_map import FrameMap
 from vidcurate.storage.file_window import FileBytes
@@ -23,6 +24,7 @@ SEEKABLE = {"mov", "avi", "matroska", "flv"}
 _INDEXED = {"mov", "avi"}
 # Containers with a display time per packet; for others FFmpeg derives the times by decoding some frames.
 _TIMED = {"mov", "matroska"}
+FAST_CLOCK = 500  # ticks/s; no clip of Matroska has a frame each tick of such a clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +34,10 @@ class PacketIndex:
     `num_hidden` counts the packets that an edit list hides. `end_offset_bytes` is the end of the file by its
     index or header (None when absent); an end beyond the real one proves a truncation. `num_missing_frames`
     counts holes in otherwise even times, None when the times are uneven or unknown; `num_repeated_times`
-    counts packets with the same time as another.
+    counts packets with the same time as another. `has_times`: false when a
+    packet has none, or when packets are one tick apart on a fast clock, as muxers write that know none.
+    `has_unseen`: a header's index counts packets, and whether
+    one holds only hidden pictures (VP8, VP9) shows in its bytes alone.
     """
 
     num_frames: int
@@ -43,6 +48,8 @@ class PacketIndex:
     end_offset_bytes: int | None
     num_missing_frames: int | None
     num_repeated_times: int
+    has_times: bool = True
+    has_unseen: bool = False
 
 
 def _from_entries(entries: Any, base: Fraction | None, sound_end: int) -> PacketIndex:
@@ -58,28 +65,56 @@ def _from_entries(entries: Any, base: Fraction | None, sound_end: int) -> Packet
     return _index(timestamps, keys, base, max([*ends, sound_end]), num_hidden=hidden)
 
 
-def _is_shown(packet: Any, codec: str) -> bool:
-    """Return whether a player shows the packet's frame.
+def _shows_vp9(data: bytes) -> bool:
+    """Return whether a VP9 packet, one frame or a superframe, shows a picture.
 
-    A player hides frames outside an edit list, and VP8 frames that are only references (RFC 6386, 9.1; VP9
-    and AV1 put those into one packet with a shown frame).
+    Sources: the VP9 bitstream specification, 6.2 (uncompressed header) and annex B (superframes).
     """
-    return packet.size > 0 and not packet.is_discard and (codec != "vp8" or bool(bytes(packet)[0] & 0x10))
+    last = data[-1]
+    count, width = (last & 7) + 1, (last >> 3 & 3) + 1
+    index_bytes = 2 + count * width
+    heads = [data[0]]
+    if last & 0xE0 == 0xC0 and len(data) > index_bytes and data[-index_bytes] == last:
+        sizes = [
+            int.from_bytes(data[at : at + width], "little")
+            for at in range(len(data) - index_bytes + 1, len(data) - 1, width)
+        ]
+        starts = [sum(sizes[:number]) for number in range(count) if sizes[number]]
+        heads = [data[at] for at in starts if at < len(data)]
+    # Marker 2 bits, profile 2 bits (a third follows profile 3), show_existing_frame, frame_type, show_frame.
+    return any(head & (0b0101 if head & 0x30 == 0x30 else 0b1010) for head in heads)
+
+
+def hides_all(codec: str, data: bytes) -> bool:
+    """Return whether a packet holds only reference pictures that no player shows (VP8: RFC 6386, 9.1)."""
+    if not data or codec not in ("vp8", "vp9"):
+        return False
+    return not data[0] & 0x10 if codec == "vp8" else not _shows_vp9(data)
+
+
+def _is_shown(packet: Any, codec: str) -> bool:
+    """Return whether a player shows the packet's frame: not hidden by an edit list or by its codec."""
+    if not packet.size or packet.is_discard:
+        return False
+    return codec not in ("vp8", "vp9") or not hides_all(codec, bytes(packet))
 
 
 def _from_packets(container: Any, stream: Any, end: int | None) -> PacketIndex:
     timestamps: list[int] = []
     keys = 0
-    try:
+    has_times = True
+    # Damage ends the count; the probe compares it with the header.
+    with suppress(av.FFmpegError, OSError):
         for packet in packets_of(container, stream):
             if _is_shown(packet, codec_of(stream)):
                 stamp = packet.pts if packet.pts is not None else packet.dts
                 timestamps.append(stamp if stamp is not None else len(timestamps))
+                has_times = has_times and stamp is not None
                 keys += packet.is_keyframe
-    except (av.FFmpegError, OSError):
-        # Count the packets before the damage; the probe compares the count with the header.
-        return _index(timestamps, keys, stream.time_base, end)
-    return _index(timestamps, keys, stream.time_base, end)
+    is_coarse = container.format.name.split(",")[0] == "matroska"
+    if is_coarse and stream.time_base and 1 / stream.time_base >= FAST_CLOCK and len(timestamps) > 2:
+        has_times = has_times and float(np.median(np.diff(np.sort(timestamps)))) > 1
+    return _index(timestamps, keys, stream.time_base if has_times else None, end, has_times=has_times)
 
 
 def _holes(steps: NDArray[np.int64], usual: float) -> int | None:
@@ -101,7 +136,13 @@ def _holes(steps: NDArray[np.int64], usual: float) -> int | None:
 
 
 def _index(
-    timestamps: list[int], keys: int, base: Fraction | None, end: int | None, num_hidden: int = 0
+    timestamps: list[int],
+    keys: int,
+    base: Fraction | None,
+    end: int | None,
+    num_hidden: int = 0,
+    *,
+    has_times: bool = True,
 ) -> PacketIndex:
     stamps = np.sort(np.asarray(timestamps, dtype=np.int64))
     steps = np.diff(stamps)
@@ -122,17 +163,29 @@ def _index(
         is_variable_fps=is_variable,
         end_offset_bytes=end,
         num_missing_frames=missing,
-        num_repeated_times=int((steps == 0).sum()),
+        num_repeated_times=int((steps == 0).sum()) if has_times else 0,
+        has_times=has_times,
     )
+
+
+def _is_fragmented(name: str) -> bool:
+    """Return whether the file is a fragmented MP4; bytes in memory have no name and count as one."""
+    if not os.path.isfile(name):
+        return True
+    with open(name, "rb") as file:
+        return mp4_boxes.is_fragmented(file, os.path.getsize(name))
 
 
 def has_index(container: Any, stream: Any) -> bool:
     """Return whether the header of an opened file has the index of all its packets.
 
-    A fragmented file has no frame count in its header and indexes only the packets read so far.
+    A fragmented file counts in its header at most the frames before its first fragment, and indexes only the
+    packets read so far.
     """
     family = container.format.name.split(",")[0]
-    return family in _INDEXED and len(stream.index_entries) > 0 and bool(stream.frames)
+    if family not in _INDEXED or not len(stream.index_entries) or not stream.frames:
+        return False
+    return family != "mov" or not _is_fragmented(container.name)
 
 
 def index_of(path: Path, container: Any, stream: Any) -> PacketIndex:
@@ -142,7 +195,8 @@ def index_of(path: Path, container: Any, stream: Any) -> PacketIndex:
         entries = stream.index_entries
         last = [other.index_entries[-1] for other in container.streams.audio if len(other.index_entries)]
         sound_end = max((entry.pos + entry.size for entry in last), default=0)
-        return _from_entries(entries, stream.time_base, sound_end)
+        found = _from_entries(entries, stream.time_base, sound_end)
+        return replace(found, has_unseen=codec_of(stream) in ("vp8", "vp9"))
     end = None
     if family == "matroska":
         with path.open("rb") as file:

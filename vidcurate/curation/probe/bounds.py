@@ -28,7 +28,7 @@ class Bounds:
 
     `cut` proves that the file was longer; `short`: a box declares more bytes than the file has, which some
     writers do wrongly. `trailing_bytes` follow the end of the container. `movie_seconds` is the duration in
-    an MP4's movie header.
+    an MP4's movie header, `second_movie_at` the offset at which another movie begins.
     """
 
     cut: str | None = None
@@ -36,12 +36,14 @@ class Bounds:
     broken: str | None = None
     trailing_bytes: int = 0
     movie_seconds: float | None = None
+    second_movie_at: int | None = None
 
 
 def _mp4(data: FileBytes, check_sums: bool) -> Bounds:
     size = data.size
     position, kind = 0, b""
-    fragmented = False
+    fragmented, movies = False, 0
+    second: int | None = None
     while position < size:
         if size - position < 8:
             return Bounds(
@@ -55,6 +57,9 @@ def _mp4(data: FileBytes, check_sums: bool) -> Bounds:
         if length < 8 or not all(32 <= letter < 127 or letter == 0xA9 for letter in kind):
             break
         fragmented = fragmented or kind == b"moof"
+        movies += kind == b"moov"
+        if movies == 2 and second is None:
+            second = position
         if position + length > size:
             word = (
                 f"the box {kind.decode('latin-1')} ends at byte {position + length}, the file at byte {size}"
@@ -67,7 +72,11 @@ def _mp4(data: FileBytes, check_sums: bool) -> Bounds:
         position += length
     if kind == b"moof" and position >= size:
         return Bounds(cut=f"the file ends at byte {size}, before the pictures of its last fragment")
-    return Bounds(trailing_bytes=size - position, movie_seconds=mp4_boxes.movie_seconds(data.file, size))
+    return Bounds(
+        trailing_bytes=size - position,
+        movie_seconds=mp4_boxes.movie_seconds(data.file, size),
+        second_movie_at=second,
+    )
 
 
 def _matroska(data: FileBytes, check_sums: bool) -> Bounds:
@@ -78,7 +87,10 @@ def _matroska(data: FileBytes, check_sums: bool) -> Bounds:
 def _avi(data: FileBytes, check_sums: bool) -> Bounds:
     size = data.size
     position = 0
+    second: int | None = None
     while size - position >= 12 and data[position : position + 4] == b"RIFF":
+        if position and second is None and data[position + 8 : position + 12] == b"AVI ":
+            second = position
         length = struct.unpack("<I", data[position + 4 : position + 8])[0]
         if not length:  # a writer that was never closed
             return Bounds()
@@ -86,7 +98,7 @@ def _avi(data: FileBytes, check_sums: bool) -> Bounds:
         if end > size:
             return Bounds(cut=f"the RIFF chunk ends at byte {end}, the file at byte {size}")
         position = end + length % 2
-    return Bounds(trailing_bytes=max(0, size - position))
+    return Bounds(trailing_bytes=max(0, size - position), second_movie_at=second)
 
 
 _FLV_TAGS = (8, 9, 18)

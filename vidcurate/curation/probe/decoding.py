@@ -19,6 +19,7 @@ import numpy as np
 
 from vidcurate.curation.probe.payload import checker
 from vidcurate.media.container import codec_of, packets_of, reason_of
+from vidcurate.media.packets import hides_all
 
 _MOST_COMPLAINTS = 100
 
@@ -56,11 +57,12 @@ def listening() -> Iterator[Complaints]:
 class Decoded:
     """Result of reading and decoding; frames and packets are those of the video stream.
 
-    `first_packet` and `first_frame` describe the first damaged one as text; `sha256` is the digest of the
-    whole file.
+    `num_hidden_packets` hold only pictures that no player shows. `first_packet` and `first_frame` describe the
+    first damaged one as text; `sha256` is the digest of the whole file.
     """
 
     num_packets: int = 0
+    num_hidden_packets: int = 0
     num_damaged_packets: int = 0
     num_frames: int = 0
     num_corrupt_frames: int = 0
@@ -109,14 +111,17 @@ def decode(path: Path, container: Any, stream: Any, *, keyframes_only: bool) -> 
         streams += [other for other in container.streams.audio if other.codec_context is not None]
     for other in streams[1:]:
         other.codec_context.thread_count = 1
-    check = checker(codec_of(stream), stream.codec_context.extradata)
+    codec = codec_of(stream)
+    check = checker(codec, stream.codec_context.extradata)
     times: list[int] = []
     for packet in _packets(container, streams, found):
         if packet.stream.index != stream.index:
             found.num_damaged_audio_packets += _sound_fails(packet)
             continue
         if packet.size:
-            odd = check(bytes(packet)) if check else None
+            data = bytes(packet)
+            found.num_hidden_packets += hides_all(codec, data)
+            odd = check(data) if check else None
             if odd or packet.is_corrupt:
                 found.num_damaged_packets += 1
                 word = odd or "the container marks it as damaged"

@@ -127,7 +127,7 @@ def _climbed(path: Path, size_bytes: int, task: Task) -> Facts:
         if found is None:
             with listening() as heard, media_container.opened(path) as (container, stream):
                 found = decode(path, container, stream, keyframes_only=keyframes_only)
-        facts |= _decode_columns(found, keyframes_only=keyframes_only)
+        facts |= _decode_columns(found, keyframes_only=keyframes_only, has_times=index.has_times)
         facts["level"] = task.level
         _check_decode(facts, found, index, keyframes_only=keyframes_only)
         _check_complaints(facts, heard, header)
@@ -175,6 +175,11 @@ def _index_columns(header: headers.Header, index: packets.PacketIndex, size_byte
         from_index = index.num_frames / index.duration_seconds
         if fps is None or abs(fps - from_index) > 0.1 * from_index:
             fps = from_index
+    if not index.has_times and fps is not None and fps >= packets.FAST_CLOCK:
+        fps = None  # guessed from the ticks
+    duration = index.duration_seconds or header.duration_seconds
+    if not index.has_times and header.container == "matroska":  # its header adds up the ticks
+        duration = index.num_frames / fps if fps else None
     end = index.end_offset_bytes
     return {
         "num_frames_from_index": index.num_frames,
@@ -185,11 +190,11 @@ def _index_columns(header: headers.Header, index: packets.PacketIndex, size_byte
         "missing_bytes": max(0, end - size_bytes) if end is not None else None,
         "fps": fps,
         "num_frames": index.num_frames,
-        "duration_seconds": index.duration_seconds or header.duration_seconds,
+        "duration_seconds": duration,
     }
 
 
-def _decode_columns(found: Decoded, *, keyframes_only: bool) -> Facts:
+def _decode_columns(found: Decoded, *, keyframes_only: bool, has_times: bool) -> Facts:
     columns: dict[str, Any] = {
         "sha256": found.sha256,
         "num_damaged_packets": found.num_damaged_packets,
@@ -198,7 +203,7 @@ def _decode_columns(found: Decoded, *, keyframes_only: bool) -> Facts:
     if not keyframes_only:
         columns |= {
             "num_frames_from_decode": found.num_frames,
-            "duration_seconds_from_decode": found.duration_seconds,
+            "duration_seconds_from_decode": found.duration_seconds if has_times else None,
             "num_corrupt_audio_packets": found.num_damaged_audio_packets,
         }
     return columns
@@ -220,31 +225,39 @@ def _check_index(
         found["damaged_container"] = bounds.broken
     if bounds.trailing_bytes:
         found["trailing_bytes"] = f"{bounds.trailing_bytes} bytes behind the container's end"
-    if header.num_frames is not None:
+    if header.num_frames is not None and not header.is_trimmed:
         counted = index.num_frames + index.num_hidden
         words = f"the header counts {header.num_frames} frames, the index {counted}"
         if abs(header.num_frames - counted) > max(2, _LARGEST_COUNT_DIFFERENCE * header.num_frames):
             found["frame_count_mismatch"] = words
         elif header.num_frames != counted and header.container != "avi":  # AVI counts times, not frames
             found["header_count_differs"] = words
+    if bounds.second_movie_at is not None:
+        found["several_movies"] = f"another movie begins at byte {bounds.second_movie_at}"
+    if header.container.endswith("_pipe") or header.container == "image2":
+        found["still_image"] = f"the file is a picture ({header.codec})"
+    elif not index.has_times:
+        found["no_timestamps"] = "the packets have no times, or are one tick apart"
     if index.num_missing_frames:
         found["timestamp_gaps"] = f"{index.num_missing_frames} frames are missing between the others"
     if index.num_repeated_times:
         found["timestamp_repeats"] = f"{index.num_repeated_times} frames are shown at the time of another"
-    _check_durations(found, header, index, bounds)
+    if index.has_times:
+        _check_durations(found, header, index, bounds)
 
 
 def _check_durations(
     found: dict[str, str], header: headers.Header, index: packets.PacketIndex, bounds: Bounds
 ) -> None:
     promised, spanned = header.duration_seconds, index.duration_seconds or 0.0
-    if promised and promised > 1 and spanned < _SHORTEST_SHARE * promised:
+    if promised and promised > 1 and not header.is_trimmed and spanned < _SHORTEST_SHARE * promised:
         found["duration_mismatch"] = f"the header promises {promised:.2f} s, the packets span {spanned:.2f} s"
     sound = header.audio_duration_seconds
     if sound and spanned and abs(sound - spanned) > max(0.5, 0.1 * spanned):
         found["audio_duration_differs"] = f"the sound lasts {sound:.2f} s, the picture {spanned:.2f} s"
     longest = max(spanned, sound or 0.0)
-    for reported in (promised, bounds.movie_seconds):
+    # FFmpeg's stream duration is the track's, which an edit list does not change.
+    for reported in (bounds.movie_seconds,) if header.is_trimmed else (promised, bounds.movie_seconds):
         if (
             reported
             and spanned
@@ -276,6 +289,8 @@ def _check_decode(facts: Facts, found: Decoded, index: packets.PacketIndex, *, k
             f"reading stopped after {found.num_packets} packets ({found.read_error})"
         )
     expected = index.num_keyframes if keyframes_only else index.num_frames
+    if index.has_unseen and not keyframes_only:
+        expected -= found.num_hidden_packets
     what = "key frames" if keyframes_only else "frames"
     words = f"{found.num_frames} of {expected} {what} decode"
     # Two fields of an interlaced picture may lie in two packets.

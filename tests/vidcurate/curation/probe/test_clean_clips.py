@@ -1,0 +1,162 @@
+"""Clean clips of unusual containers that the probe must not reject, with the same verdict at every level."""
+
+import os
+import struct
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import pytest
+
+from tests.conftest import moving_square
+from vidcurate.curation.probe.stage import probe_file
+from vidcurate.media import encode
+
+Make = Callable[..., Path]
+LEVELS = ("index", "keyframes", "full")
+
+
+def verdicts(path: Path) -> list[tuple[str, str | None, int]]:
+    rows = [probe_file(str(path), level) for level in LEVELS]
+    return [(row["probe_status"], row["probe_findings"], row["num_frames"]) for row in rows]
+
+
+@pytest.mark.parametrize("flags", ["frag_keyframe", "frag_keyframe+empty_moov", "frag_keyframe+faststart"])
+def test_a_fragmented_mp4_has_the_frames_of_all_its_fragments(make_video: Make, flags: str) -> None:
+    path = make_video("clip.mp4", num_frames=96, gop=12, container_options={"movflags": flags})
+
+    assert verdicts(path) == [("ok", None, 96)] * 3
+    row = probe_file(str(path))
+    assert row["duration_seconds"] == pytest.approx(4.0)
+    assert row["num_frames_from_header"] is None
+
+
+def trimmed(path: Path, target: Path, *, start: int, count: int) -> Path:
+    """Copy an MP4 of 24 fps with an edit list that shows `count` frames from frame `start`."""
+    data = bytearray(path.read_bytes())
+    at = data.find(b"elst") + 12
+    media_time = struct.unpack(">i", data[at + 4 : at + 8])[0]
+    movie, media = data.find(b"mvhd") + 16, data.find(b"mdhd") + 16
+    ticks = [struct.unpack(">I", data[place : place + 4])[0] for place in (movie, media)]
+    edit = (round(count / 24 * ticks[0]), media_time + round(start / 24 * ticks[1]))
+    data[at : at + 8] = struct.pack(">Ii", *edit)
+    target.write_bytes(data)
+    return target
+
+
+@pytest.mark.parametrize(("start", "count"), [(0, 96), (30, 40), (24, 24), (50, 46), (0, 12)])
+def test_an_mp4_trimmed_by_its_edit_list_has_the_frames_that_are_shown(
+    tmp_path: Path, make_video: Make, start: int, count: int
+) -> None:
+    source = make_video("clip.mp4", num_frames=96, gop=24)
+
+    path = trimmed(source, tmp_path / "trimmed.mp4", start=start, count=count)
+
+    for level in LEVELS:
+        row = probe_file(str(path), level)
+        assert row["probe_status"] == "ok", row["probe_problem"]
+        assert abs(row["num_frames"] - count) <= 2  # FFmpeg rounds an edit's ends to frames
+    assert row["num_frames_from_index"] == row["num_frames_from_decode"]
+
+
+def test_a_cut_mp4_with_an_edit_list_is_still_truncated(tmp_path: Path, make_video: Make) -> None:
+    options = {"container_options": {"movflags": "+faststart"}}
+    path = trimmed(
+        make_video("clip.mp4", num_frames=96, gop=24, **options), tmp_path / "a.mp4", start=30, count=60
+    )
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * 0.8)])
+
+    assert probe_file(str(path))["probe_status"] == "truncated"
+
+
+def hidden_pictures(path: Path) -> int:
+    """Write 60 shown pictures of VP9, and put hidden ones into packets of their own; return how many."""
+    whole = path.with_name("whole.webm")
+    encoding = {"lag-in-frames": "25", "deadline": "realtime", "cpu-used": "8", "b": "300k"}
+    with av.open(os.fspath(whole), "w") as container:
+        stream: Any = container.add_stream("libvpx-vp9", rate=24, options=encoding)
+        stream.width, stream.height, stream.pix_fmt = 640, 360, "yuv420p"
+        for image in moving_square(60, 360, 640):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+        container.mux(stream.encode(None))
+    count = 0
+    with (
+        av.open(os.fspath(whole)) as source,
+        av.open(os.fspath(path), "w", options={"fflags": "-autobsf"}) as output,
+    ):
+        stream = source.streams.video[0]
+        target = output.add_stream_from_template(stream)
+        split = av.BitStreamFilterContext("vp9_superframe_split", stream)
+        for packet in source.demux(stream):
+            for part in split.filter(packet if packet.size else None):
+                if path.suffix == ".mp4":
+                    part.pts = part.dts = count * 40
+                part.stream = target
+                output.mux(part)
+                count += 1
+    return count - 60
+
+
+@pytest.mark.parametrize("name", ["clip.webm", "clip.mkv", "clip.mp4"])
+def test_hidden_pictures_in_packets_of_their_own_are_not_missing(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+
+    assert hidden_pictures(path) >= 2
+
+    for level in LEVELS:
+        row = probe_file(str(path), level)
+        assert (row["probe_status"], row["probe_findings"]) == ("ok", None), row["probe_problem"]
+        if level == "full" or not name.endswith("mp4"):
+            assert row["num_frames"] == 60
+
+
+def without_times(source: Path, target: Path) -> Path:
+    """Copy the packets into Matroska as a muxer does that knows no times: one tick (1 ms) apart."""
+    with av.open(os.fspath(source)) as given, av.open(os.fspath(target), "w") as output:
+        stream = given.streams.video[0]
+        copy = output.add_stream_from_template(stream)
+        for number, packet in enumerate(part for part in given.demux(stream) if part.size):
+            packet.stream = copy
+            packet.pts = packet.dts = number
+            packet.time_base = Fraction(1, 1000)
+            packet.duration = 0
+            output.mux(packet)
+    return target
+
+
+def test_matroska_without_times_has_the_rate_of_its_header_and_a_note(
+    tmp_path: Path, make_video: Make
+) -> None:
+    path = without_times(make_video("clip.mp4", num_frames=48), tmp_path / "clip.mkv")
+
+    for level in LEVELS:
+        row = probe_file(str(path), level)
+        assert (row["probe_status"], row["probe_findings"]) == ("ok", "no_timestamps")
+        assert row["num_frames"] == 48
+        assert row["fps"] == pytest.approx(24.0)
+        assert row["duration_seconds"] == pytest.approx(2.0)
+        assert row["duration_seconds_from_index"] is row["duration_seconds_from_decode"] is None
+
+
+@pytest.mark.parametrize("codec", ["mjpeg", "png"])
+def test_a_picture_with_a_videos_name_is_noted(tmp_path: Path, codec: str) -> None:
+    path = tmp_path / "clip.mp4"
+    path.write_bytes(encode.encode_image(moving_square(1)[0], codec))
+
+    assert [found for _, found, _ in verdicts(path)] == ["still_image"] * 3
+
+
+@pytest.mark.parametrize(("name", "codec"), [("clip.mp4", "libx264"), ("clip.avi", "mpeg4")])
+def test_two_movies_in_one_file_are_noted(tmp_path: Path, make_video: Make, name: str, codec: str) -> None:
+    one = make_video(name, num_frames=24, codec=codec, crf=None)
+    path = tmp_path / name
+    path.write_bytes(one.read_bytes() * 2)
+
+    assert probe_file(str(one), "full")["probe_findings"] is None
+    for level in LEVELS:
+        row = probe_file(str(path), level)
+        assert row["probe_status"] == "ok"
+        assert "several_movies" in (row["probe_findings"] or "")
+        assert row["num_frames_from_index"] == 24
