@@ -57,8 +57,8 @@ def listening() -> Iterator[Complaints]:
 class Decoded:
     """Result of reading and decoding; frames and packets are those of the video stream.
 
-    `num_hidden_packets` hold only pictures that no player shows. `first_packet` and `first_frame` describe the
-    first damaged one as text; `sha256` is the digest of the whole file.
+    `num_hidden_packets` hold only pictures that no player shows. `first_packet` and `first_frame` describe
+    the first damaged one as text; `sha256` is the digest of the whole file.
     """
 
     num_packets: int = 0
