@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from vidcurate.media import matroska, mp4_boxes, mp4_samples
 from vidcurate.media.container import codec_of, opened, packets_of
+from vidcurate.media.field_pictures import FieldPairs
 from vidcurate.media.frame_map import FrameMap
 from vidcurate.storage.file_window import FileBytes
 
@@ -34,7 +35,8 @@ class PacketIndex:
     `num_hidden` counts the packets that an edit list hides. `end_offset_bytes` is the end of the file by its
     index or header (None when absent); an end beyond the real one proves a truncation. `num_missing_frames`
     counts holes in otherwise even times, None when the times are uneven or unknown; `num_repeated_times`
-    counts packets with the same time as another. `has_times`: false when a
+    counts packets with the same time as another. `num_second_fields` counts
+    the packets that complete a frame of two fields (`field_pictures`). `has_times`: false when a
     packet has none, or when packets are one tick apart on a fast clock, as muxers write that know none.
     `has_unseen`: a header's index counts packets, and whether
     one holds only hidden pictures (VP8, VP9) shows in its bytes alone.
@@ -48,6 +50,7 @@ class PacketIndex:
     end_offset_bytes: int | None
     num_missing_frames: int | None
     num_repeated_times: int
+    num_second_fields: int = 0
     has_times: bool = True
     has_unseen: bool = False
 
@@ -103,10 +106,13 @@ def _from_packets(container: Any, stream: Any, end: int | None) -> PacketIndex:
     timestamps: list[int] = []
     keys = 0
     has_times = True
+    pairs, seconds = FieldPairs(stream), 0
     # Damage ends the count; the probe compares it with the header.
     with suppress(av.FFmpegError, OSError):
         for packet in packets_of(container, stream):
-            if _is_shown(packet, codec_of(stream)):
+            if pairs.is_second(packet):
+                seconds += 1
+            elif _is_shown(packet, codec_of(stream)):
                 stamp = packet.pts if packet.pts is not None else packet.dts
                 timestamps.append(stamp if stamp is not None else len(timestamps))
                 has_times = has_times and stamp is not None
@@ -114,7 +120,8 @@ def _from_packets(container: Any, stream: Any, end: int | None) -> PacketIndex:
     is_coarse = container.format.name.split(",")[0] == "matroska"
     if is_coarse and stream.time_base and 1 / stream.time_base >= FAST_CLOCK and len(timestamps) > 2:
         has_times = has_times and float(np.median(np.diff(np.sort(timestamps)))) > 1
-    return _index(timestamps, keys, stream.time_base if has_times else None, end, has_times=has_times)
+    found = _index(timestamps, keys, stream.time_base if has_times else None, end, has_times=has_times)
+    return replace(found, num_second_fields=seconds)
 
 
 def _holes(steps: NDArray[np.int64], usual: float) -> int | None:
@@ -180,12 +187,12 @@ def has_index(container: Any, stream: Any) -> bool:
     """Return whether the header of an opened file has the index of all its packets.
 
     A fragmented file counts in its header at most the frames before its first fragment, and indexes only the
-    packets read so far.
+    packets read so far. In field-coded H.264 the bytes alone say which packets are frames.
     """
     family = container.format.name.split(",")[0]
     if family not in _INDEXED or not len(stream.index_entries) or not stream.frames:
         return False
-    return family != "mov" or not _is_fragmented(container.name)
+    return not (family == "mov" and _is_fragmented(container.name)) and not FieldPairs(stream).may_occur
 
 
 def index_of(path: Path, container: Any, stream: Any) -> PacketIndex:
@@ -198,6 +205,8 @@ def index_of(path: Path, container: Any, stream: Any) -> PacketIndex:
         found = _from_entries(entries, stream.time_base, sound_end)
         return replace(found, has_unseen=codec_of(stream) in ("vp8", "vp9"))
     end = None
+    if family in _INDEXED and stream.frames and not (family == "mov" and _is_fragmented(container.name)):
+        end = max((entry.pos + entry.size for entry in stream.index_entries), default=None)
     if family == "matroska":
         with path.open("rb") as file:
             end = matroska.segment_end_bytes(FileBytes(file, os.path.getsize(path)))
@@ -243,9 +252,10 @@ def _map_in(container: Any, stream: Any) -> FrameMap | None:
     times: list[int] = []
     keys: list[int] = []
     codec, base = codec_of(stream), stream.time_base
+    pairs = FieldPairs(stream)
     try:
         for packet in packets_of(container, stream):
-            if not _is_shown(packet, codec):
+            if pairs.is_second(packet) or not _is_shown(packet, codec):
                 continue
             if packet.pts is None:
                 return None

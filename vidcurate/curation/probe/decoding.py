@@ -19,6 +19,7 @@ import numpy as np
 
 from vidcurate.curation.probe.payload import checker
 from vidcurate.media.container import codec_of, packets_of, reason_of
+from vidcurate.media.field_pictures import FieldPairs
 from vidcurate.media.packets import hides_all
 
 _MOST_COMPLAINTS = 100
@@ -105,7 +106,7 @@ def decode(path: Path, container: Any, stream: Any, *, keyframes_only: bool) -> 
     found = Decoded(sha256=digest(path))
     streams = [stream]
     if keyframes_only:
-        stream.codec_context.skip_frame = "NONKEY"
+        stream.codec_context.skip_frame = "NONINTRA"
         stream.codec_context.options = {"skip_loop_filter": "all"}  # the frames are not used
     else:
         streams += [other for other in container.streams.audio if other.codec_context is not None]
@@ -114,6 +115,7 @@ def decode(path: Path, container: Any, stream: Any, *, keyframes_only: bool) -> 
     codec = codec_of(stream)
     check = checker(codec, stream.codec_context.extradata)
     times: list[int] = []
+    pairs, was_decoded = FieldPairs(stream), False
     for packet in _packets(container, streams, found):
         if packet.stream.index != stream.index:
             found.num_damaged_audio_packets += _sound_fails(packet)
@@ -128,7 +130,10 @@ def decode(path: Path, container: Any, stream: Any, *, keyframes_only: bool) -> 
                 found.first_packet = found.first_packet or f"packet {found.num_packets}: {word}"
             found.num_packets += 1
         # VP9 and others decode everything in spite of skip_frame; a packet of size 0 flushes.
-        if not keyframes_only or packet.is_keyframe or not packet.size:
+        # Both fields of a key frame are needed.
+        is_second = keyframes_only and pairs.is_second(packet)
+        was_decoded = was_decoded if is_second else bool(packet.is_keyframe)
+        if not keyframes_only or was_decoded or not packet.size:
             _decode_packet(packet, found, times)
     found.duration_seconds = _span(times, stream.time_base)
     return found

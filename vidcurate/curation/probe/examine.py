@@ -227,6 +227,8 @@ def _check_index(
         found["trailing_bytes"] = f"{bounds.trailing_bytes} bytes behind the container's end"
     if header.num_frames is not None and not header.is_trimmed:
         counted = index.num_frames + index.num_hidden
+        if abs(header.num_frames - counted) > abs(header.num_frames - counted - index.num_second_fields):
+            counted += index.num_second_fields  # this header counts fields
         words = f"the header counts {header.num_frames} frames, the index {counted}"
         if abs(header.num_frames - counted) > max(2, _LARGEST_COUNT_DIFFERENCE * header.num_frames):
             found["frame_count_mismatch"] = words

@@ -11,8 +11,11 @@ import av
 import pytest
 
 from tests.conftest import moving_square
+from tests.field_pictures import write_field_pictures
 from vidcurate.curation.probe.stage import probe_file
-from vidcurate.media import encode
+from vidcurate.errors import MediaError
+from vidcurate.media import decode, encode
+from vidcurate.media.field_pictures import FieldPairs
 
 Make = Callable[..., Path]
 LEVELS = ("index", "keyframes", "full")
@@ -160,3 +163,39 @@ def test_two_movies_in_one_file_are_noted(tmp_path: Path, make_video: Make, name
         assert row["probe_status"] == "ok"
         assert "several_movies" in (row["probe_findings"] or "")
         assert row["num_frames_from_index"] == 24
+
+
+@pytest.mark.parametrize("name", ["clip.mts", "clip.mkv"])
+def test_two_fields_in_two_packets_are_one_frame_at_every_level(tmp_path: Path, name: str) -> None:
+    path = write_field_pictures(tmp_path / name, num_frames=24, gop=8)
+
+    rows = [probe_file(str(path), level) for level in LEVELS]
+
+    assert [(row["probe_status"], row["probe_findings"]) for row in rows] == [("ok", None)] * 3
+    assert [(row["num_frames"], row["fps"]) for row in rows] == [(24, pytest.approx(25.0))] * 3
+    assert rows[2]["num_frames_from_index"] == rows[2]["num_frames_from_decode"]
+    assert rows[0]["duration_seconds"] == pytest.approx(0.96)
+
+
+def test_frames_of_field_pictures_are_found_by_their_number(tmp_path: Path) -> None:
+    path = write_field_pictures(tmp_path / "clip.mkv", num_frames=24, gop=8)
+
+    frames = decode.read_frames(path, [3, 20], height=32, width=32)
+
+    assert frames[:, 16, 16, 0].tolist() == pytest.approx(
+        [(46 - 16) * 255 / 219, (80 - 16) * 255 / 219], abs=3
+    )
+    with pytest.raises(MediaError, match="frame 24 does not exist"):
+        decode.read_frames(path, [24], height=32, width=32)
+
+
+def test_a_lone_field_is_a_frame_and_a_broken_header_is_none() -> None:
+    class Stream:
+        class codec_context:
+            extradata = b"\0\0\1\x67\xff"
+
+            class codec:
+                canonical_name = "h264"
+
+    pairs = FieldPairs(Stream)
+    assert not pairs.may_occur
