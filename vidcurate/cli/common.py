@@ -14,6 +14,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from vidcurate import __version__
+from vidcurate.cli import interrupt
 from vidcurate.errors import InputError
 from vidcurate.executor.map_clips import Progress, usable_cpus
 from vidcurate.executor.parts_folder import ExecutorSpec, parse_part
@@ -45,6 +46,14 @@ class Pipeline(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the commands in the order of SECTIONS."""
         return [name for names in SECTIONS.values() for name in names]
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; Ctrl-C is one line and exit code 130."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            print(interrupt.INTERRUPTED, file=sys.stderr)
+            sys.exit(interrupt.EXIT_CODE)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the sections."""

@@ -3,12 +3,15 @@
 stdout has the summary (a table, or JSON with --json), stderr the progress. Exit code 0: done; 1: the work
 failed; 2: the request was wrong; 3: done, and more rows failed than allowed. An error is one line;
 --traceback prints the rest. Settings come from a recipe or --set through one strict parser: for a typo, the
-error names the nearest setting.
+error names the nearest setting. Ctrl-C is one line and exit code 130.
 """
 
 import os
 import sys
 
+from vidcurate.cli import interrupt  # first: its import makes Ctrl-C one line during the imports below
+
+# isort: split
 from vidcurate.cli import analyse as analyse  # importing a file of commands adds them to the app
 from vidcurate.cli import curate as curate
 from vidcurate.cli import installation as installation
@@ -22,6 +25,7 @@ from vidcurate.errors import StorageError, VidcurateError
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its exit code."""
     given = sys.argv[1:] if arguments is None else arguments
+    interrupt.end_with_imports()
     try:
         app(args=given, prog_name="vidcurate")
     except (VidcurateError, OSError) as error:

@@ -8,7 +8,6 @@ their parent, also while native code holds the GIL.
 
 import os
 import pickle
-import signal
 import socket
 import struct
 import sys
@@ -32,6 +31,7 @@ _KILL_SECONDS = 5.0
 _MESSAGE_SECONDS = 30.0  # timeout for the rest of a message that has begun
 _HEAD = struct.Struct(">Q")
 _PROGRAM = (
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "  # the parent handles Ctrl-C
     "import pickle, sys; sys.path[:] = pickle.loads(bytes.fromhex(sys.argv[1])); "
     "from vidcurate.executor.worker_processes import serve; serve(int(sys.argv[2]), int(sys.argv[3]))"
 )
@@ -68,7 +68,6 @@ def _send(channel: socket.socket, message: Any) -> None:
 def serve(descriptor: int, parent: int) -> None:
     """Serve chunks of items until the parent closes the socket. Messages: ready, row, error."""
     die_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     with suppress(BrokenPipeError, ConnectionResetError), socket.socket(fileno=descriptor) as channel:
         function = _receive(channel)
         if function is None:
