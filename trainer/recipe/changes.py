@@ -33,7 +33,7 @@ TAKEN_BY_SET = r"(optim\..*|data\.(crop|flip))$"
 
 # Settings that may change at any resume, because they change no number.
 FREE = re.compile(
-    r"^(name|output|blocks|loader\..*|encoded\.shard_bytes|parallel\..*"
+    r"^(name|output|blocks|loader\..*|parallel\..*"
     r"|(sample|validation|trackers|guard|preflight|watch|environment)(\..*)?"
     r"|stages\.\d+\.(checkpoint_every|checkpoint_in_background|keep_last|keep_every|log_every)"
     r"|stages\.\d+\.data\.(shards|latents))$"

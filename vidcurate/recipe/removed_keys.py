@@ -108,6 +108,8 @@ REMOVED: Mapping[str, Mapping[str, Removed]] = {
         "tags": Removed("set WANDB_TAGS in the environment"),
         "mode": Removed("set WANDB_MODE in the environment"),
     },
+    "EncodedSpec": {"shard_bytes": Removed("the value is a constant of trainer/model/encoders/precision.py")},
+    "ExperimentSpec": {"name": Removed("an experiment has the name of its recipe: write recipe: {name: …}")},
     "FlowSpec": {
         "loc": Removed("the logit-normal has mean 0, as in all published stages", 0.0),
         "scale": Removed("the logit-normal has deviation 1, as in all published stages", 1.0),
@@ -163,6 +165,7 @@ REMOVED: Mapping[str, Mapping[str, Removed]] = {
         "batch_frames": _MODELS,
         "positions": _MODELS,
         "match": Removed("clip always scores the match of frames and caption"),
+        "dtype": Removed("CLIP and the classifier compute in float32"),
         "device": Removed("the first GPU is used; set CUDA_VISIBLE_DEVICES= for the CPU"),
     },
     "PerceptualSpec": {"min_set_bits": _DEDUP, "min_frames": _DEDUP},

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Literal
+from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
 
 from vidcurate.recipe.recipe import Recipe
 
@@ -27,13 +26,12 @@ def own_precision(device: torch.device) -> Iterator[None]:
 class EncodedSpec(Recipe):
     """The form of an encoded clip.
 
-    Training rounds to these dtypes whether clips are encoded ahead or on line. `shard_bytes` changes no
-    number.
+    Training rounds to these dtypes whether clips are encoded ahead or on line.
     """
 
     latent_dtype: Dtype = "float32"
     """of latents, and of the posterior's variance: float32, bfloat16 or float16"""
     text_dtype: Dtype = "float32"
     """of text features: float32, bfloat16 or float16"""
-    shard_bytes: Annotated[int, Field(ge=1 << 16)] = 1 << 30
+    shard_bytes: ClassVar[int] = 1 << 30
     """about the size of a shard of latents or texts"""

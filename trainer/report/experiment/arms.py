@@ -91,7 +91,7 @@ def chain(spec: ExperimentSpec, arm: ArmSpec, seed: int, out: Path) -> Chain:
     plain = merged(recipes.to_json(spec.recipe), arm.recipe)
     pattern = merged(plain["stages"][0], arm.stage)
     home = out / "runs" / arm.name / f"seed-{seed}"
-    where = f"experiment {spec.name}, arm {arm.name}"
+    where = f"experiment {spec.recipe.name}, arm {arm.name}"
     starts: list[Start] = []
     parts: list[RunPart] = []
     stages: list[dict[str, Any]] = []
@@ -107,7 +107,7 @@ def chain(spec: ExperimentSpec, arm: ArmSpec, seed: int, out: Path) -> Chain:
         else:
             steps = pattern["steps"] * segment.times
             stages = [*stages[:-1], {**stages[-1], "steps": stages[-1]["steps"] + steps}]
-        whole = {**plain, "name": f"{spec.name}-{arm.name}", "seed": seed, "output": str(folder)}
+        whole = {**plain, "name": f"{spec.recipe.name}-{arm.name}", "seed": seed, "output": str(folder)}
         start = Start(
             recipe=_recipe({**whole, "stages": stages}, where), ends=done + steps, ckpt_path=ckpt_path
         )

@@ -31,7 +31,7 @@ def markdown(spec: ExperimentSpec, rows: Sequence[Row]) -> str:
         "arm", "process starts", "final training loss", "final validation loss", f"less {first}",
         "jump at its marks", f"{first} there", "largest gradient / median", "same losses as",
     )  # fmt: skip
-    lines = [f"# {spec.name}", "", spec.question, ""]
+    lines = [f"# {spec.recipe.name}", "", spec.question, ""]
     lines += ["| " + " | ".join(head) + " |", "| " + " | ".join(["---"] * len(head)) + " |"]
     for row in rows:
         cells = (
@@ -123,7 +123,7 @@ def plot(spec: ExperimentSpec, tracks: Sequence[Track]) -> str:
 
 def write_page(spec: ExperimentSpec, rows: Sequence[Row], tracks: Sequence[Track], out: Path) -> None:
     """Write the three files into `out`, each atomically. Raises StorageError."""
-    table = {"experiment": spec.name, "question": spec.question, "seeds": spec.seeds}
+    table = {"experiment": spec.recipe.name, "question": spec.question, "seeds": spec.seeds}
     text = json.dumps({**table, "arms": [asdict(row) for row in rows]}, indent=1) + "\n"
     atomic_file.write_text(out / "table.json", text, is_flushed=False)
     atomic_file.write_text(out / "table.md", markdown(spec, rows), is_flushed=False)

@@ -66,12 +66,11 @@ class ArmSpec(Recipe):
 class ExperimentSpec(Recipe):
     """A question with arms, for `python -m trainer experiment`. The first arm is the one to compare with."""
 
-    name: Name
-    """what the experiment is called"""
     question: str
     """what it asks, a sentence or two; it stands above the table"""
     recipe: TrainRecipe
-    """a whole training recipe with one stage, which has `steps`; `output` is the experiment's folder"""
+    """a whole training recipe with one stage, which has `steps`; its name and `output` are the
+    experiment's"""
     arms: tuple[ArmSpec, ...] = Field(min_length=2)
     """the ways to train"""
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(1, 2, 3), min_length=1)

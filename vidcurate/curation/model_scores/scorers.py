@@ -37,7 +37,7 @@ class Models:
 
 def load(spec: ModelsSpec) -> Models:
     """Load every model of `spec`. Raises InputError, StorageError."""
-    device, dtype = device_of(), getattr(torch, spec.dtype)
+    device, dtype = device_of(), torch.float32  # the published scores' arithmetic
     clip = Clip(folder_of(spec.clip, "clip"), device, dtype) if spec.clip else None
     head = None
     if spec.aesthetic_head is not None and clip is not None:

@@ -1,7 +1,7 @@
 """Which models score, as a recipe model."""
 
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Self
 
 from pydantic import model_validator
 
@@ -35,8 +35,6 @@ class ModelsSpec(Recipe):
     """places of the frames in the clip, rising; Open-Sora takes 0.1, 0.5, 0.9"""
     batch_frames: ClassVar[int] = 64
     """frames that a model sees at once"""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """arithmetic of CLIP and the classifier; half precision is for GPUs"""
 
     @model_validator(mode="after")
     def _has_work(self) -> Self:

@@ -19,6 +19,7 @@ from trainer.data.latents import build
 from trainer.data.latents import request as latents_request
 from trainer.data.latents.folder import open_folder
 from trainer.data.latents.precompute import forecast, request_of
+from trainer.model.encoders.precision import EncodedSpec
 from trainer.model.encoders.registry import video_encoder
 from vidcurate.errors import InputError, ShardError, StageError
 from vidcurate.loader.loader import MicroBatch
@@ -143,8 +144,11 @@ def test_another_request_does_not_touch_what_is_there(shards: Path, latents: Pat
         encode(shards, shards)
 
 
-def test_a_part_is_encoded_by_one_process_at_a_time(shards: Path, tmp_path: Path) -> None:
-    request = request_of(smoke(shards, tmp_path, *TRAINED, FEW_CLIPS_A_SHARD))
+def test_a_part_is_encoded_by_one_process_at_a_time(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EncodedSpec, "shard_bytes", FEW_CLIPS_A_SHARD)
+    request = request_of(smoke(shards, tmp_path, *TRAINED))
     weights = {"video": None, "text": None, "projection": None}
     build.begin(tmp_path / "out", request.index, request.shards, request.identity, weights)
     with (
@@ -213,8 +217,11 @@ def test_a_view_holds_what_the_encoder_makes_of_its_frames(
     assert len({clip_id for clip_id, _ in starts}) == 12
 
 
-def test_the_forecast_is_what_is_written(shards: Path, latents: Path, tmp_path: Path) -> None:
-    recipe = smoke(shards, tmp_path, *TRAINED, FEW_CLIPS_A_SHARD)
+def test_the_forecast_is_what_is_written(
+    shards: Path, latents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EncodedSpec, "shard_bytes", FEW_CLIPS_A_SHARD)
+    recipe = smoke(shards, tmp_path, *TRAINED)
     report = forecast(request_of(recipe))
     folder = open_folder(latents)
 

@@ -42,12 +42,16 @@ ARMS: list[dict[str, Any]] = [
 def written(folder: Path, shards: Path, **changes: Any) -> Path:
     """Write an experiment of tests/tiny.yaml: two updates a segment, one seed."""
     recipe = yaml.safe_load(TINY.read_text())
-    recipe |= {"sample": None, "output": str(folder / "out"), "validation": {"every": 2, "levels": [1, 2]}}
+    recipe |= {
+        "name": "tried",
+        "sample": None,
+        "output": str(folder / "out"),
+        "validation": {"every": 2, "levels": [1, 2]},
+    }
     recipe["stages"][0] |= {"steps": 2, "checkpoint_every": 1}
     recipe["stages"][0]["optim"] = {"lr": 1e-3}
     recipe["stages"][0]["data"]["shards"] = str(shards)
     whole = {
-        "name": "tried",
         "question": "Is it so?",
         "recipe": recipe,
         "arms": ARMS,
