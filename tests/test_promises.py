@@ -29,7 +29,6 @@ from vidcurate.loader.loader import Loader
 from vidcurate.loader.spec import LoaderSpec
 from vidcurate.media import decode
 from vidcurate.sampler import order
-from vidcurate.sampler import order as sampler_order
 from vidcurate.sampler.buckets import BucketSpec
 from vidcurate.sampler.build_plan import plan_from
 from vidcurate.sampler.order_state import FLAGS
@@ -186,7 +185,7 @@ def test_a_changed_dataset_is_never_read_with_an_old_position(tmp_path: Path) ->
             assert [clip.clip_id for clip in clips] == [
                 clip.clip_id for clip in open_stage.clips(before, step)
             ]
-        so_far = sampler_order.rolling_hash(so_far, [clip.clip_id for clip in clips])
+        so_far = order.rolling_hash(so_far, [clip.clip_id for clip in clips])
         assert line["clips_hash"] == line["delivered_hash"] == so_far
         for clip in clips:
             shown.setdefault(clip.cell, []).append(clip.clip_id)
