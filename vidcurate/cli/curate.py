@@ -27,11 +27,9 @@ from vidcurate.cli.common import (
     print_summary,
     spec_of,
     stage_progress,
-    videos_of,
     videos_or_url_of,
 )
 from vidcurate.cli.training import refuse_training_run
-from vidcurate.executor.map_clips import usable_cpus
 from vidcurate.executor.parts_folder import PartSummary
 from vidcurate.executor.progress import progress_bar
 from vidcurate.recipe import recipe as recipes
@@ -205,59 +203,6 @@ def split_by_difficulty(
     with stage_progress(run, "split", quiet=to_json) as progress:
         summary = run_split(run, spec, progress=progress)
     print_summary(asdict(summary), title=f"split-by-difficulty → {run}", to_json=to_json)
-
-
-@app.command("build-shards")
-def build_shards(
-    run: Run,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", help="The folder of shards. Default: RUN/shards.", metavar="FOLDER"),
-    ] = None,
-    videos: Videos = None,
-    also: Annotated[
-        str | None,
-        typer.Option(
-            "--also",
-            help="Index files for other readers, with commas: energon, dali, wids.",
-            metavar="READERS",
-        ),
-    ] = None,
-    unprobed: Annotated[
-        bool, typer.Option("--unprobed", help="Also write clips that probe never looked at.")
-    ] = False,
-    workers: Workers = None,
-    recipe: RecipeFile = None,
-    settings: Settings = None,
-    to_json: Json = False,
-) -> None:
-    """Write the kept clips as WebDataset tars by level and fold, with an index for random access.
-
-    The same command resumes a stopped build; the bytes are the same.
-
-    Example: vidcurate build-shards run --videos demo/videos --set max_clips=64
-    """
-    from vidcurate.shards.build import run_build_shards
-    from vidcurate.shards.layout import ShardSpec
-    from vidcurate.shards.reader_indexes import export as reader_indexes_export
-
-    spec = spec_of(ShardSpec, recipe, [*(settings or []), *(["unprobed=true"] if unprobed else [])])
-    readers = reader_indexes_export.readers_of(also) if also else ()
-    with stage_progress(run, "build-shards", quiet=to_json) as progress:
-        summary = run_build_shards(
-            run,
-            spec,
-            videos=videos_of(run, videos),
-            out=out or run / "shards",
-            num_workers=workers or usable_cpus(),
-            progress=progress,
-        )
-        if readers:
-            folder = out or run / "shards"
-            reader_indexes_export.export(
-                folder, readers, num_workers=workers or usable_cpus(), progress=progress
-            )
-    print_summary(asdict(summary), title=f"build-shards → {out or run / 'shards'}", to_json=to_json)
 
 
 @app.command()

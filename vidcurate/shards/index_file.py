@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from vidcurate.errors import MissingError, ShardError
 from vidcurate.storage import atomic_file
+from vidcurate.storage.checksum import sha256_file
 
 INDEX_NAME = "index.parquet"
 FORMAT = "vidcurate-index-2"
@@ -137,8 +138,7 @@ def write_index(folder: Path, rows: Mapping[str, Any]) -> str:
     table = table.replace_schema_metadata({_FORMAT_KEY: FORMAT.encode()})
     with atomic_file.storage_errors(path), atomic_file.atomic_path(path) as partial:
         pq.write_table(table, partial, row_group_size=_ROWS_PER_GROUP, **WRITTEN)
-        with partial.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = sha256_file(partial)
     return digest
 
 

@@ -4,7 +4,6 @@ The record, `.build/NAME.parquet`, holds the shard's table rows and its inputs. 
 is finished; anything else left by a kill is written again.
 """
 
-import hashlib
 import io
 import json
 import zlib
@@ -24,6 +23,7 @@ from trainer.data.latents.folder import WORD, schema_of
 from vidcurate.errors import StorageError
 from vidcurate.shards.tar_write import TarWriter
 from vidcurate.storage import atomic_file
+from vidcurate.storage.checksum import sha256_file
 
 BUILD = ".build"  # subfolder of the latent folder for everything unfinished
 _RECORD_KEY = b"vidcurate"
@@ -166,9 +166,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
 
 def file_facts(path: Path) -> dict[str, Any]:
     """Return a file's size and SHA-256."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"bytes": path.stat().st_size, "sha256": digest}
+    return {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
 
 
 def write_json(path: Path, value: Any) -> None:

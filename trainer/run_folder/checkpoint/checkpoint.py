@@ -14,7 +14,6 @@ other: `rsync --exclude '*/optimizer'` leaves a checkpoint that can be sampled. 
 writes background saves (save_process.py).
 """
 
-import hashlib
 import json
 import re
 import shutil
@@ -40,6 +39,7 @@ from vidcurate.errors import (
     VidcurateError,
 )
 from vidcurate.storage import atomic_file
+from vidcurate.storage.checksum import sha256_file
 
 FORMAT = 2
 LATEST = "LATEST"
@@ -65,12 +65,6 @@ class Checkpoint:
     path: Path
     state: dict[str, Any]
     parts: dict[str, dict[str, Tensor]]
-
-
-def digest(path: Path) -> str:
-    """Return the SHA-256 of a file, in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _json(value: object) -> str:
@@ -111,7 +105,7 @@ def save(
         else:
             with ThreadPoolExecutor(HASHING_THREADS) as pool:  # hash a part while the next is written
                 hashing = {
-                    path: pool.submit(digest, path)
+                    path: pool.submit(sha256_file, path)
                     for name in tensors
                     for path in parts.write_part(partial / name, tensors[name], world)
                 }
@@ -120,7 +114,7 @@ def save(
 
     def finish(everyone: list[dict[str, Any]]) -> None:
         atomic_file.put(partial / "state.json", _json(state))
-        files = {"state.json": _facts(partial / "state.json", digest(partial / "state.json"))}
+        files = {"state.json": _facts(partial / "state.json", sha256_file(partial / "state.json"))}
         for rank, theirs in enumerate(everyone):
             for name in theirs:
                 if not (partial / name).is_file():
@@ -302,7 +296,7 @@ def _check_size(file: Path, facts: dict[str, Any]) -> None:
 def _check_file(file: Path, facts: dict[str, Any]) -> None:
     _check_size(file, facts)
     try:
-        found = digest(file)
+        found = sha256_file(file)
     except OSError as error:
         raise CheckpointError(f"{file}: cannot be read ({error}).") from error
     if found != facts["sha256"]:

@@ -29,6 +29,7 @@ from trainer.run_folder.checkpoint import checkpoint, parts
 from vidcurate.errors import StorageError
 from vidcurate.executor.die_with_parent import die_with_parent
 from vidcurate.executor.shared_memory import anonymous_file
+from vidcurate.storage.checksum import sha256_file
 
 ALIGNED_BYTES = 64
 _PROGRAM = (
@@ -157,9 +158,9 @@ def main(descriptor: int, memory: int, size: int, parent: int) -> None:
                     case "write", part, folder, plan:
                         answer: Any = parts.write_planned(folder, plan, tensors[part])
                         for path in {folder / result.storage_data.relative_path for result in answer}:
-                            digests[path] = pool.submit(checkpoint.digest, path)
+                            digests[path] = pool.submit(sha256_file, path)
                     case "digest", path:
-                        answer = (digests.pop(path, None) or pool.submit(checkpoint.digest, path)).result()
+                        answer = (digests.pop(path, None) or pool.submit(sha256_file, path)).result()
             except (EOFError, ConnectionResetError):
                 return
             except Exception as error:  # noqa: BLE001 - raised in the rank

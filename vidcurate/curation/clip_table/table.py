@@ -7,7 +7,6 @@ stage, the package version, the stage's settings and the digests of its inputs. 
 unchanged, the stage is up to date; when its input table has changed since, later stages refuse to read it.
 """
 
-import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -23,6 +22,7 @@ from vidcurate import __version__
 from vidcurate.curation.clip_table.schema import COLUMNS, STAGES, written_by
 from vidcurate.errors import InputError, StageError, StorageError, TableError
 from vidcurate.storage import atomic_file
+from vidcurate.storage.checksum import sha256_file
 
 _METADATA_KEY = "vidcurate"
 _ROWS_PER_SLICE = 8192
@@ -61,8 +61,7 @@ def digest(path: Path) -> str:
 
 @lru_cache(maxsize=256)
 def _digest(path: Path, *_: int) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return sha256_file(path)
 
 
 def stage_path(run: Path, stage: str) -> Path:

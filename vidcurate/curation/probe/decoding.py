@@ -6,7 +6,6 @@ error` prints). Log messages go through PyAV's callback, which takes the GIL: ru
 thread that may be killed (PyAV 751, 909), never in a loader.
 """
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from vidcurate.curation.probe.payload import checker
 from vidcurate.media.container import codec_of, packets_of, reason_of
 from vidcurate.media.field_pictures import FieldPairs
 from vidcurate.media.packets import hides_all
+from vidcurate.storage.checksum import sha256_file
 
 _MOST_COMPLAINTS = 100
 
@@ -76,12 +76,6 @@ class Decoded:
     sha256: str = ""
 
 
-def digest(path: Path) -> str:
-    """Return the SHA-256 of a file, as hex. Raises OSError."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _packets(container: Any, streams: list[Any], found: Decoded) -> Iterator[Any]:
     try:
         yield from packets_of(container, *streams)
@@ -103,7 +97,7 @@ def decode(path: Path, container: Any, stream: Any, *, keyframes_only: bool) -> 
 
     Damage is counted, never raised. Raises OSError.
     """
-    found = Decoded(sha256=digest(path))
+    found = Decoded(sha256=sha256_file(path))
     streams = [stream]
     if keyframes_only:
         stream.codec_context.skip_frame = "NONINTRA"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vidcurate.curation.probe.bounds import Bounds, family_of, read_bounds
-from vidcurate.curation.probe.decoding import Complaints, Decoded, decode, digest, listening
+from vidcurate.curation.probe.decoding import Complaints, Decoded, decode, listening
 from vidcurate.curation.probe.findings import (
     REJECTING,
     Facts,
@@ -26,6 +26,7 @@ from vidcurate.curation.probe.findings import (
 from vidcurate.errors import MediaError
 from vidcurate.media import container as media_container
 from vidcurate.media import headers, packets
+from vidcurate.storage.checksum import sha256_file
 
 VERSION = 2  # of the facts: facts of another version are computed again
 
@@ -83,7 +84,7 @@ def _examined(path: Path, task: Task) -> Facts:
         facts = _climbed(path, before.st_size, task)
         if verdict(facts, task.rejecting)[0] != "ok":
             # FFmpeg treats a failed read as the end of the file: check whether the disk failed.
-            facts.setdefault("sha256", digest(path))
+            facts.setdefault("sha256", sha256_file(path))
         after = path.stat()
     except FileNotFoundError:
         return _failure(path, "missing", "no such file")
@@ -99,7 +100,7 @@ def _examined(path: Path, task: Task) -> Facts:
 def _climbed(path: Path, size_bytes: int, task: Task) -> Facts:
     """Check level after level, up to the requested level or the first that rejects. Raises OSError."""
     if task.known_by_digest:
-        sha256 = digest(path)
+        sha256 = sha256_file(path)
         known = task.known_by_digest.get(sha256)
         if known is not None:
             return {**known, "sha256": sha256}

@@ -20,6 +20,7 @@ from trainer.run_folder.checkpoint import checkpoint, parts
 from trainer.run_folder.sample_spec import SampleSpec
 from trainer.train import train
 from vidcurate.media import decode
+from vidcurate.storage.checksum import sha256_file
 
 SHORT = (
     "stages.0.steps=4",
@@ -355,9 +356,7 @@ def test_a_checkpoint_of_an_unknown_recipe_is_left_alone(
     state["recipe"]["of_the_future"] = 1
     (path / "state.json").write_text(json.dumps(state))
     manifest = json.loads((path / "manifest.json").read_text())
-    manifest["files"]["state.json"] = checkpoint._facts(
-        path / "state.json", checkpoint.digest(path / "state.json")
-    )
+    manifest["files"]["state.json"] = checkpoint._facts(path / "state.json", sha256_file(path / "state.json"))
     (path / "manifest.json").write_text(json.dumps(manifest))
 
     assert [line["step"] for line in serve(capsys, run)] == [2]

@@ -13,8 +13,8 @@ from trainer.__main__ import main
 from trainer.generation import sample_clips
 from trainer.generation.server import trackers
 from trainer.run_folder import metrics
-from trainer.run_folder.checkpoint import checkpoint
 from trainer.train import train
+from vidcurate.storage.checksum import sha256_file
 
 SHORT = ("stages.0.steps=4", "stages.0.checkpoint_every=2", "sample.every=100", "validation.every=100")
 
@@ -127,7 +127,7 @@ def test_a_tracker_that_fails_is_one_line_and_the_clips_are_made(
     facts = json.loads(manifest.read_text())
     facts["files"]["state.json"] = {
         "size_bytes": state.stat().st_size,
-        "sha256": checkpoint.digest(state),
+        "sha256": sha256_file(state),
     }
     manifest.write_text(json.dumps(facts))
 
