@@ -1,5 +1,6 @@
 """Clip generation for an HTTP request: choose run, checkpoint and size."""
 
+import math
 import re
 import tempfile
 from collections.abc import Callable
@@ -12,10 +13,12 @@ from trainer.generation import sample_clips
 from trainer.generation.server import checkpoints, presets
 from trainer.generation.server.checkpoints import Waiting
 from trainer.generation.server.follow import Server
-from trainer.generation.server.request import FIELDS, Answer, Limits, Refused, check_pixels
+from trainer.generation.server.request import FIELDS, Answer, Limits, Refused, check_pixels, check_tokens
 from trainer.generation.server.weights import Taken, part_of, take
+from trainer.model.encoders.registry import video_encoder
 from trainer.recipe.recipe import TrainRecipe
 from trainer.run_folder import layout as run_folder_layout
+from trainer.run_folder.checkpoint import checkpoint
 from trainer.run_folder.sample_rounds import Entry
 from vidcurate.errors import CheckpointError, InputError
 
@@ -80,7 +83,25 @@ class Generator:
         except InputError as error:
             raise Refused(400, str(error)) from error
         check_pixels(spec.num_frames, spec.height, spec.width, self.limits)
+        _, *shape = video_encoder(recipe.video_encoder).latent_shape(spec.num_frames, spec.height, spec.width)
+        check_tokens(
+            math.prod(-(-size // patch) for size, patch in zip(shape, recipe.model.patch_size, strict=True)),
+            self.limits,
+        )
         return spec
+
+    def prepare(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Check run, checkpoint and size before the request is queued; return it with its checkpoint.
+
+        Reads no weights, and may be called by any thread. Raises Refused.
+        """
+        run = self._run(asked.get("run"))
+        path = self._path(run, asked.get("checkpoint"))
+        try:
+            self._spec(sample_clips.recipe_of(checkpoint.read_state(path), path), asked)
+        except CheckpointError as error:
+            raise Refused(503, str(error)) from error
+        return {**asked, "checkpoint": path.name}
 
     def __call__(self, asked: dict[str, Any], check: Callable[[], None]) -> Answer:
         """Return the mp4 of a request. Raises Refused, and what `check` raises."""

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -25,8 +26,9 @@ from vidcurate.errors import InputError
 
 SOCKET_SECONDS = 30.0  # limit for a client to send its request, and again to receive the reply
 MAX_BODY_BYTES = 65_536
-DRAINED_BYTES = 1 << 20
 MAX_CONNECTIONS = 64
+DRAIN_SECONDS = 2.0
+LOOK_SECONDS = 0.2
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 
 
@@ -53,7 +55,7 @@ def _unforeseen(error: Exception) -> Refused:
 class Endpoint:
     """Request queue, worker thread and counters. A context manager: the server listens inside.
 
-    `generate` makes the reply of a request; `facts` and `gauges` are the content of /health and /metrics.
+    `prepare` checks a request before it is queued, `generate` makes its reply; `facts` and `gauges` are the content of /health and /metrics.
     Raises InputError if the address cannot be bound.
     """
 
@@ -65,7 +67,9 @@ class Endpoint:
         generate: Callable[[dict[str, Any], Callable[[], None]], Answer],
         facts: Callable[[], dict[str, Any]],
         gauges: Callable[[], dict[str, float]],
+        prepare: Callable[[dict[str, Any]], dict[str, Any]] = dict,
     ) -> None:
+        self.prepare = prepare
         self.limits, self.token = limits, token
         self.generate, self.facts, self.gauges = generate, facts, gauges
         self.jobs: queue.Queue[Job | None] = queue.Queue(limits.max_queue)
@@ -106,8 +110,13 @@ class Endpoint:
                 self.seconds += time.monotonic() - began
             job.ended.set()
 
-    def ask(self, asked: dict[str, Any]) -> Answer:
-        """Queue a request, wait for its reply, and return it. Raises Refused: 429 or 504."""
+    def ask(self, asked: dict[str, Any], is_gone: Callable[[], bool] = lambda: False) -> Answer:
+        """Check and queue a request, wait for its reply, and return it. Raises Refused: 429 or 504.
+
+        When `is_gone` says that the client has closed its connection, the request leaves the queue, or ends
+        at its next step.
+        """
+        asked = self.prepare(asked)
         limit = self.limits.time_limit_seconds
         job = Job(asked, time.monotonic() + limit)
         try:
@@ -116,11 +125,22 @@ class Endpoint:
             raise Refused(
                 429, f"{self.limits.max_queue} requests are waiting already. Ask again later."
             ) from None
-        if not job.ended.wait(limit + 1.0):  # a decode cannot be interrupted and may continue
-            job.is_dropped = True
-            job.check()
+        until = job.deadline + 1.0  # a decode cannot be interrupted and may continue
+        while not job.ended.wait(min(LOOK_SECONDS, max(0.0, until - time.monotonic()))):
+            if is_gone() or time.monotonic() >= until:
+                job.is_dropped = True
+                self._forget(job)
+                job.check()
         assert job.answer is not None
         return job.answer
+
+    def _forget(self, job: Job) -> None:
+        """Take a dropped request out of the queue, if it is still there."""
+        with self.jobs.mutex:
+            if job in self.jobs.queue:
+                self.jobs.queue.remove(job)
+                self.jobs.unfinished_tasks -= 1
+                self.jobs.not_full.notify()
 
     def count(self, code: int) -> None:
         with self.lock:
@@ -149,18 +169,36 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, *arguments: Any) -> None:
         self._room = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._arriving: dict[Any, None] = {}  # connections whose request is incomplete, oldest first
+        self._changing = threading.Lock()
         super().__init__(*arguments)
 
     def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection; of too many, the one that has been sending its request longest is closed."""
         if not self._room.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
+            with self._changing:
+                oldest = next(iter(self._arriving), None)
+                self._arriving.pop(oldest, None)
+            if oldest is not None:
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+            if oldest is None or not self._room.acquire(timeout=1.0):
+                self.shutdown_request(request)
+                return
+        with self._changing:
+            self._arriving[request] = None
         super().process_request(request, client_address)
+
+    def has_arrived(self, request: Any) -> None:
+        """Note that a connection's request is complete: it is not closed for others any more."""
+        with self._changing:
+            self._arriving.pop(request, None)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self.has_arrived(request)
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -184,7 +222,12 @@ class _Arriving(io.RawIOBase):
         return self._connection.recv_into(buffer)
 
 
+def _too_large(length: str) -> str:
+    return f"the body has {length} bytes; the limit is {MAX_BODY_BYTES}."
+
+
 class _Handler(BaseHTTPRequestHandler):
+    _is_drained = False
     timeout = SOCKET_SECONDS
     server: _Server
     server_version = "vidcurate"
@@ -221,6 +264,8 @@ class _Handler(BaseHTTPRequestHandler):
         except Exception as error:  # noqa: BLE001 - `handle_error` is silent
             answer = _unforeseen(error).answer
         self._answer(answer)
+        if self._is_drained:
+            self._drain()
 
     def _check_caller(self) -> None:
         token = self.server.endpoint.token
@@ -256,7 +301,9 @@ class _Handler(BaseHTTPRequestHandler):
             if self.path != "/generate":
                 raise Refused(404, f"{self.path} is not here; POST goes to /generate.")
             endpoint = self.server.endpoint
-            return endpoint.ask(parse(self._body()))
+            asked = parse(self._body())
+            self.server.has_arrived(self.connection)
+            return endpoint.ask(asked, self._is_gone)
 
         self._do(act)
 
@@ -270,7 +317,35 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             if int(length) <= MAX_BODY_BYTES:
                 return self.rfile.read(int(length))
-            self.rfile.read(min(int(length), DRAINED_BYTES))  # or the client would not read the reply
         except TimeoutError as error:
             raise Refused(408, f"the request did not arrive completely within {self.timeout:g} s.") from error
-        raise Refused(413, f"the body has {length} bytes; the limit is {MAX_BODY_BYTES}.")
+        self._is_drained = True
+        raise Refused(413, _too_large(length))
+
+    def handle_expect_100(self) -> bool:
+        """Refuse a large body before the client sends it (`Expect: 100-continue`)."""
+        length = self.headers.get("Content-Length", "")
+        if length.isdecimal() and int(length) > MAX_BODY_BYTES:
+            self._answer(Refused(413, _too_large(length)).answer)
+            return False
+        return super().handle_expect_100()
+
+    def _drain(self) -> None:
+        """Read on for DRAIN_SECONDS after the reply: a connection closed with unread data loses the reply."""
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_WR)
+            until = time.monotonic() + DRAIN_SECONDS
+            while (left := until - time.monotonic()) > 0:
+                self.connection.settimeout(left)
+                if not self.connection.recv(1 << 16):
+                    return
+
+    def _is_gone(self) -> bool:
+        """Return whether the client has closed its connection."""
+        self.connection.settimeout(0.0)
+        try:
+            return not self.connection.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True

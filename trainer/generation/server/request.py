@@ -21,10 +21,14 @@ MAX_PROMPT = 4000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of one request. `max_pixels` counts height x width x frames."""
+    """Limits of one request. `max_pixels` counts height x width x frames, `max_tokens` the model's patches.
+
+    A step cannot be interrupted: its tokens bound how long a request may hold the model after its time limit.
+    """
 
     max_queue: int = 4
     max_pixels: int = 102 * 720 * 1280
+    max_tokens: int = 131_072
     time_limit_seconds: float = 600.0
 
 
@@ -94,3 +98,9 @@ def check_pixels(num_frames: int, height: int, width: int, limits: Limits) -> No
             f"{num_frames} frames of {height} x {width} px are {pixels} pixels; the limit is "
             f"{limits.max_pixels}.",
         )
+
+
+def check_tokens(num_tokens: int, limits: Limits) -> None:
+    """Raise Refused, 413, for a clip of more tokens than the limit."""
+    if num_tokens > limits.max_tokens:
+        raise Refused(413, f"the clip has {num_tokens} tokens; the limit is {limits.max_tokens}.")

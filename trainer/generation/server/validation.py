@@ -98,7 +98,7 @@ def measure(
     given = rounds[min(taken.stage, len(rounds) - 1)]
     before = mesh.run_on_first_rank(lambda: _before(run, taken), world)
     began = time.perf_counter()
-    with model.lock:
+    with model.first():
         table, substituted = validation.losses(_tools(taken, model, world), given)
     line = {"step": taken.step, "stage": given.data.stage.name, "weights": taken.kind}
     line |= validation.summary(table, given, before)

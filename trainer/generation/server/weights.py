@@ -1,13 +1,16 @@
 """Server model: one model, and the weights of one checkpoint after another in it.
 
-One lock serializes clips and validation losses, so rounds and HTTP requests alternate clip by clip. The
+One lock serializes clips and validation losses. Rounds and validations come first: an HTTP request gives the
+lock up between two sampling steps while one of them waits. The
 weights of a checkpoint are read and verified once, and stay in host memory as long as a round or a request
 holds them: a checkpoint that is deleted meanwhile is still sampled to the end.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,11 +89,43 @@ class Model:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.lock = threading.RLock()
+        self.lock = threading.Lock()
+        self._first = threading.Condition()
+        self._num_first = 0  # rounds and validations that wait for the lock
         self.swaps = 0
         self._model: STDiT3 | None = None
         self._config: Any = None
         self._holds: Taken | None = None
+
+    @contextmanager
+    def first(self) -> Iterator[None]:
+        """Hold the lock for a round's clip or a validation; a request gives it up between two steps."""
+        with self._first:
+            self._num_first += 1
+        with self.lock:
+            with self._first:
+                self._num_first -= 1
+                self._first.notify_all()
+            yield
+
+    def _wait_for_first(self, check: Callable[[], None]) -> None:
+        """Wait until no round or validation waits for the lock; `check` may end the waiting by raising."""
+        with self._first:
+            while self._num_first:
+                self._first.wait(0.2)
+                check()
+
+    def _give_way(self, taken: Taken, check: Callable[[], None]) -> None:
+        """Let rounds and validations that wait go first, then load the request's weights again."""
+        check()
+        if not self._num_first:
+            return
+        self.lock.release()
+        try:
+            self._wait_for_first(check)
+        finally:
+            self.lock.acquire()
+        self.of(taken)
 
     def of(self, taken: Taken) -> STDiT3:
         """Return the model with a checkpoint's weights; the caller holds the lock while using it.
@@ -113,15 +148,19 @@ class Model:
         self, taken: Taken, spec: SampleSpec, entry: Entry, between: Callable[[], None] | None = None
     ) -> NDArray[np.uint8]:
         """Return one clip, uint8 [T, H, W, 3], equal to `trainer.generation.sample_clips`' for its seed and
-        number.
+        number. `between` belongs to a request, which gives way to rounds and validations at each step.
 
         Raises VidcurateError if the device's memory is too small, and what `between` raises.
         """
-        with self.lock:
+        step: Callable[[], None] | None = None
+        if between is not None:
+            self._wait_for_first(between)
+            step = partial(self._give_way, taken, between)
+        with self.lock if between is not None else self.first():
             model = self.of(taken)
             pipeline = sample_clips.pipeline_of(taken.recipe, taken.stage, model)
             try:
-                return sample_clips.sample_clip(pipeline, spec, entry, between)
+                return sample_clips.sample_clip(pipeline, spec, entry, step)
             except torch.OutOfMemoryError as error:
                 torch.cuda.empty_cache()
                 raise VidcurateError(
