@@ -226,7 +226,9 @@ def _run(given: argparse.Namespace) -> int:
         with follow.held(service, world), follow.Server(service, world, Model(world)) as server:
             generator = Generator(server, limits)
             endpoint = (
-                Endpoint(address, limits, token, generator, generator.facts, generator.gauges, generator.prepare)
+                Endpoint(
+                    address, limits, token, generator, generator.facts, generator.gauges, generator.prepare
+                )
                 if address and world.is_first
                 else None
             )

@@ -17,11 +17,10 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from trainer.generation.server.request import Answer, Limits, Refused, parse
+from trainer.generation.server.request import Answer, Job, Limits, Refused, parse
 from vidcurate.errors import InputError
 
 SOCKET_SECONDS = 30.0  # limit for a client to send its request, and again to receive the reply
@@ -32,22 +31,6 @@ LOOK_SECONDS = 0.2
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 
 
-@dataclass(slots=True, eq=False)
-class Job:
-    """A request in the queue: its fields, its deadline, and finally its reply."""
-
-    asked: dict[str, Any]
-    deadline: float  # of time.monotonic
-    ended: threading.Event = field(default_factory=threading.Event)
-    answer: Answer | None = None
-    is_dropped: bool = False
-
-    def check(self) -> None:
-        """Raise Refused if the deadline has passed or the client has disconnected."""
-        if self.is_dropped or time.monotonic() > self.deadline:
-            raise Refused(504, "the time limit has passed. Ask for fewer frames, pixels or steps.")
-
-
 def _unforeseen(error: Exception) -> Refused:
     return Refused(500, " ".join(f"{type(error).__name__}: {error}".split()))
 
@@ -55,7 +38,8 @@ def _unforeseen(error: Exception) -> Refused:
 class Endpoint:
     """Request queue, worker thread and counters. A context manager: the server listens inside.
 
-    `prepare` checks a request before it is queued, `generate` makes its reply; `facts` and `gauges` are the content of /health and /metrics.
+    `prepare` checks a request before it is queued, `generate` makes its reply; `facts` and `gauges` are the
+    content of /health and /metrics.
     Raises InputError if the address cannot be bound.
     """
 

@@ -2,6 +2,8 @@
 
 import json
 import math
+import threading
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +57,22 @@ class Refused(Exception):
         headers = {429: {"Retry-After": "10"}, 401: {"WWW-Authenticate": "Bearer"}}.get(code, {})
         self.code = code
         self.answer = Answer.of_json(code, {"error": message}, **headers)
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request in the queue: its fields, its deadline, and finally its reply."""
+
+    asked: dict[str, Any]
+    deadline: float  # of time.monotonic
+    ended: threading.Event = field(default_factory=threading.Event)
+    answer: Answer | None = None
+    is_dropped: bool = False
+
+    def check(self) -> None:
+        """Raise Refused if the deadline has passed or the client has disconnected."""
+        if self.is_dropped or time.monotonic() > self.deadline:
+            raise Refused(504, "the time limit has passed. Ask for fewer frames, pixels or steps.")
 
 
 def parse(body: bytes) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The endpoint takes nothing from others: from rounds, from waiting clients, from the ones that are polite."""
+"""The endpoint takes nothing from others: from rounds, from waiting clients, from polite ones."""
 
 import json
 import socket
@@ -77,7 +77,9 @@ def test_what_cannot_be_done_is_refused_while_the_queue_is_full(run: Path) -> No
         clients = [posted(port) for _ in range(3)]
         for asked, code in refused:
             assert ask(port, "POST", "/generate", {"prompt": "x", **asked}).code == code, asked
-        tokens = ask(port, "POST", "/generate", {"prompt": "x", "num_frames": 200, "height": 256, "width": 256})
+        tokens = ask(
+            port, "POST", "/generate", {"prompt": "x", "num_frames": 200, "height": 256, "width": 256}
+        )
         assert "tokens; the limit is 10000" in tokens.error()
         for client in clients:
             client.close()
