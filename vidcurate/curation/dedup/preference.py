@@ -9,7 +9,13 @@ from numpy.typing import NDArray
 from vidcurate.errors import ColumnError
 
 PIXELS = "pixels"
+FEWER_CUTS = "fewer_cuts"
 HEALTHY = "healthy"
+BARS = tuple(f"letterbox_{side}_px" for side in ("top", "bottom", "left", "right"))
+# The edges of bars are measured to a few px: the picture between bars must be larger by more than this share.
+_BAR_SHARE = 0.02
+# Names that are no columns of the table, with the columns that they need.
+_NEEDS = {PIXELS: {"width", "height"}, FEWER_CUTS: {"num_cuts"}}
 # Values within one step are equal: a copy one frame longer is not better.
 STEPS = {"duration_seconds": 0.5}
 
@@ -35,15 +41,31 @@ def columns_of(
     """
     found = []
     for name in prefer:
-        missing = {"width", "height"} - set(schema) if name == PIXELS else {name} - set(schema)
+        missing = _NEEDS.get(name, {name}) - set(schema)
         if missing:
             if name not in defaults:
                 raise ColumnError(f"{where}: dedup.prefer names the column {name}, which does not exist.")
             continue
-        if name != PIXELS and not (schema[name].is_numeric() or schema[name] == pl.Boolean()):
+        if name not in _NEEDS and not (schema[name].is_numeric() or schema[name] == pl.Boolean()):
             raise ColumnError(f"{where}: dedup.prefer needs numeric columns; {name} is {schema[name]}.")
         found.append(name)
     return found
+
+
+def _pixels(columns: list[str]) -> pl.Expr:
+    """Return the number of pixels inside the bars, where the frames have been scored."""
+    bars = {name: pl.col(name).fill_null(0) if name in columns else pl.lit(0) for name in BARS}
+    top, bottom, left, right = bars.values()
+    inside = (pl.col("width").cast(pl.Int64) - left - right).clip(1) * (pl.col("height") - top - bottom).clip(
+        1
+    )
+    return pl.when(sum(bars.values(), pl.lit(0)) > 0).then(inside * (1 - _BAR_SHARE)).otherwise(inside)
+
+
+def _value(name: str, columns: list[str]) -> pl.Expr:
+    if name == PIXELS:
+        return _pixels(columns)
+    return -pl.col("num_cuts") if name == FEWER_CUTS else pl.col(name)
 
 
 def rank(clips: pl.DataFrame, names: list[str]) -> Preference:
@@ -57,9 +79,8 @@ def rank(clips: pl.DataFrame, names: list[str]) -> Preference:
         healthy.append(pl.col("num_frames_damaged").fill_null(0) == 0)
     exprs = [pl.all_horizontal(healthy).cast(pl.Float64).alias(HEALTHY)] if healthy else []
     for name in names:
-        value = pl.col("width").cast(pl.Int64) * pl.col("height") if name == PIXELS else pl.col(name)
         step = STEPS.get(name)
-        value = value.cast(pl.Float64)
+        value = _value(name, clips.columns).cast(pl.Float64)
         exprs.append(((value / step).round() * step if step else value).alias(name))
     table = clips.select(exprs).select(pl.all().fill_nan(None).fill_null(float("-inf")))
     # lexsort sorts by its last key first; the smaller id breaks ties.
@@ -76,7 +97,7 @@ def rank(clips: pl.DataFrame, names: list[str]) -> Preference:
 
 
 def _number(value: float) -> str:
-    return "unknown" if value == float("-inf") else f"{value:.10g}"
+    return "unknown" if value in (float("-inf"), float("inf")) else f"{value:.10g}"
 
 
 def because(found: Preference, kept: NDArray[np.int64], rows: NDArray[np.int64]) -> list[str]:
@@ -90,6 +111,10 @@ def because(found: Preference, kept: NDArray[np.int64], rows: NDArray[np.int64])
             reasons.append("the smaller clip_id")
         elif found.names[row] == HEALTHY:
             reasons.append("without a problem")
+        elif found.names[row] == FEWER_CUTS:
+            reasons.append(
+                f"{FEWER_CUTS} {_number(0.0 - theirs[number, row])} < {_number(0.0 - mine[number, row])}"
+            )
         else:
             reasons.append(
                 f"{found.names[row]} {_number(theirs[number, row])} > {_number(mine[number, row])}"

@@ -34,7 +34,7 @@ _NEEDED = (
 )  # fmt: skip
 _USED = (
     "width", "height", "probe_status", "frames_status", "num_frames_damaged", "packet_hash",
-    "perceptual_hashes", "perceptual_thumbnail",
+    "perceptual_hashes", "perceptual_thumbnail", "num_cuts", *preference.BARS,
 )  # fmt: skip
 # A clip at 90, turned back, is at 270; every mirrored orientation is its own inverse.
 _INVERSE = {"rotated 90": "rotated 270", "rotated 270": "rotated 90"}

@@ -69,6 +69,27 @@ def test_the_kept_copy_is_whole_larger_longer_richer_and_says_why(tmp_path: Path
     assert kept(bit_rate=[None, 5]) == ("b", "bit_rate 5 > unknown")
 
 
+def test_the_clean_original_is_kept_over_its_copies_with_bars_or_with_cuts(tmp_path: Path) -> None:
+    def kept(one: dict[str, Any], other: dict[str, Any]) -> tuple[str, str]:
+        rows = [{"clip_id": name, "packet_hash": "p"} | row for name, row in (("a", one), ("b", other))]
+        run = make_run(tmp_path / f"run{len(list(tmp_path.iterdir()))}", rows)
+        run_dedup(run, DedupSpec())
+        ((copy, of),) = copies(run).items()
+        return of, found_in(run)[copy]["duplicate_kept_because"]
+
+    clean = {"width": 640, "height": 540, "bit_rate": 100, "num_cuts": 0}
+    # 640 x 720 with the same picture between bars; the bars are found to within a few px.
+    for top in (90, 89, 88):
+        barred = {"width": 640, "height": 720, "bit_rate": 900, "num_cuts": 0}
+        barred |= {"letterbox_top_px": top, "letterbox_bottom_px": top}
+        assert kept(barred, clean)[0] == "b"
+    larger = {"width": 1280, "height": 1280, "letterbox_top_px": 100, "letterbox_bottom_px": 100}
+    assert kept(larger, clean) == ("a", "pixels 1354752 > 345600")
+    # A splice of a clip and another is longer, and is not the one to keep.
+    spliced = {"width": 640, "height": 540, "num_cuts": 1, "duration_seconds": 8.0}
+    assert kept(spliced, clean | {"duration_seconds": 4.0}) == ("b", "fewer_cuts 0 < 1")
+
+
 def test_any_numeric_column_can_be_preferred_and_no_other(tmp_path: Path) -> None:
     rows = [
         {"clip_id": "a", "packet_hash": "p", "aesthetic_score": 4.0, "bit_rate": 9},
