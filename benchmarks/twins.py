@@ -19,10 +19,11 @@ from typing import Any
 
 import cv2
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 from rows import keep, row
 
-from vidcurate.curation.dedup import perceptual
+from vidcurate.curation.dedup import perceptual, preference
 from vidcurate.curation.dedup.search import twins_by_look
 from vidcurate.curation.dedup.spec import PerceptualSpec
 from vidcurate.curation.demo_data.choose import plan_clips
@@ -33,6 +34,7 @@ from vidcurate.errors import MediaError
 from vidcurate.media import decode, encode, headers
 
 Frames = NDArray[np.uint8]
+FACTS = ("width", "height", "num_cuts", *preference.BARS)
 _SHORT_SIDE, _LONGEST = 160, 48
 
 
@@ -137,38 +139,49 @@ def _first_frame_phash(frames: Frames) -> int:
     return int(np.packbits(bits).view(">u8")[0])
 
 
-def _hash(frames: Frames, scratch: Path, options: dict[str, Any]) -> tuple[list[int], list[int]]:
+def _hash(
+    frames: Frames, scratch: Path, options: dict[str, Any]
+) -> tuple[list[int], list[int], dict[str, int]]:
     given = {"fps": 24.0, "crf": 18, **options}
     path = scratch / f"clip{given.pop('suffix', '.mp4')}"
     encode.write_video(path, _even(frames), **given)
     spec = FramesSpec()
-    columns = measure(ClipFile(path=str(path)), spec, {"hashes": SCORES["hashes"]})
-    return columns["perceptual_hashes"], columns["perceptual_thumbnail"]
+    scores = {name: SCORES[name] for name in ("hashes", "letterbox", "cuts")}
+    columns = measure(ClipFile(path=str(path)), spec, scores)
+    height, width = _even(frames).shape[1:3]
+    facts = {"width": width, "height": height, "num_cuts": columns["num_cuts"]}
+    facts |= {name: columns[name] for name in preference.BARS}
+    return columns["perceptual_hashes"], columns["perceptual_thumbnail"], facts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clips:
-    """Clips by name of their source and what was done to it; `firsts` are the peer's hashes."""
+    """Clips by name of their source and what was done to it.
+
+    `firsts` are the peer's hashes, `facts` what decides which copy is kept: (clips, FACTS).
+    """
 
     names: list[str]
     made: list[str]
     hashes: NDArray[np.uint64]
     thumbnails: NDArray[np.uint8]
     firsts: NDArray[np.uint64]
+    facts: NDArray[np.int64]
 
 
 def make(sources: Iterator[tuple[str, Frames]]) -> Clips:
     """Copy every source in every way, and hash the copies."""
-    names, made, hashes, thumbs, firsts = [], [], [], [], []
+    names, made, hashes, thumbs, firsts, every = [], [], [], [], [], []
     with tempfile.TemporaryDirectory() as scratch:
         for name, frames in sources:
             for how, (change, options) in {"source": (lambda frames: frames, {}), **COPIES}.items():
                 changed = change(frames)
-                hashed, thumbnail = _hash(changed, Path(scratch), options)
+                hashed, thumbnail, facts = _hash(changed, Path(scratch), options)
                 names.append(name)
                 made.append(how)
                 hashes.append(hashed)
                 thumbs.append(thumbnail)
+                every.append([facts[fact] for fact in FACTS])
                 firsts.append(_first_frame_phash(changed))
             print(name, flush=True)
     return Clips(
@@ -177,6 +190,7 @@ def make(sources: Iterator[tuple[str, Frames]]) -> Clips:
         hashes=np.array(hashes, dtype=np.uint64),
         thumbnails=np.array(thumbs, dtype=np.uint8),
         firsts=np.array(firsts, dtype=np.uint64),
+        facts=np.array(every, dtype=np.int64),
     )
 
 
@@ -201,6 +215,17 @@ def _peer_finds(clips: Clips, one: int, other: int) -> bool:
     return (int(clips.firsts[one]) ^ int(clips.firsts[other])).bit_count() <= 15
 
 
+def _check_kept(clips: Clips, source_of: dict[str, int]) -> None:
+    """Assert that a clip is kept over its copies with black bars, whatever the other columns say."""
+    table = pl.DataFrame(dict(zip(FACTS, clips.facts.T, strict=True)))
+    table = table.with_columns(clip_id=pl.format("{}", pl.int_range(pl.len())).str.zfill(6))
+    place = preference.rank(table, [preference.PIXELS]).place
+    barred = [number for number, how in enumerate(clips.made) if str(how).startswith("black bars")]
+    wrong = [number for number in barred if place[number] < place[source_of[str(clips.names[number])]]]
+    print(f"kept over their copies with black bars: {len(barred) - len(wrong)} of {len(barred)} clips")
+    assert not wrong, [f"{clips.names[number]}: {clips.made[number]}" for number in wrong]
+
+
 def check(clips: Clips, known: set[frozenset[str]]) -> None:
     """Print recall by kind of copy and every false alarm; keep the totals."""
     spec = PerceptualSpec()
@@ -213,6 +238,7 @@ def check(clips: Clips, known: set[frozenset[str]]) -> None:
         for number, (name, how) in enumerate(zip(clips.names, clips.made, strict=True))
         if how == "source"
     }
+    _check_kept(clips, source_of)
     speaks = perceptual.says_something(clips.hashes, spec.min_set_bits).sum(axis=1) >= spec.min_frames
     finders = {
         "dedup": lambda one, other: (one, other) in pairs,
