@@ -84,7 +84,7 @@ def test_two_filters_at_once_leave_the_files_of_one_command(run: Path) -> None:
         assert done
         origin = table.provenance(run / "filter.parquet")
         assert origin == table.provenance(run / "ledger.parquet")
-        assert origin.settings["min_height"] in asked
+        assert origin.settings["limits"]["height"]["min"] in asked
         kept = pl.read_parquet(run / "filter.parquet")["is_kept"].sum()
         rejected = pl.read_parquet(run / "ledger.parquet")["clip_id"].n_unique()
         steps = json.loads((run / "funnel.json").read_text())
@@ -101,18 +101,18 @@ def test_a_run_that_is_held_names_its_holder_and_a_killed_holder_leaves_nothing_
         assert holder.stdout is not None
         assert holder.stdout.readline().strip() == "held"
         with pytest.raises(StageError, match=rf"{run}: .*\(process {holder.pid} on {os.uname().nodename}\)"):
-            run_filter(run, FilterSpec(min_height=321))
+            run_filter(run, FilterSpec(limits={"height": {"min": 321}}))
     finally:
         holder.kill()
         holder.communicate()
 
-    assert run_filter(run, FilterSpec(min_height=321)).rows_in == ROWS
+    assert run_filter(run, FilterSpec(limits={"height": {"min": 321}})).rows_in == ROWS
     assert not (run / run_lock.NAME).exists()
 
 
 def test_a_command_holds_its_run_once_though_its_stages_ask_again(run: Path) -> None:
     with run_lock.alone(run), run_lock.alone(run, wait=True):
-        assert run_filter(run, FilterSpec(min_height=322)).rows_in == ROWS
+        assert run_filter(run, FilterSpec(limits={"height": {"min": 322}})).rows_in == ROWS
 
 
 def test_who_waits_gets_the_run_when_the_holder_ends(run: Path) -> None:

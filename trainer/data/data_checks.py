@@ -1,4 +1,4 @@
-"""Data checks before the first step: captions that no clip has, and what a recipe's sizes lose."""
+"""Data checks before step 1: captions that no clip has, sizes that lose pixels."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Training setup before step 1: run lock, model, encoders, resumed state, data position."""
+"""Training setup before step 1: run lock, model, encoders, state, data position."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence

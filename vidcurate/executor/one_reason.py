@@ -1,4 +1,4 @@
-"""Stop of a stage whose every clip fails for one reason: a missing codec, a library's release, a lost mount.
+"""Stop of a stage whose every clip fails for one reason, such as a missing codec.
 
 Without the stop the stage would reject every clip, and a table of a million wrong verdicts would look whole.
 """

@@ -14,7 +14,7 @@ from vidcurate.executor.map_clips import Progress
 
 LINE_EVERY_SECONDS = 5.0
 _SMALLEST_BAR = 6
-_SPARE_FOR_BAR = 2 + _SMALLEST_BAR
+_BAR_COLUMNS = 2 + _SMALLEST_BAR
 
 
 def _left(done: int, total: int, rate: float) -> str:
@@ -39,7 +39,7 @@ def fitted(width: int, what: str, done: int, total: int, unit: str, rate: float)
     for place, part in optional:
         tried = [*parts]
         tried[place] = part
-        if len(" ".join([before, *filter(None, tried)])) + _SPARE_FOR_BAR > width:
+        if len(" ".join([before, *filter(None, tried)])) + _BAR_COLUMNS > width:
             break
         parts = tried
     return before, " ".join(filter(None, parts))

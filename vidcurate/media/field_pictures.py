@@ -1,4 +1,4 @@
-"""Field pictures of H.264: packets that hold only the second field of an interlaced frame.
+"""Field pictures of H.264: packets that hold the second field of a frame.
 
 Transport streams and Matroska carry the two fields of a frame in two packets; a player shows one frame.
 Nothing of it shows without the bits: the sequence parameters say whether fields may occur, and each slice

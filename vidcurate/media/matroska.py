@@ -1,4 +1,4 @@
-"""Matroska and WebM structure: truncation, damage, wrong CRC-32 sums, display rotation.
+"""Matroska and WebM structure: truncation, damage, CRC-32, display rotation.
 
 Segments, clusters and blocks store their length; a file that ends before one of them does is truncated, which
 its frames do not show. Master elements may begin with a CRC-32 of the rest (FFmpeg writes one per cluster).

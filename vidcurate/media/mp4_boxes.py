@@ -1,4 +1,4 @@
-"""MP4 boxes (mp4, mov, 3gp): rotation, movie duration, fragments and edits from the headers.
+"""MP4 boxes (mp4, mov, 3gp): rotation, duration, fragments and edit lists.
 
 PyAV gives the rotation only with a decoded frame, and the smallest of several durations; reading the boxes
 costs a few reads. Source: ISO/IEC 14496-12, boxes
