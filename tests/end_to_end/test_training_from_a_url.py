@@ -24,7 +24,7 @@ def test_training_from_a_url_that_fails_at_times_equals_training_from_the_disk(
         server.faults.extend([None, 503, None, None, "reset", None, "cut"])
         far = smoke(
             shards, tmp_path / "there", *QUICK, f"stages.0.data.shards={server.url}",
-            f"loader.remote.cache_folder={cache}", "loader.num_workers=1",
+            f"loader.cache_folder={cache}", "loader.num_workers=1",
         )  # fmt: skip
         train(far)
         asked = len(server.ranges)
@@ -46,7 +46,7 @@ def test_a_server_that_stays_broken_stops_the_run_with_the_shards_name(
         server.always = 503
         recipe = smoke(
             shards, run, *QUICK, f"stages.0.data.shards={server.url}",
-            f"loader.remote.cache_folder={tmp_path / 'cache'}",
+            f"loader.cache_folder={tmp_path / 'cache'}",
         )  # fmt: skip
         with pytest.raises(
             StorageError, match=rf"{server.url}/train-level\d-000000.tar: failed 3 times.*503"
@@ -65,7 +65,7 @@ def test_latents_encoded_from_a_url_are_those_from_the_disk(tmp_path: Path) -> N
     with serving(shards) as server:
         far = smoke(
             shards, tmp_path, "stages.0.data.views=1", f"stages.0.data.shards={server.url}",
-            f"loader.remote.cache_folder={tmp_path / 'cache'}", "loader.num_workers=1",
+            f"loader.cache_folder={tmp_path / 'cache'}", "loader.num_workers=1",
         )  # fmt: skip
         encode_ahead(request_of(far), tmp_path / "there")
 

@@ -131,7 +131,7 @@ def open_stages(recipe: TrainRecipe, *, complete: bool = True) -> tuple[StageDat
             index = folder.index
         else:
             assert spec.shards is not None  # the recipe has one of the two
-            index = indexes.get(spec.shards) or read_index(spec.shards, remote=recipe.loader.remote)
+            index = indexes.get(spec.shards) or read_index(spec.shards, remote=recipe.loader)
             indexes[spec.shards] = index
         plan = stage_plan(index, spec, recipe.seed)
         plan = dataclasses.replace(plan, costs=costs(plan, spec, recipe.video_encoder, recipe.model))

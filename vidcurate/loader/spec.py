@@ -4,12 +4,15 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from vidcurate.recipe.recipe import Recipe
 from vidcurate.shards.remote_index import RemoteSpec
 
 
-class LoaderSpec(Recipe):
-    """How clips are read; nothing here changes what is read."""
+class LoaderSpec(RemoteSpec):
+    """How clips are read; nothing here changes what is read.
+
+    The clips of a step whose shards are at a URL are fetched ahead, each in one request, into `cache_folder`,
+    and decoded from there.
+    """
 
     num_workers: int = Field(default=0, ge=0)
     """decode workers of each rank; 0 decodes in the training process, without a deadline"""
@@ -24,5 +27,3 @@ class LoaderSpec(Recipe):
     """clips after which a decode worker is replaced by a fresh one"""
     max_worker_bytes: ClassVar[int] = 4 << 30
     """memory of a decode worker above which it is replaced by a fresh one"""
-    remote: RemoteSpec = RemoteSpec()
-    """how shards at a URL are fetched"""

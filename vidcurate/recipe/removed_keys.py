@@ -21,6 +21,8 @@ class Removed(NamedTuple):
     """the value with which a saved recipe means the same without the key"""
     now: Any = None
     """the new name of a key, or the new spelling of a value"""
+    is_merged: bool = False
+    """the key was a section, whose keys are now keys of the section around it"""
 
 
 def _renamed(key: str) -> Removed:
@@ -39,7 +41,6 @@ _PREFLIGHT = Removed("the threshold is a constant of trainer/health/checks/spec.
 _RATE = Removed("rates are compared with those of the other GPUs; write max_slowdown")
 _WATCH = Removed("the value is a constant of trainer/health/watch/spec.py")
 _READ = Removed("the value is a constant of vidcurate/loader/spec.py")
-_REMOTE = Removed("the value is a constant of vidcurate/shards/remote_index.py")
 _EXCHANGE = Removed("the key of Open-Sora's config.json has no effect here; the converter reads and drops it")
 _VAE = Removed("the value is a constant of trainer/model/encoders/vae.py")
 _FRAMES = Removed("the value is a constant of vidcurate/curation/frame_scores/spec.py")
@@ -99,8 +100,11 @@ REMOVED: Mapping[str, Mapping[str, Removed]] = {
     },
     "Stage": {"mask_ratios.intepolate": Removed("write interpolate", now="interpolate")},
     "TrainRecipe": {"blocks=readable": Removed("write eager", now="eager")},
-    "LoaderSpec": {"max_worker_clips": _READ, "max_worker_bytes": _READ},
-    "RemoteSpec": {"request_seconds": _REMOTE, "requests_at_once": _REMOTE},
+    "LoaderSpec": {
+        "max_worker_clips": _READ,
+        "max_worker_bytes": _READ,
+        "remote": Removed("write its cache_folder and cache_bytes in loader", is_merged=True),
+    },
     "WandbSpec": {
         "entity": Removed("set WANDB_ENTITY in the environment"),
         "name": Removed("set WANDB_NAME in the environment"),
@@ -218,6 +222,10 @@ def _upgraded(value: Any, nodes: Sequence[Mapping[str, Any]], definitions: Mappi
     kept: dict[str, Any] = {}
     for key, inner in value.items():
         gone = former.get(key)
+        if gone is not None and gone.is_merged and isinstance(inner, dict):
+            known = {name for node in nodes for name in node.get("properties", {})}
+            kept |= {name: each for name, each in inner.items() if name in known}
+            continue
         if gone is not None and gone.now is None and (gone.default is ANY or gone.default == inner):
             continue
         name = key if gone is None or gone.now is None else gone.now

@@ -95,7 +95,6 @@ def with_former_keys(document: dict[str, Any]) -> dict[str, Any]:
         "WatchSpec": document["watch"],
         "PreflightSpec": document["preflight"],
         "LoaderSpec": document["loader"],
-        "RemoteSpec": document["loader"]["remote"],
         "STDiT3Config": document["model"],
         "ValidationSpec": document["validation"],
         "WandbSpec": document["trackers"]["wandb"],
@@ -130,3 +129,14 @@ def test_a_former_key_that_was_changed_stays_to_be_refused(monkeypatch: pytest.M
 
     assert upgrade({"order": "rows", "kind": "old"}, schema) == {"kind": "new"}
     assert upgrade({"order": "columns", "kind": "odd"}, schema) == {"order": "columns", "kind": "odd"}
+
+
+def test_the_keys_of_a_former_section_are_kept_in_the_section_around_it() -> None:
+    saved = recipes.to_json(recipes.load(SMOKE))
+    for key in ("cache_folder", "cache_bytes"):
+        del saved["loader"][key]
+    saved["loader"]["remote"] = {"cache_folder": "/c", "cache_bytes": 5, "requests_at_once": 16}
+
+    loader = recipes.from_saved(saved).loader
+
+    assert (str(loader.cache_folder), loader.cache_bytes) == ("/c", 5)

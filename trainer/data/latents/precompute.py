@@ -111,7 +111,7 @@ def request_of(recipe: TrainRecipe, names: Sequence[str] = ()) -> Request:
                 "separate folder: --stage NAME."
             )
     assert specs[0].shards is not None
-    index = read_index(specs[0].shards, remote=recipe.loader.remote)
+    index = read_index(specs[0].shards, remote=recipe.loader)
     wanted: dict[Shape, Wanted] = {}
     for spec in specs:
         for cell in data_stages.stage_plan(index, spec, recipe.seed).cells:

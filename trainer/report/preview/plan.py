@@ -78,7 +78,10 @@ def with_pictures(found: RunStages, batches: Sequence[dict[str, Any]]) -> Iterat
         _check_has_pictures(stage)
         events: list[dict[str, Any]] = []
         spec = stage.stage.data
-        reader = LoaderSpec(remote=found.recipe.loader.remote, max_failure_share=1.0)
+        given = found.recipe.loader
+        reader = LoaderSpec(
+            cache_folder=given.cache_folder, cache_bytes=given.cache_bytes, max_failure_share=1.0
+        )
         try:
             with Loader(
                 stage.index,
