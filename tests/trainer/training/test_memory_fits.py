@@ -59,7 +59,7 @@ def test_the_kernel_that_attention_takes_for_new_lengths_is_reported_once(
     )
     context = _tools(shards, tmp_path)
     found = {"heads": 32, "queries": 405, "keys": 405, "kept_out": {"flash4": "wrong, of its norm: dq by 1"}}
-    attention._untold.append(Choice(**found, milliseconds={"own": 0.99, "cudnn": 0.98}))
+    attention._unreported.append(Choice(**found, milliseconds={"own": 0.99, "cudnn": 0.98}))
     training_log.record_kernels(context, 3)
     training_log.record_kernels(context, 4)
     (event,) = _events(context.recipe.output, "attention_kernel")
@@ -85,7 +85,7 @@ def test_a_kernel_that_is_installed_and_not_taken_is_said_once_on_each_host(
     context.world = World(rank=9, size=16, device=torch.device(gpu))
     for step, length in ((3, 405), (4, 920)):
         broken = {"flash4": "ModuleNotFoundError: No module named 'cutlass.cute'"}
-        attention._untold.append(
+        attention._unreported.append(
             Choice(heads=32, queries=length, keys=length, milliseconds={"own": 0.99}, kept_out=broken)
         )
         training_log.record_kernels(context, step)
@@ -103,7 +103,7 @@ def test_the_way_of_a_product_of_new_sizes_is_reported_once(shards: Path, tmp_pa
     )
     context = _tools(shards, tmp_path)
     product = products.Product("linear", 36450, 4608, 1152, "gelu")
-    products._untold += [
+    products._unreported += [
         products.Found(product=product, torch_ms=0.5, cublaslt_ms=0.4),
         products.Found(product=product, torch_ms=0.5),
         products.Found(product=product, kept_out="no room"),

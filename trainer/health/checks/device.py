@@ -95,7 +95,8 @@ def known(rows: int, inner: int, columns: int, device: torch.device, dtype: torc
     return DeviceKind(put(left)[row], put(right)[:, column], put(exact)[row][:, column])
 
 
-def _wait(device: torch.device) -> None:
+def wait_for_device(device: torch.device) -> None:
+    """Return when the device has finished all work that it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -103,16 +104,16 @@ def _wait(device: torch.device) -> None:
 def _timed(work: Callable[[], object], seconds: float, device: torch.device) -> float:
     """Return the mean seconds of one `work`, over as many as `seconds` hold, at least 3."""
     work()
-    _wait(device)
+    wait_for_device(device)
     began = time.perf_counter()
     work()
-    _wait(device)
+    wait_for_device(device)
     once = max(time.perf_counter() - began, 1e-7)
     count = max(3, int(seconds / once))
     began = time.perf_counter()
     for _ in range(count):
         work()
-    _wait(device)
+    wait_for_device(device)
     return (time.perf_counter() - began) / count
 
 

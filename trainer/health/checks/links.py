@@ -17,7 +17,7 @@ from torch import Tensor
 
 from trainer.distributed.mesh import World
 from trainer.health.checks.check import Check, measured
-from trainer.health.checks.device import GIGA, Effort
+from trainer.health.checks.device import GIGA, Effort, wait_for_device
 
 SLOW_LINK = 0.5
 """share of the median of its kind under which a link is slow"""
@@ -56,11 +56,6 @@ def schedule(hosts: Sequence[str]) -> list[list[Pair]]:
     return inside + (tournament(leaders) if len(leaders) > 1 else [])
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def all_reduce(world: World, effort: Effort) -> list[Check]:
     """Check the sum of all ranks and the rate on the bus: 2 (n − 1) / n of the bytes, as NCCL's tests count.
 
@@ -74,11 +69,11 @@ def all_reduce(world: World, effort: Effort) -> list[Check]:
         value = f"{wrong:,} of {count:,} sums over the ranks are wrong"
         return [Check(name="all-reduce", verdict="bad", value=value, limit="0 wrong")]
     values.zero_()
-    _wait(world.device)
+    wait_for_device(world.device)
     began = time.perf_counter()
     for _ in range(effort.repeats):
         dist.all_reduce(values)
-    _wait(world.device)
+    wait_for_device(world.device)
     seconds = (time.perf_counter() - began) / effort.repeats
     rate = 2 * (world.size - 1) / world.size * 4 * count / seconds / GIGA
     return [measured("all-reduce", rate, "GB/s")]
@@ -108,13 +103,13 @@ def play(
         met.append({"pair": pair, "rate": None, "wrong": 0})
         into.fill_(0)
         _exchange(partner, out, into)  # meets: what the partner still had to do is not the link's
-        _wait(world.device)
+        wait_for_device(world.device)
         wrong = int((into != partner + 1).sum())
         best = float("inf")
         for _ in range(effort.repeats):
             began = time.perf_counter()
             _exchange(partner, out, into)
-            _wait(world.device)
+            wait_for_device(world.device)
             best = min(best, time.perf_counter() - began)
         met[-1] = {"pair": pair, "rate": 4 * count / best / GIGA, "wrong": wrong}
     return []

@@ -58,7 +58,7 @@ def odd_one(groups: Sequence[Sequence[Stack]]) -> Odd | None:
         return Odd(away[0], "is not in the collective in which the others wait")
     if blind := [stack for stack in ranks if stack.how == "none"]:
         return Odd(blind[0], f"gave no stack ({blind[0].note})") if len(blind) < len(ranks) else None
-    if odd := _untold(ranks):
+    if odd := _without_report(ranks):
         return odd
     places = {id(stack): _place(stack) for stack in ranks}
     known = [place for place in places.values() if place is not None]
@@ -79,7 +79,7 @@ def waits(stacks: Sequence[Stack]) -> list[Wait]:
     return flight_recorder.waits(reported)
 
 
-def _untold(ranks: Sequence[Stack]) -> Odd | None:
+def _without_report(ranks: Sequence[Stack]) -> Odd | None:
     reported = [stack for stack in ranks if stack.collectives]
     for wait in waits(reported):
         waiting = [stack for stack in reported if stack.rank in wait.waiting]

@@ -20,14 +20,14 @@ from trainer.model.kernels.flash_attention import Ragged, flash_attention, flash
 Key = tuple[int, int, int, int, torch.dtype]  # sequences times heads, queries, keys, a head's width
 
 _taken: dict[Key, Kernel] = {}
-_untold: list[Choice] = []
+_unreported: list[Choice] = []
 _refused: set[str] = set()  # names of kernels
 
 
 def news() -> list[Choice]:
     """Return the choices made since this was last asked."""
-    reported = list(_untold)
-    _untold.clear()
+    reported = list(_unreported)
+    _unreported.clear()
     return reported
 
 
@@ -92,7 +92,7 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor) -> Kernel:
     if key not in _taken:
         with torch.cuda.device(q.device):
             _taken[key], choice = choose(q, k, v, trusted=OWN, others=others(q, k, v))
-        _untold.append(choice)
+        _unreported.append(choice)
     return _taken[key]
 
 

@@ -48,13 +48,13 @@ class Found:
 
 
 _plans: dict[tuple[int, Product], Plan | None] = {}
-_untold: list[Found] = []
+_unreported: list[Found] = []
 
 
 def news() -> list[Found]:
     """Return what was found since this was last asked."""
-    reported = list(_untold)
-    _untold.clear()
+    reported = list(_unreported)
+    _unreported.clear()
     return reported
 
 
@@ -81,10 +81,10 @@ def _chosen(product: Product, device: int, given: Given, by_torch: Callable[[], 
         plan = Plan(product, device)
         usual, *others = _times(plan, given, by_torch)
     except RuntimeError as error:  # the library's, or there is no room for a second result
-        _untold.append(Found(product=product, kept_out=str(error).partition("\n")[0][:200]))
+        _unreported.append(Found(product=product, kept_out=str(error).partition("\n")[0][:200]))
         return None
     found = Found(product=product, torch_ms=usual, cublaslt_ms=min(others, default=None))
-    _untold.append(found)
+    _unreported.append(found)
     if not found.is_taken:
         return None
     plan.best = others.index(min(others))
