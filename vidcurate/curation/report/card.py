@@ -13,9 +13,9 @@ from pydantic import Field
 
 from vidcurate.curation.clip_table import table
 from vidcurate.curation.clip_table.schema import STAGES
-from vidcurate.curation.difficulty.stage import LEVELS
 from vidcurate.curation.filter.stage import FUNNEL
 from vidcurate.curation.report import counts
+from vidcurate.curation.report.facts import levels, read_json
 from vidcurate.recipe.recipe import Recipe
 from vidcurate.storage import atomic_file
 
@@ -97,28 +97,20 @@ def facts(run: Path, spec: CardSpec) -> dict[str, Any]:
         "hours": None if seconds is None else round((seconds.sort().sum() or 0.0) / 3600, 6),
         "sources": sources,
         "licences_without_a_source": sorted(set(spec.licences) - set(rows)),
-        "levels": _levels(run),
+        "levels": levels(run),
         "buckets": counts.count(counts.by_bucket(kept, buckets), seconds),
         "buckets_are_the_splits": is_own,
         "durations": _histogram(seconds, _DURATIONS, "s") if seconds is not None else [],
         "short_sides": _histogram(sides, _SHORT_SIDES, "px"),
-        "rules": _json(run / FUNNEL) or [],
+        "rules": read_json(run / FUNNEL) or [],
         "findings": _findings(run),
         "stages": _stages(run),
         "shards": _shards(run),
     }
 
 
-def _json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-
-
-def _levels(run: Path) -> dict[str, Any] | None:
-    return _json(run / LEVELS) if table.stage_path(run, "split").exists() else None
-
-
 def _findings(run: Path) -> dict[str, int]:
-    reported = _json(run / "reconcile.json") or {}
+    reported = read_json(run / "reconcile.json") or {}
     return {
         name: one["count"] for name, one in reported.items() if isinstance(one, dict) and one.get("count")
     }
@@ -147,7 +139,7 @@ def _stages(run: Path) -> list[dict[str, Any]]:
 
 
 def _shards(run: Path) -> dict[str, Any] | None:
-    reported = _json(run / "shards" / "manifest.json")
+    reported = read_json(run / "shards" / "manifest.json")
     if reported is None:
         return None
     return {
