@@ -1,10 +1,11 @@
 # make demo   install into .venv and run the whole pipeline on generated data
 # make test   the test suite (nine to fifteen minutes on two cores, by how fast they are)
+# make test-engines   install Ray, sshd, Chromium, ffmpeg and other readers, and run the tests that need them
 # make check  format, lint, types
 # make bench  measure probe and tables here, then print every kept result as one table
 # make gpu    the kernels' tests on this machine's GPU, and how far blocks are from float32 there
 # make soak   the long tests: faults, and that a model trained from nothing follows its prompts
-.PHONY: demo test check bench gpu soak install clean
+.PHONY: demo test test-engines check bench gpu soak install clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -42,6 +43,18 @@ demo: $(INSTALLED)
 
 test: $(DEVELOPED)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not soak and not gpu" $(TESTS)
+
+# Debian packages are installed where they may be; a test that misses its program fails here.
+test-engines: $(DEVELOPED)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt -r tests/engines.txt
+	@PATH=$$PATH:/usr/sbin; missing=; has() { command -v $$1 >/dev/null; }; \
+	has sshd || missing="$$missing openssh-server"; has ssh || missing="$$missing openssh-client"; \
+	has chromium || has chromium-browser || has google-chrome || missing="$$missing chromium"; \
+	has ffmpeg || missing="$$missing ffmpeg"; \
+	if [ -n "$$missing" ]; then root=; [ "$$(id -u)" = 0 ] || root="sudo -n"; \
+	  { $$root apt-get update -qq && $$root env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y \
+	    --no-install-recommends $$missing >/dev/null; } || echo "missing:$$missing. Run apt-get install$$missing"; fi
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --engines -m "not soak and not gpu" $(TESTS)
 
 KERNEL_TESTS := $(addprefix tests/trainer/,model/kernels/test_float8.py model/kernels/test_matmul.py model/kernels/test_attention_choice.py training/optim/test_update_kernel.py)
 gpu: $(DEVELOPED)

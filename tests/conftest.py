@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from numpy.typing import NDArray
 
+from tests import skips
 from tests.forked_runs import Forks
 from trainer.cluster.launch import connection
 from vidcurate.media import encode
@@ -36,6 +37,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gpu", action="store_true", help="let the tests see this machine's GPU")
+    skips.add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -43,6 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Both are read later: by CUDA at its first call, by Triton where a kernel is defined.
     """
+    skips.register(config)
     if not config.getoption("--gpu"):
         os.environ |= {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
     elif not os.path.exists("/dev/nvidia0"):
