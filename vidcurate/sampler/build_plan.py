@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from vidcurate import rng
 from vidcurate.errors import InputError
 from vidcurate.media import resample
-from vidcurate.sampler import bucket_cells, order
+from vidcurate.sampler import bucket_cells, leave_out, order
 from vidcurate.sampler import buckets as bucketing
 from vidcurate.sampler import plan as sampler_plan
 from vidcurate.sampler.bucket_shapes import REASONS, Assignment, Bucket
@@ -57,6 +57,11 @@ def plan_of(index: Index, spec: PlanSpec, *, seed: int) -> Plan:
     named = dict.fromkeys([*spec.weights, *(name for phase in spec.curriculum for name in phase.names)])
     if named:
         wanted &= _among(index, groups, names, list(named), wanted, spec.cells_by, where)
+    listed = np.zeros(0, dtype=np.int64)
+    if spec.leave_out is not None:
+        mask = leave_out.mask_of(index.words("clip_id"), spec.leave_out)
+        listed = np.flatnonzero(wanted & mask)
+        wanted &= ~mask
     hashes = rng.id_hashes(index.words("clip_id"))
     bucket, reason, buckets = _assigned(index, spec.buckets, hashes, wanted, seed)
     left_out = {
@@ -66,6 +71,8 @@ def plan_of(index: Index, spec: PlanSpec, *, seed: int) -> Plan:
     unknown = np.flatnonzero(np.isnan(index.fps))
     unknown = unknown[(bucket[unknown] >= 0) & is_video[bucket[unknown]]]
     left_out["unknown_fps"] = unknown
+    if spec.leave_out is not None:
+        left_out[leave_out.LEFT_OUT] = listed
     bucket[unknown] = -1
     parts = bucket_cells.split_cells(groups, names, bucket, buckets, spec.cells_by)
     parts, notes = bucket_cells.resolve_small_cells(parts, buckets, spec.small_cells)

@@ -1,5 +1,6 @@
 """Recipe section of the plan: what orders the clips, but for seed and clips."""
 
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -67,6 +68,8 @@ class PlanSpec(Recipe):
     """train or validation; null: all clips"""
     levels: tuple[int, ...] | None = None
     """levels to read; null: all"""
+    leave_out: Path | None = None
+    """file of clip ids that are not read: one a line, or a run's bad_clips.jsonl; null: none"""
     buckets: BucketSpec
     """the shapes, and the clips of a micro-batch in each"""
     micro_batches_per_step: Count = 1

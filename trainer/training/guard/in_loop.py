@@ -16,7 +16,7 @@ from trainer.data.stages import StageData
 from trainer.recipe import guard_spec
 from trainer.run_folder import jsonl, metrics
 from trainer.training import log as training_log
-from trainer.training.guard import detect, rerun_step
+from trainer.training.guard import bad_clips, detect, rerun_step
 from trainer.training.guard.decide import BadNode, Decision, Halted, LostRank, RollbackRequested, decide
 from trainer.training.guard.detect import Problem
 from trainer.training.guard.history import StepStats
@@ -198,6 +198,7 @@ def record(decision: Decision, step: int, facts: dict[str, Any], context: StepCo
             first_step=found.first_step,
             **facts,
         )
+        bad_clips.append(context.recipe.output, step, found.kind, found.reason, facts)
     done = DONE[decision.action]
     training_log.print_line(context.world, f"guard: step {step}: {found.reason} → {decision.action}: {done}")
 

@@ -1,0 +1,48 @@
+"""Clips to leave out: a file of clip ids, as the training's guard writes one (RUN/bad_clips.jsonl).
+
+A line is a clip id, or a JSON object with `clip_id`; other fields, empty lines and repeats do not matter.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from vidcurate.errors import InputError, MissingError
+
+LEFT_OUT = "left_out"
+
+
+def read_clip_ids(path: Path) -> tuple[str, ...]:
+    """Return the clip ids of a file, sorted. Raises MissingError, or InputError naming the line."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError as error:
+        raise MissingError(f"{path}: no such file of clip ids (data.leave_out).") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read as a file of clip ids ({error}).") from error
+    found: set[str] = set()
+    for number, line in enumerate(map(str.strip, lines), 1):
+        clip_id: Any = line
+        if line.startswith("{"):
+            try:
+                clip_id = json.loads(line)["clip_id"]
+            except (ValueError, KeyError, RecursionError):
+                clip_id = None
+        if not isinstance(clip_id, str):
+            raise InputError(f"{path}:{number}: is neither a clip id nor a JSON object with clip_id.")
+        found |= {clip_id} - {""}
+    return tuple(sorted(found))
+
+
+def mask_of(clip_ids: Any, path: Path) -> NDArray[np.bool_]:
+    """Return which of the index's `clip_ids` the file lists. Raises what `read_clip_ids` raises."""
+    listed = pa.array(read_clip_ids(path), pa.string())
+    found: NDArray[np.bool_] = pc.is_in(clip_ids.cast(pa.string()), value_set=listed).to_numpy(
+        zero_copy_only=False
+    )
+    return found
