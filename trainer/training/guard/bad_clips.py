@@ -23,4 +23,3 @@ def append(run: Path, step: int, kind: str, reason: str, facts: Mapping[str, Any
     for clip_id in facts["clip_ids"]:
         if clip_id not in known:
             jsonl.append_line(path, {"clip_id": clip_id, "step": step, "finding": kind, "reason": reason})
-
