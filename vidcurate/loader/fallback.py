@@ -32,11 +32,12 @@ class Failures:
     def add_failed(self, clip_id: str, kind: str) -> None:
         """Count a failed clip. Raises VidcurateError, with the last ids, above the allowed share."""
         self._failed.append(f"{clip_id} ({kind})")
-        if len(self._failed) > self._max_share * max(self._num_read, _LEAST_READ):
+        read = max(self._num_read, _LEAST_READ)
+        if len(self._failed) > self._max_share * read:
             names = ", ".join(dict.fromkeys(self._failed[-_NAMED:]))
             raise VidcurateError(
-                f"{len(self._failed)} of {self._num_read} clips read could not be decoded, more than "
-                f"max_failure_share {self._max_share:g} allows; the last: {names}. Build the shards without "
+                f"{len(self._failed)} clips could not be decoded, more than max_failure_share "
+                f"{self._max_share:g} allows of {read:,} clips; the last: {names}. Build the shards without "
                 "them, or raise max_failure_share."
             )
 

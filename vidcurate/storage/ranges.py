@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Protocol
 
@@ -22,6 +23,7 @@ from vidcurate.errors import InputError, StorageError
 TAIL_BYTES = 1 << 18  # read at once from the end of a file: most central directories lie in it whole
 TIMEOUT_SECONDS = 60.0
 ATTEMPTS = 5
+LONGEST_WAIT_SECONDS = 600.0  # longest Retry-After that a fetch waits for
 _CHUNK = 1 << 20
 _TRANSIENT = (429, 500, 502, 503, 504)
 
@@ -42,6 +44,26 @@ class Piece:
     stamp: str
 
 
+class BusyError(OSError):
+    """Answer of a busy server, which asks for `wait_seconds` without a request (Retry-After; 0 without)."""
+
+    def __init__(self, message: str, wait_seconds: float) -> None:
+        super().__init__(message)
+        self.wait_seconds = wait_seconds
+
+
+def _seconds_of(header: str | None) -> float:
+    """Return the seconds of a Retry-After header, a number or a date; 0 for none and for what is neither."""
+    if not header:
+        return 0.0
+    if header.strip().isdecimal():
+        return float(header.strip()[:9])
+    try:
+        return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
+    except (ValueError, TypeError):
+        return 0.0
+
+
 def is_url(place: str) -> bool:
     return place.startswith(("http://", "https://"))
 
@@ -54,7 +76,8 @@ def _request(url: str, first: int, last: int) -> http.client.HTTPResponse:
     except urllib.error.HTTPError as error:
         error.close()
         if error.code in _TRANSIENT:
-            raise OSError(f"the server answers {error.code}") from error
+            wait = _seconds_of(error.headers.get("Retry-After"))
+            raise BusyError(f"the server answers {error.code}", wait) from error
         raise InputError(f"{url}: the server answers {error.code} {error.reason}.") from error
     if response.status != 206:
         response.close()
@@ -85,10 +108,19 @@ def piece(place: str) -> Piece:
 
 
 def pause(attempt: int, place: str, error: BaseException) -> None:
-    """Wait before the next attempt, longer each time. Raises StorageError after the last."""
+    """Wait before the next attempt, longer each time, and no less than the server asks for.
+
+    Raises StorageError after the last attempt, and when the server asks for more than LONGEST_WAIT_SECONDS.
+    """
     if attempt + 1 >= ATTEMPTS:
         raise StorageError(f"{place}: failed {ATTEMPTS} times, at last with: {error}.") from error
-    time.sleep(min(0.2 * 4**attempt, 20.0))
+    asked = error.wait_seconds if isinstance(error, BusyError) else 0.0
+    if asked > LONGEST_WAIT_SECONDS:
+        raise StorageError(
+            f"{place}: {error} and asks for {asked:,.0f} s without a request. Run the same command after "
+            "that: it fetches the files that are missing."
+        ) from error
+    time.sleep(max(min(0.2 * 4**attempt, 20.0), asked))
 
 
 def open_range(one: Piece, first: int, size: int) -> Readable:

@@ -142,7 +142,9 @@ def _climbed(path: Path, size_bytes: int, task: Task) -> Facts:
 
 
 def _named(facts: Facts, path: Path) -> Facts:
-    facts["findings"] = {name: f"{path.name}: {text}." for name, text in facts["findings"].items()}
+    facts["findings"] = {
+        name: f"{path.name}: {text.rstrip('.')}." for name, text in facts["findings"].items()
+    }
     return facts
 
 
@@ -305,6 +307,11 @@ def _check_decode(facts: Facts, found: Decoded, index: packets.PacketIndex, *, k
         findings["decode_count_differs"] = words
 
 
+def _complaints(lines: list[str]) -> str:
+    count = f"{len(lines)} complaint{'' if len(lines) == 1 else 's'}"
+    return f"{count}, first {lines[0]}"
+
+
 def _check_complaints(facts: Facts, heard: Complaints, header: headers.Header) -> None:
     """Sort FFmpeg's error messages. At level index, decoder messages do not count (probing on opening)."""
     findings = facts["findings"]
@@ -314,7 +321,7 @@ def _check_complaints(facts: Facts, heard: Complaints, header: headers.Header) -
     of_sound = heard.of(sound, sound.removesuffix("float"))
     others = heard.not_of(*containers, sound, sound.removesuffix("float"))
     if of_container and "truncated" not in findings:
-        findings.setdefault("damaged_container", f"{len(of_container)} complaints, first {of_container[0]}")
+        findings.setdefault("damaged_container", _complaints(of_container))
     if facts["level"] == "index":
         return
     if of_sound or facts.get("num_corrupt_audio_packets"):
@@ -322,4 +329,4 @@ def _check_complaints(facts: Facts, heard: Complaints, header: headers.Header) -
         first = f"first {of_sound[0]}" if of_sound else "the decoder says no more"
         findings["damaged_audio"] = f"{count} packets of sound do not decode, {first}"
     if others and "damaged_frames" not in findings and "damaged_packets" not in findings:
-        findings["decoder_complaints"] = f"{len(others)} complaints, first {others[0]}"
+        findings["decoder_complaints"] = _complaints(others)

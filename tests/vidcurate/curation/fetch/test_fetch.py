@@ -2,8 +2,10 @@
 
 import json
 import struct
+import time
 import zipfile
 import zlib
+from email.utils import formatdate
 from pathlib import Path
 
 import polars as pl
@@ -24,6 +26,7 @@ from vidcurate.curation.fetch import plan as fetch_plan
 from vidcurate.curation.fetch import stage as fetch_stage
 from vidcurate.curation.fetch import zips
 from vidcurate.errors import InputError, StorageError
+from vidcurate.storage import ranges
 
 
 def test_a_plan_lists_the_ranges_of_the_kept_clips(run: Path, parts: Path, tmp_path: Path) -> None:
@@ -249,3 +252,44 @@ def test_a_file_of_several_clips_is_fetched_once(tmp_path: Path) -> None:
 
     assert (summary.clips_wanted, summary.files_planned) == (2, 1)
     assert pl.read_csv(tmp_path / "plan.csv")["clips"].to_list() == [2]
+
+
+@pytest.mark.parametrize("form", ["7", "date"])
+def test_a_busy_server_is_left_alone_for_as_long_as_it_asks(
+    run: Path,
+    parts: Path,
+    tmp_path: Path,
+    server: tuple[str, type[Handler]],
+    monkeypatch: pytest.MonkeyPatch,
+    form: str,
+) -> None:
+    address, handler = server
+    fetch_plan.run_fetch_plan(run, places(address, parts), tmp_path / "plan.csv")
+    waited: list[float] = []
+    monkeypatch.setattr(ranges.time, "sleep", waited.append)
+    asked = 7.0
+
+    def busy_once(request: Handler) -> bool:
+        handler.problem = staticmethod(lambda _: False)  # type: ignore[assignment]
+        request.send_response(429)
+        wait = formatdate(time.time() + asked + 0.5, usegmt=True) if form == "date" else f"{asked:.0f}"
+        request.send_header("Retry-After", wait)
+        request.send_header("Content-Length", "0")
+        request.end_headers()
+        return True
+
+    handler.problem = staticmethod(busy_once)  # type: ignore[assignment]
+    summary = fetch_stage.run_fetch(tmp_path / "plan.csv", tmp_path / "out", num_workers=1)
+    assert summary.files_failed == 0
+    assert len(waited) == 1
+    assert 5.5 < waited[0] < 8.5
+
+    asked = 86_400.0
+    handler.problem = staticmethod(busy_once)  # type: ignore[assignment]
+    with pytest.raises(StorageError, match=r"answers 429 and asks for 86,\d+ s without a request\. Run"):
+        fetch_stage.run_fetch(tmp_path / "plan.csv", tmp_path / "other", num_workers=1)
+
+
+@pytest.mark.parametrize(("header", "seconds"), [(None, 0), ("", 0), ("soon", 0), ("-3", 0), ("12", 12)])
+def test_a_retry_after_that_is_none_asks_for_nothing(header: str | None, seconds: float) -> None:
+    assert ranges._seconds_of(header) == seconds

@@ -201,3 +201,13 @@ def test_a_missing_codec_stops_the_probe_and_is_named(
 def without_codec(task: examine.Task) -> dict:  # type: ignore[type-arg]
     problem = f"{Path(task.path).name}: holds no video stream."
     return {"failure": "no_video_stream", "problem": problem, "findings": {}}
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [(["Invalid NAL unit."], "1 complaint, first Invalid NAL unit."), (["a", "b"], "2 complaints, first a")],
+)
+def test_complaints_are_counted_in_words(lines: list[str], words: str) -> None:
+    assert examine._complaints(lines) == words
+    named = examine._named({"findings": {"decoder_complaints": words}}, Path("a.mp4"))
+    assert named["findings"]["decoder_complaints"] == f"a.mp4: {words.rstrip('.')}."
