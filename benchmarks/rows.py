@@ -1,20 +1,26 @@
 """Rows of a result: one figure each, beside a named peer of the same run, kept as JSON.
 
 `benchmarks/results/<script>[_<hardware>].json` is a list of rows {metric, value, unit, peer, peer_value,
-ratio, goal, hardware, command, date}; `make bench` prints all of them as one table.
+ratio, goal, hardware, command, date, commit}; `make bench` prints all of them as one table and marks those
+whose code has changed since.
 """
 
+import ast
 import datetime
 import json
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache, lru_cache
 from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
 
 RESULTS = Path(__file__).parent / "results"
+ROOT = RESULTS.parents[1]
+PACKAGES = ("vidcurate", "trainer")
 T = TypeVar("T")
 Row = dict[str, Any]
 
@@ -51,6 +57,44 @@ def peak_memory_bytes() -> int:
     return int(next(line for line in status if line.startswith("VmHWM")).split()[1]) * 1024
 
 
+def _git(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False)
+
+
+@lru_cache(maxsize=1)
+def commit() -> str:
+    """Return the commit of the code that runs, with a + where files differ from it; "" without git."""
+    found = _git("rev-parse", "--short=10", "HEAD").stdout.strip()
+    return found + ("+" if found and _git("status", "--porcelain", "-uno").stdout else "")
+
+
+def code_of(command: str) -> list[str]:
+    """Return the paths that decide a row's figure: its script, and the folders of what this imports.
+
+    A script that imports nothing of the packages starts them as programs: then both count whole.
+    """
+    name = next((word for word in command.split() if word.endswith(".py")), "")
+    script = ROOT / name
+    if not script.is_file():
+        return list(PACKAGES)
+    modules = [
+        node.module
+        for node in ast.walk(ast.parse(script.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in PACKAGES
+    ]
+    folders = {"/".join(module.split(".")[:-1]) or module for module in modules}
+    return [name, *(sorted(folders) or PACKAGES)]
+
+
+@cache
+def age(measured: str, command: str) -> str:
+    """Return "" where the row's code is that of its commit, "code changed" where not, "?" where unknown."""
+    if not measured:
+        return "?"
+    code = _git("diff", "--quiet", measured.rstrip("+"), "--", *code_of(command)).returncode
+    return {0: "", 1: "code changed"}.get(code, "?")
+
+
 def row(
     metric: str,
     value: float,
@@ -75,6 +119,7 @@ def row(
         "hardware": hardware or cpu(),
         "command": "python " + " ".join([os.path.relpath(sys.argv[0]), *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(),
+        "commit": commit(),
     }
 
 
@@ -86,8 +131,10 @@ def keep(script: str, rows: list[Row]) -> None:
 
 
 def as_table(rows: list[Row]) -> str:
-    """Return the rows as text: metric, value, peer, ratio, goal."""
-    lines = [("metric", "value", "peer", "peer's value", "ratio", "goal", "hardware")]
+    """Return the rows as text: metric, value, peer, ratio, goal, when and from which code."""
+    lines = [
+        ("metric", "value", "peer", "peer's value", "ratio", "goal", "hardware", "date", "commit", "since")
+    ]
     for entry in rows:
         lines.append(
             (
@@ -98,6 +145,9 @@ def as_table(rows: list[Row]) -> str:
                 f"{entry['ratio']:.3g} x",
                 str(entry["goal"]),
                 str(entry["hardware"]),
+                str(entry["date"]),
+                str(entry.get("commit", "")),
+                age(entry.get("commit", ""), entry["command"]),
             )
         )
     widths = [max(len(line[number]) for line in lines) for number in range(len(lines[0]))]

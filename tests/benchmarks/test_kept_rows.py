@@ -1,0 +1,56 @@
+"""Kept figures say when and from which code they are, and the table marks those whose code has changed."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    monkeypatch.delitem(sys.modules, "rows", raising=False)
+    import rows  # type: ignore[import-not-found]
+
+    module: ModuleType = rows
+    return module
+
+
+def test_every_kept_row_has_a_date_and_a_commit() -> None:
+    for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
+        for row in json.loads(path.read_text(encoding="utf-8")):
+            assert re.fullmatch(r"\d{4}-\d\d-\d\d", row["date"]), (path.name, row["metric"])
+            assert re.fullmatch(r"[0-9a-f]{7,40}\+?", row["commit"]), (path.name, row["metric"])
+
+
+def test_the_code_of_a_row_is_its_script_and_what_this_imports(rows: ModuleType) -> None:
+    tables = rows.code_of("python benchmarks/tables.py --rows 10")
+    assert tables[0] == "benchmarks/tables.py"
+    assert "vidcurate/curation/ingest" in tables
+    assert not any(path.startswith("trainer") for path in tables)
+    assert rows.code_of("python benchmarks/gone.py") == ["vidcurate", "trainer"]
+
+
+def test_a_row_is_marked_when_its_code_has_changed(
+    rows: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(rows, "ROOT", tmp_path)
+    (tmp_path / "benchmarks").mkdir()
+    script = tmp_path / "benchmarks" / "a.py"
+    script.write_text("from vidcurate.media import decode\n")
+    (tmp_path / "vidcurate" / "media").mkdir(parents=True)
+    (tmp_path / "vidcurate" / "decode.py").write_text("1\n")
+    rows._git("init", "-q")
+    rows._git("add", ".")
+    rows._git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "first")
+    first = rows._git("rev-parse", "HEAD").stdout.strip()
+    assert rows.age(first, "python benchmarks/a.py") == ""
+    script.write_text("from vidcurate.media import decode, scale\n")
+    assert rows.age(first, "python benchmarks/a.py -v") == "code changed"
+    assert rows.age("0" * 40, "python benchmarks/a.py") == "?"
+    assert rows.age("", "python benchmarks/a.py") == "?"
