@@ -104,24 +104,6 @@ def _suffixes() -> str:
     return "(?:" + "|".join(suffix.replace(".", r"\.") for suffix in VIDEO_SUFFIXES) + ")$"
 
 
-def stems(paths: pl.Series, extension: str) -> pl.Series:
-    """Return each path without `extension` or a video's suffix: the id of a clip that has none.
-
-    Another suffix than `extension` stays where two files differ by it alone.
-    """
-    plain = paths.str.strip_suffix(extension)
-    is_other = (plain == paths).fill_null(False)
-    if not is_other.any():
-        return plain
-    frame = pl.DataFrame({"path": paths, "plain": plain, "is_other": is_other}).with_columns(
-        stem=pl.when("is_other").then(pl.col("path").str.replace(f"(?i){_suffixes()}", "")).otherwise("plain")
-    )
-    is_shared = pl.col("path").n_unique().over("stem") > 1
-    return frame.select(pl.when(pl.col("is_other") & is_shared).then("path").otherwise("stem").alias("stem"))[
-        "stem"
-    ]
-
-
 def holds_videos(root: Path) -> bool:
     """Say whether a file below `root` has a video's extension."""
     return any(path.lower().endswith(VIDEO_SUFFIXES) for path, _ in _walk(root))

@@ -13,7 +13,7 @@ from typing import Any
 import polars as pl
 
 from vidcurate.curation.clip_table.schema import MAX_KEY_BYTES, sample_key, sample_keys
-from vidcurate.curation.ingest.files import Listing, match, relative, stems
+from vidcurate.curation.ingest.files import Listing, match, relative
 from vidcurate.curation.ingest.rows import BETWEEN_BAD
 from vidcurate.storage import atomic_file
 
@@ -48,7 +48,7 @@ def _identify(keys: pl.DataFrame, root: Path | None, extension: str) -> pl.DataF
     keys = keys.with_row_index("row", offset=1).with_columns(written_path=written)
     where = relative(keys["written_path"], root)
     keys = keys.with_columns(where["path"], where["leaves"].fill_null(False))
-    keys = keys.with_columns(base_id=pl.coalesce("clip_id", stems(keys["path"], extension)))
+    keys = keys.with_columns(base_id=pl.coalesce("clip_id", pl.col("path").str.strip_suffix(extension)))
     if not keys["base_id"].null_count():
         return keys
     nameless = pl.col("base_id").is_null()
@@ -144,17 +144,11 @@ def reconcile(
 
 def _extra_rows(frame: pl.DataFrame, listing: Listing, extension: str) -> pl.DataFrame:
     extra = listing.files.filter("is_video").join(frame.select("path"), on="path", how="anti")
-    extra = extra.sort("path")
-    extra = extra.with_columns(stems(extra["path"], extension).alias("stem"))
-    is_taken = pl.col("stem").is_in(frame["base_id"].implode())
-    extra = extra.with_columns(
-        base_id=pl.when(is_taken).then(pl.col("path").str.strip_suffix(extension)).otherwise("stem")
-    )
-    return extra.select(
+    return extra.sort("path").select(
         "path",
         "leaves",
         pl.col("path").alias("written_path"),
-        "base_id",
+        pl.col("path").str.strip_suffix(extension).alias("base_id"),
         pl.col("size_bytes").alias("file_size_bytes"),
         pl.lit(False).alias("is_missing"),
         pl.lit(False).alias("is_empty"),

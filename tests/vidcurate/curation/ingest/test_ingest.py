@@ -63,7 +63,7 @@ def test_rows_and_files_are_reconciled_by_name(tmp_path: Path, videos: Path) -> 
     assert (summary.metadata_rows, summary.rows_in, summary.rows_kept) == (6, 9, 2)
     assert frame["clip_id"].to_list() == [
         *("a", "b", "c", "gone", "a#2", "a#3"),
-        *("extra", "other/c", "part/c"),
+        *("extra.MP4", "other/c", "part/c"),
     ]
     assert frame["video_path"].to_list()[:2] == ["a.mp4", "part/b.mp4"]
     assert row_of(frame, "a#2")["source_id"] == "a.mp4"[:1]

@@ -80,7 +80,7 @@ def test_openvid_keeps_every_column_and_finds_the_source_of_a_clip(tmp_path: Pat
     assert (first["aesthetic_score"], first["motion_score"], first["num_frames"]) == (5.1, None, 112)
     assert (first["fps_from_metadata"], first["duration_seconds"]) == (29.97, 3.737)
     assert (first["width"], first["file_size_bytes"], first["ingest_problem"]) == (None, None, None)
-    assert frame["source_id"].to_list() == ["FEbAwyrF1NM"] * 3 + ["random_clip_3"]
+    assert frame["source_id"].to_list() == ["FEbAwyrF1NM"] * 3 + ["random_clip_3.webm"]
     assert frame["source_dataset"].unique().to_list() == ["openvid"]
 
 
@@ -324,7 +324,7 @@ def test_a_table_is_read_by_a_column_map_in_any_format(tmp_path: Path) -> None:
     assert len(tables) == 4
     for frame in tables:
         assert frame.equals(tables[0])
-    assert tables[0]["clip_id"].to_list() == ["x/one", "two"]
+    assert tables[0]["clip_id"].to_list() == ["x/one", "two.mov"]
     assert tables[0]["width"].to_list() == [64, 32]
     assert tables[0]["start_seconds"].to_list() == [1.5, 2.0]
     assert tables[0]["duration_seconds"].to_list() == [1.5, 2.5]
@@ -371,13 +371,3 @@ def test_an_unknown_schema_in_a_recipe_is_one_line_that_lists_the_known(tmp_path
     assert "\n" not in str(caught.value)
     for name in SCHEMAS:
         parse(f"metadata: a.csv\nschema: {name}\n", IngestSpec, where="r.yaml")
-
-
-def test_an_id_has_no_video_suffix_unless_files_differ_by_it(tmp_path: Path) -> None:
-    path = write_csv(
-        tmp_path / "clips.csv",
-        "video_path,caption",
-        [(name, "text") for name in ("a.mp4", "b.webm", "c.MKV", "d.mp4", "d.webm", "e.tar.mov", "f.txt")],
-    )
-    _, frame, _ = ingest(tmp_path / "run", path)
-    assert frame["clip_id"].to_list() == ["a", "b", "c", "d", "d.webm", "e.tar", "f.txt"]
