@@ -19,6 +19,7 @@ import polars as pl
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from vidcurate.curation.caption_scores.verb_forms import RULES, verbs
 from vidcurate.errors import TableError
 
 TABLES = Path(__file__).with_name("noun_tables.parquet")
@@ -65,6 +66,7 @@ class Tables:
     singles: dict[str, pl.DataFrame]  # feature -> key, WAYS
     mark: NDArray[np.int16]  # (4,): weights of the mark between captions
     classes_of_words: pl.DataFrame  # word, class
+    parts_of_speech: dict[str, str]  # word in the treebank -> its class
     class_numbers: pl.DataFrame  # class, number (0: the mark between captions)
     pairs: NDArray[np.int16]
 
@@ -214,7 +216,10 @@ def _scores(tokens: Tokens, keys: pl.DataFrame, tables: Tables) -> NDArray[np.in
     single = singles.view(np.int64).ravel()[tokens.codes].view(np.int16).reshape(-1, 4)
     pair = np.zeros((len(tokens.codes), 4), dtype=np.int16)
     pair[:-1] = tables.pairs.view(np.int64).ravel()[pairs].view(np.int16).reshape(-1, 4)
-    return _shifted_sum(single, (0, 1, 2, -1)) + _shifted_sum(pair, (1, 0, 2, -1)) + np.int16(tables.bias)
+    score = _shifted_sum(single, (0, 1, 2, -1)) + _shifted_sum(pair, (1, 0, 2, -1)) + np.int16(tables.bias)
+    found = verbs(tokens.codes, tokens.distinct, score > 0, tables.parts_of_speech)
+    score[found] = -1
+    return score
 
 
 def names(tokens: Tokens, keys: pl.DataFrame, nouns: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -263,8 +268,9 @@ def load_tables(path: Path = TABLES) -> Tables:
     )
     pairs = np.zeros((side * side, 4), dtype=np.int16)
     pairs[first * side + second] = pair_entries.select(WAYS).to_numpy()
+    words = by_feature["word"].filter(pl.col("class").is_not_null())
     return Tables(
-        engine=metadata["engine"],
+        engine=f"{metadata['engine']}+{RULES}",
         bias=metadata["bias"],
         mark=by_feature["word"]
         .filter(pl.col("key") == MARK)
@@ -272,9 +278,8 @@ def load_tables(path: Path = TABLES) -> Tables:
         .to_numpy()
         .sum(axis=0, dtype=np.int16),
         singles={name: part.select("key", *WAYS) for name, part in by_feature.items()},
-        classes_of_words=by_feature["word"]
-        .filter(pl.col("class").is_not_null())
-        .select(pl.col("key").alias("word"), "class"),
+        classes_of_words=words.select(pl.col("key").alias("word"), "class"),
+        parts_of_speech=dict(words.select("key", "class").iter_rows()),
         class_numbers=class_numbers.with_columns(pl.col("number").cast(pl.Int64)),
         pairs=pairs,
     )

@@ -1,0 +1,84 @@
+"""Verbs in -s that the noun model takes for plural nouns: "Subject walks slowly", "The video shows a street".
+
+Video captions are full of the third person, and the treebank has little of it. A word in -s is a verb where
+its neighbours leave no other reading: between a noun and a determiner or an adverb in -ly; between a noun and
+a direction ("down", "through"); between the subject of a caption ("man", "camera", "video") and a
+preposition. The last two need a stem that the treebank knows as a verb, or does not know.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+RULES = "verbs-1"  # part of the engine's name: other rules count other nouns
+_DETERMINERS = {
+    "a", "an", "the", "his", "her", "its", "their", "this", "these", "those", "him", "them", "it",
+    "itself", "himself", "herself", "themselves", "another", "each", "every",
+}  # fmt: skip
+_DIRECTIONS = {
+    "towards", "toward", "into", "along", "across", "through", "around", "down", "up", "past", "away",
+    "off", "out", "back", "forward", "forwards", "backwards", "upwards", "downwards", "onto", "over",
+    "beneath",
+}  # fmt: skip
+_PREPOSITIONS = {
+    "in", "on", "at", "with", "by", "from", "near", "beside", "behind", "between", "while",
+}  # fmt: skip
+_SUBJECTS = {
+    "man", "woman", "person", "boy", "girl", "child", "baby", "dog", "cat", "bird", "horse", "camera",
+    "video", "clip", "scene", "footage", "subject", "character", "figure", "player", "shot", "image",
+    "animal", "someone", "he", "she", "it", "who", "one",
+}  # fmt: skip
+_FORM = r"^\P{Lu}{2,}s$"
+_NO_FORM = r"(?:ss|us|is)$"
+
+
+def _stems(word: str) -> list[str]:
+    return [
+        *([word[:-3] + "y"] if word.endswith("ies") else []),
+        word[:-1],
+        *([word[:-2]] if word.endswith("es") else []),
+    ]
+
+
+def _may_be_verb(word: str, classes: Mapping[str, str]) -> bool:
+    """Return whether the treebank knows the word or its stem as a verb, or knows neither."""
+    known = next((classes[form] for form in (word, *_stems(word)) if form in classes), None)
+    return known is None or "VERB" in known
+
+
+def verbs(
+    codes: NDArray[np.int32], distinct: pl.Series, is_noun: NDArray[np.bool_], classes: Mapping[str, str]
+) -> NDArray[np.int64]:
+    """Return the positions in `codes` of nouns by the model that are verbs by their neighbours.
+
+    `codes` are token numbers (0: a mark; n: `distinct[n - 1]`), `classes` a treebank word's parts of speech.
+    """
+    is_form = distinct.str.contains(_FORM) & ~distinct.str.contains(_NO_FORM)
+    forms = np.concatenate([[False], is_form.fill_null(value=False).to_numpy()])
+    at = np.flatnonzero(is_noun & forms[codes])
+    at = at[(at > 0) & (at < len(codes) - 1)]
+    if not len(at):
+        return at
+    words = distinct.str.to_lowercase()
+    is_adverb = words.str.contains(r"^.{3,}ly$") & ~words.is_in(
+        [word for word, known in classes.items() if word.endswith("ly") and "NOUN" in known]
+    )
+    listed = {
+        name: np.concatenate([[False], found.to_numpy()])
+        for name, found in (
+            ("determiner", words.is_in(sorted(_DETERMINERS)) | is_adverb),
+            ("direction", words.is_in(sorted(_DIRECTIONS))),
+            ("preposition", words.is_in(sorted(_PREPOSITIONS))),
+            ("subject", words.is_in(sorted(_SUBJECTS))),
+        )
+    }
+    before, after = codes[at - 1], codes[at + 1]
+    may = {code: _may_be_verb(words[code - 1], classes) for code in np.unique(codes[at]).tolist()}
+    can = np.array([may[code] for code in codes[at].tolist()])
+    follows_noun = is_noun[at - 1] & (before > 0)
+    is_path = listed["direction"][after]
+    follows_subject = listed["subject"][before] & (is_path | listed["preposition"][after])
+    is_verb = (follows_noun & (listed["determiner"][after] | (is_path & can))) | (follows_subject & can)
+    return at[is_verb]
