@@ -217,8 +217,7 @@ def _scores(tokens: Tokens, keys: pl.DataFrame, tables: Tables) -> NDArray[np.in
     pair = np.zeros((len(tokens.codes), 4), dtype=np.int16)
     pair[:-1] = tables.pairs.view(np.int64).ravel()[pairs].view(np.int16).reshape(-1, 4)
     score = _shifted_sum(single, (0, 1, 2, -1)) + _shifted_sum(pair, (1, 0, 2, -1)) + np.int16(tables.bias)
-    found = verbs(tokens.codes, tokens.distinct, score > 0, tables.parts_of_speech)
-    score[found] = -1
+    score[verbs(tokens.codes, tokens.distinct, score > 0, tables.parts_of_speech)] = -1
     return score
 
 

@@ -57,7 +57,7 @@ def verbs(
     """
     is_form = distinct.str.contains(_FORM) & ~distinct.str.contains(_NO_FORM)
     forms = np.concatenate([[False], is_form.fill_null(value=False).to_numpy()])
-    at = np.flatnonzero(is_noun & forms[codes])
+    at: NDArray[np.int64] = np.flatnonzero(is_noun & forms[codes])
     at = at[(at > 0) & (at < len(codes) - 1)]
     if not len(at):
         return at
@@ -81,4 +81,5 @@ def verbs(
     is_path = listed["direction"][after]
     follows_subject = listed["subject"][before] & (is_path | listed["preposition"][after])
     is_verb = (follows_noun & (listed["determiner"][after] | (is_path & can))) | (follows_subject & can)
-    return at[is_verb]
+    found: NDArray[np.int64] = at[is_verb]
+    return found
