@@ -1,4 +1,4 @@
-"""Commands on shards: build them, verify them, export index files for other readers."""
+"""Commands on shards: build and verify them, export indexes for other readers."""
 
 import json
 from dataclasses import asdict
