@@ -9,7 +9,6 @@ The same command resumes the run from its newest checkpoint. On the CPU, with th
 of threads, a resumed run is bit-identical to one that never stopped.
 """
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -163,7 +162,7 @@ def _start_stage(stage: StageData, state: TrainState, context: StepContext) -> N
         jsonl.record_event(context.recipe.output, "stage", state.step, **facts)
         data_position.keep_index(stage, context.recipe.output)
         for note in facts["notes"]:
-            training_log.print_line(context.world, f"{stage.stage.name}: {json.dumps(note)}")
+            training_log.print_line(context.world, f"{stage.stage.name}: {training_log.note_as_text(note)}")
 
 
 def _run_stage(

@@ -1,4 +1,4 @@
-"""Data checks before step 1: captions that no clip has, sizes that lose pixels."""
+"""Data checks before step 1: caption keys, and what sizes lose."""
 
 import json
 import math

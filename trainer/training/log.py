@@ -3,6 +3,7 @@
 import importlib
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -64,9 +65,54 @@ def record_start(
     print_line(
         world, f"{start_report.kind}: {start_report.path}, step {state.step}, stage {stage.stage.name}"
     )
-    for key, value in proof.items():
-        if key not in ("path", "process_began") and value not in ({}, [], None, 0):
-            print_line(world, f"  {key}: {', '.join(value) if isinstance(value, list) else value}")
+    for text in start_as_text(proof, world.size):
+        print_line(world, f"  {text}")
+
+
+def start_as_text(proof: Mapping[str, Any], num_ranks: int) -> list[str]:
+    """Return what a start has loaded, as console lines; events.jsonl has every checksum."""
+    lines = []
+    if proof.get("checksums_match_the_manifest"):
+        lines.append(
+            f"{', '.join(proof['checksums'])} have the checksums that they were saved with; "
+            f"{proof['optimizer_updates']:,} optimizer updates, {proof['ema_updates']:,} of the EMA"
+        )
+    if proof.get("saved_on_ranks", num_ranks) != num_ranks:
+        lines.append(f"saved on {proof['saved_on_ranks']} ranks, resumed on {num_ranks}")
+    if proof.get("lr_before") is not None and proof.get("lr_after") is not None:
+        lines.append(f"learning rate {proof['lr_before']:.3g}, then {proof['lr_after']:.3g}")
+    if proof.get("repeated_steps"):
+        lines.append(f"{proof['repeated_steps']:,} steps after the checkpoint are made again")
+    lines += [f"{key}: {before} → {after}" for key, (before, after) in proof["changed"].items()]
+    if proof["next_clip_ids"]:
+        lines.append(f"next clips: {', '.join(proof['next_clip_ids'])}")
+    if proof.get("stray_files"):
+        lines.append(f"ignored files: {', '.join(proof['stray_files'])}")
+    return lines
+
+
+def note_as_text(note: Mapping[str, Any]) -> str:
+    """Return a note on a stage's cells as a console line."""
+    match note:
+        case {"event": "small_cell", "cell": cell, "clips": clips, "micro_batch_size": size}:
+            asked = note["micro_batch_size_asked"]
+            return f"{cell} has {clips:,} clips, so its micro-batches have {size} instead of {asked}"
+        case {"event": "merged_cell", "cell": cell, "clips": clips, "into": into}:
+            return f"{cell} has too few clips for a micro-batch ({clips:,}); they are trained in {into}"
+        case {"event": "phase_skipped", "phase": phase, "data_steps": [first, last]}:
+            return f"{phase} is not read: all of its data steps, {first:,} to {last:,}, are skipped"
+    return facts_as_text(note)
+
+
+def facts_as_text(event: Mapping[str, Any]) -> str:
+    """Return an event's facts as text: kind (key value, …), without empty ones."""
+    facts = [
+        f"{key.replace('_', ' ')} {value}"
+        for key, value in event.items()
+        if key not in ("event", "stack") and value not in (None, "", [], {})
+    ]
+    kind = str(event["event"]).replace("_", " ")
+    return f"{kind} ({', '.join(facts)})" if facts else kind
 
 
 def record_damaged(path: Path, reason: str, kept_as: Path, resumed_from: Path, world: World) -> None:
@@ -139,7 +185,7 @@ def to_text(event: dict[str, Any]) -> str:
     if event["event"] == "clip_substituted":
         text = f"clip {event['clip_id']} cannot be read ({event['kind']}); "
         return f"{text}fallback clip {event['fallback']} replaces it"
-    return json.dumps({key: value for key, value in event.items() if key != "stack"})
+    return facts_as_text(event)
 
 
 def record_data_events(events: list[dict[str, Any]], step: int, world: World, run: Path) -> None:

@@ -1,4 +1,4 @@
-"""Newest whole checkpoint of a run; damaged newer ones are kept aside.
+"""Newest whole checkpoint of a run; damaged newer ones are set aside.
 
 A checkpoint is whole if every file has the size and SHA-256 of its manifest. One damaged byte in the newest
 checkpoint must not end an unattended run, so a start falls back to the one before. The damaged folder becomes

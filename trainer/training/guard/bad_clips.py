@@ -1,5 +1,6 @@
-"""RUN/bad_clips.jsonl: clips that the guard found bad, for later runs (`data.leave_out`) and for curation.
+"""Bad clips: RUN/bad_clips.jsonl lists those that the guard found.
 
+Later runs (`data.leave_out`) and curation read the file.
 A rollback skips data steps, so a bad clip comes back in the next epoch. This file names the clip.
 """
 
