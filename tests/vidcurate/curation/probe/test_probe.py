@@ -207,7 +207,7 @@ def without_codec(task: examine.Task) -> dict:  # type: ignore[type-arg]
     ("lines", "words"),
     [(["Invalid NAL unit."], "1 complaint, first Invalid NAL unit."), (["a", "b"], "2 complaints, first a")],
 )
-def test_complaints_are_counted_in_words(lines: list[str], words: str) -> None:
+def test_one_complaint_is_no_plural(lines: list[str], words: str) -> None:
     assert examine._complaints(lines) == words
     named = examine._named({"findings": {"decoder_complaints": words}}, Path("a.mp4"))
     assert named["findings"]["decoder_complaints"] == f"a.mp4: {words.rstrip('.')}."
