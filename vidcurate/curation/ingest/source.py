@@ -27,9 +27,9 @@ JSON_LINES = (".jsonl", ".ndjson")
 ABSENT = ("", "nan", "NaN", "None", "null", "NULL", "NA", "N/A", "<NA>")
 _CHUNK_BYTES = 1 << 20
 # Polars reads text in chunks that grow with the file, up to 16 MB and several at once: 180 MB beside the
-# rows. Chunks of 4 MB hold 60 MB and take the same time. A value that the user set stays.
+# rows. Chunks of 2 MB hold 60 MB at most and take the same time. A value that the user set stays.
 for _variable in ("POLARS_CSV_CHUNK_SIZE", "POLARS_NDJSON_CHUNK_SIZE"):
-    os.environ.setdefault(_variable, str(4 << 20))
+    os.environ.setdefault(_variable, str(2 << 20))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
