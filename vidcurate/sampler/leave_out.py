@@ -1,4 +1,4 @@
-"""Clips to leave out: a file of clip ids, as the training's guard writes one (RUN/bad_clips.jsonl).
+"""Clips to leave out: a file of ids, such as the guard's RUN/bad_clips.jsonl.
 
 A line is a clip id, or a JSON object with `clip_id`; other fields, empty lines and repeats do not matter.
 """

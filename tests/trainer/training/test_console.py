@@ -1,4 +1,4 @@
-"""The console says in words what happens: no JSON, no hashes."""
+"""The console says as text what happens: no JSON, no hashes."""
 
 import re
 import shutil
