@@ -1,6 +1,8 @@
 """Verbs in -s that the noun model takes for plural nouns.
 
-Examples: "Subject walks slowly", "The video shows a street". Video captions are full of the third person, and the treebank has little of it. A word in -s is a verb where
+Examples: "Subject walks slowly", "The video shows a street".
+
+Video captions are full of the third person, and the treebank has little of it. A word in -s is a verb where
 its neighbours leave no other reading: between a noun and a determiner or an adverb in -ly; between a noun and
 a direction ("down", "through"); between the subject of a caption ("man", "camera", "video") and a
 preposition. The last two need a stem that the treebank knows as a verb, or does not know.
