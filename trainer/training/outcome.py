@@ -39,11 +39,20 @@ def end_recorded(run: Path, world: World, stop: Stop) -> Iterator[None]:
 
     The guard, the preflight and the monitor have recorded their own ends already. Rank 0 records; another
     rank records only what it alone can know, an error that is not of the project. A full disk may refuse the
-    event, too: then the console alone has the reason. A run without any event is not begun by a refusal.
+    event, too: then the console alone has the reason. A start that is refused before its first event changes
+    nothing in the run: no training has ended.
     """
 
+    def num_bytes() -> int:
+        try:
+            return (run / jsonl.EVENTS).stat().st_size
+        except OSError:
+            return 0
+
+    before = num_bytes()
+
     def record(event: str, **facts: object) -> None:
-        if (run / jsonl.EVENTS).exists():
+        if num_bytes() > before:
             with suppress(StorageError):
                 jsonl.record_event(run, event, progress.highest_step(run), rank=world.rank, **facts)
 
