@@ -25,7 +25,7 @@ from trainer.recipe import recipe as recipes
 from trainer.recipe.guard_spec import Thresholds
 from trainer.train import train
 from trainer.training.guard import detect as guard_detect
-from trainer.training.guard import loss_scores
+from trainer.training.guard import spike_scores
 from trainer.training.guard.history import StageHistory, StepStats
 
 TINY = Path(__file__).resolve().parents[1] / "tests" / "tiny.yaml"
@@ -89,7 +89,7 @@ class Total:
 
     def find(self, stats: StepStats) -> set[str]:
         last, loss = self.past[-PAST:], float(np.mean(stats.losses))
-        is_high = len(last) >= loss_scores.LEAST_SCORES and loss > np.mean(last) + SIGMAS * np.std(last)
+        is_high = len(last) >= spike_scores.LEAST_SCORES and loss > np.mean(last) + SIGMAS * np.std(last)
         return {"spike"} if is_high else set()
 
     def remember(self, stats: StepStats) -> None:

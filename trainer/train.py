@@ -35,20 +35,20 @@ from trainer.recipe.recipe import TrainRecipe
 from trainer.run_folder import jsonl, metrics
 from trainer.run_folder.checkpoint.async_save import AsyncSaver
 from trainer.run_folder.trackers_spec import TrackersSpec
-from trainer.training import data_position, outcome, periodic, resume, validation
+from trainer.training import data_position, outcome, resume, save_sample_validate, validation
 from trainer.training import log as training_log
 from trainer.training.guard import rollback
 from trainer.training.guard.decide import RollbackRequested
 from trainer.training.guard.history import StageHistory
-from trainer.training.guard.in_loop import StepGuard
+from trainer.training.guard.step_guard import StepGuard
 from trainer.training.optim import adamw
 from trainer.training.outcome import Outcome
 from trainer.training.preflight import command as preflight
 from trainer.training.setup import Training, locked_run, set_up
 from trainer.training.state import Origin, TrainState
 from trainer.training.step import Computed, StepContext, StepSync, train_step
-from trainer.training.trackers import Mirrors
 from trainer.training.validation import Round
+from trainer.training.wandb_tensorboard import Mirrors
 from vidcurate.errors import VidcurateError
 from vidcurate.sampler import order
 
@@ -127,8 +127,8 @@ def _run_stages(training: Training, services: _Services) -> Outcome:
             training_log.record_data_change(training.continued, state, context)
         services.mirrors.begin()
     if is_resumed:  # the run may have been killed between saving and sampling
-        periodic.sample_if_due(state, context, last_step)
-    periodic.validate_if_due(state, context, services.rounds, last_step, saver)
+        save_sample_validate.sample_if_due(state, context, last_step)
+    save_sample_validate.validate_if_due(state, context, services.rounds, last_step, saver)
 
     line: dict[str, Any] | None = None
     while state.step < last_step:
@@ -202,9 +202,9 @@ def _run_stage(
                 training_log.print_line(world, metrics.console_line(line, last_step, mean_seconds))
                 services.mirrors.check(state.step)
             if state.step % spec.checkpoint_every == 0 or is_last or sync.stop:
-                periodic.save_checkpoint(state, context, stage, saver)
-            periodic.sample_if_due(state, context, last_step)
-            periodic.validate_if_due(state, context, services.rounds, last_step, saver)
+                save_sample_validate.save_checkpoint(state, context, stage, saver)
+            save_sample_validate.sample_if_due(state, context, last_step)
+            save_sample_validate.validate_if_due(state, context, services.rounds, last_step, saver)
             if sync.stop and state.step < last_step:
                 training_log.record_save(saver.wait(), context)
                 signal_name = stop_requests.deciding_name(mesh.all_gather(services.stop.name, world))

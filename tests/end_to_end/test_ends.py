@@ -179,7 +179,9 @@ def test_an_end_on_an_error_has_an_event_with_its_cause(
     assert "Ended on an error" in summary.standing(0, read.read_run(run))
 
 
-def test_a_start_that_is_refused_changes_nothing_in_the_run(shards: Path, forks: Forks, tmp_path: Path) -> None:
+def test_a_start_that_is_refused_changes_nothing_in_the_run(
+    shards: Path, forks: Forks, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     short = ("stages.0.steps=2", "sample=null")
     forks.start(command_words(shards, run, *short)).succeed()

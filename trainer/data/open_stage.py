@@ -12,7 +12,7 @@ from trainer.data.latents import request as latents_request
 from trainer.data.latents.read import LatentLoader
 from trainer.data.stages import StageData, _before, data_step, unread
 from trainer.model.encoders.registry import VideoSpec
-from vidcurate.loader.fallback import Event
+from vidcurate.loader.fallback_clips import Event
 from vidcurate.loader.loader import Loader, MicroBatch
 from vidcurate.loader.spec import LoaderSpec
 from vidcurate.sampler import order

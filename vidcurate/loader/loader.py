@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from vidcurate import rng
 from vidcurate.errors import InputError, MediaError
 from vidcurate.executor.shared_memory import SharedArray, SharedArrayPool
-from vidcurate.loader import clip_view, fallback
+from vidcurate.loader import clip_view, fallback_clips
 from vidcurate.loader.decode.decode_clip import DecodeTask
 from vidcurate.loader.decode.worker_pool import DecodePool
-from vidcurate.loader.fallback import Event
+from vidcurate.loader.decode_tasks import decode_task, num_starts
+from vidcurate.loader.fallback_clips import Event
 from vidcurate.loader.remote_clips import FetchingPool, decode_from, pool_for
 from vidcurate.loader.spec import LoaderSpec
-from vidcurate.loader.tasks import decode_task, num_starts
 from vidcurate.sampler import order
 from vidcurate.sampler.bucket_shapes import Bucket
 from vidcurate.sampler.build_plan import PlannedClip, clips_of_step, plan_from, steps_of_clip
@@ -129,7 +129,7 @@ class Loader:
         self._shares: dict[int, tuple[int, ...]] = {}
         self._num_views, self._captions = num_views, tuple(captions)
         self._crop, self._flip = crop, flip
-        self._failures = fallback.Failures(spec.max_failure_share)
+        self._failures = fallback_clips.Failures(spec.max_failure_share)
         self._decode_here = decode_from(index, self._on_event)
         self._pool: DecodePool | FetchingPool | None = None
         self._buffers = SharedArrayPool(spec.prefetch_bytes // 4)
@@ -307,7 +307,7 @@ class Loader:
             task = self._task(started.plan, slot, row)
             return task, self._decode(started, slot, task, is_fallback=True)
 
-        return fallback.substitute_clip(
+        return fallback_clips.substitute_clip(
             self.plan,
             started.plan,
             slot,

@@ -347,7 +347,7 @@ def test_levels_are_chosen_by_name_or_by_weight(opened: Index) -> None:
         plan_of(opened, weights={"1": 0.0})
     with pytest.raises(InputError, match="a level is a whole number"):
         plan_of(opened, weights={"hard": 1.0})
-    with pytest.raises(InputError, match="no clip fits any bucket"):
+    with pytest.raises(InputError, match="no clip is in the fold"):
         plan_of(opened, fold="test")
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.loader_runs import BUCKETS, make, plan_of, read, spec
 from vidcurate.errors import RecipeError
 from vidcurate.loader.decode import decode_clip
+from vidcurate.loader.decode_tasks import decode_task
 from vidcurate.loader.loader import Loader
-from vidcurate.loader.tasks import decode_task
 from vidcurate.media import decode, packets, resample
 from vidcurate.media.frame_map import FrameMap
 from vidcurate.media.frame_map import parse as parse_map

@@ -17,9 +17,9 @@ from vidcurate.errors import InputError, MissingError, ShardError, StorageError,
 from vidcurate.executor.shared_memory import SharedArray
 from vidcurate.loader import remote_clips
 from vidcurate.loader.decode.worker_pool import DecodePool
+from vidcurate.loader.decode_tasks import decode_task
 from vidcurate.loader.loader import Loader
 from vidcurate.loader.remote_clips import pool_for
-from vidcurate.loader.tasks import decode_task
 from vidcurate.shards import index, index_file
 from vidcurate.shards.index import Index
 from vidcurate.shards.remote_index import RemoteSpec

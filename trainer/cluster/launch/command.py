@@ -109,7 +109,7 @@ def _run(given: argparse.Namespace) -> int:
         from trainer.cluster.launch import supervisor
         from trainer.recipe import recipe
         from trainer.run_folder import jsonl
-        from trainer.training import resume, trackers
+        from trainer.training import resume, wandb_tensorboard
         from trainer.training import state as training_state
 
     wanted = recipe.load(asked.recipe, asked.settings)
@@ -148,7 +148,7 @@ def _run(given: argparse.Namespace) -> int:
     # Killed ranks took their trackers with them, and `gave_up` is written after all of them.
     ends_here = code in (exit_codes.FAILED, exit_codes.BAD_NODE, exit_codes.HALT)
     if ends_here and (wanted.output / jsonl.EVENTS).exists():
-        with trackers.Mirrors(wanted.trackers, wanted.output, recipe.to_json(wanted)) as mirrors:
+        with wandb_tensorboard.Mirrors(wanted.trackers, wanted.output, recipe.to_json(wanted)) as mirrors:
             mirrors.begin()
     return code
 

@@ -34,10 +34,10 @@ from vidcurate.errors import InputError, MediaError, RecipeError
 from vidcurate.loader import clip_view
 from vidcurate.loader.decode.decode_clip import DecodeTask, caption_of
 from vidcurate.loader.decode.worker_pool import DecodePool
-from vidcurate.loader.fallback import Failures
+from vidcurate.loader.decode_tasks import decode_task, num_starts
+from vidcurate.loader.fallback_clips import Failures
 from vidcurate.loader.remote_clips import FetchingPool
 from vidcurate.loader.spec import LoaderSpec
-from vidcurate.loader.tasks import decode_task, num_starts
 from vidcurate.shards.index import Index, read_index
 from vidcurate.shards.read_clip import read_clip_facts
 

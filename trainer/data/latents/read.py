@@ -21,8 +21,8 @@ from torch import Tensor
 from trainer.data.latents.folder import LatentFolder, Rows, numbers
 from trainer.model.encoders.precision import DTYPES
 from vidcurate.errors import InputError, MediaError, ShardError, StorageError
-from vidcurate.loader import clip_view, fallback
-from vidcurate.loader.fallback import Event
+from vidcurate.loader import clip_view, fallback_clips
+from vidcurate.loader.fallback_clips import Event
 from vidcurate.loader.loader import fps_of
 from vidcurate.loader.spec import LoaderSpec
 from vidcurate.sampler import order
@@ -158,7 +158,7 @@ class LatentLoader:
             )
         self._num_views, self._with_variance, self._pin = num_views, variance, pin
         self._on_event = on_event or (lambda event: None)
-        self._failures = fallback.Failures(spec.max_failure_share)
+        self._failures = fallback_clips.Failures(spec.max_failure_share)
         self._columns = {
             name: numbers(folder.latents, name)
             for name in ("first_frame", "offset", "size", "crc32", *_SHAPE)
@@ -324,7 +324,7 @@ class LatentLoader:
             started.rows[slot], started.texts[slot] = latent, self._text_buffer(text)
             self._read(started, slot, latent, text)
 
-        row, _ = fallback.substitute_clip(
+        row, _ = fallback_clips.substitute_clip(
             self.plan,
             started.plan,
             slot,

@@ -19,7 +19,7 @@ from trainer.generation.server import checkpoints, rounds
 from trainer.generation.server import validation as server_validation
 from trainer.generation.server.checkpoints import Waiting
 from trainer.generation.server.presets import Changes, Wanted, wanted
-from trainer.generation.server.trackers import Shown, metrics_file
+from trainer.generation.server.sample_trackers import Shown, metrics_file
 from trainer.generation.server.weights import Model, Taken, part_of, take
 from trainer.recipe import recipe as recipes
 from trainer.report import gallery

@@ -24,7 +24,7 @@ from trainer.training.guard.history import (
     StepStats,
     keep,
 )
-from trainer.training.guard.loss_scores import (
+from trainer.training.guard.spike_scores import (
     LEAST_SCORES,
     LEAST_SPREAD,
     clip_scores,

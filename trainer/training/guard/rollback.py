@@ -17,8 +17,8 @@ from trainer.run_folder.checkpoint import checkpoint, whole
 from trainer.run_folder.checkpoint.async_save import AsyncSaver
 from trainer.training import log as training_log
 from trainer.training import resume
-from trainer.training.guard import in_loop
 from trainer.training.guard import rollbacks as guard_rollbacks
+from trainer.training.guard import step_guard
 from trainer.training.guard.decide import Halted, RollbackRequested
 from trainer.training.guard.history import Rollback
 from trainer.training.state import TrainState
@@ -61,7 +61,7 @@ def roll_back(
     target = _last_good(found.first_step, context)
     if target is None:
         text = f"no checkpoint from before step {found.first_step} exists to roll back to"
-        in_loop.record(in_loop.stop_instead(back.decision, text), back.step, back.facts, context)
+        step_guard.record(step_guard.stop_instead(back.decision, text), back.step, back.facts, context)
         raise Halted(f"step {back.step}: {found.reason}; {text}. Save more often (checkpoint_every).")
     to_step = run_folder_layout.step_of(target)
     first, last = _window(stages[state.stage], found.first_step, back.step, to_step, guard_spec.MARGIN_STEPS)
@@ -70,7 +70,7 @@ def roll_back(
         Rollback(step=back.step, kind=found.kind, to_step=to_step, stage=state.stage, first=first, last=last),
     )
     facts = {**back.facts, "to_step": to_step, "skip": [first, last], "number": len(rollbacks)}
-    in_loop.record(back.decision, back.step, facts, context)
+    step_guard.record(back.decision, back.step, facts, context)
 
     def carry_out() -> None:
         guard_rollbacks.write_rollbacks(run, rollbacks)

@@ -5,8 +5,8 @@ import time
 import numpy as np
 
 from vidcurate.errors import MediaError
+from vidcurate.loader.decode_tasks import decode_task, num_starts
 from vidcurate.loader.remote_clips import decode_from
-from vidcurate.loader.tasks import decode_task, num_starts
 from vidcurate.sampler.plan import Plan
 from vidcurate.shards.index import Index
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from tests.trainer.shards_for_tests import make_shards, smoke
-from tests.trainer.training.test_trackers import wandb_records
+from tests.trainer.training.test_wandb_tensorboard import wandb_records
 from trainer.__main__ import main
 from trainer.generation import sample_clips
-from trainer.generation.server import trackers
+from trainer.generation.server import sample_trackers
 from trainer.run_folder import metrics
 from trainer.train import train
 from vidcurate.storage.checksum import sha256_file
@@ -106,7 +106,7 @@ def test_a_long_large_clip_becomes_a_small_gif() -> None:
     from PIL import Image, ImageSequence
 
     with Image.open(
-        io.BytesIO(trackers.gif(frames + np.arange(130, dtype=np.uint8)[:, None, None, None], 24))
+        io.BytesIO(sample_trackers.gif(frames + np.arange(130, dtype=np.uint8)[:, None, None, None], 24))
     ) as gif:
         assert gif.size == (256, 150)
         assert len(list(ImageSequence.Iterator(gif))) == 44

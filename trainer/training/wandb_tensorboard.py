@@ -70,7 +70,10 @@ class Mirrors:
     ) -> None:
         self._run = run
         self._home = home or Home(
-            module="trainer.training.trackers", logs=run / LOGS, events=run / jsonl.EVENTS, what="the run"
+            module="trainer.training.wandb_tensorboard",
+            logs=run / LOGS,
+            events=run / jsonl.EVENTS,
+            what="the run",
         )
         wandb: dict[str, Any] | None = None
         if spec.wandb:
@@ -322,7 +325,7 @@ def _is_over(seconds: float) -> bool:
     return bool(select.select([sys.stdin], [], [], seconds)[0])
 
 
-def main(module: str = "trainer.training.trackers", kinds: Mapping[str, Mirror] = KINDS) -> None:
+def main(module: str = "trainer.training.wandb_tensorboard", kinds: Mapping[str, Mirror] = KINDS) -> None:
     """Run one tracker; stdin brings one line with its settings, and closes when the work ends."""
     parser = argparse.ArgumentParser(
         prog=f"python -m {module}", description="Send a run's log files to a tracker."

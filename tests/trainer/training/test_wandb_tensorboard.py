@@ -14,7 +14,7 @@ import pytest
 from tests.trainer.shards_for_tests import events, make_shards, numbers, smoke
 from trainer.run_folder import jsonl, metrics
 from trainer.train import train
-from trainer.training import trackers
+from trainer.training import wandb_tensorboard
 
 SHORT = ("stages.0.steps=3", "stages.0.log_every=1", "sample=null")
 WANDB = "trackers.wandb={project: vidcurate-tests}"
@@ -40,10 +40,10 @@ def untracked(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wanted(run: Path) -> dict[str, dict[int, float]]:
     """Return name → step → value of everything that a mirror has to show."""
     found: dict[str, dict[int, float]] = {}
-    for name, prefix in trackers.LOG_FILES.items():
+    for name, prefix in wandb_tensorboard.LOG_FILES.items():
         for line in metrics.read_metrics(run / name):
-            shown = {key: value for key, value in line.items() if key not in trackers.HIDDEN}
-            for tag, value in trackers.scalars(shown, prefix).items():
+            shown = {key: value for key, value in line.items() if key not in wandb_tensorboard.HIDDEN}
+            for tag, value in wandb_tensorboard.scalars(shown, prefix).items():
                 found.setdefault(tag, {})[line["step"]] = value
     return found
 
@@ -58,8 +58,8 @@ def test_numbers_are_named_by_their_place_and_words_are_left_out() -> None:
         "bad": "nan",
     }
 
-    assert trackers.scalars(line) == {"loss": 1.5, "loss_by_bucket/144p": 2.0}
-    assert trackers.scalars(line, "validation/")["validation/loss_by_bucket/144p"] == 2.0
+    assert wandb_tensorboard.scalars(line) == {"loss": 1.5, "loss_by_bucket/144p": 2.0}
+    assert wandb_tensorboard.scalars(line, "validation/")["validation/loss_by_bucket/144p"] == 2.0
 
 
 def test_a_log_file_that_a_rollback_has_cut_is_followed_with_its_new_lines_alone(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_log_file_that_a_rollback_has_cut_is_followed_with_its_new_lines_alone
                 jsonl.append_line(path, line)
         return len(turns) == 3
 
-    lines = [line for _, line in trackers.new_lines([path], is_over)]
+    lines = [line for _, line in wandb_tensorboard.new_lines([path], is_over)]
 
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6, 4, 5, 6]
     assert [line["loss"] for line in lines[6:]] == [0.25] * 3
@@ -190,7 +190,7 @@ def test_a_log_file_of_events_that_was_replaced_loses_none_and_repeats_none(tmp_
             jsonl.append_line(path, {"event": "xid", "step": 2})
         return len(turns) == 3
 
-    lines = [line["event"] for _, line in trackers.new_lines([path], is_over)]
+    lines = [line["event"] for _, line in wandb_tensorboard.new_lines([path], is_over)]
 
     assert lines == ["guard", "stall", "xid"]
 
@@ -280,7 +280,7 @@ def test_a_tracker_that_hangs_is_left_behind_at_the_end(
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("import time; time.sleep(600)")
     monkeypatch.setenv("PYTHONPATH", str(package.parent))
-    monkeypatch.setattr(trackers, "CLOSE_SECONDS", 0.5)
+    monkeypatch.setattr(wandb_tensorboard, "CLOSE_SECONDS", 0.5)
     began = time.monotonic()
 
     train(smoke(shards, tmp_path / "run", *SHORT, WANDB))

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from trainer.report.gallery import SERVE
 from trainer.run_folder import metrics, sample_rounds
 from trainer.run_folder.trackers_spec import TrackersSpec
-from trainer.training import trackers
-from trainer.training.trackers import Home, IsOver, Mirrors
+from trainer.training import wandb_tensorboard
+from trainer.training.wandb_tensorboard import Home, IsOver, Mirrors
 from vidcurate.storage import atomic_file
 
 SERVED = "served.jsonl"
-MODULE = "trainer.generation.server.trackers"
+MODULE = "trainer.generation.server.sample_trackers"
 GIF_PX = 256  # of the longer side
 GIF_FRAMES = 64
 
@@ -62,7 +62,7 @@ def _news(run: Path, sent: _Sent, is_over: IsOver) -> Iterator[tuple[Path, dict[
     """Yield (name, line) of each line not sent yet; a line counts as sent when the next is requested."""
     paths = [metrics_file(run), run / SERVE / metrics.VALIDATION]
     seen = dict.fromkeys(paths, 0)
-    for path, line in trackers.new_lines(paths, is_over):
+    for path, line in wandb_tensorboard.new_lines(paths, is_over):
         seen[path] += 1
         if seen[path] > sent.known.get(path.name, 0):
             yield path, line
@@ -82,8 +82,8 @@ def _clips(run: Path, line: dict[str, Any]) -> list[tuple[str, Path, dict[str, A
 
 
 def _numbers(line: dict[str, Any]) -> dict[str, float]:
-    shown = {key: value for key, value in line.items() if key not in trackers.HIDDEN}
-    return trackers.scalars(shown, "validation/")
+    shown = {key: value for key, value in line.items() if key not in wandb_tensorboard.HIDDEN}
+    return wandb_tensorboard.scalars(shown, "validation/")
 
 
 def _wandb(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
@@ -93,7 +93,7 @@ def _wandb(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
     if "id" not in sent.known:
         sent.keep("id", secrets.token_hex(4))
     there = wandb.init(
-        **{name: settings[name] for name in trackers.INIT} | {"name": f"{settings['name']} samples"},
+        **{name: settings[name] for name in wandb_tensorboard.INIT} | {"name": f"{settings['name']} samples"},
         dir=run / SERVE,
         id=sent.known["id"],
         resume="allow",
@@ -164,4 +164,4 @@ def _tensorboard(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
 
 
 if __name__ == "__main__":
-    trackers.main(MODULE, {"tensorboard": _tensorboard, "wandb": _wandb})
+    wandb_tensorboard.main(MODULE, {"tensorboard": _tensorboard, "wandb": _wandb})
