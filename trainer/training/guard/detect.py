@@ -1,6 +1,6 @@
 """Loss-spike and divergence detection, by robust statistics of the previous steps.
 
-`spike_scores` compares a step's losses with the history; this file turns scores, gradient norms, learning rate
+`spike_scores` compares a step's losses with the history; this file turns scores, gradient norms, rate
 and weight norms into findings, and adds a step to the history.
 """
 

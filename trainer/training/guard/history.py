@@ -56,7 +56,7 @@ class StageHistory:
     """The history of one stage that the detectors need.
 
     `cells`: "bucket|bin" → logarithms of its last losses. `scores`: bucket, or "" for all → scores of the
-    last steps (`spike_scores.scores`). `loud`: [step, z] of steps close to a threshold. `spike_step`: the last
+    last steps (`spike_scores.scores`). `loud`: [step, z] of steps near a threshold. `spike_step`: the last
     instant spike. `weight`: step and norm at the last check.
     """
 
