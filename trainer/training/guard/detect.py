@@ -1,7 +1,7 @@
 """Loss-spike and divergence detection, by robust statistics of the previous steps.
 
-`spike_scores` compares a step's losses with the history; this file turns scores, gradient norms, rate
-and weight norms into findings, and adds a step to the history.
+`spike_scores` compares a step's losses with the history; this file turns scores, gradient norms, learning
+rate and weight norms into findings, and adds a step to the history.
 """
 
 import math
