@@ -5,7 +5,6 @@ import threading
 from types import TracebackType
 from typing import Any, Self
 
-import pynvml
 import torch
 
 INTERVAL_SECONDS = 0.05
@@ -18,11 +17,14 @@ class Meter:
     """
 
     def __init__(self) -> None:
+        import pynvml  # of the extra `bench`, which a machine without a GPU does not need
+
+        self._pynvml: Any = pynvml
         pynvml.nvmlInit()
         # By its number it would be another one under CUDA_VISIBLE_DEVICES.
         own = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
         self._device: Any = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{own}")
-        self.most_mhz = float(pynvml.nvmlDeviceGetMaxClockInfo(self._device, pynvml.NVML_CLOCK_SM))
+        self.most_mhz = float(pynvml.nvmlDeviceGetMaxClockInfo(self._device, self._pynvml.NVML_CLOCK_SM))
         self.most_watts = pynvml.nvmlDeviceGetPowerManagementLimit(self._device) / 1000
         self.sm_mhz = self.watts = 0.0
         self._clocks: list[float] = []
@@ -32,8 +34,8 @@ class Meter:
 
     def _sample(self) -> None:
         while not self._over.wait(INTERVAL_SECONDS):
-            self._clocks.append(pynvml.nvmlDeviceGetClockInfo(self._device, pynvml.NVML_CLOCK_SM))
-            self._powers.append(pynvml.nvmlDeviceGetPowerUsage(self._device) / 1000)
+            self._clocks.append(self._pynvml.nvmlDeviceGetClockInfo(self._device, self._pynvml.NVML_CLOCK_SM))
+            self._powers.append(self._pynvml.nvmlDeviceGetPowerUsage(self._device) / 1000)
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -86,7 +86,7 @@ def test_a_run_resumes_through_one_accepted_change_after_another(
     shards: Path, more_shards: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Clips were added: refused with the difference and the flag, also by the dry run; then accepted.
-    assert command.main(words(more_shards, run, 6)) == 1
+    assert command.main(words(more_shards, run, 6)) == 2
     refusal = capsys.readouterr().err
     assert "4 clips added in 2 shards (train-level1-000000.tar: clip-012, clip-014;" in refusal
     assert "accept the change with --append, or start a new order with --start-from-scratch" in refusal
@@ -94,7 +94,7 @@ def test_a_run_resumes_through_one_accepted_change_after_another(
     assert refusal.strip().splitlines()[-1].replace(str(more_shards), "more") in page
     assert all(flag in page for flag in FLAGS.values())
     assert len(numbers(run)) == 3
-    assert command.main([*words(more_shards, run, 6), "--dry-run"]) == 1
+    assert command.main([*words(more_shards, run, 6), "--dry-run"]) == 2
     captured = capsys.readouterr()
     assert f"refused from {run}/step-00000003, step 3" in captured.out
     assert "(not accepted: --append)" in captured.out
@@ -126,7 +126,7 @@ def test_a_run_resumes_through_one_accepted_change_after_another(
     # Clips removed and captions edited at once need both flags.
     fewer = make_shards(tmp_path / "fewer", num_clips=15)
     rewrite(fewer, edit_captions)
-    assert command.main(words(fewer, run, 11, "--tombstone")) == 1
+    assert command.main(words(fewer, run, 11, "--tombstone")) == 2
     assert "2 clips with another caption or video in 2 shards (train-level1-000000.tar: clip-004; " in (
         capsys.readouterr().err
     )
@@ -170,10 +170,10 @@ def test_a_seed_and_another_data_set_are_refused_whatever_is_accepted(
     assert command.main(words(shards, run, 5, "seed=7", *every)) == 2
     assert "--start-from-scratch" in capsys.readouterr().err
     other = make_shards(tmp_path / "other", name="other")
-    assert command.main(words(other, run, 5, *every)) == 1
+    assert command.main(words(other, run, 5, *every)) == 2
     assert "none of the 12 old clips is among the 12 new ones: another data set" in capsys.readouterr().err
     shutil.rmtree(run / "index")
-    assert command.main(words(make_shards(tmp_path / "m", num_clips=14), run, 5, *every)) == 1
+    assert command.main(words(make_shards(tmp_path / "m", num_clips=14), run, 5, *every)) == 2
     assert "the run has no copy of the old index" in capsys.readouterr().err
     assert len(numbers(run)) == 3
 

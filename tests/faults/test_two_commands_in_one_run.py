@@ -78,7 +78,7 @@ def test_two_filters_at_once_leave_the_files_of_one_command(run: Path) -> None:
             if code == 2:
                 refused += 1
                 (line,) = (line for line in errors.splitlines() if line.startswith("error:"))
-                assert f"{run}: another vidcurate command (process " in line
+                assert f"{run}: another vidcurate command (" in line
                 assert "Wait until" in line
         done = [json.loads(out)["rows_kept"] for (out, _), code in ended if code == 0]
         assert done

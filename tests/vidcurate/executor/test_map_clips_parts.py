@@ -105,7 +105,10 @@ def test_a_part_and_a_merge_at_once_are_refused() -> None:
 
 def test_progress_tells_failures_and_hours_of_video_whatever_was_done_before(tmp_path: Path) -> None:
     reported: list[tuple[int, int, str]] = []
-    settings = {"failed": lambda row: row["value"] % 8 == 0, "video_seconds": [3600.0] * 9}
+    settings = {
+        "reason_of": lambda row: None if row["value"] % 8 else "a multiple of 8",
+        "video_seconds": [3600.0] * 9,
+    }
     share(tmp_path / ".stage-1", part(2, 3), count=9, **settings)
 
     share(

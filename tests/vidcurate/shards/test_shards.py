@@ -181,7 +181,12 @@ def test_real_clips_of_many_containers_keep_their_bytes(shared: Path, tmp_path: 
         )  # fmt: skip
     assert len(table_rows) > 20
     write_table(tmp_path / "run", table_rows)
-    run_build_shards(tmp_path / "run", ShardSpec(), videos=shared / "data" / "clips", out=tmp_path / "shards")
+    run_build_shards(
+        tmp_path / "run",
+        ShardSpec(unprobed=True),
+        videos=shared / "data" / "clips",
+        out=tmp_path / "shards",
+    )
     opened = index.read_index(tmp_path / "shards")
     assert len(opened) == len(table_rows)
     for row in range(len(opened)):
