@@ -203,7 +203,8 @@ def test_latents_without_views_or_no_data_at_all_are_refused(shards: Path, tmp_p
 
 def test_too_many_failures_end_the_encoding_by_name(hurt_shards: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        VidcurateError, match=r"max_failure_share 0 allows of 1,000 clips; the last: clip-005 \(too_few_frames\)"
+        VidcurateError,
+        match=r"max_failure_share 0 allows of 1,000 clips; the last: clip-005 \(too_few_frames\)",
     ):
         encode(hurt_shards, tmp_path / "out", "loader.max_failure_share=0.0")
 
