@@ -275,7 +275,7 @@ def load(path: Path | str, model: type[M], *, settings: Sequence[str] = ()) -> M
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise RecipeError(
-            f"{path}: no such recipe file; recipes that come with the project lie in recipes/."
+            f"{path}: no such recipe file; `vidcurate recipes list` names those that are installed."
         ) from error
     except IsADirectoryError as error:
         raise RecipeError(
