@@ -12,11 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.ssh_hosts import SSHD, Cluster, fake, serving, with_hosts_that_fail
-from tests.substitute_ranks import LOOPS, SAVES, WAITS, all_end, is_alive, ranks_of
+from tests.substitute_ranks import LOOPS, SAVES, WAITS, is_alive, ranks_of
 from tests.trainer.smi_for_tests import process, put_smi
 from trainer.__main__ import main
-from trainer.cluster import clocks
-from trainer.cluster.node import processes
 from trainer.cluster.nodes import Way
 
 CONNECT_SECONDS = 30.0  # where all say something
@@ -124,41 +122,6 @@ def test_health_calls_a_host_that_does_not_answer_bad(ask: Ask, check_silent: Ch
     assert re.match(r"a  (good|watch): 2 GPUs, NVIDIA H200, driver 580", reported.line("a "))
     assert reported.out.splitlines()[-1] == "1 of 2 nodes are bad: stranger"
     check_silent("health", "--min-disk-gib", "0", code=77, limit_seconds=SILENT.reach_seconds)
-
-
-def test_clocks_of_one_machine_are_equal_within_half_the_round_trip(
-    ask: Ask, check_silent: CheckSilent
-) -> None:
-    reported = ask("clocks", NODES, "--seconds", "0.3", "--json")
-
-    assert reported.code == 1
-    found = {node["node"]: node for node in json.loads(reported.out)["nodes"]}
-    assert abs(found["a"]["offset_seconds"]) <= found["a"]["error_seconds"] < 1.0
-    assert found["a"]["verdict"] == "near"
-    assert found["a"]["drift_error_ppm"] > 0
-    assert "Permission denied" in found["stranger"]["error"]
-    check_silent("clocks", "--seconds", "0.3", limit_seconds=clocks.limit_seconds(SILENT, 0.3))
-
-
-def test_exec_groups_hosts_that_say_the_same(ask: Ask, check_silent: CheckSilent) -> None:
-    command = ["--limit-seconds", "60", "--", "sh", "-c", "echo one; echo two >&2; exit 3"]
-    reported = ask("exec", f"b,{NODES}", *command)
-
-    assert reported.code == 1
-    check_stranger(reported)
-    assert reported.out.startswith("b, a (2 of 3): exit code 3\n    one\n    two\n")
-    check_silent("exec", *command, limit_seconds=SILENT.reach_seconds)
-
-
-def test_exec_ends_a_command_at_its_limit_with_all_it_started(ask: Ask, tmp_path: Path) -> None:
-    (tmp_path / "quiet").touch()
-    command = f"tail -f {tmp_path}/quiet & wait"
-
-    reported = ask("exec", "a", "--limit-seconds", "0.5", "--", "sh", "-c", command)
-
-    assert (reported.code, reported.seconds < 0.5 + MARGIN_SECONDS) == (1, True)
-    assert "did not end within 0.5 s; it was killed" in reported.out
-    assert all_end([one.pid for one in processes.everything().values() if f"-f {tmp_path}" in one.command])
 
 
 def test_stop_lets_the_ranks_save_and_names_the_hosts_that_it_did_not_reach(

@@ -78,10 +78,8 @@ class Line:
             self.process.stdin.write((json.dumps(document) + "\n").encode())
             self.process.stdin.flush()
 
-    def receive(self, until: float) -> tuple[Document, int]:
-        """Return the next document, and time.time_ns() when its last byte arrived.
-
-        `until` is of time.monotonic(). Raises NodeError if no document arrives.
+    def receive(self, until: float) -> Document:
+        """Return the next document. Raises NodeError if none arrives until then, of time.monotonic().
         """
         began = time.monotonic()
         while END not in self._read:
@@ -93,7 +91,6 @@ class Line:
                 raise NodeError(f"printed {MOST_BYTES >> 20} MiB that are no answer")
             if self.process.stdout not in self._open and END not in self._read:
                 raise NodeError(self._why_it_ended(until))
-        came = time.time_ns()
         text, _, self._read = self._read.partition(END)
         try:
             document = unmarked(text)
@@ -101,7 +98,7 @@ class Line:
             raise NodeError(f"answered, but with no document: {_shortened(text)}") from error
         if "refused" in document:
             raise NodeError(str(document["refused"]))
-        return document, came
+        return document
 
     def _take(self, seconds: float) -> bool:
         """Wait at most `seconds` for output from the node and store it; False if none came."""
@@ -229,7 +226,7 @@ def ask_nodes(
         began = time.monotonic()
         begin_request(line, request, way, limit_seconds)
         while True:
-            document, _ = line.receive(began + limit_seconds)
+            document = line.receive(began + limit_seconds)
             if "progress" not in document:
                 return document
             on_progress(line.node, document["progress"])

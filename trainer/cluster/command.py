@@ -9,8 +9,7 @@ from typing import Any
 
 from trainer.cli import commands as cli_commands
 from trainer.cli import exit_codes
-from trainer.cluster import clocks, dump, health, node_tables, status, stop
-from trainer.cluster import exec as cluster_exec
+from trainer.cluster import dump, health, node_tables, status, stop
 from trainer.cluster.ask_nodes import Answer
 from trainer.cluster.nodes import Node, Way, read_nodes
 from vidcurate.errors import InputError
@@ -18,13 +17,11 @@ from vidcurate.errors import InputError
 EXAMPLE = """\
   python -m trainer cluster status local
   python -m trainer cluster health nodes.txt --run runs/first
-  python -m trainer cluster clocks node1,node2,node3 --seconds 60
-  python -m trainer cluster exec slurm:4711 -- nvidia-smi -L
   python -m trainer cluster dump nodes.txt --run runs/first
   python -m trainer cluster stop nodes.txt --run runs/first --dry-run
 
-exit codes: 0 every node answered and all is well; 1 a node did not answer, a command failed, a clock is off,
-or something of the run is left; 2 the request was wrong; 77 (health) a node is bad or does not answer
+exit codes: 0 every node answered and all is well; 1 a node did not answer or something of the run is left;
+2 the request was wrong; 77 (health) a node is bad or does not answer
 """
 NODES = "a hostfile (HOST slots=8 a line), node1,node2, slurm (this job), slurm:JOBID, or local"
 GIB = 1 << 30
@@ -47,10 +44,8 @@ def _parser() -> argparse.ArgumentParser:
         for name, text in {
             "status": "processes per GPU, power, clocks, load, disk, network; the odd node is marked",
             "health": "a verdict a node: ECC, row remapper, Xid, throttling, PCIe, missing GPUs, disk, clock",
-            "clocks": "how far the clocks are apart, how they drift, and what keeps them",
             "dump": "stacks of all ranks and loader workers twice; equal ones grouped, the odd one named",
             "stop": "end a run by its recorded processes: TERM, a long time to save, INT, KILL",
-            "exec": "run a command on all nodes: exec NODES [options] -- COMMAND …",
         }.items()
     }
     for one in made.values():
@@ -75,8 +70,6 @@ def _parser() -> argparse.ArgumentParser:
         _number(made[name], "--limit-seconds", 40.0, "how long a node may take to answer")
     _number(made["status"], "--seconds", 1.0, "between two readings of the counters of the network")
     _number(made["health"], "--min-disk-gib", 50.0, "free space that the run's disk must have, in GiB")
-    _number(made["clocks"], "--seconds", 10.0, "measure the drift over this time; 0: not at all")
-    _number(made["clocks"], "--max-offset-ms", 500.0, "how far a clock may be from the others, in ms")
     for name in ("dump", "stop"):
         made[name].add_argument("--run", type=Path, required=True, metavar="RUN", help="the run's folder")
     _number(made["dump"], "--apart-seconds", 5.0, "between the two looks")
@@ -87,7 +80,6 @@ def _parser() -> argparse.ArgumentParser:
     _number(made["stop"], "--grace-seconds", 600.0, "for the ranks to save and leave, before INT and KILL")
     _number(made["stop"], "--interrupt-seconds", 10.0, "between INT and KILL")
     made["stop"].add_argument("--dry-run", action="store_true", help="say what would be ended; touch nothing")
-    _number(made["exec"], "--limit-seconds", 30.0, "how long the command may run")
     return parser
 
 
@@ -96,25 +88,19 @@ def _number(to: argparse.ArgumentParser, flag: str, value: float, meaning: str) 
 
 
 def main(arguments: Sequence[str]) -> int:
-    given_words, command = list(arguments), []
-    if "--" in given_words:
-        at = given_words.index("--")
-        given_words, command = given_words[:at], given_words[at + 1 :]
-    given = _parser().parse_args(given_words)
+    given = _parser().parse_args(list(arguments))
     codes: list[int] = []
-    code = cli_commands.run_short_command(lambda: codes.append(_run(given, command)))
+    code = cli_commands.run_short_command(lambda: codes.append(_run(given)))
     return code or codes[0]
 
 
-def _run(given: argparse.Namespace, command: Sequence[str]) -> int:
+def _run(given: argparse.Namespace) -> int:
     for name, value in vars(given).items():
         if isinstance(value, float) and not 0.0 <= value < float("inf"):
             raise InputError(f"--{name.replace('_', '-')} {value:g}: must be 0 or more.")
-    if bool(command) != (given.command == "exec"):
-        raise InputError("exec needs a command behind --, and only exec: exec NODES -- nvidia-smi -L.")
     nodes = read_nodes(given.nodes)
     way = Way(ssh=tuple(shlex.split(given.ssh)), connect_seconds=given.connect_seconds)
-    answers, text, more, code = ACTS[given.command](nodes, way, given, command)
+    answers, text, more, code = ACTS[given.command](nodes, way, given)
     print(json.dumps(node_tables.to_json(given.command, answers, **more)) if given.json else text)
     return code
 
@@ -127,14 +113,14 @@ def _code(answers: Sequence[Answer], is_well: bool = True) -> int:
     return exit_codes.DONE if all_answered and is_well else exit_codes.FAILED
 
 
-def _status(nodes: Sequence[Node], way: Way, given: argparse.Namespace, command: Sequence[str]) -> Act:
+def _status(nodes: Sequence[Node], way: Way, given: argparse.Namespace) -> Act:
     answers = status.status(
         nodes, way, given.run, given.seconds, way.reach_seconds + given.limit_seconds + given.seconds
     )
     return answers, status.to_text(answers), {}, _code(answers)
 
 
-def _health(nodes: Sequence[Node], way: Way, given: argparse.Namespace, command: Sequence[str]) -> Act:
+def _health(nodes: Sequence[Node], way: Way, given: argparse.Namespace) -> Act:
     answers = health.health(
         nodes, way, given.run, int(given.min_disk_gib * GIB), way.reach_seconds + given.limit_seconds
     )
@@ -142,14 +128,7 @@ def _health(nodes: Sequence[Node], way: Way, given: argparse.Namespace, command:
     return answers, health.to_text(answers), {"bad": bad}, exit_codes.BAD_NODE if bad else exit_codes.DONE
 
 
-def _clocks(nodes: Sequence[Node], way: Way, given: argparse.Namespace, command: Sequence[str]) -> Act:
-    limit_seconds = given.max_offset_ms / 1000
-    answers = clocks.clocks(nodes, way, given.seconds, limit_seconds)
-    is_well = all(answer.document is None or answer.document["verdict"] == "near" for answer in answers)
-    return answers, clocks.to_text(answers, limit_seconds), {}, _code(answers, is_well)
-
-
-def _dump(nodes: Sequence[Node], way: Way, given: argparse.Namespace, command: Sequence[str]) -> Act:
+def _dump(nodes: Sequence[Node], way: Way, given: argparse.Namespace) -> Act:
     answers = dump.dump(nodes, way, given.run, given.look_seconds, given.apart_seconds)
     folder = given.to or dump.default_folder(given.run)
     dump.write_dump(folder, answers)
@@ -157,7 +136,7 @@ def _dump(nodes: Sequence[Node], way: Way, given: argparse.Namespace, command: S
     return answers, dump.to_text(answers, folder), more, _code(answers, not dump.missing(answers))
 
 
-def _stop(nodes: Sequence[Node], way: Way, given: argparse.Namespace, command: Sequence[str]) -> Act:
+def _stop(nodes: Sequence[Node], way: Way, given: argparse.Namespace) -> Act:
     answers = stop.stop(
         nodes,
         way,
@@ -175,16 +154,9 @@ def _stop(nodes: Sequence[Node], way: Way, given: argparse.Namespace, command: S
     )
 
 
-def _exec(nodes: Sequence[Node], way: Way, given: argparse.Namespace, command: Sequence[str]) -> Act:
-    answers = cluster_exec.run_everywhere(nodes, way, command, given.limit_seconds)
-    return answers, cluster_exec.to_text(answers), {}, _code(answers, cluster_exec.is_good(answers))
-
-
 ACTS = {
     "status": _status,
     "health": _health,
-    "clocks": _clocks,
     "dump": _dump,
     "stop": _stop,
-    "exec": _exec,
 }

@@ -122,17 +122,20 @@ def test_a_jobs_nodes_answer_through_srun_or_are_a_line_each(
 ) -> None:
     monkeypatch.setenv("SLURM_NTASKS", "16")  # as inside a job, whose sizes are not those of this step
     monkeypatch.setenv("SLURM_STEP_ID", "3")
-    said = ["--", "echo", "it is here"]
+    status = ["--seconds", "0"]
 
-    assert main(["cluster", "exec", "slurm:4712", "--connect-seconds", "30", *said]) == 1
-    assert main(["cluster", "exec", "slurm:4713", "--connect-seconds", "0.2", *said]) == 1
+    assert main(["cluster", "status", "slurm:4712", "--connect-seconds", "30", *status]) == 1
+    node1, *lines = capsys.readouterr().out.splitlines()
+    words = ["--limit-seconds", "0.1", "--connect-seconds", "0.15"]
+    assert main(["cluster", "status", "slurm:4713", *words, *status]) == 1
 
-    assert capsys.readouterr().out.splitlines() == [
-        "n1 (1 of 2): exit code 0",
-        "    it is here",
+    assert re.match(r"n1 +\d+ GPU", node1)
+    assert [*lines[-3:], *capsys.readouterr().out.splitlines()] == [
         "n2  no answer: srun: error: Unable to create step for job 4711: Job/step already completing (ended",
         "  with 1)",
-        "n3  no answer: did not answer within 0.4 s",
+        "1 of 2 nodes answered",
+        "n3  no answer: did not answer within 0.3 s",
+        "0 of 1 nodes answered",
     ]
 
 
@@ -171,7 +174,7 @@ def say(script: str, seconds: float = 60.0) -> ask_nodes.Answer:
 
     def talk(line: ask_nodes.Line) -> ask_nodes.Document:
         line.send({"action": "status"})
-        return line.receive(time.monotonic() + seconds)[0]
+        return line.receive(time.monotonic() + seconds)
 
     return ask_nodes.ask_each([HERE], lambda node: ["sh", "-c", script], talk)[0]
 
@@ -215,7 +218,7 @@ def test_a_node_that_says_nothing_is_given_up_at_its_limit_and_what_it_runs_is_e
 
     def talk(line: ask_nodes.Line) -> ask_nodes.Document:
         wait_for(tmp_path / "pid")
-        return line.receive(time.monotonic() + 0.5)[0]
+        return line.receive(time.monotonic() + 0.5)
 
     began = time.monotonic()
     answer = ask_nodes.ask_each([HERE], lambda node: ["sh", "-c", f"cd {tmp_path}; {script}"], talk)[0]
@@ -244,9 +247,13 @@ def test_an_agent_that_is_asked_for_something_unknown_says_so(capsys: Capture) -
     assert answer.error == "knows no 'dance'; its trainer is of another version"
 
 
-def test_an_agent_and_what_it_runs_end_when_the_connection_goes(tmp_path: Path) -> None:
+def test_an_agent_and_what_it_runs_end_when_the_connection_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = f"sleep 1000 & echo $! > {tmp_path}/pid.partial; mv {tmp_path}/pid.partial {tmp_path}/pid; wait"
-    request = {"action": "exec", "command": ["sh", "-c", script], "seconds": 600.0}
+    put(tmp_path / "bin", "nvidia-smi", script)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    request = {"action": "status", "runs": [], "seconds": 0.0}
 
     def talk(line: ask_nodes.Line) -> ask_nodes.Document:
         ask_nodes.begin_request(line, request, Way(connect_seconds=60), 600.0)
@@ -260,12 +267,8 @@ def test_an_agent_and_what_it_runs_end_when_the_connection_goes(tmp_path: Path) 
 
 
 def test_flags_that_make_no_sense_are_refused(capsys: Capture) -> None:
-    assert main(["cluster", "exec", "local"]) == 2
-    assert main(["cluster", "status", "local", "--", "ls"]) == 2
-    assert main(["cluster", "clocks", "local", "--seconds", "-1"]) == 2
-    reported = capsys.readouterr().err
-    assert reported.count("exec needs a command behind --") == 2
-    assert "--seconds -1: must be 0 or more" in reported
+    assert main(["cluster", "status", "local", "--seconds", "-1"]) == 2
+    assert "--seconds -1: must be 0 or more" in capsys.readouterr().err
 
 
 def test_the_examples_of_the_help_are_understood_and_the_first_runs(capsys: Capture) -> None:
@@ -273,8 +276,7 @@ def test_the_examples_of_the_help_are_understood_and_the_first_runs(capsys: Capt
     assert {words[4] for words in examples} == set(command.ACTS)
     for words in examples:
         assert words[:4] == ["python", "-m", "trainer", "cluster"]
-        known = words[4 : words.index("--")] if "--" in words else words[4:]
-        command._parser().parse_args(known)
+        command._parser().parse_args(words[4:])
         with pytest.raises(SystemExit):
             command._parser().parse_args([words[4], "--help"])
         assert shlex.join(words) in capsys.readouterr().out
@@ -285,8 +287,8 @@ def test_the_examples_of_the_help_are_understood_and_the_first_runs(capsys: Capt
 
 def test_json_has_every_node_with_its_error(capsys: Capture) -> None:
     words = ["--ssh", "sh -c 'echo no >&2; exit 255'", "--json", "--connect-seconds", "30"]
-    assert main(["cluster", "exec", "node1,local", *words, "--", "true"]) == 1
+    assert main(["cluster", "status", "node1,local", *words, "--seconds", "0"]) == 1
 
     first, second = json.loads(capsys.readouterr().out)["nodes"]
     assert (first["node"], first["error"]) == ("node1", "no")
-    assert (second["node"], second["error"], second["code"]) == ("local", None, 0)
+    assert (second["node"], second["error"], second["runs"]) == ("local", None, [])

@@ -26,14 +26,11 @@ from vidcurate.errors import VidcurateError
 ACTIONS = {
     "status": "trainer.cluster.node.status",
     "health": "trainer.cluster.node.health",
-    "clocks": "trainer.cluster.node.clocks",
-    "exec": "trainer.cluster.node.exec",
     "stop": "trainer.cluster.node.stop",
     "dump": "trainer.cluster.node.dump",
 }
 BEGIN, END = b"<<<trainer-answer ", b" trainer-answer>>>"  # a login script's output is outside the marks
 LATE, ALONE = 3, 4  # exit codes: the time limit has passed; nobody reads any more
-READS_ON = ("clocks",)  # actions whose requests continue after the first line
 
 
 def marked(document: dict[str, Any]) -> bytes:
@@ -74,8 +71,7 @@ def main() -> None:
         return
     _say({"progress": "reached"})
     threading.Thread(target=_leave_after, args=(request["limit_seconds"],), daemon=True).start()
-    if request["action"] not in READS_ON:
-        threading.Thread(target=_leave_when_alone, daemon=True).start()
+    threading.Thread(target=_leave_when_alone, daemon=True).start()
     answers: Callable[[dict[str, Any]], Iterator[dict[str, Any]]]
     answers = importlib.import_module(ACTIONS[request["action"]]).answers
     try:

@@ -121,7 +121,7 @@ def _of_machine(machine: dict[str, Any], min_disk_bytes: int) -> Iterator[Concer
     if memory["available_bytes"] < SHARE_OF_MEMORY * memory["total_bytes"]:
         free, total = (memory[name] / GIB for name in ("available_bytes", "total_bytes"))
         text = f"{free:,.1f} GiB of {total:,.1f} GiB memory are free"
-        yield _of_host(text, "warn", "see who holds it: cluster exec NODES -- ps aux --sort -rss")
+        yield _of_host(text, "warn", "see who holds it: ps aux --sort -rss")
 
 
 def _of_clock(kept: clock_offset.Discipline) -> Iterator[Concern]:
