@@ -79,8 +79,7 @@ class Line:
             self.process.stdin.flush()
 
     def receive(self, until: float) -> Document:
-        """Return the next document. Raises NodeError if none arrives until then, of time.monotonic().
-        """
+        """Return the next document. Raises NodeError if none arrives until then, of time.monotonic()."""
         began = time.monotonic()
         while END not in self._read:
             left = until - time.monotonic()
