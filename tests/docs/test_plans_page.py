@@ -18,7 +18,7 @@ def test_the_commands_of_the_page_print_what_it_shows(
     shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
     monkeypatch.chdir(tmp_path)
     commands = console(DOCS / "plans.md")
-    assert len(commands) == 6
+    assert len(commands) == 4
 
     for command, shown in commands:
         python, flag, module, *words = shlex.split(command)

@@ -16,9 +16,9 @@ Other commands, each with its own --help:
   python -m trainer launch       start the ranks and restart them after a failure
   python -m trainer serve        sample every checkpoint, draw the gallery
   python -m trainer report       a run as one page
-  python -m trainer cluster      status, health, clocks, dump, stop on all nodes
+  python -m trainer cluster      status, health, dump, stop on all nodes
   python -m trainer experiment   run several trainings and compare them
-  python -m trainer plan         show which clips a step reads, before and after a change
+  python -m trainer plan         show which clips a step reads
   python -m trainer inspect      show what a run or a checkpoint holds
   python -m trainer sample       generate clips from a checkpoint
   python -m trainer gallery      show generated clips as a page

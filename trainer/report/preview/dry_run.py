@@ -287,7 +287,7 @@ def to_text(report: dict[str, Any]) -> str:
         if seconds := stage["compute_seconds_per_step"]:
             lines.append(
                 f"  by the cost table a step's micro-batches take {seconds:.3g} s of one GPU, the stage's "
-                f"{seconds * stage['steps'] / 3600:.3g} h; plan simulate says what ranks wait for"
+                f"{seconds * stage['steps'] / 3600:.3g} h"
             )
         if len(stage["phases"]) > 1:
             first = ", ".join(f"{step:,}" for step in stage["phases"])

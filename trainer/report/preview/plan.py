@@ -1,11 +1,10 @@
-"""Plan of a recipe or a run: which clips each step reads; how two plans differ.
+"""Plan of a recipe or a run: which clips each step reads.
 
-The trainer answers these questions, because the order depends on a stage of a recipe (its buckets, weights,
+The trainer answers this question, because the order depends on a stage of a recipe (its buckets, weights,
 seed and length), and the ranks' shares on the cost of its model. The answers come from the functions that the
 loader uses.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,11 +16,8 @@ from trainer.report.preview.stages import RunStages
 from vidcurate.errors import InputError, MediaError
 from vidcurate.loader.loader import Loader
 from vidcurate.loader.spec import LoaderSpec
-from vidcurate.sampler import order, plan_diff, plan_stats
+from vidcurate.sampler import order, plan_stats
 from vidcurate.sampler.build_plan import clips_of_step
-
-# ── show ────────────────────────────────────────────────────────────────────────────────────────────────────
-
 
 def micro_batches(
     found: RunStages, first: int, last: int, world_size: int | None = None
@@ -168,44 +164,3 @@ def why_not(found: RunStages, clip_id: str) -> dict[str, str]:
             (reason for reason, rows in left_out if row in rows), "of another fold, level or source"
         )
     return reasons
-
-
-# ── diff ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def difference(old: RunStages, new: RunStages, steps_compared: int) -> dict[str, Any]:
-    """Return the differences between the data of two recipes or runs, stage by stage."""
-    from trainer.recipe import changes
-    from trainer.recipe import recipe as recipes
-
-    changed = changes.changes(recipes.to_json(old.recipe), new.recipe)
-    decides = re.compile(r"^(seed|stages\.\d+\.(name|steps|passes|skip|data\.(?!latents).*))$")
-    stages: list[dict[str, Any]] = []
-    for one, other in zip(old.stages, new.stages, strict=False):
-        steps = min(one.num_steps, other.num_steps)
-        found = plan_diff.compare_plans(
-            (one.index, one.plan), (other.index, other.plan), min(steps, steps_compared)
-        )
-        first = found.first_step
-        if first is None and found.steps_compared == steps and one.num_steps != other.num_steps:
-            first = steps
-        stages.append(
-            {
-                "stage": (one.stage.name, other.stage.name),
-                "steps": (one.num_steps, other.num_steps),
-                "seed": (one.plan.seed, other.plan.seed),
-                "algorithm_version": (one.plan.algorithm_version, other.plan.algorithm_version),
-                "micro_batches_per_step": (
-                    one.plan.micro_batches_per_step,
-                    other.plan.micro_batches_per_step,
-                ),
-                **found.to_json(),
-                "first_step": None if first is None else other.first_step + first + 1,
-            }
-        )
-    return {
-        "settings": {key: values for key, values in changed.items() if decides.match(key)},
-        "stages": stages,
-        "stages_only_in": ([s.stage.name for s in old.stages[len(stages) :]],
-                           [s.stage.name for s in new.stages[len(stages) :]]),
-    }  # fmt: skip

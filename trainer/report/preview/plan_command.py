@@ -12,19 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cli import commands as cli_commands
-from trainer.run_folder import metrics
 from vidcurate.errors import InputError
 from vidcurate.storage import atomic_file
 
 MOST_PICTURES = 2000  # on one page
-STEPS_COMPARED = 200
 
 EXAMPLE = """\
   python -m trainer plan show recipes/first-steps.yaml --steps 1:2 --captions
   python -m trainer plan show runs/first --steps 1 --world 2 --html first-step.html
   python -m trainer plan show runs/first --clip CLIP --until 40
-  python -m trainer plan diff runs/first recipes/first-steps.yaml
-  python -m trainer plan simulate recipes/first-steps.yaml --world 1,2,8 --step-seconds 0.5
 """
 
 
@@ -73,105 +69,37 @@ def _show(given: argparse.Namespace) -> tuple[Any, str]:
     return batches, f"{words}\nwrote {given.html}" if given.html else words
 
 
-def _diff(given: argparse.Namespace) -> tuple[Any, str]:
-    with cli_commands.loading():
-        from trainer.report.preview import plan, plan_text
-        from trainer.report.preview import stages as preview_stages
-
-    old = preview_stages.read_stages(given.place)
-    new = preview_stages.read_stages(given.new, given.settings)
-    report = plan.difference(old, new, given.look)
-    return report, plan_text.of_difference(report)
-
-
-def _simulate(given: argparse.Namespace) -> tuple[Any, str]:
-    with cli_commands.loading():
-        from trainer.report.preview import plan_text, simulate
-        from trainer.report.preview import stages as preview_stages
-
-    found = preview_stages.read_stages(given.place, given.settings)
-    worlds = [int(word) for word in given.world.split(",") if word.isdecimal() and int(word)]
-    if len(worlds) != len(given.world.split(",")):
-        raise InputError(f"--world {given.world}: numbers of ranks from 1 on, with commas.")
-    asked = simulate.Asked(
-        worlds=worlds,
-        step_seconds=given.step_seconds or _measured_seconds(given.place),
-        clips_per_core_second=given.clips_per_core_second,
-        measure=given.measure,
-        most_steps=given.look,
-    )
-    report = simulate.report(found, asked)
-    return report, plan_text.of_simulation(report)
-
-
-def _measured_seconds(path: Path) -> float | None:
-    """Return the median seconds of a step of a run, None for anything else."""
-    lines = metrics.read_metrics(path / metrics.METRICS) if path.is_dir() else []
-    times = sorted(float(line["seconds"]) for line in lines if line.get("seconds"))
-    return times[len(times) // 2] if times else None
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = cli_commands.parser("plan", "Say which clips the steps of a recipe or run read.", EXAMPLE)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    about = {
-        "show": "the clips of some steps, or the steps of a clip",
-        "diff": "what differs between two plans, and the first step that reads other clips",
-        "simulate": "mixture, exposures, what ranks wait for, decode cores, for numbers of ranks",
-    }
-    made = {name: commands.add_parser(name, help=text, description=text) for name, text in about.items()}
-    for name, command in made.items():
-        command.add_argument(
-            "place", type=Path, metavar="OLD" if name == "diff" else "RECIPE",
-            help="a recipe (YAML), a run folder, or a checkpoint folder",
-        )  # fmt: skip
-        if name == "diff":
-            command.add_argument("new", type=Path, metavar="NEW", help="the same, to compare it with")
-        command.add_argument(
-            "--set", dest="settings", action="append", default=[], metavar="KEY=VALUE",
-            help=f"change one setting of the recipe{' NEW' if name == 'diff' else ''}; may be repeated",
-        )  # fmt: skip
-        command.add_argument("--json", action="store_true", help="print the answer as JSON")
-    show, diff, simulation = made["show"], made["diff"], made["simulate"]
+    about = "the clips of some steps, or the steps of a clip"
+    show = commands.add_parser("show", help=about, description=about)
+    show.add_argument(
+        "place", type=Path, metavar="RECIPE", help="a recipe (YAML), a run folder, or a checkpoint folder"
+    )
+    show.add_argument(
+        "--set", dest="settings", action="append", default=[], metavar="KEY=VALUE",
+        help="change one setting of the recipe; may be repeated",
+    )  # fmt: skip
+    show.add_argument("--json", action="store_true", help="print the answer as JSON")
     show.add_argument("--steps", metavar="A:B", help="the steps from A to B, counted from 1; or one step")
     show.add_argument("--world", type=int, metavar="W", help="say which of W ranks runs each micro-batch")
     show.add_argument("--captions", action="store_true", help="with the captions")
     show.add_argument("--html", type=Path, metavar="OUT", help="write a page with captions and first frames")
     show.add_argument("--clip", metavar="ID", help="the steps that show this clip")
     show.add_argument("--until", type=int, metavar="STEP", help="with --clip: up to here (all)")
-    diff.add_argument(
-        "--look", type=int, default=STEPS_COMPARED, metavar="N",
-        help=f"compare the first N steps of a stage ({STEPS_COMPARED})",
-    )  # fmt: skip
-    simulation.add_argument("--world", default="1", metavar="W[,W…]", help="numbers of ranks (1)")
-    simulation.add_argument(
-        "--step-seconds", type=float, metavar="S", help="seconds of a step (a run: its median)"
-    )
-    simulation.add_argument(
-        "--clips-per-core-second", type=float, metavar="C", help="clips that one core decodes a second"
-    )
-    simulation.add_argument(
-        "--measure", type=int, default=2, metavar="N",
-        help="without that: decode N clips of each cell here to find out (2; 0: do not)",
-    )  # fmt: skip
-    simulation.add_argument(
-        "--look", type=int, default=STEPS_COMPARED, metavar="N",
-        help=f"simulate N steps of a stage, spread over it ({STEPS_COMPARED})",
-    )  # fmt: skip
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
-    for name in ("world", "until", "look"):
-        value = getattr(given, name, None)
-        if isinstance(value, int) and value < 1:
+    for name, value in (("world", given.world), ("until", given.until)):
+        if value is not None and value < 1:
             print(f"error: --{name} {value}: must be 1 or more.", file=sys.stderr)
             return 2
-    act = {"show": _show, "diff": _diff, "simulate": _simulate}[given.command]
 
     def run() -> None:
-        report, words = act(given)
+        report, words = _show(given)
         print(json.dumps(report, indent=1, ensure_ascii=False, default=str) if given.json else words)
 
     return cli_commands.run_short_command(run)
