@@ -19,6 +19,7 @@ from vidcurate.loader.spec import LoaderSpec
 from vidcurate.sampler import order, plan_stats
 from vidcurate.sampler.build_plan import clips_of_step
 
+
 def micro_batches(
     found: RunStages, first: int, last: int, world_size: int | None = None
 ) -> Iterator[dict[str, Any]]:
