@@ -32,6 +32,7 @@ ROOMS = {
         "vidcurate.curation.clip_table vidcurate.executor vidcurate.recipe vidcurate.storage"
     ),
     "vidcurate.curation.demo_data": "vidcurate.executor vidcurate.media vidcurate.storage",
+    "vidcurate.curation.review_decisions": "vidcurate.recipe vidcurate.storage",
     "vidcurate.curation.filter": (
         "vidcurate.curation.clip_table vidcurate.executor vidcurate.recipe vidcurate.storage"
     ),

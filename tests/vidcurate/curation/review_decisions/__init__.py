@@ -1,0 +1,1 @@
+"""Tests of vidcurate.curation.review_decisions."""

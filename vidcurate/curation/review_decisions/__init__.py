@@ -1,0 +1,4 @@
+"""Review decisions: what people decided by looking at clips, in RUN/reviews.jsonl.
+
+`decision` has the models, `journal` appends, reads and undoes (crash-safe, many processes at once).
+"""
