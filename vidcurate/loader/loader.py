@@ -6,7 +6,6 @@ clips: when a clip does not decode, the loader reads the fallback clip that the 
 event.
 """
 
-import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -16,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vidcurate import rng
-from vidcurate.errors import InputError, MediaError
+from vidcurate.errors import MediaError
 from vidcurate.executor.shared_memory import SharedArray, SharedArrayPool
 from vidcurate.loader import clip_view, fallback_clips
 from vidcurate.loader.decode.decode_clip import DecodeTask
 from vidcurate.loader.decode.worker_pool import DecodePool
 from vidcurate.loader.decode_tasks import decode_task, num_starts
 from vidcurate.loader.fallback_clips import Event
+from vidcurate.loader.rank_loader import MOST_AHEAD, RankLoader
 from vidcurate.loader.remote_clips import FetchingPool, decode_from, pool_for
 from vidcurate.loader.spec import LoaderSpec
 from vidcurate.sampler import order
@@ -47,7 +47,6 @@ __all__ = [
 ]
 
 IMAGE_FPS = 120.0  # frame rate that Open-Sora passes to the model for an image
-_MOST_AHEAD = 128  # most micro-batches and steps to prefetch: each holds two file descriptors
 _BEGUN_AT_ONCE = 2  # steps to start prefetching per step read
 
 
@@ -93,7 +92,7 @@ def fps_of(index: Index, bucket: Bucket, rows: Sequence[int]) -> NDArray[np.floa
     return np.array([rate / bucket.frame_stride for rate in rates], dtype=np.float32)
 
 
-class Loader:
+class Loader(RankLoader[_Started]):
     """Loader of rank `rank` of `world_size`. Use as a context manager, or call `close`.
 
     `num_views` and `captions` (keys of the clips' JSON): which frames and caption of a clip each epoch shows,
@@ -120,16 +119,10 @@ class Loader:
         flip: float = 0.0,
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
-        if not 0 <= rank < world_size:
-            raise InputError(f"rank {rank} of {world_size}: the rank must lie in 0 to {world_size - 1}.")
-        self.index, self.plan, self.spec = index, plan, spec
-        self.rank, self.world_size = rank, world_size
-        self._on_event = on_event or (lambda event: None)
-        self._started: dict[int, _Started] = {}
-        self._shares: dict[int, tuple[int, ...]] = {}
+        super().__init__(plan, spec, rank=rank, world_size=world_size, on_event=on_event)
+        self.index = index
         self._num_views, self._captions = num_views, tuple(captions)
         self._crop, self._flip = crop, flip
-        self._failures = fallback_clips.Failures(spec.max_failure_share)
         self._decode_here = decode_from(index, self._on_event)
         self._pool: DecodePool | FetchingPool | None = None
         self._buffers = SharedArrayPool(spec.prefetch_bytes // 4)
@@ -149,7 +142,7 @@ class Loader:
         following steps. Raises VidcurateError when too many clips fail, ShardError or StorageError when a
         shard cannot be read.
         """
-        current = [self._begun(position) for position in self._positions(step)]
+        current = [self._take_or_start(position) for position in self._positions(step)]
         self._prefetch(step + 1)
         return self._finish_all(current)
 
@@ -172,22 +165,6 @@ class Loader:
         self._started.clear()
         self._buffers.close()
 
-    def __enter__(self) -> "Loader":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _positions(self, step: int) -> tuple[int, ...]:
-        if step not in self._shares:
-            self._shares[step] = order.shares(self.plan, step, self.world_size)[self.rank]
-        return self._shares[step]
-
-    def _begun(self, position: int) -> _Started:
-        if position in self._started:
-            return self._started.pop(position)
-        return self._start(order.micro_batch(self.plan, position))
-
     def _prefetch(self, step: int) -> None:
         """Start decoding from `step` on, up to `prefetch_bytes`; cancel all other started micro-batches.
 
@@ -195,19 +172,17 @@ class Loader:
         """
         if self._pool is None:
             return
-        steps = range(step, step + _MOST_AHEAD)
-        self._shares = {known: share for known, share in self._shares.items() if known in steps}
         kept: dict[int, _Started] = {}
         size, left = 0, _BEGUN_AT_ONCE * max(1, len(self._positions(step)))
-        for position in itertools.chain.from_iterable(map(self._positions, steps)):
+        for position in self._positions_ahead(step):
             cell = self.plan.cells[order.cell_at(self.plan, position)[0]]
             size += 3 * cell.cost
-            if size > self.spec.prefetch_bytes or len(kept) == _MOST_AHEAD:
+            if size > self.spec.prefetch_bytes or len(kept) == MOST_AHEAD:
                 break
             left -= position not in self._started
             if left < 0:
                 break
-            kept[position] = self._begun(position)
+            kept[position] = self._take_or_start(position)
         for started in self._started.values():
             started.cancel()
         self._started = kept

@@ -5,7 +5,6 @@ video loader, `step(t)` returns what the plan says, whatever was read before. A 
 during encoding is replaced by the plan's fallback clip, as it would be online.
 """
 
-import itertools
 import os
 import time
 import zlib
@@ -24,6 +23,7 @@ from vidcurate.errors import InputError, MediaError, ShardError, StorageError
 from vidcurate.loader import clip_view, fallback_clips
 from vidcurate.loader.fallback_clips import Event
 from vidcurate.loader.loader import fps_of
+from vidcurate.loader.rank_loader import MOST_AHEAD, RankLoader
 from vidcurate.loader.spec import LoaderSpec
 from vidcurate.sampler import order
 from vidcurate.sampler.bucket_shapes import Bucket
@@ -32,7 +32,6 @@ from vidcurate.sampler.plan import Cell, MicroBatchPlan, Plan
 _READ_THREADS = 4  # at least: a network file system serves several requests in parallel
 _READ_TRIES = 4
 _SHAPE = ("channels", "latent_frames", "latent_height", "latent_width")
-_MOST_AHEAD = 128  # number of micro-batches and steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +127,7 @@ def read_array(folder: LatentFolder, place: _Place, into: Tensor) -> None:
             time.sleep(0.1 * 4**attempt)
 
 
-class LatentLoader:
+class LatentLoader(RankLoader[_Started]):
     """The micro-batches of rank `rank` of `world_size`. Use as a context manager, or call `close`.
 
     `num_views` as in the recipe, at most the folder's. `variance`: also read the posterior's variance. `pin`:
@@ -148,17 +147,13 @@ class LatentLoader:
         pin: bool = False,
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
-        if not 0 <= rank < world_size:
-            raise InputError(f"rank {rank} of {world_size}: it must lie in 0 to {world_size - 1}.")
-        self.folder, self.plan, self.spec = folder, plan, spec
-        self.rank, self.world_size = rank, world_size
+        super().__init__(plan, spec, rank=rank, world_size=world_size, on_event=on_event)
+        self.folder = folder
         if variance and not folder.has_variance:
             raise InputError(
                 f"{folder.path}: stores no posterior variance, but the recipe samples the posterior."
             )
         self._num_views, self._with_variance, self._pin = num_views, variance, pin
-        self._on_event = on_event or (lambda event: None)
-        self._failures = fallback_clips.Failures(spec.max_failure_share)
         self._columns = {
             name: numbers(folder.latents, name)
             for name in ("first_frame", "offset", "size", "crc32", *_SHAPE)
@@ -171,8 +166,6 @@ class LatentLoader:
         kept = folder.manifest["kept"]
         self._latent_dtype, self._text_dtype = DTYPES[kept["latent_dtype"]], DTYPES[kept["text_dtype"]]
         self._clip_bytes = {cell.name: self._bytes_of_clip(cell) for cell in plan.cells}
-        self._started: dict[int, _Started] = {}
-        self._shares: dict[int, tuple[int, ...]] = {}
         self._pool = ThreadPoolExecutor(max(_READ_THREADS, spec.num_workers), "vidcurate-latents")
 
     def step(self, step: int) -> list[LatentBatch]:
@@ -181,7 +174,7 @@ class LatentLoader:
         Steps may be requested in any order and repeatedly. The loader prefetches the next steps. Raises
         ShardError, StorageError, and VidcurateError if too many clips failed.
         """
-        current = [self._begun(position) for position in self._positions(step)]
+        current = [self._take_or_start(position) for position in self._positions(step)]
         self._prefetch(step + 1)
         return [self._finish(started) for started in current]
 
@@ -198,36 +191,18 @@ class LatentLoader:
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._started.clear()
 
-    def __enter__(self) -> "LatentLoader":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     # ── ahead ───────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _positions(self, step: int) -> tuple[int, ...]:
-        if step not in self._shares:
-            self._shares[step] = order.shares(self.plan, step, self.world_size)[self.rank]
-        return self._shares[step]
-
-    def _begun(self, position: int) -> _Started:
-        if position in self._started:
-            return self._started.pop(position)
-        return self._start(order.micro_batch(self.plan, position))
 
     def _prefetch(self, step: int) -> None:
         """Prefetch from `step` on within `prefetch_bytes`; drop everything else."""
-        steps = range(step, step + _MOST_AHEAD)
-        self._shares = {known: share for known, share in self._shares.items() if known in steps}
         kept: dict[int, _Started] = {}
         size = 0.0
-        for position in itertools.chain.from_iterable(map(self._positions, steps)):
+        for position in self._positions_ahead(step):
             cell = self.plan.cells[order.cell_at(self.plan, position)[0]]
             size += cell.micro_batch_size * (self._clip_bytes[cell.name] + self._mean_text_bytes)
-            if (kept and size > self.spec.prefetch_bytes) or len(kept) == _MOST_AHEAD:
+            if (kept and size > self.spec.prefetch_bytes) or len(kept) == MOST_AHEAD:
                 break
-            kept[position] = self._begun(position)
+            kept[position] = self._take_or_start(position)
         for started in self._started.values():
             for future in started.futures:
                 future.cancel()
