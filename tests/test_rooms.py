@@ -43,6 +43,7 @@ ROOMS = {
         "vidcurate.curation.clip_table vidcurate.executor vidcurate.media vidcurate.recipe vidcurate.rng "
         "vidcurate.storage"
     ),
+    "vidcurate.curation.fit": "vidcurate.curation.clip_table vidcurate.shards vidcurate.storage",
     "vidcurate.curation.ingest": (
         "vidcurate.curation.clip_table vidcurate.executor vidcurate.recipe vidcurate.shards vidcurate.storage"
     ),
@@ -90,8 +91,8 @@ ROOMS = {
     ),
     "vidcurate.curation.report": (
         "vidcurate.curation.clip_table vidcurate.curation.difficulty vidcurate.curation.filter "
-        "vidcurate.executor vidcurate.media vidcurate.recipe vidcurate.sampler vidcurate.shards "
-        "vidcurate.storage"
+        "vidcurate.curation.fit vidcurate.executor vidcurate.media vidcurate.recipe vidcurate.sampler "
+        "vidcurate.shards vidcurate.storage"
     ),
     "trainer.report": (
         "trainer.cli trainer.run_folder vidcurate.curation.report vidcurate.sampler vidcurate.storage"
@@ -124,10 +125,10 @@ ROOMS = {
     "vidcurate.cli": (
         "vidcurate.curate vidcurate.curation.caption_scores vidcurate.curation.clip_table "
         "vidcurate.curation.dedup vidcurate.curation.demo_data vidcurate.curation.difficulty "
-        "vidcurate.curation.fetch vidcurate.curation.filter vidcurate.curation.frame_scores "
-        "vidcurate.curation.ingest vidcurate.curation.model_scores vidcurate.curation.probe "
-        "vidcurate.curation.report vidcurate.curation.scenes vidcurate.executor vidcurate.recipe "
-        "vidcurate.shards vidcurate.storage"
+        "vidcurate.curation.fetch vidcurate.curation.filter vidcurate.curation.fit "
+        "vidcurate.curation.frame_scores vidcurate.curation.ingest vidcurate.curation.model_scores "
+        "vidcurate.curation.probe vidcurate.curation.report vidcurate.curation.scenes vidcurate.executor "
+        "vidcurate.recipe vidcurate.shards vidcurate.storage"
     ),
     "trainer.cluster": (
         "trainer.cli trainer.health trainer.health.watch trainer.recipe trainer.run_folder trainer.training"

@@ -31,7 +31,7 @@ SECTIONS = {
         "build-shards",
     ),
     "Results": ("report", "inspect", "ledger", "what-if", "presets", "card", "export", "verify"),
-    "Other inputs and outputs": ("split-scenes", "extract-clips", "fetch-plan", "export-index"),
+    "Other inputs and outputs": ("split-scenes", "extract-clips", "fetch-plan", "export-index", "fit"),
     "Training, each a command of `python -m trainer`": (
         "train", "launch", "serve", "sample", "gallery", "train-report", "train-inspect", "plan",
         "precompute", "convert", "experiment", "cluster", "gpus",

@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from vidcurate import __version__
 from vidcurate.curation.clip_table import costs, table
+from vidcurate.curation.fit.summary import read_fit
 from vidcurate.curation.report import contact_sheet, distributions, duplicates, facts, funnel, limits, svg
 from vidcurate.errors import InputError
 from vidcurate.executor.map_clips import Progress, no_progress
@@ -147,6 +148,7 @@ def run_report(run: Path, *, videos: Path | None = None, progress: Progress = no
             "histograms": distributions.histograms(checked, every),
             "split": distributions.levels(checked, facts.levels(run)),
             "shards": facts.shards(run),
+            "fit": read_fit(run),
             "copies": twins,
             "near": near,
             "costs": costs.read_costs(run),

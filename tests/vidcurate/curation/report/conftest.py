@@ -10,6 +10,8 @@ from vidcurate.curation.difficulty.spec import SplitSpec
 from vidcurate.curation.difficulty.stage import run_split
 from vidcurate.curation.filter.spec import FilterSpec, Limit
 from vidcurate.curation.filter.stage import run_filter
+from vidcurate.curation.fit.models import models_named
+from vidcurate.curation.fit.summary import run_fit
 from vidcurate.curation.ingest.spec import IngestSpec
 from vidcurate.curation.ingest.stage import run_ingest
 from vidcurate.curation.probe.stage import ProbeSpec, run_probe
@@ -45,5 +47,6 @@ def run(demo: Path) -> Path:
     )
     run_split(run, SplitSpec(levels=2, validation_fraction=0.1))
     run_build_shards(run, ShardSpec(), videos=videos, out=run / "shards", num_workers=1)
+    run_fit(run, models_named("wan2.1,mochi"), size=None, frames=None)
     run_report(run, videos=videos)
     return run

@@ -230,6 +230,17 @@ def test_a_table_of_many_columns_names_each_cell_for_a_narrow_screen(run: Path) 
     assert "attr(data-label)" in style
 
 
+def test_the_page_shows_what_each_model_takes(run: Path) -> None:
+    section = text_of(run).partition('<section id="fit">')[2].partition("</section>")[0]
+    counts = json.loads((run / "fit.json").read_text(encoding="utf-8"))["models"]
+    for row, record in zip(re.findall(r"<tr><th data-label.*?</tr>", section), counts, strict=True):
+        cells = dict(re.findall(r'data-label="([^"]+)"[^>]*>(.*?)</t', row))
+        assert cells["model"] == record["title"]
+        assert cells["taken"] == str(record["taken_clips"])
+        assert cells["too small"] == str(record["too_small_clips"])
+    assert counts[0]["taken_clips"] > counts[1]["taken_clips"] == 0
+
+
 def test_settings_are_words_and_hashes_are_whole_or_cut_on_purpose(run: Path) -> None:
     assert facts._settings(
         {"limits": {"motion": {"min": 2, "max": None}}, "reject": ["a", "b"], "x": {}}

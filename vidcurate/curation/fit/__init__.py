@@ -1,0 +1,5 @@
+"""Fit: which clips a video model takes, at which size, frame count and frame rate.
+
+`models` is the table of models, `fit_clip` the pure function from one clip and one model to what would be
+written, `summary` counts a whole run.
+"""
