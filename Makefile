@@ -67,7 +67,7 @@ check: $(DEVELOPED)
 	$(BIN)/mypy
 
 soak: $(DEVELOPED)
-	$(BIN)/python -m pytest -m soak -s
+	$(BIN)/python -m pytest -m soak -s --timeout=0
 	$(BIN)/python benchmarks/loader_soak.py
 
 bench: $(DEVELOPED)

@@ -1,6 +1,8 @@
 """Encode frames to a video file, or an image to JPEG or PNG bytes."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vidcurate.storage import atomic_file
+
+
+@contextmanager
+def _scheduling_policy_kept() -> Iterator[None]:
+    """Restore this thread's scheduling policy afterwards.
+
+    SVT-AV1, run by root, gives the calling thread SCHED_FIFO at priority 99, and every process started
+    later inherits it: a worker that spins then starves all others of its core.
+    """
+    if not hasattr(os, "sched_setscheduler"):
+        yield
+        return
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, policy, parameters)
 
 
 def write_video(
@@ -38,6 +57,7 @@ def write_video(
         # The same fault in x265 for a frame of one 64 px coding unit.
         options["x265-params"] = "log-level=none:pools=none:frame-threads=1:ctu=32"
     with (
+        _scheduling_policy_kept(),
         atomic_file.atomic_path(path, suffix=path.suffix, is_flushed=False) as partial,
         av.open(
             os.fspath(partial), "w", options={"fflags": "+bitexact", **(container_options or {})}

@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import moving_square
 from vidcurate.media import decode
+from vidcurate.media.encode import write_video
 from vidcurate.media.headers import read_header_and_index
 
 Make = Callable[..., Path]
@@ -63,3 +64,11 @@ def test_width_and_height_count_the_shape_of_pixels(tmp_path: Path, suffix: str,
 def test_the_codec_is_not_the_name_of_its_decoder(make_video: Make) -> None:
     header, _ = read_header_and_index(make_video("clip.mp4", num_frames=4, codec="libsvtav1", crf=40))
     assert header.codec == "av1"
+
+
+@pytest.mark.skipif("libsvtav1" not in av.codec.codecs_available, reason="this PyAV writes no AV1")
+def test_an_av1_encoder_leaves_no_real_time_priority_behind(tmp_path: Path) -> None:
+    """Run by root, SVT-AV1 made the process SCHED_FIFO: a spinning child then starved all of its core."""
+    write_video(tmp_path / "clip.mp4", moving_square(2), fps=24.0, codec="libsvtav1", crf=40)
+
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
