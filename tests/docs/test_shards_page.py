@@ -32,14 +32,16 @@ def run(tmp_path: Path) -> Path:
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <_io.FileIO")  # webdataset leaves shards open
 def test_its_code_runs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
-    assert len(code) == 2
+    assert len(code) == 3
     reported = []
     for block in code:
-        exec(compile(block.replace("RUN/shards", str(run / "shards")), "docs/shards.md", "exec"), {})
+        block = block.replace("RUN/shards", str(run / "shards")).replace('"RUN"', repr(str(run / "run")))
+        exec(compile(block, "docs/shards.md", "exec"), {})
         reported.append(capsys.readouterr().out.splitlines())
     written = [row for row in rows() if (row["fold"], row["level"]) == ("train", 1)]
     assert len(reported[0]) == len(written) > 0
     assert reported[1] == ["36 2 caption 10 – ünï ☂ 870 29.97"]
+    assert reported[2] == ["{}", "{} {}", "{'caption': 'caption 10 – ünï ☂'}"]
 
 
 def test_its_columns_are_those_of_the_index() -> None:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+import pyarrow as pa
 from blake3 import blake3
 
 from vidcurate import __version__
@@ -112,10 +114,14 @@ def _write_shards(
             path.unlink(missing_ok=True)
 
 
-def _index_rows(plan: ShardPlan, records: Mapping[str, Record]) -> dict[str, list[Any]]:
-    """Return the columns of the index, shard by shard."""
-    known = [name for name in index_file.COLUMNS if name in plan.clips.columns]
-    rows: dict[str, list[Any]] = {name: [] for name in index_file.COLUMNS if not name.endswith("_hash")}
+def _index_rows(plan: ShardPlan, records: Mapping[str, Record], own: Mapping[str, str]) -> dict[str, Any]:
+    """Return the columns of the index, shard by shard; own columns as arrow arrays."""
+    several = "captions" in plan.clips.columns and plan.clips["captions"].is_not_null().any()
+    names = [name for name in index_file.COLUMNS if not name.endswith("_hash")]
+    rows: dict[str, list[Any]] = {
+        name: [] for name in (*names, *(index_file.OF_CAPTIONS if several else ()), *own)
+    }
+    known = [name for name in rows if name in plan.clips.columns]
     for shard in plan.shards:
         record = records[shard.name]
         clips = plan.clips[shard.rows[record["positions"]]] if record["positions"] else plan.clips.clear()
@@ -134,7 +140,17 @@ def _index_rows(plan: ShardPlan, records: Mapping[str, Record]) -> dict[str, lis
         for row, position in enumerate(record["positions"], start=start):
             for name, value in record["changed"].get(str(position), {}).items():
                 rows[name][row] = value
-    return rows
+    typed = {name: pa.array(rows[name], type=_arrow_type(plan.clips.schema[name])) for name in own}
+    return {**rows, **typed}
+
+
+def _arrow_type(dtype: pl.DataType) -> Any:
+    """Return the Arrow type of an own column (`clip_table.own_columns`)."""
+    if isinstance(dtype, pl.List):
+        return pa.list_(_arrow_type(dtype.inner))  # type: ignore[arg-type]
+    return {pl.Int64(): pa.int64(), pl.Float64(): pa.float64(), pl.Boolean(): pa.bool_()}.get(
+        dtype, pa.string()
+    )
 
 
 def _failed(plan: ShardPlan, records: Mapping[str, Record]) -> list[dict[str, Any]]:
@@ -156,7 +172,8 @@ def _finish(
     out: Path, plan: ShardPlan, spec: ShardSpec, inputs: Mapping[str, str], records: Mapping[str, Record]
 ) -> dict[str, Any]:
     """Write index and manifest, remove the work folder, return the manifest."""
-    index_file.write_index(out, _index_rows(plan, records))
+    own = {name: column.source for name, column in plan.own.items()}
+    index_file.write_index(out, _index_rows(plan, records, own), own)
     opened = index.read_index(out)
     prints = index.shard_fingerprints(opened)
     failed = _failed(plan, records)

@@ -32,9 +32,11 @@ from vidcurate.shards.index_file import (
     INDEX_NAME,
     Hashes,
     RowGroups,
+    has_captions,
     hash_rows,
     hashes_of,
     numbers_of,
+    own_columns,
     read_and_sum,
     read_columns,
     stamp_of,
@@ -129,6 +131,18 @@ class Index:
         found = RowGroups(self.folder, _PLACES)
         self._check_stamp()
         return found
+
+    @cached_property
+    def own_columns(self) -> dict[str, str]:
+        """Own columns of the clips (`words` and `at` read them) → their names in the metadata."""
+        self._check_stamp()
+        return own_columns(self.folder)
+
+    @cached_property
+    def has_captions(self) -> bool:
+        """Whether a clip has several captions: then there are the columns captions and caption_name."""
+        self._check_stamp()
+        return has_captions(self.folder)
 
     def _read_later(self, columns: list[str]) -> Any:
         self._check_stamp()
@@ -266,9 +280,10 @@ def check_index(index: Index) -> None:
     Raises ShardError, naming the first shard and clip whose row does not match its hash.
     """
     wanted = dict.fromkeys(itertools.chain(HASHED, *HASHED.values()))
-    table = read_columns(index.folder, list(wanted))
-    for name, columns in HASHED.items():
-        wrong = pc.not_equal(hash_rows(table, columns), table.column(name).chunk(0))
+    captions = ["captions"] if index.has_captions else []
+    table = read_columns(index.folder, [*wanted, *captions])
+    for name in HASHED:
+        wrong = pc.not_equal(hash_rows(table, name), table.column(name).chunk(0))
         row = pc.index(wrong, True).as_py()
         if row >= 0:
             raise ShardError(

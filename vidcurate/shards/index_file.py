@@ -66,12 +66,22 @@ COLUMNS: dict[str, tuple[Any, str]] = {
     "structure_hash": (pa.binary(_HASH_BYTES), "BLAKE2b of id, fold, level, shape, frames and frame rate"),
     "content_hash": (pa.binary(_HASH_BYTES), "BLAKE2b of id, video CRC-32C, video size and caption"),
 }
+# Columns that follow these in an index whose clips have several captions; own columns of the metadata come
+# last. An index without them has the bytes that it always had.
+OF_CAPTIONS: dict[str, tuple[Any, str]] = {
+    "captions": (
+        pa.list_(pa.struct([("name", pa.string()), ("text", pa.large_string())])),
+        "all captions of a clip that has several: name and text; null for one caption",
+    ),
+    "caption_name": (pa.string(), "name in captions of the one that is caption; null for one caption"),
+}
 SCHEMA = pa.schema([(name, dtype) for name, (dtype, _) in COLUMNS.items()])
 # Columns that each hash of a row covers.
 HASHED = {
     "structure_hash": ("clip_id", "fold", "level", "width", "height", "num_frames", "fps"),
     "content_hash": ("clip_id", "video_crc32c", "video_size", "caption"),
 }
+_OWN_KEY = b"own_columns"  # JSON: own column → its name in the metadata
 _MAY_BE_LEFT_OUT = ("text_offset", "text_size", "text_crc32c", "frame_map", "rendition")
 _DICTIONARIES = [name for name, (dtype, _) in COLUMNS.items() if dtype == _WORD]
 
@@ -84,14 +94,22 @@ AGAIN = "Run `vidcurate build-shards` again, into another folder or with overwri
 Hashes = NDArray[np.uint64]  # (clips, 2)
 
 
-def hash_rows(table: Any, columns: tuple[str, ...]) -> Any:
-    """Return the 16-byte hash of each row's `columns`, hashed as a JSON list."""
-    lists = [table.column(name).to_pylist() for name in columns]
+def hash_rows(table: Any, name: str) -> Any:
+    """Return the hash `name` of each row: 16 bytes of BLAKE2b of its HASHED columns as a JSON list.
+
+    The content of a clip with several captions ends with [name, text] of each.
+    """
+    lists = [table.column(column).to_pylist() for column in HASHED[name]]
+    if name == "content_hash" and "captions" in table.column_names:
+        captions = (
+            [[caption["name"], caption["text"]] for caption in cell or ()]
+            for cell in table.column("captions").to_pylist()
+        )
+        rows = ([*row, *more] for *row, more in zip(*lists, captions, strict=True))
+    else:
+        rows = map(list, zip(*lists, strict=True))
     return pa.array(
-        [
-            hashlib.blake2b(json.dumps(values).encode(), digest_size=_HASH_BYTES).digest()
-            for values in zip(*lists, strict=True)
-        ],
+        [hashlib.blake2b(json.dumps(row).encode(), digest_size=_HASH_BYTES).digest() for row in rows],
         type=pa.binary(_HASH_BYTES),
     )
 
@@ -110,32 +128,36 @@ def _columns_fit(names: list[str], path: Path) -> None:
         raise ShardError(f"{path}: the column {', '.join(missing)} is missing. {AGAIN}")
 
 
-def write_index(folder: Path, rows: Mapping[str, Any]) -> str:
+def write_index(folder: Path, rows: Mapping[str, Any], own: Mapping[str, str] | None = None) -> str:
     """Write `folder`/index.parquet from columns of equal length and return the file's SHA-256, as hex.
 
     `rows` has every column of COLUMNS but the two hashes, as arrays or lists in any order of rows; frame
-    maps, renditions and the offsets of a caption's own member are optional. The write is atomic; the same
-    rows give the same bytes. Raises ShardError when a clip id or a key occurs twice, StorageError for errors
-    of the disk.
+    maps, renditions, the offsets of a caption's own member and OF_CAPTIONS are optional. `own` maps the own
+    columns of `rows` (arrays of int64, float64, bool, string, or lists of them) to their names in the
+    metadata. The write is atomic; the same rows give the same bytes. Raises ShardError when a clip id or a
+    key occurs twice, StorageError for errors of the disk.
     """
-    path = folder / INDEX_NAME
-    names = [name for name in SCHEMA.names if name not in HASHED]
-    plain = {name: pa.string() if name in _DICTIONARIES else SCHEMA.field(name).type for name in names}
-    count = len(rows["clip_id"])
+    path, own = folder / INDEX_NAME, own or {}
+    types = {field.name: field.type for field in SCHEMA if field.name not in HASHED}
+    types |= {name: dtype for name, (dtype, _) in OF_CAPTIONS.items() if name in rows}
+    plain = {name: pa.string() if name in _DICTIONARIES else dtype for name, dtype in types.items()}
+    count, names = len(rows["clip_id"]), list(plain)
     given = {
         name: rows.get(name, [None] * count) if name in _MAY_BE_LEFT_OUT else rows[name] for name in names
     }
-    table = pa.table({name: pa.array(given[name], type=plain[name], from_pandas=False) for name in names})
+    arrays = {name: pa.array(given[name], type=plain[name], from_pandas=False) for name in names}
+    table = pa.table({**arrays, **{name: rows[name] for name in own}})
     for name in ("clip_id", "sample_key"):
         counts = pc.value_counts(table.column(name))
         twice = counts.filter(pc.greater(counts.field("counts"), 1)).field("values").to_pylist()
         if twice:
             raise ShardError(f"{path}: the {name} {min(twice)!r} occurs more than once; ids must be unique.")
     table = table.sort_by([("shard", "ascending"), ("video_offset", "ascending")])
-    for name, columns in HASHED.items():
-        table = table.append_column(name, hash_rows(table, columns))
+    for number, name in enumerate(HASHED, start=len(SCHEMA) - len(HASHED)):
+        table = table.add_column(number, name, hash_rows(table, name))
     # Stored as plain strings (Parquet makes its own dictionaries), so that any reader sees text.
-    table = table.replace_schema_metadata({_FORMAT_KEY: FORMAT.encode()})
+    words = {_OWN_KEY: json.dumps(own).encode()} if own else {}
+    table = table.replace_schema_metadata({_FORMAT_KEY: FORMAT.encode(), **words})
     with atomic_file.storage_errors(path), atomic_file.atomic_path(path) as partial:
         pq.write_table(table, partial, row_group_size=_ROWS_PER_GROUP, **WRITTEN)
         digest = sha256_file(partial)
@@ -191,8 +213,15 @@ def _opened(path: Path) -> Iterator[Callable[[], Any]]:
         yield lambda: pq.ParquetFile(path, metadata=footer, **given)
 
 
+def _type_of(name: str, written: Any) -> Any:
+    """Return the Arrow type of a column: of SCHEMA or OF_CAPTIONS, else as it was written."""
+    if name in OF_CAPTIONS:
+        return OF_CAPTIONS[name][0]
+    return SCHEMA.field(name).type if name in SCHEMA.names else written
+
+
 def _in_one_chunk(table: Any, columns: list[str]) -> Any:
-    schema = pa.schema([SCHEMA.field(name) for name in columns])
+    schema = pa.schema([(name, _type_of(name, table.schema.field(name).type)) for name in columns])
     if table.num_rows == 0:  # no chunk to combine
         return pa.table([pa.array([], type=field.type) for field in schema], schema=schema)
     return table.select(columns).cast(schema).unify_dictionaries().combine_chunks()
@@ -220,11 +249,37 @@ def stamp_of(path: Path) -> tuple[int, ...]:
 def read_columns(folder: Path, names: list[str]) -> Any:
     """Return these columns of the index in `folder` as a pyarrow table, each in one chunk.
 
-    The columns have the types of SCHEMA. Raises MissingError when there is no index, ShardError when the
-    index is damaged or of another format.
+    The columns have the types of SCHEMA and OF_CAPTIONS; own columns those that were written. Raises
+    MissingError when there is no index, ShardError when the index is damaged, of another format, or has no
+    such column.
     """
-    with _opened(folder / INDEX_NAME) as open_file:
-        return _in_one_chunk(open_file().read(columns=names), names)
+    path = folder / INDEX_NAME
+    with _opened(path) as open_file:
+        file = open_file()
+        missing = [name for name in names if name not in file.schema_arrow.names]
+        if missing:
+            raise ShardError(
+                f"{path}: no column {missing[0]!r}; it has {', '.join(file.schema_arrow.names)}."
+            )
+        return _in_one_chunk(file.read(columns=names), names)
+
+
+def own_columns(folder: Path) -> dict[str, str]:
+    """Return own column → its name in the metadata, of the index in `folder`. Raises as `read_columns`."""
+    path = folder / INDEX_NAME
+    with _reading(path):
+        words = pq.read_metadata(path).metadata or {}
+    try:
+        own: dict[str, str] = json.loads(words.get(_OWN_KEY, b"{}"))
+    except ValueError as error:
+        raise ShardError(f"{path}: the names of its own columns are damaged ({error}). {AGAIN}") from error
+    return own
+
+
+def has_captions(folder: Path) -> bool:
+    """Return whether clips of the index in `folder` have several captions. Raises as `read_columns`."""
+    with _reading(folder / INDEX_NAME):
+        return "captions" in pq.read_schema(folder / INDEX_NAME).names
 
 
 def read_and_sum(folder: Path, names: list[str]) -> tuple[Any, dict[str, Hashes]]:

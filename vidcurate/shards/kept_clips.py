@@ -16,7 +16,8 @@ def read_clips(run: Path, stage: str) -> tuple[pl.DataFrame, int]:
     """Return the kept rows of `stage` with fold and level, and how many rows the table has.
 
     Without a split every clip is in fold train, level 0; without a filter every clip that passed ingest and
-    probe counts as kept. Raises StageError when no clip is kept, InputError when an id occurs twice.
+    probe counts as kept. A number that is not finite is null, as JSON has none. Raises StageError when no
+    clip is kept, InputError when an id occurs twice.
     """
     lazy = table.scan(run, stage)
     names = lazy.collect_schema().names()
@@ -33,7 +34,11 @@ def read_clips(run: Path, stage: str) -> tuple[pl.DataFrame, int]:
     numbers = pl.col(pl.Float32, pl.Float64)
     clips = (
         lazy.filter(*conditions)
-        .with_columns(pl.col("level").fill_null(0), pl.when(numbers.is_finite()).then(numbers).name.keep())
+        .with_columns(
+            pl.col("level").fill_null(0),
+            pl.when(numbers.is_finite()).then(numbers).name.keep(),
+            pl.col(pl.List(pl.Float64)).list.eval(pl.when(pl.element().is_finite()).then(pl.element())),
+        )
         .collect()
     )
     where = table.stage_path(run, stage)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from vidcurate.curation.clip_table import schema, table
+from vidcurate.curation.clip_table.own_columns import OwnColumn, own_columns
 from vidcurate.errors import InputError
 from vidcurate.media.transcode import TranscodeSpec, ffmpeg_version
 from vidcurate.recipe.recipe import Recipe
@@ -108,9 +109,10 @@ class PlannedShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardPlan:
-    """Plan of all shards of a run. `clips` are the kept rows of the table of `stage`."""
+    """Plan of all shards. `clips` are the kept rows of the table of `stage`, `own` their own columns."""
 
     clips: pl.DataFrame
+    own: dict[str, OwnColumn]
     shards: tuple[PlannedShard, ...]
     stage: str
     rows_in: int
@@ -292,5 +294,10 @@ def make_plan(run: Path, stage: str, spec: ShardSpec, *, videos: Path) -> ShardP
             )
         )
     return ShardPlan(
-        clips=clips, shards=tuple(shards), stage=stage, rows_in=rows_in, digest=whole.hexdigest()
+        clips=clips,
+        own=own_columns(run),
+        shards=tuple(shards),
+        stage=stage,
+        rows_in=rows_in,
+        digest=whole.hexdigest(),
     )

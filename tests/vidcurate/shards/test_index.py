@@ -396,3 +396,43 @@ def test_a_manifest_that_names_no_digest_is_refused(tmp_path: Path, text: str) -
 
     with pytest.raises(ShardError, match=r"manifest\.json: names no digest"):
         index.read_index(tmp_path)
+
+
+def test_own_columns_and_captions_come_back_and_the_content_covers_every_caption(tmp_path: Path) -> None:
+    own = {"tags": "tags", "own_level": "level", "score": "Score ☂"}
+    captions = [[{"name": "short", "text": f"s{i}"}, {"name": "dense", "text": "d ☂"}] for i in range(6)]
+    values = {
+        "tags": pa.array([[f"ü{i}"] if i % 2 else None for i in range(6)], type=pa.list_(pa.string())),
+        "own_level": pa.array([2**63 - 1, None, -1, 0, 1, 2], type=pa.int64()),
+        "score": pa.array([0.1, None, 1e300, -0.0, 2.5, 3.0], type=pa.float64()),
+    }
+    rows = {**columns(6), **values, "captions": [*captions[:5], None], "caption_name": ["short"] * 5 + [None]}
+    write_shards(tmp_path, rows)
+
+    index_file.write_index(tmp_path, rows, own)
+    opened = index.read_index(tmp_path)
+
+    assert (opened.own_columns, opened.has_captions) == (own, True)
+    assert {name: opened.words(name).to_pylist() for name in own} == {
+        name: array.to_pylist() for name, array in values.items()
+    }
+    assert opened.words("captions").to_pylist() == [*captions[:5], None]
+    assert opened.at("caption_name", 1) == "short"
+    index.check_index(opened)
+    before = opened.content_fingerprint, opened.structure_fingerprint
+    captions[3][1] = {"name": "dense", "text": "another"}
+    index_file.write_index(tmp_path, rows, own)
+    changed = index.read_index(tmp_path)
+    assert (changed.content_fingerprint != before[0], changed.structure_fingerprint) == (True, before[1])
+
+
+def test_an_index_without_own_columns_has_none_and_names_a_column_that_is_missing(tmp_path: Path) -> None:
+    rows = columns(3)
+    write_shards(tmp_path, rows)
+    index_file.write_index(tmp_path, rows)
+    opened = index.read_index(tmp_path)
+
+    assert (opened.own_columns, opened.has_captions) == ({}, False)
+    assert pq.read_schema(tmp_path / index_file.INDEX_NAME).names == list(index_file.COLUMNS)
+    with pytest.raises(ShardError, match="no column 'captions'; it has sample_key, "):
+        opened.words("captions")

@@ -29,6 +29,9 @@ def _column(stage: str, dtype: type[pl.DataType] | pl.DataType, unit: str, meani
     return Column(dtype=whole, unit=unit, meaning=meaning, stage=stage)
 
 
+# Named captions of a clip, in the order of the metadata; no text is null or empty, no name occurs twice.
+CAPTIONS = pl.List(pl.Struct({"name": pl.String, "text": pl.String}))
+
 # Aggregates of a per-frame score over a clip; `first` is the first frame with a score.
 AGGREGATES: tuple[str, ...] = ("min", "mean", "median", "max", "first")
 
@@ -51,6 +54,15 @@ COLUMNS: dict[str, Column] = {
         "ingest", pl.String, "", "the file, relative to the video folder, with forward slashes"
     ),
     "caption": _column("ingest", pl.String, "", "the text that describes the clip; null when there is none"),
+    "captions": _column(
+        "ingest",
+        CAPTIONS,
+        "",
+        "all captions of a clip that has several, `caption` among them; null for one caption",
+    ),
+    "caption_name": _column(
+        "ingest", pl.String, "", "name in `captions` of the one that is `caption`; null for one caption"
+    ),
     "start_seconds": _column(
         "ingest", pl.Float64, "s", "start of the clip in its file; null: the file's start"
     ),

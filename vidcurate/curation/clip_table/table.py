@@ -82,6 +82,16 @@ def provenance(path: Path) -> Provenance:
     )
 
 
+def column_words(path: Path) -> dict[str, dict[str, str]]:
+    """Return column → unit, meaning and what else `write` was given of it, from the table at `path`.
+
+    Raises TableError for a file not written by vidcurate.
+    """
+    provenance(path)
+    found: dict[str, dict[str, str]] = json.loads((pq.read_metadata(path).metadata or {})[b"columns"])
+    return found
+
+
 def previous_stage(run: Path, stage: str) -> str:
     """Return the nearest stage before `stage` whose table is in `run`.
 
@@ -156,10 +166,17 @@ def scan(run: Path, stage: str) -> pl.LazyFrame:
     return both.select([*names, *(name for name in added if name not in names)])
 
 
-def write(frame: pl.LazyFrame | pl.DataFrame, path: Path, origin: Provenance) -> None:
+def write(
+    frame: pl.LazyFrame | pl.DataFrame,
+    path: Path,
+    origin: Provenance,
+    *,
+    words: Mapping[str, Mapping[str, str]] | None = None,
+) -> None:
     """Write `frame` to `path` as a stage's table: streamed to a temporary name, then renamed.
 
-    A later stage writes only its own columns. The same frame and origin give the same bytes. Raises
+    A later stage writes only its own columns. `words` describes columns that COLUMNS does not have (unit,
+    meaning and more, as `column_words` returns them). The same arguments give the same bytes. Raises
     StorageError when the write fails (an old table is then untouched).
     """
     lazy = frame.lazy()
@@ -168,11 +185,12 @@ def write(frame: pl.LazyFrame | pl.DataFrame, path: Path, origin: Provenance) ->
         own = written_by(origin.stage)
         names = [name for name in names if name in own]
         lazy = lazy.select(names)
-    words = {
+    known = {
         name: {"unit": COLUMNS[name].unit, "meaning": COLUMNS[name].meaning}
         for name in names
         if name in COLUMNS
     }
+    described = {**known, **(words or {})}
     with atomic_file.storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file.atomic_path(path) as partial:
@@ -180,7 +198,7 @@ def write(frame: pl.LazyFrame | pl.DataFrame, path: Path, origin: Provenance) ->
                 partial,
                 maintain_order=True,
                 row_group_size=16_384,  # groups of 65,536 dense captions cost 600 MB more peak memory
-                metadata={_METADATA_KEY: origin.to_json(), "columns": json.dumps(words, sort_keys=True)},
+                metadata={_METADATA_KEY: origin.to_json(), "columns": json.dumps(described, sort_keys=True)},
             )
 
 
