@@ -11,7 +11,7 @@ import json
 import os
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -105,7 +105,7 @@ def hash_rows(table: Any, name: str) -> Any:
             [[caption["name"], caption["text"]] for caption in cell or ()]
             for cell in table.column("captions").to_pylist()
         )
-        rows = ([*row, *more] for *row, more in zip(*lists, captions, strict=True))
+        rows: Iterable[list[Any]] = ([*row, *more] for *row, more in zip(*lists, captions, strict=True))
     else:
         rows = map(list, zip(*lists, strict=True))
     return pa.array(
