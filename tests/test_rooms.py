@@ -34,7 +34,8 @@ ROOMS = {
     "vidcurate.curation.demo_data": "vidcurate.executor vidcurate.media vidcurate.storage",
     "vidcurate.curation.review_decisions": "vidcurate.recipe vidcurate.storage",
     "vidcurate.curation.filter": (
-        "vidcurate.curation.clip_table vidcurate.executor vidcurate.recipe vidcurate.storage"
+        "vidcurate.curation.caption_scores vidcurate.curation.clip_table vidcurate.curation.review_decisions "
+        "vidcurate.executor vidcurate.recipe vidcurate.storage"
     ),
     "vidcurate.curation.frame_scores": (
         "vidcurate.curation.clip_table vidcurate.executor vidcurate.media vidcurate.recipe vidcurate.storage"

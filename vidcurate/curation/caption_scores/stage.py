@@ -4,7 +4,7 @@ The stage scores the table in slices, so that memory does not grow with the tabl
 other, so slicing does not change the scores.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +16,7 @@ from vidcurate.curation.caption_scores import language, nouns, t5_tokens, text_s
 from vidcurate.curation.caption_scores.text_scores import TextScore
 from vidcurate.curation.clip_table import run_lock, table
 from vidcurate.curation.clip_table.schema import COLUMNS, require
+from vidcurate.errors import InputError
 from vidcurate.executor.map_clips import Progress, no_progress
 from vidcurate.recipe.recipe import Recipe
 
@@ -78,6 +79,32 @@ def _measure(captions: pl.LazyFrame, scores: list[TextScore], progress: Progress
         progress(min(first + len(rows), total), total, "captions")
     known = {name: COLUMNS[name].dtype for score in scores for name in score.columns}
     return pl.concat(slices).cast(known)  # type: ignore[arg-type]
+
+
+def rescore(run: Path, captions: pl.Series, columns: Collection[str]) -> pl.DataFrame:
+    """Return the scores of edited captions, with the settings by which RUN/score.parquet was made.
+
+    One row per caption, only those of `columns` (the table's) that a caption alone determines: no
+    caption_repeats. Raises InputError when the noun engine, tokenizer or detector is not the recorded one.
+    """
+    recorded = table.provenance(table.stage_path(run, "score")).settings
+    engine = str(recorded.get("noun_engine", ""))
+    spec = ScoreSpec(
+        noun_engine=engine.partition("@")[0] if engine.startswith("spacy:") else "builtin",
+        language="language" in recorded,
+        t5_tokenizer=recorded.get("t5_tokenizer"),
+    )
+    scores = [score for make in SCORES.values() if (score := make(spec, 1)) is not None]
+    for score in scores:
+        for name, value in score.settings.items():
+            if recorded.get(name) != value:
+                raise InputError(
+                    f"{run}: edited captions cannot be scored like the others: score.parquet has {name} "
+                    f"{recorded.get(name)}, and here it is {value}. Run `vidcurate score {run}` again."
+                )
+    parts = [score.measure(captions) for score in scores if score.first_pass is None]
+    found = pl.concat(parts, how="horizontal")
+    return found.select(pl.col(name).cast(COLUMNS[name].dtype) for name in found.columns if name in columns)
 
 
 @run_lock.holding_run

@@ -385,6 +385,15 @@ COLUMNS: dict[str, Column] = {
     "reject_rule": _column("filter", pl.String, "", "the first rule that rejected the clip; null when kept"),
     "reject_value": _column("filter", pl.String, "", "the clip's value under that rule"),
     "reject_threshold": _column("filter", pl.String, "", "what the rule asked for"),
+    "review": _column(
+        "filter", pl.String, "", "who kept or rejected the clip by eye, and why; only with review decisions"
+    ),
+    "review_tags": _column(
+        "filter", pl.String, "", "the reviewers' tags with commas; only with review decisions"
+    ),
+    "caption_original": _column(
+        "filter", pl.String, "", "the caption before a reviewer edited it; null where nobody did"
+    ),
     # ── split ───────────────────────────────────────────────────────────────────────────────────────
     "level": _column("split", pl.Int32, "", "difficulty level, 1 is the easiest; null when rejected"),
     "fold": _column(
@@ -398,6 +407,15 @@ RESTATED: dict[str, tuple[str, ...]] = {
     "probe": ("width", "height", "fps", "num_frames", "duration_seconds", "file_size_bytes"),
     "split": ("is_kept", "reject_stage", "reject_rule", "reject_value", "reject_threshold"),
 }
+
+# Scores that an earlier stage gave the old caption; null for a clip whose caption a reviewer edited.
+OF_OLD_CAPTION = ("matching_score", "caption_repeats", *(f"clip_match_{name}" for name in AGGREGATES))
+# Columns of earlier stages that the filter overwrites when a caption was edited.
+OF_CAPTION = (
+    "caption",
+    *(name for name, column in COLUMNS.items() if column.stage == "score"),
+    *OF_OLD_CAPTION,
+)
 
 
 def written_by(stage: str) -> set[str]:

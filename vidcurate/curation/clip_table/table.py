@@ -19,7 +19,7 @@ import polars as pl
 import pyarrow.parquet as pq
 
 from vidcurate import __version__
-from vidcurate.curation.clip_table.schema import COLUMNS, STAGES, written_by
+from vidcurate.curation.clip_table.schema import COLUMNS, OF_CAPTION, STAGES, written_by
 from vidcurate.errors import InputError, StageError, StorageError, TableError
 from vidcurate.storage import atomic_file
 from vidcurate.storage.checksum import sha256_file
@@ -182,7 +182,7 @@ def write(
     lazy = frame.lazy()
     names = lazy.collect_schema().names()
     if path.stem == origin.stage and any(name in STAGES for name in origin.inputs):
-        own = written_by(origin.stage)
+        own = written_by(origin.stage) | (set(OF_CAPTION) if origin.stage == "filter" else set())
         names = [name for name in names if name in own]
         lazy = lazy.select(names)
     known = {

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import polars as pl
 
+from vidcurate.curation.clip_table.schema import OF_OLD_CAPTION
 from vidcurate.curation.filter import rules as filter_rules
+from vidcurate.curation.filter.apply_reviews import NO_REVIEWS, Reviews, is_among, rejected_by_eye
 from vidcurate.curation.filter.outliers import outlier
 from vidcurate.curation.filter.rules import Rule, Schema, number, ranges, structural
 from vidcurate.curation.filter.spec import FilterSpec, OutlierRule
@@ -15,15 +17,20 @@ from vidcurate.curation.filter.spec import FilterSpec, OutlierRule
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Bound rules. `rules` apply row by row; duplicates (when `drops_copies`) and `outliers`, each with its
-    value, apply to the rows that passed all rules before."""
+    value, apply to the rows that passed all rules before. The first `num_structural` rules apply also to
+    clips that the `reviews` keep."""
 
     rules: tuple[Rule, ...]
     drops_copies: bool
     outliers: tuple[tuple[OutlierRule, pl.Expr], ...]
+    num_structural: int = 0
+    reviews: Reviews = NO_REVIEWS
 
     def checked(self) -> set[str]:
         """Return the columns that the rules check."""
         read = {"source_dataset" for rule, _ in self.outliers if rule.per_source_dataset}
+        if self.reviews.outcomes:
+            read.add("clip_id")
         if self.drops_copies:
             read.update(filter_rules.DUPLICATE_COLUMNS)
         for _, value in self.outliers:
@@ -40,14 +47,21 @@ class Plan:
         return reported
 
 
-def plan_of(schema: Schema, spec: FilterSpec, where: Path) -> Plan:
-    """Return the rules of `spec` for a table of this schema. Raises ColumnError."""
-    rules = [*structural(schema, spec), *ranges(schema, spec, where)]
+def plan_of(schema: Schema, spec: FilterSpec, where: Path, reviews: Reviews = NO_REVIEWS) -> Plan:
+    """Return the rules of `spec` and of the reviews for a table of this schema. Raises ColumnError."""
+    first = structural(schema, spec)
+    rules = [*first, *rejected_by_eye(reviews), *ranges(schema, spec, where)]
     outliers = [
         (rule, number(schema, rule.column, where, f"outliers.{rule.column}")) for rule in spec.outliers
     ]
     drops_copies = not spec.keep_duplicates and set(filter_rules.DUPLICATE_COLUMNS) <= set(schema)
-    return Plan(rules=tuple(rules), drops_copies=drops_copies, outliers=tuple(outliers))
+    return Plan(
+        rules=tuple(rules),
+        drops_copies=drops_copies,
+        outliers=tuple(outliers),
+        num_structural=len(first),
+        reviews=reviews,
+    )
 
 
 Masks = dict[str, pl.Series]
@@ -62,26 +76,50 @@ def _masks(facts: pl.DataFrame, plan: Plan, known: Masks) -> list[pl.Series]:
     return [known[key] for key in keys]
 
 
-def applied(facts: pl.DataFrame, plan: Plan, known: Masks | None = None) -> Iterator[tuple[Rule, pl.Series]]:
-    """Yield each rule, in order, with the rows of `facts` that fail it (Boolean, no nulls).
+def judged(
+    facts: pl.DataFrame, plan: Plan, known: Masks | None = None
+) -> Iterator[tuple[Rule, pl.Series, pl.Series]]:
+    """Yield each rule, in order, with the rows that it rejects and those that fail it but are kept by eye.
 
-    The best duplicate and the limits of an outlier rule are computed over the rows that all earlier rules
-    passed. `known` caches the results on these facts for other plans with the same rules.
+    Both masks are Boolean without nulls, and no row is in both. A rule on a score of the old caption judges
+    no clip with an edited caption. The best duplicate and the limits of an outlier rule are computed over the
+    rows that all earlier rules passed; a clip kept by eye is the best of its copies. `known` caches the
+    results on these facts for other plans with the same rules.
     """
-    rejected = pl.Series([False]).new_from_index(0, len(facts))
-    for rule, failed in zip(plan.rules, _masks(facts, plan, {} if known is None else known), strict=True):
+    nothing = pl.Series([False]).new_from_index(0, len(facts))
+    kept, edited = nothing, nothing
+    if plan.reviews.outcomes:
+        kept = is_among(facts["clip_id"], plan.reviews.ids("keep"))
+        edited = is_among(facts["clip_id"], [*plan.reviews.captions()])
+    rejected = nothing
+    masks = _masks(facts, plan, {} if known is None else known)
+    for place, (rule, failed) in enumerate(zip(plan.rules, masks, strict=True)):
+        if rule.measure in OF_OLD_CAPTION:
+            failed = failed & ~edited
+        overridden = nothing if place < plan.num_structural else failed & kept
+        failed = failed & ~overridden
         rejected = rejected | failed
-        yield rule, failed
+        yield rule, failed, overridden
     if plan.drops_copies:
-        rule = filter_rules.duplicate(facts.select(filter_rules.DUPLICATE_COLUMNS).filter(~rejected))
+        rank = pl.when(kept).then(0).otherwise(pl.col("duplicate_rank")).alias("duplicate_rank")
+        best = facts.select(filter_rules.DUPLICATE_COLUMNS).with_columns(rank)
+        rule = filter_rules.duplicate(best.filter(~rejected))
         failed = facts.select(rule.fails.fill_null(value=True)).to_series()
-        rejected = rejected | failed
-        yield rule, failed
+        rejected = rejected | (failed & ~kept)
+        yield rule, failed & ~kept, failed & kept
     for wanted, value in plan.outliers:
         needed = {*value.meta.root_names(), *(["source_dataset"] if wanted.per_source_dataset else [])}
         rule = outlier(facts.select(sorted(needed)).filter(~rejected), wanted, value)
         failed = facts.select(rule.fails.fill_null(value=True)).to_series()
-        rejected = rejected | failed
+        if wanted.column in OF_OLD_CAPTION:
+            failed = failed & ~edited
+        rejected = rejected | (failed & ~kept)
+        yield rule, failed & ~kept, failed & kept
+
+
+def applied(facts: pl.DataFrame, plan: Plan, known: Masks | None = None) -> Iterator[tuple[Rule, pl.Series]]:
+    """Yield each rule, in order, with the rows of `facts` that it rejects; the rest is as in `judged`."""
+    for rule, failed, _ in judged(facts, plan, known):
         yield rule, failed
 
 

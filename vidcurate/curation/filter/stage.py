@@ -15,10 +15,20 @@ import polars as pl
 
 from vidcurate.curation.clip_table import rejection_ledger, run_lock, table
 from vidcurate.curation.clip_table.rejection_ledger import LEDGER
-from vidcurate.curation.filter.bind_rules import Plan, applied, plan_of, survivors
+from vidcurate.curation.filter.apply_reviews import (
+    NO_REVIEWS,
+    Reviews,
+    read_reviews,
+    review_columns,
+    summarise_reviews,
+    with_edited_captions,
+)
+from vidcurate.curation.filter.bind_rules import Plan, judged, plan_of, survivors
 from vidcurate.curation.filter.presets import PRESETS
 from vidcurate.curation.filter.rules import UNKNOWN
 from vidcurate.curation.filter.spec import FilterSpec, Limit, OutlierRule, with_preset
+from vidcurate.curation.review_decisions.journal import REVIEWS
+from vidcurate.curation.review_decisions.outcome import digest_of
 from vidcurate.executor.map_clips import Progress, no_progress
 from vidcurate.storage import atomic_file
 
@@ -60,7 +70,10 @@ class Funnel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterSummary:
-    """Counts of a filtered table; `rows_in` = `rows_kept` + `rows_rejected`."""
+    """Counts of a filtered table; `rows_in` = `rows_kept` + `rows_rejected`.
+
+    `reviewed` counts what review decisions changed; empty without decisions.
+    """
 
     rows_in: int
     rows_kept: int
@@ -68,27 +81,32 @@ class FilterSummary:
     by_rule: dict[str, int]
     funnel: tuple[Funnel, ...]
     up_to_date: bool
+    reviewed: dict[str, int]
 
 
-def apply_rules(clips: pl.LazyFrame, spec: FilterSpec, where: Path) -> tuple[pl.DataFrame, pl.DataFrame]:
+def apply_rules(
+    clips: pl.LazyFrame, spec: FilterSpec, where: Path, reviews: Reviews = NO_REVIEWS
+) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return the verdicts (clip_id, is_kept, reject_…: one row per clip, in order), and the ledger.
 
     The ledger has one row per clip and failed rule: row (the clip's position) and the columns of
     `rejection_ledger.ORDER`. Reads only the columns that a rule needs. `where` is the table's path, for
-    messages. Raises ColumnError when a rule needs a column that the table lacks.
+    messages. A rule that a clip kept by eye fails is an entry, too, and never a verdict. Raises ColumnError
+    when a rule needs a column that the table lacks.
     """
     schema = clips.collect_schema()
-    plan = plan_of(schema, spec, where)
+    plan = plan_of(schema, spec, where, reviews)
     read = {"clip_id", *plan.columns()}
     facts = clips.select(name for name in schema if name in read).collect(engine="streaming")
     facts = facts.with_row_index("row")
     first = pl.Series("order", [None], dtype=pl.Int32).new_from_index(0, len(facts))
     entries: list[pl.DataFrame] = []
-    for order, (rule, failed) in enumerate(applied(facts, plan)):
+    for order, (rule, failed, overridden) in enumerate(judged(facts, plan)):
         first = first.zip_with(first.is_not_null() | ~failed, pl.Series([order], dtype=pl.Int32))
         entries.append(
             facts.lazy()
-            .filter(failed)
+            .with_columns(is_overridden=overridden)
+            .filter(failed | overridden)
             .select(
                 "row",
                 "clip_id",
@@ -98,12 +116,14 @@ def apply_rules(clips: pl.LazyFrame, spec: FilterSpec, where: Path) -> tuple[pl.
                 pl.lit(rule.measure).alias("measure"),
                 rule.value.fill_null(UNKNOWN).alias("value"),
                 rule.threshold.alias("threshold"),
+                "is_overridden",
             )
             .collect()
         )
     reported = pl.concat(entries).sort("row", maintain_order=True)  # stable: rules stay in order within a row
-    # The verdict on a clip is the ledger's entry for the first rule that it fails.
-    reported = reported.with_columns(pl.col("row").is_first_distinct().alias("is_verdict"))
+    # The verdict on a clip is the ledger's entry for the first rule that rejects it.
+    is_first = pl.struct("row", "is_overridden").is_first_distinct()
+    reported = reported.with_columns((is_first & ~pl.col("is_overridden")).alias("is_verdict"))
     verdicts = reported.filter("is_verdict")
     place = pl.Series([None], dtype=pl.UInt32).new_from_index(0, len(facts))
     place = place.scatter(verdicts["row"], pl.int_range(len(verdicts), dtype=pl.UInt32, eager=True))
@@ -147,27 +167,37 @@ def funnel_of(reported: pl.DataFrame, total: int) -> tuple[Funnel, ...]:
 def run_filter(run: Path, spec: FilterSpec, *, progress: Progress = no_progress) -> FilterSummary:
     """Keep or reject every clip; write RUN/filter.parquet, RUN/ledger.parquet and RUN/funnel.json.
 
-    `check_limits` checks the limits on shares. Raises ColumnError, StageError, StorageError.
+    Applies the decisions of RUN/reviews.jsonl. `check_limits` checks the limits on shares. Raises
+    ColumnError, StageError, StorageError, TableError for a forged decision, InputError when the scores of an
+    edited caption cannot be computed.
     """
     spec = with_preset(spec)
     previous = table.previous_stage(run, "filter")
     source = table.stage_path(run, previous)
+    reviews = read_reviews(run)
+    decided = {REVIEWS: digest_of(reviews.outcomes)} if reviews.outcomes else {}
     origin = table.Provenance(
         stage="filter",
         settings=json.loads(spec.model_dump_json()),
-        inputs={previous: table.digest(source)},
+        inputs={previous: table.digest(source), **decided},
     )
     target, funnel_path, ledger_path = table.stage_path(run, "filter"), run / FUNNEL, run / LEDGER
     up_to_date = table.is_up_to_date(target, origin) and funnel_path.exists() and ledger_path.exists()
     if not up_to_date:
-        checked, reported = apply_rules(table.scan(run, previous), spec, source)
+        before = table.scan(run, previous)
+        clips, changed = with_edited_captions(run, before, reviews)
+        checked, reported = apply_rules(clips, spec, source, reviews)
         progress(1, 3, "steps")
         table.write(reported.drop("row"), ledger_path, origin)
         atomic_file.write_json(funnel_path, [asdict(step) for step in funnel_of(reported, len(checked))])
         progress(2, 3, "steps")
-        table.write(checked, target, origin)
+        every = checked.lazy()
+        if reviews.outcomes:
+            parts = [every, review_columns(before, reviews), clips.select(changed)]
+            every = pl.concat(parts[: 3 if changed else 2], how="horizontal")
+        table.write(every, target, origin)
         progress(3, 3, "steps")
-    return _summary(target, funnel_path, up_to_date)
+    return _summary(target, funnel_path, up_to_date, summarise_reviews(run, reviews))
 
 
 def check_limits(run: Path, summary: FilterSummary, spec: FilterSpec) -> None:
@@ -193,7 +223,7 @@ def check_limits(run: Path, summary: FilterSummary, spec: FilterSpec) -> None:
     )
 
 
-def _summary(target: Path, funnel_path: Path, up_to_date: bool) -> FilterSummary:
+def _summary(target: Path, funnel_path: Path, up_to_date: bool, reviewed: dict[str, int]) -> FilterSummary:
     kept = pl.read_parquet(target, columns=["is_kept"])["is_kept"]
     steps: list[dict[str, Any]] = json.loads(funnel_path.read_text(encoding="utf-8"))
     rejected = sum(step["rejected"] for step in steps)
@@ -208,4 +238,5 @@ def _summary(target: Path, funnel_path: Path, up_to_date: bool) -> FilterSummary
         by_rule=by_rule,
         funnel=tuple(Funnel(**step) for step in steps),
         up_to_date=up_to_date,
+        reviewed=reviewed,
     )

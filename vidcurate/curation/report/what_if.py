@@ -14,6 +14,7 @@ from typing import Any
 import polars as pl
 
 from vidcurate.curation.clip_table import table
+from vidcurate.curation.filter.apply_reviews import read_reviews, with_edited_captions
 from vidcurate.curation.filter.bind_rules import Masks, Plan, applied, plan_of, survivors
 from vidcurate.curation.filter.spec import FilterSpec, as_limit, from_table, with_preset
 from vidcurate.curation.report import counts
@@ -60,9 +61,10 @@ def spec_of(
 def read_what_if(run: Path, specs: Sequence[FilterSpec]) -> tuple[Facts, list[Plan]]:
     """Read the columns that the rules of `specs` need, and return them with the rules. Raises ColumnError."""
     previous = table.previous_stage(run, "filter")
-    clips, where = table.scan(run, previous), table.stage_path(run, previous)
+    reviews, where = read_reviews(run), table.stage_path(run, previous)
+    clips, _ = with_edited_captions(run, table.scan(run, previous), reviews)
     schema = clips.collect_schema()
-    plans = [plan_of(schema, spec, where) for spec in specs]
+    plans = [plan_of(schema, spec, where, reviews) for spec in specs]
     wanted = {*counts.COLUMNS, *(name for plan in plans for name in plan.checked())}
     cuts = counts.level_cuts(run)
     if cuts is not None:

@@ -72,6 +72,8 @@ class Decision(Recipe):
             raise ValueError("the verdict caption has a caption, and no other verdict has one")
         if self.tags and self.verdict != "tag":
             raise ValueError("tags go with the verdict tag alone")
+        if any("," in tag for tag in self.tags):
+            raise ValueError("a tag has no comma: the table lists tags with commas")
         if len(set(self.tags)) < len(self.tags):
             raise ValueError("a tag is listed twice")
         return self
