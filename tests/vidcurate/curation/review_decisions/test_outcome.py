@@ -16,7 +16,13 @@ from vidcurate.curation.review_decisions.outcome import (
 def recorded(
     number: int, clip_id: str, reviewer: str, verdict: str, undone_by: int | None = None, **fields: object
 ) -> Recorded:
-    line = {"number": number, "id": f"id-{number}", "clip_id": clip_id, "reviewer": reviewer, "verdict": verdict}
+    line = {
+        "number": number,
+        "id": f"id-{number}",
+        "clip_id": clip_id,
+        "reviewer": reviewer,
+        "verdict": verdict,
+    }
     model = Recorded.model_validate({**line, "time_utc": "2026-01-02T03:04:05.678Z", **fields})
     return model.model_copy(update={"undone_by": undone_by})
 
