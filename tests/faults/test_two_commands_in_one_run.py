@@ -27,8 +27,9 @@ from pathlib import Path
 from vidcurate.curation.probe import cache
 who = sys.argv[2]
 for turn in range(20):
-    entries = [((f"{who}-{turn}-{n}.mp4", n, n), {"sha256": f"{who}{turn}{n}"}) for n in range(40)]
-    cache.update_cache(Path(sys.argv[1]), entries)
+    with cache.added_to(Path(sys.argv[1])) as add:
+        for n in range(40):
+            add((f"{who}-{turn}-{n}.mp4", n, n), {"sha256": f"{who}{turn}{n}"})
 """
 HOLD = """
 import sys, time
@@ -138,6 +139,7 @@ def test_two_writers_of_one_file_of_known_files_keep_the_entries_of_both(tmp_pat
         _, errors = child.communicate(timeout=300)
         assert child.returncode == 0, errors
 
-    paths = {path for path, _, _ in cache.read_cache(known).by_key}
+    with cache.opened(known) as found:
+        paths = set(found.keys["video_path"])
     assert paths == {f"{who}-{turn}-{n}.mp4" for who in "ab" for turn in range(20) for n in range(40)}
     assert [path.name for path in tmp_path.iterdir()] == ["known.parquet"]

@@ -2,16 +2,24 @@
 
 The probe does not read a file again when absolute path, size and modification time match the cache, good or
 bad: a file in another folder is another file. The SHA-256 of its bytes, if cached, identifies a copied or
-touched file. Several runs may share a cache file: one
-run at a time adds its entries to the current content, under the lock `.NAME.lock` next to the file.
+touched file. Several runs may share a cache file: one run at a time adds its entries to the current content,
+under the lock `.NAME.lock` next to the file.
+
+Facts are JSON of 0.5 to 1 KB a file, as Python objects 3 KB. So this module holds only the keys in memory,
+and reads and writes facts in batches of rows.
 """
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import polars as pl
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from vidcurate.curation.probe.examine import VERSION
 from vidcurate.curation.probe.findings import Facts
@@ -27,6 +35,8 @@ _SCHEMA = {
     "version": pl.Int32,
     "facts": pl.String,
 }
+KEY = ("video_path", "size_bytes", "mtime_ns")
+_BATCH_ROWS = 8192
 Key = tuple[
     str, int, int
 ]  # absolute path with the video folder's links resolved, size in bytes, modification time in ns
@@ -34,55 +44,110 @@ Key = tuple[
 
 @dataclass(frozen=True, slots=True)
 class ProbeCache:
-    """Facts by key, and by size for files whose digest is known."""
+    """An opened cache file: `keys` has row (in the file), KEY and sha256 of each entry of this version.
 
-    by_key: Mapping[Key, Facts]
-    by_size: Mapping[int, Mapping[str, Facts]] = field(default_factory=dict)
+    The file stays open, so that another run may replace it meanwhile. `file` is None for a cache that does
+    not exist.
+    """
+
+    keys: pl.DataFrame
+    file: pq.ParquetFile | None = None
+
+    def rows_of(self, files: pl.DataFrame) -> NDArray[np.int64]:
+        """Return the row of each file's entry, -1 where there is none. `files` has the columns KEY."""
+        found = files.select(KEY).join(
+            self.keys.select(*KEY, "row"), on=KEY, how="left", maintain_order="left"
+        )
+        return found["row"].fill_null(-1).to_numpy()
+
+    def facts(self, rows: NDArray[np.int64]) -> Iterator[tuple[int, Facts]]:
+        """Yield (row, facts) of each of `rows`, which ascend."""
+        if self.file is None:
+            return
+        first = 0
+        for group in range(self.file.num_row_groups):
+            behind = first + self.file.metadata.row_group(group).num_rows
+            if np.searchsorted(rows, first) < np.searchsorted(rows, behind):
+                batches = self.file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=["facts"])
+                for batch in batches:
+                    low, high = np.searchsorted(rows, (first, first + len(batch)))
+                    texts = batch.column(0).take(rows[low:high] - first).to_pylist()
+                    yield from zip(map(int, rows[low:high]), map(json.loads, texts), strict=True)
+                    first += len(batch)
+            first = behind
 
 
-def read_cache(path: Path) -> ProbeCache:
-    """Read the cache file, empty when it does not exist.
+@contextmanager
+def opened(path: Path) -> Iterator[ProbeCache]:
+    """Yield the cache file, opened, or an empty cache when it does not exist.
 
     Raises InputError for another kind of file. Facts of another probe version are left out.
     """
     if not path.exists():
-        return ProbeCache({})
+        yield ProbeCache(pl.DataFrame(schema={"row": pl.Int64, **_SCHEMA}).select("row", *KEY, "sha256"))
+        return
+    _require_cache(path)
+    with path.open("rb") as file:
+        keys = pl.read_parquet(file, columns=[*KEY, "sha256", "version"]).with_row_index("row")
+        keys = keys.filter(pl.col("version") == VERSION).select(pl.col("row").cast(pl.Int64), *KEY, "sha256")
+        yield ProbeCache(keys, pq.ParquetFile(file))
+
+
+def _require_cache(path: Path) -> None:
     try:
-        frame = pl.read_parquet(path)
+        schema = pl.read_parquet_schema(path)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise InputError(f"{path}: not a file of known files ({type(error).__name__}); remove it.") from error
-    if dict(frame.schema) != {name: dtype() for name, dtype in _SCHEMA.items()}:
+    if dict(schema) != {name: dtype() for name, dtype in _SCHEMA.items()}:
         raise InputError(
-            f"{path}: not a file of known files; it has the columns {', '.join(frame.columns)}. Give another."
+            f"{path}: not a file of known files; it has the columns {', '.join(schema)}. Give another."
         )
-    by_key: dict[Key, Facts] = {}
-    by_size: dict[int, dict[str, Facts]] = {}
-    for row in frame.filter(pl.col("version") == VERSION).iter_rows(named=True):
-        facts = json.loads(row["facts"])
-        by_key[row["video_path"], row["size_bytes"], row["mtime_ns"]] = facts
-        if row["sha256"]:
-            by_size.setdefault(row["size_bytes"], {})[row["sha256"]] = facts
-    return ProbeCache(by_key, by_size)
 
 
-def update_cache(path: Path, found: Iterable[tuple[Key, Facts]]) -> None:
-    """Add new facts to the current content of the cache file; other writers wait.
+@contextmanager
+def added_to(path: Path) -> Iterator[Callable[[Key, Facts], None]]:
+    """Yield a function that adds one file's facts; at the end merge all into the cache file's content.
 
-    On a file system without locks the later of two concurrent writers wins. Raises InputError, StorageError.
+    Entries wait in a hidden file beside the cache. The merge holds the lock: other writers wait. On a file
+    system without locks the later of two concurrent writers wins. A block that raises changes nothing.
+    Raises InputError, StorageError.
     """
-    with (
-        atomic_file.storage_errors(path),
-        lock.exclusive(path.with_name(f".{path.name}.lock"), is_removed=True, is_required=False),
-    ):
-        _merge(path, found)
+    with atomic_file.storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        waiting = atomic_file.partial_path(path, suffix=".new")
+        try:
+            with pq.ParquetWriter(waiting, pl.DataFrame(schema=_SCHEMA).to_arrow().schema) as writer:
+                batch: list[tuple[Any, ...]] = []
+
+                def flush() -> None:
+                    writer.write_table(pl.DataFrame(batch, schema=_SCHEMA, orient="row").to_arrow())
+                    batch.clear()
+
+                def add(key: Key, facts: Facts) -> None:
+                    batch.append((*key, facts.get("sha256"), VERSION, json.dumps(facts, sort_keys=True)))
+                    if len(batch) == _BATCH_ROWS:
+                        flush()
+
+                yield add
+                flush()
+            with lock.exclusive(path.with_name(f".{path.name}.lock"), is_removed=True, is_required=False):
+                _merge(path, waiting)
+        finally:
+            waiting.unlink(missing_ok=True)
 
 
-def _merge(path: Path, found: Iterable[tuple[Key, Facts]]) -> None:
-    entries = {**read_cache(path).by_key, **dict(found)}
-    rows = [
-        (*key, facts.get("sha256"), VERSION, json.dumps(facts, sort_keys=True))
-        for key, facts in sorted(entries.items(), key=lambda entry: entry[0])
-    ]
-    frame = pl.DataFrame(rows, schema=_SCHEMA, orient="row")
+def _merge(path: Path, waiting: Path) -> None:
+    """Write the cache file anew: its entries that the waiting ones do not replace, then the waiting ones."""
+    new = pl.read_parquet(waiting, columns=[*KEY])
+    if new.is_empty():
+        return
+    parts = [pl.scan_parquet(waiting).filter(new.select(pl.struct(KEY).is_last_distinct()).to_series())]
+    if path.exists():
+        _require_cache(path)
+        old = pl.read_parquet(path, columns=[*KEY, "version"])
+        is_replaced = old.select(KEY).join(
+            new.unique().with_columns(is_new=True), on=KEY, how="left", maintain_order="left"
+        )["is_new"]
+        parts.insert(0, pl.scan_parquet(path).filter(is_replaced.is_null() & (old["version"] == VERSION)))
     with atomic_file.atomic_path(path) as partial:
-        frame.write_parquet(partial)
+        pl.concat(parts).sink_parquet(partial, maintain_order=True, row_group_size=2 * _BATCH_ROWS)

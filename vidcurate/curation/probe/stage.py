@@ -1,36 +1,39 @@
 """Stage `probe`: check every video file up to a level of integrity, with a cache.
 
-A video is probed once, even with many clips. The best-known columns (`width`, `fps`, `num_frames`, ...)
-prefer decoded values over the index, the index over the header, and the header over the metadata. `examine`
-finds facts; this stage turns them into a status by the recipe's policy.
+A video is probed once, even with many clips. `examine` finds facts; `columns` turns them into a status by
+the recipe's policy. Facts of a million files are gigabytes of Python objects: they stay on disk, in the
+chunks and in the cache, and pass through here one at a time.
 """
 
 import hashlib
 import json
-from collections import Counter
+import zlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from vidcurate.curation.clip_table import run_lock, table
-from vidcurate.curation.clip_table.schema import COLUMNS, require
+from vidcurate.curation.clip_table.schema import require
 from vidcurate.curation.probe import cache, examine, findings
+from vidcurate.curation.probe.columns import NEEDED, FileColumns, columns_of, with_probe
 from vidcurate.curation.probe.examine import Task
+from vidcurate.curation.probe.files import list_files
 from vidcurate.curation.probe.findings import FINDINGS, REJECTING, Facts
 from vidcurate.errors import MediaError
 from vidcurate.executor import map_clips
+from vidcurate.executor.lazy_items import LazyItems
 from vidcurate.executor.map_clips import Progress, no_progress
 from vidcurate.executor.parts_folder import DEFAULT_EXECUTOR, ExecutorSpec, PartSummary, remove_parts
 from vidcurate.recipe.recipe import Recipe
 from vidcurate.storage import download
 
-_BEST_KNOWN = ("width", "height", "fps", "num_frames", "duration_seconds", "file_size_bytes")
-# Columns whose name among the facts is shorter.
-_NAMES = {"file_sha256": "sha256", "integrity_level": "level"}
 # Transient failures: the next try may succeed on the same file.
 _PASSING = ("io_error", "crashed")
 # Decoding takes seconds a file: a chunk that is lost with a kill is then short.
@@ -79,21 +82,6 @@ class ProbeSummary:
     up_to_date: bool
 
 
-def columns_of(facts: Facts, rejecting: tuple[str, ...] = REJECTING) -> dict[str, Any]:
-    """Return the probe columns of a file from its facts, with the status by the policy."""
-    status, problem = findings.verdict(facts, rejecting)
-    names = [name for name, column in COLUMNS.items() if column.stage == "probe"]
-    row = {name: facts.get(_NAMES.get(name, name)) for name in (*names, *_BEST_KNOWN)}
-    return {
-        **row,
-        "num_frames": row["num_frames_from_decode"] or row["num_frames"],
-        "duration_seconds": row["duration_seconds_from_decode"] or row["duration_seconds"],
-        "probe_status": status,
-        "probe_problem": problem,
-        "probe_findings": findings.disagreements(facts),
-    }
-
-
 def probe_file(path: str, level: str = "index") -> dict[str, Any]:
     """Return the probe columns of the file at `path`; a file that cannot be read gets a status, not an error.
 
@@ -122,93 +110,79 @@ def _timed_out(time_limit_seconds: float, task: Task) -> Facts:
     }  # fmt: skip
 
 
-def _keys(paths: list[str], folder: Path | str) -> list[cache.Key | None]:
-    """Return absolute path, size and time of each file, None for an inaccessible one."""
-    if isinstance(folder, str):
-        return [None] * len(paths)
-    place = folder.resolve()
-    keys: list[cache.Key | None] = []
-    for path in paths:
-        try:
-            facts = (folder / path).stat()
-        except OSError:
-            keys.append(None)
-        else:
-            keys.append((str(place / path), facts.st_size, facts.st_mtime_ns))
-    return keys
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """Known files: `rows` of each file's entry in the cache (-1: none), and whether that entry suffices.
+
+    `is_one_good`: an entry is of a good file.
+    """
+
+    rows: NDArray[np.int64]
+    is_done: NDArray[np.bool_]
+    is_one_good: bool
 
 
-def _with_probe(clips: pl.DataFrame, paths: list[str], rows: list[dict[str, Any]]) -> pl.DataFrame:
-    """Join the files' rows to the clips and compute the best-known columns."""
-    names = [name for name, column in COLUMNS.items() if column.stage == "probe"]
-    schema = {name: COLUMNS[name].dtype for name in (*names, *_BEST_KNOWN)}
-    probed = pl.DataFrame(
-        {name: pl.Series(name, [row[name] for row in rows], dtype=schema[name]) for name in schema}
-    ).rename({name: f"probed_{name}" for name in _BEST_KNOWN})
-    probed = probed.with_columns(pl.Series("video_path", paths, dtype=pl.String))
-    joined = clips.join(probed, on="video_path", how="left", maintain_order="left").with_columns(
-        pl.col("probe_status").fill_null("not_probed"),
-        *(
-            pl.coalesce(f"probed_{name}", name).cast(COLUMNS[name].dtype).alias(name)
-            for name in ("width", "height", "fps", "file_size_bytes")
-        ),
-    )
-    # A clip inside a longer file has its interval's length, cut at the file's end.
-    start = pl.col("start_seconds").fill_null(0.0)
-    end = pl.min_horizontal("end_seconds", "probed_duration_seconds")
-    is_part = pl.col("start_seconds").is_not_null() | pl.col("end_seconds").is_not_null()
-    joined = joined.with_columns(
-        pl.when(is_part)
-        .then((end - start).clip(0.0))
-        .otherwise(pl.coalesce("probed_duration_seconds", "duration_seconds"))
-        .alias("duration_seconds")
-    )
-    return joined.with_columns(
-        pl.when(is_part)
-        .then((pl.col("duration_seconds") * pl.col("fps")).round().cast(pl.Int64))
-        .otherwise(pl.coalesce("probed_num_frames", "num_frames"))
-        .alias("num_frames")
-    ).drop(f"probed_{name}" for name in _BEST_KNOWN)
+def _known_files(
+    files: pl.DataFrame, memory: cache.ProbeCache, spec: ProbeSpec, columns: FileColumns
+) -> _Known:
+    """Look the files up in the cache; add the columns of those that need not be read again."""
+    rows = memory.rows_of(files)
+    places = np.argsort(rows, kind="stable")[np.count_nonzero(rows < 0) :]
+    is_done, is_one_good = np.zeros(len(rows), dtype=bool), False
+    for place, (_, facts) in zip(places, memory.facts(rows[places]), strict=True):
+        is_one_good = is_one_good or findings.verdict(facts, spec.reject)[0] == "ok"
+        if facts and _is_done(facts, spec):
+            is_done[place] = True
+            columns.add(int(place), facts)
+    return _Known(rows=rows, is_done=is_done, is_one_good=is_one_good)
+
+
+def _is_done(facts: Facts, spec: ProbeSpec) -> bool:
+    return findings.is_done(facts, spec.level, spec.reject, spec.time_limit_seconds)
 
 
 def _tasks(
-    paths: list[str],
-    keys: list[cache.Key | None],
-    facts: list[Facts],
-    spec: ProbeSpec,
-    memory: cache.ProbeCache,
-) -> dict[int, Task]:
-    """Return the remaining tasks, by the position of the file."""
+    files: pl.DataFrame, todo: NDArray[np.int64], spec: ProbeSpec, memory: cache.ProbeCache
+) -> LazyItems[Task]:
+    """Return the tasks of the files at the places `todo`."""
+    digests: dict[int, list[str]] = {}
+    packed: dict[str, bytes] = {}
+    # A digest reads the whole file: worthwhile only before decoding.
+    if spec.level in ("keyframes", "full"):
+        twins = memory.keys.filter(
+            pl.col("sha256").is_not_null() & pl.col("size_bytes").is_in(files["size_bytes"][todo].implode())
+        ).sort("row")
+        known = memory.facts(twins["row"].to_numpy())
+        for (size, sha256), (_, facts) in zip(
+            twins.select("size_bytes", "sha256").iter_rows(), known, strict=True
+        ):
+            if _is_done(facts, spec):
+                if sha256 not in packed:
+                    digests.setdefault(size, []).append(sha256)
+                packed[sha256] = zlib.compress(json.dumps(facts).encode(), 1)
 
-    def is_done(found: Facts) -> bool:
-        return findings.is_done(found, spec.level, spec.reject, spec.time_limit_seconds)
-
-    tasks: dict[int, Task] = {}
-    for place, (path, key) in enumerate(zip(paths, keys, strict=True)):
-        if facts[place] and is_done(facts[place]):
-            continue
-        twins = memory.by_size.get(key[1], {}) if key is not None else {}
-        tasks[place] = Task(
+    def task(place: int) -> Task:
+        path, size = files["path"][place], files["size_bytes"][place]
+        twins = {one: json.loads(zlib.decompress(packed[one])) for one in digests.get(size, ())}
+        return Task(
             path=download.join(spec.videos, path),
             level=spec.level,
             rejecting=spec.reject,
-            # A digest reads the whole file: worthwhile only before decoding.
-            known_by_digest={digest: found for digest, found in twins.items() if is_done(found)}
-            if spec.level in ("keyframes", "full")
-            else {},
+            known_by_digest=twins,
         )
-    return tasks
+
+    return LazyItems(task, todo)
 
 
 def _look(
-    tasks: dict[int, Task],
+    tasks: LazyItems[Task],
     spec: ProbeSpec,
     *,
     parts: Path,
     executor: ExecutorSpec,
     progress: Progress,
     is_one_good: bool,
-) -> dict[int, Facts] | PartSummary:
+) -> Iterator[Facts] | PartSummary:
     """Examine the files of the tasks in processes that may be killed.
 
     `is_one_good`: this probe knows a good file already, so the remaining ones may all be broken.
@@ -218,9 +192,9 @@ def _look(
         reason = findings.reason(found, spec.reject)
         return "" if reason and is_one_good else reason
 
-    found = map_clips.map_clips_in_parts(
+    return map_clips.map_clips_in_parts(
         _examine,
-        list(tasks.values()),
+        tasks,
         on_crash=_crashed,
         on_timeout=partial(_timed_out, spec.time_limit_seconds),
         time_limit_seconds=spec.time_limit_seconds,
@@ -231,9 +205,35 @@ def _look(
         unit="files",
         reason_of=reason_of,
     )
-    if isinstance(found, PartSummary):
-        return found
-    return dict(zip(tasks, found, strict=True))
+
+
+def _take(
+    found: Iterable[tuple[int, Facts]],
+    files: pl.DataFrame,
+    known: _Known,
+    memory: cache.ProbeCache,
+    memory_file: Path,
+    columns: FileColumns,
+) -> None:
+    """Add the found facts, by place, to cache and columns; a failed file keeps its cached facts."""
+    with cache.added_to(memory_file) as add:
+
+        def take(place: int, facts: Facts) -> None:
+            columns.add(place, facts)
+            path, size, mtime_ns = (files[name][place] for name in cache.KEY)
+            if path is not None and facts.get("failure") not in _PASSING:
+                add((path, size, mtime_ns), facts)
+
+        failed: dict[int, Facts] = {}
+        for place, facts in found:
+            if facts.get("failure") and known.rows[place] >= 0:
+                failed[place] = facts
+            else:
+                take(place, facts)
+        places = sorted(failed, key=lambda place: known.rows[place])
+        older = memory.facts(np.array([known.rows[place] for place in places], dtype=np.int64))
+        for place, (_, facts) in zip(places, older, strict=True):
+            take(place, {**facts, **failed[place]})
 
 
 def _needs_another_try(target: Path) -> bool:
@@ -258,55 +258,50 @@ def run_probe(
     """
     download.require(spec.videos)
     previous = table.previous_stage(run, "probe")
-    clips = table.scan(run, previous).drop("caption", strict=False).collect()
-    require(clips.columns, ("clip_id", "video_path", "ingest_problem"), str(table.stage_path(run, previous)))
-    there = clips.filter(
-        pl.col("video_path").is_not_null()
-        & ~pl.col("video_path").str.starts_with("/")  # ingested without a video folder
-        & ~pl.col("ingest_problem").fill_null("").is_in(["missing_file", "path_outside_root"])
-    )
-    paths: list[str] = there["video_path"].unique(maintain_order=True).to_list()
-    keys = _keys(paths, spec.videos)
+    scanned = table.scan(run, previous)
+    names = scanned.collect_schema().names()
+    require(names, ("clip_id", "video_path", "ingest_problem"), str(table.stage_path(run, previous)))
+    clips = scanned.select(name for name in names if name in (*NEEDED, "ingest_problem")).collect()
+    files = list_files(clips, spec.videos)
     origin = table.Provenance(
         stage="probe",
         settings=json.loads(spec.model_dump_json(exclude={"videos"})),
         inputs={
             previous: table.digest(table.stage_path(run, previous)),
-            "videos": download.digest(spec.videos, paths),
+            "videos": download.digest(spec.videos, files["path"]),
         },
     )
     target = table.stage_path(run, "probe")
     work = f".probe-{hashlib.sha256(origin.to_json().encode()).hexdigest()[:16]}"
     if table.is_up_to_date(target, origin) and not _needs_another_try(target):
         _forget(run, work)
-        return _summary(target, len(paths), files_read=0, up_to_date=True)
+        return _summary(target, files.height, files_read=0, up_to_date=True)
     memory_file = known_files or run / cache.FILE
-    memory = cache.read_cache(memory_file)
-    facts: list[Facts] = [memory.by_key.get(key, {}) if key else {} for key in keys]
-    tasks = _tasks(paths, keys, facts, spec, memory)
-    # The parts belong to these files at this level: the cache decides which they are.
-    todo = hashlib.sha256("".join(f"{place}\n" for place in tasks).encode()).hexdigest()[:16]
-    parts = run / f"{work}-{todo}"
-    is_one_good = any(one and findings.verdict(one, spec.reject)[0] == "ok" for one in facts)
-    found = _look(tasks, spec, parts=parts, executor=executor, progress=progress, is_one_good=is_one_good)
-    if isinstance(found, PartSummary):
-        return found
-    for place, new in found.items():
-        # A file that failed now keeps its cached facts.
-        facts[place] = {**facts[place], **new} if new.get("failure") else new
-    cache.update_cache(
-        memory_file,
-        (
-            (key, facts[place])
-            for place in found
-            if (key := keys[place]) is not None and facts[place].get("failure") not in _PASSING
-        ),
-    )
-    # In this order: after a kill the next run finds the facts in the cache.
-    rows = [columns_of(known_facts, spec.reject) for known_facts in facts]
-    table.write(_with_probe(clips, paths, rows), target, origin)
+    with cache.opened(memory_file) as memory:
+        columns = FileColumns(spec.reject)
+        known = _known_files(files, memory, spec, columns)
+        todo = np.flatnonzero(~known.is_done)
+        # The parts belong to these files at this level: the cache decides which they are.
+        chosen = hashlib.sha256()
+        for place in todo:
+            chosen.update(f"{place}\n".encode())
+        found = _look(
+            _tasks(files, todo, spec, memory),
+            spec,
+            parts=run / f"{work}-{chosen.hexdigest()[:16]}",
+            executor=executor,
+            progress=progress,
+            is_one_good=known.is_one_good,
+        )
+        if isinstance(found, PartSummary):
+            return found
+        # In this order: after a kill the next run finds the facts in the cache.
+        _take(zip(map(int, todo), found, strict=True), files, known, memory, memory_file, columns)
+    places = files.select(video_path="path").with_row_index("place")
+    placed = clips.drop("ingest_problem").join(places, on="video_path", how="left", maintain_order="left")
+    table.write(with_probe(placed.lazy(), columns.frame().lazy()), target, origin)
     _forget(run, work)
-    return _summary(target, len(paths), files_read=len(tasks), up_to_date=False)
+    return _summary(target, files.height, files_read=len(todo), up_to_date=False)
 
 
 def _forget(run: Path, work: str) -> None:
@@ -315,7 +310,7 @@ def _forget(run: Path, work: str) -> None:
 
 
 def _counted(values: pl.Series) -> dict[str, int]:
-    return dict(sorted(Counter(values.drop_nulls().to_list()).items()))
+    return dict(sorted(values.drop_nulls().value_counts().iter_rows()))
 
 
 def _summary(target: Path, files_probed: int, *, files_read: int, up_to_date: bool) -> ProbeSummary:
@@ -328,6 +323,6 @@ def _summary(target: Path, files_probed: int, *, files_read: int, up_to_date: bo
         files_remembered=files_probed - files_read,
         by_status=by_status,
         by_level=_counted(rows["integrity_level"]),
-        by_finding=_counted(rows["probe_findings"].str.split(", ").explode()),
+        by_finding=_counted(rows["probe_findings"].drop_nulls().str.split(", ").explode()),
         up_to_date=up_to_date,
     )

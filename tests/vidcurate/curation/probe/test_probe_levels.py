@@ -1,5 +1,6 @@
 """The integrity ladder as a stage: levels, memory, policy, and files that fail for a reason of the disk."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -131,22 +132,23 @@ def test_a_copied_file_is_recognised_by_its_content_in_another_run(tmp_path: Pat
     for run in ("one", "two"):
         ingested(tmp_path / run, ["good.mp4"])
     run_probe(tmp_path / "one", ProbeSpec(videos=videos, level="full"), known_files=memory)
-    facts = cache.read_cache(memory)
-    (digest,) = facts.by_size[(videos / "good.mp4").stat().st_size]
+    (row,) = pl.read_parquet(memory).rows(named=True)
+    assert row["size_bytes"] == (videos / "good.mp4").stat().st_size
     other = tmp_path / "other"
     other.mkdir()
     shutil.copy(videos / "good.mp4", other / "good.mp4")  # another time
     # A mark in what is remembered shows where the answer comes from.
-    ((key, old),) = facts.by_key.items()
-    cache.update_cache(memory, [(key, {**old, "findings": {"trailing_bytes": "remembered."}})])
+    with cache.added_to(memory) as add:
+        marked = {**json.loads(row["facts"]), "findings": {"trailing_bytes": "remembered."}}
+        add((row["video_path"], row["size_bytes"], row["mtime_ns"]), marked)
 
     run_probe(tmp_path / "two", ProbeSpec(videos=other, level="full"), known_files=memory)
 
     rows = pl.read_parquet(tmp_path / "two" / "probe.parquet")
-    assert digest == rows["file_sha256"][0]
+    assert row["sha256"] == rows["file_sha256"][0]
     assert rows["probe_findings"].to_list() == ["trailing_bytes"]
     assert not (tmp_path / "two" / cache.FILE).exists()
-    assert len(cache.read_cache(memory).by_key) == 2
+    assert pl.read_parquet(memory)["video_path"].n_unique() == pl.read_parquet(memory).height == 2
 
 
 def test_another_policy_checks_anew_and_reads_nothing(tmp_path: Path, videos: Path) -> None:
