@@ -32,7 +32,9 @@ ROOMS = {
         "vidcurate.curation.clip_table vidcurate.executor vidcurate.recipe vidcurate.storage"
     ),
     "vidcurate.curation.demo_data": "vidcurate.executor vidcurate.media vidcurate.storage",
-    "vidcurate.curation.review_decisions": "vidcurate.recipe vidcurate.storage",
+    "vidcurate.curation.review_decisions": (
+        "vidcurate.curation.clip_table vidcurate.recipe vidcurate.rng vidcurate.storage"
+    ),
     "vidcurate.curation.filter": (
         "vidcurate.curation.caption_scores vidcurate.curation.clip_table vidcurate.curation.review_decisions "
         "vidcurate.executor vidcurate.recipe vidcurate.storage"

@@ -76,12 +76,12 @@ def _masks(facts: pl.DataFrame, plan: Plan, known: Masks) -> list[pl.Series]:
     return [known[key] for key in keys]
 
 
-def judged(
+def evaluated(
     facts: pl.DataFrame, plan: Plan, known: Masks | None = None
 ) -> Iterator[tuple[Rule, pl.Series, pl.Series]]:
     """Yield each rule, in order, with the rows that it rejects and those that fail it but are kept by eye.
 
-    Both masks are Boolean without nulls, and no row is in both. A rule on a score of the old caption judges
+    Both masks are Boolean without nulls, and no row is in both. A rule on a score of the old caption checks
     no clip with an edited caption. The best duplicate and the limits of an outlier rule are computed over the
     rows that all earlier rules passed; a clip kept by eye is the best of its copies. `known` caches the
     results on these facts for other plans with the same rules.
@@ -118,8 +118,8 @@ def judged(
 
 
 def applied(facts: pl.DataFrame, plan: Plan, known: Masks | None = None) -> Iterator[tuple[Rule, pl.Series]]:
-    """Yield each rule, in order, with the rows of `facts` that it rejects; the rest is as in `judged`."""
-    for rule, failed, _ in judged(facts, plan, known):
+    """Yield each rule, in order, with the rows of `facts` that it rejects; the rest is as in `evaluated`."""
+    for rule, failed, _ in evaluated(facts, plan, known):
         yield rule, failed
 
 

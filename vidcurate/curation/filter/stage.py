@@ -23,7 +23,7 @@ from vidcurate.curation.filter.apply_reviews import (
     summarise_reviews,
     with_edited_captions,
 )
-from vidcurate.curation.filter.bind_rules import Plan, judged, plan_of, survivors
+from vidcurate.curation.filter.bind_rules import Plan, evaluated, plan_of, survivors
 from vidcurate.curation.filter.presets import PRESETS
 from vidcurate.curation.filter.rules import UNKNOWN
 from vidcurate.curation.filter.spec import FilterSpec, Limit, OutlierRule, with_preset
@@ -101,7 +101,7 @@ def apply_rules(
     facts = facts.with_row_index("row")
     first = pl.Series("order", [None], dtype=pl.Int32).new_from_index(0, len(facts))
     entries: list[pl.DataFrame] = []
-    for order, (rule, failed, overridden) in enumerate(judged(facts, plan)):
+    for order, (rule, failed, overridden) in enumerate(evaluated(facts, plan)):
         first = first.zip_with(first.is_not_null() | ~failed, pl.Series([order], dtype=pl.Int32))
         entries.append(
             facts.lazy()
