@@ -97,6 +97,10 @@ ROOMS = {
         "vidcurate.curation.fit vidcurate.executor vidcurate.media vidcurate.recipe vidcurate.sampler "
         "vidcurate.shards vidcurate.storage"
     ),
+    "vidcurate.curation.review": (
+        "vidcurate.curation.clip_table vidcurate.curation.dedup vidcurate.curation.filter "
+        "vidcurate.curation.report vidcurate.executor vidcurate.media vidcurate.recipe vidcurate.storage"
+    ),
     "trainer.report": (
         "trainer.cli trainer.run_folder vidcurate.curation.report vidcurate.sampler vidcurate.storage"
     ),
@@ -130,8 +134,8 @@ ROOMS = {
         "vidcurate.curation.dedup vidcurate.curation.demo_data vidcurate.curation.difficulty "
         "vidcurate.curation.fetch vidcurate.curation.filter vidcurate.curation.fit "
         "vidcurate.curation.frame_scores vidcurate.curation.ingest vidcurate.curation.model_scores "
-        "vidcurate.curation.probe vidcurate.curation.report vidcurate.curation.scenes vidcurate.executor "
-        "vidcurate.recipe vidcurate.shards vidcurate.storage"
+        "vidcurate.curation.probe vidcurate.curation.report vidcurate.curation.review "
+        "vidcurate.curation.scenes vidcurate.executor vidcurate.recipe vidcurate.shards vidcurate.storage"
     ),
     "trainer.cluster": (
         "trainer.cli trainer.health trainer.health.watch trainer.recipe trainer.run_folder trainer.training"

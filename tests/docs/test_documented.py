@@ -5,10 +5,12 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 import typer.main
 from pydantic import BaseModel
@@ -158,12 +160,31 @@ def test_the_examples_of_the_help_run_in_the_order_of_the_pipeline(forks: Forks,
     for name in [*pipeline, *rest]:
         if name == "fetch-plan":  # the published form of the clips
             shutil.make_archive(str(tmp_path / "demo/parts/part0"), "zip", tmp_path / "demo/videos")
+        if name == "review":  # runs until Ctrl-C
+            answers_until_interrupted(examples[name], tmp_path)
+            continue
         forks.call(examples[name], tmp_path)
     recipe_run = examples["curate"].replace("run=run", "run=whole")
     settings = " --set ingest.metadata=demo/captions.csv --set ingest.videos=demo/videos"
     run(recipe_run + settings, tmp_path)
 
     assert set(examples) == {*pipeline, *rest, "curate"}
+
+
+def answers_until_interrupted(command: str, folder: Path) -> None:
+    """Start a command that serves a page, open the address that it prints, and stop it by Ctrl-C."""
+    with subprocess.Popen(
+        shlex.split(command), cwd=folder, stdout=subprocess.PIPE, text=True, env=_environment()
+    ) as process:
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().split()[-1]
+            with httpx.Client(follow_redirects=True) as client:
+                assert "<title>Review</title>" in client.get(address).text
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
 
 
 def console(page: Path) -> list[tuple[str, list[str]]]:

@@ -30,7 +30,7 @@ SECTIONS = {
         "ingest", "probe", "score", "score-frames", "score-models", "dedup", "filter", "split-by-difficulty",
         "build-shards",
     ),
-    "Results": ("report", "inspect", "ledger", "what-if", "presets", "card", "export", "verify"),
+    "Results": ("report", "review", "inspect", "ledger", "what-if", "presets", "card", "export", "verify"),
     "Other inputs and outputs": ("split-scenes", "extract-clips", "fetch-plan", "export-index", "fit"),
     "Training, each a command of `python -m trainer`": (
         "train", "launch", "serve", "sample", "gallery", "train-report", "train-inspect", "plan",

@@ -16,6 +16,7 @@ from vidcurate.cli import analyse as analyse  # importing a file of commands add
 from vidcurate.cli import curate as curate
 from vidcurate.cli import export as export
 from vidcurate.cli import installation as installation
+from vidcurate.cli import review as review
 from vidcurate.cli import scores as scores
 from vidcurate.cli import shards as shards
 from vidcurate.cli import training as training

@@ -138,7 +138,7 @@ def _strip(path: Path, clip: Mapping[str, Any], frames: int) -> tuple[NDArray[np
     return None, why
 
 
-def _inside(videos: Path, name: str) -> Path | None:
+def inside(videos: Path, name: str) -> Path | None:
     """Return the file below `videos`, None when the name leaves the folder."""
     path = videos / name
     return path if path.resolve().is_relative_to(videos.resolve()) else None
@@ -153,7 +153,7 @@ def card(clip: Mapping[str, Any], videos: Path | None, *, frames: int = FRAMES) 
     elif clip.get("ingest_problem") in _NO_FILE or not clip.get("video_path"):
         why = "there is no file"
     else:
-        path = _inside(videos, clip["video_path"])
+        path = inside(videos, clip["video_path"])
         strip, why = _strip(path, clip, frames) if path else (None, "the path leaves the folder of videos")
     image = None
     if strip is not None:

@@ -72,14 +72,19 @@ def read_what_if(run: Path, specs: Sequence[FilterSpec]) -> tuple[Facts, list[Pl
     facts = clips.select(name for name in schema if name in wanted).collect(engine="streaming")
     checked = table.stage_path(run, "filter")
     now = pl.read_parquet(checked, columns=["is_kept"])["is_kept"] if checked.exists() else None
+    return Facts(clips=facts, counts=clip_counts(run, facts, cuts), kept_now=now), plans
+
+
+def clip_counts(run: Path, clips: pl.DataFrame, cuts: tuple[str, list[float]] | None) -> counts.ClipCounts:
+    """Return the groups to count `clips` by: source, level (by `cuts`, see `counts.level_cuts`), bucket."""
     groups = {}
-    if "source_dataset" in facts.columns:
-        groups["by_source"] = counts.by_value(facts["source_dataset"])
-    if cuts is not None and cuts[0] in facts.columns:
-        groups["by_level"] = counts.by_level(facts[cuts[0]], cuts[1])
-    groups["by_bucket"] = counts.by_bucket(facts, counts.bucket_table(run)[0])
-    seconds = facts["duration_seconds"] if "duration_seconds" in facts.columns else None
-    return Facts(clips=facts, counts=counts.ClipCounts(groups, seconds), kept_now=now), plans
+    if "source_dataset" in clips.columns:
+        groups["by_source"] = counts.by_value(clips["source_dataset"])
+    if cuts is not None and cuts[0] in clips.columns:
+        groups["by_level"] = counts.by_level(clips[cuts[0]], cuts[1])
+    groups["by_bucket"] = counts.by_bucket(clips, counts.bucket_table(run)[0])
+    seconds = clips["duration_seconds"] if "duration_seconds" in clips.columns else None
+    return counts.ClipCounts(groups, seconds)
 
 
 def _counted(facts: Facts, kept: pl.Series) -> tuple[dict[str, Any], dict[str, dict[str, dict[str, Any]]]]:
@@ -99,6 +104,11 @@ def what_if(run: Path, spec: FilterSpec) -> dict[str, Any]:
     the run was split), by_bucket: name → {clips, hours}. Raises ColumnError, StageError.
     """
     facts, (plan,) = read_what_if(run, [spec])
+    return outcome(facts, plan)
+
+
+def outcome(facts: Facts, plan: Plan) -> dict[str, Any]:
+    """Return what the rules of `plan` would keep of `facts`, as `what_if` does."""
     left = pl.Series([True]).new_from_index(0, len(facts.clips))
     rules = []
     for rule, failed in applied(facts.clips, plan):

@@ -1,0 +1,121 @@
+// The page: reads the run, joins search, sort, panels, grid and keys.
+
+import { attempt, byId, count, delayed, element, get, label, number, plural } from "./dom.js";
+import { ClipView } from "./clip_view.js";
+import { Filters, title, valueName } from "./filters.js";
+import { Grid } from "./grid.js";
+import { listenToKeys } from "./keys.js";
+import { WhatIf } from "./what_if.js";
+import * as query from "./query.js";
+
+function showTotal(run, found) {
+  byId("count").textContent = found.total === run.rows ? plural(run.rows, "clip") : `${count(found.total)} of ${plural(run.rows, "clip")}`;
+}
+
+function setUpSorting(run) {
+  const sort = byId("sort");
+  const direction = byId("direction");
+  sort.append(element("option", { value: "" }, "table order"));
+  for (const { name, kind, meaning } of run.columns) if (kind !== "list") sort.append(element("option", { value: name, title: meaning }, label(name)));
+  const apply = () => query.change({ sort: sort.value || null, descending: Boolean(sort.value) && direction.value === "down", both_ends: Boolean(sort.value) && direction.value === "ends", near: null });
+  sort.addEventListener("change", apply);
+  direction.addEventListener("change", apply);
+  const follow = ({ sort: name, descending, both_ends: ends }) => {
+    sort.value = name ?? "";
+    direction.value = ends ? "ends" : descending ? "down" : "up";
+    direction.disabled = !name;
+  };
+  query.onChange(follow);
+  follow(query.query());
+}
+
+function setUpSearch() {
+  const input = byId("text");
+  input.value = query.query().text ?? "";
+  input.addEventListener("input", delayed(() => query.change({ text: input.value.trim() }), 250));
+  byId("search").addEventListener("submit", (event) => {
+    event.preventDefault();
+    query.change({ text: input.value.trim() });
+    byId("grid").focus();
+  });
+  query.onChange(({ text }) => { if (document.activeElement !== input) input.value = text ?? ""; });
+}
+
+// The parts of the query as chips; each takes its part away.
+function showActive(run) {
+  const now = query.query();
+  const made = [];
+  const chip = (text, away) => made.push(element("button", { type: "button", class: "chip", title: "Remove", onclick: away }, element("bdi", {}, text)));
+  if (now.text) chip(`caption: ${now.text}`, () => { byId("text").value = ""; query.change({ text: "" }); });
+  for (const [name, values] of Object.entries(now.words ?? {})) chip(`${title(name)}: ${values.map((one) => valueName(name, one)).join(", ")}`, () => query.changeIn("words", name, null));
+  for (const [name, { min = null, max = null }] of Object.entries(now.ranges ?? {})) chip(`${label(name)} ${min === null ? "" : `≥ ${number(min)}`}${min !== null && max !== null ? ", " : ""}${max === null ? "" : `≤ ${number(max)}`}`, () => query.changeIn("ranges", name, null));
+  for (const [name, text] of Object.entries(now.contains ?? {})) chip(`${label(name)}: ${text}`, () => query.changeIn("contains", name, null));
+  if (now.cluster) chip(`copies of ${now.cluster}`, () => query.change({ cluster: null }));
+  if (now.near !== undefined) chip(`looks like row ${count(now.near)}`, () => query.change({ near: null }));
+  if (now.sample) chip(`sample of ${count(now.sample.size)}${now.sample.by ? ` by ${label(now.sample.by)}` : ""}`, () => query.change({ sample: null }));
+  if (now.limits) chip(`changes sides${now.side && now.side !== "both" ? `: newly ${now.side}` : ""}`, () => query.change({ limits: null, side: null }));
+  byId("active").replaceChildren(...made);
+  document.title = `Review of ${run.name}`;
+}
+
+function setUpPanel(whatIf) {
+  const panel = byId("panel");
+  const button = byId("open-panel");
+  const open = (isOpen) => {
+    panel.classList.toggle("open", isOpen);
+    button.setAttribute("aria-expanded", String(isOpen));
+    if (isOpen) panel.querySelector("[role=tab][aria-selected=true]").focus();
+  };
+  button.addEventListener("click", () => open(!panel.classList.contains("open")));
+  addEventListener("keydown", (event) => { if (event.key === "Escape" && panel.classList.contains("open")) { open(false); button.focus(); } });
+  byId("grid").addEventListener("pointerdown", () => open(false));
+  const tabs = [["tab-filter", "filter-panel"], ["tab-what-if", "what-if-panel"]];
+  const choose = (chosen) => {
+    for (const [tab, content] of tabs) {
+      const isChosen = tab === chosen;
+      byId(tab).setAttribute("aria-selected", String(isChosen));
+      byId(tab).tabIndex = isChosen ? 0 : -1;
+      byId(content).hidden = !isChosen;
+    }
+    if (chosen === "tab-what-if") whatIf.open();
+  };
+  for (const [tab] of tabs) {
+    byId(tab).addEventListener("click", () => choose(tab));
+    byId(tab).addEventListener("keydown", (event) => {
+      if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;
+      const other = tabs.find(([name]) => name !== tab)[0];
+      choose(other);
+      byId(other).focus();
+    });
+  }
+  if (query.query().limits) choose("tab-what-if");
+}
+
+// What the cards show besides: the columns that the query is about.
+function columnsOfInterest() {
+  const { sort, ranges, limits } = query.query();
+  return [...new Set([...(sort ? [sort] : []), ...Object.keys(limits ?? {}), ...Object.keys(ranges ?? {})])];
+}
+
+async function start() {
+  const run = await attempt(() => get("/api/run"));
+  if (!run) return;
+  byId("title").replaceChildren("Review of ", element("bdi", {}, run.name));
+  let view = null;
+  const grid = new Grid((found) => showTotal(run, found), (clip) => view.show(clip));
+  grid.shown = columnsOfInterest;
+  view = new ClipView(run, grid, () => []);
+  const filters = new Filters(run);
+  const whatIf = new WhatIf(run);
+  setUpSorting(run);
+  setUpSearch();
+  setUpPanel(whatIf);
+  listenToKeys(grid, view, {});
+  query.onChange(() => { showActive(run); grid.reset(); });
+  showActive(run);
+  await grid.reset();
+  grid.root.focus({ preventScroll: true });
+  await filters.refresh();
+}
+
+start();
