@@ -1,6 +1,6 @@
-"""Review app: a local web page on which people watch the clips of a run, search them and try thresholds.
+"""Review app: a local web page to watch, search and sort a run's clips.
 
-`serve.serve_review` is the command, `app.make_app` the routes, `clip_rows` the table in memory, `query` what
-the grid shows, `access` who may ask. `static/` has the page: plain JavaScript and CSS that load
-nothing else.
+People play the clips, find them and try other thresholds. `serve.serve_review` is the command, `app.make_app`
+the routes, `clip_rows` the table in memory, `query` what the grid shows, `access` who may ask. `static/` has
+the page: plain JavaScript and CSS that load nothing else.
 """

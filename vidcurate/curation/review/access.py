@@ -1,4 +1,4 @@
-"""Access to the review app: a token, loopback host names, one origin, and headers that browsers obey.
+"""Access to the review app: token, loopback host names, one origin, headers.
 
 A page on the internet can make the reader's browser send requests to 127.0.0.1. Four things stand against
 that: the token (a cookie that no other site can send), the Host header (a name that was rebound to 127.0.0.1

@@ -1,4 +1,4 @@
-"""Clip rows of a run for the review app: columns in memory, each read at its first use."""
+"""Clip rows in memory for the review app; each column is read at first use."""
 
 import math
 import threading

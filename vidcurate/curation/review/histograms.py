@@ -1,4 +1,4 @@
-"""Histograms and counts by value of the review app, over the rows that its filters let through."""
+"""Histograms and counts by value, over the rows that the filters let through."""
 
 from typing import Any
 
@@ -25,9 +25,9 @@ class Histograms:
             values = self._rows.values(name)
             known = bars([Series(name=name, ink="", values=values)])
             place = np.searchsorted(known.edges, values, side="right") - 1
-            place = np.clip(place, 0, len(known.edges) - 2).astype(np.uint8)
-            place[~np.isfinite(values)] = 255
-            self._found[name] = (known, place)
+            bar = np.clip(place, 0, len(known.edges) - 2).astype(np.uint8)
+            bar[~np.isfinite(values)] = 255
+            self._found[name] = (known, bar)
         return self._found[name]
 
     def of(self, name: str, query: Query) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Serve command of the review app: bind a loopback port, print the address, run until Ctrl-C."""
+"""Serve command: bind a loopback port, print the address, run until Ctrl-C."""
 
 import secrets
 import socket

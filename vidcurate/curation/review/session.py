@@ -1,4 +1,4 @@
-"""Session of a review: the run's rows as they are now, and the latest results of queries."""
+"""Session of a review: the run's rows and the latest results of queries."""
 
 import threading
 from collections import OrderedDict

@@ -1,4 +1,4 @@
-"""Thresholds to try: what the filter would keep with other limits, and which clips change sides."""
+"""Thresholds to try: what they would keep, and which clips change sides."""
 
 import json
 import re
@@ -120,7 +120,7 @@ class Thresholds:
                 before, after = (getattr(limit, word) if limit else None for limit in (old, new))
                 if before == after:
                     continue
-                bound = after if after is not None else before
+                bound: float = after if after is not None else before  # type: ignore[assignment]
                 values = self._rows.values(name)
                 known = values[np.isfinite(values)]
                 spread = float(np.subtract(*np.quantile(known, [0.9, 0.1]))) if len(known) else 1.0

@@ -1,4 +1,4 @@
-"""Transcoding on demand for browsers: a bounded folder of mp4 files, and few processes at a time."""
+"""Transcoding on demand: a bounded folder of mp4 files, few child processes."""
 
 import asyncio
 import hashlib

@@ -1,4 +1,4 @@
-"""Video files of the review app: which file a row may show, and still pictures of it."""
+"""Video files of the review app: which file a row may show; still pictures."""
 
 import threading
 from collections import OrderedDict
