@@ -413,6 +413,7 @@ OF_OLD_CAPTION = ("matching_score", "caption_repeats", *(f"clip_match_{name}" fo
 # Columns of earlier stages that the filter overwrites when a caption was edited.
 OF_CAPTION = (
     "caption",
+    "captions",
     *(name for name, column in COLUMNS.items() if column.stage == "score"),
     *OF_OLD_CAPTION,
 )

@@ -22,6 +22,7 @@ from vidcurate.curation.review_decisions.outcome import Outcome, merge_decisions
 
 REVIEW = "review"
 _ASKED = "not rejected by eye"
+_EDITED = " (edited)"  # ends the name of a column while the table is joined with the edits
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,22 +99,43 @@ def with_edited_captions(run: Path, clips: pl.LazyFrame, reviews: Reviews) -> tu
     detector of `score` is not installed.
     """
     schema = clips.collect_schema()
-    edits = reviews.captions()
-    here = clips.select("clip_id").filter(pl.col("clip_id").is_in([*edits])).collect()["clip_id"]
-    if "caption" not in schema or here.is_empty():
+    if "caption" not in schema:
         return clips, []
-    fresh = here.to_frame().with_columns(caption=_text_of(edits))
+    named = [name for name in ("captions", "caption_name") if name in schema]
+    edits = reviews.captions()
+    fresh = (
+        clips.select("clip_id", *named)
+        .filter(pl.col("clip_id").is_in([*edits]))
+        .with_columns(_text_of(edits).alias("caption"))
+        .collect()
+    )
+    if fresh.is_empty():
+        return clips, []
+    if named:
+        several = [_with_main(*row) for row in fresh.select(*named, "caption").iter_rows()]
+        fresh = fresh.drop(named).with_columns(pl.Series("captions", several, dtype=schema["captions"]))
     if "noun_count" in schema:
         fresh = pl.concat([fresh, rescore(run, fresh["caption"], schema)], how="horizontal")
     stale = [name for name in OF_OLD_CAPTION if name in schema]
     fresh = fresh.with_columns(pl.lit(None, dtype=schema[name]).alias(name) for name in stale)
     changed = [name for name in fresh.columns if name != "clip_id"]
-    return clips.with_columns(
-        pl.col("clip_id")
-        .replace_strict(fresh["clip_id"], fresh[name], default=pl.col(name), return_dtype=schema[name])
-        .alias(name)
-        for name in changed
+    renamed = fresh.rename({name: f"{name}{_EDITED}" for name in changed}).with_columns(is_edited=True)
+    both = clips.join(renamed.lazy(), on="clip_id", how="left", maintain_order="left")
+    return both.select(
+        pl.when(pl.col("is_edited")).then(pl.col(f"{name}{_EDITED}")).otherwise(pl.col(name)).alias(name)
+        if name in changed
+        else name
+        for name in schema
     ), changed
+
+
+def _with_main(
+    captions: list[dict[str, str]] | None, name: str | None, caption: str
+) -> list[dict[str, str]] | None:
+    """Return a clip's named captions with the edited text in place of its main caption's."""
+    if captions is None:
+        return None
+    return [{**one, "text": caption} if one["name"] == name else one for one in captions]
 
 
 def summarise_reviews(run: Path, reviews: Reviews) -> dict[str, int]:

@@ -117,12 +117,18 @@ def test_undone_decisions_leave_the_very_bytes_of_a_filter_without_any(tmp_path:
     assert [(run / name).read_bytes() for name in names] == plain
 
 
+def text(caption: str, name: str) -> dict[str, str]:
+    return {"name": name, "text": caption}
+
+
 def captioned(run: Path) -> Path:
     captions = ["A dog.", "A cat sits on a mat beside a lamp, a book and a chair.", "A bird."]
     frame = pl.DataFrame(
         {
             "clip_id": ["a", "b", "c"],
             "caption": captions,
+            "captions": pl.Series([[text(captions[0], "long"), text("Dog.", "short")], None, None]),
+            "caption_name": ["long", None, None],
             "matching_score": [0.2, 0.9, 0.9],
             "ingest_problem": pl.Series([None] * 3, dtype=pl.String),
             "video_path": ["a.mp4", "b.mp4", "c.mp4"],
@@ -150,6 +156,8 @@ def test_an_edited_caption_replaces_the_caption_and_its_scores(tmp_path: Path) -
     rows = {row["clip_id"]: row for row in table.scan(run, "filter").collect().iter_rows(named=True)}
     assert rows["a"]["caption"] == edited
     assert rows["a"]["caption_original"] == "A dog."
+    assert rows["a"]["captions"] == [text(edited, "long"), text("Dog.", "short")]
+    assert rows["b"]["captions"] is None
     assert rows["a"]["noun_count"] == 4
     assert rows["a"]["caption_num_words"] == 12
     assert rows["a"]["matching_score"] is None
