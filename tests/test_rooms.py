@@ -94,8 +94,8 @@ ROOMS = {
     ),
     "vidcurate.curation.report": (
         "vidcurate.curation.clip_table vidcurate.curation.difficulty vidcurate.curation.filter "
-        "vidcurate.curation.fit vidcurate.executor vidcurate.media vidcurate.recipe vidcurate.sampler "
-        "vidcurate.shards vidcurate.storage"
+        "vidcurate.curation.fit vidcurate.curation.review_decisions vidcurate.executor vidcurate.media "
+        "vidcurate.recipe vidcurate.sampler vidcurate.shards vidcurate.storage"
     ),
     "vidcurate.curation.review": (
         "vidcurate.curation.clip_table vidcurate.curation.dedup vidcurate.curation.filter "
@@ -135,7 +135,8 @@ ROOMS = {
         "vidcurate.curation.fetch vidcurate.curation.filter vidcurate.curation.fit "
         "vidcurate.curation.frame_scores vidcurate.curation.ingest vidcurate.curation.model_scores "
         "vidcurate.curation.probe vidcurate.curation.report vidcurate.curation.review "
-        "vidcurate.curation.scenes vidcurate.executor vidcurate.recipe vidcurate.shards vidcurate.storage"
+        "vidcurate.curation.review_decisions vidcurate.curation.scenes vidcurate.executor vidcurate.recipe "
+        "vidcurate.shards vidcurate.storage"
     ),
     "trainer.cluster": (
         "trainer.cli trainer.health trainer.health.watch trainer.recipe trainer.run_folder trainer.training"

@@ -17,6 +17,8 @@ from vidcurate import __version__
 from vidcurate.curation.clip_table import costs, table
 from vidcurate.curation.fit.summary import read_fit
 from vidcurate.curation.report import contact_sheet, distributions, duplicates, facts, funnel, limits, svg
+from vidcurate.curation.report.review_summary import review_summary
+from vidcurate.curation.review_decisions.journal import REVIEWS
 from vidcurate.errors import InputError
 from vidcurate.executor.map_clips import Progress, no_progress
 from vidcurate.storage import atomic_file
@@ -150,6 +152,7 @@ def run_report(run: Path, *, videos: Path | None = None, progress: Progress = no
             "shards": facts.shards(run),
             "fit": read_fit(run),
             "copies": twins,
+            "review": review_summary(run) if (run / REVIEWS).exists() else None,
             "near": near,
             "costs": costs.read_costs(run),
             "kept": [cards["strip", clip] for clip in kept],
