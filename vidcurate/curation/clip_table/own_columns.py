@@ -89,8 +89,11 @@ def captions_of(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def caption_names(run: Path) -> list[str]:
-    """Return the names of the captions in a run's newest table, sorted; [MAIN] when no clip has several."""
-    captions = table.scan(run, table.newest_stage(run)).select("captions")
+    """Return the names of the captions in a run, sorted; [MAIN] when no clip has several.
+
+    Raises StageError when there is no table of ingest, TableError for a damaged one.
+    """
+    captions = table.scan(run, "ingest").select("captions")
     names = captions.explode("captions").select(pl.col("captions").struct.field("name")).drop_nulls()
     found = names.unique().collect(engine="streaming").to_series().sort().to_list()
     return found or [MAIN]

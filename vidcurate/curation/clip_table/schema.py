@@ -29,7 +29,7 @@ def _column(stage: str, dtype: type[pl.DataType] | pl.DataType, unit: str, meani
     return Column(dtype=whole, unit=unit, meaning=meaning, stage=stage)
 
 
-# Named captions of a clip, in the order of the metadata; no text is null or empty, no name occurs twice.
+# Named captions of a clip, the main one first; no text is null or empty, no name occurs twice.
 CAPTIONS = pl.List(pl.Struct({"name": pl.String, "text": pl.String}))
 
 # Aggregates of a per-frame score over a clip; `first` is the first frame with a score.

@@ -23,6 +23,7 @@ VIDEO_SUFFIXES = tuple(
     )
 )
 
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 _MOST_FOLDERS = 64  # folders below the root in which `better_root` looks
 
 

@@ -4,15 +4,10 @@ An adapter hands on cells as text (or as numbers that it worked out itself) unde
 does not parse is never dropped: the row's `bad` says which column held what.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import polars as pl
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from vidcurate.errors import StorageError
 
 # Columns that an adapter may fill, and their dtype in the table. `bad` and `note` may come beside them.
 CELLS: dict[str, pl.DataType] = {
@@ -45,11 +40,25 @@ _CLOCK = r"^(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)$"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OwnCell:
+    """Own column: `part` is its column in an adapter's rows, `value` the typed cells of that column."""
+
+    part: str
+    name: str
+    source: str
+    value: pl.Expr
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """An adapter's rows. `labels` maps our column to the name that messages use (the source's own)."""
+    """An adapter's rows. `labels` maps our column to the name that messages use (the source's own).
+
+    Beside CELLS the frame has the parts of the `own` columns, and further captions: either `caption:NAME` for
+    each named one, or captions and caption_name as in the table.
+    """
 
     frame: pl.LazyFrame
-    used: tuple[str, ...]
+    own: tuple[OwnCell, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -123,22 +132,3 @@ def best_known(cells: Mapping[str, pl.Expr]) -> dict[str, pl.Expr]:
         cells["end_seconds"] - cells["start_seconds"].fill_null(0.0),
     )
     return known
-
-
-_BATCH_ROWS = 4096
-_SCHEMA = pa.schema([(name, pa.string()) for name in (*CELLS, "bad")])
-
-
-def stage(rows: Iterable[Mapping[str, str | None]], path: Path) -> None:
-    """Write `rows` (cells as text, `bad` among them) to a Parquet file. Raises StorageError."""
-    batch: list[Mapping[str, str | None]] = []
-    try:
-        with pq.ParquetWriter(path, _SCHEMA) as writer:
-            for row in rows:
-                batch.append(row)
-                if len(batch) == _BATCH_ROWS:
-                    writer.write_table(pa.Table.from_pylist(batch, schema=_SCHEMA))
-                    batch.clear()
-            writer.write_table(pa.Table.from_pylist(batch, schema=_SCHEMA))
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be written ({error.strerror or error}).") from error

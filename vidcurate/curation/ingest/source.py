@@ -8,6 +8,7 @@ is not UTF-8 is never guessed at; an encoding that is asked for is converted int
 import codecs
 import csv
 import difflib
+import json
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import polars as pl
 
+from vidcurate.curation.ingest.rows import CELLS
 from vidcurate.curation.ingest.spec import IngestSpec
 from vidcurate.errors import ColumnError, InputError, StorageError
 
@@ -25,6 +27,7 @@ PARQUET = (".parquet", ".pq")
 JSON_LINES = (".jsonl", ".ndjson")
 # Cells that stand for "nothing here" in a table that pandas or a database wrote.
 ABSENT = ("", "nan", "NaN", "None", "null", "NULL", "NA", "N/A", "<NA>")
+OWN = "own:"  # own:3 is the column of rows that holds the source's own column number 3, from 0
 _CHUNK_BYTES = 1 << 20
 # Polars reads text in chunks that grow with the file, up to 16 MB and several at once: 180 MB beside the
 # rows. Chunks of 2 MB hold 60 MB at most and take the same time. A value that the user set stays.
@@ -34,11 +37,15 @@ for _variable in ("POLARS_CSV_CHUNK_SIZE", "POLARS_NDJSON_CHUNK_SIZE"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """An opened table: `dtypes` are those of the file, before anything is made text."""
+    """An opened table: `dtypes` are those of the file, before anything is made text.
+
+    `is_text`: every cell is text that says nothing of its type, as in a CSV.
+    """
 
     path: Path
     frame: pl.LazyFrame
     dtypes: Mapping[str, pl.DataType]
+    is_text: bool = False
 
 
 def normal(name: str) -> str:
@@ -73,7 +80,7 @@ def open_source(spec: IngestSpec, scratch: Path) -> Source:
         if suffix in SEPARATORS or suffix in JSON_LINES:
             text = _as_utf8(path, head, spec.encoding, scratch)
             if suffix in JSON_LINES:
-                return _json_lines(path, text)
+                return json_lines(path, text)
             return _csv(path, text, spec.separator or SEPARATORS[suffix])
     except (pl.exceptions.PolarsError, OSError) as error:
         raise unreadable(path, error, spec.encoding) from error
@@ -90,7 +97,7 @@ def _source(path: Path, frame: pl.LazyFrame) -> Source:
 
 def _csv(path: Path, text: Path, separator: str) -> Source:
     frame = pl.scan_csv(text, infer_schema=False, separator=separator)
-    source = _source(path, frame)
+    source = Source(path=path, frame=frame, dtypes=dict(frame.collect_schema()), is_text=True)
     if len(source.dtypes) == 1:
         only = next(iter(source.dtypes))
         for other, word in ((";", "';'"), ("\t", "a tab"), ("|", "'|'"), (",", "','")):
@@ -101,13 +108,50 @@ def _csv(path: Path, text: Path, separator: str) -> Source:
     return source
 
 
-def _json_lines(path: Path, text: Path) -> Source:
-    guessed = pl.scan_ndjson(text, infer_schema_length=1000).collect_schema()
-    as_text = {
-        name: pl.String() if not dtype.is_nested() else dtype for name, dtype in guessed.items()
-    }  # a number stays as it was written, and a later row may hold a word
-    frame = pl.scan_ndjson(text, schema=as_text)
-    return Source(path=path, frame=frame, dtypes=dict(guessed))
+def json_lines(path: Path, text: Path) -> Source:
+    """Open JSON Lines with every key of every row; a nested value other than a plain list is JSON text."""
+    try:
+        guessed = dict(pl.scan_ndjson(text, infer_schema_length=None).collect_schema())
+    except pl.exceptions.PolarsError:  # one key holds structs and text, or structs of other kinds
+        guessed = _types_of_keys(path, text)
+    # Text, so that a number stays as it was written; a list may be one that an adapter takes apart.
+    held = {name: dtype if _is_plain_list(dtype) else pl.String() for name, dtype in guessed.items()}
+    dtypes = {name: held[name] if dtype.is_nested() else dtype for name, dtype in guessed.items()}
+    return Source(path=path, frame=pl.scan_ndjson(text, schema=held), dtypes=dtypes)
+
+
+def _is_plain_list(dtype: pl.DataType) -> bool:
+    """Return whether every value of a type is a list, of lists or plain values."""
+    while isinstance(dtype, pl.List) and isinstance(dtype.inner, pl.DataType):
+        dtype = dtype.inner
+        if not dtype.is_nested():
+            return True
+    return False
+
+
+def _types_of_keys(path: Path, text: Path) -> dict[str, pl.DataType]:
+    """Return key → type of all rows of JSON Lines: int, float, bool, else text.
+
+    Raises InputError for a line that is no object.
+    """
+    kinds: dict[str, set[type]] = {}
+    with text.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                row = json.loads(line) if line.strip() else {}
+                for key, value in row.items():
+                    kinds.setdefault(key, set()).update(() if value is None else (type(value),))
+            except (ValueError, AttributeError) as error:
+                raise InputError(f"{path}: line {number} is no JSON object ({error}).") from error
+    plain: list[tuple[set[type], pl.DataType]] = [
+        ({bool}, pl.Boolean()),
+        ({int}, pl.Int64()),
+        ({int, float}, pl.Float64()),
+    ]
+    return {
+        key: next((dtype for only, dtype in plain if seen and seen <= only), pl.String())
+        for key, seen in kinds.items()
+    }
 
 
 def _as_utf8(path: Path, head: bytes, encoding: str, scratch: Path) -> Path:
@@ -212,19 +256,6 @@ def demand(source: Source, name: str, what: str) -> str:
     raise ColumnError(f"{source.path}: no column {name!r} ({what}); it has {listed(source.dtypes)}.{hint}")
 
 
-def caption_column(source: Source, spec: IngestSpec, *names: str, hint: str = "") -> str:
-    """Return the source column that is the caption: the spec's choice, else the first of `names` there is."""
-    if spec.caption_column is not None:
-        return demand(source, spec.caption_column, "asked for as the caption")
-    column = find(source, *names)
-    if column is None:
-        raise ColumnError(
-            f"{source.path}: no caption column ({' or '.join(names)}); it has {listed(source.dtypes)}."
-            f"{hint or ' Name one as the caption column.'}"
-        )
-    return column
-
-
 def pick(
     source: Source, columns: Mapping[str, tuple[str, ...]], *, required: Iterable[str] = ()
 ) -> dict[str, str]:
@@ -245,8 +276,9 @@ def pick(
 def text(source: Source, found: Mapping[str, str]) -> pl.LazyFrame:
     """Return the columns of `found` under our names as trimmed text; a cell that holds nothing is null.
 
-    A word such as `nan` counts as nothing, but not in an id or a path. Raises ColumnError for an id that
-    the file holds as a floating number: its zeros are lost already.
+    A word such as `nan` counts as nothing, but not in an id or a path. A list of captions stays a list. The
+    other columns follow untouched, as OWN and their number. Raises ColumnError for an id that the file holds
+    as a floating number: its zeros are lost already.
     """
     for ours in ("clip_id", "source_id"):
         if ours in found and source.dtypes[found[ours]].is_float():
@@ -254,12 +286,28 @@ def text(source: Source, found: Mapping[str, str]) -> pl.LazyFrame:
                 f"{source.path}: the ids in {found[ours]!r} are floating numbers, so 12.10 is 12.1 already; "
                 "write them as text."
             )
-    cells = {ours: pl.col(column).cast(pl.String).str.strip_chars() for ours, column in found.items()}
-    frame = source.frame.select(**cells)
+    lists = {
+        ours: pl.col(column)
+        for ours, column in found.items()
+        if ours.startswith("caption") and isinstance(source.dtypes[column], pl.List)
+    }
+    cells = {
+        ours: pl.col(column).cast(pl.String).str.strip_chars()
+        for ours, column in found.items()
+        if ours not in lists
+    }
+    taken = taken_by(found)
+    own = {f"{OWN}{place}": pl.nth(place) for place, name in enumerate(source.dtypes) if name not in taken}
+    frame = source.frame.select(**cells, **lists, **own)
     return frame.with_columns(
         pl.when(pl.col(ours).is_in(("",) if ours in ("clip_id", "source_id", "video_path") else ABSENT))
         .then(None)
         .otherwise(pl.col(ours))
         .alias(ours)
-        for ours in found
+        for ours in cells
     )
+
+
+def taken_by(found: Mapping[str, str]) -> set[str]:
+    """Return the source columns that become a column of ours as they are; `found` maps ours to them."""
+    return {column for ours, column in found.items() if ours in CELLS or ours.startswith("caption:")}

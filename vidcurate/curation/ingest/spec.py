@@ -41,9 +41,12 @@ class IngestSpec(Recipe):
     schema_name: SchemaName = Field(default="auto", alias="schema")
     """the metadata's form; auto says what it recognised and why"""
     caption_column: str | None = None
-    """which of several captions to take"""
+    """which of several captions is the main one, whose nouns are counted: a column, or a caption's name"""
+    caption_lines: bool = True
+    """whether each line of a text beside a video is a caption; false: the whole text is one"""
     map: dict[str, str] = Field(default_factory=dict)
-    """our column → the metadata's column, for `schema: table`"""
+    """our column → the metadata's column, for `schema: table`; `video` is video_path, and caption_NAME adds a
+    caption of that name"""
     files: Literal["clips", "sources"] | None = None
     """whether a file is a clip already or the source that holds it; null: as usual for the schema"""
     extension: str = ".mp4"

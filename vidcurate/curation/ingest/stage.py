@@ -16,10 +16,13 @@ from typing import Any
 import polars as pl
 
 from vidcurate.curation.clip_table import run_lock, table
+from vidcurate.curation.clip_table.own_columns import MAIN, caption_names, own_columns, words_of
 from vidcurate.curation.clip_table.schema import COLUMNS
+from vidcurate.curation.ingest import captions
 from vidcurate.curation.ingest.adapters import folder, webdataset
-from vidcurate.curation.ingest.detect import TABLES, is_table, recognise_path, recognise_table
+from vidcurate.curation.ingest.detect import TABLES
 from vidcurate.curation.ingest.files import Listing, list_folder
+from vidcurate.curation.ingest.plan import IngestPlan, files_of, plan_of
 from vidcurate.curation.ingest.reconcile import (
     KEYS,
     PROBLEMS,
@@ -30,7 +33,7 @@ from vidcurate.curation.ingest.reconcile import (
     write_report,
 )
 from vidcurate.curation.ingest.rows import CELLS, MEASURES, Rows, best_known, typed
-from vidcurate.curation.ingest.source import Source, open_source, unreadable
+from vidcurate.curation.ingest.source import unreadable
 from vidcurate.curation.ingest.spec import IngestSpec
 from vidcurate.errors import InputError, StorageError
 from vidcurate.executor.map_clips import Progress, no_progress
@@ -45,7 +48,8 @@ class IngestSummary:
     """What an ingest found: `rows_in` = `rows_kept` + the rows of `problems` = metadata rows + extra files.
 
     `videos` is the folder that `video_path` is relative to (None: only metadata was read). `findings` counts
-    each list of reconcile.json; a row with two problems is in two lists and once in `problems`.
+    each list of reconcile.json; a row with two problems is in two lists and once in `problems`. `own_columns`
+    are the columns kept beside the known ones, `captions` the names of several captions a clip.
     """
 
     rows_in: int
@@ -55,22 +59,10 @@ class IngestSummary:
     reason: str
     problems: dict[str, int]
     findings: dict[str, int]
-    dropped_columns: tuple[str, ...]
+    own_columns: tuple[str, ...]
+    captions: tuple[str, ...]
     videos: str | None
     up_to_date: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Plan:
-    """What is to be read: the schema and why, the opened source or listing, the digests of what is small."""
-
-    schema: str
-    reason: str
-    inputs: dict[str, str]
-    source: Source | None
-    listing: Listing | None
-    shards: dict[Path, str]
-    alone: list[str]
 
 
 def run_ingest(run: Path, spec: IngestSpec, *, progress: Progress = no_progress) -> IngestSummary:
@@ -92,8 +84,8 @@ def run_ingest(run: Path, spec: IngestSpec, *, progress: Progress = no_progress)
 
 
 def _ingest(run: Path, spec: IngestSpec, scratch: Path, progress: Progress) -> IngestSummary:
-    plan = _plan(spec, scratch)
-    spec = spec.model_copy(update={"files": spec.files or _files(plan.schema)})
+    plan = plan_of(spec, scratch)
+    spec = spec.model_copy(update={"files": spec.files or files_of(plan.schema)})
     videos = run / UNPACKED if plan.shards else plan.listing.root if plan.listing else None
     target = table.stage_path(run, "ingest")
     with ThreadPoolExecutor(max_workers=1) as beside:
@@ -113,7 +105,7 @@ def _ingest(run: Path, spec: IngestSpec, scratch: Path, progress: Progress) -> I
         return _write(run, plan, spec, scratch, videos, digest, progress)
 
 
-def _origin(plan: _Plan, spec: IngestSpec, digest: Future[str] | None) -> tuple[table.Provenance, str]:
+def _origin(plan: IngestPlan, spec: IngestSpec, digest: Future[str] | None) -> tuple[table.Provenance, str]:
     """Return the table's provenance and its digest; waits for the digest of the metadata."""
     settings = spec.model_dump(mode="json", by_alias=True, exclude={"metadata", "videos"})
     origin = table.Provenance(
@@ -126,7 +118,7 @@ def _origin(plan: _Plan, spec: IngestSpec, digest: Future[str] | None) -> tuple[
 
 def _write(
     run: Path,
-    plan: _Plan,
+    plan: IngestPlan,
     spec: IngestSpec,
     scratch: Path,
     videos: Path | None,
@@ -134,7 +126,7 @@ def _write(
     progress: Progress,
 ) -> IngestSummary:
     try:
-        rows, listing, dropped, more = _rows(plan, spec, scratch, videos, progress)
+        rows, listing, more = _rows(plan, spec, scratch, videos, progress)
         cells = _cells(rows)
         if cells.is_empty():
             raise InputError(f"{spec.metadata}: a header and no rows; there is nothing to take in.")
@@ -147,10 +139,11 @@ def _write(
             finds_by_name=plan.schema in TABLES and TABLES[plan.schema].has_bare_names,
         )
         origin, made_from = _origin(plan, spec, digest)
-        report = {"made_from": made_from, **_report(plan, ledger, dropped, more, videos)}
-        frame = _table(rows, cells, ledger, plan.schema, spec)
+        target = table.stage_path(run, "ingest")
+        words = {cell.name: words_of(cell.source) for cell in rows.own}
+        table.write(_table(rows, cells, ledger, plan.schema, spec), target, origin, words=words)
+        report = {"made_from": made_from, **_report(plan, ledger, target, more, videos)}
         write_report(run / REPORT, report)
-        table.write(frame, table.stage_path(run, "ingest"), origin)
     except pl.exceptions.PolarsError as error:
         raise unreadable(spec.metadata, error, spec.encoding) from error
     progress(cells.height, cells.height, "rows")
@@ -161,75 +154,7 @@ def _place(videos: Path | None) -> str | None:
     return None if videos is None else str(videos.resolve())
 
 
-def _files(schema: str) -> str:
-    return TABLES[schema].files if schema in TABLES else "clips"
-
-
-def _plan(spec: IngestSpec, scratch: Path) -> _Plan:
-    """Recognise the metadata and digest what will be read."""
-    schema, reason, source = _recognise(spec, scratch)
-    _check_settings(spec, schema)
-    if schema == "webdataset":
-        if spec.videos is not None:
-            raise InputError(f"videos {spec.videos}: shards bring their own videos; leave the setting out.")
-        shards = {path: table.digest(path) for path in webdataset.shard_paths(spec.metadata)}
-        if not shards:
-            raise InputError(f"{spec.metadata}: no .tar file in this folder.")
-        inputs = {path.name: digest for path, digest in shards.items()}
-        return _Plan(
-            schema=schema, reason=reason, inputs=inputs, source=None, listing=None, shards=shards, alone=[]
-        )
-    alone: list[str] = []
-    inputs = {}
-    if schema == "folder":
-        if spec.videos is not None and spec.videos.resolve() != spec.metadata.resolve():
-            raise InputError(f"videos {spec.videos}: schema folder reads the videos in {spec.metadata}.")
-        videos = list_folder(spec.metadata)
-        inputs["captions"], alone = folder.side_cars(videos)
-        listing: Listing | None = videos
-    else:
-        listing = list_folder(spec.videos) if spec.videos is not None else None
-    inputs["videos"] = listing.digest if listing else "none"
-    return _Plan(
-        schema=schema, reason=reason, inputs=inputs, source=source, listing=listing, shards={}, alone=alone
-    )
-
-
-def _recognise(spec: IngestSpec, scratch: Path) -> tuple[str, str, Source | None]:
-    """Return (schema, reason, the opened table or None for a folder or shards)."""
-    if spec.schema_name in ("folder", "webdataset"):
-        if is_table(spec.metadata):
-            raise InputError(
-                f"{spec.metadata}: is a table; schema {spec.schema_name} needs a folder or a tar."
-            )
-        return spec.schema_name, "asked for", None
-    if not is_table(spec.metadata):
-        if spec.schema_name != "auto":
-            raise InputError(f"{spec.metadata}: is no table, and schema {spec.schema_name} needs one.")
-        return *recognise_path(spec.metadata), None
-    source = open_source(spec, scratch)
-    if spec.schema_name != "auto":
-        return spec.schema_name, "asked for", source
-    return *recognise_table(source, spec), source
-
-
-def _check_settings(spec: IngestSpec, schema: str) -> None:
-    if spec.map and schema != "table":
-        raise InputError(f"map: only schema table takes a column map, not {schema}.")
-    if spec.files is not None and schema not in ("miradata-v0", "miradata-v1", "panda70m", "koala36m"):
-        raise InputError(
-            f"files: {spec.files} can be set for miradata, panda70m and koala36m, not for {schema}."
-        )
-    if spec.source_pattern is not None:
-        try:
-            pl.Series([""]).str.extract(spec.source_pattern, 1)
-        except pl.exceptions.PolarsError as error:
-            raise InputError(
-                f"source_pattern {spec.source_pattern!r}: not a regular expression with one group."
-            ) from error
-
-
-def _still_there(plan: _Plan, report: dict[str, Any], videos: Path | None) -> bool:
+def _still_there(plan: IngestPlan, report: dict[str, Any], videos: Path | None) -> bool:
     """Say whether what the table says of paths holds: unpacked shards, and the root of absolute paths."""
     if report["root_of_absolute_paths"] not in (None, _place(videos)):
         return False
@@ -239,23 +164,20 @@ def _still_there(plan: _Plan, report: dict[str, Any], videos: Path | None) -> bo
 
 
 def _rows(
-    plan: _Plan, spec: IngestSpec, scratch: Path, videos: Path | None, progress: Progress
-) -> tuple[Rows, Listing | None, list[str], dict[str, Any]]:
-    """Return the adapter's rows, the files to match, the source columns left out, and other findings."""
+    plan: IngestPlan, spec: IngestSpec, scratch: Path, videos: Path | None, progress: Progress
+) -> tuple[Rows, Listing | None, dict[str, Any]]:
+    """Return the adapter's rows, the files to match, and other findings."""
     if plan.shards and videos is not None:
         rows, found = webdataset.read_rows(plan.shards, spec, scratch, videos, progress)
         files = pl.DataFrame(found.files, schema={"path": pl.String, "size_bytes": pl.Int64}, orient="row")
         files = files.with_columns(leaves=pl.lit(False), is_video=pl.lit(True))
         listing = Listing(root=videos, files=files, links=(), digest="")
-        return rows, listing, sorted(found.unknown_keys), {"other_files": found.num_other_members}
+        return rows, listing, {"other_files": found.num_other_members}
     more = {"other_files": plan.listing.files.filter(~pl.col("is_video")).height if plan.listing else 0}
     if plan.source is not None:
-        rows = TABLES[plan.schema].read(plan.source, spec, scratch)
-        dropped = [name or "(unnamed)" for name in plan.source.dtypes if name not in rows.used]
-        return rows, plan.listing, dropped, more
+        return TABLES[plan.schema].read(plan.source, spec, scratch), plan.listing, more
     videos_beside = plan.listing or list_folder(spec.metadata)
-    rows, unknown = folder.read_rows(videos_beside, spec, scratch)
-    return rows, videos_beside, sorted(unknown), more
+    return folder.read_rows(videos_beside, spec, scratch), videos_beside, more
 
 
 def _cells(rows: Rows) -> pl.DataFrame:
@@ -263,10 +185,22 @@ def _cells(rows: Rows) -> pl.DataFrame:
     schema = rows.frame.collect_schema()
     cells, bad = typed(rows)
     kept = {name: cells[name] for name in CELLS if name in schema or name in KEYS}
-    is_empty = kept.pop("caption", cells["caption"]).is_null()
+    kept.pop("caption", None)
+    is_empty = captions.is_empty(schema) if "caption" in schema else pl.lit(True)
     note = pl.col("note").fill_null("") if "note" in schema else pl.lit("")
     found = rows.frame.select(**kept, is_empty=is_empty, bad=bad.fill_null(""), note=note)
     return found.collect(engine="streaming")
+
+
+def _texts(rows: Rows) -> pl.LazyFrame:
+    """Return caption, captions and caption_name of every row, and the typed parts of its own columns."""
+    schema = rows.frame.collect_schema()
+    own = {cell.part: cell.value for cell in rows.own}
+    if "captions" in schema or "caption" not in schema:
+        present = [name for name in ("caption", "captions", "caption_name") if name in schema]
+        return rows.frame.select(*present, **own)
+    said = captions.cells_of(schema, rows.labels.get("caption", "caption"))
+    return rows.frame.select(said.alias("said"), **own).unnest("said")
 
 
 def _table(rows: Rows, narrow: pl.DataFrame, ledger: Ledger, schema: str, spec: IngestSpec) -> pl.LazyFrame:
@@ -289,30 +223,32 @@ def _table(rows: Rows, narrow: pl.DataFrame, ledger: Ledger, schema: str, spec: 
         else pl.coalesce(cells["source_dataset"], pl.lit(dataset)),
         "source_id": pl.coalesce(by_pattern, cells["source_id"], "base_id"),
     }
-    caption = rows.frame.select(caption=typed(rows)[0]["caption"])
     read = narrow.lazy().drop("clip_id", "video_path")
-    whole = pl.concat([caption, read, verdict.head(ledger.num_rows).lazy()], how="horizontal")
+    whole = pl.concat([_texts(rows), read, verdict.head(ledger.num_rows).lazy()], how="horizontal")
     whole = whole.with_columns(**reported, **best_known(cells), **named)
     extra = (
         verdict.slice(ledger.num_rows)
         .lazy()
         .with_columns(source_dataset=pl.lit(dataset), source_id=pl.coalesce(by_pattern, "base_id"))
     )
-    return pl.concat(map(_with_all_columns, [whole, extra] if verdict.height > ledger.num_rows else [whole]))
+    columns = {name: (name, column.dtype) for name, column in COLUMNS.items() if column.stage == "ingest"}
+    there = whole.collect_schema()
+    columns |= {cell.name: (cell.part, there[cell.part]) for cell in rows.own}
+    parts = [whole, extra] if verdict.height > ledger.num_rows else [whole]
+    return pl.concat(_with_columns(part, columns) for part in parts)
 
 
-def _with_all_columns(frame: pl.LazyFrame) -> pl.LazyFrame:
-    """Return the columns of the stage in their order; those that `frame` does not have are null."""
+def _with_columns(frame: pl.LazyFrame, columns: dict[str, tuple[str, pl.DataType]]) -> pl.LazyFrame:
+    """Return {name: (column, dtype)} in order; those that `frame` does not have are null."""
     there = frame.collect_schema()
     return frame.select(
-        pl.col(name) if name in there else pl.lit(None, dtype=column.dtype).alias(name)
-        for name, column in COLUMNS.items()
-        if column.stage == "ingest"
+        (pl.col(column) if column in there else pl.lit(None, dtype=dtype)).alias(name)
+        for name, (column, dtype) in columns.items()
     )
 
 
 def _report(
-    plan: _Plan, ledger: Ledger, dropped: list[str], more: dict[str, Any], videos: Path | None
+    plan: IngestPlan, ledger: Ledger, written: Path, more: dict[str, Any], videos: Path | None
 ) -> dict[str, Any]:
     counted = dict(ledger.frame["ingest_problem"].drop_nulls().value_counts().iter_rows())
     problems = {word: counted[word] for word in PROBLEMS if word in counted}
@@ -323,7 +259,11 @@ def _report(
         "rows_in": ledger.frame.height,
         "rows_kept": ledger.frame.height - sum(problems.values()),
         "problems": problems,
-        "dropped_columns": dropped,
+        "own_columns": [
+            {"column": name, "source": own.source, "type": str(own.dtype)}
+            for name, own in own_columns(written.parent).items()
+        ],
+        "captions": [name for name in caption_names(written.parent) if name != MAIN],
         "videos": _place(videos),
         "root_of_absolute_paths": _place(videos) if ledger.num_absolute_paths else None,
         **lists(ledger),
@@ -344,7 +284,8 @@ def _summary(report: dict[str, Any], videos: Path | None, *, up_to_date: bool) -
         reason=report["reason"],
         problems=report["problems"],
         findings=findings,
-        dropped_columns=tuple(report["dropped_columns"]),
+        own_columns=tuple(own["column"] for own in report["own_columns"]),
+        captions=tuple(report["captions"]),
         videos=str(videos) if videos is not None else None,
         up_to_date=up_to_date,
     )

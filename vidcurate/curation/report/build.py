@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from vidcurate import __version__
 from vidcurate.curation.clip_table import costs, table
+from vidcurate.curation.clip_table.own_columns import own_columns
 from vidcurate.curation.fit.summary import read_fit
 from vidcurate.curation.report import contact_sheet, distributions, duplicates, facts, funnel, limits, svg
 from vidcurate.curation.report.review_summary import review_summary
@@ -147,7 +148,7 @@ def run_report(run: Path, *, videos: Path | None = None, progress: Progress = no
             "reconciled": facts.findings(run),
             "rules": funnel.with_examples(checked, steps),
             "failures": funnel.failures(checked, steps),
-            "histograms": distributions.histograms(checked, every),
+            "histograms": distributions.histograms(checked, every, own_columns(run)),
             "split": distributions.levels(checked, facts.levels(run)),
             "shards": facts.shards(run),
             "fit": read_fit(run),

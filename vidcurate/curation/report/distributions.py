@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -37,10 +37,13 @@ _SCORING = ("score", "frames", "models")
 _IN_FRONT = "median"
 
 
-def _measures(schema: pl.Schema, limited: Sequence[str]) -> dict[str, tuple[str, str, pl.Expr, bool]]:
+def _measures(
+    schema: pl.Schema, limited: Sequence[str], own: Collection[str]
+) -> dict[str, tuple[str, str, pl.Expr, bool]]:
     """Return measure → (title, unit, values, whether always visible) of every measured column.
 
-    Measured columns: sizes, scores of the stages, scores of the metadata, and columns with a limit.
+    Measured columns: sizes, scores of the stages, scores of the metadata, columns with a limit, and the `own`
+    columns of the metadata that are numbers or true and false (1 and 0).
     """
     found = {
         name: (title, unit, value, True)
@@ -52,12 +55,13 @@ def _measures(schema: pl.Schema, limited: Sequence[str]) -> dict[str, tuple[str,
         is_score = column is not None and (
             column.stage in _SCORING or (column.stage == "ingest" and name.endswith("_score"))
         )
-        if name in found or not dtype.is_numeric() or not (is_score or name in limited):
+        is_own = name in own and (dtype.is_numeric() or dtype == pl.Boolean())
+        if name in found or not (is_own or (dtype.is_numeric() and (is_score or name in limited))):
             continue
         stem, _, last = name.rpartition("_")
         is_aggregate = last in AGGREGATES and f"{stem}_{_IN_FRONT}" in schema
         unit = column.unit if column and column.unit != "share" else ""
-        title = _titled(f"{stem} ({last})" if is_aggregate else name)
+        title = name if is_own else _titled(f"{stem} ({last})" if is_aggregate else name)
         in_front = name in limited or not is_aggregate or last == _IN_FRONT
         found[name] = (title, unit, pl.col(name), in_front)
     return found
@@ -69,16 +73,19 @@ def _titled(name: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def histograms(checked: pl.LazyFrame, every: Sequence[Bound]) -> list[dict[str, Any]]:
+def histograms(
+    checked: pl.LazyFrame, every: Sequence[Bound], own: Collection[str] = ()
+) -> list[dict[str, Any]]:
     """Return a histogram of each measure that has values: kept and rejected clips, with the limits.
 
-    `only` is the value as text when all clips have the same. Loads one column at a time.
+    `own` are the own columns of the metadata. `only` is the value as text when all clips have the same. Loads
+    one column at a time.
     """
     limited: dict[str, list[tuple[str, float]]] = {}
     for bound in every:
         limited.setdefault(bound.measure, []).append((bound.word, bound.value))
     drawn = []
-    measures = _measures(checked.collect_schema(), list(limited))
+    measures = _measures(checked.collect_schema(), list(limited), own)
     for name, (title, unit, value, in_front) in measures.items():
         frame = checked.select("is_kept", value.cast(pl.Float64).fill_nan(None).alias("value")).collect()
         known = frame.filter(pl.col("value").is_not_null())

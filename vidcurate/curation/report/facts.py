@@ -117,7 +117,8 @@ def findings(run: Path) -> dict[str, Any] | None:
         "metadata_rows": reported.get("metadata_rows"),
         "rows_in": reported.get("rows_in"),
         "rows_kept": reported.get("rows_kept"),
-        "dropped_columns": reported.get("dropped_columns") or [],
+        "own_columns": [own["column"] for own in reported.get("own_columns") or ()],
+        "captions": reported.get("captions") or [],
         "findings": found,
     }
 

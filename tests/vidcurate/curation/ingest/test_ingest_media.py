@@ -40,7 +40,7 @@ def test_a_folder_takes_the_captions_beside_the_videos(tmp_path: Path) -> None:
     assert by_path["broken.mp4"]["ingest_problem"] == "bad_value"
     assert by_path["a.mp4"]["file_size_bytes"] == 5
     assert report["captions_without_a_video"] == {"count": 1, "listed": ["alone.txt"]}
-    assert summary.dropped_columns == ("tags",)
+    assert summary.own_columns == ("tags",)
     assert run_ingest(tmp_path / "run", IngestSpec(metadata=root)).up_to_date
     (root / "a.txt").write_text("\ufeffA red bull\n")  # the same size: only the content tells
     assert not run_ingest(tmp_path / "run", IngestSpec(metadata=root)).up_to_date

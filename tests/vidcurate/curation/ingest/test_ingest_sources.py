@@ -71,7 +71,7 @@ def test_openvid_keeps_every_column_and_finds_the_source_of_a_clip(tmp_path: Pat
         ],
     )
     summary, frame, _ = ingest(tmp_path / "run", table)
-    assert (summary.schema, summary.rows_kept, summary.dropped_columns) == ("openvid", 4, ())
+    assert (summary.schema, summary.rows_kept, summary.own_columns) == ("openvid", 4, ())
     assert "aesthetic score" in summary.reason
     assert frame.columns == [name for name, column in COLUMNS.items() if column.stage == "ingest"]
     assert dict(frame.schema) == {name: COLUMNS[name].dtype for name in frame.columns}
@@ -97,7 +97,10 @@ def test_miradata_v0_with_its_unnamed_columns_counts_frames_and_offers_six_capti
     )
     summary, frame, report = ingest(tmp_path / "run", table)
     assert summary.schema == "miradata-v0"
-    assert summary.dropped_columns.count("(unnamed)") >= 1
+    assert summary.own_columns == ("start_frame", "end_frame", "start_timestep", "end_timestep")
+    names = ["dense", "main_object", "background", "style", "camera", "short"]
+    assert [caption["name"] for caption in row_of(frame, name)["captions"]] == names
+    assert row_of(frame, name)["caption_name"] == "dense"
     row = row_of(frame, name)
     assert (row["caption"], row["source_id"]) == ("dense", "AJp_ANXoGoM")
     assert (row["num_frames"], row["duration_seconds"]) == (3600, 120.0)
@@ -278,7 +281,8 @@ def test_opensora_aspect_ratio_is_height_over_width_and_a_turned_one_is_reported
         ],
     )
     summary, frame, report = ingest(tmp_path / "run", table, videos=root)
-    assert (summary.schema, summary.rows_kept, summary.dropped_columns) == ("opensora", 4, ("file_size",))
+    assert (summary.schema, summary.rows_kept) == ("opensora", 4)
+    assert summary.own_columns == ("own_aspect_ratio", "resolution", "file_size")
     assert frame["clip_id"].to_list() == ["part/a", "b", "c", "d"]
     assert frame["video_path"].to_list() == ["part/a.mp4", "b.mp4", "c.mp4", "d.mp4"]
     assert frame["duration_seconds"][0] == 51 / 24
@@ -319,8 +323,9 @@ def test_a_table_is_read_by_a_column_map_in_any_format(tmp_path: Path) -> None:
     for path in sorted(tmp_path.glob("t.*")):
         summary, frame, _ = ingest(tmp_path / "run" / path.suffix[1:], path, map=column_map)
         assert (summary.schema, summary.reason) == ("table", "a column map was given")
-        assert summary.dropped_columns == ("junk",)
-        tables.append(frame)
+        assert summary.own_columns == ("junk",)
+        assert frame["junk"].cast(pl.String).to_list() == ["1", "2"]  # a number in a CSV, text elsewhere
+        tables.append(frame.drop("junk"))
     assert len(tables) == 4
     for frame in tables:
         assert frame.equals(tables[0])

@@ -53,7 +53,8 @@ def _hostile_run(folder: Path, words: list[str]) -> Path:
                 "metadata_rows": 1,
                 "rows_in": 1,
                 "rows_kept": 1,
-                "dropped_columns": words,
+                "own_columns": [{"column": word} for word in words],
+                "captions": words,
                 "missing_files": finding,
             }
         )

@@ -1,25 +1,32 @@
 """Folder adapter: videos with captions next to them, `clip.txt` or `clip.json`.
 
-A `.json` may hold any of the columns; a `.txt` is the caption. Where both are there, the caption is that of
-the `.json` and, when it has none, the text.
+A `.json` may hold any of the columns, and own ones; each line of a `.txt` is a caption. Where both are there,
+the caption is that of the `.json` and, when it has none, the text. Images with a caption are clips too.
 """
 
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import polars as pl
 
-from vidcurate.curation.ingest.adapters.table import json_cells
-from vidcurate.curation.ingest.files import Listing
-from vidcurate.curation.ingest.rows import Rows, stage
+from vidcurate.curation.clip_table.own_columns import MAIN, captions_of
+from vidcurate.curation.ingest import captions
+from vidcurate.curation.ingest.adapters.table import json_row
+from vidcurate.curation.ingest.files import IMAGE_SUFFIXES, Listing
+from vidcurate.curation.ingest.rows import Rows
 from vidcurate.curation.ingest.spec import IngestSpec
+from vidcurate.curation.ingest.staged_rows import stage
 
 SIDE_CARS = (".json", ".txt")
 
 
 def _stems(listing: Listing) -> tuple[list[str], dict[str, dict[str, str]]]:
-    """Return the videos, and {path without extension: {.json or .txt: path}} of what lies beside them."""
+    """Return the videos, and {path without extension: {.json or .txt: path}} of what lies beside them.
+
+    An image with a caption beside it counts as a video of one frame, unless a video has the same name.
+    """
     paths: list[str] = listing.files.filter(~pl.col("leaves"))["path"].to_list()
     beside: dict[str, dict[str, str]] = {}
     for path in paths:
@@ -27,7 +34,13 @@ def _stems(listing: Listing) -> tuple[list[str], dict[str, dict[str, str]]]:
         if pure.suffix.lower() in SIDE_CARS:
             beside.setdefault(str(pure.with_suffix("")), {})[pure.suffix.lower()] = path
     videos: list[str] = listing.files.filter("is_video")["path"].to_list()
-    return videos, beside
+    stems = {str(PurePosixPath(video).with_suffix("")) for video in videos}
+    for path in paths:
+        stem = str(PurePosixPath(path).with_suffix(""))
+        if path.lower().endswith(IMAGE_SUFFIXES) and stem in beside and stem not in stems:
+            videos.append(path)
+            stems.add(stem)
+    return sorted(videos), beside
 
 
 def side_cars(listing: Listing) -> tuple[str, list[str]]:
@@ -44,10 +57,31 @@ def side_cars(listing: Listing) -> tuple[str, list[str]]:
     return whole.hexdigest(), alone
 
 
-def _row(
-    video: str, beside: dict[str, str], root: Path, spec: IngestSpec, unknown: set[str]
-) -> dict[str, str | None]:
-    row: dict[str, str | None] = {}
+def text_captions(text: str, *, by_line: bool) -> dict[str, Any]:
+    """Return caption, captions and caption_name of a text: each of its lines is a caption, or the whole."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return captions.named({MAIN: lines if by_line and len(lines) > 1 else text}, MAIN)
+
+
+def described(document: str | None, text: str | None, spec: IngestSpec) -> dict[str, Any]:
+    """Return the row of a clip's JSON and text: the caption of the JSON goes before that of the text.
+
+    A text that is none of the JSON's captions is one more, named `text`. Raises ValueError for JSON that is
+    no object.
+    """
+    row = json_row(document, spec.caption_column) if document is not None else {}
+    if not text:
+        return row
+    if not row.get("caption"):
+        return {**row, **text_captions(text, by_line=spec.caption_lines)}
+    known = captions_of(row)
+    if text in known.values():
+        return row
+    main = row.get("caption_name") or MAIN
+    return {**row, **captions.named({**known, "text": text}, main)}
+
+
+def _row(video: str, beside: dict[str, str], root: Path, spec: IngestSpec) -> dict[str, Any]:
     bad = None
     words: dict[str, str] = {}
     for suffix, path in sorted(beside.items()):
@@ -55,27 +89,21 @@ def _row(
             words[suffix] = (root / path).read_text(encoding=spec.encoding).removeprefix("\ufeff").strip()
         except (OSError, UnicodeError) as error:
             bad = f"{path}={type(error).__name__}"
-    if ".json" in words:
-        try:
-            cells, others = json_cells(words[".json"], spec.caption_column)
-            row.update(cells)
-            unknown |= others
-        except ValueError:
-            bad = f"{beside['.json']}=not a JSON object"
-    row["caption"] = row.get("caption") or words.get(".txt")
+    try:
+        row = described(words.get(".json"), words.get(".txt"), spec)
+    except ValueError:
+        bad = f"{beside['.json']}=not a JSON object"
+        row = described(None, words.get(".txt"), spec)
     return {**row, "video_path": video, "bad": bad}
 
 
-def read_rows(listing: Listing, spec: IngestSpec, scratch: Path) -> tuple[Rows, set[str]]:
-    """Return one row per video of the folder, staged in `scratch`, and the JSON keys that were not taken."""
+def read_rows(listing: Listing, spec: IngestSpec, scratch: Path) -> Rows:
+    """Return one row per video of the folder, and per image with a caption, staged in `scratch`."""
     videos, beside = _stems(listing)
-    unknown: set[str] = set()
 
-    def rows() -> Iterator[dict[str, str | None]]:
+    def rows() -> Iterator[dict[str, Any]]:
         for video in videos:
             stem = str(PurePosixPath(video).with_suffix(""))
-            yield _row(video, beside.get(stem, {}), listing.root, spec, unknown)
+            yield _row(video, beside.get(stem, {}), listing.root, spec)
 
-    staged = scratch / "clips.parquet"
-    stage(rows(), staged)
-    return Rows(frame=pl.scan_parquet(staged), used=()), unknown
+    return stage(rows(), scratch)

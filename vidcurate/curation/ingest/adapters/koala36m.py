@@ -9,8 +9,10 @@ from pathlib import Path
 
 import polars as pl
 
+from vidcurate.curation.ingest import captions
+from vidcurate.curation.ingest.own_cells import rows_of
 from vidcurate.curation.ingest.rows import Rows, bad_cell, clock_pair
-from vidcurate.curation.ingest.source import Source, caption_column, pick, text
+from vidcurate.curation.ingest.source import Source, pick, text
 from vidcurate.curation.ingest.spec import IngestSpec
 
 CAPTION = ("caption", "video_caption", "structured_caption")
@@ -36,7 +38,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 def read_rows(source: Source, spec: IngestSpec, scratch: Path) -> Rows:
     """Return the rows of a Koala table. Raises ColumnError when a column is under no known name."""
     found = pick(source, COLUMNS, required=("clip_id", "timestamp"))
-    found["caption"] = caption_column(source, spec, *CAPTION)
+    found |= captions.columns(source, spec, *CAPTION)
     start, end = clock_pair(pl.col("timestamp"))
     is_bad = pl.col("timestamp").is_not_null() & (start.is_null() | end.is_null())
     video = pl.coalesce(pl.col("clip_id").str.extract(r"^(.+)_\d+$", 1), "clip_id")
@@ -53,4 +55,4 @@ def read_rows(source: Source, spec: IngestSpec, scratch: Path) -> Rows:
             (video + spec.extension).alias("video_path"),
         ]
     frame = text(source, found).with_columns(cells).drop("timestamp")
-    return Rows(frame=frame, used=tuple(found.values()), labels=found)
+    return rows_of(source, frame, found)

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import polars as pl
 
+from vidcurate.curation.ingest import captions
+from vidcurate.curation.ingest.own_cells import rows_of
 from vidcurate.curation.ingest.rows import BETWEEN_BAD, Rows, bad_cell, clock_pair, seconds
-from vidcurate.curation.ingest.source import Source, caption_column, pick, text
+from vidcurate.curation.ingest.source import Source, pick, text
 from vidcurate.curation.ingest.spec import IngestSpec
 
 DEFAULT_CAPTION = "dense_caption"
@@ -41,7 +43,7 @@ V1: dict[str, tuple[str, ...]] = {
 def read_v0(source: Source, spec: IngestSpec, scratch: Path) -> Rows:
     """Return the rows of a v0 table. Raises ColumnError."""
     found = pick(source, V0, required=("clip_id", "start_frame", "end_frame", "fps"))
-    found["caption"] = caption_column(source, spec, DEFAULT_CAPTION)
+    found |= captions.columns(source, spec, DEFAULT_CAPTION)
     frame = text(source, found)
     fps = pl.col("fps").cast(pl.Float64, strict=False)
     first, last = (pl.col(name).cast(pl.Float64, strict=False) for name in ("start_frame", "end_frame"))
@@ -70,13 +72,13 @@ def read_v0(source: Source, spec: IngestSpec, scratch: Path) -> Rows:
     frame = frame.with_columns(cells).drop(
         "start_frame", "end_frame", "start_clock", "end_clock", strict=False
     )
-    return Rows(frame=frame, used=tuple(found.values()), labels=found)
+    return rows_of(source, frame, found)
 
 
 def read_v1(source: Source, spec: IngestSpec, scratch: Path) -> Rows:
     """Return the rows of a v1 table. Raises ColumnError."""
     found = pick(source, V1, required=("clip_id",))
-    found["caption"] = caption_column(source, spec, DEFAULT_CAPTION)
+    found |= captions.columns(source, spec, DEFAULT_CAPTION)
     frame = text(source, found)
     download = pl.col("clip_id").str.extract(r"^(\d+)\.", 1)
     known = [pl.col("source_id"), download] if "source_id" in found else [download]
@@ -92,4 +94,4 @@ def read_v1(source: Source, spec: IngestSpec, scratch: Path) -> Rows:
     if spec.files == "sources":
         cells.append((download.str.zfill(12) + spec.extension).alias("video_path"))
     frame = frame.with_columns(cells).drop("timestamp", strict=False)
-    return Rows(frame=frame, used=tuple(found.values()), labels=found)
+    return rows_of(source, frame, found)

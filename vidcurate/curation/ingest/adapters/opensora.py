@@ -9,8 +9,10 @@ from pathlib import Path
 
 import polars as pl
 
+from vidcurate.curation.ingest import captions
+from vidcurate.curation.ingest.own_cells import rows_of
 from vidcurate.curation.ingest.rows import BETWEEN_BAD, Rows
-from vidcurate.curation.ingest.source import Source, caption_column, pick, text
+from vidcurate.curation.ingest.source import Source, pick, text
 from vidcurate.curation.ingest.spec import IngestSpec
 
 COLUMNS: dict[str, tuple[str, ...]] = {
@@ -58,8 +60,6 @@ def _note(found: dict[str, str]) -> pl.Expr:
 def read_rows(source: Source, spec: IngestSpec, scratch: Path) -> Rows:
     """Return the rows of an Open-Sora table. Raises ColumnError."""
     found = pick(source, COLUMNS, required=("video_path", "num_frames", "height", "width"))
-    found["caption"] = caption_column(source, spec, "text")
+    found |= captions.columns(source, spec, "text")
     frame = text(source, found).with_columns(note=_note(found))
-    return Rows(
-        frame=frame.drop("aspect_ratio", "resolution", strict=False), used=tuple(found.values()), labels=found
-    )
+    return rows_of(source, frame.drop("aspect_ratio", "resolution", strict=False), found)

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import polars as pl
 
+from vidcurate.curation.ingest import captions
+from vidcurate.curation.ingest.own_cells import rows_of
 from vidcurate.curation.ingest.rows import Rows
-from vidcurate.curation.ingest.source import Source, caption_column, pick, text
+from vidcurate.curation.ingest.source import Source, pick, text
 from vidcurate.curation.ingest.spec import IngestSpec
 
 COLUMNS: dict[str, tuple[str, ...]] = {
@@ -33,7 +35,7 @@ _SCENE = r"_\d+_\d+to\d+$"
 def read_rows(source: Source, spec: IngestSpec, scratch: Path) -> Rows:
     """Return the rows of an OpenVid table. Raises ColumnError when a column is not there."""
     found = pick(source, COLUMNS, required=("video_path", "caption"))
-    found["caption"] = caption_column(source, spec, "caption")
+    found |= captions.columns(source, spec, "caption")
     name = pl.col("video_path").str.replace_all("\\", "/", literal=True).str.split("/").list.last()
     stem = name.str.replace(_EXTENSION, "")
     # Cutting a suffix off is five times as fast as a group that takes what is before it.
@@ -41,4 +43,4 @@ def read_rows(source: Source, spec: IngestSpec, scratch: Path) -> Rows:
     is_cut = (video != stem) & (video != "") & ~video.str.contains("\n", literal=True)
     source_id = pl.coalesce(stem.str.extract(_FACE, 1), pl.when(is_cut).then(video))
     frame = text(source, found).with_columns(source_id=source_id)
-    return Rows(frame=frame, used=tuple(found.values()), labels=found)
+    return rows_of(source, frame, found)

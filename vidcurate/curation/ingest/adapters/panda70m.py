@@ -2,7 +2,7 @@
 
 The cells are read with `ast.literal_eval`, which runs nothing, or taken as lists from Parquet. Lists of
 unequal length would pair captions with the wrong clips: such a source keeps one row, named, that says so.
-A clip is `<videoID>_<place in the list, five digits>`.
+A clip is `<videoID>_<place in the list, five digits>`. Every clip of a source has the source's own columns.
 """
 
 import ast
@@ -11,8 +11,10 @@ from typing import Any
 
 import polars as pl
 
+from vidcurate.curation.ingest import captions
+from vidcurate.curation.ingest.own_cells import own_cells
 from vidcurate.curation.ingest.rows import BETWEEN_BAD, Rows, bad_cell, seconds
-from vidcurate.curation.ingest.source import Source, caption_column, pick
+from vidcurate.curation.ingest.source import OWN, Source, pick
 from vidcurate.curation.ingest.spec import IngestSpec
 
 COLUMNS: dict[str, tuple[str, ...]] = {
@@ -114,7 +116,7 @@ def _clips(row: dict[str, Any], labels: dict[str, str]) -> list[_Clip]:
 def read_rows(source: Source, spec: IngestSpec, scratch: Path) -> Rows:
     """Return one row per clip, staged in `scratch`. Raises ColumnError."""
     found = pick(source, COLUMNS, required=("source_id", "timestamp"))
-    found["caption"] = caption_column(source, spec, "caption")
+    found["caption"] = captions.columns(source, spec, "caption")["caption"]
 
     def explode(cells: pl.Series) -> pl.Series:
         clips = [_clips(row, found) for row in cells.to_list()]
@@ -122,8 +124,10 @@ def read_rows(source: Source, spec: IngestSpec, scratch: Path) -> Rows:
 
     staged = scratch / "clips.parquet"
     row = pl.struct(pl.col(column).alias(ours) for ours, column in found.items())
+    own = own_cells(source, found.values())
     source.frame.select(
-        row.map_batches(explode, return_dtype=pl.List(_CLIP), is_elementwise=True).alias("clip")
+        row.map_batches(explode, return_dtype=pl.List(_CLIP), is_elementwise=True).alias("clip"),
+        *(pl.nth(int(cell.part.removeprefix(OWN))).alias(cell.part) for cell in own),
     ).explode("clip").unnest("clip").sink_parquet(staged, maintain_order=True)
     labels = {**found, "start_seconds": found["timestamp"], "end_seconds": found["timestamp"]}
     frame = pl.scan_parquet(staged)
@@ -142,4 +146,4 @@ def read_rows(source: Source, spec: IngestSpec, scratch: Path) -> Rows:
         ).drop("start_seconds", "end_seconds")
     else:
         frame = frame.with_columns(video_path=pl.col("source_id") + spec.extension)
-    return Rows(frame=frame, used=tuple(found.values()), labels=labels)
+    return Rows(frame=frame, own=own, labels=labels)

@@ -11,17 +11,17 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
-import polars as pl
-
-from vidcurate.curation.clip_table.schema import sample_key
-from vidcurate.curation.ingest.adapters.table import json_cells
-from vidcurate.curation.ingest.files import VIDEO_SUFFIXES
-from vidcurate.curation.ingest.rows import Rows, stage
+from vidcurate.curation.clip_table.schema import COLUMNS, sample_key
+from vidcurate.curation.ingest.adapters.folder import described
+from vidcurate.curation.ingest.files import IMAGE_SUFFIXES, VIDEO_SUFFIXES
+from vidcurate.curation.ingest.rows import Rows
 from vidcurate.curation.ingest.spec import IngestSpec
+from vidcurate.curation.ingest.staged_rows import stage
 from vidcurate.errors import InputError, ShardError, StorageError
 from vidcurate.executor.map_clips import Progress
+from vidcurate.shards.manifest import read_manifest
 from vidcurate.shards.tar_read import problem_at_end
 from vidcurate.storage import atomic_file
 from vidcurate.storage.file_window import FileBytes
@@ -35,7 +35,6 @@ class Unpacked:
 
     files: list[tuple[str, int]] = field(default_factory=list)
     num_other_members: int = 0
-    unknown_keys: set[str] = field(default_factory=set)
 
 
 def shard_paths(metadata: Path) -> list[Path]:
@@ -94,14 +93,20 @@ def _sample(
     found: Unpacked,
     names: set[str],
     spec: IngestSpec,
-) -> dict[str, str | None]:
-    """Return the row of one sample; its video goes into `partial`, unless that is None."""
-    row: dict[str, str | None] = {"clip_id": key}
-    reported = ""
+    *,
+    is_ours: bool,
+) -> dict[str, Any]:
+    """Return the row of one sample; its video goes into `partial`, unless that is None.
+
+    An image is taken where the sample has no video. `is_ours`: build-shards wrote the shard, so that what
+    later stages measured is measured again and no own value.
+    """
+    words: dict[str, str] = {}
     video: str | None = None
     bad = None
+    has_video = any(extension.endswith(VIDEO_SUFFIXES) for extension, _ in members)
     for extension, member in members:
-        if extension.endswith(VIDEO_SUFFIXES) and video is None:
+        if extension.endswith(VIDEO_SUFFIXES if has_video else IMAGE_SUFFIXES) and video is None:
             name = f"{sample_key(key)}{PurePosixPath(extension).suffix}"
             turn = 1
             while name in names:  # the same key twice in one shard
@@ -114,13 +119,7 @@ def _sample(
             found.files.append((video, member.size))
         elif extension in (".json", ".txt"):
             try:
-                words = _read_text(archive, member)
-                if extension == ".txt":
-                    reported = words
-                else:
-                    cells, others = json_cells(words, spec.caption_column)
-                    row.update(cells)
-                    found.unknown_keys |= others
+                words[extension] = _read_text(archive, member)
             except ValueError:
                 bad = (
                     f"{member.name}=not UTF-8 text"
@@ -129,23 +128,40 @@ def _sample(
                 )
         else:
             found.num_other_members += 1
-    row["caption"] = row.get("caption") or reported or None
+    try:
+        row = described(words.get(".json"), words.get(".txt"), spec)
+    except ValueError:
+        bad = f"{key}.json=not a JSON object"
+        row = described(None, words.get(".txt"), spec)
+    if is_ours:
+        row["own"] = {name: value for name, value in row.get("own", {}).items() if name not in COLUMNS}
+    row.setdefault("clip_id", key)
     return {**row, "video_path": video or f"{folder}/{sample_key(key)}{spec.extension}", "bad": bad}
+
+
+def _is_ours(shard: Path) -> bool:
+    """Return whether the manifest beside the shard is that of build-shards and names it."""
+    try:
+        manifest = read_manifest(shard.parent)
+    except ShardError:
+        return False
+    return manifest is not None and shard.name in {listed["name"] for listed in manifest["shards"]}
 
 
 def _shard(
     shard: Path, folder: str, videos: Path, spec: IngestSpec, found: Unpacked
-) -> Iterator[dict[str, str | None]]:
+) -> Iterator[dict[str, Any]]:
     """Yield the rows of one shard, with its videos in `videos/folder` when it is through."""
     final = videos / folder
     names: set[str] = set()
+    is_ours = _is_ours(shard)
     try:
         with (
             nullcontext() if final.is_dir() else atomic_file.atomic_folder(final) as partial,
             tarfile.open(shard, "r:") as archive,
         ):
             for key, members in _samples(archive):
-                yield _sample(archive, key, members, folder, partial, found, names, spec)
+                yield _sample(archive, key, members, folder, partial, found, names, spec, is_ours=is_ours)
             with shard.open("rb") as file:
                 problem = problem_at_end(FileBytes(file, shard.stat().st_size), archive.offset)
         if problem:
@@ -167,15 +183,14 @@ def read_rows(
     """
     found = Unpacked()
 
-    def rows() -> Iterator[dict[str, str | None]]:
+    def rows() -> Iterator[dict[str, Any]]:
         for number, (shard, digest) in enumerate(shards.items()):
             progress(number, len(shards), "shards")
             yield from _shard(shard, folder_name(shard, digest), videos, spec, found)
 
-    staged = scratch / "clips.parquet"
-    stage(rows(), staged)
+    staged = stage(rows(), scratch)
     if not found.files:
         raise InputError(
             f"{next(iter(shards))}: no shard holds a video ({', '.join(VIDEO_SUFFIXES[:8])}, ...)."
         )
-    return Rows(frame=pl.scan_parquet(staged), used=()), found
+    return staged, found
