@@ -47,6 +47,10 @@ ROOMS = {
         "vidcurate.storage"
     ),
     "vidcurate.curation.fit": "vidcurate.curation.clip_table vidcurate.shards vidcurate.storage",
+    "vidcurate.curation.export": (
+        "vidcurate.curation.clip_table vidcurate.curation.fit vidcurate.executor vidcurate.media "
+        "vidcurate.shards vidcurate.storage"
+    ),
     "vidcurate.curation.ingest": (
         "vidcurate.curation.clip_table vidcurate.executor vidcurate.recipe vidcurate.shards vidcurate.storage"
     ),
@@ -132,7 +136,7 @@ ROOMS = {
     "vidcurate.cli": (
         "vidcurate.curate vidcurate.curation.caption_scores vidcurate.curation.clip_table "
         "vidcurate.curation.dedup vidcurate.curation.demo_data vidcurate.curation.difficulty "
-        "vidcurate.curation.fetch vidcurate.curation.filter vidcurate.curation.fit "
+        "vidcurate.curation.export vidcurate.curation.fetch vidcurate.curation.filter vidcurate.curation.fit "
         "vidcurate.curation.frame_scores vidcurate.curation.ingest vidcurate.curation.model_scores "
         "vidcurate.curation.probe vidcurate.curation.report vidcurate.curation.review "
         "vidcurate.curation.review_decisions vidcurate.curation.scenes vidcurate.executor vidcurate.recipe "

@@ -246,25 +246,6 @@ def curate(
 
 
 @app.command()
-def export(
-    run: Run,
-    out: Annotated[Path, typer.Argument(help="A .parquet, .csv or .jsonl file.", metavar="FILE")],
-    to_json: Json = False,
-) -> None:
-    """Export the whole table of a run, every column of every stage, for other tools.
-
-    Example: vidcurate export run clips.csv
-    """
-    from vidcurate.curation.clip_table import table
-
-    stage = table.newest_stage(run)
-    table.export(table.scan(run, stage), out)
-    print_summary(
-        {"stage": stage, "file": str(out), "size_bytes": out.stat().st_size}, title="export", to_json=to_json
-    )
-
-
-@app.command()
 def inspect(
     run: Run,
     clip: Annotated[str | None, typer.Argument(help="A clip id: show this clip.", metavar="CLIP")] = None,

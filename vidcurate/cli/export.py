@@ -1,12 +1,25 @@
-"""Commands for other trainers: which clips a model takes."""
+"""Commands for other trainers: which clips a model takes, and folders that trainers read."""
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from vidcurate.cli.common import Json, Run, app, print_summary
+from vidcurate.cli.common import (
+    Json,
+    MaxFailureShare,
+    Run,
+    Videos,
+    Workers,
+    app,
+    print_summary,
+    stage_progress,
+    videos_of,
+)
+from vidcurate.errors import InputError
+from vidcurate.executor.map_clips import usable_cpus
 
 Size = Annotated[
     str | None,
@@ -83,3 +96,91 @@ def fit(
     print_summary(found, title=f"fit → {run}", to_json=False)
     for record in models:
         print_summary(_as_text(record), title=f"\n{record['title']}", to_json=False)
+
+
+@app.command()
+def export(
+    run: Run,
+    out: Annotated[Path, typer.Argument(help="A new folder, or the file of a table.", metavar="OUT")],
+    for_: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            help="Trainers, with commas: finetrainers, diffusion-pipe, musubi, ltx, videox-fun, fastvideo, "
+            "diffsynth, automodel, cosmos-predict2, cogvideo, mochi, simpletuner, hf. Or the table alone: "
+            "csv, jsonl, parquet.",
+            metavar="NAMES",
+        ),
+    ] = None,
+    fit_model: Annotated[
+        str | None,
+        typer.Option(
+            "--fit", help="Write each clip at the size, rate and frames of this model.", metavar="MODEL"
+        ),
+    ] = None,
+    size: Size = None,
+    frames: Frames = None,
+    videos: Videos = None,
+    workers: Workers = None,
+    max_failure_share: MaxFailureShare = None,
+    to_json: Json = False,
+) -> None:
+    """Export the kept clips as a folder that other trainers read, or the whole table of a run.
+
+    The folder has FOLD/KEY.mp4 with FOLD/KEY.txt, and for each trainer its manifest, a configuration and the
+    next command, as a script. Clips that need no change are linked, others are transcoded once and decoded to
+    verify. The same command resumes a stopped export; another --for adds manifests only.
+
+    Example: vidcurate export run travel --for musubi,hf --fit wan2.1
+    """
+    from vidcurate.curation.export.trainers.registry import TABLES, trainers_named
+
+    table_format = for_ if for_ in TABLES else out.suffix[1:] if for_ is None else None
+    if for_ is None and table_format not in TABLES:
+        raise InputError(f"{out}: say for whom: --for musubi,hf (trainers) or --for csv (the table).")
+    if table_format is not None:
+        _export_table(run, out, table_format, to_json=to_json)
+        return
+    from vidcurate.curation.clip_table.rejection_ledger import check_share
+    from vidcurate.curation.export.clips import ExportSpec
+    from vidcurate.curation.export.stage import run_export
+
+    assert for_ is not None
+    with stage_progress(run, "export", quiet=to_json) as progress:
+        summary = run_export(
+            run,
+            out,
+            trainers_named(for_),
+            ExportSpec(model=fit_model, size=size, frames=frames),
+            videos=videos_of(run, videos),
+            num_workers=workers or usable_cpus(),
+            progress=progress,
+        )
+    print_summary(asdict(summary), title=f"export → {out}", to_json=to_json)
+    if not to_json:
+        for name, script in summary.next_commands.items():
+            print(f"\nnext, with {name} ({script}):\n{_commands_of(Path(script))}")
+    failures = sum(summary.failed.values())
+    check_share(
+        failures,
+        summary.clips + failures,
+        max_failure_share,
+        what="could not be exported",
+        key="--max-failure-share",
+        see=f"{out}/EXPORT.json lists them under failed.",
+    )
+
+
+def _commands_of(script: Path) -> str:
+    """Return the lines of a script without its head."""
+    return "\n".join(f"  {line}" for line in script.read_text(encoding="utf-8").splitlines()[2:])
+
+
+def _export_table(run: Path, out: Path, table_format: str, *, to_json: bool) -> None:
+    from vidcurate.curation.clip_table import table
+
+    stage = table.newest_stage(run)
+    target = out if out.suffix == f".{table_format}" else out.with_name(f"{out.name}.{table_format}")
+    table.export(table.scan(run, stage), target)
+    facts = {"stage": stage, "file": str(target), "size_bytes": target.stat().st_size}
+    print_summary(facts, title="export", to_json=to_json)

@@ -7,6 +7,7 @@ thread, no clock, no random ids.
 """
 
 import io
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -253,11 +254,19 @@ def _even_size(frame: Any, aspect: float, short_side: int | None) -> tuple[int, 
 
 
 def transcode_video(
-    source: Path, start_seconds: float | None, end_seconds: float | None, spec: TranscodeSpec
+    source: Path,
+    start_seconds: float | None,
+    end_seconds: float | None,
+    spec: TranscodeSpec,
+    *,
+    size: tuple[int, int] | None = None,
+    num_frames: int | None = None,
 ) -> Cut:
     """Decode and re-encode the interval, exact to the frame. None means the file's start or end.
 
     Applies rotation and pixel shape; the frame rate becomes constant: `spec.fps` or the file's average.
+    `size` is the (height, width) to crop and scale to, both even, instead of `spec.short_side_px`;
+    `num_frames` ends the clip after so many frames.
     Raises MediaError, kind cannot_cut when the interval holds no frame, corrupt_frame when one is damaged.
     """
     start, end = start_seconds or 0.0, float("inf") if end_seconds is None else end_seconds
@@ -272,10 +281,11 @@ def transcode_video(
             seek_before(container, stream, start)
             options = {"crf": str(spec.crf), "x264-params": _X264}
             encoder: Any = output.add_stream("libx264", rate=fps, options=options)
-            for time, frame in _held(_frames_in(container, stream, rate, start, end), rate, fps):
+            held = _held(_frames_in(container, stream, rate, start, end), rate, fps)
+            for time, frame in itertools.islice(held, num_frames):
                 if number == 0:
                     first_time = time
-                    height, width = _even_size(frame, aspect, spec.short_side_px)
+                    height, width = size or _even_size(frame, aspect, spec.short_side_px)
                     encoder.height, encoder.width, encoder.pix_fmt = height, width, "yuv420p"
                     encoder.codec_context.gop_size = spec.gop_frames
                     encoder.codec_context.thread_count = 1

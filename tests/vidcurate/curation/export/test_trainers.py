@@ -1,0 +1,98 @@
+"""Every trainer's manifest, read by the rules of that trainer's dataset code (`readers`)."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.vidcurate.curation.export import clip_runs, readers
+from vidcurate.curation.export.clips import ExportSpec
+from vidcurate.curation.export.stage import run_export
+from vidcurate.curation.export.trainers.registry import TRAINERS
+
+# Trainers that read a caption from a text file see it on one line; the others as it came with the data.
+ONE_LINE = {"finetrainers", "mochi", "cogvideo", "cosmos-predict2", "simpletuner"}
+READERS = {name: getattr(readers, name.replace("-", "_")) for name in TRAINERS}
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Export with every trainer's manifest, fitted to Wan 2.1."""
+    folder = tmp_path_factory.mktemp("for all") / "it's"
+    run = clip_runs.make_run(folder)
+    run_export(run, folder / "out", sorted(TRAINERS), ExportSpec(model="wan2.1"), videos=folder / "videos")
+    return folder / "out"
+
+
+@pytest.fixture(scope="module")
+def as_they_are(fitted: Path) -> Path:
+    """Export of the same clips without a model."""
+    folder = fitted.parent
+    run_export(folder / "run", folder / "raw", sorted(TRAINERS), ExportSpec(), videos=folder / "videos")
+    return folder / "raw"
+
+
+def expected(out: Path, fold: str, *, one_line: bool) -> readers.Read:
+    found = {}
+    for number, (name, _, _, _, _, changes) in enumerate(clip_runs.CLIPS):
+        stem = str(changes.get("clip_id", name.partition(".")[0])).replace(".", "_")
+        match = list((out / fold).glob(f"{stem}*.mp4"))
+        if match:
+            caption = changes.get("caption", f"clip {number}, {name}")
+            found[match[0].resolve()] = [" ".join(caption.split()) if one_line else caption]
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(TRAINERS))
+@pytest.mark.parametrize("fold", ["train", "validation"])
+def test_a_trainer_reads_every_clip_with_its_caption(fitted: Path, name: str, fold: str) -> None:
+    read = READERS[name](fitted, fold)
+
+    assert len(read) == (7 if fold == "train" else 1)
+    assert read == expected(fitted, fold, one_line=name in ONE_LINE)
+    for path in read:
+        num_frames, rate, width, height = readers.probe(path)
+        assert rate == 16
+        assert num_frames % 4 == 1
+        assert width % 16 == height % 16 == 0
+
+
+@pytest.mark.parametrize("name", sorted(set(TRAINERS) - {"diffusion-pipe"}))
+def test_clips_without_a_model_are_read_too(as_they_are: Path, name: str) -> None:
+    read = READERS[name](as_they_are, "train")
+
+    assert len(read) == 8  # the short one, too
+    assert {round(readers.probe(path)[1]) for path in read} == {12, 16, 24, 25, 30}
+
+
+@pytest.mark.parametrize("name", sorted(TRAINERS))
+def test_the_next_commands_run_and_pass_whole_paths(fitted: Path, name: str, tmp_path: Path) -> None:
+    script = fitted / TRAINERS[name].script
+    for program in ("accelerate", "bash", "deepspeed", "python", "simpletuner", "torchrun", "uv", "show"):
+        (tmp_path / program).write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+        (tmp_path / program).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "VAE": "v", "MODEL": "m", "GEMMA": "g"}
+    done = subprocess.run(
+        [script, "show"], env=environment, capture_output=True, text=True, check=True, timeout=20
+    )
+
+    paths = [line.partition("=")[2] if line.startswith("--") else line for line in done.stdout.splitlines()]
+    passed = [Path(path) for path in paths if path.startswith(str(fitted))]
+    assert passed or name in ("diffusion-pipe", "hf")
+    assert str(fitted) in script.read_text().replace("'\"'\"'", "'") or name == "hf"
+    for path in passed:
+        assert path.exists() or path.parent.name == "automodel" or path.name == "mochi_prepared", path
+
+
+def test_a_folder_of_a_trainer_holds_nothing_that_another_takes_for_a_clip(fitted: Path) -> None:
+    for fold in ("train", "validation"):
+        ends = {path.suffix for path in (fitted / fold).iterdir()}
+        assert ends == {".mp4", ".txt", ".json", ".parquet"}
+        texts = {path.stem for path in (fitted / fold).glob("*.txt")}
+        assert texts == {path.stem for path in (fitted / fold).glob("*.mp4")}
+
+
+def test_the_page_lists_every_trainer() -> None:
+    page = (Path(__file__).resolve().parents[4] / "docs" / "exports.md").read_text(encoding="utf-8")
+    for name, trainer in TRAINERS.items():
+        assert f"| `{name}` | {trainer.title} |" in page
