@@ -22,7 +22,7 @@ from pydantic import Field, field_validator
 from vidcurate.curation.clip_table import run_lock, table
 from vidcurate.curation.clip_table.schema import require
 from vidcurate.curation.probe import cache, examine, findings
-from vidcurate.curation.probe.columns import NEEDED, FileColumns, columns_of, with_probe
+from vidcurate.curation.probe.columns import NEEDED, FileColumns, columns_of
 from vidcurate.curation.probe.examine import Task
 from vidcurate.curation.probe.files import list_files
 from vidcurate.curation.probe.findings import FINDINGS, REJECTING, Facts
@@ -261,7 +261,8 @@ def run_probe(
     scanned = table.scan(run, previous)
     names = scanned.collect_schema().names()
     require(names, ("clip_id", "video_path", "ingest_problem"), str(table.stage_path(run, previous)))
-    clips = scanned.select(name for name in names if name in (*NEEDED, "ingest_problem")).collect()
+    own = (*NEEDED, "video_path", "ingest_problem")
+    clips = scanned.select(name for name in names if name in own).collect()
     files = list_files(clips, spec.videos)
     origin = table.Provenance(
         stage="probe",
@@ -276,7 +277,31 @@ def run_probe(
     if table.is_up_to_date(target, origin) and not _needs_another_try(target):
         _forget(run, work)
         return _summary(target, files.height, files_read=0, up_to_date=True)
-    memory_file = known_files or run / cache.FILE
+    places = files.select(video_path="path").with_row_index("place")
+    clips = clips.drop("ingest_problem").join(places, on="video_path", how="left", maintain_order="left")
+    found = _probed(
+        files, spec, run / work, known_files or run / cache.FILE, executor=executor, progress=progress
+    )
+    if isinstance(found, PartSummary):
+        return found
+    columns, files_read = found
+    num_files = files.height
+    del files, places  # gone before the table is written
+    table.write(columns.of_clips(clips.drop("video_path")), target, origin)
+    _forget(run, work)
+    return _summary(target, num_files, files_read=files_read, up_to_date=False)
+
+
+def _probed(
+    files: pl.DataFrame,
+    spec: ProbeSpec,
+    work: Path,
+    memory_file: Path,
+    *,
+    executor: ExecutorSpec,
+    progress: Progress,
+) -> tuple[FileColumns, int] | PartSummary:
+    """Return the columns of all files, by place, and how many files were read; update the cache."""
     with cache.opened(memory_file) as memory:
         columns = FileColumns(spec.reject)
         known = _known_files(files, memory, spec, columns)
@@ -288,20 +313,16 @@ def run_probe(
         found = _look(
             _tasks(files, todo, spec, memory),
             spec,
-            parts=run / f"{work}-{chosen.hexdigest()[:16]}",
+            parts=work.with_name(f"{work.name}-{chosen.hexdigest()[:16]}"),
             executor=executor,
             progress=progress,
             is_one_good=known.is_one_good,
         )
         if isinstance(found, PartSummary):
             return found
-        # In this order: after a kill the next run finds the facts in the cache.
+        # The cache first: after a kill the next run finds the facts there.
         _take(zip(map(int, todo), found, strict=True), files, known, memory, memory_file, columns)
-    places = files.select(video_path="path").with_row_index("place")
-    placed = clips.drop("ingest_problem").join(places, on="video_path", how="left", maintain_order="left")
-    table.write(with_probe(placed.lazy(), columns.frame().lazy()), target, origin)
-    _forget(run, work)
-    return _summary(target, files.height, files_read=len(todo), up_to_date=False)
+    return columns, len(todo)
 
 
 def _forget(run: Path, work: str) -> None:
