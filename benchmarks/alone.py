@@ -20,7 +20,7 @@ from trainer.distributed.step_time import Work
 from trainer.model.encoders.registry import video_encoder
 from trainer.model.stdit import STDiT3, lengths_read
 from trainer.recipe.recipe import TrainRecipe
-from trainer.training.optim import adamw
+from trainer.training.optim import adamw, schedule
 
 MEAN_TEXT_TOKENS = 125  # of make_latents.py's captions
 GIB = 2**30
@@ -116,7 +116,7 @@ def measure_alone(recipe: TrainRecipe, stage: StageData, repeats: int, hardware:
             done = mark()
             layout.reduce_gradients()
             factor = adamw.clip_factor(adamw.gradient_norm(masters), 1.0)
-            adamw.update(masters, adamw.OptimSpec(), lr=1e-6, ema_decay=0.99, clip_factor=factor)
+            adamw.update(masters, schedule.OptimSpec(), lr=1e-6, ema_decay=0.99, clip_factor=factor)
             marks.append((began, opened, done, mark()))
         if gpu:
             torch.cuda.synchronize()

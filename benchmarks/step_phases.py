@@ -22,7 +22,7 @@ from rows import as_table, cpu, keep, row
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from trainer.distributed import mesh, parallelize
 from trainer.model.stdit import STDiT3, STDiT3Config
-from trainer.training.optim import adamw
+from trainer.training.optim import adamw, schedule
 
 CLIPS, FRAMES, HEIGHT, WIDTH = 2, 30, 30, 53  # a micro-batch of latents: 24,300 tokens
 WARM_UP = 3
@@ -65,7 +65,7 @@ def main() -> None:
         "micro-batches": micro_batches,
         "close": layout.reduce_gradients,
         "norm": lambda: adamw.gradient_norm(masters),
-        "update": lambda: adamw.update(masters, adamw.OptimSpec(), lr=1e-6, ema_decay=0.99),
+        "update": lambda: adamw.update(masters, schedule.OptimSpec(), lr=1e-6, ema_decay=0.99),
     }
     for number in range(WARM_UP + given.updates):
         for name, phase in phases.items():

@@ -32,7 +32,7 @@ from trainer.distributed.mesh import World
 from trainer.model.stdit import STDiT3, STDiT3Config
 from trainer.training.optim import adamw
 from trainer.training.optim import ema as optim_ema
-from trainer.training.optim.adamw import OptimSpec
+from trainer.training.optim.schedule import OptimSpec
 
 BYTES_PER_SECOND = 4.3e12  # of an H200's memory, as a copy reaches it
 # of an element: the norm reads a gradient, the update reads five numbers and writes four, the cast 4 to 2

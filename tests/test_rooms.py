@@ -127,6 +127,9 @@ ROOMS = {
         "vidcurate.curation.ingest vidcurate.curation.model_scores vidcurate.curation.probe "
         "vidcurate.curation.report vidcurate.executor vidcurate.recipe vidcurate.shards"
     ),
+    "trainer.training.track": (
+        "trainer.distributed trainer.model trainer.model.encoders trainer.training.optim vidcurate.recipe"
+    ),
     "trainer.training": (
         "trainer.cli trainer.data trainer.distributed trainer.generation trainer.health "
         "trainer.health.watch trainer.model trainer.model.encoders trainer.recipe trainer.run_folder "

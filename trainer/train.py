@@ -156,7 +156,9 @@ def _start_stage(stage: StageData, state: TrainState, context: StepContext) -> N
         state.stage, state.stage_step, state.loader = stage.number, 0, None
         state.guard.memory = StageHistory(stage=stage.number)
         if stage.stage.carry_over == "weights":
-            state.masters, state.ema_updates = adamw.masters(state.model), 0
+            with_muon = stage.stage.optim.muon is not None
+            state.masters = adamw.masters(state.model, with_muon=with_muon, world=context.world)
+            state.ema_updates = 0
     if context.world.is_first and state.stage_step == 0:
         facts = {"stage": stage.stage.name, "steps": stage.num_steps, **data_stages.summary(stage)}
         jsonl.record_event(context.recipe.output, "stage", state.step, **facts)

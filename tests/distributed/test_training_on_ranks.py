@@ -221,7 +221,7 @@ LAYOUT = """
 import copy, importlib.util, json, os
 import torch
 from trainer.distributed import mesh
-from trainer.training.optim import adamw
+from trainer.training.optim import adamw, schedule
 from trainer.distributed import parallelize
 from trainer.run_folder.checkpoint.checksum import checksum
 from trainer.distributed.parallelize import ParallelSpec
@@ -285,7 +285,7 @@ for step in range(2):
     for masters, norm in zip((plain_masters, shared_masters), said["norms"][-1], strict=True):
         # No first moment is kept, so the one that is left is this gradient, clipped.
         words = {"lr": 1e-2, "ema_decay": 0.9, "clip_factor": adamw.clip_factor(norm, 0.5)}
-        adamw.update(masters, adamw.OptimSpec(eps=1e-3, betas=(0.0, 0.999)), **words)
+        adamw.update(masters, schedule.OptimSpec(eps=1e-3, betas=(0.0, 0.999)), **words)
     moments = adamw.moments(shared, shared_masters.optimizer)
     said["clipped"].append(float(adamw.norm(moments[f"exp_avg.{name}"] for name in ours)))
     both = [(mesh.full_tensor(shared_masters.ema[name]), value) for name, value in plain_masters.ema.items()]

@@ -11,8 +11,8 @@ from tests.trainer.shards_for_tests import numbers
 from trainer.cli import exit_codes
 from trainer.run_folder import layout as run_folder_layout
 from trainer.run_folder.checkpoint import checkpoint
-from trainer.training.optim import adamw
-from trainer.training.optim.adamw import OptimSpec
+from trainer.training.optim import schedule
+from trainer.training.optim.schedule import OptimSpec
 
 STEPS = 84
 # The rate rises from 1e-3 to 0.25, which this model does not bear: its loss begins to rise near step 55.
@@ -58,7 +58,7 @@ def test_a_slow_divergence_is_found_and_the_rate_scaled_for_the_steps_that_were_
     assert (first, last) == (event["step"], event["step"] + 4)
     spec = OptimSpec.model_validate(RATE)
     for line in numbers(run)[: last + 1]:
-        due = adamw.learning_rate(spec, line["step"] - 1, STEPS)
+        due = schedule.learning_rate(spec, line["step"] - 1, STEPS)
         assert line["lr"] == due * (0.1 if first <= line["step"] <= last else 1.0)
     assert checkpoint.load(run).state["guard"]["scales"][0] == [first, last, 0.1]
     assert not [each for each in of_guard(run) if each["finding"] == "lr"]  # a scaled rate is as it should be

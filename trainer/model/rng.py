@@ -14,7 +14,17 @@ import torch
 from torch import Tensor
 
 Purpose = Literal[
-    "noise", "timestep", "mask", "caption_dropout", "posterior", "crop", "sample", "init", "validation"
+    "noise",
+    "timestep",
+    "mask",
+    "caption_dropout",
+    "posterior",
+    "crop",
+    "sample",
+    "init",
+    "validation",
+    "route",
+    "track",
 ]
 """What a draw is for; two purposes never share numbers."""
 

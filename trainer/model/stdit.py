@@ -33,6 +33,7 @@ from trainer.model.layers import (
     apply,
     rope_frequencies,
 )
+from trainer.model.routing import Route, Router
 from vidcurate.recipe.recipe import Recipe
 
 Fault = Literal[
@@ -182,6 +183,8 @@ class STDiT3(nn.Module):
         width: Tensor,
         drop_caption: Tensor | None = None,
         text_lengths: Sequence[int] | None = None,
+        route: Route | None = None,
+        route_order: Tensor | None = None,
         num_frames: Tensor | None = None,
         ar: Tensor | None = None,
     ) -> Tensor:
@@ -200,6 +203,8 @@ class STDiT3(nn.Module):
                   `cut_null_caption`, under the dropped caption's mask.
         text_lengths  [B], on the host: what `lengths_read` gives where `mask` and `drop_caption` came from.
                   Not read here; with it fast blocks compute no padding (`trainer.model.kernels.apply`).
+        route, route_order  what `trainer.model.routing` gives: which tubes [B, S] skip which pairs of blocks;
+                  None: none does.
         num_frames, ar   taken and not read, so that the original's keyword arguments can be passed on.
 
         Raises ValueError for rows that do not divide the batch.
@@ -233,9 +238,14 @@ class STDiT3(nn.Module):
         place = cast(Tensor, self.pos_embed(tokens, *grid, area))
         tokens = (torch.unflatten(tokens, 1, (t, -1)) + place[:, None]).flatten(1, 2)
         wave = cast(tuple[Tensor, Tensor], self.rope(t))
-        for spatial, temporal in zip(self.spatial_blocks, self.temporal_blocks, strict=True):
-            tokens = cast(Tensor, spatial(tokens, y, modulation, text_mask, t, None))
-            tokens = cast(Tensor, temporal(tokens, y, modulation, text_mask, t, wave))
+        router = None if route is None or route_order is None else Router(route_order, route, t)
+        for number, pair in enumerate(zip(self.spatial_blocks, self.temporal_blocks, strict=True)):
+            if router and number == router.first:
+                tokens = router.split(tokens)
+            for block, turn in zip(pair, (None, wave), strict=True):
+                tokens = cast(Tensor, block(tokens, y, modulation, text_mask, t, turn))
+            if router and number == router.last:
+                tokens = router.join(tokens)
         out = cast(Tensor, self.final_layer(tokens, clock, given, t))
 
         out = out.reshape(b, t, *grid, patch_rows, patch_columns, self.config.out_channels)

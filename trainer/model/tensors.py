@@ -9,6 +9,6 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 
     A copy of the CPU's memory waits for all that was given to a GPU before, unless the memory is page-locked.
     """
-    if device.type == "cuda" and tensor.device.type == "cpu":
+    if device.type == "cuda" and tensor.device.type == "cpu" and not tensor.is_pinned():
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)

@@ -98,7 +98,8 @@ def refused_changes(
             part, spec = match[2], now.stages[stage]
             is_asked = any(key == name or key.startswith(f"{name}.") for name in asked)
             is_longer = part in ("steps", "passes") and (spec.steps is None or spec.steps >= stage_step)
-            if is_longer and (spec.optim.schedule != "cosine" or is_asked):
+            by_length = spec.optim.schedule == "cosine" or spec.routing is not None  # its dense finish
+            if is_longer and (not by_length or is_asked):
                 continue
             if is_asked and is_taken_by_set(key, stage):
                 continue

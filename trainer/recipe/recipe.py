@@ -22,12 +22,13 @@ from trainer.model import frame_masks
 from trainer.model.encoders.precision import EncodedSpec
 from trainer.model.encoders.registry import TextSpec, VideoSpec, text_encoder, video_encoder
 from trainer.model.rectified_flow import FlowSpec
+from trainer.model.routing import RoutingSpec
 from trainer.model.stdit import GIANT_3B_2, XL_2, STDiT3Config
 from trainer.recipe import skip_windows
 from trainer.recipe.guard_spec import GuardSpec
 from trainer.run_folder.sample_spec import SampleSpec
 from trainer.run_folder.trackers_spec import TrackersSpec
-from trainer.training.optim.adamw import OptimSpec
+from trainer.training.optim.schedule import OptimSpec
 from vidcurate.errors import InputError
 from vidcurate.loader.spec import LoaderSpec
 from vidcurate.recipe import recipe as strict
@@ -122,6 +123,8 @@ class Stage(Recipe):
     whole"""
     caption_dropout: Annotated[float, Field(ge=0, le=1)] = 0.1
     """share of the captions that are replaced by the null caption"""
+    routing: RoutingSpec | None = None
+    """spatial tubes that skip the middle pairs of blocks; null: all tokens go through all blocks"""
     carry_over: Literal["everything", "weights"] = "everything"
     """what is taken from the stage before: everything, or weights only"""
     skip: tuple[tuple[Count, Count], ...] = ()
@@ -246,6 +249,7 @@ class TrainRecipe(Recipe):
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"two stages are called {name}; give each its own name")
+        self._check_fewer_tokens_and_steps()
         video, text, model = video_encoder(self.video_encoder), text_encoder(self.text_encoder), self.model
         for key, has, needs in (
             ("in_channels", model.in_channels, video.latent_channels),
@@ -276,6 +280,20 @@ class TrainRecipe(Recipe):
                     "as mp4 asks, and no smaller than the video encoder's blocks"
                 )
         return self
+
+    def _check_fewer_tokens_and_steps(self) -> None:
+        """Raise ValueError for routed pairs that the model lacks, and for Muon in some stages only."""
+        for stage in self.stages:
+            if stage.routing and stage.routing.pairs[1] >= self.model.depth:
+                raise ValueError(
+                    f"stage {stage.name}: routing.pairs ends at {stage.routing.pairs[1]} and the model's "
+                    f"last pair is {self.model.depth - 1}; give a smaller one"
+                )
+            if (stage.optim.muon is None) != (self.stages[0].optim.muon is None):
+                raise ValueError(
+                    f"optim.muon is set in one of the stages {self.stages[0].name} and {stage.name} and not "
+                    "in the other; the optimizer's state is the run's: set it in all stages or in none"
+                )
 
 
 def load(path: Path, settings: Sequence[str] = ()) -> TrainRecipe:

@@ -20,7 +20,7 @@ from trainer.run_folder.checkpoint import retention
 from trainer.run_folder.checkpoint.async_save import Saved
 from trainer.training import data_position
 from trainer.training.data_position import DataPosition
-from trainer.training.optim import adamw
+from trainer.training.optim import schedule
 from trainer.training.state import StartReport, TrainState
 from trainer.training.step import StepContext
 from vidcurate.storage import atomic_file
@@ -42,7 +42,7 @@ def record_start(
     is_over = state.stage_step >= stage.num_steps
     proof = dict(start_report.proof)
     proof["lr_after"] = (
-        None if is_over else adamw.learning_rate(stage.stage.optim, state.stage_step, stage.num_steps)
+        None if is_over else schedule.learning_rate(stage.stage.optim, state.stage_step, stage.num_steps)
     )
     proof["structure_fingerprint"] = stage.index.structure_fingerprint
     proof["next_clip_ids"] = []

@@ -95,7 +95,7 @@ def _fill(
 
 
 def _check_optimizer(saved: str, state: TrainState, path: Path) -> None:
-    now = type(state.optimizer).__name__
+    now = state.masters.optimizer_name
     if saved != now:
         raise StateError(
             f"{path}: was saved with the optimizer {saved} and this trainer has {now}, whose moments have "
@@ -328,7 +328,7 @@ def state_json(
         "skip": [list(window) for window in skip],
         "guard": history.to_json(state.guard),
         "origin": state.origin,
-        "optimizer": type(state.optimizer).__name__,
+        "optimizer": state.masters.optimizer_name,
         "checksums": checksums(tensors),
         "recipe": recipes.to_json(recipe),
         "recipe_digest": recipes.digest(recipe),

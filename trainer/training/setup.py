@@ -107,7 +107,8 @@ def set_up(
         fast=recipe.blocks == "fast",
         float8=recipe.float8_products,
     )
-    state = TrainState(model=model, masters=adamw.masters(model))
+    with_muon = recipe.stages[0].optim.muon is not None
+    state = TrainState(model=model, masters=adamw.masters(model, with_muon=with_muon, world=world))
     context = StepContext(
         recipe=recipe,
         world=world,

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from trainer.training.guard.history import GuardState
-from trainer.training.optim import adamw
 from trainer.training.optim.adamw import Masters
 
 
@@ -47,7 +46,7 @@ class TrainState:
         return {
             "model": dict(self.model.state_dict()),
             "ema": self.ema,
-            "optimizer": adamw.moments(self.model, self.optimizer),
+            "optimizer": self.masters.optimizer_tensors(self.model),
         }
 
 

@@ -25,15 +25,16 @@ from trainer.distributed.parallelize import Layout
 from trainer.health.watch import throughput
 from trainer.health.watch.heartbeat import SILENT, Pulse
 from trainer.health.watch.throughput import OwnSeconds, Stopwatch
-from trainer.model import flops, frame_masks, rectified_flow, rng, tensors
+from trainer.model import flops, frame_masks, rectified_flow, rng, routing, tensors
 from trainer.model.encoders.caption_projection import CaptionProjection
 from trainer.model.encoders.registry import TextEncoder, VideoEncoder
+from trainer.model.routing import RoutingSpec
 from trainer.model.stdit import lengths_read
 from trainer.recipe.recipe import Stage, TrainRecipe
 from trainer.run_folder import metrics
 from trainer.training import step_balance
 from trainer.training.guard.decide import Halted
-from trainer.training.optim import adamw
+from trainer.training.optim import adamw, schedule
 from trainer.training.state import TrainState
 from trainer.training.step_balance import Prediction
 from vidcurate.sampler import order
@@ -78,8 +79,20 @@ class ClipLosses:
     text_tokens: Tensor
 
 
-def clip_losses(model: nn.Module, context: StepContext, stage: Stage, batch: Batch, step: int) -> ClipLosses:
-    """Return the losses of a micro-batch of frames or latents in update number `step` (from 0)."""
+def routing_now(state: TrainState, stage: StageData) -> RoutingSpec | None:
+    """Return the routing of the next update; None computes dense."""
+    return routing.at_step(stage.stage.routing, state.stage_step, stage.num_steps)
+
+
+def clip_losses(
+    model: nn.Module,
+    context: StepContext,
+    stage: Stage,
+    batch: Batch,
+    step: int,
+    routed: RoutingSpec | None = None,
+) -> ClipLosses:
+    """Return the losses of a micro-batch of frames or latents in update number `step` (from 0), `routed`."""
     seed, ids, device = context.recipe.seed, batch.clip_ids, context.world.device
     given = model_inputs.of(batch, context.encoders, seed=seed, step=step, device=device)
     latents = given.latents
@@ -97,7 +110,8 @@ def clip_losses(model: nn.Module, context: StepContext, stage: Stage, batch: Bat
         x_mask, _ = frame_masks.draw_masks(stage.mask_ratios, frames, seed=seed, step=step, clip_ids=ids)
         x_mask = tensors.send(x_mask, device)
     drops = rng.caption_drops(seed, step, ids, stage.caption_dropout) if stage.caption_dropout else None
-    lengths = lengths_read(context.recipe.model, given.lengths, None if drops is None else drops.tolist())
+    model_spec = context.recipe.model
+    lengths = lengths_read(model_spec, given.lengths, None if drops is None else drops.tolist())
 
     beside_bytes = context.video.device_bytes + context.text.device_bytes
     context.layout.recompute.choose_plan(latents, given.y, beside_bytes)
@@ -114,6 +128,7 @@ def clip_losses(model: nn.Module, context: StepContext, stage: Stage, batch: Bat
         width=tensors.send(width, device),
         drop_caption=None if drops is None else tensors.send(drops, device),
         text_lengths=lengths,
+        **routing.conditions(routed, latents, model_spec.patch_size, seed=seed, step=step, clip_ids=ids),
     )
     return ClipLosses(losses=losses, timesteps=timesteps, text_tokens=torch.tensor(lengths))
 
@@ -192,9 +207,9 @@ def gradient(
     adamw.drop_gradients(state.masters)
     context.layout.begin_step()
     context.pulse.phase("forward_backward")
-    stopwatch = Stopwatch(world)
+    stopwatch, routed = Stopwatch(world), routing_now(state, stage)
     for batch in sorted(batches, key=lambda batch: batch.position):
-        found = clip_losses(context.layout.compute, context, stage.stage, batch, state.step)
+        found = clip_losses(context.layout.compute, context, stage.stage, batch, state.step, routed)
         (found.losses.sum() / num_clips).backward()  # type: ignore[no-untyped-call]
         first = plan.slots[batch.position]
         rows = torch.tensor(data_stages.rows_delivered(stage, plan, first, batch.clip_ids)) + 1
@@ -212,7 +227,7 @@ def gradient(
         mine = of_clips[first : first + len(columns[0])]
         mine[:, :4] = torch.stack([c.double().cpu() for c in columns], dim=1)
         mine[:, 4] = lasted
-    own = [data_seconds, sum(seconds), _own_flops(context, plan, of_clips)]
+    own = [data_seconds, sum(seconds), _own_flops(context, plan, of_clips, routed)]
     norms_here = [norm if own_norm is None else float(own_norm), norm]
     of_ranks[world.rank] = torch.tensor([*norms_here, *own], dtype=torch.float64)
     reported = mesh.sum_over_ranks(reported, world).cpu()
@@ -281,8 +296,8 @@ def update(
 
     With `is_made` False they stay unchanged, but the step counts.
     """
-    plan, spec = computed.plan, stage.stage.optim
-    lr = adamw.learning_rate(spec, state.stage_step, stage.num_steps)
+    plan, spec, routed = computed.plan, stage.stage.optim, routing_now(state, stage)
+    lr = schedule.learning_rate(spec, state.stage_step, stage.num_steps)
     lr *= state.guard.factor(state.step + 1)
     if is_made:
         clip_factor = adamw.clip_factor(computed.grad_norm, spec.grad_clip)
@@ -310,7 +325,7 @@ def update(
         "clips": len(plan.clip_ids),
         "tokens": plan.num_tokens,
         "model_flops": flops.flops_per_step(
-            context.recipe.model, plan.latent_shapes, computed.text_tokens.astype(int).tolist()
+            context.recipe.model, plan.latent_shapes, computed.text_tokens.astype(int).tolist(), routed
         ),
         "clips_hash": state.clips_hash,
         "delivered_hash": state.delivered_hash,
@@ -322,9 +337,10 @@ def update(
     }
 
 
-def _own_flops(context: StepContext, plan: StepPlan, of_clips: Tensor) -> float:
+def _own_flops(context: StepContext, plan: StepPlan, of_clips: Tensor, routed: RoutingSpec | None) -> float:
     """Return the FLOPs of this rank's clips: those whose row has a non-zero first entry."""
     mine = [number for number, row in enumerate(of_clips[:, 0].tolist()) if row]
     tokens = of_clips[:, 3].tolist()
     shapes = [plan.latent_shapes[number] for number in mine]
-    return float(flops.flops_per_step(context.recipe.model, shapes, [int(tokens[number]) for number in mine]))
+    read = [int(tokens[number]) for number in mine]
+    return float(flops.flops_per_step(context.recipe.model, shapes, read, routed))

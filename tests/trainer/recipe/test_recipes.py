@@ -15,7 +15,7 @@ from trainer.recipe import recipe as recipes
 from trainer.recipe.recipe import TrainRecipe
 from trainer.report.experiment.spec import ExperimentSpec
 from trainer.report.preview import dry_run
-from trainer.training.optim.adamw import learning_rate
+from trainer.training.optim.schedule import learning_rate
 from vidcurate.curate import CurateRecipe
 from vidcurate.errors import RecipeError
 from vidcurate.recipe.recipe import load as load_strictly

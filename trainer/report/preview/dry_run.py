@@ -22,7 +22,7 @@ from trainer.model.encoders.registry import text_encoder, video_encoder
 from trainer.model.stdit import STDiT3, STDiT3Config
 from trainer.recipe.recipe import TrainRecipe
 from trainer.training import data_position, resume, validation
-from trainer.training.optim import adamw
+from trainer.training.optim import adamw, schedule
 from trainer.training.state import Origin
 from vidcurate.sampler import order, plan_stats
 from vidcurate.sampler.plan import Plan
@@ -149,8 +149,8 @@ def _stage(stage: data_stages.StageData, encoding: Encoding, needs: dict[str, An
         "buckets": [asdict(total) for total in _buckets(stage, counts, end)],
         "empty_buckets": list(plan_stats.empty_buckets(stage.plan, stage.stage.data.buckets)),
         "tokens_of_first_step": first.num_tokens,
-        "lr_first": adamw.learning_rate(stage.stage.optim, 0, stage.num_steps),
-        "lr_last": adamw.learning_rate(stage.stage.optim, stage.num_steps - 1, stage.num_steps),
+        "lr_first": schedule.learning_rate(stage.stage.optim, 0, stage.num_steps),
+        "lr_last": schedule.learning_rate(stage.stage.optim, stage.num_steps - 1, stage.num_steps),
         "cells": cells,
         "first_clip_ids": list(first.clip_ids[:FIRST_CLIPS]),
     }

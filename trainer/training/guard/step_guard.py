@@ -21,7 +21,7 @@ from trainer.training.guard.decide import BadNode, Decision, Halted, LostRank, R
 from trainer.training.guard.detect import Problem
 from trainer.training.guard.history import StepStats
 from trainer.training.guard.rerun_step import Read, RerunVerdict
-from trainer.training.optim import adamw
+from trainer.training.optim import schedule
 from trainer.training.state import TrainState
 from trainer.training.step import Computed, StepContext
 from vidcurate.sampler import order
@@ -90,7 +90,7 @@ class StepGuard:
         state, stage = self.state, self.stage
         if state.stage_step == 0:
             return []
-        due = adamw.learning_rate(stage.stage.optim, state.stage_step - 1, stage.num_steps)
+        due = schedule.learning_rate(stage.stage.optim, state.stage_step - 1, stage.num_steps)
         found = detect.learning_rate(state.step + 1, state.lr, due * state.guard.factor(state.step))
         return [found] if found else []
 

@@ -1,4 +1,4 @@
 """Optimizer: AdamW, learning-rate schedule, gradient clipping, EMA of the weights.
 
-`adamw` has the update, `ema` the moving average.
+`adamw` has the update, `muon` that of matrices, `schedule` the learning rate, `ema` the moving average.
 """

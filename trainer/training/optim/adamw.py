@@ -1,105 +1,26 @@
-"""AdamW update, learning-rate schedules and gradient clipping.
+"""AdamW update and gradient clipping.
 
-A learning rate is a pure function of the recipe and the step, so there is no schedule state to save or to
-restart. The optimizer's moments exist from the start (zeros), so that every checkpoint holds the same keys.
+The optimizer's moments exist from the start (zeros), so that every checkpoint holds the same keys.
 This file knows no files. If the parameters are sharded, so are the moments and the EMA, and each rank updates
 its shards. On a GPU with Triton one kernel makes the whole update.
 """
 
 import importlib
 import itertools
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Any
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from trainer.distributed import mesh
+from trainer.distributed.mesh import ALONE, World
 from trainer.model.kernels import requirements
+from trainer.training.optim import muon
 from trainer.training.optim.ema import make_ema
-from vidcurate.recipe.recipe import Recipe
-
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
-Fraction = Annotated[float, Field(ge=0, lt=1)]
-
-
-class OptimSpec(Recipe):
-    """How one stage changes the weights. Steps are counted from the stage's beginning.
-
-    `schedule` is `constant` (after the warm-up), `cosine` (down to `min_lr` at the stage's end) or `bump`
-    (from `min_lr` up to `max_lr` at `warmup_steps`, down to `lr` over `cooldown_steps`, then constant).
-    """
-
-    lr: Positive = 1e-4
-    """learning rate after the warm-up"""
-    schedule: Literal["constant", "cosine", "bump"] = "constant"
-    """constant, cosine, or bump (up to max_lr, down to lr, then constant)"""
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """steps of the warm-up"""
-    cooldown_steps: Annotated[int, Field(ge=0)] = 0
-    """steps from max_lr down to lr, with bump"""
-    min_lr: NotNegative = 0.0
-    """where bump begins and cosine ends"""
-    max_lr: Positive | None = None
-    """top of bump"""
-    weight_decay: NotNegative = 0.0
-    """decay of every trained tensor, as published"""
-    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
-    """AdamW's two decays"""
-    eps: Positive = 1e-8
-    """AdamW's epsilon"""
-    grad_clip: Positive | None = 1.0
-    """largest norm of the gradient; null: no limit"""
-
-    @model_validator(mode="after")
-    def _words_fit_the_schedule(self) -> Self:
-        if self.schedule == "bump":
-            if self.max_lr is None or self.warmup_steps < 1 or self.cooldown_steps < 1:
-                raise ValueError(
-                    "the schedule bump needs max_lr, and warmup_steps and cooldown_steps of at least 1"
-                )
-            if not self.min_lr <= self.lr <= self.max_lr:
-                raise ValueError(
-                    "the schedule bump needs min_lr <= lr <= max_lr; "
-                    f"they are {self.min_lr:g}, {self.lr:g}, {self.max_lr:g}"
-                )
-            return self
-        if self.max_lr is not None or self.cooldown_steps:
-            raise ValueError(f"max_lr and cooldown_steps belong to the schedule bump, not to {self.schedule}")
-        if self.min_lr and self.schedule == "constant":
-            raise ValueError("min_lr belongs to the schedules cosine and bump, not to constant")
-        if self.min_lr > self.lr:
-            raise ValueError(f"min_lr is {self.min_lr:g}; it must not be above lr, {self.lr:g}")
-        return self
-
-
-def _ease(start: float, end: float, part: float) -> float:
-    """Return the half cosine from `start` (part 0) to `end` (part 1)."""
-    return start + (end - start) * (1 - math.cos(math.pi * part)) / 2
-
-
-def learning_rate(spec: OptimSpec, step: int, num_steps: int) -> float:
-    """Return the learning rate of update number `step` (from 0) of a stage of `num_steps` updates.
-
-    The linear warm-up is lr·(step+1)/(warmup_steps+1), as in Open-Sora 1.2, so the first update is not lost.
-    `bump` is the published 1-cycle of the 28k-hour run (min_lr at 0, max_lr at warmup_steps).
-    """
-    if spec.schedule == "bump":
-        assert spec.max_lr is not None
-        if step < spec.warmup_steps:
-            return _ease(spec.min_lr, spec.max_lr, step / spec.warmup_steps)
-        part = min(1.0, (step - spec.warmup_steps) / spec.cooldown_steps)
-        return _ease(spec.max_lr, spec.lr, part)
-    if step < spec.warmup_steps:
-        return spec.lr * (step + 1) / (spec.warmup_steps + 1)
-    if spec.schedule == "cosine":
-        part = (step - spec.warmup_steps) / max(1, num_steps - spec.warmup_steps)
-        return _ease(spec.lr, spec.min_lr, min(1.0, part))
-    return spec.lr
+from trainer.training.optim.muon import Matrices
+from trainer.training.optim.schedule import OptimSpec
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -107,15 +28,19 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def make_optimizer(model: nn.Module, *, counts_once: bool = False) -> torch.optim.AdamW:
+def make_optimizer(
+    model: nn.Module, *, counts_once: bool = False, without: Container[str] = ()
+) -> torch.optim.AdamW:
     """Return AdamW over this rank's shards of `trained(model)`, with zero moments. `update` runs it.
 
     Weight decay acts on every trained tensor, biases, norms and tables included, as in the published runs;
     they used 0 or 0.01, where leaving some tensors out changes little, and their moments load unchanged.
     AdamW gets plain tensors: on DTensors each of its operations costs microseconds a tensor, a fifth of a
     step at XL/2's 700 of them. `counts_once`: one update count on the host for all tensors, for the kernel.
+    `without`: names of parameters that another optimizer updates.
     """
-    pieces = [mesh.local_parameter(parameter) for parameter in trained(model).values()]
+    learns = [parameter for name, parameter in trained(model).items() if name not in without]
+    pieces = [mesh.local_parameter(parameter) for parameter in learns]
     on_gpu = pieces[0].device.type == "cuda"
     optimizer = torch.optim.AdamW(pieces, lr=0.0, fused=on_gpu or None)
     count = torch.zeros(())
@@ -139,9 +64,15 @@ def _pieces(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the optimizer's tensors as `exp_avg.<parameter>` and `exp_avg_sq.<parameter>`, not copied."""
-    pairs = list(zip(trained(model).items(), _pieces(optimizer), strict=True))
+def moments(
+    model: nn.Module, optimizer: torch.optim.Optimizer, without: Container[str] = ()
+) -> dict[str, Tensor]:
+    """Return the optimizer's tensors as `exp_avg.<parameter>` and `exp_avg_sq.<parameter>`, not copied.
+
+    `without` as in `make_optimizer`.
+    """
+    learns = [item for item in trained(model).items() if item[0] not in without]
+    pairs = list(zip(learns, _pieces(optimizer), strict=True))
     return {
         f"{kind}.{name}": mesh.sharded_like(parameter, optimizer.state[piece][kind])
         for kind in MOMENTS
@@ -184,10 +115,10 @@ def _norm(pieces: list[Tensor], cuts: Sequence[mesh.ShardLocation]) -> Tensor:
 class Masters:
     """The tensors that an update reads and writes, listed once: a walk through XL/2's modules takes 1 ms.
 
-    `learns` are the trained parameters, by name, `cuts` their shard locations, `pieces` this rank's shards,
-    which the optimizer updates, `averages` their EMA in `ema`. `copied` pairs the EMA entries of untrained
-    tensors with their sources. `kernel` and its `table`: None where torch updates. Every tensor stays where
-    it is: whoever loads, swaps or resets values copies into it.
+    `learns` are the trained parameters, by name, `cuts` their shard locations, `pieces` this rank's shards
+    of those that AdamW updates, `averages` their EMA in `ema`; `matrices` those that Muon updates. `copied`
+    pairs the EMA entries of untrained tensors with their sources. `kernel` and its `table`: None where torch
+    updates. Every tensor stays where it is: whoever loads, swaps or resets values copies into it.
     """
 
     learns: dict[str, nn.Parameter]
@@ -199,20 +130,44 @@ class Masters:
     copied: tuple[tuple[Tensor, Tensor], ...]
     kernel: Any | None  # trainer.model.kernels.adamw
     table: Any | None
+    matrices: Matrices | None = None
+
+    @property
+    def optimizer_name(self) -> str:
+        """As stored in a checkpoint, whose moments belong to it."""
+        return "Muon" if self.matrices else type(self.optimizer).__name__
+
+    def optimizer_tensors(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return the moments, and of matrices the momentum as `momentum.<parameter>`, not copied."""
+        if self.matrices is None:
+            return moments(model, self.optimizer)
+        names = self.matrices.names
+        return moments(model, self.optimizer, names) | {
+            f"momentum.{name}": mesh.sharded_like(self.learns[name], momentum)
+            for name, momentum in zip(names, self.matrices.momenta, strict=True)
+        }
 
 
-def masters(model: nn.Module, *, in_one_pass: bool | None = None) -> Masters:
+def masters(
+    model: nn.Module,
+    *,
+    in_one_pass: bool | None = None,
+    with_muon: bool = False,
+    world: World = ALONE,
+) -> Masters:
     """Return the masters of a (sharded) model, with fresh moments and EMA.
 
-    `in_one_pass`: the kernel updates; None: on a GPU with what Triton needs.
+    `in_one_pass`: the kernel updates; None: on a GPU with what Triton needs. `with_muon`: Muon updates the
+    blocks' matrices, dealt over the ranks of `world`.
     """
     learns = trained(model)
+    by_muon = {name: one for name, one in learns.items() if with_muon and muon.is_matrix(name, one)}
     if in_one_pass is None:
         on_gpu = next(iter(learns.values())).device.type == "cuda"
         in_one_pass = on_gpu and not requirements.missing(on_gpu=True)
-    optimizer, ema = make_optimizer(model, counts_once=in_one_pass), make_ema(model)
-    pieces = _pieces(optimizer)
-    averages = [mesh.local_shard(ema[name]) for name in learns]
+    optimizer = make_optimizer(model, counts_once=in_one_pass, without=by_muon)
+    pieces, ema = _pieces(optimizer), make_ema(model)
+    averages = [mesh.local_shard(ema[name]) for name in learns if name not in by_muon]
     everything = itertools.chain(model.named_parameters(), model.named_buffers())
     copied = [
         (mesh.local_shard(ema[name]), mesh.local_shard(value.detach()))
@@ -235,6 +190,9 @@ def masters(model: nn.Module, *, in_one_pass: bool | None = None) -> Masters:
         copied=tuple(copied),
         kernel=kernel,
         table=table,
+        matrices=muon.matrices(by_muon, {name: mesh.local_shard(ema[name]) for name in by_muon}, world)
+        if by_muon
+        else None,
     )
 
 
@@ -269,10 +227,23 @@ def update(
     Gradients are multiplied by `clip_factor`. EMA = decay·EMA + (1 − decay)·weight; untrained tensors
     (buffers, frozen parameters) are copied.
     """
-    gradients = [
-        None if (gradient := parameter.grad) is None else mesh.local_shard(gradient)
-        for parameter in masters.learns.values()
-    ]
+    matrices = masters.matrices
+    names = set(matrices.names) if matrices else ()
+    found = {
+        name: None if (gradient := parameter.grad) is None else mesh.local_shard(gradient)
+        for name, parameter in masters.learns.items()
+    }
+    gradients = [gradient for name, gradient in found.items() if name not in names]
+    if matrices and spec.muon:
+        muon.update(
+            matrices,
+            [found[name] for name in matrices.names],
+            spec.muon,
+            lr=lr,
+            weight_decay=spec.weight_decay,
+            ema_decay=ema_decay,
+            scale=clip_factor,
+        )
     if masters.kernel is None:
         _update_by_torch(masters, gradients, spec, lr, clip_factor)
         torch._foreach_lerp_(masters.averages, masters.pieces, 1 - ema_decay)

@@ -9,10 +9,8 @@ from torch import nn
 
 from trainer.training.optim.adamw import (
     Masters,
-    OptimSpec,
     clip_factor,
     gradient_norm,
-    learning_rate,
     masters,
     moments,
     norm,
@@ -21,6 +19,7 @@ from trainer.training.optim.adamw import (
     update_count,
 )
 from trainer.training.optim.ema import reset_ema
+from trainer.training.optim.schedule import OptimSpec, learning_rate
 from vidcurate.errors import RecipeError
 from vidcurate.recipe.recipe import parse
 

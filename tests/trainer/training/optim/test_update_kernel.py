@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="triton is not installed on this platform")
 
 from trainer.model.kernels import adamw
 from trainer.training.optim import adamw as optim_adamw
-from trainer.training.optim.adamw import OptimSpec
+from trainer.training.optim.schedule import OptimSpec
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SPEC = OptimSpec(weight_decay=0.1, eps=1e-6, betas=(0.9, 0.99))
