@@ -1,12 +1,13 @@
 """Arms of the track on one GPU: AdamW, Muon, token routing, and both, three seeds each.
 
     python benchmarks/track_arms.py --out FILE.json [--budget-seconds 540]
-    python benchmarks/track_arms.py --recipe recipes/track-tiny.yaml --set steps=6 --set target.every=3 --out FILE
+    python benchmarks/track_arms.py --recipe recipes/track-tiny.yaml --set steps=6 --out FILE
 
 The runs are one after the other, so that seconds and joules are a run's own. First each arm's step is timed;
 `steps` is reduced, in whole validations, until all runs fit into the budget. Muon's rate is the best of
-FACTORS after SWEEP_STEPS. The score of an arm: seconds and FLOPs until the dense validation loss of its seed's
-AdamW run is reached. The file is written again after each run, so that a run that is cut off leaves the others.
+FACTORS after SWEEP_STEPS. The score of an arm: seconds and FLOPs until the dense validation loss of its
+seed's AdamW run is reached. The script writes the file again after each run, so that nothing is lost if it is
+stopped.
 """
 
 import argparse

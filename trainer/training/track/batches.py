@@ -22,7 +22,7 @@ THREADS, AHEAD = 6, 12  # of a step's draws; numpy draws without Python's lock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draws:
-    """What a step draws, on the CPU: clip numbers, noise [B, C, T, H, W], timesteps [B], dropped captions [B].
+    """Draws of a step, on the CPU: clip numbers, noise [B, C, T, H, W], timesteps [B], dropped captions [B].
 
     `order` [B, S] and `route` are those of a routed step, else None.
     """

@@ -38,7 +38,7 @@ CHUNK = 256  # clips that are made together
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Object:
-    """An object of a clip. `centre`: of the clip's middle frame, and `radius`, in 1/16 px; `path` likewise."""
+    """Object of a clip. `centre` (in the middle frame), `radius` and `path` are in 1/16 px."""
 
     colour: str
     shape: str
@@ -55,7 +55,7 @@ class Object:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """The facts of a clip. `texture`: brightness, two periods (px) and the panning of each (1/16 px a frame)."""
+    """Facts of a clip. `texture`: brightness, two periods (px), the panning of each (1/16 px a frame)."""
 
     objects: tuple[Object, ...]
     texture: tuple[int, int, int, int, int]

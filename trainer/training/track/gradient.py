@@ -53,7 +53,7 @@ class _Captured:
 class StepGradient:
     """Computes a step's gradient, which the masters' parameters then hold.
 
-    `graphs`: capture them (on a GPU). Where a capture fails, `why_eager` keeps the reason and steps are eager.
+    `graphs`: capture them (on a GPU). If a capture fails, `why_eager` keeps the reason and steps are eager.
     """
 
     def __init__(self, layout: Layout, masters: Masters, *, graphs: bool) -> None:

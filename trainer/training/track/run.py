@@ -37,7 +37,7 @@ ENCODED_AT_ONCE = 128  # clips
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """What all runs of a track share: clips, text features [N, 1, L, C] and masks [N, L], validation clips."""
+    """Data that all runs of a track share: clips, text features [N, 1, L, C] and masks [N, L], held clips."""
 
     clips: Clips
     y: Tensor
