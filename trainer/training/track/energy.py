@@ -13,7 +13,7 @@ class EnergyMeter:
         if device.type != "cuda":
             return
         try:
-            import pynvml  # of the extra `bench`
+            import pynvml  # type: ignore[import-untyped]  # of the extra `bench`
 
             pynvml.nvmlInit()
             # By its number it would be another one under CUDA_VISIBLE_DEVICES.

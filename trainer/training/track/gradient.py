@@ -60,7 +60,7 @@ class StepGradient:
         self.layout, self.masters = layout, masters
         self.why_eager = "" if graphs else "not asked for"
         self._captured: dict[Route | None, _Captured] = {}
-        self._stream = torch.cuda.Stream() if graphs else None
+        self._stream: Any = torch.cuda.Stream() if graphs else None  # type: ignore[no-untyped-call]
 
     def __call__(self, given: Inputs, route: Route | None) -> Tensor:
         """Compute the gradient of the mean loss; return the losses [B], detached."""

@@ -65,7 +65,7 @@ def load_data(recipe: TrackRecipe, device: torch.device) -> Data:
     )
     y, mask = text.encode(clips.captions)
     video, count = video_of(recipe), recipe.clips.count
-    latents = torch.cat([video.encode(part) for part in clips.pixels[count:].split(ENCODED_AT_ONCE)])
+    latents = torch.cat([video.encode(part) for part in torch.split(clips.pixels[count:], ENCODED_AT_ONCE)])
     lengths = tuple(int(number) for number in mask.sum(1))
     y, mask = y.to(device), mask.to(device)
     held = measure.hold(recipe, latents, y[count:], mask[count:])
