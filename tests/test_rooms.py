@@ -156,7 +156,8 @@ ROOMS = {
     "trainer.report.preview": (
         "trainer.cli trainer.data trainer.distributed trainer.model trainer.model.encoders trainer.recipe "
         "trainer.run_folder trainer.run_folder.checkpoint trainer.training trainer.training.optim "
-        "vidcurate.loader vidcurate.media vidcurate.sampler vidcurate.storage"
+        "vidcurate.curation.review_decisions vidcurate.loader vidcurate.media vidcurate.sampler "
+        "vidcurate.storage"
     ),
     "vidcurate.__main__": "vidcurate.cli",
     "trainer.training.preflight": (

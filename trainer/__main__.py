@@ -36,6 +36,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # Tools besides the training, and the modules with their `main`. No recipe file has such a name.
 COMMANDS = {
+    "clips": "trainer.report.preview.clips_command",
     "cluster": "trainer.cluster.command",
     "convert": "trainer.run_folder.checkpoint.convert_command",
     "experiment": "trainer.report.experiment.command",

@@ -233,8 +233,11 @@ def _run_step(
     batches, failure = _read(read, state.stage_step, events)
     data_seconds = time.perf_counter() - start
 
+    done: list[Computed] = []
+
     def check(computed: Computed) -> bool:
         is_made = guard.check(computed, batches)
+        done.append(computed)
         saver.wait_for_copies()  # the update overwrites tensors that a background save is copying
         return is_made
 
@@ -264,6 +267,7 @@ def _run_step(
     if state.step % stage.stage.log_every == 0 or state.stage_step == stage.num_steps:
         line["weight_norm"] = float(adamw.norm(state.masters.learns.values()))
     guard.check_weights(line)
+    training_log.record_clip_losses(context, stage, state.step, done[0])
     seconds = time.perf_counter() - start
     line |= {"time": round(time.time(), 3), "seconds": seconds, "data_seconds": data_seconds}
     line["tokens_per_second"] = plan.num_tokens / seconds

@@ -35,7 +35,8 @@ TAKEN_BY_SET = r"(optim\..*|data\.(crop|flip))$"
 FREE = re.compile(
     r"^(name|output|blocks|loader\..*|parallel\..*"
     r"|(sample|validation|trackers|guard|preflight|watch|environment)(\..*)?"
-    r"|stages\.\d+\.(checkpoint_every|checkpoint_in_background|keep_last|keep_every|log_every)"
+    r"|stages\.\d+\.(checkpoint_every|checkpoint_in_background|keep_last|keep_every|log_every"
+    r"|clip_losses_every)"
     r"|stages\.\d+\.data\.(shards|latents))$"
 )
 

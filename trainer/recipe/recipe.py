@@ -140,6 +140,9 @@ class Stage(Recipe):
     """write checkpoints from a copy in the host's memory while training continues"""
     log_every: Count = 10
     """steps between lines on the console; metrics.jsonl has every step"""
+    clip_losses_every: Count | None = None
+    """steps between lines of clip_losses.jsonl, with loss and timestep of every clip (about 60 bytes a clip),
+    for `python -m trainer clips`; null: none"""
 
     @field_validator("mask_ratios")
     @classmethod

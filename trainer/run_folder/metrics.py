@@ -108,9 +108,14 @@ def mean_by(losses: NDArray[np.float64], names: Sequence[str]) -> dict[str, floa
 
 def timestep_bins(timesteps: NDArray[np.float64]) -> list[str]:
     """Return the bin of each timestep, a tenth of [0, 1000] such as "300-400"; 1000 is in the last."""
+    return [timestep_bin(timestep) for timestep in timesteps.tolist()]
+
+
+def timestep_bin(timestep: float) -> str:
+    """Return the bin of one timestep, as `timestep_bins`."""
     width = 1000 // TIMESTEP_BINS
-    bins = np.clip(timesteps // width, 0, TIMESTEP_BINS - 1).astype(int)
-    return [f"{number * width}-{(number + 1) * width}" for number in bins]
+    number = int(min(max(timestep // width, 0), TIMESTEP_BINS - 1))
+    return f"{number * width}-{(number + 1) * width}"
 
 
 def seconds_as_text(seconds: float) -> str:

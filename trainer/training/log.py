@@ -14,7 +14,7 @@ from trainer.distributed import memory, mesh
 from trainer.distributed import rank as distributed_rank
 from trainer.distributed.mesh import World
 from trainer.recipe import recipe as recipes
-from trainer.run_folder import jsonl, metrics, process_table
+from trainer.run_folder import clip_losses, jsonl, metrics, process_table
 from trainer.run_folder import layout as run_folder_layout
 from trainer.run_folder.checkpoint import retention
 from trainer.run_folder.checkpoint.async_save import Saved
@@ -22,7 +22,7 @@ from trainer.training import data_position
 from trainer.training.data_position import DataPosition
 from trainer.training.optim import schedule
 from trainer.training.state import StartReport, TrainState
-from trainer.training.step import StepContext
+from trainer.training.step import Computed, StepContext
 from vidcurate.storage import atomic_file
 
 NEXT_CLIPS = 8
@@ -55,6 +55,7 @@ def record_start(
         retention.clean_partial(run)
         proof["process_began"] = round(distributed_rank.process_start_time(), 3)
         proof["repeated_steps"] = metrics.forget_after(run, state.step)
+        clip_losses.forget_after(run, state.step)
         jsonl.record_event(
             run, start_report.kind, state.step, stage=stage.stage.name, world_size=world.size, **proof
         )
@@ -137,6 +138,26 @@ def record_data_change(continued: DataPosition, state: TrainState, context: Step
         print_line(context.world, f"  data changed: {text}")
     if context.world.is_first:
         jsonl.record_event(run, "data_changed", state.step, **data_position.event(continued.change))
+
+
+def record_clip_losses(context: StepContext, stage: StageData, step: int, computed: Computed) -> None:
+    """Append the losses of the step's clips to clip_losses.jsonl, in the steps that the recipe names.
+
+    A clip that a fallback clip replaced has the fallback's name.
+    """
+    every = stage.stage.clip_losses_every
+    if not context.world.is_first or every is None or step % every:
+        return
+    clip_losses.append(
+        context.recipe.output,
+        step,
+        stage.stage.name,
+        clip_ids=computed.delivered,
+        buckets=computed.plan.buckets,
+        levels=computed.plan.levels,
+        losses=computed.losses.tolist(),
+        timesteps=computed.timesteps.tolist(),
+    )
 
 
 def record_save(saved: Saved | None, context: StepContext) -> None:

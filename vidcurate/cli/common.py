@@ -33,7 +33,8 @@ SECTIONS = {
     "Results": ("report", "review", "inspect", "ledger", "what-if", "presets", "card", "export", "verify"),
     "Other inputs and outputs": ("split-scenes", "extract-clips", "fetch-plan", "export-index", "fit"),
     "Training, each a command of `python -m trainer`": (
-        "train", "launch", "serve", "sample", "gallery", "train-report", "train-inspect", "plan",
+        "train", "launch", "serve", "sample", "gallery", "train-report", "train-inspect", "train-clips",
+        "plan",
         "precompute", "convert", "experiment", "cluster", "gpus",
     ),
     "This installation": ("recipes", "version"),

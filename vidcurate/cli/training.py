@@ -30,6 +30,7 @@ COMMANDS = {
     "gallery": ("gallery", "Write RUN/gallery.html: samples over steps, and the loss."),
     "train-report": ("report", "Write a training run's report: curves, events, where the time went."),
     "train-inspect": ("inspect", "Print what a training run or a checkpoint holds."),
+    "train-clips": ("clips", "Print the clips behind a step's loss; reject clips from here on."),
     "plan": ("plan", "Print which clips each training step reads."),
     "precompute": ("precompute", "Encode clips and captions once, before the training."),
     "convert": ("convert", "Convert weights from PixArt and Open-Sora, and export those of a run."),

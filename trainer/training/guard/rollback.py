@@ -11,8 +11,8 @@ from trainer.data import stages as data_stages
 from trainer.data.stages import StageData
 from trainer.distributed import mesh
 from trainer.recipe import guard_spec
+from trainer.run_folder import clip_losses, metrics
 from trainer.run_folder import layout as run_folder_layout
-from trainer.run_folder import metrics
 from trainer.run_folder.checkpoint import checkpoint, whole
 from trainer.run_folder.checkpoint.async_save import AsyncSaver
 from trainer.training import log as training_log
@@ -76,6 +76,7 @@ def roll_back(
         guard_rollbacks.write_rollbacks(run, rollbacks)
         guard_rollbacks.finish_rollback(run)
         metrics.forget_after(run, to_step)
+        clip_losses.forget_after(run, to_step)
 
     mesh.run_on_first_rank(carry_out, world)
     resume.restore(target, state, context.recipe.model, world)

@@ -1,0 +1,128 @@
+"""Clips command: `python -m trainer clips RUN`, the clips behind a loss, and their rejection.
+
+torch is imported when the command runs, so that --help and a wrong argument answer at once.
+"""
+
+import argparse
+import getpass
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.cli import commands
+from vidcurate.errors import InputError
+
+EXAMPLE = """\
+  python -m trainer clips runs/first --step 1204
+  python -m trainer clips runs/first --clip 0042-17
+  python -m trainer clips runs/first --by-loss 5 --json
+  python -m trainer clips runs/first --reject 0042-17 --reason "a slide show" --curation curation
+"""
+
+
+def _cell(value: Any) -> str:
+    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _rows(rows: Iterable[dict[str, Any]], names: Sequence[str]) -> list[str]:
+    return ["  ".join(_cell(row[name]) for name in names) for row in rows]
+
+
+def _step_as_text(found: dict[str, Any]) -> list[str]:
+    skipped = ", update skipped" if found["skipped"] else ""
+    lines = [
+        f"step {found['step']} of stage {found['stage']}: loss {_cell(found['loss'])}, "
+        f"grad {_cell(found['grad_norm'])}{skipped}"
+    ]
+    lines += [f"{one['event']}: {one.get('reason') or one.get('kind')}" for one in found["findings"]]
+    lines += [
+        f"bucket {one['bucket']}: loss {_cell(one['loss'])}, usually {_cell(one['usual'])}, "
+        f"{_cell(one['ratio'])} times"
+        for one in found["buckets"]
+    ]
+    lines.append("loss  timestep  level  position  cell  clip_id  caption")
+    return lines + _rows(
+        found["clips"], ("loss", "timestep", "level", "position", "cell", "clip_id", "caption")
+    )
+
+
+def _by_loss_as_text(found: list[dict[str, Any]]) -> list[str]:
+    lines = []
+    for one in found:
+        lines.append(f"level {one['level']}, timesteps {one['bin']}: {one['clips']} recorded")
+        for word in ("highest", "lowest"):
+            lines += [f"  {word}  {text}" for text in _rows(one[word], ("loss", "step", "clip_id"))]
+    return lines
+
+
+def _reject_as_text(found: dict[str, Any]) -> list[str]:
+    settings = " ".join(f"--set {setting}" for setting in found["settings"])
+    again = "" if found["is_new"] else " before"
+    return [
+        f"{found['clip_id']}: rejected{again}, decision {found['decision']}; {found['file']} lists "
+        f"{found['clips']} clips",
+        f"Resume without them: the command of the run with {settings} --accept-plan",
+    ]
+
+
+def _run(given: argparse.Namespace) -> None:
+    chosen = [given.step is not None, given.clip is not None, given.by_loss is not None, bool(given.reject)]
+    if sum(chosen) != 1:
+        raise InputError("clips: give one of --step N, --clip ID, --by-loss K and --reject ID.")
+    if not given.path.is_dir() or (given.path / "manifest.json").is_file():
+        raise InputError(f"{given.path}: is no run folder. Give the folder that `output` named.")
+    with commands.loading():
+        from trainer.report.preview import reject_clip, step_clips
+        from trainer.report.preview.stages import read_stages
+
+    found: Any
+    if given.by_loss is not None:
+        found = step_clips.by_loss(given.path, given.by_loss)
+        words = _by_loss_as_text(found)
+    elif given.step is not None:
+        found = step_clips.clips_of_step(read_stages(given.path), given.path, given.step)
+        words = _step_as_text(found)
+    elif given.clip is not None:
+        found = step_clips.showings(read_stages(given.path), given.path, given.clip)
+        words = ["step  stage  cell  loss  timestep"]
+        words += _rows(found, ("step", "stage", "cell", "loss", "timestep"))
+    else:
+        found = reject_clip.reject(
+            read_stages(given.path),
+            given.path,
+            given.reject,
+            reviewer=given.reviewer or getpass.getuser(),
+            reason=given.reason,
+            curation=given.curation,
+        )
+        words = _reject_as_text(found)
+    print(json.dumps(found, indent=1, ensure_ascii=False) if given.json else "\n".join(words))
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text} is no whole number from 1")
+    return int(text)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = commands.parser(
+        "clips", "Say which clips are behind a step's loss, and reject clips from here on.", EXAMPLE
+    )
+    parser.add_argument("path", type=Path, metavar="RUN", help="a run folder")
+    parser.add_argument("--step", type=_count, metavar="N", help="the micro-batches and clips of update N")
+    parser.add_argument("--clip", metavar="ID", help="the steps that showed this clip")
+    parser.add_argument(
+        "--by-loss", type=_count, metavar="K",
+        help="the K highest and lowest losses per level and timestep bin (stages.N.clip_losses_every)",
+    )  # fmt: skip
+    parser.add_argument("--reject", metavar="ID", help="leave this clip out of later steps")
+    parser.add_argument("--reason", metavar="TEXT", help="with --reject: why, in one line")
+    parser.add_argument("--reviewer", metavar="NAME", help="with --reject: who decides (default: your login)")
+    parser.add_argument(
+        "--curation", type=Path, metavar="CURATION", help="with --reject: also in this run of vidcurate"
+    )
+    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+    given = parser.parse_args(arguments)
+    return commands.run_short_command(lambda: _run(given))

@@ -1,0 +1,104 @@
+"""Loss and timestep of every clip of a step: RUN/clip_losses.jsonl, one line per recorded step.
+
+A stage with `clip_losses_every` writes the file; the lists of a line have one entry per clip, in the order of
+the step's micro-batches. `forget_after` cuts the lines of steps that a resumed run trains again.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.run_folder import jsonl, metrics
+from vidcurate.errors import StorageError
+
+CLIP_LOSSES = "clip_losses.jsonl"
+_STEP = re.compile(rb'\{"step": (\d+),')
+_DIGITS = 6
+
+
+def append(
+    run: Path,
+    step: int,
+    stage: str,
+    *,
+    clip_ids: Sequence[str],
+    buckets: Sequence[str],
+    levels: Sequence[str],
+    losses: Sequence[float],
+    timesteps: Sequence[float],
+) -> None:
+    """Append a step's clips; losses and timesteps with six digits. Raises StorageError."""
+    line = {
+        "step": step,
+        "stage": stage,
+        "clip_ids": list(clip_ids),
+        "buckets": list(buckets),
+        "levels": list(levels),
+        "losses": [float(f"{loss:.{_DIGITS}g}") for loss in losses],
+        "timesteps": [float(f"{timestep:.{_DIGITS}g}") for timestep in timesteps],
+    }
+    jsonl.append_line(run / CLIP_LOSSES, line)
+
+
+def read(run: Path) -> Iterator[dict[str, Any]]:
+    """Yield the recorded steps in order; none without the file. A line that a kill cut is skipped.
+
+    Raises StorageError for a damaged line.
+    """
+    path = run / CLIP_LOSSES
+    if not path.exists():
+        return
+    lists = ("clip_ids", "buckets", "levels", "losses", "timesteps")
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                found = json.loads(line)
+                assert isinstance(found["step"], int), "no step"
+                assert len({len(found[name]) for name in lists}) == 1, "lists of several lengths"
+            except (ValueError, KeyError, TypeError, AssertionError) as error:
+                raise StorageError(
+                    f"{path}: line {number} is damaged ({error}); remove it: sed -i {number}d {path}"
+                ) from error
+            yield found
+
+
+def by_clip(line: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the clips of a line of `read`: clip_id, bucket, level, loss, timestep, and the timestep's bin.
+
+    A loss that is not finite is inf or nan.
+    """
+    for clip_id, bucket, level, loss, timestep in zip(
+        line["clip_ids"], line["buckets"], line["levels"], line["losses"], line["timesteps"], strict=True
+    ):
+        yield {
+            "clip_id": clip_id,
+            "bucket": bucket,
+            "level": level,
+            "loss": float(loss),
+            "timestep": timestep,
+            "bin": metrics.timestep_bin(timestep),
+        }
+
+
+def forget_after(run: Path, step: int) -> None:
+    """Cut the lines of the steps after `step`, and half a line at the end. Raises StorageError."""
+    path = run / CLIP_LOSSES
+    if not path.exists():
+        return
+    end = 0
+    try:
+        with path.open("rb+") as file:
+            for line in file:
+                found = _STEP.match(line)
+                if not line.endswith(b"\n") or (found and int(found[1]) > step):
+                    break
+                end += len(line)
+            if end < os.fstat(file.fileno()).st_size:
+                file.truncate(end)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be cut ({error.strerror}).") from error
