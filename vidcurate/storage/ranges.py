@@ -10,8 +10,6 @@ import io
 import os
 import re
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -19,6 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from vidcurate.errors import InputError, StorageError
+from vidcurate.storage import http_pool
 
 TAIL_BYTES = 1 << 18  # read at once from the end of a file: most central directories lie in it whole
 TIMEOUT_SECONDS = 60.0
@@ -68,21 +67,21 @@ def is_url(place: str) -> bool:
     return place.startswith(("http://", "https://"))
 
 
-def _request(url: str, first: int, last: int) -> http.client.HTTPResponse:
+def _request(url: str, first: int, last: int) -> http_pool.Answer:
     """Return the response to a request for the bytes `first` to `last`. Raises InputError, OSError."""
-    request = urllib.request.Request(url, headers={"Range": f"bytes={first}-{last}"})
     try:
-        response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
-    except urllib.error.HTTPError as error:
-        error.close()
-        if error.code in _TRANSIENT:
-            wait = _seconds_of(error.headers.get("Retry-After"))
-            raise BusyError(f"the server answers {error.code}", wait) from error
-        raise InputError(f"{url}: the server answers {error.code} {error.reason}.") from error
-    if response.status != 206:
-        response.close()
-        raise InputError(f"{url}: the server ignores byte ranges (answer {response.status}, 206 is needed).")
-    return response
+        response = http_pool.get(url, {"Range": f"bytes={first}-{last}"}, TIMEOUT_SECONDS)
+    except ValueError as error:
+        raise InputError(f"{url}: cannot be asked for ({error}).") from error
+    if response.status == 206:
+        return response
+    response.close()
+    if response.status in _TRANSIENT:
+        wait = _seconds_of(response.headers.get("Retry-After"))
+        raise BusyError(f"the server answers {response.status}", wait)
+    if response.status >= 300:
+        raise InputError(f"{url}: the server answers {response.status} {response.reason}.")
+    raise InputError(f"{url}: the server ignores byte ranges (answer {response.status}, 206 is needed).")
 
 
 def piece(place: str) -> Piece:
@@ -98,6 +97,7 @@ def piece(place: str) -> Piece:
             with _request(place, 0, 0) as response:
                 found = re.fullmatch(r"bytes \d+-\d+/(\d+)", response.headers.get("Content-Range", ""))
                 stamp = response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
+                response.read()  # its one byte: the connection can be used again
         except (OSError, http.client.HTTPException) as error:
             pause(attempt, place, error)
             continue
