@@ -159,9 +159,7 @@ def _run_stages(recipe: CurateRecipe, executor: ExecutorSpec, run_stage: Callabl
             "dedup", lambda bar: run_dedup(run, dedup, videos=videos, num_workers=workers, progress=bar)
         )
     filtered = run_stage("filter", lambda bar: run_filter(run, recipe.filter, progress=bar))
-    own_limit = recipe.filter.max_failure_share
-    limits = {key: limit if own_limit is None else own_limit}
-    check_limits(run, filtered, recipe.filter.model_copy(update=limits))
+    check_limits(run, filtered, max_failure_share=limit)
 
     # 5. Split the kept clips into difficulty levels and folds; write them as shards.
     run_stage("split", lambda bar: run_split(run, recipe.split, progress=bar))

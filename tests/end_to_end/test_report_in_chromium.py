@@ -27,7 +27,7 @@ workers: 2
 ingest: {{metadata: {home}/data/captions.csv, videos: {home}/data/videos}}
 score: {{noun_engine: builtin}}
 frames: {{}}
-dedup: {{perceptual: {{max_bits: 12, max_thumbnail_distance: 40, orientations: same}}}}
+dedup: {{perceptual: {{max_bits: 12, max_thumbnail_distance: 40}}}}
 filter: {{limits: {{short_side: {{min: 32}}, aspect_ratio: {{max: 2}}, num_frames: {{min: 15}}}}}}
 split: {{levels: 2, validation_fraction: 0.1}}
 """

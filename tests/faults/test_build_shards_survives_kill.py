@@ -64,8 +64,8 @@ def kill(child: "subprocess.Popen[str]", *, group: bool) -> None:
     child.stdout.close()
 
 
-def finish(folder: Path, out: Path, spec: ShardSpec = SPEC) -> None:
-    run_build_shards(folder / "run", spec, videos=folder / "videos", out=out)
+def finish(folder: Path, out: Path, spec: ShardSpec = SPEC, *, overwrite: bool = False) -> None:
+    run_build_shards(folder / "run", spec, videos=folder / "videos", out=out, overwrite=overwrite)
     reader_indexes_export.export(out, reader_indexes_export.READERS)
 
 
@@ -158,8 +158,7 @@ def test_killed_while_it_overwrites_another_set(
     out = tmp_path / "shards"
     other = ShardSpec(max_clips=9, seed=3)
     run_build_shards(folder / "run", other, videos=folder / "videos", out=out)
-    replace = SPEC.model_copy(update={"overwrite": True})
-    code = CODE.replace("ShardSpec(max_clips=4)", "ShardSpec(max_clips=4, overwrite=True)")
+    code = CODE.replace("ShardSpec(max_clips=4)", "ShardSpec(max_clips=4), overwrite=True")
     for share in (0.0, 0.3, 0.6):
         child = subprocess.Popen(
             [sys.executable, "-c", code, str(folder), str(out), "1"],
@@ -170,7 +169,7 @@ def test_killed_while_it_overwrites_another_set(
         time.sleep(share * seconds[1])
         kill(child, group=True)
         whole_or_absent(out, whole)
-    finish(folder, out, replace)
+    finish(folder, out, overwrite=True)
     assert contents(out) == whole
 
 
@@ -248,7 +247,7 @@ def hook(event, args):
             if count == stop:
                 os.kill(os.getpid(), signal.SIGKILL)
 sys.addaudithook(hook)
-run_build_shards(folder / "run", ShardSpec(max_clips=20, overwrite=True), videos=folder / "videos",
+run_build_shards(folder / "run", ShardSpec(max_clips=20), overwrite=True, videos=folder / "videos",
                  out=Path(out))
 reader_indexes_export.export(Path(out), reader_indexes_export.READERS)
 print(count)
@@ -285,7 +284,7 @@ def _killed_before_operations(
                 index_path, manifest_path = out / "index.parquet", out / "manifest.json"
                 if index_path.exists() or manifest_path.exists():
                     index.read_index(out)  # whatever is there fits together
-            finish(folder, out, spec.model_copy(update={"overwrite": True}))
+            finish(folder, out, spec, overwrite=True)
             assert contents(out) == expected, f"killed before file operation {operation} of {total}"
             shutil.rmtree(out)
             print(f"killed before file operation {operation} of {total}, other set there: {has_other_set}")

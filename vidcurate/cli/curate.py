@@ -169,7 +169,23 @@ def score(run: Run, recipe: RecipeFile = None, settings: Settings = None, to_jso
 
 
 @app.command("filter")
-def filter_(run: Run, recipe: RecipeFile = None, settings: Settings = None, to_json: Json = False) -> None:
+def filter_(
+    run: Run,
+    max_failure_share: MaxFailureShare = None,
+    max_rejected_share: Annotated[
+        float | None,
+        typer.Option(
+            "--max-rejected-share",
+            min=0,
+            max=1,
+            help="Share of the rows that may be rejected, 0 to 1; above it: exit code 3.",
+            metavar="SHARE",
+        ),
+    ] = None,
+    recipe: RecipeFile = None,
+    settings: Settings = None,
+    to_json: Json = False,
+) -> None:
     """Keep or reject every clip by rules; a rejected clip keeps its row, with rule, value and threshold.
 
     Example: vidcurate filter run --set min_duration_seconds=1 --set max_aspect_ratio=2
@@ -181,7 +197,7 @@ def filter_(run: Run, recipe: RecipeFile = None, settings: Settings = None, to_j
     with stage_progress(run, "filter", quiet=to_json) as progress:
         summary = run_filter(run, spec, progress=progress)
     print_summary(asdict(summary), title=f"filter → {run}", to_json=to_json)
-    check_limits(run, summary, spec)
+    check_limits(run, summary, max_failure_share=max_failure_share, max_rejected_share=max_rejected_share)
 
 
 @app.command("split-by-difficulty")

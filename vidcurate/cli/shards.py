@@ -46,6 +46,9 @@ def build_shards(
     unprobed: Annotated[
         bool, typer.Option("--unprobed", help="Also write clips that probe never looked at.")
     ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace another set of shards in the folder.")
+    ] = False,
     workers: Workers = None,
     recipe: RecipeFile = None,
     settings: Settings = None,
@@ -61,7 +64,7 @@ def build_shards(
     from vidcurate.shards.layout import ShardSpec
     from vidcurate.shards.reader_indexes import export as reader_indexes_export
 
-    spec = spec_of(ShardSpec, recipe, [*(settings or []), *(["unprobed=true"] if unprobed else [])])
+    spec = spec_of(ShardSpec, recipe, settings)
     readers = reader_indexes_export.readers_of(also) if also else ()
     with stage_progress(run, "build-shards", quiet=to_json) as progress:
         summary = run_build_shards(
@@ -69,6 +72,8 @@ def build_shards(
             spec,
             videos=videos_of(run, videos),
             out=out or run / "shards",
+            overwrite=overwrite,
+            is_unprobed_allowed=unprobed,
             num_workers=workers or usable_cpus(),
             progress=progress,
         )

@@ -134,7 +134,22 @@ REMOVED: Mapping[str, Mapping[str, Removed]] = {
         "enable_sequence_parallelism": _EXCHANGE,
         "drop_path": _EXCHANGE,
     },
-    "ShardSpec": {"proxy": Removed("write its keys in transcode; mode: proxy has defaults of its own there")},
+    "ShardSpec": {
+        "proxy": Removed("write its keys in transcode; mode: proxy has defaults of its own there"),
+        "overwrite": Removed("run `vidcurate build-shards` with --overwrite"),
+        "unprobed": Removed("run `vidcurate build-shards` with --unprobed"),
+    },
+    "IngestSpec": {
+        "source_pattern": Removed("put a column source_id into the table, and name it in map", None)
+    },
+    "DedupSpec": {
+        "packets": Removed("coded pictures are compared wherever score-frames has read them", True)
+    },
+    "OutlierRule": {
+        "missing": Removed(
+            "a clip without the value is rejected; add limits: {COLUMN: {missing: …}}", "reject"
+        )
+    },
     "FilterSpec": {
         "min_height": _limit("height", "min"),
         "max_height": _limit("height", "max"),
@@ -154,6 +169,9 @@ REMOVED: Mapping[str, Mapping[str, Removed]] = {
         "max_caption_num_words": _limit("caption_num_words", "max"),
         "min_noun_count": _limit("noun_count", "min"),
         "max_noun_count": _limit("noun_count", "max"),
+        "keep_duplicates": Removed("run the curation without `vidcurate dedup`", False),
+        "max_failure_share": Removed("run `vidcurate filter` with --max-failure-share", None),
+        "max_rejected_share": Removed("run `vidcurate filter` with --max-rejected-share", None),
     },
     "FramesSpec": {
         "motion_pairs_per_second": _FRAMES,
@@ -172,13 +190,21 @@ REMOVED: Mapping[str, Mapping[str, Removed]] = {
         "dtype": Removed("CLIP and the classifier compute in float32"),
         "device": Removed("the first GPU is used; set CUDA_VISIBLE_DEVICES= for the CPU"),
     },
-    "PerceptualSpec": {"min_set_bits": _DEDUP, "min_frames": _DEDUP},
-    "SemanticSpec": {"clips_per_cluster": _DEDUP},
+    "PerceptualSpec": {
+        "min_set_bits": _DEDUP,
+        "min_frames": _DEDUP,
+        "orientations": Removed("rotated and mirrored copies are always looked for", "any"),
+    },
+    "SemanticSpec": {
+        "clips_per_cluster": _DEDUP,
+        "embeddings": Removed("put the file at RUN/embeddings.parquet (clip_id, embedding)", None),
+    },
     "SplitSpec": {
         "warn_effect_size": _SPLIT,
         "warn_tail_ratio": _SPLIT,
         "warn_ks_distance": _SPLIT,
         "steps_per_increment": _SPLIT,
+        "clips_per_step": Removed("a ramp has no more steps than its level has clips", None),
         "passes": _SPLIT,
     },
 }

@@ -235,6 +235,8 @@ def run_build_shards(
     *,
     videos: Path,
     out: Path,
+    overwrite: bool = False,
+    is_unprobed_allowed: bool = False,
     num_workers: int = 1,
     progress: Progress = no_progress,
 ) -> ShardSummary:
@@ -242,8 +244,9 @@ def run_build_shards(
 
     Samples are `key.json`, `key.<extension>` and `key.txt`, grouped by fold and level. The bytes depend
     neither on `num_workers` nor on how often the run was killed and resumed. The run's ledger names the clips
-    that could not be written. Raises StageError (no table, no
-    kept clip, `out` holds another set), InputError (a wrong folder, id or interval), StorageError (the disk),
+    that could not be written. `overwrite`: replace another set in `out`; without it the set is refused.
+    `is_unprobed_allowed`: also write clips that probe never looked at. Raises StageError (no table, no kept
+    clip, `out` holds another set), InputError (a wrong folder, id or interval), StorageError (the disk),
     ShardError (a damaged set, or a worker that died).
     """
     stage = table.newest_stage(run)
@@ -256,13 +259,13 @@ def run_build_shards(
         return summary
     if not videos.is_dir():
         raise InputError(f"{videos}: no such folder of videos.")
-    plan = make_plan(run, stage, spec, videos=videos)
+    plan = make_plan(run, stage, spec, videos=videos, is_unprobed_allowed=is_unprobed_allowed)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(f"{out}: cannot make this folder ({error.strerror}).") from error
     with only_writer(out):
-        records = open_set(out, plan, spec, inputs)
+        records = open_set(out, plan, spec, inputs, overwrite=overwrite)
         todo = [shard for shard in plan.shards if shard.name not in records]
         total = plan.clips.height
         done = total - sum(len(shard.rows) for shard in todo)

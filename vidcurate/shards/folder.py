@@ -28,7 +28,7 @@ from vidcurate.shards.write_shard import (
 )
 from vidcurate.storage.atomic_file import size_of
 
-_WAYS_ON = "Give --out another folder, or set overwrite: true to replace what is there."
+_WAYS_ON = "Give --out another folder, or add --overwrite to replace what is there."
 
 
 def _read_json(path: Path) -> Any:
@@ -95,10 +95,12 @@ def _records_of_finished(out: Path, plan: ShardPlan, manifest: Mapping[str, Any]
     return records
 
 
-def open_set(out: Path, plan: ShardPlan, spec: ShardSpec, inputs: Mapping[str, str]) -> dict[str, Record]:
+def open_set(
+    out: Path, plan: ShardPlan, spec: ShardSpec, inputs: Mapping[str, str], *, overwrite: bool = False
+) -> dict[str, Record]:
     """Prepare `out` for this plan and return the records of the shards to keep.
 
-    Raises StageError when the folder holds another set and `overwrite` is not set, InputError when the folder
+    Raises StageError when the folder holds another set and `overwrite` is false, InputError when the folder
     holds tars that `build-shards` did not write, StorageError when the other shards do not fit on the disk;
     after an error the folder is unchanged.
     """
@@ -113,7 +115,7 @@ def open_set(out: Path, plan: ShardPlan, spec: ShardSpec, inputs: Mapping[str, s
         stranger = strangers[0] if strangers else index_file.INDEX_NAME
         raise InputError(f"{out}: holds {stranger}, which build-shards did not write. Choose another folder.")
     current = building or manifest
-    if current and current["plan_sha256"] != plan.digest and not spec.overwrite:
+    if current and current["plan_sha256"] != plan.digest and not overwrite:
         raise StageError(f"{out}: {_difference(current, spec, inputs)}; nothing was changed. {_WAYS_ON}")
     done: dict[str, Record] = {}
     found = _records_of_finished(out, plan, manifest) if manifest and not building else {}

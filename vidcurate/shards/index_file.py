@@ -90,7 +90,7 @@ WRITTEN: dict[str, Any] = {
     "use_dictionary": _DICTIONARIES,
     "write_page_checksum": True,
 }
-AGAIN = "Run `vidcurate build-shards` again, into another folder or with overwrite: true."
+AGAIN = "Run `vidcurate build-shards` again, into another folder or with --overwrite."
 Hashes = NDArray[np.uint64]  # (clips, 2)
 
 

@@ -1,7 +1,7 @@
 """Kept clips: the rows of the clip table that go into shards.
 
 A clip that probe never looked at may be cut, empty or no video: the build refuses such a clip unless the
-recipe has `unprobed: true`.
+caller allows them (`--unprobed`).
 """
 
 from pathlib import Path

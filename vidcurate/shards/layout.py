@@ -63,12 +63,6 @@ class ShardSpec(Recipe):
         "transcode: every clip is encoded anew, exact to the frame; proxy: the same, small, many key frames",
     )
     seed: int = Field(default=0, ge=0, description="another seed is another order of the clips")
-    overwrite: bool = Field(
-        default=False, description="replace a different set of shards in the same folder instead of refusing"
-    )
-    unprobed: bool = Field(
-        default=False, description="write clips that probe never looked at, damaged ones among them, too"
-    )
     transcode: TranscodeSpec = Field(
         default=TranscodeSpec(),
         description="how mode: transcode and mode: proxy encode; the defaults of mode: proxy are crf 20, "
@@ -87,7 +81,7 @@ class ShardSpec(Recipe):
 
     def lasting(self) -> dict[str, Any]:
         """Return the settings that decide the bytes of the shards, as plain JSON values."""
-        plain = self.model_dump(mode="json", exclude={"overwrite", "unprobed", "transcode"})
+        plain = self.model_dump(mode="json", exclude={"transcode"})
         return plain | ({self.mode: self.transcode.model_dump(mode="json")} if self.mode in ENCODED else {})
 
 
@@ -257,14 +251,16 @@ def cut(
             total += sizes[row]
 
 
-def make_plan(run: Path, stage: str, spec: ShardSpec, *, videos: Path) -> ShardPlan:
+def make_plan(
+    run: Path, stage: str, spec: ShardSpec, *, videos: Path, is_unprobed_allowed: bool = False
+) -> ShardPlan:
     """Return the plan for the kept clips of `stage`.
 
     Raises StageError when no clip is kept or one was never probed, InputError when an id occurs twice or a
     clip is an interval of its file while `mode` is copy.
     """
     clips, rows_in = read_clips(run, stage)
-    if not spec.unprobed:
+    if not is_unprobed_allowed:
         check_probed(clips, table.stage_path(run, stage))
     sizes = _sizes(clips, videos)
     clips = clips.with_columns(_size=pl.Series(sizes, dtype=pl.Int64))

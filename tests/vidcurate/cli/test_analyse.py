@@ -38,7 +38,7 @@ def run(tmp_path: Path) -> Path:
 def test_a_filter_above_its_limit_answers_and_leaves_with_3(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, out, err = call(capsys, "filter", run, "--set", "max_failure_share=0.05", "--json")
+    code, out, err = call(capsys, "filter", run, "--max-failure-share", "0.05", "--json")
 
     assert code == 3
     assert json.loads(out)["rows_rejected"] == 1
@@ -46,8 +46,8 @@ def test_a_filter_above_its_limit_answers_and_leaves_with_3(
         "error: 1 of 10 rows (10 %) are missing or broken; max_failure_share"
     )
     assert (run / "filter.parquet").exists()
-    assert call(capsys, "filter", run, "--set", "max_failure_share=0.1", "--json")[0] == 0
-    assert call(capsys, "filter", run, "--set", "min_noun_count=8", "--set", "max_rejected_share=0.5")[0] == 3
+    assert call(capsys, "filter", run, "--max-failure-share", "0.1", "--json")[0] == 0
+    assert call(capsys, "filter", run, "--set", "min_noun_count=8", "--max-rejected-share", "0.5")[0] == 3
 
 
 def test_a_curation_stops_behind_the_stage_that_failed_too_much_and_resumes_from_there(

@@ -183,7 +183,8 @@ def test_real_clips_of_many_containers_keep_their_bytes(shared: Path, tmp_path: 
     write_table(tmp_path / "run", table_rows)
     run_build_shards(
         tmp_path / "run",
-        ShardSpec(unprobed=True),
+        ShardSpec(),
+        is_unprobed_allowed=True,
         videos=shared / "data" / "clips",
         out=tmp_path / "shards",
     )
@@ -257,7 +258,7 @@ def test_a_table_written_anew_with_the_same_clips_rewrites_no_shard(folder: Path
 def test_another_request_is_refused_and_nothing_is_lost(folder: Path) -> None:
     build(folder)
     before = contents(folder / "shards")
-    with pytest.raises(StageError, match=r"max_clips is 5, was 7.*another folder.*overwrite: true"):
+    with pytest.raises(StageError, match=r"max_clips is 5, was 7.*another folder.*--overwrite"):
         build(folder, ShardSpec(max_clips=5, max_bytes=60_000))
     make_run(folder, rows(38))
     with pytest.raises(StageError, match=r"split\.parquet has other clips or facts"):
@@ -268,10 +269,10 @@ def test_another_request_is_refused_and_nothing_is_lost(folder: Path) -> None:
 def test_overwrite_leaves_exactly_the_new_set(folder: Path, tmp_path: Path) -> None:
     build(folder)
     other = ShardSpec(max_clips=3, max_bytes=60_000, seed=5)
-    build(folder, other.model_copy(update={"overwrite": True}))
+    build(folder, other, overwrite=True)
     build(folder, other, out="fresh")
     assert contents(folder / "shards") == contents(folder / "fresh")
-    build(folder, SMALL.model_copy(update={"overwrite": True}))
+    build(folder, SMALL, overwrite=True)
     assert build(folder).up_to_date
 
 
@@ -280,7 +281,7 @@ def test_files_of_others_are_never_taken_over(folder: Path) -> None:
     out.mkdir()
     (out / "mine.tar").write_bytes(b"mine")
     with pytest.raises(InputError, match=r"holds mine\.tar, which build-shards did not write"):
-        build(folder, SMALL.model_copy(update={"overwrite": True}))
+        build(folder, SMALL, overwrite=True)
     assert contents(out) == {"mine.tar": hashlib.sha256(b"mine").hexdigest()}
     (out / "mine.tar").rename(out / "index.parquet")
     with pytest.raises(InputError, match=r"holds index\.parquet"):
@@ -308,7 +309,7 @@ def test_clips_that_were_never_probed_are_refused_and_written_only_when_asked_fo
         run_build_shards(run, ShardSpec(), **words)
     assert not (tmp_path / "shards").exists()
 
-    run_build_shards(run, ShardSpec(unprobed=True), **words)
+    run_build_shards(run, ShardSpec(), is_unprobed_allowed=True, **words)
     manifest = shards_manifest.read_manifest(tmp_path / "shards")
     assert manifest is not None
     assert manifest["integrity_levels"] == {"none": 8}

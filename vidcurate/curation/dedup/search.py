@@ -74,7 +74,6 @@ def twins_by_look(
         max_bits=spec.max_bits,
         min_frames=spec.min_frames,
         min_set_bits=spec.min_set_bits,
-        any_orientation=spec.orientations == "any",
         progress=progress,
     )
     if thumbs is None:
@@ -130,7 +129,7 @@ def _words(search: Search, clips: pl.DataFrame, spec: DedupSpec, progress: Progr
 
 def _meaning(search: Search, clips: pl.DataFrame, spec: DedupSpec, run: Path, progress: Progress) -> None:
     assert spec.semantic is not None
-    rows, vectors = semantic.read_embeddings(spec.semantic.embeddings or run / EMBEDDINGS, clips["clip_id"])
+    rows, vectors = semantic.read_embeddings(run / EMBEDDINGS, clips["clip_id"])
     search.add_alike(
         "semantic", semantic.find_semantic_pairs(rows, vectors, spec.semantic, progress=progress)
     )
@@ -144,7 +143,7 @@ def not_looked_for(clips: pl.DataFrame, spec: DedupSpec, videos: Path | None) ->
     elif videos is None:
         reasons["exact"] = "no video folder is known; add --videos FOLDER"
     for kind, column, wanted in (
-        ("packets", "packet_hash", spec.packets),
+        ("packets", "packet_hash", True),
         ("perceptual", "perceptual_hashes", spec.perceptual is not None),
     ):
         if not wanted:

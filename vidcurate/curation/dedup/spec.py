@@ -1,7 +1,6 @@
 """What a search for duplicates may ask for, as recipe models."""
 
-from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -21,8 +20,6 @@ class PerceptualSpec(Recipe):
     """a hash with fewer bits set, or fewer not set, says nothing: black, or one colour"""
     max_thumbnail_distance: Annotated[float, Field(ge=0)] = 8.0
     """levels of 255 by which the thumbnails may differ once brightness and contrast are made equal"""
-    orientations: Literal["any", "same"] = "any"
-    """any: a rotated or mirrored copy is a twin; same: it is a clip of its own"""
 
 
 class CaptionSpec(Recipe):
@@ -33,11 +30,11 @@ class CaptionSpec(Recipe):
 
 
 class SemanticSpec(Recipe):
-    """Twins by meaning: cosine of embeddings within k-means clusters (SemDeDup, Abbas et al. 2023)."""
+    """Twins by meaning: cosine of embeddings within k-means clusters (SemDeDup, Abbas et al. 2023).
 
-    embeddings: Path | None = None
-    """a .parquet (clip_id, embedding) or .npz (clip_id, embedding); null: RUN/embeddings.parquet, which
-    score-models writes"""
+    The embeddings are those of RUN/embeddings.parquet, which score-models writes.
+    """
+
     threshold: Similarity = 0.97
     """cosine from which two clips are twins"""
     clips_per_cluster: ClassVar[int] = 1000
@@ -50,8 +47,6 @@ class DedupSpec(Recipe):
 
     exact: bool = True
     """files with the same bytes (only files of equal size are read)"""
-    packets: bool = True
-    """the same coded pictures in another container; needs the column packet_hash"""
     perceptual: PerceptualSpec | None = PerceptualSpec()
     """twins by look"""
     captions: CaptionSpec | None = None

@@ -139,13 +139,13 @@ def run_dedup(
         to_read = exact.to_read(files)
         inputs["videos"] = download.digest(videos, to_read)
     if spec.semantic is not None:
-        path = spec.semantic.embeddings or run / EMBEDDINGS
+        path = run / EMBEDDINGS
         if not path.is_file():
             raise InputError(f"{path}: no such file of embeddings. Run `vidcurate score-models` to write it.")
         inputs["embeddings"] = table.digest(path)
     origin = table.Provenance(
         stage="dedup",
-        settings=json.loads(spec.model_dump_json(exclude={"semantic": {"embeddings"}})),
+        settings=json.loads(spec.model_dump_json()),
         inputs=inputs,
     )
     target, said = table.stage_path(run, "dedup"), run / "dedup.json"

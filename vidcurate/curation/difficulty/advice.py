@@ -26,15 +26,13 @@ MIN_TAIL = 8  # fewest clips above the 99 % quantile for a tail estimate
 class Ramp:
     """Ramp from one level into the next: `increments` equal moves of the mixture, `steps` in all.
 
-    `because` names the column and figure that need the most increments. `share_of_pass`: share of one pass
-    over the level; None when `clips_per_step` is not set.
+    `because` names the column and figure that need the most increments.
     """
 
     from_level: int
     to_level: int
     increments: int
     steps: int
-    share_of_pass: float | None
     because: str
 
 
@@ -75,15 +73,13 @@ def ramps(jumps: Sequence[Jump], train_clips: dict[int, int], spec: SplitSpec) -
         worst = max(here, key=lambda found: increments(found, spec))  # on a tie the first: the difficulty
         count = increments(worst, spec)
         steps = (count - 1) * spec.steps_per_increment
-        in_a_pass = max(1, train_clips[to_level] // (spec.clips_per_step or 1))
-        steps = min(steps, in_a_pass)
+        steps = min(steps, max(1, train_clips[to_level]))
         made.append(
             Ramp(
                 from_level=to_level - 1,
                 to_level=to_level,
                 increments=count,
                 steps=steps,
-                share_of_pass=steps / in_a_pass if spec.clips_per_step else None,
                 because=_because(worst, spec),
             )
         )
@@ -151,10 +147,9 @@ def texts(made: Sequence[Ramp], cut: Tail | None, to_ratio: Tail | None, spec: S
         )
     for ramp in made:
         if ramp.increments > 1:
-            share = "" if ramp.share_of_pass is None else f", {100 * ramp.share_of_pass:.0f} % of a pass"
             reported.append(
-                f"ramp into level {ramp.to_level} in {ramp.increments} increments ({ramp.steps:,} steps"
-                f"{share}): {ramp.because}."
+                f"ramp into level {ramp.to_level} in {ramp.increments} increments ({ramp.steps:,} "
+                f"steps): {ramp.because}."
             )
     return tuple(reported)
 

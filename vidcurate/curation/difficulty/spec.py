@@ -35,9 +35,7 @@ class SplitSpec(Recipe):
     warn_ks_distance: ClassVar[float] = 0.5
     """warn when another column (caption length, frames, duration) shifts by more between neighbours"""
     steps_per_increment: ClassVar[int] = 1000
-    """optimizer steps that an increment of a ramp lasts: 1 / (1 - beta2) of the optimizer"""
-    clips_per_step: Annotated[int, Field(ge=1)] | None = None
-    """clips of one optimizer step over all ranks; a ramp is never longer than one pass over its level, and
-    with this the report gives the ramp as a share of that pass (null: 1, and no share)"""
+    """optimizer steps that an increment of a ramp lasts, 1 / (1 - beta2) of the optimizer; a ramp has no more
+    steps than its level has clips"""
     passes: ClassVar[float] = 2.0
     """passes over a level in levels.yaml; the published curriculum made two"""

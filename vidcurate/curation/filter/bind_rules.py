@@ -54,7 +54,7 @@ def plan_of(schema: Schema, spec: FilterSpec, where: Path, reviews: Reviews = NO
     outliers = [
         (rule, number(schema, rule.column, where, f"outliers.{rule.column}")) for rule in spec.outliers
     ]
-    drops_copies = not spec.keep_duplicates and set(filter_rules.DUPLICATE_COLUMNS) <= set(schema)
+    drops_copies = set(filter_rules.DUPLICATE_COLUMNS) <= set(schema)
     return Plan(
         rules=tuple(rules),
         drops_copies=drops_copies,

@@ -85,7 +85,7 @@ def outlier(passed: pl.DataFrame, rule: OutlierRule, value: pl.Expr) -> Rule:
         stage="filter",
         measure=rule.column,
         name=pl.lit(f"outlier_{rule.column}_{rule.method}"),
-        fails=pl.when(value.is_null()).then(pl.lit(rule.missing == "reject")).otherwise(fails),
+        fails=pl.when(value.is_null()).then(pl.lit(value=True)).otherwise(fails),
         value=value.cast(pl.String).fill_null(UNKNOWN),
         threshold=threshold,
     )

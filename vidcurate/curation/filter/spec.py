@@ -6,7 +6,7 @@ Thresholds are inclusive; keeping nothing is an error.
 import difflib
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -20,8 +20,6 @@ NAMED = (
     "file_size_bytes", "caption_num_words", "noun_count",
 )  # fmt: skip
 """Columns and measures whose limits come first, in this order, and have a short form on the command line."""
-
-Share = Annotated[float, Field(ge=0, le=1)] | None
 
 
 class Limit(Recipe):
@@ -70,8 +68,6 @@ class OutlierRule(Recipe):
     """which end is cut"""
     per_source_dataset: bool = False
     """find the limits in each source data set by itself"""
-    missing: Literal["reject", "keep"] = "reject"
-    """what becomes of a clip whose value nobody knows"""
 
     @model_validator(mode="after")
     def _value_fits(self) -> Self:
@@ -88,8 +84,9 @@ class FilterSpec(Recipe):
     """Which clips are kept. A rule that is not set does not apply; thresholds are inclusive.
 
     Clips with an ingest problem, or that the probe found broken, are always rejected. A clip whose value is
-    not known is rejected, except where a limit says `missing: keep`. A setting beside `preset` replaces the
-    preset's; null takes an end of a limit away, and an empty limit the whole.
+    not known is rejected, except where a limit says `missing: keep`. Of the copies that dedup found,
+    the best one that passes every other rule is kept. A setting beside `preset` replaces the preset's; null
+    takes an end of a limit away, and an empty limit the whole.
     """
 
     preset: str | None = None
@@ -99,14 +96,8 @@ class FilterSpec(Recipe):
     limits: dict[str, Limit] = Field(default_factory=dict)
     """column → what it may hold: any column of the table, also short_side (px, the smaller of width and
     height) and aspect_ratio (height / width)"""
-    keep_duplicates: bool = False
-    """keep every copy that dedup found; false: of each cluster the best one that passes every other rule"""
     outliers: tuple[OutlierRule, ...] = ()
     """removal of extreme values, in order, after every other rule"""
-    max_failure_share: Share = None
-    """largest share of the rows that may be missing or broken; above it the exit code is 3"""
-    max_rejected_share: Share = None
-    """largest share of the rows that may be rejected for any reason; above it the exit code is 3"""
 
     @field_validator("preset")
     @classmethod
@@ -155,14 +146,17 @@ def as_limit(setting: str) -> str:
 
 
 def from_table(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that a table was filtered with; an older one has min_COLUMN instead of limits."""
-    kept = {name: value for name, value in settings.items() if name.partition("_")[2] not in NAMED}
+    """Return the settings that a table was filtered with; an older one has other keys, min_COLUMN for one."""
+    known = FilterSpec.model_fields
+    kept = {name: value for name, value in settings.items() if name in known}
     limits = {name: dict(limit) for name, limit in (settings.get("limits") or {}).items()}
     for name in settings.keys() - kept.keys():
         word, _, column = name.partition("_")
-        if settings[name] is not None:
+        if column in NAMED and settings[name] is not None:
             limits.setdefault(column, {})[word] = settings[name]
-    return {**kept, "limits": limits}
+    rules = settings.get("outliers") or ()
+    outliers = [{key: rule[key] for key in OutlierRule.model_fields if key in rule} for rule in rules]
+    return {**kept, "limits": limits, "outliers": outliers}
 
 
 def with_preset(spec: FilterSpec) -> FilterSpec:

@@ -200,27 +200,21 @@ def run_filter(run: Path, spec: FilterSpec, *, progress: Progress = no_progress)
     return _summary(target, funnel_path, up_to_date, summarise_reviews(run, reviews))
 
 
-def check_limits(run: Path, summary: FilterSummary, spec: FilterSpec) -> None:
-    """Raise FailureLimitError when more rows failed, or were rejected, than the settings allow."""
-    spec = with_preset(spec)
+def check_limits(
+    run: Path,
+    summary: FilterSummary,
+    *,
+    max_failure_share: float | None,
+    max_rejected_share: float | None = None,
+) -> None:
+    """Raise FailureLimitError when a larger share of the rows failed, or was rejected, than is allowed."""
     failed = sum(step.rejected for step in summary.funnel if step.stage in FAILING_STAGES)
-    see = f"`vidcurate ledger {run}` lists them."
-    rejection_ledger.check_share(
-        failed,
-        summary.rows_in,
-        spec.max_failure_share,
-        what="are missing or broken",
-        key="max_failure_share",
-        see=see,
-    )
-    rejection_ledger.check_share(
-        summary.rows_rejected,
-        summary.rows_in,
-        spec.max_rejected_share,
-        what="are rejected",
-        key="max_rejected_share",
-        see=see,
-    )
+    for count, share, what, key in (
+        (failed, max_failure_share, "are missing or broken", "max_failure_share"),
+        (summary.rows_rejected, max_rejected_share, "are rejected", "max_rejected_share"),
+    ):
+        see = f"`vidcurate ledger {run}` lists them."
+        rejection_ledger.check_share(count, summary.rows_in, share, what=what, key=key, see=see)
 
 
 def _summary(target: Path, funnel_path: Path, up_to_date: bool, reviewed: dict[str, int]) -> FilterSummary:

@@ -86,10 +86,3 @@ def _check_settings(spec: IngestSpec, schema: str) -> None:
         raise InputError(
             f"files: {spec.files} can be set for miradata, panda70m and koala36m, not for {schema}."
         )
-    if spec.source_pattern is not None:
-        try:
-            pl.Series([""]).str.extract(spec.source_pattern, 1)
-        except pl.exceptions.PolarsError as error:
-            raise InputError(
-                f"source_pattern {spec.source_pattern!r}: not a regular expression with one group."
-            ) from error

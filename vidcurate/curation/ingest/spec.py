@@ -57,8 +57,6 @@ class IngestSpec(Recipe):
     """cell separator of a CSV; null: from the suffix"""
     dataset: str | None = None
     """name of the data set in the table; null: the schema's"""
-    source_pattern: str | None = None
-    """regular expression whose first group is the source of a clip id"""
 
     @field_validator("extension")
     @classmethod

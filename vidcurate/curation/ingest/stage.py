@@ -214,14 +214,11 @@ def _table(rows: Rows, narrow: pl.DataFrame, ledger: Ledger, schema: str, spec: 
     verdict = ledger.frame.select(
         "clip_id", "sample_key", "base_id", "file_size_bytes", "ingest_problem", video_path="file_path"
     )
-    by_pattern = (
-        pl.col("base_id").str.extract(spec.source_pattern, 1) if spec.source_pattern else pl.lit(None)
-    )
     named = {
         "source_dataset": pl.lit(spec.dataset)
         if spec.dataset
         else pl.coalesce(cells["source_dataset"], pl.lit(dataset)),
-        "source_id": pl.coalesce(by_pattern, cells["source_id"], "base_id"),
+        "source_id": pl.coalesce(cells["source_id"], "base_id"),
     }
     read = narrow.lazy().drop("clip_id", "video_path")
     whole = pl.concat([_texts(rows), read, verdict.head(ledger.num_rows).lazy()], how="horizontal")
@@ -229,7 +226,7 @@ def _table(rows: Rows, narrow: pl.DataFrame, ledger: Ledger, schema: str, spec: 
     extra = (
         verdict.slice(ledger.num_rows)
         .lazy()
-        .with_columns(source_dataset=pl.lit(dataset), source_id=pl.coalesce(by_pattern, "base_id"))
+        .with_columns(source_dataset=pl.lit(dataset), source_id="base_id")
     )
     columns = {name: (name, column.dtype) for name, column in COLUMNS.items() if column.stage == "ingest"}
     there = whole.collect_schema()

@@ -207,14 +207,9 @@ def test_embeddings_find_twins_by_meaning(tmp_path: Path) -> None:
     assert copies(run) == {"3": "1"}
     assert found_in(run)["3"]["duplicate_kind"] == "semantic"
     assert 0 <= found_in(run)["3"]["duplicate_distance"] < 0.03
-    np.savez(tmp_path / "e.npz", clip_id=np.array(list("543210")), embedding=vectors[::-1])
-    before = table.stage_path(run, "dedup").read_bytes()
-    run_dedup(run, DedupSpec(semantic=SemanticSpec(threshold=0.97, embeddings=tmp_path / "e.npz")))
-    assert copies(run) == {"3": "1"}
-    assert before != b""
-    (tmp_path / "bad.npz").write_bytes(b"no")
+    (run / "embeddings.parquet").write_bytes(b"no")
     with pytest.raises(InputError, match="no embeddings can be read"):
-        run_dedup(run, DedupSpec(semantic=SemanticSpec(embeddings=tmp_path / "bad.npz")))
+        run_dedup(run, spec)
 
 
 def test_many_embeddings_are_compared_within_k_means_clusters(

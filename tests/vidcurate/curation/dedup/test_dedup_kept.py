@@ -129,4 +129,3 @@ def test_the_next_best_copy_is_kept_when_the_best_is_rejected(tmp_path: Path) ->
         "a": ("dedup", "duplicate", "copy of c"),
         "b": ("filter", "max_duration_seconds", "60.0"),
     }
-    assert verdicts(FilterSpec(keep_duplicates=True)) == {}

@@ -328,7 +328,6 @@ BAD_REQUESTS: dict[str, tuple[bytes | None, dict[str, Any], str]] = {
     "encoding": (b"path,text\na,b\n", {"encoding": "utf-99"}, "encoding 'utf-99' is not known"),
     "not folder": (b"path,text\na,b\n", {"schema": "folder"}, "needs a folder"),
     "files": (b"path,text\na,b\n", {"files": "sources"}, "files: sources can be set for miradata"),
-    "pattern": (b"path,text\na,b\n", {"source_pattern": "("}, "not a regular expression"),
 }
 
 

@@ -287,7 +287,7 @@ def test_embeddings_are_what_dedup_reads(run: tuple[Path, Path], clip_folder: Pa
     assert held["clip_id"].to_list() == ["0", "1", "2", "3", "5"]
     assert np.linalg.norm(np.array(held["embedding"].to_list()), axis=1) == pytest.approx(1, abs=1e-4)
     meaning = SemanticSpec(threshold=0.99999)
-    run_dedup(run[0], DedupSpec(exact=False, packets=False, perceptual=None, semantic=meaning))
+    run_dedup(run[0], DedupSpec(exact=False, perceptual=None, semantic=meaning))
     found = table.scan(run[0], "dedup").collect()
     copies = found.filter(pl.col("duplicate_of").is_not_null()).select("clip_id", "duplicate_of")
     assert copies.rows() == [("1", "0")]

@@ -208,7 +208,7 @@ def test_shards_that_are_built_anew_have_no_index_files_of_the_old_ones(tmp_path
     reader_indexes_export.export(tmp_path / "shards", reader_indexes_export.READERS)
     assert build(tmp_path, ShardSpec(max_clips=4)).up_to_date
     assert (tmp_path / "shards" / ".nv-meta").exists()
-    build(tmp_path, ShardSpec(max_clips=9, overwrite=True))
+    build(tmp_path, ShardSpec(max_clips=9), overwrite=True)
     left = {path.name for path in (tmp_path / "shards").iterdir()}
     assert {name for name in left if not name.endswith(".tar")} == {"index.parquet", "manifest.json"}
     assert verify(tmp_path / "shards").problems == ()
