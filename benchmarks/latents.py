@@ -160,8 +160,7 @@ def online(folder: Path) -> tuple[float, float]:
     base = {
         "name": "online",
         "output": str(folder / "run"),
-        "model": {"in_channels": 96, "caption_channels": 64, "model_max_length": 32, "hidden_size": 64}
-        | {"num_heads": 4, "depth": 1},
+        "model": {"hidden_size": 64} | {"num_heads": 4, "depth": 1},
         "video_encoder": {"kind": "space_to_depth", "spatial": 4, "temporal": 2},
         "text_encoder": {"kind": "words"},
         "encoded": {"latent_dtype": "bfloat16", "text_dtype": "bfloat16"},

@@ -44,8 +44,8 @@ PUBLISHED_FAULTS: tuple[Fault, ...] = get_args(Fault)
 """All faults that the published weights were trained with."""
 
 
-class STDiT3Config(Recipe):
-    """The fields of the original's configuration, and `reproduce`. The defaults are STDiT3-XL/2.
+class ModelSpec(Recipe):
+    """The model's settings in a recipe; the encoders say the rest. The defaults are STDiT3-XL/2.
 
     `reproduce` names the faults of the original to keep. "double_modulation" is the one that is on: it
     changes only the output on given frames, which neither the loss nor the sampler reads, and with it the
@@ -58,14 +58,8 @@ class STDiT3Config(Recipe):
     """pairs of a spatial and a temporal block"""
     num_heads: int = Field(default=16, gt=0)
     """attention heads"""
-    caption_channels: int = Field(default=4096, gt=0)
-    """width of the text encoder's features"""
-    model_max_length: int = Field(default=300, gt=0)
-    """most text tokens"""
     input_sq_size: int = Field(default=512, gt=0)
     """side in pixels at which the position embedding is itself"""
-    in_channels: int = Field(default=4, gt=0)
-    """channels of a latent"""
     patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
     """frames, rows and columns of latents in one token; the first is 1"""
     mlp_ratio: ClassVar[float] = 4.0
@@ -89,7 +83,7 @@ class STDiT3Config(Recipe):
         return tuple(value) if isinstance(value, list) else value
 
     @model_validator(mode="after")
-    def _fits(self) -> "STDiT3Config":
+    def _fits(self) -> "ModelSpec":
         if self.hidden_size % 4:
             raise ValueError(
                 f"hidden_size {self.hidden_size} must be a multiple of 4 (two sines, two cosines)"
@@ -102,6 +96,17 @@ class STDiT3Config(Recipe):
     def head_dim(self) -> int:
         """Width of one attention head."""
         return self.hidden_size // self.num_heads
+
+
+class STDiT3Config(ModelSpec):
+    """The fields of the original's configuration, and `reproduce`: a model with its encoders' widths."""
+
+    caption_channels: int = Field(default=4096, gt=0)
+    """width of the text encoder's features"""
+    model_max_length: int = Field(default=300, gt=0)
+    """most text tokens"""
+    in_channels: int = Field(default=4, gt=0)
+    """channels of a latent"""
 
     @property
     def out_channels(self) -> int:

@@ -1,7 +1,7 @@
 """The training recipe: one YAML, readable alone, from the model to the samples.
 
 The specifications of the parts live in the files that use them; here they are put together, and what only
-the whole can know is checked: that the encoders fit the model, that a stage has a length. A run's folder
+the whole can know is checked or added: the widths of the encoders, that a stage has a length. A run's folder
 keeps the recipe, and recipe_changes.py says what a resumed run may change of it.
 """
 
@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -23,7 +23,7 @@ from trainer.model.encoders.precision import EncodedSpec
 from trainer.model.encoders.registry import TextSpec, VideoSpec, text_encoder, video_encoder
 from trainer.model.rectified_flow import FlowSpec
 from trainer.model.routing import RoutingSpec
-from trainer.model.stdit import GIANT_3B_2, XL_2, STDiT3Config
+from trainer.model.stdit import GIANT_3B_2, XL_2, ModelSpec, STDiT3Config
 from trainer.recipe import skip_windows
 from trainer.recipe.guard_spec import GuardSpec
 from trainer.run_folder.sample_spec import SampleSpec
@@ -38,7 +38,7 @@ from vidcurate.sampler.buckets import BucketSpec
 from vidcurate.sampler.spec import PlanSpec
 from vidcurate.storage import object_store
 
-PRESETS: dict[str, STDiT3Config] = {"XL/2": XL_2, "3B/2": GIANT_3B_2}
+PRESETS: dict[str, ModelSpec] = {"XL/2": XL_2, "3B/2": GIANT_3B_2}
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
 Count = Annotated[int, Field(ge=1)]
@@ -192,11 +192,14 @@ class TrainRecipe(Recipe):
     """decides the order of the clips, every draw and the initial weights"""
     output: Path
     """the run's folder: metrics, events, checkpoints, samples"""
-    model: Annotated[
-        STDiT3Config,
-        BeforeValidator(_preset, json_schema_input_type=Literal["XL/2", "3B/2"] | STDiT3Config),
-    ]
-    """the model's settings, or the name of a published size: XL/2 or 3B/2"""
+    if TYPE_CHECKING:
+        model: STDiT3Config
+    else:  # written as a ModelSpec; `_parts_fit_together` adds the widths of the encoders
+        model: Annotated[
+            ModelSpec,
+            BeforeValidator(_preset, json_schema_input_type=Literal["XL/2", "3B/2"] | ModelSpec),
+        ]
+        """the model's settings, or the name of a published size: XL/2 or 3B/2"""
     video_encoder: VideoSpec
     """what turns frames into latents"""
     text_encoder: TextSpec
@@ -253,16 +256,14 @@ class TrainRecipe(Recipe):
             if names.count(name) > 1:
                 raise ValueError(f"two stages are called {name}; give each its own name")
         self._check_fewer_tokens_and_steps()
-        video, text, model = video_encoder(self.video_encoder), text_encoder(self.text_encoder), self.model
-        for key, has, needs in (
-            ("in_channels", model.in_channels, video.latent_channels),
-            ("caption_channels", model.caption_channels, text.caption_channels),
-            ("model_max_length", model.model_max_length, text.model_max_length),
-        ):
-            if has != needs:
-                raise ValueError(
-                    f"model.{key} is {has} and the encoder makes {needs}; set model.{key}={needs}"
-                )
+        video, text = video_encoder(self.video_encoder), text_encoder(self.text_encoder)
+        model = STDiT3Config(
+            **{name: getattr(self.model, name) for name in ModelSpec.model_fields},
+            in_channels=video.latent_channels,
+            caption_channels=text.caption_channels,
+            model_max_length=text.model_max_length,
+        )
+        object.__setattr__(self, "model", model)
         if model.skip_y_embedder and not model.freeze_y_embedder:
             raise ValueError(
                 "model.skip_y_embedder takes captions as its projection made them before training; set "

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trainer.distributed import mesh
 from trainer.distributed.mesh import ALONE, World
-from trainer.model.stdit import STDiT3Config
+from trainer.model.stdit import ModelSpec, STDiT3Config
 from trainer.recipe import changes, skip_windows
 from trainer.recipe import recipe as recipes
 from trainer.recipe.recipe import TrainRecipe
@@ -69,7 +69,8 @@ def _alternatives(path: Path) -> str:
 
 def check_model(saved: dict[str, Any], now: STDiT3Config, path: Path) -> None:
     """Raise StateError for a recipe of another model than the checkpoint's."""
-    for key, (before, after) in changes.changes(saved, now).items():
+    spec = ModelSpec(**{name: getattr(now, name) for name in ModelSpec.model_fields})
+    for key, (before, after) in changes.changes(saved, spec).items():
         raise StateError(
             f"{path}: model.{key} is {before!r} in the checkpoint and {after!r} in the recipe; "
             "a checkpoint loads into the model it was made from."

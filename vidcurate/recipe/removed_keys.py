@@ -42,6 +42,7 @@ _RATE = Removed("rates are compared with those of the other GPUs; write max_slow
 _WATCH = Removed("the value is a constant of trainer/health/watch/spec.py")
 _READ = Removed("the value is a constant of vidcurate/loader/spec.py")
 _EXCHANGE = Removed("the key of Open-Sora's config.json has no effect here; the converter reads and drops it")
+_ENCODER = Removed("the model takes it from the encoder; leave it out")
 _VAE = Removed("the value is a constant of trainer/model/encoders/vae.py")
 _FRAMES = Removed("the value is a constant of vidcurate/curation/frame_scores/spec.py")
 _MODELS = Removed("the value is a constant of vidcurate/curation/model_scores/spec.py")
@@ -124,7 +125,10 @@ REMOVED: Mapping[str, Mapping[str, Removed]] = {
         "fold": Removed("the fold validation is read; split.validation_fraction sets its size"),
         "weights": Removed("the moving average is validated; the inference server validates raw weights"),
     },
-    "STDiT3Config": {
+    "ModelSpec": {
+        "in_channels": _ENCODER,
+        "caption_channels": _ENCODER,
+        "model_max_length": _ENCODER,
         "class_dropout_prob": Removed("write a stage's caption_dropout"),
         "patch_size": Removed("a token is 1 x 2 x 2 latents, as in all published weights", [1, 2, 2]),
         "mlp_ratio": Removed("an MLP is 4 times as wide as a token, as in all published weights", 4.0),

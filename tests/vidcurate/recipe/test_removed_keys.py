@@ -95,7 +95,7 @@ def with_former_keys(document: dict[str, Any]) -> dict[str, Any]:
         "WatchSpec": document["watch"],
         "PreflightSpec": document["preflight"],
         "LoaderSpec": document["loader"],
-        "STDiT3Config": document["model"],
+        "ModelSpec": document["model"],
         "ValidationSpec": document["validation"],
         "WandbSpec": document["trackers"]["wandb"],
     }

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from trainer.model.layers import rope_frequencies
-from trainer.model.stdit import XL_2, STDiT3Config
+from trainer.model.stdit import XL_2, ModelSpec, STDiT3Config
 from trainer.run_folder.checkpoint import checkpoint, part_metadata
 from trainer.run_folder.checkpoint.pixart import state_shapes
 from vidcurate.errors import CheckpointError, InputError, MissingError, StorageError
@@ -37,6 +37,16 @@ FOREIGN |= {"auto_map", "input_size", "force_huggingface", "from_pretrained", "r
 
 # Of the original's configuration, the same in all published weights: another value is refused.
 FIXED = {"patch_size": [1, 2, 2], "mlp_ratio": 4.0, "qk_norm": True}
+# The fields of the original's configuration that are ours, in its order; `_fields` adds FIXED.
+ORDER = (
+    "hidden_size",
+    "depth",
+    "num_heads",
+    "caption_channels",
+    "model_max_length",
+    "input_sq_size",
+    "in_channels",
+)
 # Of the original's configuration, without effect here: read and dropped, and written with these values.
 WITHOUT_EFFECT = {
     "class_dropout_prob": 0.1,
@@ -140,8 +150,9 @@ def read_config(source: Path) -> STDiT3Config | None:
         recipe = checkpoint.read_state(source.parent).get("recipe")
         if not isinstance(recipe, dict) or not isinstance(recipe.get("model"), dict):
             raise CheckpointError(f"{source.parent}: its state.json has no recipe of a model.")
-        model = removed_keys.upgrade(recipe["model"], STDiT3Config.model_json_schema())
-        return STDiT3Config.model_validate_json(json.dumps(model))
+        model = removed_keys.upgrade(recipe["model"], ModelSpec.model_json_schema())
+        spec = ModelSpec.model_validate_json(json.dumps(model))
+        return STDiT3Config.model_validate(spec.model_dump() | _widths(source))
     if not path.is_file():
         return None
     try:
@@ -159,6 +170,17 @@ def read_config(source: Path) -> STDiT3Config | None:
         if isinstance(text, dict):
             text = f"{'.'.join(map(str, text['loc'])) or 'config'}: {text['msg']}"
         raise CheckpointError(f"{path}: is not an STDiT3 configuration ({text}).") from error
+
+
+def _widths(part: Path) -> dict[str, int]:
+    """Return the widths of the encoders that a part's weights were trained with."""
+    tensors: dict[str, Any] = part_metadata.read_metadata(part).state_dict_metadata
+    try:
+        length, channels = tensors["y_embedder.y_embedding"].size
+        latent = tensors["x_embedder.proj.weight"].size[1]
+    except (KeyError, AttributeError, ValueError) as error:
+        raise CheckpointError(f"{part}: holds no STDiT3 ({error}). Take another part.") from error
+    return {"model_max_length": length, "caption_channels": channels, "in_channels": latent}
 
 
 def write_open_sora(
@@ -193,8 +215,9 @@ def _exchanged(config: STDiT3Config) -> dict[str, Any]:
 def _fields(config: STDiT3Config) -> dict[str, Any]:
     """Return the fields of the configuration as JSON values, in the original's order, with FIXED."""
     fields: dict[str, Any] = {}
-    for name, value in config.model_dump(mode="json").items():
-        fields[name] = value
+    plain = config.model_dump(mode="json")
+    for name in (*ORDER, *(name for name in plain if name not in ORDER)):
+        fields[name] = plain[name]
         if name == "in_channels":
             fields |= FIXED
     return fields

@@ -50,9 +50,6 @@ def recipe(made: Path, run: Path, *more: str) -> TrainRecipe:
         "stages.0.steps=2",
         f"video_encoder={{kind: vae, source: {made / 'vae'}, dtype: float32, posterior: sample}}",
         f"text_encoder={{kind: t5, source: {made / 't5'}, caption_channels: {WIDTH}, model_max_length: 40}}",
-        "model.in_channels=4",
-        f"model.caption_channels={WIDTH}",
-        "model.model_max_length=40",
         "sample={prompts: [a red square], every: 2, steps: 2, num_frames: 17, height: 32, width: 32}",
         *more,
     )

@@ -163,8 +163,7 @@ def test_draws_from_a_posterior_and_tokens_of_t5_are_those_of_training_on_line(t
         "stages.0.data.views=1",
         f"video_encoder={{kind: vae, source: {tmp_path / 'vae'}, dtype: float32, posterior: sample}}",
         f"text_encoder={{kind: t5, source: {tmp_path / 't5'}, caption_channels: 32, model_max_length: 40}}",
-        "model={hidden_size: 32, depth: 1, num_heads: 2, in_channels: 4, caption_channels: 32, "
-        "model_max_length: 40, input_sq_size: 32}",
+        "model={hidden_size: 32, depth: 1, num_heads: 2, input_sq_size: 32}",
         "encoded={latent_dtype: bfloat16, text_dtype: bfloat16}",
     )
     encode(made, tmp_path / "latents", *more)

@@ -19,7 +19,6 @@ from vidcurate.media import decode, headers
 
 COARSE = (  # an encoder so coarse that a published preset is a few thousand tokens
     "video_encoder={kind: space_to_depth, spatial: 8, temporal: 1}",
-    "model.in_channels=192",
     "stages.0.steps=1",
     "stages.0.data.buckets.table={32px: {8: [1.0, 2]}}",
     "sample.steps=1",

@@ -230,7 +230,7 @@ def test_the_real_captions_get_ramps_and_a_share_to_cut(shared: Path, tmp_path: 
 REST = """
 name: x
 output: out
-model: {hidden_size: 24, depth: 1, num_heads: 2, in_channels: 24, caption_channels: 8, model_max_length: 8}
+model: {hidden_size: 24, depth: 1, num_heads: 2}
 video_encoder: {kind: space_to_depth, spatial: 2, temporal: 2}
 text_encoder: {kind: words, caption_channels: 8, model_max_length: 8}
 """
