@@ -154,9 +154,10 @@ def from_table(settings: Mapping[str, Any]) -> dict[str, Any]:
         word, _, column = name.partition("_")
         if column in NAMED and settings[name] is not None:
             limits.setdefault(column, {})[word] = settings[name]
-    rules = settings.get("outliers") or ()
-    outliers = [{key: rule[key] for key in OutlierRule.model_fields if key in rule} for rule in rules]
-    return {**kept, "limits": limits, "outliers": outliers}
+    if rules := settings.get("outliers"):
+        known = OutlierRule.model_fields
+        kept["outliers"] = [{key: rule[key] for key in known if key in rule} for rule in rules]
+    return {**kept, "limits": limits}
 
 
 def with_preset(spec: FilterSpec) -> FilterSpec:

@@ -134,7 +134,7 @@ def test_a_limit_that_does_not_fit_its_column_is_refused(tmp_path: Path, text: s
         ("limits: {a: {mn: 1}}", "Did you mean limits.a.min?"),
         ("preset: open-sora", "did you mean open-sora-1.2?"),
         ("preset: zzzzz", "known are lambda"),
-        ("max_failure_share: 2", "max_failure_share is 2"),
+        ("max_failure_share: 0.2", "run `vidcurate filter` with --max-failure-share"),
         ("outliers: [{column: a, method: z_score, value: -1}]", "z_score needs a value above 0"),
     ],
 )

@@ -340,7 +340,7 @@ def test_a_table_with_usual_names_needs_no_map(tmp_path: Path) -> None:
     summary, frame, _ = ingest(tmp_path / "run", path, dataset="mine")
     assert (summary.schema, summary.reason) == ("table", "path names the clip and text is a caption")
     row = frame.row(0, named=True)
-    assert (row["source_dataset"], row["source_id"], row["num_frames"]) == ("mine", "a.mp4", 48)
+    assert (row["source_dataset"], row["source_id"], row["num_frames"]) == ("mine", "a", 48)
 
 
 def test_json_lines_keep_an_id_that_is_text_and_refuse_one_that_lost_its_zero(tmp_path: Path) -> None:
