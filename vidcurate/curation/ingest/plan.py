@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import polars as pl
-
 from vidcurate.curation.clip_table import table
 from vidcurate.curation.ingest.adapters import folder, webdataset
 from vidcurate.curation.ingest.detect import TABLES, is_table, recognise_path, recognise_table

@@ -100,7 +100,10 @@ def test_a_clip_gets_the_verdict_of_its_first_failing_rule(
 ) -> None:
     scored(tmp_path, clip("a", **facts))
 
-    summary = filter_stage.run_filter(tmp_path, FilterSpec(**from_table(settings_)))
+    outliers = settings_.get("outliers", ())
+    limits = {key: value for key, value in settings_.items() if key != "outliers"}
+    spec = FilterSpec(**from_table(limits), outliers=outliers)
+    summary = filter_stage.run_filter(tmp_path, spec)
 
     assert verdicts(tmp_path) == {"a": verdict}
     assert (summary.rows_kept, summary.rows_rejected) == ((1, 0) if verdict == KEPT else (0, 1))
