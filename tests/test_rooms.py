@@ -25,8 +25,8 @@ ROOMS = {
     "vidcurate.curation.clip_table": "vidcurate.storage",
     "vidcurate.media": "vidcurate.recipe vidcurate.storage",
     "trainer.health": "trainer.cli trainer.run_folder",
-    "trainer.model.encoders": "trainer.model vidcurate.recipe",
     "trainer.model.kernels": "trainer.model",
+    "trainer.model.encoders": "trainer.model trainer.model.kernels vidcurate.recipe",
     "vidcurate.curation.caption_scores": "vidcurate.curation.clip_table vidcurate.executor vidcurate.recipe",
     "vidcurate.curation.dedup": (
         "vidcurate.curation.clip_table vidcurate.executor vidcurate.recipe vidcurate.storage"

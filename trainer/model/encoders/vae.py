@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from trainer.model.encoders.precision import DTYPES, Dtype, own_precision
 from trainer.model.encoders.temporal_vae import TemporalConfig, TemporalVAE, temporal_length
 from trainer.model.encoders.weights import WEIGHT_FILES, load_exactly, locate, need, read_json, tensors_of
+from trainer.model.kernels import requirements
 from vidcurate.errors import InputError, VidcurateError
 from vidcurate.recipe.recipe import Recipe
 
@@ -61,9 +62,9 @@ class VaeSpec(Recipe):
     posterior: Literal["mean", "sample"] = "mean"
     """train on the posterior's mean, or on a draw from it that belongs to (seed, step, clip)"""
     micro_batch_size: ClassVar[int] = 4
-    """frames that the frame VAE takes at once; bounds the memory"""
+    """frames that the readable frame VAE takes at once; bounds the memory"""
     chunk_batch_size: ClassVar[int] = 1
-    """chunks of 17 frames that the temporal VAE takes at once; bounds the memory"""
+    """chunks of 17 frames that the readable temporal VAE takes at once; bounds the memory"""
 
 
 class Vae(nn.Module):
@@ -186,10 +187,14 @@ def by_chunk(function: Callable[[Tensor], Tensor], x: Tensor, size: int, batch_s
 
 
 class VideoVae:
-    """The VideoEncoder of a VaeSpec. It computes where its input lies and loads the weights on first use."""
+    """The VideoEncoder of a VaeSpec. It computes where its input lies and loads the weights on first use.
 
-    def __init__(self, spec: VaeSpec) -> None:
-        self.spec = spec
+    On a GPU and in half precision it encodes through `trainer.model.encoders.fast_vae`, where Triton can
+    compile its kernels there; `is_fast` False keeps the readable encoders.
+    """
+
+    def __init__(self, spec: VaeSpec, *, is_fast: bool = True) -> None:
+        self.spec, self.is_fast = spec, is_fast
         self._vae: Vae | None = None
 
     @property
@@ -235,15 +240,12 @@ class VideoVae:
             )
         with own_precision(video.device):
             vae = self.vae(video.device)
-            latents = self._encode_frames(vae, video.transpose(1, 2).flatten(0, 1))
+            is_fast = self._takes_kernels(vae, video.device)
+            encode_frames = self._encode_frames_fast if is_fast else self._encode_frames
+            latents = encode_frames(vae, video.transpose(1, 2).flatten(0, 1))
             latents = torch.unflatten(latents, 0, (batch, frames)).transpose(1, 2)
-            moments = by_chunk(
-                lambda part: torch.cat(vae.temporal_vae.encode(part), dim=1),
-                latents,
-                CHUNK,
-                self.spec.chunk_batch_size,
-            )
-            mean, logvar = moments.chunk(2, dim=1)
+            encode_chunks = self._encode_chunks_fast if is_fast else self._encode_chunks
+            mean, logvar = encode_chunks(vae, latents).chunk(2, dim=1)
             scale, shift = vae.affine
             mean, variance = (mean - shift) / scale, logvar.exp() / scale**2
         if self.spec.dtype == "float16" and not bool(torch.isfinite(mean).all()):
@@ -288,3 +290,42 @@ class VideoVae:
             moments = vae.frames.encode(pixels.to(DTYPES[self.spec.dtype])).latent_dist
             latents.append(moments.mode() * SPATIAL_SCALE)
         return torch.cat(latents)
+
+    def _encode_chunks(self, vae: Vae, latents: Tensor) -> Tensor:
+        """Return means and log variances [B, 2C, T', H, W] of latents [B, C, T, H, W], by chunk."""
+        return by_chunk(
+            lambda part: torch.cat(vae.temporal_vae.encode(part), dim=1),
+            latents,
+            CHUNK,
+            self.spec.chunk_batch_size,
+        )
+
+    def _takes_kernels(self, vae: Vae, device: torch.device) -> bool:
+        """Return whether the fast encoders compute: they are there, and faster than the readable ones."""
+        on_gpu = device.type == "cuda" and self.spec.dtype != "float32"
+        if not (self.is_fast and on_gpu) or requirements.missing(on_gpu=True):
+            return False
+        from trainer.model.encoders import fast_vae  # it needs Triton
+
+        if not fast_vae.supports(vae):
+            return False
+        fast_vae.prepare(vae)
+        return True
+
+    def _encode_frames_fast(self, vae: Vae, frames: Tensor) -> Tensor:
+        """Return what `_encode_frames` returns, in batches by the size of a frame."""
+        from trainer.model.encoders import fast_vae
+
+        count = fast_vae.at_once(frames.shape[2] * frames.shape[3], fast_vae.PIXELS)
+        moments = [fast_vae.encode_frames(vae.frames, part) for part in torch.split(frames, count)]
+        return torch.cat(moments)[:, :CHANNELS] * SPATIAL_SCALE
+
+    def _encode_chunks_fast(self, vae: Vae, latents: Tensor) -> Tensor:
+        """Return what `_encode_chunks` returns, in batches by the size of a chunk."""
+        from trainer.model.encoders import fast_vae
+
+        pixels = CHUNK * SPATIAL_FACTOR**2 * latents.shape[3] * latents.shape[4]
+        count = fast_vae.at_once(pixels, fast_vae.CHUNK_PIXELS)
+        return by_chunk(
+            lambda part: fast_vae.encode_chunks(vae.temporal_vae, part), latents, CHUNK, count
+        )
