@@ -1,14 +1,18 @@
-"""Encoders at full width: pixels and captions a second, memory, beside a named peer.
+"""Encoders at full width: frames and captions a second, power, memory, beside a named peer.
 
-    python benchmarks/encoders.py [--parts frames,temporal,vae,decode,t5] [--size 480x848] [--small]
+    python benchmarks/encoders.py [--parts vae,t5] [--sizes 480x848,240x424] [--small]
 
-Weights and inputs are random (none zero), arithmetic is bfloat16. Parts: `frames`, SDXL's VAE alone, against
-diffusers' AutoencoderKL called one frame at a time; `temporal`, our temporal VAE in batches of chunks,
-against one chunk of 17 frames at a time; `vae`, the whole encode, and `decode`, both against the published
-settings (4 frames, 1 chunk at a time); `t5`, an encoder of T5-XXL's shape over captions of 10 to 300 tokens,
-in batches of like length, against the published way, all padded to 300. Medians; peers take turns.
+Weights and inputs are random (none zero), arithmetic is bfloat16. Parts: `vae`, the whole encode by the
+kernels that a GPU takes (trainer.model.encoders.fast_vae) against the readable encoders by the published
+settings (4 frames, 1 chunk at a time); `decode`, readable, larger batches against the published settings;
+`t5`, an encoder of T5-XXL's shape over captions of 10 to 300 tokens, in batches of like length, against the
+published way, all padded to 300. Medians; peers take turns.
 
-Needs torch, numpy and pydantic; frames, vae and decode also diffusers, t5 also transformers (the extra
+Of `vae`, at each size: the rate kept up for seconds with its power and clock, the FLOPs by torch's
+FlopCounterMode (of the readable form: the kernels leave out steps that read zeros alone), joules a frame, and
+the latents' distance from float32 beside the readable form's.
+
+Needs torch, numpy and pydantic; vae and decode also diffusers, t5 also transformers (the extra
 `encode`, with all they ask for). A part whose library is missing is named and left out. Rows are kept as
 results/encoders_<hardware>.json; `--small` measures toys on any machine and keeps nothing.
 """
@@ -24,18 +28,17 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from power import Meter
 from rows import Row, as_table, cpu, keep, row
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from trainer.model.encoders.precision import DTYPES
 from trainer.model.encoders.t5 import T5, T5Spec
-from trainer.model.encoders.temporal_vae import TemporalConfig, TemporalVAE
-from trainer.model.encoders.vae import CHUNK, VaeSpec, VideoVae, build, by_chunk
+from trainer.model.encoders.vae import VaeSpec, VideoVae, build
 
 NEEDS = {
-    "frames": "diffusers",
-    "temporal": "",
     "vae": "diffusers",
     "decode": "diffusers",
     "t5": "transformers",
@@ -45,6 +48,7 @@ SMALL: dict[str, Any] = {
     "vae_temporal": {"filters": 32, "num_res_blocks": 1},
 }
 DTYPE = "bfloat16"
+KEPT_UP_SECONDS = 4.0  # of encoding, the second half of which counts: the clock has fallen by then
 
 
 def spec_of(spec: Any, **constants: int) -> Any:
@@ -102,7 +106,8 @@ class Bench:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.hardware = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu()
         self.small, self.repeats, self.frames = given.small, given.repeats, given.frames
-        self.height, self.width = (int(side) for side in given.size.split("x"))
+        self.sizes = [tuple(int(side) for side in size.split("x")) for size in given.sizes.split(",")]
+        self.height, self.width = self.sizes[0]
         self.batch, self.chunks = given.batch, given.chunks
         self.config = SMALL if given.small else {}
 
@@ -112,10 +117,10 @@ class Bench:
         found = [
             row(
                 what,
-                amount / seconds / 1e6 if unit == "Mpx/s" else amount / seconds,
+                amount / seconds,
                 unit,
                 peer=peer,
-                peer_value=amount / peer_seconds / 1e6 if unit == "Mpx/s" else amount / peer_seconds,
+                peer_value=amount / peer_seconds,
                 hardware=self.hardware,
             )
         ]
@@ -142,71 +147,89 @@ class Bench:
         shape = (1, 3, self.frames, self.height, self.width)
         return torch.randint(0, 256, shape, dtype=torch.uint8, device=self.device)
 
-    def vae(self, batch: int, chunks: int, weights: Any) -> VideoVae:
-        encoder = VideoVae(spec_of(VaeSpec, micro_batch_size=batch, chunk_batch_size=chunks)(dtype=DTYPE))
+    def vae(self, batch: int, chunks: int, weights: Any, *, is_fast: bool = False) -> VideoVae:
+        spec = spec_of(VaeSpec, micro_batch_size=batch, chunk_batch_size=chunks)(dtype=DTYPE)
+        encoder = VideoVae(spec, is_fast=is_fast)
         encoder._vae = weights
         return encoder
 
-
-def frames(bench: Bench) -> list[Row]:
-    weights = filled(build(bench.config), bench.device)
-    video = bench.video()
-    encoder = bench.vae(bench.batch, 1, weights)
-    stack = video[0].transpose(0, 1)
-    autoencoder = weights.frames
-
-    def one_at_a_time() -> Tensor:
-        rows = [
-            autoencoder.encode((frame[None] / 127.5 - 1).to(DTYPES[DTYPE])).latent_dist.mode()
-            for frame in stack
-        ]
-        return torch.cat(rows)
-
-    with torch.no_grad():
-        return bench.rows(
-            f"frame VAE encode, {bench.label}, {bench.batch} at once",
-            "Mpx/s",
-            video[0, 0].numel(),
-            "diffusers AutoencoderKL, a frame at a time",
-            lambda: encoder._encode_frames(weights, stack),
-            one_at_a_time,
-        )
-
-
-def temporal(bench: Bench) -> list[Row]:
-    given = {name: value for name, value in bench.config.get("vae_temporal", {}).items()}
-    with torch.device("meta"):
-        module = TemporalVAE(TemporalConfig(**given))
-    vae = filled(module, bench.device)
-    shape = (1, 4, bench.frames, bench.height // 8, bench.width // 8)
-    latents = torch.randn(shape, device=bench.device, dtype=DTYPES[DTYPE])
-
-    def encode(chunks: int) -> Tensor:
-        return by_chunk(lambda part: torch.cat(vae.encode(part), 1), latents, CHUNK, chunks)
-
-    with torch.no_grad():
-        return bench.rows(
-            f"temporal VAE encode, {bench.label} px, {bench.chunks} chunks at once",
-            "Mpx/s",
-            bench.frames * bench.height * bench.width,
-            "a chunk of 17 frames at a time",
-            lambda: encode(bench.chunks),
-            lambda: encode(1),
-        )
+    def kept_up(self, function: Callable[[], object], amount: float) -> tuple[float, Meter]:
+        """Return amounts a second after seconds of `function`, and the meter of that time."""
+        rate = 0.0
+        for _ in range(2):
+            count, start = 0, perf_counter()
+            with Meter() as meter:
+                while perf_counter() - start < KEPT_UP_SECONDS / 2:
+                    function()
+                    synchronize()
+                    count += 1
+            rate = amount * count / (perf_counter() - start)
+        return rate, meter
 
 
 def vae(bench: Bench) -> list[Row]:
-    weights = filled(build(bench.config), bench.device)
-    video = bench.video()
-    ours, published = bench.vae(bench.batch, bench.chunks, weights), bench.vae(4, 1, weights)
-    return bench.rows(
-        f"VAE v1.2 encode, {bench.label}",
-        "Mpx/s",
-        video[0, 0].numel(),
-        "published settings: 4 frames, 1 chunk at a time",
+    found = []
+    for bench.height, bench.width in bench.sizes:
+        found += encode_size(bench)
+        print(as_table(found), flush=True)
+        gc.collect()
+    return found
+
+
+def encode_size(bench: Bench) -> list[Row]:
+    """Return the rows of encoding one clip of the bench's size."""
+    # Twice the same: the fast one lays its convolutions' weights out its own way.
+    ours = bench.vae(bench.batch, bench.chunks, filled(build(bench.config), bench.device), is_fast=True)
+    published = bench.vae(4, 1, filled(build(bench.config), bench.device))
+    video, metric = bench.video(), f"VAE v1.2 encode, {bench.label}"
+    peer = "the readable encoders, published settings: 4 frames, 1 chunk at a time"
+    found = bench.rows(
+        metric,
+        "frames/s",
+        bench.frames,
+        peer,
         lambda: ours.posterior(video),
         lambda: published.posterior(video),
     )
+    with FlopCounterMode(display=False) as counter:
+        published.posterior(video)
+    flops = counter.get_total_flops()
+
+    def one(what: str, value: float, unit: str, peer: str, peer_value: float, *, more: bool = False) -> None:
+        found.append(
+            row(
+                f"{metric}: {what}",
+                value,
+                unit,
+                peer=peer,
+                peer_value=peer_value,
+                higher_is_better=more,
+                hardware=bench.hardware,
+            )
+        )
+
+    per_pixel = flops / video[0, 0].numel() / 1e6
+    one("FLOPs, torch's counter", per_pixel, "MFLOP a pixel", "this projection's before", 5.77)
+    if bench.device.type == "cuda":
+        rate, meter = bench.kept_up(lambda: ours.posterior(video), bench.frames)
+        slow, other = bench.kept_up(lambda: published.posterior(video), bench.frames)
+        one("kept up", rate, "frames/s", f"{peer}, kept up", slow, more=True)
+        found[-1]["goal"] = ">= 200" if (bench.height, bench.width) == (480, 848) else ""
+        tflops = flops / bench.frames / 1e12
+        one("kept up, FLOPs", tflops * rate, "TFLOP/s", f"{peer}, kept up", tflops * slow, more=True)
+        one("kept up, clock", meter.sm_mhz, "MHz", f"{peer}, kept up", other.sm_mhz, more=True)
+        one("kept up, power", meter.watts, "W", f"{peer}, kept up", other.watts)
+        one("kept up, energy", meter.watts / rate, "J a frame", f"{peer}, kept up", other.watts / slow)
+    short = video[:, :, :17]
+    exact = VideoVae(VaeSpec(dtype="float32"))
+    results = [encoder.posterior(short) for encoder in (ours, published)]
+    exact._vae = published.vae(bench.device).float()
+    torch.backends.cudnn.allow_tf32 = False
+    true = exact.posterior(short)
+    for number, name in enumerate(("latents", "variance")):
+        far = [float((one[number] - true[number]).norm() / true[number].norm()) for one in results]
+        one(f"distance of the {name} from float32", far[0], "of the norm", "the readable encoders", far[1])
+    return found
 
 
 def decode(bench: Bench) -> list[Row]:
@@ -216,8 +239,8 @@ def decode(bench: Bench) -> list[Row]:
     latent = torch.randn((1, *shape), device=bench.device)
     return bench.rows(
         f"VAE v1.2 decode, {bench.label}",
-        "Mpx/s",
-        bench.frames * bench.height * bench.width,
+        "frames/s",
+        bench.frames,
         "published settings: 4 frames, 1 chunk at a time",
         lambda: ours.decode(latent, num_frames=bench.frames),
         lambda: published.decode(latent, num_frames=bench.frames),
@@ -271,7 +294,7 @@ def t5(bench: Bench) -> list[Row]:
     )
 
 
-PARTS = {"frames": frames, "temporal": temporal, "vae": vae, "decode": decode, "t5": t5}
+PARTS = {"vae": vae, "decode": decode, "t5": t5}
 
 
 def main() -> None:
@@ -279,10 +302,10 @@ def main() -> None:
         description=(__doc__ or "").partition("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--size", default="480x848", help="height x width, px")
-    parser.add_argument("--frames", type=int, default=102, help="frames of the clip")
-    parser.add_argument("--batch", type=int, default=16, help="frames, or captions, at once")
-    parser.add_argument("--chunks", type=int, default=6, help="chunks at once")
+    parser.add_argument("--sizes", default="480x848", help="height x width, px, of vae; decode has the first")
+    parser.add_argument("--frames", type=int, default=51, help="frames of the clip")
+    parser.add_argument("--batch", type=int, default=16, help="frames of decode, or captions, at once")
+    parser.add_argument("--chunks", type=int, default=6, help="chunks of decode at once")
     parser.add_argument("--repeats", type=int, default=5, help="timed calls of each")
     parser.add_argument("--hardware", default="h200", help="word in the name of the kept file")
     parser.add_argument("--small", action="store_true", help="toys, on any machine; nothing is kept")
@@ -295,7 +318,6 @@ def main() -> None:
             continue
         found += PARTS[part](bench)
         gc.collect()
-        print(as_table(found[-1:]), flush=True)
     if given.small:
         print(as_table(found))
     else:

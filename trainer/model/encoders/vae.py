@@ -317,7 +317,7 @@ class VideoVae:
         from trainer.model.encoders import fast_vae
 
         count = fast_vae.at_once(frames.shape[2] * frames.shape[3], fast_vae.PIXELS)
-        moments = [fast_vae.encode_frames(vae.frames, part) for part in torch.split(frames, count)]
+        moments = [fast_vae.encode_frames(vae.frames, part) for part in fast_vae.even_parts(frames, count)]
         return torch.cat(moments)[:, :CHANNELS] * SPATIAL_SCALE
 
     def _encode_chunks_fast(self, vae: Vae, latents: Tensor) -> Tensor:
@@ -326,6 +326,4 @@ class VideoVae:
 
         pixels = CHUNK * SPATIAL_FACTOR**2 * latents.shape[3] * latents.shape[4]
         count = fast_vae.at_once(pixels, fast_vae.CHUNK_PIXELS)
-        return by_chunk(
-            lambda part: fast_vae.encode_chunks(vae.temporal_vae, part), latents, CHUNK, count
-        )
+        return by_chunk(lambda part: fast_vae.encode_chunks(vae.temporal_vae, part), latents, CHUNK, count)

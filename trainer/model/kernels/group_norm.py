@@ -18,9 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-TILE = 4096  # numbers of one turn of a program: ROWS x columns
-TURNS, WARPS = 8, 4  # turns of a program that gathers statistics
-APPLY_TURNS, APPLY_WARPS = 4, 4
+TILE, TURNS, WARPS = 2048, 32, 4  # of a program that gathers: numbers of a turn (rows x columns), and turns
+APPLY_TILE, APPLY_TURNS, APPLY_WARPS = 2048, 1, 4
 TILES = 256  # tiles that the merge reads at once
 
 
@@ -33,10 +32,11 @@ class Statistics(NamedTuple):
 
 @triton.jit
 def welford(mean, square, value, turn, inside):
-    """Return mean and sum of squared deviations with one more value where `inside`."""
+    """Return mean and sum of squared deviations with one more value in the rows that are `inside`."""
+    real = tl.where(inside, 1.0, 0.0)
     delta = value - mean
-    new = mean + delta / (turn + 1.0)
-    return tl.where(inside, new, mean), tl.where(inside, square + delta * (value - new), square)
+    mean += delta * (real * (1.0 / (turn + 1.0)))[:, None]
+    return mean, square + delta * real[:, None] * (value - mean)
 
 
 @triton.jit
@@ -56,16 +56,22 @@ def store_statistics(parts_ptr, part, mean, square, counts, column, WIDTH: tl.co
 def _add_kernel(
     x_ptr,  # [N, rows, WIDTH]
     y_ptr,
-    bias_ptr,  # float32 [WIDTH]
+    y1_ptr,
+    y2_ptr,
+    bias_ptr,  # [WIDTH]
     out_ptr,
     parts_ptr,  # [N, tiles, 2, WIDTH]
     rows,
     y_step,  # from a sample to the next
+    place,  # rows of a moment
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
     TURNS: tl.constexpr,
     ADD: tl.constexpr,
+    MOMENTS: tl.constexpr,
+    STORE: tl.constexpr,
+    BIAS: tl.constexpr,
 ):
     tile = tl.program_id(0)
     sample = tl.program_id(1).to(tl.int64)
@@ -73,22 +79,37 @@ def _add_kernel(
     out_ptr += sample * rows * WIDTH
     y_ptr += sample * y_step
     column = tl.arange(0, COLUMNS)
-    if ADD:
-        bias = tl.load(bias_ptr + column, mask=column < WIDTH, other=0.0)[None]
+    bias = tl.zeros((COLUMNS,), tl.float32)[None]
+    if BIAS:
+        bias = tl.load(bias_ptr + column, mask=column < WIDTH, other=0.0).to(tl.float32)[None]
+    if MOMENTS:
+        y1_ptr += sample * y_step
+        y2_ptr += sample * y_step
+        moment_step = place * tl.num_programs(1)
     mean = tl.zeros((ROWS, COLUMNS), tl.float32)
     square = tl.zeros((ROWS, COLUMNS), tl.float32)
     counts = tl.zeros((ROWS,), tl.float32)
     for turn in range(TURNS):
         row = (tile * TURNS + turn) * ROWS + tl.arange(0, ROWS)
         inside = (row[:, None] < rows) & (column[None] < WIDTH)
-        place = row[:, None] * WIDTH + column[None]
-        value = tl.load(y_ptr + place, mask=inside, other=0.0).to(tl.float32)
+        number = row[:, None] * WIDTH + column[None]
+        if MOMENTS:
+            moment = row // place
+            source = (moment * moment_step + row - moment * place)[:, None] * WIDTH + column[None]
+            value = tl.load(y_ptr + source, mask=inside, other=0.0).to(tl.float32)
+            source -= moment_step * WIDTH
+            value += tl.load(y1_ptr + source, mask=inside & (moment > 0)[:, None], other=0.0).to(tl.float32)
+            source -= moment_step * WIDTH
+            value += tl.load(y2_ptr + source, mask=inside & (moment > 1)[:, None], other=0.0).to(tl.float32)
+        else:
+            value = tl.load(y_ptr + number, mask=inside, other=0.0).to(tl.float32)
         if ADD:
-            value += tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32) + bias
+            value += tl.load(x_ptr + number, mask=inside, other=0.0).to(tl.float32) + bias
+        if STORE:
             rounded = value.to(out_ptr.dtype.element_ty)
-            tl.store(out_ptr + place, rounded, mask=inside)
+            tl.store(out_ptr + number, rounded, mask=inside)
             value = rounded.to(tl.float32)
-        mean, square = welford(mean, square, value, turn, inside)
+        mean, square = welford(mean, square, value, turn, row < rows)
         counts += tl.where(row < rows, 1.0, 0.0)
     part = sample * tl.num_programs(0) + tile
     store_statistics(parts_ptr, part, mean, square, counts, column, WIDTH)
@@ -98,7 +119,7 @@ def _add_kernel(
 def _add_padded_kernel(
     x_ptr,  # [N, rows, WIDTH]
     y_ptr,
-    bias_ptr,  # float32 [WIDTH]
+    bias_ptr,  # [WIDTH]
     out_ptr,  # [N, padded rows, WIDTH]
     rows,
     padded_rows,
@@ -108,13 +129,16 @@ def _add_padded_kernel(
     COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
     CORNER: tl.constexpr,
+    BIAS: tl.constexpr,
 ):
     sample = tl.program_id(1).to(tl.int64)
     x_ptr += sample * rows * WIDTH
     y_ptr += sample * rows * WIDTH
     out_ptr += sample * padded_rows * WIDTH
     column = tl.arange(0, COLUMNS)
-    bias = tl.load(bias_ptr + column, mask=column < WIDTH, other=0.0)[None]
+    bias = tl.zeros((COLUMNS,), tl.float32)[None]
+    if BIAS:
+        bias = tl.load(bias_ptr + column, mask=column < WIDTH, other=0.0).to(tl.float32)[None]
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     if CORNER:
         down = row // (across + 1)
@@ -138,7 +162,7 @@ def _merge_kernel(
     parts_ptr,  # [N, tiles, 2, WIDTH]
     weight_ptr,
     beta_ptr,
-    bias_ptr,  # float32 [WIDTH]
+    bias_ptr,  # [WIDTH]
     table_ptr,  # factor and summand of a channel, float32 [N, 2, WIDTH]
     rows,
     tiles,
@@ -158,7 +182,7 @@ def _merge_kernel(
     own = number < SIZE
     bias = tl.zeros((COLUMNS,), tl.float32)
     if BIAS:
-        bias = tl.load(bias_ptr + column, mask=own, other=0.0)
+        bias = tl.load(bias_ptr + column, mask=own, other=0.0).to(tl.float32)
     total = tl.zeros((TILES, COLUMNS), tl.float32)
     for start in range(0, tiles, TILES):
         tile = start + tl.arange(0, TILES)
@@ -166,7 +190,7 @@ def _merge_kernel(
         count = tl.minimum(rows - tile * rows_per_tile, rows_per_tile).to(tl.float32)[:, None]
         middle = tl.load(parts_ptr + tile[:, None] * 2 * WIDTH + column[None], mask=inside, other=0.0)
         total += tl.where(inside, (middle + bias[None]) * count, 0.0)
-    size = rows.to(tl.float32) * SIZE
+    size = rows * 1.0 * SIZE
     mean = tl.sum(tl.sum(total, 0), 0) / size
     total = tl.zeros((TILES, COLUMNS), tl.float32)
     for start in range(0, tiles, TILES):
@@ -193,16 +217,19 @@ def _apply_kernel(
     rows,
     padded_rows,
     front,
+    place,  # rows of a moment
+    out_step,  # from a sample to the next
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
     TURNS: tl.constexpr,
     SILU: tl.constexpr,
+    MOMENTS: tl.constexpr,
 ):
     tile = tl.program_id(0)
     sample = tl.program_id(1).to(tl.int64)
     x_ptr += sample * rows * WIDTH
-    out_ptr += sample * padded_rows * WIDTH
+    out_ptr += sample * out_step
     column = tl.arange(0, COLUMNS)
     own = column < WIDTH
     factor = tl.load(table_ptr + sample * 2 * WIDTH + column, mask=own, other=0.0)[None]
@@ -217,74 +244,115 @@ def _apply_kernel(
             value = value / (1.0 + tl.exp(-value))
         value = value.to(out_ptr.dtype.element_ty)
         written = (row < padded_rows)[:, None] & own[None]
+        if MOMENTS:
+            moment = row // place
+            row += moment * place * (tl.num_programs(1) - 1)
         tl.store(out_ptr + row[:, None] * WIDTH + column[None], value, mask=written)
 
 
-def _tile(width: int) -> dict[str, int]:
-    """Return the kernels' constants for rows of `width` channels."""
+def _tile(width: int, numbers: int) -> dict[str, int]:
+    """Return the kernels' constants for rows of `width` channels, `numbers` of them at once."""
     columns = triton.next_power_of_2(width)
-    return {"WIDTH": width, "COLUMNS": columns, "ROWS": max(1, TILE // columns)}
+    return {"WIDTH": width, "COLUMNS": columns, "ROWS": max(1, numbers // columns)}
 
 
-def room_for_statistics(samples: int, rows: int, width: int, device: torch.device) -> Statistics:
+def empty_statistics(
+    samples: int, rows: int, width: int, rows_per_tile: int, device: torch.device
+) -> Statistics:
     """Return unwritten statistics of [samples, rows, width], for a kernel that gathers them."""
-    rows_per_tile = _tile(width)["ROWS"] * TURNS
     shape = (samples, triton.cdiv(rows, rows_per_tile), 2, width)
     return Statistics(torch.empty(shape, device=device, dtype=torch.float32), rows_per_tile)
 
 
-def _gather(x: Tensor, y: Tensor, bias: Tensor, out: Tensor, rows: int, is_sum: bool) -> Statistics:
-    samples, _, width = y.shape
-    made = room_for_statistics(samples, rows, width, y.device)
-    grid = (made.parts.shape[1], samples)
-    _add_kernel[grid](
-        x,
-        y,
-        bias,
+def _gather(
+    y: Sequence[Tensor], rows: int, *, x: Tensor | None = None, bias: Tensor | None = None, place: int = 0
+) -> tuple[Tensor, Statistics]:
+    """Return the sum of all, with no sum the only one itself, and its statistics.
+
+    With `place`, y are moments: see `add_moments`.
+    """
+    width, device = y[0].shape[-1], y[0].device
+    samples = y[0].shape[0] if place == 0 else y[0].shape[0] * place // rows
+    step = y[0].stride(0) if place == 0 else place * width
+    is_sum = x is not None or place > 0
+    out = y[0].new_empty(samples, rows, width) if is_sum else y[0]
+    tile = _tile(width, TILE)
+    made = empty_statistics(samples, rows, width, tile["ROWS"] * TURNS, device)
+    _add_kernel[(made.parts.shape[1], samples)](
+        out if x is None else x,
+        y[0],
+        y[min(1, len(y) - 1)],
+        y[min(2, len(y) - 1)],
+        out if bias is None else bias,
         out,
         made.parts,
         rows,
-        y.stride(0),
-        **_tile(width),
+        step,
+        place,
+        **tile,
         TURNS=TURNS,
-        ADD=is_sum,
+        ADD=x is not None,
+        MOMENTS=place > 0,
+        STORE=is_sum,
+        BIAS=bias is not None,
         num_warps=WARPS,
     )
-    return made
+    return out, made
 
 
 def statistics(y: Tensor) -> Statistics:
     """Return the statistics of contiguous `y` [N, P, C]: one pass that reads."""
-    return _gather(y, y, y, y, y.shape[1], False)
+    return _gather([y], y.shape[1])[1]
 
 
-def add(x: Tensor, y: Tensor, bias: Tensor) -> tuple[Tensor, Statistics]:
-    """Return x + y + bias [N, P, C] and its statistics; `bias` is float32 [C].
+def add(x: Tensor, y: Tensor, bias: Tensor | None) -> tuple[Tensor, Statistics]:
+    """Return x + y + bias [N, P, C] and its statistics; `bias` is [C] or none.
 
     `x` is contiguous [N, P, C]; `y` may have more rows, which are left out.
     """
-    out = torch.empty_like(x)
-    return out, _gather(x, y, bias, out, x.shape[1], True)
+    return _gather([y], x.shape[1], x=x, bias=bias)
 
 
-def add_in_front(x: Tensor, y: Tensor, bias: Tensor, front: int) -> Tensor:
+def add_moments(
+    x: Tensor | None, y: Sequence[Tensor], bias: Tensor | None, rows: int
+) -> tuple[Tensor, Statistics]:
+    """Return x + bias + a causal convolution's sum over time [N, rows, C], and its statistics.
+
+    y[k] [(T - k) N, P, C], moments first, is what frames give k moments later: `y[0]` at once. There are
+    three at most, no more than T. Without `x` and `bias` the sum over time alone.
+    """
+    return _gather(y, rows, x=x, bias=bias, place=y[0].shape[1])
+
+
+def add_in_front(x: Tensor, y: Tensor, bias: Tensor | None, front: int) -> Tensor:
     """Return `front` rows of zeros, then x + y + bias: [N, front + P, C]."""
     return _add_padded(x, y, bias, x.shape[1] + front, front, 0)
 
 
-def add_with_corner(x: Tensor, y: Tensor, bias: Tensor, size: Sequence[int]) -> Tensor:
+def add_with_corner(x: Tensor, y: Tensor, bias: Tensor | None, size: Sequence[int]) -> Tensor:
     """Return x + y + bias of pictures of `size` (height, width) with one row and column of zeros behind."""
     height, width = size
     return _add_padded(x, y, bias, (height + 1) * (width + 1), 0, width)
 
 
-def _add_padded(x: Tensor, y: Tensor, bias: Tensor, padded: int, front: int, across: int) -> Tensor:
+def _add_padded(x: Tensor, y: Tensor, bias: Tensor | None, padded: int, front: int, across: int) -> Tensor:
     samples, rows, width = x.shape
     out = x.new_empty(samples, padded, width)
-    tile = _tile(width)
+    tile = _tile(width, APPLY_TILE)
     grid = (triton.cdiv(padded, tile["ROWS"]), samples)
     _add_padded_kernel[grid](
-        x, y, bias, out, rows, padded, front, across, **tile, CORNER=across > 0, num_warps=APPLY_WARPS
+        x,
+        y,
+        out if bias is None else bias,
+        out,
+        rows,
+        padded,
+        front,
+        across,
+        **tile,
+        CORNER=across > 0,
+        BIAS=bias is not None,
+        num_warps=APPLY_WARPS,
     )
     return out
 
@@ -297,14 +365,16 @@ def normalize(
     bias: Tensor | None = None,
     front: int = 0,
     back: int = 0,
+    place: int = 0,
     silu: bool = True,
 ) -> Tensor:
     """Return SiLU(norm(x + bias)) between rows of zeros: [N, front + P + back, C].
 
-    `x` is contiguous [N, P, C], `found` its statistics (without the bias), `bias` [C] float32.
+    `x` is contiguous [N, P, C], `found` its statistics (without the bias), `bias` [C]. With `place`, the
+    rows of a moment, moments come first: [P / place N, place, C].
     """
     samples, rows, width = x.shape
-    tile = _tile(width)
+    tile = _tile(width, APPLY_TILE)
     group = width // norm.num_groups
     table = torch.empty(samples, 2, width, device=x.device, dtype=torch.float32)
     tiles = found.parts.shape[1]
@@ -326,7 +396,7 @@ def normalize(
         num_warps=4,
     )
     padded = front + rows + back
-    out = x.new_empty(samples, padded, width)
+    out = x.new_empty((samples, padded, width) if place == 0 else (samples * rows // place, place, width))
     grid = (triton.cdiv(padded, tile["ROWS"] * APPLY_TURNS), samples)
     _apply_kernel[grid](
         x,
@@ -335,9 +405,12 @@ def normalize(
         rows,
         padded,
         front,
+        place,
+        (place or padded) * width,
         **tile,
         TURNS=APPLY_TURNS,
         SILU=silu,
+        MOMENTS=place > 0,
         num_warps=APPLY_WARPS,
     )
     return out

@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trainer.model.kernels.group_norm import TURNS, Statistics, room_for_statistics, store_statistics, welford
+from trainer.model.kernels.group_norm import Statistics, empty_statistics, store_statistics, welford
 
 TAPS = 32  # 3 x 3 x 3 numbers of a window, and zeros
-FIRST_WARPS = 4
+FIRST_TILE, FIRST_TURNS, FIRST_WARPS = 2048, 16, 2  # numbers of a turn (rows x columns), turns, warps
 SOFTMAX_NUMBERS = 1024  # of one row, that one warp holds
 
 
@@ -60,7 +60,7 @@ def _first_conv_kernel(
         made = tl.dot(value, weight, input_precision="ieee").to(out_ptr.dtype.element_ty)
         inside = (row < rows)[:, None] & own[None]
         tl.store(out_ptr + row[:, None] * WIDTH + column[None], made, mask=inside)
-        mean, square = welford(mean, square, made.to(tl.float32), turn, inside)
+        mean, square = welford(mean, square, made.to(tl.float32), turn, row < rows)
         counts += tl.where(row < rows, 1.0, 0.0)
     part = sample * tl.num_programs(0) + tile
     store_statistics(parts_ptr, part, mean, square, counts, column, WIDTH)
@@ -70,8 +70,7 @@ def first_conv(pixels: Tensor, weight: Tensor) -> tuple[Tensor, Statistics]:
     """Return a 3 x 3 convolution of `pixels` without its bias, [N, H W, C], and its statistics.
 
     `pixels` [N, 3, H, W] are uint8 (which become [-1, 1]) or float; `weight` is [C, 3, 3, 3]. Pixels are
-    rounded to the weights' dtype, sums are float32, the result is in the weights' dtype. The tile follows
-    `group_norm`'s, so at least 16 rows need C of 256 at most.
+    rounded to the weights' dtype, sums are float32, the result is in the weights' dtype. C is 256 at most.
     """
     samples, _, height, width = pixels.shape
     channels = weight.shape[0]
@@ -79,7 +78,9 @@ def first_conv(pixels: Tensor, weight: Tensor) -> tuple[Tensor, Statistics]:
     taps = weight.new_zeros(TAPS, channels)
     taps[:27] = weight.reshape(channels, 27).t()
     out = torch.empty(samples, height * width, channels, device=pixels.device, dtype=weight.dtype)
-    made = room_for_statistics(samples, height * width, channels, pixels.device)
+    columns = max(16, triton.next_power_of_2(channels))
+    rows = max(16, FIRST_TILE // columns)
+    made = empty_statistics(samples, height * width, channels, rows * FIRST_TURNS, pixels.device)
     _first_conv_kernel[(made.parts.shape[1], samples)](
         pixels,
         taps,
@@ -88,9 +89,9 @@ def first_conv(pixels: Tensor, weight: Tensor) -> tuple[Tensor, Statistics]:
         height,
         width,
         WIDTH=channels,
-        COLUMNS=max(16, triton.next_power_of_2(channels)),
-        ROWS=made.rows_per_tile // TURNS,
-        TURNS=TURNS,
+        COLUMNS=columns,
+        ROWS=rows,
+        TURNS=FIRST_TURNS,
         TAPS=TAPS,
         BYTES=pixels.dtype == torch.uint8,
         num_warps=FIRST_WARPS,

@@ -13,6 +13,7 @@ pytest.importorskip("diffusers", reason="the frame VAE is diffusers'")
 from tests.trainer.encoders_for_tests import fill, pixels
 from tests.trainer.interpreter_for_tests import patch_once_a_launch
 from trainer.model.encoders import fast_vae
+from trainer.model.encoders.temporal_vae import CausalConv
 from trainer.model.encoders.vae import SCALE, SHIFT, Vae, VaeSpec, VideoVae, build
 from trainer.model.kernels import group_norm, picture_layers
 
@@ -21,7 +22,9 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TOLERANCE = 2e-5  # relative 2-norm: float32, other order of sums
 # A level that changes the width, and a width that is no power of two.
 WIDTHS = {
-    "vae_2d": {"config": {"block_out_channels": [8, 12, 16, 16], "layers_per_block": 1, "norm_num_groups": 4}},
+    "vae_2d": {
+        "config": {"block_out_channels": [8, 12, 16, 16], "layers_per_block": 1, "norm_num_groups": 4}
+    },
     "vae_temporal": {"filters": 8, "num_groups": 4, "num_res_blocks": 1},
 }
 
@@ -106,6 +109,23 @@ def test_the_first_convolution_reads_pixels(is_bytes: bool) -> None:
     assert _apart(group_norm.normalize(rows, found, norm, silu=False), norm(exact.mT).mT) < TOLERANCE
 
 
+@pytest.mark.parametrize("time", [1, 2, 5])
+def test_a_causal_convolution_is_the_sum_of_its_steps(time: int) -> None:
+    x, norm, conv = _random(2, time * 6, 8), _norm(8, 4), CausalConv(8, 12, bias=False).to(DEVICE)
+    conv.requires_grad_(False)
+    rows, bias = _random(2, time * 6, 12), _random(12)
+    inner = F.silu(norm(x.mT))
+    exact = conv(inner.unflatten(2, (time, 2, 3))).flatten(2).mT
+    moments = group_norm.normalize(x, group_norm.statistics(x), norm, place=6)
+    assert _apart(moments.unflatten(0, (time, 2)).movedim(0, 1).flatten(1, 2), inner.mT) < TOLERANCE
+    steps = fast_vae._steps(moments, (time, 2, 3), conv.conv)
+    alone, found = group_norm.add_moments(None, steps, None, time * 6)
+    assert _apart(alone, exact) < TOLERANCE
+    assert _apart(group_norm.add_moments(rows, steps, bias, time * 6)[0], exact + rows + bias) < TOLERANCE
+    last = _norm(12, 4)
+    assert _apart(group_norm.normalize(alone, found, last, silu=False), last(exact.mT).mT) < TOLERANCE
+
+
 def test_softmax_leaves_out_what_stands_behind_the_keys() -> None:
     scores = _random(3, 5, 40) * 20
     found = picture_layers.softmax_rows(scores, 37, 0.3, torch.float32)
@@ -121,7 +141,10 @@ def test_moments_of_frames_are_the_readable_ones(vae: Vae, height: int, width: i
 
 
 @pytest.mark.parametrize("frames", [6, 1])
-def test_moments_of_chunks_are_the_readable_ones(vae: Vae, frames: int) -> None:
+def test_moments_of_chunks_are_the_readable_ones(
+    vae: Vae, frames: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fast_vae, "FEW_MOMENTS", frames // 3)
     latents = _random(1 + frames % 2, 4, frames, 3, 2)
     exact = torch.cat(vae.temporal_vae.encode(latents), dim=1)
     assert _apart(fast_vae.encode_chunks(vae.temporal_vae, latents), exact) < TOLERANCE
@@ -141,7 +164,12 @@ def test_a_whole_encode_takes_the_kernels_and_gives_the_readable_latents(
 
 
 def test_frames_and_chunks_at_once_depend_on_their_size_alone() -> None:
-    assert [fast_vae.at_once(side, fast_vae.PIXELS) for side in (480 * 848, 144 * 256, 1 << 30)] == [10, 113, 1]
+    assert [fast_vae.at_once(side, fast_vae.PIXELS) for side in (480 * 848, 144 * 256, 1 << 30)] == [
+        10,
+        113,
+        1,
+    ]
+    assert [len(part) for part in fast_vae.even_parts(torch.zeros(51, 1), 10)] == [9, 9, 9, 8, 8, 8]
 
 
 def test_other_architectures_and_float32_stay_readable(vae: Vae) -> None:
