@@ -56,7 +56,7 @@ test-engines: $(DEVELOPED)
 	    --no-install-recommends $$missing >/dev/null; } || echo "missing:$$missing. Run apt-get install$$missing"; fi
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --engines -m "not soak and not gpu" $(TESTS)
 
-KERNEL_TESTS := $(addprefix tests/trainer/,model/kernels/test_float8.py model/kernels/test_matmul.py model/kernels/test_attention_choice.py training/optim/test_update_kernel.py)
+KERNEL_TESTS := $(addprefix tests/trainer/,model/encoders/test_fast_vae.py model/kernels/test_float8.py model/kernels/test_matmul.py model/kernels/test_attention_choice.py training/optim/test_update_kernel.py)
 gpu: $(DEVELOPED)
 	$(BIN)/python -m pytest --gpu $(KERNEL_TESTS)
 	$(BIN)/python benchmarks/block_distance.py
