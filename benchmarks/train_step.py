@@ -59,8 +59,8 @@ BESIDE = {  # forms that are compared with another: that one, and what it is cal
     "float8": ("fast", "fast, all products of bfloat16"),
     "packed": ("padded", "the same captions padded to 300 tokens"),
 }
-# Its batches, checkpointing and frame masks as published, with the fastest attention that it can be given; 656
-# to 668 W at 1,965 MHz.
+# Its batches, checkpointing and frame masks as published, with the fastest attention that it can be given;
+# 656 to 668 W at 1,965 MHz.
 ORIGINAL = "Open-Sora v1.2.0's own code, best attention, one H200 on 2026-11-23"
 SUSTAINED = 1200  # products, some 1.5 ms each
 

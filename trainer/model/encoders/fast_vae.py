@@ -90,7 +90,9 @@ def even_parts(x: Tensor, most: int) -> tuple[Tensor, ...]:
 def _total(*biases: Tensor | None) -> Tensor | None:
     """Return the sum of biases: one as it is, several in float32, None of none."""
     given = [bias for bias in biases if bias is not None]
-    return cast(Tensor, sum(bias.float() for bias in given)) if len(given) > 1 else (given or [None])[0]
+    if len(given) < 2:
+        return given[0] if given else None
+    return torch.stack([bias.float() for bias in given]).sum(0)
 
 
 def _conv(rows: Tensor, size: Sequence[int], conv: Any, padding: int | tuple[int, ...]) -> Tensor:
@@ -115,7 +117,7 @@ def _steps(moments: Tensor, size: Sequence[int], conv: Any) -> list[Tensor]:
     steps = []
     for later in range(min(3, time)):
         weight = conv.weight[:, :, 2 - later].contiguous(memory_format=torch.channels_last)
-        x = moments[: (time - later) * samples].unflatten(1, picture).movedim(-1, 1)
+        x = moments[: (time - later) * samples].view(-1, *picture, moments.shape[2]).movedim(-1, 1)
         steps.append(_rows_of(F.conv2d(x, weight, None, 1, 1)))
     return steps
 
@@ -173,7 +175,7 @@ def _attention(x: Layer, attention: Any) -> Layer:
     h = normalize(x.rows, x.found, attention.group_norm, bias=x.bias, back=padded - rows, silu=False)
     parts = attention.to_q, attention.to_k, attention.to_v
     weight, bias = torch.cat([part.weight for part in parts]), torch.cat([part.bias for part in parts])
-    q, k, v = F.linear(h, weight, bias).split(width, 2)
+    q, k, v = F.linear(h, weight, bias).chunk(3, 2)
     out = torch.empty_like(h)
     count = max(1, SCORES // padded**2)
     for first in range(0, samples, count):
@@ -220,7 +222,7 @@ def encode_frames(autoencoder: Any, pixels: Tensor) -> Tensor:
     quant = autoencoder.quant_conv
     if quant is not None:
         out = F.linear(out, quant.weight.flatten(1), quant.bias)
-    return out.view(out.shape[0], *size, -1).movedim(-1, 1)
+    return cast(Tensor, out.view(out.shape[0], *size, -1).movedim(-1, 1))
 
 
 # ── chunks ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -261,8 +263,8 @@ def encode_chunks(vae: TemporalVAE, latents: Tensor) -> Tensor:
             rows = _conv(rows, (size[0] + down.front, height, width), down.conv, (0, 1, 1))
             size = (size[0] // 2, height, width)
             x = Layer(rows, down.conv.bias, statistics(rows))
-    for block in encoder.res_blocks:
-        x = _through(x, _of_chunks(cast(ResBlock, block)), size)
+    for last_block in encoder.res_blocks:
+        x = _through(x, _of_chunks(cast(ResBlock, last_block)), size)
     out = normalize(x.rows, x.found, encoder.norm1)
     for last in (encoder.conv2.conv, vae.quant_conv.conv):
         out = F.linear(out, last.weight.flatten(1), last.bias)
