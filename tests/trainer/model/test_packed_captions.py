@@ -18,9 +18,10 @@ from tests.trainer.distributed.test_step_cost import clips
 from tests.trainer.shards_for_tests import TINY
 from trainer.distributed import parallelize
 from trainer.distributed.mesh import ALONE
-from trainer.model import rng
+from trainer.model import rng, routing
 from trainer.model.encoders.registry import text_encoder, video_encoder
 from trainer.model.kernels import apply, flash_attention
+from trainer.model.routing import RoutingSpec
 from trainer.model.stdit import STDiT3, STDiT3Config, lengths_read
 from trainer.recipe import recipe as recipes
 from trainer.training.step import StepContext, clip_losses
@@ -251,3 +252,22 @@ def test_a_step_gives_the_lengths_that_its_masks_and_drops_have(reproduce: str) 
     assert mask is not None
     assert reported["text_lengths"] == tuple(mask.sum((1, 2, 3)).tolist())
     assert len(set(reported["text_lengths"])) > 2
+
+
+def test_fast_blocks_route_the_tubes_that_readable_blocks_route() -> None:
+    config = CONFIG.model_copy(update={"depth": 3})
+    given = _given(config) | {"x": torch.randn(4, 4, 2, 4, 4, generator=torch.Generator().manual_seed(3))}
+    spec = RoutingSpec(share=0.5, pairs=(1, 1))
+    given |= routing.conditions(spec, given["x"], (1, 2, 2), seed=1, step=2, clip_ids=list("abcd"))
+    outs, gradients = [], []
+    for is_fast in (False, True):
+        model = _model(config, is_fast=is_fast)
+        out = model(**given)
+        out.square().mean().backward()
+        outs.append(out.detach())
+        gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+
+    torch.testing.assert_close(outs[1], outs[0], rtol=1e-4, atol=1e-5)
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-3, atol=1e-5, msg=name)
