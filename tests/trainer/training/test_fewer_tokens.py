@@ -107,7 +107,7 @@ def test_muon_in_one_of_two_stages_is_refused(shards: Path, tmp_path: Path) -> N
     (first,) = saved["stages"]
     second = first | {"name": "second", "optim": {"lr": 1e-3}}
 
-    with pytest.raises(ValueError, match="optim.muon is set in one of the stages first and second"):
+    with pytest.raises(ValueError, match=r"optim\.muon is set in one of the stages first and second"):
         recipes.from_saved(saved | {"stages": [first, second]})
 
 
@@ -119,5 +119,5 @@ def test_a_longer_stage_moves_the_dense_finish_and_is_asked_for(
     shutil.rmtree(copy / "step-00000004")
     (copy / "LATEST").write_text("step-00000002\n")
 
-    with pytest.raises(RecipeError, match="stages.0.steps was 4"):
+    with pytest.raises(RecipeError, match=r"stages\.0\.steps was 4"):
         train(smoke(shards, copy, *ON, "stages.0.steps=5"))

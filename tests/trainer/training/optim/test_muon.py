@@ -1,5 +1,7 @@
 """Muon orthogonalises the blocks' matrices; AdamW keeps all that is none."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor
@@ -108,4 +110,4 @@ def test_the_largest_matrices_are_dealt_first_and_evenly() -> None:
 def test_shards_are_those_of_torch_chunk(height: int, size: int, rows: tuple[int, ...]) -> None:
     assert muon._first_rows(height, size) == rows
     sizes = [len(part) for part in torch.zeros(height, 1).chunk(size)]
-    assert [end - start for start, end in zip(rows, rows[1:], strict=False)][: len(sizes)] == sizes
+    assert [end - start for start, end in pairwise(rows)][: len(sizes)] == sizes
