@@ -30,7 +30,7 @@ from vidcurate.shards.kept_clips import check_probed, read_clips
 LAYOUT = "vidcurate-shards-2"  # change this whenever the same plan gives other bytes
 
 _VERDICT = {
-    "sample_key", "is_kept", "reject_stage", "reject_rule", "reject_value", "reject_threshold",
+    "sample_key", "is_kept", "reject_stage", "reject_rule", "reject_value", "reject_threshold", "review",
     "ingest_problem", "probe_status", "probe_problem", "missing_bytes", "file_size_bytes",
     # the integrity level changes no shard
     "integrity_level", "probe_findings", "num_damaged_packets", "num_corrupt_frames",

@@ -1,0 +1,125 @@
+"""Review → filter → ledger → shards → trainer, on small clips that are encoded and decoded for real."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.shards_for_tests import COLOURS, FPS, WAYS, smoke, square
+from trainer.data import open_stage
+from trainer.report.preview.stages import read_stages
+from trainer.run_folder import clip_losses
+from trainer.train import train
+from vidcurate.cli.main import main
+from vidcurate.curation.clip_table import rejection_ledger
+from vidcurate.curation.report.review_summary import review_summary
+from vidcurate.curation.review_decisions.journal import append_decision
+from vidcurate.media import encode
+from vidcurate.shards.index_file import read_columns
+
+EDITED = "a white square, a cat and a dog move down"
+RECIPE = """
+run: {home}/run
+workers: 1
+ingest: {{metadata: {home}/captions.csv, videos: {home}/videos}}
+probe: {{level: full}}
+score: {{noun_engine: builtin}}
+filter: {{limits: {{noun_count: {{min: 1}}, num_frames: {{min: 9}}}}}}
+split: {{levels: 1, validation_fraction: 0}}
+shards: {{max_clips: 8, overwrite: true}}
+"""
+
+
+def _curated(home: Path) -> Path:
+    """Curate ten clips: one too short, one cut in its midst; the captions are true."""
+    (home / "videos").mkdir()
+    lines = ["video,caption"]
+    for number in range(10):
+        colour, way = list(COLOURS)[number % 4], list(WAYS)[number % 3]
+        path = home / "videos" / f"clip-{number}.mp4"
+        encode.write_video(path, square(colour, way, 3 if number == 8 else 9, 32, 32), fps=FPS, crf=18)
+        lines.append(f"{path.name},a {colour} square {number} moves {way}")
+    whole = (home / "videos" / "clip-9.mp4").read_bytes()
+    (home / "videos" / "clip-9.mp4").write_bytes(whole[: len(whole) // 2])
+    (home / "captions.csv").write_text("\n".join(lines) + "\n")
+    (home / "curate.yaml").write_text(RECIPE.format(home=home))
+    _curate(home)
+    return home / "run"
+
+
+def _curate(home: Path) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["curate", str(home / "curate.yaml"), "--json"])
+    assert not ended.value.code
+
+
+def _captions(run: Path) -> dict[str, str]:
+    found = read_columns(run / "shards", ["clip_id", "caption"])
+    return dict(zip(found.column("clip_id").to_pylist(), found.column("caption").to_pylist(), strict=True))
+
+
+def test_a_clip_rejected_by_eye_is_gone_and_an_edited_caption_is_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = _curated(tmp_path)
+    before = _captions(run)
+    names = {clip_id: int(caption.split()[3]) for clip_id, caption in before.items()}
+    assert sorted(names.values()) == list(range(8))
+    of = {number: clip_id for clip_id, number in names.items()}
+    short, cut = (clip_id.replace("0", number) for clip_id, number in ((of[0], "8"), (of[0], "9")))
+    for number, (clip_id, verdict, more) in enumerate(
+        [
+            (of[2], "reject", {"reason": "a slide show"}),
+            (of[3], "caption", {"caption": EDITED}),
+            (short, "keep", {"reason": "short and good"}),
+            (cut, "keep", {}),
+        ]
+    ):
+        append_decision(
+            run, {"id": f"i{number}", "clip_id": clip_id, "reviewer": "ana", "verdict": verdict, **more}
+        )
+    assert review_summary(run)["contradictions"][0]["stage"] == "filter"  # decided, and not applied yet
+    _curate(tmp_path)
+
+    ledger = rejection_ledger.rejected(run).collect()
+    rejected = {row["clip_id"]: (row["rule"], row["value"]) for row in ledger.iter_rows(named=True)}
+    assert rejected[of[2]] == ("review", "rejected by ana: a slide show (decision 1)")
+    assert set(rejected) == {of[2], cut}
+    assert rejection_ledger.check_ledger(run)["rows_rejected"] == 2
+    after = _captions(run)
+    assert after == {clip_id: text for clip_id, text in before.items() if clip_id != of[2]} | {
+        of[3]: EDITED,
+        short: "a red square 8 moves down",
+    }
+    tar = b"".join(path.read_bytes() for path in (run / "shards").glob("*.tar"))
+    assert EDITED.encode() in tar
+    assert b"caption_original" in tar
+    assert b"short and good" not in tar  # who decided, and why, stays in the run
+    odd = review_summary(run)["contradictions"]
+    assert [(one["clip_id"], one["stage"]) for one in odd] == [(cut, "probe")]
+    with pytest.raises(SystemExit):
+        main(["report", str(run)])
+    page = (run / "report.html").read_text()
+    assert "Decisions by eye" in page
+    assert "a slide show" in page
+    capsys.readouterr()
+
+    steps = ("stages.0.steps=7", "stages.0.clip_losses_every=1", "sample=null")
+    train(smoke(run / "shards", tmp_path / "train", *steps))
+    shown = {name for line in clip_losses.read(tmp_path / "train") for name in line["clip_ids"]}
+    assert of[3] in shown
+    assert of[2] not in shown
+    (stage,) = read_stages(tmp_path / "train").stages
+    recipe = json.loads((tmp_path / "train" / "recipe.json").read_text())
+    assert recipe["stages"][0]["data"]["shards"] == str(run / "shards")
+    spec = smoke(run / "shards", tmp_path / "train", *steps)
+    with open_stage.open_loader(
+        stage, spec.loader, spec.video_encoder, rank=0, world_size=1, on_event=print, pin=False
+    ) as loader:
+        batches = [batch for step in range(7) for batch in loader.step(step)]
+    read = {
+        clip_id: text
+        for batch in batches
+        for clip_id, text in zip(batch.clip_ids, batch.captions, strict=True)
+    }
+    assert read[of[3]] == EDITED
