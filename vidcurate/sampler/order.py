@@ -20,11 +20,7 @@ import numpy as np
 
 from vidcurate import rng
 from vidcurate.sampler import epoch_shuffle, mixture, rank_balance
-from vidcurate.sampler.plan import (
-    Cell,
-    MicroBatchPlan,
-    Plan,
-)
+from vidcurate.sampler.plan import Cell, CellStream, MicroBatchPlan, Plan
 
 # ── position → clips ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -72,38 +68,38 @@ def cell_of(plan: Plan, batch: MicroBatchPlan) -> Cell:
     return at_position(plan, batch.position).cells[batch.cell]
 
 
-def stream_of(plan: Plan, cell: Cell) -> epoch_shuffle.Stream:
+def stream_of(plan: Plan, cell: Cell) -> CellStream:
     """Return the endless stream of a cell's clips."""
-    if cell.resumed:
-        return cell.resumed.stream
-    return epoch_shuffle.Stream(
+    if cell.resumed:  # after an accepted change, see `changes`
+        return cell.resumed
+    stream = epoch_shuffle.Stream(
         seed=plan.seed,
         name=cell.name,
         count=len(cell.rows),
         micro_batch_size=cell.micro_batch_size,
         blocks=cell.blocks,
     )
+    return CellStream(stream=stream, rows=cell.rows)
 
 
 def micro_batch(plan: Plan, position: int) -> MicroBatchPlan:
     """Return micro-batch number `position` of the run, from 0; every position costs the same."""
     plan = at_position(plan, position)
-    number, occurrence = cell_at(plan, position)
-    cell = plan.cells[number]
-    stream, resumed = stream_of(plan, cell), cell.resumed
-    ordinals, epochs = epoch_shuffle.micro_batch(stream, occurrence + resumed.skip if resumed else occurrence)
-    rows = resumed.rows[ordinals] if resumed else cell.rows[ordinals]
-    batch = MicroBatchPlan(position=position, cell=number, rows=rows, epochs=epochs)
-    _put_fallbacks(plan, batch, ordinals)
+    number, turn = cell_at(plan, position)
+    of_cell = stream_of(plan, plan.cells[number])
+    ordinals, epochs = epoch_shuffle.micro_batch(of_cell.stream, turn + of_cell.skip)
+    batch = MicroBatchPlan(position=position, cell=number, rows=of_cell.rows[ordinals], epochs=epochs)
+    _put_fallbacks(plan, batch, ordinals, of_cell.missing)
     return batch
 
 
-def _put_fallbacks(plan: Plan, batch: MicroBatchPlan, ordinals: epoch_shuffle.Ordinals) -> None:
-    """Replace removed clips of a micro-batch with fallback clips."""
-    resumed, rows = plan.cells[batch.cell].resumed, batch.rows
-    if resumed and len(resumed.missing):
-        for slot in np.flatnonzero(np.isin(ordinals, resumed.missing)).tolist():
-            rows[slot] = next(row for row in fallback_clips(plan, batch, slot) if row not in rows)
+def _put_fallbacks(
+    plan: Plan, batch: MicroBatchPlan, ordinals: epoch_shuffle.Ordinals, missing: epoch_shuffle.Ordinals
+) -> None:
+    """Replace the clips at the `missing` ordinals, which have left the data, with fallback clips."""
+    if len(missing):
+        for slot in np.flatnonzero(np.isin(ordinals, missing)).tolist():
+            batch.rows[slot] = next(row for row in fallback_clips(plan, batch, slot) if row not in batch.rows)
 
 
 def step_micro_batches(plan: Plan, step: int) -> tuple[MicroBatchPlan, ...]:
@@ -114,18 +110,16 @@ def step_micro_batches(plan: Plan, step: int) -> tuple[MicroBatchPlan, ...]:
     plan = at_step(plan, step)
     turns: dict[int, list[tuple[int, int]]] = {}
     for position in positions(plan, step):
-        number, occurrence = cell_at(plan, position)
-        turns.setdefault(number, []).append((position, occurrence))
+        number, turn = cell_at(plan, position)
+        turns.setdefault(number, []).append((position, turn))
     found: list[MicroBatchPlan] = []
-    for number, of_cell in turns.items():
-        cell = plan.cells[number]
-        resumed = cell.resumed
-        asked = np.array([occurrence for _, occurrence in of_cell]) + (resumed.skip if resumed else 0)
-        ordinals, epochs = epoch_shuffle.micro_batches(stream_of(plan, cell), asked)
-        rows = resumed.rows[ordinals] if resumed else cell.rows[ordinals]
-        for (position, _), *theirs in zip(of_cell, ordinals, rows, epochs, strict=True):
-            batch = MicroBatchPlan(position=position, cell=number, rows=theirs[1], epochs=theirs[2])
-            _put_fallbacks(plan, batch, theirs[0])
+    for number, its_turns in turns.items():
+        of_cell = stream_of(plan, plan.cells[number])
+        asked = np.array([turn for _, turn in its_turns]) + of_cell.skip
+        both = epoch_shuffle.micro_batches(of_cell.stream, asked)
+        for (position, _), ordinals, epochs in zip(its_turns, *both, strict=True):
+            batch = MicroBatchPlan(position=position, cell=number, rows=of_cell.rows[ordinals], epochs=epochs)
+            _put_fallbacks(plan, batch, ordinals, of_cell.missing)
             found.append(batch)
     return tuple(sorted(found, key=lambda batch: batch.position))
 
@@ -141,20 +135,19 @@ def positions_of_row(plan: Plan, row: int) -> Iterator[int]:
         chain.insert(0, chain[0].before)
     for this, following in zip(chain, [*chain[1:], None], strict=True):
         for number, cell in enumerate(this.cells):
-            found = np.flatnonzero((cell.resumed.rows if cell.resumed else cell.rows) == row)
-            if cell.resumed:
-                found = np.setdiff1d(found, cell.resumed.missing)
+            of_cell = stream_of(this, cell)
+            found = np.setdiff1d(np.flatnonzero(of_cell.rows == row), of_cell.missing)
             yield from heapq.merge(*(_positions_of(this, following, number, int(o)) for o in found))
 
 
 def _positions_of(plan: Plan, following: Plan | None, number: int, ordinal: int) -> Iterator[int]:
     """Yield the positions of one ordinal of one cell while the plan is valid."""
-    begins, resumed = _mixture_begins(plan), plan.cells[number].resumed
-    for occurrence in epoch_shuffle.occurrences(stream_of(plan, plan.cells[number]), ordinal):
-        its_turn = occurrence - (resumed.skip if resumed else 0)
-        if its_turn < 0:
+    begins, of_cell = _mixture_begins(plan), stream_of(plan, plan.cells[number])
+    for occurrence in epoch_shuffle.occurrences(of_cell.stream, ordinal):
+        turn = occurrence - of_cell.skip
+        if turn < 0:
             continue
-        position = mixture.position_of(plan.mixture, number, its_turn)
+        position = mixture.position_of(plan.mixture, number, turn)
         if position is None or (following and position + begins >= following.first_position):
             return
         if position + begins >= plan.first_position:
@@ -245,7 +238,7 @@ def one_epoch(plan: Plan, rank: int = 0, world_size: int = 1) -> Iterator[MicroB
         for first in range(0, len(cell.rows), cell.micro_batch_size):
             if position % world_size == rank:
                 offsets = np.arange(first, min(first + cell.micro_batch_size, len(cell.rows)))
-                stream = stream_of(plan, dataclasses.replace(cell, resumed=None))
+                stream = stream_of(plan, dataclasses.replace(cell, resumed=None)).stream
                 ordinals = epoch_shuffle.ordinals_at(stream, offsets)
                 first_epoch = np.zeros(len(ordinals), dtype=np.int64)
                 yield MicroBatchPlan(
@@ -301,8 +294,8 @@ def exposures(plan: Plan, step: int, skipped: Iterable[tuple[int, int]] = ()) ->
             for number, sign in ((behind, -1), (first, 1)):
                 unread = _times_shown(plan, cell.name, number)
                 times[: len(unread)] += sign * unread
-        if cell.resumed:
-            times = np.delete(times, np.union1d(cell.resumed.stream.dead, cell.resumed.missing))
+        of_cell = stream_of(plan, cell)
+        times = np.delete(times, np.union1d(of_cell.stream.dead, of_cell.missing))
         found.append((int(times.min()), int(times.max())))
     return found
 
@@ -313,8 +306,9 @@ def _times_shown(plan: Plan, name: str, step: int) -> epoch_shuffle.Ordinals:
     turns = mixture.turns_before(plan.mixture, step * plan.micro_batches_per_step)
     for cell, count in zip(plan.cells, turns, strict=True):
         if cell.name == name:
-            skip = cell.resumed.skip if cell.resumed else 0
-            return epoch_shuffle.times_shown(stream_of(plan, cell), (count + skip) * cell.micro_batch_size)
+            of_cell = stream_of(plan, cell)
+            place = (count + of_cell.skip) * cell.micro_batch_size
+            return epoch_shuffle.times_shown(of_cell.stream, place)
     return epoch_shuffle.NONE
 
 

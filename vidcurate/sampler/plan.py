@@ -5,7 +5,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,17 +24,18 @@ Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ResumedStream:
-    """Stream with which a cell resumes after a change, and the index row of every ordinal.
+class CellStream:
+    """Endless stream of a cell's clips, and the index row of every ordinal.
 
-    Turn j of the cell is micro-batch j + `skip` of the stream. `missing` (sorted): ordinals of removed clips
-    that keep their places; a fallback clip takes each place.
+    `skip` and `missing` are of streams after an accepted change: turn j of the cell is micro-batch j + `skip`
+    of the stream; `missing` (sorted) are ordinals of removed clips that keep their places, each of which a
+    fallback clip takes.
     """
 
     stream: epoch_shuffle.Stream
     rows: Rows
-    skip: int
-    missing: Rows
+    skip: int = 0
+    missing: Rows = field(default_factory=lambda: epoch_shuffle.NONE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,7 @@ class Cell:
     micro_batch_size: int
     digest: str  # of the clip ids
     blocks: Blocks | None = None
-    resumed: ResumedStream | None = None
+    resumed: CellStream | None = None
 
     @property
     def cost(self) -> int:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from vidcurate.errors import StateError
 from vidcurate.sampler import epoch_shuffle, mixture, order
-from vidcurate.sampler.plan import Cell, Plan, ResumedStream, Rows
+from vidcurate.sampler.plan import Cell, CellStream, Plan, Rows
 from vidcurate.sampler.shard_blocks import Blocks
 
 
@@ -40,7 +40,7 @@ def continue_with(before: Plan, after: Plan, step: int) -> Plan:
     )
 
 
-def _resumed(before: Plan, after: Plan, cell: Cell, step: int, turn: int) -> ResumedStream:
+def _resumed(before: Plan, after: Plan, cell: Cell, step: int, turn: int) -> CellStream:
     """Return the stream with which `cell` of `after`, which has `turn` turns before the step, resumes."""
     plan: Plan | None = before
     until = step
@@ -49,14 +49,13 @@ def _resumed(before: Plan, after: Plan, cell: Cell, step: int, turn: int) -> Res
             if old.name == cell.name:
                 return _after(plan, number, until, cell, turn)
         until, plan = plan.first_step, plan.before
-    stream = order.stream_of(after, cell)
-    return ResumedStream(stream=stream, rows=cell.rows, skip=-turn, missing=epoch_shuffle.NONE)
+    return replace(order.stream_of(after, cell), skip=-turn)
 
 
-def _after(plan: Plan, number: int, until: int, cell: Cell, turn: int) -> ResumedStream:
+def _after(plan: Plan, number: int, until: int, cell: Cell, turn: int) -> CellStream:
     """Return the stream with which `cell` resumes after the steps before `until` of cell `number`."""
     old = plan.cells[number]
-    resumed = resumed_stream_of(plan, old)
+    resumed = order.stream_of(plan, old)
     _check_blocks(resumed.stream.blocks, cell)
     turns = mixture.turns_before(plan.mixture, until * plan.micro_batches_per_step)[number]
     had = turns + resumed.skip
@@ -74,7 +73,7 @@ def _after(plan: Plan, number: int, until: int, cell: Cell, turn: int) -> Resume
         micro_batch_size=cell.micro_batch_size,
     )
     rows = np.concatenate([resumed.rows, added])
-    return ResumedStream(stream=stream, rows=rows, skip=-turn, missing=epoch_shuffle.NONE)
+    return CellStream(stream=stream, rows=rows, skip=-turn)
 
 
 def _check_blocks(begun: Blocks | None, cell: Cell) -> None:
@@ -90,19 +89,12 @@ def _check_blocks(begun: Blocks | None, cell: Cell) -> None:
         )
 
 
-def resumed_stream_of(plan: Plan, cell: Cell) -> ResumedStream:
-    """Return the stream with which a cell resumes, also for a cell without a change so far."""
-    return cell.resumed or ResumedStream(
-        stream=order.stream_of(plan, cell), rows=cell.rows, skip=0, missing=epoch_shuffle.NONE
-    )
-
-
 def _among(rows: Rows, others: Rows) -> NDArray[np.bool_]:
     """Return the mask of rows among the others; a lookup table is many times as fast as sorting."""
     return np.isin(rows, others, kind="table")
 
 
-def _live(resumed: ResumedStream) -> Rows:
+def _live(resumed: CellStream) -> Rows:
     """Return the ordinals of clips that are still there: neither dead nor missing."""
     return np.delete(np.arange(len(resumed.rows)), np.union1d(resumed.stream.dead, resumed.missing))
 
@@ -119,7 +111,7 @@ def with_removed_clips(before: Plan, removed: Rows, step: int) -> Plan | None:
         if len(rows) < cell.micro_batch_size:
             return None
         if len(rows) < len(cell.rows):
-            resumed = resumed_stream_of(before, cell)
+            resumed = order.stream_of(before, cell)
             live = _live(resumed)
             missing = np.union1d(resumed.missing, live[_among(resumed.rows[live], removed)])
             cell = replace(cell, rows=rows, resumed=replace(resumed, missing=missing))
