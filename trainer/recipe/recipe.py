@@ -42,6 +42,7 @@ PRESETS: dict[str, ModelSpec] = {"XL/2": XL_2, "3B/2": GIANT_3B_2}
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
 Count = Annotated[int, Field(ge=1)]
+CaptionNames = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 def _preset(value: object) -> object:
@@ -68,13 +69,32 @@ class DataSpec(PlanSpec):
     views: Annotated[int, Field(ge=1, le=4096)] | None = None
     """start frames of a clip that take turns from pass to pass; null: a new one at every showing, which only
     decoding on line can give"""
-    captions: tuple[str, ...] = Field(default=("caption",), min_length=1)
-    """keys of a clip's JSON that hold its captions; they take turns from pass to pass"""
+    captions: CaptionNames | dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = ("caption",)
+    """which captions are shown: names of a clip's captions, or keys of its JSON. A list takes turns from pass
+    to pass; a map gives each a weight, and every showing draws one"""
 
     crop: Literal["center", "random"] = "center"
     """where a picture is cut to its bucket's shape: in the middle, or at a place drawn for each showing"""
     flip: Annotated[float, Field(ge=0, le=1)] = 0.0
     """share of the showings that are mirrored left to right; never a clip with a caption that names a side"""
+
+    @property
+    def caption_names(self) -> tuple[str, ...]:
+        return tuple(self.captions)
+
+    @property
+    def caption_weights(self) -> tuple[float, ...] | None:
+        """Weights of `caption_names`; None: they take turns."""
+        return tuple(self.captions.values()) if isinstance(self.captions, dict) else None
+
+    @field_validator("captions")
+    @classmethod
+    def _names_a_caption(
+        cls, captions: tuple[str, ...] | dict[str, float]
+    ) -> tuple[str, ...] | dict[str, float]:
+        if not captions or not all(captions):
+            raise ValueError("captions need names, as in [caption] or {short: 1, dense: 3}")
+        return captions
 
     @field_validator("shards")
     @classmethod

@@ -3,9 +3,12 @@
 Both depend on the epoch of the clip's cell, never on a worker or a rank. Without `num_views`, every showing
 has a new random start frame, keyed by its position in the order. With `num_views`, a clip has that many fixed
 views in rotation: a finite set can be encoded ahead. A view depends on the clip alone, not on the seed, so
-one set of latents serves every run.
+one set of latents serves every run. Captions take turns from epoch to epoch, or are drawn with weights,
+keyed by the position in the order.
 """
 
+import math
+from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -28,6 +31,16 @@ def view_number(epoch: Epochs, num_views: int) -> Epochs:
 def caption_number(epoch: Epochs, num_views: int | None, num_captions: int) -> Epochs:
     """Return the number of the caption in this epoch: each caption stays until all views were shown."""
     return epoch // (num_views or 1) % num_captions
+
+
+def drawn_caption(draw: int, weights: Sequence[float]) -> int:
+    """Return the number of the caption that 64 random bits choose: as often as its share of the weights."""
+    target, total = draw / _MODULUS * math.fsum(weights), 0.0
+    for number, weight in enumerate(weights):
+        total += weight
+        if target < total:
+            return number
+    return len(weights) - 1
 
 
 def first_frame(clip_id: str, view: int, num_starts: int) -> int:

@@ -95,9 +95,10 @@ def fps_of(index: Index, bucket: Bucket, rows: Sequence[int]) -> NDArray[np.floa
 class Loader(RankLoader[_Started]):
     """Loader of rank `rank` of `world_size`. Use as a context manager, or call `close`.
 
-    `num_views` and `captions` (keys of the clips' JSON): which frames and caption of a clip each epoch shows,
-    see `clip_view`. `crop` random: a new random crop at every showing; `flip`: the share of showings that are
-    mirrored left to right, unless one of the `captions` names a side. Not with `num_views`.
+    `num_views` and `captions` (names of captions, or keys of the clips' JSON): which frames and caption of a
+    clip each epoch shows, see `clip_view`; with `caption_weights`, one for each of `captions`, every showing
+    draws its caption. `crop` random: a new random crop at every showing; `flip`: the share of showings that
+    are mirrored left to right, unless one of the `captions` names a side. Not with `num_views`.
 
     `on_event` is called, from `step` and `load`, with {"event": "clip_substituted", step, position, clip_id,
     fallback, kind, reason} and {"event": "worker_replaced", reason, clip_id, exit_status, phase,
@@ -115,6 +116,7 @@ class Loader(RankLoader[_Started]):
         world_size: int = 1,
         num_views: int | None = None,
         captions: Sequence[str] = ("caption",),
+        caption_weights: Sequence[float] | None = None,
         crop: Literal["center", "random"] = "center",
         flip: float = 0.0,
         on_event: Callable[[Event], None] | None = None,
@@ -122,6 +124,7 @@ class Loader(RankLoader[_Started]):
         super().__init__(plan, spec, rank=rank, world_size=world_size, on_event=on_event)
         self.index = index
         self._num_views, self._captions = num_views, tuple(captions)
+        self._caption_weights = caption_weights
         self._crop, self._flip = crop, flip
         self._decode_here = decode_from(index, self._on_event)
         self._pool: DecodePool | FetchingPool | None = None
@@ -218,14 +221,17 @@ class Loader(RankLoader[_Started]):
         else:
             view = clip_view.view_number(number, self._num_views)
             first = clip_view.first_frame(self.index.word("clip_id", row), view, starts)
-        caption = self._captions[clip_view.caption_number(number, self._num_views, len(self._captions))]
+        if self._caption_weights is None:
+            turn = clip_view.caption_number(number, self._num_views, len(self._captions))
+        else:
+            turn = clip_view.drawn_caption(self._draw(part, slot, "caption"), self._caption_weights)
         is_mirrored = self._flip and self._draw(part, slot, "flip") < self._flip * 2.0**64
         return decode_task(
             self.index,
             row,
             bucket,
             first_frame=first,
-            caption=caption,
+            caption=self._captions[turn],
             place=self._draw(part, slot, "crop") >> 32 if self._crop == "random" else None,
             mirror=self._captions if is_mirrored else (),
         )

@@ -30,13 +30,14 @@ from vidcurate.shards.index_file import (
     FORMAT,
     HASHED,
     INDEX_NAME,
+    ExtraColumns,
     Hashes,
     RowGroups,
-    has_captions,
+    caption_names,
+    extra_columns,
     hash_rows,
     hashes_of,
     numbers_of,
-    own_columns,
     read_and_sum,
     read_columns,
     stamp_of,
@@ -135,14 +136,25 @@ class Index:
     @cached_property
     def own_columns(self) -> dict[str, str]:
         """Own columns of the clips (`words` and `at` read them) → their names in the metadata."""
-        self._check_stamp()
-        return own_columns(self.folder)
+        return self._extra.own
 
     @cached_property
-    def has_captions(self) -> bool:
-        """Whether a clip has several captions: then there are the columns captions and caption_name."""
+    def caption_names(self) -> tuple[str, ...]:
+        """Names of the captions of clips that have several, sorted; () when no clip has several.
+
+        Then there are the columns captions and caption_name.
+        """
         self._check_stamp()
-        return has_captions(self.folder)
+        return caption_names(self.folder) if self._extra.has_captions else ()
+
+    def is_text(self, column: str) -> bool:
+        """Return whether an own column holds text."""
+        return column in self._extra.texts
+
+    @cached_property
+    def _extra(self) -> ExtraColumns:
+        self._check_stamp()
+        return extra_columns(self.folder)
 
     def _read_later(self, columns: list[str]) -> Any:
         self._check_stamp()
@@ -280,7 +292,7 @@ def check_index(index: Index) -> None:
     Raises ShardError, naming the first shard and clip whose row does not match its hash.
     """
     wanted = dict.fromkeys(itertools.chain(HASHED, *HASHED.values()))
-    captions = ["captions"] if index.has_captions else []
+    captions = ["captions"] if index.caption_names else []
     table = read_columns(index.folder, [*wanted, *captions])
     for name in HASHED:
         wrong = pc.not_equal(hash_rows(table, name), table.column(name).chunk(0))

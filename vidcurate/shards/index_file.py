@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -264,22 +265,35 @@ def read_columns(folder: Path, names: list[str]) -> Any:
         return _in_one_chunk(file.read(columns=names), names)
 
 
-def own_columns(folder: Path) -> dict[str, str]:
-    """Return own column → its name in the metadata, of the index in `folder`. Raises as `read_columns`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtraColumns:
+    """Columns of an index beyond COLUMNS: `own` → its name in the metadata, and which of them are text."""
+
+    own: dict[str, str]
+    texts: frozenset[str]
+    has_captions: bool
+
+
+def extra_columns(folder: Path) -> ExtraColumns:
+    """Return what the index in `folder` has beyond COLUMNS. Raises as `read_columns` does."""
     path = folder / INDEX_NAME
     with _reading(path):
-        words = pq.read_metadata(path).metadata or {}
+        schema = pq.read_schema(path)
     try:
-        own: dict[str, str] = json.loads(words.get(_OWN_KEY, b"{}"))
+        own: dict[str, str] = json.loads((schema.metadata or {}).get(_OWN_KEY, b"{}"))
     except ValueError as error:
         raise ShardError(f"{path}: the names of its own columns are damaged ({error}). {AGAIN}") from error
-    return own
+    texts = frozenset(name for name in own if name in schema.names and schema.field(name).type == pa.string())
+    return ExtraColumns(own=own, texts=texts, has_captions="captions" in schema.names)
 
 
-def has_captions(folder: Path) -> bool:
-    """Return whether clips of the index in `folder` have several captions. Raises as `read_columns`."""
-    with _reading(folder / INDEX_NAME):
-        return "captions" in pq.read_schema(folder / INDEX_NAME).names
+def caption_names(folder: Path) -> tuple[str, ...]:
+    """Return the names of the captions of the index in `folder`, sorted; the texts are not read."""
+    found: set[str] = set()
+    with _opened(folder / INDEX_NAME) as open_file:
+        for batch in open_file().iter_batches(_ROWS_PER_GROUP, columns=["captions.list.element.name"]):
+            found.update(pc.list_flatten(batch.column("captions")).field("name").unique().to_pylist())
+    return tuple(sorted(found))
 
 
 def read_and_sum(folder: Path, names: list[str]) -> tuple[Any, dict[str, Hashes]]:

@@ -1,12 +1,16 @@
 """What a recipe says of captions, shapes and folds is true, or a line says that it is not."""
 
+import shutil
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.trainer.shards_for_tests import make_shards, smoke
 from trainer.report.preview.dry_run import dry_run, to_text
 from vidcurate.errors import InputError, RecipeError
+from vidcurate.shards.index_file import INDEX_NAME, write_index
 
 
 @pytest.fixture(scope="module")
@@ -20,6 +24,32 @@ def test_a_caption_key_that_no_clip_has_is_refused_with_the_keys_there(shards: P
     ):
         dry_run(smoke(shards, tmp_path / "run", "stages.0.data.captions=[caption, captoin]"))
     dry_run(smoke(shards, tmp_path / "run", "stages.0.data.captions=[caption, clip_id]"))
+
+
+def test_a_name_is_looked_for_among_the_captions_and_own_columns_of_the_index(
+    shards: Path, tmp_path: Path
+) -> None:
+    table = pq.read_table(shards / INDEX_NAME)
+    rows = {name: table.column(name).to_pylist() for name in table.column_names if not name.endswith("_hash")}
+    several = [{"name": "dense", "text": "d"}, {"name": "short", "text": "s"}]
+    rows |= {"captions": [several] * 8, "caption_name": ["dense"] * 8, "score": pa.array([1.5] * 8)}
+    rows["remark"] = pa.array([None, *["r"] * 7])
+    copied = tmp_path / "shards"
+    shutil.copytree(shards, copied)
+    write_index(copied, rows, {"score": "score", "remark": "remark"})
+
+    dry_run(smoke(copied, tmp_path / "run", "stages.0.data.captions={short: 1, dense: 2.5, remark: 1}"))
+    for wrong in ("{shrot: 1, dense: 1}", "[score, dense]"):
+        with pytest.raises(
+            InputError, match=r"none of 8 clips .* they have caption, clip_id, dense, remark, short"
+        ):
+            dry_run(smoke(copied, tmp_path / "run", f"stages.0.data.captions={wrong}"))
+
+
+@pytest.mark.parametrize("wrong", ["{}", "[]", "{short: 0}", "{short: -1}", "{short: .inf}", "['']"])
+def test_weights_of_captions_are_above_nothing(shards: Path, tmp_path: Path, wrong: str) -> None:
+    with pytest.raises(RecipeError, match=r"stages\.0\.data\.captions"):
+        smoke(shards, tmp_path / "run", f"stages.0.data.captions={wrong}")
 
 
 def test_the_dry_run_names_sizes_that_the_encoder_cuts(shards: Path, tmp_path: Path) -> None:

@@ -82,6 +82,35 @@ def test_captions_take_turns_and_a_clip_without_one_keeps_its_caption(opened: In
             assert captions[fact["clip_id"]] == given
 
 
+def test_drawn_captions_come_as_often_as_their_weights_say_and_weight_nothing_else() -> None:
+    draws = [order.slot_seed(5, position, 0, "caption") for position in range(4000)]
+    shown = np.bincount([clip_view.drawn_caption(draw, (1.0, 3.0, 4.0)) for draw in draws], minlength=3)
+    assert np.abs(shown / 4000 - np.array([1, 3, 4]) / 8).max() < 0.03
+    assert {clip_view.drawn_caption(draw, (2.5,)) for draw in draws} == {0}
+    assert clip_view.drawn_caption(2**64 - 1, (0.1, 0.2, 0.3)) == 2
+    assert clip_view.drawn_caption(0, (1e-300, 1.0)) == 0
+
+
+def test_drawn_captions_depend_on_the_position_alone(opened: Index) -> None:
+    drawn = {"captions": ("caption", "short_caption"), "caption_weights": (1.0, 1.0)}
+
+    def shown(steps: range, world_size: int) -> dict[int, tuple[str, ...]]:
+        found = {}
+        for rank in range(world_size):
+            with Loader(opened, plan_of(opened), spec(), rank=rank, world_size=world_size, **drawn) as loader:  # type: ignore[arg-type]
+                for step in steps:
+                    found |= {batch.position: batch.captions for batch in loader.step(step)}
+        return found
+
+    whole = shown(range(6), 1)
+
+    assert shown(range(6), 4) == whole
+    assert shown(range(3, 6), 2).items() <= whole.items()  # resumed, with other ranks
+    captions = [caption for batch in whole.values() for caption in batch]
+    is_short = [caption in {fact.get("short_caption") for fact in clips()} for caption in captions]
+    assert 0.15 < np.mean(is_short) < 0.65  # three clips in four have the short one
+
+
 def test_without_views_every_number_is_as_it_was(opened: Index, tmp_path: Path) -> None:
     plain, one_caption = all_passes(opened, steps=4), all_passes(opened, steps=4, captions=("caption",))
     for batch, other in zip(plain, one_caption, strict=True):

@@ -412,7 +412,8 @@ def test_own_columns_and_captions_come_back_and_the_content_covers_every_caption
     index_file.write_index(tmp_path, rows, own)
     opened = index.read_index(tmp_path)
 
-    assert (opened.own_columns, opened.has_captions) == (own, True)
+    assert (opened.own_columns, opened.caption_names) == (own, ("dense", "short"))
+    assert [opened.is_text(name) for name in own] == [False, False, False]
     assert {name: opened.words(name).to_pylist() for name in own} == {
         name: array.to_pylist() for name, array in values.items()
     }
@@ -432,7 +433,7 @@ def test_an_index_without_own_columns_has_none_and_names_a_column_that_is_missin
     index_file.write_index(tmp_path, rows)
     opened = index.read_index(tmp_path)
 
-    assert (opened.own_columns, opened.has_captions) == ({}, False)
+    assert (opened.own_columns, opened.caption_names) == ({}, ())
     assert pq.read_schema(tmp_path / index_file.INDEX_NAME).names == list(index_file.COLUMNS)
     with pytest.raises(ShardError, match="no column 'captions'; it has sample_key, "):
         opened.words("captions")

@@ -103,7 +103,7 @@ def request_of(recipe: TrainRecipe, names: Sequence[str] = ()) -> Request:
         specs += [data_stages.validation_spec(recipe.validation, stage.data) for _, stage in chosen]
     for key, kinds in (
         ("shards", {str(spec.shards) for spec in specs}),
-        ("captions", {", ".join(spec.captions) for spec in specs}),
+        ("captions", {", ".join(spec.caption_names) for spec in specs}),
     ):
         if len(kinds) > 1:
             raise InputError(
@@ -122,13 +122,13 @@ def request_of(recipe: TrainRecipe, names: Sequence[str] = ()) -> Request:
             bucket = before.bucket if before else cell.bucket
             wanted[shape] = Wanted(bucket=bucket, rows=rows, num_views=count)
     encoding = latents_request.encoding_of(recipe)
-    identity = latents_request.identity(encoding, index, specs[0].captions)
+    identity = latents_request.identity(encoding, index, specs[0].caption_names)
     return Request(
         encoding=encoding,
         loader=recipe.loader,
         stages=tuple(stage.name for _, stage in chosen),
         index=index,
-        captions=specs[0].captions,
+        captions=specs[0].caption_names,
         wanted=wanted,
         identity=identity,
         shards=plan_shards(

@@ -130,7 +130,8 @@ def read_array(folder: LatentFolder, place: _Place, into: Tensor) -> None:
 class LatentLoader(RankLoader[_Started]):
     """The micro-batches of rank `rank` of `world_size`. Use as a context manager, or call `close`.
 
-    `num_views` as in the recipe, at most the folder's. `variance`: also read the posterior's variance. `pin`:
+    `num_views` and `caption_weights` (one for each of the folder's captions, null: they take turns) as in the
+    recipe; at most the folder's views. `variance`: also read the posterior's variance. `pin`:
     read into page-locked memory, for a GPU. `on_event` receives the same events as the video loader's.
     """
 
@@ -141,6 +142,7 @@ class LatentLoader(RankLoader[_Started]):
         spec: LoaderSpec,
         *,
         num_views: int,
+        caption_weights: Sequence[float] | None = None,
         variance: bool = False,
         rank: int = 0,
         world_size: int = 1,
@@ -154,6 +156,7 @@ class LatentLoader(RankLoader[_Started]):
                 f"{folder.path}: stores no posterior variance, but the recipe samples the posterior."
             )
         self._num_views, self._with_variance, self._pin = num_views, variance, pin
+        self._caption_weights = caption_weights
         self._columns = {
             name: numbers(folder.latents, name)
             for name in ("first_frame", "offset", "size", "crc32", *_SHAPE)
@@ -209,7 +212,8 @@ class LatentLoader(RankLoader[_Started]):
         self._started = kept
 
     def _bytes_of_clip(self, cell: Cell) -> int:
-        (row,), _ = self._found_in(cell, cell.rows[:1], np.zeros(1, dtype=np.int64))
+        first = np.zeros(1, dtype=np.int64)
+        (row,), _ = self._found_in(cell, cell.rows[:1], first, first)
         return int(np.prod(self._shape(row))) * self._latent_dtype.itemsize * (1 + self._with_variance)
 
     def _shape(self, row: int) -> tuple[int, int, int, int]:
@@ -221,11 +225,20 @@ class LatentLoader(RankLoader[_Started]):
     def _empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, pin_memory=self._pin)
 
-    def _found_in(self, cell: Cell, clip_rows: Rows, passes: Rows) -> tuple[list[int], list[int]]:
-        """Return the latent and text rows of these clips in these epochs."""
+    def _captions_of(self, part: MicroBatchPlan, slots: Sequence[int]) -> Rows:
+        """Return the numbers of the captions that these slots show."""
+        if self._caption_weights is None:
+            epochs = part.epochs[list(slots)]
+            return clip_view.caption_number(epochs, self._num_views, self.folder.num_captions)
+        draws = (order.slot_seed(self.plan.seed, part.position, slot, "caption") for slot in slots)
+        return np.array([clip_view.drawn_caption(draw, self._caption_weights) for draw in draws])
+
+    def _found_in(
+        self, cell: Cell, clip_rows: Rows, passes: Rows, caption: Rows
+    ) -> tuple[list[int], list[int]]:
+        """Return the latent and text rows of these clips in these epochs, with these captions."""
         bucket, index = cell.bucket, self.folder.index
         view = clip_view.view_number(passes, self._num_views)
-        caption = clip_view.caption_number(passes, self._num_views, self.folder.num_captions)
         latents = self.folder.find_latents(bucket, clip_rows, view)
         texts = self.folder.find_texts(clip_rows, caption)
         for what, found in ((f"latent in {bucket.name}", latents), ("text", texts)):
@@ -235,7 +248,8 @@ class LatentLoader(RankLoader[_Started]):
         return latents.tolist(), texts.tolist()
 
     def _start(self, part: MicroBatchPlan) -> _Started:
-        found, texts = self._found_in(self.plan.cells[part.cell], part.rows, part.epochs)
+        caption = self._captions_of(part, range(len(part.rows)))
+        found, texts = self._found_in(self.plan.cells[part.cell], part.rows, part.epochs, caption)
         shape = (len(found), *self._shape(found[0]))
         latents = self._empty(*shape, dtype=self._latent_dtype)
         variance = self._empty(*shape, dtype=self._latent_dtype) if self._with_variance else None
@@ -294,8 +308,9 @@ class LatentLoader(RankLoader[_Started]):
         index = self.folder.index
 
         def read(row: int) -> None:
-            passes = started.plan.epochs[slot : slot + 1]
-            (latent,), (text,) = self._found_in(self.plan.cells[started.plan.cell], np.array([row]), passes)
+            part, clip = started.plan, np.array([row])
+            passes, caption = part.epochs[slot : slot + 1], self._captions_of(part, [slot])
+            (latent,), (text,) = self._found_in(self.plan.cells[part.cell], clip, passes, caption)
             started.rows[slot], started.texts[slot] = latent, self._text_buffer(text)
             self._read(started, slot, latent, text)
 

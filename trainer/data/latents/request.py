@@ -93,7 +93,7 @@ def forecast(encoding: Encoding, plan: Plan, spec: DataSpec) -> dict[str, int]:
     views = spec.views or 1
     return {
         "latents": sum(len(cell.rows) * views * latent_bytes(encoding, cell.bucket) for cell in plan.cells),
-        "texts_at_most": plan.num_clips * len(spec.captions) * text_bytes(encoding),
+        "texts_at_most": plan.num_clips * len(spec.caption_names) * text_bytes(encoding),
     }
 
 
@@ -105,7 +105,7 @@ def bytes_on_disk(folder: LatentFolder, plan: Plan, spec: DataSpec) -> dict[str,
         for view in range(spec.views or 1):
             found = folder.find_latents(cell.bucket, cell.rows, view)
             total["latents"] += int(sizes[found[found >= 0]].sum()) * (1 + folder.has_variance)
-        for caption in range(len(spec.captions)):
+        for caption in range(len(spec.caption_names)):
             found = folder.find_texts(cell.rows, caption)
             total["texts"] += int(text_sizes[found[found >= 0]].sum())
     return total
@@ -134,7 +134,7 @@ def missing(folder: LatentFolder, plan: Plan, spec: DataSpec) -> tuple[Missing, 
         lacks = np.zeros(len(cell.rows), dtype=np.bool_)
         for view in range(spec.views or 1):
             lacks |= folder.find_latents(cell.bucket, cell.rows, view) < 0
-        for caption in range(len(spec.captions)):
+        for caption in range(len(spec.caption_names)):
             lacks |= folder.find_texts(cell.rows, caption) < 0
         rows: Rows = np.sort(cell.rows[lacks])
         if len(rows):
@@ -177,7 +177,7 @@ def open_for(
     if spec.latents not in opened:
         opened[spec.latents] = open_folder(spec.latents)
     folder = opened[spec.latents]
-    wanted = identity(encoding, folder.index, spec.captions)
+    wanted = identity(encoding, folder.index, spec.caption_names)
     if folder.has_variance:  # a folder with variances also serves training on means
         wanted["kept"]["variance"] = True
     have = {name: folder.manifest[name] for name in wanted}

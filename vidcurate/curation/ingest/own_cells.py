@@ -17,6 +17,7 @@ from vidcurate.curation.ingest.source import ABSENT, OWN, Source, normal, taken_
 
 _INT = r"^(?:0|-?[1-9][0-9]{0,18})$"
 _FLOAT = r"^[+-]?(?:(?:0|[1-9][0-9]*)\.[0-9]*|\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?[eE][+-]?[0-9]+)$"
+_NUMBER = r"^-?[0-9]"  # of JSON, whose floats polars writes out as 60 and 0.00…05
 _LARGEST = 2**63 - 1
 _EXACT = 2**53
 _NAMES_SOMETHING = re.compile(r"(?:^|_)(?:id|ids|uuid|key|code|version|hash|md5|sha256)$")
@@ -62,7 +63,8 @@ def _facts(source: Source, places: Mapping[str, int]) -> dict[str, dict[str, boo
             nothing = cell.is_null() | text.is_in(ABSENT)
             whole = text.cast(pl.Int64, strict=False)
             is_int = text.str.contains(_INT) & whole.is_not_null()
-            is_float = (text.str.contains(_FLOAT) & text.cast(pl.Float64, strict=False).is_finite()) | (
+            is_written = _NUMBER if source.dtypes[column].is_float() else _FLOAT
+            is_float = (text.str.contains(is_written) & text.cast(pl.Float64, strict=False).is_finite()) | (
                 is_int & (whole.abs() <= _EXACT)
             )
             is_bool = text.str.to_lowercase().is_in(["true", "false"])

@@ -27,6 +27,8 @@ Values = NDArray[np.float64]
 WIDTH, HEIGHT = 440, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 10, 26, 30
 _MOST_BARS = 32
+_LARGEST = 1e300  # larger values are drawn there: the difference of two of them has to be a number
+_HALVES = 2.0**52  # from here on no number has a half
 _TAIL, _LONG = 0.95, 3.0  # a tail beyond this quantile is long when it is this many times all before it
 
 
@@ -58,7 +60,7 @@ def bars(series: Sequence[Series], thresholds: Sequence[float] = ()) -> Bars:
     A small number of distinct whole numbers get one bar each. The last bar counts a long tail (_TAIL, _LONG),
     unless a threshold lies in the tail.
     """
-    parts = [part.values[np.isfinite(part.values)] for part in series]
+    parts = [np.clip(part.values[np.isfinite(part.values)], -_LARGEST, _LARGEST) for part in series]
     every = np.concatenate(parts)
     if every.size == 0:
         return Bars(
@@ -73,7 +75,7 @@ def bars(series: Sequence[Series], thresholds: Sequence[float] = ()) -> Bars:
     if high - low > _LONG * (tail - low) > 0:
         high = tail
     is_whole = bool((every == np.round(every)).all())
-    if is_whole and high - low < _MOST_BARS:
+    if is_whole and high - low < _MOST_BARS and max(abs(low), abs(high)) < _HALVES:
         edges = np.arange(math.floor(low), math.floor(high) + 2, dtype=np.float64) - 0.5
     else:
         step = nice_step(max(high - low, abs(high) * 1e-6, 1e-9) / (_MOST_BARS - 4))

@@ -45,7 +45,7 @@ class DecodeTask:
     frame_stride: int
     height: int
     width: int
-    caption: str = "caption"  # the key of the caption in the clip's JSON
+    caption: str = "caption"  # the caption's name, or its key in the clip's JSON
     frame_map: str = ""  # packed, as base64; "": the worker reads the times of the packets
     clip_fps: float | None = None  # frame rate of the clip, when `fps` is set
     fps: float | None = None  # frame rate to resample to; None: the clip's own
@@ -96,7 +96,10 @@ def _read_parts(task: DecodeTask) -> tuple[bytes, bytes]:
 
 
 def caption_of(facts: Mapping[str, Any], name: str) -> str:
-    """Return a clip's caption `name`, or its `caption` as the default."""
+    """Return a clip's caption `name`: among its `captions`, else the text under that key, else `caption`."""
+    for caption in facts.get("captions") or ():
+        if caption["name"] == name:
+            return str(caption["text"])
     return facts.get(name) or facts.get("caption") or ""
 
 

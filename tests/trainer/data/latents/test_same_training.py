@@ -48,6 +48,17 @@ def test_training_ahead_and_on_line_are_the_same_bit_for_bit(
     assert replaced[0][0]["clip_id"] == f"clip-{CUT_SHORT:03d}"
 
 
+def test_drawn_captions_are_the_same_ahead_and_on_line(shards: Path, tmp_path: Path) -> None:
+    drawn = (*TRAINED, "stages.0.steps=3", "stages.0.data.captions={caption: 1, clip_id: 2}")
+    encode(shards, tmp_path / "latents", *drawn)
+
+    train(smoke(shards, tmp_path / "line", *drawn))
+    train(smoke(shards, tmp_path / "ahead", *drawn, *from_latents(tmp_path / "latents")))
+    train(smoke(shards, tmp_path / "turns", *TRAINED, "stages.0.steps=3"))
+
+    assert numbers(tmp_path / "line") == numbers(tmp_path / "ahead") != numbers(tmp_path / "turns")
+
+
 def test_what_is_rounded_is_another_training(shards: Path, tmp_path: Path) -> None:
     more = ("stages.0.steps=1", "sample=null")
     for dtype in ("float32", "bfloat16"):

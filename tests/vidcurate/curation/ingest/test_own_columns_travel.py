@@ -1,0 +1,153 @@
+"""Own columns and captions go from the metadata to table, filter, report, shards, index and loader, equal."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.loader_runs import plan_of, spec
+from vidcurate.curation.clip_table import table
+from vidcurate.curation.clip_table.own_columns import captions_of, own_columns
+from vidcurate.curation.filter.spec import FilterSpec, Limit
+from vidcurate.curation.filter.stage import run_filter
+from vidcurate.curation.ingest.spec import IngestSpec
+from vidcurate.curation.ingest.stage import run_ingest
+from vidcurate.curation.report import distributions
+from vidcurate.loader.loader import Loader
+from vidcurate.media import encode
+from vidcurate.shards.build import run_build_shards
+from vidcurate.shards.index import check_index, find_clip, read_index
+from vidcurate.shards.layout import ShardSpec
+from vidcurate.shards.read_clip import read_clip_facts
+
+CLIPS = ("a", "b", "c", "d")
+FACTS = {"width": 48, "height": 48, "fps": 8.0, "num_frames": 9}
+NAMES = {"views": "views", "level": "own_level", "is ok": "is ok", "notes ☂": "notes ☂", "ünï.x": "ünï.x"}
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), max_size=20)
+# A text whose column no reader takes for numbers, or for nothing.
+WORDS = TEXT.map(lambda text: f"t {text}")
+CAPTION = TEXT.map(lambda text: f"A {text.strip()} x")
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("videos")
+    for number, name in enumerate(CLIPS):
+        frames = np.full((9, 48, 48, 3), 40 * number, dtype=np.uint8)
+        encode.write_video(folder / f"{name}.mp4", frames, fps=8.0)
+    return folder
+
+
+def rows_of(draw: Callable[..., Any], *, lists: bool) -> list[dict[str, Any]]:
+    """Return metadata: known facts, three captions and six own columns, some cells of them null."""
+    some = {
+        "views": st.integers(-(2**63), 2**63 - 1),
+        "level": st.floats(allow_nan=False, allow_infinity=False),
+        "is ok": st.booleans(),
+        "notes ☂": WORDS,
+        "ünï.x": WORDS,
+        "tags": st.lists(st.none() | st.integers(-(2**53), 2**53), min_size=1, max_size=3)
+        if lists
+        else WORDS,
+    }
+    rows = []
+    for number, name in enumerate(CLIPS):
+        own = {key: draw(value if number == 0 else st.none() | value) for key, value in some.items()}
+        said = {"caption": draw(CAPTION), "caption_short": draw(CAPTION), "dense_caption": draw(CAPTION)}
+        rows.append({"video": f"{name}.mp4", **FACTS, **said, **own})
+    return rows
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> Path:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), quoting=csv.QUOTE_NONNUMERIC)
+        writer.writeheader()
+        for row in rows:
+            exact = {key: repr(value) if isinstance(value, float) else value for key, value in row.items()}
+            writer.writerow(exact)
+    return path
+
+
+def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def write_json(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8")
+    return path
+
+
+def write_parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
+    pl.DataFrame(rows, infer_schema_length=None).write_parquet(path)
+    return path
+
+
+# An example takes half a second: a failing one is shown as it was found.
+FAST = (Phase.explicit, Phase.reuse, Phase.generate)
+WRITERS = {".csv": write_csv, ".jsonl": write_jsonl, ".parquet": write_parquet}
+
+
+def typed(value: Any) -> tuple[type, Any]:
+    return type(value), value
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), phases=FAST)
+@given(st.data(), st.sampled_from(sorted(WRITERS)))
+def test_values_and_captions_arrive_as_they_were(
+    videos: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, suffix: str
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    rows = rows_of(data.draw, lists=suffix != ".csv")
+    metadata = WRITERS[suffix](folder / f"m{suffix}", rows)
+    run = folder / "run"
+
+    summary = run_ingest(run, IngestSpec(metadata=metadata, videos=videos))
+
+    names = {key: NAMES.get(key, key) for key in rows[0] if key in NAMES or key == "tags"}
+    assert summary.own_columns == tuple(names.values())
+    assert {name: own.source for name, own in own_columns(run).items()} == {v: k for k, v in names.items()}
+    by_id = {row["video"].removesuffix(".mp4"): row for row in rows}
+    for row in table.scan(run, "ingest").collect().to_dicts():
+        wanted = {name: by_id[row["clip_id"]][key] for key, name in names.items()}
+        assert {name: typed(row[name]) for name in wanted} == {n: typed(value) for n, value in wanted.items()}
+
+    least = sorted(row["views"] for row in rows if row["views"] is not None)[-1]
+    limits = {"views": Limit(min=least, missing="keep")}
+    run_filter(run, FilterSpec(limits=limits))
+    checked = table.scan(run, "filter")
+    kept = {row["video"].removesuffix(".mp4") for row in rows if row["views"] in (None, least)}
+    assert set(checked.filter("is_kept").collect()["clip_id"]) >= kept
+    drawn = {one["name"] for one in distributions.histograms(checked, [], own_columns(run))}
+    assert {"views", "own_level", "is ok"} <= drawn
+
+    run_build_shards(run, ShardSpec(unprobed=True), videos=videos, out=folder / "shards")
+    opened = read_index(folder / "shards")
+    check_index(opened)
+    assert opened.own_columns == {name: key for key, name in names.items()}
+    assert opened.caption_names == ("caption", "dense", "short")
+    said = {}
+    for clip_id in opened.words("clip_id").to_pylist():
+        row, place = by_id[clip_id], find_clip(opened, clip_id)
+        facts = read_clip_facts(opened, place)
+        for key, name in names.items():
+            assert typed(opened.at(name, place)) == typed(facts.get(name)) == typed(row[key])
+        captions = {"caption": row["caption"], "short": row["caption_short"], "dense": row["dense_caption"]}
+        captions = {name: text.strip() for name, text in captions.items()}
+        assert captions_of(facts) == captions
+        named = {one["name"]: one["text"] for one in opened.at("captions", place)}
+        assert (named, opened.at("caption_name", place)) == (captions, "caption")
+        said[clip_id] = captions
+
+    plan = plan_of(opened, micro_batches_per_step=1)
+    for name in opened.caption_names:
+        with Loader(opened, plan, spec(num_workers=0), captions=[name]) as loader:
+            (batch,) = loader.step(0)
+        assert batch.captions == tuple(said[clip_id][name] for clip_id in batch.clip_ids)
