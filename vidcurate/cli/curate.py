@@ -81,11 +81,17 @@ def ingest(
     with stage_progress(out, "ingest", quiet=to_json) as progress:
         summary = run_ingest(out, spec, progress=progress)
     print_summary(asdict(summary), title=f"ingest → {out}", to_json=to_json)
-    if videos is not None and (hint := _other_folder(out, videos, summary.problems.get("missing_file", 0))):
+    command = f"vidcurate ingest {metadata} --videos {{folder}} --out {out}"
+    _hint_at_folder(out, videos, summary.problems.get("missing_file", 0), command)
+
+
+def _hint_at_folder(run: Path, videos: Path | None, missing: int, command: str) -> None:
+    """Print which folder holds the missing files, if one does, and `command` with that {folder}."""
+    if videos is not None and (hint := _other_folder(run, videos, missing)):
         count, folder = hint
         print(
             f"hint: {count:,} rows name a file that is not below {videos}, but below {folder}. "
-            f"Run `vidcurate ingest {metadata} --videos {folder} --out {out}`.",
+            f"Run `{command.format(folder=folder)}`.",
             file=sys.stderr,
         )
 
@@ -249,6 +255,10 @@ def curate(
         if not to_json:
             print_summary(summary, title=stage, to_json=False)
             print()
+        if stage == "ingest":
+            missing = summary["problems"].get("missing_file", 0)
+            command = f"vidcurate curate {recipe} --set ingest.videos={{folder}}"
+            _hint_at_folder(read.run, read.ingest.videos, missing, command)
 
     summaries = run_all(
         read,

@@ -1,13 +1,15 @@
 """Command-line entry point: parse arguments, call a stage, print its summary.
 
 stdout has the summary (a table, or JSON with --json), stderr the progress. Exit code 0: done; 1: the work
-failed; 2: the request was wrong; 3: done, and more rows failed than allowed. An error is one line;
---traceback prints the rest. Settings come from a recipe or --set through one strict parser: for a typo, the
-error names the nearest setting. Ctrl-C is one line and exit code 130.
+failed; 2: the request was wrong; 3: done, and more rows failed than allowed. An error is one line, also one
+that nobody foresaw; --traceback prints the rest. Settings come from a recipe or --set through one strict
+parser: for a typo, the error names the nearest setting. Ctrl-C is one line and exit code 130.
 """
 
 import os
 import sys
+import traceback
+from pathlib import Path
 
 from vidcurate.cli import interrupt  # first: its import makes Ctrl-C one line during the imports below
 
@@ -41,3 +43,21 @@ def main(arguments: list[str] | None = None) -> None:
             error = StorageError(f"{name}{error.strerror or error}.")
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # polars raises its panics as BaseException
+        if "--traceback" in given:
+            raise
+        print(f"error: {_unforeseen(error)}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _unforeseen(error: BaseException) -> str:
+    """Return one line about an error that no code foresaw: what, where, and how to report it."""
+    reason = " ".join(str(error).split())[:200]
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return (
+        f"unforeseen {type(error).__name__}{f': {reason}' if reason else ''} "
+        f"({Path(frame.filename).name}, line {frame.lineno}). This is a fault of vidcurate. Report it with "
+        "the output of `vidcurate --traceback COMMAND …` and of `vidcurate version`."
+    )

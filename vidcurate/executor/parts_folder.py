@@ -95,6 +95,7 @@ def remove_chunks(parts: Path, numbers: Iterable[int]) -> None:
     """Remove these chunks, and the folder when it is then empty."""
     for number in numbers:
         chunk_file(parts, number).unlink(missing_ok=True)
+        chunk_file(parts, number).with_suffix(".npy").unlink(missing_ok=True)
     with suppress(OSError):
         parts.rmdir()
 

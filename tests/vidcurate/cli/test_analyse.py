@@ -188,6 +188,31 @@ def test_a_full_disk_is_one_line_and_the_same_command_continues(tmp_path: Path, 
     assert start(big, "inspect", run).returncode == 0
 
 
+class Panic(BaseException):
+    """As polars raises a panic of its Rust code: not an Exception."""
+
+
+@pytest.mark.parametrize("error", [KeyError("a\nb"), Panic("rust"), RecursionError(), MemoryError()])
+def test_an_error_that_nobody_foresaw_is_one_line_and_a_hint(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("vidcurate.curation.filter.stage.run_filter", fail)
+
+    code, out, err = call(capsys, "filter", run)
+
+    assert (code, out) == (1, "")
+    (line,) = [line for line in err.splitlines() if line.startswith("error")]
+    assert "Traceback" not in err
+    assert line.startswith(f"error: unforeseen {type(error).__name__}")
+    assert "(test_analyse.py, line " in line
+    assert "`vidcurate --traceback COMMAND …`" in line
+    with pytest.raises(type(error)):
+        main(["--traceback", "filter", str(run)])
+
+
 def test_paths_that_repeat_the_folder_of_videos_bring_the_command_that_helps(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,3 +240,12 @@ def test_paths_that_repeat_the_folder_of_videos_bring_the_command_that_helps(
     assert hint("part/", "data").startswith(helps.format("data", below, below))
     assert hint("part/", "data/videos") == ""
     assert hint("elsewhere/", "data/videos") == ""
+
+    hint("videos/part/", "data/videos")  # the table of that name once more
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("run: other\ningest: {metadata: captions.csv, videos: data/videos}\n")
+    _, _, err = call(capsys, "curate", "recipe.yaml", "--until", "ingest")
+    assert [line for line in err.splitlines() if line.startswith("hint: ")] == [
+        "hint: 3 rows name a file that is not below data/videos, but below data. "
+        "Run `vidcurate curate recipe.yaml --set ingest.videos=data`."
+    ]

@@ -21,6 +21,7 @@ from vidcurate.curation.clip_table.schema import AGGREGATES, COLUMNS, require
 from vidcurate.curation.model_scores.spec import ModelsSpec
 from vidcurate.errors import InputError
 from vidcurate.executor.map_clips import Progress, no_progress
+from vidcurate.executor.one_reason import OneReason
 from vidcurate.executor.parts_folder import (
     DEFAULT_EXECUTOR,
     ExecutorSpec,
@@ -29,6 +30,7 @@ from vidcurate.executor.parts_folder import (
     chunks_of_part,
     finish_part,
     make_parts,
+    remove_chunks,
     remove_parts,
 )
 from vidcurate.storage import atomic_file, download
@@ -132,6 +134,9 @@ def _score_chunks(
     todo = [number for number in mine if not _part(parts, number)[0].exists()]
     total = sum(len(chunks[number]) for number in mine)
     done = done_before = total - sum(len(chunks[number]) for number in todo)
+    reasons = OneReason(lambda row: None if row["models_status"] == "ok" else row["models_problem"])
+    for number in sorted({*mine} - {*todo}):
+        reasons.add(_read_part(parts, number))
     progress(done, total, "clips")
     waiting = list(itertools.chain.from_iterable(chunks[number] for number in todo))
     looks = decoded(waiting, spec.positions, side, executor.num_workers)
@@ -151,7 +156,12 @@ def _score_chunks(
                 means[there] = embedded
         _write_part(parts, number, rows, means)
         done += len(found)
+        reasons.add(rows)
         progress(done, total, "clips")
+        error = reasons.error(done, total, "clips")
+        if error is not None:
+            remove_chunks(parts, mine)  # a later run, with the cause mended, computes them again
+            raise error
     return finish_part(parts, executor.part, total, done_before) if executor.part else None
 
 
@@ -165,12 +175,17 @@ def _check_merge(parts: Path, count: int) -> None:
     check_parts(parts, missing, count)
 
 
+def _read_part(parts: Path, number: int) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(_part(parts, number)[0].read_text(encoding="utf-8"))
+    return rows
+
+
 def _read_parts(parts: Path, count: int) -> tuple[list[dict[str, Any]], list[Any]]:
     rows: list[dict[str, Any]] = []
     means = []
     for number in range(-(-count // _CLIPS_A_CHUNK)):
-        said, vectors = _part(parts, number)
-        rows += json.loads(said.read_text(encoding="utf-8"))
+        rows += _read_part(parts, number)
+        vectors = _part(parts, number)[1]
         if vectors.exists():
             means.append(np.load(vectors))
     return rows, means
@@ -188,7 +203,8 @@ def run_models(
     """Score every clip that no earlier stage found broken and write RUN/models.parquet.
 
     With `executor.part` no table is written; only the engine `local` runs models. Raises InputError for a
-    missing folder, model or package, StageError, StorageError.
+    missing folder, model or package, StageError, StorageError, and VidcurateError when every clip fails for
+    one reason (no table is written then).
     """
     if executor.engine != "local":
         raise InputError(

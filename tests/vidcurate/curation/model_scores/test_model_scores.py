@@ -21,7 +21,7 @@ from vidcurate.curation.dedup.spec import DedupSpec, SemanticSpec
 from vidcurate.curation.dedup.stage import run_dedup
 from vidcurate.curation.model_scores.spec import ModelsSpec
 from vidcurate.curation.model_scores.stage import run_models
-from vidcurate.errors import InputError, RecipeError, StageError
+from vidcurate.errors import InputError, RecipeError, StageError, VidcurateError
 from vidcurate.executor.parts_folder import ExecutorSpec, Part
 from vidcurate.media import decode, encode
 from vidcurate.recipe.recipe import parse
@@ -278,6 +278,31 @@ def test_a_kill_leaves_no_table_and_the_same_command_ends_with_the_same_bytes(
     path.unlink()
     run_models(run[0], spec, videos=run[1])
     assert path.read_bytes() == first
+
+
+def test_clips_that_all_fail_for_one_reason_end_the_stage_and_are_scored_once_it_is_mended(
+    run: tuple[Path, Path], clip_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vidcurate.curation.model_scores import stage as model_scores_stage
+
+    monkeypatch.setattr(model_scores_stage, "_CLIPS_A_CHUNK", 4)
+    folder, videos = run
+    clips = pl.concat([table.scan(folder, "ingest").collect().head(3)] * 4).with_columns(
+        pl.Series("clip_id", [f"{n}" for n in range(12)])
+    )
+    origin = Provenance(stage="ingest", settings={}, inputs={})
+    table.write(clips, table.stage_path(folder, "ingest"), origin)
+    good = {path: path.read_bytes() for path in videos.iterdir()}
+    for path in good:
+        path.write_bytes(b"no video")
+
+    with pytest.raises(VidcurateError, match=r"^all 12 clips failed for one reason, so no table was written"):
+        scored(run, clip=str(clip_folder), embeddings=True)
+
+    assert [path.name for path in folder.iterdir()] == ["ingest.parquet"]
+    for path, data in good.items():
+        path.write_bytes(data)
+    assert scored(run, clip=str(clip_folder))["models_status"].to_list() == ["ok"] * 12
 
 
 def test_embeddings_are_what_dedup_reads(run: tuple[Path, Path], clip_folder: Path) -> None:
