@@ -21,6 +21,7 @@ from trainer.health.watch.spec import WatchSpec
 from trainer.model import frame_masks
 from trainer.model.encoders.precision import EncodedSpec
 from trainer.model.encoders.registry import TextSpec, VideoSpec, text_encoder, video_encoder
+from trainer.model.power_average import PowerAverageSpec
 from trainer.model.rectified_flow import FlowSpec
 from trainer.model.routing import RoutingSpec
 from trainer.model.stdit import GIANT_3B_2, XL_2, ModelSpec, STDiT3Config
@@ -230,6 +231,8 @@ class TrainRecipe(Recipe):
     """what is trained, in turn"""
     ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.99
     """decay of the moving average of the weights, from which samples are drawn"""
+    power_ema: PowerAverageSpec | None = None
+    """two more averages, of which `convert export --ema` makes one of any width afterwards; null: none"""
     precision: Literal["float32", "bfloat16"] = "float32"
     """of the model's arithmetic; losses, averages and the optimizer stay in float32"""
     blocks: Literal["eager", "fast"] = "eager"

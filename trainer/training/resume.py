@@ -86,6 +86,9 @@ def _fill(
     saved = checkpoint.read_state(path)
     check_model(saved["recipe"]["model"], model, path)
     _check_optimizer(saved["optimizer"], state, path)
+    _check_averages(saved, state, path)
+    if state.power_averages:
+        checkpoint.verify(path, tuple(state.power_averages.tensors), world)
 
     def read() -> None:
         for name, tensors in state.tensors().items():
@@ -101,6 +104,15 @@ def _check_optimizer(saved: str, state: TrainState, path: Path) -> None:
         raise StateError(
             f"{path}: was saved with the optimizer {saved} and this trainer has {now}, whose moments have "
             f"another meaning. Load the weights only: --ckpt-path {path}"
+        )
+
+
+def _check_averages(saved: dict[str, Any], state: TrainState, path: Path) -> None:
+    """Raise StateError for a checkpoint without the averages of `power_ema`."""
+    if state.power_averages and not state.power_averages.tensors.keys() <= saved["checksums"].keys():
+        raise StateError(
+            f"{path}: has no averages of power_ema, which begin with a run's first update. Set "
+            f"power_ema=null, or load the weights only: --ckpt-path {path}"
         )
 
 

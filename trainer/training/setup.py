@@ -24,6 +24,7 @@ from trainer.training import log as training_log
 from trainer.training.data_position import DataPosition
 from trainer.training.guard import rollbacks
 from trainer.training.optim import adamw
+from trainer.training.optim.power_averages import make_power_averages
 from trainer.training.state import Origin, StartReport, TrainState
 from trainer.training.step import StepContext
 from vidcurate.errors import InputError
@@ -108,7 +109,9 @@ def set_up(
         float8=recipe.float8_products,
     )
     with_muon = recipe.stages[0].optim.muon is not None
-    state = TrainState(model=model, masters=adamw.masters(model, with_muon=with_muon, world=world))
+    masters = adamw.masters(model, with_muon=with_muon, world=world)
+    averages = make_power_averages(recipe.power_ema, masters.learns)
+    state = TrainState(model=model, masters=masters, power_averages=averages)
     context = StepContext(
         recipe=recipe,
         world=world,

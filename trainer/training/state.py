@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from trainer.training.guard.history import GuardState
 from trainer.training.optim.adamw import Masters
+from trainer.training.optim.power_averages import PowerAverages
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,6 +31,7 @@ class TrainState:
     loader: dict[str, Any] | None = None  # the data position saved with a checkpoint
     origin: str | None = None  # the checkpoint of another run that this run started from
     guard: GuardState = field(default_factory=GuardState)
+    power_averages: PowerAverages | None = None
 
     @property
     def optimizer(self) -> torch.optim.AdamW:
@@ -47,6 +49,7 @@ class TrainState:
             "model": dict(self.model.state_dict()),
             "ema": self.ema,
             "optimizer": self.masters.optimizer_tensors(self.model),
+            **(self.power_averages.tensors if self.power_averages else {}),
         }
 
 

@@ -304,6 +304,8 @@ def update(
         decay = context.recipe.ema_decay
         adamw.update(state.masters, spec, lr=lr, ema_decay=decay, clip_factor=clip_factor)
         state.ema_updates += 1
+        if state.power_averages:
+            state.power_averages.update(state.masters.learns, state.ema_updates)
     else:
         adamw.drop_gradients(state.masters)
 

@@ -3,6 +3,7 @@
     python -m trainer convert pixart   SOURCE FOLDER    convert, and print a report of every key
     python -m trainer convert opensora SOURCE FOLDER    check names and shapes, and write a copy
     python -m trainer convert export   RUN    FOLDER    write the EMA of one of the trainer's checkpoints
+    python -m trainer convert export   RUN    FOLDER --ema WIDTH    write the average of another width
     python -m trainer convert show     SOURCE           print configuration, sizes, dtypes
 
 The command imports torch only when it runs, so that --help and a wrong argument answer at once.
@@ -24,6 +25,7 @@ def _parser() -> argparse.ArgumentParser:
         "  python -m trainer convert pixart PixArt-Sigma-XL-2-2K-MS.pth weights/pixart-sigma\n"
         "  python -m trainer convert opensora OpenSora-STDiT-v3 weights/opensora\n"
         "  python -m trainer convert export runs/smoke weights/smoke --dtype bfloat16\n"
+        "  python -m trainer convert export runs/smoke weights/wide --ema 0.13\n"
         "  python -m trainer convert show weights/smoke\n",
     )
     parser.add_argument(
@@ -44,6 +46,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--raw", action="store_true", help="with export: the weights, not their EMA")
     parser.add_argument(
+        "--ema",
+        type=float,
+        metavar="WIDTH",
+        help="with export: the average of this width, for a run with power_ema (such as 0.05 or 0.13)",
+    )
+    parser.add_argument(
         "--dtype", choices=["float32", "bfloat16", "float16"], help="dtype of the output; default: SOURCE's"
     )
     parser.add_argument("--shard-gb", type=float, help="split the output into shards of at most so many GB")
@@ -57,6 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if (given.folder is None) != (given.action == "show"):
         parser.error("pixart, opensora and export take SOURCE FOLDER, show takes SOURCE")
+    if given.ema is not None and (given.action != "export" or given.raw):
+        parser.error("--ema belongs to export, without --raw")
     return commands.run_short_command(lambda: _run(given))
 
 
@@ -67,7 +77,7 @@ def _run(given: argparse.Namespace) -> None:
         import torch
 
         from trainer.model.stdit import GIANT_3B_2, XL_2
-        from trainer.run_folder.checkpoint import convert
+        from trainer.run_folder.checkpoint import convert, power_ema
         from trainer.run_folder.checkpoint.pixart import convert_pixart
 
     config = {"XL/2": XL_2, "3B/2": GIANT_3B_2, None: None}[given.size]
@@ -83,12 +93,20 @@ def _run(given: argparse.Namespace) -> None:
         if given.action == "export":
             source = convert.part_of(source, raw=given.raw)
         config = config or convert.read_config(source) or XL_2
-        state = convert.read_open_sora(source, config)
+        made = None if given.ema is None else power_ema.average_of_width(source.parent, given.ema)
+        state = convert.read_open_sora(source, config) if made is None else made.weights
         answer = convert.facts(state, config) | {"source": str(source)}
+        if made is not None:
+            answer["ema"] = {"width": given.ema, "error": made.error, "checkpoints": [*made.checkpoints]}
         words = [
             f"{len(state)} tensors, {answer['parameters']:,} parameters, {', '.join(answer['dtypes'])}",
             f"depth {config.depth}, width {config.hidden_size}, {config.num_heads} heads",
         ]
+        if made is not None:
+            words.append(
+                f"average of width {given.ema:g} from {len(made.checkpoints)} checkpoints, "
+                f"error {made.error:.2%}"
+            )
     if given.folder is not None:
         dtype = getattr(torch, given.dtype) if given.dtype else None
         written = {name: value.to(dtype) if dtype else value for name, value in state.items()}
