@@ -81,7 +81,7 @@ ROOMS = {
         "trainer.cli trainer.distributed trainer.health trainer.model trainer.run_folder vidcurate.executor "
         "vidcurate.recipe vidcurate.storage"
     ),
-    "trainer.training.optim": "trainer.distributed trainer.model.kernels vidcurate.recipe",
+    "trainer.training.optim": "trainer.distributed trainer.model trainer.model.kernels vidcurate.recipe",
     "vidcurate.curation.difficulty": (
         "vidcurate.curation.clip_table vidcurate.curation.filter vidcurate.executor vidcurate.media "
         "vidcurate.recipe vidcurate.rng vidcurate.sampler vidcurate.storage"
