@@ -1,4 +1,4 @@
-"""Checksums: CRC-32C of every part of a shard, SHA-256 of files.
+"""Checksums: CRC-32C of every part of a shard, SHA-256 and state of files.
 
 CRC-32C: Castagnoli, RFC 3720 appendix B.4. Processors have an instruction for CRC-32C, so a checksum costs a
 memory read: 33 GB/s beside 4.7 GB/s of zlib's CRC-32 on the machine of docs/shards.md. `crc32c` loads its
@@ -20,3 +20,12 @@ def sha256_file(path: Path) -> str:
     """Return the SHA-256 of a file, as hex. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def file_state(path: Path) -> tuple[int, int] | None:
+    """Return a file's size in bytes and time of change in ns; None when it is missing."""
+    try:
+        facts = path.stat()
+    except OSError:
+        return None
+    return facts.st_size, facts.st_mtime_ns

@@ -18,6 +18,7 @@ from vidcurate.curation.fit.summary import FACTS
 from vidcurate.errors import InputError, StageError
 from vidcurate.media import transcode
 from vidcurate.shards import kept_clips
+from vidcurate.storage.checksum import file_state
 
 FOLDS = ("train", "validation")
 # Names that trainers look for in a folder of clips: a clip of such a name gets another key.
@@ -98,15 +99,6 @@ def _key(sample_key: str) -> str:
     return f"{sample_key}-{hashlib.sha256(sample_key.encode()).hexdigest()[:8]}"
 
 
-def _state(path: Path) -> tuple[int, int] | None:
-    """Return the file's size and time; None when it is missing."""
-    try:
-        facts = path.stat()
-    except OSError:
-        return None
-    return facts.st_size, facts.st_mtime_ns
-
-
 def _shape(row: dict[str, Any], spec: ExportSpec) -> tuple[Shape | None, str | None]:
     """Return (shape, reason against) of one row; both are None without a model."""
     if spec.model is None:
@@ -132,7 +124,7 @@ def _planned(row: dict[str, Any], videos: Path, shape: Shape | None) -> PlannedC
         fold=row["fold"],
         captions=captions_of(row),
         source=str(source),
-        source_state=_state(source),
+        source_state=file_state(source),
         start_seconds=row.get("start_seconds"),
         end_seconds=row.get("end_seconds"),
         is_variable_fps=bool(row.get("is_variable_fps")),

@@ -26,6 +26,7 @@ from vidcurate.media import transcode
 from vidcurate.media.decode import count_decodable_frames, read_frames
 from vidcurate.media.transcode import Cut, first_frame
 from vidcurate.storage import atomic_file
+from vidcurate.storage.checksum import file_state
 
 _CLIPS_AT_ONCE = 8
 _NEEDED = ("clip_id", "video_path", "start_seconds", "end_seconds")
@@ -152,22 +153,13 @@ def _crashed(task: dict[str, Any]) -> dict[str, Any]:
     return {"extract_status": "crashed", "extract_problem": f"{name}: cutting crashed the worker."}
 
 
-def _state(path: Path) -> tuple[int, int] | None:
-    """Return the file's size and time; None when it is missing."""
-    try:
-        facts = path.stat()
-    except OSError:
-        return None
-    return facts.st_size, facts.st_mtime_ns
-
-
 def _origin(clips: pl.DataFrame, tasks: list[dict[str, Any]], spec: ExtractSpec) -> table.Provenance:
     """Return the provenance of the clips: settings, FFmpeg version, and each source file and interval."""
     whole = hashlib.sha256()
     for clip_id, task in zip(clips["clip_id"], tasks, strict=True):
         whole.update(
             json.dumps(
-                [clip_id, task["start_seconds"], task["end_seconds"], _state(Path(task["path"]))]
+                [clip_id, task["start_seconds"], task["end_seconds"], file_state(Path(task["path"]))]
             ).encode()
         )
     settings = json.loads(spec.model_dump_json(exclude={"time_limit_seconds"}))
@@ -189,7 +181,7 @@ def _there(target: Path, origin: table.Provenance, out: Path) -> dict[int, dict[
         number: {name: row[name] for name in ("video_path", *_WRITTEN)}
         for number, row in enumerate(rows)
         if row["extract_status"] != "ok"
-        or (_state(out / "videos" / row["video_path"]) or (-1, 0))[0] == row["file_size_bytes"]
+        or (file_state(out / "videos" / row["video_path"]) or (-1, 0))[0] == row["file_size_bytes"]
     }
 
 
