@@ -5,14 +5,12 @@ per epoch, and place p is offset p mod n of epoch p div n. Micro-batches of m cl
 stream, so one micro-batch may hold the end of an epoch and the start of the next; no micro-batch holds a clip
 twice. Every place costs the same to compute: nothing iterates.
 
-When clips are added or removed, or m changes, `changed` returns a new stream from that place on. The new
-stream begins with a partial epoch: the rest of the open epoch and the added clips, shuffled. So no clip
-repeats before every unseen clip was shown once, and the order before the change stays as it was.
+A stream that was changed on the way (`changes.changed_stream`) begins with a partial epoch.
 """
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,42 +70,7 @@ class PartialEpoch:
     number: int
 
 
-def changed(
-    stream: Stream, place: int, *, num_added: int, removed: Ordinals, micro_batch_size: int
-) -> Stream:
-    """Return the stream after a change at `place` clips shown, a whole number of micro-batches.
-
-    The added clips get the next ordinals; `removed` are ordinals of the stream. At least one clip, and
-    `micro_batch_size` clips, must remain.
-    """
-    dead = np.union1d(stream.dead, removed)
-    count = stream.num_ordinals + num_added - len(dead)
-    blocks = stream.blocks and stream.blocks.changed(_number_of_kept(stream.dead, removed), num_added)
-    after = Stream(
-        seed=stream.seed,
-        name=stream.name,
-        count=count,
-        micro_batch_size=micro_batch_size,
-        dead=dead,
-        blocks=blocks,
-    )
-    if place == 0 and stream.partial is None:  # nothing was shown: there is no open epoch
-        return after
-    open_epoch, rest = _open_epoch(stream, place)
-    gone = np.sort(_places_in_epoch(stream, open_epoch, removed)) - place
-    gone = gone[gone >= 0]
-    partial = PartialEpoch(
-        previous=stream,
-        place=place,
-        num_left=rest - len(gone),
-        gone=gone,
-        num_added=num_added,
-        number=stream.partial.number + 1 if stream.partial else 1,
-    )
-    return replace(after, partial=partial, first_epoch=open_epoch + 1)
-
-
-def _open_epoch(stream: Stream, place: int) -> tuple[int, int]:
+def open_epoch(stream: Stream, place: int) -> tuple[int, int]:
     """Return the number of the epoch of the clip shown last, and how many clips the epoch has left."""
     if place <= stream.partial_size and stream.partial:
         return stream.first_epoch - 1, stream.partial_size - place
@@ -127,7 +90,7 @@ def _kept(gone: Ordinals, numbers: Ordinals) -> Ordinals:
     return numbers + np.searchsorted(gone - np.arange(len(gone)), numbers, side="right")
 
 
-def _number_of_kept(gone: Ordinals, values: Ordinals) -> Ordinals:
+def number_of_kept(gone: Ordinals, values: Ordinals) -> Ordinals:
     """Return the inverse of `_kept`, for values that are not in `gone`."""
     return values - np.searchsorted(gone, values)
 
@@ -232,7 +195,7 @@ def _epoch_ordinals(stream: Stream, number: int, offsets: Ordinals) -> Ordinals:
 
 def _epoch_offsets(stream: Stream, number: int, ordinals: Ordinals) -> Ordinals:
     """Return the offsets of clips in whole epoch `number`."""
-    offsets = _unpermute(stream, number, _number_of_kept(stream.dead, ordinals))
+    offsets = _unpermute(stream, number, number_of_kept(stream.dead, ordinals))
     head = _head(stream, number)
     if len(head):
         by_ordinal = np.argsort(head)
@@ -272,7 +235,7 @@ def _ordinals_in(stream: Stream, places: Ordinals, numbers: Ordinals) -> Ordinal
     return found
 
 
-def _places_in_epoch(stream: Stream, number: int, ordinals: Ordinals) -> Ordinals:
+def places_in_epoch(stream: Stream, number: int, ordinals: Ordinals) -> Ordinals:
     """Return the places at which epoch `number` shows these clips, -1 for a clip that it does not show.
 
     Epoch `first_epoch` − 1 is the partial one.
@@ -286,13 +249,13 @@ def _places_in_epoch(stream: Stream, number: int, ordinals: Ordinals) -> Ordinal
     partial = stream.partial
     assert partial
     before = (
-        _places_in_epoch(partial.previous, _open_epoch(partial.previous, partial.place)[0], ordinals)
+        places_in_epoch(partial.previous, open_epoch(partial.previous, partial.place)[0], ordinals)
         - partial.place
     )
     is_new = ordinals >= partial.previous.num_ordinals
     values = np.where(is_new, partial.num_left + ordinals - partial.previous.num_ordinals, -1)
     is_left = ~is_new & (before >= 0) & ~np.isin(before, partial.gone)
-    values[is_left] = _number_of_kept(partial.gone, before[is_left])
+    values[is_left] = number_of_kept(partial.gone, before[is_left])
     shown = (values >= 0) & (values < stream.partial_size)
     if partial.num_added:
         values[shown] = rng.unpermute(stream.partial_size, _partial_key(stream), values[shown])
@@ -326,7 +289,7 @@ def occurrences(stream: Stream, ordinal: int) -> Iterator[int]:
     one = np.array([ordinal])
     number = stream.first_epoch - (stream.partial is not None)
     while True:
-        place = int(_places_in_epoch(stream, number, one)[0])
+        place = int(places_in_epoch(stream, number, one)[0])
         if place >= 0:
             yield place // stream.micro_batch_size
         elif number >= stream.first_epoch:

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vidcurate.sampler import epoch_shuffle
+from vidcurate.sampler.changes import changed_stream
 from vidcurate.sampler.epoch_shuffle import Stream
 from vidcurate.sampler.shard_blocks import Blocks
 
@@ -55,7 +56,7 @@ def apply(one: Stream, change: Change) -> Stream:
     there = alive(one)
     number = min(change.removed, len(there) - 1 + change.added)
     removed = np.sort(np.random.default_rng(change.pick).permutation(there)[:number])
-    return epoch_shuffle.changed(
+    return changed_stream.changed(
         one,
         change.micro_batches * one.micro_batch_size,
         num_added=change.added,
@@ -155,7 +156,7 @@ def test_clips_of_one_cohort_are_never_more_than_one_showing_apart() -> None:
         assert (counts[: len(shown)] >= shown).all()
         shown = counts
         cohorts.append(range(one.num_ordinals, one.num_ordinals + added))
-        one = epoch_shuffle.changed(
+        one = changed_stream.changed(
             one,
             micro_batches * one.micro_batch_size,
             num_added=added,
@@ -166,7 +167,7 @@ def test_clips_of_one_cohort_are_never_more_than_one_showing_apart() -> None:
 
 def test_a_change_on_the_boundary_of_a_pass_shows_the_new_clips_first() -> None:
     one = stream(12, 4)
-    after = epoch_shuffle.changed(one, 12, num_added=5, removed=epoch_shuffle.NONE, micro_batch_size=4)
+    after = changed_stream.changed(one, 12, num_added=5, removed=epoch_shuffle.NONE, micro_batch_size=4)
     assert after.partial_size == 5
     reported = epoch_shuffle.ordinals_at(after, np.arange(5 + 17))
     assert sorted(reported[:5].tolist()) == [12, 13, 14, 15, 16]
@@ -176,10 +177,10 @@ def test_a_change_on_the_boundary_of_a_pass_shows_the_new_clips_first() -> None:
 
 def test_with_another_size_alone_the_open_pass_resumes_in_its_order() -> None:
     one = stream(40, 4)
-    after = epoch_shuffle.changed(one, 24, num_added=0, removed=epoch_shuffle.NONE, micro_batch_size=5)
+    after = changed_stream.changed(one, 24, num_added=0, removed=epoch_shuffle.NONE, micro_batch_size=5)
     rest = epoch_shuffle.ordinals_at(one, np.arange(24, 40))
     assert np.array_equal(epoch_shuffle.ordinals_at(after, np.arange(16)), rest)
-    without = epoch_shuffle.changed(one, 24, num_added=0, removed=np.sort(rest[[2, 9]]), micro_batch_size=4)
+    without = changed_stream.changed(one, 24, num_added=0, removed=np.sort(rest[[2, 9]]), micro_batch_size=4)
     assert np.array_equal(epoch_shuffle.ordinals_at(without, np.arange(14)), np.delete(rest, [2, 9]))
 
 
@@ -187,7 +188,7 @@ def test_a_changed_stream_of_millions_is_asked_at_once_anywhere() -> None:
     one = stream(2_000_000, 16)
     for number in range(4):
         one = (
-            epoch_shuffle.changed(
+            changed_stream.changed(
                 one,
                 1600 * (number + 1),
                 num_added=100_000,
@@ -195,7 +196,7 @@ def test_a_changed_stream_of_millions_is_asked_at_once_anywhere() -> None:
                 micro_batch_size=16,
             )
             if number
-            else epoch_shuffle.changed(
+            else changed_stream.changed(
                 one, 1600, num_added=100_000, removed=epoch_shuffle.NONE, micro_batch_size=16
             )
         )

@@ -1,5 +1,5 @@
 """Changes of data or recipe that a resumed run accepts on purpose.
 
-`transition` continues one plan with another, `change_log` records and replays changes, `plan_file` stores
-plans.
+`transition` continues one plan with another, `changed_stream` one cell's clips; `change_log` records and
+replays changes, `plan_file` stores plans.
 """

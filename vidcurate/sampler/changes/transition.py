@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vidcurate.errors import StateError
-from vidcurate.sampler import epoch_shuffle, mixture, order
+from vidcurate.sampler import mixture, order
+from vidcurate.sampler.changes import changed_stream
 from vidcurate.sampler.plan import Cell, CellStream, Plan, Rows
 from vidcurate.sampler.shard_blocks import Blocks
 
@@ -65,7 +66,7 @@ def _after(plan: Plan, number: int, until: int, cell: Cell, turn: int) -> CellSt
     added = cell.rows[~_among(cell.rows, resumed.rows[live])]
     if not len(removed) and not len(added) and cell.micro_batch_size == old.micro_batch_size:
         return replace(resumed, skip=had - turn)
-    stream = epoch_shuffle.changed(
+    stream = changed_stream.changed(
         resumed.stream,
         had * old.micro_batch_size,
         num_added=len(added),
