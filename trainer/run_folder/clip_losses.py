@@ -1,7 +1,7 @@
-"""Loss and timestep of every clip of a step: RUN/clip_losses.jsonl, one line per recorded step.
+"""Clip losses: RUN/clip_losses.jsonl, loss and timestep of every clip of a step.
 
-A stage with `clip_losses_every` writes the file; the lists of a line have one entry per clip, in the order of
-the step's micro-batches. `forget_after` cuts the lines of steps that a resumed run trains again.
+A stage with `clip_losses_every` writes a line per recorded step; the lists of a line have one entry per clip,
+in the order of the step's micro-batches. `forget_after` cuts the lines of steps that a resumed run repeats.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Command `review`: start the local review app of a run, draw a blind sample, sum up the decisions."""
+"""Command `review`: start the review app, draw a blind sample, sum up decisions."""
 
 import json
 import sys

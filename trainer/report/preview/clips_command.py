@@ -1,4 +1,4 @@
-"""Clips command: `python -m trainer clips RUN`, the clips behind a loss, and their rejection.
+"""Clips command: `python -m trainer clips RUN` lists clips by loss, rejects clips.
 
 torch is imported when the command runs, so that --help and a wrong argument answer at once.
 """

@@ -1,4 +1,4 @@
-"""Rejection of clips from a training run: a review decision, and the file that leaves them out.
+"""Clip rejection from a training run: a review decision and a leave-out file.
 
 The decision goes to RUN/reviews.jsonl of the training run, and with a curation's folder to its
 reviews.jsonl too, so that the next filter leaves the clip out of the shards. `RUN/rejected_clips.jsonl` lists

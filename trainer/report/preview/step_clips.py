@@ -1,4 +1,4 @@
-"""Clips behind the numbers of a run: those of a step, a clip's showings, and the clips by loss.
+"""Clips of a step with their losses, a clip's showings, clips by loss.
 
 Which clips a step read follows from the recipe and the order. Losses per clip are recorded in the steps that
 `stages.N.clip_losses_every` names; of other steps metrics.jsonl has the mean by bucket and level, which is a

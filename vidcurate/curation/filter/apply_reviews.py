@@ -1,4 +1,4 @@
-"""Review decisions in the filter: the rule `review`, clips kept by eye, and edited captions.
+"""Review decisions in the filter: rule `review`, overrides, edited captions.
 
 A clip that a reviewer rejects fails the rule `review`, which stands after the structural rules. A clip that
 the reviewers keep passes every rule of the recipe, the duplicates' and the outliers' too, but not a

@@ -1,4 +1,4 @@
-"""Summary of a run's review: who decided what, agreement, the filter's errors, and contradictions.
+"""Review summary: decisions, agreement, the filter's errors, contradictions.
 
 A contradiction is a decision that the run does not follow: the filter has not been run since, a later stage
 dropped a clip kept by eye, the clip is damaged, or the shards are older than the decision.

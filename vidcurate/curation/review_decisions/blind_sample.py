@@ -1,4 +1,4 @@
-"""Blind sample: a stratified draw of clips that reviewers see without the filter's verdict.
+"""Blind sample: a stratified draw of clips, reviewed without the verdicts.
 
 A stratum is the clips that one rule rejected first, or the kept clips (KEPT). Half of the sample is kept
 clips, the other half is shared equally by the rules; a stratum with fewer clips is taken whole, and the

@@ -1,4 +1,4 @@
-"""Decision models: what a reviewer says about one clip, and the line that RUN/reviews.jsonl keeps of it."""
+"""Decision models: what a reviewer decides, and its line in RUN/reviews.jsonl."""
 
 import unicodedata
 from typing import Annotated, Any, Literal, Self

@@ -1,4 +1,4 @@
-"""Confidence intervals of shares: exact in a stratum drawn without replacement, and over several strata.
+"""Confidence intervals of shares, in one stratum (exact) and over several.
 
 `stratum_interval` inverts the hypergeometric distribution, which is the finite-population form of the
 interval of Clopper and Pearson (Biometrika 26, 1934): its coverage is never below the level, and a stratum

@@ -1,4 +1,4 @@
-"""Journal of review decisions: RUN/reviews.jsonl, append-only, shared by several processes.
+"""Journal of review decisions: RUN/reviews.jsonl, append-only, many processes.
 
 One JSON line per decision or undo. A writer holds RUN/.reviews.lock, appends the line in one write and
 flushes the file before it returns the line's number: a decision that has a number survives a kill and a loss
