@@ -83,6 +83,12 @@ def build_shards(
                 folder, readers, num_workers=workers or usable_cpus(), progress=progress
             )
     print_summary(asdict(summary), title=f"build-shards → {out or run / 'shards'}", to_json=to_json)
+    if len(summary.extensions) > 1 and not to_json:
+        counts = ", ".join(f"{count} .{name}" for name, count in summary.extensions.items())
+        print(
+            f"note: {counts}: Hugging Face datasets reads shards of one extension only. "
+            "--set mode=transcode writes MP4 alone."
+        )
 
 
 @app.command()

@@ -26,7 +26,7 @@ from vidcurate.media.scale import cover
 from vidcurate.recipe.recipe import Recipe
 
 # Codecs that mp4 carries; `trim_video` writes others to Matroska.
-_MP4_CODECS = {"h264", "hevc", "av1", "vp9", "mpeg4"}
+MP4_CODECS = {"h264", "hevc", "av1", "vp9", "mpeg4"}
 _FORMATS = {"mp4": "mp4", "mkv": "matroska"}
 # Rates above are time bases that a header gives for a frame rate (FLV says 1000).
 _MAX_FPS = 240
@@ -127,7 +127,7 @@ def _wanted_packets(
     return packets, np.asarray(times)
 
 
-def _decoding_times(packets: list[Any]) -> list[int]:
+def decoding_times(packets: list[Any]) -> list[int]:
     """Return the decoding times: the packets' own or, when one is missing, rising ones made from pts.
 
     Matroska files have no decoding times, and after a seek FFmpeg cannot derive the first ones.
@@ -151,7 +151,7 @@ def trim_video(source: Path, start_seconds: float | None, end_seconds: float | N
     start, end = start_seconds or 0.0, float("inf") if end_seconds is None else end_seconds
     target = io.BytesIO()
     with opened(source) as (container, stream):
-        extension = "mp4" if codec_of(stream) in _MP4_CODECS else "mkv"
+        extension = "mp4" if codec_of(stream) in MP4_CODECS else "mkv"
         try:
             rate = frame_rate(container, stream)
             seek_before(container, stream, start)
@@ -161,7 +161,7 @@ def trim_video(source: Path, start_seconds: float | None, end_seconds: float | N
             try:
                 copy = output.add_stream_from_template(stream)
                 copy.time_base = stream.time_base
-                for packet, dts in zip(packets, _decoding_times(packets), strict=True):
+                for packet, dts in zip(packets, decoding_times(packets), strict=True):
                     packet.pts, packet.dts = packet.pts - first, dts - first
                     packet.stream = copy
                     output.mux(packet)

@@ -9,6 +9,7 @@ removes the manifest and the index.
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from vidcurate.shards.folder import finished_by, open_set
 from vidcurate.shards.kept_clips import integrity_levels
 from vidcurate.shards.layout import (
     LAYOUT,
+    WHOLE,
     PlannedShard,
     ShardPlan,
     ShardSpec,
@@ -47,7 +49,8 @@ __all__ = ["ShardSpec", "ShardSummary", "read_manifest", "run_build_shards"]
 class ShardSummary:
     """Summary of a run: rows_in = rows_rejected + rows_kept, rows_kept = rows_written + rows_failed.
 
-    `failed` lists each failed clip with the reason; the manifest has the details.
+    `extensions` counts the clips by the extension of their video; `failed` lists each failed clip with the
+    reason. The manifest has the details.
     """
 
     rows_in: int
@@ -58,6 +61,7 @@ class ShardSummary:
     num_shards: int
     num_shards_written: int
     size_bytes: int
+    extensions: dict[str, int]
     failed: tuple[str, ...]
     up_to_date: bool
 
@@ -69,6 +73,7 @@ def _summary(manifest: Mapping[str, Any], *, num_shards_written: int, up_to_date
         num_shards=totals["shards"],
         num_shards_written=num_shards_written,
         size_bytes=totals["bytes"],
+        extensions=manifest.get("extensions", {}),
         failed=tuple(f"{clip['clip_id']}: {clip['reason']}" for clip in manifest["failed"]),
         up_to_date=up_to_date,
     )
@@ -83,7 +88,15 @@ def _tasks(
     """Yield the tasks one by one, as their rows take memory."""
     for shard in todo:
         rows = tuple(plan.clips[shard.rows].iter_rows(named=True))
-        yield ShardTask(out=out, videos=videos, shard=shard, rows=rows, spec=spec, parent=os.getpid())
+        yield ShardTask(
+            out=out,
+            videos=videos,
+            shard=shard,
+            rows=rows,
+            columns=plan.columns,
+            spec=spec,
+            parent=os.getpid(),
+        )
 
 
 def _named(task: ShardTask) -> tuple[str, Record]:
@@ -105,7 +118,7 @@ def _write_shards(
     try:
         if num_workers <= 1:
             yield from (_named(task) for task in tasks)
-        elif spec.mode == "copy" and is_large:
+        elif spec.mode in WHOLE and is_large:
             yield from in_threads(_named, tasks, num_workers)
         else:
             yield from in_processes(_named, tasks, num_workers, doing="wrote shards")
@@ -212,6 +225,7 @@ def _finish(
             "shards": len(shards),
             "bytes": sum(shard["bytes"] for shard in shards),
         },
+        "extensions": dict(sorted(Counter(opened.words("video_extension").to_pylist()).items())),
         "index": {
             "name": index_file.INDEX_NAME,
             "bytes": (out / index_file.INDEX_NAME).stat().st_size,

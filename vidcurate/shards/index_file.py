@@ -56,7 +56,7 @@ COLUMNS: dict[str, tuple[Any, str]] = {
     "text_offset": (pa.int64(), "first byte of the caption's own member; null when there is none"),
     "text_size": (pa.int64(), "bytes of that caption"),
     "text_crc32c": (pa.uint32(), "CRC-32C of that caption"),
-    "rendition": (_WORD, "copy (the bytes of the file), trim, transcode or proxy; null when not known"),
+    "rendition": (_WORD, "copy (the bytes of the file), remux, trim, transcode, proxy; null: not known"),
     "width": (pa.int32(), "px, as displayed; null when not known"),
     "height": (pa.int32(), "px, as displayed; null when not known"),
     "fps": (pa.float64(), "frames/s; null when not known"),

@@ -27,7 +27,7 @@ from vidcurate.recipe.recipe import Recipe
 from vidcurate.shards import tar_write
 from vidcurate.shards.kept_clips import check_probed, read_clips
 
-LAYOUT = "vidcurate-shards-2"  # change this whenever the same plan gives other bytes
+LAYOUT = "vidcurate-shards-3"  # change this whenever the same plan gives other bytes
 
 _VERDICT = {
     "sample_key", "is_kept", "reject_stage", "reject_rule", "reject_value", "reject_threshold", "review",
@@ -42,6 +42,7 @@ _FILE_FACTS = {
 }  # fmt: skip
 _UNRECONCILED = re.compile(r"_from_(metadata|header|index|decode)$")
 ENCODED = ("transcode", "proxy")  # modes that re-encode every clip
+WHOLE = ("remux", "copy")  # modes that write whole files
 PROXY = {"crf": 20, "gop_frames": 8, "short_side_px": 256}  # defaults of `transcode` with mode: proxy
 _PROXY_BYTES_PER_PIXEL = 0.05  # estimate for the plan: upper range of H.264 at these settings
 _EXTENSION = re.compile(r"[a-z0-9]{1,8}")
@@ -57,9 +58,10 @@ class ShardSpec(Recipe):
         ge=1,
         description="most bytes of a shard; a larger clip gets a shard of its own",
     )
-    mode: Literal["copy", "trim", "transcode", "proxy"] = Field(
-        default="copy",
-        description="copy: the files' own bytes; trim: rows with an interval are cut at key frames; "
+    mode: Literal["remux", "copy", "trim", "transcode", "proxy"] = Field(
+        default="remux",
+        description="remux: the files' own bytes, moved into MP4 where MP4 carries them; copy: the files as "
+        "they are; trim: rows with an interval are cut at key frames; "
         "transcode: every clip is encoded anew, exact to the frame; proxy: the same, small, many key frames",
     )
     seed: int = Field(default=0, ge=0, description="another seed is another order of the clips")
@@ -103,10 +105,14 @@ class PlannedShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardPlan:
-    """Plan of all shards. `clips` are the kept rows of the table of `stage`, `own` their own columns."""
+    """Plan of all shards.
+
+    `clips` are the kept rows of the table of `stage`, `own` their own columns, `columns` those of the JSON.
+    """
 
     clips: pl.DataFrame
     own: dict[str, OwnColumn]
+    columns: dict[str, bool]
     shards: tuple[PlannedShard, ...]
     stage: str
     rows_in: int
@@ -130,21 +136,45 @@ def is_cut(row: Mapping[str, Any], mode: str) -> bool:
     return mode in ENCODED or bool(row.get("start_seconds")) or row.get("end_seconds") is not None
 
 
-def clip_facts(row: Mapping[str, Any], mode: str) -> dict[str, Any]:
+def is_remuxed(row: Mapping[str, Any], mode: str) -> bool:
+    """Return whether `mode` moves the clip of `row` into an MP4, if MP4 carries what its file holds."""
+    return mode == "remux" and extension_of(row["video_path"] or "") != "mp4"
+
+
+def fact_columns(clips: pl.DataFrame, mode: str) -> dict[str, bool]:
+    """Return the columns that every clip's JSON has; True: 64-bit hashes, which the JSON has as hex digits.
+
+    A column that some clip has a value for. Leaves out filter results and values that another column
+    reconciles, and facts of the file where `mode` encodes every clip. Every clip has the same keys, as
+    Arrow's readers want.
+    """
+    without = _VERDICT | (_FILE_FACTS if mode in ENCODED else set())
+    return {
+        name: dtype in (pl.UInt64(), pl.List(pl.UInt64))
+        for name, dtype in clips.schema.items()
+        if name not in without
+        and not (name in schema.COLUMNS and _UNRECONCILED.search(name))
+        and clips[name].null_count() < clips.height
+    }
+
+
+def clip_facts(row: Mapping[str, Any], columns: Mapping[str, bool], mode: str) -> dict[str, Any]:
     """Return the contents of a clip's JSON: every known fact that is true of the bytes in the shard.
 
-    Leaves out filter results and values that another column reconciles; keeps facts of the file (codec,
-    sound, rotation) only for copies.
+    `columns` are those of `fact_columns`. Facts of the file (codec, sound, rotation) are null for cut clips.
     """
     without = _FILE_FACTS if is_cut(row, mode) else set()
     return {
-        name: value
-        for name, value in row.items()
-        if value is not None
-        and name not in _VERDICT
-        and name not in without
-        and not (name in schema.COLUMNS and _UNRECONCILED.search(name))
+        name: None if name in without else _hex(row[name]) if is_hash else row[name]
+        for name, is_hash in columns.items()
     }
+
+
+def _hex(value: Any) -> Any:
+    """Return 64-bit hashes as 16 hex digits each: Arrow reads numbers of JSON as signed."""
+    if isinstance(value, list):
+        return [_hex(one) for one in value]
+    return None if value is None else f"{value:016x}"
 
 
 def to_json(facts: Mapping[str, Any]) -> bytes:
@@ -187,29 +217,31 @@ def _proxy_pixels(row: Mapping[str, Any], spec: TranscodeSpec) -> float:
     return float(frames * height * width * scale * scale)
 
 
-def _measure(clips: pl.DataFrame, spec: ShardSpec) -> Iterator[tuple[int, bytes]]:
+def _measure(
+    clips: pl.DataFrame, columns: Mapping[str, bool], spec: ShardSpec
+) -> Iterator[tuple[int, bytes]]:
     """Yield for each clip its size in a tar in bytes and the digest of its inputs."""
     tool = ffmpeg_version().encode() if spec.mode != "copy" else b""
     for part in clips.iter_slices(_ROWS_AT_ONCE):
         for row in part.iter_rows(named=True):
-            if spec.mode == "copy" and is_cut(row, "copy"):
+            if spec.mode in WHOLE and is_cut(row, spec.mode):
                 start, end = row.get("start_seconds") or 0.0, row.get("end_seconds")
                 until = "its end" if end is None else f"{end:g} s"
                 raise InputError(
                     f"clip {row['clip_id']!r} is an interval of its file ({start:g} s to {until}) and "
-                    "mode: copy writes whole files. Set mode: trim (key frames) or mode: transcode (exact)."
+                    f"mode: {spec.mode} writes whole files. "
+                    "Set mode: trim (key frames) or mode: transcode (exact)."
                 )
             size = row.pop("_size")
-            payload = to_json(clip_facts(row, spec.mode))
+            payload = to_json(clip_facts(row, columns, spec.mode))
             caption = (row.get("caption") or "").encode()
             video = size * _share(row, spec.mode)
             if spec.mode == "proxy":
                 video = min(video, _proxy_pixels(row, spec.transcode) * _PROXY_BYTES_PER_PIXEL)
             parts = (len(payload), round(video), len(caption))
             text = payload + f" {size} {row['sample_key']} ".encode()
-            digest = hashlib.blake2b(
-                text + (tool if is_cut(row, spec.mode) else b""), digest_size=16
-            ).digest()
+            is_written_anew = is_cut(row, spec.mode) or is_remuxed(row, spec.mode)
+            digest = hashlib.blake2b(text + (tool if is_written_anew else b""), digest_size=16).digest()
             yield sum(tar_write.member_size(part) for part in parts), digest
 
 
@@ -263,8 +295,9 @@ def make_plan(
     if not is_unprobed_allowed:
         check_probed(clips, table.stage_path(run, stage))
     sizes = _sizes(clips, videos)
+    columns = fact_columns(clips, spec.mode)
     clips = clips.with_columns(_size=pl.Series(sizes, dtype=pl.Int64))
-    measured = list(_measure(clips, spec))
+    measured = list(_measure(clips, columns, spec))
     order = mixed_order(
         clips["clip_id"].to_list(), clips["fold"].to_list(), clips["level"].to_list(), spec.seed
     )
@@ -292,6 +325,7 @@ def make_plan(
     return ShardPlan(
         clips=clips,
         own=own_columns(run),
+        columns=columns,
         shards=tuple(shards),
         stage=stage,
         rows_in=rows_in,

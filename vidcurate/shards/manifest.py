@@ -11,6 +11,8 @@ from vidcurate.shards.layout import LAYOUT
 from vidcurate.storage import lock
 
 MANIFEST_NAME = "manifest.json"
+# Formats that this version reads; format 2 had hashes as numbers, and no key of a clip without a value.
+_READABLE = ("vidcurate-shards-2", LAYOUT)
 
 
 @contextmanager
@@ -37,7 +39,7 @@ def read_manifest(out: Path) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         raise ShardError(f"{path}: cannot be read as JSON. Choose another folder for the shards.") from error
     form = manifest.get("format") if isinstance(manifest, dict) else None
-    if form != LAYOUT:
+    if form not in _READABLE:
         raise ShardError(
             f"{path}: its format is {form!r}, this version reads {LAYOUT!r}. "
             "Build the shards again, into another folder."

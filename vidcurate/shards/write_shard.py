@@ -19,10 +19,18 @@ from typing import Any, BinaryIO
 from blake3 import blake3
 
 from vidcurate.errors import MediaError, StorageError
-from vidcurate.media import transcode
+from vidcurate.media import remux, transcode
 from vidcurate.media.packets import frame_map_of
 from vidcurate.shards import tar_write
-from vidcurate.shards.layout import PlannedShard, ShardSpec, clip_facts, extension_of, is_cut, to_json
+from vidcurate.shards.layout import (
+    PlannedShard,
+    ShardSpec,
+    clip_facts,
+    extension_of,
+    is_cut,
+    is_remuxed,
+    to_json,
+)
 from vidcurate.storage import atomic_file
 from vidcurate.storage.checksum import crc32c
 
@@ -54,6 +62,7 @@ class ShardTask:
     videos: Path
     shard: PlannedShard
     rows: tuple[dict[str, Any], ...]
+    columns: dict[str, bool]
     spec: ShardSpec
     parent: int
 
@@ -108,10 +117,14 @@ def _add_sample(
     if problem:
         raise MediaError(problem[1], kind=problem[0])
     path = task.videos / row["video_path"]
-    facts = clip_facts({name: value for name, value in row.items() if name != "_size"}, task.spec.mode)
+    facts = clip_facts(row, task.columns, task.spec.mode)
     changed: dict[str, Any] = {}
     cut = None
-    if is_cut(row, task.spec.mode):
+    if is_remuxed(row, task.spec.mode):
+        if (payload := _remuxed(path)) is not None:
+            cut = transcode.Cut(payload=payload, extension="mp4")
+            facts |= {"container": "mov"} if "container" in facts else {}
+    elif is_cut(row, task.spec.mode):
         interval = row.get("start_seconds"), row.get("end_seconds")
         if task.spec.mode == "trim":
             cut = transcode.trim_video(path, *interval)
@@ -133,6 +146,13 @@ def _add_sample(
     place += [writer.add(f"{key}.txt", caption), len(caption), crc32c(caption)]
     place += [_frame_map(cut.payload if cut else path), task.spec.mode if cut else "copy"]
     return place, changed
+
+
+def _remuxed(path: Path) -> bytes | None:
+    try:
+        return remux.remux_to_mp4(path)
+    except MediaError:  # the filter decides about files that FFmpeg cannot open; copy them as they are
+        return None
 
 
 def _frame_map(video: Path | bytes) -> str | None:

@@ -1,0 +1,153 @@
+"""Uploads to the hub, against a stand-in of its calls that keeps files in a folder."""
+
+import hashlib
+import inspect
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.shard_runs import build, make_run, rows
+from vidcurate.cli.main import app
+from vidcurate.curation.publish.upload import push
+from vidcurate.errors import InputError, ShardError, StorageError
+
+
+class FolderHub:
+    """Hub whose repository is a folder; `failures` are raised by the next uploads, one each."""
+
+    def __init__(self, folder: Path, failures: list[OSError | None] | None = None) -> None:
+        self.folder, self.failures, self.sent = folder, failures or [], list[str]()
+
+    def create_repo(self, repo_id: str, *, repo_type: str, private: bool, exist_ok: bool) -> None:
+        assert (repo_type, exist_ok) == ("dataset", True)
+        self.folder.mkdir(exist_ok=True)
+
+    def get_paths_info(self, repo_id: str, paths: list[str], *, repo_type: str) -> list[Any]:
+        return [self._info(name) for name in paths if (self.folder / name).exists()]
+
+    def _info(self, name: str) -> Any:
+        data = (self.folder / name).read_bytes()
+        is_lfs = name.endswith((".tar", ".parquet"))
+        lfs = SimpleNamespace(sha256=hashlib.sha256(data).hexdigest()) if is_lfs else None
+        blob = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+        return SimpleNamespace(path=name, size=len(data), lfs=lfs, blob_id=blob)
+
+    def upload_file(
+        self, *, path_or_fileobj: str, path_in_repo: str, repo_id: str, repo_type: str, commit_message: str
+    ) -> None:
+        if self.failures and (failure := self.failures.pop(0)) is not None:
+            raise failure
+        shutil.copy(path_or_fileobj, self.folder / path_in_repo)
+        self.sent.append(path_in_repo)
+
+
+class HTTPFailure(OSError):
+    def __init__(self, status: int, retry_after: str = "") -> None:
+        super().__init__(f"{status} for hf_SeCrEt0123456789")
+        self.response = SimpleNamespace(status_code=status, headers={"Retry-After": retry_after})
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("push")
+    make_run(folder, rows(12))
+    build(folder)
+    (folder / "shards" / "README.md").write_text("---\nlicense: mit\n---\n")
+    return folder / "shards"
+
+
+def test_all_files_arrive_and_the_manifest_last(shards: Path, tmp_path: Path) -> None:
+    hub = FolderHub(tmp_path / "hub")
+
+    summary = push(shards, "me/squares", hub=hub, is_private=True)
+
+    assert hub.sent[-1] == "manifest.json"
+    assert {path.name for path in hub.folder.iterdir()} == {path.name for path in shards.iterdir()}
+    assert all((hub.folder / name).read_bytes() == (shards / name).read_bytes() for name in hub.sent)
+    assert summary.num_uploaded == summary.num_files == len(hub.sent)
+    assert push(shards, "me/squares", hub=hub, is_private=True).num_uploaded == 0
+
+
+def test_a_killed_upload_sends_only_what_is_missing_or_other(shards: Path, tmp_path: Path) -> None:
+    hub = FolderHub(tmp_path / "hub", [None, None, KeyboardInterrupt()])  # type: ignore[list-item]
+    with pytest.raises(KeyboardInterrupt):
+        push(shards, "me/squares", hub=hub, is_private=False)
+    before = list(hub.sent)
+    damaged = hub.folder / before[0]
+    damaged.write_bytes(damaged.read_bytes()[::-1])
+
+    push(shards, "me/squares", hub=hub, is_private=False)
+
+    assert hub.sent[2] == before[0]
+    assert before[1] not in hub.sent[2:]
+    assert damaged.read_bytes() == (shards / before[0]).read_bytes()
+
+
+def test_what_may_pass_is_tried_again_as_the_server_asks(shards: Path, tmp_path: Path) -> None:
+    waits: list[float] = []
+    failures: list[OSError | None] = [HTTPFailure(429, "7"), HTTPFailure(503), ConnectionError("reset")]
+    hub = FolderHub(tmp_path / "hub", failures)
+
+    push(shards, "me/squares", hub=hub, is_private=False, sleep=waits.append)
+
+    assert waits == [7.0, 2.0, 4.0]
+    assert len(hub.sent) == len({*hub.sent}) == len(list(shards.iterdir()))
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "words"),
+    [
+        (403, InputError, "hf auth login"),
+        (413, StorageError, "sends only what is missing"),
+        (500, StorageError, "500"),
+    ],
+)
+def test_what_stays_wrong_is_one_line_without_the_token(
+    shards: Path, tmp_path: Path, status: int, error: type[Exception], words: str
+) -> None:
+    hub = FolderHub(tmp_path / "hub", [HTTPFailure(status)] * 20)
+
+    with pytest.raises(error, match=words) as raised:
+        push(shards, "me/squares", hub=hub, is_private=False, sleep=lambda seconds: None)
+
+    assert "SeCrEt" not in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_what_is_no_whole_set_is_refused_before_anything_is_sent(shards: Path, tmp_path: Path) -> None:
+    hub = FolderHub(tmp_path / "hub")
+    with pytest.raises(InputError, match="USER/NAME"):
+        push(shards, "../me", hub=hub, is_private=False)
+    cut = tmp_path / "cut"
+    shutil.copytree(shards, cut)
+    tar = next(cut.glob("*.tar"))
+    tar.write_bytes(tar.read_bytes()[:-600])
+    with pytest.raises(ShardError, match="vidcurate verify"):
+        push(cut, "me/squares", hub=hub, is_private=False)
+    shutil.copy(shards / tar.name, tar)
+    (cut / "README.md").unlink()
+    with pytest.raises(InputError, match="vidcurate card"):
+        push(cut, "me/squares", hub=hub, is_private=False)
+    assert not hub.folder.exists()
+
+
+def test_the_command_sends_through_the_hubs_own_client(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    hub = FolderHub(tmp_path / "hub")
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
+    answer = CliRunner().invoke(app, ["push", str(shards), "me/squares", "--private", "--json"])
+    assert answer.exit_code == 0, answer.output
+    assert '"num_uploaded": ' in answer.stdout
+    # The stand-in is called as the client can be.
+    client, words = huggingface_hub.hf_api.HfApi, {"repo_id": "me/squares", "repo_type": "dataset"}
+    sent = {"path_or_fileobj": "a", "path_in_repo": "a", "commit_message": "Add a"}
+    inspect.signature(client.create_repo).bind(client, **words, private=True, exist_ok=True)
+    inspect.signature(client.get_paths_info).bind(client, **words, paths=["a"])
+    inspect.signature(client.upload_file).bind(client, **words, **sent)
