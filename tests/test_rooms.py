@@ -105,6 +105,10 @@ ROOMS = {
         "vidcurate.curation.clip_table vidcurate.curation.dedup vidcurate.curation.filter "
         "vidcurate.curation.report vidcurate.executor vidcurate.media vidcurate.recipe vidcurate.storage"
     ),
+    "vidcurate.curation.publish": (
+        "vidcurate.curation.clip_table vidcurate.curation.report vidcurate.executor vidcurate.shards "
+        "vidcurate.storage"
+    ),
     "trainer.report": (
         "trainer.cli trainer.run_folder vidcurate.curation.report vidcurate.sampler vidcurate.storage"
     ),
@@ -141,8 +145,8 @@ ROOMS = {
         "vidcurate.curation.dedup vidcurate.curation.demo_data vidcurate.curation.difficulty "
         "vidcurate.curation.export vidcurate.curation.fetch vidcurate.curation.filter vidcurate.curation.fit "
         "vidcurate.curation.frame_scores vidcurate.curation.ingest vidcurate.curation.model_scores "
-        "vidcurate.curation.probe vidcurate.curation.report vidcurate.curation.review "
-        "vidcurate.curation.review_decisions vidcurate.curation.scenes vidcurate.executor vidcurate.recipe "
+        "vidcurate.curation.probe vidcurate.curation.publish vidcurate.curation.report "
+        "vidcurate.curation.review vidcurate.curation.review_decisions vidcurate.curation.scenes vidcurate.executor vidcurate.recipe "
         "vidcurate.shards vidcurate.storage"
     ),
     "trainer.cluster": (

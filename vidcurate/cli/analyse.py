@@ -192,13 +192,22 @@ def card(
 ) -> None:
     """Write the data card: licences by source, counts per level and bucket, rules, versions and hashes.
 
+    Where RUN/shards is built, its README.md too: the card with the front matter of the Hugging Face hub.
+
     Example: vidcurate card run --set licences.openvid=CC-BY-4.0
     """
+    from vidcurate.curation.publish.readme import run_readme
     from vidcurate.curation.report.card import CardSpec, facts, run_card
+    from vidcurate.shards.manifest import MANIFEST_NAME
 
     spec = spec_of(CardSpec, recipe, settings)
-    target = run_card(run, spec, out)
+    files = [run_card(run, spec, out)]
+    if (run / "shards" / MANIFEST_NAME).exists():
+        files.append(run_readme(run, run / "shards", spec))
     if to_json:
-        print(json.dumps({"file": str(target), **facts(run, spec)}, default=str))
+        print(
+            json.dumps({"file": str(files[0]), "files": [*map(str, files)], **facts(run, spec)}, default=str)
+        )
     else:
-        Console().print(f"card → {target}", highlight=False)
+        for target in files:
+            Console().print(f"card → {target}", highlight=False)

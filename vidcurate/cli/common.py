@@ -31,7 +31,9 @@ SECTIONS = {
         "build-shards",
     ),
     "Results": ("report", "review", "inspect", "ledger", "what-if", "presets", "card", "export", "verify"),
-    "Other inputs and outputs": ("split-scenes", "extract-clips", "fetch-plan", "export-index", "fit"),
+    "Other inputs and outputs": (
+        "split-scenes", "extract-clips", "fetch-plan", "export-index", "push", "fit",
+    ),
     "Training, each a command of `python -m trainer`": (
         "train", "launch", "serve", "sample", "gallery", "train-report", "train-inspect", "train-clips",
         "plan",

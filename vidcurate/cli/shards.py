@@ -157,3 +157,31 @@ def export_index(
             progress=progress,
         )
     print_summary(asdict(summary), title=f"export-index → {shards}", to_json=to_json)
+
+
+@app.command()
+def push(
+    shards: Shards,
+    repo: Annotated[str, typer.Argument(help="The data set on the hub: USER/NAME.", metavar="REPO")],
+    private: Annotated[bool, typer.Option("--private", help="Make a new data set private.")] = False,
+    to_json: Json = False,
+) -> None:
+    """Upload shards to the Hugging Face hub; the same command sends only what is missing.
+
+    Needs `hf auth login` (or HF_TOKEN) and the README.md that `vidcurate card` writes beside the shards.
+
+    Example: vidcurate push run/shards someone/demo-clips --private
+    """
+    import importlib.util
+
+    if importlib.util.find_spec("huggingface_hub") is None:
+        raise InputError("huggingface_hub is not installed. Run `pip install 'vidcurate[hub]'`.")
+    import huggingface_hub
+
+    from vidcurate.curation.publish import upload
+
+    with progress_bar("push", quiet=to_json) as progress:
+        summary = upload.push(
+            shards, repo, hub=huggingface_hub.HfApi(), is_private=private, progress=progress
+        )
+    print_summary(asdict(summary), title=f"push → {repo}", to_json=to_json)

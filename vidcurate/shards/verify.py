@@ -105,11 +105,14 @@ def _manifest_against_index(manifest: dict[str, Any], known: index.Index, proble
             compare(name, "its fingerprints", said, prints[name])
 
 
+README = "README.md"  # of the hub, written by `vidcurate card`
+
+
 def _strays(folder: Path, named: set[str]) -> Iterator[Problem]:
     for path in sorted(folder.iterdir()):
         if path.name == BUILD:
             yield Problem(BUILD, "", "the set is unfinished; run `vidcurate build-shards` again")
-        elif path.name not in named and not reader_indexes_export.is_ours(path.name, named):
+        elif path.name not in {*named, README} and not reader_indexes_export.is_ours(path.name, named):
             yield Problem(path.name, "", "is a file that the manifest does not name")
 
 

@@ -137,10 +137,14 @@ def _with_retries(function: Callable[[], Any], doing: str, sleep: Callable[[floa
     for tries_left in reversed(range(_TRIES)):
         try:
             return function()
-        except OSError as error:  # huggingface_hub's HTTP errors and lost connections are OSErrors
+        except Exception as error:
+            if not _may_happen(error):
+                raise
             response = getattr(error, "response", None)
             status = getattr(response, "status_code", None)
             reason = " ".join(_TOKEN.sub("hf_…", str(error)).split())[:300]
+            if "OfflineModeIsEnabled" in _names(error):
+                raise InputError(f"{doing}: HF_HUB_OFFLINE is set. Unset HF_HUB_OFFLINE.") from None
             if status in (401, 403, 404):
                 raise InputError(
                     f"{doing} (HTTP {status}: {reason}). "
@@ -154,3 +158,16 @@ def _with_retries(function: Callable[[], Any], doing: str, sleep: Callable[[floa
             sleep(min(_LONGEST_WAIT_SECONDS, float(asked)) if asked.isdigit() else wait)
             wait = min(_LONGEST_WAIT_SECONDS, 2 * wait)
     raise AssertionError("the last try returns or raises")
+
+
+def _names(error: Exception) -> set[str]:
+    return {kind.__name__ for kind in type(error).__mro__}
+
+
+def _may_happen(error: Exception) -> bool:
+    """Say whether this is an answer of the hub or a lost connection.
+
+    HTTP errors of huggingface_hub are OSErrors; a lost connection is httpx's TransportError, whose package
+    has another name in each major release of huggingface_hub.
+    """
+    return isinstance(error, OSError) or "TransportError" in _names(error)

@@ -118,6 +118,20 @@ def test_what_stays_wrong_is_one_line_without_the_token(
     assert "\n" not in str(raised.value)
 
 
+def test_a_hub_that_cannot_be_reached_is_one_line(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's own client, and a port where nobody listens: its error is httpx's, not an OSError."""
+    from huggingface_hub import HfApi, constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    waits: list[float] = []
+    with pytest.raises(StorageError, match=r"me/squares: cannot be created \(.*refused"):
+        push(
+            shards, "me/squares", hub=HfApi("http://127.0.0.1:9", token="hf_x"), is_private=False,
+            sleep=waits.append,
+        )  # fmt: skip
+    assert waits == [1.0, 2.0, 4.0, 8.0, 16.0]
+
+
 def test_what_is_no_whole_set_is_refused_before_anything_is_sent(shards: Path, tmp_path: Path) -> None:
     hub = FolderHub(tmp_path / "hub")
     with pytest.raises(InputError, match="USER/NAME"):
