@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -86,7 +87,7 @@ def push(
     progress(0, sum(sizes), "bytes")
     for path, size in zip(files, sizes, strict=True):
         if not _is_same(path, size, there.get(path.name)):
-            call(lambda path=path: _upload(hub, repo, path), f"{path.name}: cannot be uploaded to {repo}")
+            call(partial(_upload, hub, repo, path), f"{path.name}: cannot be uploaded to {repo}")
             uploaded += 1
             uploaded_bytes += size
         done += size
