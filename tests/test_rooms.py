@@ -146,8 +146,8 @@ ROOMS = {
         "vidcurate.curation.export vidcurate.curation.fetch vidcurate.curation.filter vidcurate.curation.fit "
         "vidcurate.curation.frame_scores vidcurate.curation.ingest vidcurate.curation.model_scores "
         "vidcurate.curation.probe vidcurate.curation.publish vidcurate.curation.report "
-        "vidcurate.curation.review vidcurate.curation.review_decisions vidcurate.curation.scenes vidcurate.executor vidcurate.recipe "
-        "vidcurate.shards vidcurate.storage"
+        "vidcurate.curation.review vidcurate.curation.review_decisions vidcurate.curation.scenes "
+        "vidcurate.executor vidcurate.recipe vidcurate.shards vidcurate.storage"
     ),
     "trainer.cluster": (
         "trainer.cli trainer.health trainer.health.watch trainer.recipe trainer.run_folder trainer.training"
