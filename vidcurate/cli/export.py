@@ -120,6 +120,12 @@ def export(
     ] = None,
     size: Size = None,
     frames: Frames = None,
+    caption: Annotated[
+        str | None,
+        typer.Option(
+            "--caption", help="Name of the caption to export. Default: the main one.", metavar="NAME"
+        ),
+    ] = None,
     videos: Videos = None,
     workers: Workers = None,
     max_failure_share: MaxFailureShare = None,
@@ -151,7 +157,7 @@ def export(
             run,
             out,
             trainers_named(for_),
-            ExportSpec(model=fit_model, size=size, frames=frames),
+            ExportSpec(model=fit_model, size=size, frames=frames, caption=caption),
             videos=videos_of(run, videos),
             num_workers=workers or usable_cpus(),
             progress=progress,

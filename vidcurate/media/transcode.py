@@ -30,6 +30,7 @@ MP4_CODECS = {"h264", "hevc", "av1", "vp9", "mpeg4"}
 _FORMATS = {"mp4": "mp4", "mkv": "matroska"}
 # Rates above are time bases that a header gives for a frame rate (FLV says 1000).
 _MAX_FPS = 240
+_MOST_HELD = 2  # frames
 # x264's macroblock tree (AVX-512) reads uninitialized memory when the width is not a multiple of 64: the
 # same frames gave other bytes in 34 of 40 trials, and in none without the macroblock tree.
 _X264 = "mbtree=0"
@@ -244,6 +245,16 @@ def _held(frames: Iterator[tuple[float, Any]], rate: Fraction, fps: Fraction) ->
             slot += 1
 
 
+def _held_at_end(frames: Iterator[tuple[float, Any]], wanted: int | None) -> Iterator[tuple[float, Any]]:
+    """Yield the frames; of one or two fewer than `wanted`, the last frame again."""
+    count, last = 0, None
+    for last in frames:
+        count += 1
+        yield last
+    if last is not None and wanted is not None and 0 < wanted - count <= _MOST_HELD:
+        yield from itertools.repeat(last, wanted - count)
+
+
 def _even_size(frame: Any, aspect: float, short_side: int | None) -> tuple[int, int]:
     """Return (height, width) as displayed, both even, scaled down to `short_side` if given."""
     height, width = float(frame.height), frame.width * aspect
@@ -266,7 +277,9 @@ def transcode_video(
 
     Applies rotation and pixel shape; the frame rate becomes constant: `spec.fps` or the file's average.
     `size` is the (height, width) to crop and scale to, both even, instead of `spec.short_side_px`;
-    `num_frames` ends the clip after so many frames.
+    `num_frames` ends the clip after so many frames;
+    where the file ends up to two frames early, as uneven frame times make of an average rate, its last frame
+    is held.
     Raises MediaError, kind cannot_cut when the interval holds no frame, corrupt_frame when one is damaged.
     """
     start, end = start_seconds or 0.0, float("inf") if end_seconds is None else end_seconds
@@ -282,7 +295,7 @@ def transcode_video(
             options = {"crf": str(spec.crf), "x264-params": _X264}
             encoder: Any = output.add_stream("libx264", rate=fps, options=options)
             held = _held(_frames_in(container, stream, rate, start, end), rate, fps)
-            for time, frame in itertools.islice(held, num_frames):
+            for time, frame in itertools.islice(_held_at_end(held, num_frames), num_frames):
                 if number == 0:
                     first_time = time
                     height, width = size or _even_size(frame, aspect, spec.short_side_px)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import polars as pl
 
-from vidcurate.curation.clip_table import table
+from vidcurate.curation.clip_table import own_columns, table
 from vidcurate.curation.clip_table.schema import require
 from vidcurate.curation.fit.fit_clip import exact_rate, fit_clip
 from vidcurate.curation.fit.models import check_choice, model_named
@@ -23,19 +24,21 @@ from vidcurate.storage.checksum import file_state
 FOLDS = ("train", "validation")
 # Names that trainers look for in a folder of clips: a clip of such a name gets another key.
 _RESERVED = {"caption", "captions", "prompt", "prompts", "video", "videos", "metadata", "meta", "dataset"}
-_OPTIONAL = ("start_seconds", "end_seconds", "is_variable_fps")
+_OPTIONAL = ("start_seconds", "end_seconds", "is_variable_fps", "captions", "caption_name")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportSpec:
     """Settings of an export. Without `model` every clip keeps its size, rate and frames.
 
-    `size` and `frames` choose a size class and a frame count of the model, as for `vidcurate fit`.
+    `size` and `frames` choose a size class and a frame count of the model, as for `vidcurate fit`. `caption`
+    names the caption that trainers of one caption read; None: the main one.
     """
 
     model: str | None = None
     size: str | None = None
     frames: int | None = None
+    caption: str | None = None
 
     def check(self) -> None:
         """Raise InputError for an unknown model, and for what the model does not take."""
@@ -61,12 +64,16 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedClip:
-    """Clip to write. `shape` None: as the file is. `source_state`: size and time of the file."""
+    """Clip to write. `shape` None: as the file is. `source_state`: size and time of the file.
+
+    `captions` are (name, text), the one that trainers of one caption read first; `own` the own columns.
+    """
 
     key: str
     clip_id: str
     fold: str
-    captions: tuple[str, ...]
+    captions: tuple[tuple[str, str], ...]
+    own: dict[str, Any]
     source: str
     source_state: tuple[int, int] | None
     start_seconds: float | None
@@ -78,19 +85,30 @@ class PlannedClip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Clips to write in the order of their keys; `left_out` counts the others by reason."""
+    """Clips to write in the order of their keys; `left_out` counts the others by reason.
+
+    `own_dtypes`: polars' name of the type of each own column.
+    """
 
     stage: str
     spec: ExportSpec
     clips: tuple[PlannedClip, ...]
     left_out: dict[str, int]
+    own_dtypes: dict[str, str]
     digest: str
 
 
-def captions_of(row: dict[str, Any]) -> tuple[str, ...]:
-    """Return the captions of a table row that are not blank, the main one first, each once."""
-    caption = row.get("caption") or ""
-    return (caption,) if caption.strip() else ()
+def captions_of(row: dict[str, Any], wanted: str | None) -> tuple[tuple[str, str], ...]:
+    """Return (name, text) of a row's captions that are not blank, the main one or `wanted` first.
+
+    Empty when that one is missing or blank.
+    """
+    named = own_columns.captions_of(row)
+    first = wanted if wanted is not None else next(iter(named), None)
+    if first is None or not (named.get(first) or "").strip():
+        return ()
+    others = [(name, text) for name, text in named.items() if name != first and text.strip()]
+    return (first, named[first]), *others
 
 
 def _key(sample_key: str) -> str:
@@ -116,13 +134,16 @@ def _shape(row: dict[str, Any], spec: ExportSpec) -> tuple[Shape | None, str | N
     ), None
 
 
-def _planned(row: dict[str, Any], videos: Path, shape: Shape | None) -> PlannedClip:
+def _planned(
+    row: dict[str, Any], videos: Path, shape: Shape | None, spec: ExportSpec, own: Iterable[str]
+) -> PlannedClip:
     source = videos / row["video_path"]
     return PlannedClip(
         key=_key(row["sample_key"]),
         clip_id=row["clip_id"],
         fold=row["fold"],
-        captions=captions_of(row),
+        captions=captions_of(row, spec.caption),
+        own={name: row[name] for name in own if row[name] is not None},
         source=str(source),
         source_state=file_state(source),
         start_seconds=row.get("start_seconds"),
@@ -147,11 +168,13 @@ def plan(run: Path, spec: ExportSpec, videos: Path) -> Plan:
     clips, _ = kept_clips.read_clips(run, stage)
     require(clips.columns, ("clip_id", "video_path", "caption", *FACTS), str(where), "Run `vidcurate probe`.")
     kept_clips.check_probed(clips, where)
+    _check_caption(run, spec)
+    own = {name: str(column.dtype) for name, column in own_columns.own_columns(run).items()}
     left_out: Counter[str] = Counter()
     found: dict[str, PlannedClip] = {}
-    for row in _rows(clips):
+    for row in _rows(clips, own):
         shape, reason = _shape(row, spec)
-        if reason is None and not captions_of(row):
+        if reason is None and not captions_of(row, spec.caption):
             reason = "no_caption"
         if reason is None and not row["video_path"]:
             reason = "no_file"
@@ -162,7 +185,7 @@ def plan(run: Path, spec: ExportSpec, videos: Path) -> Plan:
             raise InputError(
                 f"{where}: fold {row['fold']!r} of {row['clip_id']!r}; folds: {', '.join(FOLDS)}."
             )
-        one = _planned(row, videos, shape)
+        one = _planned(row, videos, shape, spec, own)
         found[one.key] = one
     if not any(clip.fold == "train" for clip in found.values()):
         counts = ", ".join(f"{reason} {count:,}" for reason, count in sorted(left_out.items()))
@@ -176,13 +199,23 @@ def plan(run: Path, spec: ExportSpec, videos: Path) -> Plan:
         spec=spec,
         clips=chosen,
         left_out=dict(sorted(left_out.items())),
+        own_dtypes=own,
         digest=_digest(chosen, spec),
     )
 
 
-def _rows(clips: pl.DataFrame) -> list[dict[str, Any]]:
-    wanted = ("clip_id", "sample_key", "video_path", "caption", "fold", *FACTS, *_OPTIONAL)
-    return clips.select(name for name in wanted if name in clips.columns).to_dicts()
+def _check_caption(run: Path, spec: ExportSpec) -> None:
+    """Raise InputError for the name of a caption that no clip has."""
+    if spec.caption is None:
+        return
+    names = own_columns.caption_names(run)
+    if spec.caption not in names:
+        raise InputError(f"--caption {spec.caption}: no clip has such a caption. Names: {', '.join(names)}.")
+
+
+def _rows(clips: pl.DataFrame, own: Iterable[str]) -> list[dict[str, Any]]:
+    wanted = ("clip_id", "sample_key", "video_path", "caption", "fold", *FACTS, *_OPTIONAL, *own)
+    return clips.select(name for name in dict.fromkeys(wanted) if name in clips.columns).to_dicts()
 
 
 def _digest(clips: tuple[PlannedClip, ...], spec: ExportSpec) -> str:

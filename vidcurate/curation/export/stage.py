@@ -199,7 +199,7 @@ def _made_record(planned: Plan, rows: list[dict[str, Any]], trainers: list[str])
             facts = {
                 name: row[name] for name in ("how", "num_frames", "rate", "width", "height", "size_bytes")
             }
-            clips.append({**about, "captions": list(clip.captions), **facts})
+            clips.append({**about, "captions": clip.captions, "own": clip.own, **facts})
         else:
             problems.append({**about, "kind": row["kind"], "problem": row["problem"]})
     return {
@@ -209,6 +209,7 @@ def _made_record(planned: Plan, rows: list[dict[str, Any]], trainers: list[str])
         "spec": asdict(planned.spec),
         "trainers": trainers,
         "left_out": planned.left_out,
+        "own_columns": planned.own_dtypes,
         "clips": clips,
         "failed": problems,
     }
@@ -235,7 +236,9 @@ def _exported(out: Path, record: dict[str, Any]) -> Exported:
             key=clip["key"],
             clip_id=clip["clip_id"],
             fold=clip["fold"],
-            captions=tuple(clip["captions"]),
+            captions=tuple(text for _, text in clip["captions"]),
+            caption_names=tuple(name for name, _ in clip["captions"]),
+            own=clip["own"],
             width=clip["width"],
             height=clip["height"],
             num_frames=clip["num_frames"],
@@ -244,7 +247,12 @@ def _exported(out: Path, record: dict[str, Any]) -> Exported:
         for clip in record["clips"]
     )
     name = record["spec"]["model"]
-    return Exported(root=out, clips=clips, model=model_named(name) if name else None)
+    return Exported(
+        root=out,
+        clips=clips,
+        model=model_named(name) if name else None,
+        own_dtypes=record["own_columns"],
+    )
 
 
 def _write_manifests(folder: Path, out: Path, record: dict[str, Any], trainers: list[str]) -> None:

@@ -50,7 +50,7 @@ def write_clip(clip: PlannedClip, folder: Path) -> dict[str, Any]:
             for path in (target, text):
                 path.unlink(missing_ok=True)
             return failed(clip, error.kind, str(error))
-        atomic_file.put(text, one_line(clip.captions[0]) + "\n")
+        atomic_file.put(text, one_line(clip.captions[0][1]) + "\n")
     return {"key": clip.key, "problem": None, "kind": None, "how": how, **asdict(facts)} | {
         "size_bytes": target.stat().st_size
     }

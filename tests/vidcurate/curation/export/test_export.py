@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -368,3 +369,52 @@ def _agrees(folder: Path, count: int) -> None:
         }
         assert found == taken
         assert summary.failed == {}
+
+
+SOME_REAL = (
+    "bbb_176x144_h263.3gp",
+    "bbb_642x642_vp9.webm",
+    "media3_rot270.mp4",
+    "media3_portrait.mp4",
+    "media3_sample.flv",
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "only"),
+    [
+        pytest.param("wan2.1", SOME_REAL, id="some"),
+        pytest.param("wan2.1", (), id="all at 16 frames/s", marks=pytest.mark.soak),
+        pytest.param("ltx2", (), id="all at their rate", marks=pytest.mark.soak),
+    ],
+)
+def test_real_clips_are_written_as_fit_says(
+    shared: Path, tmp_path: Path, only: tuple[str, ...], model: str
+) -> None:
+    from vidcurate.curation.ingest.spec import IngestSpec
+    from vidcurate.curation.ingest.stage import run_ingest
+    from vidcurate.curation.probe.stage import ProbeSpec, run_probe
+
+    (tmp_path / "videos").mkdir()
+    for path in (shared / "data" / "clips").iterdir():
+        if not only or path.name in only:
+            shutil.copyfile(path, tmp_path / "videos" / path.name)
+    captions = [f"{path.name},a clip" for path in (tmp_path / "videos").iterdir()]
+    (tmp_path / "captions.csv").write_text("\n".join(["video,caption", *sorted(captions)]) + "\n")
+    run_ingest(tmp_path / "run", IngestSpec(metadata=tmp_path / "captions.csv", videos=tmp_path / "videos"))
+    run_probe(tmp_path / "run", ProbeSpec(videos=tmp_path / "videos"))
+    spec = ExportSpec(model=model, frames=9)
+    summary = stage.run_export(
+        tmp_path / "run", tmp_path / "out", ["hf"], spec, videos=tmp_path / "videos", num_workers=2
+    )
+
+    planned = {clip.key: clip.shape for clip in plan(tmp_path / "run", spec, tmp_path / "videos").clips}
+    clips = written(tmp_path / "out").values()
+    for clip in clips:
+        path = tmp_path / "out" / str(clip["fold"]) / f"{clip['key']}.mp4"
+        found, shape = readers.probe(path), planned[str(clip["key"])]
+        assert shape is not None
+        assert (found[0], *found[2:]) == (9, shape.width, shape.height)
+        assert found[1] == pytest.approx(float(shape.fps))
+    assert len(clips) >= (len(only) if only else 45)
+    assert set(summary.failed) <= {"cannot_cut", "corrupt_frame"}  # the clips that are damaged on purpose

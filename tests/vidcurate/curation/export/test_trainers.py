@@ -96,3 +96,18 @@ def test_the_page_lists_every_trainer() -> None:
     page = (Path(__file__).resolve().parents[4] / "docs" / "exports.md").read_text(encoding="utf-8")
     for name, trainer in TRAINERS.items():
         assert f"| `{name}` | {trainer.title} |" in page
+
+
+def test_the_hubs_own_package_reads_the_splits_beside_all_other_files(
+    fitted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed: `readers.hf` reads it")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    raw = datasets.Video(decode=False)
+
+    for fold in ("train", "validation"):
+        whole = datasets.load_dataset(str(fitted), split=fold, cache_dir=str(tmp_path))
+        stream = datasets.load_dataset(str(fitted), split=fold, streaming=True)
+        for rows in (whole.cast_column("video", raw), stream.cast_column("video", raw)):
+            read = {Path(row["video"]["path"]).resolve(): [row["text"]] for row in rows}
+            assert read == expected(fitted, fold, one_line=False)

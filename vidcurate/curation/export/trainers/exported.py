@@ -24,12 +24,17 @@ Files = dict[str, str | bytes | Link]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedClip:
-    """Clip in an exported folder: FOLD/KEY.mp4 with `num_frames` at `rate` frames/s, and FOLD/KEY.txt."""
+    """Clip in an exported folder: FOLD/KEY.mp4 with `num_frames` at `rate` frames/s, and FOLD/KEY.txt.
+
+    `captions`, the main one first, have the names `caption_names`; `own`: own columns that are not null.
+    """
 
     key: str
     clip_id: str
     fold: str
     captions: tuple[str, ...]
+    caption_names: tuple[str, ...]
+    own: dict[str, Any]
     width: int
     height: int
     num_frames: int
@@ -68,11 +73,15 @@ class ExportedClip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """Exported folder at `root` (absolute). `model`: the one that the clips were fitted to, None without."""
+    """Exported folder at `root` (absolute).
+
+    `model`: the one that the clips were fitted to, None without. `own_dtypes`: own column → polars' type.
+    """
 
     root: Path
     clips: tuple[ExportedClip, ...]
     model: Model | None
+    own_dtypes: dict[str, str]
 
     @property
     def folds(self) -> list[str]:

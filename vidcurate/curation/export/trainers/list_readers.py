@@ -17,6 +17,21 @@ from vidcurate.curation.export.trainers.exported import (
     script,
 )
 
+_HF_COLUMNS: dict[str, pl.DataType] = {
+    "file_name": pl.String(),
+    "text": pl.String(),
+    "captions": pl.List(pl.String()),
+    "caption_names": pl.List(pl.String()),
+    "clip_id": pl.String(),
+    "fps": pl.Float64(),
+    "num_frames": pl.Int64(),
+    "duration_seconds": pl.Float64(),
+    "width": pl.Int64(),
+    "height": pl.Int64(),
+}
+_SCALARS = (pl.Int64(), pl.Float64(), pl.Boolean(), pl.String())
+_OWN_DTYPES = (*_SCALARS, *(pl.List(scalar) for scalar in _SCALARS))  # see own_columns
+
 
 def ltx(export: Exported) -> Files:
     """Return the LTX trainers' dataset.json of each fold and the resolution buckets.
@@ -180,9 +195,13 @@ def hf(export: Exported) -> Files:
     """Return what makes each fold a `videofolder` split: metadata.parquet, and README.md with the splits.
 
     Source: huggingface/datasets docs/source/video_dataset.mdx, folder_based_builder.py (METADATA_FILENAMES).
-    Parquet, since other readers of the same folder take a metadata.csv or .jsonl for a clip or a manifest.
+    Parquet, since other readers of the same folder take a metadata.csv or .jsonl for a clip. Own columns of
+    the run are columns here.
     """
     files: Files = {}
+    own = {name if name not in _HF_COLUMNS else f"own_{name}": name for name in export.own_dtypes}
+    dtypes = {str(dtype): dtype for dtype in _OWN_DTYPES}
+    schema = _HF_COLUMNS | {column: dtypes[export.own_dtypes[name]] for column, name in own.items()}
     lines = ["---", "configs:", "- config_name: default", "  data_files:"]
     for fold in export.folds:
         rows = [
@@ -190,17 +209,19 @@ def hf(export: Exported) -> Files:
                 "file_name": clip.name,
                 "text": clip.caption,
                 "captions": list(clip.captions),
+                "caption_names": list(clip.caption_names),
                 "clip_id": clip.clip_id,
                 "fps": clip.fps,
                 "num_frames": clip.num_frames,
                 "duration_seconds": clip.seconds,
                 "width": clip.width,
                 "height": clip.height,
+                **{column: clip.own.get(name) for column, name in own.items()},
             }
             for clip in export.of(fold)
         ]
         buffer = io.BytesIO()
-        pl.DataFrame(rows).write_parquet(buffer)
+        pl.DataFrame(rows, schema=schema).write_parquet(buffer)
         files[f"{fold}/metadata.parquet"] = buffer.getvalue()
         lines += [f"  - split: {fold}", "    path:", f"    - {fold}/*.mp4", f"    - {fold}/metadata.parquet"]
     files["README.md"] = "\n".join([*lines, "---", "", f"{len(export.clips)} clips with captions.", ""])
