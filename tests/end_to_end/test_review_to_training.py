@@ -26,7 +26,7 @@ probe: {{level: full}}
 score: {{noun_engine: builtin}}
 filter: {{limits: {{noun_count: {{min: 1}}, num_frames: {{min: 9}}}}}}
 split: {{levels: 1, validation_fraction: 0}}
-shards: {{max_clips: 8, overwrite: true}}
+shards: {{max_clips: 8}}
 """
 
 
@@ -43,13 +43,14 @@ def _curated(home: Path) -> Path:
     (home / "videos" / "clip-9.mp4").write_bytes(whole[: len(whole) // 2])
     (home / "captions.csv").write_text("\n".join(lines) + "\n")
     (home / "curate.yaml").write_text(RECIPE.format(home=home))
-    _curate(home)
+    (home / "filter.yaml").write_text("limits: {noun_count: {min: 1}, num_frames: {min: 9}}\n")
+    main_ended(["curate", str(home / "curate.yaml"), "--json"])
     return home / "run"
 
 
-def _curate(home: Path) -> None:
+def main_ended(words: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["curate", str(home / "curate.yaml"), "--json"])
+        main(words)
     assert not ended.value.code
 
 
@@ -79,7 +80,14 @@ def test_a_clip_rejected_by_eye_is_gone_and_an_edited_caption_is_trained(
             run, {"id": f"i{number}", "clip_id": clip_id, "reviewer": "ana", "verdict": verdict, **more}
         )
     assert review_summary(run)["contradictions"][0]["stage"] == "filter"  # decided, and not applied yet
-    _curate(tmp_path)
+    main_ended(["filter", str(run), "--recipe", str(tmp_path / "filter.yaml")])
+    (stale,) = review_summary(run)["contradictions"]
+    assert "Run `vidcurate split-by-difficulty` again" in stale["what"]
+    main_ended(["split-by-difficulty", str(run), "--set", "levels=1", "--set", "validation_fraction=0"])
+    old = {one["what"] for one in review_summary(run)["contradictions"] if one["stage"] == "shards"}
+    assert "rejected by eye, and still in the shards" in old
+    assert "the shards have its caption as it was before the edit" in old
+    main_ended(["build-shards", str(run), "--overwrite", "--set", "max_clips=8"])
 
     ledger = rejection_ledger.rejected(run).collect()
     rejected = {row["clip_id"]: (row["rule"], row["value"]) for row in ledger.iter_rows(named=True)}
@@ -97,8 +105,7 @@ def test_a_clip_rejected_by_eye_is_gone_and_an_edited_caption_is_trained(
     assert b"short and good" not in tar  # who decided, and why, stays in the run
     odd = review_summary(run)["contradictions"]
     assert [(one["clip_id"], one["stage"]) for one in odd] == [(cut, "probe")]
-    with pytest.raises(SystemExit):
-        main(["report", str(run)])
+    main_ended(["report", str(run)])
     page = (run / "report.html").read_text()
     assert "Decisions by eye" in page
     assert "a slide show" in page

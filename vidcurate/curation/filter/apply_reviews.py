@@ -62,7 +62,7 @@ def rejected_by_eye(reviews: Reviews) -> list[Rule]:
         return []
     return [
         Rule(
-            stage=REVIEW,
+            stage="filter",
             measure=REVIEW,
             name=pl.lit(REVIEW),
             fails=pl.col("clip_id").is_in(list(texts)),

@@ -101,7 +101,8 @@ def _verdict(row: dict[str, Any]) -> str:
     if row.get("is_kept") is None:
         return "not filtered yet: run `vidcurate filter`"
     if row["is_kept"]:
-        return f"kept, level {row['level']}, {row['fold']}" if row.get("level") else "kept"
+        by_eye = f"; {row['review']}" if row.get("review") else ""
+        return (f"kept, level {row['level']}, {row['fold']}" if row.get("level") else "kept") + by_eye
     return (
         f"rejected at {row['reject_stage']} by {row['reject_rule']}: "
         f"{row['reject_value']} (asked: {row['reject_threshold']})"

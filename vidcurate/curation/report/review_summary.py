@@ -24,6 +24,7 @@ from vidcurate.curation.review_decisions.outcome import (
     merge_decisions,
     summarise_decisions,
 )
+from vidcurate.errors import StageError
 from vidcurate.shards import index_file
 
 _MOST_LISTED = 100
@@ -86,7 +87,11 @@ def contradictions(run: Path, outcomes: Mapping[str, Outcome]) -> list[dict[str,
     if recorded != digest_of(outcomes):
         what = f"decisions since the last filter: run `vidcurate filter {run}` and the stages after it"
         return [{"clip_id": "", "decision": "", "stage": "filter", "what": what}]
-    rows, there = _rows(run, [*outcomes]), _in_shards(run)
+    try:
+        rows = _rows(run, [*outcomes])
+    except StageError as error:  # the filter has run, and the stages after it have not
+        return [{"clip_id": "", "decision": "", "stage": "", "what": str(error)}]
+    there = _in_shards(run)
     unwritten = {row["clip_id"]: row["rule"] for row in rejection_ledger.unwritten(run).to_dicts()}
     found = []
     for one in outcomes.values():

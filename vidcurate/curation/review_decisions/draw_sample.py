@@ -21,7 +21,7 @@ def strata_of(run: Path) -> dict[str, list[str]]:
     Review decisions do not count: a clip decided by eye is in the stratum of its first other rule. Damaged
     clips are left out. Raises StageError when no filter has been run.
     """
-    entries = rejection_ledger.read_ledger(run).filter(pl.col("stage") != _REVIEW)
+    entries = rejection_ledger.read_ledger(run).filter(pl.col("rule") != _REVIEW)
     first = (
         entries.sort("order", maintain_order=True)
         .group_by("clip_id", maintain_order=True)

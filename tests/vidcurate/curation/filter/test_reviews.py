@@ -42,7 +42,7 @@ def test_a_clip_rejected_by_eye_has_reviewer_and_reason_in_table_and_ledger(tmp_
         "b": ("review", "rejected by ana: blurred (decision 3)", "not rejected by eye"),
         "c": KEPT,
     }
-    assert [(step.rule, step.stage, step.rejected) for step in found.funnel] == [("review", "review", 2)]
+    assert [(step.rule, step.stage, step.rejected) for step in found.funnel] == [("review", "filter", 2)]
     assert found.reviewed["rejected_by_eye"] == 2
     ledger = rejection_ledger.read_ledger(run).select("clip_id", "rule", "is_verdict").collect()
     assert ledger.rows() == [("a", "review", True), ("b", "review", True), ("b", "min_noun_count", False)]
