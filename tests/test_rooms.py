@@ -103,7 +103,8 @@ ROOMS = {
     ),
     "vidcurate.curation.review": (
         "vidcurate.curation.clip_table vidcurate.curation.dedup vidcurate.curation.filter "
-        "vidcurate.curation.report vidcurate.executor vidcurate.media vidcurate.recipe vidcurate.storage"
+        "vidcurate.curation.report vidcurate.curation.review_decisions vidcurate.executor vidcurate.media "
+        "vidcurate.recipe vidcurate.storage"
     ),
     "vidcurate.curation.publish": (
         "vidcurate.curation.clip_table vidcurate.curation.report vidcurate.executor vidcurate.shards "

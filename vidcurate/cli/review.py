@@ -39,19 +39,27 @@ def review(
     level: Annotated[
         float, typer.Option(min=0.5, max=0.999, help="Confidence of the intervals.", metavar="SHARE")
     ] = 0.95,
+    reviewer: Annotated[
+        str | None, typer.Option("--reviewer", help="Who decides. Default: your login name.", metavar="NAME")
+    ] = None,
     to_json: Json = False,
 ) -> None:
-    """Watch, search and sort the clips of a run in a browser, and try other thresholds.
+    """Watch, search and sort the clips of a run in a browser, try thresholds, decide on clips.
+
+    Decisions go to RUN/reviews.jsonl; `vidcurate filter RUN` applies them.
 
     The app listens on 127.0.0.1 and needs the token of the printed address. Ctrl-C stops it. From another
     machine: ssh -L 8765:127.0.0.1:8765 HOST, then open the same address. With --sample N --blind the command
-    draws clips to review without their verdicts, and --summary then says how often the filter is wrong.
+    draws clips, --blind --name NAME reviews them without their verdicts, and --summary then says how often
+    the filter is wrong.
 
     Example: vidcurate review run
     """
     refuse_training_run(run, "report")
-    if blind != (sample is not None):
+    if sample is not None and not blind:
         raise InputError("--sample N and --blind go together: a sample is reviewed without the verdicts.")
+    if blind and sample is None and name is None:
+        raise InputError("--blind: which sample? Draw one with --sample N --blind, or name it with --name.")
     if summary and sample is not None:
         raise InputError("--summary and --sample exclude each other. Draw the sample first.")
     if sample is not None:
@@ -59,10 +67,19 @@ def review(
     elif summary:
         _sum_up(run, level, to_json=to_json)
     else:
-        _serve(run, videos, port, to_json=to_json)
+        _serve(run, videos, port, reviewer, name if blind else None, to_json=to_json)
 
 
-def _serve(run: Path, videos: Path | None, port: int | None, *, to_json: bool) -> None:
+def _serve(
+    run: Path,
+    videos: Path | None,
+    port: int | None,
+    reviewer: str | None,
+    sample: str | None,
+    *,
+    to_json: bool,
+) -> None:
+    from vidcurate.curation.review.decide import login_name
     from vidcurate.curation.review.serve import serve_review
 
     def announce(address: str) -> None:
@@ -73,7 +90,14 @@ def _serve(run: Path, videos: Path | None, port: int | None, *, to_json: bool) -
             print("Open this address in a browser. Ctrl-C stops the app.", file=sys.stderr)
 
     with suppress(KeyboardInterrupt):
-        serve_review(run, videos=videos or known_videos(run), port=port, announce=announce)
+        serve_review(
+            run,
+            videos=videos or known_videos(run),
+            port=port,
+            reviewer=reviewer or login_name(),
+            blind_sample=sample,
+            announce=announce,
+        )
 
 
 def _draw(run: Path, size: int, seed: int, name: str | None, *, to_json: bool) -> None:
@@ -92,7 +116,11 @@ def _draw(run: Path, size: int, seed: int, name: str | None, *, to_json: bool) -
         to_json=to_json,
     )
     if not to_json:
-        print(f"Review it: vidcurate review {run}. Then: vidcurate review {run} --summary", file=sys.stderr)
+        print(
+            f"Review it: vidcurate review {run} --blind --name {drawn.name}. "
+            f"Then: vidcurate review {run} --summary",
+            file=sys.stderr,
+        )
 
 
 def _sum_up(run: Path, level: float, *, to_json: bool) -> None:

@@ -17,6 +17,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from vidcurate.curation.review.access import Access
+from vidcurate.curation.review.decide import DecisionRequest, UndoRequest
 from vidcurate.curation.review.query import Range
 from vidcurate.curation.review.session import Session
 from vidcurate.curation.review.transcode_cache import BusyError, TranscodeCache
@@ -29,6 +30,12 @@ T = TypeVar("T")
 M = TypeVar("M", bound=Recipe)
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _VIDEO_TYPES = {".mp4": "video/mp4", ".m4v": "video/mp4", ".mov": "video/mp4", ".webm": "video/webm"}
+_NO_FRAME = (
+    b'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 160 90">'
+    b'<g fill="none" stroke="#8a9099" stroke-width="2">'
+    b'<rect x="50" y="20" width="60" height="50" rx="4" stroke-dasharray="5 4"/>'
+    b'<path d="M68 33l24 24M92 33L68 57"/></g></svg>'
+)
 _MOST_BODY_BYTES = 1 << 20
 _BODY_SECONDS = 10.0
 _QUERY_THREADS, _POSTER_THREADS = 2, 2
@@ -97,24 +104,22 @@ class Routes:
     async def trial(self, request: Request) -> Response:
         """Return what other thresholds would keep."""
         wanted = await _body(request, TrialRequest)
-        return _json(await self._in_thread(lambda: self._session.loaded().thresholds.trial(wanted.limits)))
+        return _json(await self._in_thread(partial(self._session.trial, wanted.limits)))
+
+    async def decide(self, request: Request) -> Response:
+        """Record a decision; the answer means that it is on the disk."""
+        wanted = await _body(request, DecisionRequest)
+        return _json(await self._in_thread(partial(self._session.decide, wanted)))
+
+    async def undo(self, request: Request) -> Response:
+        """Take a decision back."""
+        wanted = await _body(request, UndoRequest)
+        return _json(await self._in_thread(partial(self._session.undo, wanted)))
 
     async def recipe(self, request: Request) -> Response:
         """Return the thresholds as YAML; with a name, also write them to RUN/recipes."""
         wanted = await _body(request, TrialRequest)
-
-        def made() -> dict[str, Any]:
-            thresholds = self._session.loaded().thresholds
-            found: dict[str, Any] = {"text": thresholds.recipe_text(wanted.limits)}
-            if wanted.name is not None:
-                path = thresholds.save_recipe(wanted.limits, wanted.name)
-                found |= {
-                    "file": str(path),
-                    "command": f"vidcurate filter {self._session.run} --recipe {path}",
-                }
-            return found
-
-        return _json(await self._in_thread(made))
+        return _json(await self._in_thread(partial(self._session.recipe, wanted.limits, wanted.name)))
 
     async def poster(self, request: Request) -> Response:
         """Return a still picture of a clip."""
@@ -124,7 +129,10 @@ class Routes:
         async with self._decoders:
             if await request.is_disconnected():  # scrolled away
                 return Response(status_code=204)
-            made = await anyio.to_thread.run_sync(partial(self._posters.of, *found))
+            try:
+                made = await anyio.to_thread.run_sync(partial(self._posters.of, *found))
+            except MediaError:  # a broken file is no broken page
+                return Response(_NO_FRAME, media_type="image/svg+xml", headers={"cache-control": "no-store"})
         return Response(made, media_type="image/jpeg", headers={"cache-control": "private, max-age=3600"})
 
     async def video(self, request: Request) -> Response:
@@ -213,6 +221,8 @@ def make_app(session: Session, *, token: str, cookie: str, cache: Path) -> Starl
             Route("/api/histogram", routes.histogram),
             Route("/api/clip/{row:int}", routes.clip),
             Route("/api/trial", routes.trial, methods=["POST"]),
+            Route("/api/decide", routes.decide, methods=["POST"]),
+            Route("/api/undo", routes.undo, methods=["POST"]),
             Route("/api/recipe", routes.recipe, methods=["POST"]),
             Route("/media/poster/{row:int}", routes.poster),
             Route("/media/file/{row:int}", routes.video),

@@ -51,7 +51,7 @@ class Query(Recipe):
     cluster: str | None = None
     """one cluster of duplicates, by rank"""
     near: int | None = Field(default=None, ge=0, description="rows that look like this one, nearest first")
-    decided: Literal["", "any", "none", "keep", "reject", "caption", "tag"] = ""
+    decided: Literal["", "any", "none", "keep", "reject", "caption", "tag", "disputed"] = ""
     """by the decisions of the reviewers"""
     limits: dict[str, Range] | None = None
     """thresholds to try: the rows that change sides, borderline first"""

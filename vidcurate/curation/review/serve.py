@@ -41,14 +41,17 @@ def serve_review(
     *,
     videos: Path | None,
     port: int | None,
+    reviewer: str,
+    blind_sample: str | None = None,
     announce: Callable[[str], None],
     token: str | None = None,
 ) -> None:
     """Serve the review of a run on 127.0.0.1 until Ctrl-C.
 
+    `reviewer` is who decides; `blind_sample` is the drawn sample that alone is shown, without verdicts.
     `announce` receives the address with its token once the port is open; `token` None draws a new one.
-    Raises InputError when the extra `review` is not installed or `videos` is no folder; StageError,
-    TableError, StorageError.
+    Raises InputError when the extra `review` is not installed or `videos` is no folder; MissingError without
+    the sample; StageError, TableError, StorageError.
     """
     try:
         import uvicorn
@@ -61,7 +64,7 @@ def serve_review(
         ) from error
     if videos is not None and not videos.is_dir():
         raise InputError(f"{videos}: no such video folder. Set it with --videos FOLDER.")
-    session = Session(run, videos)
+    session = Session(run, videos, reviewer, blind_sample)
     token = token or secrets.token_urlsafe(24)
     with bind(port) as listener:
         port = listener.getsockname()[1]

@@ -9,12 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vidcurate.curation.filter.apply_reviews import Reviews
+from vidcurate.curation.review import blind
 from vidcurate.curation.review.clip_rows import CARD, ClipRows, Places, signature
+from vidcurate.curation.review.decide import DecisionBook, DecisionRequest, UndoRequest
 from vidcurate.curation.review.histograms import Histograms, facets
-from vidcurate.curation.review.query import Mask, Query, matching, ordered
+from vidcurate.curation.review.query import Mask, Query, Range, matching, ordered
 from vidcurate.curation.review.similar_clips import has_hashes
 from vidcurate.curation.review.thresholds import Thresholds
 from vidcurate.curation.review.video_files import file_of, how_played
+from vidcurate.curation.review_decisions.blind_sample import read_sample
 from vidcurate.errors import InputError
 from vidcurate.recipe import recipe as recipes
 
@@ -36,8 +40,12 @@ class _Loaded:
 class Session:
     """What all browsers of one server share. Its methods may be called by several threads."""
 
-    def __init__(self, run: Path, videos: Path | None) -> None:
+    def __init__(
+        self, run: Path, videos: Path | None, reviewer: str, blind_sample: str | None = None
+    ) -> None:
         self.run, self.videos = run, videos
+        self.sample = None if blind_sample is None else read_sample(run, blind_sample)
+        self.book = DecisionBook(run, reviewer, blind_sample=blind_sample)
         self._lock = threading.RLock()
         self._loaded = self._load()
 
@@ -68,6 +76,8 @@ class Session:
     def describe(self) -> dict[str, Any]:
         """Return what the page needs at its start: the run, its columns, the limits of its filter."""
         now = self.loaded()
+        if self.sample is not None:
+            return self._describe_blind(now)
         return {
             "name": self.run.resolve().name,
             "run": str(self.run),
@@ -78,6 +88,24 @@ class Session:
             "has_hashes": has_hashes(now.rows),
             "has_clusters": "duplicate_cluster" in now.rows.schema,
             "thresholds": now.thresholds.start(),
+            "reviewer": self.book.reviewer,
+            "blind": None,
+        }
+
+    def _describe_blind(self, now: _Loaded) -> dict[str, Any]:
+        assert self.sample is not None
+        return {
+            "name": self.run.resolve().name,
+            "run": str(self.run),
+            "rows": len(self.sample.strata),
+            "stage": now.rows.stage,
+            "columns": [one for one in now.rows.described() if one["name"] in blind.SHOWN],
+            "has_videos": self.videos is not None,
+            "has_hashes": False,
+            "has_clusters": False,
+            "thresholds": {"limits": {}, "is_filtered": False},
+            "reviewer": self.book.reviewer,
+            "blind": self.sample.name,
         }
 
     def _mask(self, now: _Loaded, query: Query) -> Mask:
@@ -92,12 +120,23 @@ class Session:
         """Return the rows that the grid shows, in order, and notes. Raises ColumnError, RecipeError."""
         with self._lock:
             now = self.loaded()
+            if self.sample is not None:
+                blind.check_query(query)
+                places = blind.sample_places(now.rows, self.sample)
+                if query.decided:
+                    places = places[self.book.matching(now.rows, query.decided)[places]]
+                return places, {}
             key = query.model_dump_json()
+            if query.decided or query.limits is not None:
+                key += str(self.book.state().stamp)
             if key not in now.results:
                 scored: NDArray[np.float64] | None = None
                 if query.limits is not None:
-                    scored = now.thresholds.changed(query.limits, query.side)
-                now.results[key] = ordered(now.rows, query, self._mask(now, query), scored)
+                    scored = now.thresholds.changed(query.limits, query.side, self._reviews())
+                mask = self._mask(now, query)
+                if query.decided:
+                    mask = mask & self.book.matching(now.rows, query.decided)
+                now.results[key] = ordered(now.rows, query, mask, scored)
                 while len(now.results) > _MOST_RESULTS:
                     now.results.popitem(last=False)
             return now.results[key]
@@ -108,9 +147,10 @@ class Session:
         some = places[max(offset, 0) : max(offset, 0) + min(max(limit, 1), MOST_ROWS)]
         extra = [query.sort] if query.sort else []
         extra += [*query.ranges, *(query.limits or {})]
-        cards = self.rows.rows(some, [*CARD, *extra])
+        cards = self.rows.rows(some, blind.SHOWN if self.sample is not None else [*CARD, *extra])
         for card in cards:
             self._add_video(card)
+            card["decision"] = self.book.of(card["clip_id"])
         return {"total": len(places), "offset": max(offset, 0), "rows": cards, **notes}
 
     def _add_video(self, card: dict[str, Any]) -> None:
@@ -120,12 +160,18 @@ class Session:
 
     def facets(self, query: Query) -> dict[str, Any]:
         """Return the counts by value, over the rows that the query's filters let through."""
+        if self.sample is not None:
+            return {"columns": {}, "decided": self.book.counts()}
         with self._lock:
             now = self.loaded()
-            return facets(now.rows, query, self._mask(now, query))
+            return {
+                "columns": facets(now.rows, query, self._mask(now, query)),
+                "decided": self.book.counts(),
+            }
 
     def histogram(self, query: Query, name: str) -> dict[str, Any]:
         """Return a column's histogram, see `Histograms.of`."""
+        self._refuse_blind()
         with self._lock:
             return self.loaded().histograms.of(name, query)
 
@@ -136,9 +182,49 @@ class Session:
             found = rows.row(place)
         except IndexError as error:
             raise InputError(f"{self.run}: no row {place}; the table has {len(rows)}.") from error
+        if self.sample is not None:
+            found = {name: value for name, value in found.items() if name in blind.SHOWN}
         card = {**found, "row": place}
         self._add_video(card)
-        return {"row": place, "video": card["video"], "cells": found}
+        return {
+            "row": place,
+            "video": card["video"],
+            "cells": found,
+            "decision": self.book.of(card["clip_id"]),
+        }
+
+    def recipe(self, limits: dict[str, Range], name: str | None) -> dict[str, Any]:
+        """Return the thresholds as YAML; with a name, save them and return the file and the filter's command.
+
+        Raises InputError for another kind of name.
+        """
+        self._refuse_blind()
+        thresholds = self.loaded().thresholds
+        found: dict[str, Any] = {"text": thresholds.recipe_text(limits)}
+        if name is not None:
+            path = thresholds.save_recipe(limits, name)
+            found |= {"file": str(path), "command": f"vidcurate filter {self.run} --recipe {path}"}
+        return found
+
+    def _refuse_blind(self) -> None:
+        if self.sample is not None:
+            raise blind.refuse_unblinding()
+
+    def _reviews(self) -> Reviews:
+        return Reviews(self.book.state().outcomes)
+
+    def trial(self, limits: dict[str, Range]) -> dict[str, Any]:
+        """Return what other thresholds would keep, see `Thresholds.trial`."""
+        self._refuse_blind()
+        return self.loaded().thresholds.trial(limits, self._reviews())
+
+    def decide(self, wanted: DecisionRequest) -> dict[str, Any]:
+        """Record a decision, see `DecisionBook.record`."""
+        return {**self.book.record(self.rows, wanted), "counts": self.book.counts()}
+
+    def undo(self, wanted: UndoRequest) -> dict[str, Any]:
+        """Undo a decision, see `DecisionBook.undo`."""
+        return {**self.book.undo(wanted), "counts": self.book.counts()}
 
     def file(self, place: int) -> tuple[Path, dict[str, Any]] | None:
         """Return the file of a row and the row's cells; None when there is no such file in the folder."""

@@ -11,12 +11,14 @@ import yaml
 from numpy.typing import NDArray
 
 from vidcurate.curation.clip_table import table
-from vidcurate.curation.filter.bind_rules import Masks, plan_of, survivors
+from vidcurate.curation.filter.apply_reviews import NO_REVIEWS, Reviews, with_edited_captions
+from vidcurate.curation.filter.bind_rules import Masks, Plan, plan_of, survivors
 from vidcurate.curation.filter.rules import columns_of
 from vidcurate.curation.filter.spec import FilterSpec, with_preset
 from vidcurate.curation.report import counts, what_if
 from vidcurate.curation.review.clip_rows import ClipRows
 from vidcurate.curation.review.query import Range
+from vidcurate.curation.review_decisions.outcome import digest_of
 from vidcurate.errors import InputError
 from vidcurate.recipe import recipe as recipes
 from vidcurate.storage import atomic_file
@@ -47,6 +49,7 @@ class Thresholds:
     def __init__(self, rows: ClipRows) -> None:
         self._rows = rows
         self._known: Masks = {}
+        self._reviewed = ""
         self._groups: counts.ClipCounts | None = None
         self._last: tuple[str, NDArray[np.bool_], NDArray[np.float64]] | None = None
         self.spec = with_preset(what_if.settings_of(rows.run))
@@ -65,8 +68,13 @@ class Thresholds:
         }
         return {"limits": ranges, "is_filtered": self._rows.is_filtered}
 
-    def _facts(self, columns: set[str]) -> pl.DataFrame:
-        return pl.DataFrame({name: self._rows.column(name) for name in sorted({"clip_id", *columns})})
+    def _facts(self, columns: set[str], reviews: Reviews = NO_REVIEWS) -> pl.DataFrame:
+        names = sorted({"clip_id", *columns, *(("caption",) if reviews.captions() else ())})
+        facts = pl.DataFrame({name: self._rows.column(name) for name in names})
+        return with_edited_captions(self._rows.run, facts.lazy(), reviews)[0].collect()
+
+    def _plan(self, spec: FilterSpec, reviews: Reviews) -> Plan:
+        return plan_of(self._rows.schema, spec, table.stage_path(self._rows.run, self._rows.stage), reviews)
 
     def _counts(self) -> counts.ClipCounts:
         if self._groups is None:
@@ -77,20 +85,19 @@ class Thresholds:
             self._groups = what_if.clip_counts(self._rows.run, facts, cuts)
         return self._groups
 
-    def trial(self, wanted: dict[str, Range]) -> dict[str, Any]:
+    def trial(self, wanted: dict[str, Range], reviews: Reviews = NO_REVIEWS) -> dict[str, Any]:
         """Return rows_in, kept, now, newly_kept, newly_rejected, rules, by_source, by_level, by_bucket.
 
         As `what_if.what_if` gives them. Raises RecipeError, ColumnError.
         """
-        spec = _limits(self.spec, wanted)
-        where = table.stage_path(self._rows.run, self._rows.stage)
-        plan = plan_of(self._rows.schema, spec, where)
-        facts = what_if.Facts(
-            clips=self._facts(plan.columns()), counts=self._counts(), kept_now=self.kept_now
-        )
+        plan = self._plan(_limits(self.spec, wanted), reviews)
+        clips = self._facts(plan.columns(), reviews)
+        facts = what_if.Facts(clips=clips, counts=self._counts(), kept_now=self.kept_now)
         return what_if.outcome(facts, plan)
 
-    def changed(self, wanted: dict[str, Range], side: str) -> NDArray[np.float64]:
+    def changed(
+        self, wanted: dict[str, Range], side: str, reviews: Reviews = NO_REVIEWS
+    ) -> NDArray[np.float64]:
         """Return how far beyond the thresholds each clip is that changes sides (N,); NaN: the clip stays.
 
         The distance is that to the nearest of the thresholds that differ from the run's, in spreads of its
@@ -98,12 +105,14 @@ class Thresholds:
         kept), rejected or both. Raises RecipeError, ColumnError.
         """
         spec = _limits(self.spec, wanted)
-        key = spec.model_dump_json()
+        digest = digest_of(reviews.outcomes)
+        key = f"{digest} {spec.model_dump_json()}"
         if self._last is None or self._last[0] != key:
-            plan = plan_of(self._rows.schema, spec, table.stage_path(self._rows.run, self._rows.stage))
-            if len(self._known) > _MOST_RULES:
-                self._known.clear()
-            kept = survivors(self._facts(plan.checked()), plan, self._known).to_numpy()
+            plan = self._plan(spec, reviews)
+            if len(self._known) > _MOST_RULES or digest != self._reviewed:
+                self._known.clear()  # results of rules on these captions
+            self._reviewed = digest
+            kept = survivors(self._facts(plan.checked(), reviews), plan, self._known).to_numpy()
             self._last = (key, kept, self._distances(spec))
         _, kept, distances = self._last
         now = self.kept_now.to_numpy()

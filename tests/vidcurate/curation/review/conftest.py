@@ -39,7 +39,7 @@ def curated(home: Path) -> Path:
     run_probe(run, ProbeSpec(videos=videos))
     run_score(run, ScoreSpec(noun_engine="builtin"))
     run_frames(run, FramesSpec(), videos=videos)
-    same = PerceptualSpec(max_bits=12, max_thumbnail_distance=40, orientations="same")
+    same = PerceptualSpec(max_bits=12, max_thumbnail_distance=40)
     run_dedup(run, DedupSpec(perceptual=same))
     run_filter(run, FilterSpec(limits={"short_side": Limit(min=32), "num_frames": Limit(min=15)}))
     run_split(run, SplitSpec(levels=2, validation_fraction=0.1))
@@ -68,9 +68,9 @@ class Server:
         return self.client.post(path, json=value, headers={"origin": self.origin})
 
 
-def served(run: Path, videos: Path | None) -> Iterator[Server]:
+def served(run: Path, videos: Path | None, blind_sample: str | None = None) -> Iterator[Server]:
     """Yield a server of `run` by uvicorn in a thread."""
-    session = Session(run, videos)
+    session = Session(run, videos, "ana", blind_sample)
     with bind(0) as listener:
         port = listener.getsockname()[1]
         app = make_app(session, token=TOKEN, cookie=cookie_name(port), cache=run / FOLDER)

@@ -140,7 +140,7 @@ def test_counts_by_value_ignore_their_own_filter_and_histograms_too(
     query = {"words": {"is_kept": ["true"]}, "ranges": {"num_frames": {"min": 20}}}
     found = server.client.get("/api/facets", params={"q": json.dumps(query)}).json()
     many = [one for one in clips if (one["num_frames"] or 0) >= 20]
-    counted = {one["value"]: one["rows"] for one in found["is_kept"]}
+    counted = {one["value"]: one["rows"] for one in found["columns"]["is_kept"]}
     assert counted["true"] == sum(one["is_kept"] for one in many)
     assert counted["false"] == sum(not one["is_kept"] for one in many)
     parameters = {"q": json.dumps(query), "column": "num_frames"}

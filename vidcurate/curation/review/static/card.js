@@ -92,7 +92,11 @@ export class Card {
     this.picture = element("div", { class: "picture" });
     this.said = element("div", { class: "said" });
     this.root.append(this.picture, this.said);
-    this.root.addEventListener("click", () => onChoose(this.index));
+    this.root.addEventListener("click", (event) => {
+      // A second tap opens: a finger has no double click to speak of.
+      if (event.pointerType === "touch" && this.root.getAttribute("aria-selected") === "true") onOpen(this.index);
+      else onChoose(this.index);
+    });
     this.root.addEventListener("dblclick", () => onOpen(this.index));
     this.picture.addEventListener("pointerenter", (event) => {
       if (event.pointerType === "mouse" && !isCalm()) this.timer = setTimeout(() => this.play(), HOVER_MILLISECONDS);

@@ -12,6 +12,7 @@ export class ClipView {
     this.grid = grid;
     this.actions = actions;
     this.root = byId("clip");
+    this.root.tabIndex = -1;
     this.stages = new Map(run.columns.map((column) => [column.name, column]));
     this.root.addEventListener("close", () => this.leave());
   }
@@ -31,7 +32,10 @@ export class ClipView {
     this.video = null;
     this.clip = clip;
     this.root.replaceChildren(this.head(clip), this.body(clip));
-    if (!this.root.open) this.root.showModal();
+    if (!this.root.open) {
+      this.root.showModal();
+      this.root.focus();
+    }
     const found = await attempt(() => get(`/api/clip/${clip.row}`));
     if (found && this.clip === clip) this.root.querySelector(".cells").replaceChildren(...this.cells(found.cells));
   }
@@ -72,8 +76,9 @@ export class ClipView {
     }
     const verdict = clip.is_kept === false
       ? element("p", { class: "verdict" }, element("span", { class: "no" }, "Rejected"), ` by ${clip.reject_rule ?? "a rule"} (${clip.reject_stage ?? ""}): `, element("bdi", {}, `${clip.reject_value ?? "unknown"}`), clip.reject_threshold ? `, asked for ${clip.reject_threshold}` : "")
-      : element("p", { class: "verdict" }, element("span", { class: "yes" }, clip.is_kept ? "Kept" : "Not filtered yet"));
+      : element("p", { class: "verdict" }, element("span", { class: "yes" }, clip.is_kept ? "Kept" : this.run.blind ? "" : "Not filtered yet"));
     const words = clip.decision?.caption ?? clip.caption;
+    if (clip.decision?.text) verdict.append(element("br"), "By eye: ", element("bdi", {}, clip.decision.text));
     return element("div", { class: "clip-body" },
       element("div", {}, stage, note, element("div", { class: "actions" }, ...this.actions(clip), ...this.alike(clip)), verdict,
         element("p", { class: "caption" }, element("bdi", {}, words || "no caption"))),

@@ -18,6 +18,12 @@ export function valueName(column, value) {
   return VALUES[column]?.[value] ?? value;
 }
 
+const DECIDED = { "": "all clips", any: "decided", none: "not decided", keep: "kept by eye", reject: "rejected by eye", caption: "caption edited", tag: "tagged", disputed: "reviewers differ" };
+
+export function decidedName(value) {
+  return DECIDED[value] ?? value;
+}
+
 export function title(column) {
   return TITLES[column] ?? label(column);
 }
@@ -30,7 +36,7 @@ export class Filters {
     this.charts = element("div");
     this.histograms = new Map();
     this.root = byId("filter-panel");
-    this.root.append(this.facets, this.charts, this.adder(), this.sampler());
+    this.root.append(this.decided(), this.facets, this.charts, this.adder(), this.sampler());
     for (const name of ["duration_seconds", "noun_count"]) if (this.columns.get(name)?.kind === "number") this.add(name);
     query.onChange(() => this.refresh());
   }
@@ -39,7 +45,10 @@ export class Filters {
     for (const name of [...Object.keys(query.query().ranges ?? {}), ...Object.keys(query.query().contains ?? {})]) this.add(name);
     const asked = query.text();
     const found = await attempt(() => get("/api/facets", { q: asked }));
-    if (found && asked === query.text()) this.showFacets(found);
+    if (found && asked === query.text()) {
+      this.showFacets(found.columns);
+      this.showDecided(found.decided);
+    }
     for (const chart of this.histograms.values()) await chart.refresh(asked);
   }
 
@@ -47,6 +56,16 @@ export class Filters {
     const focused = document.activeElement?.dataset?.facet;
     this.facets.replaceChildren(...Object.entries(found).map(([name, values]) => this.facet(name, values)));
     if (focused) this.facets.querySelector(`[data-facet="${CSS.escape(focused)}"]`)?.focus();
+  }
+
+  decided() {
+    this.select = element("select", { id: "decided", onchange: () => query.change({ decided: this.select.value }) }, ...Object.keys(DECIDED).map((value) => element("option", { value }, decidedName(value))));
+    return element("section", {}, element("h3", {}, element("label", { for: "decided" }, "Decisions")), element("div", { class: "row" }, this.select));
+  }
+
+  showDecided(counts) {
+    this.select.value = query.query().decided ?? "";
+    for (const option of this.select.options) if (option.value in counts) option.textContent = `${decidedName(option.value)} (${count(counts[option.value])})`;
   }
 
   facet(name, values) {

@@ -187,6 +187,15 @@ export class Grid {
     }
   }
 
+  // Change the clip of this id where its page is held.
+  update(clipId, change) {
+    for (const rows of this.pages.values()) {
+      const at = rows.findIndex((clip) => clip.clip_id === clipId);
+      if (at >= 0) rows[at] = change(rows[at]);
+    }
+    this.draw();
+  }
+
   mark() {
     for (const [index, card] of this.cards) card.root.setAttribute("aria-selected", String(index === this.cursor && this.total > 0));
     if (this.cards.has(this.cursor)) this.root.setAttribute("aria-activedescendant", `clip-${this.cursor}`);

@@ -77,7 +77,7 @@ export class Histogram {
     const box = this.chart.getBoundingClientRect();
     const share = Math.min(1, Math.max(0, (event.clientX - box.left) / box.width));
     const { edges } = this.found;
-    return edges[0] + share * (edges.at(-1) - edges[0]);
+    return share === 1 ? edges.at(-1) : edges[0] + share * (edges.at(-1) - edges[0]);
   }
 
   rounded(low, high) {

@@ -12,7 +12,7 @@ const KEYS = [
 ];
 
 function isTyping(target) {
-  return target.closest?.("input, textarea, select, [contenteditable]") !== null && target.type !== "checkbox" && target.type !== "range";
+  return Boolean(target.closest?.("input, textarea, select, [contenteditable]")) && target.type !== "checkbox" && target.type !== "range";
 }
 
 export function listenToKeys(grid, view, more) {
@@ -37,12 +37,13 @@ export function listenToKeys(grid, view, more) {
       if (event.key === "Escape") target.blur();
       return;
     }
+    if (document.querySelector("#decide[open]")) return;
     let work = null;
     if (view.isOpen) {
       const isOnControl = target.closest("button, summary, video") && event.key === " ";
       work = isOnControl ? null : inView[event.key] ?? more.keys?.[event.key];
     } else if (!help.open && !document.querySelector("dialog[open]")) {
-      if (event.key === "/") work = () => byId("text").focus();
+      if (event.key === "/") work = () => byId("text")?.focus();
       else if (event.key === "?") work = () => help.showModal();
       else if (target === grid.root || target === document.body) work = moves[event.key] ?? more.keys?.[event.key];
     }

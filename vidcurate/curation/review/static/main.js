@@ -2,13 +2,15 @@
 
 import { attempt, byId, count, delayed, element, get, label, number, plural } from "./dom.js";
 import { ClipView } from "./clip_view.js";
-import { Filters, title, valueName } from "./filters.js";
+import { Decisions } from "./decide.js";
+import { Filters, decidedName, title, valueName } from "./filters.js";
 import { Grid } from "./grid.js";
 import { listenToKeys } from "./keys.js";
 import { WhatIf } from "./what_if.js";
 import * as query from "./query.js";
 
 function showTotal(run, found) {
+  if (run.blind) return;
   byId("count").textContent = found.total === run.rows ? plural(run.rows, "clip") : `${count(found.total)} of ${plural(run.rows, "clip")}`;
 }
 
@@ -20,7 +22,8 @@ function setUpSorting(run) {
   const apply = () => query.change({ sort: sort.value || null, descending: Boolean(sort.value) && direction.value === "down", both_ends: Boolean(sort.value) && direction.value === "ends", near: null });
   sort.addEventListener("change", apply);
   direction.addEventListener("change", apply);
-  const follow = ({ sort: name, descending, both_ends: ends }) => {
+  const follow = ({ sort: name, descending, both_ends: ends, limits, near }) => {
+    sort.options[0].textContent = limits ? "borderline first" : near === undefined ? "table order" : "most alike first";
     sort.value = name ?? "";
     direction.value = ends ? "ends" : descending ? "down" : "up";
     direction.disabled = !name;
@@ -41,6 +44,11 @@ function setUpSearch() {
   query.onChange(({ text }) => { if (document.activeElement !== input) input.value = text ?? ""; });
 }
 
+function limitText(name, { min = null, max = null }) {
+  const ends = [min === null ? "" : `≥ ${number(min)}`, max === null ? "" : `≤ ${number(max)}`].filter(Boolean);
+  return `${label(name)} ${ends.join(" and ") || "without a limit"}`;
+}
+
 // The parts of the query as chips; each takes its part away.
 function showActive(run) {
   const now = query.query();
@@ -48,12 +56,13 @@ function showActive(run) {
   const chip = (text, away) => made.push(element("button", { type: "button", class: "chip", title: "Remove", onclick: away }, element("bdi", {}, text)));
   if (now.text) chip(`caption: ${now.text}`, () => { byId("text").value = ""; query.change({ text: "" }); });
   for (const [name, values] of Object.entries(now.words ?? {})) chip(`${title(name)}: ${values.map((one) => valueName(name, one)).join(", ")}`, () => query.changeIn("words", name, null));
-  for (const [name, { min = null, max = null }] of Object.entries(now.ranges ?? {})) chip(`${label(name)} ${min === null ? "" : `≥ ${number(min)}`}${min !== null && max !== null ? ", " : ""}${max === null ? "" : `≤ ${number(max)}`}`, () => query.changeIn("ranges", name, null));
+  for (const [name, { min = null, max = null }] of Object.entries(now.ranges ?? {})) chip(limitText(name, { min, max }), () => query.changeIn("ranges", name, null));
   for (const [name, text] of Object.entries(now.contains ?? {})) chip(`${label(name)}: ${text}`, () => query.changeIn("contains", name, null));
   if (now.cluster) chip(`copies of ${now.cluster}`, () => query.change({ cluster: null }));
   if (now.near !== undefined) chip(`looks like row ${count(now.near)}`, () => query.change({ near: null }));
+  if (now.decided) chip(`decided: ${decidedName(now.decided)}`, () => query.change({ decided: null }));
   if (now.sample) chip(`sample of ${count(now.sample.size)}${now.sample.by ? ` by ${label(now.sample.by)}` : ""}`, () => query.change({ sample: null }));
-  if (now.limits) chip(`changes sides${now.side && now.side !== "both" ? `: newly ${now.side}` : ""}`, () => query.change({ limits: null, side: null }));
+  if (now.limits) chip(`${now.side && now.side !== "both" ? `newly ${now.side}` : "changes sides"} with ${Object.entries(now.limits).map(([name, ends]) => limitText(name, ends)).join(", ") || "other limits"}`, () => query.change({ limits: null, side: null }));
   byId("active").replaceChildren(...made);
   document.title = `Review of ${run.name}`;
 }
@@ -104,13 +113,26 @@ async function start() {
   let view = null;
   const grid = new Grid((found) => showTotal(run, found), (clip) => view.show(clip));
   grid.shown = columnsOfInterest;
-  view = new ClipView(run, grid, () => []);
+  const decisions = new Decisions(run, grid);
+  view = new ClipView(run, grid, () => decisions.buttons());
+  decisions.view = view;
+  if (run.blind) {
+    decisions.onCounts = (counts) => { byId("count").textContent = `blind sample ${run.blind}: ${counts.keep + counts.reject} of ${plural(run.rows, "clip")} decided`; };
+    decisions.onCounts((await attempt(() => get("/api/facets")))?.decided ?? { keep: 0, reject: 0 });
+    for (const id of ["panel", "search", "open-panel"]) byId(id).remove();
+    document.querySelector(".sorting").remove();
+    listenToKeys(grid, view, decisions.keys());
+    query.onChange(() => grid.reset());
+    await grid.reset();
+    grid.root.focus({ preventScroll: true });
+    return;
+  }
   const filters = new Filters(run);
   const whatIf = new WhatIf(run);
   setUpSorting(run);
   setUpSearch();
   setUpPanel(whatIf);
-  listenToKeys(grid, view, {});
+  listenToKeys(grid, view, decisions.keys());
   query.onChange(() => { showActive(run); grid.reset(); });
   showActive(run);
   await grid.reset();

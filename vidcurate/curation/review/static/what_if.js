@@ -75,6 +75,7 @@ export class WhatIf {
   showChanged() {
     const limits = this.limits();
     if (Object.keys(limits).length) query.change({ limits, side: this.side, near: null, sort: null, descending: null, both_ends: null });
+    this.mark(this.side);
   }
 
   show(found) {
@@ -82,7 +83,7 @@ export class WhatIf {
     const before = this.before ?? found;
     const line = (name, now, then) => rows.push(element("tr", {}, element("th", { scope: "row" }, name), element("td", {}, count(now)), element("td", { class: "soft" }, difference(then, now))));
     for (const [name, { clips }] of Object.entries(found.by_level ?? {})) line(name === "unknown" ? "no level" : `level ${name}`, clips, before.by_level?.[name]?.clips ?? 0);
-    for (const rule of found.rules) if (rule.stage === "filter" && rule.rejected) line(rule.rule.startsWith("m") ? label(rule.rule) : rule.rule, -rule.rejected, null);
+    for (const rule of found.rules) if (rule.stage === "filter" && rule.rejected) rows.push(element("tr", {}, element("th", { scope: "row" }, label(rule.rule)), element("td", { colSpan: 2 }, `rejects ${count(rule.rejected)}`)));
     const side = (name, text) => element("button", { type: "button", "aria-pressed": String(Boolean(query.query().limits) && this.side === name), "data-side": name, onclick: () => { this.side = name; this.showChanged(); this.mark(name); } }, text);
     this.outcome.replaceChildren(
       element("div", { class: "big" }, `${count(found.kept.clips)} kept `, element("span", { class: "soft" }, difference(before.kept.clips, found.kept.clips))),
