@@ -133,7 +133,8 @@ ROOMS = {
         "vidcurate.curation.report vidcurate.executor vidcurate.recipe vidcurate.shards"
     ),
     "trainer.training.track": (
-        "trainer.distributed trainer.model trainer.model.encoders trainer.training.optim vidcurate.recipe"
+        "trainer.cli trainer.distributed trainer.model trainer.model.encoders trainer.training.optim "
+        "vidcurate.recipe vidcurate.storage"
     ),
     "trainer.training": (
         "trainer.cli trainer.data trainer.distributed trainer.generation trainer.health "

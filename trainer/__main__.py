@@ -49,6 +49,7 @@ COMMANDS = {
     "report": "trainer.report.command",
     "sample": "trainer.generation.sample_command",
     "serve": "trainer.generation.server.command",
+    "track": "trainer.training.track.command",
 }
 
 PRINT_ENV = "--print-env"

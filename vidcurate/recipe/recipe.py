@@ -35,6 +35,7 @@ M = TypeVar("M", bound=Recipe)
 # What a file is by its keys, and the command that reads it; for one that was given to another.
 KINDS = (
     ("a training recipe", {"model", "stages"}, "python -m trainer"),
+    ("a track recipe", {"clips", "target"}, "python -m trainer track"),
     ("an experiment", {"recipe", "arms"}, "python -m trainer experiment"),
     ("a curation recipe", {"run", "ingest"}, "vidcurate curate"),
 )
@@ -147,7 +148,7 @@ def _complaint(
 def _other_kind(document: dict[str, Any], model: type[BaseModel], where: str) -> str:
     """Return a message when the document is a recipe for another command, or ""."""
     for name, keys, command in KINDS:
-        if keys <= document.keys() and keys.isdisjoint(model.model_fields):
+        if keys <= document.keys() and not keys <= model.model_fields.keys():
             return f"{where}: this is {name}; give it to `{command} {where}`."
     return ""
 

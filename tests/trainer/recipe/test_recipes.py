@@ -11,11 +11,13 @@ import pytest
 
 from trainer.model import rectified_flow
 from trainer.model.frame_masks import check_ratios
+from trainer.recipe import changes
 from trainer.recipe import recipe as recipes
 from trainer.recipe.recipe import TrainRecipe
 from trainer.report.experiment.spec import ExperimentSpec
 from trainer.report.preview import dry_run
 from trainer.training.optim.schedule import learning_rate
+from trainer.training.track.spec import TrackRecipe
 from vidcurate.curate import CurateRecipe
 from vidcurate.errors import RecipeError
 from vidcurate.recipe.recipe import load as load_strictly
@@ -23,10 +25,12 @@ from vidcurate.shards.index_file import write_index
 
 FOLDER = Path(__file__).resolve().parents[3] / "recipes"
 EXPERIMENTS = ("restarts", "curriculum")  # tests/trainer/test_experiment.py
-TRAINING = ("first-steps", "openvid-finetune", "smoke", "speedrun", "speedrun-extended")
+TRAINING = ("first-steps", "openvid-finetune", "smoke", "speedrun", "speedrun-extended", "speedrun-fast")
+TRACKS = ("track", "track-tiny")  # tests/trainer/training/track
 CURATION = ("curate-demo", "curate-nouns", "curate-slices")
 KINDS = (
     (TRAINING, TrainRecipe, "a training recipe; give it to `python -m trainer"),
+    (TRACKS, TrackRecipe, "a track recipe; give it to `python -m trainer track"),
     (EXPERIMENTS, ExperimentSpec, "an experiment; give it to `python -m trainer experiment"),
     (CURATION, CurateRecipe, "a curation recipe; give it to `vidcurate curate"),
 )
@@ -118,7 +122,7 @@ def test_a_recipe_builds_its_model_and_its_dry_run_adds_up(name: str, shards: Pa
 def test_every_recipe_is_tested() -> None:
     found = {path.stem for path in FOLDER.glob("*.yaml") if not path.stem.startswith("curate")}
 
-    assert found == {*TRAINING, *EXPERIMENTS}
+    assert found == {*TRAINING, *TRACKS, *EXPERIMENTS}
 
 
 @pytest.mark.parametrize("name", TRAINING)
@@ -219,10 +223,25 @@ def test_a_stage_begins_with_the_weights_of_the_one_before_and_nothing_else() ->
     assert [stages()[f"stage-{number}"].steps for number in (4, 5, 6)] == [2100, 3300, 2900]
 
 
+def test_the_fast_speed_run_changes_how_it_learns_and_not_what_it_sees() -> None:
+    plain, fast = (changes.flat(recipes.to_json(load(name))) for name in ("speedrun", "speedrun-fast"))
+
+    added = {key for key in plain.keys() | fast.keys() if plain.get(key) != fast.get(key)}
+    kept = re.compile(r"name|output|power_ema(\..*)?|stages\.\d\.(routing|optim\.muon)(\..*)?")
+    assert [key for key in sorted(added) if not kept.fullmatch(key)] == []
+    for stage in load("speedrun-fast").stages:
+        assert stage.optim.muon
+        assert stage.routing
+        assert stage.routing.pairs == (2, 25)  # 24 of 28
+    for name in set(TRAINING) - {"speedrun-fast"}:
+        assert load(name).power_ema is None
+        assert all(stage.routing is stage.optim.muon is None for stage in load(name).stages)
+
+
 def test_a_recipe_of_another_command_is_reported_that_command() -> None:
     reported = set()
     for names, model, words in KINDS:
-        for other in {TrainRecipe, ExperimentSpec, CurateRecipe} - {model}:
+        for other in {TrainRecipe, TrackRecipe, ExperimentSpec, CurateRecipe} - {model}:
             for path in (FOLDER / f"{name}.yaml" for name in names):
                 with pytest.raises(RecipeError) as refused:
                     load_strictly(path, other)

@@ -5,6 +5,7 @@ memory, so that the seconds are those of training. Validation and sampling are n
 """
 
 import hashlib
+import itertools
 import json
 import math
 import platform
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -135,7 +137,7 @@ class Run:
             if following is not None:
                 given = self.inputs(following)
             self._update(number)
-            self.order.update(json.dumps(drawn.numbers).encode())
+            self.order.update(np.array(drawn.numbers, dtype="<i4").tobytes())
             yield drawn, losses
             drawn = following or drawn
 
@@ -241,6 +243,12 @@ class Run:
         return so_far.log
 
 
+def order_hash(seed: int, count: int, shown: int) -> str:
+    """Return the SHA-256 of the numbers of the first `shown` clips that a seed reads, as int32."""
+    (numbers,) = itertools.islice(batches.numbers_of_steps(seed, count, shown), 1)
+    return hashlib.sha256(np.array(numbers, dtype="<i4").tobytes()).hexdigest()
+
+
 def reached(log: list[dict[str, Any]], target: float, key: str) -> float | None:
     """Return the value of `key` at which the validation loss falls to `target`; None if it does not.
 
@@ -276,6 +284,9 @@ def run(
     log = one.train(told)
     last = log[-1]
     target = recipe.target.loss
+    order = order_hash(recipe.seed, recipe.clips.count, recipe.steps * recipe.batch)
+    if one.order.hexdigest() != order:
+        raise StateError(f"the run read its clips in another order than seed {recipe.seed} has; it is void.")
     followed = one.count_followed() if recipe.target.prompts else None
     return {
         "name": recipe.name,
@@ -293,7 +304,7 @@ def run(
         "prompts_followed": followed,
         "parameters": sum(parameter.numel() for parameter in one.model.parameters()),
         "clips_sha256": data.clips.sha256,
-        "order_sha256": one.order.hexdigest(),
+        "order_sha256": order,
         "hardware": device_name(one.world) if data.device.type == "cuda" else platform.machine(),
         "torch": torch.__version__,
         "graphs": not one.gradient.why_eager,

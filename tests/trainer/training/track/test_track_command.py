@@ -1,0 +1,179 @@
+"""The track's command: records, the same numbers again, and what is refused."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer.shards_for_tests import SMOKE
+from trainer.training.track import command, record, run
+from trainer.training.track.spec import TrackRecipe
+from vidcurate.errors import InputError, RecipeError, StateError
+from vidcurate.recipe import recipe as strict
+
+RECIPE = SMOKE.parents[1] / "recipes" / "track-tiny.yaml"
+SHORT = (
+    "steps=4",
+    "batch=4",
+    "target.every=2",
+    "target.loss=9.0",
+    "target.sample_steps=2",
+    "clips.count=12",
+    "clips.validation=4",
+    "model.depth=3",
+    "model.hidden_size=32",
+)
+BOTH = ("optim.muon={lr_factor: 2.0}", "routing={share: 0.5, pairs: [1, 1], dense_finish: 0.25}")
+
+
+def words(folder: Path, *more: str) -> list[str]:
+    values = (*SHORT, f"output={folder}", *more)
+    return [str(RECIPE), *(word for value in values for word in ("--set", value))]
+
+
+def recipe(folder: Path, *more: str) -> TrackRecipe:
+    return strict.load(RECIPE, TrackRecipe, settings=(*SHORT, f"output={folder}", *more))
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The record of a run with Muon and routing."""
+    folder = tmp_path_factory.mktemp("track")
+    assert command.main([*words(folder, *BOTH), "--seed", "2"]) == 0
+    return record.read_record(record.record_path(folder, "tiny", 2))
+
+
+def test_a_record_says_what_the_run_took_and_what_it_read(first: dict[str, Any]) -> None:
+    assert (first["seed"], first["steps"], first["tokens"]) == (2, 4, 4 * 4 * 8 * 36)
+    assert [line["step"] for line in first["log"]] == [2, 4]
+    assert first["seconds_to_target"] == first["log"][0]["seconds"]  # below 9.0 from the first line on
+    assert first["order_sha256"] == run.order_hash(2, 12, 16)
+    assert first["joules"] is None
+    assert first["hardware"]
+    assert first["recipe"]["routing"]["pairs"] == [1, 1]
+    routed, dense = (line["model_flops"] for line in first["log"])
+    assert dense - routed > routed * 0.9  # the last step is dense
+    assert math.isfinite(first["final_loss"])
+
+
+def test_the_same_seed_gives_the_same_numbers_and_another_seed_others(
+    first: dict[str, Any], tmp_path: Path
+) -> None:
+    data = run.load_data(recipe(tmp_path), torch.device("cpu"))
+    again, other = (run.run(recipe(tmp_path, *BOTH, f"seed={seed}"), data) for seed in (2, 3))
+
+    for key in ("final_loss", "clips_sha256", "order_sha256", "model_flops"):
+        assert again[key] == first[key], key
+    assert other["final_loss"] != first["final_loss"]
+    assert other["order_sha256"] != first["order_sha256"]
+    assert other["clips_sha256"] == first["clips_sha256"]
+
+
+def test_the_command_again_runs_nothing_and_another_recipe_is_refused(
+    first: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(first["recipe"]["output"])
+    monkeypatch.setattr(command, "_run_in_turn", lambda *_, **__: pytest.fail("ran again"))
+
+    assert command.main([*words(folder, *BOTH), "--seed", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["records"] == [first]
+    assert command.main([*words(folder, *BOTH, "batch=3"), "--seed", "2"]) == 2
+    assert "is the record of another recipe (batch was 4, is 3)" in capsys.readouterr().err
+
+
+def test_other_data_than_the_recipe_names_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="the data of a track may not change"):
+        run.load_data(recipe(tmp_path, "clips.sha256=abc"), torch.device("cpu"))
+
+
+def test_clips_in_another_order_void_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = recipe(tmp_path, "steps=1", "target.prompts=0")
+    data = run.load_data(one, torch.device("cpu"))
+    draw = run.batches.draw
+    monkeypatch.setattr(
+        run.batches, "draw", lambda recipe, shape, step, numbers: draw(recipe, shape, step, numbers[::-1])
+    )
+
+    with pytest.raises(StateError, match="another order than seed 1 has"):
+        run.run(one, data)
+
+
+def test_the_recipes_of_the_repository_fit_and_differ_in_size_alone(tmp_path: Path) -> None:
+    large = strict.load(RECIPE.with_name("track.yaml"), TrackRecipe)
+
+    space = (large.clips.height // 8) * (large.clips.width // 8)
+    assert large.clips.frames * space >= 2000
+    assert large.clips.count >= 20_000
+    assert large.clips.sha256
+    assert large.routing is None
+    assert large.optim.muon is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("model.in_channels=4", "set model.in_channels=12"),
+        ("routing={pairs: [1, 3]}", "less than model.depth"),
+        ("batch=13", "batch is 13 and there are 12 clips"),
+    ],
+)
+def test_a_recipe_that_does_not_fit_is_refused(tmp_path: Path, setting: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        recipe(tmp_path, setting)
+
+
+def made(seed: int, seconds: float | None, **more: object) -> dict[str, Any]:
+    return {"seed": seed, "seconds_to_target": seconds, "clips_sha256": "a", "target_loss": 0.2, **more}
+
+
+def test_a_technique_enters_with_three_seeds_and_p_below_a_hundredth() -> None:
+    base = [made(1, 100.0), made(2, 104.0), made(3, 98.0)]
+    fast = [made(1, 60.0), made(2, 63.0), made(3, 59.0)]
+
+    found = record.compare(fast, base)
+    assert found.enters
+    assert found.times == pytest.approx(1.66, abs=0.01)
+    assert found.p is not None
+    assert found.p < 0.001
+    assert "fewer than 3 seeds" in record.compare(fast[:2], base).why_not
+    assert "seed 3 did not reach" in record.compare([*fast[:2], made(3, None)], base).why_not
+    assert (
+        "differ in clips_sha256" in record.compare([*fast[:2], made(3, 59.0, clips_sha256="b")], base).why_not
+    )
+    noisy = [made(1, 60.0), made(2, 120.0), made(3, 75.0)]
+    assert not record.compare(noisy, base).enters
+    assert "p is" in record.compare(base, base).why_not
+
+
+@pytest.mark.parametrize(
+    ("t", "freedom", "p"), [(4.604, 4, 0.005), (2.776, 4, 0.025), (6.965, 2, 0.01), (0.0, 3, 0.5)]
+)
+def test_p_is_that_of_the_tables_of_students_t(t: float, freedom: int, p: float) -> None:
+    assert record._beyond(t, freedom) == pytest.approx(p, rel=1e-3)
+
+
+def test_the_test_is_one_sided() -> None:
+    low, high = [1.0, 2.0, 3.0], [2.0, 3.0, 4.5]
+
+    assert record.welch(low, high) < 0.5 < record.welch(high, low)
+    assert record.welch(low, high) + record.welch(high, low) == pytest.approx(1, abs=1e-6)
+    assert (record.welch([1.0] * 3, [2.0] * 3), record.welch([2.0] * 3, [1.0] * 3)) == (0.0, 1.0)
+
+
+def test_the_target_is_reached_between_two_lines() -> None:
+    log = [{"validation_loss": loss, "seconds": 10.0 * n} for n, loss in enumerate((1.0, 0.5, 0.4), start=1)]
+
+    assert run.reached(log, 0.75, "seconds") == pytest.approx(15.0)
+    assert run.reached(log, 1.5, "seconds") == 10.0
+    assert run.reached(log, 0.3, "seconds") is None
+
+
+def test_what_is_no_record_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    for text in ("{}", "[1", "[]"):
+        path.write_text(text)
+        with pytest.raises(InputError, match="is not a record of the track"):
+            record.read_record(path)
