@@ -20,8 +20,8 @@ STAGES = (
     "card run",
     "export run table.csv",
 )
-# Each command twice: with files of at most 2,000 bytes, which fails a write in the middle of a file, as a full
-# disk does, and without that limit. The forks share one import.
+# Each command twice: with files of at most 2,000 bytes, which fails a write in the middle as a full disk
+# does, and without that limit. The forks share one import.
 PROGRAM = """
 import json, os, resource, sys, tempfile
 from vidcurate.cli.main import main
