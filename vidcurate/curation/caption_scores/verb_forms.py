@@ -1,11 +1,14 @@
-"""Verbs in -s that the noun model takes for plural nouns.
+"""Verbs in -s and -ing that the noun model takes for nouns.
 
-Examples: "Subject walks slowly", "The video shows a street".
+Examples: "Subject walks slowly", "The video shows a street", "a bustling street".
 
 Video captions are full of the third person, and the treebank has little of it. A word in -s is a verb where
 its neighbours leave no other reading: between a noun and a determiner or an adverb in -ly; between a noun and
 a direction ("down", "through"); between the subject of a caption ("man", "camera", "video") and a
 preposition. The last two need a stem that the treebank knows as a verb, or does not know.
+
+A word in -ing before a noun, and not behind one, is a participle where the treebank does not know the word,
+unless it is a known noun ("fishing boat").
 """
 
 from collections.abc import Mapping
@@ -14,7 +17,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-RULES = "verbs-1"  # part of the engine's name: other rules count other nouns
+RULES = "verbs-2"  # part of the engine's name: other rules count other nouns
 _DETERMINERS = {
     "a", "an", "the", "his", "her", "its", "their", "this", "these", "those", "him", "them", "it",
     "itself", "himself", "herself", "themselves", "another", "each", "every",
@@ -32,6 +35,29 @@ _SUBJECTS = {
     "video", "clip", "scene", "footage", "subject", "character", "figure", "player", "shot", "image",
     "animal", "someone", "he", "she", "it", "who", "one",
 }  # fmt: skip
+# Nouns in -ing, above all activities and what serves them ("fishing boat", "frying pan").
+_NOUNS = {
+    "acting", "angling", "awning", "baking", "banking", "bathing", "batting", "beekeeping", "bling",
+    "boating", "bookkeeping", "bowling", "boxing", "brewing", "broadcasting", "camping", "canoeing",
+    "catering", "ceiling", "cheerleading", "chopping", "climbing", "clothing", "coding", "cooking",
+    "cycling", "dancing", "diving", "drawing", "dressing", "duckling", "dumpling", "earring", "editing",
+    "engraving", "etching", "farming", "fencing", "filming", "firefighting", "fishing", "fledgling",
+    "frosting", "frying", "gaming", "gardening", "gosling", "greeting", "grilling", "grooming",
+    "harvesting", "hatchling", "herring", "hiking", "hunting", "icing", "ironing", "jogging", "juggling",
+    "kayaking", "kicking", "kiteboarding", "kitesurfing", "knitting", "landscaping", "lettering",
+    "lightening", "lightning", "lining", "loading", "lodging", "manufacturing", "marching", "microblading",
+    "milking", "mining", "mixing", "modeling", "mountaineering", "netting", "networking", "offspring",
+    "padding", "paddling", "painting", "parachuting", "paragliding", "parenting", "plumbing", "pudding",
+    "punching", "racing", "racking", "rafting", "railing", "recordkeeping", "recycling", "refereeing",
+    "retaining", "rocking", "roofing", "rowing", "sailing", "sapling", "scaffolding", "scrapbooking",
+    "sculpting", "seating", "seedling", "sewing", "shelving", "shipping", "shredding", "sibling",
+    "sightseeing", "skateboarding", "skating", "skiing", "skydiving", "sledding", "sling", "snorkeling",
+    "snowboarding", "snowmobiling", "sparring", "spring", "stapling", "steering", "sting", "stocking",
+    "streaming", "string", "surfing", "swimming", "swing", "tailoring", "topping", "tutoring", "vending",
+    "viewing", "vlogging", "washing", "watering", "weaving", "wedding", "weightlifting", "welding",
+    "windsurfing", "woodworking", "wrapping", "wrestling",
+}  # fmt: skip
+_PARTICIPLE = r"^\P{Lu}{3,}ing$"
 _FORM = r"^\P{Lu}{2,}s$"
 _NO_FORM = r"(?:ss|us|is)$"
 
@@ -84,4 +110,23 @@ def verbs(
     follows_subject = listed["subject"][before] & (is_path | listed["preposition"][after])
     is_verb = (follows_noun & (listed["determiner"][after] | (is_path & can))) | (follows_subject & can)
     found: NDArray[np.int64] = at[is_verb]
+    return found
+
+
+def participles(
+    codes: NDArray[np.int32], distinct: pl.Series, is_noun: NDArray[np.bool_], classes: Mapping[str, str]
+) -> NDArray[np.int64]:
+    """Return the positions in `codes` of nouns by the model that are participles before a noun.
+
+    The arguments are those of `verbs`.
+    """
+    is_form = distinct.str.contains(_PARTICIPLE) & ~distinct.is_in(sorted(_NOUNS))
+    forms = np.concatenate([[False], is_form.fill_null(value=False).to_numpy()])
+    at: NDArray[np.int64] = np.flatnonzero(is_noun & forms[codes])
+    at = at[(at > 0) & (at < len(codes) - 1)]
+    can = {code: distinct[code - 1] not in classes for code in np.unique(codes[at]).tolist()}
+    is_participle = np.array([can[code] for code in codes[at].tolist()], dtype=bool)
+    is_participle &= is_noun[at + 1] & (codes[at + 1] > 0)
+    is_participle &= ~(is_noun[at - 1] & (codes[at - 1] > 0))
+    found: NDArray[np.int64] = at[is_participle]
     return found
