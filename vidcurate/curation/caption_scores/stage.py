@@ -12,7 +12,7 @@ from typing import Annotated
 import polars as pl
 from pydantic import Field
 
-from vidcurate.curation.caption_scores import language, nouns, t5_tokens, text_scores
+from vidcurate.curation.caption_scores import language, nouns, other_languages, t5_tokens, text_scores
 from vidcurate.curation.caption_scores.text_scores import TextScore
 from vidcurate.curation.clip_table import run_lock, table
 from vidcurate.curation.clip_table.schema import COLUMNS, require
@@ -21,6 +21,7 @@ from vidcurate.executor.map_clips import Progress, no_progress
 from vidcurate.recipe.recipe import Recipe
 
 _ROWS_PER_SLICE = 65_536
+_OTHER_LANGUAGES = "nouns_of_other_languages"
 
 
 class ScoreSpec(Recipe):
@@ -35,6 +36,9 @@ class ScoreSpec(Recipe):
     installed, else builtin"""
     language: bool = False
     """detect the language of each caption: minutes per million captions; needs the extra `language`"""
+    nouns_of_other_languages: bool = False
+    """count nouns also in captions that are not English, which the engines do not know; false: no count where
+    most letters are not Latin, or where `language` finds another language"""
     t5_tokenizer: str | None = None
     """count tokens with this tokenizer: a folder, or a name such as google/t5-v1_1-xxl; needs transformers"""
 
@@ -52,7 +56,7 @@ SCORES: dict[str, Callable[[ScoreSpec, int], TextScore | None]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreSummary:
-    """Counts of a scored table. `rows_scored`: rows that have a caption."""
+    """Counts of a scored table. `rows_scored`: rows with a noun count, so with a caption in English."""
 
     rows_in: int
     rows_scored: int
@@ -63,7 +67,14 @@ class ScoreSummary:
     up_to_date: bool
 
 
-def _measure(captions: pl.LazyFrame, scores: list[TextScore], progress: Progress) -> pl.DataFrame:
+def _columns_of(captions: pl.Series, scores: list[TextScore], spec: ScoreSpec) -> pl.DataFrame:
+    found = pl.concat([score.measure(captions) for score in scores], how="horizontal")
+    return found if spec.nouns_of_other_languages else other_languages.without_their_nouns(captions, found)
+
+
+def _measure(
+    captions: pl.LazyFrame, scores: list[TextScore], spec: ScoreSpec, progress: Progress
+) -> pl.DataFrame:
     """Return clip_id and every score's columns, in the order of the rows."""
     total = captions.select(pl.len()).collect().item()
     first_passes = [score.first_pass for score in scores if score.first_pass is not None]
@@ -74,8 +85,8 @@ def _measure(captions: pl.LazyFrame, scores: list[TextScore], progress: Progress
     slices = []
     for first in range(0, max(total, 1), _ROWS_PER_SLICE):
         rows = captions.slice(first, _ROWS_PER_SLICE).collect()
-        parts = [score.measure(rows["caption"]) for score in scores]
-        slices.append(pl.concat([rows.select("clip_id"), *parts], how="horizontal"))
+        parts = [rows.select("clip_id"), _columns_of(rows["caption"], scores, spec)]
+        slices.append(pl.concat(parts, how="horizontal"))
         progress(min(first + len(rows), total), total, "captions")
     known = {name: COLUMNS[name].dtype for score in scores for name in score.columns}
     return pl.concat(slices).cast(known)  # type: ignore[arg-type]
@@ -92,6 +103,7 @@ def rescore(run: Path, captions: pl.Series, columns: Collection[str]) -> pl.Data
     spec = ScoreSpec(
         noun_engine=engine.partition("@")[0] if engine.startswith("spacy:") else "builtin",
         language="language" in recorded,
+        nouns_of_other_languages=bool(recorded.get(_OTHER_LANGUAGES, True)),
         t5_tokenizer=recorded.get("t5_tokenizer"),
     )
     scores = [score for make in SCORES.values() if (score := make(spec, 1)) is not None]
@@ -102,8 +114,7 @@ def rescore(run: Path, captions: pl.Series, columns: Collection[str]) -> pl.Data
                     f"{run}: edited captions cannot be scored like the others: score.parquet has {name} "
                     f"{recorded.get(name)}, and here it is {value}. Run `vidcurate score {run}` again."
                 )
-    parts = [score.measure(captions) for score in scores if score.first_pass is None]
-    found = pl.concat(parts, how="horizontal")
+    found = _columns_of(captions, [score for score in scores if score.first_pass is None], spec)
     return found.select(pl.col(name).cast(COLUMNS[name].dtype) for name in found.columns if name in columns)
 
 
@@ -124,7 +135,10 @@ def run_score(
     require(clips.collect_schema().names(), ("clip_id", "caption"), str(source))
     origin = table.Provenance(
         stage="score",
-        settings={name: value for score in scores for name, value in score.settings.items()},
+        settings={
+            **{name: value for score in scores for name, value in score.settings.items()},
+            _OTHER_LANGUAGES: spec.nouns_of_other_languages,
+        },
         inputs={previous: table.digest(source)},
     )
     target = table.stage_path(run, "score")
@@ -133,7 +147,7 @@ def run_score(
         for score in scores:
             if score.check is not None:
                 score.check(clips, str(source))
-        table.write(_measure(clips.select("clip_id", "caption"), scores, progress), target, origin)
+        table.write(_measure(clips.select("clip_id", "caption"), scores, spec, progress), target, origin)
     counts = pl.read_parquet(target, columns=["noun_count"])["noun_count"]
     facts = {name: text for score in scores for name, text in score.facts.items()}
     mean = counts.mean()
