@@ -30,6 +30,7 @@ from vidcurate.cli.common import (
     videos_or_url_of,
 )
 from vidcurate.cli.training import refuse_training_run
+from vidcurate.errors import InputError
 from vidcurate.executor.parts_folder import PartSummary
 from vidcurate.executor.progress import progress_bar
 from vidcurate.recipe import recipe as recipes
@@ -66,6 +67,12 @@ def ingest(
     schema: Annotated[
         str, typer.Option(help="The metadata's schema; `auto` detects and prints it.", metavar="NAME")
     ] = "auto",
+    maps: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--map", help="Our column=the table's: video, caption, caption_NAME.", metavar="X=COLUMN"
+        ),
+    ] = None,
     settings: Settings = None,
     to_json: Json = False,
 ) -> None:
@@ -77,7 +84,8 @@ def ingest(
     from vidcurate.curation.ingest.stage import run_ingest
 
     source = download.kept(metadata, out / "metadata") if object_store.is_url(metadata) else Path(metadata)
-    spec = spec_of(IngestSpec, None, settings, metadata=source, videos=videos, schema=schema)
+    named = _column_map(maps or []) or None
+    spec = spec_of(IngestSpec, None, settings, metadata=source, videos=videos, schema=schema, map=named)
     with stage_progress(out, "ingest", quiet=to_json) as progress:
         summary = run_ingest(out, spec, progress=progress)
     print_summary(asdict(summary), title=f"ingest → {out}", to_json=to_json)
@@ -94,6 +102,17 @@ def _hint_at_folder(run: Path, videos: Path | None, missing: int, command: str) 
             f"Run `{command.format(folder=folder)}`.",
             file=sys.stderr,
         )
+
+
+def _column_map(maps: list[str]) -> dict[str, str]:
+    """Return {ours: column} of --map ours=column. Raises InputError."""
+    found: dict[str, str] = {}
+    for given in maps:
+        ours, equals, column = given.partition("=")
+        if not ours or not equals or not column or ours in found:
+            raise InputError(f"--map {given}: write each once, as --map video=COLUMN --map caption=COLUMN.")
+        found[ours] = column
+    return found
 
 
 def _other_folder(run: Path, videos: Path, missing: int) -> tuple[int, Path] | None:

@@ -64,38 +64,54 @@ def columns(source: Source, spec: IngestSpec, *names: str, hint: str = "") -> di
 
 
 def texts(cell: Any) -> list[str]:
-    """Return the texts of a cell: of a list, of text that is a list of texts, or the text itself."""
-    if isinstance(cell, str) and cell.lstrip()[:1] == "[":
-        cell = _as_list(cell)
+    """Return the texts of a cell that is a text or a list of texts, trimmed, without ABSENT ones."""
     entries = [cell] if isinstance(cell, str) else cell or []
     stripped = [entry.strip() for entry in entries if isinstance(entry, str)]
     return [text for text in stripped if text not in ABSENT]
 
 
-def _as_list(text: str) -> list[str] | str:
-    """Return the list of texts that `text` writes out, else `text`."""
+def _parts(name: str, cell: Any) -> list[tuple[str, str]]:
+    """Return (name, text) of the captions in a cell, which may be text that is a list or a map of texts."""
+    if isinstance(cell, str) and cell.lstrip()[:1] in ("[", "{"):
+        cell = _written_out(cell)
+    if isinstance(cell, list) and cell and all(_is_named(one) for one in cell):
+        return [(one["name"], text) for one in cell for text in texts(one["text"])]
+    if isinstance(cell, dict):
+        best = sorted(cell, key=lambda key: (key not in _FIRST, _FIRST.index(key) if key in _FIRST else 0))
+        return [part for key in best for part in _parts(str(key), cell[key])]
+    found = texts(cell)
+    if len(found) < 2:
+        return [(name, text) for text in found]
+    return [(str(n) if name == MAIN else f"{name}_{n}", text) for n, text in enumerate(found, start=1)]
+
+
+def _written_out(text: str) -> Any:
+    """Return the list or map of texts that `text` writes out (JSON or Python), else `text`."""
     for read in (json.loads, ast.literal_eval):
         try:
-            entries = read(text.strip())
-            json.dumps(entries, ensure_ascii=False).encode()  # a lone surrogate is no text
+            value = read(text.strip())
+            json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate is no text
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             continue
-        if isinstance(entries, list) and all(isinstance(entry, str) for entry in entries):
-            return entries if any(entry.strip() not in ABSENT for entry in entries) else text
+        one_by_one: list[Any] = []
+        if isinstance(value, dict):
+            one_by_one = list(value.values())
+        elif isinstance(value, list):
+            one_by_one = [entry["text"] if _is_named(entry) else entry for entry in value]
+        if one_by_one and all(isinstance(entry, str) for entry in one_by_one) and texts(one_by_one):
+            return value
     return text
 
 
 def named(cells: Mapping[str, Any], main: str) -> dict[str, Any]:
-    """Return caption, captions and caption_name of a clip from its cells {name: text or list}.
+    """Return caption, captions and caption_name of a clip from its cells {name: text, list or map}.
 
     `main` is the name of the main cell, which comes first; its first text is the caption.
     """
     captions: dict[str, str] = {}
     first: dict[str, str] = {}
     for name in sorted(cells, key=lambda name: name != main):
-        found = texts(cells[name])
-        for number, text in enumerate(found, start=1):
-            full = name if len(found) == 1 else str(number) if name == MAIN else f"{name}_{number}"
+        for full, text in _parts(name, cells[name]):
             while full in captions:
                 full += "_"
             captions[full] = text
@@ -179,7 +195,7 @@ def cells_of(schema: pl.Schema, main_column: str) -> pl.Expr:
 
     def read(rows: pl.Series) -> pl.Series:
         frame = rows.struct.unnest()
-        if is_simple and not frame[MAIN].str.starts_with("[").any():
+        if is_simple and not frame[MAIN].str.contains(r"^[\[{]").any():
             empty = {"captions": pl.lit(None, dtype=CAPTIONS), "caption_name": pl.lit(None, dtype=pl.String)}
             return frame.select(MAIN, **empty).to_struct(rows.name)
         found = [named({names[part]: cell for part, cell in row.items()}, main) for row in frame.to_dicts()]

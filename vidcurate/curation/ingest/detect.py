@@ -1,5 +1,6 @@
 """Schema detection: find the metadata schema from a table's columns."""
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +82,7 @@ TABLES: dict[str, TableSchema] = {
         read=opensora.read_rows,
     ),
     "table": TableSchema(
-        summary="any CSV, TSV, Parquet or JSON Lines, by a column map",
+        summary="any CSV, TSV, Parquet, JSON or JSON Lines, by a column map; manifests of trainers",
         dataset="table",
         signature=((*table.ALIASES["video_path"], *table.ALIASES["clip_id"]), table.CAPTION),
         files="clips",
@@ -142,5 +143,13 @@ def recognise_table(source: Source, spec: IngestSpec) -> tuple[str, str]:
     known = ", ".join(SCHEMAS)
     raise InputError(
         f"{source.path}: no known schema has these columns ({listed(source.dtypes)}). Known: {known}. "
-        "For another table use schema table and a map such as caption=COLUMN."
+        f"Name the columns of video and caption: {_command(spec, clip, caption)}"
     )
+
+
+def _command(spec: IngestSpec, clip: str | None, caption: str | None) -> str:
+    """Return the command that reads a table of unknown columns; what is not known stands in capitals."""
+    videos = f" --videos {shlex.quote(str(spec.videos))}" if spec.videos else ""
+    named = {"video": clip or "COLUMN", "caption": caption or "COLUMN"}
+    maps = "".join(f" --map {name}={shlex.quote(column)}" for name, column in named.items())
+    return f"vidcurate ingest {shlex.quote(str(spec.metadata))}{videos} --out RUN{maps}"

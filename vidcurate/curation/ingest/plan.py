@@ -7,6 +7,7 @@ from vidcurate.curation.clip_table import table
 from vidcurate.curation.ingest.adapters import folder, webdataset
 from vidcurate.curation.ingest.detect import TABLES, is_table, recognise_path, recognise_table
 from vidcurate.curation.ingest.files import Listing, list_folder
+from vidcurate.curation.ingest.layouts import open_layout
 from vidcurate.curation.ingest.source import Source, open_source
 from vidcurate.curation.ingest.spec import IngestSpec
 from vidcurate.errors import InputError
@@ -31,7 +32,14 @@ def files_of(schema: str) -> str:
 
 def plan_of(spec: IngestSpec, scratch: Path) -> IngestPlan:
     """Recognise the metadata and digest what will be read."""
-    schema, reason, source = _recognised(spec, scratch)
+    source: Source | None
+    layout = open_layout(spec, scratch) if spec.schema_name not in ("folder", "webdataset") else None
+    if layout is not None:
+        source = layout.source
+        schema, reason = recognised_table(source, spec)
+        reason = f"{layout.reason}; {reason}"
+    else:
+        schema, reason, source = _recognised(spec, scratch)
     _check_settings(spec, schema)
     if schema == "webdataset":
         if spec.videos is not None:
@@ -52,7 +60,9 @@ def plan_of(spec: IngestSpec, scratch: Path) -> IngestPlan:
         inputs["captions"], alone = folder.side_cars(videos)
         listing: Listing | None = videos
     else:
-        listing = list_folder(spec.videos) if spec.videos is not None else None
+        root = spec.videos or (layout.root if layout is not None else None)
+        listing = list_folder(root) if root is not None else None
+        inputs |= {"metadata": layout.digest} if layout is not None else {}
     inputs["videos"] = listing.digest if listing else "none"
     return IngestPlan(
         schema=schema, reason=reason, inputs=inputs, source=source, listing=listing, shards={}, alone=alone
@@ -72,9 +82,12 @@ def _recognised(spec: IngestSpec, scratch: Path) -> tuple[str, str, Source | Non
             raise InputError(f"{spec.metadata}: is no table, and schema {spec.schema_name} needs one.")
         return *recognise_path(spec.metadata), None
     source = open_source(spec, scratch)
-    if spec.schema_name != "auto":
-        return spec.schema_name, "asked for", source
-    return *recognise_table(source, spec), source
+    return *recognised_table(source, spec), source
+
+
+def recognised_table(source: Source, spec: IngestSpec) -> tuple[str, str]:
+    """Return (schema, reason) of a table, as asked for or detected. Raises InputError."""
+    return (spec.schema_name, "asked for") if spec.schema_name != "auto" else recognise_table(source, spec)
 
 
 def _check_settings(spec: IngestSpec, schema: str) -> None:

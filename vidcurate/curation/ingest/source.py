@@ -87,7 +87,7 @@ def open_source(spec: IngestSpec, scratch: Path) -> Source:
     known = ", ".join((*SEPARATORS, *PARQUET, *JSON_LINES))
     raise InputError(
         f"{path}: {suffix or 'no extension'} is not a kind of table that is read ({known}); "
-        "a folder of videos or a tar of clips is read too."
+        "a JSON file, a folder of videos or a tar of clips is read too."
     )
 
 
@@ -180,7 +180,7 @@ def _as_utf8(path: Path, head: bytes, encoding: str, scratch: Path) -> Path:
 
 def unreadable(path: Path, error: Exception, encoding: str) -> InputError:
     """Return what is wrong with the table that made polars fail, with the place where it can be found."""
-    is_text = path.suffix.lower() not in PARQUET
+    is_text = path.suffix.lower() not in PARQUET and path.is_file()
     if is_text and codecs.lookup(encoding).name in ("utf-8", "utf-8-sig", "ascii"):
         place = _first_not_utf8(path)
         if place is not None:

@@ -89,7 +89,8 @@ def _ingest(run: Path, spec: IngestSpec, scratch: Path, progress: Progress) -> I
     videos = run / UNPACKED if plan.shards else plan.listing.root if plan.listing else None
     target = table.stage_path(run, "ingest")
     with ThreadPoolExecutor(max_workers=1) as beside:
-        digest = beside.submit(table.digest, spec.metadata) if plan.source else None
+        is_digested = "metadata" in plan.inputs or plan.source is None
+        digest = None if is_digested else beside.submit(table.digest, spec.metadata)
         report = read_report(run / REPORT)
         if report is not None and "videos" in report:
             origin, made_from = _origin(plan, spec, digest)

@@ -16,7 +16,7 @@ from vidcurate.curation.ingest.source import Source, demand, listed, normal, pic
 from vidcurate.curation.ingest.spec import IngestSpec
 from vidcurate.errors import ColumnError, InputError
 
-CAPTION = ("caption", "text", "prompt", "video_caption", "cap")
+CAPTION = ("caption", "text", "prompt", "video_caption", "cap", "captions")
 ALIASES: dict[str, tuple[str, ...]] = {
     "clip_id": ("clip_id", "id"),
     "source_dataset": ("source_dataset",),
