@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vidcurate.curation.ingest.adapters import koala36m, miradata, opensora, openvid, panda70m, table
-from vidcurate.curation.ingest.files import holds_videos
+from vidcurate.curation.ingest.files import holds_captioned_images, holds_videos
 from vidcurate.curation.ingest.rows import Rows
 from vidcurate.curation.ingest.source import Source, find, listed
 from vidcurate.curation.ingest.spec import IngestSpec
@@ -117,7 +117,11 @@ def recognise_path(path: Path) -> tuple[str, str]:
         return "webdataset", f"the folder holds .tar files ({tars})"
     if videos:
         return "folder", "the folder holds video files"
-    raise InputError(f"{path}: a folder with neither videos nor .tar files; a metadata file is needed.")
+    if holds_captioned_images(path):
+        return "folder", "the folder holds images with captions"
+    raise InputError(
+        f"{path}: a folder with neither videos nor .tar files nor captioned images. Name a metadata file."
+    )
 
 
 def recognise_table(source: Source, spec: IngestSpec) -> tuple[str, str]:
@@ -148,7 +152,7 @@ def recognise_table(source: Source, spec: IngestSpec) -> tuple[str, str]:
 
 
 def _command(spec: IngestSpec, clip: str | None, caption: str | None) -> str:
-    """Return the command that reads a table of unknown columns; what is not known stands in capitals."""
+    """Return the command that reads a table of unknown columns; COLUMN where no column is known."""
     videos = f" --videos {shlex.quote(str(spec.videos))}" if spec.videos else ""
     named = {"video": clip or "COLUMN", "caption": caption or "COLUMN"}
     maps = "".join(f" --map {name}={shlex.quote(column)}" for name, column in named.items())

@@ -110,6 +110,18 @@ def holds_videos(root: Path) -> bool:
     return any(path.lower().endswith(VIDEO_SUFFIXES) for path, _ in _walk(root))
 
 
+def holds_captioned_images(root: Path) -> bool:
+    """Return whether a `.txt` or `.json` below `root` has the name of an image beside it."""
+    images, texts = set(), set()
+    for path, _ in _walk(root):
+        stem, suffix = posixpath.splitext(path.lower())
+        if suffix in IMAGE_SUFFIXES:
+            images.add(stem)
+        elif suffix in (".txt", ".json"):
+            texts.add(stem)
+    return not images.isdisjoint(texts)
+
+
 def relative(paths: pl.Series, root: Path | None) -> pl.DataFrame:
     """Return `path` (relative to `root`, slashes only forward, no `.` and `..`) and `leaves` for each path.
 

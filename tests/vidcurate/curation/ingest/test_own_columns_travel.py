@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from tests.loader_runs import plan_of, spec
 from vidcurate.curation.clip_table import table
@@ -19,9 +20,13 @@ from vidcurate.curation.filter.spec import FilterSpec, Limit
 from vidcurate.curation.filter.stage import run_filter
 from vidcurate.curation.ingest.spec import IngestSpec
 from vidcurate.curation.ingest.stage import run_ingest
+from vidcurate.curation.probe.stage import ProbeSpec, run_probe
 from vidcurate.curation.report import distributions
 from vidcurate.loader.loader import Loader
 from vidcurate.media import encode
+from vidcurate.recipe.recipe import parse
+from vidcurate.sampler.buckets import BucketSpec
+from vidcurate.sampler.build_plan import plan_from
 from vidcurate.shards.build import run_build_shards
 from vidcurate.shards.index import check_index, find_clip, read_index
 from vidcurate.shards.layout import ShardSpec
@@ -99,7 +104,7 @@ def typed(value: Any) -> tuple[type, Any]:
     return type(value), value
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), phases=FAST)
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), phases=FAST)
 @given(st.data(), st.sampled_from(sorted(WRITERS)))
 def test_values_and_captions_arrive_as_they_were(
     videos: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, suffix: str
@@ -119,6 +124,7 @@ def test_values_and_captions_arrive_as_they_were(
         wanted = {name: by_id[row["clip_id"]][key] for key, name in names.items()}
         assert {name: typed(row[name]) for name in wanted} == {n: typed(value) for n, value in wanted.items()}
 
+    run_probe(run, ProbeSpec(videos=videos, level="header"))
     least = sorted(row["views"] for row in rows if row["views"] is not None)[-1]
     limits = {"views": Limit(min=least, missing="keep")}
     run_filter(run, FilterSpec(limits=limits))
@@ -128,7 +134,7 @@ def test_values_and_captions_arrive_as_they_were(
     drawn = {one["name"] for one in distributions.histograms(checked, [], own_columns(run))}
     assert {"views", "own_level", "is ok"} <= drawn
 
-    run_build_shards(run, ShardSpec(unprobed=True), videos=videos, out=folder / "shards")
+    run_build_shards(run, ShardSpec(), videos=videos, out=folder / "shards")
     opened = read_index(folder / "shards")
     check_index(opened)
     assert opened.own_columns == {name: key for key, name in names.items()}
@@ -151,3 +157,31 @@ def test_values_and_captions_arrive_as_they_were(
         with Loader(opened, plan, spec(num_workers=0), captions=[name]) as loader:
             (batch,) = loader.step(0)
         assert batch.captions == tuple(said[clip_id][name] for clip_id in batch.clip_ids)
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg", "webp"])
+def test_an_image_with_a_caption_reaches_the_loader_as_one_frame(tmp_path: Path, suffix: str) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for number in range(4):
+        colour = np.zeros((48, 48, 3), dtype=np.uint8)
+        colour[:] = (60 * number, 40, 200)
+        Image.fromarray(colour).save(folder / f"{number}.{suffix}")
+        (folder / f"{number}.txt").write_text(f"picture {number}")
+    run = tmp_path / "run"
+
+    assert run_ingest(run, IngestSpec(metadata=folder)).rows_kept == 4
+    assert run_probe(run, ProbeSpec(videos=folder)).rows_ok == 4  # type: ignore[union-attr]
+    run_build_shards(run, ShardSpec(), videos=folder, out=tmp_path / "shards")
+
+    opened = read_index(tmp_path / "shards")
+    assert opened.num_frames.tolist() == [1] * 4
+    buckets = parse("sizes: {32px: {'1.00': [32, 32]}}\ntable: {32px: {1: [1.0, 2]}}", BucketSpec)
+    plan = plan_from(opened, buckets, seed=1, micro_batches_per_step=2)
+    with Loader(opened, plan, spec(num_workers=0)) as loader:
+        batches = loader.step(0)
+    for batch in batches:
+        assert batch.frames.shape == (2, 1, 32, 32, 3)
+        for frames, caption in zip(batch.frames, batch.captions, strict=True):
+            expected = (60 * int(caption.removeprefix("picture ")), 40, 200)
+            assert np.abs(frames.astype(int) - expected).max() < 12
