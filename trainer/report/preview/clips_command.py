@@ -59,17 +59,18 @@ def _by_loss_as_text(found: list[dict[str, Any]]) -> list[str]:
 def _reject_as_text(found: dict[str, Any]) -> list[str]:
     settings = " ".join(f"--set {setting}" for setting in found["settings"])
     again = "" if found["is_new"] else " before"
+    word = "rejected" if found["verdict"] == "reject" else "kept"
     return [
-        f"{found['clip_id']}: rejected{again}, decision {found['decision']}; {found['file']} lists "
+        f"{found['clip_id']}: {word}{again}, decision {found['decision']}; {found['file']} lists "
         f"{found['clips']} clips",
-        f"Resume without them: the command of the run with {settings} --accept-plan",
+        f"Resume without these: the command of the run with {settings} --accept-plan",
     ]
 
 
 def _run(given: argparse.Namespace) -> None:
-    chosen = [given.step is not None, given.clip is not None, given.by_loss is not None, bool(given.reject)]
-    if sum(chosen) != 1:
-        raise InputError("clips: give one of --step N, --clip ID, --by-loss K and --reject ID.")
+    chosen = [given.step, given.clip, given.by_loss, given.reject, given.keep]
+    if sum(one is not None for one in chosen) != 1:
+        raise InputError("clips: give one of --step N, --clip ID, --by-loss K, --reject ID and --keep ID.")
     if not given.path.is_dir() or (given.path / "manifest.json").is_file():
         raise InputError(f"{given.path}: is no run folder. Give the folder that `output` named.")
     with commands.loading():
@@ -88,10 +89,11 @@ def _run(given: argparse.Namespace) -> None:
         words = ["step  stage  cell  loss  timestep"]
         words += _rows(found, ("step", "stage", "cell", "loss", "timestep"))
     else:
-        found = reject_clip.reject(
+        found = reject_clip.decide(
             read_stages(given.path),
             given.path,
-            given.reject,
+            given.keep if given.reject is None else given.reject,
+            "keep" if given.reject is None else "reject",
             reviewer=given.reviewer or getpass.getuser(),
             reason=given.reason,
             curation=given.curation,
@@ -118,10 +120,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="the K highest and lowest losses per level and timestep bin (stages.N.clip_losses_every)",
     )  # fmt: skip
     parser.add_argument("--reject", metavar="ID", help="leave this clip out of later steps")
-    parser.add_argument("--reason", metavar="TEXT", help="with --reject: why, in one line")
-    parser.add_argument("--reviewer", metavar="NAME", help="with --reject: who decides (default: your login)")
+    parser.add_argument("--keep", metavar="ID", help="take back your rejection of this clip")
+    parser.add_argument("--reason", metavar="TEXT", help="of a decision: why, in one line")
+    parser.add_argument("--reviewer", metavar="NAME", help="of a decision: who decides (default: your login)")
     parser.add_argument(
-        "--curation", type=Path, metavar="CURATION", help="with --reject: also in this run of vidcurate"
+        "--curation", type=Path, metavar="CURATION", help="decide also in this run of vidcurate"
     )
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
     given = parser.parse_args(arguments)

@@ -124,6 +124,7 @@ def test_a_rejected_clip_is_shown_no_more_after_the_resume(
     assert not asked(capsys, *words)["is_new"]
     for folder in (run, curation):
         (line,) = read_decisions(folder)
+        assert line.seen.scores["loss"] > 0
         assert (line.clip_id, line.verdict, line.reason, line.reviewer) == (
             clip_id,
             "reject",
@@ -141,11 +142,19 @@ def test_a_rejected_clip_is_shown_no_more_after_the_resume(
     more = [name for line in clip_losses.read(whole) if line["step"] > 5 for name in line["clip_ids"]]
     other = next(name for name in more if name != clip_id)  # a second clip, with the same file
     assert asked(capsys, str(run), "--reject", other)["clips"] == 2
+    train(longer)  # a restart with the old file is not disturbed
+    (setting,) = asked(capsys, str(run), "--reject", other)["settings"]
     train(smoke(shards, run, *EVERY, setting), Origin(accept=("--accept-plan",)))
     last = [name for line in clip_losses.read(run) if line["step"] > 5 for name in line["clip_ids"]]
     assert last
     assert {clip_id, other}.isdisjoint(last)
+    words = (str(run), "--keep", clip_id, "--reviewer", "ana")
+    taken_back = asked(capsys, *words)
+    listed = Path(taken_back["file"]).read_text().splitlines()
+    assert [json.loads(line)["clip_id"] for line in listed] == [other]
     assert main(["clips", str(run), "--reject", "nobody"]) == 2
+    assert main(["clips", str(run), "--reject", other, "--curation", str(tmp_path / "none")]) == 2
+    assert "no such run folder" in capsys.readouterr().err
 
 
 def test_a_resumed_run_forgets_the_losses_of_repeated_steps(made: tuple[Path, Path], tmp_path: Path) -> None:
