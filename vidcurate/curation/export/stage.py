@@ -78,9 +78,13 @@ def run_export(
             record = _write(planned, out, trainers, num_workers, progress)
             kept = 0
         else:
-            _check_same(record, planned, out)
-            kept = len(record["clips"])
-            trainers = sorted({*record["trainers"], *trainers})
+            try:
+                _check_same(record, planned, out)
+                kept = len(record["clips"])
+                trainers = sorted({*record["trainers"], *trainers})
+                _exported(out, record)
+            except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
+                raise _damaged(out) from error
             _write_manifests(out, out, record, trainers)
     return _summary(out, record | {"trainers": trainers}, kept)
 
@@ -115,12 +119,19 @@ def _record(out: Path) -> dict[str, Any] | None:
             ) from None
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{out / RECORD}: damaged, or of another version. Choose another folder.") from error
+        raise _damaged(out) from error
     return dict(found)
 
 
+def _damaged(out: Path) -> InputError:
+    return InputError(f"{out / RECORD}: damaged, or of another version. Choose another folder.")
+
+
 def _check_same(record: dict[str, Any], planned: Plan, out: Path) -> None:
-    """Raise InputError for a folder of other clips or settings, StorageError for a clip that changed."""
+    """Raise InputError for a folder of other clips or settings, StorageError for a clip that changed.
+
+    A record whose clips are not those of the plan was changed by hand.
+    """
     if record["digest"] != planned.digest:
         was, now = (
             f"--fit {one['model']}" if one["model"] else "no --fit" for one in _specs(record, planned)
@@ -129,6 +140,9 @@ def _check_same(record: dict[str, Any], planned: Plan, out: Path) -> None:
         raise InputError(
             f"{out}: holds another export ({why}). Choose another folder, or remove this one first."
         )
+    keys = sorted((one["fold"], one["key"]) for one in (*record["clips"], *record["failed"]))
+    if keys != sorted((clip.fold, clip.key) for clip in planned.clips):
+        raise ValueError
     for clip in record["clips"]:
         path = out / clip["fold"] / f"{clip['key']}.mp4"
         if atomic_file.size_of(path) != clip["size_bytes"]:

@@ -21,6 +21,7 @@ from vidcurate.curation.export.clips import ExportSpec, plan
 from vidcurate.curation.fit.fit_clip import fit_clip
 from vidcurate.curation.fit.models import MODELS
 from vidcurate.errors import InputError, StageError, StorageError
+from vidcurate.storage import lock
 
 WAN = ExportSpec(model="wan2.1")
 CODE = """
@@ -223,6 +224,30 @@ def test_a_changed_caption_or_clip_is_another_export(tmp_path: Path) -> None:
         exported(tmp_path, "out", WAN, ["musubi"])
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"clips": []},
+        {"clips": [1]},
+        {"clips": [{"fold": "../..", "key": "x"}]},
+        {"failed": None},
+        {"trainers": 7},
+        {"spec": []},
+        {"own_columns": None, "clips": None},
+    ],
+)
+def test_a_forged_record_is_one_line(
+    folder: Path, whole: dict[str, str], tmp_path: Path, change: dict[str, object]
+) -> None:
+    shutil.copytree(folder / "out", tmp_path / "out", symlinks=True)
+    path = tmp_path / "out" / stage.RECORD
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+
+    with pytest.raises(InputError, match=r"EXPORT.json: damaged"):
+        stage.run_export(folder / "run", tmp_path / "out", ["ltx"], WAN, videos=folder / "videos")
+    assert not (tmp_path / "out" / "ltx.train.json").exists()
+
+
 def test_two_exports_of_one_folder_do_not_mix(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with stage._alone(out), pytest.raises(StageError, match="is writing this folder"):
@@ -257,6 +282,8 @@ def test_killed_and_run_again_the_bytes_are_the_same(
 ) -> None:
     out = tmp_path / "out"
     kill_after(start(folder, out, 1 + number % 2), 3 * number % 9, 0.013 * (7 * number % 11))
+    with lock.exclusive(tmp_path / ".out.lock"):
+        pass  # a worker that was just being started dies a moment after its parent
 
     assert not out.exists() or of(out) == whole
     stage.run_export(folder / "run", out, TRAINERS, WAN, videos=folder / "videos")

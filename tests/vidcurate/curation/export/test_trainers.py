@@ -101,7 +101,8 @@ def test_the_page_lists_every_trainer() -> None:
 def test_the_hubs_own_package_reads_the_splits_beside_all_other_files(
     fitted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    datasets = pytest.importorskip("datasets", reason="datasets is not installed: `readers.hf` reads it")
+    import datasets
+
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
     raw = datasets.Video(decode=False)
 
