@@ -158,7 +158,7 @@ def masters(
     """Return the masters of a (sharded) model, with fresh moments and EMA.
 
     `in_one_pass`: the kernel updates; None: on a GPU with what Triton needs. `with_muon`: Muon updates the
-    blocks' matrices, dealt over the ranks of `world`.
+    blocks' matrices, assigned to the ranks of `world`.
     """
     learns = trained(model)
     by_muon = {name: one for name, one in learns.items() if with_muon and muon.is_matrix(name, one)}

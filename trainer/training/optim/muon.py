@@ -6,7 +6,7 @@ keep their meaning. Five Newton-Schulz steps orthogonalise, in bfloat16 on a GPU
 and v of one weight are matrices of their own. AdamW (`trainer.training.optim.adamw`) updates all that is no
 matrix of a block: norms, tables, biases, embeddings, the first and the last layer.
 
-The momentum is sharded as the weight is. The matrices are dealt over the ranks: each is orthogonalised whole
+The momentum is sharded as the weight is. The matrices are assigned to the ranks: each is orthogonalised whole
 by one rank, so the result does not depend on the number of ranks.
 """
 
@@ -78,7 +78,7 @@ def matrices(
 ) -> Matrices:
     """Return the matrices of `weights`, with zero momenta; `averages` are their shards of the EMA, by name.
 
-    Sharded weights are dealt over the ranks of a shard group, others over those of `world`.
+    Sharded weights are assigned to the ranks of a shard group, others over those of `world`.
     """
     shapes = [(weight.shape[0], weight.shape[1]) for weight in weights.values()]
     pieces = [mesh.local_shard(weight.detach()) for weight in weights.values()]
@@ -94,7 +94,7 @@ def matrices(
         pieces=tuple(pieces),
         momenta=tuple(torch.zeros_like(piece) for piece in pieces),
         averages=tuple(averages[name] for name in weights),
-        owners=dealt(shapes, world.size),
+        owners=owners_of(shapes, world.size),
         world=world,
         rows=rows,
     )
@@ -106,7 +106,7 @@ def _first_rows(height: int, size: int) -> tuple[int, ...]:
     return tuple(min(number * each, height) for number in range(size + 1))
 
 
-def dealt(shapes: Sequence[tuple[int, int]], size: int) -> tuple[int, ...]:
+def owners_of(shapes: Sequence[tuple[int, int]], size: int) -> tuple[int, ...]:
     """Return the owner of each matrix: the largest first, each to the rank with the least work."""
     work = [0] * size
     owners = [0] * len(shapes)

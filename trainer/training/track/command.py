@@ -131,7 +131,7 @@ def _run_in_turn(recipes: Sequence[Any], *, graphs: bool, beside: int) -> None:
                 flush=True,
             )
 
-        found = run.run(recipe, data, graphs=graphs, told=tell)
+        found = run.run(recipe, data, graphs=graphs, on_line=tell)
         path = record.write_record(recipe.output, found | {"beside": beside})
         print(f"wrote {path}", file=sys.stderr)
 

@@ -204,8 +204,8 @@ class Run:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
-    def train(self, told: Callable[[dict[str, Any]], None]) -> list[dict[str, Any]]:
-        """Train all steps; return the log's lines, each also given to `told`.
+    def train(self, on_line: Callable[[dict[str, Any]], None]) -> list[dict[str, Any]]:
+        """Train all steps; return the log's lines, each also passed to `on_line`.
 
         A line: step, seconds, joules, model_flops, tokens (so far), loss (mean since the last line),
         validation_loss.
@@ -237,7 +237,7 @@ class Run:
             }
             pending = []
             so_far.log.append(line)
-            told(line)
+            on_line(line)
             self.wait()
             began, joules = time.perf_counter(), meter.joules()
         return so_far.log
@@ -274,14 +274,14 @@ def run(
     data: Data,
     *,
     graphs: bool = True,
-    told: Callable[[dict[str, Any]], None] = lambda line: None,
+    on_line: Callable[[dict[str, Any]], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Train `recipe` on `data` and return its record, plain JSON. Raises StateError if it diverges."""
     one = Run(recipe, data, graphs=graphs)
     began = time.perf_counter()
     one.warm_up()
     warm_up_seconds = time.perf_counter() - began
-    log = one.train(told)
+    log = one.train(on_line)
     last = log[-1]
     target = recipe.target.loss
     order = order_hash(recipe.seed, recipe.clips.count, recipe.steps * recipe.batch)

@@ -97,13 +97,13 @@ def test_an_update_is_momentum_then_orthogonal_then_scaled_and_the_rest_is_adamw
     assert adamw.update_count(masters.optimizer) == 2
 
 
-def test_the_largest_matrices_are_dealt_first_and_evenly() -> None:
+def test_the_largest_matrices_are_assigned_first_and_evenly() -> None:
     shapes = [(16, 16), (64, 16), (16, 64), (48, 16), (16, 16)]
 
-    assert muon.dealt(shapes, 1) == (0,) * 5
-    owners = muon.dealt(shapes, 2)
+    assert muon.owners_of(shapes, 1) == (0,) * 5
+    owners = muon.owners_of(shapes, 2)
     assert {owners[1], owners[2]} == {0, 1}
-    assert set(muon.dealt(shapes, 8)) == set(range(5))
+    assert set(muon.owners_of(shapes, 8)) == set(range(5))
 
 
 @pytest.mark.parametrize(("height", "size", "rows"), [(7, 3, (0, 3, 6, 7)), (2, 4, (0, 1, 2, 2, 2))])
