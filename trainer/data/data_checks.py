@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trainer.model.encoders.registry import VideoEncoder
 from trainer.model.stdit import STDiT3Config
-from trainer.recipe.recipe import DataSpec
+from trainer.recipe.data_spec import DataSpec
 from vidcurate.errors import InputError
 from vidcurate.sampler.plan import Plan
 from vidcurate.shards.index import Index

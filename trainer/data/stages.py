@@ -21,7 +21,8 @@ from trainer.model.encoders.registry import VideoSpec, video_encoder
 from trainer.model.flops import forward_flops
 from trainer.model.stdit import STDiT3Config
 from trainer.recipe import skip_windows
-from trainer.recipe.recipe import DataSpec, Stage, TrainRecipe, ValidationSpec
+from trainer.recipe.data_spec import DataSpec
+from trainer.recipe.recipe import Stage, TrainRecipe, ValidationSpec
 from trainer.recipe.skip_windows import Windows
 from vidcurate.errors import RecipeError, ShardError, VidcurateError
 from vidcurate.sampler import cost_table, order

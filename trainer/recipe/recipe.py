@@ -26,24 +26,21 @@ from trainer.model.rectified_flow import FlowSpec
 from trainer.model.routing import RoutingSpec
 from trainer.model.stdit import GIANT_3B_2, XL_2, ModelSpec, STDiT3Config
 from trainer.recipe import skip_windows
+from trainer.recipe.data_spec import DataSpec
 from trainer.recipe.guard_spec import GuardSpec
 from trainer.run_folder.sample_spec import SampleSpec
 from trainer.run_folder.trackers_spec import TrackersSpec
 from trainer.training.optim.schedule import OptimSpec
-from vidcurate.errors import InputError
 from vidcurate.loader.spec import LoaderSpec
 from vidcurate.recipe import recipe as strict
 from vidcurate.recipe import removed_keys
 from vidcurate.recipe.recipe import Recipe
 from vidcurate.sampler.buckets import BucketSpec
-from vidcurate.sampler.spec import PlanSpec
-from vidcurate.storage import object_store
 
 PRESETS: dict[str, ModelSpec] = {"XL/2": XL_2, "3B/2": GIANT_3B_2}
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=80)]
 Count = Annotated[int, Field(ge=1)]
-CaptionNames = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 def _preset(value: object) -> object:
@@ -53,71 +50,6 @@ def _preset(value: object) -> object:
             raise ValueError(f"the presets are {', '.join(PRESETS)}; or give the model's settings")
         return PRESETS[value]
     return value
-
-
-class DataSpec(PlanSpec):
-    """Which clips a stage trains on, in what shapes and in what mixture, and what of a clip is shown.
-
-    `levels` null: all of them. `weights`: level → its share of the clips shown ({"1": 3, "2": 1}); without
-    weights every clip is shown equally often.
-    """
-
-    shards: str | Path | None = None
-    """the folder that build-shards wrote, or its URL (s3://, gs://, az://, https://); need not be there when
-    latents are given"""
-    latents: Path | None = None
-    """a folder that trainer.data.latents.command wrote: read these instead of the clips"""
-    views: Annotated[int, Field(ge=1, le=4096)] | None = None
-    """start frames of a clip that take turns from pass to pass; null: a new one at every showing, which only
-    decoding on line can give"""
-    captions: CaptionNames | dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = ("caption",)
-    """which captions are shown: names of a clip's captions, or keys of its JSON. A list takes turns from pass
-    to pass; a map gives each a weight, and every showing draws one"""
-
-    crop: Literal["center", "random"] = "center"
-    """where a picture is cut to its bucket's shape: in the middle, or at a place drawn for each showing"""
-    flip: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """share of the showings that are mirrored left to right; never a clip with a caption that names a side"""
-
-    @property
-    def caption_names(self) -> tuple[str, ...]:
-        return tuple(self.captions)
-
-    @property
-    def caption_weights(self) -> tuple[float, ...] | None:
-        """Weights of `caption_names`; None: they take turns."""
-        return tuple(self.captions.values()) if isinstance(self.captions, dict) else None
-
-    @field_validator("captions")
-    @classmethod
-    def _names_a_caption(
-        cls, captions: tuple[str, ...] | dict[str, float]
-    ) -> tuple[str, ...] | dict[str, float]:
-        if not captions or not all(captions):
-            raise ValueError("captions need names, as in [caption] or {short: 1, dense: 3}")
-        return captions
-
-    @field_validator("shards")
-    @classmethod
-    def _is_a_place(cls, shards: Path | str | None) -> Path | str | None:
-        try:
-            return None if shards is None else object_store.place(shards)
-        except InputError as error:
-            raise ValueError(str(error).rstrip(".")) from error
-
-    @model_validator(mode="after")
-    def _can_be_read(self) -> Self:
-        if self.shards is None and self.latents is None:
-            raise ValueError("data needs shards (clips) or latents (clips encoded ahead); neither is given")
-        if self.latents is not None and self.views is None:
-            raise ValueError("latents hold fixed views of a clip; set views to how many, as in views: 1")
-        plain = {"crop": "center", "flip": 0.0}
-        other = [f"{key}: {getattr(self, key)}" for key in plain if getattr(self, key) != plain[key]]
-        if self.views is not None and other:
-            raise ValueError(
-                f"{other[0]} is not for views: {self.views}, as latents have none; leave out one"
-            )
-        return self
 
 
 class Stage(Recipe):

@@ -18,7 +18,8 @@ from trainer.distributed import mesh
 from trainer.distributed.mesh import ALONE, World
 from trainer.model.encoders.registry import VideoSpec
 from trainer.model.stdit import STDiT3Config
-from trainer.recipe.recipe import DataSpec, TrainRecipe
+from trainer.recipe.data_spec import DataSpec
+from trainer.recipe.recipe import TrainRecipe
 from trainer.run_folder.checkpoint import checkpoint, whole
 from trainer.training import resume
 from trainer.training.guard import history, rollbacks

@@ -8,7 +8,7 @@ keyed by the position in the order.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -40,7 +40,13 @@ def drawn_caption(draw: int, weights: Sequence[float]) -> int:
         total += weight
         if target < total:
             return number
-    return len(weights) - 1
+    return max(number for number, weight in enumerate(weights) if weight)  # the sum was rounded down
+
+
+def weights_at(first: Sequence[float], later: Mapping[int, Sequence[float]], step: int) -> Sequence[float]:
+    """Return the weights of a step of the order: `first`, or those of the last step of `later` up to it."""
+    begun = [begin for begin in later if begin <= step]
+    return later[max(begun)] if begun else first
 
 
 def first_frame(clip_id: str, view: int, num_starts: int) -> int:

@@ -6,7 +6,7 @@ clips: when a clip does not decode, the loader reads the fallback clip that the 
 event.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Literal
@@ -97,8 +97,9 @@ class Loader(RankLoader[_Started]):
 
     `num_views` and `captions` (names of captions, or keys of the clips' JSON): which frames and caption of a
     clip each epoch shows, see `clip_view`; with `caption_weights`, one for each of `captions`, every showing
-    draws its caption. `crop` random: a new random crop at every showing; `flip`: the share of showings that
-    are mirrored left to right, unless one of the `captions` names a side. Not with `num_views`.
+    draws its caption. `caption_weights_from`: step (from 0) → other weights from there on. `crop` random: a
+    new random crop at every showing; `flip`: the share of showings that are mirrored left to right, unless
+    one of the `captions` names a side. Not with `num_views`.
 
     `on_event` is called, from `step` and `load`, with {"event": "clip_substituted", step, position, clip_id,
     fallback, kind, reason} and {"event": "worker_replaced", reason, clip_id, exit_status, phase,
@@ -117,6 +118,7 @@ class Loader(RankLoader[_Started]):
         num_views: int | None = None,
         captions: Sequence[str] = ("caption",),
         caption_weights: Sequence[float] | None = None,
+        caption_weights_from: Mapping[int, Sequence[float]] | None = None,
         crop: Literal["center", "random"] = "center",
         flip: float = 0.0,
         on_event: Callable[[Event], None] | None = None,
@@ -124,7 +126,7 @@ class Loader(RankLoader[_Started]):
         super().__init__(plan, spec, rank=rank, world_size=world_size, on_event=on_event)
         self.index = index
         self._num_views, self._captions = num_views, tuple(captions)
-        self._caption_weights = caption_weights
+        self._caption_weights, self._later_weights = caption_weights, caption_weights_from or {}
         self._crop, self._flip = crop, flip
         self._decode_here = decode_from(index, self._on_event)
         self._pool: DecodePool | FetchingPool | None = None
@@ -224,7 +226,9 @@ class Loader(RankLoader[_Started]):
         if self._caption_weights is None:
             turn = clip_view.caption_number(number, self._num_views, len(self._captions))
         else:
-            turn = clip_view.drawn_caption(self._draw(part, slot, "caption"), self._caption_weights)
+            step = order.step_of(self.plan, part.position)
+            weights = clip_view.weights_at(self._caption_weights, self._later_weights, step)
+            turn = clip_view.drawn_caption(self._draw(part, slot, "caption"), weights)
         is_mirrored = self._flip and self._draw(part, slot, "flip") < self._flip * 2.0**64
         return decode_task(
             self.index,

@@ -111,6 +111,35 @@ def test_drawn_captions_depend_on_the_position_alone(opened: Index) -> None:
     assert 0.15 < np.mean(is_short) < 0.65  # three clips in four have the short one
 
 
+def test_weights_of_captions_change_at_their_step_for_any_number_of_ranks(opened: Index) -> None:
+    drawn = {
+        "captions": ("caption", "short_caption"),
+        "caption_weights": (1.0, 0.0),
+        "caption_weights_from": {2: (0.0, 1.0), 4: (1.0, 0.0)},
+    }
+    short = {fact.get("short_caption") for fact in clips()} - {None}
+
+    def shown(steps: range, world_size: int) -> dict[int, list[bool]]:
+        found: dict[int, list[bool]] = {}
+        for rank in range(world_size):
+            with Loader(opened, plan_of(opened), spec(), rank=rank, world_size=world_size, **drawn) as loader:  # type: ignore[arg-type]
+                for step in steps:
+                    for batch in loader.step(step):
+                        found.setdefault(step, []).extend(caption in short for caption in batch.captions)
+        return {step: sorted(each) for step, each in found.items()}
+
+    whole = shown(range(6), 1)
+
+    assert not any(is_short for step in (0, 1, 4, 5) for is_short in whole[step])
+    assert np.mean(whole[2] + whole[3]) > 0.5  # three clips in four have the short one
+    assert shown(range(2, 6), 3) == {step: whole[step] for step in range(2, 6)}  # resumed, with other ranks
+
+
+def test_a_caption_of_weight_zero_is_never_drawn() -> None:
+    draws = (0, 2**63, 2**64 - 1)
+    assert {clip_view.drawn_caption(draw, (0.0, 0.1, 0.2, 0.0)) for draw in draws} == {1, 2}
+
+
 def test_without_views_every_number_is_as_it_was(opened: Index, tmp_path: Path) -> None:
     plain, one_caption = all_passes(opened, steps=4), all_passes(opened, steps=4, captions=("caption",))
     for batch, other in zip(plain, one_caption, strict=True):

@@ -8,7 +8,7 @@ during encoding is replaced by the plan's fallback clip, as it would be online.
 import os
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -130,8 +130,8 @@ def read_array(folder: LatentFolder, place: _Place, into: Tensor) -> None:
 class LatentLoader(RankLoader[_Started]):
     """The micro-batches of rank `rank` of `world_size`. Use as a context manager, or call `close`.
 
-    `num_views` and `caption_weights` (one for each of the folder's captions, null: they take turns) as in the
-    recipe; at most the folder's views. `variance`: also read the posterior's variance. `pin`:
+    `num_views`, at most the folder's, `caption_weights` (one for each of the folder's captions, null: they
+    take turns) and `caption_weights_from` as in the recipe. `variance`: also read the posterior's. `pin`:
     read into page-locked memory, for a GPU. `on_event` receives the same events as the video loader's.
     """
 
@@ -143,6 +143,7 @@ class LatentLoader(RankLoader[_Started]):
         *,
         num_views: int,
         caption_weights: Sequence[float] | None = None,
+        caption_weights_from: Mapping[int, Sequence[float]] | None = None,
         variance: bool = False,
         rank: int = 0,
         world_size: int = 1,
@@ -156,7 +157,7 @@ class LatentLoader(RankLoader[_Started]):
                 f"{folder.path}: stores no posterior variance, but the recipe samples the posterior."
             )
         self._num_views, self._with_variance, self._pin = num_views, variance, pin
-        self._caption_weights = caption_weights
+        self._caption_weights, self._later_weights = caption_weights, caption_weights_from or {}
         self._columns = {
             name: numbers(folder.latents, name)
             for name in ("first_frame", "offset", "size", "crc32", *_SHAPE)
@@ -231,7 +232,9 @@ class LatentLoader(RankLoader[_Started]):
             epochs = part.epochs[list(slots)]
             return clip_view.caption_number(epochs, self._num_views, self.folder.num_captions)
         draws = (order.slot_seed(self.plan.seed, part.position, slot, "caption") for slot in slots)
-        return np.array([clip_view.drawn_caption(draw, self._caption_weights) for draw in draws])
+        step = order.step_of(self.plan, part.position)
+        weights = clip_view.weights_at(self._caption_weights, self._later_weights, step)
+        return np.array([clip_view.drawn_caption(draw, weights) for draw in draws])
 
     def _found_in(
         self, cell: Cell, clip_rows: Rows, passes: Rows, caption: Rows

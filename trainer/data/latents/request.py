@@ -18,7 +18,8 @@ from trainer.model.encoders.precision import DTYPES, EncodedSpec
 from trainer.model.encoders.registry import TextSpec, VideoSpec, text_encoder, video_encoder
 from trainer.model.stdit import STDiT3Config
 from trainer.recipe import recipe as recipes
-from trainer.recipe.recipe import DataSpec, TrainRecipe
+from trainer.recipe.data_spec import DataSpec
+from trainer.recipe.recipe import TrainRecipe
 from vidcurate.errors import InputError, RecipeError, ShardError
 from vidcurate.sampler.bucket_shapes import Bucket
 from vidcurate.sampler.plan import Plan

@@ -87,6 +87,7 @@ def with_pictures(found: RunStages, batches: Sequence[dict[str, Any]]) -> Iterat
                 num_views=spec.views,
                 captions=spec.caption_names,
                 caption_weights=spec.caption_weights,
+                caption_weights_from=spec.caption_weights_from,
                 crop=spec.crop,
                 flip=spec.flip,
                 on_event=events.append,

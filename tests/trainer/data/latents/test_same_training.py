@@ -59,6 +59,40 @@ def test_drawn_captions_are_the_same_ahead_and_on_line(shards: Path, tmp_path: P
     assert numbers(tmp_path / "line") == numbers(tmp_path / "ahead") != numbers(tmp_path / "turns")
 
 
+def test_captions_that_change_with_the_step_are_the_same_ahead_and_on_line(
+    shards: Path, tmp_path: Path
+) -> None:
+    first = (*TRAINED, "stages.0.steps=3", "stages.0.data.captions={caption: 1}")
+    later = (*first, "stages.0.data.captions_from={2: {clip_id: 1}}")
+    encode(shards, tmp_path / "latents", *later)
+
+    train(smoke(shards, tmp_path / "line", *later))
+    train(smoke(shards, tmp_path / "ahead", *later, *from_latents(tmp_path / "latents")))
+    train(smoke(shards, tmp_path / "first", *first))
+
+    line, plain = numbers(tmp_path / "line"), numbers(tmp_path / "first")
+    assert line == numbers(tmp_path / "ahead")
+    assert line[0] == plain[0]
+    assert line[1]["loss"] != plain[1]["loss"]
+
+
+@pytest.mark.parametrize(
+    ("captions", "later", "message"),
+    [
+        ("[caption]", "{2: {clip_id: 1}}", "captions_from changes weights and captions has none"),
+        ("{caption: 1}", "{2: {}}", "names with weights at each step"),
+        ("{caption: 1}", "{1: {clip_id: 1}}", "greater than or equal to 2"),
+        ("{caption: 1}", "{2: {clip_id: 0}}", "greater than 0"),
+    ],
+)
+def test_weights_that_change_nothing_or_to_nothing_are_refused(
+    shards: Path, tmp_path: Path, captions: str, later: str, message: str
+) -> None:
+    given = (f"stages.0.data.captions={captions}", f"stages.0.data.captions_from={later}")
+    with pytest.raises(RecipeError, match=message):
+        smoke(shards, tmp_path / "run", *given)
+
+
 def test_what_is_rounded_is_another_training(shards: Path, tmp_path: Path) -> None:
     more = ("stages.0.steps=1", "sample=null")
     for dtype in ("float32", "bfloat16"):
