@@ -3,8 +3,8 @@
     python benchmarks/speed_page.py
 
 What stands between the marks of the page is replaced by tables of benchmarks/results/train_step_h200.json,
-step_profile_h200.json and project_speedrun.json; all else stays. Without a kept profile the page's budget
-stays, too.
+step_profile_h200.json, encoders_h200.json and project_speedrun.json; all else stays. Without a kept profile
+the page's budget stays, too.
 """
 
 import json
@@ -131,7 +131,8 @@ def run_table(found: Figures) -> str:
     for stage in ("stage-1", "stage-2", "stage-3"):
         steps = found[f"{stage}_steps"]
         hours = [
-            found[f"{stage}_gpu_hours_{part}"]["value"] for part in ("training", "update", "ahead", "online")
+            found[f"{stage}_gpu_hours_{part}"]["value"]
+            for part in ("training", "update", "lost", "ahead", "online")
         ]
         lines.append(
             [
@@ -142,7 +143,16 @@ def run_table(found: Figures) -> str:
             ]
         )
     stages = table(
-        ["", "steps", "published", "GPU hours of micro-batches", "updates", "precomputing", "online"],
+        [
+            "",
+            "steps",
+            "published",
+            "GPU hours of micro-batches",
+            "updates",
+            "lost in a real run",
+            "precomputing",
+            "online",
+        ],
         lines,
     )
     ways = []
@@ -159,6 +169,87 @@ def run_table(found: Figures) -> str:
     return f"{stages}\n\n" + table(
         ["all three, with waiting", "precomputed", "online", "published (H100)"], ways
     )
+
+
+def original_table(found: Figures) -> str:
+    """Return each shape's rate over the original's own step; or nothing."""
+    lines = []
+    for shape in shapes(found):
+        rows = [found.get(f"{shape}_{metric}") for metric in ("over_original", "float8_over_original")]
+        if rows[0] and rows[1]:
+            cells = [f"{row['value']:,.0f} ({row['ratio']:.2f})" for row in rows if row]
+            lines.append([to_text(shape), f"{rows[0]['peer_value']:,.0f}", *cells])
+    return table(["tokens/s", "the original", "bfloat16 (ratio)", "float8 (ratio)"], lines) if lines else ""
+
+
+def original_words(found: Figures) -> str:
+    """Return the table of the original's rates and whose they are; or nothing."""
+    lines = original_table(found)
+    peer = next((row["peer"] for row in found.values() if row["metric"].endswith("over_original")), "")
+    return lines and f"Beside {peer}, each of its own run (`train_step_h200.json`):\n\n{lines}"
+
+
+ENCODED = "kept up"  # of benchmarks/encoders.py's metrics
+
+
+def encoders_table(found: Figures) -> str:
+    """Return a line for each size that was encoded: rates kept up, power, and distance from float32."""
+    lines = []
+    for metric in found:
+        if not metric.endswith(f": {ENCODED}"):
+            continue
+        size = metric.removesuffix(f": {ENCODED}")
+        rate = found[metric]
+        tflops, clock, power, energy = (
+            found[f"{metric}, {what}"] for what in ("FLOPs", "clock", "power", "energy")
+        )
+        flops = found[f"{size}: FLOPs, torch's counter"]
+        far = found[f"{size}: distance of the latents from float32"]
+        lines.append(
+            [
+                size.partition(", ")[2],
+                f"{rate['value']:,.1f}",
+                f"{rate['peer_value']:,.1f}",
+                f"{rate['ratio']:.2f}",
+                f"{tflops['value']:.0f}",
+                f"{flops['value']:.2f}",
+                f"{clock['value']:,.0f}, {power['value']:.0f}",
+                f"{energy['value']:.2f} ({energy['peer_value']:.2f})",
+                f"{far['value']:.5f} ({far['peer_value']:.5f})",
+            ]
+        )
+    head = [
+        "frames x height x width",
+        "frames/s kept up",
+        "readable",
+        "ratio",
+        "TFLOP/s",
+        "MFLOP a pixel",
+        "MHz, W",
+        "J a frame (readable)",
+        "from float32 (readable)",
+    ]
+    return table(head, lines)
+
+
+SOURCES = [
+    ["GPU hours of micro-batches", "each shape's forward and backward, fitted", "`train_step_h200.json`"],
+    ["updates", "the optimizer's milliseconds", "`train_step_h200.json`"],
+    [
+        "lost in a real run",
+        "its rate over the one predicted, {share:.3f}; training hours are divided by it",
+        "`mixture_2xh200.json`",
+    ],
+    ["precomputing, online", "rates kept up at five sizes; FLOPs by torch's counter", "`encoders_h200.json`"],
+    ["waiting", "simulated on the real order with the times above", "`project_speedrun.json`"],
+]
+
+
+def sources_table(mixture: Figures) -> str:
+    """Return what each figure of the projection comes from, and its file."""
+    share = next(row["ratio"] for name, row in mixture.items() if name.startswith("tokens/s, real run"))
+    lines = [[part, what.format(share=share), file] for part, what, file in SOURCES]
+    return table(["part", "measured", "file"], lines)
 
 
 def imbalance_table(found: Figures) -> str:
@@ -282,9 +373,17 @@ def main() -> None:
         [
             f"One {some['hardware']}, measured {some['date']}:",
             step_table(steps),
-            *filter(None, [power_words(steps), beside_words(steps)]),
-            "The published run with this step, and what it was:",
+            *filter(None, [power_words(steps), beside_words(steps), original_words(steps)]),
+            "The VAE's encoding and the readable encoders', one run, each kept up for seconds "
+            "(`encoders_h200.json`):",
+            encoders_table(figures("encoders_h200")),
+            "The published run with these rates, and what it was (`project_speedrun.json`). How many clips "
+            "there are, how long and how large, is assumed, from what is published of the data sets; "
+            "`python benchmarks/project_speedrun.py` prints it. Not in it: starts, validation, samples and "
+            "networks between hosts.",
             run_table(run),
+            "Each part, and what it comes from:",
+            sources_table(figures("mixture_2xh200")),
             "Round-robin → assigned by time:",
             imbalance_table(run),
         ]
