@@ -1,9 +1,9 @@
-"""Encoders of the VAE through Triton kernels and cuDNN, channels side by side: the readable ones' fast twins.
+"""VAE encoders through Triton kernels and cuDNN, twins of the readable ones.
 
-`trainer.model.encoders.vae` takes them on a GPU in half precision. Every activation is rows [N, P, C], which
-a convolution reads as channels_last without a copy. A layer hands on its output without the bias of its
-convolution, its bias and its statistics (`Layer`): the pass that follows anyway adds the one and applies the
-other. The kernels also write the zeros that causal and strided convolutions ask for.
+`trainer.model.encoders.vae` takes them on a GPU in half precision. Every activation is rows [N, P, C],
+channels side by side, which a convolution reads as channels_last without a copy. A layer hands on its output
+without the bias of its convolution, its bias and its statistics (`Layer`): the pass that follows anyway adds
+the one and applies the other. The kernels also write the zeros that causal and strided convolutions ask for.
 
 How much is computed at once depends on the size alone, not on free memory: the same clip gives the same bits.
 """
@@ -16,16 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.model.encoders.temporal_vae import LOGVAR_RANGE, TIME_FACTOR, CausalConv, ResBlock, TemporalVAE
-from trainer.model.kernels.group_norm import (
+from trainer.model.kernels.group_norm import normalize
+from trainer.model.kernels.picture_layers import first_conv, softmax_rows
+from trainer.model.kernels.residual_sum import (
     Statistics,
     add,
     add_in_front,
     add_moments,
     add_with_corner,
-    normalize,
     statistics,
 )
-from trainer.model.kernels.picture_layers import first_conv, softmax_rows
 
 PIXELS = 4 << 20  # of all frames that the frame VAE takes at once: 10 of 480 x 848
 CHUNK_PIXELS = 28 << 20  # of all chunks that the temporal VAE takes at once: 4 of 17 x 480 x 848

@@ -1,4 +1,4 @@
-"""First convolution and attention scores of a picture encoder: kernels where a library has none that fits.
+"""First convolution and attention softmax of a picture encoder, as Triton kernels.
 
 The first convolution of a VAE reads three channels, which no tensor-core kernel of a library takes without
 copies; `first_conv` reads the pixels themselves (bytes too) and gathers the statistics of the next norm.
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trainer.model.kernels.group_norm import Statistics, empty_statistics, store_statistics, welford
+from trainer.model.kernels.residual_sum import Statistics, empty_statistics, store_statistics, welford
 
 TAPS = 32  # 3 x 3 x 3 numbers of a window, and zeros
 FIRST_TILE, FIRST_TURNS, FIRST_WARPS = 2048, 16, 2  # numbers of a turn (rows x columns), turns, warps

@@ -15,7 +15,7 @@ from tests.trainer.interpreter_for_tests import patch_once_a_launch
 from trainer.model.encoders import fast_vae
 from trainer.model.encoders.temporal_vae import CausalConv
 from trainer.model.encoders.vae import SCALE, SHIFT, Vae, VaeSpec, VideoVae, build
-from trainer.model.kernels import group_norm, picture_layers
+from trainer.model.kernels import group_norm, picture_layers, residual_sum
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="half precision needs a GPU")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -68,12 +68,12 @@ def _random(*shape: int, mean: float = 0.0) -> Tensor:
 def test_norm_and_silu_are_torchs(
     rows: int, channels: int, groups: int, mean: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group_norm, "TILE", 1024)  # several tiles, which are merged two by two
+    monkeypatch.setattr(residual_sum, "TILE", 64)  # several tiles, which are merged two by two
     monkeypatch.setattr(group_norm, "TILES", 2)
     x, bias, norm = _random(2, rows, channels, mean=mean), _random(channels), _norm(channels, groups)
     exact = F.silu(norm.double()((x + bias).double().mT).mT)
     norm = norm.float()
-    found = group_norm.normalize(x, group_norm.statistics(x), norm, bias=bias, front=3, back=2)
+    found = group_norm.normalize(x, residual_sum.statistics(x), norm, bias=bias, front=3, back=2)
     assert found.shape == (2, rows + 5, channels)
     assert _apart(found[:, 3:-2], exact) < (TOLERANCE if mean == 0 else 5e-4)
     assert not found[:, :3].any()
@@ -82,7 +82,7 @@ def test_norm_and_silu_are_torchs(
 
 def test_a_sum_and_its_statistics_leave_out_rows_behind() -> None:
     x, y, bias, norm = _random(2, 90, 8), _random(2, 96, 8), _random(8), _norm(8, 4)
-    total, found = group_norm.add(x, y, bias)
+    total, found = residual_sum.add(x, y, bias)
     exact = x + y[:, :90] + bias
     torch.testing.assert_close(total, exact)
     made = group_norm.normalize(total, found, norm, silu=False)
@@ -92,9 +92,9 @@ def test_a_sum_and_its_statistics_leave_out_rows_behind() -> None:
 def test_sums_are_written_between_the_zeros_that_a_convolution_asks_for() -> None:
     x, y, bias = _random(2, 35, 12), _random(2, 35, 12), _random(12)
     exact = x + y + bias
-    corner = group_norm.add_with_corner(x, y, bias, (5, 7)).view(2, 6, 8, 12)
+    corner = residual_sum.add_with_corner(x, y, bias, (5, 7)).view(2, 6, 8, 12)
     torch.testing.assert_close(corner, F.pad(exact.view(2, 5, 7, 12), (0, 0, 0, 1, 0, 1)))
-    torch.testing.assert_close(group_norm.add_in_front(x, y, bias, 7), F.pad(exact, (0, 0, 7, 0)))
+    torch.testing.assert_close(residual_sum.add_in_front(x, y, bias, 7), F.pad(exact, (0, 0, 7, 0)))
 
 
 @pytest.mark.parametrize("is_bytes", [True, False])
@@ -116,12 +116,12 @@ def test_a_causal_convolution_is_the_sum_of_its_steps(time: int) -> None:
     rows, bias = _random(2, time * 6, 12), _random(12)
     inner = F.silu(norm(x.mT))
     exact = conv(inner.unflatten(2, (time, 2, 3))).flatten(2).mT
-    moments = group_norm.normalize(x, group_norm.statistics(x), norm, place=6)
+    moments = group_norm.normalize(x, residual_sum.statistics(x), norm, place=6)
     assert _apart(moments.unflatten(0, (time, 2)).movedim(0, 1).flatten(1, 2), inner.mT) < TOLERANCE
     steps = fast_vae._steps(moments, (time, 2, 3), conv.conv)
-    alone, found = group_norm.add_moments(None, steps, None, time * 6)
+    alone, found = residual_sum.add_moments(None, steps, None, time * 6)
     assert _apart(alone, exact) < TOLERANCE
-    assert _apart(group_norm.add_moments(rows, steps, bias, time * 6)[0], exact + rows + bias) < TOLERANCE
+    assert _apart(residual_sum.add_moments(rows, steps, bias, time * 6)[0], exact + rows + bias) < TOLERANCE
     last = _norm(12, 4)
     assert _apart(group_norm.normalize(alone, found, last, silu=False), last(exact.mT).mT) < TOLERANCE
 
