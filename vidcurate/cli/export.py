@@ -162,8 +162,11 @@ def export(
             num_workers=workers or usable_cpus(),
             progress=progress,
         )
-    print_summary(asdict(summary), title=f"export → {out}", to_json=to_json)
+    shown = asdict(summary) if to_json else asdict(summary) | {"warnings": len(summary.warnings)}
+    print_summary(shown, title=f"export → {out}", to_json=to_json)
     if not to_json:
+        for warning in summary.warnings:
+            print(f"\nwarning: {warning}")
         for name, script in summary.next_commands.items():
             print(f"\nnext, with {name} ({script}):\n{_commands_of(Path(script))}")
     failures = sum(summary.failed.values())

@@ -19,7 +19,7 @@ from typing import Any
 
 from vidcurate.curation.export.clips import FOLDS, ExportSpec, Plan, PlannedClip, plan
 from vidcurate.curation.export.trainers.exported import Exported, ExportedClip, Files, Link
-from vidcurate.curation.export.trainers.registry import TRAINERS
+from vidcurate.curation.export.trainers.registry import TRAINERS, warnings
 from vidcurate.curation.export.write_clip import failed, write_clip
 from vidcurate.curation.fit.models import model_named
 from vidcurate.errors import InputError, StageError, StorageError
@@ -39,6 +39,7 @@ class ExportSummary:
 
     `by_how` counts linked, remuxed and transcoded clips; `left_out` the kept clips of the run that are not
     exported, by reason; `failed` those that could not be written, by kind. `next_commands`: trainer → script.
+    `warnings`: what a trainer would do to the clips without a word.
     """
 
     out: str
@@ -51,6 +52,7 @@ class ExportSummary:
     by_fold: dict[str, int]
     left_out: dict[str, int]
     failed: dict[str, int]
+    warnings: list[str]
     next_commands: dict[str, str]
 
 
@@ -310,5 +312,6 @@ def _summary(out: Path, record: dict[str, Any], kept: int) -> ExportSummary:
         by_fold=dict(sorted(Counter(clip["fold"] for clip in clips).items())),
         left_out=record["left_out"],
         failed=dict(sorted(Counter(one["kind"] for one in record["failed"]).items())),
+        warnings=warnings(record["trainers"], _exported(out, record)),
         next_commands={name: str(out / TRAINERS[name].script) for name in record["trainers"]},
     )

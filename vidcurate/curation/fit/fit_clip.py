@@ -3,12 +3,13 @@
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 from vidcurate.curation.fit.models import Model, SizeClass
 
 # Share of a frame's time that a clip must cover for the frame to be promised. `media.transcode` writes a
 # frame when the clip covers half of it; the rest is for time stamps that containers round (Matroska: 1 ms).
-_COVERED = Fraction(55, 100)
+_COVERED = 0.55
 _MOST_DENOMINATOR = 1001  # 30000/1001 and its like; `media.transcode` rounds the same way
 
 
@@ -50,8 +51,9 @@ class Fit:
         return self.crop_share > 0
 
 
+@lru_cache(maxsize=4096)
 def exact_rate(fps: float) -> Fraction:
-    """Return a frame rate as the fraction that it stands for: 29.97003 is 30000/1001."""
+    """Return a frame rate as the fraction that it stands for: 29.97003 is 30000/1001. Cached."""
     return Fraction(fps).limit_denominator(_MOST_DENOMINATOR)
 
 
@@ -62,11 +64,10 @@ def frames_at(rate: Fraction, *, fps: Fraction, num_frames: int, duration_second
     """
     if rate == fps:
         return num_frames
-    seconds = num_frames / fps
-    shorter = Fraction(duration_seconds)
-    if shorter < seconds - Fraction(1, 2) / fps:
-        seconds = shorter
-    return max(0, math.ceil(seconds * rate - _COVERED))
+    seconds = num_frames / float(fps)
+    if duration_seconds < seconds - 0.5 / float(fps):
+        seconds = duration_seconds
+    return max(0, math.ceil(seconds * float(rate) - _COVERED))
 
 
 def _class_of(model: Model, width: int, height: int, wanted: str | None) -> SizeClass | None:
@@ -117,9 +118,9 @@ def fit_clip(
     own = exact_rate(fps)
     if own <= 0:
         return Fit(reason="unknown")
-    seconds = num_frames / own if duration_seconds is None else duration_seconds
+    seconds = num_frames / float(own) if duration_seconds is None else duration_seconds
     rate = own if model.fps is None else exact_rate(model.fps)
-    at_rate = frames_at(rate, fps=own, num_frames=num_frames, duration_seconds=float(seconds))
+    at_rate = frames_at(rate, fps=own, num_frames=num_frames, duration_seconds=seconds)
     count = model.most_valid(at_rate) if frames is None else frames if at_rate >= frames else 0
     if not count:
         return Fit(reason="too_short")
@@ -130,18 +131,18 @@ def fit_clip(
     if not new_width or not new_height:
         return Fit(reason="too_small")
     shape = (new_width * height) / (new_height * width)
-    duration = count / rate
+    duration = count / float(rate)
     return Fit(
         reason=None,
         width=new_width,
         height=new_height,
         num_frames=count,
         fps=float(rate),
-        duration_seconds=round(float(duration), 6),
+        duration_seconds=round(duration, 6),
         size=found.name if found else None,
         crop_share=1 - min(shape, 1 / shape),
         scale=max(new_width / width, new_height / height),
         rate_factor=float(rate / own),
-        used_share=min(1.0, float(duration / (num_frames / own))),
+        used_share=min(1.0, duration * float(own) / num_frames),
         tokens=model.num_tokens(new_width, new_height, count),
     )

@@ -139,6 +139,8 @@ def test_the_summary_counts_every_kept_clip_once(folder: Path, whole: dict[str, 
     assert summary.left_out == clip_runs.LEFT_OUT
     assert sum(summary.by_how.values()) == sum(summary.by_fold.values()) == summary.clips
     assert summary.failed == {}
+    (warning,) = summary.warnings  # hf and musubi read each clip whole
+    assert warning.startswith("simpletuner: reads 13 frames of every clip")
 
 
 def test_another_trainer_adds_its_manifest_and_touches_no_clip(folder: Path, tmp_path: Path) -> None:
@@ -342,6 +344,9 @@ def test_the_command_prints_the_next_command(
     text = capsys.readouterr().out
     cli.app(args=[*words, "--json"], standalone_mode=False)
 
+    assert "warning: mochi: trains mochi, and the clips were exported with no --fit." in text
+    assert "warning: mochi: reads 3 frames of every clip" in text
+    assert "warning: clips have several frame rates" in text
     assert "next, with mochi" in text
     assert "preprocess.bash" in text
     assert json.loads(capsys.readouterr().out)["clips_kept"] == 9

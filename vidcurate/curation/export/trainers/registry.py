@@ -11,11 +11,17 @@ from vidcurate.errors import InputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainer:
-    """Trainer: `files` makes its manifests and configuration; `script` is the one with the next command."""
+    """Trainer: `files` makes its manifests and configuration; `script` is the one with the next command.
+
+    `models` of the table of models are the ones that it trains, empty for trainers of many.
+    `has_one_frame_count`: it reads the same number of frames of every clip.
+    """
 
     name: str
     title: str
     files: Callable[[Exported], Files]
+    models: tuple[str, ...] = ()
+    has_one_frame_count: bool = False
 
     @property
     def script(self) -> str:
@@ -26,15 +32,38 @@ _ROWS = (
     Trainer(name="finetrainers", title="finetrainers", files=folder_readers.finetrainers),
     Trainer(name="diffusion-pipe", title="diffusion-pipe", files=folder_readers.diffusion_pipe),
     Trainer(name="musubi", title="musubi-tuner", files=folder_readers.musubi),
-    Trainer(name="ltx", title="LTX-2 trainer", files=list_readers.ltx),
-    Trainer(name="videox-fun", title="VideoX-Fun", files=list_readers.videox_fun),
-    Trainer(name="fastvideo", title="FastVideo", files=list_readers.fastvideo),
-    Trainer(name="diffsynth", title="DiffSynth-Studio", files=list_readers.diffsynth),
-    Trainer(name="automodel", title="NeMo Automodel", files=folder_readers.automodel),
-    Trainer(name="cosmos-predict2", title="Cosmos-Predict2", files=folder_readers.cosmos_predict2),
-    Trainer(name="cogvideo", title="CogVideoX fine-tuning", files=list_readers.cogvideo),
-    Trainer(name="mochi", title="Mochi fine-tuner", files=folder_readers.mochi),
-    Trainer(name="simpletuner", title="SimpleTuner", files=folder_readers.simpletuner),
+    Trainer(name="ltx", title="LTX-2 trainer", files=list_readers.ltx, models=("ltx2",)),
+    Trainer(name="videox-fun", title="VideoX-Fun", files=list_readers.videox_fun, has_one_frame_count=True),
+    Trainer(name="fastvideo", title="FastVideo", files=list_readers.fastvideo, has_one_frame_count=True),
+    Trainer(
+        name="diffsynth", title="DiffSynth-Studio", files=list_readers.diffsynth, has_one_frame_count=True
+    ),
+    Trainer(
+        name="automodel", title="NeMo Automodel", files=folder_readers.automodel, has_one_frame_count=True
+    ),
+    Trainer(
+        name="cosmos-predict2",
+        title="Cosmos-Predict2",
+        files=folder_readers.cosmos_predict2,
+        has_one_frame_count=True,
+    ),
+    Trainer(
+        name="cogvideo",
+        title="CogVideoX fine-tuning",
+        files=list_readers.cogvideo,
+        models=("cogvideox", "cogvideox1.5"),
+        has_one_frame_count=True,
+    ),
+    Trainer(
+        name="mochi",
+        title="Mochi fine-tuner",
+        files=folder_readers.mochi,
+        models=("mochi",),
+        has_one_frame_count=True,
+    ),
+    Trainer(
+        name="simpletuner", title="SimpleTuner", files=folder_readers.simpletuner, has_one_frame_count=True
+    ),
     Trainer(name="hf", title="Hugging Face datasets", files=list_readers.hf),
 )
 TRAINERS: dict[str, Trainer] = {row.name: row for row in _ROWS}
@@ -53,3 +82,27 @@ def trainers_named(names: str) -> list[str]:
     if not wanted:
         raise InputError(f"--for {names!r}: no trainer is named. There are: {every}.")
     return wanted
+
+
+def warnings(names: list[str], exported: Exported) -> list[str]:
+    """Return a line for each thing that a trainer would do to these clips without a word."""
+    found = []
+    model = exported.model.name if exported.model else None
+    for name in names:
+        trainer = TRAINERS[name]
+        if trainer.models and model not in trainer.models:
+            found.append(
+                f"{name}: trains {' or '.join(trainer.models)}, and the clips were exported with "
+                f"{f'--fit {model}' if model else 'no --fit'}. The trainer resizes or retimes these. "
+                f"Export again with --fit {trainer.models[0]}."
+            )
+        if trainer.has_one_frame_count and exported.fewest_frames < exported.most_frames:
+            found.append(
+                f"{name}: reads {exported.fewest_frames} frames of every clip, as many as the shortest has; "
+                f"the longest has {exported.most_frames}. Export again with --frames N."
+            )
+    if exported.model is None and exported.rate is None:
+        found.append(
+            "clips have several frame rates; some trainers play all of them at one. Add --fit MODEL."
+        )
+    return found
