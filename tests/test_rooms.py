@@ -87,7 +87,7 @@ ROOMS = {
         "vidcurate.recipe vidcurate.rng vidcurate.sampler vidcurate.storage"
     ),
     "vidcurate.loader": (
-        "vidcurate.executor vidcurate.media vidcurate.rng vidcurate.sampler "
+        "vidcurate.executor vidcurate.media vidcurate.recipe vidcurate.rng vidcurate.sampler "
         "vidcurate.shards vidcurate.storage"
     ),
     "vidcurate.sampler.changes": "vidcurate.rng vidcurate.sampler vidcurate.shards vidcurate.storage",
