@@ -26,6 +26,7 @@ from trainer.training.step import Computed, StepContext
 from vidcurate.storage import atomic_file
 
 NEXT_CLIPS = 8
+_printed_clips: set[tuple[Path, str]] = set()  # run and clip id of the replaced clips that have a line
 
 
 def print_line(world: World, text: str) -> None:
@@ -210,11 +211,19 @@ def to_text(event: dict[str, Any]) -> str:
 
 
 def record_data_events(events: list[dict[str, Any]], step: int, world: World, run: Path) -> None:
-    """Record the loader events of all ranks in a step, such as a replaced clip or a restarted worker."""
+    """Record the loader events of all ranks in a step, such as a replaced clip or a restarted worker.
+
+    events.jsonl has every showing of a clip that cannot be read, the console only the first of this process:
+    a damaged clip comes back in every epoch.
+    """
     for rank, theirs in enumerate(mesh.all_gather(list(events), world)):
         for event in theirs:
             if world.is_first:
                 facts = {key: value for key, value in event.items() if key not in ("event", "step")}
                 jsonl.record_event(run, event["event"], step, rank=rank, **facts)
-            print_line(world, f"step {step}: {to_text(event)}")
+            clip = (run, event["clip_id"]) if event["event"] == "clip_substituted" else None
+            if clip not in _printed_clips:
+                print_line(world, f"step {step}: {to_text(event)}")
+            if clip is not None:
+                _printed_clips.add(clip)
     events.clear()

@@ -5,9 +5,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.trainer.shards_for_tests import make_shards, smoke
+from tests.trainer.shards_for_tests import events, make_shards, smoke
 from tests.trainer.training.states import SHORT
+from trainer.distributed.mesh import World
 from trainer.train import train
 from trainer.training import log
 
@@ -42,3 +44,24 @@ def test_a_start_and_a_resume_print_no_json_and_no_hash(
 )
 def test_an_event_of_the_loader_is_text(event: dict[str, object], said: str) -> None:
     assert log.to_text(event) == said
+
+
+def test_a_damaged_clip_has_one_line_and_an_event_for_every_showing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def lost(clip_id: str) -> dict[str, object]:
+        facts = {"kind": "truncated", "fallback": "c"}
+        return {"event": "clip_substituted", "clip_id": clip_id, **facts}
+
+    world = World(rank=0, size=1, device=torch.device("cpu"))
+    for step, clip_ids in ((1, "a"), (2, "ab"), (9, "ab")):
+        log.record_data_events([lost(clip_id) for clip_id in clip_ids], step, world, tmp_path)
+    log.record_data_events([{"event": "request_retried"}] * 2, 10, world, tmp_path)
+
+    assert capfd.readouterr().err.splitlines() == [
+        "step 1: clip a cannot be read (truncated); fallback clip c replaces it",
+        "step 2: clip b cannot be read (truncated); fallback clip c replaces it",
+        "step 10: request retried",
+        "step 10: request retried",
+    ]
+    assert [event["clip_id"] for event in events(tmp_path, "clip_substituted")] == ["a", "a", "b", "a", "b"]

@@ -56,7 +56,7 @@ SCORES: dict[str, Callable[[ScoreSpec, int], TextScore | None]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreSummary:
-    """Counts of a scored table. `rows_scored`: rows with a noun count, so with a caption in English."""
+    """Counts of a scored table. `rows_scored`: rows that have a caption."""
 
     rows_in: int
     rows_scored: int
@@ -148,12 +148,13 @@ def run_score(
             if score.check is not None:
                 score.check(clips, str(source))
         table.write(_measure(clips.select("clip_id", "caption"), scores, spec, progress), target, origin)
-    counts = pl.read_parquet(target, columns=["noun_count"])["noun_count"]
+    scored = pl.read_parquet(target, columns=["noun_count", "caption_num_words"])
+    counts = scored["noun_count"]
     facts = {name: text for score in scores for name, text in score.facts.items()}
     mean = counts.mean()
     return ScoreSummary(
         rows_in=len(counts),
-        rows_scored=counts.count(),
+        rows_scored=scored["caption_num_words"].count(),
         nouns=int(counts.sum()),
         nouns_per_caption=round(float(mean), 3) if isinstance(mean, float) else None,
         noun_engine=facts["noun_engine"],
