@@ -5,7 +5,7 @@ channels side by side, which a convolution reads as channels_last without a copy
 without the bias of its convolution, its bias and its statistics (`Layer`): the pass that follows anyway adds
 the one and applies the other. The kernels also write the zeros that causal and strided convolutions ask for.
 
-How much is computed at once depends on the size alone, not on free memory: the same clip gives the same bits.
+How much is computed at once depends on the size alone, not on free memory: the same clips give the same bits.
 """
 
 from collections.abc import Sequence

@@ -186,6 +186,16 @@ def by_chunk(function: Callable[[Tensor], Tensor], x: Tensor, size: int, batch_s
     return torch.cat(parts, dim=2)
 
 
+def _prepare(vae: Vae) -> bool:
+    """Lay the weights out for the fast encoders; return False for a VAE that those do not compute."""
+    from trainer.model.encoders import fast_vae  # it needs Triton
+
+    if not fast_vae.supports(vae):
+        return False
+    fast_vae.prepare(vae)
+    return True
+
+
 class VideoVae:
     """The VideoEncoder of a VaeSpec. It computes where its input lies and loads the weights on first use.
 
@@ -196,6 +206,7 @@ class VideoVae:
     def __init__(self, spec: VaeSpec, *, is_fast: bool = True) -> None:
         self.spec, self.is_fast = spec, is_fast
         self._vae: Vae | None = None
+        self._is_prepared: bool | None = None  # for the fast encoders; None before the first clip on a GPU
 
     @property
     def latent_channels(self) -> int:
@@ -302,15 +313,11 @@ class VideoVae:
 
     def _takes_kernels(self, vae: Vae, device: torch.device) -> bool:
         """Return whether the fast encoders compute: they are there, and faster than the readable ones."""
-        on_gpu = device.type == "cuda" and self.spec.dtype != "float32"
-        if not (self.is_fast and on_gpu) or requirements.missing(on_gpu=True):
+        if not self.is_fast or device.type != "cuda" or self.spec.dtype == "float32":
             return False
-        from trainer.model.encoders import fast_vae  # it needs Triton
-
-        if not fast_vae.supports(vae):
-            return False
-        fast_vae.prepare(vae)
-        return True
+        if self._is_prepared is None:
+            self._is_prepared = not requirements.missing(on_gpu=True) and _prepare(vae)
+        return self._is_prepared
 
     def _encode_frames_fast(self, vae: Vae, frames: Tensor) -> Tensor:
         """Return what `_encode_frames` returns, in batches by the size of a frame."""
