@@ -25,6 +25,7 @@ NAMES = (
     *("main_object", "subject", "background", "scene", "style", "camera", "motion", "action", "human"),
 )
 PART = f"{MAIN}:"  # caption:short is the column of rows that holds the caption `short`
+_EVERY, _MAIN_NAME = "\0every", "\0main"  # parts that hold all captions, and the name of the main one
 _FIRST = ("dense", "detailed", "long")  # the main caption where none is plainly the caption
 _WORDS = r"(?:captions?|prompts?)"
 _COLUMN = re.compile(rf"^(?:{_WORDS}_?(\d+|[a-z_]+)|([a-z_]+)_{_WORDS})$")
@@ -60,6 +61,8 @@ def columns(source: Source, spec: IngestSpec, *names: str, hint: str = "") -> di
                 f"{hint or ' Name one as the caption column.'}"
             )
         main = found
+    if main != "captions" and {"captions", "caption_name"} <= source.dtypes.keys():
+        named |= {_EVERY: "captions", _MAIN_NAME: "caption_name"}  # of a table that a run was exported to
     return {"caption": main, **{PART + name: column for name, column in named.items() if column != main}}
 
 
@@ -198,16 +201,26 @@ def cells_of(schema: pl.Schema, main_column: str) -> pl.Expr:
         if is_simple and not frame[MAIN].str.contains(r"^[\[{]").any():
             empty = {"captions": pl.lit(None, dtype=CAPTIONS), "caption_name": pl.lit(None, dtype=pl.String)}
             return frame.select(MAIN, **empty).to_struct(rows.name)
-        found = [named({names[part]: cell for part, cell in row.items()}, main) for row in frame.to_dicts()]
+        found = [_of_row({names[part]: cell for part, cell in row.items()}, main) for row in frame.to_dicts()]
         return pl.Series(rows.name, found, dtype=_FOUND)
 
     return pl.struct(parts).map_batches(read, return_dtype=_FOUND, is_elementwise=True)
+
+
+def _of_row(cells: dict[str, Any], main: str) -> dict[str, Any]:
+    every, main_name = cells.pop(_EVERY, None), cells.pop(_MAIN_NAME, None)
+    listed = dict(_parts(MAIN, every)) if every else {}
+    if main_name and listed.get(main_name) == cells.get(MAIN):
+        return named({**{name: text for name, text in cells.items() if name != MAIN}, **listed}, main_name)
+    return named(cells, main)
 
 
 def is_empty(schema: pl.Schema) -> pl.Expr:
     """Return whether a row has no main caption."""
     if schema[MAIN] == pl.String():
         return pl.col(MAIN).is_null()
-    words = pl.element().cast(pl.String).str.strip_chars()
+    entry, inner = pl.element(), getattr(schema[MAIN], "inner", None)
+    words = (entry.struct.field("text") if isinstance(inner, pl.Struct) else entry).cast(pl.String)
+    words = words.str.strip_chars()
     is_text = words.is_not_null() & ~words.is_in(ABSENT)
     return ~pl.col(MAIN).list.eval(is_text).list.any().fill_null(value=False)

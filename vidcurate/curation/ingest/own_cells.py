@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 import polars as pl
 
 from vidcurate.curation.clip_table.own_columns import own_names
+from vidcurate.curation.clip_table.schema import COLUMNS
 from vidcurate.curation.ingest.rows import OwnCell, Rows
 from vidcurate.curation.ingest.source import ABSENT, OWN, Source, normal, taken_by
 
@@ -22,6 +23,7 @@ _LARGEST = 2**63 - 1
 _EXACT = 2**53
 _NAMES_SOMETHING = re.compile(r"(?:^|_)(?:id|ids|uuid|key|code|version|hash|md5|sha256)$")
 _UNNAMED = re.compile(r"(?:_duplicated_\d+)?")  # polars' name of the second column without one
+_OF_EXPORTED = {"clip_id", "sample_key", "ingest_problem"}
 _TEXT = (pl.String(), pl.Null())
 
 
@@ -33,9 +35,12 @@ def rows_of(source: Source, frame: pl.LazyFrame, found: Mapping[str, str]) -> Ro
 def own_cells(source: Source, taken: Iterable[str]) -> tuple[OwnCell, ...]:
     """Return the own columns of a table: those that are not `taken`, typed. Reads the table once.
 
-    A column without a name and without a value is left out.
+    A column without a name and without a value is left out, and so are our columns of a table that a run was
+    exported to: the stages write them again.
     """
     columns, used = list(source.dtypes), set(taken)
+    if source.dtypes.keys() >= _OF_EXPORTED:
+        used |= COLUMNS.keys()
     places = {column: place for place, column in enumerate(columns) if column not in used}
     facts = _facts(source, places)
     left = [column for column in places if not _UNNAMED.fullmatch(column) or facts[column]["any"]]

@@ -292,7 +292,7 @@ def text(source: Source, found: Mapping[str, str]) -> pl.LazyFrame:
         if ours.startswith("caption") and isinstance(source.dtypes[column], pl.List)
     }
     cells = {
-        ours: pl.col(column).cast(pl.String).str.strip_chars()
+        ours: _as_text(pl.col(column), source.dtypes[column]).str.strip_chars()
         for ours, column in found.items()
         if ours not in lists
     }
@@ -306,6 +306,10 @@ def text(source: Source, found: Mapping[str, str]) -> pl.LazyFrame:
         .alias(ours)
         for ours in cells
     )
+
+
+def _as_text(cell: pl.Expr, dtype: pl.DataType) -> pl.Expr:
+    return cell.struct.json_encode() if isinstance(dtype, pl.Struct) else cell.cast(pl.String)
 
 
 def taken_by(found: Mapping[str, str]) -> set[str]:

@@ -162,6 +162,8 @@ def _origin(clips: pl.DataFrame, tasks: list[dict[str, Any]], spec: ExtractSpec)
                 [clip_id, task["start_seconds"], task["end_seconds"], file_state(Path(task["path"]))]
             ).encode()
         )
+    if own := _own(clips):
+        whole.update(clips.select(own).write_json().encode())
     settings = json.loads(spec.model_dump_json(exclude={"time_limit_seconds"}))
     if spec.mode == "trim":
         del settings["transcode"]
@@ -231,9 +233,16 @@ def run_extract(
     return _summary(target, sum(row["extract_status"] == "ok" for row in there.values()))
 
 
+def _own(clips: pl.DataFrame) -> list[str]:
+    """Return the columns that the metadata brought: own columns, and several captions of a clip."""
+    return [name for name in clips.columns if name not in COLUMNS and name not in _WRITTEN] + [
+        name for name in ("captions", "caption_name") if name in clips.columns
+    ]
+
+
 def _with_clips(clips: pl.DataFrame, rows: list[dict[str, Any]]) -> pl.DataFrame:
-    """Return the table of clips: caption and source of the rows, and facts of the files."""
-    kept = [name for name in _KEPT if name in clips.columns]
+    """Return the table of clips: captions, source and own columns of the rows, and facts of the files."""
+    kept = [*(name for name in _KEPT if name in clips.columns), *_own(clips)]
     return clips.select(kept).with_columns(
         pl.Series("video_path", [row["video_path"] for row in rows], dtype=pl.String),
         *(pl.Series(name, [row.get(name) for row in rows], dtype=dtype) for name, dtype in _WRITTEN.items()),

@@ -6,7 +6,7 @@ reads. `source_id` is the source video, so that its clips stay in one fold.
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 import polars as pl
 
 from vidcurate.curation.clip_table import table
+from vidcurate.curation.clip_table.own_columns import own_columns
 from vidcurate.curation.clip_table.schema import COLUMNS
 from vidcurate.curation.frame_scores.spec import FramesSpec
 from vidcurate.curation.frame_scores.stage import require_libraries
@@ -86,16 +87,20 @@ def _rows_of_videos(paths: Sequence[str]) -> list[dict[str, Any]]:
     ]
 
 
-def _rows_of_run(run: Path) -> list[dict[str, Any]]:
-    """Return the rows of a run that have a file and are not rejected, with known cuts."""
+def _rows_of_run(run: Path) -> tuple[list[dict[str, Any]], dict[str, pl.DataType]]:
+    """Return the rows of a run that have a file and are not rejected, with known cuts; their own columns."""
     clips = table.scan(run, table.newest_stage(run)).collect()
     keep = pl.col("video_path").is_not_null()
     keep &= pl.col("ingest_problem").fill_null("empty_caption") == "empty_caption"
     for column, value in {"probe_status": "ok", "is_kept": True}.items():
         if column in clips.columns:
             keep &= pl.col(column) == value
+    own = {name: column.dtype for name, column in own_columns(run).items()}
+    own |= {name: clips.schema[name] for name in ("captions", "caption_name") if name in clips.columns}
+    if "captions" in own and not clips["captions"].is_not_null().any():
+        del own["captions"], own["caption_name"]
     names = [name for name in (*_OWN, *_FACTS, "frames_status", "cut_seconds") if name in clips.columns]
-    return clips.filter(keep).select(names).to_dicts()
+    return clips.filter(keep).select(*names, *own).to_dicts(), own
 
 
 def _has_the_cuts(run: Path, spec: SceneSpec) -> bool:
@@ -120,10 +125,12 @@ def _known(row: dict[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _scene_row(row: dict[str, Any], found: dict[str, Any], start: float, end: float) -> dict[str, Any]:
+def _scene_row(
+    row: dict[str, Any], own: Iterable[str], found: dict[str, Any], start: float, end: float
+) -> dict[str, Any]:
     fps = found["fps"]
     return {
-        **{name: row.get(name) for name in _OWN},
+        **{name: row.get(name) for name in (*_OWN, *own)},
         "clip_id": clip_id(row["clip_id"], start, end),
         "start_seconds": start,
         "end_seconds": end,
@@ -156,11 +163,11 @@ def run_split_scenes(
     if len(inputs) == 1 and (inputs[0] / "ingest.parquet").is_file():
         if videos is None or not videos.is_dir():
             raise InputError(f"{videos}: no such video folder. Set it with --videos FOLDER.")
-        root, rows = videos, _rows_of_run(inputs[0])
+        root, (rows, own) = videos, _rows_of_run(inputs[0])
         is_known = _has_the_cuts(inputs[0], spec)
     else:
         root, paths = _found_videos(inputs)
-        rows, is_known = _rows_of_videos(paths), False
+        rows, own, is_known = _rows_of_videos(paths), {}, False
     known = [_known(row) if is_known else None for row in rows]
     todo = [row for row, found in zip(rows, known, strict=True) if found is None]
     items = [
@@ -187,7 +194,7 @@ def run_split_scenes(
         )
     )
     every = [next(decoded) if found is None else found for found in known]
-    summary = _write(rows, every, spec, out, num_decoded=len(todo))
+    summary = _write(rows, own, every, spec, out, num_decoded=len(todo))
     remove_parts(parts)
     return summary
 
@@ -228,6 +235,7 @@ def _digest(items: list[dict[str, Any]], spec: SceneSpec) -> str:
 
 def _write(
     rows: list[dict[str, Any]],
+    own: dict[str, pl.DataType],
     every: list[dict[str, Any]],
     spec: SceneSpec,
     out: Path,
@@ -246,10 +254,10 @@ def _write(
         scenes = plan_scenes(row.get("start_seconds") or 0.0, found["end_seconds"], found["cuts"], spec)
         num_scenes += scenes.num_scenes
         num_too_short += scenes.num_too_short
-        clips += [_scene_row(row, found, start, end) for start, end in scenes.clips]
-    names = (*_OWN, *_FACTS)
+        clips += [_scene_row(row, own, found, start, end) for start, end in scenes.clips]
+    dtypes = {**{name: COLUMNS[name].dtype for name in (*_OWN, *_FACTS)}, **own}
     frame = pl.DataFrame(
-        {name: pl.Series(name, [clip[name] for clip in clips], dtype=COLUMNS[name].dtype) for name in names}
+        {name: pl.Series(name, [clip[name] for clip in clips], dtype=dtype) for name, dtype in dtypes.items()}
     )
     out.parent.mkdir(parents=True, exist_ok=True)
     problems_file = out.with_suffix(".problems.json")

@@ -159,6 +159,32 @@ def test_values_and_captions_arrive_as_they_were(
         assert batch.captions == tuple(said[clip_id][name] for clip_id in batch.clip_ids)
 
 
+@pytest.mark.parametrize("suffix", sorted(WRITERS))
+def test_a_run_that_is_exported_and_read_again_has_the_same_columns_and_captions(
+    tmp_path: Path, suffix: str
+) -> None:
+    rows = [
+        {"video": "a.mp4", "caption": "A", "short_caption": "a", "n": 7, "level": 0.5, "ok": True},
+        {
+            "video": "b.mp4",
+            "caption": ["B", "b"],
+            "short_caption": None,
+            "n": None,
+            "level": 2.0,
+            "ok": False,
+        },
+    ]
+    run_ingest(tmp_path / "1", IngestSpec(metadata=write_jsonl(tmp_path / "m.jsonl", rows)))
+    first = table.scan(tmp_path / "1", "ingest")
+    table.export(first, tmp_path / f"t{suffix}")
+
+    summary = run_ingest(tmp_path / "2", IngestSpec(metadata=tmp_path / f"t{suffix}"))
+
+    assert sorted(summary.own_columns) == ["n", "ok", "own_level"]
+    again = table.scan(tmp_path / "2", "ingest").collect()
+    assert again.select(first.collect_schema().names()).equals(first.collect())
+
+
 @pytest.mark.parametrize("suffix", ["png", "jpg", "webp"])
 def test_an_image_with_a_caption_reaches_the_loader_as_one_frame(tmp_path: Path, suffix: str) -> None:
     folder = tmp_path / "data"

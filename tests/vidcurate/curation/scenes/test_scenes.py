@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.frame_clips import Frames, panned
 from vidcurate.curation.caption_scores.stage import ScoreSpec, run_score
 from vidcurate.curation.clip_table import table
+from vidcurate.curation.clip_table.own_columns import captions_of
 from vidcurate.curation.difficulty.spec import SplitSpec
 from vidcurate.curation.difficulty.stage import run_split
 from vidcurate.curation.filter.spec import FilterSpec
@@ -162,7 +163,10 @@ def test_what_is_no_video_and_no_table_is_named(home: Path, tmp_path: Path) -> N
 
 def test_a_run_is_split_by_the_cuts_that_score_frames_found(home: Path, tmp_path: Path) -> None:
     captions = tmp_path / "films.csv"
-    captions.write_text("video_path,caption\na.mp4,one film\nmore/b.mkv,another\nbroken.mp4,none\n")
+    captions.write_text(
+        "video_path,caption,short_caption,stars,level\n"
+        "a.mp4,one film,one,5,x\nmore/b.mkv,another,,,y\nbroken.mp4,none,none,1,z\n"
+    )
     run, videos = tmp_path / "run", home / "films"
     run_ingest(run, IngestSpec(metadata=captions, videos=videos, schema_name="table"))
     run_probe(run, ProbeSpec(videos=videos))
@@ -177,6 +181,17 @@ def test_a_run_is_split_by_the_cuts_that_score_frames_found(home: Path, tmp_path
     scenes = pl.read_parquet(tmp_path / "b.parquet")
     assert scenes["caption"].to_list() == ["one film"] * 3 + ["another"] * 3
     assert undecoded.clips == decoded.clips == 6
+    own = {"stars": [5] * 3 + [None] * 3, "own_level": ["x"] * 3 + ["y"] * 3}
+    assert scenes.select(list(own)).to_dict(as_series=False) == own
+    assert captions_of(scenes.row(0, named=True)) == {"caption": "one film", "short": "one"}
+    few = scenes.head(1)
+    few.write_parquet(tmp_path / "few.parquet")
+    run_extract(tmp_path / "few.parquet", EXTRACT, videos=videos, out=tmp_path / "out")
+    names = [*own, "captions", "caption_name"]
+    assert pl.read_parquet(tmp_path / "out" / "clips.parquet").select(names).equals(few.select(names))
+    few.with_columns(stars=pl.lit(4)).write_parquet(tmp_path / "few.parquet")
+    run_extract(tmp_path / "few.parquet", EXTRACT, videos=videos, out=tmp_path / "out")
+    assert pl.read_parquet(tmp_path / "out" / "clips.parquet")["stars"].to_list() == [4]
 
 
 # ── extract-clips ───────────────────────────────────────────────────────────────────────────────────────
