@@ -137,15 +137,21 @@ def peak_bytes(config: STDiT3Config, work: Work, form: Form, plan: Plan = KEEP_A
 
 
 def state_bytes(
-    trained: int, frozen: int, *, item_bytes: int, sharding: Sharding = "none", ranks: int = 1
+    trained: int,
+    frozen: int,
+    *,
+    item_bytes: int,
+    sharding: Sharding = "none",
+    ranks: int = 1,
+    power_averages: int = 0,
 ) -> int:
-    """Return the bytes of weights, gradients, two moments and EMA on one rank.
+    """Return the bytes of weights, gradients, two moments, EMA and further averages on one rank.
 
     `trained` and `frozen` are numbers of parameters. All are float32; in bfloat16 a rounded copy is added.
     Where the state is sharded over `ranks`, each rank still holds the full copy that it computes with, and
     full gradients until the step ends.
     """
-    own = trained * (4 + 4 + 8 + 4) + frozen * (4 + 4)
+    own = trained * (4 + 4 + 8 + 4 + 4 * power_averages) + frozen * (4 + 4)
     if sharding == "none" or ranks == 1:
         return own + (trained + frozen) * (item_bytes if item_bytes != 4 else 0)
     return -(-own // ranks) + (trained + frozen) * item_bytes + trained * 4

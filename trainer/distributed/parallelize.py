@@ -259,12 +259,13 @@ def _mesh(spec: ParallelSpec, world: World) -> DeviceMesh:
     return init_device_mesh(world.device.type, shape, mesh_dim_names=("replicate", "shard"))
 
 
-def _state_bytes(model: STDiT3, spec: ParallelSpec, world: World, item_bytes: int) -> int:
+def _state_bytes(model: STDiT3, spec: ParallelSpec, world: World, item_bytes: int, averages: int) -> int:
     counts = [0, 0]
     for parameter in model.parameters():
         counts[not parameter.requires_grad] += parameter.numel()
     ranks = world.size if spec.sharding == "full" else _shard_size(spec, world)
-    return memory.state_bytes(*counts, item_bytes=item_bytes, sharding=spec.sharding, ranks=ranks)
+    form = {"item_bytes": item_bytes, "ranks": ranks, "power_averages": averages}
+    return memory.state_bytes(*counts, sharding=spec.sharding, **form)
 
 
 def _shard_size(spec: ParallelSpec, world: World) -> int:
@@ -317,12 +318,14 @@ def parallelize_model(
     *,
     fast: bool = False,
     float8: bool = False,
+    power_averages: int = 0,
 ) -> Layout:
     """Distribute `model` over the ranks, moving its tensors to the world's device.
 
     A single rank holds everything, whatever `spec.sharding` says. `fast` applies the kernels of
-    `trainer.model.kernels.apply` to the blocks, with `float8` their large matmuls in float8. Raises
-    InputError where `shard_size` does not divide the ranks, and where the kernels cannot run.
+    `trainer.model.kernels.apply` to the blocks, with `float8` their large matmuls in float8. The memory for
+    activations leaves out `power_averages`, those beside the EMA. Raises InputError where `shard_size` does
+    not divide the ranks, and where the kernels cannot run.
     """
     if fast:
         _check_kernels(model, world, dtype)
@@ -336,7 +339,7 @@ def parallelize_model(
         model.config,
         Form(fast=fast, item_bytes=item_bytes),
         world.device,
-        _state_bytes(model, spec, world, item_bytes),
+        _state_bytes(model, spec, world, item_bytes, power_averages),
     )
     if spec.sharding == "none" or world.size == 1:
         model.to(world.device)

@@ -107,6 +107,7 @@ def set_up(
         getattr(torch, recipe.precision),
         fast=recipe.blocks == "fast",
         float8=recipe.float8_products,
+        power_averages=len(recipe.power_ema.widths) if recipe.power_ema else 0,
     )
     with_muon = recipe.stages[0].optim.muon is not None
     masters = adamw.masters(model, with_muon=with_muon, world=world)

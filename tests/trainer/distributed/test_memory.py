@@ -221,5 +221,6 @@ def test_a_clip_that_does_not_fit_gets_the_first_plan_with_which_it_does(
 def test_the_state_is_held_whole_or_cut_over_the_ranks() -> None:
     assert memory.state_bytes(1000, 10, item_bytes=4) == 20_080
     assert memory.state_bytes(1000, 10, item_bytes=2) == 20_080 + 2_020
+    assert memory.state_bytes(1000, 10, item_bytes=2, power_averages=2) == 28_080 + 2_020
     assert memory.state_bytes(1000, 10, item_bytes=2, sharding="full", ranks=1) == 20_080 + 2_020
     assert memory.state_bytes(1000, 10, item_bytes=2, sharding="full", ranks=8) == 2_510 + 2_020 + 4_000

@@ -63,7 +63,9 @@ def memory_of(
             "video_encoder_bytes": video_encoder(recipe.video_encoder).predicted_bytes() if are_there else 0,
             "text_encoder_bytes": text_encoder(recipe.text_encoder).predicted_bytes() if are_there else 0,
         }
-        needs.append(_model_memory(stage.plan, recipe.parallel, form, encoding, state) | encoders)
+        averages = len(recipe.power_ema.widths) if recipe.power_ema else 0
+        found = _model_memory(stage.plan, recipe.parallel, form, encoding, state, averages)
+        needs.append(found | encoders)
     return needs
 
 
@@ -80,7 +82,12 @@ def unknown_encoders(found: Mapping[str, Any]) -> str:
 
 
 def _model_memory(
-    plan: Plan, spec: ParallelSpec, form: Form, encoding: Encoding, state: tuple[int, int]
+    plan: Plan,
+    spec: ParallelSpec,
+    form: Form,
+    encoding: Encoding,
+    state: tuple[int, int],
+    power_averages: int,
 ) -> dict[str, Any]:
     model, encoder = encoding.model, video_encoder(encoding.video)
     wanted = spec.recompute_blocks
@@ -100,7 +107,11 @@ def _model_memory(
     largest = max(peaks, key=lambda name: peaks[name])
     return {
         "state_bytes": memory.state_bytes(
-            *state, item_bytes=form.item_bytes, sharding=spec.sharding, ranks=ranks
+            *state,
+            item_bytes=form.item_bytes,
+            sharding=spec.sharding,
+            ranks=ranks,
+            power_averages=power_averages,
         ),
         "ranks_that_share": 1 if spec.sharding == "none" else ranks,
         "largest_cell": largest,

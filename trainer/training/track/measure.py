@@ -111,12 +111,13 @@ def null_caption(model: STDiT3) -> Tensor:
 
 def _places(clip: Tensor) -> dict[str, tuple[float, Tensor]]:
     """Return of each colour: pixels of it in a frame (mean), and its way [x, y] in pixels."""
-    wide = clip.float().cpu()  # [3, T, H, W]
+    wide = clip.float()  # [3, T, H, W]
     is_object = wide.amax(0) - wide.amin(0) > CHROMA
-    palette = torch.tensor(list(COLOURS.values()), dtype=torch.float32)
+    palette = torch.tensor(list(COLOURS.values()), dtype=torch.float32, device=clip.device)
     nearest = (wide[None] - palette[:, :, None, None, None]).square().sum(1).argmin(0)
     frames, height, width = nearest.shape
-    rows, columns = torch.arange(height).view(1, -1, 1), torch.arange(width).view(1, 1, -1)
+    rows = torch.arange(height, device=clip.device).view(1, -1, 1)
+    columns = torch.arange(width, device=clip.device).view(1, 1, -1)
     found = {}
     for number, colour in enumerate(COLOURS):
         mask = ((nearest == number) & is_object).float()
@@ -142,7 +143,7 @@ def follows(clip: Tensor, given: Scene, spec: ClipsSpec) -> bool:
     Every object: its colour, in 0.4 to 2.5 times the pixels that the true clip shows of it, and its
     direction; and no other colour.
     """
-    true = _places(render([given], spec, torch.device("cpu"))[0])
+    true = _places(render([given], spec, clip.device)[0])
     found = _places(clip)
     for one in given.objects:
         pixels, way = found[one.colour]
