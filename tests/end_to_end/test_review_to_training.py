@@ -70,7 +70,7 @@ def test_a_clip_rejected_by_eye_is_gone_and_an_edited_caption_is_trained(
     short, cut = (clip_id.replace("0", number) for clip_id, number in ((of[0], "8"), (of[0], "9")))
     for number, (clip_id, verdict, more) in enumerate(
         [
-            (of[2], "reject", {"reason": "a slide show"}),
+            (of[2], "reject", {"reason": "a <script>slide</script> show"}),
             (of[3], "caption", {"caption": EDITED}),
             (short, "keep", {"reason": "short and good"}),
             (cut, "keep", {}),
@@ -91,7 +91,7 @@ def test_a_clip_rejected_by_eye_is_gone_and_an_edited_caption_is_trained(
 
     ledger = rejection_ledger.rejected(run).collect()
     rejected = {row["clip_id"]: (row["rule"], row["value"]) for row in ledger.iter_rows(named=True)}
-    assert rejected[of[2]] == ("review", "rejected by ana: a slide show (decision 1)")
+    assert rejected[of[2]] == ("review", "rejected by ana: a <script>slide</script> show (decision 1)")
     assert set(rejected) == {of[2], cut}
     assert rejection_ledger.check_ledger(run)["rows_rejected"] == 2
     after = _captions(run)
@@ -108,7 +108,8 @@ def test_a_clip_rejected_by_eye_is_gone_and_an_edited_caption_is_trained(
     main_ended(["report", str(run)])
     page = (run / "report.html").read_text()
     assert "Decisions by eye" in page
-    assert "a slide show" in page
+    assert "a &lt;script&gt;slide&lt;/script&gt; show" in page
+    assert "<script>slide" not in page
     capsys.readouterr()
 
     steps = ("stages.0.steps=7", "stages.0.clip_losses_every=1", "sample=null")
