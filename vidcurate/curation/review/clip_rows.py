@@ -122,11 +122,12 @@ class ClipRows:
                 column = self.column(name)
                 if column.dtype.is_nested():
                     raise ColumnError(f"{self.run}: {name} holds lists; sort by another column.")
-                if column.dtype.is_float():
-                    column = column.fill_nan(None)
-                order = pl.DataFrame({"value": column}).with_row_index("place")
-                order = order.sort("value", "place", nulls_last=True)
-                self._orders[name] = order["place"].to_numpy()
+                if column.dtype.is_numeric():  # NaN, no value, sorts last
+                    found = np.argsort(self.values(name), kind="stable").astype(np.uint32)
+                else:
+                    order = pl.DataFrame({"value": column}).with_row_index("place")
+                    found = order.sort("value", "place", nulls_last=True)["place"].to_numpy()
+                self._orders[name] = found
             return self._orders[name]
 
     def num_unknown(self, name: str) -> int:

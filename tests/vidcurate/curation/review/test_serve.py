@@ -1,0 +1,135 @@
+"""The command itself: its address, its errors, and a kill in the midst of decisions."""
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from vidcurate.curation.clip_table import table
+from vidcurate.curation.review.serve import serve_review
+from vidcurate.curation.review_decisions.journal import read_decisions
+from vidcurate.errors import InputError, MissingError, StageError, StorageError
+
+
+@pytest.fixture
+def own(run: Path, tmp_path: Path) -> Path:
+    """A copy of the run."""
+    shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns(".*"))
+    return tmp_path / "run"
+
+
+def started(run: Path) -> Iterator["subprocess.Popen[str]"]:
+    """Yield a review server of `run`, in a process of its own."""
+    command = [sys.executable, "-m", "vidcurate", "review", str(run), "--port", "0", "--json"]
+    with subprocess.Popen([*command, "--reviewer", "ana"], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def client_of(process: "subprocess.Popen[str]") -> httpx.Client:
+    assert process.stdout is not None
+    address = json.loads(process.stdout.readline())["url"]
+    origin = address.partition("/?")[0]
+    client = httpx.Client(base_url=origin, headers={"origin": origin}, timeout=30, follow_redirects=True)
+    assert client.get(address).status_code == 200
+    return client
+
+
+def bodies(run: Path, number: int) -> list[dict[str, Any]]:
+    """Return the decisions of one browser, on the clips in turn."""
+    ids = table.scan(run, "ingest").select("clip_id").collect()["clip_id"].to_list()
+    return [
+        {"id": f"{number}-{at}", "row": at % len(ids), "clip_id": ids[at % len(ids)], "verdict": "keep"}
+        for at in range(400)
+    ]
+
+
+def test_a_server_that_is_killed_among_decisions_has_lost_none_that_it_acknowledged(own: Path) -> None:
+    acknowledged: list[dict[str, str]] = [{}, {}]
+    enough = threading.Event()
+
+    def browser(client: httpx.Client, number: int) -> None:
+        for body in bodies(own, number):
+            try:
+                answer = client.post("/api/decide", json=body)
+            except httpx.HTTPError:
+                return
+            acknowledged[number][body["id"]] = answer.json()["number"]
+            if len(acknowledged[number]) >= 30:
+                enough.set()
+
+    for process in started(own):
+        with closing(client_of(process)) as client:
+            browsers = [threading.Thread(target=browser, args=(client, number)) for number in range(2)]
+            for one in browsers:
+                one.start()
+            assert enough.wait(60)
+            process.kill()
+            for one in browsers:
+                one.join()
+    written = {one.id: one.number for one in read_decisions(own)}
+    assert len(written) == len(read_decisions(own))
+    for number in range(2):
+        assert acknowledged[number].items() <= written.items()
+        assert len(acknowledged[number]) < 400
+    # The browser sends again what nobody answered: with the same id, nothing is there twice.
+    for process in started(own):
+        with closing(client_of(process)) as client:
+            for number in range(2):
+                for body in bodies(own, number)[:60]:
+                    assert client.post("/api/decide", json=body).status_code == 200
+    ids = [one.id for one in read_decisions(own)]
+    assert len(ids) == len(set(ids))
+    assert {f"{number}-{at}" for number in range(2) for at in range(60)} <= set(ids)
+
+
+def refused(run: Path, **changed: Any) -> None:
+    def never(address: str) -> None:
+        raise AssertionError(f"the server started at {address}")
+
+    options: dict[str, Any] = {"videos": None, "port": 0, "reviewer": "ana", "announce": never}
+    serve_review(run, **(options | changed))
+
+
+def test_what_cannot_be_served_is_one_line_before_a_port_is_open(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(StageError, match=r"no such run folder|no table"):
+        refused(tmp_path / "nothing")
+    with pytest.raises(InputError, match="no such video folder"):
+        refused(run, videos=tmp_path / "nothing")
+    with pytest.raises(MissingError, match="no such sample"):
+        refused(run, blind_sample="nothing")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(StorageError, match="Add --port 0"):
+            refused(run, port=taken.getsockname()[1])
+
+
+def test_without_the_extra_the_error_names_it(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(InputError, match=r"pip install 'vidcurate\[review\]'"):
+        refused(run)
+
+
+def test_the_server_listens_on_this_machine_alone(run: Path) -> None:
+    for process in started(run):
+        with closing(client_of(process)) as client:
+            port = client.base_url.port
+            assert port is not None
+            with socket.socket() as line:
+                line.settimeout(2)
+                other = socket.gethostbyname(socket.gethostname())
+                if not other.startswith("127."):
+                    with pytest.raises(OSError):
+                        line.connect((other, port))
