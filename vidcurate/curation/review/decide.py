@@ -17,9 +17,9 @@ from vidcurate.curation.review.query import Mask
 from vidcurate.curation.review_decisions.decision import Decision, Recorded, Seen
 from vidcurate.curation.review_decisions.journal import (
     REVIEWS,
+    JournalReader,
     append_decision,
     parse_decision,
-    read_decisions,
     undo_decision,
 )
 from vidcurate.curation.review_decisions.outcome import Outcome, merge_decisions, standing
@@ -80,6 +80,7 @@ class DecisionBook:
     def __init__(self, run: Path, reviewer: str, *, blind_sample: str | None = None) -> None:
         self._run, self.reviewer, self._blind = run, reviewer, blind_sample
         self._lock = threading.Lock()
+        self._journal = JournalReader(run)
         self._state = _State((-1, 0), (), {}, {})
 
     def state(self) -> _State:
@@ -88,7 +89,7 @@ class DecisionBook:
         with self._lock, atomic_file.storage_errors(path):
             stamp = (path.stat().st_size, path.stat().st_mtime_ns) if path.exists() else (0, 0)
             if stamp != self._state.stamp:
-                decisions = read_decisions(self._run)
+                decisions = self._journal.read()
                 if self._blind is not None:  # nobody sees what others said of a blind sample
                     decisions = tuple(
                         one

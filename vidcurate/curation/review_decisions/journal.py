@@ -244,25 +244,40 @@ def undo_decision(run: Path, number: int, reviewer: str) -> int:
         return undo.number
 
 
+class JournalReader:
+    """Reader of RUN/reviews.jsonl that keeps what it has read: each call parses only the new lines.
+
+    One thread at a time may call it.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._path = run / REVIEWS
+        self._known = _Known()
+
+    def read(self) -> tuple[Recorded, ...]:
+        """Return the decisions, as `read_decisions` does."""
+        with atomic_file.storage_errors(self._path):
+            try:
+                handle = os.open(self._path, os.O_RDONLY)
+            except FileNotFoundError:
+                return ()
+            try:
+                self._known = _read_on(self._known, handle, self._path)
+            finally:
+                os.close(handle)
+        lines = self._known.lines
+        undone = {line.undoes: line.number for line in lines if isinstance(line, Undo)}
+        return tuple(
+            line.model_copy(update={"undone_by": undone[line.number]}) if line.number in undone else line
+            for line in lines
+            if isinstance(line, Recorded)
+        )
+
+
 def read_decisions(run: Path) -> tuple[Recorded, ...]:
     """Return the decisions of RUN/reviews.jsonl, in order; those that were undone have `undone_by`.
 
     Undo lines are not in the result, so numbers may have gaps. None without the file; half a line at the end
     (a writer at work, or killed) is skipped. Raises TableError for a forged line, StorageError.
     """
-    path = run / REVIEWS
-    with atomic_file.storage_errors(path):
-        try:
-            handle = os.open(path, os.O_RDONLY)
-        except FileNotFoundError:
-            return ()
-        try:
-            lines = _read_on(_Known(), handle, path).lines
-        finally:
-            os.close(handle)
-    undone = {line.undoes: line.number for line in lines if isinstance(line, Undo)}
-    return tuple(
-        line.model_copy(update={"undone_by": undone[line.number]}) if line.number in undone else line
-        for line in lines
-        if isinstance(line, Recorded)
-    )
+    return JournalReader(run).read()

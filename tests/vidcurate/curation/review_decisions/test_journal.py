@@ -15,6 +15,7 @@ import pytest
 from vidcurate.curation.review_decisions import journal
 from vidcurate.curation.review_decisions.journal import (
     REVIEWS,
+    JournalReader,
     append_decision,
     parse_decision,
     read_decisions,
@@ -205,3 +206,21 @@ def test_a_run_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MissingError, match="no such run folder"):
         append_decision(tmp_path / "none", parse_decision(decision(1)))
     assert read_decisions(tmp_path / "none") == ()
+
+
+def test_a_reader_that_keeps_what_it_read_sees_new_lines_undos_and_another_file(tmp_path: Path) -> None:
+    reader = JournalReader(tmp_path)
+    assert reader.read() == ()
+    for at in range(3):
+        append_decision(tmp_path, decision(at))
+        assert [one.number for one in reader.read()] == list(range(1, at + 2))
+    undo_decision(tmp_path, 2, "ana")
+    assert reader.read() == read_decisions(tmp_path)
+    assert reader.read()[1].undone_by == 4
+    path = tmp_path / REVIEWS
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])  # put back from a backup
+    assert reader.read() == read_decisions(tmp_path)
+    assert len(reader.read()) == 1
+    path.write_bytes(path.read_bytes().replace(b"ana", b"bob"))
+    with pytest.raises(TableError, match="line 1 was not written"):
+        reader.read()
