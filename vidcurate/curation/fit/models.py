@@ -135,6 +135,27 @@ _ROWS = (
         date="2026-11-23",
     ),
     Model(
+        name="hunyuan",
+        title="HunyuanVideo (13B)",
+        fps=24,
+        frame_step=4,
+        frame_offset=1,
+        fewest_frames=5,
+        most_frames=129,
+        size_multiple_px=16,
+        is_fixed_size=False,
+        sizes=(_size("540p", 960, 544), _720P),
+        pixels_per_token=16,
+        frames_per_latent=Fraction(4),
+        memory=(
+            Memory(size="540p", frames=129, gib=45, what="generation on one GPU"),
+            Memory(size="720p", frames=129, gib=60, what="generation on one GPU"),
+        ),
+        source="Tencent-Hunyuan/HunyuanVideo README (544x960 and 720x1280, 129 frames, memory); musubi-tuner "
+        "image_video_dataset.py (24 fps)",
+        date="2026-11-23",
+    ),
+    Model(
         name="hunyuan1.5",
         title="HunyuanVideo 1.5 (8.3B)",
         fps=24,

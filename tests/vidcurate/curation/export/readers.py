@@ -54,24 +54,32 @@ def finetrainers(out: Path, fold: str) -> Read:
 
 
 def diffusion_pipe(out: Path, fold: str) -> Read:
-    """tdrussell/diffusion-pipe utils/dataset.py:517 (files), 588-640 (frames), _find_closest_size_bucket."""
+    """tdrussell/diffusion-pipe utils/dataset.py:517 (files), 588-640 (frames), _find_closest_ar_bucket."""
     config = tomllib.loads((out / f"diffusion-pipe.{fold}.toml").read_text())
     (directory,) = config["directory"]
+    assert "size_buckets" not in config
+    assert len(config["resolutions"]) == 1
     folder = Path(directory["path"])
     captions = json.loads((folder / "captions.json").read_text())
-    buckets = sorted(config["size_buckets"], key=lambda one: one[2], reverse=True)
+    if "ar_buckets" in config:
+        ratios = [width / height for width, height in config["ar_buckets"]]
+    else:
+        ratios = [config["min_ar"], config["max_ar"]]
     found = {}
     for path in sorted(folder.glob("*")):
         if not path.is_file() or path.suffix in DIFFUSION_PIPE_SKIPPED:
             continue
         assert isinstance(captions[path.name], list)
         num_frames, rate, width, height = probe(path)
+        if "ar_buckets" in config:
+            assert min(abs(math.log(width / height / ratio)) for ratio in ratios) == 0
+        else:
+            assert min(ratios) * 0.999 < width / height < max(ratios) * 1.001
+        # The decoded count, and an estimate from a header that is printed to hundredths of a second.
         for frames in (num_frames, int(rate * round(num_frames / rate - 0.005, 2))):
-            wanted = math.log(width / height)
-            nearest = sorted(buckets, key=lambda one: abs(math.log(one[0] / one[1]) - wanted))
-            bucket = next((one for one in nearest if frames >= one[2] > 1), None)
-            assert bucket is not None, f"{path.name}: {frames} frames are too short for {buckets}"
-            assert frames - bucket[2] < 8
+            bucket = max((count for count in config["frame_buckets"] if 1 < count <= frames), default=0)
+            if "ar_buckets" in config:
+                assert frames - bucket < 8, f"{path.name}: {frames} frames, {config['frame_buckets']}"
         found[path.resolve()] = captions[path.name]
     return found
 

@@ -19,6 +19,9 @@ from vidcurate.curation.export.trainers.exported import (
 )
 
 _MOST_VALIDATED = 8  # clips that finetrainers generates at each validation
+# Model → how musubi-tuner's scripts for it begin; those for Wan otherwise.
+_MUSUBI_SCRIPTS = {"hunyuan": "", "hunyuan1.5": "hv_1_5_"}
+_MOST_ASPECTS = 16  # buckets of diffusion-pipe; of more, most would hold too few clips for a batch
 _SHORTEST_BUCKET = 17  # frames of diffusion-pipe's first bucket for clips of unequal shape
 
 
@@ -88,8 +91,10 @@ def diffusion_pipe(export: Exported) -> Files:
     """Return diffusion-pipe's captions.json (lists) in each fold, and dataset.toml of each fold.
 
     Source: tdrussell/diffusion-pipe utils/dataset.py DirectoryDataset (skipped suffixes, captions.json,
-    _find_closest_size_bucket), examples/dataset.toml. Clips of a fit become size buckets, so that none is
-    resized; each bucket also has the frame count below, for versions that estimate frames from the header.
+    _find_closest_ar_bucket), examples/dataset.toml. Aspect and frame buckets, no `size_buckets`: there the
+    trainer drops equal aspect ratios, and then takes a clip's bucket from the wrong place of the list. Each
+    frame count is there as headers round it, too, for versions that estimate frames. One resolution only: a
+    clip is read once for each.
     """
     files: Files = {}
     for fold in export.folds:
@@ -107,29 +112,35 @@ def diffusion_pipe(export: Exported) -> Files:
 
 
 def _diffusion_pipe_toml(export: Exported, fold: str, clips: list[ExportedClip]) -> str:
-    lines = []
-    if export.model is not None:
-        buckets = {
-            (clip.width, clip.height, export.model.most_valid(frames))
-            for clip in clips
-            for frames in _estimates(clip)
-        }
-        lines.append(f"size_buckets = {quoted([list(one) for one in sorted(buckets) if one[2]])}")
+    shapes = sorted({(clip.width, clip.height) for clip in clips})
+    if export.model is not None and len(shapes) <= _MOST_ASPECTS:
+        width, height = export.common_size
+        aspects = [f"ar_buckets = {quoted([list(shape) for shape in shapes])}"]
     else:
-        area = min(clip.width * clip.height for clip in clips)
-        most = max(clip.num_frames for clip in clips)
-        counts = [count for count in range(_SHORTEST_BUCKET, most + 1, 16)]
-        lines += [
-            "# Without --fit: clips of several sizes and rates; the trainer retimes them.",
-            f"resolutions = [{math.isqrt(area)}]",
-            "enable_ar_bucket = true",
-            "min_ar = 0.5",
-            "max_ar = 2.0",
-            "num_ar_buckets = 7",
-            f"frame_buckets = {quoted([1, *counts])}",
+        width, height = min(shapes, key=lambda shape: shape[0] * shape[1])
+        ratios = [shape[0] / shape[1] for shape in shapes]
+        aspects = [
+            f"min_ar = {min(ratios):.6g}",
+            f"max_ar = {max(ratios):.6g}",
+            f"num_ar_buckets = {min(_MOST_ASPECTS, len(shapes))}",
         ]
+    if export.model is not None:
+        most_valid = export.model.most_valid
+        counts = {most_valid(frames) for clip in clips for frames in _estimates(clip)} - {0}
+    else:
+        counts = set(range(_SHORTEST_BUCKET, max(clip.num_frames for clip in clips) + 1, 16))
     return "\n".join(
-        [*lines, "", "[[directory]]", f"path = {quoted(export.path(fold))}", "num_repeats = 1", ""]
+        [
+            f"resolutions = [[{width}, {height}]]",
+            "enable_ar_bucket = true",
+            *aspects,
+            f"frame_buckets = {quoted([1, *sorted(counts)])}",
+            "",
+            "[[directory]]",
+            f"path = {quoted(export.path(fold))}",
+            "num_repeats = 1",
+            "",
+        ]
     )
 
 
@@ -169,16 +180,16 @@ def musubi(export: Exported) -> Files:
             ]
             lines += [] if is_kept else [f"source_fps = {float(rate)!r}"]
         files[f"musubi.{fold}.toml"] = "\n".join([*lines, ""])
-    arch = "wan" if export.model is None else "hv_1_5" if "hunyuan" in export.model.name else "wan"
+    prefix = _MUSUBI_SCRIPTS.get(export.model.name if export.model is not None else "", "wan_")
     files["musubi.sh"] = script(
         [
             "# VAE, T5: your weights. The train fold; the validation fold has musubi.validation.toml.",
             command(
-                "python", f"src/musubi_tuner/{arch}_cache_latents.py",
+                "python", f"src/musubi_tuner/{prefix}cache_latents.py",
                 "--dataset_config", export.path("musubi.train.toml"), "--vae", "$VAE",
             ),
             command(
-                "python", f"src/musubi_tuner/{arch}_cache_text_encoder_outputs.py",
+                "python", f"src/musubi_tuner/{prefix}cache_text_encoder_outputs.py",
                 "--dataset_config", export.path("musubi.train.toml"), "$@",
             ),
         ]
@@ -259,7 +270,7 @@ def automodel(export: Exported) -> Files:
     for fold in export.folds:
         items = [{"file_name": clip.name, "caption": clip.caption} for clip in export.of(fold)]
         files[f"{fold}/meta.json"] = as_json(items)
-        processor = "hunyuan" if export.model is not None and "hunyuan" in export.model.name else "wan"
+        processor = "hunyuan" if export.model is not None and export.model.name == "hunyuan1.5" else "wan"
         lines.append(
             command(
                 "python", "-m", "tools.diffusion.preprocessing_multiprocess", "video",
