@@ -15,7 +15,7 @@ PORT = 8765
 
 
 def bind(port: int | None) -> socket.socket:
-    """Return a socket that is bound to 127.0.0.1; port 0: a free one; None: 8765, or else a free one.
+    """Return a socket that listens on 127.0.0.1; port 0: a free one; None: 8765, or else a free one.
 
     Raises StorageError.
     """
@@ -28,6 +28,7 @@ def bind(port: int | None) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((HOST, port))
+        listener.listen(512)  # from here on a browser that is early waits
     except OSError as error:
         listener.close()
         raise StorageError(
