@@ -268,8 +268,7 @@ def orthogonalised(given: Sequence[Tensor], counts: Sequence[int]) -> list[Tenso
         for first in range(0, len(pairs), most):
             chunk = pairs[first : first + most]
             done = _newton_schulz(torch.stack([part for part, _ in chunk]))
-            for (_, target), one in zip(chunk, done, strict=True):
-                target.copy_(one)
+            torch._foreach_copy_([target for _, target in chunk], list(done.unbind()))
     return found
 
 
