@@ -93,6 +93,8 @@ def test_two_filters_at_once_leave_the_files_of_one_command(run: Path) -> None:
         assert sum(step["rejected"] for step in steps) == rejected
         assert kept in done
         assert not [path.name for path in run.iterdir() if path.name.startswith(".")]
+        if refused and turn:
+            break
     assert refused  # at least once both were inside the same second
 
 
