@@ -51,6 +51,14 @@ def test_no_row_is_lost(built: Path) -> None:
     assert sorted(opened.words("clip_id").to_pylist()) == sorted(r["clip_id"] for r in rows() if r["is_kept"])
 
 
+def test_the_bytes_of_a_set_without_own_columns_are_those_of_its_format(built: Path) -> None:
+    whole = hashlib.sha256()
+    for path in sorted((built / "shards").glob("*.tar")):
+        whole.update(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    assert shards_layout.LAYOUT == "vidcurate-shards-3"  # another format has other bytes here
+    assert whole.hexdigest() == "64bdff3cd117ffe400278029a8b502fe1dbb1bb3f8f229960d2edebe6a8a59d1"
+
+
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <_io.FileIO")  # webdataset leaves shards open
 def test_plain_webdataset_reads_every_sample_and_the_bytes_are_those_of_the_files(built: Path) -> None:
     by_key = {row["sample_key"]: row for row in rows() if row["is_kept"]}

@@ -97,6 +97,10 @@ def _source(path: Path, frame: pl.LazyFrame) -> Source:
 
 def _csv(path: Path, text: Path, separator: str) -> Source:
     frame = pl.scan_csv(text, infer_schema=False, separator=separator)
+    quoted = [
+        name for name in frame.collect_schema() if '""' in name
+    ]  # polars leaves quotes in names doubled
+    frame = frame.rename({name: name.replace('""', '"') for name in quoted}) if quoted else frame
     source = Source(path=path, frame=frame, dtypes=dict(frame.collect_schema()), is_text=True)
     if len(source.dtypes) == 1:
         only = next(iter(source.dtypes))

@@ -22,6 +22,7 @@ from vidcurate.curation.ingest.spec import IngestSpec
 from vidcurate.curation.ingest.stage import run_ingest
 from vidcurate.curation.probe.stage import ProbeSpec, run_probe
 from vidcurate.curation.report import distributions
+from vidcurate.curation.report.build import run_report
 from vidcurate.loader.loader import Loader
 from vidcurate.media import encode
 from vidcurate.recipe.recipe import parse
@@ -52,7 +53,7 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def rows_of(draw: Callable[..., Any], *, lists: bool) -> list[dict[str, Any]]:
     """Return metadata: known facts, three captions and six own columns, some cells of them null."""
-    some = {
+    some: dict[str, st.SearchStrategy[Any]] = {
         "views": st.integers(-(2**63), 2**63 - 1),
         "level": st.floats(allow_nan=False, allow_infinity=False),
         "is ok": st.booleans(),
@@ -211,3 +212,67 @@ def test_an_image_with_a_caption_reaches_the_loader_as_one_frame(tmp_path: Path,
         for frames, caption in zip(batch.frames, batch.captions, strict=True):
             expected = (60 * int(caption.removeprefix("picture ")), 40, 200)
             assert np.abs(frames.astype(int) - expected).max() < 12
+
+
+HOSTILE = (
+    *("*", "^.*$", "^a", "row", "order", "value", "_size", "note", "bad", "base_id", "is_empty", "said"),
+    *(
+        "clip_id",
+        "Clip ID ",
+        "level",
+        "own_level",
+        "shard",
+        "json_offset",
+        "captions",
+        "caption_name",
+        "fold",
+    ),
+    *(
+        "is_kept",
+        "frame",
+        "a.b",
+        "a\nb",
+        "a,b",
+        '"',
+        "'; drop",
+        "{x}",
+        "<b>",
+        "日本",
+        "e\u0301",
+        "\u202e",
+        "own:0",
+    ),
+    *("structure_hash", "short_side", "probe_status", "x" * 300, "", "index", "__index__"),
+)
+
+
+def test_hostile_names_of_columns_go_all_the_way(videos: Path, tmp_path: Path) -> None:
+    header = ["video", "caption", *(name for name in HOSTILE if name not in ("clip_id", "captions"))]
+    with (tmp_path / "m.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        for number, clip in enumerate(CLIPS, start=1):
+            writer.writerow(
+                [f"{clip}.mp4", f"clip {clip}", *(f"{number}{n}" for n in range(len(header) - 2))]
+            )
+    run, out = tmp_path / "run", tmp_path / "shards"
+
+    summary = run_ingest(run, IngestSpec(metadata=tmp_path / "m.csv", videos=videos))
+    run_probe(run, ProbeSpec(videos=videos))
+    own = own_columns(run)
+    limits = {name: Limit(max=10_000) for name, column in own.items() if column.dtype == pl.Int64()}
+    run_filter(run, FilterSpec(limits=limits))
+    run_report(run)
+    run_build_shards(run, ShardSpec(), videos=videos, out=out)
+
+    taken = {"video", "caption", "Clip ID ", "frame", "probe_status"}  # an id, frames; the rest is own
+    assert set(summary.own_columns) == set(own)
+    assert {column.source for column in own.values()} >= set(header) - taken
+    opened = read_index(out)
+    assert opened.own_columns == {name: column.source for name, column in own.items()}
+    for place in range(len(opened)):
+        facts = read_clip_facts(opened, place)
+        number = 1 + CLIPS.index(facts["caption"].removeprefix("clip "))
+        for name, column in own.items():
+            expected = f"{number}{header.index(column.source) - 2}"
+            assert str(facts[name]) == str(opened.at(name, place)) == expected, name

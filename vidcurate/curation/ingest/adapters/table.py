@@ -90,5 +90,6 @@ def json_row(document: str, caption: str | None) -> dict[str, Any]:
                 taken.add(key)
                 row[ours] = str(value).strip()
                 break
-    own = {key: value for key, value in json.loads(document).items() if key not in taken}
+    given = json.loads(document).items()
+    own = {key: value for key, value in given if value is not None and key not in taken}
     return {**row, "own": own}
