@@ -51,6 +51,7 @@ def _as_text(record: dict[str, Any]) -> dict[str, str]:
         "taken": f"{_counted(record, 'taken')}; {record['hours_written']:,.2f} h written",
         "too_short": _counted(record, "too_short"),
         "too_small": _counted(record, "too_small"),
+        "still_images": _counted(record, "still_image"),
         "unknown": _counted(record, "unknown"),
         "retimed": _counted(record, "retimed") + ("" if factor is None else f" (median x{factor:.3g})"),
         "repeated_frames": _counted(record, "repeated"),

@@ -118,9 +118,9 @@ def _key(sample_key: str) -> str:
 
 
 def _shape(row: dict[str, Any], spec: ExportSpec) -> tuple[Shape | None, str | None]:
-    """Return (shape, reason against) of one row; both are None without a model."""
+    """Return (shape, reason against) of one row; the shape is None without a model."""
     if spec.model is None:
-        return None, None
+        return None, "still_image" if row["num_frames"] == 1 else None
     facts = {name: row[name] for name in FACTS}
     fit = fit_clip(model_named(spec.model), **facts, size=spec.size, frames=spec.frames)
     if fit.reason is not None:

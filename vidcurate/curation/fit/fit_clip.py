@@ -17,7 +17,8 @@ _MOST_DENOMINATOR = 1001  # 30000/1001 and its like; `media.transcode` rounds th
 class Fit:
     """Clip as a model takes it. Without a `reason` the clip is taken.
 
-    `reason`: unknown (the table lacks a size, rate or length), too_short, too_small, or None. `width` and
+    `reason`: unknown (the table lacks a size, rate or length), still_image (one frame), too_short, too_small,
+    or None. `width` and
     `height` (px), `num_frames`, `fps` (frames/s) and `duration_seconds` are those of the written clip, 0 when
     the clip is not taken. `size` is the size class, None for a clip below the smallest one, which keeps its
     size. `crop_share`: pixels of the frame that are cut away, 0 to 1. `scale`: written px per px, at most 1.
@@ -115,6 +116,8 @@ def fit_clip(
     """
     if not width or not height or not fps or not num_frames or not math.isfinite(fps):
         return Fit(reason="unknown")
+    if num_frames == 1:
+        return Fit(reason="still_image")
     own = exact_rate(fps)
     if own <= 0:
         return Fit(reason="unknown")

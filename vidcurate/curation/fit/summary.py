@@ -73,7 +73,7 @@ def fit_counts(
 
     Hours are those of the clips as they are, `hours_written` those that the model would see.
     """
-    totals = {name: _Total() for name in ("taken", "too_short", "too_small", "unknown")}
+    totals = {name: _Total() for name in ("taken", "too_short", "too_small", "still_image", "unknown")}
     totals |= {name: _Total() for name in ("retimed", "repeated", "cropped", "shortened", "below_smallest")}
     rate, crop, tokens = _Weighted(), _Weighted(), _Weighted()
     sizes: Counter[str] = Counter()

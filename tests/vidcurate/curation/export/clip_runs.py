@@ -21,10 +21,11 @@ CLIPS: list[tuple[str, int, tuple[int, int], float, dict[str, Any], dict[str, An
     ("captions.mp4", 48, (64, 96), 24.0, {}, {"clip_id": "captions", "caption": "two\nlines, “quoted” \\ ☂"}),
     ("dots.mp4", 48, (64, 96), 24.0, {}, {"clip_id": "12.1", "caption": "'a' \"b\" $HOME `ls` #c, d: e"}),
     ("short.mp4", 3, (64, 96), 24.0, {}, {}),
+    ("still.mp4", 1, (64, 96), 16.0, {}, {}),
     ("silent.mp4", 33, (64, 96), 16.0, {}, {"caption": " "}),
     ("rejected.mp4", 33, (64, 96), 16.0, {}, {"is_kept": False, "fold": None}),
 ]
-LEFT_OUT = {"no_caption": 1, "too_short": 1}
+LEFT_OUT = {"no_caption": 1, "still_image": 1, "too_short": 1}
 
 
 def frames_of(number: int, num_frames: int, height: int, width: int) -> np.ndarray:

@@ -85,7 +85,7 @@ def test_what_is_written_is_what_fit_says_clip_by_clip(folder: Path, whole: dict
 def test_other_models_are_written_as_fit_says(folder: Path, tmp_path: Path, name: str) -> None:
     videos = folder / "videos"
     if name == "stdit3":
-        with pytest.raises(StageError, match=r"none of its 10 kept clips can be .* fold train .*too_short 9"):
+        with pytest.raises(StageError, match=r"none of its 11 kept clips can be .* fold train .*too_short 9"):
             exported(folder, "stdit3", ExportSpec(model=name), ["hf"])
         return
     stage.run_export(folder / "run", tmp_path / "out", ["hf"], ExportSpec(model=name), videos=videos)
@@ -127,7 +127,7 @@ def test_without_a_model_only_what_trainers_cannot_read_is_changed(folder: Path)
         "turned": "transcoded",
         "inside": "transcoded",
     }
-    assert summary.left_out == {"no_caption": 1}
+    assert summary.left_out == {"no_caption": 1, "still_image": 1}
     assert readers.probe(folder / "raw/train/turned.mp4")[2:] == (64, 112)
     assert readers.probe(folder / "raw/train/inside.mp4")[0] == 30
 

@@ -64,6 +64,7 @@ def test_tokens_are_those_of_the_published_formula(
     [
         ({"num_frames": 12, "duration_seconds": 0.4}, "too_short"),
         ({"width": 640, "height": 360}, "too_small"),
+        ({"num_frames": 1}, "still_image"),
         ({"width": None}, "unknown"),
         ({"fps": 0.0}, "unknown"),
         ({"fps": math.nan}, "unknown"),
@@ -157,7 +158,9 @@ def test_what_is_taken_keeps_every_rule_of_the_model(name: str, clip: dict[str, 
         duration_seconds=clip["num_frames"] / clip["fps"],
     )
 
-    if fit.reason == "too_short":
+    if fit.reason == "still_image":
+        assert clip["num_frames"] == 1
+    elif fit.reason == "too_short":
         assert not model.most_valid(there)
     elif fit.reason == "too_small":
         least = min((one.width, one.height) for one in model.sizes) if model.is_fixed_size else None

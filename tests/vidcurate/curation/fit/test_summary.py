@@ -30,7 +30,9 @@ def test_every_kept_clip_is_counted_once_and_as_fit_clip_says(run: Path) -> None
 
     assert found.clips == len(kept) == 36
     for record in found.models:
-        parts = [record[f"{name}_clips"] for name in ("taken", "too_short", "too_small", "unknown")]
+        parts = [
+            record[f"{name}_clips"] for name in ("taken", "too_short", "too_small", "still_image", "unknown")
+        ]
         assert sum(parts) == found.clips
         assert record["unknown_clips"] == 1
         assert sum(record["frame_counts"].values()) == record["taken_clips"]
