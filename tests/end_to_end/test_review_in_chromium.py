@@ -49,6 +49,7 @@ def visit(browser: Browser, server: Server, query: dict[str, Any] | None = None)
     """Open the app by its address with the token, at a query."""
     browser.call("Page.navigate", url="about:blank")  # the page of another test asks a server that has ended
     browser.complaints.clear()
+    browser.asked.clear()
     browser.call("Page.navigate", url=f"{server.origin}/?token={TOKEN}")
     browser.until("document.readyState === 'complete' && document.querySelectorAll('.card').length > 0")
     if query is not None:
@@ -355,7 +356,6 @@ def test_no_column_is_cut_off_and_every_control_has_a_name(
 
 
 def test_the_page_asks_only_its_own_server(browser: Browser, server: Server) -> None:
-    browser.asked.clear()
     visit(browser, server)
     browser.until("document.querySelector('.card img')?.naturalWidth > 0")
     own = (f"{server.origin}/", "data:", "about:", "chrome")

@@ -165,7 +165,7 @@ def ordered(
     notes: dict[str, Any] = {}
     if query.near is not None:
         scored = look_distances(rows, query.near)
-        notes["scored"] = "distance in bits"
+        notes["near"] = rows.column("clip_id")[query.near]
     if scored is not None:
         chosen = np.flatnonzero(mask & ~np.isnan(scored))
         order = chosen[np.argsort(scored[chosen], kind="stable")].astype(np.uint32)

@@ -121,6 +121,7 @@ def test_copies_stand_side_by_side_and_the_nearest_by_look_come_first(
     assert ids(server, {"cluster": cluster}) == [one["clip_id"] for one in expected]
     twin = next(one for one in copies if one["duplicate_of"] and one["duplicate_kind"] == "perceptual")
     at = next(number for number, one in enumerate(clips) if one["clip_id"] == twin["clip_id"])
+    assert page(server, {"near": at})["near"] == twin["clip_id"]
     near = ids(server, {"near": at})
     assert near[0] == twin["clip_id"]
     bits = {

@@ -102,7 +102,7 @@ export class Decisions {
     if (!clip) return;
     const text = element("textarea", { rows: 7, maxlength: "10000", "aria-label": "caption" });
     text.value = clip.decision?.caption ?? clip.caption ?? "";
-    this.write("Edit the caption", text, "Ctrl+Enter saves. The clip's shards and training read this caption.", async () => {
+    this.write("Edit the caption", text, "Ctrl+Enter saves. After the next filter, shards and training read this caption.", async () => {
       const caption = text.value.trim();
       if (caption && caption !== (clip.caption ?? "")) await this.send(clip, { verdict: "caption", caption });
     });

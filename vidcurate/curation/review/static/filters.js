@@ -70,7 +70,8 @@ export class Filters {
 
   facet(name, values) {
     const chosen = new Set(query.query().words?.[name] ?? []);
-    const items = values.map(({ value, rows }) => {
+    const last = (one) => (one.value === "unknown" ? 2 : one.value === "false" ? 1 : 0);
+    const items = values.toSorted((a, b) => last(a) - last(b)).map(({ value, rows }) => {
       const box = element("input", { type: "checkbox", checked: chosen.has(value), "data-facet": `${name}=${value}`, onchange: () => {
         if (box.checked) chosen.add(value);
         else chosen.delete(value);

@@ -11,6 +11,7 @@ import * as query from "./query.js";
 const PAGE = 60;
 const GAP = 14;
 const LEAST_WIDTH = 212;
+const LEAST_WIDTH_ON_WIDE_SCREENS = 268;
 const SAID_HEIGHT = 132;
 const MOST_HEIGHT = 8_000_000;
 const MOST_PAGES = 40;
@@ -80,7 +81,8 @@ export class Grid {
     const width = this.root.clientWidth - 2 * GAP;
     if (width <= 0) return;
     const top = this.rowAt(this.root.scrollTop + this.shift) * (this.columns ?? 1);
-    const columns = Math.max(width >= 330 ? 2 : 1, Math.floor((width + GAP) / (LEAST_WIDTH + GAP)));
+    const least = width > 1300 ? LEAST_WIDTH_ON_WIDE_SCREENS : LEAST_WIDTH;
+    const columns = Math.max(width >= 330 ? 2 : 1, Math.floor((width + GAP) / (least + GAP)));
     this.width = Math.floor((width - GAP * (columns - 1)) / columns);
     this.picture = Math.round((this.width * 9) / 16);
     this.rowHeight = this.picture + SAID_HEIGHT + GAP;

@@ -9,7 +9,10 @@ import { listenToKeys } from "./keys.js";
 import { WhatIf } from "./what_if.js";
 import * as query from "./query.js";
 
+let nearName = null; // the clip that the others look like
+
 function showTotal(run, found) {
+  nearName = found.near ?? null;
   if (run.blind) return;
   byId("count").textContent = found.total === run.rows ? plural(run.rows, "clip") : `${count(found.total)} of ${plural(run.rows, "clip")}`;
 }
@@ -59,7 +62,7 @@ function showActive(run) {
   for (const [name, { min = null, max = null }] of Object.entries(now.ranges ?? {})) chip(limitText(name, { min, max }), () => query.changeIn("ranges", name, null));
   for (const [name, text] of Object.entries(now.contains ?? {})) chip(`${label(name)}: ${text}`, () => query.changeIn("contains", name, null));
   if (now.cluster) chip(`copies of ${now.cluster}`, () => query.change({ cluster: null }));
-  if (now.near !== undefined) chip(`looks like row ${count(now.near)}`, () => query.change({ near: null }));
+  if (now.near !== undefined) chip(`looks like ${nearName ?? `row ${count(now.near)}`}`, () => query.change({ near: null }));
   if (now.decided) chip(`decided: ${decidedName(now.decided)}`, () => query.change({ decided: null }));
   if (now.sample) chip(`sample of ${count(now.sample.size)}${now.sample.by ? ` by ${label(now.sample.by)}` : ""}`, () => query.change({ sample: null }));
   if (now.limits) chip(`${now.side && now.side !== "both" ? `newly ${now.side}` : "changes sides"} with ${Object.entries(now.limits).map(([name, ends]) => limitText(name, ends)).join(", ") || "other limits"}`, () => query.change({ limits: null, side: null }));
@@ -76,6 +79,7 @@ function setUpPanel(whatIf) {
     if (isOpen) panel.querySelector("[role=tab][aria-selected=true]").focus();
   };
   button.addEventListener("click", () => open(!panel.classList.contains("open")));
+  byId("close-panel").addEventListener("click", () => { open(false); button.focus(); });
   addEventListener("keydown", (event) => { if (event.key === "Escape" && panel.classList.contains("open")) { open(false); button.focus(); } });
   byId("grid").addEventListener("pointerdown", () => open(false));
   const tabs = [["tab-filter", "filter-panel"], ["tab-what-if", "what-if-panel"]];
@@ -111,7 +115,7 @@ async function start() {
   if (!run) return;
   byId("title").replaceChildren("Review of ", element("bdi", {}, run.name));
   let view = null;
-  const grid = new Grid((found) => showTotal(run, found), (clip) => view.show(clip));
+  const grid = new Grid((found) => { showTotal(run, found); showActive(run); }, (clip) => view.show(clip));
   grid.shown = columnsOfInterest;
   const decisions = new Decisions(run, grid);
   view = new ClipView(run, grid, () => decisions.buttons());
