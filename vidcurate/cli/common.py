@@ -27,8 +27,8 @@ from vidcurate.storage import object_store
 SECTIONS = {
     "Demo data, and all stages in one command": ("demo-data", "curate"),
     "Stages, in pipeline order": (
-        "ingest", "probe", "score", "score-frames", "score-models", "dedup", "filter", "split-by-difficulty",
-        "build-shards",
+        "ingest", "probe", "score", "score-frames", "score-models", "score-own", "dedup", "filter",
+        "split-by-difficulty", "build-shards",
     ),
     "Results": ("report", "review", "inspect", "ledger", "what-if", "presets", "card", "export", "verify"),
     "Other inputs and outputs": (

@@ -62,6 +62,46 @@ def score_frames(
     print_summary(asdict(summary), title=f"score-frames → {run}", to_json=to_json)
 
 
+@app.command("score-own")
+def score_own(
+    run: Run,
+    score: Annotated[
+        list[str],
+        typer.Option("--score", help="FILE.py:FUNCTION, or an entry point; may repeat.", metavar="SCORE"),
+    ],
+    videos: VideosOrUrl = None,
+    workers: Workers = None,
+    engine: Engine = "local",
+    part: PartOf = None,
+    merge: Merge = False,
+    time_limit: Annotated[
+        float, typer.Option("--time-limit", help="Seconds for one clip.", min=0.1, metavar="SECONDS")
+    ] = 60.0,
+    to_json: Json = False,
+) -> None:
+    """Score clips by your own functions of frames, caption or row.
+
+    The columns can be filtered, and go to report and shards. The same command resumes a stopped stage.
+
+    Example: vidcurate score-own run --score recipes/own_scores.py:colourfulness --videos demo/videos
+    """
+    from vidcurate.curation.own_scores.load import load_scores
+    from vidcurate.curation.own_scores.stage import run_own_scores
+
+    scores = load_scores(score)
+    needs_videos = any(one.takes == "frames" for one in scores)
+    with stage_progress(run, "score-own", quiet=to_json) as progress:
+        summary = run_own_scores(
+            run,
+            scores,
+            videos=videos_or_url_of(run, videos) if needs_videos else None,
+            time_limit_seconds=time_limit,
+            executor=executor_of(workers, engine, part, merge),
+            progress=progress,
+        )
+    print_summary(asdict(summary), title=f"score-own → {run}", to_json=to_json)
+
+
 @app.command("split-scenes")
 def split_scenes(
     inputs: Annotated[

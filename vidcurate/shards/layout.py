@@ -31,6 +31,7 @@ LAYOUT = "vidcurate-shards-3"  # change this whenever the same plan gives other 
 
 _VERDICT = {
     "sample_key", "is_kept", "reject_stage", "reject_rule", "reject_value", "reject_threshold", "review",
+    "own_scores_status", "own_scores_problem",
     "ingest_problem", "probe_status", "probe_problem", "missing_bytes", "file_size_bytes",
     # the integrity level changes no shard
     "integrity_level", "probe_findings", "num_damaged_packets", "num_corrupt_frames",

@@ -63,17 +63,20 @@ def words_of(source: str) -> dict[str, str]:
 
 
 def own_columns(run: Path) -> dict[str, OwnColumn]:
-    """Return the run's own columns by name, in the order of the metadata. Raises TableError."""
-    path = table.stage_path(run, "ingest")
-    if not path.exists():
-        return {}
-    schema = table.scan(run, "ingest").collect_schema()
-    words = table.column_words(path)
-    return {
-        name: OwnColumn(source=words[name]["source"], dtype=dtype)
-        for name, dtype in schema.items()
-        if name not in COLUMNS and "source" in words.get(name, {})
-    }
+    """Return the run's own columns by name: those of the metadata in its order, then own scores.
+
+    Raises TableError.
+    """
+    found: dict[str, OwnColumn] = {}
+    for stage in ("ingest", "own_scores"):
+        path = table.stage_path(run, stage)
+        if not path.exists():
+            continue
+        words = table.column_words(path)
+        for name, dtype in pl.read_parquet_schema(path).items():
+            if name not in COLUMNS and "source" in words.get(name, {}):
+                found[name] = OwnColumn(source=words[name]["source"], dtype=dtype)
+    return found
 
 
 def captions_of(row: Mapping[str, Any]) -> dict[str, str]:

@@ -36,7 +36,17 @@ CAPTIONS = pl.List(pl.Struct({"name": pl.String, "text": pl.String}))
 AGGREGATES: tuple[str, ...] = ("min", "mean", "median", "max", "first")
 
 # Stages in order; each reads the table of the nearest earlier stage that has been run.
-STAGES: tuple[str, ...] = ("ingest", "probe", "score", "frames", "models", "dedup", "filter", "split")
+STAGES: tuple[str, ...] = (
+    "ingest",
+    "probe",
+    "score",
+    "frames",
+    "models",
+    "own_scores",
+    "dedup",
+    "filter",
+    "split",
+)
 
 COLUMNS: dict[str, Column] = {
     # ── ingest: what the metadata says ──────────────────────────────────────────────────────────────
@@ -346,6 +356,13 @@ COLUMNS: dict[str, Column] = {
     ),
     "models_used": _column(
         "models", pl.String, "", "the models that scored, each with a digest of its weights; one per table"
+    ),
+    # ── own_scores: functions of the user ───────────────────────────────────────────────────────────
+    "own_scores_status": _column(
+        "own_scores", pl.String, "", "ok, not_scored, timeout, crashed, error or why frames could not be read"
+    ),
+    "own_scores_problem": _column(
+        "own_scores", pl.String, "", "the problems of the functions as text; null when there is none"
     ),
     # ── dedup: duplicate clips; null for a clip without a duplicate ─────────────────────────────────
     "duplicate_cluster": _column(

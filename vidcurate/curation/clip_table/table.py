@@ -131,7 +131,12 @@ def _check_fresh(run: Path, stage: str) -> None:
 
 def command_of(stage: str) -> str:
     """Return the name of the command that runs a stage."""
-    names = {"split": "split-by-difficulty", "frames": "score-frames", "models": "score-models"}
+    names = {
+        "split": "split-by-difficulty",
+        "frames": "score-frames",
+        "models": "score-models",
+        "own_scores": "score-own",
+    }
     return names.get(stage, stage)
 
 
@@ -182,7 +187,11 @@ def write(
     lazy = frame.lazy()
     names = lazy.collect_schema().names()
     if path.stem == origin.stage and any(name in STAGES for name in origin.inputs):
-        own = written_by(origin.stage) | (set(OF_CAPTION) if origin.stage == "filter" else set())
+        own = (
+            written_by(origin.stage)
+            | (set(OF_CAPTION) if origin.stage == "filter" else set())
+            | set(words or ())
+        )
         names = [name for name in names if name in own]
         lazy = lazy.select(names)
     known = {

@@ -13,7 +13,6 @@ import yaml
 
 from vidcurate.curation.clip_table import table
 from vidcurate.curation.report.card import CardSpec, facts, text
-from vidcurate.errors import ShardError
 from vidcurate.shards.index import Index, read_index
 from vidcurate.shards.read_clip import read_clip_facts
 from vidcurate.shards.verify import README
@@ -27,7 +26,7 @@ _OF_CUTS = {"start_seconds": "float64", "end_seconds": "float64"}
 def run_readme(run: Path, shards: Path, spec: CardSpec) -> Path:
     """Write the README of a run's shards into their folder; return its path.
 
-    Raises ShardError (no shards, or videos of several extensions), StageError, StorageError.
+    Raises ShardError (no shards), StageError, StorageError.
     """
     target = shards / README
     atomic_file.write_text(target, readme_text(run, shards, spec))
@@ -38,18 +37,20 @@ def readme_text(run: Path, shards: Path, spec: CardSpec) -> str:
     """Return the README: front matter and card. Raises ShardError, StageError, TableError."""
     index = read_index(shards)
     reported = facts(run, spec)
-    front = {
+    front: dict[str, Any] = {
         "pretty_name": spec.name,
         **_licence(reported["sources"]),
         "task_categories": ["text-to-video"],
         "tags": ["video", "webdataset"],
         "size_categories": [_size(len(index))],
         "configs": _configs(index),
-        "dataset_info": [
-            {"config_name": config["config_name"], "features": features(run, index)}
-            for config in _configs(index)
-        ],
     }
+    extensions = extensions_of(index)
+    if len(extensions) == 1:
+        named = features(run, index, extensions[0])
+        front["dataset_info"] = [
+            {"config_name": config["config_name"], "features": named} for config in front["configs"]
+        ]
     return f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---\n\n{text(run, spec)}"
 
 
@@ -82,22 +83,21 @@ def _configs(index: Index) -> list[dict[str, Any]]:
     return [every] + ([config(f"level{n}", [n]) for n in levels] if len(levels) > 1 else [])
 
 
-def features(run: Path, index: Index) -> list[dict[str, Any]]:
-    """Return the features of a sample as `datasets` writes them in YAML. Raises ShardError.
+def extensions_of(index: Index) -> list[str]:
+    """Return the extensions of the videos; `datasets` reads sets of one."""
+    return sorted(set(index.words("video_extension").to_pylist()))
+
+
+def features(run: Path, index: Index, extension: str) -> list[dict[str, Any]]:
+    """Return the features of a sample as `datasets` writes them in YAML.
 
     A clip's JSON has the same keys in every sample; their types are those of the clip table.
     """
-    extensions = sorted(set(index.words("video_extension").to_pylist()))
-    if len(extensions) > 1:
-        raise ShardError(
-            f"{index.folder}: videos of several extensions (.{', .'.join(extensions)}), and datasets reads "
-            "sets of one. Build with --set mode=transcode."
-        )
     schema = table.scan(run, table.newest_stage(run)).collect_schema()
     fields = [_field(name, schema.get(name)) for name in read_clip_facts(index, 0)]
     return [
         {"name": "json", "struct": fields},
-        {"name": extensions[0], "dtype": "video"},
+        {"name": extension, "dtype": "video"},
         {"name": "txt", "dtype": "string"},
         {"name": "__key__", "dtype": "string"},
         {"name": "__url__", "dtype": "string"},

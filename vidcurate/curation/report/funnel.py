@@ -151,6 +151,7 @@ _SAID: dict[str, Callable[[pl.LazyFrame], str]] = {
     "score": _scored,
     "frames": lambda checked: _as_text(_counts(checked, "frames_status")),
     "models": _models,
+    "own_scores": lambda checked: _as_text(_counts(checked, "own_scores_status")),
     "dedup": _copies,
     "filter": lambda checked: "",
     "split": lambda checked: _as_text(_counts(checked, "fold")),

@@ -1,17 +1,17 @@
 """Shards in Hugging Face datasets: loaded by its own code, streaming and not, with equal values."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.shard_runs import build, write_table
+from vidcurate.cli.main import app
 from vidcurate.curation.publish.readme import run_readme
 from vidcurate.curation.report.card import CardSpec
-from vidcurate.errors import ShardError
 from vidcurate.shards import index
 from vidcurate.shards.layout import ShardSpec
 from vidcurate.shards.read_clip import read_clip_bytes, read_clip_facts
@@ -93,13 +93,17 @@ def test_the_front_matter_says_licence_size_and_levels(published: Path) -> None:
     json.dumps(front)
 
 
-def test_several_extensions_are_refused_with_the_way_on(
-    tmp_path: Path, published: Path, make_video: Callable[..., Path]
+def test_shards_of_several_extensions_have_no_features_and_the_build_says_who_cannot_read_them(
+    tmp_path: Path, published: Path
 ) -> None:
-    (tmp_path / "videos").mkdir()
-    for name in os.listdir(published / "videos"):
-        (tmp_path / "videos" / name).write_bytes((published / "videos" / name).read_bytes())
-    os.symlink(published / "run", tmp_path / "run")
-    build(tmp_path, ShardSpec(mode="copy"))
-    with pytest.raises(ShardError, match=r"several extensions \(.mkv, .mp4\).*mode=transcode"):
-        run_readme(tmp_path / "run", tmp_path / "shards", CardSpec())
+    (tmp_path / "videos").symlink_to(published / "videos")
+    (tmp_path / "run").symlink_to(published / "run")
+    answer = CliRunner().invoke(
+        app,
+        ["build-shards", f"{tmp_path}/run", "--videos", f"{tmp_path}/videos", "--out", f"{tmp_path}/shards",
+         "--set", "mode=copy"],
+    )  # fmt: skip
+    assert answer.exit_code == 0, answer.output
+    assert "3 .mkv, 6 .mp4: Hugging Face datasets reads shards of one extension only." in answer.stdout
+    readme = run_readme(tmp_path / "run", tmp_path / "shards", CardSpec())
+    assert "dataset_info" not in readme.read_text()
