@@ -150,7 +150,8 @@ ROOMS = {
         "vidcurate.curation.dedup vidcurate.curation.demo_data vidcurate.curation.difficulty "
         "vidcurate.curation.export vidcurate.curation.fetch vidcurate.curation.filter vidcurate.curation.fit "
         "vidcurate.curation.frame_scores vidcurate.curation.ingest vidcurate.curation.model_scores "
-        "vidcurate.curation.own_scores vidcurate.curation.probe vidcurate.curation.publish vidcurate.curation.report "
+        "vidcurate.curation.own_scores vidcurate.curation.probe vidcurate.curation.publish "
+        "vidcurate.curation.report "
         "vidcurate.curation.review vidcurate.curation.review_decisions vidcurate.curation.scenes "
         "vidcurate.executor vidcurate.recipe vidcurate.shards vidcurate.storage"
     ),
