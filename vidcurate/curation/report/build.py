@@ -149,6 +149,7 @@ def run_report(run: Path, *, videos: Path | None = None, progress: Progress = no
             "rules": funnel.with_examples(checked, steps),
             "failures": funnel.failures(checked, steps),
             "histograms": distributions.histograms(checked, every, own_columns(run)),
+            "own_texts": distributions.own_texts(checked, own_columns(run)),
             "split": distributions.levels(checked, facts.levels(run)),
             "shards": facts.shards(run),
             "fit": read_fit(run),

@@ -15,6 +15,7 @@ from vidcurate.curation.report.histogram import Bars, Series, Span
 from vidcurate.curation.report.limits import Bound
 
 _MOST_INKS = 5
+_MOST_VALUES, _MOST_CHARACTERS = 6, 60  # of an own column of text
 
 # The first histograms: title, unit, needed columns, and values.
 _FIRST: dict[str, tuple[str, str, tuple[str, ...], pl.Expr]] = {
@@ -117,6 +118,40 @@ def histograms(
             }
         )
     return drawn
+
+
+def own_texts(checked: pl.LazyFrame, own: Collection[str]) -> list[dict[str, Any]]:
+    """Return the commonest values of each own column of text in which a value occurs twice.
+
+    Each entry: name, num_values (different ones), unknown (clips without one), and values, each with the
+    number of clips kept and rejected.
+    """
+    schema = checked.collect_schema()
+    found = []
+    for name in own:
+        if schema.get(name) != pl.String():
+            continue
+        value = pl.col(name).str.slice(0, _MOST_CHARACTERS)
+        counted = (
+            checked.group_by(value.alias("value"))
+            .agg(pl.len().alias("clips"), pl.col("is_kept").sum().alias("kept"))
+            .sort("clips", "value", descending=[True, False])
+            .collect(engine="streaming")
+        )
+        known = counted.filter(pl.col("value").is_not_null())
+        if known.height and known["clips"][0] > 1:
+            common = known.head(_MOST_VALUES)
+            found.append(
+                {
+                    "name": name,
+                    "num_values": known.height,
+                    "unknown": int(counted["clips"].sum() - known["clips"].sum()),
+                    "values": list(
+                        common.select("value", "kept", pl.col("clips") - pl.col("kept")).iter_rows()
+                    ),
+                }
+            )
+    return found
 
 
 def _bytes_unit(most: float) -> tuple[float, str]:

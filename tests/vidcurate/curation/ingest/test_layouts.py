@@ -6,7 +6,9 @@ from typing import Any
 
 import polars as pl
 import pytest
+from typer.testing import CliRunner
 
+from vidcurate.cli.main import app
 from vidcurate.curation.clip_table.own_columns import captions_of
 from vidcurate.curation.ingest.spec import IngestSpec
 from vidcurate.curation.ingest.stage import run_ingest
@@ -231,3 +233,18 @@ def test_images_with_captions_are_clips_and_others_are_none(tmp_path: Path) -> N
     assert summary.problems == {}
     _, rows = ingest(tmp_path / "run2", folder, caption_lines=False)
     assert rows[0]["caption"] == "A video\nthat moves"
+
+
+def test_the_command_takes_a_map_and_refuses_one_written_wrong(tmp_path: Path) -> None:
+    (tmp_path / "m.csv").write_text("clip name,words\na.mp4,A\n")
+    words = ["ingest", str(tmp_path / "m.csv"), "--out", str(tmp_path / "run"), "--json"]
+
+    shown = CliRunner().invoke(app, words)
+    assert "--map video=COLUMN --map caption=COLUMN" in " ".join(str(shown.exception or shown.output).split())
+    answer = CliRunner().invoke(app, [*words, "--map", "video=clip name", "--map", "caption=words"])
+
+    assert json.loads(answer.stdout)["rows_kept"] == 1
+    for wrong in (["video"], ["=x"], ["video="], ["video=clip name", "video=words"]):
+        maps = [word for given in wrong for word in ("--map", given)]
+        refused = CliRunner().invoke(app, [*words, *maps])
+        assert "write each once, as --map video=COLUMN" in str(refused.exception or refused.output)

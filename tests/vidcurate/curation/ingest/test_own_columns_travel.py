@@ -23,6 +23,7 @@ from vidcurate.curation.ingest.stage import run_ingest
 from vidcurate.curation.probe.stage import ProbeSpec, run_probe
 from vidcurate.curation.report import distributions
 from vidcurate.curation.report.build import run_report
+from vidcurate.curation.report.what_if import what_if
 from vidcurate.loader.loader import Loader
 from vidcurate.media import encode
 from vidcurate.recipe.recipe import parse
@@ -134,6 +135,10 @@ def test_values_and_captions_arrive_as_they_were(
     assert set(checked.filter("is_kept").collect()["clip_id"]) >= kept
     drawn = {one["name"] for one in distributions.histograms(checked, [], own_columns(run))}
     assert {"views", "own_level", "is ok"} <= drawn
+    words = [row["notes ☂"] for row in rows]
+    shown = {one["name"]: one["values"] for one in distributions.own_texts(checked, own_columns(run))}
+    common = {word for word in words if word is not None and words.count(word) > 1}
+    assert common <= {value for value, _, _ in shown.get("notes ☂", [])}
 
     run_build_shards(run, ShardSpec(), videos=videos, out=folder / "shards")
     opened = read_index(folder / "shards")
@@ -212,6 +217,25 @@ def test_an_image_with_a_caption_reaches_the_loader_as_one_frame(tmp_path: Path,
         for frames, caption in zip(batch.frames, batch.captions, strict=True):
             expected = (60 * int(caption.removeprefix("picture ")), 40, 200)
             assert np.abs(frames.astype(int) - expected).max() < 12
+
+
+def test_the_report_and_what_if_show_own_columns(tmp_path: Path) -> None:
+    rows = "a.mp4,A,cat,1,x1\nb.mp4,B,cat,2,x2\nc.mp4,C,<b>dog</b>,3,x3\n"
+    (tmp_path / "m.csv").write_text(f"video,caption,kind,stars,notes\n{rows}")
+    run = tmp_path / "run"
+    run_ingest(run, IngestSpec(metadata=tmp_path / "m.csv"))
+    kinds = {"kind": Limit(allowed=("cat", "bird")), "stars": Limit(min=2)}
+    assert run_filter(run, FilterSpec(limits=kinds)).rows_kept == 1
+    counted = what_if(run, FilterSpec(limits={"stars": Limit(min=3)}))
+    assert counted["kept"]["clips"] == 1
+
+    run_report(run)
+
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert 'id="of-stars"' in page
+    assert "<bdi>cat</bdi> (1, 1); <bdi>&lt;b&gt;dog&lt;/b&gt;</bdi> (0, 1)" in page
+    assert "Own columns: kind, stars, notes." in page
+    assert "<bdi>x1</bdi>" not in page  # a text that no two clips share is no group
 
 
 HOSTILE = (
