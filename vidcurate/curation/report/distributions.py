@@ -145,7 +145,7 @@ def own_texts(checked: pl.LazyFrame, own: Collection[str]) -> list[dict[str, Any
                 {
                     "name": name,
                     "num_values": known.height,
-                    "unknown": int(counted["clips"].sum() - known["clips"].sum()),
+                    "unknown": sum(counted.filter(pl.col("value").is_null())["clips"]),
                     "values": list(
                         common.select("value", "kept", pl.col("clips") - pl.col("kept")).iter_rows()
                     ),
