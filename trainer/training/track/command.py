@@ -60,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a folder with the records to beat: print times faster and p",
     )
     parser.add_argument("--base", default="baseline", metavar="NAME", help="name of those records (baseline)")
+    parser.add_argument("--beside", type=int, default=0, help=argparse.SUPPRESS)  # runs at the same time
     parser.add_argument("--no-graphs", action="store_true", help="capture no CUDA graphs")
     parser.add_argument("--json", action="store_true", help="print the records as JSON")
     parser.add_argument("--traceback", action="store_true", help="show where in the code an error was raised")
@@ -86,7 +87,7 @@ def _run(given: argparse.Namespace) -> int:
     if given.together > 1 and len(missing) > 1:
         _run_together(given, [one.seed for one in missing])
     elif missing:
-        _run_in_turn(missing, graphs=not given.no_graphs, beside=0)
+        _run_in_turn(missing, graphs=not given.no_graphs, beside=given.beside)
     done = [record.read_record(record.record_path(one.output, one.name, one.seed)) for one in recipes]
     _print(given, done)
     return exit_codes.DONE
@@ -143,8 +144,9 @@ def _run_together(given: argparse.Namespace, seeds: Sequence[int]) -> None:
     command += ["--no-graphs"] * given.no_graphs
     for first in range(0, len(seeds), given.together):
         group = seeds[first : first + given.together]
+        beside = ["--beside", str(len(group) - 1)]
         running = [
-            (seed, subprocess.Popen([*command, "--seed", str(seed)], stdout=subprocess.DEVNULL))
+            (seed, subprocess.Popen([*command, *beside, "--seed", str(seed)], stdout=subprocess.DEVNULL))
             for seed in group
         ]
         try:

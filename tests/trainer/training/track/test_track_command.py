@@ -84,6 +84,17 @@ def test_the_command_again_runs_nothing_and_another_recipe_is_refused(
     assert "is the record of another recipe (batch was 4, is 3)" in capsys.readouterr().err
 
 
+@pytest.mark.soak
+def test_seeds_run_together_make_the_records_of_seeds_in_turn(first: dict[str, Any], tmp_path: Path) -> None:
+    both = [*words(tmp_path, *BOTH), "--seed", "2", "--seed", "4"]
+    assert command.main([*both, "--together", "2"]) == 0
+
+    made = [record.read_record(record.record_path(tmp_path, "tiny", seed)) for seed in (2, 4)]
+    assert made[0]["final_loss"] == first["final_loss"]
+    assert [one["beside"] for one in made] == [1, 1]
+    assert first["beside"] == 0
+
+
 def test_other_data_than_the_recipe_names_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="the data of a track may not change"):
         run.load_data(recipe(tmp_path, "clips.sha256=abc"), torch.device("cpu"))
