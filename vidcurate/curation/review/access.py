@@ -20,6 +20,7 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 COOKIE = "vidcurate_review"
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:]+\]|[^:\[\]]+)(?::(?P<port>\d{1,5}))?", re.IGNORECASE)
+_ENTRY = '<!doctype html><meta http-equiv="refresh" content="0;url=/"><title>Review</title>'
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' data:; media-src 'self'; connect-src 'self'; base-uri 'none'; "
@@ -61,7 +62,7 @@ def refusal(
         held = None
     if held is None or not _same(held.value, token):
         return "token: open the address that `vidcurate review` printed"
-    if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+    if not is_entry and headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         return "origin: this request comes from another site"
     if method not in ("GET", "HEAD"):
         if headers.get("origin") != f"http://{headers['host']}":
@@ -97,7 +98,11 @@ class Access:
             await _answer(send, 403, f"refused: {why}.\n", {})
         elif "token" in query and scope["path"] == "/":
             cookie = f"{self._cookie}={self._token}; Path=/; HttpOnly; SameSite=Strict"
-            await _answer(send, 303, "", {"location": "/", "set-cookie": cookie, "cache-control": "no-store"})
+            found = {"set-cookie": cookie, "cache-control": "no-store"}
+            if headers.get("sec-fetch-site", "none") in ("none", "same-origin"):
+                await _answer(send, 303, "", {"location": "/", **found})
+            else:  # from a link on another site the redirect would come without the cookie
+                await _answer(send, 200, _ENTRY, {"content-type": "text/html; charset=utf-8", **found})
         else:
             await self._app(scope, receive, _with_headers(send))
 

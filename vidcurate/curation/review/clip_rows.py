@@ -47,7 +47,28 @@ def plain(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, list):
         return [plain(one) for one in value]
+    if isinstance(value, dict):
+        return {name: plain(inner) for name, inner in value.items()}
     return value if value is None or isinstance(value, (bool, int, str)) else str(value)
+
+
+def stable_order(values: NDArray[np.float64]) -> Places:
+    """Return the places (N,) of float64 values in rising order, equal values by place, NaN last.
+
+    numpy's stable sort takes eight times as long as its fast one: equal values are put in order afterwards.
+    """
+    order = np.argsort(values)
+    ranked = values[order]
+    is_new = np.ones(len(order), dtype=np.int64)
+    is_new[1:] = ranked[1:] != ranked[:-1]
+    groups = np.cumsum(is_new)
+    groups[np.isnan(ranked)] = len(order) + 1  # one group, though NaN differs from NaN
+    key = groups * len(order) + order
+    return (np.sort(key) % max(len(order), 1)).astype(np.uint32)
+
+
+def _has_ingest(run: Path) -> bool:
+    return table.stage_path(run, STAGES[0]).exists()
 
 
 class ClipRows:
@@ -62,6 +83,7 @@ class ClipRows:
         self.stage = table.newest_stage(run)
         frame, self.is_filtered = facts.verdicts(table.scan(run, self.stage))
         self._frame = facts.with_unwritten(run, frame)
+        self._words = table.column_words(table.stage_path(run, STAGES[0])) if _has_ingest(run) else {}
         self.schema: dict[str, pl.DataType] = dict(self._frame.collect_schema())
         self.height: int = self._frame.select(pl.len()).collect().item()
         self._columns: dict[str, pl.Series] = {}
@@ -122,8 +144,8 @@ class ClipRows:
                 column = self.column(name)
                 if column.dtype.is_nested():
                     raise ColumnError(f"{self.run}: {name} holds lists; sort by another column.")
-                if column.dtype.is_numeric():  # NaN, no value, sorts last
-                    found = np.argsort(self.values(name), kind="stable").astype(np.uint32)
+                if column.dtype.is_numeric():
+                    found = stable_order(self.values(name))
                 else:
                     order = pl.DataFrame({"value": column}).with_row_index("place")
                     found = order.sort("value", "place", nulls_last=True)["place"].to_numpy()
@@ -168,7 +190,7 @@ class ClipRows:
         found = []
         for name in [*self.schema, *(one for one in self.numeric() if one in MEASURES)]:
             kind = self.schema.get(name, pl.Float64())
-            known = COLUMNS.get(name)
+            known, own = COLUMNS.get(name), self._words.get(name, {})
             found.append(
                 {
                     "name": name,
@@ -180,8 +202,8 @@ class ClipRows:
                     if kind == pl.Boolean
                     else "text",
                     "is_whole": kind.is_integer(),
-                    "unit": known.unit if known else "",
-                    "meaning": known.meaning if known else "",
+                    "unit": known.unit if known else own.get("unit", ""),
+                    "meaning": known.meaning if known else own.get("meaning", ""),
                     "stage": known.stage if known else "own",
                 }
             )

@@ -72,15 +72,21 @@ def search(column: pl.Series, text: str) -> Mask:
 
     "Several words" in quotes are one phrase. Null has no word.
     """
-    mask = np.ones(len(column), dtype=np.bool_)
-    for minus, phrase, word in _WORD.findall(text)[:MOST_WORDS]:
-        wanted = phrase or word
+    words = [(minus, phrase or word) for minus, phrase, word in _WORD.findall(text)[:MOST_WORDS]]
+    # Long words are rare: they go first, and the others are looked for only where those are.
+    at: NDArray[np.int64] | None = None
+    for minus, wanted in sorted(words, key=lambda one: (bool(one[0]), -len(one[1]))):
+        part = column if at is None else column.gather(at)
         if wanted.isascii():
-            found = column.str.contains_any([wanted], ascii_case_insensitive=True)
+            found = part.str.contains_any([wanted], ascii_case_insensitive=True)
         else:
-            found = column.str.contains(f"(?i){re.escape(wanted)}")
+            found = part.str.contains(f"(?i){re.escape(wanted)}")
         has = found.fill_null(value=False).to_numpy()
-        mask &= ~has if minus else has
+        passes = np.flatnonzero(~has if minus else has)
+        at = passes if at is None else at[passes]
+    mask = np.full(len(column), at is None)
+    if at is not None:
+        mask[at] = True
     return mask
 
 

@@ -41,6 +41,10 @@ def test_every_link_inside_the_page_has_its_place(run: Path) -> None:
     assert {(link["href"] or "")[1:] for link in page.named("a")} <= set(places)
 
 
+def test_the_page_names_the_command_that_plays_the_clips(run: Path) -> None:
+    assert f"vidcurate review {run.name}" in read_page(run).words()
+
+
 def test_every_picture_says_as_text_what_it_shows(run: Path) -> None:
     page = read_page(run)
     assert all(image["alt"] for image in page.named("img"))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import polars as pl
 import pytest
 import uvicorn
 
@@ -34,6 +35,9 @@ TOKEN = "a-token-for-tests-only"
 def curated(home: Path) -> Path:
     """Return a run of demo data, curated up to the shards; the videos are in `home`/data/videos."""
     demo_data_write.write_demo_data(home / "data", clips=24, seed=3)
+    metadata = home / "data" / "captions.csv"
+    rows = pl.read_csv(metadata, infer_schema=False).with_row_index("my_score")
+    rows.with_columns(pl.col("my_score") * 7 % 11).write_csv(metadata)
     run, videos = home / "run", home / "data" / "videos"
     run_ingest(run, IngestSpec(metadata=home / "data" / "captions.csv", videos=videos))
     run_probe(run, ProbeSpec(videos=videos))

@@ -46,6 +46,9 @@ def test_the_token_of_the_address_becomes_a_cookie_that_scripts_and_other_sites_
         page = client.get(f"/?token={TOKEN}")
         assert page.status_code == 200
         assert TOKEN not in page.text
+        linked = client.get(f"/?token={TOKEN}", headers={"sec-fetch-site": "cross-site"})
+        assert 'content="0;url=/"' in linked.text
+        assert client.get("/", headers={"sec-fetch-site": "same-site"}).status_code == 200
         policy = page.headers["content-security-policy"]
         assert "default-src 'none'" in policy
         assert "unsafe" not in policy

@@ -10,6 +10,7 @@ import pytest
 
 from tests.vidcurate.curation.review.conftest import Server
 from vidcurate.curation.clip_table import table
+from vidcurate.curation.review.clip_rows import stable_order
 from vidcurate.curation.review.query import Query, search
 
 
@@ -93,6 +94,21 @@ def test_a_sort_puts_unknown_values_last_and_equal_ones_in_the_tables_order(
     assert ids(server, {"sort": "level"})[: len(by_level)] == [one["clip_id"] for one in by_level]
 
 
+def test_a_column_of_ones_own_is_sorted_and_counted_like_others(
+    server: Server, clips: list[dict[str, Any]]
+) -> None:
+    (described,) = [
+        one for one in server.client.get("/api/run").json()["columns"] if one["name"] == "my_score"
+    ]
+    assert (described["kind"], described["stage"]) == ("number", "own")
+    assert "my_score" in described["meaning"]
+    found = page(server, {"sort": "my_score", "ranges": {"my_score": {"min": 3}}})["rows"]
+    scores = [one["my_score"] for one in found]
+    assert scores == sorted(one["my_score"] for one in clips if (one["my_score"] or 0) >= 3)
+    chart = server.client.get("/api/histogram", params={"column": "my_score"}).json()
+    assert sum(chart["all"]) == sum(one["my_score"] is not None for one in clips)
+
+
 def test_a_sample_takes_as_many_of_each_group_and_its_seed_draws_it_again(
     server: Server, clips: list[dict[str, Any]]
 ) -> None:
@@ -172,12 +188,23 @@ def test_a_wrong_query_is_one_line_that_names_what_is_wrong(server: Server, quer
     assert "\n" not in message
 
 
+def test_the_order_of_a_column_is_that_of_a_stable_sort() -> None:
+    rng = np.random.default_rng(0)
+    for values in (rng.normal(size=999), rng.integers(0, 5, 999) * 1.0, np.full(9, np.nan), np.zeros(0)):
+        mixed = np.where(rng.uniform(size=len(values)) < 0.2, np.nan, values)
+        for one in (values, mixed, np.where(mixed > 1, np.inf, -mixed)):
+            assert stable_order(one).tolist() == np.argsort(one, kind="stable").tolist()
+
+
 def test_words_are_found_in_any_case_and_script_and_are_no_pattern() -> None:
     captions = pl.Series(["Ein Straßenfest", "Ñandú und ÑANDÚ", "a.c", "abc", None, "50% (half)"])
     assert search(captions, "ñandú").tolist() == [False, True, False, False, False, False]
     assert search(captions, "a.c").tolist() == [False, False, True, False, False, False]
     assert search(captions, "(half)").tolist()[-1]
     assert search(captions, "-abc").tolist() == [True, True, True, False, True, True]
+    assert search(captions, "a.c -abc").tolist() == [False, False, True, False, False, False]
+    assert search(captions, "-abc -half").tolist() == [True, True, True, False, True, False]
+    assert search(captions, " ").tolist() == [True] * 6
     assert search(captions, '"').tolist() == [False] * 6
     assert Query().sort is None
 

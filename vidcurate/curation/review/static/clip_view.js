@@ -6,6 +6,13 @@ import * as query from "./query.js";
 
 const FIRST = ["caption", "clip_id", "is_kept", "reject_stage", "reject_rule", "reject_value", "reject_threshold"];
 
+// An entry of a list: a number, a word, or named values such as those of a clip with several captions.
+function entry(value) {
+  if (typeof value === "number") return number(value);
+  if (value !== null && typeof value === "object") return Object.values(value).map(entry).join(": ");
+  return String(value);
+}
+
 export class ClipView {
   constructor(run, grid, actions) {
     this.run = run;
@@ -108,7 +115,7 @@ export class ClipView {
       element("summary", {}, stage === "own" ? "own columns" : stage),
       element("table", {}, ...pairs.map(([name, value]) => {
         const column = this.stages.get(name);
-        const shown = typeof value === "number" ? `${number(value)} ${column?.unit ?? ""}` : Array.isArray(value) ? value.map(number).join(", ") || "none" : String(value);
+        const shown = typeof value === "number" ? `${number(value)} ${column?.unit ?? ""}` : Array.isArray(value) ? value.map(entry).join(", ") || "none" : entry(value);
         return element("tr", {}, element("th", { scope: "row", title: column?.meaning ?? "" }, label(name)), element("td", {}, element("bdi", {}, shown)));
       }))));
   }
