@@ -53,13 +53,17 @@ def columns_of(
 
 
 def _pixels(columns: list[str]) -> pl.Expr:
-    """Return the number of pixels inside the bars, where the frames have been scored."""
+    """Return the number of pixels inside the bars, where the frames have been scored.
+
+    Bars are taken for symmetric: beside a dark picture one of the two is not found.
+    """
     bars = {name: pl.col(name).fill_null(0) if name in columns else pl.lit(0) for name in BARS}
-    top, bottom, left, right = bars.values()
-    inside = (pl.col("width").cast(pl.Int64) - left - right).clip(1) * (pl.col("height") - top - bottom).clip(
-        1
-    )
-    return pl.when(sum(bars.values(), pl.lit(0)) > 0).then(inside * (1 - _BAR_SHARE)).otherwise(inside)
+    inside = pl.lit(1.0)
+    for side, one, other in (("height", *BARS[:2]), ("width", *BARS[2:])):
+        bar = pl.max_horizontal(bars[one], bars[other])
+        length = (pl.col(side).cast(pl.Int64) - 2 * bar).clip(1)
+        inside = inside * length * pl.when(bar > 0).then(1 - _BAR_SHARE).otherwise(1.0)
+    return inside
 
 
 def _value(name: str, columns: list[str]) -> pl.Expr:

@@ -83,6 +83,10 @@ def test_the_clean_original_is_kept_over_its_copies_with_bars_or_with_cuts(tmp_p
         barred = {"width": 640, "height": 720, "bit_rate": 900, "num_cuts": 0}
         barred |= {"letterbox_top_px": top, "letterbox_bottom_px": top}
         assert kept(barred, clean)[0] == "b"
+    # The picture is dark at its lower edge: only the upper bar is found. Both clips have bars at the sides.
+    sides = {"letterbox_left_px": 80, "letterbox_right_px": 80}
+    barred |= {"letterbox_top_px": 90, "letterbox_bottom_px": 0, **sides}
+    assert kept(barred, clean | sides) == ("b", "pixels 254016 > 248935.68")
     larger = {"width": 1280, "height": 1280, "letterbox_top_px": 100, "letterbox_bottom_px": 100}
     assert kept(larger, clean) == ("a", "pixels 1354752 > 345600")
     # A splice of a clip and another is longer, and is not the one to keep.
