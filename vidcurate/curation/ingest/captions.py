@@ -144,7 +144,9 @@ def of_facts(
             isinstance(value, list) and all(isinstance(one, str) for one in value)
         )
         if is_text and texts(value):
-            cells.setdefault(name, value)
+            while name in cells:  # two captions of one name
+                name += "_"
+            cells[name] = value
             taken.add(key)
 
     several = facts.get("captions")

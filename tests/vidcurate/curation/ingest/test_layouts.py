@@ -219,6 +219,36 @@ def test_an_unknown_table_says_the_command_that_reads_it(tmp_path: Path) -> None
         ingest(tmp_path / "run", tmp_path / "my table.csv", map={"video": "clip name", "caption": "wrods"})
 
 
+HOSTILE: list[tuple[dict[str, Any], dict[str, str], dict[str, Any]]] = [
+    ({"captions": [{"name": "a", "text": "x"}, {"name": "a", "text": "y"}]}, {"a": "x", "a_": "y"}, {}),
+    ({"captions": {"short": "s", "dense": ["d", "e"]}}, {"dense_1": "d", "dense_2": "e", "short": "s"}, {}),
+    ({"caption": "c", "captions": [1, 2]}, {"caption": "c"}, {"own_captions": [1, 2]}),
+    ({"caption": "c", "captions": "more"}, {"caption": "c"}, {"own_captions": "more"}),
+    (
+        {"text": "t", "short_caption": "s", "caption_model": "m"},
+        {"caption": "t", "short": "s"},
+        {"caption_model": "m"},
+    ),
+    (
+        {"caption": "c", "caption_name": "x", "big": 2**70},
+        {"caption": "c"},
+        {"own_caption_name": "x", "big": str(2**70)},
+    ),
+    ({"caption": "c", "nan": float("nan"), "n": None}, {"caption": "c"}, {}),
+]
+
+
+@pytest.mark.parametrize(("facts", "captions", "own"), HOSTILE)
+def test_captions_of_a_json_beside_a_video_lose_nothing(
+    tmp_path: Path, facts: dict[str, Any], captions: dict[str, str], own: dict[str, Any]
+) -> None:
+    folder = videos(tmp_path / "data", "a.mp4")
+    (folder / "a.json").write_text(json.dumps(facts))
+    _, (row,) = ingest(tmp_path / "run", folder)
+    assert captions_of(row) == captions
+    assert {name: row[name] for name in own} == own
+
+
 def test_images_with_captions_are_clips_and_others_are_none(tmp_path: Path) -> None:
     folder = videos(tmp_path / "data", "a.mp4", "a.jpg", "b.png", "c.webp")
     (folder / "a.txt").write_text("A video\nthat moves\n")
