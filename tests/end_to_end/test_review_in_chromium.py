@@ -259,6 +259,23 @@ def test_decisions_by_key_are_on_the_disk_and_shown_and_undone(browser: Browser,
     assert browser.complaints == []
 
 
+def test_in_a_list_of_undecided_clips_the_decided_one_leaves_and_the_next_takes_its_place(
+    browser: Browser, server: Server
+) -> None:
+    order = names(server)
+    visit(browser, server, {"decided": "none"})
+    for at in range(3):
+        left = len(order) - at - 1
+        press(browser, "k")
+        browser.until(f"document.getElementById('count').textContent.startsWith('{left} of ')")
+        assert selected(browser) == order[at + 1]
+    assert [one.clip_id for one in read_decisions(server.session.run)] == order[:3]
+    press(browser, "u")
+    browser.until(f"document.getElementById('count').textContent.startsWith('{len(order) - 2} of ')")
+    assert selected(browser) == order[2]
+    assert browser.complaints == []
+
+
 @pytest.fixture(scope="module")
 def million(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A run of a million rows without videos; its first caption is hostile."""

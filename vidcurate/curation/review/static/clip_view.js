@@ -1,6 +1,6 @@
 // One clip, large: its video, what every stage says of it, its copies and clips that look like it.
 
-import { attempt, byId, element, get, label, number } from "./dom.js";
+import { attempt, byId, element, get, isCalm, label, number } from "./dom.js";
 import { badges, posterOf, stop, videoOf } from "./card.js";
 import * as query from "./query.js";
 
@@ -75,9 +75,11 @@ export class ClipView {
       };
       const slow = () => { note.hidden = false; note.textContent = "This format is transcoded for the browser; the clip's file stays as it is."; };
       this.video = videoOf(clip, { controls: true, muted: true }, slow, failed);
-      this.video.dataset.playing = "yes";
       stage.append(this.video);
-      this.video.play().catch(() => {});
+      if (!isCalm()) {
+        this.video.dataset.playing = "yes";
+        this.video.play().catch(() => {});
+      }
     } else {
       stage.append(element("p", { class: "soft" }, clip.ingest_problem ? label(clip.ingest_problem) : "no video"));
     }

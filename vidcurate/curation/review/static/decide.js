@@ -2,6 +2,7 @@
 // answered: then it is on the disk.
 
 import { attempt, byId, element, post } from "./dom.js";
+import { query } from "./query.js";
 
 const REASONS = ["text or watermark", "too dark or too bright", "blurred", "does not move", "a cut inside", "caption is wrong", "shaky", "not wanted here"];
 
@@ -54,9 +55,19 @@ export class Decisions {
     this.timer = setTimeout(() => place.classList.remove("shown"), 4000);
   }
 
-  advance() {
-    if (this.view?.isOpen) this.view.step(1);
+  // Go to the next clip. In a list of clips by decision the decided one leaves, and the next takes its place.
+  async advance() {
+    if (query().decided) await this.follow();
+    else if (this.view?.isOpen) this.view.step(1);
     else this.grid.move(1);
+  }
+
+  async follow() {
+    await this.grid.reload();
+    if (!this.view?.isOpen) return;
+    const next = this.grid.current();
+    if (next) this.view.show(next);
+    else this.view.root.close();
   }
 
   async keep() {
@@ -69,6 +80,7 @@ export class Decisions {
     if (!found) return;
     this.apply(found.clip_id, found.decision);
     this.onCounts(found.counts);
+    if (query().decided) await this.follow();
     this.say(`${found.clip_id}: decision ${found.number} is taken back`);
   }
 

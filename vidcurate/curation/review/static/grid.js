@@ -54,11 +54,17 @@ export class Grid {
     this.onTotal(first);
   }
 
-  // Ask again for what is in sight, in place: after a decision of another browser, say.
-  async refresh() {
-    this.pages.clear();
+  // Ask again in place: the list has changed, as a decided clip has left it.
+  async reload() {
+    const page = Math.floor(this.cursor / PAGE);
+    const found = await attempt(() => this.ask(page));
+    if (!found) return;
+    this.pages = new Map([[page, found.rows]]);
+    this.total = found.total;
+    this.cursor = Math.min(this.cursor, Math.max(0, this.total - 1));
     this.clear();
-    this.draw();
+    this.measure();
+    this.onTotal(found);
   }
 
   ask(page) {
@@ -90,7 +96,6 @@ export class Grid {
     this.full = Math.ceil(this.total / columns) * this.rowHeight + GAP;
     this.height = Math.max(Math.min(this.full, MOST_HEIGHT), 1);
     this.spacer.style.height = `${this.height}px`;
-    this.root.setAttribute("aria-setsize", String(this.total));
     for (const card of this.cards.values()) card.remove();
     this.cards.clear();
     if (top) this.jump(Math.floor(top / columns) * this.rowHeight);
@@ -146,6 +151,7 @@ export class Grid {
         card.root.style.height = `${this.rowHeight - GAP}px`;
         card.picture.style.height = `${this.picture}px`;
         card.root.setAttribute("aria-posinset", String(index + 1));
+        card.root.setAttribute("aria-setsize", String(this.total));
         this.cards.set(index, card);
         this.spacer.append(card.root);
       }
